@@ -1,0 +1,1 @@
+"""What a run is: strict JSON, YAML and flags read into frozen dataclasses. No framework."""

@@ -1,0 +1,73 @@
+"""data.json: which images a run learns from, and how they become batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from mindspeed_mm_dit.configs.strict import from_mapping, read_json
+from mindspeed_mm_dit.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class DatasetParam:
+    """Section ``dataset_param``."""
+
+    data_folder: str
+    """Folder of the images; relative paths start at the working directory."""
+    image_size: int
+    """Images are scaled and centre-cropped to this height and width, in pixels."""
+    index: str | None = None
+    """CSV inside ``data_folder`` with columns image_path,label; null: every sub-folder is a class."""
+    source: Literal["digits"] | None = None
+    """Built-in images written to ``data_folder`` if it is not there: "digits" (scikit-learn)."""
+    random_flip: bool = False
+    """Mirror a training image left-right with probability 1/2."""
+    valid_fraction: float = 0.0
+    """Part of the images held out for --eval-interval, chosen from the seed; in [0, 1)."""
+    skip_bad_images: bool = False
+    """Leave out missing or undecodable images, and count them, instead of stopping."""
+    dataset_type: Literal["image_folder"] = "image_folder"
+    """Kind of data set."""
+
+    def __post_init__(self) -> None:
+        if self.image_size < 1:
+            raise ConfigError(f"dataset_param.image_size = {self.image_size}", "must be positive")
+        if not 0.0 <= self.valid_fraction < 1.0:
+            raise ConfigError(f"dataset_param.valid_fraction = {self.valid_fraction}", "must lie in [0, 1)")
+
+
+@dataclass(frozen=True)
+class DataloaderParam:
+    """Section ``dataloader_param``."""
+
+    shuffle: bool = True
+    """Reshuffle every epoch from --seed; false keeps the index order."""
+    prefetch_batches: int = 4
+    """Micro-batches prepared ahead by the workers of --num-workers."""
+
+    def __post_init__(self) -> None:
+        if self.prefetch_batches < 1:
+            raise ConfigError(f"dataloader_param.prefetch_batches = {self.prefetch_batches}", "must be at least 1")
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """All of data.json."""
+
+    dataset_param: DatasetParam
+    """The images."""
+    dataloader_param: DataloaderParam = field(default_factory=DataloaderParam)
+    """How they are read."""
+    note: str = ""
+    """Free text: what the data are."""
+
+
+def load_data_config(path: str | Path) -> DataConfig:
+    """Read data.json; raises ConfigError naming the file, the key and the cure."""
+    content = read_json(path, "--mm-data")
+    for name, cls in (("dataset_param", DatasetParam), ("dataloader_param", DataloaderParam)):
+        if name in content:
+            content[name] = from_mapping(cls, content[name], f"{path}: {name}")
+    return from_mapping(DataConfig, content, str(path))

@@ -1,0 +1,149 @@
+"""fsdp2.yaml: how the model is sharded. MindSpeed-MM's keys, defaults and path grammar.
+
+A path names a module from the composite down (``predictor.final_layer``), with at most one pair of
+braces: ``predictor.blocks.{*}`` is every child, ``predictor.blocks.{0-20,25}`` children 0 to 20 and 25.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import yaml
+
+from mindspeed_mm_dit.configs.strict import from_mapping
+from mindspeed_mm_dit.errors import ConfigError, nearest
+
+Dtype = Literal["bf16", "fp16", "fp32"]
+
+
+@dataclass(frozen=True)
+class Fsdp2Config:
+    """All of fsdp2.yaml."""
+
+    sharding_size: int | Literal["auto"] | None = None
+    """Ranks that share one copy of the weights; null: 1 (every rank holds all), "auto": all ranks."""
+    sub_modules_to_wrap: tuple[str, ...] = ()
+    """Paths of the modules that become FSDP units of their own."""
+    reshard_after_forward: bool | int = True
+    """Free the gathered weights after forward (true), keep them (false), or reshard to N ranks."""
+    param_dtype: Dtype | None = None
+    """Precision of the gathered weights in forward and backward."""
+    reduce_dtype: Dtype | None = None
+    """Precision of the gradient reduction."""
+    output_dtype: Dtype | None = None
+    """Precision of the outputs of the root module."""
+    cast_forward_inputs: bool = True
+    """Cast the inputs of wrapped modules to ``param_dtype``."""
+    offload_to_cpu: bool = False
+    """Keep weights, gradients and optimizer state in CPU memory."""
+    pin_memory: bool = True
+    """Pin that CPU memory; only with ``offload_to_cpu``."""
+    num_to_forward_prefetch: int | None = 0
+    """Units whose weights are gathered ahead in forward."""
+    num_to_backward_prefetch: int | None = 0
+    """Units whose weights are gathered ahead in backward."""
+    ignored_modules: tuple[str, ...] | None = None
+    """Paths of modules left alone: replicated, never sharded."""
+    recompute_modules: tuple[str, ...] | None = None
+    """Paths of modules whose activations are recomputed in backward."""
+    use_reentrant: bool = True
+    """Which of PyTorch's two recompute implementations is used."""
+    align_fsdp_param_groups: bool = False
+    """MindSpeed-MM only: one FSDP unit per Linear."""
+    expert_parallel_size: int | None = 1
+    """MindSpeed-MM only: mixture of experts; a DiT has none, so 1."""
+    reshard_local_experts: bool | int = True
+    """MindSpeed-MM only: mixture of experts."""
+    moe_modules: tuple[str, ...] | None = None
+    """MindSpeed-MM only: mixture of experts."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.sharding_size, int) and self.sharding_size < 1:
+            raise ConfigError(f"sharding_size = {self.sharding_size}", "must be null, 'auto' or a positive number")
+        if self.expert_parallel_size not in (None, 1) or self.moe_modules:
+            raise ConfigError(f"expert_parallel_size = {self.expert_parallel_size}, moe_modules = {self.moe_modules}",
+                              "a DiT has no experts", "drop both keys")  # fmt: skip
+
+    def shard_ranks(self, world_size: int) -> int:
+        """Ranks that share one copy of the weights, checked against ``world_size``."""
+        size = world_size if self.sharding_size == "auto" else self.sharding_size or 1
+        if world_size % size:
+            raise ConfigError(
+                f"fsdp2.yaml: sharding_size = {size}",
+                f"does not divide the ranks: sharding_size({size}) * replicas({world_size // size}) != "
+                f"WORLD_SIZE({world_size})",
+                "use null, 'auto' or a divisor of the number of ranks",
+            )
+        return size
+
+
+def load_fsdp2_config(path: str | Path | None) -> Fsdp2Config:
+    """Read fsdp2.yaml; no path means every default."""
+    if path is None:
+        return Fsdp2Config()
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+    except OSError as error:
+        raise ConfigError(f"--fsdp2-config-path = {path}", f"cannot be read: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--fsdp2-config-path = {path}", f"is not YAML: {error}") from None
+    return from_mapping(Fsdp2Config, content, str(path))
+
+
+def resolve_paths(paths: Iterable[str], module_names: Iterable[str], setting: str) -> list[str]:
+    """Expand the braces of ``paths`` against ``module_names`` (dotted, as named_modules gives them).
+
+    Returns the matching names in order, each once. ``setting`` is the key the paths stand under.
+    Raises ConfigError when a path matches no module.
+    """
+    names = [name for name in module_names if name]
+    found: dict[str, None] = {}
+    for position, path in enumerate(paths):
+        where = f"fsdp2.yaml: {setting}[{position}] = {path!r}"
+        expanded = _expand(path, names, where)
+        missing = [name for name in expanded if name not in names]
+        if missing or not expanded:
+            raise ConfigError(where, "matches no module" if len(expanded) < 2 else f"no module {missing[0]!r}",
+                              _known_modules(missing[0] if missing else path, names))  # fmt: skip
+        found.update(dict.fromkeys(expanded))
+    return list(found)
+
+
+def _expand(path: str, names: list[str], where: str) -> list[str]:
+    match = re.fullmatch(r"([^{}]*)\{([^{}]*)\}([^{}]*)", path)
+    if match is None:
+        if "{" in path or "}" in path:
+            raise ConfigError(where, "at most one pair of braces is understood", "split it into several paths")
+        return [path]
+    prefix, inner, suffix = match.groups()
+    if inner == "*":
+        depth = prefix.count(".")
+        children = [name for name in names if name.startswith(prefix) and name.count(".") == depth]
+        return [child + suffix for child in children]
+    return [f"{prefix}{number}{suffix}" for number in _numbers(inner, where)]
+
+
+def _numbers(inner: str, where: str) -> list[int]:
+    numbers: list[int] = []
+    for part in inner.split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
+        if match is None:
+            raise ConfigError(where, f"{part!r} is neither a number nor a range such as 0-20")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise ConfigError(where, f"the range {part!r} runs backwards")
+        numbers.extend(range(first, last + 1))
+    return numbers
+
+
+def _known_modules(path: str, names: list[str]) -> str:
+    parent = path.rpartition(".")[0]
+    while parent and parent not in names:
+        parent = parent.rpartition(".")[0]
+    prefix = f"{parent}." if parent else ""
+    children = [n[len(prefix) :] for n in names if n.startswith(prefix) and "." not in n[len(prefix) :]]
+    return f"{nearest(path, names)}Modules of {parent or 'the model'!r} are: {', '.join(children)}"

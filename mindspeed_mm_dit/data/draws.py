@@ -1,0 +1,58 @@
+"""All that is random about a training sample, as a pure function of (seed, position of the sample in the run).
+
+Position p is the p-th sample the run consumes, over all ranks. Each kind of draw has a stream of its own
+in NumPy's counter-based Philox generator: the key is (seed, stream), the counter starts at the position. So
+neither the number of ranks, the micro-batch size, a resume nor the framework changes what is drawn, and
+a new kind of draw disturbs no other.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+
+
+class Stream(IntEnum):
+    """What is drawn. The numbers are part of the meaning of a seed: never reuse one."""
+
+    ORDER = 1
+    TIMESTEP = 2
+    NOISE = 3
+    LABEL_DROP = 4
+    FLIP = 5
+    POSTERIOR = 6
+    VALID_SPLIT = 7
+    SAMPLE_START = 8
+    SAMPLE_NOISE = 9
+
+
+VALIDATION_POSITIONS = 1 << 62
+"""Validation samples sit at positions from here on, so they never share a draw with training."""
+
+
+def generator(seed: int, stream: Stream, position: int, block: int = 0) -> np.random.Generator:
+    """Return the generator of one stream at one position; ``block`` separates several draws there."""
+    return np.random.Generator(np.random.Philox(key=[seed, stream], counter=[0, block, position, 0]))
+
+
+def timesteps(seed: int, positions: np.ndarray, num_train_timesteps: int) -> np.ndarray:
+    """Timesteps, uniform in 0 ... T-1, (B,) int64."""
+    return np.array(
+        [generator(seed, Stream.TIMESTEP, p).integers(num_train_timesteps) for p in positions.tolist()], np.int64
+    )
+
+
+def normals(seed: int, stream: Stream, positions: np.ndarray, shape: tuple[int, ...], block: int = 0) -> np.ndarray:
+    """Standard normal noise, (B, *shape) float32."""
+    out = np.empty((len(positions), *shape), np.float32)
+    for row, position in zip(out, positions.tolist()):
+        generator(seed, stream, position, block).standard_normal(dtype=np.float32, out=row)
+    return out
+
+
+def coins(seed: int, stream: Stream, positions: np.ndarray, probability: float) -> np.ndarray:
+    """True with ``probability``, (B,) bool."""
+    if probability == 0:
+        return np.zeros(len(positions), bool)
+    return np.array([generator(seed, stream, p).random() < probability for p in positions.tolist()])

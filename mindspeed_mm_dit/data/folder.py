@@ -1,0 +1,127 @@
+"""The index of an image folder: which files there are, and the class of each."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from mindspeed_mm_dit.configs.data import DatasetParam
+from mindspeed_mm_dit.data.builtin import BUILTIN_SOURCES
+from mindspeed_mm_dit.data.draws import Stream, generator
+from mindspeed_mm_dit.errors import DataError
+
+IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm"}
+
+
+@dataclass(frozen=True)
+class ImageIndex:
+    """Image files and their classes, in a fixed order."""
+
+    paths: tuple[str, ...]
+    """Files of the images."""
+    labels: np.ndarray
+    """(len(paths),) int64."""
+    skipped: int = 0
+    """Images left out because they could not be read."""
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def subset(self, rows: np.ndarray) -> ImageIndex:
+        """Return the images at ``rows``."""
+        return ImageIndex(tuple(self.paths[row] for row in rows.tolist()), self.labels[rows], self.skipped)
+
+
+def open_index(param: DatasetParam, num_classes: int) -> ImageIndex:
+    """List the images of ``param`` and check that each is there, can be opened, and has a label in range.
+
+    Raises:
+        DataError: naming the first bad image and how many there are (``skip_bad_images`` leaves them out).
+    """
+    folder = Path(param.data_folder)
+    if param.source is not None and not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        BUILTIN_SOURCES[param.source](folder)
+    if not folder.is_dir():
+        raise DataError(f"dataset_param.data_folder = {folder}", "is not a folder", "correct the path in data.json")
+    rows = _rows_of_csv(folder / param.index) if param.index else _rows_of_folders(folder)
+    if not rows:
+        raise DataError(f"dataset_param.data_folder = {folder}", "holds no images",
+                        "put one folder of images per class there, or name an index with image_path,label")  # fmt: skip
+    _check_labels(rows, num_classes, folder)
+    good, problems = [], []
+    for path, label in rows:
+        problem = _problem_of(folder / path)
+        if problem is None:
+            good.append((str(folder / path), label))
+        else:
+            problems.append(f"{folder / path} {problem}")
+    if problems and not (param.skip_bad_images and good):
+        raise DataError(problems[0], f"{len(problems)} of {len(rows)} images cannot be used",
+                        "repair or remove them, or set dataset_param.skip_bad_images to true")  # fmt: skip
+    return ImageIndex(tuple(p for p, _ in good), np.array([label for _, label in good], np.int64), len(problems))
+
+
+def split_index(index: ImageIndex, valid_fraction: float, seed: int) -> tuple[ImageIndex, ImageIndex]:
+    """Split into (training, validation); the choice depends on the seed alone."""
+    shuffled = generator(seed, Stream.VALID_SPLIT, 0).permutation(len(index))
+    held_out = round(len(index) * valid_fraction)
+    return index.subset(np.sort(shuffled[held_out:])), index.subset(np.sort(shuffled[:held_out]))
+
+
+def _rows_of_folders(folder: Path) -> list[tuple[str, int]]:
+    """Every sub-folder is a class, numbered in the order of their names."""
+    classes = sorted(path for path in folder.iterdir() if path.is_dir())
+    return [
+        (str(image.relative_to(folder)), label)
+        for label, directory in enumerate(classes)
+        for image in sorted(directory.rglob("*"))
+        if image.suffix.lower() in IMAGE_SUFFIXES
+    ]
+
+
+def _rows_of_csv(path: Path) -> list[tuple[str, int]]:
+    """Read image_path,label; labels that are not numbers are class names, numbered in sorted order."""
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            if not {"image_path", "label"} <= set(reader.fieldnames or ()):
+                raise DataError(str(path), f"has the columns {reader.fieldnames}",
+                                "its first line must name image_path,label")  # fmt: skip
+            rows = [(row["image_path"], row["label"]) for row in reader]
+    except OSError as error:
+        raise DataError(f"dataset_param.index = {path}", f"cannot be read: {error.strerror}") from None
+    return list(zip((image for image, _ in rows), _numbered([label for _, label in rows])))
+
+
+def _numbered(labels: Iterable[str]) -> list[int]:
+    labels = [label.strip() for label in labels]
+    if all(label.lstrip("-").isdigit() for label in labels):
+        return [int(label) for label in labels]
+    numbers = {name: number for number, name in enumerate(sorted(set(labels)))}
+    return [numbers[label] for label in labels]
+
+
+def _check_labels(rows: list[tuple[str, int]], num_classes: int, folder: Path) -> None:
+    for path, label in rows:
+        if not 0 <= label < num_classes:
+            raise DataError(f"{folder / path}: label {label}",
+                            f"is outside 0 ... {num_classes - 1} (predictor.num_classes = {num_classes})",
+                            "correct the label, or num_classes in model.json")  # fmt: skip
+
+
+def _problem_of(path: Path) -> str | None:
+    """Return why ``path`` is no usable image, or None; reads the header only."""
+    try:
+        with Image.open(path) as image:
+            image.size  # noqa: B018  (parsed on access by some formats)
+    except FileNotFoundError:
+        return "is listed but missing"
+    except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
+        return f"cannot be opened as an image: {error}"
+    return None

@@ -1,0 +1,39 @@
+"""Batches prepared ahead of the training step by threads.
+
+Threads suffice: decoding, resizing and drawing noise leave Python's interpreter lock alone, and nothing has
+to be copied between processes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+
+from mindspeed_mm_dit.data.dataset import Batch, TrainingSamples
+
+
+def load_batches(
+    samples: TrainingSamples, positions: Iterable[np.ndarray], num_workers: int, prefetch_batches: int
+) -> Iterator[Batch]:
+    """Yield ``samples.batch(p)`` for each p of ``positions``, in order.
+
+    ``num_workers`` threads keep up to ``prefetch_batches`` batches ready; with 0 workers each batch is made
+    when it is asked for. An error in a worker is raised here, at its batch.
+    """
+    if num_workers == 0:
+        yield from map(samples.batch, positions)
+        return
+    pool = ThreadPoolExecutor(num_workers, thread_name_prefix="batch")
+    ready: deque[Future[Batch]] = deque()
+    try:
+        for own in positions:
+            ready.append(pool.submit(samples.batch, own))
+            if len(ready) > prefetch_batches:
+                yield ready.popleft().result()
+        while ready:
+            yield ready.popleft().result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,44 @@
+"""Which image stands at which position of a run, and which positions a rank's micro-batch covers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+import numpy as np
+
+from mindspeed_mm_dit.data.draws import Stream, generator
+
+
+class SampleOrder:
+    """Endless order of ``num_images`` images, reshuffled each epoch from the seed.
+
+    Position p belongs to epoch p // num_images; each epoch holds every image exactly once, whatever the
+    batch size.
+    """
+
+    def __init__(self, num_images: int, seed: int, shuffle: bool = True) -> None:
+        self.num_images, self.seed, self.shuffle = num_images, seed, shuffle
+        self._epoch = lru_cache(maxsize=2)(self._permutation)
+
+    def _permutation(self, epoch: int) -> np.ndarray:
+        if not self.shuffle:
+            return np.arange(self.num_images)
+        return generator(self.seed, Stream.ORDER, epoch).permutation(self.num_images)
+
+    def images(self, positions: np.ndarray) -> np.ndarray:
+        """Return the image at each position, (B,) int64."""
+        epochs, offsets = np.divmod(positions, self.num_images)
+        return np.array([self._epoch(e)[o] for e, o in zip(epochs.tolist(), offsets.tolist())], np.int64)
+
+
+def micro_batches(start: int, micro_batch_size: int, rank: int, world_size: int) -> Iterator[np.ndarray]:
+    """Yield the positions of one rank's micro-batches from position ``start`` on, each (micro_batch_size,) int64.
+
+    In every round the ranks take consecutive slices, so any rank count and micro-batch size cut a
+    global batch into the same samples.
+    """
+    own = np.arange(micro_batch_size, dtype=np.int64) + start + rank * micro_batch_size
+    while True:
+        yield own
+        own = own + micro_batch_size * world_size

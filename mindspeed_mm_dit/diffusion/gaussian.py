@@ -1,0 +1,186 @@
+"""The Gaussian diffusion process: noising, reading a network's output, the training loss."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mindspeed_mm_dit.diffusion.schedule import Schedule
+from mindspeed_mm_dit.framework import ops
+
+if TYPE_CHECKING:
+    from mindspeed_mm_dit.configs.model import GaussianDiffusionConfig
+
+Tensor = Any  # a tensor of the active framework
+
+
+class Prediction(NamedTuple):
+    """What a network's output says about p(x_{t-1} | x_t); each (B, C, H, W)."""
+
+    mean: Tensor
+    """Mean of x_{t-1}."""
+    log_variance: Tensor
+    """Logarithm of its variance."""
+    x_start: Tensor
+    """The clean latents x_0 it stands for."""
+
+
+class Losses(NamedTuple):
+    """Training losses; each (B,) float32."""
+
+    loss: Tensor
+    """What is minimised: mse + vb."""
+    mse: Tensor
+    """Mean squared error of the predicted quantity."""
+    vb: Tensor | None
+    """Term of the variational bound, bits per dimension; None with a fixed variance."""
+
+
+class GaussianDiffusion:
+    """A schedule, what the network predicts, and how its variance is set (Ho et al. 2020; Nichol & Dhariwal 2021).
+
+    Timesteps ``t`` are indices into the schedule's S steps, (B,) int. All arithmetic is float32.
+    """
+
+    def __init__(self, schedule: Schedule, prediction_type: str, variance_type: str) -> None:
+        self.schedule = schedule
+        self.prediction_type = prediction_type
+        self.variance_type = variance_type
+        self._tables: dict[str, Tensor] = {}
+
+    @classmethod
+    def from_config(cls, config: GaussianDiffusionConfig) -> GaussianDiffusion:
+        """Build the process that model.json describes."""
+        schedule = Schedule.create(config.noise_schedule, config.num_train_timesteps)
+        return cls(schedule, config.prediction_type, config.variance_type)
+
+    def respaced(self, steps: Any) -> GaussianDiffusion:
+        """Return the same process over the timesteps ``steps`` only."""
+        return GaussianDiffusion(self.schedule.respaced(steps), self.prediction_type, self.variance_type)
+
+    def at(self, name: str, t: Tensor) -> Tensor:
+        """Look up the schedule's table ``name`` at ``t`` -> (B, 1, 1, 1) float32."""
+        if name not in self._tables:
+            self._tables[name] = ops.tensor(getattr(self.schedule, name).astype("float32"))
+        return ops.reshape(ops.take(self._tables[name], t), (-1, 1, 1, 1))
+
+    def q_sample(self, x_start: Tensor, t: Tensor, noise: Tensor) -> Tensor:
+        """Noise clean latents to step ``t`` (Ho et al. 2020, eq. 4).
+
+        x_start, noise: (B, C, H, W) float32, unit-variance latents. Returns x_t, (B, C, H, W).
+        """
+        return self.at("sqrt_alphas_cumprod", t) * x_start + self.at("sqrt_one_minus_alphas_cumprod", t) * noise
+
+    def velocity(self, x_start: Tensor, t: Tensor, noise: Tensor) -> Tensor:
+        """v = sqrt(alpha-bar) noise - sqrt(1 - alpha-bar) x_0 (Salimans & Ho 2022, appendix D)."""
+        return self.at("sqrt_alphas_cumprod", t) * noise - self.at("sqrt_one_minus_alphas_cumprod", t) * x_start
+
+    def x_start_from_epsilon(self, x_t: Tensor, t: Tensor, epsilon: Tensor) -> Tensor:
+        """Solve eq. 4 of Ho et al. 2020 for x_0."""
+        return self.at("sqrt_recip_alphas_cumprod", t) * x_t - self.at("sqrt_recipm1_alphas_cumprod", t) * epsilon
+
+    def epsilon_from_x_start(self, x_t: Tensor, t: Tensor, x_start: Tensor) -> Tensor:
+        """Solve eq. 4 of Ho et al. 2020 for the noise."""
+        return (self.at("sqrt_recip_alphas_cumprod", t) * x_t - x_start) / self.at("sqrt_recipm1_alphas_cumprod", t)
+
+    def posterior_mean(self, x_start: Tensor, x_t: Tensor, t: Tensor) -> Tensor:
+        """Mean of q(x_{t-1} | x_t, x_0) (Ho et al. 2020, eq. 7)."""
+        return self.at("posterior_mean_coef1", t) * x_start + self.at("posterior_mean_coef2", t) * x_t
+
+    def split_output(self, output: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Split a network's output into the predicted quantity and, if learned, the variance fraction."""
+        if self.variance_type != "learned_range":
+            return output, None
+        prediction, fraction = ops.chunk(output, 2, 1)
+        return prediction, fraction
+
+    def predict(self, output: Tensor, x_t: Tensor, t: Tensor, clip: float | None = None) -> Prediction:
+        """Read a network's output at x_t.
+
+        output: (B, C or 2C, H, W) float32; ``clip``: bound on |x_0|, None for none (as published).
+        """
+        prediction, fraction = self.split_output(output)
+        x_start = self._x_start(prediction, x_t, t)
+        if clip is not None:
+            x_start = ops.clamp(x_start, -clip, clip)
+        return Prediction(self.posterior_mean(x_start, x_t, t), self._log_variance(fraction, x_t, t), x_start)
+
+    def _x_start(self, prediction: Tensor, x_t: Tensor, t: Tensor) -> Tensor:
+        if self.prediction_type == "sample":
+            return prediction
+        if self.prediction_type == "epsilon":
+            return self.x_start_from_epsilon(x_t, t, prediction)
+        return self.at("sqrt_alphas_cumprod", t) * x_t - self.at("sqrt_one_minus_alphas_cumprod", t) * prediction
+
+    def _log_variance(self, fraction: Tensor | None, x_t: Tensor, t: Tensor) -> Tensor:
+        """Interpolate between the two bounds on the log variance (Nichol & Dhariwal 2021, eq. 15)."""
+        if fraction is None:
+            fixed = "posterior_log_variance_clipped" if self.variance_type == "fixed_small" else "fixed_large_log_variance"
+            return self.at(fixed, t) + 0.0 * x_t
+        weight = (fraction + 1) / 2
+        return weight * self.at("log_betas", t) + (1 - weight) * self.at("posterior_log_variance_clipped", t)
+
+    def training_losses(self, output: Tensor, x_start: Tensor, x_t: Tensor, t: Tensor, noise: Tensor) -> Losses:
+        """Loss of each sample: the simple loss and, with a learned variance, the variational bound.
+
+        Ho et al. 2020, eq. 14, plus Nichol & Dhariwal 2021, eq. 16 with the weight of the published DiT
+        (their L_hybrid for the full chain: no rescaling); the bound does not train the mean.
+        output: (B, C or 2C, H, W) float32, the network at (x_t, t).
+        """
+        prediction, fraction = self.split_output(output)
+        if self.prediction_type == "epsilon":
+            target = noise
+        elif self.prediction_type == "sample":
+            target = x_start
+        else:
+            target = self.velocity(x_start, t, noise)
+        error = target - prediction
+        mse = ops.mean_per_sample(error * error)
+        if fraction is None:
+            return Losses(mse, mse, None)
+        frozen_mean = ops.cat([ops.stop_gradient(prediction), fraction], 1)
+        vb = self.variational_bound(frozen_mean, x_start, x_t, t)
+        return Losses(mse + vb, mse, vb)
+
+    def variational_bound(self, output: Tensor, x_start: Tensor, x_t: Tensor, t: Tensor) -> Tensor:
+        """One term of the variational bound, (B,) bits per dimension (Ho et al. 2020, eqs. 5 and 13)."""
+        predicted = self.predict(output, x_t, t)
+        true_mean = self.posterior_mean(x_start, x_t, t)
+        true_log_variance = self.at("posterior_log_variance_clipped", t)
+        divergence = gaussian_kl(true_mean, true_log_variance, predicted.mean, predicted.log_variance)
+        likelihood = discretized_gaussian_log_likelihood(x_start, predicted.mean, 0.5 * predicted.log_variance)
+        bits = 1 / math.log(2.0)
+        return ops.where(
+            t == 0, -bits * ops.mean_per_sample(likelihood), bits * ops.mean_per_sample(divergence)
+        )
+
+
+def gaussian_kl(mean1: Tensor, log_variance1: Tensor, mean2: Tensor, log_variance2: Tensor) -> Tensor:
+    """KL divergence of two diagonal Gaussians, elementwise, in nats."""
+    difference = mean1 - mean2
+    return 0.5 * (
+        log_variance2
+        - log_variance1
+        - 1.0
+        + ops.exp(log_variance1 - log_variance2)
+        + difference * difference * ops.exp(-log_variance2)
+    )
+
+
+def discretized_gaussian_log_likelihood(x: Tensor, mean: Tensor, log_scale: Tensor) -> Tensor:
+    """Log-likelihood of 8-bit values x in [-1, 1] under a Gaussian cut into 256 bins (Ho et al. 2020, eq. 13).
+
+    Elementwise, in nats; the two outer bins reach to infinity.
+    """
+    centered, inverse_scale = x - mean, ops.exp(-log_scale)
+    above = _standard_normal_cdf(inverse_scale * (centered + 1.0 / 255.0))
+    below = _standard_normal_cdf(inverse_scale * (centered - 1.0 / 255.0))
+    log_above = ops.log(ops.clamp(above, 1e-12, None))
+    log_rest = ops.log(ops.clamp(1.0 - below, 1e-12, None))
+    log_between = ops.log(ops.clamp(above - below, 1e-12, None))
+    return ops.where(x < -0.999, log_above, ops.where(x > 0.999, log_rest, log_between))
+
+
+def _standard_normal_cdf(x: Tensor) -> Tensor:
+    """The tanh approximation of the normal distribution function (Page 1977)."""
+    return 0.5 * (1.0 + ops.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x)))

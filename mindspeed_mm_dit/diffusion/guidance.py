@@ -1,0 +1,69 @@
+"""Classifier-free guidance (Ho & Salimans 2022): one network, asked with and without the label."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.framework import ops
+
+Tensor = Any
+Network = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(x_t (B, C, H, W), training timestep (B,), labels (B,)) -> output (B, C or 2C, H, W)."""
+
+GuidedChannels = Literal["3", "all"]
+
+
+@dataclass(frozen=True)
+class Guidance:
+    """How strongly, on which channels and when the label steers the prediction.
+
+    Raises ConfigError for an interval that is empty.
+    """
+
+    scale: float = 1.0
+    """1: no guidance. The guided prediction is unlabelled + scale * (labelled - unlabelled)."""
+    channels: GuidedChannels = "all"
+    """Channels of the prediction that are guided: the first "3" as in the published DiT, or "all"."""
+    interval: tuple[float, float] = (0.0, 1.0)
+    """Part of the chain that is guided, as t / T from ``low`` to ``high`` (Kynkaanniemi et al. 2024)."""
+
+    def __post_init__(self) -> None:
+        low, high = self.interval
+        if not 0.0 <= low <= high <= 1.0:
+            raise ConfigError(f"--cfg-interval = {low},{high}", "must satisfy 0 <= low <= high <= 1")
+
+    def applies_at(self, timestep: int, num_train_timesteps: int) -> bool:
+        """Return whether the prediction at ``timestep`` (of training) is guided."""
+        low, high = self.interval
+        return self.scale != 1.0 and low <= timestep / max(num_train_timesteps - 1, 1) <= high
+
+    def combine(self, labelled: Tensor, unlabelled: Tensor, prediction_channels: int) -> Tensor:
+        """Guide the first ``channels`` of ``labelled`` (B, C or 2C, H, W); the rest keeps the labelled values.
+
+        ``prediction_channels``: C, the channels that are prediction and not variance.
+        """
+        guided = prediction_channels if self.channels == "all" else min(3, prediction_channels)
+        with_label, without = labelled[:, :guided], unlabelled[:, :guided]
+        return ops.cat([without + self.scale * (with_label - without), labelled[:, guided:]], 1)
+
+
+def guided_network(
+    network: Network, labels: Tensor, null_labels: Tensor, guidance: Guidance, num_train_timesteps: int
+) -> Callable[[Tensor, Tensor, int], Tensor]:
+    """Return predict(x_t, t, timestep): the guided output for ``labels``, both questions in one batch.
+
+    labels, null_labels: (B,) int. ``t`` is (B,) and filled with the number ``timestep``.
+    """
+    both = ops.cat([labels, null_labels], 0)
+
+    def predict(x_t: Tensor, t: Tensor, timestep: int) -> Tensor:
+        if not guidance.applies_at(timestep, num_train_timesteps):
+            return network(x_t, t, labels)
+        output = network(ops.cat([x_t, x_t], 0), ops.cat([t, t], 0), both)
+        labelled, unlabelled = ops.chunk(output, 2, 0)
+        return guidance.combine(labelled, unlabelled, x_t.shape[1])
+
+    return predict

@@ -1,0 +1,76 @@
+"""From noise to latents: DDPM (Ho et al. 2020) and DDIM (Song et al. 2021), as generators of states.
+
+To add a sampler, write a function of the same form and register it in ``SAMPLERS``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mindspeed_mm_dit.diffusion.gaussian import GaussianDiffusion
+from mindspeed_mm_dit.errors import ConfigError, nearest
+from mindspeed_mm_dit.framework import ops
+
+Tensor = Any
+Predict = Callable[[Tensor, Tensor, int], Tensor]
+"""(x_t (B, C, H, W), training timestep (B,), the same as a number) -> output (B, C or 2C, H, W) float32."""
+NoiseAt = Callable[[int], Tensor]
+"""Step of the chain, counted from the start of sampling -> (B, C, H, W) standard normal."""
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """A way to walk down the chain."""
+
+    run: Callable[..., Iterator[Tensor]]
+    """(diffusion, predict, x_T, noise_at, clip=) -> iterator over the states; the last is x_0."""
+    spacing: str
+    """How a shorter chain picks its timesteps: see ``respaced_steps``."""
+
+
+def ddpm(
+    diffusion: GaussianDiffusion, predict: Predict, x: Tensor, noise_at: NoiseAt, clip: float | None = None
+) -> Iterator[Tensor]:
+    """Ancestral sampling (Ho et al. 2020, algorithm 2), with the network's own variance if it is learned."""
+    for step, index in enumerate(reversed(range(len(diffusion.schedule)))):
+        t, output = _ask(diffusion, predict, x, index)
+        predicted = diffusion.predict(output, x, t, clip)
+        x = predicted.mean
+        if index > 0:
+            x = x + ops.exp(0.5 * predicted.log_variance) * noise_at(step)
+        yield x
+
+
+def ddim(
+    diffusion: GaussianDiffusion, predict: Predict, x: Tensor, noise_at: NoiseAt, clip: float | None = None
+) -> Iterator[Tensor]:
+    """Deterministic sampling (Song et al. 2021, eq. 12 with sigma = 0); ``noise_at`` is not asked."""
+    for index in reversed(range(len(diffusion.schedule))):
+        t, output = _ask(diffusion, predict, x, index)
+        x_start = diffusion.predict(output, x, t, clip).x_start
+        epsilon = diffusion.epsilon_from_x_start(x, t, x_start)
+        signal = diffusion.at("alphas_cumprod_prev", t)
+        x = x_start * signal**0.5 + (1 - signal) ** 0.5 * epsilon
+        yield x
+
+
+def _ask(diffusion: GaussianDiffusion, predict: Predict, x: Tensor, index: int) -> tuple[Tensor, Tensor]:
+    """Return (chain index, network output) for a whole batch at one step of the chain."""
+    timestep = int(diffusion.schedule.timestep_map[index])
+    t_index, t_network = (ops.tensor(np.full(x.shape[0], value, np.int64)) for value in (index, timestep))
+    return t_index, ops.to_float32(predict(x, t_network, timestep))
+
+
+SAMPLERS: dict[str, Sampler] = {"ddpm": Sampler(ddpm, "even"), "ddim": Sampler(ddim, "ddim")}
+
+
+def find_sampler(name: str) -> Sampler:
+    """Return the sampler registered as ``name``."""
+    if name not in SAMPLERS:
+        raise ConfigError(f"--sampler = {name!r}", "unknown sampler",
+                          f"{nearest(name, SAMPLERS)}Known here: {', '.join(SAMPLERS)}")  # fmt: skip
+    return SAMPLERS[name]

@@ -1,0 +1,61 @@
+"""How a framework does it: the one seam between this project and PyTorch or MindSpore.
+
+Networks, diffusion maths and samplers are written once against three names of this room::
+
+    from mindspeed_mm_dit.framework import nn, ops, runtime
+
+``nn`` holds layers, ``ops`` functions of tensors, ``runtime`` devices, ranks and randomness-free
+tensor transport. ``activate`` chooses whose they are, once, before any of them is used; without a
+call the first use activates PyTorch. ``contract`` lists what each of them must offer.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from mindspeed_mm_dit.errors import PlatformError
+
+if TYPE_CHECKING:
+    from mindspeed_mm_dit.framework.pytorch import nn, ops, runtime
+
+__all__ = ["FRAMEWORKS", "activate", "active", "nn", "ops", "runtime"]
+
+FRAMEWORKS = ("pytorch", "mindspore")
+
+_active: str | None = None
+
+
+def activate(name: str) -> None:
+    """Choose the framework ("pytorch" or "mindspore"), once in the life of a process.
+
+    Raises:
+        PlatformError: the framework is not installed, or another one is active already.
+    """
+    global _active
+    if _active is not None and _active != name:
+        raise PlatformError(f"--ai-framework = {name}", f"{_active} is already active in this process",
+                            "use one process per framework")  # fmt: skip
+    if name not in FRAMEWORKS:
+        raise PlatformError(f"--ai-framework = {name}", f"must be one of {', '.join(FRAMEWORKS)}")
+    try:
+        importlib.import_module(f"{__name__}.{name}")
+    except ModuleNotFoundError as error:
+        raise PlatformError(f"--ai-framework = {name}", f"cannot be used here: {error}",
+                            "install the framework into this Python environment (see README)") from error  # fmt: skip
+    _active = name
+
+
+def active() -> str:
+    """Return the name of the active framework."""
+    if _active is None:
+        activate("pytorch")
+    assert _active is not None
+    return _active
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in ("nn", "ops", "runtime"):
+        return importlib.import_module(f"{__name__}.{active()}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,55 @@
+"""What ``nn``, ``ops`` and ``runtime`` must offer, whatever the framework; a test checks each of them.
+
+Semantics are PyTorch's. Tensors keep the dtype of their inputs; comparisons give booleans.
+"""
+
+NN = {
+    "Module": "base class; forward(), add by attribute, state-dict keys are dotted attribute names",
+    "ModuleList": "list of modules, keys 0, 1, ...",
+    "Sequential": "modules called in turn, keys 0, 1, ...",
+    "Linear": "(in, out, bias=True); weight (out, in), bias (out,)",
+    "Conv2d": "(in, out, kernel_size, stride=1, padding=0); weight (out, in, k, k), bias (out,)",
+    "Embedding": "(rows, width); weight (rows, width)",
+    "LayerNorm": "(width, eps=, elementwise_affine=False): over the last axis",
+    "SiLU": "x * sigmoid(x)",
+    "GELU": "(approximate='tanh')",
+    "frozen_parameter": "(float32 array) -> a parameter that is saved and never trained",
+    "set_constant": "(module, name, array): a tensor of the module that is neither saved nor trained",
+}
+
+OPS = {
+    "cat": "(tensors, dim)",
+    "chunk": "(x, parts, dim) -> tuple",
+    "reshape": "(x, shape)",
+    "permute": "(x, axes)",
+    "exp": "(x)",
+    "log": "(x)",
+    "tanh": "(x)",
+    "sin": "(x)",
+    "cos": "(x)",
+    "clamp": "(x, min, max); either may be None",
+    "where": "(condition, x, y); x and y tensors",
+    "mean_per_sample": "(x): mean over every axis but the first -> (B,)",
+    "take": "(table, index): rows of a 1-D table",
+    "attention": "(q, k, v), each (B, heads, N, d) -> softmax(q k^T / sqrt(d)) v",
+    "stop_gradient": "(x)",
+    "to_float32": "(x)",
+    "cast_like": "(x, y): x in the dtype of y",
+    "tensor": "(array): on the runtime's device",
+    "numpy": "(x) -> array, float32 for low-precision floats",
+    "no_grad": "() -> context in which no gradient is recorded",
+}
+
+RUNTIME = {
+    "initialize": "(backend | None, micro, global batch): join the process group, choose the device",
+    "shutdown": "(): leave the process group",
+    "device_name": "() -> words for the log",
+    "rank": "() -> rank of this process",
+    "world_size": "() -> number of processes",
+    "to_device": "(batch of arrays) -> batch of tensors",
+    "mean_over_ranks": "(list of scalar tensors) -> list of scalar tensors",
+    "any_rank": "(bool) -> bool: true if it is true on any rank",
+    "barrier": "(): wait for every rank",
+    "load_arrays": "(module, {name: array}): write values into the parameters of a module",
+    "versions": "() -> {package: version}",
+}

@@ -1,0 +1,22 @@
+"""Layers: PyTorch's own, so that torch.compile, FSDP2 and hooks see ordinary modules."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch.nn import GELU, Conv2d, Embedding, LayerNorm, Linear, Module, ModuleList, Sequential, SiLU
+
+__all__ = [
+    "GELU", "Conv2d", "Embedding", "LayerNorm", "Linear", "Module", "ModuleList", "Sequential", "SiLU",
+    "frozen_parameter", "set_constant",
+]  # fmt: skip
+
+
+def frozen_parameter(array: np.ndarray) -> torch.nn.Parameter:
+    """Return a parameter that is saved with the model and never trained."""
+    return torch.nn.Parameter(torch.tensor(array), requires_grad=False)
+
+
+def set_constant(module: Module, name: str, array: np.ndarray) -> None:
+    """Give ``module`` a tensor that moves with it and is neither saved nor trained."""
+    module.register_buffer(name, torch.tensor(array), persistent=False)

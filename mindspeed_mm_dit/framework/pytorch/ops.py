@@ -1,0 +1,65 @@
+"""Functions of tensors: PyTorch's own under the names of the contract."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import (
+    Tensor,
+    cat,
+    chunk,
+    clamp,
+    cos,
+    exp,
+    log,
+    no_grad,
+    permute,
+    reshape,
+    sin,
+    tanh,
+    where,
+)
+from torch.nn.functional import scaled_dot_product_attention as attention
+
+from mindspeed_mm_dit.framework.pytorch import runtime
+
+__all__ = [
+    "attention", "cast_like", "cat", "chunk", "clamp", "cos", "exp", "log", "mean_per_sample", "no_grad", "numpy",
+    "permute", "reshape", "sin", "stop_gradient", "take", "tanh", "tensor", "to_float32", "where",
+]  # fmt: skip
+
+
+def mean_per_sample(x: Tensor) -> Tensor:
+    """Mean over every axis but the first: (B, ...) -> (B,)."""
+    return x.flatten(1).mean(1)
+
+
+def take(table: Tensor, index: Tensor) -> Tensor:
+    """Rows ``index`` of the 1-D ``table``."""
+    return table[index]
+
+
+def stop_gradient(x: Tensor) -> Tensor:
+    """The same values, through which no gradient flows."""
+    return x.detach()
+
+
+def to_float32(x: Tensor) -> Tensor:
+    """``x`` in float32."""
+    return x.float()
+
+
+def cast_like(x: Tensor, y: Tensor) -> Tensor:
+    """``x`` in the dtype of ``y``."""
+    return x.to(y.dtype)
+
+
+def tensor(array: np.ndarray) -> Tensor:
+    """``array`` as a tensor on the runtime's device."""
+    return torch.as_tensor(array, device=runtime.device())
+
+
+def numpy(x: Tensor) -> np.ndarray:
+    """``x`` as an array on the host; low-precision floats come as float32."""
+    x = x.detach().cpu()
+    return (x.float() if x.is_floating_point() and x.dtype.itemsize < 4 else x).numpy()

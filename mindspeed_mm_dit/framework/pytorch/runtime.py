@@ -1,0 +1,160 @@
+"""Device, ranks and the transport of tensors between them, on CPU (gloo), CUDA (nccl) and NPU (hccl)."""
+
+from __future__ import annotations
+
+import os
+import platform
+import warnings
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from mindspeed_mm_dit.errors import PlatformError
+
+_BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
+_flags_group: dist.ProcessGroup | None = None
+
+
+def device_type() -> str:
+    """Return "cuda", "npu" or "cpu": the best device of this machine."""
+    if torch.cuda.is_available():
+        return "cuda"
+    npu = getattr(torch, "npu", None)  # there once torch_npu is imported
+    return "npu" if npu is not None and npu.is_available() else "cpu"
+
+
+def device() -> torch.device:
+    """Return the device of this process: accelerator LOCAL_RANK, or the CPU."""
+    kind = device_type()
+    return torch.device("cpu") if kind == "cpu" else torch.device(kind, int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def check_backend(backend: str | None) -> str:
+    """Return the backend to use; raises PlatformError if ``backend`` cannot work on this machine."""
+    kind = device_type()
+    if backend is None:
+        return _BACKENDS[kind]
+    wanted = {"gloo": "cpu", "nccl": "cuda", "hccl": "npu"}[backend]
+    if backend != "gloo" and wanted != kind:
+        raise PlatformError(
+            f"--distributed-backend = {backend}",
+            f"needs a {wanted.upper()} device; this PyTorch ({torch.__version__}) sees none",
+            "leave the flag out, or use gloo on a CPU",
+        )
+    return backend
+
+
+def initialize(backend: str | None, micro_batch_size: int, global_batch_size: int) -> None:
+    """Join the process group torchrun describes (a group of one without it) and choose the device."""
+    global _flags_group
+    backend = check_backend(backend)
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"), ("MASTER_ADDR", "127.0.0.1")):
+        os.environ.setdefault(name, value)
+    if "MASTER_PORT" not in os.environ:
+        os.environ["MASTER_PORT"] = "0"
+    if device_type() != "cpu":
+        torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+    if not dist.is_initialized():
+        # A CPU backend stays at hand for asynchronous checkpoints and for flags, whatever the device.
+        dist.init_process_group(backend if backend == "gloo" else f"cpu:gloo,{device_type()}:{backend}")
+    parallel_state, microbatches = _megatron()
+    if not parallel_state.model_parallel_is_initialized():
+        parallel_state.initialize_model_parallel()
+        microbatches.init_num_microbatches_calculator(
+            rank(), None, global_batch_size, micro_batch_size, parallel_state.get_data_parallel_world_size()
+        )
+    _flags_group = dist.new_group(backend="gloo")
+
+
+def _megatron():  # type: ignore[no-untyped-def]
+    """Import megatron-core, which warns at length about accelerator packages that are not needed here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from megatron.core import num_microbatches_calculator, parallel_state
+    return parallel_state, num_microbatches_calculator
+
+
+def shutdown() -> None:
+    """Leave the process group."""
+    if dist.is_initialized():
+        parallel_state, microbatches = _megatron()
+        parallel_state.destroy_model_parallel()
+        microbatches.destroy_num_microbatches_calculator()
+        dist.destroy_process_group()
+
+
+def data_parallel_group() -> dist.ProcessGroup:
+    """Return the group of ranks that train copies or shards of one model: all of them."""
+    return _megatron()[0].get_data_parallel_group()
+
+
+def num_microbatches() -> int:
+    """Return how many micro-batches make one optimizer step on this rank (Megatron's calculator)."""
+    return int(_megatron()[1].get_num_microbatches())
+
+
+def rank() -> int:
+    """Return the rank of this process."""
+    return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
+
+
+def world_size() -> int:
+    """Return the number of processes."""
+    return dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def device_name() -> str:
+    """Return words for the log: what this process computes on."""
+    kind = device_type()
+    if kind == "cpu":
+        return f"CPU ({platform.processor() or platform.machine()}, {torch.get_num_threads()} threads)"
+    return str(getattr(torch, kind).get_device_name())
+
+
+def to_device(batch: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    """Move a batch of arrays to the device; the copy overlaps with computation on accelerators."""
+    target = device()
+    tensors = {name: torch.from_numpy(array) for name, array in batch.items()}
+    if target.type == "cpu":
+        return tensors
+    return {name: x.pin_memory().to(target, non_blocking=True) for name, x in tensors.items()}
+
+
+def mean_over_ranks(values: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Average scalar tensors over all ranks, without waiting for the device."""
+    stacked = torch.stack([value.detach().float().reshape(()) for value in values])
+    if world_size() > 1:
+        dist.all_reduce(stacked, group=data_parallel_group())
+        stacked /= world_size()
+    return list(stacked.unbind())
+
+
+def any_rank(flag: bool) -> bool:
+    """Return whether ``flag`` is true on any rank; on CPU, so the device is not waited for."""
+    if world_size() == 1:
+        return flag
+    value = torch.tensor(int(flag))
+    dist.all_reduce(value, dist.ReduceOp.MAX, group=_flags_group)
+    return bool(value.item())
+
+
+def barrier() -> None:
+    """Wait until every rank is here."""
+    if world_size() > 1:
+        dist.barrier(group=_flags_group)
+
+
+def load_arrays(module: torch.nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write ``arrays`` into the parameters of ``module``; every name must be there, in its shape."""
+    parameters = dict(module.named_parameters())
+    with torch.no_grad():
+        for name, array in arrays.items():
+            assert parameters[name].shape == array.shape, (name, parameters[name].shape, array.shape)
+            parameters[name].copy_(torch.as_tensor(array))
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that decide what this framework computes."""
+    return {"torch": torch.__version__, "numpy": np.__version__}

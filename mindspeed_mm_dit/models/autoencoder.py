@@ -1,0 +1,45 @@
+"""Autoencoders between images and latents; they are frozen, and never part of a checkpoint."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from mindspeed_mm_dit.framework import active
+
+if TYPE_CHECKING:
+    from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, PixelConfig
+
+Tensor = Any
+
+
+class Autoencoder(Protocol):
+    """What the composite and the samplers ask of an autoencoder."""
+
+    def encode(self, images: Tensor, posterior_noise: Tensor | None) -> Tensor:
+        """Images (B, 3 or 1, H, W) in [-1, 1] -> scaled latents (B, C, h, w)."""
+
+    def decode(self, scaled_latents: Tensor) -> Tensor:
+        """Scaled latents (B, C, h, w) -> images (B, 3 or 1, H, W), about in [-1, 1]."""
+
+
+class PixelAutoencoder:
+    """No autoencoder: the images are the latents."""
+
+    def __init__(self, config: PixelConfig) -> None:
+        self.config = config
+
+    def encode(self, images: Tensor, posterior_noise: Tensor | None = None) -> Tensor:
+        """Return ``images``."""
+        return images
+
+    def decode(self, scaled_latents: Tensor) -> Tensor:
+        """Return ``scaled_latents``."""
+        return scaled_latents
+
+
+def load_autoencoder_kl(config: AutoencoderKLConfig) -> Autoencoder:
+    """Load the autoencoder of latent diffusion (Rombach et al. 2022) for the active framework."""
+    assert active() == "pytorch", "the MindSpore autoencoder is not written yet"
+    from mindspeed_mm_dit.models.autoencoder_kl_pytorch import AutoencoderKL
+
+    return AutoencoderKL(config)

@@ -1,0 +1,72 @@
+"""AutoencoderKL on PyTorch: diffusers' module, frozen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from mindspeed_mm_dit.errors import CheckpointError
+from mindspeed_mm_dit.framework.pytorch import runtime
+
+if TYPE_CHECKING:
+    from diffusers import AutoencoderKL as DiffusersAutoencoderKL
+
+    from mindspeed_mm_dit.configs.model import AutoencoderKLConfig
+
+
+class AutoencoderKL:
+    """Encodes images to scaled latents and back; holds its module outside the composite's parameters."""
+
+    def __init__(self, config: AutoencoderKLConfig) -> None:
+        self.config = config
+        self._dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[config.dtype]
+        module = _load(config).to(runtime.device(), self._dtype, memory_format=torch.channels_last)
+        self.module = module.eval().requires_grad_(False)
+
+    @torch.no_grad()
+    def encode(self, images: Tensor, posterior_noise: Tensor | None) -> Tensor:
+        """Images (B, 3, H, W) in [-1, 1] -> scaled latents (B, C, h, w).
+
+        With ``posterior_noise`` (B, C, h, w) a draw from the posterior, without it its mean.
+        """
+        posterior = self.module.encode(images.to(self._dtype, memory_format=torch.channels_last)).latent_dist
+        latents = posterior.mean.float()
+        if posterior_noise is not None:
+            latents = latents + posterior.std.float() * posterior_noise
+        return (latents * self.config.scaling_factor).contiguous()
+
+    @torch.no_grad()
+    def decode(self, scaled_latents: Tensor) -> Tensor:
+        """Scaled latents (B, C, h, w) -> images (B, 3, H, W), about in [-1, 1]."""
+        latents = (scaled_latents / self.config.scaling_factor).to(self._dtype)
+        return self.module.decode(latents).sample.float()
+
+
+def _load(config: AutoencoderKLConfig) -> DiffusersAutoencoderKL:
+    from diffusers import AutoencoderKL as DiffusersAutoencoderKL
+
+    path = Path(config.from_pretrained)
+    if not path.exists():
+        raise CheckpointError(
+            f"ae.from_pretrained = {path}", "no such file or folder; nothing is downloaded",
+            "put a diffusers AutoencoderKL there, e.g. stabilityai/sd-vae-ft-ema, or correct the path",
+        )  # fmt: skip
+    try:
+        if path.is_dir():
+            module = DiffusersAutoencoderKL.from_pretrained(path, local_files_only=True)
+        else:
+            module = DiffusersAutoencoderKL.from_single_file(str(path), config=str(path.parent), local_files_only=True)
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise CheckpointError(f"ae.from_pretrained = {path}", f"diffusers cannot load it: {error}") from error
+    found = (module.config.latent_channels, 2 ** (len(module.config.block_out_channels) - 1))
+    if found != (config.latent_channels, config.downsample_factor):
+        raise CheckpointError(
+            f"ae.from_pretrained = {path}",
+            f"has (latent_channels, downsample_factor) = {found}, model.json says "
+            f"{(config.latent_channels, config.downsample_factor)}",
+            "correct model.json",
+        )
+    return module

@@ -1,0 +1,49 @@
+"""The composite that trains: autoencoder, diffusion and predictor; a batch in, the loss of each sample out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mindspeed_mm_dit.configs.model import ModelConfig
+from mindspeed_mm_dit.framework import nn, ops
+from mindspeed_mm_dit.models.registry import AE_MODEL_MAPPINGS, DIFFUSION_MODEL_MAPPINGS, PREDICTOR_MODEL_MAPPINGS
+
+Tensor = Any
+
+
+class DiTModel(nn.Module):
+    """Holds ae, diffusion and predictor, as MindSpeed-MM's SoRAModel does.
+
+    Only the predictor has weights that are trained and saved. Nothing here is random: timestep, noise,
+    dropped labels and posterior noise come with the batch.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.ae = AE_MODEL_MAPPINGS[config.ae.model_id](config.ae)
+        self.diffusion = DIFFUSION_MODEL_MAPPINGS[config.diffusion.model_id](config.diffusion)
+        self.predictor = PREDICTOR_MODEL_MAPPINGS[config.predictor.model_id](config.predictor)
+
+    def forward(
+        self,
+        pixels: Tensor,
+        labels: Tensor,
+        timesteps: Tensor,
+        noise: Tensor,
+        posterior_noise: Tensor | None = None,
+    ) -> Tensor:
+        """Return the training loss of each sample, (B,) float32.
+
+        pixels: (B, 3 or 1, H, W) uint8; labels, timesteps: (B,) int64;
+        noise, posterior_noise: (B, C, h, w) float32 standard normal.
+        """
+        latents = self.encode(pixels, posterior_noise)  # (B, C, h, w)
+        noised = self.diffusion.q_sample(latents, timesteps, noise)  # (B, C, h, w)
+        output = ops.to_float32(self.predictor(noised, timesteps, labels))  # (B, C or 2C, h, w)
+        return self.diffusion.training_losses(output, latents, noised, timesteps, noise).loss  # (B,)
+
+    def encode(self, pixels: Tensor, posterior_noise: Tensor | None) -> Tensor:
+        """Turn pixels (B, 3 or 1, H, W) uint8 into scaled latents (B, C, h, w) float32, without a gradient."""
+        with ops.no_grad():
+            images = ops.to_float32(pixels) / 127.5 - 1.0  # (B, 3 or 1, H, W) in [-1, 1]
+            return ops.to_float32(self.ae.encode(images, posterior_noise))

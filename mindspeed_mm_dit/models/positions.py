@@ -1,0 +1,30 @@
+"""Sinusoidal codes of positions and timesteps, in NumPy. No framework."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+
+def sincos_positions_2d(width: int, grid_size: int) -> np.ndarray:
+    """Return the frozen position code of DiT, (grid_size**2, width) float32.
+
+    The first half of a row codes the column, the second half the row (Peebles & Xie 2023, after MAE);
+    each half is sin then cos of position * 10000**(-i / (width / 4)).
+    """
+    frequencies = 1.0 / 10000 ** (np.arange(width // 4, dtype=np.float64) / (width / 4))
+    rows, columns = np.divmod(np.arange(grid_size * grid_size), grid_size)
+    angles = [np.outer(position, frequencies) for position in (columns, rows)]
+    return np.concatenate([f(angle) for angle in angles for f in (np.sin, np.cos)], axis=1).astype(np.float32)
+
+
+def timestep_frequencies(width: int, max_period: float = 10000.0) -> np.ndarray:
+    """Return the angular frequencies of the timestep code, (width / 2,) float32, from 1 down to 1 / max_period.
+
+    The exponent is rounded to float32 before exp, as in the published model; a timestep of 999 would
+    show the difference.
+    """
+    half = width // 2
+    exponent = np.float32(-math.log(max_period)) * np.arange(half, dtype=np.float32) / np.float32(half)
+    return np.exp(exponent.astype(np.float64)).astype(np.float32)

@@ -1,0 +1,38 @@
+"""The three tables a model.json chooses from by ``model_id``, under the names MindSpeed-MM gives them.
+
+An entry builds its object from the frozen dataclass of its section. To add a predictor: write its
+config class and its module, then ``register(PREDICTOR_MODEL_MAPPINGS, PREDICTOR_CONFIGS, ...)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mindspeed_mm_dit.configs.model import AE_CONFIGS, DIFFUSION_CONFIGS, PREDICTOR_CONFIGS
+from mindspeed_mm_dit.diffusion.gaussian import GaussianDiffusion
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.models.autoencoder import PixelAutoencoder, load_autoencoder_kl
+from mindspeed_mm_dit.models.dit import DiT
+
+Builder = Callable[[Any], Any]
+
+PREDICTOR_MODEL_MAPPINGS: dict[str, Builder] = {"dit": DiT}
+DIFFUSION_MODEL_MAPPINGS: dict[str, Builder] = {"gaussian_diffusion": GaussianDiffusion.from_config}
+AE_MODEL_MAPPINGS: dict[str, Builder] = {"pixel": PixelAutoencoder, "autoencoder_kl": load_autoencoder_kl}
+
+
+def register(mappings: dict[str, Builder], configs: dict[str, type], model_id: str, config: type, build: Builder) -> None:
+    """Add ``model_id`` to a table and its config class to the matching table of configs.
+
+    Raises ConfigError when another entry holds that name.
+    """
+    if mappings.get(model_id, build) is not build:
+        raise ConfigError(f"model_id = {model_id!r}", "is registered already", "choose another name")
+    mappings[model_id], configs[model_id] = build, config
+
+
+__all__ = [
+    "AE_CONFIGS", "AE_MODEL_MAPPINGS", "DIFFUSION_CONFIGS", "DIFFUSION_MODEL_MAPPINGS", "PREDICTOR_CONFIGS",
+    "PREDICTOR_MODEL_MAPPINGS", "register",
+]  # fmt: skip
