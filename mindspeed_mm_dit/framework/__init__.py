@@ -1,11 +1,11 @@
 """How a framework does it: the one seam between this project and PyTorch or MindSpore.
 
-Networks, diffusion maths and samplers are written once against three names of this room::
+Networks, diffusion maths and samplers are written once against the names of this room::
 
-    from mindspeed_mm_dit.framework import nn, ops, runtime
+    from mindspeed_mm_dit.framework import nn, ops, optim, runtime
 
-``nn`` holds layers, ``ops`` functions of tensors, ``runtime`` devices, ranks and randomness-free
-tensor transport. ``activate`` chooses whose they are, once, before any of them is used; without a
+``nn`` holds layers, ``ops`` functions of tensors, ``runtime`` devices, ranks and the transport
+of tensors, ``optim`` gradients and AdamW. ``activate`` chooses whose they are, once, before any of them is used; without a
 call the first use activates PyTorch. ``contract`` lists what each of them must offer.
 """
 
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 from mindspeed_mm_dit.errors import PlatformError
 
 if TYPE_CHECKING:
-    from mindspeed_mm_dit.framework.pytorch import nn, ops, runtime
+    from mindspeed_mm_dit.framework.pytorch import nn, ops, optim, runtime
 
-__all__ = ["FRAMEWORKS", "activate", "active", "nn", "ops", "runtime"]
+__all__ = ["FRAMEWORKS", "activate", "active", "nn", "ops", "optim", "runtime"]
 
 FRAMEWORKS = ("pytorch", "mindspore")
 
@@ -56,6 +56,6 @@ def active() -> str:
 
 
 def __getattr__(name: str) -> ModuleType:
-    if name in ("nn", "ops", "runtime"):
+    if name in ("nn", "ops", "optim", "runtime"):
         return importlib.import_module(f"{__name__}.{active()}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

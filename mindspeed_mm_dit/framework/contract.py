@@ -1,4 +1,4 @@
-"""What ``nn``, ``ops`` and ``runtime`` must offer, whatever the framework; a test checks each of them.
+"""What ``nn``, ``ops``, ``runtime`` and ``optim`` must offer, whatever the framework; a test checks each of them.
 
 Semantics are PyTorch's. Tensors keep the dtype of their inputs; comparisons give booleans.
 """
@@ -51,5 +51,12 @@ RUNTIME = {
     "any_rank": "(bool) -> bool: true if it is true on any rank",
     "barrier": "(): wait for every rank",
     "load_arrays": "(module, {name: array}): write values into the parameters of a module",
+    "shapes": "(module) -> {name: shape} of its parameters",
+    "for_inference": "(module) -> the module on the device, for prediction only",
     "versions": "() -> {package: version}",
+}
+
+OPTIM = {
+    "gradients": "(module, losses) -> (losses (B,), {name: gradient of their mean}); losses: () -> tensor",
+    "adamw_step": "(module, losses, lr): one AdamW step on their mean, betas 0.9 and 0.999, eps 1e-8, no decay",
 }

@@ -155,6 +155,16 @@ def load_arrays(module: torch.nn.Module, arrays: Mapping[str, np.ndarray]) -> No
             parameters[name].copy_(torch.as_tensor(array))
 
 
+def shapes(module: torch.nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return name -> shape of every parameter of a module."""
+    return {name: tuple(p.shape) for name, p in module.named_parameters()}
+
+
+def for_inference(model: torch.nn.Module) -> torch.nn.Module:
+    """Move a model to the device, for prediction only."""
+    return model.to(device()).eval().requires_grad_(False)
+
+
 def versions() -> dict[str, str]:
     """Return the versions that decide what this framework computes."""
     return {"torch": torch.__version__, "numpy": np.__version__}

@@ -1,0 +1,118 @@
+"""A folder of checkpoints, of which every one under its final name is complete. No framework.
+
+    iter_0000500/                         complete: renamed into place after the last byte was written
+    .iter_0000600.partial/                being written, or left by a crash; never read
+    latest_checkpointed_iteration.txt     Megatron's tracker; moves after the rename
+
+What stands inside a checkpoint is its backend's business, except ``run.json``, the facts of the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mindspeed_mm_dit.errors import CheckpointError
+
+TRACKER = "latest_checkpointed_iteration.txt"
+RUN_FACTS = "run.json"
+_NAME = re.compile(r"iter_(\d{7,})")
+
+
+class CheckpointStore:
+    """Names, order and life cycle of the checkpoints under ``root``."""
+
+    def __init__(self, root: str | Path, keep_last: int = 2) -> None:
+        self.root, self.keep_last = Path(root), keep_last
+
+    def path(self, iteration: int) -> Path:
+        """Return where the complete checkpoint of ``iteration`` stands."""
+        return self.root / f"iter_{iteration:07d}"
+
+    def begin(self, iteration: int) -> Path:
+        """Return an empty folder to write ``iteration`` into; called on one rank."""
+        aside = self.partial_path(iteration)
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        return aside
+
+    def partial_path(self, iteration: int) -> Path:
+        """Return where ``iteration`` is being written."""
+        return self.root / f".iter_{iteration:07d}.partial"
+
+    def commit(self, iteration: int, facts: dict[str, Any]) -> Path:
+        """Make the checkpoint that :meth:`begin` started visible, move the tracker, drop the oldest."""
+        aside, final = self.partial_path(iteration), self.path(iteration)
+        _write_durably(aside / RUN_FACTS, json.dumps(facts, indent=1) + "\n")
+        if final.exists():  # written before, by a run that was then resumed from further back
+            shutil.rmtree(final)
+        os.rename(aside, final)
+        _write_durably(self.root / TRACKER, f"{iteration}")
+        for old in self.iterations()[: -self.keep_last]:
+            shutil.rmtree(self.path(old), ignore_errors=True)
+        return final
+
+    def iterations(self) -> list[int]:
+        """Return the iterations that have a checkpoint, ascending."""
+        if not self.root.is_dir():
+            return []
+        matches = (_NAME.fullmatch(path.name) for path in self.root.iterdir())
+        return sorted(int(match[1]) for match in matches if match)
+
+    def latest(self, problem_of: Callable[[Path], str | None]) -> tuple[int | None, list[str]]:
+        """Find the checkpoint to resume from.
+
+        Args:
+            problem_of: returns why a checkpoint cannot be read, or None.
+
+        Returns:
+            Its iteration (None: there is none) and a line for each newer one that had to be passed over.
+
+        Raises:
+            CheckpointError: there are checkpoints and none can be read; starting anew would hide the loss.
+        """
+        passed: list[str] = []
+        for iteration in reversed(self.iterations()):
+            problem = problem_of(self.path(iteration))
+            if problem is None:
+                return iteration, passed
+            passed.append(f"{self.path(iteration)} is damaged ({problem}); falling back to the one before")
+        if passed:
+            raise CheckpointError(f"--load = {self.root}", f"no checkpoint there can be read: {passed[0]}",
+                                  "restore one from a copy, or choose another --load to start anew")  # fmt: skip
+        return None, passed
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    """Return the facts of the run that wrote the checkpoint ``path``; empty if another program wrote it."""
+    try:
+        facts = json.loads((path / RUN_FACTS).read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
+def find_checkpoint(path: str | Path) -> Path:
+    """Return the newest checkpoint in the folder ``path``, or ``path`` itself if it is one."""
+    path = Path(path)
+    store = CheckpointStore(path)
+    if store.iterations():
+        return store.path(store.iterations()[-1])
+    if not path.exists():
+        raise CheckpointError(f"--checkpoint = {path}", "there is no such file or folder")
+    return path
+
+
+def _write_durably(path: Path, text: str) -> None:
+    """Replace ``path`` by ``text`` in one step that survives a crash."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(aside, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(aside, path)

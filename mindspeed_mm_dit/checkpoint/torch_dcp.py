@@ -1,0 +1,144 @@
+"""Checkpoints as PyTorch distributed checkpoints (DCP): sharded, asynchronous, readable on any rank count.
+
+A state is a nested dict of tensors with string keys; DCP flattens it to names such as
+``model.blocks.0.attn.qkv.weight``.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from mindspeed_mm_dit.checkpoint.weights import check_names
+from mindspeed_mm_dit.errors import CheckpointError
+
+State = dict[str, Any]
+
+
+class Writer:
+    """Writes one checkpoint at a time, by default in the background, on a CPU process group of its own."""
+
+    def __init__(self, in_background: bool) -> None:
+        self._in_background = in_background
+        self._group = dist.new_group(backend="gloo")
+        self._pending: Future[Any] | None = None
+        self._problem: BaseException | None = None
+
+    def write(self, state: State, path: Path, when_complete: Callable[[], None]) -> None:
+        """Write ``state`` to the folder ``path``; then, on rank 0, call ``when_complete``.
+
+        The tensors may change as soon as this returns. An error shows in :meth:`wait`.
+        """
+        self.wait()
+        if not self._in_background:
+            self._finish(lambda: dcp.save(state, checkpoint_id=path, process_group=self._group), when_complete)
+            return
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            pending = dcp.async_save(_snapshot(state), checkpoint_id=path, process_group=self._group)
+        assert isinstance(pending, Future)
+        self._pending = Future()
+        done = self._pending
+
+        def finish(written: Future[Any]) -> None:
+            self._finish(written.result, when_complete)
+            done.set_result(None)
+
+        pending.add_done_callback(finish)
+
+    def _finish(self, outcome: Callable[[], Any], when_complete: Callable[[], None]) -> None:
+        try:
+            outcome()
+            if dist.get_rank() == 0:
+                when_complete()
+        except BaseException as error:  # noqa: BLE001  (kept for the training thread)
+            self._problem = error
+
+    def wait(self) -> None:
+        """Wait for the checkpoint being written.
+
+        Raises:
+            CheckpointError: it could not be written; the checkpoints before it are untouched.
+        """
+        if self._pending is not None:
+            self._pending.result()
+            self._pending = None
+        if self._problem is not None:
+            problem, self._problem = self._problem, None
+            raise CheckpointError("--save", f"the last checkpoint could not be written: {_root_cause(problem)}",
+                                  "free space on the disk; the checkpoint before it is still good") from problem  # fmt: skip
+
+
+def _snapshot(state: State) -> State:
+    """Copy tensors that live in CPU memory, which DCP's staging would hand on as they are."""
+    return {
+        key: _snapshot(value) if isinstance(value, dict) else value.clone() if value.device.type == "cpu" else value
+        for key, value in state.items()
+    }
+
+
+def _root_cause(error: BaseException) -> str:
+    failures = getattr(error, "failures", None)  # DCP's CheckpointException keeps one per rank
+    if failures:
+        error = next(iter(failures.values()))[0]
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def read(state: State, path: Path, partial: bool = False) -> None:
+    """Fill the tensors of ``state`` in place from the checkpoint ``path``, whatever ranks wrote it.
+
+    ``partial``: names that the checkpoint lacks keep their values.
+    """
+    no_dist = not (dist.is_available() and dist.is_initialized())
+    planner = DefaultLoadPlanner(allow_partial_load=partial)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.load(state, checkpoint_id=path, planner=planner, no_dist=no_dist)
+
+
+def shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Return name -> shape of every tensor in the checkpoint ``path``."""
+    entries = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+    return {name: tuple(entry.size) for name, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
+
+
+def read_tree(path: Path, prefix: str) -> dict[str, torch.Tensor]:
+    """Read every tensor whose name starts with ``prefix`` + "." into CPU memory, by the rest of its name."""
+    entries = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+    wanted = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in entries.items()
+        if name.startswith(f"{prefix}.") and isinstance(entry, TensorStorageMetadata)
+    }
+    read(wanted, path)
+    return {name[len(prefix) + 1 :]: value for name, value in wanted.items()}
+
+
+def problem_of(path: Path) -> str | None:
+    """Return why the checkpoint ``path`` is incomplete, or None: every byte its index names must be there."""
+    try:
+        metadata = dcp.FileSystemReader(path).read_metadata()
+    except Exception as error:  # noqa: BLE001  (a damaged pickle raises anything)
+        return f".metadata cannot be read: {type(error).__name__}"
+    for entry in (metadata.storage_data or {}).values():
+        file = path / entry.relative_path
+        if not file.is_file():
+            return f"{file.name} is missing"
+        if file.stat().st_size < entry.offset + entry.length:
+            return f"{file.name} is cut short"
+    return None
+
+
+def check_architecture(path: Path, wanted: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise CheckpointError, naming the tensors, unless ``path`` holds exactly ``wanted`` under "model."."""
+    found = {name[6:]: shape for name, shape in shapes(path).items() if name.startswith("model.")}
+    check_names(wanted, found, f"--load = {path}")

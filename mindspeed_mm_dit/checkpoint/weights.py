@@ -1,0 +1,98 @@
+"""The weights of a predictor out of a checkpoint of any known format, as arrays by their published names."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mindspeed_mm_dit.errors import CheckpointError
+
+Arrays = dict[str, np.ndarray]
+
+
+def read_weights(path: str | Path, use_ema: bool = True) -> Arrays:
+    """Return the predictor's weights in the checkpoint ``path``, float32 where they were of lower precision.
+
+    path: a DCP folder (``iter_0001000``), a ``.pt`` as facebookresearch/DiT writes or publishes it, or a
+    ``.safetensors``. ``use_ema`` prefers the moving average where the file holds both.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return _read_dcp(path, use_ema)
+    if path.suffix == ".safetensors":
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
+
+        try:
+            return load_file(path)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(str(path), f"cannot be read: {error}") from None
+    if path.suffix in (".pt", ".pth", ".bin"):
+        return choose_tree(_read_torch(path), use_ema, path)
+    raise CheckpointError(str(path), f"has the unknown ending {path.suffix!r}",
+                          "give a DCP folder, a .pt or a .safetensors file")  # fmt: skip
+
+
+def choose_tree(content: Mapping[str, Any], use_ema: bool, path: Path) -> Arrays:
+    """Pick the weights out of a training checkpoint {"model", "ema", "opt", "args"} or a bare state dict."""
+    for key in ("ema", "model") if use_ema else ("model", "ema"):
+        if isinstance(content.get(key), Mapping):
+            return dict(content[key])
+    if content and all(isinstance(value, np.ndarray) for value in content.values()):
+        return dict(content)
+    raise CheckpointError(str(path), f"holds no weights; its keys are: {', '.join(map(str, list(content)[:8]))}")
+
+
+def _read_dcp(path: Path, use_ema: bool) -> Arrays:
+    from mindspeed_mm_dit.checkpoint import torch_dcp
+
+    problem = torch_dcp.problem_of(path)
+    if problem is not None:
+        raise CheckpointError(str(path), f"is damaged: {problem}")
+    names = {name.split(".")[0] for name in torch_dcp.shapes(path)}
+    prefix = "ema" if use_ema and "ema" in names else "model"
+    return {name: _array(value) for name, value in torch_dcp.read_tree(path, prefix).items()}
+
+
+def _read_torch(path: Path) -> dict[str, Any]:
+    """Read a torch.save file; only tensors, plain containers and argparse.Namespace are unpickled."""
+    import torch
+
+    try:
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # noqa: BLE001  (a damaged file raises anything)
+        reason = str(error).splitlines()[0]
+        raise CheckpointError(str(path), f"cannot be read as tensors: {reason}") from None
+    return {key: _arrays(value) for key, value in content.items()}
+
+
+def _arrays(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _arrays(item) for key, item in value.items()}
+    return _array(value) if hasattr(value, "numpy") else value
+
+
+def _array(tensor: Any) -> np.ndarray:
+    """A torch tensor as an array; low-precision floats become float32."""
+    low = tensor.is_floating_point() and tensor.dtype.itemsize < 4
+    return (tensor.float() if low else tensor).numpy(force=True)
+
+
+def check_names(wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]], what: str) -> None:
+    """Raise CheckpointError, naming the tensors, unless ``found`` has exactly the names and shapes of ``wanted``."""
+    problems = [f"{name} is missing" for name in wanted if name not in found]
+    problems += [f"{name} is not in this model" for name in found if name not in wanted]
+    problems += [
+        f"{name} is {tuple(found[name])}, this model has {tuple(shape)}"
+        for name, shape in wanted.items()
+        if name in found and tuple(found[name]) != tuple(shape)
+    ]
+    if problems:
+        shown = "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
+        raise CheckpointError(what, f"belongs to another architecture: {shown}",
+                              "use the model.json that this checkpoint was trained with")  # fmt: skip

@@ -1,0 +1,1 @@
+"""How good a model is: against reference values, and by its samples."""

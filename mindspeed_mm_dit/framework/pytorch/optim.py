@@ -1,0 +1,37 @@
+"""AdamW and gradients, as training and the parity check both use them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+
+def adamw(module: nn.Module, betas: tuple[float, float], eps: float, weight_decay: float) -> torch.optim.AdamW:
+    """Return AdamW (Loshchilov & Hutter 2019) over the trained parameters; vectors and biases do not decay."""
+    trained = [p for p in module.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=eps, fused=True)
+
+
+def gradients(module: nn.Module, losses: Callable[[], Tensor]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Return the losses (B,) and the gradient of their mean by parameter name."""
+    module.zero_grad()
+    values = losses()
+    values.mean().backward()
+    found = {name: p.grad.numpy(force=True) for name, p in module.named_parameters() if p.grad is not None}
+    return values.numpy(force=True), found
+
+
+def adamw_step(module: nn.Module, losses: Callable[[], Tensor], lr: float) -> None:
+    """Take one AdamW step (betas 0.9 and 0.999, eps 1e-8, no decay) on the mean of the losses."""
+    optimizer = adamw(module, (0.9, 0.999), 1e-8, 0.0)
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    gradients(module, losses)
+    optimizer.step()

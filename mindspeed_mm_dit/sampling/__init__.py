@@ -1,0 +1,1 @@
+"""From a trained model and a list of labels to images."""

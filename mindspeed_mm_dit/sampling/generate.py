@@ -1,0 +1,106 @@
+"""Draw images for labels. The noise of an image depends on (seed, its number) alone, not on the batch size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mindspeed_mm_dit.configs.model import ModelConfig
+from mindspeed_mm_dit.data.draws import Stream, normals
+from mindspeed_mm_dit.diffusion.guidance import Guidance, guided_network
+from mindspeed_mm_dit.diffusion.samplers import find_sampler
+from mindspeed_mm_dit.diffusion.schedule import respaced_steps
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.framework import ops
+
+
+@dataclass(frozen=True)
+class SampleSettings:
+    """How images are drawn."""
+
+    sampler: str = "ddpm"
+    """A key of SAMPLERS."""
+    steps: int = 250
+    """Steps of the chain."""
+    guidance: Guidance = field(default_factory=Guidance)
+    """Classifier-free guidance."""
+    seed: int = 0
+    """Decides all noise."""
+    batch_size: int = 64
+    """Images drawn together; changes memory and speed, not the images (up to rounding)."""
+    clip: float | None = None
+    """Bound on the predicted clean latents; None as published. 1 suits pixel models."""
+
+
+def generate(
+    model: Any,
+    config: ModelConfig,
+    labels: np.ndarray,
+    settings: SampleSettings,
+    on_step: Callable[[int], None] = lambda images: None,
+) -> np.ndarray:
+    """Draw one image per label.
+
+    Args:
+        model: the composite (ae, diffusion, predictor).
+        labels: (N,) int64 in [0, num_classes).
+        on_step: called after every sampling step with the number of images it worked on.
+
+    Returns:
+        Images, (N, H, W, 3 or 1) uint8.
+    """
+    check_labels(labels, config)
+    if settings.guidance.scale != 1.0 and config.predictor.class_dropout_prob == 0:
+        raise ConfigError(f"--cfg-scale = {settings.guidance.scale}",
+                          "this model was trained without dropped labels: it has no null class",
+                          "use --cfg-scale 1")  # fmt: skip
+    batches = np.array_split(np.arange(len(labels)), max(1, -(-len(labels) // settings.batch_size)))
+    with ops.no_grad():
+        return np.concatenate([_generate_batch(model, config, labels, n, settings, on_step) for n in batches])
+
+
+def check_labels(labels: np.ndarray, config: ModelConfig) -> None:
+    """Raise ConfigError for a label that is no class of the model."""
+    classes = config.predictor.num_classes
+    for label in labels.tolist():
+        if not 0 <= label < classes:
+            raise ConfigError(f"--classes: {label}", f"is outside 0 ... {classes - 1} (predictor.num_classes = {classes})")
+
+
+def _generate_batch(
+    model: Any,
+    config: ModelConfig,
+    labels: np.ndarray,
+    numbers: np.ndarray,
+    settings: SampleSettings,
+    on_step: Callable[[int], None],
+) -> np.ndarray:
+    for latents in _states(model, config, labels[numbers], numbers, settings):
+        on_step(len(numbers))
+    return to_pixels(ops.numpy(model.ae.decode(latents)))
+
+
+def _states(
+    model: Any, config: ModelConfig, labels: np.ndarray, numbers: np.ndarray, settings: SampleSettings
+) -> Iterator[Any]:
+    """Walk down the chain for the images ``numbers``; the last state is their scaled latents."""
+    total = config.diffusion.num_train_timesteps
+    sampler = find_sampler(settings.sampler)
+    diffusion = model.diffusion.respaced(respaced_steps(total, settings.steps, sampler.spacing))
+    null = np.full_like(labels, config.predictor.null_label)
+    predict = guided_network(model.predictor, ops.tensor(labels), ops.tensor(null), settings.guidance, total)
+    shape = config.latent_shape
+    start = ops.tensor(normals(settings.seed, Stream.SAMPLE_START, numbers, shape))
+
+    def noise_at(step: int) -> Any:
+        return ops.tensor(normals(settings.seed, Stream.SAMPLE_NOISE, numbers, shape, block=step))
+
+    return sampler.run(diffusion, predict, start, noise_at, clip=settings.clip)
+
+
+def to_pixels(images: np.ndarray) -> np.ndarray:
+    """Images (N, C, H, W) float in [-1, 1] -> pixels (N, H, W, C) uint8."""
+    return np.clip(images * 127.5 + 128.0, 0, 255).astype(np.uint8).transpose(0, 2, 3, 1)

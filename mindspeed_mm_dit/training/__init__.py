@@ -1,0 +1,1 @@
+"""The run: host, train step, sharding, moving average, learning rate, log."""

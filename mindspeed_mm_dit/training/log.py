@@ -1,0 +1,116 @@
+"""What a run says while it trains: MindSpeed-MM's log line, a progress bar, TensorBoard."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tqdm import tqdm
+
+if TYPE_CHECKING:
+    from tensorboardX import SummaryWriter
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One log interval, as it is printed."""
+
+    iteration: int
+    train_iters: int
+    consumed_samples: int
+    ms_per_iteration: float
+    learning_rate: float
+    global_batch_size: int
+    loss: float
+    """Mean over the interval."""
+    grad_norm: float
+    """Of the interval's last step."""
+    nan_iterations: int
+
+    @property
+    def images_per_second(self) -> float:
+        """Training images per second, over all ranks."""
+        return self.global_batch_size * 1000 / self.ms_per_iteration
+
+
+def format_line(record: StepRecord, now: datetime) -> str:
+    """Return the log line of Megatron and MindSpeed-MM, to the letter.
+
+    The loss scale is 1 without fp16, nothing is ever skipped, and zeros are counted by a flag of
+    Megatron's that defaults to off; the fields stay for the programs that parse the line.
+    """
+    return (
+        f" [{now:%Y-%m-%d %H:%M:%S}] iteration {record.iteration:8d}/{record.train_iters:8d} |"
+        f" consumed samples: {record.consumed_samples:12d} |"
+        f" elapsed time per iteration (ms): {record.ms_per_iteration:.1f} |"
+        f" learning rate: {record.learning_rate:.6E} |"
+        f" global batch size: {record.global_batch_size:5d} |"
+        f" loss: {record.loss:.6E} |"
+        f" loss scale: 1.0 |"
+        f" grad norm: {record.grad_norm:.3f} |"
+        f" num zeros: 0.0 |"
+        f" number of skipped iterations: {0:3d} |"
+        f" number of nan iterations: {record.nan_iterations:3d} |"
+    )
+
+
+class RunLog:
+    """Writes records to standard output, to a progress bar on a terminal, and to TensorBoard."""
+
+    def __init__(self, *, prints: bool, tensorboard_dir: str | None, train_iters: int, iteration: int) -> None:
+        self._prints = prints
+        on_terminal = prints and sys.stderr.isatty()
+        self._bar = tqdm(total=train_iters, initial=iteration, unit="step", disable=not on_terminal,
+                         dynamic_ncols=True, smoothing=0.05)  # fmt: skip
+        self._tensorboard = _open_tensorboard(tensorboard_dir, iteration) if prints and tensorboard_dir else None
+
+    def step(self) -> None:
+        """Count one optimizer step."""
+        self._bar.update()
+
+    def record(self, record: StepRecord) -> None:
+        """Say what the last interval was like."""
+        if not self._prints:
+            return
+        tqdm.write(format_line(record, datetime.now()), file=sys.stdout)
+        sys.stdout.flush()
+        self._bar.set_postfix_str(f"loss {record.loss:.4f}, {record.images_per_second:.0f} images/s")
+        self._scalars(record.iteration, {
+            "train/loss": record.loss,
+            "train/grad_norm": record.grad_norm,
+            "train/learning_rate": record.learning_rate,
+            "train/images_per_second": record.images_per_second,
+        })  # fmt: skip
+
+    def validation(self, iteration: int, loss: float) -> None:
+        """Say the loss on the images that are held out."""
+        self.say(f" validation loss at iteration {iteration} | loss value: {loss:.6E} |")
+        self._scalars(iteration, {"valid/loss": loss})
+
+    def say(self, text: str) -> None:
+        """Print a line without breaking the progress bar."""
+        if self._prints:
+            tqdm.write(text, file=sys.stdout)
+            sys.stdout.flush()
+
+    def close(self) -> None:
+        """Finish the bar and flush TensorBoard."""
+        self._bar.close()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+
+    def _scalars(self, iteration: int, values: dict[str, float]) -> None:
+        if self._tensorboard is not None:
+            for name, value in values.items():
+                self._tensorboard.add_scalar(name, value, iteration)
+
+
+def _open_tensorboard(folder: str, iteration: int) -> SummaryWriter:
+    from tensorboardX import SummaryWriter
+
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    # Steps after a resume replace those of the run that did not get to save them.
+    return SummaryWriter(folder, purge_step=iteration + 1 if iteration else None)

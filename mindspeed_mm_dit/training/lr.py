@@ -1,0 +1,33 @@
+"""Learning rate as a function of the step, with Megatron's formulas (checked against megatron-core)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class LearningRate:
+    """Linear warm-up from ``init`` to ``peak``, then a decay to ``minimum``."""
+
+    peak: float
+    minimum: float
+    init: float
+    warmup_steps: int
+    decay_steps: int
+    style: str
+    """"constant", "linear", "cosine" or "inverse-square-root"."""
+
+    def at(self, step: int) -> float:
+        """Return the learning rate of the step after ``step`` finished ones."""
+        if self.warmup_steps > 0 and step <= self.warmup_steps:
+            return self.init + (self.peak - self.init) * step / self.warmup_steps
+        if self.style == "constant":
+            return self.peak
+        if step > self.decay_steps:
+            return self.minimum
+        if self.style == "inverse-square-root":
+            return max(self.minimum, self.peak * math.sqrt(max(self.warmup_steps, 1) / max(step, 1)))
+        progress = (step - self.warmup_steps) / (self.decay_steps - self.warmup_steps)
+        remaining = 1.0 - progress if self.style == "linear" else 0.5 * (math.cos(math.pi * progress) + 1.0)
+        return self.minimum + remaining * (self.peak - self.minimum)

@@ -1,0 +1,66 @@
+"""Everything that can be checked before a device is touched."""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import Namespace
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from mindspeed_mm_dit.configs.arguments import check_arguments
+from mindspeed_mm_dit.configs.data import DataConfig, DatasetParam, load_data_config
+from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, load_fsdp2_config
+from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mapping
+from mindspeed_mm_dit.configs.strict import read_json
+from mindspeed_mm_dit.data.dataset import check_fit
+from mindspeed_mm_dit.data.folder import ImageIndex, open_index, split_index
+
+
+@dataclass(frozen=True)
+class MultiModalArguments:
+    """What Megatron's ``args.mm`` holds: the parsed config files."""
+
+    model: ModelConfig
+    data: DataConfig
+    fsdp2: Fsdp2Config | None
+    """None without --use-torch-fsdp2."""
+    model_json: dict[str, Any]
+    """model.json as it was read; it is kept in every checkpoint."""
+
+
+def preflight(args: Namespace) -> MultiModalArguments:
+    """Read every config file, check all of it together with the images, and return the configs.
+
+    Raises:
+        UserError: whatever is wrong, with setting, value, reason and cure.
+    """
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    check_arguments(args, world_size)
+    model_json = read_json(args.mm_model, "--mm-model")
+    mm = MultiModalArguments(
+        model=model_config_from_mapping(model_json, args.mm_model),
+        data=load_data_config(args.mm_data),
+        fsdp2=load_fsdp2_config(args.fsdp2_config_path) if args.use_torch_fsdp2 else None,
+        model_json=model_json,
+    )
+    if mm.fsdp2 is not None:
+        mm.fsdp2.shard_ranks(world_size)
+    train, _ = image_indices(mm, args.seed)
+    check_fit(mm.model, mm.data, len(train), args.global_batch_size)
+    if train.skipped and os.environ.get("RANK", "0") == "0":
+        print(f"warning: {train.skipped} images cannot be read and are skipped", file=sys.stderr)
+    return mm
+
+
+def image_indices(mm: MultiModalArguments, seed: int) -> tuple[ImageIndex, ImageIndex]:
+    """Return the images to train on and those held out."""
+    param = mm.data.dataset_param
+    return split_index(_index(param, mm.model.predictor.num_classes), param.valid_fraction, seed)
+
+
+@lru_cache(maxsize=1)
+def _index(param: DatasetParam, num_classes: int) -> ImageIndex:
+    """Open an index once a process: checking every image takes a while."""
+    return open_index(param, num_classes)

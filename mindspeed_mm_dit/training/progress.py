@@ -1,0 +1,110 @@
+"""How far a run is, and its way to disk and back."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from mindspeed_mm_dit import __version__
+from mindspeed_mm_dit.checkpoint.store import CheckpointStore, read_facts
+from mindspeed_mm_dit.errors import CheckpointError
+from mindspeed_mm_dit.framework import runtime
+
+
+class Progress:
+    """Counts steps and samples; saves and restores them with the state of the engine."""
+
+    def __init__(self, args: Namespace, engine: Any, checkpoints: Any) -> None:
+        self.iteration = 0
+        self.consumed_samples = 0
+        self._args, self._engine = args, engine
+        self._store = CheckpointStore(args.save, args.keep_last) if args.save else None
+        self._writer = checkpoints.Writer(in_background=not args.no_async_save) if args.save else None
+        self._saved_iteration: int | None = None
+
+    def advance(self) -> None:
+        """Count one optimizer step."""
+        self.iteration += 1
+        self.consumed_samples += self._args.global_batch_size
+
+    def restore(self, folder: str, checkpoints: Any) -> None:
+        """Continue from the newest complete checkpoint in ``folder``; an empty or missing folder changes nothing."""
+        store = CheckpointStore(folder)
+        iteration, passed = store.latest(checkpoints.problem_of)
+        for line in passed:
+            _print_rank_0(f"warning: {line}")
+        if iteration is None:
+            _print_rank_0(f"no checkpoint in {folder}: starting anew")
+            return
+        path = store.path(iteration)
+        facts = read_facts(path)
+        self._check_facts(facts, path)
+        self._engine.load(path, with_optimizer=not self._args.no_load_optim)
+        self.iteration = iteration
+        self.consumed_samples = facts.get("consumed_samples", iteration * self._args.global_batch_size)
+        self._saved_iteration = iteration if folder == self._args.save else None
+        _print_rank_0(f"resumed from {path}: iteration {iteration}, {self.consumed_samples} samples consumed")
+
+    def _check_facts(self, facts: dict[str, Any], path: Path) -> None:
+        if facts.get("seed", self._args.seed) != self._args.seed:
+            _print_rank_0(f"warning: {path} was written with --seed {facts['seed']}, this run has {self._args.seed}: "
+                          "it goes on with other draws and another sample order")  # fmt: skip
+
+    def save(self) -> None:
+        """Start writing a checkpoint of this iteration, unless there is one already."""
+        if self._store is None or self._writer is None or self._saved_iteration == self.iteration:
+            return
+        self._writer.wait()
+        if runtime.rank() == 0:
+            self._store.begin(self.iteration)
+        runtime.barrier()
+        iteration, facts, store = self.iteration, self._facts(), self._store
+        state = self._engine.state(with_optimizer=not self._args.no_save_optim)
+        self._writer.write(state, store.partial_path(iteration), lambda: store.commit(iteration, facts))
+        self._saved_iteration = iteration
+
+    def try_save(self) -> None:
+        """Save in the middle of a run: a failure is reported and the training goes on."""
+        try:
+            self.save()
+        except CheckpointError as error:
+            print(f"warning: {error}", flush=True)
+
+    def finish(self) -> None:
+        """Save the last state and wait until it is on disk; raises CheckpointError if it cannot be."""
+        if self._writer is None:
+            return
+        try:
+            self._writer.wait()
+        except CheckpointError as error:
+            print(f"warning: {error}", flush=True)
+            self._saved_iteration = None
+        self.save()
+        self._writer.wait()
+        runtime.barrier()
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "iteration": self.iteration,
+            "consumed_samples": self.consumed_samples,
+            "global_batch_size": self._args.global_batch_size,
+            "seed": self._args.seed,
+            "ema_decay": self._args.ema_decay,
+            "model": self._args.mm.model_json,
+            "mindspeed_mm_dit": __version__,
+            **runtime.versions(),
+        }
+
+
+def open_progress(args: Namespace, engine: Any, checkpoints: Any) -> Progress:
+    """Return the progress of a run: where --load left it, or at the start."""
+    progress = Progress(args, engine, checkpoints)
+    if args.load:
+        progress.restore(args.load, checkpoints)
+    return progress
+
+
+def _print_rank_0(text: str) -> None:
+    if runtime.rank() == 0:
+        print(text, flush=True)

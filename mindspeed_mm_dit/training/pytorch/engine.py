@@ -1,0 +1,148 @@
+"""One optimizer step on PyTorch, and the state it leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from mindspeed_mm_dit.checkpoint import torch_dcp as checkpoints
+from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
+from mindspeed_mm_dit.framework.pytorch import runtime
+from mindspeed_mm_dit.framework.pytorch.optim import adamw
+from mindspeed_mm_dit.models.init import initial_weights
+from mindspeed_mm_dit.training.pytorch.ema import MovingAverage
+from mindspeed_mm_dit.models.registry import PREDICTOR_MODEL_MAPPINGS
+from mindspeed_mm_dit.training.preflight import MultiModalArguments
+from mindspeed_mm_dit.training.pytorch.parallel import check_paths, replicate, shard, unwrap
+
+ForwardStep = Callable[[Iterator[Any], nn.Module], tuple[Tensor, Callable[[Tensor], tuple[Tensor, dict[str, Tensor]]]]]
+
+
+__all__ = ["Engine", "StepResult", "check_sharding", "checkpoints"]
+
+
+class StepResult(NamedTuple):
+    """Scalars on the device; reading them waits for it."""
+
+    loss: Tensor
+    """Mean loss over the global batch."""
+    grad_norm: Tensor
+    """Norm of the gradient before clipping."""
+
+
+class Engine:
+    """The composite spread over the ranks, its optimizer and its moving average."""
+
+    def __init__(self, model: nn.Module, args: Namespace, fsdp2: Fsdp2Config | None) -> None:
+        self.args = args
+        initialise(model, args.seed)
+        self.model = shard(model, fsdp2) if fsdp2 else replicate(model)
+        self.predictor: nn.Module = unwrap(self.model).predictor
+        self.optimizer = adamw(
+            self.predictor, (args.adam_beta1, args.adam_beta2), args.adam_eps, args.weight_decay
+        )
+        self.ema = MovingAverage(self.predictor, args.ema_decay)
+        self._autocast = args.bf16 and not (fsdp2 and fsdp2.param_dtype)
+
+    def train_step(self, forward_step: ForwardStep, batches: Iterator[Any], lr: float) -> StepResult:
+        """Accumulate the gradients of a global batch, clip, step, and update the moving average."""
+        count = runtime.num_microbatches()
+        reported = []
+        for number in range(count):
+            with self._gradient_sync(is_last=number == count - 1):
+                with self._precision():
+                    output, loss_func = forward_step(batches, self.model)
+                    loss, metrics = loss_func(output)
+                (loss / count).backward()
+            reported.append(metrics["loss"])
+        grad_norm = self._clip()
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.ema.update()
+        return StepResult(torch.stack(reported).mean(), grad_norm)
+
+    def eval_step(self, forward_step: ForwardStep, batches: Iterator[Any]) -> Tensor:
+        """Return the mean loss of a global batch, without a gradient."""
+        reported = []
+        for _ in range(runtime.num_microbatches()):
+            with torch.no_grad(), self._precision():
+                output, loss_func = forward_step(batches, self.model)
+                reported.append(loss_func(output)[1]["loss"])
+        return torch.stack(reported).mean()
+
+    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+        return torch.autocast(runtime.device_type(), torch.bfloat16, enabled=self._autocast)
+
+    def _gradient_sync(self, is_last: bool) -> contextlib.AbstractContextManager[Any]:
+        """Average replicated gradients over the ranks once a step; sharded ones are reduced as they come."""
+        if isinstance(self.model, DistributedDataParallel) and not is_last:
+            return self.model.no_sync()
+        if isinstance(self.model, FSDPModule):
+            self.model.set_is_last_backward(is_last)
+        return contextlib.nullcontext()
+
+    def _clip(self) -> Tensor:
+        limit = self.args.clip_grad or float("inf")
+        norm = nn.utils.clip_grad_norm_(self.predictor.parameters(), limit)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+    # --- state -------------------------------------------------------------------------------------------
+
+    def state(self, with_optimizer: bool = True) -> checkpoints.State:
+        """Return every tensor a resumed run needs, under the names of the checkpoint; they are the live ones."""
+        state: checkpoints.State = {
+            "model": {name: p.detach() for name, p in self.predictor.named_parameters()},
+            "ema": dict(self.ema.averages),
+        }
+        if with_optimizer:
+            self._fill_optimizer_state()
+            state["optimizer"] = {
+                "state": {n: self.optimizer.state[p] for n, p in self.predictor.named_parameters() if p.requires_grad}
+            }
+        return state
+
+    def _fill_optimizer_state(self) -> None:
+        """Give AdamW the (zero) moments it would only make in its first step, so that they can be loaded into."""
+        for group in self.optimizer.param_groups:
+            for p in group["params"]:
+                if not self.optimizer.state[p]:
+                    self.optimizer.state[p] = {
+                        "step": torch.zeros((), dtype=torch.float32, device=p.device),
+                        "exp_avg": torch.zeros_like(p),
+                        "exp_avg_sq": torch.zeros_like(p),
+                    }
+
+    def load(self, path: Path, with_optimizer: bool) -> None:
+        """Continue from the checkpoint ``path``; its architecture must be this model's."""
+        checkpoints.check_architecture(path, {n: tuple(p.shape) for n, p in self.predictor.named_parameters()})
+        checkpoints.read(self.state(with_optimizer), path)
+
+    def num_parameters(self) -> int:
+        """Return the number of parameters of the predictor, over all shards."""
+        return sum(p.numel() for p in self.predictor.parameters())
+
+
+def check_sharding(mm: MultiModalArguments) -> None:
+    """Raise ConfigError where fsdp2.yaml does not fit the model; no memory is used for it."""
+    if mm.fsdp2 is not None:
+        with torch.device("meta"):
+            predictor = PREDICTOR_MODEL_MAPPINGS[mm.model.predictor.model_id](mm.model.predictor)
+        names = [f"predictor.{name}" if name else "predictor" for name, _ in predictor.named_modules()]
+        check_paths(mm.fsdp2, names)
+
+
+def initialise(model: nn.Module, seed: int) -> None:
+    """Set the predictor's weights from the seed; every rank draws the same."""
+    trained = {name: tuple(p.shape) for name, p in model.predictor.named_parameters() if p.requires_grad}
+    runtime.load_arrays(model.predictor, initial_weights(trained, seed))

@@ -1,0 +1,102 @@
+"""Spread a model over the ranks: recompute, then FSDP2 by fsdp2.yaml, or plain data parallelism."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, resolve_paths
+from mindspeed_mm_dit.framework.pytorch import runtime
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, None: None}
+
+
+def replicate(model: nn.Module) -> nn.Module:
+    """Hold the whole model on every rank and average the gradients."""
+    model = model.to(runtime.device())
+    if runtime.world_size() == 1:
+        return model
+    return DistributedDataParallel(model, process_group=runtime.data_parallel_group(), gradient_as_bucket_view=True)
+
+
+def shard(model: nn.Module, config: Fsdp2Config) -> nn.Module:
+    """Apply fsdp2.yaml to ``model`` in place: recompute, wrap the named modules, then the root."""
+    recompute(model, config)
+    mesh = _mesh(config.shard_ranks(runtime.world_size()))
+    ignored = {p for module in _modules(model, config.ignored_modules, "ignored_modules") for p in module.parameters()}
+    for parameter in ignored:
+        parameter.data = parameter.data.to(runtime.device())
+    options = {
+        "mesh": mesh,
+        "reshard_after_forward": config.reshard_after_forward,
+        "mp_policy": MixedPrecisionPolicy(
+            param_dtype=_DTYPES[config.param_dtype],
+            reduce_dtype=_DTYPES[config.reduce_dtype],
+            output_dtype=_DTYPES[config.output_dtype],
+            cast_forward_inputs=config.cast_forward_inputs,
+        ),
+        "offload_policy": CPUOffloadPolicy(pin_memory=config.pin_memory)
+        if config.offload_to_cpu
+        else OffloadPolicy(),
+        "ignored_params": ignored or None,
+    }
+    units = _modules(model, config.sub_modules_to_wrap, "sub_modules_to_wrap")
+    for unit in units:
+        fully_shard(unit, **options)
+    fully_shard(model, **options)
+    _prefetch(units, config)
+    if not config.offload_to_cpu:
+        model.to(runtime.device())  # constants; the parameters are there already
+    return model
+
+
+def recompute(model: nn.Module, config: Fsdp2Config) -> None:
+    """Make the named modules drop their activations in forward and compute them again in backward."""
+    for module in _modules(model, config.recompute_modules, "recompute_modules"):
+        module.forward = functools.partial(checkpoint, module.forward, use_reentrant=config.use_reentrant)
+
+
+def check_paths(config: Fsdp2Config, module_names: Iterable[str]) -> None:
+    """Raise ConfigError where a path of fsdp2.yaml names no module."""
+    names = list(module_names)
+    for setting in ("sub_modules_to_wrap", "recompute_modules", "ignored_modules"):
+        resolve_paths(getattr(config, setting) or (), names, setting)
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return the composite inside a data-parallel wrapper."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def _mesh(shard_ranks: int) -> DeviceMesh:
+    replicas = runtime.world_size() // shard_ranks
+    if replicas == 1:
+        return init_device_mesh(runtime.device_type(), (shard_ranks,), mesh_dim_names=("Shard",))
+    return init_device_mesh(runtime.device_type(), (replicas, shard_ranks), mesh_dim_names=("Replicate", "Shard"))
+
+
+def _modules(model: nn.Module, paths: Iterable[str] | None, setting: str) -> list[nn.Module]:
+    modules = dict(model.named_modules())
+    return [modules[name] for name in resolve_paths(paths or (), modules, setting)]
+
+
+def _prefetch(units: list[nn.Module], config: Fsdp2Config) -> None:
+    for position, unit in enumerate(units):
+        assert isinstance(unit, FSDPModule)
+        if config.num_to_forward_prefetch:
+            unit.set_modules_to_forward_prefetch(units[position + 1 :][: config.num_to_forward_prefetch])
+        if config.num_to_backward_prefetch:
+            unit.set_modules_to_backward_prefetch(units[:position][::-1][: config.num_to_backward_prefetch])

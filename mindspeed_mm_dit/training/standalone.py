@@ -1,0 +1,126 @@
+"""Our own host: MindSpeed-MM's names, flags and log line, without MindSpeed-MM.
+
+A training script written for one host runs in the other: ``pretrain`` has the same signature, and
+``get_args``, ``print_rank_0`` and ``average_losses_across_data_parallel_group`` mean the same.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+from mindspeed_mm_dit import __version__
+from mindspeed_mm_dit.configs.arguments import build_parser
+from mindspeed_mm_dit.errors import UserError
+from mindspeed_mm_dit.framework import active, runtime
+from mindspeed_mm_dit.training.loop import train
+from mindspeed_mm_dit.training.preflight import preflight
+from mindspeed_mm_dit.training.progress import open_progress
+from mindspeed_mm_dit.training.signals import StopRequest
+
+NAME = "standalone"
+
+_args: Namespace | None = None
+
+
+class ModelType(Enum):
+    """Megatron's kinds of model; a DiT is the first."""
+
+    encoder_or_decoder = 1
+
+
+def get_args() -> Namespace:
+    """Return the flags of this run; ``args.mm`` holds the config files."""
+    assert _args is not None, "pretrain() has not parsed the command line yet"
+    return _args
+
+
+def print_rank_0(text: str) -> None:
+    """Print on the first rank."""
+    if runtime.rank() == 0:
+        print(text, flush=True)
+
+
+def average_losses_across_data_parallel_group(losses: list[Any]) -> list[Any]:
+    """Average scalar losses over the ranks."""
+    return list(runtime.mean_over_ranks(losses))
+
+
+def pretrain(
+    train_valid_test_dataset_provider: Callable[[Any], tuple[Any, Any, Any]],
+    model_provider: Callable[..., Any],
+    model_type: ModelType,
+    forward_step_func: Callable[..., Any],
+    process_non_loss_data_func: Callable[..., Any] | None = None,
+    extra_args_provider: Callable[[ArgumentParser], ArgumentParser] | None = None,
+    args_defaults: dict[str, Any] | None = None,
+) -> None:
+    """Train as the command line says (MindSpeed-MM's ``pretrain``, same arguments).
+
+    ``model_type``, ``process_non_loss_data_func`` and ``args_defaults`` are the real host's business and change
+    nothing here. A UserError is printed and ends the process with code 2, before any device work if it can be
+    seen by then.
+    """
+    try:
+        args = _parse(extra_args_provider)
+        args.mm = preflight(args)
+        runtime.check_backend(args.distributed_backend)
+        engine_module = importlib.import_module(f"mindspeed_mm_dit.training.{active()}.engine")
+        engine_module.check_sharding(args.mm)
+        _run(args, engine_module, train_valid_test_dataset_provider, model_provider, forward_step_func)
+    except UserError as error:
+        print(f"\n{error}", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        os._exit(2)  # ranks that wait for this one are ended by the launcher, not waited for
+
+
+def _parse(extra_args_provider: Callable[[ArgumentParser], ArgumentParser] | None) -> Namespace:
+    global _args
+    parser = build_parser()
+    if extra_args_provider is not None:
+        extra_args_provider(parser)
+    _args = parser.parse_strictly(sys.argv[1:])
+    return _args
+
+
+def _run(
+    args: Namespace,
+    engine_module: Any,
+    dataset_provider: Callable[[Any], tuple[Any, Any, Any]],
+    model_provider: Callable[..., Any],
+    forward_step: Callable[..., Any],
+) -> None:
+    started = time.monotonic()
+    runtime.initialize(args.distributed_backend, args.micro_batch_size, args.global_batch_size)
+    _announce(args)
+    with StopRequest() as stop:
+        engine = engine_module.Engine(model_provider(), args, args.mm.fsdp2)
+        print_rank_0(f"predictor: {engine.num_parameters():,} parameters; ready in {time.monotonic() - started:.1f} s")
+        progress = open_progress(args, engine, engine_module.checkpoints)
+        args.consumed_train_samples = progress.consumed_samples
+        train_batches, valid_batches, _ = dataset_provider([args.train_iters * args.global_batch_size, 0, 0])
+        train(args, engine, forward_step, train_batches, valid_batches, progress, stop)
+    runtime.barrier()
+    runtime.shutdown()
+
+
+def _announce(args: Namespace) -> None:
+    versions = ", ".join(f"{name} {version}" for name, version in runtime.versions().items())
+    sharding = f"FSDP2 {args.fsdp2_config_path or 'defaults'}" if args.mm.fsdp2 else "data parallel"
+    print_rank_0(
+        f"mindspeed_mm_dit {__version__}, host: {NAME}, framework: {active()} ({versions})\n"
+        f"{runtime.world_size()} rank(s) on {runtime.device_name()}, {sharding}, "
+        f"global batch {args.global_batch_size} = {args.micro_batch_size} x {runtime.world_size()} rank(s) x "
+        f"{args.global_batch_size // args.micro_batch_size // runtime.world_size()} micro-batch(es)"
+    )
+
+
+__all__ = [
+    "NAME", "ModelType", "average_losses_across_data_parallel_group", "get_args", "pretrain", "print_rank_0",
+]  # fmt: skip
