@@ -14,10 +14,10 @@ from mindspeed_mm_dit.training.host import choose_host
 
 host = choose_host(sys.argv[1:])  # before anything that needs a framework
 
-from mindspeed_mm_dit.framework import runtime  # noqa: E402
-from mindspeed_mm_dit.models.composite import DiTModel  # noqa: E402
-from mindspeed_mm_dit.training.batches import train_valid_batches  # noqa: E402
-from mindspeed_mm_dit.training.report import report  # noqa: E402
+from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.models.composite import DiTModel
+from mindspeed_mm_dit.training.batches import train_valid_batches
+from mindspeed_mm_dit.training.report import report
 
 Tensor = Any  # a tensor of the chosen framework
 

@@ -83,8 +83,11 @@ class CheckpointStore:
                 return iteration, passed
             passed.append(f"{self.path(iteration)} is damaged ({problem}); falling back to the one before")
         if passed:
-            raise CheckpointError(f"--load = {self.root}", f"no checkpoint there can be read: {passed[0]}",
-                                  "restore one from a copy, or choose another --load to start anew")  # fmt: skip
+            raise CheckpointError(
+                f"--load = {self.root}",
+                f"no checkpoint there can be read: {passed[0]}",
+                "restore one from a copy, or choose another --load to start anew",
+            )
         return None, passed
 
 

@@ -60,7 +60,7 @@ class Writer:
             outcome()
             if dist.get_rank() == 0:
                 when_complete()
-        except BaseException as error:  # noqa: BLE001  (kept for the training thread)
+        except BaseException as error:  # (kept for the training thread)
             self._problem = error
 
     def wait(self) -> None:
@@ -74,8 +74,11 @@ class Writer:
             self._pending = None
         if self._problem is not None:
             problem, self._problem = self._problem, None
-            raise CheckpointError("--save", f"the last checkpoint could not be written: {_root_cause(problem)}",
-                                  "free space on the disk; the checkpoint before it is still good") from problem  # fmt: skip
+            raise CheckpointError(
+                "--save",
+                f"the last checkpoint could not be written: {_root_cause(problem)}",
+                "free space on the disk; the checkpoint before it is still good",
+            ) from problem
 
 
 def _snapshot(state: State) -> State:
@@ -127,7 +130,7 @@ def problem_of(path: Path) -> str | None:
     """Return why the checkpoint ``path`` is incomplete, or None: every byte its index names must be there."""
     try:
         metadata = dcp.FileSystemReader(path).read_metadata()
-    except Exception as error:  # noqa: BLE001  (a damaged pickle raises anything)
+    except Exception as error:  # (a damaged pickle raises anything)
         return f".metadata cannot be read: {type(error).__name__}"
     for entry in (metadata.storage_data or {}).values():
         file = path / entry.relative_path

@@ -33,8 +33,9 @@ def read_weights(path: str | Path, use_ema: bool = True) -> Arrays:
             raise CheckpointError(str(path), f"cannot be read: {error}") from None
     if path.suffix in (".pt", ".pth", ".bin"):
         return choose_tree(_read_torch(path), use_ema, path)
-    raise CheckpointError(str(path), f"has the unknown ending {path.suffix!r}",
-                          "give a DCP folder, a .pt or a .safetensors file")  # fmt: skip
+    raise CheckpointError(
+        str(path), f"has the unknown ending {path.suffix!r}", "give a DCP folder, a .pt or a .safetensors file"
+    )
 
 
 def choose_tree(content: Mapping[str, Any], use_ema: bool, path: Path) -> Arrays:
@@ -65,7 +66,7 @@ def _read_torch(path: Path) -> dict[str, Any]:
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
             content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # noqa: BLE001  (a damaged file raises anything)
+    except Exception as error:  # (a damaged file raises anything)
         reason = str(error).splitlines()[0]
         raise CheckpointError(str(path), f"cannot be read as tensors: {reason}") from None
     return {key: _arrays(value) for key, value in content.items()}
@@ -94,5 +95,8 @@ def check_names(wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple
     ]
     if problems:
         shown = "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
-        raise CheckpointError(what, f"belongs to another architecture: {shown}",
-                              "use the model.json that this checkpoint was trained with")  # fmt: skip
+        raise CheckpointError(
+            what,
+            f"belongs to another architecture: {shown}",
+            "use the model.json that this checkpoint was trained with",
+        )

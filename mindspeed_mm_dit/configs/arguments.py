@@ -45,8 +45,11 @@ class _Parser(argparse.ArgumentParser):
         args, unknown = self.parse_known_args(list(argv))
         if unknown:
             flags = [flag for action in self._actions for flag in action.option_strings]
-            raise ConfigError(f"command line: {unknown[0]}", "unknown flag",
-                              f"{nearest(unknown[0], flags)}{self.prog} --help lists every flag")  # fmt: skip
+            raise ConfigError(
+                f"command line: {unknown[0]}",
+                "unknown flag",
+                f"{nearest(unknown[0], flags)}{self.prog} --help lists every flag",
+            )
         return args
 
 
@@ -69,53 +72,81 @@ def megatron_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--mm-model", required=True, metavar="JSON", help="model.json: predictor, diffusion, ae")
     group.add_argument("--mm-data", required=True, metavar="JSON", help="data.json: images and how to read them")
     group.add_argument("--mm-tool", metavar="JSON", help="tools.json of MindSpeed-MM; the real host wants it")
-    group.add_argument("--ai-framework", choices=("pytorch", "mindspore"), default="pytorch",
-                       help="framework that does the work")  # fmt: skip
+    group.add_argument(
+        "--ai-framework", choices=("pytorch", "mindspore"), default="pytorch", help="framework that does the work"
+    )
 
     group = parser.add_argument_group("batches and length")
-    group.add_argument("--micro-batch-size", type=_positive_int, required=True, metavar="N",
-                       help="images in one forward pass on one rank")  # fmt: skip
-    group.add_argument("--global-batch-size", type=_positive_int, metavar="N",
-                       help="images in one optimizer step on all ranks; default: micro batch x ranks")  # fmt: skip
+    group.add_argument(
+        "--micro-batch-size",
+        type=_positive_int,
+        required=True,
+        metavar="N",
+        help="images in one forward pass on one rank",
+    )
+    group.add_argument(
+        "--global-batch-size",
+        type=_positive_int,
+        metavar="N",
+        help="images in one optimizer step on all ranks; default: micro batch x ranks",
+    )
     group.add_argument("--train-iters", type=_positive_int, required=True, metavar="N", help="optimizer steps")
-    group.add_argument("--seed", type=_unsigned_int, default=1234,
-                       help="decides weights, sample order and every random draw")  # fmt: skip
-    group.add_argument("--num-workers", type=_unsigned_int, default=2,
-                       help="threads that prepare batches ahead; 0: in the training thread")  # fmt: skip
+    group.add_argument(
+        "--seed", type=_unsigned_int, default=1234, help="decides weights, sample order and every random draw"
+    )
+    group.add_argument(
+        "--num-workers",
+        type=_unsigned_int,
+        default=2,
+        help="threads that prepare batches ahead; 0: in the training thread",
+    )
 
     group = parser.add_argument_group("optimizer (AdamW)")
     group.add_argument("--lr", type=_positive_float, required=True, help="highest learning rate")
     group.add_argument("--min-lr", type=float, default=0.0, help="learning rate at the end of the decay")
     group.add_argument("--lr-decay-style", choices=LR_DECAY_STYLES, default="linear")
-    group.add_argument("--lr-decay-iters", type=_positive_int, metavar="N",
-                       help="steps until --min-lr is reached; default: --train-iters")  # fmt: skip
-    group.add_argument("--lr-warmup-iters", type=_unsigned_int, default=0, metavar="N",
-                       help="steps of linear warm-up")  # fmt: skip
+    group.add_argument(
+        "--lr-decay-iters",
+        type=_positive_int,
+        metavar="N",
+        help="steps until --min-lr is reached; default: --train-iters",
+    )
+    group.add_argument("--lr-warmup-iters", type=_unsigned_int, default=0, metavar="N", help="steps of linear warm-up")
     group.add_argument("--lr-warmup-init", type=float, default=0.0, help="learning rate the warm-up starts from")
     group.add_argument("--adam-beta1", type=float, default=0.9)
     group.add_argument("--adam-beta2", type=float, default=0.999)
     group.add_argument("--adam-eps", type=_positive_float, default=1e-8)
-    group.add_argument("--weight-decay", type=float, default=0.01,
-                       help="decoupled decay; not applied to biases and other vectors")  # fmt: skip
+    group.add_argument(
+        "--weight-decay", type=float, default=0.01, help="decoupled decay; not applied to biases and other vectors"
+    )
     group.add_argument("--clip-grad", type=float, default=1.0, help="largest gradient norm; 0: no clipping")
     group.add_argument("--bf16", action="store_true", help="compute in bfloat16, keep weights in float32")
 
     group = parser.add_argument_group("distribution")
-    group.add_argument("--distributed-backend", choices=("gloo", "nccl", "hccl"), default=None,
-                       help="default: what the device wants (gloo on CPU, nccl on CUDA, hccl on NPU)")  # fmt: skip
-    group.add_argument("--use-torch-fsdp2", action="store_true",
-                       help="shard the model by --fsdp2-config-path; without it every rank holds all")  # fmt: skip
+    group.add_argument(
+        "--distributed-backend",
+        choices=("gloo", "nccl", "hccl"),
+        default=None,
+        help="default: what the device wants (gloo on CPU, nccl on CUDA, hccl on NPU)",
+    )
+    group.add_argument(
+        "--use-torch-fsdp2",
+        action="store_true",
+        help="shard the model by --fsdp2-config-path; without it every rank holds all",
+    )
     group.add_argument("--fsdp2-config-path", metavar="YAML", help="fsdp2.yaml; without it MindSpeed-MM's defaults")
 
     group = parser.add_argument_group("saving and logging")
     group.add_argument("--save", metavar="DIR", help="folder of the checkpoints")
     group.add_argument("--load", metavar="DIR", help="folder to resume from; an empty or missing one starts anew")
     group.add_argument("--ckpt-format", choices=("torch_dcp",), default="torch_dcp")
-    group.add_argument("--save-interval", type=_positive_int, metavar="N",
-                       help="steps between checkpoints; default: at the end only")  # fmt: skip
+    group.add_argument(
+        "--save-interval", type=_positive_int, metavar="N", help="steps between checkpoints; default: at the end only"
+    )
     group.add_argument("--eval-interval", type=_positive_int, metavar="N", help="steps between validations")
-    group.add_argument("--eval-iters", type=_unsigned_int, default=10, metavar="N",
-                       help="global batches in one validation; 0: none")  # fmt: skip
+    group.add_argument(
+        "--eval-iters", type=_unsigned_int, default=10, metavar="N", help="global batches in one validation; 0: none"
+    )
     group.add_argument("--log-interval", type=_positive_int, default=1, metavar="N", help="steps between log lines")
     group.add_argument("--tensorboard-dir", metavar="DIR", help="folder of the TensorBoard events")
     group.add_argument("--no-load-optim", action="store_true", help="do not load the optimizer's state")
@@ -131,14 +162,23 @@ def megatron_flags(parser: argparse.ArgumentParser) -> None:
 def dit_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Add this project's own flags (an ``extra_args_provider`` in Megatron's sense)."""
     group = parser.add_argument_group("DiT")
-    group.add_argument("--host", choices=("auto", "standalone", "mindspeed-mm"), default="auto",
-                       help="training host; auto: the real MindSpeed-MM where it is installed")  # fmt: skip
-    group.add_argument("--ema-decay", type=_fraction, default=0.9999,
-                       help="decay of the moving average of the weights that samples are drawn from")  # fmt: skip
+    group.add_argument(
+        "--host",
+        choices=("auto", "standalone", "mindspeed-mm"),
+        default="auto",
+        help="training host; auto: the real MindSpeed-MM where it is installed",
+    )
+    group.add_argument(
+        "--ema-decay",
+        type=_fraction,
+        default=0.9999,
+        help="decay of the moving average of the weights that samples are drawn from",
+    )
     group.add_argument("--keep-last", type=_positive_int, default=2, metavar="N", help="checkpoints to keep")
     group.add_argument("--no-async-save", action="store_true", help="write checkpoints in the training thread")
-    group.add_argument("--report", action="store_true",
-                       help="at the end draw loss.png and samples.png beside the checkpoint folder")  # fmt: skip
+    group.add_argument(
+        "--report", action="store_true", help="at the end draw loss.png and samples.png beside the checkpoint folder"
+    )
     group.add_argument("--report-sampler", default="ddim", choices=("ddpm", "ddim"), help="sampler of the report")
     group.add_argument("--report-steps", type=_positive_int, default=50, help="sampling steps of the report")
     group.add_argument("--report-cfg-scale", type=float, default=2.0, help="guidance scale of the report")
@@ -164,8 +204,12 @@ def check_arguments(args: argparse.Namespace, world_size: int) -> None:
         _check(args, name, getattr(args, name) >= 0, "must not be negative")
     decay_iters = args.lr_decay_iters or args.train_iters
     if args.lr_decay_style != "constant":
-        _check(args, "lr_warmup_iters", args.lr_warmup_iters < decay_iters,
-               f"must be smaller than the steps of decay ({decay_iters})")  # fmt: skip
+        _check(
+            args,
+            "lr_warmup_iters",
+            args.lr_warmup_iters < decay_iters,
+            f"must be smaller than the steps of decay ({decay_iters})",
+        )
     if args.fsdp2_config_path and not args.use_torch_fsdp2:
         print("note: --fsdp2-config-path is not used without --use-torch-fsdp2", file=sys.stderr)
 

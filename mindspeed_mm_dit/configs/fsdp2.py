@@ -65,8 +65,11 @@ class Fsdp2Config:
         if isinstance(self.sharding_size, int) and self.sharding_size < 1:
             raise ConfigError(f"sharding_size = {self.sharding_size}", "must be null, 'auto' or a positive number")
         if self.expert_parallel_size not in (None, 1) or self.moe_modules:
-            raise ConfigError(f"expert_parallel_size = {self.expert_parallel_size}, moe_modules = {self.moe_modules}",
-                              "a DiT has no experts", "drop both keys")  # fmt: skip
+            raise ConfigError(
+                f"expert_parallel_size = {self.expert_parallel_size}, moe_modules = {self.moe_modules}",
+                "a DiT has no experts",
+                "drop both keys",
+            )
 
     def shard_ranks(self, world_size: int) -> int:
         """Ranks that share one copy of the weights, checked against ``world_size``."""
@@ -107,8 +110,11 @@ def resolve_paths(paths: Iterable[str], module_names: Iterable[str], setting: st
         expanded = _expand(path, names, where)
         missing = [name for name in expanded if name not in names]
         if missing or not expanded:
-            raise ConfigError(where, "matches no module" if len(expanded) < 2 else f"no module {missing[0]!r}",
-                              _known_modules(missing[0] if missing else path, names))  # fmt: skip
+            raise ConfigError(
+                where,
+                "matches no module" if len(expanded) < 2 else f"no module {missing[0]!r}",
+                _known_modules(missing[0] if missing else path, names),
+            )
         found.update(dict.fromkeys(expanded))
     return list(found)
 

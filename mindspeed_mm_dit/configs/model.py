@@ -41,8 +41,9 @@ class DiTConfig:
     """Key in PREDICTOR_MODEL_MAPPINGS."""
 
     def __post_init__(self) -> None:
-        _require_positive(self, "input_size", "num_classes", "in_channels", "patch_size", "hidden_size",
-                          "num_layers", "num_heads")  # fmt: skip
+        _require_positive(
+            self, "input_size", "num_classes", "in_channels", "patch_size", "hidden_size", "num_layers", "num_heads"
+        )
         if self.hidden_size % self.num_heads:
             raise ConfigError(
                 f"predictor.num_heads = {self.num_heads}",
@@ -51,8 +52,9 @@ class DiTConfig:
                 f"use one of {_divisors(self.hidden_size)}",
             )
         if self.hidden_size % 4:
-            raise ConfigError(f"predictor.hidden_size = {self.hidden_size}",
-                              "2-D sin-cos positions need a multiple of 4")  # fmt: skip
+            raise ConfigError(
+                f"predictor.hidden_size = {self.hidden_size}", "2-D sin-cos positions need a multiple of 4"
+            )
         if self.input_size % self.patch_size:
             raise ConfigError(
                 f"predictor.patch_size = {self.patch_size}",
@@ -207,8 +209,9 @@ def model_config_from_mapping(content: Mapping[str, Any], where: str) -> ModelCo
     known = [field.name for field in dataclasses.fields(ModelConfig)]
     for key in content:
         if key not in known:
-            raise ConfigError(f"{where}: {key}", "unknown section",
-                              f"{nearest(key, known)}Known sections are: {', '.join(known)}")  # fmt: skip
+            raise ConfigError(
+                f"{where}: {key}", "unknown section", f"{nearest(key, known)}Known sections are: {', '.join(known)}"
+            )
     return ModelConfig(
         ae=_section(content, "ae", AE_CONFIGS, where),
         diffusion=_section(content, "diffusion", DIFFUSION_CONFIGS, where),
@@ -222,11 +225,12 @@ def _section(content: Mapping[str, Any], name: str, kinds: Mapping[str, type], w
         raise ConfigError(f"{where}: {name}", "this section is required and missing")
     section = content[name]
     model_id = section.get("model_id") if isinstance(section, dict) else None
-    if model_id not in kinds:
+    if not isinstance(model_id, str) or model_id not in kinds:
         raise ConfigError(
-            f"{where}: {name}.model_id = {model_id!r}", "unknown model_id",
+            f"{where}: {name}.model_id = {model_id!r}",
+            "unknown model_id",
             f"{nearest(str(model_id), kinds)}Known here: {', '.join(kinds)}",
-        )  # fmt: skip
+        )
     return from_mapping(kinds[model_id], section, f"{where}: {name}")
 
 
@@ -238,12 +242,18 @@ def _with_preset(content: Mapping[str, Any], where: str) -> dict[str, Any]:
     given = dict(predictor)
     name = given.pop("preset")
     if name not in PRESETS:
-        raise ConfigError(f"{where}: predictor.preset = {name!r}", "unknown preset",
-                          f"{nearest(str(name), PRESETS)}Presets are: {', '.join(PRESETS)}")  # fmt: skip
+        raise ConfigError(
+            f"{where}: predictor.preset = {name!r}",
+            "unknown preset",
+            f"{nearest(str(name), PRESETS)}Presets are: {', '.join(PRESETS)}",
+        )
     for key, value in PRESETS[name].items():
         if given.setdefault(key, value) != value:
-            raise ConfigError(f"{where}: predictor.{key} = {given[key]!r}", f"preset {name} means {value}",
-                              f"drop either the preset or {key}")  # fmt: skip
+            raise ConfigError(
+                f"{where}: predictor.{key} = {given[key]!r}",
+                f"preset {name} means {value}",
+                f"drop either the preset or {key}",
+            )
     return {**content, "predictor": given}
 
 

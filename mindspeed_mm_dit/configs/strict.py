@@ -34,9 +34,10 @@ def from_mapping(cls: type[T], mapping: Any, where: str) -> T:
     for key in mapping:
         if key not in known:
             raise ConfigError(
-                f"{where}: {key} = {mapping[key]!r}", "unknown key",
+                f"{where}: {key} = {mapping[key]!r}",
+                "unknown key",
                 f"{nearest(str(key), known)}Known keys are: {', '.join(known)}",
-            )  # fmt: skip
+            )
     frozen = {key: tuple(value) if isinstance(value, list) else value for key, value in mapping.items()}
     try:
         return dacite.from_dict(cls, frozen, _DACITE)  # type: ignore[type-var]

@@ -84,8 +84,11 @@ class TrainingSamples:
         try:
             pixels = load_pixels(self.index.paths[image], self.size, self.channels)
         except (OSError, SyntaxError, ValueError) as error:
-            raise DataError(self.index.paths[image], f"cannot be decoded: {error}",
-                            "repair or remove the file; training can be resumed from the last checkpoint")  # fmt: skip
+            raise DataError(
+                self.index.paths[image],
+                f"cannot be decoded: {error}",
+                "repair or remove the file; training can be resumed from the last checkpoint",
+            ) from None
         if self._decoded is not None:
             self._decoded[image] = pixels
         return pixels

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
+from tqdm import tqdm
 
 from mindspeed_mm_dit.configs.data import DatasetParam
 from mindspeed_mm_dit.data.builtin import BUILTIN_SOURCES
@@ -16,6 +18,9 @@ from mindspeed_mm_dit.data.draws import Stream, generator
 from mindspeed_mm_dit.errors import DataError
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm"}
+
+DECODE_CHECK_LIMIT = 20_000
+"""Of up to so many images every byte is checked before a run; of more, only the headers."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,7 @@ class ImageIndex:
 
 
 def open_index(param: DatasetParam, num_classes: int) -> ImageIndex:
-    """List the images of ``param`` and check that each is there, can be opened, and has a label in range.
+    """List the images of ``param`` and check that each is there, can be decoded, and has a label in range.
 
     Raises:
         DataError: naming the first bad image and how many there are (``skip_bad_images`` leaves them out).
@@ -51,19 +56,24 @@ def open_index(param: DatasetParam, num_classes: int) -> ImageIndex:
         raise DataError(f"dataset_param.data_folder = {folder}", "is not a folder", "correct the path in data.json")
     rows = _rows_of_csv(folder / param.index) if param.index else _rows_of_folders(folder)
     if not rows:
-        raise DataError(f"dataset_param.data_folder = {folder}", "holds no images",
-                        "put one folder of images per class there, or name an index with image_path,label")  # fmt: skip
+        raise DataError(
+            f"dataset_param.data_folder = {folder}",
+            "holds no images",
+            "put one folder of images per class there, or name an index with image_path,label",
+        )
     _check_labels(rows, num_classes, folder)
     good, problems = [], []
-    for path, label in rows:
-        problem = _problem_of(folder / path)
+    for (path, label), problem in zip(rows, _problems([folder / path for path, _ in rows])):
         if problem is None:
             good.append((str(folder / path), label))
         else:
             problems.append(f"{folder / path} {problem}")
     if problems and not (param.skip_bad_images and good):
-        raise DataError(problems[0], f"{len(problems)} of {len(rows)} images cannot be used",
-                        "repair or remove them, or set dataset_param.skip_bad_images to true")  # fmt: skip
+        raise DataError(
+            problems[0],
+            f"{len(problems)} of {len(rows)} images cannot be used",
+            "repair or remove them, or set dataset_param.skip_bad_images to true",
+        )
     return ImageIndex(tuple(p for p, _ in good), np.array([label for _, label in good], np.int64), len(problems))
 
 
@@ -91,8 +101,9 @@ def _rows_of_csv(path: Path) -> list[tuple[str, int]]:
         with open(path, newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
             if not {"image_path", "label"} <= set(reader.fieldnames or ()):
-                raise DataError(str(path), f"has the columns {reader.fieldnames}",
-                                "its first line must name image_path,label")  # fmt: skip
+                raise DataError(
+                    str(path), f"has the columns {reader.fieldnames}", "its first line must name image_path,label"
+                )
             rows = [(row["image_path"], row["label"]) for row in reader]
     except OSError as error:
         raise DataError(f"dataset_param.index = {path}", f"cannot be read: {error.strerror}") from None
@@ -110,18 +121,28 @@ def _numbered(labels: Iterable[str]) -> list[int]:
 def _check_labels(rows: list[tuple[str, int]], num_classes: int, folder: Path) -> None:
     for path, label in rows:
         if not 0 <= label < num_classes:
-            raise DataError(f"{folder / path}: label {label}",
-                            f"is outside 0 ... {num_classes - 1} (predictor.num_classes = {num_classes})",
-                            "correct the label, or num_classes in model.json")  # fmt: skip
+            raise DataError(
+                f"{folder / path}: label {label}",
+                f"is outside 0 ... {num_classes - 1} (predictor.num_classes = {num_classes})",
+                "correct the label, or num_classes in model.json",
+            )
 
 
-def _problem_of(path: Path) -> str | None:
-    """Return why ``path`` is no usable image, or None; reads the header only."""
+def _problems(paths: list[Path]) -> list[str | None]:
+    """Return why each file is no usable image, or None; in threads, with a progress bar for many files."""
+    decode = len(paths) <= DECODE_CHECK_LIMIT
+    with ThreadPoolExecutor() as pool:
+        checked = pool.map(lambda path: _problem_of(path, decode), paths)
+        return list(tqdm(checked, "checking images", len(paths), unit="image", delay=2, disable=None))
+
+
+def _problem_of(path: Path, decode: bool) -> str | None:
     try:
         with Image.open(path) as image:
-            image.size  # noqa: B018  (parsed on access by some formats)
+            if decode:
+                image.load()
     except FileNotFoundError:
         return "is listed but missing"
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
-        return f"cannot be opened as an image: {error}"
+    except (OSError, SyntaxError, ValueError) as error:
+        return f"cannot be decoded: {error}"
     return None

@@ -115,7 +115,9 @@ class GaussianDiffusion:
     def _log_variance(self, fraction: Tensor | None, x_t: Tensor, t: Tensor) -> Tensor:
         """Interpolate between the two bounds on the log variance (Nichol & Dhariwal 2021, eq. 15)."""
         if fraction is None:
-            fixed = "posterior_log_variance_clipped" if self.variance_type == "fixed_small" else "fixed_large_log_variance"
+            fixed = (
+                "posterior_log_variance_clipped" if self.variance_type == "fixed_small" else "fixed_large_log_variance"
+            )
             return self.at(fixed, t) + 0.0 * x_t
         weight = (fraction + 1) / 2
         return weight * self.at("log_betas", t) + (1 - weight) * self.at("posterior_log_variance_clipped", t)
@@ -150,9 +152,7 @@ class GaussianDiffusion:
         divergence = gaussian_kl(true_mean, true_log_variance, predicted.mean, predicted.log_variance)
         likelihood = discretized_gaussian_log_likelihood(x_start, predicted.mean, 0.5 * predicted.log_variance)
         bits = 1 / math.log(2.0)
-        return ops.where(
-            t == 0, -bits * ops.mean_per_sample(likelihood), bits * ops.mean_per_sample(divergence)
-        )
+        return ops.where(t == 0, -bits * ops.mean_per_sample(likelihood), bits * ops.mean_per_sample(divergence))
 
 
 def gaussian_kl(mean1: Tensor, log_variance1: Tensor, mean2: Tensor, log_variance2: Tensor) -> Tensor:

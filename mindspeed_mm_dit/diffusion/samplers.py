@@ -28,8 +28,8 @@ class Sampler:
 
     run: Callable[..., Iterator[Tensor]]
     """(diffusion, predict, x_T, noise_at, clip=) -> iterator over the states; the last is x_0."""
-    spacing: str
-    """How a shorter chain picks its timesteps: see ``respaced_steps``."""
+    respacing: str
+    """What ``respaced_steps`` is asked for, with the number of steps in place of {}."""
 
 
 def ddpm(
@@ -65,12 +65,13 @@ def _ask(diffusion: GaussianDiffusion, predict: Predict, x: Tensor, index: int) 
     return t_index, ops.to_float32(predict(x, t_network, timestep))
 
 
-SAMPLERS: dict[str, Sampler] = {"ddpm": Sampler(ddpm, "even"), "ddim": Sampler(ddim, "ddim")}
+SAMPLERS: dict[str, Sampler] = {"ddpm": Sampler(ddpm, "{}"), "ddim": Sampler(ddim, "ddim{}")}
 
 
 def find_sampler(name: str) -> Sampler:
     """Return the sampler registered as ``name``."""
     if name not in SAMPLERS:
-        raise ConfigError(f"--sampler = {name!r}", "unknown sampler",
-                          f"{nearest(name, SAMPLERS)}Known here: {', '.join(SAMPLERS)}")  # fmt: skip
+        raise ConfigError(
+            f"--sampler = {name!r}", "unknown sampler", f"{nearest(name, SAMPLERS)}Known here: {', '.join(SAMPLERS)}"
+        )
     return SAMPLERS[name]

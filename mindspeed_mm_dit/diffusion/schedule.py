@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -25,9 +26,10 @@ def make_betas(noise_schedule: str, num_train_timesteps: int) -> np.ndarray:
             math.cos((step / num_train_timesteps + 0.008) / 1.008 * math.pi / 2) ** 2
             for step in range(num_train_timesteps + 1)
         ]
-        return np.array([min(1 - after / before, 0.999) for before, after in zip(alpha_bar, alpha_bar[1:])])
-    raise ConfigError(f"diffusion.noise_schedule = {noise_schedule!r}", "unknown schedule",
-                      "use linear or squaredcos_cap_v2")  # fmt: skip
+        return np.array([min(1 - after / before, 0.999) for before, after in pairwise(alpha_bar)])
+    raise ConfigError(
+        f"diffusion.noise_schedule = {noise_schedule!r}", "unknown schedule", "use linear or squaredcos_cap_v2"
+    )
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,16 @@ class Schedule:
     def alphas_cumprod_prev(self) -> np.ndarray:
         """alpha-bar_{t-1}, with 1 before the first step."""
         return np.append(1.0, self.alphas_cumprod[:-1])
+
+    @cached_property
+    def alphas_cumprod_next(self) -> np.ndarray:
+        """alpha-bar_{t+1}, with 0 after the last step."""
+        return np.append(self.alphas_cumprod[1:], 0.0)
+
+    @cached_property
+    def log_one_minus_alphas_cumprod(self) -> np.ndarray:
+        """Logarithm of the variance of x_t given x_0."""
+        return np.log(1.0 - self.alphas_cumprod)
 
     @cached_property
     def sqrt_alphas_cumprod(self) -> np.ndarray:
@@ -119,24 +131,41 @@ class Schedule:
         return (1.0 - self.alphas_cumprod_prev) * np.sqrt(1.0 - self.betas) / (1.0 - self.alphas_cumprod)
 
 
-def respaced_steps(num_train_timesteps: int, steps: int, spacing: str) -> np.ndarray:
-    """Choose ``steps`` of the T training timesteps, ascending, (steps,) int64.
+def respaced_steps(num_train_timesteps: int, respacing: str) -> np.ndarray:
+    """Choose the timesteps of a shorter chain, ascending, (S,) int64.
 
-    "even": from the first to the last, evenly (Nichol & Dhariwal 2021, section 4).
-    "ddim": every k-th from the first, for the whole number k that gives ``steps`` (Song et al. 2021).
+    respacing: "ddim50" for every k-th timestep from the first, with the whole number k that gives 50 (Song et
+    al. 2021); "250" for 250 evenly from first to last, or "10,20,30" for so many in each of as many equal
+    sections of the chain (Nichol & Dhariwal 2021, section 4).
+    Raises ConfigError where no such chain exists.
     """
-    if not 1 <= steps <= num_train_timesteps:
-        raise ConfigError(f"--steps = {steps}", f"must lie between 1 and num_train_timesteps ({num_train_timesteps})")
-    if spacing == "ddim":
-        for stride in range(1, num_train_timesteps + 1):
-            chosen = np.arange(0, num_train_timesteps, stride)
-            if len(chosen) == steps:
-                return chosen
-        raise ConfigError(f"--steps = {steps}", f"no whole stride visits {steps} of {num_train_timesteps} timesteps",
-                          f"use a divisor of {num_train_timesteps}, or the ddpm spacing")  # fmt: skip
-    stride = (num_train_timesteps - 1) / (steps - 1) if steps > 1 else 1.0
-    chosen_steps, position = [], 0.0
-    for _ in range(steps):
-        chosen_steps.append(round(position))
+    counts = respacing.removeprefix("ddim").split(",")
+    if not all(count.isdigit() and int(count) > 0 for count in counts):
+        raise ConfigError(f"respacing = {respacing!r}", "is not understood", "write 250, ddim50 or 10,20,30")
+    if respacing.startswith("ddim"):
+        return _strided(num_train_timesteps, int(counts[0]))
+    sections = np.array_split(np.arange(num_train_timesteps), len(counts))
+    return np.concatenate([_evenly(section, int(count)) for section, count in zip(sections, counts)])
+
+
+def _strided(num_train_timesteps: int, steps: int) -> np.ndarray:
+    for stride in range(1, num_train_timesteps + 1):
+        chosen = np.arange(0, num_train_timesteps, stride)
+        if len(chosen) == steps:
+            return chosen
+    raise ConfigError(
+        f"--steps = {steps}",
+        f"no whole stride visits {steps} of {num_train_timesteps} timesteps",
+        f"use a divisor of {num_train_timesteps}, or the ddpm sampler",
+    )
+
+
+def _evenly(section: np.ndarray, steps: int) -> np.ndarray:
+    if steps > len(section):
+        raise ConfigError(f"--steps = {steps}", f"is more than the {len(section)} timesteps there are")
+    stride = (len(section) - 1) / (steps - 1) if steps > 1 else 1.0
+    positions, position = [], 0.0
+    for _ in range(steps):  # summed, not multiplied: the published rounding
+        positions.append(round(position))
         position += stride
-    return np.array(chosen_steps)
+    return section[positions]

@@ -4,9 +4,9 @@ Networks, diffusion maths and samplers are written once against the names of thi
 
     from mindspeed_mm_dit.framework import nn, ops, optim, runtime
 
-``nn`` holds layers, ``ops`` functions of tensors, ``runtime`` devices, ranks and the transport
-of tensors, ``optim`` gradients and AdamW. ``activate`` chooses whose they are, once, before any of them is used; without a
-call the first use activates PyTorch. ``contract`` lists what each of them must offer.
+``nn`` holds layers, ``ops`` functions of tensors, ``runtime`` devices, ranks and the transport of
+tensors, ``optim`` gradients and AdamW. ``activate`` chooses whose they are, once, before any of them is
+used; without a call the first use activates PyTorch. ``contract`` lists what each of them must offer.
 """
 
 from __future__ import annotations
@@ -35,15 +35,19 @@ def activate(name: str) -> None:
     """
     global _active
     if _active is not None and _active != name:
-        raise PlatformError(f"--ai-framework = {name}", f"{_active} is already active in this process",
-                            "use one process per framework")  # fmt: skip
+        raise PlatformError(
+            f"--ai-framework = {name}", f"{_active} is already active in this process", "use one process per framework"
+        )
     if name not in FRAMEWORKS:
         raise PlatformError(f"--ai-framework = {name}", f"must be one of {', '.join(FRAMEWORKS)}")
     try:
         importlib.import_module(f"{__name__}.{name}")
     except ModuleNotFoundError as error:
-        raise PlatformError(f"--ai-framework = {name}", f"cannot be used here: {error}",
-                            "install the framework into this Python environment (see README)") from error  # fmt: skip
+        raise PlatformError(
+            f"--ai-framework = {name}",
+            f"cannot be used here: {error}",
+            "install the framework into this Python environment (see README)",
+        ) from error
     _active = name
 
 

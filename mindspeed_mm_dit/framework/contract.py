@@ -52,7 +52,9 @@ RUNTIME = {
     "barrier": "(): wait for every rank",
     "load_arrays": "(module, {name: array}): write values into the parameters of a module",
     "shapes": "(module) -> {name: shape} of its parameters",
+    "to_runtime_device": "(module) -> the module on the device",
     "for_inference": "(module) -> the module on the device, for prediction only",
+    "report_failure": "(error): leave the reason where the launcher looks for it",
     "versions": "() -> {package: version}",
 }
 

@@ -51,9 +51,10 @@ def _load(config: AutoencoderKLConfig) -> DiffusersAutoencoderKL:
     path = Path(config.from_pretrained)
     if not path.exists():
         raise CheckpointError(
-            f"ae.from_pretrained = {path}", "no such file or folder; nothing is downloaded",
+            f"ae.from_pretrained = {path}",
+            "no such file or folder; nothing is downloaded",
             "put a diffusers AutoencoderKL there, e.g. stabilityai/sd-vae-ft-ema, or correct the path",
-        )  # fmt: skip
+        )
     try:
         if path.is_dir():
             module = DiffusersAutoencoderKL.from_pretrained(path, local_files_only=True)

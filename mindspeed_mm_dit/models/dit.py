@@ -41,7 +41,9 @@ class TimestepEmbedder(nn.Module):
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
-        self.mlp = nn.Sequential(nn.Linear(FREQUENCY_WIDTH, hidden_size), nn.SiLU(), nn.Linear(hidden_size, hidden_size))
+        self.mlp = nn.Sequential(
+            nn.Linear(FREQUENCY_WIDTH, hidden_size), nn.SiLU(), nn.Linear(hidden_size, hidden_size)
+        )
         nn.set_constant(self, "frequencies", timestep_frequencies(FREQUENCY_WIDTH))
 
     def forward(self, t: Tensor) -> Tensor:

@@ -22,7 +22,9 @@ DIFFUSION_MODEL_MAPPINGS: dict[str, Builder] = {"gaussian_diffusion": GaussianDi
 AE_MODEL_MAPPINGS: dict[str, Builder] = {"pixel": PixelAutoencoder, "autoencoder_kl": load_autoencoder_kl}
 
 
-def register(mappings: dict[str, Builder], configs: dict[str, type], model_id: str, config: type, build: Builder) -> None:
+def register(
+    mappings: dict[str, Builder], configs: dict[str, type], model_id: str, config: type, build: Builder
+) -> None:
     """Add ``model_id`` to a table and its config class to the matching table of configs.
 
     Raises ConfigError when another entry holds that name.
@@ -33,6 +35,11 @@ def register(mappings: dict[str, Builder], configs: dict[str, type], model_id: s
 
 
 __all__ = [
-    "AE_CONFIGS", "AE_MODEL_MAPPINGS", "DIFFUSION_CONFIGS", "DIFFUSION_MODEL_MAPPINGS", "PREDICTOR_CONFIGS",
-    "PREDICTOR_MODEL_MAPPINGS", "register",
-]  # fmt: skip
+    "AE_CONFIGS",
+    "AE_MODEL_MAPPINGS",
+    "DIFFUSION_CONFIGS",
+    "DIFFUSION_MODEL_MAPPINGS",
+    "PREDICTOR_CONFIGS",
+    "PREDICTOR_MODEL_MAPPINGS",
+    "register",
+]

@@ -54,9 +54,11 @@ def generate(
     """
     check_labels(labels, config)
     if settings.guidance.scale != 1.0 and config.predictor.class_dropout_prob == 0:
-        raise ConfigError(f"--cfg-scale = {settings.guidance.scale}",
-                          "this model was trained without dropped labels: it has no null class",
-                          "use --cfg-scale 1")  # fmt: skip
+        raise ConfigError(
+            f"--cfg-scale = {settings.guidance.scale}",
+            "this model was trained without dropped labels: it has no null class",
+            "use --cfg-scale 1",
+        )
     batches = np.array_split(np.arange(len(labels)), max(1, -(-len(labels) // settings.batch_size)))
     with ops.no_grad():
         return np.concatenate([_generate_batch(model, config, labels, n, settings, on_step) for n in batches])
@@ -67,7 +69,9 @@ def check_labels(labels: np.ndarray, config: ModelConfig) -> None:
     classes = config.predictor.num_classes
     for label in labels.tolist():
         if not 0 <= label < classes:
-            raise ConfigError(f"--classes: {label}", f"is outside 0 ... {classes - 1} (predictor.num_classes = {classes})")
+            raise ConfigError(
+                f"--classes: {label}", f"is outside 0 ... {classes - 1} (predictor.num_classes = {classes})"
+            )
 
 
 def _generate_batch(
@@ -78,7 +82,9 @@ def _generate_batch(
     settings: SampleSettings,
     on_step: Callable[[int], None],
 ) -> np.ndarray:
-    for latents in _states(model, config, labels[numbers], numbers, settings):
+    latents = None
+    for state in _states(model, config, labels[numbers], numbers, settings):
+        latents = state
         on_step(len(numbers))
     return to_pixels(ops.numpy(model.ae.decode(latents)))
 
@@ -89,7 +95,7 @@ def _states(
     """Walk down the chain for the images ``numbers``; the last state is their scaled latents."""
     total = config.diffusion.num_train_timesteps
     sampler = find_sampler(settings.sampler)
-    diffusion = model.diffusion.respaced(respaced_steps(total, settings.steps, sampler.spacing))
+    diffusion = model.diffusion.respaced(respaced_steps(total, sampler.respacing.format(settings.steps)))
     null = np.full_like(labels, config.predictor.null_label)
     predict = guided_network(model.predictor, ops.tensor(labels), ops.tensor(null), settings.guidance, total)
     shape = config.latent_shape

@@ -25,7 +25,9 @@ def draw_grid(images: np.ndarray, labels: np.ndarray, per_row: int = 10) -> Imag
     for row, label in enumerate(classes):
         pen.text((4, row * step + cell // 2), str(label), fill="black", font=font, anchor="lm")
         for column, image in enumerate(images[labels == label][:columns]):
-            picture = Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).resize((cell, cell), Image.Resampling.NEAREST)
+            picture = Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).resize(
+                (cell, cell), Image.Resampling.NEAREST
+            )
             grid.paste(picture, (margin + column * step, row * step))
     return grid
 

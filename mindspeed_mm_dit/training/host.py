@@ -28,11 +28,15 @@ def choose_host(argv: Sequence[str]) -> ModuleType:
     wanted, _ = parser.parse_known_args(list(argv))
     missing = [name for name in HOST_PACKAGES if not _is_installed(name)]
     if wanted.host == "mindspeed-mm" and missing:
-        raise PlatformError("--host = mindspeed-mm", f"{', '.join(missing)} cannot be found",
-                            "install MindSpeed-MM (it is not on PyPI), or leave --host out")  # fmt: skip
+        raise PlatformError(
+            "--host = mindspeed-mm",
+            f"{', '.join(missing)} cannot be found",
+            "install MindSpeed-MM (it is not on PyPI), or leave --host out",
+        )
     if wanted.host != "standalone" and not missing:
-        raise PlatformError("--host = mindspeed-mm", "this version trains in the standalone host only",
-                            "pass --host standalone")  # fmt: skip
+        raise PlatformError(
+            "--host = mindspeed-mm", "this version trains in the standalone host only", "pass --host standalone"
+        )
     activate(wanted.ai_framework)
     from mindspeed_mm_dit.training import standalone
 

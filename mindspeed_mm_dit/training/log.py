@@ -63,8 +63,14 @@ class RunLog:
     def __init__(self, *, prints: bool, tensorboard_dir: str | None, train_iters: int, iteration: int) -> None:
         self._prints = prints
         on_terminal = prints and sys.stderr.isatty()
-        self._bar = tqdm(total=train_iters, initial=iteration, unit="step", disable=not on_terminal,
-                         dynamic_ncols=True, smoothing=0.05)  # fmt: skip
+        self._bar = tqdm(
+            total=train_iters,
+            initial=iteration,
+            unit="step",
+            disable=not on_terminal,
+            dynamic_ncols=True,
+            smoothing=0.05,
+        )
         self._tensorboard = _open_tensorboard(tensorboard_dir, iteration) if prints and tensorboard_dir else None
 
     def step(self) -> None:
@@ -78,12 +84,15 @@ class RunLog:
         tqdm.write(format_line(record, datetime.now()), file=sys.stdout)
         sys.stdout.flush()
         self._bar.set_postfix_str(f"loss {record.loss:.4f}, {record.images_per_second:.0f} images/s")
-        self._scalars(record.iteration, {
-            "train/loss": record.loss,
-            "train/grad_norm": record.grad_norm,
-            "train/learning_rate": record.learning_rate,
-            "train/images_per_second": record.images_per_second,
-        })  # fmt: skip
+        self._scalars(
+            record.iteration,
+            {
+                "train/loss": record.loss,
+                "train/grad_norm": record.grad_norm,
+                "train/learning_rate": record.learning_rate,
+                "train/images_per_second": record.images_per_second,
+            },
+        )
 
     def validation(self, iteration: int, loss: float) -> None:
         """Say the loss on the images that are held out."""

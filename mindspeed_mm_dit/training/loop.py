@@ -31,8 +31,12 @@ def train(
     """
     schedule = learning_rate(args)
     is_last_rank = runtime.rank() == runtime.world_size() - 1
-    log = RunLog(prints=is_last_rank, tensorboard_dir=args.tensorboard_dir, train_iters=args.train_iters,
-                 iteration=progress.iteration)  # fmt: skip
+    log = RunLog(
+        prints=is_last_rank,
+        tensorboard_dir=args.tensorboard_dir,
+        train_iters=args.train_iters,
+        iteration=progress.iteration,
+    )
     interval = Interval(args)
     while progress.iteration < args.train_iters:
         if stop.on_any_rank():
@@ -71,7 +75,7 @@ def validate(args: Namespace, engine: Any, forward_step: Callable[..., Any], bat
 
 
 def _is_due(every: int | None, progress: Progress) -> bool:
-    return bool(every) and progress.iteration % every == 0
+    return every is not None and progress.iteration % every == 0
 
 
 class Interval:
@@ -97,8 +101,11 @@ class Interval:
         finite = [loss for loss in losses if math.isfinite(loss)]
         self._nan_iterations += len(losses) - len(finite)
         if not finite:
-            raise ConvergenceError(f"iteration {progress.iteration}: loss = {losses[-1]}", "is not finite any more",
-                                   "resume from the last checkpoint with a smaller --lr, or without --bf16")  # fmt: skip
+            raise ConvergenceError(
+                f"iteration {progress.iteration}: loss = {losses[-1]}",
+                "is not finite any more",
+                "resume from the last checkpoint with a smaller --lr, or without --bf16",
+            )
         now = time.perf_counter()
         record = StepRecord(
             iteration=progress.iteration,

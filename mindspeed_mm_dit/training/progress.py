@@ -48,8 +48,10 @@ class Progress:
 
     def _check_facts(self, facts: dict[str, Any], path: Path) -> None:
         if facts.get("seed", self._args.seed) != self._args.seed:
-            _print_rank_0(f"warning: {path} was written with --seed {facts['seed']}, this run has {self._args.seed}: "
-                          "it goes on with other draws and another sample order")  # fmt: skip
+            _print_rank_0(
+                f"warning: {path} was written with --seed {facts['seed']}, this run has {self._args.seed}: "
+                "it goes on with other draws and another sample order"
+            )
 
     def save(self) -> None:
         """Start writing a checkpoint of this iteration, unless there is one already."""

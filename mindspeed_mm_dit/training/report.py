@@ -58,6 +58,11 @@ def _draw(args: Namespace) -> tuple[np.ndarray, np.ndarray]:
         guidance=Guidance(args.report_cfg_scale if has_null_class else 1.0, channels="3"),
         seed=args.seed,
     )
-    with tqdm(total=settings.steps * len(labels), desc="sampling", unit="image-step", file=sys.stderr,
-              disable=not sys.stderr.isatty()) as bar:  # fmt: skip
+    with tqdm(
+        total=settings.steps * len(labels),
+        desc="sampling",
+        unit="image-step",
+        file=sys.stderr,
+        disable=not sys.stderr.isatty(),
+    ) as bar:
         return generate(model, config, labels, settings, bar.update), labels

@@ -13,7 +13,7 @@ import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from enum import Enum
-from typing import Any
+from typing import Any, NoReturn
 
 from mindspeed_mm_dit import __version__
 from mindspeed_mm_dit.configs.arguments import build_parser
@@ -73,11 +73,20 @@ def pretrain(
         runtime.check_backend(args.distributed_backend)
         engine_module = importlib.import_module(f"mindspeed_mm_dit.training.{active()}.engine")
         engine_module.check_sharding(args.mm)
+    except UserError as error:  # every rank finds the same; one says it
+        _give_up(error, says_it=runtime.rank() == 0)
+    try:
         _run(args, engine_module, train_valid_test_dataset_provider, model_provider, forward_step_func)
     except UserError as error:
+        _give_up(error, says_it=True)
+
+
+def _give_up(error: UserError, says_it: bool) -> NoReturn:
+    runtime.report_failure(error)
+    if says_it:
         print(f"\n{error}", file=sys.stderr, flush=True)
-        sys.stdout.flush()
-        os._exit(2)  # ranks that wait for this one are ended by the launcher, not waited for
+    sys.stdout.flush()
+    os._exit(2)  # at once: the other ranks may wait for this one, and the launcher ends them
 
 
 def _parse(extra_args_provider: Callable[[ArgumentParser], ArgumentParser] | None) -> Namespace:
@@ -122,5 +131,10 @@ def _announce(args: Namespace) -> None:
 
 
 __all__ = [
-    "NAME", "ModelType", "average_losses_across_data_parallel_group", "get_args", "pretrain", "print_rank_0",
-]  # fmt: skip
+    "NAME",
+    "ModelType",
+    "average_losses_across_data_parallel_group",
+    "get_args",
+    "pretrain",
+    "print_rank_0",
+]

@@ -7,9 +7,18 @@ import torch
 from torch.nn import GELU, Conv2d, Embedding, LayerNorm, Linear, Module, ModuleList, Sequential, SiLU
 
 __all__ = [
-    "GELU", "Conv2d", "Embedding", "LayerNorm", "Linear", "Module", "ModuleList", "Sequential", "SiLU",
-    "frozen_parameter", "set_constant",
-]  # fmt: skip
+    "GELU",
+    "Conv2d",
+    "Embedding",
+    "LayerNorm",
+    "Linear",
+    "Module",
+    "ModuleList",
+    "Sequential",
+    "SiLU",
+    "frozen_parameter",
+    "set_constant",
+]
 
 
 def frozen_parameter(array: np.ndarray) -> torch.nn.Parameter:

@@ -24,9 +24,27 @@ from torch.nn.functional import scaled_dot_product_attention as attention
 from mindspeed_mm_dit.framework.pytorch import runtime
 
 __all__ = [
-    "attention", "cast_like", "cat", "chunk", "clamp", "cos", "exp", "log", "mean_per_sample", "no_grad", "numpy",
-    "permute", "reshape", "sin", "stop_gradient", "take", "tanh", "tensor", "to_float32", "where",
-]  # fmt: skip
+    "attention",
+    "cast_like",
+    "cat",
+    "chunk",
+    "clamp",
+    "cos",
+    "exp",
+    "log",
+    "mean_per_sample",
+    "no_grad",
+    "numpy",
+    "permute",
+    "reshape",
+    "sin",
+    "stop_gradient",
+    "take",
+    "tanh",
+    "tensor",
+    "to_float32",
+    "where",
+]
 
 
 def mean_per_sample(x: Tensor) -> Tensor:

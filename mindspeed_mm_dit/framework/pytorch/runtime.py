@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
 from mindspeed_mm_dit.errors import PlatformError
 
@@ -160,9 +161,20 @@ def shapes(module: torch.nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(p.shape) for name, p in module.named_parameters()}
 
 
+def to_runtime_device(model: torch.nn.Module) -> torch.nn.Module:
+    """Move a model to the device of this process."""
+    return model.to(device())
+
+
 def for_inference(model: torch.nn.Module) -> torch.nn.Module:
     """Move a model to the device, for prediction only."""
-    return model.to(device()).eval().requires_grad_(False)
+    return to_runtime_device(model).eval().requires_grad_(False)
+
+
+def report_failure(error: BaseException) -> None:
+    """Leave ``error`` where torchrun looks for it, so that its summary names the reason."""
+    if "TORCHELASTIC_ERROR_FILE" in os.environ:
+        ErrorHandler().record_exception(error)
 
 
 def versions() -> dict[str, str]:

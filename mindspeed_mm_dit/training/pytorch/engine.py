@@ -19,9 +19,9 @@ from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.framework.pytorch.optim import adamw
 from mindspeed_mm_dit.models.init import initial_weights
-from mindspeed_mm_dit.training.pytorch.ema import MovingAverage
 from mindspeed_mm_dit.models.registry import PREDICTOR_MODEL_MAPPINGS
 from mindspeed_mm_dit.training.preflight import MultiModalArguments
+from mindspeed_mm_dit.training.pytorch.ema import MovingAverage
 from mindspeed_mm_dit.training.pytorch.parallel import check_paths, replicate, shard, unwrap
 
 ForwardStep = Callable[[Iterator[Any], nn.Module], tuple[Tensor, Callable[[Tensor], tuple[Tensor, dict[str, Tensor]]]]]
@@ -47,9 +47,7 @@ class Engine:
         initialise(model, args.seed)
         self.model = shard(model, fsdp2) if fsdp2 else replicate(model)
         self.predictor: nn.Module = unwrap(self.model).predictor
-        self.optimizer = adamw(
-            self.predictor, (args.adam_beta1, args.adam_beta2), args.adam_eps, args.weight_decay
-        )
+        self.optimizer = adamw(self.predictor, (args.adam_beta1, args.adam_beta2), args.adam_eps, args.weight_decay)
         self.ema = MovingAverage(self.predictor, args.ema_decay)
         self._autocast = args.bf16 and not (fsdp2 and fsdp2.param_dtype)
 

@@ -48,9 +48,7 @@ def shard(model: nn.Module, config: Fsdp2Config) -> nn.Module:
             output_dtype=_DTYPES[config.output_dtype],
             cast_forward_inputs=config.cast_forward_inputs,
         ),
-        "offload_policy": CPUOffloadPolicy(pin_memory=config.pin_memory)
-        if config.offload_to_cpu
-        else OffloadPolicy(),
+        "offload_policy": CPUOffloadPolicy(pin_memory=config.pin_memory) if config.offload_to_cpu else OffloadPolicy(),
         "ignored_params": ignored or None,
     }
     units = _modules(model, config.sub_modules_to_wrap, "sub_modules_to_wrap")

@@ -1,0 +1,40 @@
+# make demo   set up .venv and train the embedded default: digits, about two minutes on two CPU cores
+# make test   set up .venv and run every test
+# make check  layering, style and types
+# make clean  remove .venv and what the demo wrote
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+
+.PHONY: demo test check clean
+
+demo: $(VENV)/.installed
+	bash examples/dit/pretrain.sh
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+
+# A PyTorch that sees an accelerator is the user's own and is kept; otherwise the CPU build is installed.
+$(VENV)/.installed: requirements/base.txt requirements/pytorch.txt requirements/pytorch-cpu.txt setup.py
+	@echo "installing into $(VENV) (a few minutes the first time)"
+	@if $(PYTHON) -c 'import torch; assert torch.accelerator.is_available()' 2>/dev/null; \
+	then $(PYTHON) -m venv --system-site-packages $(VENV); \
+	else $(PYTHON) -m venv $(VENV) && $(PIP) -r requirements/pytorch-cpu.txt; fi
+	$(PIP) -r requirements/base.txt -r requirements/pytorch.txt
+	$(PIP) --no-deps --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed requirements/dev.txt
+	$(PIP) -r requirements/dev.txt
+	@touch $@
+
+clean:
+	rm -rf $(VENV) outputs data

@@ -1,0 +1,48 @@
+"""``mm-dit COMMAND``: finds the command's module and prints our errors without a traceback."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from mindspeed_mm_dit import __version__
+from mindspeed_mm_dit.errors import UserError
+
+COMMANDS = {
+    "sample": "draw images from a trained model",
+    "parity": "compare this implementation with a file of reference values",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; return the exit code: 0 good, 1 a negative verdict, 2 a mistake in the input."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(
+        prog="mm-dit",
+        description="Tools around DiT models. 'mm-dit COMMAND --help' explains a command.",
+    )
+    parser.add_argument("--version", action="version", version=f"mm-dit {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    chosen = argv[0] if argv else None
+    for name, summary in COMMANDS.items():
+        if name != chosen:
+            commands.add_parser(name, help=summary, add_help=False)
+            continue
+        module = importlib.import_module(f"mindspeed_mm_dit.cli.{name.replace('-', '_')}")
+        command = commands.add_parser(
+            name, help=summary, description=module.DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
+    args = parser.parse_args(argv)
+    try:
+        return int(args.run(args))
+    except UserError as error:
+        print(f"{error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

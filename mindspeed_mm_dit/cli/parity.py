@@ -1,0 +1,59 @@
+"""``mm-dit parity``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+DESCRIPTION = """\
+Recompute every quantity in a file of reference values with the weights of a checkpoint, and compare.
+
+  mm-dit parity --reference dit_tiny_p2.npz --checkpoint dit_tiny_p2.pt
+
+Prints ours, the reference's, the relative error (norm of the difference over norm of the reference) and a
+verdict for each; the exit code is 1 if one is past its tolerance. docs/parity.md describes the file format."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of the command."""
+    parser.add_argument("--reference", required=True, metavar="NPZ", help="file of reference values")
+    parser.add_argument("--checkpoint", required=True, metavar="PATH", help="weights they were computed with")
+    parser.add_argument("--ai-framework", choices=("pytorch", "mindspore"), default="pytorch")
+    parser.add_argument("--tolerance", type=float, default=1e-5, help="largest relative error (default 1e-5)")
+    parser.add_argument(
+        "--table-tolerance", type=float, default=1e-12, help="the same for the float64 schedule tables (default 1e-12)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compare, print, and return 1 for any difference past tolerance."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from mindspeed_mm_dit.framework import activate
+
+    activate(args.ai_framework)
+    from mindspeed_mm_dit.evaluation.parity import compare
+    from mindspeed_mm_dit.framework import runtime
+
+    findings = compare(args.reference, args.checkpoint, args.tolerance, args.table_tolerance)
+    table = Table(title=f"{args.reference} on {', '.join(f'{k} {v}' for k, v in runtime.versions().items())}")
+    for heading in ("quantity", "ours (norm)", "reference (norm)", "relative error", "tolerance", "verdict"):
+        table.add_column(heading, justify="left" if heading == "quantity" else "right", overflow="fold")
+    for f in findings:
+        table.add_row(
+            f.name,
+            f"{f.ours:.6e}",
+            f"{f.reference:.6e}",
+            f"{f.error:.2e}",
+            f"{f.tolerance:.0e}",
+            "good" if f.good else "DIFFERS",
+        )
+    Console(width=None if sys.stdout.isatty() else 130).print(table)
+    bad = [f for f in findings if not f.good]
+    worst = max(findings, key=lambda f: f.error / f.tolerance)
+    print(
+        f"{len(findings) - len(bad)} of {len(findings)} quantities within tolerance; "
+        f"closest to its bound: {worst.name}, {worst.error:.2e} of {worst.tolerance:.0e}"
+    )
+    return 1 if bad else 0

@@ -1,0 +1,140 @@
+"""``mm-dit sample``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from mindspeed_mm_dit.errors import ConfigError
+
+DESCRIPTION = """\
+Draw images of the classes you name from a trained model.
+
+  mm-dit sample --checkpoint outputs/digits/checkpoints --classes 0-9 --output digits.png
+  mm-dit sample --checkpoint DiT-XL-2-256x256.pt --model examples/dit/imagenet256/model.json \\
+      --classes 207,360,387 --num-per-class 4 --sampler ddpm --steps 250 --cfg-scale 4 --output samples.npz
+
+An .npz holds arr_0, uint8 (N, H, W, C), and arr_1, the labels (N,); other endings get a picture of one row
+per class. An image depends on --seed, its number and the settings, not on --batch-size."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of the command."""
+    parser.add_argument(
+        "--checkpoint",
+        required=True,
+        metavar="PATH",
+        help="checkpoint folder (the newest one in it), .pt as published, or .safetensors",
+    )
+    parser.add_argument("--model", metavar="JSON", help="model.json; a checkpoint folder of ours remembers its own")
+    parser.add_argument(
+        "--weights",
+        choices=("ema", "model"),
+        default="ema",
+        help="the moving average (default) or the weights being trained",
+    )
+    parser.add_argument("--classes", default="0-9", metavar="LIST", help="labels, such as 0-9 or 1,5,7-9 (default 0-9)")
+    parser.add_argument("--num-per-class", type=int, default=4, metavar="N", help="images of each class (default 4)")
+    parser.add_argument("--sampler", default="ddpm", help="ddpm (default) or ddim")
+    parser.add_argument("--steps", type=int, default=250, help="steps of the sampler (default 250)")
+    parser.add_argument(
+        "--cfg-scale",
+        type=float,
+        default=4.0,
+        help="classifier-free guidance: 1 is none, larger is closer to the class (default 4)",
+    )
+    parser.add_argument(
+        "--cfg-channels",
+        choices=("3", "all"),
+        default="3",
+        help="guide the first 3 latent channels, as the published DiT does (default), or all",
+    )
+    parser.add_argument(
+        "--cfg-interval",
+        default="0,1",
+        metavar="LOW,HIGH",
+        help="guide only where LOW <= t/T <= HIGH (default 0,1: everywhere)",
+    )
+    parser.add_argument(
+        "--clip",
+        type=float,
+        metavar="BOUND",
+        help="bound on the predicted clean latents; 1 suits pixel models (default: none)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="decides all noise (default 0)")
+    parser.add_argument("--batch-size", type=int, default=64, metavar="N", help="images drawn together (default 64)")
+    parser.add_argument("--ai-framework", choices=("pytorch", "mindspore"), default="pytorch")
+    parser.add_argument("--output", required=True, metavar="FILE", help=".npz for numbers, .png for a picture")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Draw and write."""
+    import numpy as np
+    from tqdm import tqdm
+
+    from mindspeed_mm_dit.framework import activate
+
+    activate(args.ai_framework)
+    from mindspeed_mm_dit.diffusion.guidance import Guidance
+    from mindspeed_mm_dit.sampling.generate import SampleSettings, check_labels, generate
+    from mindspeed_mm_dit.sampling.grid import save_samples
+    from mindspeed_mm_dit.sampling.load import load_model
+
+    check_output(Path(args.output))
+    classes = np.array(parse_classes(args.classes), np.int64)
+    settings = SampleSettings(
+        sampler=args.sampler,
+        steps=_positive("--steps", args.steps),
+        guidance=Guidance(args.cfg_scale, args.cfg_channels, parse_interval(args.cfg_interval)),
+        seed=args.seed,
+        batch_size=_positive("--batch-size", args.batch_size),
+        clip=args.clip,
+    )
+    model, config = load_model(args.checkpoint, args.model, use_ema=args.weights == "ema")
+    check_labels(classes, config)
+    labels = np.repeat(classes, _positive("--num-per-class", args.num_per_class))
+    started = time.perf_counter()
+    with tqdm(
+        total=settings.steps * len(labels), desc="sampling", unit="image-step", disable=not sys.stderr.isatty()
+    ) as bar:
+        images = generate(model, config, labels, settings, bar.update)
+    seconds = time.perf_counter() - started
+    save_samples(args.output, images, labels)
+    print(f"{args.output}: {len(images)} images in {seconds:.1f} s, {len(images) / seconds:.2f} images/s")
+    return 0
+
+
+def parse_classes(text: str) -> list[int]:
+    """Read "1,5,7-9" as [1, 5, 7, 8, 9]."""
+    classes: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise ConfigError(f"--classes = {text}", f"{part!r} is neither a label nor a range", "write 0-9 or 1,5,7-9")
+        classes.extend(range(int(first), int(last or first) + 1))
+    if not classes:
+        raise ConfigError(f"--classes = {text}", "names no class")
+    return classes
+
+
+def parse_interval(text: str) -> tuple[float, float]:
+    """Read "LOW,HIGH"."""
+    try:
+        low, high = (float(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f"--cfg-interval = {text}", "is not two numbers", "write 0.2,0.8") from None
+    return low, high
+
+
+def check_output(path: Path) -> None:
+    """Refuse an output that could not be written, before the time is spent."""
+    if path.suffix not in (".npz", ".png", ".jpg", ".jpeg"):
+        raise ConfigError(f"--output = {path}", f"unknown ending {path.suffix!r}", "use .npz or .png")
+
+
+def _positive(flag: str, value: int) -> int:
+    if value < 1:
+        raise ConfigError(f"{flag} = {value}", "must be at least 1")
+    return value
