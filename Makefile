@@ -1,4 +1,4 @@
-# make demo   set up .venv and train the embedded default: digits, about two minutes on two CPU cores
+# make demo   set up .venv and train the embedded default: digits, about a minute on two CPU cores
 # make test   set up .venv and run every test
 # make check  layering, style and types
 # make clean  remove .venv and what the demo wrote

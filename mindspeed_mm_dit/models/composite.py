@@ -42,6 +42,14 @@ class DiTModel(nn.Module):
         output = ops.to_float32(self.predictor(noised, timesteps, labels))  # (B, C or 2C, h, w)
         return self.diffusion.training_losses(output, latents, noised, timesteps, noise).loss  # (B,)
 
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the predictor's: nothing else is trained or saved."""
+        return self.predictor.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Load the predictor's."""
+        return self.predictor.load_state_dict(*args, **kwargs)
+
     def encode(self, pixels: Tensor, posterior_noise: Tensor | None) -> Tensor:
         """Turn pixels (B, 3 or 1, H, W) uint8 into scaled latents (B, C, h, w) float32, without a gradient."""
         with ops.no_grad():

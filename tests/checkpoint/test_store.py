@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+
+from mindspeed_mm_dit.checkpoint.store import TRACKER, CheckpointStore, find_checkpoint, read_facts
+from mindspeed_mm_dit.errors import CheckpointError
+
+
+def write(store: CheckpointStore, iteration: int) -> None:
+    (store.begin(iteration) / "data").write_text(str(iteration))
+    store.commit(iteration, {"iteration": iteration})
+
+
+def test_a_checkpoint_is_invisible_until_it_is_complete(tmp_path):
+    store = CheckpointStore(tmp_path)
+    write(store, 10)
+    store.begin(20)
+    assert store.iterations() == [10]
+    assert (tmp_path / TRACKER).read_text() == "10"
+    store.commit(20, {})
+    assert store.iterations() == [10, 20] and (tmp_path / TRACKER).read_text() == "20"
+
+
+def test_only_the_last_are_kept(tmp_path):
+    store = CheckpointStore(tmp_path, keep_last=2)
+    for iteration in (1, 2, 3, 4):
+        write(store, iteration)
+    assert store.iterations() == [3, 4]
+    assert read_facts(store.path(4)) == {"iteration": 4}
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_said(tmp_path):
+    store = CheckpointStore(tmp_path)
+    write(store, 1)
+    write(store, 2)
+    iteration, passed = store.latest(lambda path: "cut short" if path.name.endswith("2") else None)
+    assert iteration == 1 and "iter_0000002" in passed[0] and "cut short" in passed[0]
+
+
+def test_only_damaged_checkpoints_are_an_error_and_none_is_a_fresh_start(tmp_path):
+    store = CheckpointStore(tmp_path)
+    assert store.latest(lambda path: None) == (None, [])
+    write(store, 1)
+    with pytest.raises(CheckpointError, match="no checkpoint there can be read"):
+        store.latest(lambda path: "empty")
+
+
+def test_an_iteration_can_be_written_again_after_a_rewind(tmp_path):
+    store = CheckpointStore(tmp_path)
+    write(store, 5)
+    write(store, 5)
+    assert (store.path(5) / "data").read_text() == "5"
+
+
+def test_a_folder_stands_for_its_newest_checkpoint(tmp_path):
+    store = CheckpointStore(tmp_path)
+    write(store, 5)
+    assert find_checkpoint(tmp_path) == store.path(5) == find_checkpoint(store.path(5))
+    with pytest.raises(CheckpointError, match="no such file or folder"):
+        find_checkpoint(tmp_path / "none")

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from mindspeed_mm_dit.configs.arguments import build_parser, check_arguments, dit_flags
+from mindspeed_mm_dit.configs.data import load_data_config
+from mindspeed_mm_dit.errors import ConfigError
+from tests.conftest import ROOT
+
+NEEDED = "--mm-model m.json --mm-data d.json --micro-batch-size 4 --train-iters 10 --lr 1e-4 "
+
+
+def parse(flags: str, world_size: int = 1):
+    parser = build_parser()
+    dit_flags(parser)
+    args = parser.parse_strictly(shlex.split(NEEDED + flags))
+    check_arguments(args, world_size)
+    return args
+
+
+def test_the_flags_of_tutorial_scripts_are_accepted():
+    args = parse("--no-gradient-accumulation-fusion --untie-embeddings-and-output-weights --use-torch-fsdp2 "
+                 "--ckpt-format torch_dcp --distributed-backend gloo --mm-tool t.json --min-lr 1e-5 "
+                 "--tensor-model-parallel-size 1 --ai-framework pytorch")  # fmt: skip
+    assert args.use_torch_fsdp2 and args.min_lr == 1e-5
+
+
+def test_the_global_batch_defaults_to_one_micro_batch_on_every_rank():
+    assert parse("", world_size=3).global_batch_size == 12
+
+
+@pytest.mark.parametrize(
+    ("flags", "world_size", "message"),
+    [
+        ("--global-batch-size 12", 2, "micro-batch-size(4) * ranks(2) = 8"),
+        ("--lr-warmup-itres 3", 1, "Did you mean '--lr-warmup-iters'"),
+        ("--min-lr 1", 1, "must lie between 0 and --lr"),
+        ("--lr-warmup-iters 10", 1, "must be smaller than the steps of decay (10)"),
+        ("--adam-beta1 1.0", 1, "--adam-beta1 = 1.0"),
+        ("--train-iters -3", 1, "not a positive whole number"),
+        ("--tensor-model-parallel-size 2", 1, "invalid choice"),
+    ],
+)
+def test_a_wrong_flag_is_named_with_its_reason(flags, world_size, message):
+    with pytest.raises(ConfigError) as caught:
+        parse(flags, world_size)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("folder", ["", "imagenet256", "imagenet512", "cat_dog"])
+def test_every_shipped_train_args_and_data_json_is_read(folder):
+    lines = (ROOT / "examples/dit" / folder / "train.args").read_text().splitlines()
+    flags = " ".join(line.partition("#")[0] for line in lines)
+    args = parse(flags.replace("--micro-batch-size 4", ""), 8)
+    assert args.save == args.load
+    assert load_data_config(ROOT / "examples/dit" / folder / "data.json").dataset_param.image_size

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import pytest
+
+from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, load_fsdp2_config, resolve_paths
+from mindspeed_mm_dit.errors import ConfigError
+from tests.conftest import ROOT
+
+NAMES = ["predictor", "predictor.blocks", *[f"predictor.blocks.{i}" for i in range(4)], "predictor.blocks.0.attn",
+         "predictor.blocks.1.attn", "predictor.final_layer", "predictor.blocks.10"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        ("predictor.final_layer", ["predictor.final_layer"]),
+        ("predictor.blocks.{*}", [f"predictor.blocks.{i}" for i in (0, 1, 2, 3, 10)]),
+        ("predictor.blocks.{0-2}", [f"predictor.blocks.{i}" for i in (0, 1, 2)]),
+        ("predictor.blocks.{0-1,3,10}", [f"predictor.blocks.{i}" for i in (0, 1, 3, 10)]),
+        ("predictor.blocks.{0,1}.attn", ["predictor.blocks.0.attn", "predictor.blocks.1.attn"]),
+    ],
+)
+def test_paths_expand_as_in_mindspeed_mm(path, found):
+    assert resolve_paths([path], NAMES, "sub_modules_to_wrap") == found
+
+
+def test_a_module_named_twice_is_wrapped_once():
+    assert resolve_paths(["predictor.blocks.{0-1}", "predictor.blocks.{1-2}"], NAMES, "x") == [
+        f"predictor.blocks.{i}" for i in (0, 1, 2)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("predictor.head", "Modules of 'predictor' are: blocks, final_layer"),
+        ("predictor.final_layr", "Did you mean 'predictor.final_layer'"),
+        ("predictor.blocks.{0-9}", "no module 'predictor.blocks.4'"),
+        ("predictor.blocks.{3-1}", "runs backwards"),
+        ("predictor.blocks.{a}", "neither a number nor a range"),
+        ("a.{*}.b.{*}", "at most one pair"),
+    ],
+)
+def test_a_path_that_matches_nothing_is_an_error(path, message):
+    with pytest.raises(ConfigError) as caught:
+        resolve_paths([path], NAMES, "sub_modules_to_wrap")
+    assert message in str(caught.value)
+    assert "sub_modules_to_wrap[0]" in str(caught.value)
+
+
+def test_sharding_size_must_divide_the_ranks():
+    assert Fsdp2Config(sharding_size="auto").shard_ranks(8) == 8
+    assert Fsdp2Config().shard_ranks(8) == 1
+    with pytest.raises(ConfigError, match=r"sharding_size\(3\) \* replicas\(2\) != WORLD_SIZE\(8\)"):
+        Fsdp2Config(sharding_size=3).shard_ranks(8)
+
+
+def test_unknown_keys_and_a_string_for_a_list_are_errors(tmp_path):
+    file = tmp_path / "fsdp2.yaml"
+    file.write_text("shard_size: 2\n")
+    with pytest.raises(ConfigError, match="Did you mean 'sharding_size'"):
+        load_fsdp2_config(file)
+    file.write_text("sub_modules_to_wrap: predictor.blocks\n")
+    with pytest.raises(ConfigError, match="sub_modules_to_wrap"):
+        load_fsdp2_config(file)
+
+
+@pytest.mark.parametrize("folder", ["", "imagenet256", "imagenet512", "cat_dog"])
+def test_every_shipped_fsdp2_yaml_is_read(folder):
+    assert load_fsdp2_config(ROOT / "examples/dit" / folder / "fsdp2.yaml").sub_modules_to_wrap

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mindspeed_mm_dit.configs.data import DataConfig, DataloaderParam, DatasetParam
+from mindspeed_mm_dit.configs.model import model_config_from_mapping
+from mindspeed_mm_dit.data.dataset import build_samples
+from mindspeed_mm_dit.data.folder import open_index
+from mindspeed_mm_dit.data.loader import load_batches
+from mindspeed_mm_dit.errors import ConfigError, DataError
+
+
+@pytest.fixture
+def configs(model_json, digits_folder):
+    param = DatasetParam(data_folder=str(digits_folder), image_size=8, index="labels.csv", random_flip=True)
+    return model_config_from_mapping(model_json, "model.json"), DataConfig(param, DataloaderParam())
+
+
+@pytest.fixture
+def samples(configs):
+    model, data = configs
+    return build_samples(model, data, open_index(data.dataset_param, 10), seed=0, global_batch_size=64)
+
+
+def test_a_batch_has_the_documented_shapes_and_ranges(samples):
+    batch = samples.batch(np.arange(64))
+    assert {key: (array.shape, array.dtype.name) for key, array in batch.items()} == {
+        "pixels": ((64, 1, 8, 8), "uint8"),
+        "labels": ((64,), "int64"),
+        "timesteps": ((64,), "int64"),
+        "noise": ((64, 1, 8, 8), "float32"),
+    }
+    assert 0 < (batch["labels"] == 10).mean() < 0.3  # the null class, 10 % of them
+    assert batch["timesteps"].min() >= 0 and batch["timesteps"].max() < 1000
+
+
+def test_a_batch_is_the_same_however_it_is_cut(samples):
+    whole = samples.batch(np.arange(500, 532))
+    for key, array in whole.items():
+        parts = [samples.batch(np.arange(s, s + 8))[key] for s in range(500, 532, 8)]
+        np.testing.assert_array_equal(array, np.concatenate(parts))
+
+
+def test_half_of_the_images_are_mirrored(samples):
+    samples.settings = samples.settings.__class__(**{**samples.settings.__dict__, "flip_prob": 1.0})
+    mirrored = samples.batch(np.arange(16))["pixels"]
+    samples.settings = samples.settings.__class__(**{**samples.settings.__dict__, "flip_prob": 0.0})
+    np.testing.assert_array_equal(mirrored, samples.batch(np.arange(16))["pixels"][..., ::-1])
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+def test_workers_keep_the_order(samples, num_workers):
+    positions = [np.arange(s, s + 4) for s in range(0, 40, 4)]
+    loaded = list(load_batches(samples, iter(positions), num_workers, prefetch_batches=2))
+    assert len(loaded) == 10
+    for own, batch in zip(positions, loaded):
+        np.testing.assert_array_equal(batch["noise"], samples.batch(own)["noise"])
+
+
+def test_an_error_in_a_worker_reaches_the_training_thread(samples):
+    samples.index = samples.index.__class__(("gone.png",) * 1797, samples.index.labels)
+    with pytest.raises(DataError, match=r"gone\.png"):
+        next(load_batches(samples, iter([np.arange(4)]), 2, 2))
+
+
+def test_configs_that_contradict_each_other_are_refused(configs):
+    model, data = configs
+    index = open_index(data.dataset_param, 10)
+    with pytest.raises(DataError, match="fewer than --global-batch-size 2000"):
+        build_samples(model, data, index, 0, 2000)
+    larger = DataConfig(DatasetParam(data_folder="x", image_size=16))
+    with pytest.raises(ConfigError, match=r"input_size\(8\) \* autoencoder factor\(1\) = 8"):
+        build_samples(model, larger, index, 0, 4)

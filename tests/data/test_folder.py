@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import csv
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mindspeed_mm_dit.configs.data import DatasetParam
+from mindspeed_mm_dit.data.folder import open_index, split_index
+from mindspeed_mm_dit.data.transforms import center_crop, load_pixels
+from mindspeed_mm_dit.errors import ConfigError, DataError
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        for number in range(3):
+            Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / name / f"{number}.png")
+    return tmp_path
+
+
+def param(folder, **changes):
+    return DatasetParam(data_folder=str(folder), image_size=8, **changes)
+
+
+def write_index(folder, rows, header=("image_path", "label")):
+    with open(folder / "labels.csv", "w", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+
+
+def test_sub_folders_are_classes(folder):
+    index = open_index(param(folder), 2)
+    assert len(index) == 6 and index.labels.tolist() == [0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("labels", [("0", "1"), ("cat", "dog")])
+def test_an_index_names_images_and_labels(folder, labels):
+    write_index(folder, [("cat/0.png", labels[0]), ("dog/2.png", labels[1])])
+    index = open_index(param(folder, index="labels.csv"), 2)
+    assert index.labels.tolist() == [0, 1] and index.paths[1].endswith("dog/2.png")
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([("cat/9.png", 0)], "cat/9.png is listed but missing"),
+        ([("cat/0.png", 2)], "outside 0 ... 1"),
+        ([("cat/bad.png", 0)], "cat/bad.png cannot be decoded"),
+        ([("cat/short.png", 0)], "cat/short.png cannot be decoded"),
+        ([], "holds no images"),
+    ],
+)
+def test_a_bad_row_is_named(folder, rows, message):
+    (folder / "cat/bad.png").write_bytes(b"no image")
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64), np.uint8)).save(folder / "cat/short.png")
+    whole = (folder / "cat/short.png").read_bytes()
+    (folder / "cat/short.png").write_bytes(whole[: len(whole) // 2])
+    write_index(folder, rows)
+    with pytest.raises(DataError) as caught:
+        open_index(param(folder, index="labels.csv"), 2)
+    assert message in str(caught.value)
+
+
+def test_bad_images_can_be_skipped_and_are_counted(folder):
+    write_index(folder, [("cat/0.png", 0), ("cat/9.png", 0), ("dog/1.png", 1)])
+    index = open_index(param(folder, index="labels.csv", skip_bad_images=True), 2)
+    assert len(index) == 2 and index.skipped == 1
+
+
+def test_an_index_without_its_columns_is_an_error(folder):
+    write_index(folder, [("cat/0.png", 0)], header=("file", "class"))
+    with pytest.raises(DataError, match="image_path,label"):
+        open_index(param(folder, index="labels.csv"), 2)
+
+
+def test_a_missing_folder_is_an_error(tmp_path):
+    with pytest.raises(DataError, match="is not a folder"):
+        open_index(param(tmp_path / "none"), 2)
+    with pytest.raises(ConfigError, match="valid_fraction"):
+        param(tmp_path, valid_fraction=1.0)
+
+
+def test_the_split_depends_on_the_seed_and_loses_nothing(folder):
+    index = open_index(param(folder), 2)
+    train, valid = split_index(index, 0.34, seed=5)
+    assert len(valid) == 2 and sorted(train.paths + valid.paths) == sorted(index.paths)
+    assert split_index(index, 0.34, seed=5)[1].paths == valid.paths
+
+
+def test_the_digits_are_written_as_an_image_folder(digits_folder):
+    index = open_index(param(digits_folder, index="labels.csv"), 10)
+    assert len(index) == 1797
+    from sklearn.datasets import load_digits
+
+    real = load_digits()
+    np.testing.assert_array_equal(index.labels, real.target)
+    pixels = load_pixels(index.paths[17], 8, 1)
+    np.testing.assert_allclose(pixels[0] * (16 / 255), real.images[17], atol=0.04)
+
+
+@pytest.mark.parametrize("size", [(64, 64), (100, 60), (31, 77), (16, 16)])
+def test_the_crop_is_the_centre_square(size):
+    """A picture that grows brighter from left to right keeps its middle brightness in the middle."""
+    ramp = np.linspace(0, 255, size[0]).astype(np.uint8)
+    cropped = center_crop(Image.fromarray(np.tile(ramp, (size[1], 1))), 16)
+    pixels = np.asarray(cropped, np.float32)
+    assert cropped.size == (16, 16)
+    assert pixels.mean() == pytest.approx(127.5, abs=6)  # the centre is rounded to a whole pixel

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from mindspeed_mm_dit.configs.model import GaussianDiffusionConfig
+from mindspeed_mm_dit.diffusion.gaussian import (
+    GaussianDiffusion,
+    discretized_gaussian_log_likelihood,
+    gaussian_kl,
+)
+
+T = torch.tensor([0, 1, 500, 999])
+
+
+def process(prediction_type="epsilon", variance_type="learned_range", schedule="linear"):
+    return GaussianDiffusion.from_config(
+        GaussianDiffusionConfig(1000, schedule, prediction_type=prediction_type, variance_type=variance_type)
+    )
+
+
+@pytest.fixture
+def batch():
+    draw = torch.Generator().manual_seed(0)
+    return tuple(torch.randn(4, 4, 8, 8, generator=draw) for _ in range(2))
+
+
+@pytest.mark.parametrize("prediction_type", ["epsilon", "sample", "v_prediction"])
+def test_a_perfect_network_has_no_simple_loss_and_gives_back_x0(prediction_type, batch):
+    x_start, noise = batch
+    diffusion = process(prediction_type, "fixed_small")
+    x_t = diffusion.q_sample(x_start, T, noise)
+    perfect = {"epsilon": noise, "sample": x_start, "v_prediction": diffusion.velocity(x_start, T, noise)}
+    losses = diffusion.training_losses(perfect[prediction_type], x_start, x_t, T, noise)
+    assert losses.loss.abs().max() == 0
+    recovered = diffusion.predict(perfect[prediction_type], x_t, T).x_start[:3]
+    torch.testing.assert_close(recovered, x_start[:3], rtol=0, atol=1e-4)
+
+
+def test_epsilon_and_x0_are_inverse_of_each_other(batch):
+    x_start, noise = batch
+    diffusion = process()
+    x_t = diffusion.q_sample(x_start, T, noise)
+    torch.testing.assert_close(diffusion.epsilon_from_x_start(x_t, T, x_start)[1:], noise[1:], rtol=0, atol=2e-4)
+
+
+def test_noised_latents_keep_unit_variance(batch):
+    x_start, noise = batch
+    x_t = process().q_sample(x_start.expand(4, -1, -1, -1), T, noise)
+    assert x_t.std().item() == pytest.approx(1.0, abs=0.05)
+
+
+def test_the_bound_does_not_train_the_mean(batch):
+    x_start, noise = batch
+    diffusion = process()
+    x_t = diffusion.q_sample(x_start, T, noise)
+    output = torch.zeros(4, 8, 8, 8, requires_grad=True)
+    losses = diffusion.training_losses(output, x_start, x_t, T, noise)
+    (gradient,) = torch.autograd.grad(losses.vb.sum(), output)
+    assert gradient[:, :4].abs().max() == 0
+    assert gradient[:, 4:].abs().max() > 0
+
+
+def test_the_learned_variance_runs_between_its_two_bounds(batch):
+    x_t = batch[0]
+    diffusion = process()
+    for value, table in ((1.0, "log_betas"), (-1.0, "posterior_log_variance_clipped")):
+        output = torch.cat([x_t, torch.full_like(x_t, value)], 1)
+        expected = diffusion.at(table, T).expand_as(x_t)
+        torch.testing.assert_close(diffusion.predict(output, x_t, T).log_variance, expected)
+
+
+def test_divergence_of_equal_gaussians_is_zero_and_of_shifted_ones_half_the_squared_distance():
+    mean, log_variance = torch.randn(2, 5), torch.randn(2, 5)
+    assert gaussian_kl(mean, log_variance, mean, log_variance).abs().max() < 1e-6
+    zero = torch.zeros(2, 5)
+    torch.testing.assert_close(gaussian_kl(zero, zero, zero + 3, zero), torch.full((2, 5), 4.5))
+
+
+def test_the_discretized_likelihood_sums_to_one_over_all_pixel_values():
+    values = torch.linspace(-1, 1, 256)
+    log_likelihood = discretized_gaussian_log_likelihood(values, torch.tensor(0.1), torch.tensor(-1.5))
+    assert log_likelihood.exp().sum().item() == pytest.approx(1.0, abs=1e-4)
+
+
+def test_x_t_is_the_published_one(golden):
+    x_t = process().q_sample(*(torch.from_numpy(golden[key]) for key in ("x0", "t", "noise")))
+    np.testing.assert_allclose(x_t.numpy(), golden["x_t"], rtol=1e-6, atol=1e-6)

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from mindspeed_mm_dit.configs.model import GaussianDiffusionConfig
+from mindspeed_mm_dit.diffusion.gaussian import GaussianDiffusion
+from mindspeed_mm_dit.diffusion.guidance import Guidance, guided_network
+from mindspeed_mm_dit.diffusion.samplers import find_sampler
+from mindspeed_mm_dit.diffusion.schedule import respaced_steps
+from mindspeed_mm_dit.errors import ConfigError
+
+SCALE = 0.5  # data ~ N(0, SCALE**2): the best prediction is known in closed form
+
+
+def optimal_predict(diffusion):
+    """The best epsilon prediction for Gaussian data: E[noise | x_t]."""
+
+    def predict(x, t, timestep):
+        signal = diffusion.at("alphas_cumprod", t)
+        return x * (1 - signal) ** 0.5 / (signal * SCALE**2 + 1 - signal)
+
+    return predict
+
+
+def draw(name: str, steps: int, count: int = 4096) -> torch.Tensor:
+    full = GaussianDiffusion.from_config(GaussianDiffusionConfig(variance_type="fixed_small"))
+    sampler = find_sampler(name)
+    noise = torch.Generator().manual_seed(0)
+    start = torch.randn(count, 1, 2, 2, generator=noise)
+    chain = full.respaced(respaced_steps(1000, sampler.respacing.format(steps)))
+    *_, last = sampler.run(chain, optimal_predict(full), start, lambda step: torch.randn(start.shape, generator=noise))
+    return last
+
+
+@pytest.mark.parametrize(("name", "steps"), [("ddpm", 1000), ("ddim", 100)])
+def test_samples_of_a_perfect_network_have_the_spread_of_the_data(name, steps):
+    assert draw(name, steps).std().item() == pytest.approx(SCALE, rel=0.03)
+
+
+def test_ddim_is_deterministic():
+    torch.testing.assert_close(draw("ddim", 10, 8), draw("ddim", 10, 8), rtol=0, atol=0)
+
+
+def test_an_unknown_sampler_is_named_with_the_nearest():
+    with pytest.raises(ConfigError, match="Did you mean 'ddim'"):
+        find_sampler("dddim")
+
+
+class TestGuidance:
+    labelled, unlabelled = torch.full((1, 8, 2, 2), 2.0), torch.full((1, 8, 2, 2), 1.0)
+
+    def test_scale_one_keeps_the_labelled_prediction(self):
+        assert torch.equal(Guidance(1.0).combine(self.labelled, self.unlabelled, 4), self.labelled)
+
+    @pytest.mark.parametrize(("channels", "guided"), [("3", 3), ("all", 4)])
+    def test_only_the_guided_channels_move(self, channels, guided):
+        out = Guidance(3.0, channels).combine(self.labelled, self.unlabelled, 4)
+        assert (out[:, :guided] == 4.0).all() and (out[:, guided:] == 2.0).all()
+
+    def test_outside_its_interval_the_network_is_asked_once_without_the_null_class(self):
+        asked = []
+
+        def network(x, t, y):
+            asked.append(y.tolist())
+            return x
+
+        predict = guided_network(network, torch.tensor([1]), torch.tensor([9]), Guidance(2.0, "all", (0.2, 0.5)), 1000)
+        x = torch.zeros(1, 4, 2, 2)
+        for timestep in (900, 300, 10):
+            predict(x, torch.tensor([timestep]), timestep)
+        assert asked == [[1], [1, 9], [1]]
+
+    def test_an_empty_interval_is_an_error(self):
+        with pytest.raises(ConfigError, match="low <= high"):
+            Guidance(2.0, "all", (0.8, 0.2))
+
+
+def test_the_noise_of_a_sample_depends_on_its_number_alone():
+    from mindspeed_mm_dit.data.draws import Stream, normals
+
+    whole = normals(7, Stream.SAMPLE_NOISE, np.arange(10), (2, 3), block=5)
+    parts = [normals(7, Stream.SAMPLE_NOISE, np.arange(a, b), (2, 3), block=5) for a, b in ((0, 4), (4, 10))]
+    assert np.array_equal(whole, np.concatenate(parts))
+    assert not np.array_equal(whole, normals(7, Stream.SAMPLE_NOISE, np.arange(10), (2, 3), block=6))

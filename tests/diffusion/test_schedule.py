@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mindspeed_mm_dit.diffusion.schedule import Schedule, make_betas, respaced_steps
+from mindspeed_mm_dit.errors import ConfigError
+
+
+def test_tables_are_the_published_ones(golden):
+    schedule = Schedule.create("linear", 1000)
+    for name in [key for key in golden if key.startswith("table/")]:
+        np.testing.assert_allclose(getattr(schedule, name[6:]), golden[name], rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("respacing", ["10", "ddim10"])
+def test_respacing_is_the_published_one(golden, respacing):
+    np.testing.assert_array_equal(respaced_steps(1000, respacing), golden[f"timestep_map/{respacing}"])
+
+
+def test_sections_are_respaced_one_by_one():
+    steps = respaced_steps(300, "10,15,20")
+    assert [((steps >= low) & (steps < low + 100)).sum() for low in (0, 100, 200)] == [10, 15, 20]
+
+
+@pytest.mark.parametrize("noise_schedule", ["linear", "squaredcos_cap_v2"])
+def test_a_respaced_chain_keeps_the_marginals(noise_schedule):
+    schedule = Schedule.create(noise_schedule, 1000)
+    steps = respaced_steps(1000, "37")
+    np.testing.assert_allclose(schedule.respaced(steps).alphas_cumprod, schedule.alphas_cumprod[steps], rtol=1e-10)
+
+
+def test_respacing_to_every_step_changes_nothing():
+    schedule = Schedule.create("squaredcos_cap_v2", 100)
+    np.testing.assert_allclose(schedule.respaced(respaced_steps(100, "100")).betas, schedule.betas, rtol=1e-10)
+
+
+def test_the_cosine_schedule_follows_its_formula():
+    alphas_cumprod = np.cumprod(1 - make_betas("squaredcos_cap_v2", 1000))
+    t = np.arange(1, 1001) / 1000
+    expected = np.cos((t + 0.008) / 1.008 * np.pi / 2) ** 2 / np.cos(0.008 / 1.008 * np.pi / 2) ** 2
+    np.testing.assert_allclose(alphas_cumprod[:-2], expected[:-2], rtol=1e-9)  # the last steps are capped
+
+
+def test_the_posterior_is_bayes_rule():
+    """q(x_{t-1} | x_t, x_0) from the joint of two Gaussians, in closed form."""
+    schedule = Schedule.create("linear", 50)
+    t = 20
+    prior_variance = 1 - schedule.alphas_cumprod_prev[t]
+    precision = 1 / prior_variance + (1 - schedule.betas[t]) / schedule.betas[t]
+    assert schedule.posterior_variance[t] == pytest.approx(1 / precision, rel=1e-12)
+    weight_of_x0 = np.sqrt(schedule.alphas_cumprod_prev[t]) / prior_variance / precision
+    assert schedule.posterior_mean_coef1[t] == pytest.approx(weight_of_x0, rel=1e-12)
+
+
+@pytest.mark.parametrize("respacing", ["0", "1001", "ddim300", "ten", "400,700,5"])
+def test_an_impossible_respacing_is_an_error(respacing):
+    with pytest.raises(ConfigError):
+        respaced_steps(1000, respacing)

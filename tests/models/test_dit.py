@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from mindspeed_mm_dit.checkpoint.weights import read_weights
+from mindspeed_mm_dit.configs.model import DiTConfig, model_config_from_mapping
+from mindspeed_mm_dit.configs.presets import PRESETS
+from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.models.composite import DiTModel
+from mindspeed_mm_dit.models.dit import DiT
+from mindspeed_mm_dit.models.init import initial_weights
+from tests.conftest import GOLDEN
+
+TINY = DiTConfig(input_size=8, num_classes=10, in_channels=4, patch_size=2, hidden_size=64, num_layers=2, num_heads=4)
+
+PUBLISHED_PARAMETERS = {
+    "DiT-XL/2": 675129632, "DiT-XL/4": 675074432, "DiT-XL/8": 675683072,
+    "DiT-L/2": 458102816, "DiT-L/4": 458053760, "DiT-L/8": 458594816,
+    "DiT-B/2": 130512416, "DiT-B/4": 130475648, "DiT-B/8": 130881536,
+    "DiT-S/2": 32963360, "DiT-S/4": 32945024, "DiT-S/8": 33148160,
+}  # fmt: skip
+
+
+def initialised(config: DiTConfig, seed: int = 0) -> DiT:
+    model = DiT(config)
+    trained = {name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
+    runtime.load_arrays(model, initial_weights(trained, seed))
+    return model
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_has_the_published_number_of_parameters(name):
+    with torch.device("meta"):
+        model = DiT(DiTConfig(input_size=32, num_classes=1000, **PRESETS[name]))
+    assert sum(p.numel() for p in model.parameters()) == PUBLISHED_PARAMETERS[name]
+
+
+def test_state_dict_keys_and_shapes_are_the_published_ones():
+    published = read_weights(GOLDEN / "dit_tiny_p2.pt")
+    assert {n: tuple(v.shape) for n, v in DiT(TINY).state_dict().items()} == {n: a.shape for n, a in published.items()}
+
+
+def test_positions_are_the_published_ones():
+    published = read_weights(GOLDEN / "dit_tiny_p2.pt")["pos_embed"]
+    np.testing.assert_array_equal(DiT(TINY).pos_embed.numpy(), published)
+
+
+def test_at_the_start_every_block_is_the_identity_and_the_output_zero():
+    model = initialised(TINY)
+    x, c = torch.randn(2, 16, 64), torch.randn(2, 64)
+    assert torch.equal(model.blocks[1](x, c), x)
+    output = model(torch.randn(2, 4, 8, 8), torch.tensor([3, 999]), torch.tensor([0, 10]))
+    assert output.shape == (2, 8, 8, 8) and output.abs().max() == 0
+
+
+def test_initial_weights_depend_on_seed_and_name_alone():
+    shapes = {"blocks.0.mlp.fc1.weight": (8, 4), "t_embedder.mlp.0.weight": (4, 4)}
+    whole = initial_weights(shapes, 1)
+    for name, shape in shapes.items():
+        np.testing.assert_array_equal(initial_weights({name: shape}, 1)[name], whole[name])
+    assert not np.array_equal(initial_weights(shapes, 2)["blocks.0.mlp.fc1.weight"], whole["blocks.0.mlp.fc1.weight"])
+
+
+def test_initial_weights_have_the_published_spread():
+    weights = initial_weights(
+        {"blocks.0.attn.qkv.weight": (600, 200), "y_embedder.embedding_table.weight": (500, 200)}, 0
+    )
+    xavier = weights["blocks.0.attn.qkv.weight"]
+    assert abs(xavier).max() <= (6 / 800) ** 0.5 and xavier.std() == pytest.approx((2 / 800) ** 0.5, rel=0.01)
+    assert weights["y_embedder.embedding_table.weight"].std() == pytest.approx(0.02, rel=0.01)
+
+
+def test_patches_are_laid_out_where_they_were_cut():
+    """With the identity as embedder and as last layer, unpatchify undoes the cut."""
+    model = DiT(DiTConfig(input_size=8, num_classes=1, in_channels=1, patch_size=2, hidden_size=4, num_layers=1,
+                          num_heads=1, learn_sigma=False))  # fmt: skip
+    with torch.no_grad():
+        model.x_embedder.proj.weight.copy_(torch.eye(4).reshape(4, 1, 2, 2))
+        model.x_embedder.proj.bias.zero_()
+    x = torch.arange(64.0).reshape(1, 1, 8, 8)
+    assert torch.equal(model.unpatchify(model.x_embedder(x)), x)
+
+
+def test_the_composite_saves_only_the_predictor(model_json):
+    model = DiTModel(model_config_from_mapping(model_json, "model.json"))
+    assert model.state_dict().keys() == model.predictor.state_dict().keys()
+
+
+def test_the_composite_gives_one_loss_a_sample(model_json):
+    model = DiTModel(model_config_from_mapping(model_json, "model.json"))
+    batch = {
+        "pixels": torch.randint(0, 256, (3, 1, 8, 8), dtype=torch.uint8),
+        "labels": torch.tensor([0, 9, 10]),
+        "timesteps": torch.tensor([0, 500, 999]),
+        "noise": torch.randn(3, 1, 8, 8),
+    }
+    loss = model(**batch)
+    assert loss.shape == (3,) and torch.isfinite(loss).all()
+    alone = model(**{key: value[1:2] for key, value in batch.items()})
+    torch.testing.assert_close(alone, loss[1:2], rtol=1e-5, atol=0)

@@ -1,0 +1,80 @@
+"""Run pretrain_dit.py as a user does, on one or several ranks, and read its log lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.conftest import ROOT
+
+_NUMBERS = re.compile(r"iteration +(\d+)/.*learning rate: (\S+) .* loss: (\S+) .* grad norm: (\S+) ")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run printed and how it ended."""
+
+    code: int
+    output: str
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """Printed loss by iteration."""
+        return {int(m[1]): float(m[3]) for m in _NUMBERS.finditer(self.output)}
+
+    @property
+    def lines(self) -> dict[int, tuple[str, str, str]]:
+        """Learning rate, loss and gradient norm as printed, by iteration."""
+        return {int(m[1]): (m[2], m[3], m[4]) for m in _NUMBERS.finditer(self.output)}
+
+
+@dataclass(frozen=True)
+class Configs:
+    """Config files of a run, in a folder of their own."""
+
+    folder: Path
+
+    @classmethod
+    def create(cls, folder: Path, digits: Path, **predictor: object) -> Configs:
+        """Write the embedded default's configs, a smaller predictor, and images at ``digits``."""
+        model = json.loads((ROOT / "examples/dit/model.json").read_text())
+        model["predictor"].update(predictor)
+        data = json.loads((ROOT / "examples/dit/data.json").read_text())
+        data["dataset_param"]["data_folder"] = str(digits)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "model.json").write_text(json.dumps(model))
+        (folder / "data.json").write_text(json.dumps(data))
+        return cls(folder)
+
+    def command(self, flags: str, ranks: int = 1) -> list[str]:
+        """Return the command line of a run."""
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)] if ranks > 1 else []
+        config = ["--mm-model", str(self.folder / "model.json"), "--mm-data", str(self.folder / "data.json")]
+        return [
+            sys.executable,
+            *launcher,
+            str(ROOT / "pretrain_dit.py"),
+            "--host",
+            "standalone",
+            *config,
+            *flags.split(),
+        ]
+
+    def start(self, flags: str, ranks: int = 1) -> subprocess.Popen:
+        """Start a run and return at once."""
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        return subprocess.Popen(
+            self.command(flags, ranks), env=environment, cwd=self.folder, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+    def run(self, flags: str, ranks: int = 1) -> Outcome:
+        """Run to the end."""
+        process = self.start(flags, ranks)
+        output, _ = process.communicate(timeout=300)
+        return Outcome(process.returncode, output)

@@ -1,0 +1,224 @@
+"""Whole runs: one process = N processes, resumed = uninterrupted, and what survives a crash."""
+
+from __future__ import annotations
+
+import re
+import resource
+import signal
+import subprocess
+
+import pytest
+
+from mindspeed_mm_dit.checkpoint import torch_dcp
+from mindspeed_mm_dit.checkpoint.store import CheckpointStore
+from tests.training.launch import Configs
+
+pytestmark = pytest.mark.ranks
+
+LOSS_TOLERANCE = 2e-6  # float32 sums in another order; plain DiT drifts by 3e-7 in 20 steps
+STEPS = "--train-iters 20 --global-batch-size 64 --lr 1e-3 --lr-decay-style constant --num-workers 1 "
+
+
+@pytest.fixture(scope="module")
+def configs(tmp_path_factory, digits_folder):
+    return Configs.create(tmp_path_factory.mktemp("configs"), digits_folder)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory, digits_folder):
+    """A predictor small enough to run many steps in no time."""
+    return Configs.create(tmp_path_factory.mktemp("tiny"), digits_folder, hidden_size=32, num_layers=2, num_heads=2)
+
+
+@pytest.fixture(scope="module")
+def one_process(configs):
+    outcome = configs.run(STEPS + "--micro-batch-size 64")
+    assert outcome.code == 0, outcome.output
+    return outcome.losses
+
+
+def write_fsdp2(configs: Configs, name: str, text: str) -> str:
+    path = configs.folder / name
+    path.write_text("sub_modules_to_wrap:\n  - predictor.blocks.{*}\n" + text)
+    return f"--use-torch-fsdp2 --fsdp2-config-path {path} "
+
+
+@pytest.mark.parametrize(
+    ("ranks", "flags", "fsdp2"),
+    [
+        (1, "--micro-batch-size 16", None),
+        (2, "--micro-batch-size 32", None),
+        (2, "--micro-batch-size 8", "sharding_size: auto\n"),
+        (4, "--micro-batch-size 16", "sharding_size: 2\n"),
+        (4, "--micro-batch-size 4", "sharding_size: auto\nrecompute_modules: ['predictor.blocks.{0-1}']\n"
+                                    "use_reentrant: false\nignored_modules: [predictor.t_embedder]\n"),
+        (2, "--micro-batch-size 32", "sharding_size: null\nnum_to_forward_prefetch: 1\nnum_to_backward_prefetch: 1\n"),
+    ],
+    ids=["micro-batches", "replicated", "sharded", "hybrid", "recomputed", "prefetched"],
+)  # fmt: skip
+def test_ranks_sharding_and_micro_batches_do_not_change_what_is_learned(configs, one_process, ranks, flags, fsdp2):
+    sharding = write_fsdp2(configs, f"fsdp2-{ranks}-{len(flags)}.yaml", fsdp2) if fsdp2 else ""
+    outcome = configs.run(STEPS + sharding + flags, ranks)
+    assert outcome.code == 0, outcome.output
+    assert outcome.losses.keys() == one_process.keys() and len(one_process) == 20
+    for iteration, loss in one_process.items():
+        assert outcome.losses[iteration] == pytest.approx(loss, rel=LOSS_TOLERANCE), iteration
+
+
+def test_bfloat16_stays_near_float32_plain_and_sharded(configs, one_process):
+    sharding = write_fsdp2(configs, "bf16.yaml", "sharding_size: auto\nparam_dtype: bf16\nreduce_dtype: fp32\n")
+    for flags, ranks in (("--bf16 --micro-batch-size 64", 1), (sharding + "--micro-batch-size 32", 2)):
+        outcome = configs.run(STEPS + flags, ranks)
+        assert outcome.code == 0, outcome.output
+        for iteration, loss in one_process.items():  # bfloat16 has 8 bits: 0.4 % a rounding
+            assert outcome.losses[iteration] == pytest.approx(loss, rel=2e-2), iteration
+
+
+RESUMED = "--train-iters 12 --global-batch-size 32 --lr 1e-3 --lr-decay-style cosine --lr-warmup-iters 3 "
+
+
+def test_a_resumed_run_prints_the_same_lines_as_an_uninterrupted_one(tiny, tmp_path):
+    whole = tiny.run(RESUMED + "--micro-batch-size 16").lines
+    saving = RESUMED + f"--micro-batch-size 16 --save {tmp_path} --load {tmp_path} --lr-decay-iters 12 "
+    tiny.run(saving.replace("--train-iters 12", "--train-iters 5"))
+    resumed = tiny.run(saving)
+    assert "resumed from" in resumed.output and "iteration 5, 160 samples consumed" in resumed.output
+    assert resumed.lines == {iteration: line for iteration, line in whole.items() if iteration > 5}
+
+
+def test_a_run_moves_from_two_ranks_to_one_and_back(tiny, tmp_path):
+    whole = tiny.run(RESUMED + "--micro-batch-size 16").losses
+    sharding = write_fsdp2(tiny, "auto.yaml", "sharding_size: auto\n")
+    losses = {}
+    for ranks, until, flags in ((2, 4, sharding), (1, 8, ""), (2, 12, sharding)):
+        outcome = tiny.run(
+            RESUMED.replace("--train-iters 12", f"--train-iters {until}")
+            + f"--micro-batch-size {32 // ranks} --save {tmp_path} --load {tmp_path} --lr-decay-iters 12 {flags}",
+            ranks,
+        )
+        assert outcome.code == 0, outcome.output
+        losses.update(outcome.losses)
+    assert losses.keys() == whole.keys()
+    for iteration, loss in whole.items():
+        assert losses[iteration] == pytest.approx(loss, rel=LOSS_TOLERANCE)
+
+
+LONG = "--train-iters 100000 --micro-batch-size 32 --lr 1e-3 --log-interval 1 "
+
+
+def wait_for(process: subprocess.Popen, pattern: str) -> str:
+    """Read the output until a line matches."""
+    seen = []
+    for line in process.stdout:
+        seen.append(line)
+        if re.search(pattern, line):
+            return "".join(seen)
+    raise AssertionError("".join(seen))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_sigterm_saves_and_ends(tiny, tmp_path, ranks):
+    process = tiny.start(LONG + f"--save {tmp_path}", ranks)
+    wait_for(process, "iteration +3/")
+    process.send_signal(signal.SIGTERM)
+    rest, _ = process.communicate(timeout=120)
+    assert "asked to stop: saving iteration" in rest
+    (saved,) = CheckpointStore(tmp_path).iterations()
+    assert saved >= 3 and torch_dcp.problem_of(CheckpointStore(tmp_path).path(saved)) is None
+    if ranks == 1:
+        assert process.returncode == 0
+
+
+def test_kill_during_saves_loses_at_most_the_save_in_flight(tiny, tmp_path):
+    """Saving after every step, a kill nearly always hits a save."""
+    process = tiny.start(LONG + f"--save {tmp_path} --save-interval 1")
+    reached = [int(n) for n in re.findall(r"iteration +(\d+)/", wait_for(process, "iteration +25/"))][-1]
+    process.kill()
+    process.communicate()
+    store = CheckpointStore(tmp_path)
+    latest, passed = store.latest(torch_dcp.problem_of)
+    assert passed == [] and latest >= reached - 2  # one in flight, one that waits for it
+    resumed = tiny.run(f"{LONG.replace('100000', str(latest + 2))} --save {tmp_path} --load {tmp_path}")
+    assert resumed.code == 0 and list(resumed.losses) == [latest + 1, latest + 2]
+
+
+def test_a_full_disk_keeps_the_checkpoint_before_and_is_reported(tiny, tmp_path):
+    """A limit on the size of files makes every write of weights fail, as a full disk does."""
+    flags = f"--micro-batch-size 32 --lr 1e-3 --save {tmp_path} --load {tmp_path} --train-iters "
+    assert tiny.run(flags + "3").code == 0
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, before[1]))
+    try:
+        outcome = tiny.run(flags + "6 --save-interval 4")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert outcome.code == 2 and "could not be written" in outcome.output and "File too large" in outcome.output
+    assert list(outcome.losses) == [4, 5, 6]  # the failed save in the middle did not stop the training
+    assert CheckpointStore(tmp_path).iterations() == [3]
+    assert tiny.run(flags + "4").code == 0
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(tiny, tmp_path):
+    flags = f"--micro-batch-size 32 --lr 1e-3 --save {tmp_path} --load {tmp_path} --train-iters "
+    tiny.run(flags + "4 --save-interval 2")
+    (data,) = CheckpointStore(tmp_path).path(4).glob("*.distcp")
+    data.write_bytes(data.read_bytes()[:-1000])
+    outcome = tiny.run(flags + "5")
+    assert "iter_0000004 is damaged" in outcome.output and "cut short" in outcome.output
+    assert "resumed from" in outcome.output and list(outcome.losses) == [3, 4, 5]
+
+
+def test_the_average_follows_its_formula_and_is_saved(tiny, tmp_path):
+    """Two steps, each saved: ema_2 = d * ema_1 + (1 - d) * w_2."""
+    decay = 0.9
+    flags = f"--micro-batch-size 32 --lr 1e-2 --save {tmp_path} --ema-decay {decay} --train-iters 2 --save-interval 1"
+    assert tiny.run(flags).code == 0
+    store = CheckpointStore(tmp_path)
+    first, second = (torch_dcp.read_tree(store.path(n), "ema") for n in (1, 2))
+    weights = torch_dcp.read_tree(store.path(2), "model")
+    for name, average in second.items():
+        expected = decay * first[name] + (1 - decay) * weights[name]
+        assert (average - expected).abs().max() < 1e-6, name
+    assert any((weights[name] - second[name]).abs().max() > 1e-4 for name in weights)
+
+
+def test_a_small_run_learns(tiny):
+    losses = list(tiny.run("--train-iters 150 --micro-batch-size 32 --lr 3e-3 --log-interval 25").losses.values())
+    assert losses[-1] < 0.7 * losses[0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--micro-batch-size 3 --global-batch-size 4", "is not divisible by micro-batch-size(3)"),
+        ("--micro-batch-size 2000", "fewer than --global-batch-size 2000"),
+        ("--micro-batch-size 4 --distributed-backend nccl", "needs a CUDA device"),
+        ("--micro-batch-size 4 --use-torch-fsdp2 --fsdp2-config-path bad.yaml", "Did you mean 'predictor.blocks"),
+        ("--micro-batch-size 4 --use-torch-fsdp2 --fsdp2-config-path three.yaml", "does not divide the ranks"),
+        ("--micro-batch-size 4 --lerning-rate 1", "unknown flag"),
+    ],
+)
+def test_a_mistake_is_named_before_any_model_is_built(tiny, flags, message):
+    (tiny.folder / "bad.yaml").write_text("sub_modules_to_wrap: ['predictor.block.{*}', 'predictor.blcks']\n")
+    (tiny.folder / "three.yaml").write_text("sharding_size: 3\n")
+    outcome = tiny.run("--train-iters 2 --lr 1e-3 " + flags)
+    assert outcome.code == 2 and message in outcome.output
+    assert "building DiT model" not in outcome.output and "Traceback" not in outcome.output
+
+
+def test_another_architecture_is_refused_and_the_tensors_named(tiny, configs, tmp_path):
+    flags = f"--micro-batch-size 4 --lr 1e-3 --train-iters 1 --save {tmp_path} --load {tmp_path}"
+    assert tiny.run(flags).code == 0
+    outcome = configs.run(flags.replace("iters 1", "iters 2"))
+    assert outcome.code == 2
+    assert "blocks.2.attn.qkv.weight is missing" in outcome.output and "more" in outcome.output
+
+
+def test_validation_uses_the_same_images_and_draws_every_time(tmp_path, digits_folder):
+    configs = Configs.create(tmp_path, digits_folder, hidden_size=32, num_layers=2, num_heads=2)
+    data = configs.folder / "data.json"
+    data.write_text(data.read_text().replace('"image_size"', '"valid_fraction": 0.1, "image_size"'))
+    flags = "--train-iters 4 --micro-batch-size 32 --lr 1e-30 --eval-interval 2 --eval-iters 3"
+    printed = re.findall(r"validation loss at iteration (\d+) \| loss value: (\S+)", configs.run(flags).output)
+    assert [iteration for iteration, _ in printed] == ["2", "4"]
+    assert printed[0][1] == printed[1][1]  # the weights did not move
