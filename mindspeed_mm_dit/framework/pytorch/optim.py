@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+
+def split_by_kind(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Return sharded and ordinary tensors apart: PyTorch's operations on lists want one kind at a time."""
+    tensors = list(tensors)
+    sharded = [x for x in tensors if isinstance(x, DTensor)]
+    ordinary = [x for x in tensors if not isinstance(x, DTensor)]
+    return [kind for kind in (sharded, ordinary) if kind]
 
 
 def adamw(module: nn.Module, betas: tuple[float, float], eps: float, weight_decay: float) -> torch.optim.AdamW:
     """Return AdamW (Loshchilov & Hutter 2019) over the trained parameters; vectors and biases do not decay."""
     trained = [p for p in module.parameters() if p.requires_grad]
     groups = [
-        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+        {"params": kind, "weight_decay": decay}
+        for parameters, decay in (
+            ([p for p in trained if p.ndim >= 2], weight_decay),
+            ([p for p in trained if p.ndim < 2], 0.0),
+        )
+        for kind in split_by_kind(parameters)
     ]
     return torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=eps, fused=True)
 

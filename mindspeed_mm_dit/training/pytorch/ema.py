@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from mindspeed_mm_dit.framework.pytorch.optim import split_by_kind
+
 
 class MovingAverage:
     """average <- decay * average + (1 - decay) * weights, after every optimizer step."""
@@ -17,5 +19,6 @@ class MovingAverage:
     @torch.no_grad()
     def update(self) -> None:
         """Move every average towards the present weights."""
-        averages, weights = list(self.averages.values()), list(self._parameters.values())
-        torch._foreach_lerp_(averages, weights, 1 - self.decay)
+        kinds = (split_by_kind(tensors.values()) for tensors in (self.averages, self._parameters))
+        for averages, weights in zip(*kinds):
+            torch._foreach_lerp_(averages, weights, 1 - self.decay)

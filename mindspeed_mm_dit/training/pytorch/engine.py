@@ -17,12 +17,12 @@ from torch.nn.parallel import DistributedDataParallel
 from mindspeed_mm_dit.checkpoint import torch_dcp as checkpoints
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.framework.pytorch import runtime
-from mindspeed_mm_dit.framework.pytorch.optim import adamw
+from mindspeed_mm_dit.framework.pytorch.optim import adamw, split_by_kind
 from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.registry import PREDICTOR_MODEL_MAPPINGS
 from mindspeed_mm_dit.training.preflight import MultiModalArguments
 from mindspeed_mm_dit.training.pytorch.ema import MovingAverage
-from mindspeed_mm_dit.training.pytorch.parallel import check_paths, replicate, shard, unwrap
+from mindspeed_mm_dit.training.pytorch.parallel import average_ignored, check_paths, replicate, shard, unwrap
 
 ForwardStep = Callable[[Iterator[Any], nn.Module], tuple[Tensor, Callable[[Tensor], tuple[Tensor, dict[str, Tensor]]]]]
 
@@ -62,6 +62,7 @@ class Engine:
                     loss, metrics = loss_func(output)
                 (loss / count).backward()
             reported.append(metrics["loss"])
+        average_ignored(self.model)
         grad_norm = self._clip()
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -91,9 +92,12 @@ class Engine:
         return contextlib.nullcontext()
 
     def _clip(self) -> Tensor:
-        limit = self.args.clip_grad or float("inf")
-        norm = nn.utils.clip_grad_norm_(self.predictor.parameters(), limit)
-        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+        gradients = split_by_kind(p.grad for p in self.predictor.parameters() if p.grad is not None)
+        norm = torch.stack([_whole(nn.utils.get_total_norm(kind)) for kind in gradients]).norm()
+        if self.args.clip_grad:
+            for kind in gradients:
+                torch._foreach_mul_(kind, (self.args.clip_grad / (norm + 1e-6)).clamp(max=1.0))
+        return norm
 
     # --- state -------------------------------------------------------------------------------------------
 
@@ -129,6 +133,11 @@ class Engine:
     def num_parameters(self) -> int:
         """Return the number of parameters of the predictor, over all shards."""
         return sum(p.numel() for p in self.predictor.parameters())
+
+
+def _whole(norm: Tensor) -> Tensor:
+    """Return the norm over all shards."""
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 def check_sharding(mm: MultiModalArguments) -> None:

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterable
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
@@ -15,6 +16,7 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -59,6 +61,15 @@ def shard(model: nn.Module, config: Fsdp2Config) -> nn.Module:
     if not config.offload_to_cpu:
         model.to(runtime.device())  # constants; the parameters are there already
     return model
+
+
+def average_ignored(model: nn.Module) -> None:
+    """Average the gradients that FSDP leaves alone: those of modules named in ``ignored_modules``."""
+    if isinstance(model, FSDPModule) and runtime.world_size() > 1:
+        for parameter in model.parameters():
+            if parameter.grad is not None and not isinstance(parameter, DTensor):
+                dist.all_reduce(parameter.grad, group=runtime.data_parallel_group())
+                parameter.grad /= runtime.world_size()
 
 
 def recompute(model: nn.Module, config: Fsdp2Config) -> None:
