@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from mindspeed_mm_dit.cli.main import COMMANDS, main
+from mindspeed_mm_dit.cli.sample import parse_classes
+from mindspeed_mm_dit.configs.model import model_config_from_mapping
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.models.composite import DiTModel
+from tests.conftest import ROOT
+from tests.training.launch import Configs
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, digits_folder):
+    """A checkpoint folder of a short run."""
+    folder = tmp_path_factory.mktemp("trained")
+    configs = Configs.create(folder, digits_folder, hidden_size=32, num_layers=2, num_heads=2)
+    flags = f"--train-iters 2 --micro-batch-size 8 --lr 1e-2 --save {folder}/checkpoints"
+    assert configs.run(flags).code == 0
+    return folder
+
+
+def sample(*flags: str) -> int:
+    return main(["sample", *flags])
+
+
+COMMON = ("--classes", "0,3-4", "--num-per-class", "2", "--sampler", "ddim", "--steps", "5", "--cfg-scale", "2")
+
+
+def test_an_npz_holds_images_and_labels(trained, tmp_path):
+    output = tmp_path / "s.npz"
+    assert sample("--checkpoint", f"{trained}/checkpoints", *COMMON, "--output", str(output)) == 0
+    with np.load(output) as file:
+        assert file["arr_0"].shape == (6, 8, 8, 1) and file["arr_0"].dtype == np.uint8
+        assert file["arr_1"].tolist() == [0, 0, 3, 3, 4, 4]
+
+
+def test_the_batch_size_does_not_change_the_images(trained, tmp_path):
+    common = ["--checkpoint", f"{trained}/checkpoints", *COMMON, "--sampler", "ddpm"]
+    for name, size in (("a", "6"), ("b", "4")):
+        sample(*common, "--batch-size", size, "--output", f"{tmp_path}/{name}.npz")
+    a, b = (np.load(tmp_path / f"{name}.npz")["arr_0"].astype(int) for name in "ab")
+    assert abs(a - b).max() <= 1  # rounding of float32 sums
+
+
+def test_a_png_is_a_grid(trained, tmp_path):
+    assert sample("--checkpoint", f"{trained}/checkpoints", *COMMON, "--output", f"{tmp_path}/s.png") == 0
+    assert Image.open(tmp_path / "s.png").size[1] == 3 * 50
+
+
+def test_published_pt_and_safetensors_give_the_same_images_as_the_run(trained, tmp_path):
+    from mindspeed_mm_dit.checkpoint.store import find_checkpoint
+    from mindspeed_mm_dit.checkpoint.torch_dcp import read_tree
+
+    weights = read_tree(find_checkpoint(trained / "checkpoints"), "ema")
+    torch.save({"ema": weights, "model": {}, "opt": {}}, tmp_path / "w.pt")
+    save_file(weights, tmp_path / "w.safetensors")
+    images = []
+    for source in (trained / "checkpoints", tmp_path / "w.pt", tmp_path / "w.safetensors"):
+        sample(
+            "--checkpoint", str(source), "--model", f"{trained}/model.json", *COMMON, "--output", f"{tmp_path}/o.npz"
+        )
+        images.append(np.load(tmp_path / "o.npz")["arr_0"])
+    assert np.array_equal(images[0], images[1]) and np.array_equal(images[0], images[2])
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--classes", "10"], "is outside 0 ... 9"),
+        (["--classes", "a"], "neither a label nor a range"),
+        (["--steps", "0"], "--steps = 0"),
+        (["--sampler", "dpm"], "unknown sampler"),
+        (["--output", "x.gif"], "unknown ending"),
+        (["--checkpoint", "nowhere"], "no such file or folder"),
+        (["--cfg-interval", "1"], "is not two numbers"),
+    ],
+)
+def test_a_mistake_is_named(trained, tmp_path, capsys, flags, message):
+    given = ["--checkpoint", f"{trained}/checkpoints", "--output", f"{tmp_path}/o.npz", *flags]
+    assert sample(*given) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_weights_of_another_model_are_refused(trained, tmp_path, capsys):
+    model = json.loads((ROOT / "examples/dit/model.json").read_text())
+    save_file(DiTModel(model_config_from_mapping(model, "m")).predictor.state_dict(), tmp_path / "w.safetensors")
+    assert (
+        sample("--checkpoint", f"{tmp_path}/w.safetensors", "--model", f"{trained}/model.json", "--output", "o.npz")
+        == 2
+    )
+    assert "belongs to another architecture" in capsys.readouterr().err
+
+
+def test_lists_of_classes():
+    assert parse_classes("1,5,7-9") == [1, 5, 7, 8, 9]
+    with pytest.raises(ConfigError):
+        parse_classes("1-")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0 and "mm-dit" in capsys.readouterr().out
+
+
+def test_help_needs_no_framework():
+    code = "import sys; from mindspeed_mm_dit.cli.main import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
+    code += "assert not {'torch', 'mindspore', 'matplotlib', 'sklearn'} & set(sys.modules), 'heavy import'"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)

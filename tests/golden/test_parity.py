@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mindspeed_mm_dit.cli.main import main
+from mindspeed_mm_dit.errors import CheckpointError
+from mindspeed_mm_dit.evaluation.parity import compare
+from tests.conftest import GOLDEN
+
+CHECKPOINT = GOLDEN / "dit_tiny_p2.pt"
+
+
+def test_every_quantity_of_the_published_model_is_reproduced():
+    findings = compare(GOLDEN / "dit_tiny_p2.npz", CHECKPOINT, tolerance=1e-5, table_tolerance=1e-12)
+    assert len(findings) == 47
+    assert [f for f in findings if not f.good] == []
+
+
+def test_a_wrong_reference_value_gives_exit_code_1_and_is_named(tmp_path, golden, capsys):
+    wrong = {**golden, "loss_vb": golden["loss_vb"] * 1.001}
+    np.savez(tmp_path / "wrong.npz", **wrong)
+    assert main(["parity", "--reference", str(tmp_path / "wrong.npz"), "--checkpoint", str(CHECKPOINT)]) == 1
+    row = next(line for line in capsys.readouterr().out.splitlines() if "loss_vb" in line)
+    assert "DIFFERS" in row
+
+
+def test_any_file_of_the_format_will_do(tmp_path, golden):
+    """Fewer quantities, and other tables."""
+    from mindspeed_mm_dit.diffusion.schedule import Schedule
+
+    schedule = Schedule.create("linear", 1000)
+    part = {key: golden[key] for key in ("config", "x0", "noise", "t", "y", "output")}
+    part["table/sqrt_recipm1_alphas_cumprod"] = schedule.sqrt_recipm1_alphas_cumprod
+    np.savez(tmp_path / "part.npz", **part)
+    assert all(f.good for f in compare(tmp_path / "part.npz", CHECKPOINT, 1e-5, 1e-12))
+
+
+@pytest.mark.parametrize("key", ["table/none", "grad_norm/none", "nonsense", "timestep_map/x"])
+def test_a_quantity_that_is_not_known_is_an_error(tmp_path, golden, key):
+    np.savez(tmp_path / "odd.npz", **{key: np.zeros(1), **{k: golden[k] for k in ("config", "x0", "noise", "t", "y")}})
+    assert main(["parity", "--reference", str(tmp_path / "odd.npz"), "--checkpoint", str(CHECKPOINT)]) == 2
+
+
+def test_a_file_without_config_is_an_error(tmp_path):
+    np.savez(tmp_path / "empty.npz", x0=np.zeros(1))
+    with pytest.raises(CheckpointError, match="has no 'config'"):
+        compare(tmp_path / "empty.npz", CHECKPOINT, 1e-5, 1e-12)

@@ -1,0 +1,68 @@
+"""The tests can fail: each fault, planted in a copy of the project, turns the test that guards it red."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import pytest
+
+from tests.conftest import ROOT
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A line broken on purpose, and the test that must notice."""
+
+    file: str
+    line: str
+    broken: str
+    test: str
+
+
+FAULTS = {
+    "loss": Fault(
+        "diffusion/gaussian.py", "Losses(mse + vb, mse, vb)", "Losses(mse + 0.999 * vb, mse, vb)",
+        "tests/golden/test_parity.py -k every_quantity",
+    ),
+    "schedule": Fault("diffusion/schedule.py", "scale * 0.02", "scale * 0.0201", "tests/diffusion/test_schedule.py"),
+    "resume": Fault(
+        "training/progress.py", 'facts.get("consumed_samples", ', 'facts.get("consumed_sample", 0 * ',
+        "tests/training/test_run.py -k test_a_resumed_run",
+    ),
+    "optimizer state": Fault(
+        "training/pytorch/engine.py", "checkpoints.read(self.state(with_optimizer), path)",
+        "checkpoints.read(self.state(False), path)", "tests/training/test_run.py -k test_a_resumed_run",
+    ),
+    "sharding": Fault(
+        "training/pytorch/engine.py", "        average_ignored(self.model)\n", "",
+        "tests/training/test_run.py -k recomputed",
+    ),
+    "replication": Fault(
+        "training/pytorch/parallel.py", "if runtime.world_size() == 1:", "if runtime.world_size() >= 1:",
+        "tests/training/test_run.py -k replicated",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_caught(name, tmp_path):
+    fault = FAULTS[name]
+    for part in ("mindspeed_mm_dit", "tests", "examples"):
+        shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in ("pretrain_dit.py", "pyproject.toml"):
+        shutil.copy(ROOT / file, tmp_path)
+    source = tmp_path / "mindspeed_mm_dit" / fault.file
+    text = source.read_text()
+    assert text.count(fault.line) == 1
+    source.write_text(text.replace(fault.line, fault.broken))
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    outcome = subprocess.run(
+        [sys.executable, "-m", "pytest", "-x", "-p", "no:xdist", *fault.test.split()],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert outcome.returncode == 1 and "failed" in outcome.stdout, outcome.stdout[-2000:]
