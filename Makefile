@@ -22,12 +22,17 @@ check: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
-# A PyTorch that sees an accelerator is the user's own and is kept; otherwise the CPU build is installed.
+# A PyTorch that sees an accelerator is the user's own and is kept (found through a .pth file); otherwise the
+# CPU build is installed.
 $(VENV)/.installed: requirements/base.txt requirements/pytorch.txt requirements/pytorch-cpu.txt setup.py
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' \
+	  || { echo "$(PYTHON) is $$($(PYTHON) --version): Python 3.10 to 3.12 is needed; make PYTHON=python3.11 ..."; exit 1; }
 	@echo "installing into $(VENV) (a few minutes the first time)"
-	@if $(PYTHON) -c 'import torch; assert torch.accelerator.is_available()' 2>/dev/null; \
-	then $(PYTHON) -m venv --system-site-packages $(VENV); \
-	else $(PYTHON) -m venv $(VENV) && $(PIP) -r requirements/pytorch-cpu.txt; fi
+	@$(PYTHON) -m venv $(VENV)
+	@if theirs=$$($(PYTHON) requirements/find_pytorch.py); \
+	then echo "keeping the PyTorch in $$theirs"; \
+	  echo "$$theirs" > "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/users_pytorch.pth"; \
+	else $(PIP) -r requirements/pytorch-cpu.txt; fi
 	$(PIP) -r requirements/base.txt -r requirements/pytorch.txt
 	$(PIP) --no-deps --editable .
 	@touch $@

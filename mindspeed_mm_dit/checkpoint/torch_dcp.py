@@ -6,6 +6,7 @@ A state is a nested dict of tensors with string keys; DCP flattens it to names s
 
 from __future__ import annotations
 
+import shutil
 import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -32,6 +33,7 @@ class Writer:
         self._group = dist.new_group(backend="gloo")
         self._pending: Future[Any] | None = None
         self._problem: BaseException | None = None
+        self._folder = Path()
 
     def write(self, state: State, path: Path, when_complete: Callable[[], None]) -> None:
         """Write ``state`` to the folder ``path``; then, on rank 0, call ``when_complete``.
@@ -39,6 +41,7 @@ class Writer:
         The tensors may change as soon as this returns. An error shows in :meth:`wait`.
         """
         self.wait()
+        self._folder = path.parent
         if not self._in_background:
             self._finish(lambda: dcp.save(state, checkpoint_id=path, process_group=self._group), when_complete)
             return
@@ -76,7 +79,8 @@ class Writer:
             problem, self._problem = self._problem, None
             raise CheckpointError(
                 "--save",
-                f"the last checkpoint could not be written: {_root_cause(problem)}",
+                f"the last checkpoint could not be written: {_root_cause(problem)} "
+                f"({_free_gib(self._folder):.2f} GiB are free on that disk)",
                 "free space on the disk; the checkpoint before it is still good",
             ) from problem
 
@@ -89,11 +93,21 @@ def _snapshot(state: State) -> State:
     }
 
 
+def _free_gib(folder: Path) -> float:
+    return shutil.disk_usage(folder).free / 2**30
+
+
 def _root_cause(error: BaseException) -> str:
+    """Return what went wrong first, preferring the operating system's words to those of the file format."""
     failures = getattr(error, "failures", None)  # DCP's CheckpointException keeps one per rank
     if failures:
         error = next(iter(failures.values()))[0]
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+    first, deeper = error, error.__cause__ or error.__context__
+    while deeper is not None:
+        if isinstance(deeper, OSError):
+            first = deeper
+        deeper = deeper.__cause__ or deeper.__context__
+    return f"{type(first).__name__}: {first}".splitlines()[0]
 
 
 def read(state: State, path: Path, partial: bool = False) -> None:

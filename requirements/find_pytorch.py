@@ -1,0 +1,13 @@
+"""Print the folder of a PyTorch that sees an accelerator; exit with 1 where there is none."""
+
+import sys
+from pathlib import Path
+
+try:
+    import torch
+except ImportError:
+    sys.exit(1)
+npu = getattr(torch, "npu", None)  # there once torch_npu is installed
+if not (torch.cuda.is_available() or (npu is not None and npu.is_available())):
+    sys.exit(1)
+print(Path(torch.__file__).parent.parent)
