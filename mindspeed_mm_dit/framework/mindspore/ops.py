@@ -1,0 +1,59 @@
+"""Functions of tensors: MindSpore's under the names of the contract, in the forms that CPU kernels exist for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from mindspore import Tensor, float32
+from mindspore import _no_grad as no_grad
+from mindspore import ops as msops
+from mindspore.ops import cat, chunk, cos, exp, log, permute, reshape, sin, stop_gradient, tanh, where
+
+from mindspeed_mm_dit.framework.mindspore import runtime
+
+__all__ = [
+    "attention", "cast_like", "cat", "chunk", "clamp", "cos", "exp", "log", "mean_per_sample", "no_grad", "numpy",
+    "permute", "reshape", "sin", "stop_gradient", "take", "tanh", "tensor", "to_float32", "where",
+]  # fmt: skip
+
+
+def clamp(x: Tensor, min: float | None = None, max: float | None = None) -> Tensor:  # noqa: A002
+    """``x`` bounded from below and above; None leaves a side open."""
+    return msops.clamp(x, min, max)
+
+
+def mean_per_sample(x: Tensor) -> Tensor:
+    """Mean over every axis but the first: (B, ...) -> (B,)."""
+    return msops.mean(msops.reshape(x, (x.shape[0], -1)), 1)
+
+
+def take(table: Tensor, index: Tensor) -> Tensor:
+    """Rows ``index`` of the 1-D ``table``."""
+    return msops.gather(table, index, 0)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """softmax(q k^T / sqrt(d)) v, each of q, k, v (B, heads, N, d)."""
+    scores = msops.matmul(q * q.shape[-1] ** -0.5, msops.transpose(k, (0, 1, 3, 2)))  # (B, heads, N, N)
+    return msops.matmul(msops.softmax(scores, -1), v)  # (B, heads, N, d)
+
+
+def to_float32(x: Tensor) -> Tensor:
+    """``x`` in float32."""
+    return x.astype(float32)
+
+
+def cast_like(x: Tensor, y: Tensor) -> Tensor:
+    """``x`` in the dtype of ``y``."""
+    return x.astype(y.dtype)
+
+
+def tensor(array: np.ndarray) -> Tensor:
+    """``array`` as a tensor on the runtime's device."""
+    return Tensor(array)
+
+
+def numpy(x: Tensor) -> np.ndarray:
+    """``x`` as an array on the host; low-precision floats come as float32."""
+    return runtime.to_host(x)
