@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+import mindspore
 import numpy as np
-from mindspore import Tensor, float32
+from mindspore import Tensor, float32, float64
 from mindspore import _no_grad as no_grad
 from mindspore import ops as msops
-from mindspore.ops import cat, chunk, cos, exp, log, permute, reshape, sin, stop_gradient, tanh, where
+from mindspore.ops import cat, chunk, cos, permute, reshape, sin, stop_gradient, where
 
 from mindspeed_mm_dit.framework.mindspore import runtime
 
@@ -16,6 +15,28 @@ __all__ = [
     "attention", "cast_like", "cat", "chunk", "clamp", "cos", "exp", "log", "mean_per_sample", "no_grad", "numpy",
     "permute", "reshape", "sin", "stop_gradient", "take", "tanh", "tensor", "to_float32", "where",
 ]  # fmt: skip
+
+_ON_CPU = mindspore.get_context("device_target") == "CPU"  # a constant, so that ms.jit compiles one branch
+
+
+def _exact(x: Tensor) -> Tensor:
+    """``x`` in float64 on a CPU, whose float32 exp, log and tanh are approximations (tanh(8) is 1e-4 off)."""
+    return x.astype(float64) if _ON_CPU else x
+
+
+def exp(x: Tensor) -> Tensor:
+    """e to the power ``x``."""
+    return msops.exp(_exact(x)).astype(x.dtype)
+
+
+def log(x: Tensor) -> Tensor:
+    """Natural logarithm of ``x``."""
+    return msops.log(_exact(x)).astype(x.dtype)
+
+
+def tanh(x: Tensor) -> Tensor:
+    """Hyperbolic tangent of ``x``."""
+    return msops.tanh(_exact(x)).astype(x.dtype)
 
 
 def clamp(x: Tensor, min: float | None = None, max: float | None = None) -> Tensor:  # noqa: A002
@@ -35,6 +56,8 @@ def take(table: Tensor, index: Tensor) -> Tensor:
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """softmax(q k^T / sqrt(d)) v, each of q, k, v (B, heads, N, d)."""
+    if not _ON_CPU and q.dtype in (mindspore.float16, mindspore.bfloat16):  # Ascend's fused form; untested
+        return msops.flash_attention_score(q, k, v, q.shape[1], scalar_value=q.shape[-1] ** -0.5, input_layout="BNSD")
     scores = msops.matmul(q * q.shape[-1] ** -0.5, msops.transpose(k, (0, 1, 3, 2)))  # (B, heads, N, N)
     return msops.matmul(msops.softmax(scores, -1), v)  # (B, heads, N, d)
 
