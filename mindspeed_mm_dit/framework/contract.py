@@ -11,6 +11,7 @@ NN = {
     "Conv2d": "(in, out, kernel_size, stride=1, padding=0); weight (out, in, k, k), bias (out,)",
     "Embedding": "(rows, width); weight (rows, width)",
     "LayerNorm": "(width, eps=, elementwise_affine=False): over the last axis",
+    "GroupNorm": "(groups, channels, eps=1e-5): over each group of channels of (B, C, H, W); weight (C,), bias (C,)",
     "SiLU": "x * sigmoid(x)",
     "GELU": "(approximate='tanh')",
     "frozen_parameter": "(float32 array) -> a parameter that is saved and never trained",
@@ -31,6 +32,8 @@ OPS = {
     "where": "(condition, x, y); x and y tensors",
     "mean_per_sample": "(x): mean over every axis but the first -> (B,)",
     "take": "(table, index): rows of a 1-D table",
+    "pad": "(x, (left, right, top, bottom)): zeros around the last two axes",
+    "upsample_nearest_2x": "(x): (B, C, H, W) -> (B, C, 2H, 2W), each pixel four times",
     "attention": "(q, k, v), each (B, heads, N, d) -> softmax(q k^T / sqrt(d)) v",
     "stop_gradient": "(x)",
     "to_float32": "(x)",
@@ -51,5 +54,6 @@ RUNTIME = {
     "any_rank": "(bool) -> bool: true if it is true on any rank",
     "barrier": "(): wait for every rank",
     "load_arrays": "(module, {name: array}): write values into the parameters of a module",
+    "freeze": "(module, 'fp32' | 'bf16') -> the module on the device in that precision, no longer trained",
     "versions": "() -> {package: version}",
 }

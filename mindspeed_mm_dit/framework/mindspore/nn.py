@@ -16,7 +16,7 @@ from mindspore.nn import CellList as ModuleList
 from mindspore.nn import SequentialCell as Sequential
 
 __all__ = [
-    "GELU", "Conv2d", "Embedding", "LayerNorm", "Linear", "Module", "ModuleList", "Sequential", "SiLU",
+    "GELU", "Conv2d", "Embedding", "GroupNorm", "LayerNorm", "Linear", "Module", "ModuleList", "Sequential", "SiLU",
     "frozen_parameter", "set_constant",
 ]  # fmt: skip
 
@@ -84,6 +84,18 @@ class LayerNorm(Module):
 
     def forward(self, x: Any) -> Any:
         return self.norm(x, self.weight.astype(x.dtype), self.bias.astype(x.dtype))[0]
+
+
+class GroupNorm(Module):
+    """Zero mean and unit variance over each group of channels of (B, C, H, W), then weight and bias."""
+
+    def __init__(self, num_groups: int, num_channels: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.num_groups, self.eps = num_groups, eps
+        self.weight, self.bias = Parameter(Tensor(np.ones(num_channels, np.float32))), _zeros(num_channels)
+
+    def forward(self, x: Any) -> Any:
+        return msops.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
 
 
 class SiLU(Module):

@@ -7,13 +7,14 @@ import numpy as np
 from mindspore import Tensor, float32, float64
 from mindspore import _no_grad as no_grad
 from mindspore import ops as msops
-from mindspore.ops import cat, chunk, cos, permute, reshape, sin, stop_gradient, where
+from mindspore.ops import cat, chunk, cos, pad, permute, reshape, sin, stop_gradient, where
 
 from mindspeed_mm_dit.framework.mindspore import runtime
 
 __all__ = [
     "attention", "cast_like", "cat", "chunk", "clamp", "cos", "exp", "log", "mean_per_sample", "no_grad", "numpy",
-    "permute", "reshape", "sin", "stop_gradient", "take", "tanh", "tensor", "to_float32", "where",
+    "pad", "permute", "reshape", "sin", "stop_gradient", "take", "tanh", "tensor", "to_float32", "upsample_nearest_2x",
+    "where",
 ]  # fmt: skip
 
 _ON_CPU = mindspore.get_context("device_target") == "CPU"  # a constant, so that ms.jit compiles one branch
@@ -39,7 +40,7 @@ def tanh(x: Tensor) -> Tensor:
     return msops.tanh(_exact(x)).astype(x.dtype)
 
 
-def clamp(x: Tensor, min: float | None = None, max: float | None = None) -> Tensor:  # noqa: A002
+def clamp(x: Tensor, min: float | None = None, max: float | None = None) -> Tensor:
     """``x`` bounded from below and above; None leaves a side open."""
     return msops.clamp(x, min, max)
 
@@ -52,6 +53,11 @@ def mean_per_sample(x: Tensor) -> Tensor:
 def take(table: Tensor, index: Tensor) -> Tensor:
     """Rows ``index`` of the 1-D ``table``."""
     return msops.gather(table, index, 0)
+
+
+def upsample_nearest_2x(x: Tensor) -> Tensor:
+    """Each pixel four times: (B, C, H, W) -> (B, C, 2H, 2W)."""
+    return msops.interpolate(x, size=(2 * x.shape[2], 2 * x.shape[3]), mode="nearest")
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -123,6 +123,16 @@ def load_arrays(module: mindspore.nn.Cell, arrays: Mapping[str, np.ndarray]) -> 
         parameters[name].set_data(Tensor(array, parameters[name].dtype))
 
 
+def freeze(module: mindspore.nn.Cell, dtype: str) -> mindspore.nn.Cell:
+    """Return ``module`` in precision "fp32" or "bf16", no longer trained; raises PlatformError for bf16 on CPU."""
+    if dtype == "bf16" and device_type() == "cpu":
+        raise PlatformError("dtype = bf16", "MindSpore has no bfloat16 products on a CPU", "use fp32")
+    for parameter in module.get_parameters():
+        parameter.requires_grad = False
+        parameter.set_dtype({"fp32": mindspore.float32, "bf16": mindspore.bfloat16}[dtype])
+    return module.set_train(False)
+
+
 def versions() -> dict[str, str]:
     """Return the versions that decide what this framework computes."""
     return {"mindspore": mindspore.__version__, "numpy": np.__version__}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch.nn import GELU, Conv2d, Embedding, LayerNorm, Linear, Module, ModuleList, Sequential, SiLU
+from torch.nn import GELU, Conv2d, Embedding, GroupNorm, LayerNorm, Linear, Module, ModuleList, Sequential, SiLU
 
 __all__ = [
-    "GELU", "Conv2d", "Embedding", "LayerNorm", "Linear", "Module", "ModuleList", "Sequential", "SiLU",
+    "GELU", "Conv2d", "Embedding", "GroupNorm", "LayerNorm", "Linear", "Module", "ModuleList", "Sequential", "SiLU",
     "frozen_parameter", "set_constant",
 ]  # fmt: skip
 

@@ -155,6 +155,11 @@ def load_arrays(module: torch.nn.Module, arrays: Mapping[str, np.ndarray]) -> No
             parameters[name].copy_(torch.as_tensor(array))
 
 
+def freeze(module: torch.nn.Module, dtype: str) -> torch.nn.Module:
+    """Return ``module`` on the device, in precision "fp32" or "bf16", no longer trained."""
+    return module.to(device(), {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]).eval().requires_grad_(False)
+
+
 def versions() -> dict[str, str]:
     """Return the versions that decide what this framework computes."""
     return {"torch": torch.__version__, "numpy": np.__version__}
