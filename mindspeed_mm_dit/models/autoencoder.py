@@ -38,8 +38,11 @@ class PixelAutoencoder:
 
 
 def load_autoencoder_kl(config: AutoencoderKLConfig) -> Autoencoder:
-    """Load the autoencoder of latent diffusion (Rombach et al. 2022) for the active framework."""
-    assert active() == "pytorch", "the MindSpore autoencoder is not written yet"
-    from mindspeed_mm_dit.models.autoencoder_kl_pytorch import AutoencoderKL
+    """Load the autoencoder of latent diffusion (Rombach et al. 2022): on PyTorch diffusers' module, else ours."""
+    if active() == "pytorch":
+        from mindspeed_mm_dit.models.autoencoder_kl_pytorch import AutoencoderKL as DiffusersAutoencoderKL
+
+        return DiffusersAutoencoderKL(config)
+    from mindspeed_mm_dit.models.autoencoder_kl import AutoencoderKL
 
     return AutoencoderKL(config)

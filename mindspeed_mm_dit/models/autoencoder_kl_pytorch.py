@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.pytorch import runtime
+from mindspeed_mm_dit.models.autoencoder_kl_files import check_sizes, existing_path
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKL as DiffusersAutoencoderKL
@@ -48,13 +48,7 @@ class AutoencoderKL:
 def _load(config: AutoencoderKLConfig) -> DiffusersAutoencoderKL:
     from diffusers import AutoencoderKL as DiffusersAutoencoderKL
 
-    path = Path(config.from_pretrained)
-    if not path.exists():
-        raise CheckpointError(
-            f"ae.from_pretrained = {path}",
-            "no such file or folder; nothing is downloaded",
-            "put a diffusers AutoencoderKL there, e.g. stabilityai/sd-vae-ft-ema, or correct the path",
-        )
+    path = existing_path(config)
     try:
         if path.is_dir():
             module = DiffusersAutoencoderKL.from_pretrained(path, local_files_only=True)
@@ -62,12 +56,5 @@ def _load(config: AutoencoderKLConfig) -> DiffusersAutoencoderKL:
             module = DiffusersAutoencoderKL.from_single_file(str(path), config=str(path.parent), local_files_only=True)
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise CheckpointError(f"ae.from_pretrained = {path}", f"diffusers cannot load it: {error}") from error
-    found = (module.config.latent_channels, 2 ** (len(module.config.block_out_channels) - 1))
-    if found != (config.latent_channels, config.downsample_factor):
-        raise CheckpointError(
-            f"ae.from_pretrained = {path}",
-            f"has (latent_channels, downsample_factor) = {found}, model.json says "
-            f"{(config.latent_channels, config.downsample_factor)}",
-            "correct model.json",
-        )
+    check_sizes(config, module.config.latent_channels, 2 ** (len(module.config.block_out_channels) - 1))
     return module

@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch.nn import GELU, Conv2d, Embedding, LayerNorm, Linear, Module, ModuleList, Sequential, SiLU
+from torch.nn import GELU, Conv2d, Embedding, GroupNorm, LayerNorm, Linear, Module, ModuleList, Sequential, SiLU
 
 __all__ = [
-    "GELU",
-    "Conv2d",
-    "Embedding",
-    "LayerNorm",
-    "Linear",
-    "Module",
-    "ModuleList",
-    "Sequential",
-    "SiLU",
-    "frozen_parameter",
-    "set_constant",
-]
+    "GELU", "Conv2d", "Embedding", "GroupNorm", "LayerNorm", "Linear", "Module", "ModuleList", "Sequential", "SiLU",
+    "frozen_parameter", "set_constant",
+]  # fmt: skip
 
 
 def frozen_parameter(array: np.ndarray) -> torch.nn.Parameter:

@@ -19,32 +19,16 @@ from torch import (
     tanh,
     where,
 )
+from torch.nn.functional import interpolate, pad
 from torch.nn.functional import scaled_dot_product_attention as attention
 
 from mindspeed_mm_dit.framework.pytorch import runtime
 
 __all__ = [
-    "attention",
-    "cast_like",
-    "cat",
-    "chunk",
-    "clamp",
-    "cos",
-    "exp",
-    "log",
-    "mean_per_sample",
-    "no_grad",
-    "numpy",
-    "permute",
-    "reshape",
-    "sin",
-    "stop_gradient",
-    "take",
-    "tanh",
-    "tensor",
-    "to_float32",
+    "attention", "cast_like", "cat", "chunk", "clamp", "cos", "exp", "log", "mean_per_sample", "no_grad", "numpy",
+    "pad", "permute", "reshape", "sin", "stop_gradient", "take", "tanh", "tensor", "to_float32", "upsample_nearest_2x",
     "where",
-]
+]  # fmt: skip
 
 
 def mean_per_sample(x: Tensor) -> Tensor:
@@ -55,6 +39,11 @@ def mean_per_sample(x: Tensor) -> Tensor:
 def take(table: Tensor, index: Tensor) -> Tensor:
     """Rows ``index`` of the 1-D ``table``."""
     return table[index]
+
+
+def upsample_nearest_2x(x: Tensor) -> Tensor:
+    """Each pixel four times: (B, C, H, W) -> (B, C, 2H, 2W)."""
+    return interpolate(x, scale_factor=2.0, mode="nearest")
 
 
 def stop_gradient(x: Tensor) -> Tensor:

@@ -166,15 +166,15 @@ def to_runtime_device(model: torch.nn.Module) -> torch.nn.Module:
     return model.to(device())
 
 
-def for_inference(model: torch.nn.Module) -> torch.nn.Module:
-    """Move a model to the device, for prediction only."""
-    return to_runtime_device(model).eval().requires_grad_(False)
-
-
 def report_failure(error: BaseException) -> None:
     """Leave ``error`` where torchrun looks for it, so that its summary names the reason."""
     if "TORCHELASTIC_ERROR_FILE" in os.environ:
         ErrorHandler().record_exception(error)
+
+
+def freeze(module: torch.nn.Module, dtype: str = "fp32") -> torch.nn.Module:
+    """Return ``module`` on the device, in precision "fp32" or "bf16", no longer trained."""
+    return module.to(device(), {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]).eval().requires_grad_(False)
 
 
 def versions() -> dict[str, str]:

@@ -1,0 +1,253 @@
+"""PyTorch's zip files (``.pt``, ``.pth``, ``.bin``) as nested dicts of arrays, read and written without PyTorch.
+
+The file is a zip archive: ``*/data.pkl`` is a pickle in which each tensor is a call that names a storage,
+and ``*/data/<key>`` holds the bytes of that storage.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import struct
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from mindspeed_mm_dit.errors import CheckpointError
+
+_DTYPES = {
+    "DoubleStorage": "<f8", "FloatStorage": "<f4", "HalfStorage": "<f2", "BFloat16Storage": "<u2",
+    "LongStorage": "<i8", "IntStorage": "<i4", "ShortStorage": "<i2", "CharStorage": "<i1", "ByteStorage": "<u1",
+    "BoolStorage": "?", "ComplexFloatStorage": "<c8", "ComplexDoubleStorage": "<c16",
+}  # fmt: skip
+
+
+class _Storage(NamedTuple):
+    """A flat run of numbers, and whether they are bfloat16 held as their 16 bits."""
+
+    values: np.ndarray
+    is_bfloat16: bool
+
+
+def read_torch_file(path: str | Path) -> Any:
+    """Read what ``torch.save`` wrote: dicts, lists and plain values with arrays where tensors were.
+
+    Arrays are views of the file, read when they are used; writing to one leaves the file as it is.
+    bfloat16 comes as float32, ``argparse.Namespace`` and ``OrderedDict`` as dict.
+
+    Raises:
+        CheckpointError: no such file, not in PyTorch's zip format, or its pickle asks for anything
+            but tensors and those two classes (which is never executed).
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return _read(_Archive(path, archive))
+    except (OSError, zipfile.BadZipFile) as error:
+        raise CheckpointError(
+            str(path), f"is not a file in PyTorch's zip format: {error}",
+            "save it again with torch.save of PyTorch 1.6 or later",
+        ) from error  # fmt: skip
+
+
+class _Archive:
+    """The members of a PyTorch zip file; their bytes are mapped, not read."""
+
+    def __init__(self, path: str | Path, archive: zipfile.ZipFile) -> None:
+        self.path, self._archive = Path(path), archive
+        self._prefix = next((n[: -len("data.pkl")] for n in archive.namelist() if n.endswith("/data.pkl")), None)
+        self._bytes = np.memmap(self.path, np.uint8, "c")
+
+    def member(self, name: str) -> np.ndarray:
+        """Return the bytes of member ``name``, (size,) uint8."""
+        try:
+            info = self._archive.getinfo(f"{self._prefix}{name}")
+        except KeyError:
+            raise CheckpointError(str(self.path), f"has no {name}", "it is incomplete or not from torch.save") from None
+        if info.compress_type != zipfile.ZIP_STORED:
+            return np.frombuffer(self._archive.read(info), np.uint8)
+        name_size, extra_size = struct.unpack("<HH", self._bytes[info.header_offset + 26 : info.header_offset + 30])
+        start = info.header_offset + 30 + name_size + extra_size
+        return self._bytes[start : start + info.file_size]
+
+    def has_big_endian_numbers(self) -> bool:
+        """Return whether the writer's machine stored the most significant byte first."""
+        return f"{self._prefix}byteorder" in self._archive.namelist() and bytes(self.member("byteorder")) == b"big"
+
+
+def _read(archive: _Archive) -> Any:
+    what = str(archive.path)
+    pickled = archive.member("data.pkl")
+    if archive.has_big_endian_numbers():
+        raise CheckpointError(what, "was written on a big-endian machine", "save it again on a little-endian one")
+    try:
+        return _plain(_TensorUnpickler(archive, io.BytesIO(pickled.tobytes())).load())
+    except (
+        pickle.UnpicklingError,
+        EOFError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        LookupError,
+        RecursionError,
+    ) as error:
+        raise CheckpointError(what, f"its pickle is damaged: {error}", "copy or download it again") from error
+
+
+class _TensorUnpickler(pickle.Unpickler):
+    """An unpickler that can build arrays and plain containers, and nothing else."""
+
+    def __init__(self, archive: _Archive, file: BinaryIO) -> None:
+        super().__init__(file)
+        self._archive = archive
+        self._known = _harmless_classes()
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "torch" and name in _DTYPES:
+            return name
+        if f"{module}.{name}" not in self._known:
+            raise CheckpointError(
+                str(self._archive.path), f"its pickle asks for {module}.{name}, which is not loaded from a file",
+                "save a dict of tensors and plain values instead",
+            )  # fmt: skip
+        return self._known[f"{module}.{name}"]
+
+    def persistent_load(self, pid: Any) -> _Storage:
+        kind, storage_type, key, _location, _numel = pid
+        if kind != "storage":
+            raise pickle.UnpicklingError(f"unknown persistent object {kind!r}")
+        values = self._archive.member(f"data/{key}").view(_DTYPES[storage_type])
+        return _Storage(values, storage_type == "BFloat16Storage")
+
+
+class _Attributes:
+    """Base of the stand-in for ``argparse.Namespace``."""
+
+
+def _harmless_classes() -> dict[str, Callable[..., Any]]:
+    """Return what a pickle may name; new objects for each file, as a pickle can set attributes on them."""
+
+    def rebuild_tensor(storage: Any, offset: int, size: Any, stride: Any, *_: Any) -> np.ndarray:
+        return _as_array(storage, offset, size, stride)
+
+    def rebuild_parameter(data: Any, *_: Any) -> Any:
+        return data
+
+    return {
+        "torch._utils._rebuild_tensor_v2": rebuild_tensor,
+        "torch._utils._rebuild_parameter": rebuild_parameter,
+        "torch.Size": lambda sizes: tuple(sizes),
+        "collections.OrderedDict": type("OrderedDict", (dict,), {}),
+        "argparse.Namespace": type("Namespace", (_Attributes,), {}),
+    }
+
+
+def _as_array(storage: _Storage, offset: int, size: tuple[int, ...], stride: tuple[int, ...]) -> np.ndarray:
+    """View ``storage`` as an array of shape ``size``; offset and strides count elements."""
+    values, is_bfloat16 = storage
+    last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    if min((offset, *size, *stride)) < 0 or (0 not in size and last >= len(values)):
+        raise pickle.UnpicklingError(f"a tensor of {size} reaches beyond its {len(values)} stored numbers")
+    if 0 in size:
+        return np.zeros(size, np.float32 if is_bfloat16 else values.dtype)
+    steps = [step * values.itemsize for step in stride]
+    view = np.lib.stride_tricks.as_strided(values[offset:], size, steps)
+    if is_bfloat16:  # the upper half of a float32
+        return (view.astype(np.uint32) << 16).view(np.float32)
+    return np.require(view.view(np.ndarray), requirements="A")
+
+
+def _plain(value: Any) -> Any:
+    """Replace stand-ins and subclasses in nested containers by plain dicts, lists and tuples."""
+    if isinstance(value, _Attributes):
+        value = vars(value)
+    if isinstance(value, dict):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_plain(item) for item in value)
+    return value
+
+
+_STORAGES = {np.dtype(code): name for name, code in _DTYPES.items() if name != "BFloat16Storage"}
+
+
+def write_torch_file(path: str | Path, content: Mapping[str, Any]) -> None:
+    """Write nested dicts, lists and tuples of arrays, numbers, strings, booleans and None.
+
+    ``torch.load(path, weights_only=True)`` reads it, arrays as tensors, bit for bit.
+
+    Raises:
+        CheckpointError: ``content`` holds something else, or an array of a dtype PyTorch lacks.
+    """
+    pickler = _TensorPickler(str(path))
+    pickled = pickler.dumps(content)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr("archive/data.pkl", pickled)
+        archive.writestr("archive/byteorder", "little")
+        for key, array in enumerate(pickler.arrays):
+            with archive.open(f"archive/data/{key}", "w", force_zip64=array.nbytes >= 1 << 31) as member:
+                member.write(array.reshape(-1).view(np.uint8).data)
+        archive.writestr("archive/version", "3\n")
+
+
+class _TensorPickler:
+    """Writes the pickle (protocol 2) of nested containers; arrays are set aside in ``arrays``."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self.arrays: list[np.ndarray] = []
+
+    def dumps(self, content: Any) -> bytes:
+        """Return the whole pickle of ``content``."""
+        return pickle.PROTO + b"\x02" + self._value(content) + pickle.STOP
+
+    def _value(self, value: Any) -> bytes:
+        if value is None or isinstance(value, bool):
+            return {None: pickle.NONE, True: pickle.NEWTRUE, False: pickle.NEWFALSE}[value]
+        if isinstance(value, np.ndarray | np.generic):
+            return self._tensor(np.asarray(value))
+        if isinstance(value, int):
+            return pickle.LONG1 + self._sized("<B", pickle.encode_long(value))
+        if isinstance(value, float):
+            return pickle.BINFLOAT + struct.pack(">d", value)
+        if isinstance(value, str):
+            return pickle.BINUNICODE + self._sized("<I", value.encode())
+        if isinstance(value, Mapping):
+            items = b"".join(self._value(part) for item in value.items() for part in item)
+            return pickle.EMPTY_DICT + pickle.MARK + items + pickle.SETITEMS
+        if isinstance(value, list):
+            return pickle.EMPTY_LIST + pickle.MARK + b"".join(map(self._value, value)) + pickle.APPENDS
+        if isinstance(value, tuple):
+            return self._tuple(*map(self._value, value))
+        raise CheckpointError(self._what, f"cannot hold a {type(value).__name__}", "write arrays and plain values")
+
+    def _tensor(self, array: np.ndarray) -> bytes:
+        storage_type = _STORAGES.get(array.dtype)
+        if storage_type is None:
+            raise CheckpointError(self._what, f"PyTorch has no tensors of {array.dtype}", "convert the array")
+        array = np.ascontiguousarray(array).reshape(array.shape)  # the former makes 0-D arrays 1-D
+        key = str(len(self.arrays))
+        self.arrays.append(array)
+        storage = self._tuple(
+            self._value("storage"), self._global("torch", storage_type), *map(self._value, (key, "cpu", array.size))
+        )
+        strides = tuple(step // array.itemsize for step in array.strides)
+        no_hooks = self._global("collections", "OrderedDict") + pickle.EMPTY_TUPLE + pickle.REDUCE
+        arguments = self._tuple(
+            storage + pickle.BINPERSID, *map(self._value, (0, array.shape, strides, False)), no_hooks
+        )
+        return self._global("torch._utils", "_rebuild_tensor_v2") + arguments + pickle.REDUCE
+
+    @staticmethod
+    def _sized(size_format: str, content: bytes) -> bytes:
+        return struct.pack(size_format, len(content)) + content
+
+    @staticmethod
+    def _tuple(*parts: bytes) -> bytes:
+        return pickle.MARK + b"".join(parts) + pickle.TUPLE
+
+    @staticmethod
+    def _global(module: str, name: str) -> bytes:
+        return pickle.GLOBAL + f"{module}\n{name}\n".encode()

@@ -1,0 +1,132 @@
+"""Layers: MindSpore cells with PyTorch's names, so that one model source and one state dict serve both.
+
+Weights start at zero (norms: at one); ``models/init.py`` or a checkpoint gives them their values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from mindspore import Parameter, Tensor
+from mindspore import nn as msnn
+from mindspore import ops as msops
+from mindspore.nn import CellList as ModuleList
+from mindspore.nn import SequentialCell as Sequential
+
+__all__ = [
+    "GELU", "Conv2d", "Embedding", "GroupNorm", "LayerNorm", "Linear", "Module", "ModuleList", "Sequential", "SiLU",
+    "frozen_parameter", "set_constant",
+]  # fmt: skip
+
+
+class Module(msnn.Cell):
+    """Base class; subclasses write ``forward``, which MindSpore knows as ``construct``."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "forward" in cls.__dict__:
+            cls.construct = cls.__dict__["forward"]  # the very function: ms.jit compiles its source
+
+    def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
+        """Yield (state-dict name, parameter), frozen ones included."""
+        return iter(self.parameters_and_names())
+
+
+class Linear(Module):
+    """x W^T + b: (..., in_features) -> (..., out_features)."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
+        super().__init__()
+        self.weight = _zeros(out_features, in_features)
+        self.bias = _zeros(out_features) if bias else None
+
+    def forward(self, x: Any) -> Any:
+        return msops.dense(x, self.weight, self.bias)
+
+
+class Conv2d(Module):
+    """Cross-correlation: (B, in_channels, H, W) -> (B, out_channels, H', W')."""
+
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, padding: int = 0
+    ) -> None:
+        super().__init__()
+        self.stride, self.padding = stride, padding
+        self.weight = _zeros(out_channels, in_channels, kernel_size, kernel_size)
+        self.bias = _zeros(out_channels)
+
+    def forward(self, x: Any) -> Any:
+        return msops.conv2d(x, self.weight, self.bias, stride=self.stride, pad_mode="pad", padding=self.padding)
+
+
+class Embedding(Module):
+    """Rows of a table: (...) int -> (..., width)."""
+
+    def __init__(self, num_embeddings: int, embedding_dim: int) -> None:
+        super().__init__()
+        self.weight = _zeros(num_embeddings, embedding_dim)
+
+    def forward(self, index: Any) -> Any:
+        return msops.gather(self.weight, index, 0)
+
+
+class LayerNorm(Module):
+    """Zero mean and unit variance over the last axis, then weight and bias if ``elementwise_affine``."""
+
+    def __init__(self, width: int, eps: float = 1e-5, elementwise_affine: bool = True) -> None:
+        super().__init__()
+        self.norm = msops.LayerNorm(begin_norm_axis=-1, begin_params_axis=-1, epsilon=eps)
+        gain, shift = np.ones(width, np.float32), np.zeros(width, np.float32)
+        if elementwise_affine:
+            self.weight, self.bias = Parameter(Tensor(gain)), Parameter(Tensor(shift))
+        else:  # the operator wants both
+            self.weight, self.bias = Tensor(gain), Tensor(shift)
+
+    def forward(self, x: Any) -> Any:
+        return self.norm(x, self.weight.astype(x.dtype), self.bias.astype(x.dtype))[0]
+
+
+class GroupNorm(Module):
+    """Zero mean and unit variance over each group of channels of (B, C, H, W), then weight and bias."""
+
+    def __init__(self, num_groups: int, num_channels: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.num_groups, self.eps = num_groups, eps
+        self.weight, self.bias = Parameter(Tensor(np.ones(num_channels, np.float32))), _zeros(num_channels)
+
+    def forward(self, x: Any) -> Any:
+        return msops.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
+
+
+class SiLU(Module):
+    """x * sigmoid(x)."""
+
+    def forward(self, x: Any) -> Any:
+        return msops.silu(x)
+
+
+class GELU(Module):
+    """x * Phi(x), exactly ("none") or by its tanh approximation ("tanh")."""
+
+    def __init__(self, approximate: str = "none") -> None:
+        super().__init__()
+        self.approximate = approximate
+
+    def forward(self, x: Any) -> Any:
+        return msops.gelu(x, approximate=self.approximate)
+
+
+def frozen_parameter(array: np.ndarray) -> Parameter:
+    """Return a parameter that is saved with the model and never trained."""
+    return Parameter(Tensor(array), requires_grad=False)
+
+
+def set_constant(module: Module, name: str, array: np.ndarray) -> None:
+    """Give ``module`` a tensor that is neither saved nor trained."""
+    setattr(module, name, Tensor(array))
+
+
+def _zeros(*shape: int) -> Parameter:
+    return Parameter(Tensor(np.zeros(shape, np.float32)))

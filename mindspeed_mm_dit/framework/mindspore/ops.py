@@ -1,0 +1,88 @@
+"""Functions of tensors: MindSpore's under the names of the contract, in the forms that CPU kernels exist for."""
+
+from __future__ import annotations
+
+import mindspore
+import numpy as np
+from mindspore import Tensor, float32, float64
+from mindspore import _no_grad as no_grad
+from mindspore import ops as msops
+from mindspore.ops import cat, chunk, cos, pad, permute, reshape, sin, stop_gradient, where
+
+from mindspeed_mm_dit.framework.mindspore import runtime
+
+__all__ = [
+    "attention", "cast_like", "cat", "chunk", "clamp", "cos", "exp", "log", "mean_per_sample", "no_grad", "numpy",
+    "pad", "permute", "reshape", "sin", "stop_gradient", "take", "tanh", "tensor", "to_float32", "upsample_nearest_2x",
+    "where",
+]  # fmt: skip
+
+_ON_CPU = mindspore.get_context("device_target") == "CPU"  # a constant, so that ms.jit compiles one branch
+
+
+def _exact(x: Tensor) -> Tensor:
+    """``x`` in float64 on a CPU, whose float32 exp, log and tanh are approximations (tanh(8) is 1e-4 off)."""
+    return x.astype(float64) if _ON_CPU else x
+
+
+def exp(x: Tensor) -> Tensor:
+    """e to the power ``x``."""
+    return msops.exp(_exact(x)).astype(x.dtype)
+
+
+def log(x: Tensor) -> Tensor:
+    """Natural logarithm of ``x``."""
+    return msops.log(_exact(x)).astype(x.dtype)
+
+
+def tanh(x: Tensor) -> Tensor:
+    """Hyperbolic tangent of ``x``."""
+    return msops.tanh(_exact(x)).astype(x.dtype)
+
+
+def clamp(x: Tensor, min: float | None = None, max: float | None = None) -> Tensor:
+    """``x`` bounded from below and above; None leaves a side open."""
+    return msops.clamp(x, min, max)
+
+
+def mean_per_sample(x: Tensor) -> Tensor:
+    """Mean over every axis but the first: (B, ...) -> (B,)."""
+    return msops.mean(msops.reshape(x, (x.shape[0], -1)), 1)
+
+
+def take(table: Tensor, index: Tensor) -> Tensor:
+    """Rows ``index`` of the 1-D ``table``."""
+    return msops.gather(table, index, 0)
+
+
+def upsample_nearest_2x(x: Tensor) -> Tensor:
+    """Each pixel four times: (B, C, H, W) -> (B, C, 2H, 2W)."""
+    return msops.interpolate(x, size=(2 * x.shape[2], 2 * x.shape[3]), mode="nearest")
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """softmax(q k^T / sqrt(d)) v, each of q, k, v (B, heads, N, d)."""
+    if not _ON_CPU and q.dtype in (mindspore.float16, mindspore.bfloat16):  # Ascend's fused form; untested
+        return msops.flash_attention_score(q, k, v, q.shape[1], scalar_value=q.shape[-1] ** -0.5, input_layout="BNSD")
+    scores = msops.matmul(q * q.shape[-1] ** -0.5, msops.transpose(k, (0, 1, 3, 2)))  # (B, heads, N, N)
+    return msops.matmul(msops.softmax(scores, -1), v)  # (B, heads, N, d)
+
+
+def to_float32(x: Tensor) -> Tensor:
+    """``x`` in float32."""
+    return x.astype(float32)
+
+
+def cast_like(x: Tensor, y: Tensor) -> Tensor:
+    """``x`` in the dtype of ``y``."""
+    return x.astype(y.dtype)
+
+
+def tensor(array: np.ndarray) -> Tensor:
+    """``array`` as a tensor on the runtime's device."""
+    return Tensor(array)
+
+
+def numpy(x: Tensor) -> np.ndarray:
+    """``x`` as an array on the host; low-precision floats come as float32."""
+    return runtime.to_host(x)

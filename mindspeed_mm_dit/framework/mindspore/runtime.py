@@ -1,0 +1,153 @@
+"""Device, ranks and the transport of tensors between them, on CPU and Ascend, under msrun or alone."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from functools import cache
+
+import mindspore
+import numpy as np
+from mindspore import Parameter, Tensor, communication, ops
+
+from mindspeed_mm_dit.errors import PlatformError
+
+_DEVICES = {"gloo": "cpu", "nccl": "cuda", "hccl": "npu"}
+_NAMES = {"CPU": "cpu", "GPU": "cuda", "Ascend": "npu"}
+
+
+class _Job:
+    """The group this process has joined, and how many micro-batches make a step in it."""
+
+    joined = False
+    num_microbatches = 1
+
+
+def device_type() -> str:
+    """Return "npu" or "cpu": the device MindSpore has chosen."""
+    return _NAMES[mindspore.get_context("device_target")]
+
+
+def check_backend(backend: str | None) -> str:
+    """Return the backend to use; raises PlatformError if ``backend`` cannot work on this machine."""
+    kind = device_type()
+    native = next(name for name, device in _DEVICES.items() if device == kind)
+    if backend not in (None, native):
+        raise PlatformError(
+            f"--distributed-backend = {backend}",
+            f"needs a {_DEVICES[backend].upper()} device; this MindSpore ({mindspore.__version__}) runs on {kind.upper()}",
+            f"leave the flag out, or use {native}",
+        )
+    return native
+
+
+def initialize(backend: str | None, micro_batch_size: int, global_batch_size: int) -> None:
+    """Join the group msrun describes (a group of one without it)."""
+    check_backend(backend)
+    if world_size() > 1 and not _Job.joined:
+        communication.init()
+        _Job.joined = True
+    _Job.num_microbatches = global_batch_size // (micro_batch_size * world_size())
+
+
+def shutdown() -> None:
+    """Leave the group."""
+    if _Job.joined:
+        communication.release()
+        _Job.joined = False
+
+
+def num_microbatches() -> int:
+    """Return how many micro-batches make one optimizer step on this rank."""
+    return _Job.num_microbatches
+
+
+def rank() -> int:
+    """Return the rank of this process."""
+    return communication.get_rank() if _Job.joined else int(os.environ.get("RANK_ID", "0"))
+
+
+def world_size() -> int:
+    """Return the number of processes."""
+    return communication.get_group_size() if _Job.joined else int(os.environ.get("MS_WORKER_NUM", "1"))
+
+
+def device_name() -> str:
+    """Return words for the log: what this process computes on."""
+    if device_type() == "cpu":
+        return f"CPU ({platform.processor() or platform.machine()})"
+    return f"{mindspore.get_context('device_target')} {os.environ.get('DEVICE_ID', '0')}"
+
+
+def to_device(batch: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+    """Turn a batch of arrays into tensors; MindSpore copies them when an operator reads them."""
+    return {name: Tensor(array) for name, array in batch.items()}
+
+
+def to_host(x: Tensor) -> np.ndarray:
+    """``x`` as an array; low-precision floats come as float32."""
+    return (x.astype(mindspore.float32) if x.dtype in (mindspore.float16, mindspore.bfloat16) else x).asnumpy()
+
+
+@cache
+def _sum_over_ranks() -> ops.AllReduce:
+    return ops.AllReduce(ops.ReduceOp.SUM)  # float32 sum: the one reduction every device offers
+
+
+def mean_over_ranks(values: list[Tensor]) -> list[Tensor]:
+    """Average scalar tensors over all ranks."""
+    joined = ops.cat([value.astype(mindspore.float32).reshape((1,)) for value in values], 0)
+    if world_size() > 1:
+        joined = _sum_over_ranks()(joined) / world_size()
+    return [joined[i] for i in range(len(values))]
+
+
+def any_rank(flag: bool) -> bool:
+    """Return whether ``flag`` is true on any rank."""
+    if world_size() == 1:
+        return flag
+    return bool(_sum_over_ranks()(Tensor(np.array([flag], np.float32))).asnumpy()[0] > 0)
+
+
+def barrier() -> None:
+    """Wait until every rank is here."""
+    any_rank(False)
+
+
+def load_arrays(module: mindspore.nn.Cell, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write ``arrays`` into the parameters of ``module``; every name must be there, in its shape."""
+    parameters: dict[str, Parameter] = dict(module.parameters_and_names())
+    for name, array in arrays.items():
+        assert parameters[name].shape == array.shape, (name, parameters[name].shape, array.shape)
+        parameters[name].set_data(Tensor(array, parameters[name].dtype))
+
+
+def shapes(module: mindspore.nn.Cell) -> dict[str, tuple[int, ...]]:
+    """Return name -> shape of every parameter of a module."""
+    return {name: tuple(p.shape) for name, p in module.parameters_and_names()}
+
+
+def to_runtime_device(module: mindspore.nn.Cell) -> mindspore.nn.Cell:
+    """Return ``module``: MindSpore puts tensors on the device when an operator reads them."""
+    return module
+
+
+def report_failure(error: BaseException) -> None:
+    """Print ``error`` at the end of this worker's log, where msrun looks for the reason."""
+    print(f"{error}", flush=True)
+
+
+def freeze(module: mindspore.nn.Cell, dtype: str = "fp32") -> mindspore.nn.Cell:
+    """Return ``module`` in precision "fp32" or "bf16", no longer trained; raises PlatformError for bf16 on CPU."""
+    if dtype == "bf16" and device_type() == "cpu":
+        raise PlatformError("dtype = bf16", "MindSpore has no bfloat16 products on a CPU", "use fp32")
+    for parameter in module.get_parameters():
+        parameter.requires_grad = False
+        parameter.set_dtype({"fp32": mindspore.float32, "bf16": mindspore.bfloat16}[dtype])
+    return module.set_train(False)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that decide what this framework computes."""
+    return {"mindspore": mindspore.__version__, "numpy": np.__version__}

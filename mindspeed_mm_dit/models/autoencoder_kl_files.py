@@ -1,0 +1,155 @@
+"""The files of an AutoencoderKL as diffusers saves it: config.json and the weights beside it, as arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mindspeed_mm_dit.checkpoint.torch_file import read_torch_file
+from mindspeed_mm_dit.configs.model import AutoencoderKLConfig
+from mindspeed_mm_dit.configs.strict import from_mapping, read_json
+from mindspeed_mm_dit.errors import CheckpointError
+
+_WEIGHT_FILES = ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.bin")
+_OLD_NAMES = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
+
+
+@dataclass(frozen=True)
+class KLArchitecture:
+    """The keys of diffusers' config.json that decide the network, with diffusers' defaults."""
+
+    in_channels: int = 3
+    """Channels of an image."""
+    out_channels: int = 3
+    """Channels of a decoded image."""
+    down_block_types: tuple[str, ...] = ("DownEncoderBlock2D",)
+    """Kind of each level of the encoder; only this kind is known."""
+    up_block_types: tuple[str, ...] = ("UpDecoderBlock2D",)
+    """Kind of each level of the decoder; only this kind is known."""
+    block_out_channels: tuple[int, ...] = (64,)
+    """Width of each level, from full resolution down; each further level halves height and width."""
+    layers_per_block: int = 1
+    """Residual blocks of a level of the encoder; the decoder has one more."""
+    act_fn: str = "silu"
+    """Activation; only silu is known."""
+    latent_channels: int = 4
+    """Channels of a latent."""
+    norm_num_groups: int = 32
+    """Groups of every GroupNorm."""
+    use_quant_conv: bool = True
+    """Whether a 1 x 1 convolution follows the encoder."""
+    use_post_quant_conv: bool = True
+    """Whether a 1 x 1 convolution precedes the decoder."""
+    mid_block_add_attention: bool = True
+    """Whether pixels attend to each other between encoder and decoder levels."""
+
+    @property
+    def downsample_factor(self) -> int:
+        """Height of an image over height of its latent."""
+        return int(2 ** (len(self.block_out_channels) - 1))
+
+
+def read_autoencoder_kl(config: AutoencoderKLConfig) -> tuple[KLArchitecture, dict[str, np.ndarray]]:
+    """Read architecture and weights (by diffusers' names) of the folder or weight file ``from_pretrained``.
+
+    Raises:
+        CheckpointError: a file is missing or damaged, or the network is another than model.json says.
+    """
+    path = existing_path(config)
+    folder = path if path.is_dir() else path.parent
+    architecture = read_architecture(folder / "config.json")
+    check_sizes(config, architecture.latent_channels, architecture.downsample_factor)
+    return architecture, _with_new_names(_read_weights(_weight_file(path) if path.is_dir() else path))
+
+
+def existing_path(config: AutoencoderKLConfig) -> Path:
+    """Return ``from_pretrained`` as a path; raises CheckpointError if nothing is there."""
+    path = Path(config.from_pretrained)
+    if not path.exists():
+        raise CheckpointError(
+            f"ae.from_pretrained = {path}", "no such file or folder; nothing is downloaded",
+            "put a diffusers AutoencoderKL there, e.g. stabilityai/sd-vae-ft-ema, or correct the path",
+        )  # fmt: skip
+    return path
+
+
+def check_sizes(config: AutoencoderKLConfig, latent_channels: int, downsample_factor: int) -> None:
+    """Raise CheckpointError unless the sizes found are those of model.json."""
+    found, wanted = (latent_channels, downsample_factor), (config.latent_channels, config.downsample_factor)
+    if found != wanted:
+        raise CheckpointError(
+            f"ae.from_pretrained = {config.from_pretrained}",
+            f"has (latent_channels, downsample_factor) = {found}, model.json says {wanted}",
+            "correct model.json",
+        )
+
+
+def read_architecture(path: Path) -> KLArchitecture:
+    """Read a diffusers config.json; raises CheckpointError for a kind of network that is not known here."""
+    if not path.is_file():
+        raise CheckpointError(f"ae: {path}", "no such file", "put diffusers' config.json beside the weights")
+    content = read_json(path, "ae")
+    known = {field.name for field in dataclasses.fields(KLArchitecture)}
+    architecture = from_mapping(KLArchitecture, {k: v for k, v in content.items() if k in known}, str(path))
+    _require_known(path, "act_fn", {architecture.act_fn}, "silu")
+    for key, kind in (("down_block_types", "DownEncoderBlock2D"), ("up_block_types", "UpDecoderBlock2D")):
+        types: tuple[str, ...] = getattr(architecture, key)
+        _require_known(path, key, set(types), kind)
+        if len(types) != len(architecture.block_out_channels):
+            raise CheckpointError(f"{path}: {key}", f"names {len(types)} levels, block_out_channels has "
+                                  f"{len(architecture.block_out_channels)}")  # fmt: skip
+    return architecture
+
+
+def _require_known(path: Path, key: str, found: set[str], known: str) -> None:
+    if found - {known}:
+        raise CheckpointError(f"{path}: {key} = {', '.join(sorted(found - {known}))}",
+                              f"only {known} is known here", "use an autoencoder of the SD-VAE kind")  # fmt: skip
+
+
+def _weight_file(folder: Path) -> Path:
+    for name in _WEIGHT_FILES:
+        if (folder / name).is_file():
+            return folder / name
+    raise CheckpointError(f"ae.from_pretrained = {folder}", f"holds none of {', '.join(_WEIGHT_FILES)}")
+
+
+def _read_weights(path: Path) -> dict[str, np.ndarray]:
+    if path.suffix != ".safetensors":
+        content: Any = read_torch_file(path)
+        return dict(content.get("state_dict", content))
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        return dict(load_file(path))
+    except (OSError, SafetensorError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            str(path), f"cannot be read: {error!r}", "copy or download it again, in float32"
+        ) from error
+
+
+def _with_new_names(weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Rename the attention's weights of files from before diffusers 0.18 (2023): query is to_q now."""
+    return {_new_name(name): array for name, array in weights.items()}
+
+
+def _new_name(name: str) -> str:
+    module, _, leaf = name.rpartition(".")
+    parent, _, last = module.rpartition(".")
+    return f"{parent}.{_OLD_NAMES[last]}.{leaf}" if last in _OLD_NAMES and ".attentions." in name else name
+
+
+def require_same_names(what: str, wanted: Mapping[str, tuple[int, ...]], weights: Mapping[str, np.ndarray]) -> None:
+    """Raise CheckpointError unless ``weights`` has exactly the names and shapes ``wanted``."""
+    for name in sorted(wanted.keys() ^ weights.keys()):
+        reason = "is missing" if name in wanted else "is unknown"
+        raise CheckpointError(what, f"weight {name} {reason}", "use the files of a diffusers AutoencoderKL")
+    for name, shape in wanted.items():
+        if weights[name].shape != shape:
+            raise CheckpointError(what, f"weight {name} is {weights[name].shape}, config.json makes it {shape}")

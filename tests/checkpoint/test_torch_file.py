@@ -1,0 +1,160 @@
+"""PyTorch's zip files are read and written without PyTorch, bit for bit, and run no code."""
+
+import argparse
+import collections
+import os
+import pickle
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mindspeed_mm_dit.checkpoint.torch_file import read_torch_file, write_torch_file
+from mindspeed_mm_dit.errors import CheckpointError
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "data" / "dit_tiny_p2.pt"
+
+
+def assert_same(ours, theirs):
+    """Assert that our plain containers hold the values of PyTorch's."""
+    torch = pytest.importorskip("torch")
+    if isinstance(theirs, dict):
+        assert type(ours) is dict and list(ours) == list(theirs)
+        for key in theirs:
+            assert_same(ours[key], theirs[key])
+    elif isinstance(theirs, list | tuple):
+        assert type(ours) is type(theirs) and len(ours) == len(theirs)
+        for pair in zip(ours, theirs):
+            assert_same(*pair)
+    elif isinstance(theirs, torch.Tensor):
+        values = (theirs.float() if theirs.dtype == torch.bfloat16 else theirs).detach().numpy()
+        assert ours.dtype == values.dtype and ours.shape == values.shape and ours.tobytes() == values.tobytes()
+    else:
+        assert type(ours) is type(theirs) and ours == theirs
+
+
+def tree():
+    """Nested containers with an array of every dtype, and the shapes that go wrong easily."""
+    draw = np.random.default_rng(0)
+    dtypes = "f8 f4 f2 i8 i4 i2 i1 u1 ? c8 c16".split()
+    return {
+        "arrays": {code: draw.integers(0, 2, (3, 4)).astype(code) for code in dtypes},
+        "scalar": np.float32(0.1), "empty": np.zeros((0, 3), np.float32), "transposed": draw.random((3, 5)).T,
+        "plain": [1, -1, 0, 255, 2**40, 0.1, "text äöü", None, True, False, ("a", (2,), ()), [], {}],
+        3: "keys may be numbers",
+    }  # fmt: skip
+
+
+def test_a_published_style_checkpoint_is_read_bit_exactly():
+    torch = pytest.importorskip("torch")
+    theirs = torch.load(GOLDEN, weights_only=False)
+    theirs["args"] = vars(theirs["args"])
+    assert_same(read_torch_file(GOLDEN), theirs)
+
+
+def test_reading_needs_no_torch():
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from mindspeed_mm_dit.checkpoint.torch_file import read_torch_file\n"
+        f"print(sorted(read_torch_file({str(GOLDEN)!r})))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert found.strip() == "['args', 'ema', 'model', 'opt']"
+
+
+def test_views_parameters_and_bfloat16_are_read(tmp_path):
+    torch = pytest.importorskip("torch")
+    base = torch.randn(6, 4)
+    content = collections.OrderedDict(
+        base=base, transposed=base.T, row=base[2], strided=base[::2, 1:], expanded=base[:1].expand(5, 4),
+        scalar=torch.tensor(3.5), bf16=torch.randn(7, 3).bfloat16(), empty=torch.zeros(0, 2),
+        parameter=torch.nn.Parameter(base * 2), size=torch.Size([2, 3]),
+    )  # fmt: skip
+    torch.save(content, tmp_path / "a.pt")
+    ours = read_torch_file(tmp_path / "a.pt")
+    assert ours.pop("size") == tuple(content.pop("size"))
+    assert_same(ours, dict(content))
+
+
+def test_a_module_state_dict_and_an_optimizer_are_read(tmp_path):
+    torch = pytest.importorskip("torch")
+    module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4))
+    optimizer = torch.optim.AdamW(module.parameters())
+    module(torch.randn(2, 3)).sum().backward()
+    optimizer.step()
+    content = {"model": module.state_dict(), "opt": optimizer.state_dict()}
+    torch.save(content, tmp_path / "a.pt")
+    assert_same(read_torch_file(tmp_path / "a.pt"), {"model": dict(content["model"]), "opt": content["opt"]})
+
+
+def test_what_we_write_torch_reads_bit_exactly(tmp_path):
+    torch = pytest.importorskip("torch")
+    write_torch_file(tmp_path / "a.pt", tree())
+    theirs = torch.load(tmp_path / "a.pt", weights_only=True)
+    ours = tree() | {"scalar": np.asarray(tree()["scalar"])}
+    assert_same(ours, theirs)
+
+
+def test_what_we_write_we_read_bit_exactly(tmp_path):
+    write_torch_file(tmp_path / "a.pt", tree())
+    back = read_torch_file(tmp_path / "a.pt")
+    for code, array in tree()["arrays"].items():
+        assert back["arrays"][code].dtype == array.dtype and (back["arrays"][code] == array).all()
+    assert back["plain"] == tree()["plain"] and back[3] == tree()[3]
+    assert back["scalar"].shape == () and back["empty"].shape == (0, 3)
+    assert (back["transposed"] == tree()["transposed"]).all()
+
+
+class Evil:
+    """Runs a command when it is unpickled."""
+
+    def __reduce__(self):
+        return os.system, ("echo this must not run",)
+
+
+@pytest.mark.parametrize(
+    ("culprit", "name"), [(Evil(), "posix.system"), (Path("a"), "pathlib."), (np.float64(1), "numpy.")]
+)
+def test_a_pickle_that_asks_for_more_is_refused_by_name(tmp_path, culprit, name):
+    with zipfile.ZipFile(tmp_path / "a.pt", "w") as archive:
+        archive.writestr("a/data.pkl", pickle.dumps({"model": culprit}, protocol=2))
+    with pytest.raises(CheckpointError, match=name):
+        read_torch_file(tmp_path / "a.pt")
+
+
+def test_a_namespace_becomes_a_dict(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.pt", "w") as archive:
+        archive.writestr("a/data.pkl", pickle.dumps(argparse.Namespace(lr=1e-4, model="DiT-XL/2"), protocol=2))
+    assert read_torch_file(tmp_path / "a.pt") == {"lr": 1e-4, "model": "DiT-XL/2"}
+
+
+def test_a_tensor_beyond_its_storage_is_refused(tmp_path):
+    write_torch_file(tmp_path / "a.pt", {"x": np.arange(4, dtype=np.float32)})
+    with zipfile.ZipFile(tmp_path / "a.pt") as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(tmp_path / "b.pt", "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content[:8] if name.endswith("data/0") else content)
+    with pytest.raises(CheckpointError, match="beyond its 2 stored numbers"):
+        read_torch_file(tmp_path / "b.pt")
+
+
+def test_other_files_are_refused(tmp_path):
+    (tmp_path / "a.pt").write_bytes(b"not a zip file")
+    with pytest.raises(CheckpointError, match="zip format"):
+        read_torch_file(tmp_path / "a.pt")
+    with pytest.raises(CheckpointError, match="No such file"):
+        read_torch_file(tmp_path / "missing.pt")
+    (tmp_path / "cut.pt").write_bytes(GOLDEN.read_bytes()[:100_000])
+    with pytest.raises(CheckpointError, match="zip format"):
+        read_torch_file(tmp_path / "cut.pt")
+
+
+def test_a_value_that_cannot_be_written_is_refused_by_type(tmp_path):
+    with pytest.raises(CheckpointError, match="set"):
+        write_torch_file(tmp_path / "a.pt", {"x": {1, 2}})
+    with pytest.raises(CheckpointError, match="uint32"):
+        write_torch_file(tmp_path / "a.pt", {"x": np.zeros(1, np.uint32)})
