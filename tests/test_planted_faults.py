@@ -25,7 +25,7 @@ class Fault:
 
 FAULTS = {
     "loss": Fault(
-        "diffusion/gaussian.py", "Losses(mse + vb, mse, vb)", "Losses(mse + 0.999 * vb, mse, vb)",
+        "diffusion/gaussian.py", "mse + self.variational_bound(output", "mse + 0.999 * self.variational_bound(output",
         "tests/golden/test_parity.py -k every_quantity",
     ),
     "schedule": Fault("diffusion/schedule.py", "scale * 0.02", "scale * 0.0201", "tests/diffusion/test_schedule.py"),

@@ -142,6 +142,12 @@ def read_tree(path: Path, prefix: str) -> dict[str, torch.Tensor]:
 
 def problem_of(path: Path) -> str | None:
     """Return why the checkpoint ``path`` is incomplete, or None: every byte its index names must be there."""
+    if (path / "state.ckpt").is_file():
+        raise CheckpointError(
+            f"--load = {path.parent}",
+            "was written by MindSpore",
+            f"convert it: mm-dit convert {path} NEW_FOLDER --to pytorch",
+        )
     try:
         metadata = dcp.FileSystemReader(path).read_metadata()
     except Exception as error:  # (a damaged pickle raises anything)

@@ -68,7 +68,9 @@ class _Archive:
             raise CheckpointError(str(self.path), f"has no {name}", "it is incomplete or not from torch.save") from None
         if info.compress_type != zipfile.ZIP_STORED:
             return np.frombuffer(self._archive.read(info), np.uint8)
-        name_size, extra_size = struct.unpack("<HH", self._bytes[info.header_offset + 26 : info.header_offset + 30])
+        name_size, extra_size = struct.unpack(
+            "<HH", bytes(self._bytes[info.header_offset + 26 : info.header_offset + 30])
+        )
         start = info.header_offset + 30 + name_size + extra_size
         return self._bytes[start : start + info.file_size]
 

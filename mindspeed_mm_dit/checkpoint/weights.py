@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from mindspeed_mm_dit.checkpoint.torch_file import read_torch_file
 from mindspeed_mm_dit.errors import CheckpointError
 
 Arrays = dict[str, np.ndarray]
@@ -21,6 +21,8 @@ def read_weights(path: str | Path, use_ema: bool = True) -> Arrays:
     ``.safetensors``. ``use_ema`` prefers the moving average where the file holds both.
     """
     path = Path(path)
+    if (path / "state.ckpt").is_file():
+        return _read_ckpt(path, use_ema)
     if path.is_dir():
         return _read_dcp(path, use_ema)
     if path.suffix == ".safetensors":
@@ -32,7 +34,7 @@ def read_weights(path: str | Path, use_ema: bool = True) -> Arrays:
         except (SafetensorError, OSError) as error:
             raise CheckpointError(str(path), f"cannot be read: {error}") from None
     if path.suffix in (".pt", ".pth", ".bin"):
-        return choose_tree(_read_torch(path), use_ema, path)
+        return choose_tree(read_torch_file(path), use_ema, path)
     raise CheckpointError(
         str(path), f"has the unknown ending {path.suffix!r}", "give a DCP folder, a .pt or a .safetensors file"
     )
@@ -48,6 +50,14 @@ def choose_tree(content: Mapping[str, Any], use_ema: bool, path: Path) -> Arrays
     raise CheckpointError(str(path), f"holds no weights; its keys are: {', '.join(map(str, list(content)[:8]))}")
 
 
+def _read_ckpt(path: Path, use_ema: bool) -> Arrays:
+    from mindspeed_mm_dit.checkpoint import mindspore_ckpt
+
+    content = mindspore_ckpt.read(path)
+    prefix = "ema." if use_ema and any(name.startswith("ema.") for name in content) else "model."
+    return {name[len(prefix) :]: array for name, array in content.items() if name.startswith(prefix)}
+
+
 def _read_dcp(path: Path, use_ema: bool) -> Arrays:
     from mindspeed_mm_dit.checkpoint import torch_dcp
 
@@ -57,25 +67,6 @@ def _read_dcp(path: Path, use_ema: bool) -> Arrays:
     names = {name.split(".")[0] for name in torch_dcp.shapes(path)}
     prefix = "ema" if use_ema and "ema" in names else "model"
     return {name: _array(value) for name, value in torch_dcp.read_tree(path, prefix).items()}
-
-
-def _read_torch(path: Path) -> dict[str, Any]:
-    """Read a torch.save file; only tensors, plain containers and argparse.Namespace are unpickled."""
-    import torch
-
-    try:
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # (a damaged file raises anything)
-        reason = str(error).splitlines()[0]
-        raise CheckpointError(str(path), f"cannot be read as tensors: {reason}") from None
-    return {key: _arrays(value) for key, value in content.items()}
-
-
-def _arrays(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _arrays(item) for key, item in value.items()}
-    return _array(value) if hasattr(value, "numpy") else value
 
 
 def _array(tensor: Any) -> np.ndarray:

@@ -174,6 +174,9 @@ def dit_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         default=0.9999,
         help="decay of the moving average of the weights that samples are drawn from",
     )
+    group.add_argument(
+        "--pynative", action="store_true", help="MindSpore: run operator by operator instead of compiling the step"
+    )
     group.add_argument("--keep-last", type=_positive_int, default=2, metavar="N", help="checkpoints to keep")
     group.add_argument("--no-async-save", action="store_true", help="write checkpoints in the training thread")
     group.add_argument(

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mindspeed_mm_dit.diffusion.schedule import Schedule
-from mindspeed_mm_dit.framework import ops
+from mindspeed_mm_dit.framework import nn, ops, runtime
 
 if TYPE_CHECKING:
     from mindspeed_mm_dit.configs.model import GaussianDiffusionConfig
@@ -25,28 +25,38 @@ class Prediction(NamedTuple):
     """The clean latents x_0 it stands for."""
 
 
-class Losses(NamedTuple):
-    """Training losses; each (B,) float32."""
+TABLES = (
+    "alphas_cumprod",
+    "alphas_cumprod_prev",
+    "fixed_large_log_variance",
+    "log_betas",
+    "posterior_log_variance_clipped",
+    "posterior_mean_coef1",
+    "posterior_mean_coef2",
+    "sqrt_alphas_cumprod",
+    "sqrt_one_minus_alphas_cumprod",
+    "sqrt_recip_alphas_cumprod",
+    "sqrt_recipm1_alphas_cumprod",
+)
+"""Tables of the schedule that are looked up by timestep."""
 
-    loss: Tensor
-    """What is minimised: mse + vb."""
-    mse: Tensor
-    """Mean squared error of the predicted quantity."""
-    vb: Tensor | None
-    """Term of the variational bound, bits per dimension; None with a fixed variance."""
+BITS_PER_NAT = 1 / math.log(2.0)
+SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
 
 
-class GaussianDiffusion:
+class GaussianDiffusion(nn.Module):
     """A schedule, what the network predicts, and how its variance is set (Ho et al. 2020; Nichol & Dhariwal 2021).
 
     Timesteps ``t`` are indices into the schedule's S steps, (B,) int. All arithmetic is float32.
     """
 
     def __init__(self, schedule: Schedule, prediction_type: str, variance_type: str) -> None:
+        super().__init__()
         self.schedule = schedule
         self.prediction_type = prediction_type
         self.variance_type = variance_type
-        self._tables: dict[str, Tensor] = {}
+        for name in TABLES:
+            nn.set_constant(self, name, getattr(schedule, name).astype("float32"))
 
     @classmethod
     def from_config(cls, config: GaussianDiffusionConfig) -> GaussianDiffusion:
@@ -55,14 +65,13 @@ class GaussianDiffusion:
         return cls(schedule, config.prediction_type, config.variance_type)
 
     def respaced(self, steps: Any) -> GaussianDiffusion:
-        """Return the same process over the timesteps ``steps`` only."""
-        return GaussianDiffusion(self.schedule.respaced(steps), self.prediction_type, self.variance_type)
+        """Return the same process over the timesteps ``steps`` only, on the runtime's device."""
+        process = GaussianDiffusion(self.schedule.respaced(steps), self.prediction_type, self.variance_type)
+        return runtime.to_runtime_device(process)
 
     def at(self, name: str, t: Tensor) -> Tensor:
         """Look up the schedule's table ``name`` at ``t`` -> (B, 1, 1, 1) float32."""
-        if name not in self._tables:
-            self._tables[name] = ops.tensor(getattr(self.schedule, name).astype("float32"))
-        return ops.reshape(ops.take(self._tables[name], t), (-1, 1, 1, 1))
+        return ops.reshape(ops.take(getattr(self, name), t), (-1, 1, 1, 1))
 
     def q_sample(self, x_start: Tensor, t: Tensor, noise: Tensor) -> Tensor:
         """Noise clean latents to step ``t`` (Ho et al. 2020, eq. 4).
@@ -122,37 +131,45 @@ class GaussianDiffusion:
         weight = (fraction + 1) / 2
         return weight * self.at("log_betas", t) + (1 - weight) * self.at("posterior_log_variance_clipped", t)
 
-    def training_losses(self, output: Tensor, x_start: Tensor, x_t: Tensor, t: Tensor, noise: Tensor) -> Losses:
-        """Loss of each sample: the simple loss and, with a learned variance, the variational bound.
+    # The losses return plain tensors: MindSpore's compiler hands a named tuple to the interpreter, without gradient.
 
-        Ho et al. 2020, eq. 14, plus Nichol & Dhariwal 2021, eq. 16 with the weight of the published DiT
-        (their L_hybrid for the full chain: no rescaling); the bound does not train the mean.
+    def loss(self, output: Tensor, x_start: Tensor, x_t: Tensor, t: Tensor, noise: Tensor) -> Tensor:
+        """What is minimised, (B,): the simple loss and, with a learned variance, the variational bound.
+
+        Ho et al. 2020, eq. 14, plus Nichol & Dhariwal 2021, eq. 16 with the weight of the published DiT: 1.
         output: (B, C or 2C, H, W) float32, the network at (x_t, t).
         """
-        prediction, fraction = self.split_output(output)
-        if self.prediction_type == "epsilon":
-            target = noise
-        elif self.prediction_type == "sample":
-            target = x_start
-        else:
-            target = self.velocity(x_start, t, noise)
-        error = target - prediction
-        mse = ops.mean_per_sample(error * error)
-        if fraction is None:
-            return Losses(mse, mse, None)
-        frozen_mean = ops.cat([ops.stop_gradient(prediction), fraction], 1)
-        vb = self.variational_bound(frozen_mean, x_start, x_t, t)
-        return Losses(mse + vb, mse, vb)
+        mse = self.simple_loss(output, x_start, t, noise)
+        if self.variance_type != "learned_range":
+            return mse
+        return mse + self.variational_bound(output, x_start, x_t, t)
+
+    def simple_loss(self, output: Tensor, x_start: Tensor, t: Tensor, noise: Tensor) -> Tensor:
+        """Mean squared error of the predicted quantity, (B,) (Ho et al. 2020, eq. 14)."""
+        error = self._target(x_start, t, noise) - self.split_output(output)[0]
+        return ops.mean_per_sample(error * error)
 
     def variational_bound(self, output: Tensor, x_start: Tensor, x_t: Tensor, t: Tensor) -> Tensor:
-        """One term of the variational bound, (B,) bits per dimension (Ho et al. 2020, eqs. 5 and 13)."""
-        predicted = self.predict(output, x_t, t)
+        """One term of the variational bound, (B,) bits per dimension (Ho et al. 2020, eqs. 5 and 13).
+
+        It trains the variance alone: no gradient reaches the mean (Nichol & Dhariwal 2021, section 3.1).
+        """
+        prediction, fraction = self.split_output(output)
+        predicted_x_start = self._x_start(ops.stop_gradient(prediction), x_t, t)
+        predicted_mean = self.posterior_mean(predicted_x_start, x_t, t)
+        predicted_log_variance = self._log_variance(fraction, x_t, t)
         true_mean = self.posterior_mean(x_start, x_t, t)
         true_log_variance = self.at("posterior_log_variance_clipped", t)
-        divergence = gaussian_kl(true_mean, true_log_variance, predicted.mean, predicted.log_variance)
-        likelihood = discretized_gaussian_log_likelihood(x_start, predicted.mean, 0.5 * predicted.log_variance)
-        bits = 1 / math.log(2.0)
-        return ops.where(t == 0, -bits * ops.mean_per_sample(likelihood), bits * ops.mean_per_sample(divergence))
+        divergence = gaussian_kl(true_mean, true_log_variance, predicted_mean, predicted_log_variance)
+        likelihood = discretized_gaussian_log_likelihood(x_start, predicted_mean, 0.5 * predicted_log_variance)
+        return BITS_PER_NAT * ops.where(t == 0, -ops.mean_per_sample(likelihood), ops.mean_per_sample(divergence))
+
+    def _target(self, x_start: Tensor, t: Tensor, noise: Tensor) -> Tensor:
+        if self.prediction_type == "epsilon":
+            return noise
+        if self.prediction_type == "sample":
+            return x_start
+        return self.velocity(x_start, t, noise)
 
 
 def gaussian_kl(mean1: Tensor, log_variance1: Tensor, mean2: Tensor, log_variance2: Tensor) -> Tensor:
@@ -183,4 +200,4 @@ def discretized_gaussian_log_likelihood(x: Tensor, mean: Tensor, log_scale: Tens
 
 def _standard_normal_cdf(x: Tensor) -> Tensor:
     """The tanh approximation of the normal distribution function (Page 1977)."""
-    return 0.5 * (1.0 + ops.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x)))
+    return 0.5 * (1.0 + ops.tanh(SQRT_2_OVER_PI * (x + 0.044715 * x * x * x)))

@@ -20,7 +20,7 @@ import numpy as np
 
 from mindspeed_mm_dit.checkpoint.weights import check_names, read_weights
 from mindspeed_mm_dit.configs.model import DiTConfig, GaussianDiffusionConfig
-from mindspeed_mm_dit.diffusion.gaussian import GaussianDiffusion, Losses
+from mindspeed_mm_dit.diffusion.gaussian import GaussianDiffusion
 from mindspeed_mm_dit.diffusion.guidance import Guidance
 from mindspeed_mm_dit.diffusion.samplers import find_sampler
 from mindspeed_mm_dit.diffusion.schedule import respaced_steps
@@ -102,7 +102,7 @@ class Recomputed:
             num_layers=depth,
             num_heads=heads,
         )
-        self._diffusion = GaussianDiffusion.from_config(GaussianDiffusionConfig())
+        self._diffusion = runtime.to_runtime_device(GaussianDiffusion.from_config(GaussianDiffusionConfig()))
         self._weights = read_weights(checkpoint, use_ema=False)
         self._model = self._fresh_model()
 
@@ -123,9 +123,9 @@ class Recomputed:
         results: dict[str, Callable[[], Any]] = {
             "x_t": lambda: ops.numpy(self._noised),
             "output": lambda: self._output,
-            "loss": lambda: self._losses.loss,
-            "loss_mse": lambda: self._losses.mse,
-            "loss_vb": lambda: self._losses.vb,
+            "loss": lambda: ops.numpy(self._loss(ops.tensor(self._output))),
+            "loss_mse": lambda: ops.numpy(self._simple_loss()),
+            "loss_vb": lambda: ops.numpy(self._bound()),
             "loss_after_one_adamw_step": self._after_one_step,
         }
         if name not in results:
@@ -167,20 +167,20 @@ class Recomputed:
         with ops.no_grad():
             return ops.numpy(self._model(self._noised, self._input("t"), self._input("y")))
 
-    @cached_property
-    def _losses(self) -> Losses:
-        with ops.no_grad():
-            output = ops.tensor(self._output)
-            losses = self._losses_of(output)
-            return Losses(*(ops.numpy(loss) for loss in losses))
+    def _bound(self) -> Any:
+        x0, t = self._input("x0"), self._input("t")
+        return self._diffusion.variational_bound(ops.tensor(self._output), x0, self._noised, t)
 
-    def _losses_of(self, output: Any) -> Losses:
-        return self._diffusion.training_losses(
-            output, self._input("x0"), self._noised, self._input("t"), self._input("noise")
-        )
+    def _simple_loss(self) -> Any:
+        x0, t, noise = (self._input(name) for name in ("x0", "t", "noise"))
+        return self._diffusion.simple_loss(ops.tensor(self._output), x0, t, noise)
+
+    def _loss(self, output: Any) -> Any:
+        x0, t, noise = (self._input(name) for name in ("x0", "t", "noise"))
+        return self._diffusion.loss(output, x0, self._noised, t, noise)
 
     def _loss_function(self, model: Any) -> Callable[[], Any]:
-        return lambda: self._losses_of(model(self._noised, self._input("t"), self._input("y"))).loss
+        return lambda: self._loss(model(self._noised, self._input("t"), self._input("y")))
 
     @cached_property
     def _gradients(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:

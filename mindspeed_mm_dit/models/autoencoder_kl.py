@@ -6,6 +6,7 @@ channels.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 from mindspeed_mm_dit.configs.model import AutoencoderKLConfig
@@ -125,7 +126,7 @@ class UpBlock(nn.Module):
 
 def _resnets(in_channels: int, out_channels: int, layers: int, groups: int) -> nn.ModuleList:
     widths = [in_channels] + [out_channels] * layers
-    return nn.ModuleList([ResnetBlock(before, after, groups) for before, after in zip(widths, widths[1:])])
+    return nn.ModuleList([ResnetBlock(before, after, groups) for before, after in pairwise(widths)])
 
 
 class Encoder(nn.Module):

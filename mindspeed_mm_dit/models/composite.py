@@ -37,10 +37,18 @@ class DiTModel(nn.Module):
         pixels: (B, 3 or 1, H, W) uint8; labels, timesteps: (B,) int64;
         noise, posterior_noise: (B, C, h, w) float32 standard normal.
         """
-        latents = self.encode(pixels, posterior_noise)  # (B, C, h, w)
+        return self.losses(self.encode(pixels, posterior_noise), labels, timesteps, noise)
+
+    def encode(self, pixels: Tensor, posterior_noise: Tensor | None) -> Tensor:
+        """Turn pixels (B, 3 or 1, H, W) uint8 into scaled latents (B, C, h, w) float32; nothing here is trained."""
+        images = ops.to_float32(pixels) / 127.5 - 1.0  # (B, 3 or 1, H, W) in [-1, 1]
+        return ops.to_float32(self.ae.encode(images, posterior_noise))
+
+    def losses(self, latents: Tensor, labels: Tensor, timesteps: Tensor, noise: Tensor) -> Tensor:
+        """Return the training loss of each sample, (B,) float32, from scaled latents (B, C, h, w)."""
         noised = self.diffusion.q_sample(latents, timesteps, noise)  # (B, C, h, w)
         output = ops.to_float32(self.predictor(noised, timesteps, labels))  # (B, C or 2C, h, w)
-        return self.diffusion.training_losses(output, latents, noised, timesteps, noise).loss  # (B,)
+        return self.diffusion.loss(output, latents, noised, timesteps, noise)  # (B,)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the predictor's: nothing else is trained or saved."""
@@ -49,9 +57,3 @@ class DiTModel(nn.Module):
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Load the predictor's."""
         return self.predictor.load_state_dict(*args, **kwargs)
-
-    def encode(self, pixels: Tensor, posterior_noise: Tensor | None) -> Tensor:
-        """Turn pixels (B, 3 or 1, H, W) uint8 into scaled latents (B, C, h, w) float32, without a gradient."""
-        with ops.no_grad():
-            images = ops.to_float32(pixels) / 127.5 - 1.0  # (B, 3 or 1, H, W) in [-1, 1]
-            return ops.to_float32(self.ae.encode(images, posterior_noise))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from argparse import Namespace
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mappin
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.data.dataset import check_fit
 from mindspeed_mm_dit.data.folder import ImageIndex, open_index, split_index
+from mindspeed_mm_dit.framework import runtime
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def preflight(args: Namespace) -> MultiModalArguments:
     Raises:
         UserError: whatever is wrong, with setting, value, reason and cure.
     """
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    world_size = runtime.world_size()
     check_arguments(args, world_size)
     model_json = read_json(args.mm_model, "--mm-model")
     mm = MultiModalArguments(
@@ -49,7 +49,7 @@ def preflight(args: Namespace) -> MultiModalArguments:
         mm.fsdp2.shard_ranks(world_size)
     train, _ = image_indices(mm, args.seed)
     check_fit(mm.model, mm.data, len(train), args.global_batch_size)
-    if train.skipped and os.environ.get("RANK", "0") == "0":
+    if train.skipped and runtime.rank() == 0:
         print(f"warning: {train.skipped} images cannot be read and are skipped", file=sys.stderr)
     return mm
 

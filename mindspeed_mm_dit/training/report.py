@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -14,6 +13,7 @@ from mindspeed_mm_dit.checkpoint.store import CheckpointStore
 from mindspeed_mm_dit.diffusion.guidance import Guidance
 from mindspeed_mm_dit.evaluation.curves import draw_loss, read_scalar
 from mindspeed_mm_dit.evaluation.digits import digits_accuracy
+from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
 from mindspeed_mm_dit.sampling.grid import save_samples
 from mindspeed_mm_dit.sampling.load import load_model
@@ -24,7 +24,7 @@ SAMPLES_PER_CLASS = 20
 
 def report(args: Namespace) -> None:
     """Draw and print what --report asks for, on the first rank, once training has reached --train-iters."""
-    if not args.report or not args.save or os.environ.get("RANK", "0") != "0":
+    if not args.report or not args.save or runtime.rank() != 0:
         return
     saved = CheckpointStore(args.save).iterations()
     if not saved or saved[-1] < args.train_iters:

@@ -39,7 +39,7 @@ def assert_same(ours, theirs):
 def tree():
     """Nested containers with an array of every dtype, and the shapes that go wrong easily."""
     draw = np.random.default_rng(0)
-    dtypes = "f8 f4 f2 i8 i4 i2 i1 u1 ? c8 c16".split()
+    dtypes = ["f8", "f4", "f2", "i8", "i4", "i2", "i1", "u1", "?", "c8", "c16"]
     return {
         "arrays": {code: draw.integers(0, 2, (3, 4)).astype(code) for code in dtypes},
         "scalar": np.float32(0.1), "empty": np.zeros((0, 3), np.float32), "transposed": draw.random((3, 5)).T,

@@ -36,7 +36,7 @@ def check_backend(backend: str | None) -> str:
     if backend not in (None, native):
         raise PlatformError(
             f"--distributed-backend = {backend}",
-            f"needs a {_DEVICES[backend].upper()} device; this MindSpore ({mindspore.__version__}) runs on {kind.upper()}",
+            f"needs a {_DEVICES[backend].upper()} device; this MindSpore runs on {kind.upper()}",
             f"leave the flag out, or use {native}",
         )
     return native
@@ -101,6 +101,11 @@ def mean_over_ranks(values: list[Tensor]) -> list[Tensor]:
     if world_size() > 1:
         joined = _sum_over_ranks()(joined) / world_size()
     return [joined[i] for i in range(len(values))]
+
+
+def mean_vector_over_ranks(vector: Tensor) -> Tensor:
+    """Average a vector over all ranks."""
+    return vector if world_size() == 1 else _sum_over_ranks()(vector) / world_size()
 
 
 def any_rank(flag: bool) -> bool:

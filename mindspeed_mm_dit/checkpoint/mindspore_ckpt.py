@@ -1,0 +1,103 @@
+"""Checkpoints as MindSpore ``.ckpt`` files, written by the first worker.
+
+The names are those of the PyTorch checkpoints (``model.blocks.0.attn.qkv.weight``, ``optimizer.state...``), so
+converting from one to the other renames nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import mindspore
+import numpy as np
+from mindspore import Tensor
+
+from mindspeed_mm_dit.checkpoint.weights import check_names
+from mindspeed_mm_dit.errors import CheckpointError
+from mindspeed_mm_dit.framework.mindspore import runtime
+
+Arrays = dict[str, np.ndarray]
+
+FILE = "state.ckpt"
+SIZE = "state.ckpt.bytes"
+
+
+class Writer:
+    """Writes one checkpoint at a time, by default in a thread of the first worker."""
+
+    def __init__(self, in_background: bool) -> None:
+        self._in_background = in_background
+        self._thread: threading.Thread | None = None
+        self._problem: BaseException | None = None
+
+    def write(self, state: Arrays, path: Path, when_complete: Callable[[], object]) -> None:
+        """Write ``state`` to the folder ``path``; then, on rank 0, call ``when_complete``.
+
+        An error shows in :meth:`wait`.
+        """
+        self.wait()
+        if runtime.rank() != 0:
+            return
+        self._thread = threading.Thread(target=self._write, args=(state, path, when_complete))
+        self._thread.start()
+        if not self._in_background:
+            self._thread.join()
+
+    def _write(self, state: Arrays, path: Path, when_complete: Callable[[], object]) -> None:
+        try:
+            write(path / FILE, state)
+            (path / SIZE).write_text(str((path / FILE).stat().st_size))
+            when_complete()
+        except BaseException as error:  # (kept for the training thread)
+            self._problem = error
+
+    def wait(self) -> None:
+        """Wait for the checkpoint being written.
+
+        Raises:
+            CheckpointError: it could not be written; the checkpoints before it are untouched.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._problem is not None:
+            problem, self._problem = self._problem, None
+            reason = f"the last checkpoint could not be written: {type(problem).__name__}: {problem}".splitlines()[0]
+            raise CheckpointError("--save", reason, "the checkpoint before it is still good") from problem
+
+
+def write(file: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays as a MindSpore checkpoint."""
+    mindspore.save_checkpoint([{"name": n, "data": Tensor(np.atleast_1d(a))} for n, a in arrays.items()], str(file))
+
+
+def read(path: Path) -> Arrays:
+    """Read every array of a checkpoint folder, or of a ``.ckpt`` file."""
+    file = path / FILE if path.is_dir() else path
+    try:
+        return {name: parameter.asnumpy() for name, parameter in mindspore.load_checkpoint(str(file)).items()}
+    except (ValueError, OSError) as error:
+        raise CheckpointError(str(file), f"cannot be read: {str(error).splitlines()[0]}") from None
+
+
+def problem_of(path: Path) -> str | None:
+    """Return why the checkpoint ``path`` is incomplete, or None."""
+    if (path / ".metadata").is_file():
+        raise CheckpointError(
+            f"--load = {path.parent}",
+            "was written by PyTorch",
+            f"convert it: mm-dit convert {path} NEW_FOLDER --to mindspore",
+        )
+    if not (path / FILE).is_file() or not (path / SIZE).is_file():
+        return f"{FILE} is missing"
+    if (path / FILE).stat().st_size != int((path / SIZE).read_text() or "0"):
+        return f"{FILE} is cut short"
+    return None
+
+
+def check_architecture(path: Path, wanted: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise CheckpointError, naming the tensors, unless ``path`` holds exactly ``wanted`` under "model."."""
+    found = {name[6:]: array.shape for name, array in read(path).items() if name.startswith("model.")}
+    check_names(wanted, found, f"--load = {path}")

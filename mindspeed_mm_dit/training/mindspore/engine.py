@@ -1,0 +1,162 @@
+"""One optimizer step on MindSpore, and the state it leaves behind."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import mindspore
+import numpy as np
+from mindspore import Tensor, ops
+
+from mindspeed_mm_dit.checkpoint import mindspore_ckpt as checkpoints
+from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
+from mindspeed_mm_dit.errors import PlatformError
+from mindspeed_mm_dit.framework.mindspore import runtime
+from mindspeed_mm_dit.framework.mindspore.optim import trained
+from mindspeed_mm_dit.models.init import initial_weights
+from mindspeed_mm_dit.training.mindspore import sharding
+from mindspeed_mm_dit.training.mindspore.adamw import FlatAdamW
+from mindspeed_mm_dit.training.mindspore.flat import Layout
+from mindspeed_mm_dit.training.preflight import MultiModalArguments
+
+__all__ = ["Engine", "StepResult", "check_sharding", "checkpoints"]
+
+ForwardStep = Callable[[Iterator[Any], Any], tuple[Tensor, Callable[[Tensor], tuple[Tensor, dict[str, Tensor]]]]]
+
+
+class StepResult(NamedTuple):
+    """Scalars on the device; reading them waits for it."""
+
+    loss: Tensor
+    """Mean loss over the global batch."""
+    grad_norm: Tensor
+    """Norm of the gradient before clipping."""
+
+
+class Engine:
+    """The composite on every worker, the flat optimizer, and the moving average."""
+
+    def __init__(self, model: Any, args: Namespace, fsdp2: Fsdp2Config | None) -> None:
+        if args.bf16 and runtime.device_type() == "cpu":
+            raise PlatformError("--bf16", "MindSpore has no bfloat16 products on a CPU", "leave the flag out")
+        self.args, self.model, self.predictor = args, model, model.predictor
+        names, self._parameters = trained(self.predictor)
+        shapes = {name: tuple(p.shape) for name, p in zip(names, self._parameters)}
+        runtime.load_arrays(self.predictor, initial_weights(shapes, args.seed))
+        self._shards = sharding.Shards.create(fsdp2)
+        self.layout = Layout(tuple(names), tuple(shapes.values()), self._shards.count)
+        self.optimizer = self._build_optimizer()
+        compile_ = (lambda function: function) if args.pynative else mindspore.jit
+        self._losses = _Losses(model)
+        self._gradients = compile_(mindspore.value_and_grad(self._losses, None, self._parameters, has_aux=True))
+
+    def _build_optimizer(self) -> FlatAdamW:
+        args, layout = self.args, self.layout
+        decay = {
+            name: np.full(shape, args.weight_decay if len(shape) >= 2 else 0.0)
+            for name, shape in zip(layout.names, layout.shapes)
+        }
+        weights = {name: runtime.to_host(p) for name, p in zip(layout.names, self._parameters)}
+        own_weights, own_decay = (self._shards.own(layout.from_arrays(arrays)) for arrays in (weights, decay))
+        return FlatAdamW(own_weights, own_decay, (args.adam_beta1, args.adam_beta2), args.adam_eps, args.ema_decay)
+
+    def train_step(self, forward_step: ForwardStep, batches: Iterator[Any], lr: float) -> StepResult:
+        """Accumulate the gradients of a global batch, clip, step, and update the moving average."""
+        count = runtime.num_microbatches()
+        gradient, reported = None, []
+        for _ in range(count):
+            (_, losses), found = self._gradients(*self._inputs(forward_step, batches))
+            vector = self.layout.vector(found) / count
+            gradient = vector if gradient is None else gradient + vector
+            reported.append(losses.mean())
+        gradient = runtime.mean_vector_over_ranks(gradient)
+        norm = ops.norm(gradient)
+        if self.args.clip_grad:
+            gradient = gradient * ops.clamp(self.args.clip_grad / (norm + 1e-6), None, 1.0)
+        own = self.optimizer.step(self._shards.own(gradient), lr)
+        self.layout.assign(self._parameters, self._shards.whole(own))
+        (loss,) = runtime.mean_over_ranks([sum(reported) / count])
+        return StepResult(loss, norm)
+
+    def eval_step(self, forward_step: ForwardStep, batches: Iterator[Any]) -> Tensor:
+        """Return the mean loss of a global batch."""
+        count = runtime.num_microbatches()
+        losses = [self._losses(*self._inputs(forward_step, batches))[0] for _ in range(count)]
+        return runtime.mean_over_ranks([sum(losses) / count])[0]
+
+    def _inputs(self, forward_step: ForwardStep, batches: Iterator[Any]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return (latents, labels, timesteps, noise) of the micro-batch that ``forward_step`` fetches.
+
+        The script's forward step is run with a stand-in for the model that notes what it is given; the
+        encoding, which is not trained, stays outside the compiled graph.
+        """
+        noted: dict[str, Tensor] = {}
+
+        def note(**batch: Tensor) -> Tensor:
+            noted.update(batch)
+            return batch["timesteps"]
+
+        forward_step(batches, note)
+        latents = self.model.encode(noted["pixels"], noted.get("posterior_noise"))
+        return latents, noted["labels"], noted["timesteps"], noted["noise"]
+
+    # --- state -------------------------------------------------------------------------------------------
+
+    def state(self, with_optimizer: bool = True) -> dict[str, np.ndarray]:
+        """Return every array a resumed run needs, under the names of the checkpoint; every worker must call this."""
+        vectors = {"model": self.optimizer.weights, "ema": self.optimizer.average}
+        if with_optimizer:
+            vectors |= {"exp_avg": self.optimizer.exp_avg, "exp_avg_sq": self.optimizer.exp_avg_sq}
+        trees = {
+            kind: self.layout.arrays(runtime.to_host(self._shards.whole(vector))) for kind, vector in vectors.items()
+        }
+        state = {f"{tree}.{name}": array for tree in ("model", "ema") for name, array in trees[tree].items()}
+        for name, parameter in self.predictor.parameters_and_names():
+            if not parameter.requires_grad:
+                state |= {f"{tree}.{name}": runtime.to_host(parameter) for tree in ("model", "ema")}
+        if with_optimizer:
+            for name in self.layout.names:
+                state |= {f"optimizer.state.{name}.{kind}": trees[kind][name] for kind in ("exp_avg", "exp_avg_sq")}
+                state[f"optimizer.state.{name}.step"] = np.array(self.optimizer.steps, np.float32)
+        return state
+
+    def load(self, path: Path, with_optimizer: bool) -> None:
+        """Continue from the checkpoint ``path``; its architecture must be this model's."""
+        checkpoints.check_architecture(path, runtime.shapes(self.predictor))
+        state = checkpoints.read(path)
+        self._set("weights", {name: state[f"model.{name}"] for name in self.layout.names})
+        self._set("average", {name: state[f"ema.{name}"] for name in self.layout.names})
+        if with_optimizer:
+            for kind in ("exp_avg", "exp_avg_sq"):
+                self._set(kind, {name: state[f"optimizer.state.{name}.{kind}"] for name in self.layout.names})
+            self.optimizer.steps = int(state[f"optimizer.state.{self.layout.names[0]}.step"])
+        self.layout.assign(self._parameters, self._shards.whole(self.optimizer.weights.value()))
+
+    def _set(self, kind: str, arrays: dict[str, np.ndarray]) -> None:
+        own = self._shards.own(self.layout.from_arrays(arrays))
+        ops.assign(getattr(self.optimizer, kind), Tensor(own))
+
+    def num_parameters(self) -> int:
+        """Return the number of parameters of the predictor."""
+        return sum(p.size for p in self.predictor.get_parameters())
+
+
+class _Losses(mindspore.nn.Cell):
+    """What is compiled: (latents, labels, timesteps, noise) -> (mean loss, loss of each sample)."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(auto_prefix=False)
+        self.model = model
+
+    def construct(self, latents: Tensor, labels: Tensor, timesteps: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        losses = self.model.losses(latents, labels, timesteps, noise)
+        return losses.mean(), losses
+
+
+def check_sharding(mm: MultiModalArguments) -> None:
+    """Raise ConfigError for a key of fsdp2.yaml that this backend cannot honour."""
+    if mm.fsdp2 is not None:
+        sharding.check(mm.fsdp2)

@@ -1,0 +1,71 @@
+"""fsdp2.yaml on MindSpore: the optimizer's state sharded over the workers (ZeRO-1; Rajbhandari et al. 2020).
+
+Weights and gradients stay whole on every worker. What that cannot do is refused by name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mindspore import Tensor, communication, ops
+
+from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.framework.mindspore import runtime
+
+_REASON = "MindSpore shards the optimizer's state only, the weights stay whole on every worker"
+
+
+def check(config: Fsdp2Config) -> None:
+    """Raise ConfigError for a key of fsdp2.yaml that this backend cannot honour."""
+    refused: dict[str, bool] = {
+        "offload_to_cpu": config.offload_to_cpu,
+        "recompute_modules": bool(config.recompute_modules),
+        "ignored_modules": bool(config.ignored_modules),
+        "num_to_forward_prefetch": bool(config.num_to_forward_prefetch),
+        "num_to_backward_prefetch": bool(config.num_to_backward_prefetch),
+        "reshard_after_forward": not isinstance(config.reshard_after_forward, bool),
+        "param_dtype": config.param_dtype not in (None, "fp32"),
+        "reduce_dtype": config.reduce_dtype not in (None, "fp32"),
+        "output_dtype": config.output_dtype not in (None, "fp32"),
+    }
+    for key, is_set in refused.items():
+        if is_set:
+            raise ConfigError(
+                f"fsdp2.yaml: {key} = {getattr(config, key)!r}",
+                f"--ai-framework mindspore cannot do this: {_REASON}",
+                "leave the key out, or train with --ai-framework pytorch",
+            )
+
+
+@dataclass(frozen=True)
+class Shards:
+    """Which slice of the flat state this worker holds, and how slices become whole again."""
+
+    count: int
+    """Workers that share one copy of the state."""
+    number: int
+    """This worker's slice."""
+    group: str | None
+    """Name of the communication group of those workers; None for the worker alone."""
+
+    @classmethod
+    def create(cls, config: Fsdp2Config | None) -> Shards:
+        """Form the groups that ``sharding_size`` asks for; every worker must call this."""
+        count = config.shard_ranks(runtime.world_size()) if config else 1
+        if count == 1:
+            return cls(1, 0, None)
+        first = runtime.rank() // count * count
+        for start in range(0, runtime.world_size(), count):
+            communication.create_group(f"shards_{start}", list(range(start, start + count)))
+        return cls(count, runtime.rank() - first, f"shards_{first}")
+
+    def own(self, vector: Any) -> Any:
+        """Return this worker's slice of a vector."""
+        length = vector.shape[0] // self.count
+        return vector[self.number * length : (self.number + 1) * length]
+
+    def whole(self, own: Tensor) -> Tensor:
+        """Join the slices of all workers of the group."""
+        return own if self.group is None else ops.AllGather(self.group)(own)
