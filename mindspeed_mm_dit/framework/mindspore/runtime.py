@@ -16,6 +16,9 @@ from mindspeed_mm_dit.errors import PlatformError
 _DEVICES = {"gloo": "cpu", "nccl": "cuda", "hccl": "npu"}
 _NAMES = {"CPU": "cpu", "GPU": "cuda", "Ascend": "npu"}
 
+ON_CPU = mindspore.get_context("device_target") == "CPU"
+"""Whether this process computes on a CPU; a constant, so that ms.jit compiles one branch of a choice by it."""
+
 
 class _Job:
     """The group this process has joined, and how many micro-batches make a step in it."""
