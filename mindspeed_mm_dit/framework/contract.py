@@ -55,5 +55,6 @@ RUNTIME = {
     "barrier": "(): wait for every rank",
     "load_arrays": "(module, {name: array}): write values into the parameters of a module",
     "freeze": "(module, 'fp32' | 'bf16') -> the module on the device in that precision, no longer trained",
+    "compiled": "(module) -> the module, its forward compiled where the interpreted one is slow",
     "versions": "() -> {package: version}",
 }

@@ -64,26 +64,12 @@ class Conv2d(Module):
 
 
 def _conv2d_by_product(x: Any, weight: Any, stride: int, padding: int) -> Any:
-    """Convolution as one matrix product over shifted images: about 8 times the speed of the CPU's own kernel.
-
-    A shifted image is cut by reshaping, not by a strided slice, whose gradient has a faulty kernel on CPU.
-    """
-    B, C, H, W = x.shape
-    S, K = stride, weight.shape[2]
-    h, w = (H + 2 * padding - K) // S + 1, (W + 2 * padding - K) // S + 1
-    if padding + S > 1:
-        x = msops.pad(x, (padding, padding + S - 1, padding, padding + S - 1))
-    shifted = [_every(x[:, :, k // K :, k % K :], h, w, S) for k in range(K * K)]  # K * K x (B, C, 1, h * w)
-    columns = msops.cat(shifted, 2).reshape((B, C * K * K, h * w))
-    product = msops.matmul(weight.reshape((weight.shape[0], -1)), columns)  # (B, C', h * w)
-    return product.reshape((B, weight.shape[0], h, w))
-
-
-def _every(x: Any, h: int, w: int, stride: int) -> Any:
-    """Every ``stride``-th pixel of (B, C, H, W), h rows and w columns of them -> (B, C, 1, h * w)."""
-    B, C = x.shape[:2]
-    cells = x[:, :, : h * stride, : w * stride].reshape((B, C, h, stride, w, stride))
-    return cells[:, :, :, 0, :, 0].reshape((B, C, 1, h * w))
+    """Convolution as unfolding and one matrix product: tens of times the speed of the CPU's own kernel."""
+    (B, C, H, W), (out_channels, _, K, _) = x.shape, weight.shape
+    h, w = (H + 2 * padding - K) // stride + 1, (W + 2 * padding - K) // stride + 1
+    columns = msops.unfold(x, K, 1, padding, stride).reshape((B, C * K * K, h * w))
+    product = msops.matmul(weight.reshape((out_channels, -1)), columns)  # (B, out_channels, h * w)
+    return product.reshape((B, out_channels, h, w))
 
 
 class Embedding(Module):

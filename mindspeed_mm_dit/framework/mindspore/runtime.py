@@ -136,6 +136,12 @@ def freeze(module: mindspore.nn.Cell, dtype: str) -> mindspore.nn.Cell:
     return module.set_train(False)
 
 
+def compiled(module: mindspore.nn.Cell) -> mindspore.nn.Cell:
+    """Return ``module``, its forward compiled by ms.jit, anew for every shape of its inputs."""
+    module.construct = mindspore.jit(module.construct)
+    return module
+
+
 def versions() -> dict[str, str]:
     """Return the versions that decide what this framework computes."""
     return {"mindspore": mindspore.__version__, "numpy": np.__version__}
