@@ -38,7 +38,11 @@ def load(framework, module, **arrays):
 
 
 def test_every_name_of_the_contract_exists(framework):
-    for names, room in ((contract.NN, framework.nn), (contract.OPS, framework.ops), (contract.RUNTIME, framework.runtime)):
+    for names, room in (
+        (contract.NN, framework.nn),
+        (contract.OPS, framework.ops),
+        (contract.RUNTIME, framework.runtime),
+    ):
         assert [name for name in names if not hasattr(room, name)] == []
 
 
@@ -51,7 +55,9 @@ def test_every_layer_and_operator_is_in_the_contract(framework):
 def test_elementary_functions(framework, name):
     x = draw(10_000, low=-8.0, high=8.0) if name != "log" else draw(10_000, low=1e-6, high=8.0)
     wanted = getattr(np, name)(x.astype(np.float64))
-    np.testing.assert_allclose(framework.ops.numpy(getattr(framework.ops, name)(framework.ops.tensor(x))), wanted, **EXACT_ENOUGH)
+    np.testing.assert_allclose(
+        framework.ops.numpy(getattr(framework.ops, name)(framework.ops.tensor(x))), wanted, **EXACT_ENOUGH
+    )
 
 
 def test_operators_that_move_numbers(framework):
@@ -59,7 +65,7 @@ def test_operators_that_move_numbers(framework):
     t, u = ops.tensor(x), ops.tensor(y)
     assert (ops.numpy(ops.cat([t, u], 1)) == np.concatenate([x, y], 1)).all()
     parts = ops.chunk(t, 3, 1)
-    assert len(parts) == 3 and all((ops.numpy(a) == b).all() for a, b in zip(parts, np.split(x, 3, 1)))
+    assert len(parts) == 3 and all((ops.numpy(a) == b).all() for a, b in zip(parts, np.split(x, 3, 1), strict=True))
     assert (ops.numpy(ops.reshape(t, (4, -1))) == x.reshape(4, -1)).all()
     assert (ops.numpy(ops.permute(t, (2, 0, 1))) == x.transpose(2, 0, 1)).all()
     assert (ops.numpy(ops.clamp(t, -1.0, None)) == np.clip(x, -1, None)).all()
@@ -134,11 +140,15 @@ def convolution(x, w, b, stride, padding):
     return np.einsum("bchwij,ocij->bohw", windows, w) + b[:, None, None]
 
 
-@pytest.mark.parametrize(("size", "kernel", "stride", "padding"), [(8, 2, 2, 0), (9, 3, 1, 1), (9, 3, 2, 0), (8, 1, 1, 0), (8, 3, 2, 1)])
+@pytest.mark.parametrize(
+    ("size", "kernel", "stride", "padding"), [(8, 2, 2, 0), (9, 3, 1, 1), (9, 3, 2, 0), (8, 1, 1, 0), (8, 3, 2, 1)]
+)
 def test_convolution_and_its_gradient(framework, size, kernel, stride, padding):
     ops, x, w, b = framework.ops, draw(2, 3, size, size), draw(4, 3, kernel, kernel, seed=1), draw(4, seed=2)
     layer = load(framework, framework.nn.Conv2d(3, 4, kernel, stride=stride, padding=padding), weight=w, bias=b)
-    np.testing.assert_allclose(ops.numpy(layer(ops.tensor(x))), convolution(x, w, b, stride, padding), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        ops.numpy(layer(ops.tensor(x))), convolution(x, w, b, stride, padding), rtol=1e-5, atol=1e-5
+    )
     (found,) = gradient(framework, layer, x)
     step = 1.0  # a convolution is linear: a finite difference of any size is exact, but for rounding
     for place in [(0, 0, 0, 0), (1, 2, size - 2, 3), (0, 1, size // 2, size // 2)]:
@@ -207,13 +217,18 @@ def test_state_dict_keys_are_dotted_attribute_names(framework):
     module = small_module(framework.nn)
     names = {name: parameter.requires_grad for name, parameter in module.named_parameters()}
     assert names == {
-        "frozen": False, "table.weight": True, "layers.0.1.weight": True, "layers.0.1.bias": True, "layers.1.weight": True,
+        "frozen": False, "table.weight": True, "layers.0.1.weight": True, "layers.0.1.bias": True,
+        "layers.1.weight": True,
     }  # fmt: skip
 
 
 def test_a_module_calls_forward_with_its_constants(framework):
     ops, module, w = framework.ops, small_module(framework.nn), draw(3, 3)
-    load(framework, module, **{"layers.0.1.weight": w, "layers.0.1.bias": draw(3), "layers.1.weight": np.ones((1, 3), np.float32)})
+    load(
+        framework,
+        module,
+        **{"layers.0.1.weight": w, "layers.0.1.bias": draw(3), "layers.1.weight": np.ones((1, 3), np.float32)},
+    )
     x = draw(2, 3) + draw(3) + draw(3, seed=1)
     wanted = ((x / (1 + np.exp(-x))) @ w.T + draw(3)).sum(1, keepdims=True)
     np.testing.assert_allclose(ops.numpy(module(ops.tensor(draw(2, 3)))), wanted, **CLOSE)
@@ -282,7 +297,8 @@ def test_two_ranks_of_msrun_average_and_agree(mindspore, tmp_path):
     bin_folder = os.path.dirname(sys.executable)
     port = 20_000 + os.getpid() % 10_000
     environment = os.environ | {
-        "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+        "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
     }  # fmt: skip
     subprocess.run(
         [f"{bin_folder}/msrun", "--worker_num=2", "--local_worker_num=2", f"--master_port={port}", "--join=True",

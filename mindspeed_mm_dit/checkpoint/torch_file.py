@@ -84,7 +84,15 @@ def _read(archive: _Archive) -> Any:
         raise CheckpointError(what, "was written on a big-endian machine", "save it again on a little-endian one")
     try:
         return _plain(_TensorUnpickler(archive, io.BytesIO(pickled.tobytes())).load())
-    except (pickle.UnpicklingError, EOFError, TypeError, ValueError, AttributeError, LookupError, RecursionError) as error:
+    except (
+        pickle.UnpicklingError,
+        EOFError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        LookupError,
+        RecursionError,
+    ) as error:
         raise CheckpointError(what, f"its pickle is damaged: {error}", "copy or download it again") from error
 
 

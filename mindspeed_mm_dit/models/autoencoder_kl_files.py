@@ -129,7 +129,9 @@ def _read_weights(path: Path) -> dict[str, np.ndarray]:
     try:
         return dict(load_file(path))
     except (OSError, SafetensorError, KeyError, TypeError) as error:
-        raise CheckpointError(str(path), f"cannot be read: {error!r}", "copy or download it again, in float32") from error
+        raise CheckpointError(
+            str(path), f"cannot be read: {error!r}", "copy or download it again, in float32"
+        ) from error
 
 
 def _with_new_names(weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

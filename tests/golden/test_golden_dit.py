@@ -48,20 +48,37 @@ def dit(framework, golden):
     )
 
 
-def mean_loss(dit):
+def losses(dit):
     output = dit.model(dit.x_t, dit.t, dit.y)
-    return dit.diffusion.training_losses(output, dit.x0, dit.x_t, dit.t, dit.noise).loss.mean()
+    return dit.diffusion.training_losses(output, dit.x0, dit.x_t, dit.t, dit.noise)
+
+
+def trained_parameters(dit):
+    return {name: parameter for name, parameter in dit.model.named_parameters() if parameter.requires_grad}
 
 
 def gradients(framework, dit):
-    """Return {parameter: gradient of the mean loss} as arrays."""
-    trained = {name: parameter for name, parameter in dit.model.named_parameters() if parameter.requires_grad}
+    """Return {parameter: gradient of the mean loss}, as tensors of the framework."""
+    trained = trained_parameters(dit)
     if framework.active() == "pytorch":
-        mean_loss(dit).backward()
-        return {name: parameter.grad.numpy() for name, parameter in trained.items()}
+        torch = importlib.import_module("torch")
+        return dict(zip(trained, torch.autograd.grad(losses(dit).loss.mean(), list(trained.values())), strict=True))
     mindspore = importlib.import_module("mindspore")
-    _, found = mindspore.value_and_grad(lambda: mean_loss(dit), None, list(trained.values()))()
-    return {name: gradient.asnumpy() for name, gradient in zip(trained, found)}
+    _, found = mindspore.value_and_grad(lambda: losses(dit).loss.mean(), None, list(trained.values()))()
+    return dict(zip(trained, found, strict=True))
+
+
+def adamw_step(framework, dit):
+    """Take one step of the framework's own AdamW with the golden settings."""
+    settings = {"lr": 1e-4, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
+    parameters, found = list(trained_parameters(dit).values()), gradients(framework, dit)
+    if framework.active() == "mindspore":
+        optim = importlib.import_module("mindspore.experimental.optim")
+        optim.AdamW(parameters, **settings)(tuple(found.values()))
+        return
+    for parameter, gradient in zip(parameters, found.values(), strict=True):
+        parameter.grad = gradient
+    importlib.import_module("torch").optim.AdamW(parameters, **settings).step()
 
 
 def test_the_model_has_the_published_names(dit):
@@ -80,9 +97,8 @@ def test_schedule_tables(dit, golden):
 def test_noised_latents_output_and_losses(framework, dit, golden):
     ops = framework.ops
     with ops.no_grad():
-        output = dit.model(dit.x_t, dit.t, dit.y)
-        losses = dit.diffusion.training_losses(output, dit.x0, dit.x_t, dit.t, dit.noise)
-    found = {"x_t": dit.x_t, "output": output, "loss": losses.loss, "loss_mse": losses.mse, "loss_vb": losses.vb}
+        output, terms = dit.model(dit.x_t, dit.t, dit.y), losses(dit)
+    found = {"x_t": dit.x_t, "output": output, "loss": terms.loss, "loss_mse": terms.mse, "loss_vb": terms.vb}
     errors = {name: relative_error(ops.numpy(value), golden[name]) for name, value in found.items()}
     assert max(errors.values()) < TOLERANCE, errors
 
@@ -91,7 +107,7 @@ def test_gradient_norms_of_the_mean_loss(framework, dit, golden):
     found = gradients(framework, dit)
     wanted = {name.removeprefix("grad_norm/"): value for name, value in golden.items() if name.startswith("grad_norm/")}
     assert set(found) == set(wanted)
-    errors = {name: relative_error(np.linalg.norm(found[name]), wanted[name]) for name in wanted}
+    errors = {name: relative_error(np.linalg.norm(framework.ops.numpy(found[name])), wanted[name]) for name in wanted}
     assert max(errors.values()) < TOLERANCE, errors
 
 
@@ -127,6 +143,13 @@ def test_samples(framework, dit, golden, chain, sampler_name):
         states = sampler.run(
             dit.diffusion.respaced(steps), predict, ops.tensor(start), lambda i: ops.tensor(noises[i][:half])
         )
-        for x in states:
-            pass
-    assert relative_error(ops.numpy(x), golden[f"sample/{chain}/result"][:half]) < TOLERANCE
+        *_, sample = states
+    assert relative_error(ops.numpy(sample), golden[f"sample/{chain}/result"][:half]) < TOLERANCE
+
+
+def test_losses_after_one_adamw_step(framework, dit, golden):
+    adamw_step(framework, dit)
+    with framework.ops.no_grad():
+        found = framework.ops.numpy(losses(dit).loss)
+    framework.runtime.load_arrays(dit.model, dit.weights)
+    assert relative_error(found, golden["loss_after_one_adamw_step"]) < TOLERANCE

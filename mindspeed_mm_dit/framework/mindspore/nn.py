@@ -51,7 +51,9 @@ class Linear(Module):
 class Conv2d(Module):
     """Cross-correlation: (B, in_channels, H, W) -> (B, out_channels, H', W')."""
 
-    def __init__(self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, padding: int = 0) -> None:
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, padding: int = 0
+    ) -> None:
         super().__init__()
         self.stride, self.padding = stride, padding
         self.weight = _zeros(out_channels, in_channels, kernel_size, kernel_size)
