@@ -39,7 +39,7 @@ def check_backend(backend: str | None) -> str:
     if backend not in (None, native):
         raise PlatformError(
             f"--distributed-backend = {backend}",
-            f"needs a {_DEVICES[backend].upper()} device; MindSpore {mindspore.__version__} runs on {kind.upper()} here",
+            f"needs a {_DEVICES[backend].upper()} device; MindSpore {mindspore.__version__} runs on {kind.upper()}",
             f"leave the flag out, or use {native}",
         )
     return native
