@@ -11,6 +11,8 @@ BIN := $(VENV)/bin
 # A run of the other framework has a folder of its own.
 MS_PLACES := --save outputs/digits-mindspore/checkpoints --load outputs/digits-mindspore/checkpoints \
   --tensorboard-dir outputs/digits-mindspore/tensorboard
+# What is tested on either framework, each in its own environment.
+SEAM_TESTS := tests/test_framework_contract.py tests/golden tests/models/test_autoencoder_kl.py
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 .PHONY: demo demo-mindspore test check clean
@@ -23,6 +25,7 @@ demo-mindspore: $(MS_VENV)/.installed
 
 test: $(VENV)/.installed-dev $(MS_VENV)/.installed
 	MM_DIT_MINDSPORE_PYTHON=$(CURDIR)/$(MS_VENV)/bin/python $(BIN)/python -m pytest
+	MM_DIT_TEST_FRAMEWORK=mindspore GLOG_v=3 $(MS_VENV)/bin/python -m pytest -o addopts=-q $(SEAM_TESTS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -5,7 +5,8 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-from autoencoder_kl_fixtures import SD_VAE, inputs, our_shapes, relative_error, results, write_folder
+
+from tests.autoencoder_kl_fixtures import SD_VAE, inputs, our_shapes, relative_error, results, write_folder
 
 GOLDEN = Path(__file__).parent / "data" / "autoencoder_kl.npz"
 
