@@ -10,13 +10,11 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import mindspore
 import numpy as np
-from mindspore import Tensor
 
 from mindspeed_mm_dit.checkpoint.weights import check_names
 from mindspeed_mm_dit.errors import CheckpointError
-from mindspeed_mm_dit.framework.mindspore import runtime
+from mindspeed_mm_dit.framework.mindspore_file import read_mindspore_file, write_mindspore_file
 
 Arrays = dict[str, np.ndarray]
 
@@ -37,6 +35,8 @@ class Writer:
 
         An error shows in :meth:`wait`.
         """
+        from mindspeed_mm_dit.framework.mindspore import runtime  # (what reads the files needs no MindSpore)
+
         self.wait()
         if runtime.rank() != 0:
             return
@@ -47,8 +47,7 @@ class Writer:
 
     def _write(self, state: Arrays, path: Path, when_complete: Callable[[], object]) -> None:
         try:
-            write(path / FILE, state)
-            (path / SIZE).write_text(str((path / FILE).stat().st_size))
+            write(path, state)
             when_complete()
         except BaseException as error:  # (kept for the training thread)
             self._problem = error
@@ -68,18 +67,15 @@ class Writer:
             raise CheckpointError("--save", reason, "the checkpoint before it is still good") from problem
 
 
-def write(file: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays as a MindSpore checkpoint."""
-    mindspore.save_checkpoint([{"name": n, "data": Tensor(np.atleast_1d(a))} for n, a in arrays.items()], str(file))
+def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays into the folder ``path``; scalars become (1,)."""
+    write_mindspore_file(path / FILE, {name: np.atleast_1d(array) for name, array in arrays.items()})
+    (path / SIZE).write_text(str((path / FILE).stat().st_size))
 
 
 def read(path: Path) -> Arrays:
     """Read every array of a checkpoint folder, or of a ``.ckpt`` file."""
-    file = path / FILE if path.is_dir() else path
-    try:
-        return {name: parameter.asnumpy() for name, parameter in mindspore.load_checkpoint(str(file)).items()}
-    except (ValueError, OSError) as error:
-        raise CheckpointError(str(file), f"cannot be read: {str(error).splitlines()[0]}") from None
+    return read_mindspore_file(path / FILE if path.is_dir() else path)
 
 
 def problem_of(path: Path) -> str | None:

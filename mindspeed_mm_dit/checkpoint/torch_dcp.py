@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -122,22 +123,43 @@ def read(state: State, path: Path, partial: bool = False) -> None:
         dcp.load(state, checkpoint_id=path, planner=planner, no_dist=no_dist)
 
 
+def write(state: State, path: Path) -> None:
+    """Write ``state`` to the folder ``path`` from a single process without a process group."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save(state, checkpoint_id=path, no_dist=True)
+
+
 def shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Return name -> shape of every tensor in the checkpoint ``path``."""
     entries = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
     return {name: tuple(entry.size) for name, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
 
 
-def read_tree(path: Path, prefix: str) -> dict[str, torch.Tensor]:
-    """Read every tensor whose name starts with ``prefix`` + "." into CPU memory, by the rest of its name."""
+def read_tree(path: Path, prefix: str = "") -> dict[str, torch.Tensor]:
+    """Read every tensor whose name starts with ``prefix`` + "." into CPU memory, by the rest of its name.
+
+    Without a prefix every tensor is read, by its whole name.
+    """
+    start = f"{prefix}." if prefix else ""
     entries = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
     wanted = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)
         for name, entry in entries.items()
-        if name.startswith(f"{prefix}.") and isinstance(entry, TensorStorageMetadata)
+        if name.startswith(start) and isinstance(entry, TensorStorageMetadata)
     }
     read(wanted, path)
-    return {name[len(prefix) + 1 :]: value for name, value in wanted.items()}
+    return {name[len(start) :]: value for name, value in wanted.items()}
+
+
+def as_array(tensor: torch.Tensor) -> np.ndarray:
+    """Return a tensor as an array; bfloat16, which NumPy lacks, becomes float32."""
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy(force=True)
+
+
+def as_tensor(array: np.ndarray) -> torch.Tensor:
+    """Return an array, whose dtype PyTorch must know, as a tensor."""
+    return torch.from_numpy(np.require(array, requirements=["C", "A", "W"]))
 
 
 def problem_of(path: Path) -> str | None:

@@ -17,11 +17,12 @@ Arrays = dict[str, np.ndarray]
 def read_weights(path: str | Path, use_ema: bool = True) -> Arrays:
     """Return the predictor's weights in the checkpoint ``path``, float32 where they were of lower precision.
 
-    path: a DCP folder (``iter_0001000``), a ``.pt`` as facebookresearch/DiT writes or publishes it, or a
-    ``.safetensors``. ``use_ema`` prefers the moving average where the file holds both.
+    path: a checkpoint folder of either framework (``iter_0001000``), a ``.pt`` as facebookresearch/DiT writes or
+    publishes it, a ``.safetensors``, or a MindSpore ``.ckpt``. ``use_ema`` prefers the moving
+    average where the file holds both.
     """
     path = Path(path)
-    if (path / "state.ckpt").is_file():
+    if (path / "state.ckpt").is_file() or path.suffix == ".ckpt":
         return _read_ckpt(path, use_ema)
     if path.is_dir():
         return _read_dcp(path, use_ema)
@@ -54,6 +55,8 @@ def _read_ckpt(path: Path, use_ema: bool) -> Arrays:
     from mindspeed_mm_dit.checkpoint import mindspore_ckpt
 
     content = mindspore_ckpt.read(path)
+    if not any(name.startswith("model.") for name in content):
+        return content
     prefix = "ema." if use_ema and any(name.startswith("ema.") for name in content) else "model."
     return {name[len(prefix) :]: array for name, array in content.items() if name.startswith(prefix)}
 
@@ -75,7 +78,13 @@ def _array(tensor: Any) -> np.ndarray:
     return (tensor.float() if low else tensor).numpy(force=True)
 
 
-def check_names(wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]], what: str) -> None:
+def check_names(
+    wanted: Mapping[str, tuple[int, ...]],
+    found: Mapping[str, tuple[int, ...]],
+    what: str,
+    reason: str = "belongs to another architecture",
+    cure: str = "use the model.json that this checkpoint was trained with",
+) -> None:
     """Raise CheckpointError, naming the tensors, unless ``found`` has exactly the names and shapes of ``wanted``."""
     problems = [f"{name} is missing" for name in wanted if name not in found]
     problems += [f"{name} is not in this model" for name in found if name not in wanted]
@@ -86,8 +95,4 @@ def check_names(wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple
     ]
     if problems:
         shown = "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
-        raise CheckpointError(
-            what,
-            f"belongs to another architecture: {shown}",
-            "use the model.json that this checkpoint was trained with",
-        )
+        raise CheckpointError(what, f"{reason}: {shown}", cure)

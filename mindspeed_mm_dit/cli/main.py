@@ -13,6 +13,7 @@ from mindspeed_mm_dit.errors import UserError
 COMMANDS = {
     "sample": "draw images from a trained model",
     "parity": "compare this implementation with a file of reference values",
+    "convert": "write a checkpoint in another format",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 from mindspeed_mm_dit.configs.model import AutoencoderKLConfig
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.errors import CheckpointError
+from mindspeed_mm_dit.framework.mindspore_file import read_mindspore_file
 from mindspeed_mm_dit.framework.torch_file import read_torch_file
 
 _WEIGHT_FILES = ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.bin")
@@ -64,7 +66,7 @@ def read_autoencoder_kl(config: AutoencoderKLConfig) -> tuple[KLArchitecture, di
     folder = path if path.is_dir() else path.parent
     architecture = read_architecture(folder / "config.json")
     check_sizes(config, architecture.latent_channels, architecture.downsample_factor)
-    return architecture, _with_new_names(_read_weights(_weight_file(path) if path.is_dir() else path))
+    return architecture, with_new_names(_read_weights(_weight_file(path) if path.is_dir() else path))
 
 
 def existing_path(config: AutoencoderKLConfig) -> Path:
@@ -120,6 +122,8 @@ def _weight_file(folder: Path) -> Path:
 
 
 def _read_weights(path: Path) -> dict[str, np.ndarray]:
+    if path.suffix == ".ckpt" and not zipfile.is_zipfile(path):
+        return read_mindspore_file(path)
     if path.suffix != ".safetensors":
         content: Any = read_torch_file(path)
         return dict(content.get("state_dict", content))
@@ -134,7 +138,7 @@ def _read_weights(path: Path) -> dict[str, np.ndarray]:
         ) from error
 
 
-def _with_new_names(weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def with_new_names(weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Rename the attention's weights of files from before diffusers 0.18 (2023): query is to_q now."""
     return {_new_name(name): array for name, array in weights.items()}
 

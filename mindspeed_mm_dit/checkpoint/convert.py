@@ -1,0 +1,209 @@
+"""From a checkpoint in one format to the same in another; every tensor is accounted for."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mindspeed_mm_dit.checkpoint.formats import FORMATS, Room, of_source, of_target
+from mindspeed_mm_dit.checkpoint.shapes import Shapes, dit_config, dit_shapes, vae_config, vae_shapes
+from mindspeed_mm_dit.checkpoint.state import Arrays, State
+from mindspeed_mm_dit.checkpoint.store import CheckpointStore, find_checkpoint
+from mindspeed_mm_dit.checkpoint.weights import check_names
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError
+
+_FROZEN = "pos_embed"  # the tensor of a DiT that is not trained and has no optimizer state
+
+
+DIFFUSERS_CAVEAT = (
+    "diffusers spaces the 128 timestep frequencies by 1/127, the published DiT by 1/128; its outputs equal ours once "
+    "every module's downscale_freq_shift is 0"
+)
+
+
+class Summary(NamedTuple):
+    """What a conversion did."""
+
+    source: Path
+    source_format: str
+    target: Path
+    target_format: str
+    trees: tuple[str, ...]
+    num_tensors: int
+    num_bytes: int
+    notes: tuple[str, ...]
+    """What was left out or added, a sentence each."""
+
+
+def convert(
+    source: str | Path,
+    target: str | Path,
+    to: str | None = None,
+    weights: str | None = None,
+    description: dict[str, Any] | None = None,
+    overwrite: bool = False,
+    say: Callable[[str], object] = lambda line: None,
+) -> Summary:
+    """Write the checkpoint ``source`` as ``target``.
+
+    Args:
+        source: a file, a checkpoint folder, or a folder of those (the newest is taken).
+        target: a new file or folder.
+        to: format of the target; by default what its ending says.
+        weights: "model" or "ema": only these; by default all that the target has room for.
+        description: content of model.json (for a DiT) or of diffusers' config.json (for a VAE).
+        overwrite: replace an existing checkpoint.
+        say: called with a line before each long step.
+
+    Raises:
+        CheckpointError: tensors are unknown, missing or misshapen, or the target exists.
+        ConfigError: no format fits.
+        PlatformError: a framework that is needed is not installed.
+    """
+    target, target_format = Path(target), of_target(Path(target), to)
+    source = find_checkpoint(source) if Path(source).is_dir() else Path(source)
+    source_format = of_source(source)
+    check_target(source, target, overwrite)
+    say(f"reading {source} ({source_format})")
+    state = FORMATS[source_format].read(source)
+    if description is not None:
+        state = _described(state, description)
+    check(state, str(source))
+    state, notes = fit(state, FORMATS[target_format].room, weights)
+    if state.kind == "dit" and "diffusers" in (source_format, target_format):
+        notes.append(DIFFUSERS_CAVEAT)
+    say(f"writing {target} ({target_format}): {state.num_tensors} tensors, {state.num_bytes / 1e6:.1f} MB")
+    write(target, target_format, state)
+    return Summary(source, source_format, target, target_format, tuple(state.trees), state.num_tensors,
+                   state.num_bytes, tuple(notes))  # fmt: skip
+
+
+def _described(state: State, description: dict[str, Any]) -> State:
+    if state.kind == "vae":
+        return replace(state, config=description)
+    return replace(state, facts=state.facts | {"model": description})
+
+
+def check_target(source: Path, target: Path, overwrite: bool) -> None:
+    """Refuse to replace anything but a checkpoint, and that only when asked to."""
+    here, there = source.resolve(), target.resolve()
+    if here == there or there in here.parents or here in there.parents:
+        raise CheckpointError(f"TARGET = {target}", "overlaps with SOURCE", "choose another place")
+    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+        return
+    if not overwrite:
+        raise CheckpointError(f"TARGET = {target}", "exists", "choose another place, or add --overwrite")
+    is_checkpoint = CheckpointStore(target).iterations() or any(known.fits(target) for known in FORMATS.values())
+    if target.is_dir() and not is_checkpoint:
+        raise CheckpointError(f"TARGET = {target}", "is a folder and no checkpoint", "choose another place")
+
+
+def check(state: State, what: str) -> None:
+    """Raise CheckpointError, naming the tensors, unless every tree is that of one and the same network."""
+    shapes = {tree: _shapes(arrays) for tree, arrays in state.trees.items()}
+    first = shapes[next(iter(shapes))]
+    wanted = vae_shapes(vae_config(first)) if state.kind == "vae" else dit_shapes(dit_config(first))
+    for tree, found in shapes.items():
+        names = _optimizer_shapes(wanted) if tree == "optimizer" else wanted
+        reason = f"the tensors of {tree!r} are not those of one {state.kind} network"
+        check_names(names, found, what, reason, "copy or download it again")
+
+
+def _shapes(arrays: Arrays) -> Shapes:
+    return {name: array.shape for name, array in arrays.items()}
+
+
+def _optimizer_shapes(weights: Shapes) -> Shapes:
+    trained = {name: shape for name, shape in weights.items() if name != _FROZEN}
+    return {
+        f"state.{name}.{kind}": () if kind == "step" else shape
+        for name, shape in trained.items()
+        for kind in ("step", "exp_avg", "exp_avg_sq")
+    }
+
+
+def fit(state: State, room: Room, weights: str | None) -> tuple[State, list[str]]:
+    """Return what of ``state`` the target has room for, and a sentence for each difference."""
+    trees, notes = dict(state.trees), []
+    if room is Room.TRAINING:
+        return _for_training(state, weights)
+    if weights is not None and weights not in trees:
+        raise ConfigError(f"--weights = {weights}", f"SOURCE holds only {', '.join(trees)}")
+    if room is Room.ONE_TREE or weights is not None:
+        chosen = weights or ("ema" if "ema" in trees else "model")
+        kept = {chosen: trees[chosen]}
+    else:
+        kept = {name: tree for name, tree in trees.items() if name != "optimizer" or room is Room.ANYTHING}
+    left = [name for name in trees if name not in kept]
+    if left:
+        notes.append(f"left out: {', '.join(left)}" + (f"; kept: {', '.join(kept)}" if len(kept) == 1 else ""))
+    if len(kept) == 1:  # one set of weights has no need to say which it is
+        kept = {"model": next(iter(kept.values()))}
+    return state.with_trees(kept), notes
+
+
+def _for_training(state: State, weights: str | None) -> tuple[State, list[str]]:
+    """Give --load what it needs: both sets of weights."""
+    trees, notes = dict(state.trees), []
+    if state.kind != "dit":
+        raise CheckpointError("SOURCE", "is an autoencoder: no run trains it", "convert to a file or to diffusers")
+    if weights is not None:
+        raise ConfigError(f"--weights = {weights}", "a checkpoint folder holds both", "leave the flag out")
+    for name, other in (("ema", "model"), ("model", "ema")):
+        if name not in trees:
+            trees[name] = trees[other]
+            notes.append(f"{name} is a copy of {other}, the only weights there are")
+    if "optimizer" not in trees:
+        notes.append("no optimizer state: start the run with --no-load-optim")
+    return state.with_trees({name: trees[name] for name in ("model", "ema", "optimizer") if name in trees}), notes
+
+
+def write(target: Path, target_format: str, state: State) -> None:
+    """Write beside ``target``, then move into its place."""
+    aside = target.with_name(f".{target.name}.partial")
+    _remove(aside)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        known = FORMATS[target_format]
+        if known.room is Room.TRAINING:
+            store, iteration = CheckpointStore(aside), int(state.facts.get("iteration", 0))
+            known.write(store.begin(iteration), state)
+            store.commit(iteration, {"iteration": iteration, "consumed_samples": 0} | state.facts)
+        else:
+            if not known.endings:
+                aside.mkdir()
+            known.write(aside, state)
+        _move(aside, target)
+    except OSError as error:
+        free = shutil.disk_usage(target.parent).free / 2**30
+        reason = f"cannot be written: {error} ({free:.2f} GiB are free on that disk)"
+        raise CheckpointError(f"TARGET = {target}", reason) from error
+    finally:
+        _remove(aside)
+
+
+def _move(aside: Path, target: Path) -> None:
+    """Put ``aside`` into the place of ``target`` once all of it is on the disk."""
+    for file in [aside] if aside.is_file() else [path for path in aside.rglob("*") if path.is_file()]:
+        with open(file, "rb") as opened:
+            os.fsync(opened.fileno())
+    if aside.is_file():
+        os.replace(aside, target)
+        return
+    old = target.with_name(f".{target.name}.old")
+    _remove(old)
+    if target.exists():
+        os.rename(target, old)
+    os.rename(aside, target)
+    _remove(old)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

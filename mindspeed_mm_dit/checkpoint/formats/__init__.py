@@ -1,0 +1,51 @@
+"""The formats of checkpoints, one file each: how a path is known to be of it, how it is read and written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mindspeed_mm_dit.checkpoint.formats import ckpt, diffusers, mindspore, pt, pytorch, safetensors
+from mindspeed_mm_dit.checkpoint.formats.contract import Format, Room
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError
+
+__all__ = ["FORMATS", "Format", "Room", "of_source", "of_target"]
+
+FORMATS: dict[str, Format] = {
+    "mindspore": Format(mindspore.fits, mindspore.read, mindspore.write, Room.TRAINING),
+    "pytorch": Format(pytorch.fits, pytorch.read, pytorch.write, Room.TRAINING),
+    "diffusers": Format(diffusers.fits, diffusers.read, diffusers.write, Room.ONE_TREE),
+    "pt": Format(pt.fits, pt.read, pt.write, Room.WEIGHTS, (".pt", ".pth", ".bin")),
+    "safetensors": Format(safetensors.fits, safetensors.read, safetensors.write, Room.ONE_TREE, (".safetensors",)),
+    "ckpt": Format(ckpt.fits, ckpt.read, ckpt.write, Room.ANYTHING, (".ckpt",)),
+}
+"""By the name that --to takes; the first that fits a path is its format."""
+
+
+def of_source(path: Path) -> str:
+    """Return the name of the format that ``path`` is in."""
+    for name, known in FORMATS.items():
+        if known.fits(path):
+            return name
+    raise CheckpointError(
+        f"SOURCE = {path}",
+        "is in no format known here" if path.exists() else "there is no such file or folder",
+        f"formats are: {', '.join(FORMATS)}",
+    )
+
+
+def of_target(path: Path, to: str | None) -> str:
+    """Return the name of the format that ``path`` will be in: ``to``, or what its ending says."""
+    by_ending = next((name for name, known in FORMATS.items() if path.suffix in known.endings), None)
+    folders = [name for name, known in FORMATS.items() if not known.endings]
+    if by_ending is None and to is None:
+        raise ConfigError(
+            f"TARGET = {path}", "its ending names no format", f"give --to {'|'.join(folders)} for a folder"
+        )
+    name = to or by_ending
+    if name not in FORMATS:
+        raise ConfigError(f"--to = {to}", "unknown format", f"formats are: {', '.join(FORMATS)}")
+    if by_ending != (None if name in folders else name):
+        endings = " or ".join(FORMATS[name].endings)
+        cure = f"end it in {endings}" if endings else f"give a folder, such as {path.with_suffix('')}"
+        raise ConfigError(f"TARGET = {path}", f"does not look like --to {name}", cure)
+    return name

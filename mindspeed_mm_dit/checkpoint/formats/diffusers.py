@@ -1,0 +1,115 @@
+"""A diffusers folder: ``config.json`` and weights of a DiTTransformer2DModel or an AutoencoderKL."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from mindspeed_mm_dit.checkpoint import rules
+from mindspeed_mm_dit.checkpoint.formats import pt, safetensors
+from mindspeed_mm_dit.checkpoint.shapes import dit_config, vae_config
+from mindspeed_mm_dit.checkpoint.state import Arrays, State
+from mindspeed_mm_dit.configs.model import DiTConfig, model_config_from_mapping
+from mindspeed_mm_dit.configs.presets import PRESETS
+from mindspeed_mm_dit.configs.strict import read_json
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError
+from mindspeed_mm_dit.models.autoencoder_kl_files import with_new_names
+
+_WEIGHTS = "diffusion_pytorch_model"
+_DIT, _VAE = "DiTTransformer2DModel", "AutoencoderKL"
+_OLD_DIT = "Transformer2DModel"  # as the published pipelines of 2022 call it
+
+_FIXED = {
+    "activation_fn": "gelu-approximate", "attention_bias": True, "norm_type": "ada_norm_zero",
+    "norm_elementwise_affine": False,
+}  # fmt: skip
+"""Keys of a DiT's config.json with the one value that is the published network."""
+
+
+def fits(path: Path) -> bool:
+    """Return whether ``path`` is a diffusers model folder, or a pipeline with ``transformer/`` in it."""
+    return (_model_folder(path) / "config.json").is_file()
+
+
+def _model_folder(path: Path) -> Path:
+    return path if (path / "config.json").is_file() else path / "transformer"
+
+
+def read(path: Path) -> State:
+    """Read the weights by the published names, and config.json."""
+    folder = _model_folder(path)
+    config = read_json(folder / "config.json", "SOURCE")
+    arrays = _read_weights(folder)
+    if config.get("_class_name") == _VAE:
+        return State({"model": with_new_names(arrays)}, config=config)
+    if config.get("_class_name") not in (_DIT, _OLD_DIT):
+        raise CheckpointError(
+            f"{folder}/config.json: _class_name = {config.get('_class_name')}", f"is neither {_DIT} nor {_VAE}"
+        )
+    return State({"model": rules.from_diffusers(arrays, _dit(config, folder), str(folder))}, config=config)
+
+
+def _read_weights(folder: Path) -> Arrays:
+    if (folder / f"{_WEIGHTS}.safetensors").is_file():
+        return safetensors.read_arrays(folder / f"{_WEIGHTS}.safetensors")[0]
+    if (folder / f"{_WEIGHTS}.bin").is_file():
+        return pt.read(folder / f"{_WEIGHTS}.bin").weights
+    raise CheckpointError(str(folder), f"holds neither {_WEIGHTS}.safetensors nor {_WEIGHTS}.bin")
+
+
+def _dit(config: dict[str, Any], folder: Path) -> DiTConfig:
+    """Return the network that config.json describes."""
+    for key, wanted in _FIXED.items():
+        if config.get(key, wanted) != wanted:
+            raise CheckpointError(f"{folder}/config.json: {key} = {config[key]!r}", f"a DiT has {wanted!r}")
+    try:
+        channels, heads = config["in_channels"], config["num_attention_heads"]
+        return DiTConfig(
+            input_size=config["sample_size"], num_classes=config["num_embeds_ada_norm"], in_channels=channels,
+            patch_size=config["patch_size"], hidden_size=heads * config["attention_head_dim"],
+            num_layers=config["num_layers"], num_heads=heads,
+            learn_sigma=(config.get("out_channels") or channels) == 2 * channels,
+        )  # fmt: skip
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{folder}/config.json", f"key missing or of a wrong type: {error}") from None
+
+
+def write(path: Path, state: State) -> None:
+    """Write config.json and weights; a config.json read from diffusers is kept as it is."""
+    shapes = {name: array.shape for name, array in state.weights.items()}
+    if state.kind == "vae":
+        arrays = state.weights
+        config = state.config or {"_class_name": _VAE, **dataclasses.asdict(vae_config(shapes))}
+    else:
+        network = dit_config(shapes, _num_heads(state))
+        arrays = rules.to_diffusers(state.weights, network)
+        config = state.config or _dit_json(network)
+    (path / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    safetensors.write_arrays(path / f"{_WEIGHTS}.safetensors", arrays, {})
+
+
+def _dit_json(network: DiTConfig) -> dict[str, Any]:
+    if network.mlp_ratio != 4:
+        raise CheckpointError(f"mlp_ratio = {network.mlp_ratio}", "diffusers' DiT has 4 and no setting for it")
+    return {
+        "_class_name": _DIT, **_FIXED, "norm_eps": 1e-6, "sample_size": network.input_size,
+        "num_embeds_ada_norm": network.num_classes, "in_channels": network.in_channels,
+        "out_channels": network.out_channels, "patch_size": network.patch_size, "num_layers": network.num_layers,
+        "num_attention_heads": network.num_heads, "attention_head_dim": network.hidden_size // network.num_heads,
+    }  # fmt: skip
+
+
+def _num_heads(state: State) -> int:
+    """Return the number of heads: of config.json, of model.json, or of the published model of these sizes."""
+    if state.config:
+        return int(state.config["num_attention_heads"])
+    if "model" in state.facts:
+        return int(model_config_from_mapping(state.facts["model"], "model.json").predictor.num_heads)
+    found = dit_config({name: array.shape for name, array in state.weights.items()})
+    for sizes in PRESETS.values():
+        if (sizes["hidden_size"], sizes["num_layers"]) == (found.hidden_size, found.num_layers):
+            return sizes["num_heads"]
+    raise ConfigError("--model", "is needed: the weights do not tell the number of attention heads",
+                      "give the model.json that they were trained with")  # fmt: skip

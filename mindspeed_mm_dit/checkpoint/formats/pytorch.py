@@ -1,0 +1,61 @@
+"""A training checkpoint of PyTorch: a DCP folder with ``run.json``. Reading and writing need PyTorch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from mindspeed_mm_dit.checkpoint.state import Arrays, State, unflatten
+from mindspeed_mm_dit.checkpoint.store import read_facts
+from mindspeed_mm_dit.errors import CheckpointError, PlatformError
+
+
+def fits(path: Path) -> bool:
+    """Return whether the folder ``path`` was written by PyTorch."""
+    return (path / ".metadata").is_file()
+
+
+def read(path: Path) -> State:
+    """Read all tensors and the facts of the run."""
+    dcp = _dcp()
+    problem = dcp.problem_of(path)
+    if problem is not None:
+        raise CheckpointError(str(path), f"is damaged: {problem}")
+    arrays = {name: dcp.as_array(tensor) for name, tensor in dcp.read_tree(path).items()}
+    return State(unflatten(arrays), read_facts(path))
+
+
+def write(path: Path, state: State) -> None:
+    """Write all tensors, nested as a run writes them; the store adds the facts."""
+    dcp = _dcp()
+    nested: dict[str, Any] = {tree: arrays for tree, arrays in state.trees.items() if tree != "optimizer"}
+    if "optimizer" in state.trees:
+        nested["optimizer"] = {"state": _by_parameter(state.trees["optimizer"])}
+    dcp.write(_map(nested, dcp.as_tensor), path)
+
+
+def _by_parameter(arrays: Arrays) -> dict[str, Arrays]:
+    """``state.NAME.KIND`` -> array as NAME -> KIND -> array."""
+    nested: dict[str, Arrays] = {}
+    for name, array in arrays.items():
+        parameter, _, kind = name.removeprefix("state.").rpartition(".")
+        nested.setdefault(parameter, {})[kind] = array
+    return nested
+
+
+def _map(tree: Any, function: Any) -> Any:
+    return function(tree) if isinstance(tree, np.ndarray) else {key: _map(item, function) for key, item in tree.items()}
+
+
+def _dcp() -> ModuleType:
+    try:
+        from mindspeed_mm_dit.checkpoint import torch_dcp
+    except ImportError as error:
+        raise PlatformError(
+            "a checkpoint folder of PyTorch", f"PyTorch is needed to read and write it: {error}",
+            "pip install torch 'numpy<2'; MindSpore fits into the same environment",
+        ) from None  # fmt: skip
+    return torch_dcp

@@ -1,0 +1,74 @@
+"""What stands in a checkpoint of any format, by the published names, and what kind of network it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from mindspeed_mm_dit.errors import CheckpointError
+
+Arrays = dict[str, np.ndarray]
+
+TREES = ("model", "ema", "optimizer")
+"""Weights, their moving average, and AdamW's ``state.NAME.exp_avg``, ``.exp_avg_sq`` and ``.step``."""
+
+
+@dataclass(frozen=True)
+class State:
+    """Trees of arrays, and what is known of the run and of the network."""
+
+    trees: dict[str, Arrays]
+    """Some of TREES; a file that holds one set of weights without saying which has "model"."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """The content of run.json, empty where there is none."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """The content of diffusers' config.json, empty where there is none."""
+
+    @property
+    def kind(self) -> str:
+        """Return "dit" or "vae", told by names that each of them always has."""
+        for kind, mark in (("dit", "x_embedder.proj."), ("vae", "decoder.conv_in.")):
+            if any(name.startswith(mark) for name in self.weights):
+                return kind
+        names = ", ".join(list(self.weights)[:5])
+        raise CheckpointError("SOURCE", f"holds neither a DiT nor an AutoencoderKL; its tensors are: {names}, ...")
+
+    @property
+    def weights(self) -> Arrays:
+        """Return the first tree: the weights."""
+        return next(iter(self.trees.values()))
+
+    @property
+    def num_tensors(self) -> int:
+        """Return the number of arrays in all trees."""
+        return sum(map(len, self.trees.values()))
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the size of all arrays."""
+        return sum(array.nbytes for tree in self.trees.values() for array in tree.values())
+
+    def with_trees(self, trees: dict[str, Arrays]) -> State:
+        """Return the same with other arrays."""
+        return replace(self, trees=trees)
+
+
+def flatten(trees: Mapping[str, Arrays]) -> Arrays:
+    """Return the trees as one, ``model.NAME`` and so on, as the training checkpoints name them."""
+    return {f"{tree}.{name}": array for tree, arrays in trees.items() for name, array in arrays.items()}
+
+
+def unflatten(arrays: Arrays) -> dict[str, Arrays]:
+    """Undo :func:`flatten`; names without a tree are those of one set of weights."""
+    if not any(name.startswith("model.") for name in arrays):
+        return {"model": arrays}
+    trees: dict[str, Arrays] = {}
+    for name, array in arrays.items():
+        tree, _, rest = name.partition(".")
+        if tree not in TREES:
+            raise CheckpointError("SOURCE", f"{name} belongs to none of {', '.join(TREES)}")
+        trees.setdefault(tree, {})[rest] = array
+    return trees

@@ -1,0 +1,58 @@
+"""``mm-dit convert``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+DESCRIPTION = """\
+Write a checkpoint in another format, bit for bit.
+
+  mm-dit convert outputs/run/checkpoints NEW_FOLDER --to mindspore   a PyTorch run goes on under MindSpore
+  mm-dit convert outputs/run/checkpoints/iter_0001000 NEW_FOLDER --to pytorch     and back
+  mm-dit convert DiT-XL-2-256x256.pt DiT-XL-2 --to diffusers
+  mm-dit convert outputs/run/checkpoints model.safetensors --weights ema
+  mm-dit convert sd-vae-ft-ema sd-vae.ckpt
+
+Formats: pt (facebookresearch/DiT's), safetensors, ckpt (MindSpore's) by the ending of TARGET; diffusers, pytorch
+and mindspore are folders and named by --to. The last two are what --load takes, optimizer state included.
+Only the checkpoint folders of PyTorch need PyTorch; nothing needs MindSpore."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of the command."""
+    parser.add_argument("source", metavar="SOURCE", help="file, checkpoint folder, or folder of them (newest one)")
+    parser.add_argument("target", metavar="TARGET", help="new file or folder")
+    parser.add_argument("--to", metavar="FORMAT", help="pt, safetensors, ckpt, diffusers, pytorch or mindspore")
+    parser.add_argument(
+        "--weights",
+        choices=("ema", "model"),
+        help="only these weights (default: all that TARGET has room for; ema where there is room for one)",
+    )
+    parser.add_argument(
+        "--model",
+        metavar="JSON",
+        help="model.json of a DiT, or diffusers' config.json of a VAE, for what the tensors do not tell",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace TARGET if it is a checkpoint")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Convert and print what was done."""
+    from mindspeed_mm_dit.checkpoint.convert import convert
+    from mindspeed_mm_dit.configs.strict import read_json
+
+    started = time.perf_counter()
+    description = read_json(args.model, "--model") if args.model else None
+    done = convert(
+        args.source, args.target, args.to, args.weights, description, args.overwrite,
+        say=lambda line: print(line, file=sys.stderr, flush=True),
+    )  # fmt: skip
+    for note in done.notes:
+        print(f"note: {note}")
+    print(
+        f"{done.source} ({done.source_format}) -> {done.target} ({done.target_format}): {', '.join(done.trees)}; "
+        f"{done.num_tensors} tensors, {done.num_bytes / 1e6:.1f} MB in {time.perf_counter() - started:.1f} s"
+    )
+    return 0

@@ -1,0 +1,465 @@
+"""Every format to every other and back, bit for bit; nothing is lost or replaced in silence."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from itertools import permutations
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mindspeed_mm_dit.checkpoint.convert import convert
+from mindspeed_mm_dit.checkpoint.formats import FORMATS, of_source, of_target
+from mindspeed_mm_dit.checkpoint.rules import diffusers_shapes, from_diffusers, to_diffusers
+from mindspeed_mm_dit.checkpoint.shapes import dit_config, dit_shapes, vae_config, vae_shapes
+from mindspeed_mm_dit.checkpoint.state import State
+from mindspeed_mm_dit.checkpoint.store import CheckpointStore, find_checkpoint, read_facts
+from mindspeed_mm_dit.checkpoint.weights import read_weights
+from mindspeed_mm_dit.cli.main import main
+from mindspeed_mm_dit.configs.model import DiTConfig
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError, PlatformError
+from mindspeed_mm_dit.framework.mindspore_file import read_mindspore_file, write_mindspore_file
+from mindspeed_mm_dit.framework.torch_file import read_torch_file, write_torch_file
+from mindspeed_mm_dit.models.autoencoder_kl_files import KLArchitecture
+from mindspeed_mm_dit.models.positions import sincos_positions_2d
+from tests.conftest import GOLDEN
+
+HAS = {name: importlib.util.find_spec(name) is not None for name in ("torch", "mindspore", "diffusers")}
+needs_mindspore = pytest.mark.skipif(not HAS["mindspore"], reason="MindSpore is not installed here")
+needs_torch = pytest.mark.skipif(not HAS["torch"], reason="PyTorch is not installed here")
+needs_diffusers = pytest.mark.skipif(not HAS["diffusers"], reason="diffusers is not installed here")
+
+TINY = DiTConfig(input_size=8, num_classes=5, in_channels=4, hidden_size=16, num_layers=3, num_heads=2)
+TINY_VAE = KLArchitecture(
+    block_out_channels=(8, 16), down_block_types=("DownEncoderBlock2D",) * 2,
+    up_block_types=("UpDecoderBlock2D",) * 2, norm_num_groups=4, layers_per_block=2,
+)  # fmt: skip
+MODEL_JSON = {
+    "ae": {"model_id": "pixel", "channels": 3},
+    "diffusion": {"model_id": "gaussian_diffusion"},
+    "predictor": {
+        "model_id": "dit", "input_size": 8, "num_classes": 5, "in_channels": 3, "hidden_size": 16,
+        "num_layers": 3, "num_heads": 2,
+    },
+}  # fmt: skip
+FACTS = {"iteration": 7, "consumed_samples": 112, "seed": 3, "model": MODEL_JSON}
+NAMES = {"pt": "a.pt", "safetensors": "a.safetensors", "ckpt": "a.ckpt"}
+
+
+def random_arrays(shapes, seed):
+    draw = np.random.default_rng(seed)
+    return {name: draw.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def dit_arrays(seed=0):
+    return random_arrays(dit_shapes(TINY), seed) | {"pos_embed": sincos_positions_2d(16, 4)[None]}
+
+
+def training_state():
+    """A checkpoint with everything in it, and values that are lost easily."""
+    trees = {"model": dit_arrays(0), "ema": dit_arrays(1), "optimizer": {}}
+    trees["model"]["x_embedder.proj.bias"][:4] = [np.nan, -0.0, np.inf, 1e-45]
+    for name, array in dit_arrays(2).items():
+        if name != "pos_embed":
+            trees["optimizer"] |= {f"state.{name}.step": np.array(7, np.float32)}
+            trees["optimizer"] |= {f"state.{name}.exp_avg": array, f"state.{name}.exp_avg_sq": array**2}
+    return State(trees, FACTS)
+
+
+def write(folder, name, state):
+    """Write ``state`` in the format ``name``, as another program would have; return where it is."""
+    if name in ("pytorch", "mindspore"):
+        store = CheckpointStore(folder / name)
+        FORMATS[name].write(store.begin(7), state)
+        store.commit(7, state.facts)
+        return folder / name
+    path = folder / NAMES.get(name, name)
+    if name == "diffusers":
+        path.mkdir()
+    FORMATS[name].write(path, state)
+    return path
+
+
+def read(path):
+    path = find_checkpoint(path)
+    return FORMATS[of_source(path)].read(path)
+
+
+def assert_same(ours, theirs):
+    assert ours.keys() == theirs.keys()
+    for name, array in theirs.items():
+        assert ours[name].dtype == array.dtype and ours[name].shape == array.shape, name
+        assert ours[name].tobytes() == array.tobytes(), name
+
+
+def pairs(names):
+    return [
+        pytest.param(a, b, marks=needs_torch if "pytorch" in (a, b) else (), id=f"{a}-{b}")
+        for a, b in permutations(names, 2)
+    ]
+
+
+@pytest.mark.parametrize(("first", "second"), pairs(FORMATS))
+def test_weights_survive_every_format_and_back(tmp_path, first, second):
+    weights = dit_arrays()
+    trees = {"model": weights, "ema": weights} if first in ("pytorch", "mindspore") else {"model": weights}
+    source = write(tmp_path, first, State(trees, FACTS))
+    target, back = tmp_path / "there" / NAMES.get(second, second), tmp_path / "back" / NAMES.get(first, first)
+    convert(source, target, second, description=MODEL_JSON)
+    convert(target, back, first, description=MODEL_JSON)
+    assert_same(read(target).weights, weights)
+    assert_same(read(back).weights, weights)
+    if first not in ("pytorch", "mindspore", "pt", "ckpt"):
+        for file in [source] if source.is_file() else source.iterdir():
+            again = back if back.is_file() else back / file.name
+            assert file.suffix == ".safetensors" or again.read_bytes() == file.read_bytes()
+
+
+@pytest.mark.parametrize(("first", "second"), pairs(["pt", "safetensors", "ckpt", "diffusers"]))
+def test_an_autoencoder_survives_every_format_and_back(tmp_path, first, second):
+    weights = random_arrays(vae_shapes(TINY_VAE), 0)
+    config = {
+        "_class_name": "AutoencoderKL",
+        "norm_num_groups": 4,
+        "scaling_factor": 0.5,
+        "block_out_channels": [8, 16],
+    }
+    source = write(tmp_path, first, State({"model": weights}, config=config))
+    target, back = tmp_path / "there" / NAMES.get(second, second), tmp_path / "back" / NAMES.get(first, first)
+    convert(source, target, second, description=config)
+    convert(target, back, first)
+    assert_same(read(target).weights, weights)
+    assert_same(read(back).weights, weights)
+    if second == "diffusers":
+        assert json.loads((target / "config.json").read_text()) == config
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [pytest.param("pytorch", "mindspore", marks=needs_torch), pytest.param("mindspore", "pytorch", marks=needs_torch),
+     ("mindspore", "ckpt")],
+)  # fmt: skip
+def test_a_run_keeps_optimizer_average_and_facts(tmp_path, first, second):
+    state = training_state()
+    source = write(tmp_path, first, state)
+    target, back = tmp_path / "there" / NAMES.get(second, second), tmp_path / "back"
+    convert(source, target, second)
+    convert(target, back, first)
+    for place in (target, back):
+        for tree in ("model", "ema", "optimizer"):
+            assert_same(read(place).trees[tree], state.trees[tree])
+    if second != "ckpt":
+        for root in (target, back):
+            assert (root / "latest_checkpointed_iteration.txt").read_text() == "7"
+            assert read_facts(root / "iter_0000007") == FACTS
+
+
+def test_both_sets_of_weights_stay_in_a_pt_and_facts_are_its_args(tmp_path):
+    state = training_state()
+    done = convert(write(tmp_path, "mindspore", state), tmp_path / "a.pt")
+    content = read_torch_file(tmp_path / "a.pt")
+    assert list(content) == ["model", "ema", "args"] and content["args"] == FACTS
+    assert_same(content["ema"], state.trees["ema"])
+    assert done.notes == ("left out: optimizer",)
+    done = convert(tmp_path / "a.pt", tmp_path / "run", "mindspore")
+    assert read_facts(find_checkpoint(tmp_path / "run")) == FACTS and "--no-load-optim" in done.notes[0]
+
+
+@pytest.mark.parametrize("weights", [None, "ema", "model"])
+def test_one_set_of_weights_is_the_average_unless_asked(tmp_path, weights):
+    state = training_state()
+    source = write(tmp_path, "mindspore", state)
+    done = convert(source, tmp_path / "a.safetensors", weights=weights)
+    assert_same(read(tmp_path / "a.safetensors").weights, state.trees[weights or "ema"])
+    assert f"kept: {weights or 'ema'}" in done.notes[0]
+    for use_ema, tree in ((True, "ema"), (False, "model")):
+        assert_same(read_weights(find_checkpoint(source), use_ema), state.trees[tree])
+
+
+def test_the_published_training_file_becomes_a_run_and_a_bare_file(tmp_path):
+    published = read_torch_file(GOLDEN / "dit_tiny_p2.pt")
+    convert(GOLDEN / "dit_tiny_p2.pt", tmp_path / "run", "mindspore")
+    state = read(tmp_path / "run")
+    assert_same(state.trees["model"], published["model"])
+    assert_same(state.trees["ema"], published["ema"])
+    convert(tmp_path / "run", tmp_path / "a.ckpt", weights="model")
+    assert_same(read_mindspore_file(tmp_path / "a.ckpt"), published["model"])
+    assert_same(read_weights(tmp_path / "a.ckpt"), published["model"])
+
+
+# --- the rules ------------------------------------------------------------------------------------------
+
+
+def test_the_rules_use_every_tensor_once_and_undo_themselves():
+    arrays = dit_arrays()
+    theirs = to_diffusers(arrays, TINY)
+    assert {name: array.shape for name, array in theirs.items()} == diffusers_shapes(TINY)
+    assert_same(from_diffusers(theirs, TINY, "x"), arrays)
+    assert_same(to_diffusers(from_diffusers(theirs, TINY, "x"), TINY), theirs)
+
+
+def test_shapes_tell_the_architecture():
+    assert dit_config(dit_shapes(TINY), num_heads=2) == TINY
+    assert vae_config(vae_shapes(TINY_VAE), norm_num_groups=4) == TINY_VAE
+
+
+def test_shapes_are_those_of_the_published_model():
+    published = read_torch_file(GOLDEN / "dit_tiny_p2.pt")["model"]
+    shapes = {name: array.shape for name, array in published.items()}
+    assert dit_shapes(dit_config(shapes)) == shapes
+
+
+@needs_diffusers
+def test_names_and_shapes_are_those_of_diffusers():
+    from diffusers import AutoencoderKL
+
+    theirs = {name: tuple(t.shape) for name, t in diffusers_dit().state_dict().items()}
+    assert diffusers_shapes(TINY) == theirs
+    vae = AutoencoderKL(
+        block_out_channels=(8, 16), down_block_types=("DownEncoderBlock2D",) * 2, layers_per_block=2,
+        up_block_types=("UpDecoderBlock2D",) * 2, norm_num_groups=4,
+    )  # fmt: skip
+    assert vae_shapes(TINY_VAE) == {name: tuple(t.shape) for name, t in vae.state_dict().items()}
+
+
+def diffusers_dit():
+    from diffusers import DiTTransformer2DModel
+
+    return DiTTransformer2DModel(
+        num_attention_heads=2, attention_head_dim=8, in_channels=4, out_channels=8, num_layers=3, sample_size=8,
+        patch_size=2, num_embeds_ada_norm=5, norm_eps=1e-6,
+    ).eval()  # fmt: skip
+
+
+@needs_diffusers
+@pytest.mark.parametrize("direction", ["to diffusers", "from diffusers"])
+def test_outputs_equal_those_of_diffusers(tmp_path, direction):
+    import torch
+    from diffusers import DiTTransformer2DModel
+
+    from mindspeed_mm_dit.framework import activate, runtime
+
+    activate("pytorch")
+    from mindspeed_mm_dit.models.dit import DiT
+
+    torch.manual_seed(0)
+    if direction == "to diffusers":
+        write_torch_file(tmp_path / "a.pt", dit_arrays())
+        model_json = {**MODEL_JSON, "ae": {"model_id": "autoencoder_kl", "from_pretrained": "none"}}
+        model_json["predictor"] = MODEL_JSON["predictor"] | {"in_channels": 4}
+        convert(tmp_path / "a.pt", tmp_path / "d", "diffusers", description=model_json)
+        theirs, weights = DiTTransformer2DModel.from_pretrained(tmp_path / "d").eval(), dit_arrays()
+    else:
+        theirs = diffusers_dit()
+        shared = theirs.transformer_blocks[0].norm1.emb.state_dict()
+        for block in theirs.transformer_blocks:  # the published network has one embedding for all blocks
+            block.norm1.emb.load_state_dict(shared)
+        theirs.save_pretrained(tmp_path / "pipeline" / "transformer")
+        convert(tmp_path / "pipeline", tmp_path / "a.safetensors")
+        weights = read_weights(tmp_path / "a.safetensors")
+    ours = DiT(TINY).eval()
+    runtime.load_arrays(ours, weights)
+    for module in theirs.modules():  # diffusers spaces the 128 frequencies by 1/127, the published model by 1/128
+        if hasattr(module, "downscale_freq_shift"):
+            module.downscale_freq_shift = 0
+    x, t, y = torch.randn(3, 4, 8, 8), torch.tensor([0, 10, 999]), torch.tensor([0, 3, 5])
+    with torch.no_grad():
+        a, b = ours(x, t, y), theirs(x, timestep=t, class_labels=y).sample
+    assert (a - b).norm() / b.norm() < 1e-5  # float32: cosines of up to 999 rad from frequencies rounded otherwise
+
+
+# --- MindSpore's file -----------------------------------------------------------------------------------
+
+
+@needs_mindspore
+def test_our_ckpt_is_mindspores_byte_for_byte(tmp_path):
+    import mindspore
+
+    draw = np.random.default_rng(0)
+    codes = ["f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1", "?"]
+    arrays = {code: draw.integers(0, 2, (3, 4)).astype(code) for code in codes}
+    arrays |= {"scalar": np.array(3, np.float32), "long" * 60: draw.standard_normal((300, 7)).astype("f4")}
+    tensors = [{"name": n, "data": mindspore.Tensor(a)} for n, a in arrays.items()]
+    mindspore.save_checkpoint(tensors, str(tmp_path / "a.ckpt"))
+    write_mindspore_file(tmp_path / "b.ckpt", arrays)
+    assert (tmp_path / "a.ckpt").read_bytes() == (tmp_path / "b.ckpt").read_bytes()
+    assert_same(read_mindspore_file(tmp_path / "a.ckpt"), arrays)
+    back = mindspore.load_checkpoint(str(tmp_path / "b.ckpt"))
+    assert_same({n: p.asnumpy() for n, p in back.items()}, arrays)
+    extra = {"epoch": 3, "note": "text"}
+    half = [{"name": "half", "data": mindspore.Tensor([1.5, -2], mindspore.bfloat16)}]
+    mindspore.save_checkpoint(half, str(tmp_path / "c.ckpt"), append_dict=extra, crc_check=True)
+    found = read_mindspore_file(tmp_path / "c.ckpt")
+    assert list(found) == ["half", "epoch"] and found["half"].tolist() == [1.5, -2] and found["epoch"] == 3
+
+
+def test_an_array_in_several_slices_is_whole_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("mindspeed_mm_dit.framework.mindspore_file._SLICE_BYTES", 64)
+    arrays = random_arrays({"a": (30, 3), "b": (2,)}, 0)
+    write_mindspore_file(tmp_path / "a.ckpt", arrays)
+    assert_same(read_mindspore_file(tmp_path / "a.ckpt"), arrays)
+
+
+@pytest.mark.parametrize("keep", [0, 1, 5, 40, -1])
+def test_a_ckpt_cut_short_is_refused(tmp_path, keep):
+    write_mindspore_file(tmp_path / "a.ckpt", random_arrays({"a": (30, 3)}, 0))
+    (tmp_path / "a.ckpt").write_bytes((tmp_path / "a.ckpt").read_bytes()[:keep])
+    with pytest.raises(CheckpointError, match=r"a\.ckpt: is not a whole MindSpore checkpoint"):
+        read_mindspore_file(tmp_path / "a.ckpt")
+
+
+# --- what is refused ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda a: a.pop("blocks.1.mlp.fc1.bias"), r"blocks\.1\.mlp\.fc1\.bias is missing"),
+        (lambda a: a.update(extra=np.zeros(2, np.float32)), "extra is not in this model"),
+        (lambda a: a.update({"blocks.0.attn.qkv.bias": np.zeros(2, np.float32)}), r"qkv\.bias is \(2,\), .*\(48,\)"),
+        (lambda a: a.pop("pos_embed"), "pos_embed is missing"),
+    ],
+)
+def test_missing_unknown_and_misshapen_tensors_are_named(tmp_path, change, message):
+    arrays = dit_arrays()
+    change(arrays)
+    write_torch_file(tmp_path / "a.pt", arrays)
+    with pytest.raises(CheckpointError, match=message):
+        convert(tmp_path / "a.pt", tmp_path / "b.ckpt")
+    assert not (tmp_path / "b.ckpt").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda a: a.pop("proj_out_1.bias"), r"proj_out_1\.bias is missing"),
+        (lambda a: a.update({"proj_out_2.bias": np.zeros(2, np.float32)}), r"proj_out_2\.bias is \(2,\)"),
+        (lambda a: a.update(extra=np.zeros(2, np.float32)), "extra is not in this model"),
+        (
+            lambda a: a.update({k: a[k] + 1 for k in a if "blocks.1.norm1.emb.class" in k}),
+            "differs from block to block",
+        ),
+    ],
+)
+def test_the_same_goes_for_a_diffusers_folder(tmp_path, change, message):
+    from safetensors.numpy import load_file, save_file
+
+    folder = write(tmp_path, "diffusers", State({"model": dit_arrays()}, FACTS))
+    arrays = load_file(folder / "diffusion_pytorch_model.safetensors")
+    change(arrays)
+    save_file(arrays, folder / "diffusion_pytorch_model.safetensors")
+    with pytest.raises(CheckpointError, match=message):
+        convert(folder, tmp_path / "b.ckpt")
+
+
+def test_an_autoencoders_and_an_optimizers_tensors_are_checked_too(tmp_path):
+    vae = random_arrays(vae_shapes(TINY_VAE), 0)
+    vae["decoder.up_blocks.1.resnets.2.conv1.bias"] = np.zeros(3, np.float32)
+    write_torch_file(tmp_path / "a.pt", vae)
+    with pytest.raises(CheckpointError, match=r"up_blocks\.1\.resnets\.2\.conv1\.bias is \(3,\)"):
+        convert(tmp_path / "a.pt", tmp_path / "b.ckpt")
+    state = training_state()
+    del state.trees["optimizer"]["state.blocks.0.mlp.fc1.bias.step"]
+    with pytest.raises(CheckpointError, match=r"'optimizer'.*fc1\.bias\.step is missing"):
+        convert(write(tmp_path, "mindspore", state), tmp_path / "b.ckpt")
+
+
+def test_nothing_is_replaced_unless_asked(tmp_path):
+    write_torch_file(tmp_path / "a.pt", dit_arrays())
+    (tmp_path / "b.ckpt").write_text("mine")
+    with pytest.raises(CheckpointError, match="exists"):
+        convert(tmp_path / "a.pt", tmp_path / "b.ckpt")
+    assert (tmp_path / "b.ckpt").read_text() == "mine"
+    convert(tmp_path / "a.pt", tmp_path / "b.ckpt", overwrite=True)
+    convert(tmp_path / "a.pt", tmp_path / "run", "mindspore")
+    convert(tmp_path / "a.pt", tmp_path / "run", "mindspore", overwrite=True)
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "me.jpg").write_text("mine")
+    with pytest.raises(CheckpointError, match="a folder and no checkpoint"):
+        convert(tmp_path / "a.pt", tmp_path / "photos", "mindspore", overwrite=True)
+    with pytest.raises(CheckpointError, match="overlaps with SOURCE"):
+        convert(tmp_path / "a.pt", tmp_path / "a.pt", overwrite=True)
+    with pytest.raises(CheckpointError, match="overlaps with SOURCE"):
+        convert(tmp_path / "run", tmp_path / "run", "mindspore", overwrite=True)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.pt", "b.ckpt", "photos", "run"]
+
+
+def test_a_failed_write_leaves_the_old_target_and_no_rest(tmp_path, monkeypatch):
+    write_torch_file(tmp_path / "a.pt", dit_arrays())
+    convert(tmp_path / "a.pt", tmp_path / "run", "mindspore")
+
+    def full(path, state):
+        (path / "half").write_text("half")
+        raise OSError("No space left on device")
+
+    monkeypatch.setitem(FORMATS, "mindspore", FORMATS["mindspore"]._replace(write=full))
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        convert(tmp_path / "a.pt", tmp_path / "run", "mindspore", overwrite=True)
+    assert_same(read(tmp_path / "run").weights, dit_arrays())
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.pt", "run"]
+
+
+@pytest.mark.parametrize(
+    ("target", "to", "message"),
+    [("folder", None, "--to diffusers|pytorch|mindspore|"), ("a.pt", "ckpt", r"end it in \.ckpt"),
+     ("a.pt", "mindspore", "give a folder"), ("a", "onnx", "unknown format")],
+)  # fmt: skip
+def test_a_target_of_no_clear_format_is_refused(target, to, message):
+    with pytest.raises(ConfigError, match=message):
+        of_target(Path(target), to)
+
+
+def test_unknown_and_missing_sources_are_refused(tmp_path):
+    (tmp_path / "a.gguf").write_text("x")
+    with pytest.raises(CheckpointError, match="no format known here"):
+        convert(tmp_path / "a.gguf", tmp_path / "b.pt")
+    with pytest.raises(CheckpointError, match="no such file or folder"):
+        convert(tmp_path / "none", tmp_path / "b.pt")
+    write_torch_file(tmp_path / "a.pt", {"w": np.zeros(2, np.float32)})
+    with pytest.raises(CheckpointError, match="neither a DiT nor an AutoencoderKL; its tensors are: w"):
+        convert(tmp_path / "a.pt", tmp_path / "b.ckpt")
+
+
+def test_the_number_of_heads_is_asked_for_where_nothing_tells_it(tmp_path):
+    write_torch_file(tmp_path / "a.pt", dit_arrays())
+    with pytest.raises(ConfigError, match="--model: is needed"):
+        convert(tmp_path / "a.pt", tmp_path / "d", "diffusers")
+
+
+def test_without_pytorch_its_folders_are_refused_by_name_and_the_rest_works(tmp_path, monkeypatch):
+    for name in [name for name in sys.modules if name.endswith("checkpoint.torch_dcp")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr("mindspeed_mm_dit.checkpoint.torch_dcp", raising=False)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    write_torch_file(tmp_path / "a.pt", dit_arrays())
+    with pytest.raises(PlatformError, match="pip install torch"):
+        convert(tmp_path / "a.pt", tmp_path / "run", "pytorch")
+    convert(tmp_path / "a.pt", tmp_path / "run", "mindspore")
+
+
+def test_neither_framework_is_imported_for_files_and_mindspores_folders(tmp_path):
+    write_torch_file(tmp_path / "a.pt", dit_arrays())
+    code = (
+        "import sys; sys.modules['torch'] = sys.modules['mindspore'] = None\n"
+        "from mindspeed_mm_dit.cli.main import main\n"
+        f"sys.exit(main(['convert', {str(tmp_path / 'a.pt')!r}, {str(tmp_path / 'run')!r}, '--to', 'mindspore']))"
+    )
+    outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert outcome.returncode == 0, outcome.stderr
+    assert_same(read(tmp_path / "run").weights, dit_arrays())
+
+
+def test_the_command_says_what_it_did(tmp_path, capsys):
+    write_torch_file(tmp_path / "a.pt", dit_arrays())
+    (tmp_path / "model.json").write_text(json.dumps(MODEL_JSON))
+    arguments = [str(tmp_path / "a.pt"), str(tmp_path / "run"), "--to", "mindspore"]
+    assert main(["convert", *arguments, "--model", str(tmp_path / "model.json")]) == 0
+    output = capsys.readouterr()
+    assert "reading" in output.err and "writing" in output.err
+    assert "ema is a copy of model" in output.out and "(pt) -> " in output.out and "tensors," in output.out
+    assert main(["convert", *arguments]) == 2
+    assert "exists" in capsys.readouterr().err
