@@ -13,6 +13,8 @@ from mindspeed_mm_dit.errors import UserError
 COMMANDS = {
     "sample": "draw images from a trained model",
     "parity": "compare this implementation with a file of reference values",
+    "compare": "train and run a model on PyTorch and on MindSpore, and report every difference",
+    "plot": "draw the loss curves of several runs over each other",
 }
 
 
