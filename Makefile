@@ -1,20 +1,28 @@
-# make demo   set up .venv and train the embedded default: digits, about a minute on two CPU cores
-# make test   set up .venv and run every test
-# make check  layering, style and types
-# make clean  remove .venv and what the demo wrote
+# make demo    set up .venv and train the embedded default: digits, about a minute on two CPU cores
+# make demo-mindspore    the same with MindSpore, two workers under msrun, in .venv-mindspore
+# make test    set up both environments and run every test
+# make check   layering, style and types
+# make clean   remove the environments and what the demo wrote
 
 PYTHON ?= python3
 VENV := .venv
+MS_VENV := .venv-mindspore
 BIN := $(VENV)/bin
+# A run of the other framework has a folder of its own.
+MS_PLACES := --save outputs/digits-mindspore/checkpoints --load outputs/digits-mindspore/checkpoints \
+  --tensorboard-dir outputs/digits-mindspore/tensorboard
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test check clean
+.PHONY: demo demo-mindspore test check clean
 
 demo: $(VENV)/.installed
 	bash examples/dit/pretrain.sh
 
-test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest
+demo-mindspore: $(MS_VENV)/.installed
+	AI_FRAMEWORK=mindspore bash examples/dit/pretrain.sh $(MS_PLACES)
+
+test: $(VENV)/.installed-dev $(MS_VENV)/.installed
+	MM_DIT_MINDSPORE_PYTHON=$(CURDIR)/$(MS_VENV)/bin/python $(BIN)/python -m pytest
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -22,11 +30,13 @@ check: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
+CHECK_PYTHON = $(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' \
+  || { echo "$(PYTHON) is $$($(PYTHON) --version): Python 3.10 to 3.12 is needed; make PYTHON=python3.11 ..."; exit 1; }
+
 # A PyTorch that sees an accelerator is the user's own and is kept (found through a .pth file); otherwise the
 # CPU build is installed.
 $(VENV)/.installed: requirements/base.txt requirements/pytorch.txt requirements/pytorch-cpu.txt setup.py
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' \
-	  || { echo "$(PYTHON) is $$($(PYTHON) --version): Python 3.10 to 3.12 is needed; make PYTHON=python3.11 ..."; exit 1; }
+	@$(CHECK_PYTHON)
 	@echo "installing into $(VENV) (a few minutes the first time)"
 	@$(PYTHON) -m venv $(VENV)
 	@if theirs=$$($(PYTHON) requirements/find_pytorch.py); \
@@ -37,9 +47,19 @@ $(VENV)/.installed: requirements/base.txt requirements/pytorch.txt requirements/
 	$(PIP) --no-deps --editable .
 	@touch $@
 
+# MindSpore lives without PyTorch: nothing on its path imports it.
+$(MS_VENV)/.installed: requirements/base.txt requirements/mindspore.txt setup.py
+	@$(CHECK_PYTHON)
+	@echo "installing into $(MS_VENV) (a few minutes the first time)"
+	@$(PYTHON) -m venv $(MS_VENV)
+	$(MS_VENV)/bin/python -m pip --disable-pip-version-check install --quiet \
+	  -r requirements/base.txt -r requirements/mindspore.txt
+	$(MS_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --editable .
+	@touch $@
+
 $(VENV)/.installed-dev: $(VENV)/.installed requirements/dev.txt
 	$(PIP) -r requirements/dev.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) outputs data
+	rm -rf $(VENV) $(MS_VENV) outputs data msrun_log

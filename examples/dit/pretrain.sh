@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Train a DiT: bash examples/dit/pretrain.sh [flags of pretrain_dit.py, which override those of train.args]
 #
-#   CONFIG=DIR          folder with model.json, data.json, fsdp2.yaml, train.args (default: this one, digits)
-#   NPUS_PER_NODE=N     processes on this node (default: one per accelerator, one on a CPU)
+#   CONFIG=DIR              folder with model.json, data.json, fsdp2.yaml, train.args (default: this one, digits)
+#   AI_FRAMEWORK=NAME       pytorch (default, launched by torchrun) or mindspore (launched by msrun)
+#   NPUS_PER_NODE=N         processes on this node (default: one per accelerator; on a CPU 1, or 2 with mindspore)
 #   NNODES NODE_RANK MASTER_ADDR MASTER_PORT    several nodes; run the script on each
 #
 # Running it again resumes from the last checkpoint. Paths are relative to the working directory.
@@ -11,35 +12,53 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
 CONFIG=$(cd "${CONFIG:-$here}" && pwd)
+AI_FRAMEWORK=${AI_FRAMEWORK:-pytorch}
 NNODES=${NNODES:-1}
 NODE_RANK=${NODE_RANK:-0}
-MASTER_ADDR=${MASTER_ADDR:-localhost}
+MASTER_ADDR=${MASTER_ADDR:-127.0.0.1}
 MASTER_PORT=${MASTER_PORT:-}
 
-if [ -z "${VIRTUAL_ENV:-}" ] && [ -x "$root/.venv/bin/python" ]; then
-  export PATH="$root/.venv/bin:$PATH"
+fail() { echo "$1" >&2; exit 2; }
+
+case $AI_FRAMEWORK in
+  pytorch) venv=$root/.venv cpu_processes=1 ;;
+  mindspore) venv=$root/.venv-mindspore cpu_processes=2 ;;
+  *) fail "AI_FRAMEWORK=$AI_FRAMEWORK: must be pytorch or mindspore" ;;
+esac
+if [ -z "${VIRTUAL_ENV:-}" ] && [ -x "$venv/bin/python" ]; then
+  export PATH="$venv/bin:$PATH"
 fi
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
 
 count_accelerators() {
   if command -v npu-smi >/dev/null; then npu-smi info -l | grep -c 'NPU ID'
   elif command -v nvidia-smi >/dev/null; then nvidia-smi -L | grep -c '^GPU'
-  else echo 1; fi
+  else echo "$cpu_processes"; fi
 }
-NPUS_PER_NODE=${NPUS_PER_NODE:-$(count_accelerators || echo 1)}
+NPUS_PER_NODE=${NPUS_PER_NODE:-$(count_accelerators || echo "$cpu_processes")}
 
 # On a CPU the processes share the cores; more threads than cores would only get in each other's way.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(( $(nproc) > NPUS_PER_NODE ? $(nproc) / NPUS_PER_NODE : 1 ))}
 
 mapfile -t config_args < <(sed -e 's/#.*//' "$CONFIG/train.args" | xargs -n 1)
-train=("$root/pretrain_dit.py" --mm-model "$CONFIG/model.json" --mm-data "$CONFIG/data.json"
-       --fsdp2-config-path "$CONFIG/fsdp2.yaml" "${config_args[@]}" "$@")
+train=("$root/pretrain_dit.py" --ai-framework "$AI_FRAMEWORK" --mm-model "$CONFIG/model.json"
+       --mm-data "$CONFIG/data.json" --fsdp2-config-path "$CONFIG/fsdp2.yaml" "${config_args[@]}" "$@")
 
 if [ "$NNODES" = 1 ] && [ "$NPUS_PER_NODE" = 1 ]; then
   exec python "${train[@]}"
-elif [ "$NNODES" = 1 ] && [ -z "$MASTER_PORT" ]; then
+elif [ "$AI_FRAMEWORK" = pytorch ] && [ "$NNODES" = 1 ] && [ -z "$MASTER_PORT" ]; then
   exec python -m torch.distributed.run --standalone --nproc_per_node "$NPUS_PER_NODE" "${train[@]}"
-else
+elif [ "$AI_FRAMEWORK" = pytorch ]; then
   exec python -m torch.distributed.run --nproc_per_node "$NPUS_PER_NODE" --nnodes "$NNODES" \
     --node_rank "$NODE_RANK" --master_addr "$MASTER_ADDR" --master_port "${MASTER_PORT:-6000}" "${train[@]}"
 fi
+
+msrun=$(command -v msrun) || fail "msrun is not on PATH: MindSpore is not installed here; make demo-mindspore sets it up"
+python=$(command -v python) || fail "msrun starts 'python', and there is none on PATH"
+[ "$(dirname "$msrun")" = "$(dirname "$python")" ] \
+  || fail "msrun starts the first 'python' on PATH, $python, which is not the one beside $msrun: put $(dirname "$msrun") first on PATH"
+export LOCAL_WORLD_SIZE=$NPUS_PER_NODE
+export GLOG_v=${GLOG_v:-3}  # MindSpore's own messages: errors only
+exec msrun --local_worker_num "$NPUS_PER_NODE" --worker_num "$(( NPUS_PER_NODE * NNODES ))" \
+  --node_rank "$NODE_RANK" --master_addr "$MASTER_ADDR" --master_port "${MASTER_PORT:-6000}" \
+  --log_dir msrun_log --join=True --bind_core=True "${train[@]}"

@@ -58,6 +58,7 @@ RUNTIME = {
     "to_runtime_device": "(module) -> the module on the device",
     "freeze": "(module, 'fp32' | 'bf16' = 'fp32') -> the module on the device in that precision, no longer trained",
     "report_failure": "(error): leave the reason where the launcher looks for it",
+    "compiled": "(module) -> the module, its forward compiled where the interpreted one is slow",
     "versions": "() -> {package: version}",
 }
 

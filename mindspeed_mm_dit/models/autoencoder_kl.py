@@ -211,6 +211,8 @@ class AutoencoderKL:
         require_same_names(f"ae.from_pretrained = {config.from_pretrained}", shapes, weights)
         runtime.load_arrays(network, weights)
         self.network = runtime.freeze(network, config.dtype)
+        runtime.compiled(self.network.encoder)
+        runtime.compiled(self.network.decoder)
 
     def encode(self, images: Tensor, posterior_noise: Tensor | None) -> Tensor:
         """Images (B, 3, H, W) in [-1, 1] -> scaled latents (B, C, h, w).

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.checkpoint.torch_file import read_torch_file
 from mindspeed_mm_dit.configs.model import AutoencoderKLConfig
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.errors import CheckpointError
+from mindspeed_mm_dit.framework.torch_file import read_torch_file
 
 _WEIGHT_FILES = ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.bin")
 _OLD_NAMES = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}

@@ -49,7 +49,7 @@ class Harmful:
 
 def test_a_file_with_code_in_it_is_refused(tmp_path, capsys):
     torch.save({"model": Harmful()}, tmp_path / "f.pt")
-    with pytest.raises(CheckpointError, match="cannot be read as tensors"):
+    with pytest.raises(CheckpointError, match="print"):
         read_weights(tmp_path / "f.pt")
     assert "code ran" not in capsys.readouterr().out
 

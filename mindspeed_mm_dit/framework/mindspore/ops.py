@@ -10,6 +10,7 @@ from mindspore import ops as msops
 from mindspore.ops import cat, chunk, cos, pad, permute, reshape, sin, stop_gradient, where
 
 from mindspeed_mm_dit.framework.mindspore import runtime
+from mindspeed_mm_dit.framework.mindspore.runtime import ON_CPU
 
 __all__ = [
     "attention", "cast_like", "cat", "chunk", "clamp", "cos", "exp", "log", "mean_per_sample", "no_grad", "numpy",
@@ -17,12 +18,10 @@ __all__ = [
     "where",
 ]  # fmt: skip
 
-_ON_CPU = mindspore.get_context("device_target") == "CPU"  # a constant, so that ms.jit compiles one branch
-
 
 def _exact(x: Tensor) -> Tensor:
     """``x`` in float64 on a CPU, whose float32 exp, log and tanh are approximations (tanh(8) is 1e-4 off)."""
-    return x.astype(float64) if _ON_CPU else x
+    return x.astype(float64) if ON_CPU else x
 
 
 def exp(x: Tensor) -> Tensor:
@@ -62,7 +61,7 @@ def upsample_nearest_2x(x: Tensor) -> Tensor:
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """softmax(q k^T / sqrt(d)) v, each of q, k, v (B, heads, N, d)."""
-    if not _ON_CPU and q.dtype in (mindspore.float16, mindspore.bfloat16):  # Ascend's fused form; untested
+    if not ON_CPU and q.dtype in (mindspore.float16, mindspore.bfloat16):  # Ascend's fused form; untested
         return msops.flash_attention_score(q, k, v, q.shape[1], scalar_value=q.shape[-1] ** -0.5, input_layout="BNSD")
     scores = msops.matmul(q * q.shape[-1] ** -0.5, msops.transpose(k, (0, 1, 3, 2)))  # (B, heads, N, N)
     return msops.matmul(msops.softmax(scores, -1), v)  # (B, heads, N, d)

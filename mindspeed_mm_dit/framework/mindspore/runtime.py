@@ -16,6 +16,9 @@ from mindspeed_mm_dit.errors import PlatformError
 _DEVICES = {"gloo": "cpu", "nccl": "cuda", "hccl": "npu"}
 _NAMES = {"CPU": "cpu", "GPU": "cuda", "Ascend": "npu"}
 
+ON_CPU = mindspore.get_context("device_target") == "CPU"
+"""Whether this process computes on a CPU; a constant, so that ms.jit compiles one branch of a choice by it."""
+
 
 class _Job:
     """The group this process has joined, and how many micro-batches make a step in it."""
@@ -36,7 +39,7 @@ def check_backend(backend: str | None) -> str:
     if backend not in (None, native):
         raise PlatformError(
             f"--distributed-backend = {backend}",
-            f"needs a {_DEVICES[backend].upper()} device; this MindSpore runs on {kind.upper()}",
+            f"needs a {_DEVICES[backend].upper()} device; MindSpore {mindspore.__version__} runs on {kind.upper()}",
             f"leave the flag out, or use {native}",
         )
     return native
@@ -151,6 +154,12 @@ def freeze(module: mindspore.nn.Cell, dtype: str = "fp32") -> mindspore.nn.Cell:
         parameter.requires_grad = False
         parameter.set_dtype({"fp32": mindspore.float32, "bf16": mindspore.bfloat16}[dtype])
     return module.set_train(False)
+
+
+def compiled(module: mindspore.nn.Cell) -> mindspore.nn.Cell:
+    """Return ``module``, its forward compiled by ms.jit, anew for every shape of its inputs."""
+    module.construct = mindspore.jit(module.construct)
+    return module
 
 
 def versions() -> dict[str, str]:

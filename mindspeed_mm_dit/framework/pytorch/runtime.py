@@ -177,6 +177,11 @@ def freeze(module: torch.nn.Module, dtype: str = "fp32") -> torch.nn.Module:
     return module.to(device(), {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]).eval().requires_grad_(False)
 
 
+def compiled(module: torch.nn.Module) -> torch.nn.Module:
+    """Return ``module`` as it is: its operators are fast without compilation."""
+    return module
+
+
 def versions() -> dict[str, str]:
     """Return the versions that decide what this framework computes."""
     return {"torch": torch.__version__, "numpy": np.__version__}

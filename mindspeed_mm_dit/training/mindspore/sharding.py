@@ -53,13 +53,16 @@ class Shards:
     @classmethod
     def create(cls, config: Fsdp2Config | None) -> Shards:
         """Form the groups that ``sharding_size`` asks for; every worker must call this."""
-        count = config.shard_ranks(runtime.world_size()) if config else 1
+        world = runtime.world_size()
+        count = config.shard_ranks(world) if config else 1
         if count == 1:
             return cls(1, 0, None)
-        first = runtime.rank() // count * count
-        for start in range(0, runtime.world_size(), count):
+        if count == world:
+            return cls(count, runtime.rank(), communication.GlobalComm.WORLD_COMM_GROUP)
+        for start in range(0, world, count):
             communication.create_group(f"shards_{start}", list(range(start, start + count)))
-        return cls(count, runtime.rank() - first, f"shards_{first}")
+        number = runtime.rank() % count
+        return cls(count, number, f"shards_{runtime.rank() - number}")
 
     def own(self, vector: Any) -> Any:
         """Return this worker's slice of a vector."""
@@ -68,4 +71,10 @@ class Shards:
 
     def whole(self, own: Tensor) -> Tensor:
         """Join the slices of all workers of the group."""
-        return own if self.group is None else ops.AllGather(self.group)(own)
+        if self.group is None:
+            return own
+        if self.group == communication.GlobalComm.WORLD_COMM_GROUP or runtime.device_type() != "cpu":
+            return ops.AllGather(self.group)(own)
+        # On a CPU only the group of all workers can gather: add up slices that are zero elsewhere.
+        before, after = self.number * own.shape[0], (self.count - 1 - self.number) * own.shape[0]
+        return ops.AllReduce(ops.ReduceOp.SUM, self.group)(ops.cat([ops.zeros(before), own, ops.zeros(after)], 0))

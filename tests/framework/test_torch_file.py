@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.checkpoint.torch_file import read_torch_file, write_torch_file
 from mindspeed_mm_dit.errors import CheckpointError
+from mindspeed_mm_dit.framework.torch_file import read_torch_file, write_torch_file
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "data" / "dit_tiny_p2.pt"
 
@@ -27,7 +27,7 @@ def assert_same(ours, theirs):
             assert_same(ours[key], theirs[key])
     elif isinstance(theirs, list | tuple):
         assert type(ours) is type(theirs) and len(ours) == len(theirs)
-        for pair in zip(ours, theirs):
+        for pair in zip(ours, theirs, strict=True):
             assert_same(*pair)
     elif isinstance(theirs, torch.Tensor):
         values = (theirs.float() if theirs.dtype == torch.bfloat16 else theirs).detach().numpy()
@@ -58,7 +58,7 @@ def test_a_published_style_checkpoint_is_read_bit_exactly():
 def test_reading_needs_no_torch():
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "from mindspeed_mm_dit.checkpoint.torch_file import read_torch_file\n"
+        "from mindspeed_mm_dit.framework.torch_file import read_torch_file\n"
         f"print(sorted(read_torch_file({str(GOLDEN)!r})))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
