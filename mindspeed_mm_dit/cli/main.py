@@ -14,6 +14,8 @@ COMMANDS = {
     "sample": "draw images from a trained model",
     "parity": "compare this implementation with a file of reference values",
     "convert": "write a checkpoint in another format",
+    "compare": "train and run a model on PyTorch and on MindSpore, and report every difference",
+    "plot": "draw the loss curves of several runs over each other",
 }
 
 

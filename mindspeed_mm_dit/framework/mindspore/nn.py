@@ -35,6 +35,10 @@ class Module(msnn.Cell):
         """Yield (state-dict name, parameter), frozen ones included."""
         return iter(self.parameters_and_names())
 
+    def named_modules(self) -> Iterator[tuple[str, msnn.Cell]]:
+        """Yield (dotted name, module) of this module ("") and all within it."""
+        return self.cells_and_names()
+
 
 class Linear(Module):
     """x W^T + b: (..., in_features) -> (..., out_features)."""
