@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--classes", default="0-9", metavar="LIST", help="labels, such as 0-9 or 1,5,7-9 (default 0-9)")
     parser.add_argument("--num-per-class", type=int, default=4, metavar="N", help="images of each class (default 4)")
-    parser.add_argument("--sampler", default="ddpm", help="ddpm (default) or ddim")
+    parser.add_argument("--sampler", default="ddpm", help="ddpm (default), ddim, or dpm++, which needs about 20 steps")
     parser.add_argument("--steps", type=int, default=250, help="steps of the sampler (default 250)")
     parser.add_argument(
         "--cfg-scale",
