@@ -130,7 +130,6 @@ class Schedule:
         """Weight of x_t in that mean."""
         return (1.0 - self.alphas_cumprod_prev) * np.sqrt(1.0 - self.betas) / (1.0 - self.alphas_cumprod)
 
-
     def solution_weights(self, index: int) -> tuple[float, float, float]:
         """Solve the probability-flow ODE from step ``index`` to the one before it for a constant x_0.
 
