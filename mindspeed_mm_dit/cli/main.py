@@ -12,6 +12,7 @@ from mindspeed_mm_dit.errors import UserError
 
 COMMANDS = {
     "sample": "draw images from a trained model",
+    "cache-latents": "encode a data set once, so that no training step has to",
     "parity": "compare this implementation with a file of reference values",
 }
 
