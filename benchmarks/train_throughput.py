@@ -24,6 +24,9 @@ from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, DiTConfig, Gauss
 from mindspeed_mm_dit.configs.presets import PRESETS
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.models import composite
+from mindspeed_mm_dit.planning.model_size import train_flop
+from mindspeed_mm_dit.planning.peaks import peak_tflops
+from mindspeed_mm_dit.training.pytorch.engine import Engine
 
 NUM_CLASSES = 1000
 
@@ -32,18 +35,18 @@ def main() -> None:
     """Measure and write the result file."""
     args = parse()
     report = Report("train_throughput", f"Train step from latents, {args.preset} on {args.size} x {args.size} latents")
-    rows = []
+    steps = {}
     for precision in args.precision:
-        steps = {"ours": our_step(args, precision)}
+        steps[f"{precision} ours"] = our_step(args, precision)
         if args.reference:
-            steps["reference"] = reference_step(args, precision)
-        seconds = interleave(steps, args.rounds, args.warm_up, args.clock)
-        report.raw({f"{precision} {name}": values for name, values in seconds.items()})
-        rows += rows_of(args, precision, seconds)
+            steps[f"{precision} reference"] = reference_step(args, precision)
+    seconds = interleave(steps, args.rounds, args.warm_up, args.clock)
+    report.raw(seconds)
     report.say()
-    report.table(["precision", "trainer", "median s", "images/s", "TFLOP/s", "MFU", "ratio"], rows)
+    headings = ["step", "median s", "images/s", "TFLOP/s", "MFU", "x same precision", "x its train.py (fp32)"]
+    report.table(headings, [row_of(args, name, seconds) for name in seconds])
     report.say(
-        f"Batch {args.batch}; {args.clock} seconds a step, rounds interleaved; ratio: median of reference / ours."
+        f"Batch {args.batch}; {args.clock} seconds a step, rounds interleaved. x: reference / ours, median of rounds."
     )
     report.save()
 
@@ -64,22 +67,16 @@ def parse() -> Namespace:
     return parser.parse_args()
 
 
-def rows_of(args: Namespace, precision: str, seconds: dict[str, list[float]]) -> list[list[str]]:
-    """Return a table row for each trainer."""
-    from mindspeed_mm_dit.planning.model_size import train_flop
-    from mindspeed_mm_dit.planning.peaks import peak_tflops
-
-    flop = args.batch * train_flop(model_config(args).predictor)
+def row_of(args: Namespace, name: str, seconds: dict[str, list[float]]) -> list[str]:
+    """Return the table row of one kind of step."""
+    precision = name.split()[0]
+    median = statistics.median(seconds[name])
+    flop = args.batch * train_flop(model_config(args).predictor) / median
     peak = args.peak_tflops or peak_tflops(runtime.device_name(), precision)
-    rows = []
-    for name, values in seconds.items():
-        median = statistics.median(values)
-        mfu = f"{flop / median / 1e12 / peak:.1%}" if peak else "peak not known"
-        times = f"{ratio(seconds['ours'], values):.2f}" if "reference" in seconds else ""
-        rows.append(
-            [precision, name, f"{median:.4f}", f"{args.batch / median:.2f}", f"{flop / median / 1e12:.3f}", mfu, times]
-        )
-    return rows
+    peers = [seconds.get(f"{p} reference") if name.endswith("ours") else None for p in (precision, "fp32")]
+    ratios = [f"{ratio(seconds[name], peer):.2f}" if peer else "" for peer in peers]
+    mfu = f"{flop / 1e12 / peak:.1%}" if peak else "peak not known"
+    return [name, f"{median:.4f}", f"{args.batch / median:.2f}", f"{flop / 1e12:.3f}", mfu, *ratios]
 
 
 def model_config(args: Namespace) -> ModelConfig:
@@ -106,8 +103,6 @@ def batches(args: Namespace) -> Iterator[dict[str, np.ndarray]]:
 
 def our_step(args: Namespace, precision: str) -> Callable[[], Any]:
     """Return one step of our engine, as pretrain_dit.py takes it."""
-    from mindspeed_mm_dit.training.pytorch.engine import Engine
-
     config = model_config(args)
     composite.AE_MODEL_MAPPINGS["autoencoder_kl"] = LatentsOnly
     runtime.initialize(None, args.batch, args.batch)

@@ -28,6 +28,7 @@ OPS = {
     "tanh": "(x)",
     "sin": "(x)",
     "cos": "(x)",
+    "addcmul": "(x, y, z): x + y * z in one pass, with broadcasting",
     "clamp": "(x, min, max); either may be None",
     "where": "(condition, x, y); x and y tensors",
     "mean_per_sample": "(x): mean over every axis but the first -> (B,)",
