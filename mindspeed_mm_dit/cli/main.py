@@ -12,6 +12,7 @@ from mindspeed_mm_dit.errors import UserError
 
 COMMANDS = {
     "sample": "draw images from a trained model",
+    "plan": "say what a run will need: memory, largest micro-batch, traffic, time",
     "cache-latents": "encode a data set once, so that no training step has to",
     "parity": "compare this implementation with a file of reference values",
 }

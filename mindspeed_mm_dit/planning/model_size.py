@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from mindspeed_mm_dit.configs.model import DiTConfig
@@ -9,50 +10,64 @@ from mindspeed_mm_dit.configs.model import DiTConfig
 FREQUENCY_WIDTH = 256
 """Width of the sinusoidal timestep code that enters the timestep MLP."""
 
+Shape = tuple[int, ...]
+
 
 @dataclass(frozen=True)
-class Parameters:
-    """Parameters of a DiT by the part that holds them; FSDP gathers one block at a time."""
+class Shapes:
+    """Shapes of the parameters by the part that holds them; FSDP gathers one block at a time."""
 
-    positions: int
+    positions: tuple[Shape, ...]
     """Frozen position code: saved, not trained."""
-    embedders: int
-    """Patch, timestep and label embedders."""
-    block: int
+    ends: tuple[Shape, ...]
+    """Patch, timestep and label embedders, last modulated norm and linear layer."""
+    block: tuple[Shape, ...]
     """One transformer block."""
-    blocks: int
-    """All transformer blocks."""
-    final_layer: int
-    """Last modulated norm and linear layer."""
+    num_blocks: int
+    """How many there are."""
 
     @property
-    def total(self) -> int:
-        """All parameters, the frozen positions among them, as published counts have it."""
+    def trained(self) -> tuple[Shape, ...]:
+        """Every parameter with a gradient."""
+        return self.ends + self.block * self.num_blocks
+
+    @property
+    def all(self) -> tuple[Shape, ...]:
+        """Every parameter; published counts include the positions."""
         return self.positions + self.trained
 
-    @property
-    def trained(self) -> int:
-        """Parameters with a gradient."""
-        return self.embedders + self.blocks + self.final_layer
 
-
-def parameters(config: DiTConfig) -> Parameters:
-    """Count the parameters of every part."""
-    D, hidden = config.hidden_size, int(config.hidden_size * config.mlp_ratio)
-    patch = config.patch_size**2
-    block = _linear(D, 3 * D) + _linear(D, D) + _linear(D, hidden) + _linear(hidden, D) + _linear(D, 6 * D)
+def shapes(config: DiTConfig) -> Shapes:
+    """Return the shapes of all parameters, as the network declares them."""
+    D, P, hidden = config.hidden_size, config.patch_size, int(config.hidden_size * config.mlp_ratio)
     embedders = (
-        _linear(config.in_channels * patch, D) + _linear(FREQUENCY_WIDTH, D) + _linear(D, D) + config.num_embeddings * D
+        (D, config.in_channels, P, P),
+        (D,),
+        *_linear(FREQUENCY_WIDTH, D),
+        *_linear(D, D),
+        (config.num_embeddings, D),
     )
-    final_layer = _linear(D, patch * config.out_channels) + _linear(D, 2 * D)
-    return Parameters(config.num_tokens * D, embedders, block, block * config.num_layers, final_layer)
+    final_layer = (*_linear(D, P * P * config.out_channels), *_linear(D, 2 * D))
+    block = (
+        *_linear(D, 3 * D),
+        *_linear(D, D),
+        *_linear(D, hidden),
+        *_linear(hidden, D),
+        *_linear(D, 6 * D),
+    )
+    return Shapes(((1, config.num_tokens, D),), (*embedders, *final_layer), block, config.num_layers)
+
+
+def count(parameters: tuple[Shape, ...], shards: int = 1) -> int:
+    """Elements on the fullest of ``shards`` ranks: FSDP2 cuts the first axis into equal parts, rounded up."""
+    return sum(-(-shape[0] // shards) * math.prod(shape[1:]) for shape in parameters)
 
 
 def forward_multiply_adds(config: DiTConfig) -> int:
     """Multiply-adds of one image in one forward pass; elementwise work is left out, as published counts do."""
     D, N, hidden = config.hidden_size, config.num_tokens, int(config.hidden_size * config.mlp_ratio)
     patch = config.patch_size**2
-    block = N * (3 * D * D + D * D + 2 * D * hidden) + 2 * N * N * D + 6 * D * D
+    block = N * (4 * D * D + 2 * D * hidden) + 2 * N * N * D + 6 * D * D
     ends = N * patch * D * (config.in_channels + config.out_channels) + 2 * D * D
     return config.num_layers * block + ends + FREQUENCY_WIDTH * D + D * D
 
@@ -67,5 +82,5 @@ def recompute_flop(config: DiTConfig) -> int:
     return 2 * forward_multiply_adds(config)
 
 
-def _linear(inputs: int, outputs: int) -> int:
-    return inputs * outputs + outputs
+def _linear(inputs: int, outputs: int) -> tuple[Shape, Shape]:
+    return (outputs, inputs), (outputs,)
