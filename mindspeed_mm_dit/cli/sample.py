@@ -65,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="decides all noise (default 0)")
     parser.add_argument("--batch-size", type=int, default=64, metavar="N", help="images drawn together (default 64)")
+    parser.add_argument("--bf16", action="store_true", help="run the network's matrix products in bfloat16")
     parser.add_argument("--ai-framework", choices=("pytorch", "mindspore"), default="pytorch")
     parser.add_argument("--output", required=True, metavar="FILE", help=".npz for numbers, .png for a picture")
 
@@ -91,6 +92,7 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
         batch_size=_positive("--batch-size", args.batch_size),
         clip=args.clip,
+        bf16=args.bf16,
     )
     model, config = load_model(args.checkpoint, args.model, use_ema=args.weights == "ema")
     check_labels(classes, config)

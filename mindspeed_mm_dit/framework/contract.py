@@ -58,6 +58,7 @@ RUNTIME = {
     "shapes": "(module) -> {name: shape} of its parameters",
     "to_runtime_device": "(module) -> the module on the device",
     "freeze": "(module, 'fp32' | 'bf16' = 'fp32') -> the module on the device in that precision, no longer trained",
+    "low_precision": "(bool) -> context in which, if true, matrix products run in bfloat16",
     "report_failure": "(error): leave the reason where the launcher looks for it",
     "versions": "() -> {package: version}",
 }
