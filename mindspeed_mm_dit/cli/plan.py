@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--node-size", type=int, default=8, metavar="N", help="devices of a node (default 8)")
     parser.add_argument("--latents", action="store_true", help="images come from a latent cache, not through the VAE")
     parser.add_argument("--link-gbps", type=float, metavar="G", help="gigabits a second a rank can send; adds times")
+    parser.add_argument("--node-link-gbps", type=float, metavar="G", help="the same inside a node (default: equal)")
     parser.add_argument("--peak-tflops", type=float, default=989.0, help="bf16 peak of a device (default 989, an H100)")
     parser.add_argument("--mfu", type=float, default=0.4, help="share of the peak that is reached (default 0.4)")
     parser.add_argument("--write-fsdp2", metavar="YAML", help="write the recommended fsdp2.yaml, with its reasons")
@@ -110,7 +111,7 @@ def print_fits(model: ModelConfig, request: Request) -> None:
 
 def print_traffic(model: ModelConfig, request: Request, chosen: Recommendation, args: argparse.Namespace) -> None:
     """Print bytes sent and, with --link-gbps, times."""
-    from mindspeed_mm_dit.planning.traffic import PAPER_BATCH, PAPER_STEPS, step_time, traffic
+    from mindspeed_mm_dit.planning.traffic import PAPER_BATCH, PAPER_STEPS, Links, step_time, traffic
 
     rounds = request.images_per_rank // chosen.micro_batch_size
     print(f"\n{'sent a step and rank':<24} {'in shards':>12} {'between copies':>15}", end="")
@@ -120,16 +121,17 @@ def print_traffic(model: ModelConfig, request: Request, chosen: Recommendation, 
         sent = traffic(model, layout, rounds)
         print(f"  {name:<22} {sent.within_shards / 1e9:9.3f} GB {sent.between_replicas / 1e9:12.3f} GB", end="")
         if args.link_gbps:
+            links = Links(args.link_gbps, args.node_link_gbps or args.link_gbps, request.node_size)
             images = chosen.micro_batch_size * rounds
-            took = step_time(model, layout, images, sent.total, args.peak_tflops * 1e12 * args.mfu, args.link_gbps)
-            steps = PAPER_STEPS * PAPER_BATCH / global_batch(request)
-            days = steps * took.overlapped / 86400
-            print(f" {took.overlapped * 1e3:14.1f} ms {took.in_turn * 1e3:6.1f} ms {days:6.1f} days", end="")
+            compute = step_time(model, layout, images, args.peak_tflops * 1e12 * args.mfu)
+            travel = links.seconds(layout, sent)
+            days = PAPER_STEPS * PAPER_BATCH / global_batch(request) * max(compute, travel) / 86400
+            print(f" {max(compute, travel) * 1e3:14.1f} ms {(compute + travel) * 1e3:6.1f} ms {days:6.1f} days", end="")
         print()
     if args.link_gbps:
         print(
-            f"  paper run: {PAPER_STEPS:,} steps of {PAPER_BATCH} images, overlapped; compute at {args.mfu:.0%} of "
-            f"{args.peak_tflops:g} TFLOP/s"
+            f"  overlapped: the longer of arithmetic and sending; in turn: their sum. Paper run: {PAPER_STEPS:,}\n"
+            f"  steps of {PAPER_BATCH} images, overlapped. Arithmetic at {args.mfu:.0%} of {args.peak_tflops:g} TFLOP/s."
         )
 
 

@@ -72,10 +72,14 @@ def fitting(model: ModelConfig, layout: Layout, request: Request) -> int:
 
 
 def candidates(request: Request) -> list[Layout]:
-    """Return the layouts to try, cheapest first."""
-    W = request.world_size
-    sizes = sorted({1, request.node_size if W % request.node_size == 0 else W, W})
-    plain = [Layout(W, size, "bf16", reshard_after_forward=reshard) for size in sizes for reshard in (False, True)]
+    """Return the layouts to try, cheapest first: in one node least sharding, across nodes one copy for each node."""
+    W, node = request.world_size, request.node_size
+    sizes = (1, W) if W <= node else (node, W) if W % node == 0 else (W,)
+    plain = [
+        Layout(W, size, "bf16", reshard_after_forward=reshard)
+        for size in dict.fromkeys(sizes)
+        for reshard in (False, True)
+    ]
     return plain + [dataclasses.replace(layout, recompute=True) for layout in plain if layout.reshard_after_forward]
 
 
@@ -116,6 +120,7 @@ def _recommendation(model: ModelConfig, layout: Layout, micro: int, request: Req
         f"{state:.1f} GiB of weights, gradients, moments and average fit beside the batch: nothing is gathered"
         if layout.shard_ranks == 1
         else f"{state:.1f} GiB of weights, gradients, moments and average become {kept:.1f} GiB on each rank"
+        + ("; only gradients of one shard cross between nodes" if layout.shard_ranks < layout.world_size else "")
     )
     recompute = (
         f"only {without} images fit with the activations kept; {micro} are wanted, for a third more arithmetic"

@@ -65,12 +65,25 @@ class StepTime:
         return self.compute + self.communication
 
 
-def step_time(
-    model: ModelConfig, layout: Layout, images_per_rank: int, sent_bytes: int, flop_per_second: float, link_gbps: float
-) -> StepTime:
-    """Return the time of a step with ``images_per_rank`` images, at ``flop_per_second`` reached, not peak.
+@dataclass(frozen=True)
+class Links:
+    """How fast a rank can send."""
 
-    link_gbps: 1e9 bits a second that a rank sends.
-    """
+    between_nodes_gbps: float
+    """1e9 bits a second to other nodes."""
+    within_node_gbps: float
+    """1e9 bits a second to the devices of its own node."""
+    node_size: int
+    """Devices of a node."""
+
+    def seconds(self, layout: Layout, sent: Traffic) -> float:
+        """Return the time of ``sent``: a ring is as fast as its slowest link."""
+        shards = self.within_node_gbps if layout.shard_ranks <= self.node_size else self.between_nodes_gbps
+        replicas = self.within_node_gbps if layout.world_size <= self.node_size else self.between_nodes_gbps
+        return 8e-9 * (sent.within_shards / shards + sent.between_replicas / replicas)
+
+
+def step_time(model: ModelConfig, layout: Layout, images_per_rank: int, flop_per_second: float) -> float:
+    """Return the seconds of arithmetic for ``images_per_rank`` images, at ``flop_per_second`` reached, not peak."""
     flop = train_flop(model.predictor) + (recompute_flop(model.predictor) if layout.recompute else 0)
-    return StepTime(images_per_rank * flop / flop_per_second, sent_bytes * 8 / (link_gbps * 1e9))
+    return images_per_rank * flop / flop_per_second

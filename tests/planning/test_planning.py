@@ -22,7 +22,7 @@ from mindspeed_mm_dit.planning.memory import Layout, activation_bytes, memory
 from mindspeed_mm_dit.planning.model_size import count, forward_multiply_adds, shapes
 from mindspeed_mm_dit.planning.peaks import peak_tflops, utilisation
 from mindspeed_mm_dit.planning.recommend import Request, recommend
-from mindspeed_mm_dit.planning.traffic import traffic
+from mindspeed_mm_dit.planning.traffic import Links, Traffic, step_time, traffic
 from tests.conftest import ROOT
 
 GIB = 2**30
@@ -89,7 +89,7 @@ def bytes_kept(model, precision, recompute, batch=2):
     diffusion = GaussianDiffusion.from_config(model.diffusion)
     x, noise = torch.randn(2, batch, *model.latent_shape)
     t, y = torch.randint(model.predictor.num_classes, (2, batch))
-    kept: dict[int, int] = {}
+    kept: dict[int, int] = {}  # by storage
 
     def pack(tensor):
         storage = tensor.untyped_storage()
@@ -99,7 +99,7 @@ def bytes_kept(model, precision, recompute, batch=2):
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         noised = diffusion.q_sample(x, t, noise)
-        loss = diffusion.training_losses(network(noised, t, y).float(), x, noised, t, noise).loss.mean()
+        loss = diffusion.loss(network(noised, t, y).float(), x, noised, t, noise).mean()
     total = sum(kept.values())
     del loss
     return total / batch
@@ -147,6 +147,17 @@ def test_traffic_follows_the_ring():
     assert hybrid.between_replicas == round(2 * 7 / 8 * 4 * trained / 8)
 
 
+def test_times_follow_the_links():
+    sent = Traffic(within_shards=10**9, between_replicas=10**8)
+    links = Links(between_nodes_gbps=100, within_node_gbps=1000, node_size=8)
+    assert links.seconds(Layout(8, 8), sent) == pytest.approx(8 * 1.1e9 / 1e12)
+    assert links.seconds(Layout(64, 8), sent) == pytest.approx(8 * (1e9 / 1e12 + 1e8 / 1e11))
+    assert links.seconds(Layout(64, 64), sent) == pytest.approx(8 * 1.1e9 / 1e11)
+    kept, again = (step_time(model_of(), Layout(recompute=r), 256, 0.5e15) for r in (False, True))
+    assert kept == pytest.approx(0.364, abs=1e-3)
+    assert again == pytest.approx(kept * 4 / 3)
+
+
 def test_sharding_and_recompute_come_only_when_they_are_needed():
     model = model_of()
 
@@ -157,6 +168,7 @@ def test_sharding_and_recompute_come_only_when_they_are_needed():
     assert not layout(80).recompute
     assert layout(16).shard_ranks == 8
     assert layout(8, images=64).recompute
+    assert layout(80, world_size=64, images=4).shard_ranks == 8  # most bytes stay within a node
 
 
 def test_the_written_yaml_is_read_back_and_names_real_modules(tmp_path, capsys):
