@@ -130,8 +130,9 @@ def print_traffic(model: ModelConfig, request: Request, chosen: Recommendation, 
         print()
     if args.link_gbps:
         print(
-            f"  overlapped: the longer of arithmetic and sending; in turn: their sum. Paper run: {PAPER_STEPS:,}\n"
-            f"  steps of {PAPER_BATCH} images, overlapped. Arithmetic at {args.mfu:.0%} of {args.peak_tflops:g} TFLOP/s."
+            f"  overlapped: the longer of arithmetic and sending; in turn: their sum. Paper run:\n"
+            f"  {PAPER_STEPS:,} steps of {PAPER_BATCH} images, overlapped. Arithmetic at {args.mfu:.0%} of "
+            f"{args.peak_tflops:g} TFLOP/s."
         )
 
 

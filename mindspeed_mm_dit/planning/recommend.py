@@ -74,7 +74,7 @@ def fitting(model: ModelConfig, layout: Layout, request: Request) -> int:
 def candidates(request: Request) -> list[Layout]:
     """Return the layouts to try, cheapest first: in one node least sharding, across nodes one copy for each node."""
     W, node = request.world_size, request.node_size
-    sizes = (1, W) if W <= node else (node, W) if W % node == 0 else (W,)
+    sizes = (1, W) if node >= W else (node, W) if W % node == 0 else (W,)
     plain = [
         Layout(W, size, "bf16", reshard_after_forward=reshard)
         for size in dict.fromkeys(sizes)
