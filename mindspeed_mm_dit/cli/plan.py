@@ -126,7 +126,7 @@ def print_traffic(model: ModelConfig, request: Request, chosen: Recommendation, 
             compute = step_time(model, layout, images, args.peak_tflops * 1e12 * args.mfu)
             travel = links.seconds(layout, sent)
             days = PAPER_STEPS * PAPER_BATCH / global_batch(request) * max(compute, travel) / 86400
-            print(f" {max(compute, travel) * 1e3:14.1f} ms {(compute + travel) * 1e3:6.1f} ms {days:6.1f} days", end="")
+            print(f" {max(compute, travel) * 1e3:14.1f} ms {(compute + travel) * 1e3:6.1f} ms {days:6.2f} days", end="")
         print()
     if args.link_gbps:
         print(

@@ -10,6 +10,8 @@ from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.planning.memory import Layout, memory
 
 GIB = 2**30
+BUSY_TOKENS = 4096
+"""Tokens of a micro-batch that keep a device busy; more of them save little time."""
 
 
 @dataclass(frozen=True)
@@ -41,29 +43,27 @@ class Recommendation:
 
 
 def recommend(model: ModelConfig, request: Request) -> Recommendation:
-    """Choose the cheapest layout that holds the wanted micro-batch: least sharding first, recompute last.
+    """Choose the cheapest layout whose micro-batch keeps a device busy: least sharding first, recompute last.
 
-    Raises ConfigError where not even one image fits.
+    Raises ConfigError where the wanted micro-batch, or a single image, does not fit.
     """
-    wanted = request.micro_batch_size or request.images_per_rank
-    for layout in candidates(request):
-        if fitting(model, layout, request) >= wanted:
-            return _recommendation(model, layout, wanted, request)
-    best = max(candidates(request), key=lambda layout: fitting(model, layout, request))
-    largest = fitting(model, best, request)
-    if largest == 0 or (request.micro_batch_size or 0) > largest:
-        raise ConfigError(
-            f"--device-memory-gib = {request.device_bytes / GIB:g} with --world-size {request.world_size}",
-            f"{wanted} images need {memory(model, best, request.online_vae).total(wanted) / GIB:.1f} GiB even sharded "
-            f"over {best.shard_ranks} ranks with recompute; {largest} fit",
-            "use more devices, a smaller --micro-batch-size, or offload_to_cpu",
-        )
-    # Less sharding and no recompute, if that costs no more than half the micro-batch.
-    for layout in candidates(request):
-        micro = _divisor_up_to(request.images_per_rank, fitting(model, layout, request))
-        if 2 * micro >= _divisor_up_to(request.images_per_rank, largest):
-            return _recommendation(model, layout, micro, request)
-    raise AssertionError("the best layout itself qualifies")
+    busy = min(request.images_per_rank, -(-BUSY_TOKENS // model.predictor.num_tokens))
+    layouts = candidates(request)
+    for enough in (request.micro_batch_size or busy, request.micro_batch_size or 1):
+        for layout in layouts:
+            largest = fitting(model, layout, request)
+            micro = request.micro_batch_size or _divisor_up_to(request.images_per_rank, largest)
+            if enough <= micro <= largest:
+                return _recommendation(model, layout, micro, request)
+    best = max(layouts, key=lambda layout: fitting(model, layout, request))
+    wanted = request.micro_batch_size or 1
+    need = memory(model, best, request.online_vae).total(wanted)
+    raise ConfigError(
+        f"--device-memory-gib = {request.device_bytes / GIB:g} with --world-size {request.world_size}",
+        f"{wanted} image(s) need {need / GIB:.1f} GiB even sharded over {best.shard_ranks} ranks "
+        f"with recompute; {fitting(model, best, request)} fit",
+        "use more devices, a smaller --micro-batch-size, or offload_to_cpu",
+    )
 
 
 def fitting(model: ModelConfig, layout: Layout, request: Request) -> int:
@@ -123,7 +123,7 @@ def _recommendation(model: ModelConfig, layout: Layout, micro: int, request: Req
         + ("; only gradients of one shard cross between nodes" if layout.shard_ranks < layout.world_size else "")
     )
     recompute = (
-        f"only {without} images fit with the activations kept; {micro} are wanted, for a third more arithmetic"
+        f"{without} images fit with the activations kept, {micro} without, for a third more arithmetic"
         if layout.recompute
         else f"the activations of {micro} images fit: {micro * plan.activations_per_image / GIB:.1f} of {limit:g} GiB"
     )

@@ -167,7 +167,7 @@ def test_sharding_and_recompute_come_only_when_they_are_needed():
     assert layout(80).shard_ranks == 1
     assert not layout(80).recompute
     assert layout(16).shard_ranks == 8
-    assert layout(8, images=64).recompute
+    assert layout(6, images=64).recompute
     assert layout(80, world_size=64, images=4).shard_ranks == 8  # most bytes stay within a node
 
 
