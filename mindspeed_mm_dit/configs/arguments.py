@@ -177,12 +177,25 @@ def dit_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     group.add_argument(
         "--pynative", action="store_true", help="MindSpore: run operator by operator instead of compiling the step"
     )
+    group.add_argument(
+        "--torch-compile",
+        action="store_true",
+        help="compile the transformer blocks (PyTorch): faster steps after a minute or so of compiling",
+    )
+    group.add_argument(
+        "--peak-tflops",
+        type=_positive_float,
+        metavar="TFLOPS",
+        help="peak of one device, for the MFU in TensorBoard and the progress bar; default: from a table, if known",
+    )
     group.add_argument("--keep-last", type=_positive_int, default=2, metavar="N", help="checkpoints to keep")
     group.add_argument("--no-async-save", action="store_true", help="write checkpoints in the training thread")
     group.add_argument(
         "--report", action="store_true", help="at the end draw loss.png and samples.png beside the checkpoint folder"
     )
-    group.add_argument("--report-sampler", default="ddim", choices=("ddpm", "ddim"), help="sampler of the report")
+    group.add_argument(
+        "--report-sampler", default="ddim", choices=("ddpm", "ddim", "dpm++"), help="sampler of the report"
+    )
     group.add_argument("--report-steps", type=_positive_int, default=50, help="sampling steps of the report")
     group.add_argument("--report-cfg-scale", type=float, default=2.0, help="guidance scale of the report")
     return parser

@@ -13,9 +13,9 @@ from mindspeed_mm_dit.framework.mindspore import runtime
 from mindspeed_mm_dit.framework.mindspore.runtime import ON_CPU
 
 __all__ = [
-    "attention", "cast_like", "cat", "chunk", "clamp", "cos", "exp", "log", "mean_per_sample", "no_grad", "numpy",
-    "pad", "permute", "reshape", "sin", "stop_gradient", "take", "tanh", "tensor", "to_float32", "upsample_nearest_2x",
-    "where",
+    "addcmul", "attention", "cast_like", "cat", "chunk", "clamp", "cos", "exp", "log", "mean_per_sample", "no_grad",
+    "numpy", "pad", "permute", "reshape", "sin", "stop_gradient", "take", "tanh", "tensor", "to_float32",
+    "upsample_nearest_2x", "where",
 ]  # fmt: skip
 
 
@@ -37,6 +37,11 @@ def log(x: Tensor) -> Tensor:
 def tanh(x: Tensor) -> Tensor:
     """Hyperbolic tangent of ``x``."""
     return msops.tanh(_exact(x)).astype(x.dtype)
+
+
+def addcmul(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    """``x + y * z``; the graph compiler fuses it."""
+    return x + y * z
 
 
 def clamp(x: Tensor, min: float | None = None, max: float | None = None) -> Tensor:

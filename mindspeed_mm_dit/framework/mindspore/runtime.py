@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 from collections.abc import Mapping
@@ -139,6 +140,13 @@ def shapes(module: mindspore.nn.Cell) -> dict[str, tuple[int, ...]]:
 def to_runtime_device(module: mindspore.nn.Cell) -> mindspore.nn.Cell:
     """Return ``module``: MindSpore puts tensors on the device when an operator reads them."""
     return module
+
+
+def low_precision(bf16: bool) -> contextlib.AbstractContextManager[None]:
+    """Return a context that changes nothing; raises PlatformError where ``bf16`` is asked for."""
+    if bf16:
+        raise PlatformError("--bf16", "sampling in bfloat16 is not offered on MindSpore", "leave the flag out")
+    return contextlib.nullcontext()
 
 
 def report_failure(error: BaseException) -> None:

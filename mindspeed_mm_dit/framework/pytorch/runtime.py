@@ -166,6 +166,11 @@ def to_runtime_device(model: torch.nn.Module) -> torch.nn.Module:
     return model.to(device())
 
 
+def low_precision(bf16: bool) -> torch.autocast:
+    """Return a context in which, if ``bf16``, matrix products run in bfloat16."""
+    return torch.autocast(device_type(), torch.bfloat16, enabled=bf16)
+
+
 def report_failure(error: BaseException) -> None:
     """Leave ``error`` where torchrun looks for it, so that its summary names the reason."""
     if "TORCHELASTIC_ERROR_FILE" in os.environ:
