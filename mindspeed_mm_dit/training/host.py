@@ -34,9 +34,10 @@ def choose_host(argv: Sequence[str]) -> ModuleType:
             "install MindSpeed-MM (it is not on PyPI), or leave --host out",
         )
     if wanted.host != "standalone" and not missing:
-        raise PlatformError(
-            "--host = mindspeed-mm", "this version trains in the standalone host only", "pass --host standalone"
-        )
+        activate("pytorch")  # with --ai-framework mindspore too: the host makes `torch` be MSAdapter
+        from mindspeed_mm_dit.training.mindspeed_mm.attach import attach
+
+        return attach(argv)
     activate(wanted.ai_framework)
     from mindspeed_mm_dit.training import standalone
 

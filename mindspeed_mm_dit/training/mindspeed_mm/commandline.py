@@ -1,0 +1,53 @@
+"""The command line of a run in the host: what our scripts may leave out is added, what it would misread is said.
+
+The host reads ``sys.argv`` itself, so that is where this happens.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+ALWAYS = ("--no-gradient-accumulation-fusion", "--untie-embeddings-and-output-weights")
+"""What Megatron asks of a model without a vocabulary and without its fused kernels."""
+
+OUR_DEFAULTS = {"--log-interval": "1"}
+"""Megatron's flags whose default differs in the standalone host."""
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Read the flags that are checked before the host reads all of them."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for flag in ("--mm-model", "--mm-data", "--mm-tool", "--fsdp2-config-path", "--ckpt-format", "--save", "--load"):
+        parser.add_argument(flag)
+    parser.add_argument("--ai-framework", default="pytorch")
+    for flag in ("--micro-batch-size", "--global-batch-size"):
+        parser.add_argument(flag, type=int)
+    parser.add_argument("--seed", type=int, default=1234)
+    for flag in ("--use-torch-fsdp2", "--bf16", "--fp16", "--use-distributed-optimizer", "--no-async-save"):
+        parser.add_argument(flag, action="store_true")
+    parser.add_argument("--keep-last", type=int)
+    return parser.parse_known_args(list(argv))[0]
+
+
+def wants_mindspore(argv: Sequence[str]) -> bool:
+    """Return whether the host is to compute on MindSpore (``torch`` is MSAdapter then)."""
+    return bool(parse(argv).ai_framework == "mindspore")
+
+
+def complete(argv: Sequence[str]) -> list[str]:
+    """Return ``argv`` for the host, so that one train.args serves both hosts.
+
+    Added unless given: flags every DiT run needs there, and defaults of ours. With FSDP2, ``--bf16`` is left
+    out: the host would keep the weights themselves in bfloat16, while ``param_dtype: bf16`` of fsdp2.yaml
+    computes in it and keeps float32 weights, as the flag means here.
+    """
+    flags = parse(argv)
+    added = [flag for flag in ALWAYS if flag not in argv]
+    for flag, value in OUR_DEFAULTS.items():
+        if flag not in argv:
+            added += [flag, value]
+    if flags.ckpt_format is None:
+        added += ["--ckpt-format", "torch_dcp" if flags.use_torch_fsdp2 else "torch"]
+    kept = [word for word in argv if not (word == "--bf16" and flags.use_torch_fsdp2)]
+    return [*kept, *added]

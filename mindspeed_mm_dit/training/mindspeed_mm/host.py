@@ -1,0 +1,73 @@
+"""MindSpeed-MM as pretrain_dit.py sees it: the names of ``training.standalone``, answered by the real host."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from typing import Any
+
+from megatron.core.enums import ModelType
+from megatron.training import get_args as get_host_args
+from megatron.training import print_rank_0
+from megatron.training.utils import average_losses_across_data_parallel_group
+from mindspeed_mm.configs.config import mm_extra_args_provider
+from mindspeed_mm.training import pretrain as pretrain_in_host
+
+from mindspeed_mm_dit.training.mindspeed_mm.commandline import parse
+from mindspeed_mm_dit.training.mindspeed_mm.composite import HostedDiT, set_initial_weights
+from mindspeed_mm_dit.training.mindspeed_mm.preflight import read_configs
+from mindspeed_mm_dit.training.preflight import MultiModalArguments
+
+NAME = "MindSpeed-MM"
+
+_mm: MultiModalArguments | None = None
+
+
+def get_args() -> Namespace:
+    """Return the host's flags as they stand now, with our checked configs as ``args.mm``."""
+    global _mm
+    if _mm is None:
+        _mm = read_configs(parse(sys.argv[1:]))
+    return Namespace(**{**vars(get_host_args()), "mm": _mm})
+
+
+def pretrain(
+    train_valid_test_dataset_provider: Callable[[Any], tuple[Any, Any, Any]],
+    model_provider: Callable[..., Any],
+    model_type: ModelType,
+    forward_step_func: Callable[..., Any],
+    process_non_loss_data_func: Callable[..., Any] | None = None,
+    extra_args_provider: Callable[[ArgumentParser], ArgumentParser] | None = None,
+    args_defaults: dict[str, Any] | None = None,
+) -> None:
+    """Train in MindSpeed-MM's ``pretrain``; the arguments are its own."""
+
+    def provide_model(*args: Any, **kwargs: Any) -> HostedDiT:
+        model = model_provider(*args, **kwargs)
+        set_initial_weights(model.predictor, get_host_args().seed)
+        return HostedDiT(model, dict)
+
+    def add_flags(parser: ArgumentParser) -> ArgumentParser:
+        parser = mm_extra_args_provider(parser)
+        return extra_args_provider(parser) if extra_args_provider else parser
+
+    pretrain_in_host(
+        train_valid_test_dataset_provider,
+        provide_model,
+        model_type,
+        forward_step_func,
+        process_non_loss_data_func,
+        extra_args_provider=add_flags,
+        args_defaults=args_defaults,
+    )
+
+
+__all__ = [
+    "NAME",
+    "ModelType",
+    "average_losses_across_data_parallel_group",
+    "get_args",
+    "pretrain",
+    "print_rank_0",
+]
