@@ -11,8 +11,11 @@ from collections.abc import Sequence
 ALWAYS = ("--no-gradient-accumulation-fusion", "--untie-embeddings-and-output-weights")
 """What Megatron asks of a model without a vocabulary and without its fused kernels."""
 
-OUR_DEFAULTS = {"--log-interval": "1"}
-"""Megatron's flags whose default differs in the standalone host."""
+OVERRIDE, KEEP = "--override-opt_param-scheduler", "--use-checkpoint-opt_param-scheduler"
+"""On a resume the flags, or the checkpoint, say what the learning rate schedule is; here the flags do."""
+
+OUR_DEFAULTS = {"--log-interval": "1", "--weight-decay-exclude-modules": ".bias"}
+"""The host's flags whose default differs from what the standalone host does."""
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -21,7 +24,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     for flag in ("--mm-model", "--mm-data", "--mm-tool", "--fsdp2-config-path", "--ckpt-format", "--save", "--load"):
         parser.add_argument(flag)
     parser.add_argument("--ai-framework", default="pytorch")
-    for flag in ("--micro-batch-size", "--global-batch-size"):
+    for flag in ("--micro-batch-size", "--global-batch-size", "--train-iters", "--save-interval", "--eval-interval"):
         parser.add_argument(flag, type=int)
     parser.add_argument("--seed", type=int, default=1234)
     for flag in ("--use-torch-fsdp2", "--bf16", "--fp16", "--use-distributed-optimizer", "--no-async-save"):
@@ -47,6 +50,12 @@ def complete(argv: Sequence[str]) -> list[str]:
     for flag, value in OUR_DEFAULTS.items():
         if flag not in argv:
             added += [flag, value]
+    if not {OVERRIDE, KEEP} & set(argv):
+        added.append(OVERRIDE)
+    if flags.save is not None and flags.save_interval is None and flags.train_iters is not None:
+        added += ["--save-interval", str(flags.train_iters)]  # at the end only
+    if "--eval-iters" not in argv:
+        added += ["--eval-iters", "0" if flags.eval_interval is None else "10"]
     if flags.ckpt_format is None:
         added += ["--ckpt-format", "torch_dcp" if flags.use_torch_fsdp2 else "torch"]
     kept = [word for word in argv if not (word == "--bf16" and flags.use_torch_fsdp2)]

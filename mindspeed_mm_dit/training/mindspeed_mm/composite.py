@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
-import torch
 from megatron.training import get_args
 from megatron.training.arguments import core_transformer_config_from_args
 from mindspeed_mm.models.common.module import MultiModalModule
@@ -16,6 +16,10 @@ from mindspeed_mm_dit.checkpoint.weights import check_names
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.init import initial_weights
+from mindspeed_mm_dit.models.positions import sincos_positions_2d
+from mindspeed_mm_dit.models.registry import AE_MODEL_MAPPINGS
+
+_register_parameter = nn.Module.register_parameter  # before the host replaces it while it builds a model
 
 EMA = "ema."
 """Prefix of the moving average among the tensors of a saved model."""
@@ -33,6 +37,9 @@ class HostedDiT(DiTModel, MultiModalModule, FSDP2Mixin):
         MultiModalModule.__init__(self, core_transformer_config_from_args(get_args()))
         self.ae, self.diffusion, self.predictor = model.ae, model.diffusion, model.predictor
         self._averages = averages
+        self._constants = {name: buffer.clone() for name, buffer in self.predictor.named_buffers()}
+        self.loaded_averages: dict[str, Tensor] = {}
+        """Averages that came with the model's own tensors (--ckpt-format torch)."""
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Return the predictor's tensors under the names of the published checkpoints."""
@@ -50,6 +57,7 @@ class HostedDiT(DiTModel, MultiModalModule, FSDP2Mixin):
             CheckpointError: the checkpoint is of another architecture; the tensors are named.
         """
         weights = {name: value for name, value in state_dict.items() if not name.startswith(EMA)}
+        self.loaded_averages = {n[len(EMA) :]: value for n, value in state_dict.items() if n.startswith(EMA)}
         wanted = {name: tuple(value.shape) for name, value in self.predictor.state_dict().items()}
         check_names(wanted, {name: tuple(value.shape) for name, value in weights.items()}, "--load")
         return self.predictor.load_state_dict(weights, strict, assign)
@@ -58,8 +66,14 @@ class HostedDiT(DiTModel, MultiModalModule, FSDP2Mixin):
         """Leave the weights to :meth:`post_meta_init` (the host would draw all of them at random)."""
 
     def post_meta_init(self) -> None:
-        """Fill a model that was built without memory: weights, positions and constants."""
+        """Fill a model that was built without memory: weights, frozen positions and constants."""
         set_initial_weights(self.predictor, get_args().seed)
+        config = self.predictor.config
+        positions = sincos_positions_2d(config.hidden_size, config.input_size // config.patch_size)
+        runtime.load_arrays(self.predictor, {"pos_embed": positions[None]})
+        buffers = dict(self.predictor.named_buffers())
+        for name, value in self._constants.items():
+            buffers[name].copy_(value)
 
 
 def set_initial_weights(predictor: nn.Module, seed: int) -> None:
@@ -69,4 +83,26 @@ def set_initial_weights(predictor: nn.Module, seed: int) -> None:
     runtime.load_arrays(predictor, initial_weights(shapes, seed))
 
 
-__all__ = ["EMA", "HostedDiT", "set_initial_weights", "torch"]
+@contextmanager
+def real_memory() -> Iterator[None]:
+    """Undo --init-model-with-meta-device for modules that are loaded rather than initialised."""
+    patched = nn.Module.register_parameter
+    nn.Module.register_parameter = _register_parameter
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = patched
+
+
+def load_autoencoders_in_real_memory() -> None:
+    """Let every autoencoder of a model.json load its weights even while the host builds without memory."""
+    for model_id, build in AE_MODEL_MAPPINGS.items():
+        AE_MODEL_MAPPINGS[model_id] = _in_real_memory(build)
+
+
+def _in_real_memory(build: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def load(config: Any) -> Any:
+        with real_memory():
+            return build(config)
+
+    return load

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from megatron.core.enums import ModelType
@@ -15,8 +16,14 @@ from mindspeed_mm.configs.config import mm_extra_args_provider
 from mindspeed_mm.training import pretrain as pretrain_in_host
 
 from mindspeed_mm_dit.training.mindspeed_mm.commandline import parse
-from mindspeed_mm_dit.training.mindspeed_mm.composite import HostedDiT, set_initial_weights
+from mindspeed_mm_dit.training.mindspeed_mm.composite import (
+    HostedDiT,
+    load_autoencoders_in_real_memory,
+    set_initial_weights,
+)
+from mindspeed_mm_dit.training.mindspeed_mm.facts import note_facts
 from mindspeed_mm_dit.training.mindspeed_mm.preflight import read_configs
+from mindspeed_mm_dit.training.mindspeed_mm.state import RunState
 from mindspeed_mm_dit.training.preflight import MultiModalArguments
 
 NAME = "MindSpeed-MM"
@@ -42,25 +49,49 @@ def pretrain(
     args_defaults: dict[str, Any] | None = None,
 ) -> None:
     """Train in MindSpeed-MM's ``pretrain``; the arguments are its own."""
+    state = RunState()
+    hosted: list[HostedDiT] = []
 
     def provide_model(*args: Any, **kwargs: Any) -> HostedDiT:
         model = model_provider(*args, **kwargs)
-        set_initial_weights(model.predictor, get_host_args().seed)
-        return HostedDiT(model, dict)
+        if not get_host_args().init_model_with_meta_device:
+            set_initial_weights(model.predictor, get_host_args().seed)
+        hosted[:] = [HostedDiT(model, state.averages)]
+        return hosted[0]
+
+    def provide_data(num_samples: Any) -> tuple[Any, Any, Any]:
+        state.start(hosted[0], get_host_args())  # the model is sharded and loaded by now
+        train, valid, test = train_valid_test_dataset_provider(num_samples)
+        return train, validation_forever(valid, get_host_args()), test
+
+    def forward_step(batches: Any, model: Any) -> Any:
+        state.averages()
+        return forward_step_func(batches, model)
 
     def add_flags(parser: ArgumentParser) -> ArgumentParser:
         parser = mm_extra_args_provider(parser)
         return extra_args_provider(parser) if extra_args_provider else parser
 
+    provide_data.is_distributed = True  # type: ignore[attr-defined]
+    load_autoencoders_in_real_memory()
     pretrain_in_host(
-        train_valid_test_dataset_provider,
+        provide_data,
         provide_model,
         model_type,
-        forward_step_func,
+        forward_step,
         process_non_loss_data_func,
         extra_args_provider=add_flags,
         args_defaults=args_defaults,
     )
+    note_facts(get_args())
+
+
+def validation_forever(batches: Iterable[Any] | None, args: Namespace) -> Iterator[Any] | None:
+    """Return an endless stream in which every validation starts with the same first batch."""
+    if batches is None:
+        return None
+    each = args.eval_iters * (args.global_batch_size // args.micro_batch_size // args.data_parallel_size)
+    return itertools.chain.from_iterable(itertools.islice(batches, each) for _ in itertools.count())
 
 
 __all__ = [
