@@ -8,8 +8,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-ALWAYS = ("--no-gradient-accumulation-fusion", "--untie-embeddings-and-output-weights")
-"""What Megatron asks of a model without a vocabulary and without its fused kernels."""
+ALWAYS = ("--no-gradient-accumulation-fusion", "--untie-embeddings-and-output-weights", "--no-load-rng")
+"""What Megatron asks of a model without a vocabulary and without its fused kernels. Nothing here draws from the
+generators Megatron saves, and a checkpoint of the standalone host has none."""
 
 OVERRIDE, KEEP = "--override-opt_param-scheduler", "--use-checkpoint-opt_param-scheduler"
 """On a resume the flags, or the checkpoint, say what the learning rate schedule is; here the flags do."""

@@ -67,13 +67,7 @@ class HostedDiT(DiTModel, MultiModalModule, FSDP2Mixin):
 
     def post_meta_init(self) -> None:
         """Fill a model that was built without memory: weights, frozen positions and constants."""
-        set_initial_weights(self.predictor, get_args().seed)
-        config = self.predictor.config
-        positions = sincos_positions_2d(config.hidden_size, config.input_size // config.patch_size)
-        runtime.load_arrays(self.predictor, {"pos_embed": positions[None]})
-        buffers = dict(self.predictor.named_buffers())
-        for name, value in self._constants.items():
-            buffers[name].copy_(value)
+        fill_from_seed(self.predictor, self._constants, get_args().seed)
 
 
 def set_initial_weights(predictor: nn.Module, seed: int) -> None:
@@ -81,6 +75,17 @@ def set_initial_weights(predictor: nn.Module, seed: int) -> None:
     parameters = predictor.state_dict(keep_vars=True)
     shapes = {name: tuple(p.shape) for name, p in parameters.items() if p.requires_grad}
     runtime.load_arrays(predictor, initial_weights(shapes, seed))
+
+
+def fill_from_seed(predictor: nn.Module, constants: Mapping[str, Tensor], seed: int) -> None:
+    """Fill every tensor of a DiT: trained weights from the seed, frozen positions, and its ``constants``."""
+    set_initial_weights(predictor, seed)
+    config = predictor.config
+    positions = sincos_positions_2d(config.hidden_size, config.input_size // config.patch_size)
+    runtime.load_arrays(predictor, {"pos_embed": positions[None]})
+    buffers = dict(predictor.named_buffers())
+    for name, value in constants.items():
+        buffers[name].copy_(value)
 
 
 @contextmanager
