@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+import torch
 from megatron.training import get_args
 from megatron.training.arguments import core_transformer_config_from_args
 from mindspeed_mm.models.common.module import MultiModalModule
@@ -13,7 +15,6 @@ from mindspeed_mm.models.transformers.base_model import FSDP2Mixin
 from torch import Tensor, nn
 
 from mindspeed_mm_dit.checkpoint.weights import check_names
-from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.positions import sincos_positions_2d
@@ -72,9 +73,31 @@ class HostedDiT(DiTModel, MultiModalModule, FSDP2Mixin):
 
 def set_initial_weights(predictor: nn.Module, seed: int) -> None:
     """Set the trained weights of a predictor from the seed, sharded or not."""
-    parameters = predictor.state_dict(keep_vars=True)
-    shapes = {name: tuple(p.shape) for name, p in parameters.items() if p.requires_grad}
-    runtime.load_arrays(predictor, initial_weights(shapes, seed))
+    shapes = {name: tuple(p.shape) for name, p in _parameters(predictor).items() if p.requires_grad}
+    _load_arrays(predictor, initial_weights(shapes, seed))
+
+
+def _parameters(predictor: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters by their names in a checkpoint (recompute wrappers change those of modules)."""
+    return dict(predictor.state_dict(keep_vars=True))
+
+
+def _load_arrays(predictor: nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write ``arrays`` into parameters; into a sharded one each rank writes its own part."""
+    parameters = _parameters(predictor)
+    with torch.no_grad():
+        for name, array in arrays.items():
+            target, value = parameters[name], torch.as_tensor(array)
+            if hasattr(target, "device_mesh"):
+                value = _own_part(value, target)
+                target = target.to_local()
+            target.copy_(value)
+
+
+def _own_part(value: Tensor, sharded: Any) -> Tensor:
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(value, sharded.device_mesh, sharded.placements, src_data_rank=None).to_local()
 
 
 def fill_from_seed(predictor: nn.Module, constants: Mapping[str, Tensor], seed: int) -> None:
@@ -82,7 +105,7 @@ def fill_from_seed(predictor: nn.Module, constants: Mapping[str, Tensor], seed: 
     set_initial_weights(predictor, seed)
     config = predictor.config
     positions = sincos_positions_2d(config.hidden_size, config.input_size // config.patch_size)
-    runtime.load_arrays(predictor, {"pos_embed": positions[None]})
+    _load_arrays(predictor, {"pos_embed": positions[None]})
     buffers = dict(predictor.named_buffers())
     for name, value in constants.items():
         buffers[name].copy_(value)
