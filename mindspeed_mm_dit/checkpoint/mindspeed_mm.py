@@ -1,11 +1,11 @@
 """What MindSpeed-MM calls the tensors of a checkpoint, and what it wants to find in one. No framework.
 
-    here                              there
-    model.<name>                      model.<name>
-    ema.<name>                        model.ema.<name>
-    optimizer.state.<name>.exp_avg    optimizer.state.<number>.exp_avg     (exp_avg_sq likewise)
-    optimizer.state.<name>.step       optimizer.param_groups.<group>.step, or optimizer.state.<number>.step
-    -                                 args, iteration, opt_param_scheduler.*, ... (pickled)
+here                              there
+model.<name>                      model.<name>
+ema.<name>                        model.ema.<name>
+optimizer.state.<name>.exp_avg    optimizer.state.<number>.exp_avg     (exp_avg_sq likewise)
+optimizer.state.<name>.step       optimizer.param_groups.<group>.step, or optimizer.state.<number>.step
+-                                 args, iteration, opt_param_scheduler.*, ... (pickled)
 """
 
 from __future__ import annotations

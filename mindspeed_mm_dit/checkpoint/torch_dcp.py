@@ -100,6 +100,7 @@ class Writer:
 
 def _snapshot(state: State) -> State:
     """Copy tensors that live in CPU memory, which DCP's staging would hand on as they are."""
+
     def copied(value: Any) -> Any:
         if isinstance(value, dict):
             return _snapshot(value)

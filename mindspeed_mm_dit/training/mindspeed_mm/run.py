@@ -1,6 +1,6 @@
 """Run an entry script of MindSpeed-MM, unmodified, with our models registered.
 
-    torchrun ... -m mindspeed_mm_dit.training.mindspeed_mm.run path/to/pretrain_sora.py --mm-model ...
+torchrun ... -m mindspeed_mm_dit.training.mindspeed_mm.run path/to/pretrain_sora.py --mm-model ...
 """
 
 from __future__ import annotations

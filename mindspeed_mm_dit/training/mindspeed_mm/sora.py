@@ -40,7 +40,7 @@ class SoRADiT(DiT):
         if not self.pos_embed.is_meta:
             fill_from_seed(self, self._constants, get_args().seed)
 
-    def forward(self, x: Tensor, timestep: Tensor, prompt: Tensor, **_: Any) -> Tensor:
+    def forward(self, x: Tensor, timestep: Tensor, prompt: Tensor, **_: Any) -> Tensor:  # type: ignore[override]
         """Predict at (x, timestep) for the class labels ``prompt`` (B,); masks and shapes mean nothing to a DiT."""
         return super().forward(x, timestep, prompt.reshape(-1)).float()
 
