@@ -8,9 +8,11 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
+from mindspeed_mm_dit import __version__
 from mindspeed_mm_dit.errors import PlatformError, UserError
 from mindspeed_mm_dit.training.mindspeed_mm.commandline import complete, wants_mindspore
-from mindspeed_mm_dit.training.mindspeed_mm.preflight import check_before_import
+from mindspeed_mm_dit.training.mindspeed_mm.contract import version_warnings, where
+from mindspeed_mm_dit.training.mindspeed_mm.preflight import check_before_import, spelled_out
 
 ROOM = "mindspeed_mm_dit.training.mindspeed_mm"
 
@@ -28,7 +30,7 @@ def attach(argv: Sequence[str]) -> ModuleType:
         PlatformError: the host is installed and broken; the cause is named.
     """
     check_before_import(argv)
-    sys.argv[1:] = complete(argv)
+    sys.argv[1:] = complete(spelled_out(argv))
     for name, value in ONE_PROCESS.items():
         os.environ.setdefault(name, value)
     for name in import_order(wants_mindspore(argv)):
@@ -43,7 +45,15 @@ def attach(argv: Sequence[str]) -> ModuleType:
                 "repair the installation (docs/mindspeed_mm.md lists versions that go together), "
                 "or pass --host standalone",
             ) from error
+    _announce()
     return sys.modules[f"{ROOM}.host"]
+
+
+def _announce() -> None:
+    if os.environ["RANK"] == "0":
+        print(f"mindspeed_mm_dit {__version__}, host: MindSpeed-MM in {where('mindspeed_mm')}", flush=True)
+        for line in version_warnings():
+            print(line, file=sys.stderr)
 
 
 def import_order(mindspore: bool) -> tuple[str, ...]:

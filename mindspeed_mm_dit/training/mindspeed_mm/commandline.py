@@ -42,9 +42,9 @@ def wants_mindspore(argv: Sequence[str]) -> bool:
 def complete(argv: Sequence[str]) -> list[str]:
     """Return ``argv`` for the host, so that one train.args serves both hosts.
 
-    Added unless given: flags every DiT run needs there, and defaults of ours. With FSDP2, ``--bf16`` is left
-    out: the host would keep the weights themselves in bfloat16, while ``param_dtype: bf16`` of fsdp2.yaml
-    computes in it and keeps float32 weights, as the flag means here.
+    Added unless given: flags every DiT run needs there, and defaults of ours. Left out: with FSDP2 ``--bf16``
+    (the host would keep the weights themselves in bfloat16, while ``param_dtype: bf16`` of fsdp2.yaml computes
+    in it and keeps float32 weights, as the flag means here), and without FSDP2 the path of fsdp2.yaml.
     """
     flags = parse(argv)
     added = [flag for flag in ALWAYS if flag not in argv]
@@ -59,5 +59,18 @@ def complete(argv: Sequence[str]) -> list[str]:
         added += ["--eval-iters", "0" if flags.eval_interval is None else "10"]
     if flags.ckpt_format is None:
         added += ["--ckpt-format", "torch_dcp" if flags.use_torch_fsdp2 else "torch"]
-    kept = [word for word in argv if not (word == "--bf16" and flags.use_torch_fsdp2)]
-    return [*kept, *added]
+    return [*_without(argv, "--bf16" if flags.use_torch_fsdp2 else "--fsdp2-config-path"), *added]
+
+
+def _without(argv: Sequence[str], flag: str) -> list[str]:
+    """Drop ``flag`` and, if it is one, the value after it."""
+    kept, skip = [], False
+    for word in argv:
+        if word == flag:
+            skip = True
+        elif skip and not word.startswith("--"):
+            skip = False
+        elif not word.startswith(f"{flag}="):
+            kept.append(word)
+            skip = False
+    return kept

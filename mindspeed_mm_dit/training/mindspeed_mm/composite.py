@@ -63,6 +63,13 @@ class HostedDiT(DiTModel, MultiModalModule, FSDP2Mixin):
         check_names(wanted, {name: tuple(value.shape) for name, value in weights.items()}, "--load")
         return self.predictor.load_state_dict(weights, strict, assign)
 
+    def restore_constants(self) -> None:
+        """Give the constants their float32 values back: Megatron's --bf16 casts them with the weights."""
+        for name, value in self._constants.items():
+            owner, _, leaf = name.rpartition(".")
+            module = self.predictor.get_submodule(owner)
+            setattr(module, leaf, value.to(getattr(module, leaf).device))
+
     def init_weights(self) -> None:
         """Leave the weights to :meth:`post_meta_init` (the host would draw all of them at random)."""
 

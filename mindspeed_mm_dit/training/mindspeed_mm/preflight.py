@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
+import json
 import os
 import sys
+import tempfile
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
 from mindspeed_mm_dit.configs.data import load_data_config
-from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, load_fsdp2_config
+from mindspeed_mm_dit.configs.fsdp2 import load_fsdp2_config
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
+from mindspeed_mm_dit.configs.presets import PRESETS
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.data.dataset import check_fit
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.training.mindspeed_mm.commandline import parse
+from mindspeed_mm_dit.training.mindspeed_mm.contract import where
 from mindspeed_mm_dit.training.preflight import MultiModalArguments, image_indices
 
 
@@ -38,6 +41,21 @@ def check_before_import(argv: Sequence[str]) -> None:
     read_configs(flags)
 
 
+def spelled_out(argv: Sequence[str]) -> list[str]:
+    """Return ``argv`` with a model.json whose ``preset`` is spelled out: the host reads the sizes itself."""
+    path = parse(argv).mm_model
+    content = read_json(path, "--mm-model") if path else {}
+    predictor = dict(content.get("predictor", {}))
+    if "preset" not in predictor:
+        return list(argv)
+    sizes = PRESETS[predictor.pop("preset")]
+    written = Path(tempfile.mkdtemp(prefix="mindspeed_mm_dit_")) / "model.json"
+    written.write_text(json.dumps({**content, "predictor": {**sizes, **predictor}}), encoding="utf-8")
+    return [
+        str(written) if word == path else word.replace(f"--mm-model={path}", f"--mm-model={written}") for word in argv
+    ]
+
+
 def _check_tool(flags: Namespace) -> None:
     if flags.mm_tool is None:
         raise ConfigError("--mm-tool", "MindSpeed-MM does not start without it", f"add --mm-tool {_tools_json()}")
@@ -46,9 +64,7 @@ def _check_tool(flags: Namespace) -> None:
 
 
 def _tools_json() -> Path:
-    spec = importlib.util.find_spec("mindspeed_mm")
-    origin = next(iter(spec.submodule_search_locations or ()), "mindspeed_mm") if spec else "mindspeed_mm"
-    return Path(origin) / "tools" / "tools.json"
+    return (where("mindspeed_mm") or Path("mindspeed_mm")) / "tools" / "tools.json"
 
 
 def _check_fsdp2(flags: Namespace) -> None:
@@ -108,12 +124,10 @@ def read_configs(flags: Namespace) -> MultiModalArguments:
         model_json=model_json,
     )
     if mm.fsdp2 is not None:
-        check_keys_are_the_hosts(mm.fsdp2)
         mm.fsdp2.shard_ranks(world_size)
+        from mindspeed_mm_dit.training.pytorch.engine import check_sharding  # (FSDP2 is PyTorch's alone)
+
+        check_sharding(mm)
     train, _ = image_indices(mm, flags.seed)
     check_fit(mm.model, mm.data, len(train), flags.global_batch_size or flags.micro_batch_size * world_size)
     return mm
-
-
-def check_keys_are_the_hosts(fsdp2: Fsdp2Config) -> None:
-    """Nothing to refuse today: our strict reader knows exactly the host's keys, and names any other."""

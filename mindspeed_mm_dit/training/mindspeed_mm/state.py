@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from megatron.training import print_rank_0
 from torch import Tensor
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from mindspeed_mm_dit.checkpoint import torch_dcp
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore
 from mindspeed_mm_dit.training.mindspeed_mm.composite import HostedDiT
 from mindspeed_mm_dit.training.pytorch.ema import MovingAverage
@@ -34,14 +33,14 @@ class RunState:
 
         ``args``: the host's; ``args.iteration`` > 0 says that it resumed from ``args.load``.
         """
+        model.restore_constants()
         self._parameters = model.predictor.state_dict(keep_vars=True)
         self.average = HostedAverage(self._parameters, args.ema_decay)
         self.average.averages.update(model.loaded_averages)
         resumed = args.load is not None and args.iteration > 0 and not args.finetune
         if resumed and args.ckpt_format == "torch_dcp":
             self._read(CheckpointStore(args.load).path(args.iteration), with_moments=not args.no_load_optim)
-        register_optimizer_step_pre_hook(self._before_step)
-        register_optimizer_step_post_hook(self._after_step)
+        self._hook_into_the_optimizer()
 
     def averages(self) -> Mapping[str, Tensor]:
         """Return the moving average, up to date, by the name of the weight."""
@@ -50,7 +49,19 @@ class RunState:
         self.average.catch_up()
         return self.average.averages
 
+    def _hook_into_the_optimizer(self) -> None:
+        try:
+            from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+        except ImportError:  # a torch that is MSAdapter
+            print_rank_0("warning: this torch has no optimizer hooks; no moving average is kept")
+            self.average = None
+            return
+        register_optimizer_step_pre_hook(self._before_step)
+        register_optimizer_step_post_hook(self._after_step)
+
     def _read(self, path: Path, with_moments: bool) -> None:
+        from mindspeed_mm_dit.checkpoint import torch_dcp
+
         assert self.average is not None
         kinds = {name.partition(".")[0] for name in torch_dcp.shapes(path)}
         if "ema" in kinds:
@@ -62,6 +73,8 @@ class RunState:
         """Give the optimizer of a resumed run its moments, before its first step."""
         if self._moments_at is None or not _steps(optimizer, self._parameters):
             return
+        from mindspeed_mm_dit.checkpoint import torch_dcp
+
         path, self._moments_at = self._moments_at, None
         trained = {name: p for name, p in self._parameters.items() if p.requires_grad}
         moments = {name: _zero_moments(p) for name, p in trained.items()}
@@ -89,13 +102,14 @@ class HostedAverage(MovingAverage):
         self._parameters = dict(parameters)
         self.averages = {name: p.detach().float().clone() for name, p in parameters.items()}
 
-    @torch.no_grad()
     def catch_up(self) -> None:
         """Move the averages if the optimizer has stepped since the last call."""
         if self.is_due:
             self.is_due = False
-            weights = [p.float() for p in self._parameters.values()]
-            torch._foreach_lerp_(list(self.averages.values()), weights, 1 - self.decay)
+            live = self._parameters
+            self._parameters = {name: p.detach().float() for name, p in live.items()}
+            self.update()
+            self._parameters = live
 
 
 def _zero_moments(p: Tensor) -> dict[str, Tensor]:
