@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.checkpoint.torch_file import read_torch_file
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.torch_file import read_torch_file
 
