@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from megatron.core.enums import ModelType
 from megatron.training import get_args as get_host_args
@@ -15,6 +16,8 @@ from megatron.training.utils import average_losses_across_data_parallel_group
 from mindspeed_mm.configs.config import mm_extra_args_provider
 from mindspeed_mm.training import pretrain as pretrain_in_host
 
+from mindspeed_mm_dit.errors import UserError
+from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.training.mindspeed_mm.commandline import parse
 from mindspeed_mm_dit.training.mindspeed_mm.composite import (
     HostedDiT,
@@ -23,7 +26,7 @@ from mindspeed_mm_dit.training.mindspeed_mm.composite import (
 )
 from mindspeed_mm_dit.training.mindspeed_mm.facts import note_facts
 from mindspeed_mm_dit.training.mindspeed_mm.preflight import read_configs
-from mindspeed_mm_dit.training.mindspeed_mm.state import RunState
+from mindspeed_mm_dit.training.mindspeed_mm.state import RunState, check_checkpoint
 from mindspeed_mm_dit.training.preflight import MultiModalArguments
 
 NAME = "MindSpeed-MM"
@@ -57,6 +60,7 @@ def pretrain(
         if not get_host_args().init_model_with_meta_device:
             set_initial_weights(model.predictor, get_host_args().seed)
         hosted[:] = [HostedDiT(model, state.averages)]
+        check_checkpoint(hosted[0], get_host_args())
         return hosted[0]
 
     def provide_data(num_samples: Any) -> tuple[Any, Any, Any]:
@@ -74,16 +78,27 @@ def pretrain(
 
     provide_data.is_distributed = True  # type: ignore[attr-defined]
     load_autoencoders_in_real_memory()
-    pretrain_in_host(
-        provide_data,
-        provide_model,
-        model_type,
-        forward_step,
-        process_non_loss_data_func,
-        extra_args_provider=add_flags,
-        args_defaults=args_defaults,
-    )
+    try:
+        pretrain_in_host(
+            provide_data,
+            provide_model,
+            model_type,
+            forward_step,
+            process_non_loss_data_func,
+            extra_args_provider=add_flags,
+            args_defaults=args_defaults,
+        )
+    except UserError as error:
+        give_up(error)
     note_facts(get_args())
+
+
+def give_up(error: UserError) -> NoReturn:
+    """Print ``error``, leave it where the launcher looks for it, and end this process at once with code 2."""
+    runtime.report_failure(error)
+    print(f"\n{error}", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    os._exit(2)  # the other ranks may wait for this one, and the launcher ends them
 
 
 def validation_forever(batches: Iterable[Any] | None, args: Namespace) -> Iterator[Any] | None:

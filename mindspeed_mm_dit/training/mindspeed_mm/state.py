@@ -15,9 +15,24 @@ import torch
 from megatron.training import print_rank_0
 from torch import Tensor
 
-from mindspeed_mm_dit.checkpoint.store import CheckpointStore
+from mindspeed_mm_dit.checkpoint.store import TRACKER, CheckpointStore
 from mindspeed_mm_dit.training.mindspeed_mm.composite import HostedDiT
 from mindspeed_mm_dit.training.pytorch.ema import MovingAverage
+
+
+def check_checkpoint(model: HostedDiT, args: Namespace) -> None:
+    """Raise CheckpointError, naming the tensors, if --load holds another architecture.
+
+    The host would leave tensors that it does not find at their initial values.
+    """
+    tracker = Path(args.load or "") / TRACKER
+    if args.load is None or args.ckpt_format != "torch_dcp" or not tracker.is_file():
+        return
+    from mindspeed_mm_dit.checkpoint import torch_dcp
+
+    name = tracker.read_text(encoding="utf-8").strip()
+    path = Path(args.load) / name if name == "release" else CheckpointStore(args.load).path(int(name))
+    torch_dcp.check_architecture(path, {name: tuple(p.shape) for name, p in model.state_dict().items()})
 
 
 class RunState:
