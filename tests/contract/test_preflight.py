@@ -16,6 +16,7 @@ from mindspeed_mm_dit.training.mindspeed_mm.commandline import complete
 from mindspeed_mm_dit.training.mindspeed_mm.preflight import check_before_import, spelled_out
 from tests.conftest import ROOT
 
+REQUIRED = "--mm-model a --mm-data b --micro-batch-size 1 --lr 1 --train-iters 1".split()  # noqa: SIM905
 FSDP2 = "sub_modules_to_wrap: ['predictor.blocks.{*}']\n"
 
 
@@ -104,9 +105,7 @@ def test_a_preset_is_spelled_out_for_the_host(tmp_path: Path) -> None:
 
 def test_a_flag_of_the_host_is_called_one_in_the_standalone_host() -> None:
     with pytest.raises(ConfigError, match="a flag of MindSpeed-MM, which the standalone host does not know"):
-        build_parser().parse_strictly(
-            ["--mm-model", "a", "--mm-data", "b", "--micro-batch-size", "1", "--use-flash-attn"]
-        )
+        build_parser().parse_strictly([*REQUIRED, "--use-flash-attn"])
 
 
 def test_an_unknown_version_is_warned_of_with_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from types import ModuleType
 
 from mindspeed_mm_dit import __version__
 from mindspeed_mm_dit.errors import PlatformError, UserError
-from mindspeed_mm_dit.training.mindspeed_mm.commandline import complete, wants_mindspore
+from mindspeed_mm_dit.training.mindspeed_mm.commandline import complete, launched_as, wants_mindspore
 from mindspeed_mm_dit.training.mindspeed_mm.contract import version_warnings, where
 from mindspeed_mm_dit.training.mindspeed_mm.preflight import check_before_import, spelled_out
 
@@ -31,8 +31,9 @@ def attach(argv: Sequence[str]) -> ModuleType:
     """
     check_before_import(argv)
     sys.argv[1:] = complete(spelled_out(argv))
-    for name, value in ONE_PROCESS.items():
-        os.environ.setdefault(name, value)
+    if "MS_WORKER_NUM" not in os.environ:  # (msrun sets names of its own)
+        for name, value in ONE_PROCESS.items():
+            os.environ.setdefault(name, value)
     for name in import_order(wants_mindspore(argv)):
         try:
             importlib.import_module(name)
@@ -50,7 +51,7 @@ def attach(argv: Sequence[str]) -> ModuleType:
 
 
 def _announce() -> None:
-    if os.environ["RANK"] == "0":
+    if launched_as()[0] == 0:
         print(f"mindspeed_mm_dit {__version__}, host: MindSpeed-MM in {where('mindspeed_mm')}", flush=True)
         for line in version_warnings():
             print(line, file=sys.stderr)

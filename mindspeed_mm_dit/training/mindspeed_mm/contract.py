@@ -18,7 +18,7 @@ KNOWN_MINDSPEED_MM = ("v26.0.0", "master of 2026-08-08 (57069cd5)")
 RELIED_ON: Mapping[str, Mapping[str, tuple[str, ...] | None]] = {
     "megatron.core.enums": {"ModelType": None},
     "megatron.training": {"get_args": None, "print_rank_0": None},
-    "megatron.training.arguments": {"core_transformer_config_from_args": ("args",)},
+    "megatron.training.arguments": {"core_transformer_config_from_args": ("args", "config_class")},
     "megatron.training.utils": {"average_losses_across_data_parallel_group": ("losses",)},
     "mindspeed.megatron_adaptor": {},
     "mindspeed_mm.configs.config": {"mm_extra_args_provider": ("parser",)},

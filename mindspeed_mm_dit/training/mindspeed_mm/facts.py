@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from argparse import Namespace
 
 from mindspeed_mm_dit import __version__
@@ -16,7 +15,7 @@ def note_facts(args: Namespace) -> None:
 
     A checkpoint without it (the run was killed) can be resumed all the same.
     """
-    if args.save is None or os.environ.get("RANK", "0") != "0":
+    if args.save is None or runtime.rank() != 0:
         return
     store = CheckpointStore(args.save)
     for iteration in store.iterations():

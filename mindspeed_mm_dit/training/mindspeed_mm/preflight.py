@@ -17,7 +17,7 @@ from mindspeed_mm_dit.configs.presets import PRESETS
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.data.dataset import check_fit
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.training.mindspeed_mm.commandline import parse
+from mindspeed_mm_dit.training.mindspeed_mm.commandline import launched_as, parse
 from mindspeed_mm_dit.training.mindspeed_mm.contract import where
 from mindspeed_mm_dit.training.preflight import MultiModalArguments, image_indices
 
@@ -35,7 +35,7 @@ def check_before_import(argv: Sequence[str]) -> None:
         if getattr(flags, name) is None:
             raise ConfigError(f"--{name.replace('_', '-')}", "is required")
     _check_tool(flags)
-    if flags.use_torch_fsdp2:
+    if flags.use_torch_fsdp2 and flags.ai_framework != "mindspore":
         _check_fsdp2(flags)
     _say_without_effect(flags)
     read_configs(flags)
@@ -102,7 +102,7 @@ def _check_fsdp2(flags: Namespace) -> None:
 
 def _say_without_effect(flags: Namespace) -> None:
     """Name flags of the standalone host that MindSpeed-MM accepts from us and does not act on."""
-    if os.environ.get("RANK", "0") != "0":
+    if launched_as()[0] != 0:
         return
     for name, given in (("--keep-last", flags.keep_last is not None), ("--no-async-save", flags.no_async_save)):
         if given:
@@ -115,7 +115,7 @@ def read_configs(flags: Namespace) -> MultiModalArguments:
     Raises:
         UserError: whatever is wrong, with setting, value, reason and cure.
     """
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    world_size = launched_as()[1]
     model_json = read_json(flags.mm_model, "--mm-model")
     mm = MultiModalArguments(
         model=model_config_from_mapping(model_json, flags.mm_model),
