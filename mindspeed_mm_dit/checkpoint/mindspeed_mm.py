@@ -74,7 +74,7 @@ def _numbers(parameters: list[str], stored: Collection[str]) -> dict[str, tuple[
     return {name: (number, group) for number, (name, group) in enumerate(in_order)}
 
 
-def entries_for_them(facts: Mapping[str, Any], predictor: Any) -> dict[str, Any]:
+def entries_for_mindspeed_mm(facts: Mapping[str, Any], predictor: Any) -> dict[str, Any]:
     """Return what MindSpeed-MM must find beside the tensors to resume from a checkpoint of ours.
 
     ``facts``: the run's facts; ``predictor``: its config. Megatron compares the sizes in ``args`` with the

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from mindspeed_mm_dit.checkpoint import mindspeed_mm
-from mindspeed_mm_dit.checkpoint.mindspeed_mm import entries_for_them
+from mindspeed_mm_dit.checkpoint.mindspeed_mm import entries_for_mindspeed_mm
 from mindspeed_mm_dit.checkpoint.weights import check_names
 from mindspeed_mm_dit.errors import CheckpointError
 
@@ -30,7 +30,7 @@ __all__ = [
     "State",
     "Writer",
     "check_architecture",
-    "entries_for_them",
+    "entries_for_mindspeed_mm",
     "problem_of",
     "read",
     "read_tree",

@@ -63,7 +63,7 @@ class Progress:
         runtime.barrier()
         iteration, facts, store = self.iteration, self._facts(), self._store
         state = self._engine.state(with_optimizer=not self._args.no_save_optim)
-        state.update(self._checkpoints.entries_for_them(facts, self._args.mm.model.predictor))
+        state.update(self._checkpoints.entries_for_mindspeed_mm(facts, self._args.mm.model.predictor))
         self._writer.write(state, store.partial_path(iteration), lambda: store.commit(iteration, facts))
         self._saved_iteration = iteration
 
