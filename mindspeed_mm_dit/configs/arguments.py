@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from mindspeed_mm_dit.configs.host_flags import HOST_ONLY
 from mindspeed_mm_dit.errors import ConfigError, nearest
 
 LR_DECAY_STYLES = ("constant", "linear", "cosine", "inverse-square-root")
@@ -44,6 +45,13 @@ class _Parser(argparse.ArgumentParser):
         """Parse ``argv``; an unknown flag is an error that names the nearest known one."""
         args, unknown = self.parse_known_args(list(argv))
         if unknown:
+            flag = unknown[0].partition("=")[0]
+            if flag in HOST_ONLY:
+                raise ConfigError(
+                    f"command line: {flag}",
+                    "a flag of MindSpeed-MM, which the standalone host does not know",
+                    "drop it, or train in MindSpeed-MM (docs/mindspeed_mm.md)",
+                )
             flags = [flag for action in self._actions for flag in action.option_strings]
             raise ConfigError(
                 f"command line: {unknown[0]}",
