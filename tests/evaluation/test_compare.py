@@ -162,7 +162,7 @@ def test_the_speed_is_the_median_of_the_second_half():
 def test_no_interpreter_is_an_error_that_names_the_flag(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(PlatformError, match=r"neither .* nor .*\.venv-mindspore.*--mindspore-python PYTHON"):
+    with pytest.raises(PlatformError, match=r"(?s)neither .* nor .*\.venv-mindspore.*--mindspore-python PYTHON"):
         find_python("mindspore", None)
     with pytest.raises(PlatformError, match="--pytorch-python = nowhere/python: cannot run"):
         find_python("pytorch", "nowhere/python")
