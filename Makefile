@@ -1,8 +1,8 @@
-# make demo   set up .venv and train the embedded default: digits, about a minute on two CPU cores
-# make demo-mindspore   the same with MindSpore, two workers under msrun, in .venv-mindspore
-# make test   set up .venv and run every test
-# make check  layering, style and types
-# make clean  remove .venv and what the demo wrote
+# make demo    set up .venv and train the embedded default: digits, about a minute on two CPU cores
+# make demo-mindspore    the same with MindSpore, two workers under msrun, in .venv-mindspore
+# make test    set up both environments and run every test
+# make check   layering, style and types
+# make clean   remove the environments and what the demo wrote
 
 PYTHON ?= python3
 VENV := .venv
@@ -11,6 +11,8 @@ BIN := $(VENV)/bin
 # A run of the other framework has a folder of its own.
 MS_PLACES := --save outputs/digits-mindspore/checkpoints --load outputs/digits-mindspore/checkpoints \
   --tensorboard-dir outputs/digits-mindspore/tensorboard
+# What is tested on either framework, each in its own environment.
+SEAM_TESTS := tests/test_framework_contract.py tests/golden tests/models/test_autoencoder_kl.py
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 .PHONY: demo demo-mindspore test check clean
@@ -23,6 +25,7 @@ demo-mindspore: $(MS_VENV)/.installed
 
 test: $(VENV)/.installed-dev $(MS_VENV)/.installed
 	MM_DIT_MINDSPORE_PYTHON=$(CURDIR)/$(MS_VENV)/bin/python $(BIN)/python -m pytest
+	MM_DIT_TEST_FRAMEWORK=mindspore GLOG_v=3 $(MS_VENV)/bin/python -m pytest -o addopts=-q $(SEAM_TESTS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -30,11 +33,11 @@ check: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
-# A PyTorch that sees an accelerator is the user's own and is kept (found through a .pth file); otherwise the
-# CPU build is installed.
 CHECK_PYTHON = $(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' \
   || { echo "$(PYTHON) is $$($(PYTHON) --version): Python 3.10 to 3.12 is needed; make PYTHON=python3.11 ..."; exit 1; }
 
+# A PyTorch that sees an accelerator is the user's own and is kept (found through a .pth file); otherwise the
+# CPU build is installed.
 $(VENV)/.installed: requirements/base.txt requirements/pytorch.txt requirements/pytorch-cpu.txt setup.py
 	@$(CHECK_PYTHON)
 	@echo "installing into $(VENV) (a few minutes the first time)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 from pathlib import Path
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).parent.parent
+FRAMEWORK = os.environ.get("MM_DIT_TEST_FRAMEWORK", "pytorch")
+"""One process of tests runs on one framework."""
 GOLDEN = ROOT / "tests" / "golden" / "data"
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: as many runs at a time as there are cores
@@ -36,3 +39,24 @@ def digits_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def model_json() -> dict:
     """The embedded default's model.json."""
     return json.loads((ROOT / "examples/dit/model.json").read_text())
+
+
+@pytest.fixture(scope="session")
+def framework():
+    """The active framework's ``nn``, ``ops`` and ``runtime``; skips where it is not installed."""
+    from mindspeed_mm_dit import framework as seam
+    from mindspeed_mm_dit.errors import PlatformError
+
+    try:
+        seam.activate(FRAMEWORK)
+    except PlatformError as error:
+        pytest.skip(str(error))
+    return seam
+
+
+@pytest.fixture
+def mindspore(framework):
+    """MindSpore, for tests of its side alone; skips where another framework is active."""
+    if framework.active() != "mindspore":
+        pytest.skip("asks for MM_DIT_TEST_FRAMEWORK=mindspore")
+    return importlib.import_module("mindspore")

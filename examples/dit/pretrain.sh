@@ -4,6 +4,7 @@
 #   CONFIG=DIR              folder with model.json, data.json, fsdp2.yaml, train.args (default: this one, digits)
 #   AI_FRAMEWORK=NAME       pytorch (default, launched by torchrun) or mindspore (launched by msrun)
 #   NPUS_PER_NODE=N         processes on this node (default: one per accelerator; on a CPU 1, or 2 with mindspore)
+#   MM_TOOL=FILE            tools.json of MindSpeed-MM, which its host wants (docs/mindspeed_mm.md)
 #   NNODES NODE_RANK MASTER_ADDR MASTER_PORT    several nodes; run the script on each
 #
 # Running it again resumes from the last checkpoint. Paths are relative to the working directory.
@@ -40,9 +41,12 @@ NPUS_PER_NODE=${NPUS_PER_NODE:-$(count_accelerators || echo "$cpu_processes")}
 # On a CPU the processes share the cores; more threads than cores would only get in each other's way.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(( $(nproc) > NPUS_PER_NODE ? $(nproc) / NPUS_PER_NODE : 1 ))}
 
+export CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-2}  # FSDP2 in MindSpeed-MM refuses 1
+
 mapfile -t config_args < <(sed -e 's/#.*//' "$CONFIG/train.args" | xargs -n 1)
 train=("$root/pretrain_dit.py" --ai-framework "$AI_FRAMEWORK" --mm-model "$CONFIG/model.json"
-       --mm-data "$CONFIG/data.json" --fsdp2-config-path "$CONFIG/fsdp2.yaml" "${config_args[@]}" "$@")
+       --mm-data "$CONFIG/data.json" --fsdp2-config-path "$CONFIG/fsdp2.yaml"
+       ${MM_TOOL:+--mm-tool "$MM_TOOL"} "${config_args[@]}" "$@")
 
 if [ "$NNODES" = 1 ] && [ "$NPUS_PER_NODE" = 1 ]; then
   exec python "${train[@]}"

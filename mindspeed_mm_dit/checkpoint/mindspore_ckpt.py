@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -97,3 +98,8 @@ def check_architecture(path: Path, wanted: Mapping[str, tuple[int, ...]]) -> Non
     """Raise CheckpointError, naming the tensors, unless ``path`` holds exactly ``wanted`` under "model."."""
     found = {name[6:]: array.shape for name, array in read(path).items() if name.startswith("model.")}
     check_names(wanted, found, f"--load = {path}")
+
+
+def entries_for_mindspeed_mm(facts: Mapping[str, Any], predictor: Any) -> Arrays:
+    """Nothing: MindSpeed-MM does not read this format."""
+    return {}

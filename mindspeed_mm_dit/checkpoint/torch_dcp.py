@@ -20,10 +20,23 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from mindspeed_mm_dit.checkpoint import mindspeed_mm
+from mindspeed_mm_dit.checkpoint.mindspeed_mm import entries_for_mindspeed_mm
 from mindspeed_mm_dit.checkpoint.weights import check_names
 from mindspeed_mm_dit.errors import CheckpointError
 
 State = dict[str, Any]
+
+__all__ = [
+    "State",
+    "Writer",
+    "check_architecture",
+    "entries_for_mindspeed_mm",
+    "problem_of",
+    "read",
+    "read_tree",
+    "shapes",
+]
 
 
 class Writer:
@@ -88,10 +101,13 @@ class Writer:
 
 def _snapshot(state: State) -> State:
     """Copy tensors that live in CPU memory, which DCP's staging would hand on as they are."""
-    return {
-        key: _snapshot(value) if isinstance(value, dict) else value.clone() if value.device.type == "cpu" else value
-        for key, value in state.items()
-    }
+
+    def copied(value: Any) -> Any:
+        if isinstance(value, dict):
+            return _snapshot(value)
+        return value.clone() if isinstance(value, torch.Tensor) and value.device.type == "cpu" else value
+
+    return {key: copied(value) for key, value in state.items()}
 
 
 def _free_gib(folder: Path) -> float:
@@ -116,6 +132,22 @@ def read(state: State, path: Path, partial: bool = False) -> None:
 
     ``partial``: names that the checkpoint lacks keep their values.
     """
+    stored = dcp.FileSystemReader(path).read_metadata().state_dict_metadata.keys()
+    if not mindspeed_mm.is_theirs(stored):
+        _load(state, path, partial)
+        return
+    ours = _flatten(state)
+    theirs = mindspeed_mm.their_names(ours, stored)
+    wanted: dict[str, list[torch.Tensor]] = {}
+    for name, value in ours.items():
+        wanted.setdefault(theirs[name], []).append(value)
+    _load({name: values[0] for name, values in wanted.items()}, path, partial)
+    for first, *rest in wanted.values():  # one step counter serves a whole group there
+        for value in rest:
+            value.copy_(first)
+
+
+def _load(state: State, path: Path, partial: bool) -> None:
     no_dist = not (dist.is_available() and dist.is_initialized())
     planner = DefaultLoadPlanner(allow_partial_load=partial)
     with warnings.catch_warnings():
@@ -130,10 +162,21 @@ def write(state: State, path: Path) -> None:
         dcp.save(state, checkpoint_id=path, no_dist=True)
 
 
+def _flatten(state: State, prefix: str = "") -> dict[str, torch.Tensor]:
+    flat: dict[str, torch.Tensor] = {}
+    for key, value in state.items():
+        flat.update(_flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
+    return flat
+
+
 def shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Return name -> shape of every tensor in the checkpoint ``path``."""
+    """Return name -> shape of every tensor in the checkpoint ``path``; averages are under "ema.", whoever wrote it."""
     entries = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
-    return {name: tuple(entry.size) for name, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
+    return {
+        mindspeed_mm.our_name(name): tuple(entry.size)
+        for name, entry in entries.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
 
 
 def read_tree(path: Path, prefix: str = "") -> dict[str, torch.Tensor]:
@@ -146,10 +189,10 @@ def read_tree(path: Path, prefix: str = "") -> dict[str, torch.Tensor]:
     wanted = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)
         for name, entry in entries.items()
-        if name.startswith(start) and isinstance(entry, TensorStorageMetadata)
+        if mindspeed_mm.our_name(name).startswith(start) and isinstance(entry, TensorStorageMetadata)
     }
-    read(wanted, path)
-    return {name[len(start) :]: value for name, value in wanted.items()}
+    _load(wanted, path, partial=False)
+    return {mindspeed_mm.our_name(name)[len(start) :]: value for name, value in wanted.items()}
 
 
 def as_array(tensor: torch.Tensor) -> np.ndarray:

@@ -12,8 +12,12 @@ from mindspeed_mm_dit.errors import UserError
 
 COMMANDS = {
     "sample": "draw images from a trained model",
+    "plan": "say what a run will need: memory, largest micro-batch, traffic, time",
+    "cache-latents": "encode a data set once, so that no training step has to",
     "parity": "compare this implementation with a file of reference values",
     "convert": "write a checkpoint in another format",
+    "compare": "train and run a model on PyTorch and on MindSpore, and report every difference",
+    "plot": "draw the loss curves of several runs over each other",
 }
 
 

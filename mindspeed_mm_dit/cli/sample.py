@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--classes", default="0-9", metavar="LIST", help="labels, such as 0-9 or 1,5,7-9 (default 0-9)")
     parser.add_argument("--num-per-class", type=int, default=4, metavar="N", help="images of each class (default 4)")
-    parser.add_argument("--sampler", default="ddpm", help="ddpm (default) or ddim")
+    parser.add_argument("--sampler", default="ddpm", help="ddpm (default), ddim, or dpm++, which needs about 20 steps")
     parser.add_argument("--steps", type=int, default=250, help="steps of the sampler (default 250)")
     parser.add_argument(
         "--cfg-scale",
@@ -65,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="decides all noise (default 0)")
     parser.add_argument("--batch-size", type=int, default=64, metavar="N", help="images drawn together (default 64)")
+    parser.add_argument("--bf16", action="store_true", help="run the network's matrix products in bfloat16")
     parser.add_argument("--ai-framework", choices=("pytorch", "mindspore"), default="pytorch")
     parser.add_argument("--output", required=True, metavar="FILE", help=".npz for numbers, .png for a picture")
 
@@ -91,6 +92,7 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
         batch_size=_positive("--batch-size", args.batch_size),
         clip=args.clip,
+        bf16=args.bf16,
     )
     model, config = load_model(args.checkpoint, args.model, use_ema=args.weights == "ema")
     check_labels(classes, config)

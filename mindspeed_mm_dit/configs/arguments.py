@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from mindspeed_mm_dit.configs.host_flags import HOST_ONLY
 from mindspeed_mm_dit.errors import ConfigError, nearest
 
 LR_DECAY_STYLES = ("constant", "linear", "cosine", "inverse-square-root")
@@ -44,6 +45,13 @@ class _Parser(argparse.ArgumentParser):
         """Parse ``argv``; an unknown flag is an error that names the nearest known one."""
         args, unknown = self.parse_known_args(list(argv))
         if unknown:
+            flag = unknown[0].partition("=")[0]
+            if flag in HOST_ONLY:
+                raise ConfigError(
+                    f"command line: {flag}",
+                    "a flag of MindSpeed-MM, which the standalone host does not know",
+                    "drop it, or train in MindSpeed-MM (docs/mindspeed_mm.md)",
+                )
             flags = [flag for action in self._actions for flag in action.option_strings]
             raise ConfigError(
                 f"command line: {unknown[0]}",
@@ -177,12 +185,25 @@ def dit_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     group.add_argument(
         "--pynative", action="store_true", help="MindSpore: run operator by operator instead of compiling the step"
     )
+    group.add_argument(
+        "--torch-compile",
+        action="store_true",
+        help="compile the transformer blocks (PyTorch): faster steps after a minute or so of compiling",
+    )
+    group.add_argument(
+        "--peak-tflops",
+        type=_positive_float,
+        metavar="TFLOPS",
+        help="peak of one device, for the MFU in TensorBoard and the progress bar; default: from a table, if known",
+    )
     group.add_argument("--keep-last", type=_positive_int, default=2, metavar="N", help="checkpoints to keep")
     group.add_argument("--no-async-save", action="store_true", help="write checkpoints in the training thread")
     group.add_argument(
         "--report", action="store_true", help="at the end draw loss.png and samples.png beside the checkpoint folder"
     )
-    group.add_argument("--report-sampler", default="ddim", choices=("ddpm", "ddim"), help="sampler of the report")
+    group.add_argument(
+        "--report-sampler", default="ddim", choices=("ddpm", "ddim", "dpm++"), help="sampler of the report"
+    )
     group.add_argument("--report-steps", type=_positive_int, default=50, help="sampling steps of the report")
     group.add_argument("--report-cfg-scale", type=float, default=2.0, help="guidance scale of the report")
     return parser

@@ -28,6 +28,8 @@ class DatasetParam:
     """Part of the images held out for --eval-interval, chosen from the seed; in [0, 1)."""
     skip_bad_images: bool = False
     """Leave out missing or undecodable images, and count them, instead of stopping."""
+    latents: str | None = None
+    """Folder that mm-dit cache-latents filled from these images; they are then not decoded or encoded again."""
     dataset_type: Literal["image_folder"] = "image_folder"
     """Kind of data set."""
 

@@ -1,8 +1,9 @@
-"""Positions of a run to batches of arrays: pixels, labels and every random draw."""
+"""Positions of a run to batches of arrays: pixels or latents, labels and every random draw."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -11,14 +12,19 @@ from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.data import draws
 from mindspeed_mm_dit.data.draws import Stream
 from mindspeed_mm_dit.data.folder import ImageIndex
+from mindspeed_mm_dit.data.images import ImageReader
+from mindspeed_mm_dit.data.latents import LatentCache, LatentReader, check_latents
 from mindspeed_mm_dit.data.order import SampleOrder
-from mindspeed_mm_dit.data.transforms import load_pixels
 from mindspeed_mm_dit.errors import ConfigError, DataError
 
-CACHE_BYTES = 256 * 2**20
-"""Data sets whose pixels fit in this are decoded once and kept."""
-
 Batch = dict[str, np.ndarray]
+
+
+class Reader(Protocol):
+    """Where the images of a batch come from: files (ImageReader) or a latent cache (LatentReader)."""
+
+    def read(self, images: np.ndarray, flipped: np.ndarray) -> Batch:
+        """Return the arrays of ``images`` (B,) int64, mirrored where ``flipped`` (B,) bool."""
 
 
 @dataclass(frozen=True)
@@ -50,48 +56,29 @@ class DrawSettings:
 class TrainingSamples:
     """The samples of a run, by position; safe to call from several threads."""
 
-    def __init__(self, index: ImageIndex, order: SampleOrder, size: int, channels: int, settings: DrawSettings) -> None:
-        self.index, self.order, self.settings = index, order, settings
-        self.size, self.channels = size, channels
-        keep = len(index) * channels * size * size <= CACHE_BYTES
-        self._decoded: dict[int, np.ndarray] | None = {} if keep else None
+    def __init__(self, reader: Reader, labels: np.ndarray, order: SampleOrder, settings: DrawSettings) -> None:
+        self.reader, self.labels, self.order, self.settings = reader, labels, order, settings
 
     def batch(self, positions: np.ndarray) -> Batch:
         """Return the samples at ``positions`` (B,) int64.
 
-        pixels (B, channels, size, size) uint8; labels (B,) int64, some of them the null class;
-        timesteps (B,) int64; noise and, for a sampled posterior, posterior_noise (B, C, h, w) float32.
+        pixels (B, channels, size, size) uint8, or with a latent cache latent_mean and, for a sampled posterior,
+        latent_std (B, C, h, w) float32, unscaled; labels (B,) int64, some of them the null class; timesteps (B,)
+        int64; noise and, for a sampled posterior, posterior_noise (B, C, h, w) float32.
         """
         s = self.settings
         images = self.order.images(positions)
-        pixels = np.stack([self._pixels(image) for image in images.tolist()])
         flipped = draws.coins(s.seed, Stream.FLIP, positions, s.flip_prob)
-        pixels[flipped] = pixels[flipped, :, :, ::-1]
         dropped = draws.coins(s.seed, Stream.LABEL_DROP, positions, s.label_drop_prob)
         batch = {
-            "pixels": pixels,
-            "labels": np.where(dropped, s.null_label, self.index.labels[images]),
+            **self.reader.read(images, flipped),
+            "labels": np.where(dropped, s.null_label, self.labels[images]),
             "timesteps": draws.timesteps(s.seed, positions, s.num_train_timesteps),
             "noise": draws.normals(s.seed, Stream.NOISE, positions, s.latent_shape),
         }
         if s.posterior_noise:
             batch["posterior_noise"] = draws.normals(s.seed, Stream.POSTERIOR, positions, s.latent_shape)
         return batch
-
-    def _pixels(self, image: int) -> np.ndarray:
-        if self._decoded is not None and image in self._decoded:
-            return self._decoded[image]
-        try:
-            pixels = load_pixels(self.index.paths[image], self.size, self.channels)
-        except (OSError, SyntaxError, ValueError) as error:
-            raise DataError(
-                self.index.paths[image],
-                f"cannot be decoded: {error}",
-                "repair or remove the file; training can be resumed from the last checkpoint",
-            ) from None
-        if self._decoded is not None:
-            self._decoded[image] = pixels
-        return pixels
 
 
 def build_samples(
@@ -101,7 +88,16 @@ def build_samples(
     check_fit(model, data, len(index), global_batch_size)
     order = SampleOrder(len(index), seed, data.dataloader_param.shuffle)
     settings = DrawSettings.create(model, data, seed)
-    return TrainingSamples(index, order, data.dataset_param.image_size, model.ae.channels, settings)
+    return TrainingSamples(open_reader(model, data, index), index.labels, order, settings)
+
+
+def open_reader(model: ModelConfig, data: DataConfig, index: ImageIndex) -> Reader:
+    """Return where the images of ``index`` are read from: the latent cache data.json names, or their files."""
+    param = data.dataset_param
+    if param.latents is None:
+        return ImageReader(index, param.image_size, model.ae.channels)
+    assert index.rows is not None, "an index beside a cache knows its rows"
+    return LatentReader(LatentCache(param.latents), index.rows, with_std=model.ae.samples_posterior)
 
 
 def check_fit(model: ModelConfig, data: DataConfig, num_images: int, global_batch_size: int) -> None:
@@ -114,6 +110,7 @@ def check_fit(model: ModelConfig, data: DataConfig, num_images: int, global_batc
             f"({model.ae.downsample_factor}) = {model.image_size} pixels",
             f"set image_size to {model.image_size}, or change predictor.input_size",
         )
+    check_latents(model, data)
     if num_images < global_batch_size:
         raise DataError(
             f"dataset_param.data_folder = {data.dataset_param.data_folder}",

@@ -15,6 +15,7 @@ from tqdm import tqdm
 from mindspeed_mm_dit.configs.data import DatasetParam
 from mindspeed_mm_dit.data.builtin import BUILTIN_SOURCES
 from mindspeed_mm_dit.data.draws import Stream, generator
+from mindspeed_mm_dit.data.latents import read_cache_index, read_cached_rows
 from mindspeed_mm_dit.errors import DataError
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm"}
@@ -33,13 +34,16 @@ class ImageIndex:
     """(len(paths),) int64."""
     skipped: int = 0
     """Images left out because they could not be read."""
+    rows: np.ndarray | None = None
+    """(len(paths),) int64 rows of the latent cache that data.json names; None without one."""
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def subset(self, rows: np.ndarray) -> ImageIndex:
         """Return the images at ``rows``."""
-        return ImageIndex(tuple(self.paths[row] for row in rows.tolist()), self.labels[rows], self.skipped)
+        cached = None if self.rows is None else self.rows[rows]
+        return ImageIndex(tuple(self.paths[row] for row in rows.tolist()), self.labels[rows], self.skipped, cached)
 
 
 def open_index(param: DatasetParam, num_classes: int) -> ImageIndex:
@@ -48,19 +52,10 @@ def open_index(param: DatasetParam, num_classes: int) -> ImageIndex:
     Raises:
         DataError: naming the first bad image and how many there are (``skip_bad_images`` leaves them out).
     """
+    if param.latents is not None:
+        return _open_cached_index(param, num_classes)
     folder = Path(param.data_folder)
-    if param.source is not None and not folder.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        BUILTIN_SOURCES[param.source](folder)
-    if not folder.is_dir():
-        raise DataError(f"dataset_param.data_folder = {folder}", "is not a folder", "correct the path in data.json")
-    rows = _rows_of_csv(folder / param.index) if param.index else _rows_of_folders(folder)
-    if not rows:
-        raise DataError(
-            f"dataset_param.data_folder = {folder}",
-            "holds no images",
-            "put one folder of images per class there, or name an index with image_path,label",
-        )
+    rows = list_images(param)
     _check_labels(rows, num_classes, folder)
     good, problems = [], []
     for (path, label), problem in zip(rows, _problems([folder / path for path, _ in rows])):
@@ -75,6 +70,45 @@ def open_index(param: DatasetParam, num_classes: int) -> ImageIndex:
             "repair or remove them, or set dataset_param.skip_bad_images to true",
         )
     return ImageIndex(tuple(p for p, _ in good), np.array([label for _, label in good], np.int64), len(problems))
+
+
+def list_images(param: DatasetParam) -> list[tuple[str, int]]:
+    """Return (path below data_folder, label) of every image, in the order of the index; no image is opened."""
+    folder = Path(param.data_folder)
+    if param.source is not None and not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        BUILTIN_SOURCES[param.source](folder)
+    if not folder.is_dir():
+        raise DataError(f"dataset_param.data_folder = {folder}", "is not a folder", "correct the path in data.json")
+    rows = _rows_of_csv(folder / param.index) if param.index else _rows_of_folders(folder)
+    if not rows:
+        raise DataError(
+            f"dataset_param.data_folder = {folder}",
+            "holds no images",
+            "put one folder of images per class there, or name an index with image_path,label",
+        )
+    return rows
+
+
+def _open_cached_index(param: DatasetParam, num_classes: int) -> ImageIndex:
+    """Return the index of a latent cache. The images need not be there; if they are, they must be the same."""
+    assert param.latents is not None
+    cache, folder = Path(param.latents), Path(param.data_folder)
+    skipped = read_cache_index(cache).skipped
+    rows = read_cached_rows(cache)
+    _check_labels(rows, num_classes, cache)
+    if folder.is_dir():
+        present = list_images(param)
+        missing = sorted(set(rows) - set(present))
+        if missing or len(present) != len(rows) + skipped:
+            raise DataError(
+                f"dataset_param.latents = {cache}",
+                f"was made of {len(rows) + skipped} images, {folder} holds {len(present)}"
+                + (f"; {missing[0][0]} is gone or has another label" if missing else ""),
+                "make the cache again, in an empty folder: mm-dit cache-latents",
+            )
+    labels = np.array([label for _, label in rows], np.int64)
+    return ImageIndex(tuple(str(folder / path) for path, _ in rows), labels, skipped, np.arange(len(rows)))
 
 
 def split_index(index: ImageIndex, valid_fraction: float, seed: int) -> tuple[ImageIndex, ImageIndex]:

@@ -9,14 +9,22 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
 
 import numpy as np
 
-from mindspeed_mm_dit.data.dataset import Batch, TrainingSamples
+from mindspeed_mm_dit.data.dataset import Batch
+
+
+class BatchSource(Protocol):
+    """What makes a batch out of positions; called from several threads."""
+
+    def batch(self, positions: np.ndarray) -> Batch:
+        """Return the arrays of ``positions`` (B,) int64."""
 
 
 def load_batches(
-    samples: TrainingSamples, positions: Iterable[np.ndarray], num_workers: int, prefetch_batches: int
+    samples: BatchSource, positions: Iterable[np.ndarray], num_workers: int, prefetch_batches: int
 ) -> Iterator[Batch]:
     """Yield ``samples.batch(p)`` for each p of ``positions``, in order.
 

@@ -1,4 +1,4 @@
-"""From noise to latents: DDPM (Ho et al. 2020) and DDIM (Song et al. 2021), as generators of states.
+"""From noise to latents, as generators of states: DDPM (Ho et al. 2020), DDIM (Song et al. 2021), DPM-Solver++ (2022).
 
 To add a sampler, write a function of the same form and register it in ``SAMPLERS``.
 """
@@ -58,6 +58,27 @@ def ddim(
         yield x
 
 
+def dpm_solver_pp(
+    diffusion: GaussianDiffusion, predict: Predict, x: Tensor, noise_at: NoiseAt, clip: float | None = None
+) -> Iterator[Tensor]:
+    """Deterministic, second order with one question a step: DPM-Solver++(2M) (Lu et al. 2022, algorithm 2).
+
+    The first step has no step before it and the last ends without noise, where the half log-SNR is infinite;
+    both are of first order. ``noise_at`` is not asked.
+    """
+    x_before: Tensor = None
+    h_before = 0.0
+    for index in reversed(range(len(diffusion.schedule))):
+        t, output = _ask(diffusion, predict, x, index)
+        x_start = diffusion.predict(output, x, t, clip).x_start
+        keep, gain, h = diffusion.schedule.solution_weights(index)
+        slope = 0.0 if x_before is None or index == 0 else 0.5 * h / h_before
+        towards = x_start if slope == 0.0 else (1 + slope) * x_start - slope * x_before
+        x = keep * x + gain * towards
+        x_before, h_before = x_start, h
+        yield x
+
+
 def _ask(diffusion: GaussianDiffusion, predict: Predict, x: Tensor, index: int) -> tuple[Tensor, Tensor]:
     """Return (chain index, network output) for a whole batch at one step of the chain."""
     timestep = int(diffusion.schedule.timestep_map[index])
@@ -65,7 +86,11 @@ def _ask(diffusion: GaussianDiffusion, predict: Predict, x: Tensor, index: int) 
     return t_index, ops.to_float32(predict(x, t_network, timestep))
 
 
-SAMPLERS: dict[str, Sampler] = {"ddpm": Sampler(ddpm, "{}"), "ddim": Sampler(ddim, "ddim{}")}
+SAMPLERS: dict[str, Sampler] = {
+    "ddpm": Sampler(ddpm, "{}"),
+    "ddim": Sampler(ddim, "ddim{}"),
+    "dpm++": Sampler(dpm_solver_pp, "{}"),
+}
 
 
 def find_sampler(name: str) -> Sampler:

@@ -130,6 +130,19 @@ class Schedule:
         """Weight of x_t in that mean."""
         return (1.0 - self.alphas_cumprod_prev) * np.sqrt(1.0 - self.betas) / (1.0 - self.alphas_cumprod)
 
+    def solution_weights(self, index: int) -> tuple[float, float, float]:
+        """Solve the probability-flow ODE from step ``index`` to the one before it for a constant x_0.
+
+        Returns (keep, gain, h) of x_{t-1} = keep x_t + gain x_0, with h the growth of the half log-SNR
+        lambda = log(alpha / sigma) (Lu et al. 2022, eq. 9); h is infinite for the step to clean latents.
+        """
+        here, after = self.alphas_cumprod[index], self.alphas_cumprod_prev[index]
+        alpha, sigma = math.sqrt(after), math.sqrt(1.0 - after)
+        keep = sigma / math.sqrt(1.0 - here)
+        gain = alpha - keep * math.sqrt(here)
+        growth = after * (1.0 - here) / (here * (1.0 - after)) if after < 1.0 else math.inf
+        return keep, gain, 0.5 * math.log(growth)
+
 
 def respaced_steps(num_train_timesteps: int, respacing: str) -> np.ndarray:
     """Choose the timesteps of a shorter chain, ascending, (S,) int64.

@@ -1,10 +1,13 @@
-"""Loss curves out of TensorBoard folders, as a picture."""
+"""Loss curves out of TensorBoard folders, and loss curves as pictures."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+
+from mindspeed_mm_dit.evaluation.logs import Curve
 
 
 def read_scalar(folder: str | Path, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -40,6 +43,27 @@ def draw_loss(path: Path, training: tuple[np.ndarray, np.ndarray], validation: t
     if len(validation[0]):
         axes.plot(*validation, color="tab:orange", marker="o", markersize=3, label="held-out images")
     axes.set(xlabel="step", ylabel="loss", yscale="log")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
+def draw_losses(path: Path, curves: Sequence[Curve], span: int | None = None) -> None:
+    """Draw the losses of several runs over each other: every value faintly, the smoothed curve over it.
+
+    span: log lines in the running mean; 1 is none, None a fortieth of each curve.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 5), dpi=110, layout="constrained")
+    axes = figure.subplots()
+    for number, curve in enumerate(curves):
+        values = smooth(curve.losses, span or max(1, len(curve.losses) // 40))
+        axes.plot(curve.steps, curve.losses, color=f"C{number % 10}", alpha=0.25, linewidth=0.8)
+        axes.plot(curve.steps, values, color=f"C{number % 10}", label=curve.label)
+    positive = all((curve.losses > 0).all() for curve in curves)
+    axes.set(xlabel="step", ylabel="loss", yscale="log" if positive else "linear")
     axes.grid(alpha=0.3)
     axes.legend()
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,6 @@ sample/<chain>/{start,noise_draws,result} table/<name>``. A chain is a number of
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from mindspeed_mm_dit.diffusion.guidance import Guidance
 from mindspeed_mm_dit.diffusion.samplers import find_sampler
 from mindspeed_mm_dit.diffusion.schedule import respaced_steps
 from mindspeed_mm_dit.errors import CheckpointError, nearest
+from mindspeed_mm_dit.evaluation.compare import relative_error
 from mindspeed_mm_dit.framework import ops, optim, runtime
 from mindspeed_mm_dit.models.dit import DiT
 
@@ -72,14 +72,6 @@ def compare(reference: str | Path, checkpoint: str | Path, tolerance: float, tab
         for name in given
         if not _INPUTS.fullmatch(name)
     ]
-
-
-def relative_error(ours: np.ndarray, reference: np.ndarray) -> float:
-    """Norm of the difference over norm of the reference."""
-    if ours.shape != reference.shape or not np.isfinite(ours).all():
-        return math.inf
-    difference = float(np.linalg.norm((ours.astype(np.float64) - reference.astype(np.float64)).ravel()))
-    return difference / (float(np.linalg.norm(reference.astype(np.float64).ravel())) or 1.0)
 
 
 def _finding(name: str, ours: np.ndarray, reference: np.ndarray, tolerance: float) -> Finding:

@@ -28,6 +28,7 @@ OPS = {
     "tanh": "(x)",
     "sin": "(x)",
     "cos": "(x)",
+    "addcmul": "(x, y, z): x + y * z in one pass, with broadcasting",
     "clamp": "(x, min, max); either may be None",
     "where": "(condition, x, y); x and y tensors",
     "mean_per_sample": "(x): mean over every axis but the first -> (B,)",
@@ -57,7 +58,9 @@ RUNTIME = {
     "shapes": "(module) -> {name: shape} of its parameters",
     "to_runtime_device": "(module) -> the module on the device",
     "freeze": "(module, 'fp32' | 'bf16' = 'fp32') -> the module on the device in that precision, no longer trained",
+    "low_precision": "(bool) -> context in which, if true, matrix products run in bfloat16",
     "report_failure": "(error): leave the reason where the launcher looks for it",
+    "compiled": "(module) -> the module, its forward compiled where the interpreted one is slow",
     "versions": "() -> {package: version}",
 }
 

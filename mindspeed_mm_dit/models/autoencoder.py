@@ -22,6 +22,20 @@ class Autoencoder(Protocol):
         """Scaled latents (B, C, h, w) -> images (B, 3 or 1, H, W), about in [-1, 1]."""
 
 
+class VariationalAutoencoder(Autoencoder, Protocol):
+    """An autoencoder whose latents can be cached."""
+
+    def moments(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Images (B, 3, H, W) in [-1, 1] -> mean and std of their latents, (B, C, h, w) float32, unscaled."""
+
+
+def draw_latents(mean: Tensor, std: Tensor | None, posterior_noise: Tensor | None, scaling_factor: float) -> Tensor:
+    """Scaled latents (B, C, h, w): a draw from the posterior, or without ``posterior_noise`` its mean."""
+    if posterior_noise is None:
+        return mean * scaling_factor
+    return (mean + std * posterior_noise) * scaling_factor
+
+
 class PixelAutoencoder:
     """No autoencoder: the images are the latents."""
 

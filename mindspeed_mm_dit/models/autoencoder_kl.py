@@ -11,6 +11,7 @@ from typing import Any
 
 from mindspeed_mm_dit.configs.model import AutoencoderKLConfig
 from mindspeed_mm_dit.framework import nn, ops, runtime
+from mindspeed_mm_dit.models.autoencoder import draw_latents
 from mindspeed_mm_dit.models.autoencoder_kl_files import KLArchitecture, read_autoencoder_kl, require_same_names
 
 Tensor = Any  # a tensor of the active framework
@@ -211,17 +212,22 @@ class AutoencoderKL:
         require_same_names(f"ae.from_pretrained = {config.from_pretrained}", shapes, weights)
         runtime.load_arrays(network, weights)
         self.network = runtime.freeze(network, config.dtype)
+        runtime.compiled(self.network.encoder)
+        runtime.compiled(self.network.decoder)
 
     def encode(self, images: Tensor, posterior_noise: Tensor | None) -> Tensor:
         """Images (B, 3, H, W) in [-1, 1] -> scaled latents (B, C, h, w).
 
         With ``posterior_noise`` (B, C, h, w) a draw from the posterior, without it its mean.
         """
+        mean, std = self.moments(images)
+        return draw_latents(mean, std, posterior_noise, self.config.scaling_factor)
+
+    def moments(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Images (B, 3, H, W) in [-1, 1] -> mean and std of their latents, (B, C, h, w) float32, unscaled."""
         with ops.no_grad():
-            latents, log_variance = ops.chunk(ops.to_float32(self.network(images)), 2, 1)  # 2 x (B, C, h, w)
-            if posterior_noise is not None:
-                latents = latents + ops.exp(0.5 * ops.clamp(log_variance, -30.0, 20.0)) * posterior_noise
-            return latents * self.config.scaling_factor
+            mean, log_variance = ops.chunk(ops.to_float32(self.network(images)), 2, 1)  # 2 x (B, C, h, w)
+            return mean, ops.exp(0.5 * ops.clamp(log_variance, -30.0, 20.0))
 
     def decode(self, scaled_latents: Tensor) -> Tensor:
         """Scaled latents (B, C, h, w) -> images (B, 3, H, W), about in [-1, 1]."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.pytorch import runtime
+from mindspeed_mm_dit.models.autoencoder import draw_latents
 from mindspeed_mm_dit.models.autoencoder_kl_files import check_sizes, existing_path
 
 if TYPE_CHECKING:
@@ -26,23 +27,31 @@ class AutoencoderKL:
         module = _load(config).to(runtime.device(), self._dtype, memory_format=torch.channels_last)
         self.module = module.eval().requires_grad_(False)
 
-    @torch.no_grad()
     def encode(self, images: Tensor, posterior_noise: Tensor | None) -> Tensor:
         """Images (B, 3, H, W) in [-1, 1] -> scaled latents (B, C, h, w).
 
         With ``posterior_noise`` (B, C, h, w) a draw from the posterior, without it its mean.
         """
-        posterior = self.module.encode(images.to(self._dtype, memory_format=torch.channels_last)).latent_dist
-        latents = posterior.mean.float()
-        if posterior_noise is not None:
-            latents = latents + posterior.std.float() * posterior_noise
-        return (latents * self.config.scaling_factor).contiguous()
+        mean, std = self.moments(images)
+        return draw_latents(mean, std, posterior_noise, self.config.scaling_factor)
+
+    @torch.no_grad()
+    def moments(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Images (B, 3, H, W) in [-1, 1] -> mean and std of their latents, (B, C, h, w) float32, unscaled."""
+        with self._own_precision():
+            posterior = self.module.encode(images.to(self._dtype, memory_format=torch.channels_last)).latent_dist
+        return posterior.mean.float().contiguous(), posterior.std.float().contiguous()
 
     @torch.no_grad()
     def decode(self, scaled_latents: Tensor) -> Tensor:
         """Scaled latents (B, C, h, w) -> images (B, 3, H, W), about in [-1, 1]."""
         latents = (scaled_latents / self.config.scaling_factor).to(self._dtype)
-        return self.module.decode(latents).sample.float()
+        with self._own_precision():
+            return self.module.decode(latents).sample.float()
+
+    def _own_precision(self) -> torch.autocast:
+        """``ae.dtype`` decides, also inside the autocast of a bf16 training step."""
+        return torch.autocast(runtime.device_type(), enabled=False)
 
 
 def _load(config: AutoencoderKLConfig) -> DiffusersAutoencoderKL:

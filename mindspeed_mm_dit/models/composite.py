@@ -6,6 +6,7 @@ from typing import Any
 
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.framework import nn, ops
+from mindspeed_mm_dit.models.autoencoder import draw_latents
 from mindspeed_mm_dit.models.registry import AE_MODEL_MAPPINGS, DIFFUSION_MODEL_MAPPINGS, PREDICTOR_MODEL_MAPPINGS
 
 Tensor = Any
@@ -15,7 +16,7 @@ class DiTModel(nn.Module):
     """Holds ae, diffusion and predictor, as MindSpeed-MM's SoRAModel does.
 
     Only the predictor has weights that are trained and saved. Nothing here is random: timestep, noise,
-    dropped labels and posterior noise come with the batch.
+    dropped labels and posterior noise come with the batch. Arguments are passed by name, as the batch names them.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -26,18 +27,34 @@ class DiTModel(nn.Module):
 
     def forward(
         self,
-        pixels: Tensor,
         labels: Tensor,
         timesteps: Tensor,
         noise: Tensor,
+        pixels: Tensor | None = None,
         posterior_noise: Tensor | None = None,
+        latent_mean: Tensor | None = None,
+        latent_std: Tensor | None = None,
     ) -> Tensor:
         """Return the training loss of each sample, (B,) float32.
 
-        pixels: (B, 3 or 1, H, W) uint8; labels, timesteps: (B,) int64;
-        noise, posterior_noise: (B, C, h, w) float32 standard normal.
+        labels, timesteps: (B,) int64; noise, posterior_noise: (B, C, h, w) float32 standard normal.
+        The images come as pixels (B, 3 or 1, H, W) uint8, or from a latent cache as the mean and std of their
+        posterior, (B, C, h, w) float32, unscaled.
         """
-        return self.losses(self.encode(pixels, posterior_noise), labels, timesteps, noise)
+        latents = self.latents(pixels, posterior_noise, latent_mean, latent_std)
+        return self.losses(latents, labels, timesteps, noise)
+
+    def latents(
+        self,
+        pixels: Tensor | None = None,
+        posterior_noise: Tensor | None = None,
+        latent_mean: Tensor | None = None,
+        latent_std: Tensor | None = None,
+    ) -> Tensor:
+        """Return the scaled latents (B, C, h, w) float32 of a batch, encoded now or from a cache."""
+        if latent_mean is None:
+            return self.encode(pixels, posterior_noise)
+        return draw_latents(latent_mean, latent_std, posterior_noise, self.ae.config.scaling_factor)
 
     def encode(self, pixels: Tensor, posterior_noise: Tensor | None) -> Tensor:
         """Turn pixels (B, 3 or 1, H, W) uint8 into scaled latents (B, C, h, w) float32; nothing here is trained."""

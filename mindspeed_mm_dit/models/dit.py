@@ -20,7 +20,7 @@ FREQUENCY_WIDTH = 256
 
 def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     """Scale and shift normalised tokens (B, N, D) by per-sample vectors (B, D)."""
-    return x * (1 + scale[:, None]) + shift[:, None]
+    return ops.addcmul(shift[:, None], x, 1 + scale[:, None])
 
 
 class PatchEmbed(nn.Module):
@@ -74,11 +74,14 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         B, N, D = x.shape
-        qkv = ops.reshape(self.qkv(x), (B, N, 3, self.num_heads, D // self.num_heads))  # (B, N, 3, heads, d)
-        qkv = ops.permute(qkv, (2, 0, 3, 1, 4))  # (3, B, heads, N, d)
-        x = ops.attention(qkv[0], qkv[1], qkv[2])  # (B, heads, N, d)
-        x = ops.reshape(ops.permute(x, (0, 2, 1, 3)), (B, N, D))  # (B, N, D)
-        return self.proj(x)  # (B, N, D)
+        q, k, v = (self._heads(part) for part in ops.chunk(self.qkv(x), 3, 2))  # 3 x (B, heads, N, d)
+        x = ops.permute(ops.attention(q, k, v), (0, 2, 1, 3))  # (B, N, heads, d)
+        return self.proj(ops.reshape(x, (B, N, D)))  # (B, N, D)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        B, N, D = x.shape
+        x = ops.reshape(x, (B, N, self.num_heads, D // self.num_heads))  # (B, N, heads, d)
+        return ops.permute(x, (0, 2, 1, 3))  # (B, heads, N, d)
 
 
 class Mlp(nn.Module):
@@ -108,8 +111,9 @@ class DiTBlock(nn.Module):
     def forward(self, x: Tensor, c: Tensor) -> Tensor:
         modulation = ops.chunk(self.adaLN_modulation(c), 6, 1)  # 6 x (B, D)
         shift_msa, scale_msa, gate_msa, shift_mlp, scale_mlp, gate_mlp = modulation
-        x = x + gate_msa[:, None] * self.attn(modulate(self.norm1(x), shift_msa, scale_msa))  # (B, N, D)
-        return x + gate_mlp[:, None] * self.mlp(modulate(self.norm2(x), shift_mlp, scale_mlp))  # (B, N, D)
+        attended = self.attn(modulate(self.norm1(x), shift_msa, scale_msa))  # (B, N, D)
+        x = ops.addcmul(x, gate_msa[:, None], attended)  # (B, N, D)
+        return ops.addcmul(x, gate_mlp[:, None], self.mlp(modulate(self.norm2(x), shift_mlp, scale_mlp)))  # (B, N, D)
 
 
 class FinalLayer(nn.Module):

@@ -14,7 +14,7 @@ from mindspeed_mm_dit.diffusion.guidance import Guidance, guided_network
 from mindspeed_mm_dit.diffusion.samplers import find_sampler
 from mindspeed_mm_dit.diffusion.schedule import respaced_steps
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.framework import ops
+from mindspeed_mm_dit.framework import ops, runtime
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,8 @@ class SampleSettings:
     """Images drawn together; changes memory and speed, not the images (up to rounding)."""
     clip: float | None = None
     """Bound on the predicted clean latents; None as published. 1 suits pixel models."""
+    bf16: bool = False
+    """Run the network's matrix products in bfloat16; the chain itself stays in float32."""
 
 
 def generate(
@@ -83,13 +85,13 @@ def _generate_batch(
     on_step: Callable[[int], None],
 ) -> np.ndarray:
     latents = None
-    for state in _states(model, config, labels[numbers], numbers, settings):
+    for state in states(model, config, labels[numbers], numbers, settings):
         latents = state
         on_step(len(numbers))
     return to_pixels(ops.numpy(model.ae.decode(latents)))
 
 
-def _states(
+def states(
     model: Any, config: ModelConfig, labels: np.ndarray, numbers: np.ndarray, settings: SampleSettings
 ) -> Iterator[Any]:
     """Walk down the chain for the images ``numbers``; the last state is their scaled latents."""
@@ -97,7 +99,12 @@ def _states(
     sampler = find_sampler(settings.sampler)
     diffusion = model.diffusion.respaced(respaced_steps(total, sampler.respacing.format(settings.steps)))
     null = np.full_like(labels, config.predictor.null_label)
-    predict = guided_network(model.predictor, ops.tensor(labels), ops.tensor(null), settings.guidance, total)
+
+    def network(x: Any, t: Any, y: Any) -> Any:
+        with runtime.low_precision(settings.bf16):
+            return model.predictor(x, t, y)
+
+    predict = guided_network(network, ops.tensor(labels), ops.tensor(null), settings.guidance, total)
     shape = config.latent_shape
     start = ops.tensor(normals(settings.seed, Stream.SAMPLE_START, numbers, shape))
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
+import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from mindspeed_mm_dit.errors import PlatformError
+from mindspeed_mm_dit.errors import PlatformError, UserError
 from mindspeed_mm_dit.framework import FRAMEWORKS, activate
 
 HOST_PACKAGES = ("mindspeed", "megatron.training", "mindspeed_mm")
@@ -19,8 +21,22 @@ HOST_PACKAGES = ("mindspeed", "megatron.training", "mindspeed_mm")
 def choose_host(argv: Sequence[str]) -> ModuleType:
     """Return the module of the host that ``argv`` and the installed packages ask for, framework activated.
 
+    A UserError is printed and ends the process with code 2.
+    """
+    try:
+        return find_host(argv)
+    except UserError as error:
+        if os.environ.get("RANK", "0") == "0":
+            print(f"\n{error}", file=sys.stderr, flush=True)
+        sys.exit(2)
+
+
+def find_host(argv: Sequence[str]) -> ModuleType:
+    """Do what :func:`choose_host` says, and raise.
+
     Raises:
-        PlatformError: the host or framework that was asked for is not here.
+        PlatformError: the host or framework that was asked for is not here, or broken.
+        UserError: MindSpeed-MM is the host, and cannot run what the command line asks for.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--host", default="auto")
@@ -34,13 +50,21 @@ def choose_host(argv: Sequence[str]) -> ModuleType:
             "install MindSpeed-MM (it is not on PyPI), or leave --host out",
         )
     if wanted.host != "standalone" and not missing:
-        raise PlatformError(
-            "--host = mindspeed-mm", "this version trains in the standalone host only", "pass --host standalone"
-        )
+        activate("pytorch")  # with --ai-framework mindspore too: the host makes `torch` be MSAdapter
+        from mindspeed_mm_dit.training.mindspeed_mm.attach import attach
+
+        return attach(argv)
+    _note_a_partial_host(missing, wanted.host)
     activate(wanted.ai_framework)
     from mindspeed_mm_dit.training import standalone
 
     return standalone
+
+
+def _note_a_partial_host(missing: Sequence[str], wanted: str) -> None:
+    here = [name for name in HOST_PACKAGES if name not in missing]
+    if here and missing and wanted == "auto" and os.environ.get("RANK", "0") == "0":
+        print(f"note: {', '.join(here)} found, {', '.join(missing)} not: standalone host", file=sys.stderr)
 
 
 def _is_installed(name: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -60,8 +61,16 @@ def format_line(record: StepRecord, now: datetime) -> str:
 class RunLog:
     """Writes records to standard output, to a progress bar on a terminal, and to TensorBoard."""
 
-    def __init__(self, *, prints: bool, tensorboard_dir: str | None, train_iters: int, iteration: int) -> None:
-        self._prints = prints
+    def __init__(
+        self,
+        *,
+        prints: bool,
+        tensorboard_dir: str | None,
+        train_iters: int,
+        iteration: int,
+        mfu: Callable[[float], float | None] = lambda images_per_second: None,
+    ) -> None:
+        self._prints, self._mfu = prints, mfu
         on_terminal = prints and sys.stderr.isatty()
         self._bar = tqdm(
             total=train_iters,
@@ -83,16 +92,16 @@ class RunLog:
             return
         tqdm.write(format_line(record, datetime.now()), file=sys.stdout)
         sys.stdout.flush()
-        self._bar.set_postfix_str(f"loss {record.loss:.4f}, {record.images_per_second:.0f} images/s")
-        self._scalars(
-            record.iteration,
-            {
-                "train/loss": record.loss,
-                "train/grad_norm": record.grad_norm,
-                "train/learning_rate": record.learning_rate,
-                "train/images_per_second": record.images_per_second,
-            },
-        )
+        mfu = self._mfu(record.images_per_second)
+        share = "" if mfu is None else f", MFU {mfu:.1%}"
+        self._bar.set_postfix_str(f"loss {record.loss:.4f}, {record.images_per_second:.0f} images/s{share}")
+        scalars = {
+            "train/loss": record.loss,
+            "train/grad_norm": record.grad_norm,
+            "train/learning_rate": record.learning_rate,
+            "train/images_per_second": record.images_per_second,
+        }
+        self._scalars(record.iteration, scalars if mfu is None else {**scalars, "train/mfu": mfu})
 
     def validation(self, iteration: int, loss: float) -> None:
         """Say the loss on the images that are held out."""

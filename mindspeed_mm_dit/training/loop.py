@@ -14,6 +14,7 @@ from mindspeed_mm_dit.training.log import RunLog, StepRecord
 from mindspeed_mm_dit.training.lr import LearningRate
 from mindspeed_mm_dit.training.progress import Progress
 from mindspeed_mm_dit.training.signals import StopRequest
+from mindspeed_mm_dit.training.utilisation import meter
 
 
 def train(
@@ -36,6 +37,7 @@ def train(
         tensorboard_dir=args.tensorboard_dir,
         train_iters=args.train_iters,
         iteration=progress.iteration,
+        mfu=meter(args),
     )
     interval = Interval(args)
     while progress.iteration < args.train_iters:

@@ -18,7 +18,7 @@ class Progress:
     def __init__(self, args: Namespace, engine: Any, checkpoints: Any) -> None:
         self.iteration = 0
         self.consumed_samples = 0
-        self._args, self._engine = args, engine
+        self._args, self._engine, self._checkpoints = args, engine, checkpoints
         self._store = CheckpointStore(args.save, args.keep_last) if args.save else None
         self._writer = checkpoints.Writer(in_background=not args.no_async_save) if args.save else None
         self._saved_iteration: int | None = None
@@ -63,6 +63,7 @@ class Progress:
         runtime.barrier()
         iteration, facts, store = self.iteration, self._facts(), self._store
         state = self._engine.state(with_optimizer=not self._args.no_save_optim)
+        state.update(self._checkpoints.entries_for_mindspeed_mm(facts, self._args.mm.model.predictor))
         self._writer.write(state, store.partial_path(iteration), lambda: store.commit(iteration, facts))
         self._saved_iteration = iteration
 

@@ -59,7 +59,7 @@ def test_workers_keep_the_order(samples, num_workers):
 
 
 def test_an_error_in_a_worker_reaches_the_training_thread(samples):
-    samples.index = samples.index.__class__(("gone.png",) * 1797, samples.index.labels)
+    samples.reader.index = samples.reader.index.__class__(("gone.png",) * 1797, samples.labels)
     with pytest.raises(DataError, match=r"gone\.png"):
         next(load_batches(samples, iter([np.arange(4)]), 2, 2))
 

@@ -27,7 +27,7 @@ def assert_same(ours, theirs):
             assert_same(ours[key], theirs[key])
     elif isinstance(theirs, list | tuple):
         assert type(ours) is type(theirs) and len(ours) == len(theirs)
-        for pair in zip(ours, theirs):
+        for pair in zip(ours, theirs, strict=True):
             assert_same(*pair)
     elif isinstance(theirs, torch.Tensor):
         values = (theirs.float() if theirs.dtype == torch.bfloat16 else theirs).detach().numpy()

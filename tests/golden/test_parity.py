@@ -5,13 +5,21 @@ import pytest
 
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.errors import CheckpointError
-from mindspeed_mm_dit.evaluation.parity import compare
-from tests.conftest import GOLDEN
+from tests.conftest import FRAMEWORK, GOLDEN
 
 CHECKPOINT = GOLDEN / "dit_tiny_p2.pt"
+CHOSEN = ["--checkpoint", str(CHECKPOINT), "--ai-framework", FRAMEWORK]
 
 
-def test_every_quantity_of_the_published_model_is_reproduced():
+@pytest.fixture
+def compare(framework):
+    """The comparison, on the framework of this test run."""
+    from mindspeed_mm_dit.evaluation.parity import compare
+
+    return compare
+
+
+def test_every_quantity_of_the_published_model_is_reproduced(compare):
     findings = compare(GOLDEN / "dit_tiny_p2.npz", CHECKPOINT, tolerance=1e-5, table_tolerance=1e-12)
     assert len(findings) == 47
     assert [f for f in findings if not f.good] == []
@@ -20,12 +28,12 @@ def test_every_quantity_of_the_published_model_is_reproduced():
 def test_a_wrong_reference_value_gives_exit_code_1_and_is_named(tmp_path, golden, capsys):
     wrong = {**golden, "loss_vb": golden["loss_vb"] * 1.001}
     np.savez(tmp_path / "wrong.npz", **wrong)
-    assert main(["parity", "--reference", str(tmp_path / "wrong.npz"), "--checkpoint", str(CHECKPOINT)]) == 1
+    assert main(["parity", "--reference", str(tmp_path / "wrong.npz"), *CHOSEN]) == 1
     row = next(line for line in capsys.readouterr().out.splitlines() if "loss_vb" in line)
     assert "DIFFERS" in row
 
 
-def test_any_file_of_the_format_will_do(tmp_path, golden):
+def test_any_file_of_the_format_will_do(compare, tmp_path, golden):
     """Fewer quantities, and other tables."""
     from mindspeed_mm_dit.diffusion.schedule import Schedule
 
@@ -39,10 +47,10 @@ def test_any_file_of_the_format_will_do(tmp_path, golden):
 @pytest.mark.parametrize("key", ["table/none", "grad_norm/none", "nonsense", "timestep_map/x"])
 def test_a_quantity_that_is_not_known_is_an_error(tmp_path, golden, key):
     np.savez(tmp_path / "odd.npz", **{key: np.zeros(1), **{k: golden[k] for k in ("config", "x0", "noise", "t", "y")}})
-    assert main(["parity", "--reference", str(tmp_path / "odd.npz"), "--checkpoint", str(CHECKPOINT)]) == 2
+    assert main(["parity", "--reference", str(tmp_path / "odd.npz"), *CHOSEN]) == 2
 
 
-def test_a_file_without_config_is_an_error(tmp_path):
+def test_a_file_without_config_is_an_error(compare, tmp_path):
     np.savez(tmp_path / "empty.npz", x0=np.zeros(1))
     with pytest.raises(CheckpointError, match="has no 'config'"):
         compare(tmp_path / "empty.npz", CHECKPOINT, 1e-5, 1e-12)

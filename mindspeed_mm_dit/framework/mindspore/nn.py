@@ -15,6 +15,8 @@ from mindspore import ops as msops
 from mindspore.nn import CellList as ModuleList
 from mindspore.nn import SequentialCell as Sequential
 
+from mindspeed_mm_dit.framework.mindspore.runtime import ON_CPU
+
 __all__ = [
     "GELU", "Conv2d", "Embedding", "GroupNorm", "LayerNorm", "Linear", "Module", "ModuleList", "Sequential", "SiLU",
     "frozen_parameter", "set_constant",
@@ -32,6 +34,10 @@ class Module(msnn.Cell):
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
         """Yield (state-dict name, parameter), frozen ones included."""
         return iter(self.parameters_and_names())
+
+    def named_modules(self) -> Iterator[tuple[str, msnn.Cell]]:
+        """Yield (dotted name, module) of this module ("") and all within it."""
+        return self.cells_and_names()
 
 
 class Linear(Module):
@@ -58,7 +64,18 @@ class Conv2d(Module):
         self.bias = _zeros(out_channels)
 
     def forward(self, x: Any) -> Any:
+        if ON_CPU:
+            return _conv2d_by_product(x, self.weight, self.stride, self.padding) + self.bias[:, None, None]
         return msops.conv2d(x, self.weight, self.bias, stride=self.stride, pad_mode="pad", padding=self.padding)
+
+
+def _conv2d_by_product(x: Any, weight: Any, stride: int, padding: int) -> Any:
+    """Convolution as unfolding and one matrix product: tens of times the speed of the CPU's own kernel."""
+    (B, C, H, W), (out_channels, _, K, _) = x.shape, weight.shape
+    h, w = (H + 2 * padding - K) // stride + 1, (W + 2 * padding - K) // stride + 1
+    columns = msops.unfold(x, K, 1, padding, stride).reshape((B, C * K * K, h * w))
+    product = msops.matmul(weight.reshape((out_channels, -1)), columns)  # (B, out_channels, h * w)
+    return product.reshape((B, out_channels, h, w))
 
 
 class Embedding(Module):

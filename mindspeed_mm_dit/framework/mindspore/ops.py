@@ -10,19 +10,18 @@ from mindspore import ops as msops
 from mindspore.ops import cat, chunk, cos, pad, permute, reshape, sin, stop_gradient, where
 
 from mindspeed_mm_dit.framework.mindspore import runtime
+from mindspeed_mm_dit.framework.mindspore.runtime import ON_CPU
 
 __all__ = [
-    "attention", "cast_like", "cat", "chunk", "clamp", "cos", "exp", "log", "mean_per_sample", "no_grad", "numpy",
-    "pad", "permute", "reshape", "sin", "stop_gradient", "take", "tanh", "tensor", "to_float32", "upsample_nearest_2x",
-    "where",
+    "addcmul", "attention", "cast_like", "cat", "chunk", "clamp", "cos", "exp", "log", "mean_per_sample", "no_grad",
+    "numpy", "pad", "permute", "reshape", "sin", "stop_gradient", "take", "tanh", "tensor", "to_float32",
+    "upsample_nearest_2x", "where",
 ]  # fmt: skip
-
-_ON_CPU = mindspore.get_context("device_target") == "CPU"  # a constant, so that ms.jit compiles one branch
 
 
 def _exact(x: Tensor) -> Tensor:
     """``x`` in float64 on a CPU, whose float32 exp, log and tanh are approximations (tanh(8) is 1e-4 off)."""
-    return x.astype(float64) if _ON_CPU else x
+    return x.astype(float64) if ON_CPU else x
 
 
 def exp(x: Tensor) -> Tensor:
@@ -38,6 +37,11 @@ def log(x: Tensor) -> Tensor:
 def tanh(x: Tensor) -> Tensor:
     """Hyperbolic tangent of ``x``."""
     return msops.tanh(_exact(x)).astype(x.dtype)
+
+
+def addcmul(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    """``x + y * z``; the graph compiler fuses it."""
+    return x + y * z
 
 
 def clamp(x: Tensor, min: float | None = None, max: float | None = None) -> Tensor:
@@ -62,7 +66,7 @@ def upsample_nearest_2x(x: Tensor) -> Tensor:
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """softmax(q k^T / sqrt(d)) v, each of q, k, v (B, heads, N, d)."""
-    if not _ON_CPU and q.dtype in (mindspore.float16, mindspore.bfloat16):  # Ascend's fused form; untested
+    if not ON_CPU and q.dtype in (mindspore.float16, mindspore.bfloat16):  # Ascend's fused form; untested
         return msops.flash_attention_score(q, k, v, q.shape[1], scalar_value=q.shape[-1] ** -0.5, input_layout="BNSD")
     scores = msops.matmul(q * q.shape[-1] ** -0.5, msops.transpose(k, (0, 1, 3, 2)))  # (B, heads, N, N)
     return msops.matmul(msops.softmax(scores, -1), v)  # (B, heads, N, d)

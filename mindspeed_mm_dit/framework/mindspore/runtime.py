@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 from collections.abc import Mapping
@@ -15,6 +16,9 @@ from mindspeed_mm_dit.errors import PlatformError
 
 _DEVICES = {"gloo": "cpu", "nccl": "cuda", "hccl": "npu"}
 _NAMES = {"CPU": "cpu", "GPU": "cuda", "Ascend": "npu"}
+
+ON_CPU = mindspore.get_context("device_target") == "CPU"
+"""Whether this process computes on a CPU; a constant, so that ms.jit compiles one branch of a choice by it."""
 
 
 class _Job:
@@ -36,7 +40,7 @@ def check_backend(backend: str | None) -> str:
     if backend not in (None, native):
         raise PlatformError(
             f"--distributed-backend = {backend}",
-            f"needs a {_DEVICES[backend].upper()} device; this MindSpore runs on {kind.upper()}",
+            f"needs a {_DEVICES[backend].upper()} device; MindSpore {mindspore.__version__} runs on {kind.upper()}",
             f"leave the flag out, or use {native}",
         )
     return native
@@ -138,6 +142,13 @@ def to_runtime_device(module: mindspore.nn.Cell) -> mindspore.nn.Cell:
     return module
 
 
+def low_precision(bf16: bool) -> contextlib.AbstractContextManager[None]:
+    """Return a context that changes nothing; raises PlatformError where ``bf16`` is asked for."""
+    if bf16:
+        raise PlatformError("--bf16", "sampling in bfloat16 is not offered on MindSpore", "leave the flag out")
+    return contextlib.nullcontext()
+
+
 def report_failure(error: BaseException) -> None:
     """Print ``error`` at the end of this worker's log, where msrun looks for the reason."""
     print(f"{error}", flush=True)
@@ -151,6 +162,12 @@ def freeze(module: mindspore.nn.Cell, dtype: str = "fp32") -> mindspore.nn.Cell:
         parameter.requires_grad = False
         parameter.set_dtype({"fp32": mindspore.float32, "bf16": mindspore.bfloat16}[dtype])
     return module.set_train(False)
+
+
+def compiled(module: mindspore.nn.Cell) -> mindspore.nn.Cell:
+    """Return ``module``, its forward compiled by ms.jit, anew for every shape of its inputs."""
+    module.construct = mindspore.jit(module.construct)
+    return module
 
 
 def versions() -> dict[str, str]:

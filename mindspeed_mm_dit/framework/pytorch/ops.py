@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import (
     Tensor,
+    addcmul,
     cat,
     chunk,
     clamp,
@@ -25,9 +26,9 @@ from torch.nn.functional import scaled_dot_product_attention as attention
 from mindspeed_mm_dit.framework.pytorch import runtime
 
 __all__ = [
-    "attention", "cast_like", "cat", "chunk", "clamp", "cos", "exp", "log", "mean_per_sample", "no_grad", "numpy",
-    "pad", "permute", "reshape", "sin", "stop_gradient", "take", "tanh", "tensor", "to_float32", "upsample_nearest_2x",
-    "where",
+    "addcmul", "attention", "cast_like", "cat", "chunk", "clamp", "cos", "exp", "log", "mean_per_sample", "no_grad",
+    "numpy", "pad", "permute", "reshape", "sin", "stop_gradient", "take", "tanh", "tensor", "to_float32",
+    "upsample_nearest_2x", "where",
 ]  # fmt: skip
 
 

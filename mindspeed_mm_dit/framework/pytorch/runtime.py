@@ -166,6 +166,11 @@ def to_runtime_device(model: torch.nn.Module) -> torch.nn.Module:
     return model.to(device())
 
 
+def low_precision(bf16: bool) -> torch.autocast:
+    """Return a context in which, if ``bf16``, matrix products run in bfloat16."""
+    return torch.autocast(device_type(), torch.bfloat16, enabled=bf16)
+
+
 def report_failure(error: BaseException) -> None:
     """Leave ``error`` where torchrun looks for it, so that its summary names the reason."""
     if "TORCHELASTIC_ERROR_FILE" in os.environ:
@@ -175,6 +180,11 @@ def report_failure(error: BaseException) -> None:
 def freeze(module: torch.nn.Module, dtype: str = "fp32") -> torch.nn.Module:
     """Return ``module`` on the device, in precision "fp32" or "bf16", no longer trained."""
     return module.to(device(), {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]).eval().requires_grad_(False)
+
+
+def compiled(module: torch.nn.Module) -> torch.nn.Module:
+    """Return ``module`` as it is: its operators are fast without compilation."""
+    return module
 
 
 def versions() -> dict[str, str]:

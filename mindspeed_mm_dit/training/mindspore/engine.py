@@ -100,7 +100,8 @@ class Engine:
             return batch["timesteps"]
 
         forward_step(batches, note)
-        latents = self.model.encode(noted["pixels"], noted.get("posterior_noise"))
+        images = ("pixels", "posterior_noise", "latent_mean", "latent_std")
+        latents = self.model.latents(**{name: noted[name] for name in images if name in noted})
         return latents, noted["labels"], noted["timesteps"], noted["noise"]
 
     # --- state -------------------------------------------------------------------------------------------

@@ -22,7 +22,14 @@ from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.registry import PREDICTOR_MODEL_MAPPINGS
 from mindspeed_mm_dit.training.preflight import MultiModalArguments
 from mindspeed_mm_dit.training.pytorch.ema import MovingAverage
-from mindspeed_mm_dit.training.pytorch.parallel import average_ignored, check_paths, replicate, shard, unwrap
+from mindspeed_mm_dit.training.pytorch.parallel import (
+    average_ignored,
+    check_paths,
+    compile_blocks,
+    replicate,
+    shard,
+    unwrap,
+)
 
 ForwardStep = Callable[[Iterator[Any], nn.Module], tuple[Tensor, Callable[[Tensor], tuple[Tensor, dict[str, Tensor]]]]]
 
@@ -45,6 +52,8 @@ class Engine:
     def __init__(self, model: nn.Module, args: Namespace, fsdp2: Fsdp2Config | None) -> None:
         self.args = args
         initialise(model, args.seed)
+        if args.torch_compile:
+            compile_blocks(model.predictor)
         self.model = shard(model, fsdp2) if fsdp2 else replicate(model)
         self.predictor: nn.Module = unwrap(self.model).predictor
         self.optimizer = adamw(self.predictor, (args.adam_beta1, args.adam_beta2), args.adam_eps, args.weight_decay)

@@ -1,0 +1,109 @@
+"""What the benchmarks share: interleaved timing, medians, and a dated result file."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import platform
+import shlex
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import date
+from pathlib import Path
+
+import torch
+
+from mindspeed_mm_dit.framework.pytorch import runtime
+
+RESULTS = Path(__file__).parent / "results"
+
+
+CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
+"""Seconds that pass, or seconds of this process on a core: the one to use with OMP_NUM_THREADS=1 on a busy CPU."""
+
+
+def interleave(
+    contestants: dict[str, Callable[[], object]], rounds: int, warm_up: int = 1, clock: str = "wall"
+) -> dict[str, list[float]]:
+    """Time each contestant once a round, in turn, so that other load on the machine falls on all alike.
+
+    Returns the seconds of every round by name, on one of CLOCKS; the order within a round alternates.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    for number in range(-warm_up, rounds):
+        order = list(contestants)[:: 1 if number % 2 else -1]
+        for name in order:
+            took = timed(contestants[name], clock)
+            if number >= 0:
+                seconds[name].append(took)
+    return seconds
+
+
+def timed(call: Callable[[], object], clock: str = "wall") -> float:
+    """Return the seconds ``call`` takes, the device's work included."""
+    synchronize()
+    started = CLOCKS[clock]()
+    call()
+    synchronize()
+    return CLOCKS[clock]() - started
+
+
+def synchronize() -> None:
+    """Wait for the accelerator, if there is one."""
+    if runtime.device_type() != "cpu":
+        torch.accelerator.synchronize()
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Return how many times faster ours is: the median over rounds of theirs / ours of the same round."""
+    return statistics.median(b / a for a, b in zip(ours, theirs))
+
+
+class Report:
+    """A Markdown file of results: what ran, where, and the raw figures."""
+
+    def __init__(self, name: str, title: str) -> None:
+        self.path = RESULTS / f"{date.today():%Y-%m-%d}-{name}.md"
+        versions = ", ".join(f"{package} {version}" for package, version in runtime.versions().items())
+        self._out = io.StringIO()
+        command = " ".join(["python", *map(shlex.quote, [f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])])
+        self.say(f"# {title}\n\n    {_without_paths(command)}\n")
+        self.say(f"{date.today():%Y-%m-%d}, {runtime.device_name()}, Python {platform.python_version()}, {versions}.\n")
+
+    def say(self, text: str = "") -> None:
+        """Print a line, and keep it."""
+        print(text, flush=True)
+        print(text, file=self._out)
+
+    def table(self, headings: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+        """Print and keep a table."""
+        lines = ["| " + " | ".join(map(str, row)) + " |" for row in (headings, ["---"] * len(headings), *rows)]
+        self.say("\n".join(lines) + "\n")
+
+    def raw(self, seconds: dict[str, list[float]]) -> None:
+        """Keep the seconds of every round."""
+        for name, values in seconds.items():
+            self.say(f"    {name}: " + " ".join(f"{value:.4f}" for value in values))
+
+    def save(self) -> None:
+        """Write the file."""
+        RESULTS.mkdir(exist_ok=True)
+        self.path.write_text(self._out.getvalue(), encoding="utf-8")
+        print(f"written to {self.path}")
+
+
+def _without_paths(command: str) -> str:
+    """A command as others would type it: folders of this machine shortened to their last part."""
+    return " ".join(Path(word).name if word.startswith("/") else word for word in command.split(" "))
+
+
+@contextlib.contextmanager
+def reference_checkout(path: str) -> Iterator[None]:
+    """Import from a checkout of facebookresearch/DiT: its modules ``models`` and ``diffusion``."""
+    sys.path.insert(0, path)
+    try:
+        yield
+    finally:
+        sys.path.remove(path)

@@ -1,0 +1,153 @@
+"""Sampling with guidance: DPM-Solver++ in 20 steps and DDPM in 250, against the reference's DDPM in 250.
+
+    python benchmarks/sampling.py --reference DIR [--preset DiT-S/2] [--images 2]
+    python benchmarks/sampling.py --checkpoint outputs/digits/checkpoints      # the score of every sampler too
+
+DIR is a checkout of facebookresearch/DiT (which needs timm). Weights are random; time does not depend on them.
+Every step of a chain costs the same, so of the chains of 250 only the first --timed-steps are run, and the time is
+scaled; the chain of 20 is run whole. --checkpoint, a model of the digits demo, gives the share of samples that are
+read as the digit asked for, by sampler and steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+from argparse import Namespace
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from common import CLOCKS, Report, interleave, ratio, reference_checkout
+from train_throughput import NUM_CLASSES, LatentsOnly, model_config
+
+from mindspeed_mm_dit.configs.presets import PRESETS
+from mindspeed_mm_dit.diffusion.guidance import Guidance
+from mindspeed_mm_dit.evaluation.digits import digits_accuracy
+from mindspeed_mm_dit.framework.pytorch import runtime
+from mindspeed_mm_dit.models import composite
+from mindspeed_mm_dit.sampling.generate import SampleSettings, generate, states
+from mindspeed_mm_dit.sampling.load import load_model
+
+LONG, SHORT, SCALE = 250, 20, 4.0
+
+
+def main() -> None:
+    """Measure and write the result file."""
+    args = parse()
+    report = Report("sampling", f"Sampling with guidance, {args.preset}")
+    if args.checkpoint:
+        score(args, report)
+    if not args.only_score:
+        time_samplers(args, report)
+    report.save()
+
+
+def time_samplers(args: Namespace, report: Report) -> None:
+    """Time our samplers and the reference's, interleaved."""
+    steps: dict[str, Callable[[], Any]] = {}
+    for precision in args.precision:
+        model = our_model(args)
+        steps[f"{precision} dpm++ {SHORT}"] = our_sampler(args, model, "dpm++", SHORT, SHORT, precision)
+        steps[f"{precision} ddpm {LONG}"] = our_sampler(args, model, "ddpm", LONG, args.timed_steps, precision)
+    if args.reference:
+        steps[f"reference {LONG}"] = reference_sampler(args)
+    measured = interleave(steps, args.rounds, args.warm_up, args.clock)
+    report.raw(measured)
+    scale = {name: 1.0 if name.endswith(str(SHORT)) else LONG / args.timed_steps for name in measured}
+    seconds = {name: [value * scale[name] for value in values] for name, values in measured.items()}
+    peer = seconds.get(f"reference {LONG}")
+    rows = [
+        [name, f"{statistics.median(values):.2f}", f"{args.images / statistics.median(values):.4f}",
+         f"{ratio(values, peer):.2f}" if peer else ""]
+        for name, values in seconds.items()
+    ]  # fmt: skip
+    report.say()
+    report.table(["sampler", "median s", "images/s", "x the reference"], rows)
+    report.say(
+        f"{args.images} images a batch, guidance {SCALE}, {args.clock} seconds; chains of {LONG} timed over "
+        f"{args.timed_steps} steps and scaled (the raw figures above are not)."
+    )
+
+
+def score(args: Namespace, report: Report) -> None:
+    """Say how many samples of each digit are read as that digit."""
+    model, config = load_model(args.checkpoint, None)
+    labels = np.repeat(np.arange(10), args.per_class)
+    rows = []
+    for sampler, steps in (("ddpm", LONG), ("ddim", 50), ("ddim", 20), ("dpm++", 20), ("dpm++", 10)):
+        settings = SampleSettings(sampler, steps, Guidance(2.0, "3"), seed=args.seed, batch_size=len(labels))
+        rows.append([sampler, steps, f"{digits_accuracy(generate(model, config, labels, settings), labels):.1%}"])
+    report.table(["sampler", "steps", "read as the digit asked for"], rows)
+    report.say(f"{len(labels)} samples of the digits demo, guidance 2, seed {args.seed}.\n")
+
+
+def our_model(args: Namespace) -> Any:
+    """Return the composite with random weights."""
+    composite.AE_MODEL_MAPPINGS["autoencoder_kl"] = LatentsOnly
+    torch.manual_seed(0)
+    return runtime.for_inference(composite.DiTModel(model_config(args)))
+
+
+def our_sampler(args: Namespace, model: Any, sampler: str, steps: int, timed: int, precision: str) -> Callable[[], Any]:
+    """Return a call that takes the first ``timed`` steps of a chain of ``steps``."""
+    settings = SampleSettings(sampler, steps, Guidance(SCALE, "3"), batch_size=args.images, bf16=precision == "bf16")
+    numbers = np.arange(args.images)
+
+    def run() -> None:
+        with torch.no_grad():
+            for _ in itertools.islice(
+                states(model, model_config(args), numbers % NUM_CLASSES, numbers, settings), timed
+            ):
+                pass
+
+    return run
+
+
+def reference_sampler(args: Namespace) -> Callable[[], Any]:
+    """Return a call that takes the first steps of the reference's chain, as its sample.py does."""
+    with reference_checkout(args.reference):
+        from diffusion import create_diffusion
+        from models import DiT_models
+    device = runtime.device()
+    model = DiT_models[args.preset](input_size=args.size, num_classes=NUM_CLASSES).to(device).eval()
+    diffusion = create_diffusion(str(LONG))
+    z = torch.randn(args.images, 4, args.size, args.size, device=device)
+    y = torch.tensor([*range(args.images), *[NUM_CLASSES] * args.images], device=device)
+    arguments = {"y": y, "cfg_scale": SCALE}
+
+    def run() -> None:
+        with torch.no_grad():
+            chain = diffusion.p_sample_loop_progressive(
+                model.forward_with_cfg, (2 * len(z), *z.shape[1:]), torch.cat([z, z]), clip_denoised=False,
+                model_kwargs=arguments, device=device,
+            )  # fmt: skip
+            for _ in itertools.islice(chain, args.timed_steps):
+                pass
+
+    return run
+
+
+def parse() -> Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--reference", metavar="DIR", help="checkout of facebookresearch/DiT; without it, ours alone")
+    parser.add_argument("--checkpoint", metavar="DIR", help="a model of the digits demo, to score the samplers")
+    parser.add_argument("--only-score", action="store_true", help="with --checkpoint: no timing")
+    parser.add_argument("--per-class", type=int, default=50, help="samples of each digit")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--preset", default="DiT-S/2", choices=list(PRESETS))
+    parser.add_argument("--size", type=int, default=32, help="height of the latents (32: 256 pixels)")
+    parser.add_argument("--images", type=int, default=2)
+    parser.add_argument("--timed-steps", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--warm-up", type=int, default=1)
+    parser.add_argument("--precision", nargs="+", default=["fp32", "bf16"], choices=["fp32", "bf16"])
+    parser.add_argument("--clock", default="wall", choices=list(CLOCKS), help="cpu: for a busy CPU, one thread")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""``mm-dit plan``."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mindspeed_mm_dit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mindspeed_mm_dit.configs.model import ModelConfig
+    from mindspeed_mm_dit.planning.memory import Layout
+    from mindspeed_mm_dit.planning.recommend import Recommendation, Request
+
+DESCRIPTION = """\
+Say what a run will need before it is started: parameters, arithmetic, memory by part, the largest micro-batch,
+bytes sent, time. Closed form: no device and no framework is touched.
+
+  mm-dit plan --model examples/dit/imagenet256/model.json --world-size 8 --device-memory-gib 80
+  mm-dit plan --model model.json --world-size 64 --device-memory-gib 64 --link-gbps 200 --peak-tflops 376 \\
+      --write-fsdp2 fsdp2.yaml"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of the command."""
+    parser.add_argument("--model", required=True, metavar="JSON", help="model.json")
+    parser.add_argument("--world-size", type=int, required=True, metavar="N", help="devices")
+    parser.add_argument("--device-memory-gib", type=float, required=True, metavar="M", help="memory of one, GiB")
+    parser.add_argument("--global-batch-size", type=int, default=256, metavar="N", help="images a step (default 256)")
+    parser.add_argument("--micro-batch-size", type=int, metavar="N", help="default: the largest that fits")
+    parser.add_argument("--node-size", type=int, default=8, metavar="N", help="devices of a node (default 8)")
+    parser.add_argument("--latents", action="store_true", help="images come from a latent cache, not through the VAE")
+    parser.add_argument("--link-gbps", type=float, metavar="G", help="gigabits a second a rank can send; adds times")
+    parser.add_argument("--node-link-gbps", type=float, metavar="G", help="the same inside a node (default: equal)")
+    parser.add_argument("--peak-tflops", type=float, default=989.0, help="bf16 peak of a device (default 989, an H100)")
+    parser.add_argument("--mfu", type=float, default=0.4, help="share of the peak that is reached (default 0.4)")
+    parser.add_argument("--write-fsdp2", metavar="YAML", help="write the recommended fsdp2.yaml, with its reasons")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the plan."""
+    from mindspeed_mm_dit.configs.model import load_model_config
+    from mindspeed_mm_dit.planning.recommend import GIB, Request, fsdp2_yaml, recommend
+
+    for flag in ("world_size", "device_memory_gib", "global_batch_size", "node_size", "mfu", "peak_tflops"):
+        if getattr(args, flag) <= 0:
+            raise ConfigError(f"--{flag.replace('_', '-')} = {getattr(args, flag)}", "must be positive")
+    model = load_model_config(args.model)
+    request = Request(
+        world_size=args.world_size,
+        device_bytes=args.device_memory_gib * GIB,
+        images_per_rank=max(1, args.global_batch_size // args.world_size),
+        micro_batch_size=args.micro_batch_size,
+        node_size=args.node_size,
+        online_vae=not args.latents,
+    )
+    chosen = recommend(model, request)
+    print_model(model)
+    print_memory(model, request, chosen)
+    print_fits(model, request)
+    print_traffic(model, request, chosen, args)
+    if args.write_fsdp2:
+        header = (
+            f"Written by mm-dit plan for {args.model} on {args.world_size} devices of {args.device_memory_gib:g} GiB:\n"
+            f"--micro-batch-size {chosen.micro_batch_size} --global-batch-size {global_batch(request)} "
+            "--use-torch-fsdp2 --bf16"
+        )
+        Path(args.write_fsdp2).write_text(fsdp2_yaml(chosen, header), encoding="utf-8")
+        print(f"\n{args.write_fsdp2}: written")
+    return 0
+
+
+def print_model(model: ModelConfig) -> None:
+    """Print parameters and arithmetic."""
+    from mindspeed_mm_dit.planning.model_size import count, forward_multiply_adds, shapes, train_flop
+
+    parts = shapes(model.predictor)
+    print(f"parameters       {count(parts.all):,} ({count(parts.block):,} in each of {parts.num_blocks} blocks)")
+    print(f"forward          {forward_multiply_adds(model.predictor) / 1e9:,.2f} G multiply-adds an image")
+    print(f"train step       {train_flop(model.predictor) / 1e12:,.3f} TFLOP an image")
+
+
+def print_memory(model: ModelConfig, request: Request, chosen: Recommendation) -> None:
+    """Print the parts of the recommended layout."""
+    from mindspeed_mm_dit.planning.memory import memory
+    from mindspeed_mm_dit.planning.recommend import GIB
+
+    plan, micro, layout = memory(model, chosen.layout, request.online_vae), chosen.micro_batch_size, chosen.layout
+    print(
+        f"\nrecommended      {layout.world_size} rank(s), weights shared by {layout.shard_ranks}, micro-batch {micro} "
+        f"x {request.images_per_rank // micro} a step, recompute {'on' if layout.recompute else 'off'}, bf16"
+    )
+    for name in ("weights", "gradients", "optimizer", "ema", "gathered", "vae"):
+        print(f"  {name:<14} {getattr(plan, name) / GIB:8.2f} GiB")
+    print(f"  {'activations':<14} {micro * plan.activations_per_image / GIB:8.2f} GiB of {micro} images")
+    print(f"  {'workspace':<14} {micro * plan.workspace_per_image / GIB:8.2f} GiB (estimate)")
+    print(f"  {'total':<14} {plan.total(micro) / GIB:8.2f} of {request.device_bytes / GIB:g} GiB")
+
+
+def print_fits(model: ModelConfig, request: Request) -> None:
+    """Print the largest micro-batch of every kind of sharding, with and without recompute."""
+    from mindspeed_mm_dit.planning.recommend import fitting
+
+    print(f"\n{'largest micro-batch':<24} {'kept':>8} {'recompute':>10}")
+    for name, layout in kinds(request).items():
+        largest = [fitting(model, dataclasses.replace(layout, recompute=again), request) for again in (False, True)]
+        print(f"  {name:<22} {largest[0]:>8} {largest[1]:>10}")
+
+
+def print_traffic(model: ModelConfig, request: Request, chosen: Recommendation, args: argparse.Namespace) -> None:
+    """Print bytes sent and, with --link-gbps, times."""
+    from mindspeed_mm_dit.planning.traffic import PAPER_BATCH, PAPER_STEPS, Links, step_time, traffic
+
+    rounds = request.images_per_rank // chosen.micro_batch_size
+    print(f"\n{'sent a step and rank':<24} {'in shards':>12} {'between copies':>15}", end="")
+    print(f" {'step, overlapped':>17} {'in turn':>9} {'paper run':>11}" if args.link_gbps else "")
+    for name, layout in kinds(request).items():
+        layout = dataclasses.replace(layout, recompute=chosen.layout.recompute)
+        sent = traffic(model, layout, rounds)
+        print(f"  {name:<22} {sent.within_shards / 1e9:9.3f} GB {sent.between_replicas / 1e9:12.3f} GB", end="")
+        if args.link_gbps:
+            links = Links(args.link_gbps, args.node_link_gbps or args.link_gbps, request.node_size)
+            images = chosen.micro_batch_size * rounds
+            compute = step_time(model, layout, images, args.peak_tflops * 1e12 * args.mfu)
+            travel = links.seconds(layout, sent)
+            days = PAPER_STEPS * PAPER_BATCH / global_batch(request) * max(compute, travel) / 86400
+            print(f" {max(compute, travel) * 1e3:14.1f} ms {(compute + travel) * 1e3:6.1f} ms {days:6.2f} days", end="")
+        print()
+    if args.link_gbps:
+        print(
+            f"  overlapped: the longer of arithmetic and sending; in turn: their sum. Paper run:\n"
+            f"  {PAPER_STEPS:,} steps of {PAPER_BATCH} images, overlapped. Arithmetic at {args.mfu:.0%} of "
+            f"{args.peak_tflops:g} TFLOP/s."
+        )
+
+
+def kinds(request: Request) -> dict[str, Layout]:
+    """Return the layouts to compare: every rank a whole copy, one copy for all, one copy for each node."""
+    from mindspeed_mm_dit.planning.memory import Layout
+
+    W = request.world_size
+    found = {"replicated": Layout(W, 1, "autocast")}
+    if W > 1:
+        found[f"sharded over {W}"] = Layout(W, W)
+    if request.node_size < W and W % request.node_size == 0:
+        found[f"hybrid, {request.node_size} a copy"] = Layout(W, request.node_size)
+    return found
+
+
+def global_batch(request: Request) -> int:
+    """Return the images of a step over all ranks."""
+    return request.images_per_rank * request.world_size

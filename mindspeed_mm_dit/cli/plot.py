@@ -1,0 +1,42 @@
+"""``mm-dit plot``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from mindspeed_mm_dit.errors import ConfigError
+
+DESCRIPTION = """\
+Draw the loss curves of several runs over each other.
+
+  mm-dit plot outputs/digits/tensorboard train.log ../DiT/results/000-DiT-XL-2/log.txt --output loss.png
+
+A LOG is a TensorBoard folder or a text log: ours and MindSpeed-MM's, facebookresearch/DiT's, mindone's."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of the command."""
+    parser.add_argument("logs", nargs="+", metavar="LOG", help="log file or TensorBoard folder")
+    parser.add_argument("--output", default="loss.png", metavar="PNG", help="the picture (default loss.png)")
+    parser.add_argument(
+        "--smooth", type=int, metavar="N", help="running mean over N log lines; 1: none (default: 1/40 of each curve)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read, draw, and say what was read."""
+    if Path(args.output).suffix != ".png":
+        raise ConfigError(f"--output = {args.output}", "is not a .png")
+    if args.smooth is not None and args.smooth < 1:
+        raise ConfigError(f"--smooth = {args.smooth}", "must be at least 1")
+    from mindspeed_mm_dit.evaluation.curves import draw_losses
+    from mindspeed_mm_dit.evaluation.logs import read_curve
+
+    curves = [read_curve(log) for log in args.logs]
+    draw_losses(Path(args.output), curves, args.smooth)
+    for curve in curves:
+        print(f"{curve.label}: {len(curve.steps)} losses, step {curve.steps[0]} to {curve.steps[-1]}, "
+              f"last {curve.losses[-1]:.6g}")  # fmt: skip
+    print(args.output)
+    return 0

@@ -1,0 +1,200 @@
+"""The latents of a data set on disk, encoded once, with all that a run must agree on to use them. No framework.
+
+    index.json               the identity of the cache, its images per shard; written last
+    images.csv               image_path,label of every image, in the order of the rows
+    latents-00000.safetensors  mean and std, each (images of the shard, 2, C, h, w); axis 1: as it is, mirrored
+
+A posterior is kept, not a draw from it, so every epoch still draws its own latents.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mindspeed_mm_dit.configs.data import DataConfig
+from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, ModelConfig
+from mindspeed_mm_dit.configs.strict import from_mapping
+from mindspeed_mm_dit.errors import ConfigError, DataError
+
+INDEX, IMAGES = "index.json", "images.csv"
+CROP = "halve by box, scale bicubically, cut the centre"
+"""What ``transforms.center_crop`` does; change this text with it, so that old caches are refused."""
+
+_DTYPES = {"F32": np.float32, "F16": np.float16}
+
+
+@dataclass(frozen=True)
+class CacheIdentity:
+    """What decides the numbers in a cache; a run must agree on each field."""
+
+    autoencoder: str
+    """SHA-256 of the autoencoder's files."""
+    autoencoder_dtype: str
+    """Precision it ran in."""
+    image_size: int
+    """Height and width of the images, in pixels."""
+    crop: str = CROP
+    """How images of other sizes are cut."""
+
+
+@dataclass(frozen=True)
+class CacheIndex:
+    """All of index.json."""
+
+    identity: CacheIdentity
+    """What the cache was made by."""
+    num_images: int
+    """Rows over all shards."""
+    shard_images: int
+    """Rows in each shard but the last."""
+    skipped: int = 0
+    """Images of the folder that could not be read and have no row."""
+
+    @property
+    def num_shards(self) -> int:
+        """Number of shard files."""
+        return -(-self.num_images // self.shard_images)
+
+    def rows_of(self, shard: int) -> range:
+        """Return the rows of a shard."""
+        return range(shard * self.shard_images, min((shard + 1) * self.shard_images, self.num_images))
+
+
+def identity_of(model: ModelConfig, data: DataConfig) -> CacheIdentity:
+    """Return the identity that a cache for this model.json and data.json must have."""
+    if not isinstance(model.ae, AutoencoderKLConfig):
+        raise ConfigError(
+            f"dataset_param.latents with ae.model_id = {model.ae.model_id!r}",
+            "this autoencoder has no latents to keep: it trains on the images themselves",
+            "drop dataset_param.latents",
+        )
+    return CacheIdentity(
+        digest_of_files(model.ae.from_pretrained), model.ae.dtype, data.dataset_param.image_size, crop=CROP
+    )
+
+
+@lru_cache(maxsize=4)
+def digest_of_files(path: str) -> str:
+    """Return the SHA-256 over the weights and config files at ``path`` (a folder or one file)."""
+    root = Path(path)
+    if not root.exists():
+        raise DataError(f"ae.from_pretrained = {path}", "there is no such file or folder", "correct the path")
+    suffixes = {".json", ".safetensors", ".bin", ".pt", ".pth", ".ckpt"}
+    files = [root] if root.is_file() else sorted(file for file in root.iterdir() if file.suffix in suffixes)
+    digest = hashlib.sha256()
+    for file in files:
+        with open(file, "rb") as stream:
+            while chunk := stream.read(1 << 22):
+                digest.update(chunk)
+    return digest.hexdigest()
+
+
+class LatentCache:
+    """A complete cache, memory-mapped; safe to read from several threads and processes."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.index = read_cache_index(self.folder)
+        self._shards = [map_shard(shard_path(self.folder, shard))[0] for shard in range(self.index.num_shards)]
+
+    def read(self, rows: np.ndarray, flipped: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return posterior mean and std of ``rows`` (B,), mirrored where ``flipped`` (B,); (B, C, h, w) float32."""
+        shards, places = np.divmod(rows, self.index.shard_images)
+        wanted = list(zip(shards.tolist(), places.tolist(), flipped.astype(int).tolist()))
+        mean, std = (
+            np.stack([self._shards[shard][name][place, side] for shard, place, side in wanted]).astype(np.float32)
+            for name in ("mean", "std")
+        )
+        return mean, std
+
+
+class LatentReader:
+    """The latents of an index's images, as ``ImageReader`` gives their pixels."""
+
+    def __init__(self, cache: LatentCache, rows: np.ndarray, with_std: bool) -> None:
+        self._cache, self._rows, self._with_std = cache, rows, with_std
+
+    def read(self, images: np.ndarray, flipped: np.ndarray) -> dict[str, np.ndarray]:
+        """Return latent_mean and, for a sampled posterior, latent_std, each (B, C, h, w) float32, unscaled."""
+        mean, std = self._cache.read(self._rows[images], flipped)
+        return {"latent_mean": mean, "latent_std": std} if self._with_std else {"latent_mean": mean}
+
+
+def check_identity(folder: str | Path, found: CacheIdentity, wanted: CacheIdentity) -> None:
+    """Raise ConfigError naming the first thing in which a cache differs from what a run needs."""
+    names = {
+        "autoencoder": "another autoencoder",
+        "autoencoder_dtype": "the autoencoder in another precision",
+        "image_size": "images of another size",
+        "crop": "another crop",
+    }
+    for field, words in names.items():
+        there, here = asdict(found)[field], asdict(wanted)[field]
+        if there != here:
+            raise ConfigError(
+                f"latents = {folder}",
+                f"was made with {words}: {field} is {there!r} there and {here!r} here",
+                "make a cache of its own for this model.json and data.json: mm-dit cache-latents",
+            )
+
+
+def check_latents(model: ModelConfig, data: DataConfig) -> None:
+    """Raise ConfigError unless the cache that data.json names fits model.json and data.json."""
+    folder = data.dataset_param.latents
+    if folder is not None:
+        check_identity(folder, read_cache_index(Path(folder)).identity, identity_of(model, data))
+
+
+def read_cache_index(folder: Path) -> CacheIndex:
+    """Read index.json; raises DataError if the cache is missing or not finished."""
+    try:
+        content = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise DataError(
+            f"dataset_param.latents = {folder}",
+            f"holds no finished cache of latents: {error}",
+            "run mm-dit cache-latents; it goes on where it was interrupted",
+        ) from None
+    content["identity"] = from_mapping(CacheIdentity, content.get("identity"), f"{folder}/{INDEX}: identity")
+    return from_mapping(CacheIndex, content, f"{folder}/{INDEX}")
+
+
+def read_cached_rows(folder: Path) -> list[tuple[str, int]]:
+    """Return (image_path, label) of every row."""
+    with open(folder / IMAGES, newline="", encoding="utf-8") as file:
+        return [(row["image_path"], int(row["label"])) for row in csv.DictReader(file)]
+
+
+def shard_path(folder: Path, shard: int) -> Path:
+    """Return where a shard stands."""
+    return folder / f"latents-{shard:05d}.safetensors"
+
+
+def map_shard(path: Path) -> tuple[dict[str, np.memmap], dict[str, str]]:
+    """Map the tensors of a safetensors file into memory; return them and the file's metadata."""
+    try:
+        with open(path, "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header: dict[str, Any] = json.loads(file.read(length))
+        metadata = header.pop("__metadata__", {})
+        tensors = {
+            name: _map(path, entry["dtype"], 8 + length + entry["data_offsets"][0], entry["shape"])
+            for name, entry in header.items()
+        }
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(
+            str(path), f"is no shard of latents: {error}", "remove it and run mm-dit cache-latents"
+        ) from None
+    return tensors, metadata
+
+
+def _map(path: Path, dtype: str, offset: int, shape: list[int]) -> np.memmap:
+    return np.memmap(path, _DTYPES[dtype], "r", offset, tuple(shape))

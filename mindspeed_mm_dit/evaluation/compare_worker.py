@@ -1,0 +1,254 @@
+"""One side of ``mm-dit compare``: a process that activates one framework and writes what it computes.
+
+    python -m mindspeed_mm_dit.evaluation.compare_worker JOB.json
+
+Every called part of the predictor is watched from outside: its ``forward`` (MindSpore: ``construct``) is wrapped
+for one pass, which notes the part's inputs and output. Of a list such as ``blocks``, each item and its direct parts
+are watched, so a part is small enough to name and the arrays fit on a disk.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import platform
+import re
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config
+from mindspeed_mm_dit.errors import UserError
+from mindspeed_mm_dit.framework import activate, active
+
+Arrays = dict[str, np.ndarray]
+
+WATCHED = re.compile(r"|\w+|\w+\.\d+|\w+\.\d+\.\w+")
+"""Names of the parts that are watched; the empty one is the predictor itself."""
+NUDGE = 0.05
+"""Standard deviation of what replaces zero-initialised weights, which would hide every error behind them."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a worker is asked to do; it travels as JSON."""
+
+    framework: str
+    """Framework to activate."""
+    model: str
+    """Path of model.json."""
+    checkpoint: str | None
+    """Where the weights come from; None: they are drawn from ``seed``."""
+    weights: str
+    """Safetensors file of the weights both sides use: read if it is there, else made and written."""
+    inputs: str
+    """Path of the .npz with latents, labels, timesteps and noise."""
+    output: str
+    """Path of the .npz to write."""
+    start: str | None
+    """Folder to write a checkpoint into, from which this side's training starts; None: do not."""
+    seed: int
+    """Decides drawn weights."""
+
+    def write(self, path: Path) -> None:
+        """Write the job to ``path``."""
+        path.write_text(json.dumps(dataclasses.asdict(self)), encoding="utf-8")
+
+
+def main(argv: list[str]) -> int:
+    """Do the job in the file ``argv[0]``; return 0, or 2 after a mistake in the input."""
+    job = Job(**json.loads(Path(argv[0]).read_text(encoding="utf-8")))
+    try:
+        activate(job.framework)
+        measure(job)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def measure(job: Job) -> None:
+    """Compute layer outputs, losses and gradients on the job's inputs, and write them."""
+    from mindspeed_mm_dit.framework import optim, runtime
+    from mindspeed_mm_dit.models.registry import DIFFUSION_MODEL_MAPPINGS, PREDICTOR_MODEL_MAPPINGS
+
+    config = load_model_config(job.model)
+    predictor = PREDICTOR_MODEL_MAPPINGS[config.predictor.model_id](config.predictor)
+    diffusion = runtime.to_runtime_device(DIFFUSION_MODEL_MAPPINGS[config.diffusion.model_id](config.diffusion))
+    _load_weights(predictor, job)
+    predictor = runtime.to_runtime_device(predictor)
+    if job.start is not None:
+        _write_start(predictor, Path(job.start), job.seed)
+    with np.load(job.inputs) as file:
+        given = runtime.to_device(dict(file))
+    found = _forward(predictor, diffusion, given)
+    losses, gradients = optim.gradients(predictor, lambda: _losses(predictor, diffusion, given, lambda *_: None))
+    found["losses"] = losses
+    found |= {f"gradient/{name}": gradient for name, gradient in gradients.items()}
+    found["facts"] = np.array(json.dumps(_facts()))
+    np.savez(job.output, **found)  # type: ignore[arg-type]
+
+
+def draw_inputs(config: ModelConfig, seed: int, count: int) -> Arrays:
+    """Draw ``count`` samples: latents, noise, timesteps over the whole range, labels of which the last is the null."""
+    from mindspeed_mm_dit.data.draws import Stream, normals
+
+    numbers = np.arange(count)
+    predictor = config.predictor
+    labels = numbers * 7 % predictor.num_classes
+    if predictor.class_dropout_prob > 0:
+        labels[-1] = predictor.null_label
+    return {
+        "latents": normals(seed, Stream.SAMPLE_START, numbers, config.latent_shape),
+        "noise": normals(seed, Stream.NOISE, numbers, config.latent_shape),
+        "timesteps": (numbers * 2 + 1) * config.diffusion.num_train_timesteps // (2 * count),
+        "labels": labels,
+    }
+
+
+# --- weights ---------------------------------------------------------------------------------------------
+
+
+def _load_weights(predictor: Any, job: Job) -> None:
+    """Give the predictor the weights of the job, and leave them in its file for the other side."""
+    from safetensors.numpy import load_file, save_file
+
+    from mindspeed_mm_dit.checkpoint.store import find_checkpoint
+    from mindspeed_mm_dit.checkpoint.weights import check_names, read_weights
+    from mindspeed_mm_dit.framework import runtime
+
+    if Path(job.weights).is_file():
+        runtime.load_arrays(predictor, load_file(job.weights))
+        return
+    if job.checkpoint is None:
+        weights = _drawn(predictor, job.seed)
+    else:
+        weights = read_weights(find_checkpoint(job.checkpoint))
+        found = {name: array.shape for name, array in weights.items()}
+        check_names(runtime.shapes(predictor), found, f"--checkpoint = {job.checkpoint}")
+    runtime.load_arrays(predictor, weights)
+    save_file(_arrays(predictor), job.weights)
+
+
+def _drawn(predictor: Any, seed: int) -> Arrays:
+    from mindspeed_mm_dit.models.init import initial_weights
+
+    trained = {name: tuple(p.shape) for name, p in predictor.named_parameters() if p.requires_grad}
+    return {name: _nudged(name, value, seed) for name, value in initial_weights(trained, seed).items()}
+
+
+def _nudged(name: str, value: np.ndarray, seed: int) -> np.ndarray:
+    if value.any():
+        return value
+    draw = np.random.Generator(np.random.Philox(key=[seed, zlib.crc32(name.encode())]))
+    return draw.standard_normal(value.shape, np.float32) * np.float32(NUDGE)
+
+
+def _arrays(predictor: Any) -> Arrays:
+    from mindspeed_mm_dit.framework import ops
+
+    return {name: np.ascontiguousarray(ops.numpy(p)) for name, p in predictor.named_parameters()}
+
+
+def _write_start(predictor: Any, folder: Path, seed: int) -> None:
+    """Write the weights as a checkpoint of iteration 0 in this framework's own format."""
+    from mindspeed_mm_dit.checkpoint.store import CheckpointStore
+    from mindspeed_mm_dit.framework import ops, runtime
+
+    checkpoints: Any
+    if active() == "pytorch":
+        from mindspeed_mm_dit.checkpoint import torch_dcp as checkpoints
+    else:
+        from mindspeed_mm_dit.checkpoint import mindspore_ckpt as checkpoints
+    keep = ops.tensor if active() == "pytorch" else np.asarray
+    state = {f"{tree}.{name}": keep(a) for tree in ("model", "ema") for name, a in _arrays(predictor).items()}
+    store, facts = CheckpointStore(folder), {"iteration": 0, "consumed_samples": 0, "seed": seed}
+    runtime.initialize(None, 1, 1)
+    store.begin(0)
+    writer = checkpoints.Writer(in_background=False)
+    writer.write(state, store.partial_path(0), lambda: store.commit(0, facts))
+    writer.wait()
+    runtime.shutdown()
+
+
+# --- watching --------------------------------------------------------------------------------------------
+
+Note = Callable[[str, tuple[Any, ...], Any], None]
+
+
+def _forward(predictor: Any, diffusion: Any, given: Mapping[str, Any]) -> Arrays:
+    """Return in/PART/0, in/PART/1, ..., out/PART, and the parts in the order in which they finished."""
+    from mindspeed_mm_dit.framework import ops
+
+    found: Arrays = {}
+    order: list[str] = []
+
+    def note(name: str, inputs: tuple[Any, ...], output: Any) -> None:
+        order.append(name)
+        found[f"out/{name}"] = ops.numpy(output)
+        found.update({f"in/{name}/{number}": ops.numpy(x) for number, x in enumerate(inputs)})
+
+    with ops.no_grad(), _watched(predictor, note):
+        _losses(predictor, diffusion, given, note)
+    found["order"] = np.array(order)
+    return found
+
+
+def _losses(predictor: Any, diffusion: Any, given: Mapping[str, Any], note: Note) -> Any:
+    """Return the loss of each sample, as models/composite.py does from latents."""
+    from mindspeed_mm_dit.framework import ops
+
+    latents, timesteps, noise = given["latents"], given["timesteps"], given["noise"]
+    noised = diffusion.q_sample(latents, timesteps, noise)
+    note("diffusion.q_sample", (latents, noise), noised)
+    output = ops.to_float32(predictor(noised, timesteps, given["labels"]))
+    losses = diffusion.loss(output, latents, noised, timesteps, noise)
+    note("diffusion.loss", (output, latents, noised), losses)
+    return losses
+
+
+@contextmanager
+def _watched(predictor: Any, note: Note) -> Iterator[None]:
+    """While this lasts, tell ``note`` of every call of a watched part."""
+    parts = [(name, part) for name, part in predictor.named_modules() if WATCHED.fullmatch(name)]
+    entry = {"pytorch": "forward", "mindspore": "construct"}[active()]
+    originals = [getattr(part, entry) for _, part in parts]
+    for (name, part), original in zip(parts, originals):
+        setattr(part, entry, _noting(f"predictor.{name}".rstrip("."), original, note))
+    try:
+        yield
+    finally:
+        for (_, part), original in zip(parts, originals):
+            setattr(part, entry, original)
+
+
+def _noting(name: str, original: Callable[..., Any], note: Note) -> Callable[..., Any]:
+    def call(*inputs: Any) -> Any:
+        output = original(*inputs)
+        note(name, inputs, output)
+        return output
+
+    return call
+
+
+def _facts() -> dict[str, str]:
+    from mindspeed_mm_dit import __version__
+    from mindspeed_mm_dit.framework import runtime
+
+    return {
+        "mindspeed_mm_dit": __version__,
+        **runtime.versions(),
+        "python": platform.python_version(),
+        "device": runtime.device_name(),
+        "system": platform.platform(),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

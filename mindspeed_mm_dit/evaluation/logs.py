@@ -1,0 +1,115 @@
+"""Training logs of this project and its relatives, read as loss curves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from mindspeed_mm_dit.errors import DataError
+
+_NUMBER = r"([-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|nan|inf))"
+_MEGATRON = re.compile(rf"\biteration +(\d+)/ *\d+ \|.*?\| *(?:lm )?loss: *{_NUMBER}", re.I)
+_PUBLISHED_DIT = re.compile(rf"\(step=(\d+)\) *train loss: *{_NUMBER}", re.I)
+_MINDSPORE = re.compile(rf"\bepoch[:\s]+(\d+)[,\s]+step[:\s]+(\d+)\b.*?\bloss(?:\s+is)?[:\s]+{_NUMBER}", re.I)
+_GLOBAL_STEP = re.compile(r"\bglobal_step[:\s]+(\d+)", re.I)
+_MS_PER_ITERATION = re.compile(r"\biteration +(\d+)/.*?elapsed time per iteration \(ms\): *([\d.]+)")
+
+KNOWN_FORMATS = (
+    "this project's and MindSpeed-MM's ('iteration 20/ 800 | ... | loss: 1.0E+00 |')",
+    "facebookresearch/DiT's ('(step=0000100) Train Loss: 0.2000')",
+    "mindone's and MindSpore's ('epoch 1, step 100, ... loss 0.12', 'epoch: 1 step: 100, loss is 0.12')",
+    "mindone's result.log (columns step, loss, ... between tabs)",
+    "a TensorBoard folder with the scalar 'train/loss'",
+)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The losses of one run."""
+
+    label: str
+    """What the run is called in a picture."""
+    steps: np.ndarray
+    """(N,) int64, ascending."""
+    losses: np.ndarray
+    """(N,) float64."""
+
+
+def read_curve(path: str | Path) -> Curve:
+    """Read the losses of a run from its log file or TensorBoard folder; of a step logged twice, the later value.
+
+    Raises:
+        DataError: the log cannot be read, or holds no loss in a known format.
+    """
+    path = Path(path)
+    found = _read_folder(path) if path.is_dir() else _read_text(path)
+    if not found:
+        raise DataError(str(path), "no losses found in it", "known formats are: " + "; ".join(KNOWN_FORMATS))
+    steps = sorted(found)
+    return Curve(str(path), np.array(steps, np.int64), np.array([found[step] for step in steps]))
+
+
+def parse_losses(lines: Iterable[str]) -> dict[int, float]:
+    """Return step -> loss of a log's lines in whichever known format they have; empty if in none."""
+    lines = list(lines)
+    for pattern in (_MEGATRON, _PUBLISHED_DIT):
+        found = {int(m[1]): float(m[2]) for m in map(pattern.search, lines) if m}
+        if found:
+            return found
+    return _mindspore_losses(lines) or _table_losses(lines)
+
+
+def parse_milliseconds(lines: Iterable[str]) -> dict[int, float]:
+    """Return step -> milliseconds an iteration, of this project's and MindSpeed-MM's log lines."""
+    return {int(m[1]): float(m[2]) for m in map(_MS_PER_ITERATION.search, lines) if m}
+
+
+def _read_text(path: Path) -> dict[int, float]:
+    try:
+        return parse_losses(path.read_text(encoding="utf-8", errors="replace").splitlines())
+    except OSError as error:
+        raise DataError(str(path), f"cannot be read: {error.strerror}") from None
+
+
+def _read_folder(path: Path) -> dict[int, float]:
+    from mindspeed_mm_dit.evaluation.curves import read_scalar
+
+    for name in ("train/loss", "lm loss", "loss"):  # ours, Megatron's, common
+        steps, values = read_scalar(path, name)
+        if len(steps):
+            return dict(zip(steps.tolist(), values.tolist()))
+    return {}
+
+
+def _mindspore_losses(lines: list[str]) -> dict[int, float]:
+    """Read lines that count epochs and, unless they give the global step, steps within one."""
+    matches = [(m, _GLOBAL_STEP.search(m.string)) for m in map(_MINDSPORE.search, lines) if m]
+    places = [(int(m[1]), int(m[2])) for m, _ in matches]
+    first_epoch = min((epoch for epoch, _ in places), default=0)
+    per_epoch = _steps_per_epoch(places)
+    return {
+        int(whole[1]) if whole else (epoch - first_epoch) * per_epoch + step: float(m[3])
+        for (m, whole), (epoch, step) in zip(matches, places)
+    }
+
+
+def _steps_per_epoch(places: list[tuple[int, int]]) -> int:
+    """Return the largest step seen, or 0 where steps go on counting from one epoch to the next."""
+    steps = [step for _, step in places]
+    starts_again = any(b[0] > a[0] and b[1] <= a[1] for a, b in pairwise(places))
+    return max(steps) if starts_again else 0
+
+
+def _table_losses(lines: list[str]) -> dict[int, float]:
+    """Read a table between tabs with the columns step and loss."""
+    heads = lines[0].split("\t") if lines else []
+    if not {"step", "loss"} <= set(heads):
+        return {}
+    step, loss = heads.index("step"), heads.index("loss")
+    rows = [line.split("\t") for line in lines[1:]]
+    return {int(row[step]): float(row[loss]) for row in rows if len(row) == len(heads) and row[step].isdigit()}

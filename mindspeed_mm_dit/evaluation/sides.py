@@ -1,0 +1,191 @@
+"""The two sides of a comparison, each a framework in an interpreter of its own, run as a user runs them."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mindspeed_mm_dit.errors import ConfigError, PlatformError, UserError
+from mindspeed_mm_dit.evaluation.compare_worker import Job
+from mindspeed_mm_dit.evaluation.logs import parse_losses, parse_milliseconds
+
+ROOT = Path(__file__).resolve().parents[2]
+"""Folder of the package and of pretrain_dit.py."""
+PACKAGES = {"pytorch": "torch", "mindspore": "mindspore"}
+VENVS = {"pytorch": ".venv", "mindspore": ".venv-mindspore"}
+_OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "RANK_ID", "MS_WORKER_NUM", "MS_ROLE", "MASTER_PORT")
+
+# What compare decides itself, or what a short run from fixed weights must not do. True: the flag takes a value.
+_LEFT_OUT = {
+    "--save": True, "--load": True, "--tensorboard-dir": True, "--save-interval": True, "--eval-interval": True,
+    "--eval-iters": True, "--log-interval": True, "--ai-framework": True, "--host": True,
+    "--fsdp2-config-path": True, "--seed": True, "--mm-model": True, "--mm-data": True, "--mm-tool": True,
+    "--report": False, "--use-torch-fsdp2": False, "--no-async-save": False, "--bf16": False,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Side:
+    """One framework, and where it lives."""
+
+    label: str
+    """What the report calls it."""
+    framework: str
+    """"pytorch" or "mindspore"."""
+    python: str
+    """Interpreter that has it."""
+    root: Path = ROOT
+    """Folder that holds the package and pretrain_dit.py to run."""
+
+    def measure(self, job: Job, folder: Path) -> None:
+        """Run the worker on ``job``."""
+        job.write(folder / f"{self.label}.json")
+        self._run_main("mindspeed_mm_dit.evaluation.compare_worker", [str(folder / f"{self.label}.json")], folder)
+
+    def train(self, flags: Sequence[str], folder: Path) -> Training:
+        """Run pretrain_dit.py with ``flags`` and read its log."""
+        script = self.root / "pretrain_dit.py"
+        if not script.is_file():
+            raise PlatformError(str(script), "is not there", "install the project with pip install --editable")
+        own = ["--host", "standalone", "--ai-framework", self.framework]
+        lines = self._run([str(script), *own, *flags], folder).splitlines()
+        return Training(parse_losses(lines), parse_milliseconds(lines))
+
+    def sample(self, flags: Sequence[str], folder: Path) -> np.ndarray:
+        """Run ``mm-dit sample`` with ``flags``; return images (N, H, W, C) uint8."""
+        output = folder / f"{self.label}_samples.npz"
+        own = ["--ai-framework", self.framework, "--output", str(output)]
+        self._run_main("mindspeed_mm_dit.cli.main", ["sample", *flags, *own], folder)
+        with np.load(output) as file:
+            return np.asarray(file["arr_0"])
+
+    def _run_main(self, module: str, arguments: Sequence[str], folder: Path) -> None:
+        """Run ``main`` of a module of this side's copy of the package (-m would take the working directory's)."""
+        code = f"import sys; sys.path[0] = {str(self.root)!r}; from {module} import main; sys.exit(main(sys.argv[1:]))"
+        self._run(["-c", code, *arguments], folder)
+
+    def _run(self, arguments: Sequence[str], folder: Path) -> str:
+        """Run this side's interpreter to the end; return its standard output.
+
+        Raises UserError with the last words of a process that failed; all it said is kept in ``folder``.
+        """
+        environment = {k: v for k, v in os.environ.items() if k not in _OF_A_LAUNCHER}
+        environment["PYTHONPATH"] = str(self.root)
+        done = subprocess.run(
+            [self.python, *arguments], env=environment, text=True, stdin=subprocess.DEVNULL, capture_output=True
+        )
+        if done.returncode != 0:
+            log = folder / f"{self.label}_failed.log"
+            log.write_text(f"{shlex.join([self.python, *arguments])}\n{done.stdout}\n{done.stderr}", encoding="utf-8")
+            raise UserError(f"{self.label} ({self.python})", _last_words(done), f"all it said is in {log}")
+        return done.stdout
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a training run printed."""
+
+    losses: dict[int, float]
+    """Loss by step."""
+    milliseconds: dict[int, float]
+    """Time of a step, in ms."""
+
+    def images_per_second(self, batch_size: int) -> float:
+        """Return the median speed over the second half of the steps: the first ones compile and warm up."""
+        times = list(self.milliseconds.values())
+        return batch_size * 1000 / statistics.median(times[len(times) // 2 :])
+
+
+def find_sides(pytorch_python: str | None, mindspore_python: str | None) -> tuple[Side, Side]:
+    """Return the PyTorch side and the MindSpore side.
+
+    An interpreter is the flag's, else this one if it has the framework, else the one of .venv or .venv-mindspore in
+    the working directory. Raises PlatformError if none of them has it.
+    """
+    return (
+        Side("pytorch", "pytorch", find_python("pytorch", pytorch_python)),
+        Side("mindspore", "mindspore", find_python("mindspore", mindspore_python)),
+    )
+
+
+def find_python(framework: str, given: str | None) -> str:
+    """Return an interpreter that has ``framework``; raises PlatformError if there is none."""
+    flag, package = f"--{framework}-python", PACKAGES[framework]
+    if given is not None:
+        if not _has(given, package):
+            raise PlatformError(f"{flag} = {given}", f"cannot run, or has no package {package!r}",
+                                "name the python of an environment with it")  # fmt: skip
+        return given
+    if importlib.util.find_spec(package) is not None:
+        return sys.executable
+    sibling = Path(VENVS[framework]).absolute() / "bin" / "python"
+    if sibling.exists() and _has(str(sibling), package):
+        return str(sibling)
+    raise PlatformError(
+        flag, f"neither {sys.executable} nor {sibling} has {package}", f"pass {flag} PYTHON, an interpreter with it"
+    )
+
+
+def training_flags(
+    model: str, data: str, train_args: Path, steps: int, seed: int, batch_size: int | None, start: Path | None
+) -> list[str]:
+    """Return the flags of pretrain_dit.py, equal on both sides: those of ``train_args``, for ``steps`` steps.
+
+    The learning rate follows the schedule of the whole run, of which these are the first steps.
+    """
+    given = _read_train_args(train_args) if train_args.is_file() else ["--lr", "1e-4", "--micro-batch-size", "16"]
+    if "--lr-decay-iters" not in given and "--train-iters" in given:
+        given += ["--lr-decay-iters", given[given.index("--train-iters") + 1]]
+    flags = ["--mm-model", model, "--mm-data", data, *given, "--train-iters", str(steps), "--log-interval", "1"]
+    flags += ["--seed", str(seed)]
+    if batch_size is not None:
+        flags += ["--micro-batch-size", str(batch_size), "--global-batch-size", str(batch_size)]
+    if start is not None:
+        flags += ["--load", str(start), "--no-load-optim"]
+    return flags
+
+
+def batch_size_of(flags: Sequence[str]) -> int:
+    """Return the global batch size that ``flags`` set on one rank."""
+    for name in ("--global-batch-size", "--micro-batch-size"):
+        if name in flags:
+            return int(flags[len(flags) - 1 - list(reversed(flags)).index(name) + 1])
+    raise ConfigError("train.args: --micro-batch-size", "is missing", "pass --batch-size")
+
+
+def _read_train_args(path: Path) -> list[str]:
+    """Return the flags of a train.args without those that compare decides itself."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    words = [part for line in lines for word in shlex.split(line, comments=True) for part in word.split("=", 1)]
+    kept: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        if word not in _LEFT_OUT:
+            kept.append(word)
+        elif _LEFT_OUT[word]:
+            next(rest, None)
+    return kept
+
+
+def _has(python: str, package: str) -> bool:
+    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
+    try:
+        return subprocess.run([python, "-c", code], capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
+
+
+def _last_words(done: subprocess.CompletedProcess[str]) -> str:
+    """Return the reason a process gave: the error it ended with, else its last line."""
+    lines = [line.strip() for line in (done.stdout + "\n" + done.stderr).splitlines() if line.strip()]
+    named = [line for line in lines if "Error: " in line]
+    return f"exit code {done.returncode}: {(named or lines or ['it said nothing'])[-1]}"

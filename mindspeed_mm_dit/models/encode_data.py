@@ -1,0 +1,163 @@
+"""Fills a latent cache: every image of a data set through the autoencoder once, as it is and mirrored.
+
+Each rank encodes every so many-th shard; a shard appears under its name when it is whole, and one that is
+there is not made again. The rank that finds all shards present writes the index.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from mindspeed_mm_dit.data.folder import ImageIndex
+from mindspeed_mm_dit.data.images import ImageReader
+from mindspeed_mm_dit.data.latents import (
+    IMAGES,
+    INDEX,
+    CacheIdentity,
+    CacheIndex,
+    check_identity,
+    map_shard,
+    shard_path,
+)
+from mindspeed_mm_dit.data.loader import load_batches
+from mindspeed_mm_dit.errors import DataError
+from mindspeed_mm_dit.framework import ops
+from mindspeed_mm_dit.models.autoencoder import VariationalAutoencoder
+
+DTYPES = {"fp32": np.float32, "fp16": np.float16}
+
+
+@dataclass(frozen=True)
+class EncodeSettings:
+    """How a cache is filled."""
+
+    batch_size: int = 16
+    """Images encoded together."""
+    shard_images: int = 4096
+    """Images in a file."""
+    dtype: str = "fp32"
+    """Precision on disk: fp32, or fp16 at half the size."""
+    num_workers: int = 2
+    """Threads that decode images ahead."""
+
+
+class PixelBatches:
+    """Batches of pixels by row, in the form ``load_batches`` asks for."""
+
+    def __init__(self, reader: ImageReader) -> None:
+        self._reader = reader
+
+    def batch(self, positions: np.ndarray) -> dict[str, np.ndarray]:
+        """Return pixels (B, 3, H, W) uint8 of the rows ``positions``."""
+        return self._reader.read(positions, np.zeros(len(positions), bool))
+
+
+class CacheWriter:
+    """The shards of one cache, on one of ``world_size`` ranks."""
+
+    def __init__(
+        self, folder: Path, index: ImageIndex, names: list[str], identity: CacheIdentity, settings: EncodeSettings
+    ) -> None:
+        self.folder, self.settings, self._images = folder, settings, index
+        self.index = CacheIndex(identity, len(index), settings.shard_images, index.skipped)
+        self._csv = _csv_of(names, index.labels.tolist())
+        self._metadata = {
+            **{key: str(value) for key, value in asdict(identity).items()},
+            "images": hashlib.sha256(self._csv.encode()).hexdigest(),
+            "shard_images": str(settings.shard_images),
+            "dtype": settings.dtype,
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def missing(self, rank: int, world_size: int) -> list[int]:
+        """Return the shards this rank still has to make.
+
+        Raises:
+            ConfigError: a shard that is there was made with another autoencoder or crop.
+            DataError: it was made from other images or in another layout.
+        """
+        return [shard for shard in range(rank, self.index.num_shards, world_size) if not self._is_there(shard)]
+
+    def _is_there(self, shard: int) -> bool:
+        path = shard_path(self.folder, shard)
+        if not path.exists():
+            return False
+        _, metadata = map_shard(path)
+        check_identity(self.folder, _identity_in(metadata), self.index.identity)
+        for key, value in self._metadata.items():
+            if metadata.get(key) != value:
+                raise DataError(
+                    str(path),
+                    f"was made with other settings: {key} is {metadata.get(key)!r} there and {value!r} here",
+                    "use the same settings, or another --output",
+                )
+        return True
+
+    def write(self, shard: int, autoencoder: VariationalAutoencoder, on_images: Callable[[int], None]) -> None:
+        """Encode the images of ``shard`` and write them; ``on_images`` is called with the images of each batch."""
+        kept: dict[str, list[np.ndarray]] = {"mean": [], "std": []}
+        for pixels in self._pixels(shard):
+            moments = [encode_moments(autoencoder, side) for side in (pixels, pixels[:, :, :, ::-1])]
+            for name, sides in zip(kept, zip(*moments)):
+                kept[name].append(np.stack(sides, 1).astype(DTYPES[self.settings.dtype]))
+            on_images(len(pixels))
+        path = shard_path(self.folder, shard)
+        aside = path.with_name(f".{path.name}.{os.getpid()}")
+        save_file({name: np.concatenate(parts) for name, parts in kept.items()}, aside, self._metadata)
+        os.replace(aside, path)
+
+    def _pixels(self, shard: int) -> Iterator[np.ndarray]:
+        size, channels = self.index.identity.image_size, 3
+        rows = np.array(self.index.rows_of(shard), np.int64)
+        batches = np.array_split(rows, range(self.settings.batch_size, len(rows), self.settings.batch_size))
+        reader = PixelBatches(ImageReader(self._images, size, channels))
+        return (batch["pixels"] for batch in load_batches(reader, batches, self.settings.num_workers, 4))
+
+    def finish(self) -> bool:
+        """Write the index if every shard is there; return whether it is."""
+        if not all(shard_path(self.folder, shard).exists() for shard in range(self.index.num_shards)):
+            return False
+        _replace(self.folder / IMAGES, self._csv)
+        _replace(self.folder / INDEX, json.dumps(asdict(self.index), indent=1) + "\n")
+        return True
+
+
+def _identity_in(metadata: dict[str, str]) -> CacheIdentity:
+    return CacheIdentity(
+        metadata.get("autoencoder", ""),
+        metadata.get("autoencoder_dtype", ""),
+        int(metadata.get("image_size", "0")),
+        metadata.get("crop", ""),
+    )
+
+
+def encode_moments(autoencoder: VariationalAutoencoder, pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return mean and std (B, C, h, w) float32 of the latents of pixels (B, 3, H, W) uint8."""
+    with ops.no_grad():
+        images = ops.to_float32(ops.tensor(np.ascontiguousarray(pixels))) / 127.5 - 1.0
+        mean, std = autoencoder.moments(images)
+        return ops.numpy(mean), ops.numpy(std)
+
+
+def _csv_of(names: list[str], labels: list[int]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(["image_path", "label"])
+    writer.writerows(zip(names, labels))
+    return text.getvalue()
+
+
+def _replace(path: Path, text: str) -> None:
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.write_text(text, encoding="utf-8", newline="")
+    os.replace(aside, path)

@@ -1,0 +1,1 @@
+"""What a run will cost, in closed form from model.json: parameters, FLOP, bytes, time. No device, no framework."""

@@ -1,0 +1,155 @@
+"""Memory of one rank by part, and the largest micro-batch that fits.
+
+Weights, gradients, moments and average are exact. Activations are what autograd keeps between forward and
+backward, counted from the network's code; what a kernel needs for a moment is an estimate of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, ModelConfig
+from mindspeed_mm_dit.planning.model_size import count, shapes
+
+Precision = Literal["fp32", "autocast", "bf16"]
+"""fp32; autocast: --bf16 without sharding (norms in float32, as CUDA's autocast has it); bf16: param_dtype bf16."""
+
+RESERVE = 0.08
+"""Part of a device's memory kept free for the context, the collectives' buffers and fragmentation."""
+SD_VAE_PARAMETERS = 83_653_863
+"""AutoencoderKL of Stable Diffusion."""
+_VAE_WIDTH, _VAE_LIVE = 128, 4
+"""Channels of its widest layer at full resolution, and how many such tensors an encode holds at once."""
+
+# Tokens' vectors of width D that a block keeps for backward, by what computes them, and bytes of an element of each.
+_KEPT = {
+    # precision: (into and out of the two norms, all other vectors)
+    "fp32": (4, 4),
+    "autocast": (4, 2),
+    "bf16": (2, 2),
+}
+_NORM_VECTORS = 4  # x and its normalised form, twice
+_OTHER_VECTORS = 8  # modulated twice; q, k, v; attention; both branches' results
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a run spreads over devices."""
+
+    world_size: int = 1
+    """Ranks."""
+    shard_ranks: int = 1
+    """Ranks that share one copy of the weights (fsdp2.yaml: sharding_size)."""
+    precision: Precision = "bf16"
+    """Precision of forward and backward."""
+    recompute: bool = False
+    """Whether the blocks' activations are computed again in backward."""
+    prefetch: int = 1
+    """Blocks whose weights are gathered ahead."""
+    reshard_after_forward: bool = True
+    """Whether gathered weights are freed between forward and backward."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on the fullest rank."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    ema: int
+    gathered: int
+    """Copies of weights and gradients in the precision and completeness that a block computes with."""
+    vae: int
+    """Weights of the autoencoder."""
+    activations_per_image: int
+    """Kept from forward to backward."""
+    workspace_per_image: int
+    """Held for a moment: gradients of activations, one recomputed block, the autoencoder's layers."""
+
+    @property
+    def fixed(self) -> int:
+        """Bytes whatever the batch."""
+        return self.weights + self.gradients + self.optimizer + self.ema + self.gathered + self.vae
+
+    def total(self, micro_batch_size: int) -> int:
+        """Bytes with ``micro_batch_size`` images."""
+        return self.fixed + micro_batch_size * (self.activations_per_image + self.workspace_per_image)
+
+    def largest_micro_batch(self, device_bytes: float) -> int:
+        """Images that fit into a device of ``device_bytes``, some kept in reserve; 0 if none does."""
+        free = device_bytes * (1 - RESERVE) - self.fixed
+        return max(0, int(free // (self.activations_per_image + self.workspace_per_image)))
+
+
+def memory(model: ModelConfig, layout: Layout, online_vae: bool = True) -> Memory:
+    """Return what a rank holds; ``online_vae``: images are encoded in the step, and not read from a cache."""
+    parts, S = shapes(model.predictor), layout.shard_ranks
+    trained, everything = count(parts.trained, S), count(parts.all, S)
+    activations, workspace = activation_bytes(model, layout)
+    return Memory(
+        weights=4 * everything,
+        gradients=4 * trained,
+        optimizer=8 * trained,
+        ema=4 * everything,
+        gathered=_gathered_bytes(model, layout),
+        vae=_vae_weights(model),
+        activations_per_image=activations,
+        workspace_per_image=max(workspace, _vae_workspace(model) if online_vae else 0),
+    )
+
+
+def activation_bytes(model: ModelConfig, layout: Layout) -> tuple[int, int]:
+    """Return (kept from forward to backward, held for a moment) of one image, bytes."""
+    block = block_activation_bytes(model, layout.precision)
+    config, element = model.predictor, _KEPT[layout.precision][1]
+    tokens = config.num_tokens * config.hidden_size
+    norm_bytes = _KEPT[layout.precision][0]
+    ends = tokens * (2 * norm_bytes + element) + _loss_bytes(model)
+    gradients = 2 * int(tokens * config.mlp_ratio) * element  # of the MLP's hidden layer, in and out
+    if layout.recompute:
+        return config.num_layers * tokens * element + ends, block + gradients
+    return config.num_layers * block + ends, gradients
+
+
+def block_activation_bytes(model: ModelConfig, precision: Precision) -> int:
+    """Bytes one transformer block keeps of one image for backward."""
+    config = model.predictor
+    norms, others = _KEPT[precision]
+    vectors = _NORM_VECTORS * norms + (_OTHER_VECTORS + 2 * config.mlp_ratio) * others
+    statistics = config.num_tokens * (4 * 4 + 4 * config.num_heads)  # of the norms; log-sum-exp of attention
+    condition = config.hidden_size * (2 + 6 + 2) * norms  # silu in and out, six modulations, 1 + scale
+    return int(config.num_tokens * config.hidden_size * vectors) + statistics + condition
+
+
+def _loss_bytes(model: ModelConfig) -> int:
+    """Bytes the losses keep, float32 whatever the precision; the variational bound keeps many tensors."""
+    channels, height, width = model.latent_shape
+    tensors = 24 if model.predictor.learn_sigma else 4
+    return 4 * tensors * channels * height * width
+
+
+def _gathered_bytes(model: ModelConfig, layout: Layout) -> int:
+    parts = shapes(model.predictor)
+    element = 4 if layout.precision == "fp32" else 2
+    if layout.precision == "autocast":
+        return element * count(parts.trained)  # autocast keeps a copy of each weight until backward is over
+    if layout.shard_ranks == 1 and layout.precision == "fp32":
+        return 0
+    largest = max(count(parts.block), count(parts.ends))
+    if not layout.reshard_after_forward:
+        return element * (count(parts.all) + largest)
+    return element * largest * (2 + layout.prefetch)  # in use and ahead, and the gradient being reduced
+
+
+def _vae_weights(model: ModelConfig) -> int:
+    if not isinstance(model.ae, AutoencoderKLConfig):
+        return 0
+    return SD_VAE_PARAMETERS * (2 if model.ae.dtype == "bf16" else 4)
+
+
+def _vae_workspace(model: ModelConfig) -> int:
+    if not isinstance(model.ae, AutoencoderKLConfig):
+        return 0
+    return _VAE_LIVE * _VAE_WIDTH * model.image_size**2 * (2 if model.ae.dtype == "bf16" else 4)

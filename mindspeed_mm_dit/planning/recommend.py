@@ -1,0 +1,159 @@
+"""The layout a run should have, and the fsdp2.yaml that says so with a reason on each line."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from mindspeed_mm_dit.configs.model import ModelConfig
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.planning.memory import Layout, memory
+
+GIB = 2**30
+BUSY_TOKENS = 4096
+"""Tokens of a micro-batch that keep a device busy; more of them save little time."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of the plan."""
+
+    world_size: int
+    """Devices."""
+    device_bytes: float
+    """Memory of one."""
+    images_per_rank: int
+    """Images of the global batch that fall to each rank."""
+    micro_batch_size: int | None = None
+    """Micro-batch to plan for; None: the largest that fits and divides ``images_per_rank``."""
+    node_size: int = 8
+    """Devices joined by the fast link."""
+    online_vae: bool = True
+    """Whether images are encoded in the step."""
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """A layout, its micro-batch, and why."""
+
+    layout: Layout
+    micro_batch_size: int
+    reasons: dict[str, str]
+    """By key of fsdp2.yaml."""
+
+
+def recommend(model: ModelConfig, request: Request) -> Recommendation:
+    """Choose the cheapest layout whose micro-batch keeps a device busy: least sharding first, recompute last.
+
+    Raises ConfigError where the wanted micro-batch, or a single image, does not fit.
+    """
+    busy = min(request.images_per_rank, -(-BUSY_TOKENS // model.predictor.num_tokens))
+    layouts = candidates(request)
+    for enough in (request.micro_batch_size or busy, request.micro_batch_size or 1):
+        for layout in layouts:
+            largest = fitting(model, layout, request)
+            micro = request.micro_batch_size or _divisor_up_to(request.images_per_rank, largest)
+            if enough <= micro <= largest:
+                return _recommendation(model, layout, micro, request)
+    best = max(layouts, key=lambda layout: fitting(model, layout, request))
+    wanted = request.micro_batch_size or 1
+    need = memory(model, best, request.online_vae).total(wanted)
+    raise ConfigError(
+        f"--device-memory-gib = {request.device_bytes / GIB:g} with --world-size {request.world_size}",
+        f"{wanted} image(s) need {need / GIB:.1f} GiB even sharded over {best.shard_ranks} ranks "
+        f"with recompute; {fitting(model, best, request)} fit",
+        "use more devices, a smaller --micro-batch-size, or offload_to_cpu",
+    )
+
+
+def fitting(model: ModelConfig, layout: Layout, request: Request) -> int:
+    """Return the largest micro-batch of ``layout``."""
+    return memory(model, layout, request.online_vae).largest_micro_batch(request.device_bytes)
+
+
+def candidates(request: Request) -> list[Layout]:
+    """Return the layouts to try, cheapest first: in one node least sharding, across nodes one copy for each node."""
+    W, node = request.world_size, request.node_size
+    sizes = (1, W) if node >= W else (node, W) if W % node == 0 else (W,)
+    plain = [
+        Layout(W, size, "bf16", reshard_after_forward=reshard)
+        for size in dict.fromkeys(sizes)
+        for reshard in (False, True)
+    ]
+    return plain + [dataclasses.replace(layout, recompute=True) for layout in plain if layout.reshard_after_forward]
+
+
+def fsdp2_yaml(recommendation: Recommendation, header: str) -> str:
+    """Return fsdp2.yaml, each line with its reason as a comment."""
+    layout = recommendation.layout
+    prefetch = layout.prefetch if layout.shard_ranks > 1 else 0
+    values: dict[str, object] = {
+        "sharding_size": "auto" if 1 < layout.shard_ranks == layout.world_size else layout.shard_ranks,
+        "sub_modules_to_wrap": ["predictor.blocks.{*}", "predictor.final_layer"],
+        "reshard_after_forward": layout.reshard_after_forward,
+        "param_dtype": "bf16",
+        "reduce_dtype": "fp32",
+        "cast_forward_inputs": True,
+        "recompute_modules": ["predictor.blocks.{*}"] if layout.recompute else [],
+        "use_reentrant": False,
+        "num_to_forward_prefetch": prefetch,
+        "num_to_backward_prefetch": prefetch,
+    }
+    lines = [f"# {line}".rstrip() for line in header.splitlines()]
+    for key, value in values.items():
+        lines.append(f"# {recommendation.reasons[key]}")
+        if isinstance(value, list) and value:
+            lines += [f"{key}:", *(f"  - {item}" for item in value)]
+        else:
+            lines.append(f"{key}: {str(value).lower() if isinstance(value, bool) else value}")
+    return "\n".join(lines) + "\n"
+
+
+def _recommendation(model: ModelConfig, layout: Layout, micro: int, request: Request) -> Recommendation:
+    plan = memory(model, layout, request.online_vae)
+    limit = request.device_bytes / GIB
+    whole = memory(model, dataclasses.replace(layout, shard_ranks=1), request.online_vae)
+    state = (whole.weights + whole.gradients + whole.optimizer + whole.ema) / GIB
+    kept = (plan.weights + plan.gradients + plan.optimizer + plan.ema) / GIB
+    without = fitting(model, dataclasses.replace(layout, recompute=False), request)
+    sharding = (
+        f"{state:.1f} GiB of weights, gradients, moments and average fit beside the batch: nothing is gathered"
+        if layout.shard_ranks == 1
+        else f"{state:.1f} GiB of weights, gradients, moments and average become {kept:.1f} GiB on each rank"
+        + ("; only gradients of one shard cross between nodes" if layout.shard_ranks < layout.world_size else "")
+    )
+    recompute = (
+        f"{without} images fit with the activations kept, {micro} without, for a third more arithmetic"
+        if layout.recompute
+        else f"the activations of {micro} images fit: {micro * plan.activations_per_image / GIB:.1f} of {limit:g} GiB"
+    )
+    reshard = (
+        "gathered weights are freed after forward and gathered again in backward, for memory"
+        if layout.reshard_after_forward
+        else "there is room for the gathered bf16 weights between forward and backward: one gather less"
+    )
+    travel = (
+        "nothing is gathered, so nothing ahead"
+        if layout.shard_ranks == 1
+        else "the next block's weights travel while this one computes"
+    )
+    return Recommendation(
+        layout,
+        micro,
+        {
+            "sharding_size": sharding,
+            "sub_modules_to_wrap": "one block at a time is whole; the embedders stay with the root",
+            "reshard_after_forward": reshard,
+            "param_dtype": "half the traffic, twice the arithmetic rate or more; the weights themselves stay float32",
+            "reduce_dtype": "sums of many small gradients lose their tail in bf16",
+            "cast_forward_inputs": "latents and condition arrive in float32",
+            "recompute_modules": recompute,
+            "use_reentrant": "PyTorch's recommended form of recompute; it also works with torch.compile",
+            "num_to_forward_prefetch": travel,
+            "num_to_backward_prefetch": "the same in backward",
+        },
+    )
+
+
+def _divisor_up_to(number: int, limit: int) -> int:
+    return max((d for d in range(1, min(number, limit) + 1) if number % d == 0), default=0)

@@ -1,0 +1,89 @@
+"""Bytes a rank sends in one optimizer step, with ring collectives, and the time of a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mindspeed_mm_dit.configs.model import ModelConfig
+from mindspeed_mm_dit.planning.memory import Layout
+from mindspeed_mm_dit.planning.model_size import count, recompute_flop, shapes, train_flop
+
+PAPER_STEPS, PAPER_BATCH = 7_000_000, 256
+"""Length of the published training (Peebles & Xie 2023): optimizer steps, and images in each."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes one rank sends in one optimizer step."""
+
+    within_shards: int
+    """Gathering weights and reducing gradients among the ranks that share one copy."""
+    between_replicas: int
+    """Averaging gradients between copies."""
+
+    @property
+    def total(self) -> int:
+        """All bytes."""
+        return self.within_shards + self.between_replicas
+
+
+def traffic(model: ModelConfig, layout: Layout, micro_batches: int = 1) -> Traffic:
+    """Return the traffic of a step of ``micro_batches`` on each rank.
+
+    A ring over n ranks sends (n - 1) / n of the tensor to gather or reduce-scatter it, twice that to all-reduce.
+    Gradients are reduced in float32, sharded ones after every micro-batch.
+    """
+    parts, S = shapes(model.predictor), layout.shard_ranks
+    replicas = layout.world_size // S
+    weight = 4 if layout.precision == "fp32" else 2
+    gathers = 2 if layout.reshard_after_forward else 1
+    ring = (S - 1) / S
+    gathered = ring * weight * count(parts.all) * gathers
+    reduced = ring * 4 * count(parts.trained)
+    averaged = 2 * (replicas - 1) / replicas * 4 * count(parts.trained) / S
+    rounds = micro_batches if S > 1 else 1
+    return Traffic(round(micro_batches * (gathered + reduced)), round(averaged * rounds))
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of one optimizer step."""
+
+    compute: float
+    """Arithmetic at the assumed share of the peak."""
+    communication: float
+    """Bytes over the link."""
+
+    @property
+    def overlapped(self) -> float:
+        """If communication hides behind computation."""
+        return max(self.compute, self.communication)
+
+    @property
+    def in_turn(self) -> float:
+        """If nothing overlaps."""
+        return self.compute + self.communication
+
+
+@dataclass(frozen=True)
+class Links:
+    """How fast a rank can send."""
+
+    between_nodes_gbps: float
+    """1e9 bits a second to other nodes."""
+    within_node_gbps: float
+    """1e9 bits a second to the devices of its own node."""
+    node_size: int
+    """Devices of a node."""
+
+    def seconds(self, layout: Layout, sent: Traffic) -> float:
+        """Return the time of ``sent``: a ring is as fast as its slowest link."""
+        shards = self.within_node_gbps if layout.shard_ranks <= self.node_size else self.between_nodes_gbps
+        replicas = self.within_node_gbps if layout.world_size <= self.node_size else self.between_nodes_gbps
+        return 8e-9 * (sent.within_shards / shards + sent.between_replicas / replicas)
+
+
+def step_time(model: ModelConfig, layout: Layout, images_per_rank: int, flop_per_second: float) -> float:
+    """Return the seconds of arithmetic for ``images_per_rank`` images, at ``flop_per_second`` reached, not peak."""
+    flop = train_flop(model.predictor) + (recompute_flop(model.predictor) if layout.recompute else 0)
+    return images_per_rank * flop / flop_per_second

@@ -1,0 +1,71 @@
+"""Bring the real MindSpeed-MM up, in the order it asks for."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+from mindspeed_mm_dit import __version__
+from mindspeed_mm_dit.errors import PlatformError, UserError
+from mindspeed_mm_dit.training.mindspeed_mm.commandline import complete, launched_as, wants_mindspore
+from mindspeed_mm_dit.training.mindspeed_mm.contract import version_warnings, where
+from mindspeed_mm_dit.training.mindspeed_mm.preflight import check_before_import, spelled_out
+
+ROOM = "mindspeed_mm_dit.training.mindspeed_mm"
+
+ONE_PROCESS = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+"""What a launcher sets; without one the run is a single process."""
+
+
+def attach(argv: Sequence[str]) -> ModuleType:
+    """Import the host and return our ``host`` module on top of it.
+
+    The command line is checked and completed first: the host reads it while it is imported.
+
+    Raises:
+        UserError: the command line or a config file cannot be used.
+        PlatformError: the host is installed and broken; the cause is named.
+    """
+    check_before_import(argv)
+    sys.argv[1:] = complete(spelled_out(argv))
+    if "MS_WORKER_NUM" not in os.environ:  # (msrun sets names of its own)
+        for name, value in ONE_PROCESS.items():
+            os.environ.setdefault(name, value)
+    for name in import_order(wants_mindspore(argv)):
+        try:
+            importlib.import_module(name)
+        except UserError:
+            raise
+        except Exception as error:  # (whatever a broken installation raises)
+            raise PlatformError(
+                "--host = mindspeed-mm",
+                f"it is installed, but importing {name} fails: {type(error).__name__}: {error}",
+                "repair the installation (docs/mindspeed_mm.md lists versions that go together), "
+                "or pass --host standalone",
+            ) from error
+    _announce()
+    return sys.modules[f"{ROOM}.host"]
+
+
+def _announce() -> None:
+    if launched_as()[0] == 0:
+        print(f"mindspeed_mm_dit {__version__}, host: MindSpeed-MM in {where('mindspeed_mm')}", flush=True)
+        for line in version_warnings():
+            print(line, file=sys.stderr)
+
+
+def import_order(mindspore: bool) -> tuple[str, ...]:
+    """Return the modules to import, in MindSpeed-MM's order; ``mindspore`` is --ai-framework mindspore."""
+    gate = ("mindspeed_mm.mindspore.mindspore_adaptor",) if mindspore else ()
+    return (
+        "torch",
+        "torch_npu",
+        "mindspeed.megatron_adaptor",
+        *gate,
+        f"{ROOM}.composite",
+        "mindspeed_mm.patchs.torch_dcp_patch",
+        f"{ROOM}.host",
+    )

@@ -1,0 +1,90 @@
+"""The command line of a run in the host: what our scripts may leave out is added, what it would misread is said.
+
+The host reads ``sys.argv`` itself, so that is where this happens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+
+ALWAYS = ("--no-gradient-accumulation-fusion", "--untie-embeddings-and-output-weights", "--no-load-rng")
+"""What Megatron asks of a model without a vocabulary and without its fused kernels. Nothing here draws from the
+generators Megatron saves, and a checkpoint of the standalone host has none."""
+
+OVERRIDE, KEEP = "--override-opt_param-scheduler", "--use-checkpoint-opt_param-scheduler"
+"""On a resume the flags, or the checkpoint, say what the learning rate schedule is; here the flags do."""
+
+OUR_DEFAULTS = {"--log-interval": "1", "--weight-decay-exclude-modules": ".bias"}
+"""The host's flags whose default differs from what the standalone host does."""
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Read the flags that are checked before the host reads all of them."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for flag in ("--mm-model", "--mm-data", "--mm-tool", "--fsdp2-config-path", "--ckpt-format", "--save", "--load"):
+        parser.add_argument(flag)
+    parser.add_argument("--ai-framework", default="pytorch")
+    for flag in ("--micro-batch-size", "--global-batch-size", "--train-iters", "--save-interval", "--eval-interval"):
+        parser.add_argument(flag, type=int)
+    parser.add_argument("--seed", type=int, default=1234)
+    for flag in ("--use-torch-fsdp2", "--bf16", "--fp16", "--use-distributed-optimizer", "--no-async-save"):
+        parser.add_argument(flag, action="store_true")
+    parser.add_argument("--keep-last", type=int)
+    return parser.parse_known_args(list(argv))[0]
+
+
+def wants_mindspore(argv: Sequence[str]) -> bool:
+    """Return whether the host is to compute on MindSpore (``torch`` is MSAdapter then)."""
+    return bool(parse(argv).ai_framework == "mindspore")
+
+
+def complete(argv: Sequence[str]) -> list[str]:
+    """Return ``argv`` for the host, so that one train.args serves both hosts and both frameworks.
+
+    Added unless given: flags every DiT run needs there, and defaults of ours. Left out: with FSDP2 ``--bf16``
+    (the host would keep the weights themselves in bfloat16, while ``param_dtype: bf16`` of fsdp2.yaml computes
+    in it and keeps float32 weights, as the flag means here), and without FSDP2 the path of fsdp2.yaml. On
+    MindSpore the host has no FSDP2: there its distributed optimizer takes the place.
+    """
+    flags = parse(argv)
+    fsdp2 = flags.use_torch_fsdp2 and flags.ai_framework != "mindspore"
+    added = [flag for flag in ALWAYS if flag not in argv]
+    for flag, value in OUR_DEFAULTS.items():
+        if flag not in argv:
+            added += [flag, value]
+    if not {OVERRIDE, KEEP} & set(argv):
+        added.append(OVERRIDE)
+    if flags.ai_framework == "mindspore" and not flags.use_distributed_optimizer:
+        added.append("--use-distributed-optimizer")
+    if flags.save is not None and flags.save_interval is None and flags.train_iters is not None:
+        added += ["--save-interval", str(flags.train_iters)]  # at the end only
+    if "--eval-iters" not in argv:
+        added += ["--eval-iters", "0" if flags.eval_interval is None else "10"]
+    if flags.ckpt_format is None:
+        added += ["--ckpt-format", "torch_dcp" if fsdp2 else "torch"]
+    kept = list(argv)
+    for flag in ("--bf16",) if fsdp2 else ("--use-torch-fsdp2", "--fsdp2-config-path"):
+        kept = _without(kept, flag)
+    return [*kept, *added]
+
+
+def launched_as() -> tuple[int, int]:
+    """Return (rank, number of processes) as torchrun or msrun says, or those of a single process."""
+    rank = os.environ.get("RANK", os.environ.get("RANK_ID", "0"))
+    return int(rank), int(os.environ.get("WORLD_SIZE", os.environ.get("MS_WORKER_NUM", "1")))
+
+
+def _without(argv: Sequence[str], flag: str) -> list[str]:
+    """Drop ``flag`` and, if it is one, the value after it."""
+    kept, skip = [], False
+    for word in argv:
+        if word == flag:
+            skip = True
+        elif skip and not word.startswith("--"):
+            skip = False
+        elif not word.startswith(f"{flag}="):
+            kept.append(word)
+            skip = False
+    return kept

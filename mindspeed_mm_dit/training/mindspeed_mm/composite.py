@@ -1,0 +1,143 @@
+"""The composite as the host wants it: a MegatronModule that can be sharded, saved and loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from megatron.training import get_args
+from megatron.training.arguments import core_transformer_config_from_args
+from mindspeed_mm.models.common.module import MultiModalModule
+from mindspeed_mm.models.transformers.base_model import FSDP2Mixin
+from torch import Tensor, nn
+
+from mindspeed_mm_dit.checkpoint.weights import check_names
+from mindspeed_mm_dit.models.composite import DiTModel
+from mindspeed_mm_dit.models.init import initial_weights
+from mindspeed_mm_dit.models.positions import sincos_positions_2d
+from mindspeed_mm_dit.models.registry import AE_MODEL_MAPPINGS
+
+_register_parameter = nn.Module.register_parameter  # before the host replaces it while it builds a model
+
+EMA = "ema."
+"""Prefix of the moving average among the tensors of a saved model."""
+
+
+class HostedDiT(DiTModel, MultiModalModule, FSDP2Mixin):
+    """A DiTModel with Megatron's surface; checkpoints hold the predictor under its own names.
+
+    ``averages`` gives the moving average to save beside it, by name.
+    """
+
+    share_embeddings_and_output_weights = False  # there are none for Megatron to keep equal
+
+    def __init__(self, model: DiTModel, averages: Callable[[], Mapping[str, Tensor]]) -> None:
+        MultiModalModule.__init__(self, core_transformer_config_from_args(get_args()))
+        self.ae, self.diffusion, self.predictor = model.ae, model.diffusion, model.predictor
+        self._averages = averages
+        self._constants = {name: buffer.clone() for name, buffer in self.predictor.named_buffers()}
+        self.loaded_averages: dict[str, Tensor] = {}
+        """Averages that came with the model's own tensors (--ckpt-format torch)."""
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Return the predictor's tensors under the names of the published checkpoints."""
+        return dict(self.predictor.state_dict(*args, **kwargs))
+
+    def state_dict_for_save_checkpoint(self, prefix: str = "", keep_vars: bool = False) -> dict[str, Tensor]:
+        """Return what a checkpoint keeps: the predictor and, beside it, its moving average."""
+        averages = {f"{prefix}{EMA}{name}": value for name, value in self._averages().items()}
+        return {**self.predictor.state_dict(prefix=prefix, keep_vars=keep_vars), **averages}
+
+    def load_state_dict(self, state_dict: Mapping[str, Tensor], strict: bool = True, assign: bool = False) -> Any:
+        """Load the predictor; the names must be exactly its own.
+
+        Raises:
+            CheckpointError: the checkpoint is of another architecture; the tensors are named.
+        """
+        weights = {name: value for name, value in state_dict.items() if not name.startswith(EMA)}
+        self.loaded_averages = {n[len(EMA) :]: value for n, value in state_dict.items() if n.startswith(EMA)}
+        wanted = {name: tuple(value.shape) for name, value in self.predictor.state_dict().items()}
+        check_names(wanted, {name: tuple(value.shape) for name, value in weights.items()}, "--load")
+        return self.predictor.load_state_dict(weights, strict, assign)
+
+    def restore_constants(self) -> None:
+        """Give the constants their float32 values back: Megatron's --bf16 casts them with the weights."""
+        for name, value in self._constants.items():
+            owner, _, leaf = name.rpartition(".")
+            module = self.predictor.get_submodule(owner)
+            setattr(module, leaf, value.to(getattr(module, leaf).device))
+
+    def init_weights(self) -> None:
+        """Leave the weights to :meth:`post_meta_init` (the host would draw all of them at random)."""
+
+    def post_meta_init(self) -> None:
+        """Fill a model that was built without memory: weights, frozen positions and constants."""
+        fill_from_seed(self.predictor, self._constants, get_args().seed)
+
+
+def set_initial_weights(predictor: nn.Module, seed: int) -> None:
+    """Set the trained weights of a predictor from the seed, sharded or not."""
+    shapes = {name: tuple(p.shape) for name, p in _parameters(predictor).items() if p.requires_grad}
+    _load_arrays(predictor, initial_weights(shapes, seed))
+
+
+def _parameters(predictor: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters by their names in a checkpoint (recompute wrappers change those of modules)."""
+    return dict(predictor.state_dict(keep_vars=True))
+
+
+def _load_arrays(predictor: nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write ``arrays`` into parameters; into a sharded one each rank writes its own part."""
+    parameters = _parameters(predictor)
+    with torch.no_grad():
+        for name, array in arrays.items():
+            target, value = parameters[name], torch.as_tensor(array)
+            if hasattr(target, "device_mesh"):
+                value = _own_part(value, target)
+                target = target.to_local()
+            target.copy_(value)
+
+
+def _own_part(value: Tensor, sharded: Any) -> Tensor:
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(value, sharded.device_mesh, sharded.placements, src_data_rank=None).to_local()
+
+
+def fill_from_seed(predictor: nn.Module, constants: Mapping[str, Tensor], seed: int) -> None:
+    """Fill every tensor of a DiT: trained weights from the seed, frozen positions, and its ``constants``."""
+    set_initial_weights(predictor, seed)
+    config = predictor.config
+    positions = sincos_positions_2d(config.hidden_size, config.input_size // config.patch_size)
+    _load_arrays(predictor, {"pos_embed": positions[None]})
+    buffers = dict(predictor.named_buffers())
+    for name, value in constants.items():
+        buffers[name].copy_(value)
+
+
+@contextmanager
+def real_memory() -> Iterator[None]:
+    """Undo --init-model-with-meta-device for modules that are loaded rather than initialised."""
+    patched = nn.Module.register_parameter
+    nn.Module.register_parameter = _register_parameter
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = patched
+
+
+def load_autoencoders_in_real_memory() -> None:
+    """Let every autoencoder of a model.json load its weights even while the host builds without memory."""
+    for model_id, build in AE_MODEL_MAPPINGS.items():
+        AE_MODEL_MAPPINGS[model_id] = _in_real_memory(build)
+
+
+def _in_real_memory(build: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def load(config: Any) -> Any:
+        with real_memory():
+            return build(config)
+
+    return load

@@ -1,0 +1,89 @@
+"""A converter for MindSpeed-MM's ``mm-convert``: published and diffusers DiT weights to the host's format and back.
+
+    python -m mindspeed_mm_dit.training.mindspeed_mm.convert DiTConverter pt_to_mm --source DiT-XL-2-256x256.pt ...
+
+That is ``mm-convert`` itself with one class more; the host has no other way to learn of a converter.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.distributed.checkpoint as dcp
+from checkpoint.common.converter import Commandable
+from checkpoint.convert_cli import main
+
+from mindspeed_mm_dit.checkpoint.formats import diffusers
+from mindspeed_mm_dit.checkpoint.state import State
+from mindspeed_mm_dit.checkpoint.store import TRACKER, read_facts
+from mindspeed_mm_dit.checkpoint.weights import Arrays, read_weights
+from mindspeed_mm_dit.configs.strict import read_json
+from mindspeed_mm_dit.errors import UserError
+
+
+class DiTConverter(Commandable):  # type: ignore[misc]
+    """DiT weights: published .pt or a diffusers folder <-> MindSpeed-MM's torch_dcp."""
+
+    @staticmethod
+    def pt_to_mm(source: Path, save_dir: Path) -> None:
+        """Convert a .pt, .safetensors or checkpoint folder to a release that --load starts from.
+
+        Args:
+            source: weights under the published names
+            save_dir: folder for --load
+        """
+        _write_release(read_weights(source), save_dir)
+
+    @staticmethod
+    def hf_to_mm(source: Path, save_dir: Path) -> None:
+        """Convert a diffusers DiTTransformer2DModel to a release that --load starts from.
+
+        Args:
+            source: folder with config.json and diffusion_pytorch_model.safetensors
+            save_dir: folder for --load
+        """
+        _write_release(diffusers.read(source).weights, save_dir)
+
+    @staticmethod
+    def mm_to_pt(source: Path, target: Path, ema: bool = True) -> None:
+        """Convert a checkpoint of either host to a .pt under the published names.
+
+        Args:
+            source: folder of one checkpoint, e.g. iter_0001000
+            target: file to write
+            ema: the moving average rather than the weights, where there is one
+        """
+        weights = {name: torch.from_numpy(value) for name, value in read_weights(source, ema).items()}
+        torch.save(weights, target)
+
+    @staticmethod
+    def mm_to_hf(source: Path, save_dir: Path, ema: bool = True, model_json: Path | None = None) -> None:
+        """Convert a checkpoint of either host to a diffusers DiTTransformer2DModel.
+
+        Args:
+            source: folder of one checkpoint, e.g. iter_0001000
+            save_dir: folder to write
+            ema: the moving average rather than the weights, where there is one
+            model_json: model.json of the run; not needed where the checkpoint remembers it
+        """
+        facts = {"model": read_json(model_json, "--model_json")} if model_json else read_facts(source)
+        save_dir.mkdir(parents=True, exist_ok=True)
+        diffusers.write(save_dir, State({"model": read_weights(source, ema)}, facts=facts))
+
+
+def _write_release(weights: Arrays, save_dir: Path) -> None:
+    tensors = {name: torch.from_numpy(value.copy()) for name, value in weights.items()}
+    state = {"model": tensors, "checkpoint_version": 3.0}
+    dcp.save(state, checkpoint_id=save_dir / "release", no_dist=True)
+    (save_dir / TRACKER).write_text("release", encoding="utf-8")
+
+
+__all__ = ["DiTConverter", "main"]
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as error:
+        raise SystemExit(str(error)) from None

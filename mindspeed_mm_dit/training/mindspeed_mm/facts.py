@@ -1,0 +1,38 @@
+"""run.json beside the host's tensors: what the standalone host and ``mm-dit sample`` want to know of a run."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+
+from mindspeed_mm_dit import __version__
+from mindspeed_mm_dit.checkpoint.store import RUN_FACTS, CheckpointStore
+from mindspeed_mm_dit.framework import runtime
+
+
+def note_facts(args: Namespace) -> None:
+    """Write run.json into every checkpoint of this run that has none; called once the training is over.
+
+    A checkpoint without it (the run was killed) can be resumed all the same.
+    """
+    if args.save is None or runtime.rank() != 0:
+        return
+    store = CheckpointStore(args.save)
+    for iteration in store.iterations():
+        path = store.path(iteration) / RUN_FACTS
+        if not path.exists():
+            path.write_text(json.dumps(_facts(args, iteration), indent=1) + "\n", encoding="utf-8")
+
+
+def _facts(args: Namespace, iteration: int) -> dict[str, object]:
+    return {
+        "iteration": iteration,
+        "consumed_samples": iteration * args.global_batch_size,
+        "global_batch_size": args.global_batch_size,
+        "seed": args.seed,
+        "ema_decay": args.ema_decay,
+        "model": args.mm.model_json,
+        "mindspeed_mm_dit": __version__,
+        "host": "MindSpeed-MM",
+        **runtime.versions(),
+    }

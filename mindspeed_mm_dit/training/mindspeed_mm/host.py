@@ -1,0 +1,119 @@
+"""MindSpeed-MM as pretrain_dit.py sees it: the names of ``training.standalone``, answered by the real host."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NoReturn
+
+from megatron.core.enums import ModelType
+from megatron.training import get_args as get_host_args
+from megatron.training import print_rank_0
+from megatron.training.utils import average_losses_across_data_parallel_group
+from mindspeed_mm.configs.config import mm_extra_args_provider
+from mindspeed_mm.training import pretrain as pretrain_in_host
+
+from mindspeed_mm_dit.errors import UserError
+from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.training.mindspeed_mm.commandline import parse
+from mindspeed_mm_dit.training.mindspeed_mm.composite import (
+    HostedDiT,
+    load_autoencoders_in_real_memory,
+    set_initial_weights,
+)
+from mindspeed_mm_dit.training.mindspeed_mm.facts import note_facts
+from mindspeed_mm_dit.training.mindspeed_mm.preflight import read_configs
+from mindspeed_mm_dit.training.mindspeed_mm.state import RunState, check_checkpoint
+from mindspeed_mm_dit.training.preflight import MultiModalArguments
+
+NAME = "MindSpeed-MM"
+
+_mm: MultiModalArguments | None = None
+
+
+def get_args() -> Namespace:
+    """Return the host's flags as they stand now, with our checked configs as ``args.mm``."""
+    global _mm
+    if _mm is None:
+        _mm = read_configs(parse(sys.argv[1:]))
+    return Namespace(**{**vars(get_host_args()), "mm": _mm})
+
+
+def pretrain(
+    train_valid_test_dataset_provider: Callable[[Any], tuple[Any, Any, Any]],
+    model_provider: Callable[..., Any],
+    model_type: ModelType,
+    forward_step_func: Callable[..., Any],
+    process_non_loss_data_func: Callable[..., Any] | None = None,
+    extra_args_provider: Callable[[ArgumentParser], ArgumentParser] | None = None,
+    args_defaults: dict[str, Any] | None = None,
+) -> None:
+    """Train in MindSpeed-MM's ``pretrain``; the arguments are its own."""
+    state = RunState()
+    hosted: list[HostedDiT] = []
+
+    def provide_model(*args: Any, **kwargs: Any) -> HostedDiT:
+        model = model_provider(*args, **kwargs)
+        if not get_host_args().init_model_with_meta_device:
+            set_initial_weights(model.predictor, get_host_args().seed)
+        hosted[:] = [HostedDiT(model, state.averages)]
+        check_checkpoint(hosted[0], get_host_args())
+        return hosted[0]
+
+    def provide_data(num_samples: Any) -> tuple[Any, Any, Any]:
+        state.start(hosted[0], get_host_args())  # the model is sharded and loaded by now
+        train, valid, test = train_valid_test_dataset_provider(num_samples)
+        return train, validation_forever(valid, get_host_args()), test
+
+    def forward_step(batches: Any, model: Any) -> Any:
+        state.averages()
+        return forward_step_func(batches, model)
+
+    def add_flags(parser: ArgumentParser) -> ArgumentParser:
+        parser = mm_extra_args_provider(parser)
+        return extra_args_provider(parser) if extra_args_provider else parser
+
+    provide_data.is_distributed = True  # type: ignore[attr-defined]
+    load_autoencoders_in_real_memory()
+    try:
+        pretrain_in_host(
+            provide_data,
+            provide_model,
+            model_type,
+            forward_step,
+            process_non_loss_data_func,
+            extra_args_provider=add_flags,
+            args_defaults=args_defaults,
+        )
+    except UserError as error:
+        give_up(error)
+    note_facts(get_args())
+
+
+def give_up(error: UserError) -> NoReturn:
+    """Print ``error``, leave it where the launcher looks for it, and end this process at once with code 2."""
+    runtime.report_failure(error)
+    print(f"\n{error}", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    os._exit(2)  # the other ranks may wait for this one, and the launcher ends them
+
+
+def validation_forever(batches: Iterable[Any] | None, args: Namespace) -> Iterator[Any] | None:
+    """Return an endless stream in which every validation starts with the same first batch."""
+    if batches is None:
+        return None
+    each = args.eval_iters * (args.global_batch_size // args.micro_batch_size // args.data_parallel_size)
+    return itertools.chain.from_iterable(itertools.islice(batches, each) for _ in itertools.count())
+
+
+__all__ = [
+    "NAME",
+    "ModelType",
+    "average_losses_across_data_parallel_group",
+    "get_args",
+    "pretrain",
+    "print_rank_0",
+]

@@ -1,0 +1,133 @@
+"""What can be checked before the host is imported: it finds these late, in other words, or never."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+from mindspeed_mm_dit.configs.data import load_data_config
+from mindspeed_mm_dit.configs.fsdp2 import load_fsdp2_config
+from mindspeed_mm_dit.configs.model import model_config_from_mapping
+from mindspeed_mm_dit.configs.presets import PRESETS
+from mindspeed_mm_dit.configs.strict import read_json
+from mindspeed_mm_dit.data.dataset import check_fit
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.training.mindspeed_mm.commandline import launched_as, parse
+from mindspeed_mm_dit.training.mindspeed_mm.contract import where
+from mindspeed_mm_dit.training.preflight import MultiModalArguments, image_indices
+
+
+def check_before_import(argv: Sequence[str]) -> None:
+    """Check flags against each other and against the environment.
+
+    Raises:
+        ConfigError: naming the flag, the reason and the cure.
+    """
+    if "--help" in argv or "-h" in argv:
+        return  # the host prints its own help while it is imported
+    flags = parse(argv)
+    for name in ("mm_model", "mm_data", "micro_batch_size"):
+        if getattr(flags, name) is None:
+            raise ConfigError(f"--{name.replace('_', '-')}", "is required")
+    _check_tool(flags)
+    if flags.use_torch_fsdp2 and flags.ai_framework != "mindspore":
+        _check_fsdp2(flags)
+    _say_without_effect(flags)
+    read_configs(flags)
+
+
+def spelled_out(argv: Sequence[str]) -> list[str]:
+    """Return ``argv`` with a model.json whose ``preset`` is spelled out: the host reads the sizes itself."""
+    path = parse(argv).mm_model
+    content = read_json(path, "--mm-model") if path else {}
+    predictor = dict(content.get("predictor", {}))
+    if "preset" not in predictor:
+        return list(argv)
+    sizes = PRESETS[predictor.pop("preset")]
+    written = Path(tempfile.mkdtemp(prefix="mindspeed_mm_dit_")) / "model.json"
+    written.write_text(json.dumps({**content, "predictor": {**sizes, **predictor}}), encoding="utf-8")
+    return [
+        str(written) if word == path else word.replace(f"--mm-model={path}", f"--mm-model={written}") for word in argv
+    ]
+
+
+def _check_tool(flags: Namespace) -> None:
+    if flags.mm_tool is None:
+        raise ConfigError("--mm-tool", "MindSpeed-MM does not start without it", f"add --mm-tool {_tools_json()}")
+    if not Path(flags.mm_tool).is_file():
+        raise ConfigError(f"--mm-tool = {flags.mm_tool}", "no such file", f"use {_tools_json()}")
+
+
+def _tools_json() -> Path:
+    return (where("mindspeed_mm") or Path("mindspeed_mm")) / "tools" / "tools.json"
+
+
+def _check_fsdp2(flags: Namespace) -> None:
+    if os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
+        raise ConfigError(
+            "CUDA_DEVICE_MAX_CONNECTIONS = 1",
+            "with --use-torch-fsdp2 it would serialise the gathering of weights with computation; Megatron refuses it",
+            "set it to 2 or more, e.g. export CUDA_DEVICE_MAX_CONNECTIONS=2",
+        )
+    if flags.fsdp2_config_path is None:
+        raise ConfigError("--fsdp2-config-path", "MindSpeed-MM wants one with --use-torch-fsdp2", "name an fsdp2.yaml")
+    if flags.fp16 or flags.use_distributed_optimizer:
+        flag = "--fp16" if flags.fp16 else "--use-distributed-optimizer"
+        raise ConfigError(flag, "does not go with --use-torch-fsdp2", f"drop {flag} (fsdp2.yaml sets the precision)")
+    if flags.ckpt_format not in (None, "torch_dcp"):
+        raise ConfigError(
+            f"--ckpt-format = {flags.ckpt_format}",
+            "with FSDP2 a DiT is saved as torch_dcp, which the standalone host reads as well",
+            "drop the flag",
+        )
+    fsdp2 = load_fsdp2_config(flags.fsdp2_config_path)
+    if flags.bf16 and fsdp2.param_dtype != "bf16":
+        raise ConfigError(
+            "--bf16",
+            f"in MindSpeed-MM's FSDP2 the precision is fsdp2.yaml's, and there param_dtype is {fsdp2.param_dtype}",
+            "set param_dtype: bf16 and reduce_dtype: fp32 in fsdp2.yaml",
+        )
+    if not fsdp2.sub_modules_to_wrap:
+        raise ConfigError(
+            f"{flags.fsdp2_config_path}: sub_modules_to_wrap",
+            "is missing or empty: MindSpeed-MM fails on it",
+            "name the modules to wrap, e.g. predictor.blocks.{*}",
+        )
+
+
+def _say_without_effect(flags: Namespace) -> None:
+    """Name flags of the standalone host that MindSpeed-MM accepts from us and does not act on."""
+    if launched_as()[0] != 0:
+        return
+    for name, given in (("--keep-last", flags.keep_last is not None), ("--no-async-save", flags.no_async_save)):
+        if given:
+            print(f"note: {name} is a flag of the standalone host; MindSpeed-MM does not know it", file=sys.stderr)
+
+
+def read_configs(flags: Namespace) -> MultiModalArguments:
+    """Read every config file, check all of it together with the images, and return the configs.
+
+    Raises:
+        UserError: whatever is wrong, with setting, value, reason and cure.
+    """
+    world_size = launched_as()[1]
+    model_json = read_json(flags.mm_model, "--mm-model")
+    mm = MultiModalArguments(
+        model=model_config_from_mapping(model_json, flags.mm_model),
+        data=load_data_config(flags.mm_data),
+        fsdp2=load_fsdp2_config(flags.fsdp2_config_path) if flags.use_torch_fsdp2 else None,
+        model_json=model_json,
+    )
+    if mm.fsdp2 is not None:
+        mm.fsdp2.shard_ranks(world_size)
+        from mindspeed_mm_dit.training.pytorch.engine import check_sharding  # (FSDP2 is PyTorch's alone)
+
+        check_sharding(mm)
+    train, _ = image_indices(mm, flags.seed)
+    check_fit(mm.model, mm.data, len(train), flags.global_batch_size or flags.micro_batch_size * world_size)
+    return mm

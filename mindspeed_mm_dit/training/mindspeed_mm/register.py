@@ -1,0 +1,44 @@
+"""Our models in MindSpeed-MM's own tables, for its own entry scripts.
+
+    from mindspeed_mm_dit.training.mindspeed_mm.register import register
+    register()
+
+After it, a model.json of the host may name our ``model_id``s. ``run`` does that and starts a script.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mindspeed_mm.models.ae.base import AE_MODEL_MAPPINGS
+from mindspeed_mm.models.diffusion.diffusion_model import DIFFUSION_MODEL_MAPPINGS
+from mindspeed_mm.models.predictor.predict_model import PREDICTOR_MODEL_MAPPINGS
+
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.training.mindspeed_mm.sora import SoRAAutoencoder, SoRADiffusion, SoRADiT
+
+OURS: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
+    ("PREDICTOR_MODEL_MAPPINGS", PREDICTOR_MODEL_MAPPINGS, {"dit": SoRADiT}),
+    ("DIFFUSION_MODEL_MAPPINGS", DIFFUSION_MODEL_MAPPINGS, {"gaussian_diffusion": SoRADiffusion}),
+    ("AE_MODEL_MAPPINGS", AE_MODEL_MAPPINGS, {"autoencoder_kl": SoRAAutoencoder, "pixel": SoRAAutoencoder}),
+)
+"""(name of the host's table, the table, our entries)."""
+
+
+def register() -> None:
+    """Add our entries to the host's tables; again and again is fine.
+
+    Raises:
+        ConfigError: another plugin or the host holds one of the names; nothing has been added then.
+    """
+    for name, table, entries in OURS:
+        for model_id, ours in entries.items():
+            found = table.get(model_id, ours)
+            if found is not ours:
+                raise ConfigError(
+                    f"mindspeed_mm {name}[{model_id!r}]",
+                    f"is taken by {found.__module__}.{found.__qualname__}",
+                    "unload the other plugin; a foreign entry is never replaced",
+                )
+    for _, table, entries in OURS:
+        table.update(entries)

@@ -1,0 +1,35 @@
+"""Run an entry script of MindSpeed-MM, unmodified, with our models registered.
+
+torchrun ... -m mindspeed_mm_dit.training.mindspeed_mm.run path/to/pretrain_sora.py --mm-model ...
+"""
+
+from __future__ import annotations
+
+import importlib
+import runpy
+import sys
+
+from mindspeed_mm_dit.errors import UserError
+from mindspeed_mm_dit.framework import activate
+from mindspeed_mm_dit.training.mindspeed_mm.commandline import wants_mindspore
+
+
+def main() -> None:
+    """Register our models and become the script ``sys.argv[1]``."""
+    if len(sys.argv) < 2:
+        sys.exit(f"usage: python -m {__spec__.name} SCRIPT [flags of the script]")
+    activate("pytorch")
+    script = sys.argv[1]
+    sys.argv[:] = sys.argv[1:]
+    gate = ("mindspeed_mm.mindspore.mindspore_adaptor",) if wants_mindspore(sys.argv) else ()
+    for name in ("torch", "torch_npu", "mindspeed.megatron_adaptor", *gate):
+        importlib.import_module(name)
+    try:
+        importlib.import_module("mindspeed_mm_dit.training.mindspeed_mm.register").register()
+    except UserError as error:
+        sys.exit(str(error))
+    runpy.run_path(script, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Our predictor, diffusion and autoencoders with the signatures MindSpeed-MM's SoRAModel calls.
+
+Labels travel as ``prompt``. A batch that carries ``drawn_timesteps`` and ``drawn_noise`` decides them, as
+everywhere here (the plain names are taken in SoRAModel); for any other the diffusion draws them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from megatron.training import get_args
+from torch import Tensor
+
+from mindspeed_mm_dit.configs.model import AE_CONFIGS, DiTConfig, GaussianDiffusionConfig
+from mindspeed_mm_dit.configs.strict import from_mapping
+from mindspeed_mm_dit.diffusion.gaussian import GaussianDiffusion
+from mindspeed_mm_dit.models.dit import DiT
+from mindspeed_mm_dit.models.registry import AE_MODEL_MAPPINGS
+from mindspeed_mm_dit.training.mindspeed_mm.composite import fill_from_seed, real_memory
+
+HOST_KEYS = ("from_pretrained", "dtype")
+"""Keys of a section that the host's factories read themselves."""
+
+
+def _config(cls: type, section: Mapping[str, Any], name: str, host_keys: tuple[str, ...] = HOST_KEYS) -> Any:
+    own = {field.name for field in dataclasses.fields(cls)}
+    kept = {key: value for key, value in section.items() if key in own or key not in host_keys}
+    return from_mapping(cls, kept, f"model.json: {name}")
+
+
+class SoRADiT(DiT):
+    """DiT, called as SoRAModel calls a predictor."""
+
+    def __init__(self, **section: Any) -> None:
+        super().__init__(_config(DiTConfig, section, "predictor"))
+        self._constants = {name: buffer.clone() for name, buffer in self.named_buffers()}
+        if not self.pos_embed.is_meta:
+            fill_from_seed(self, self._constants, get_args().seed)
+
+    def forward(self, x: Tensor, timestep: Tensor, prompt: Tensor, **_: Any) -> Tensor:  # type: ignore[override]
+        """Predict at (x, timestep) for the class labels ``prompt`` (B,); masks and shapes mean nothing to a DiT."""
+        return super().forward(x, timestep, prompt.reshape(-1)).float()
+
+    def set_input_tensor(self, input_tensor: Any) -> None:
+        """Accept the output of an earlier pipeline stage, of which a DiT has none."""
+
+    def smart_apply(self, initialise: Callable[..., Any]) -> SoRADiT:
+        """Fill a model that was built without memory; the host would draw everything at random."""
+        fill_from_seed(self, self._constants, get_args().seed)
+        return self
+
+
+class SoRADiffusion:
+    """GaussianDiffusion, called as SoRAModel calls a diffusion."""
+
+    def __init__(self, **section: Any) -> None:
+        self.config = _config(GaussianDiffusionConfig, section, "diffusion")
+        self.process = GaussianDiffusion.from_config(self.config)
+
+    def q_sample(
+        self, x_start: Tensor, model_kwargs: Mapping[str, Any] | None = None, mask: Any = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return (noised latents, noise, timesteps) for latents (B, C, H, W)."""
+        given = model_kwargs or {}
+        t, noise = given.get("drawn_timesteps"), given.get("drawn_noise")
+        if t is None:
+            t = torch.randint(self.config.num_train_timesteps, (x_start.shape[0],), device=x_start.device)
+        if noise is None:
+            noise = torch.randn_like(x_start)
+        t = t.reshape(-1)
+        return self.process.q_sample(x_start, t, noise), noise, t
+
+    def training_losses(
+        self, model_output: Tensor, x_start: Tensor, x_t: Tensor, noise: Tensor, t: Tensor, **_: Any
+    ) -> Tensor:
+        """Return the loss of each sample, (B,)."""
+        return self.process.training_losses(model_output, x_start, x_t, t, noise).loss
+
+
+class SoRAAutoencoder:
+    """One of our autoencoders, called as the host's AEModel calls one; its weights stay out of the model's."""
+
+    def __init__(self, **section: Any) -> None:
+        self.config = _config(AE_CONFIGS[section["model_id"]], section, "ae", host_keys=("dtype",))
+        with real_memory():
+            self.autoencoder = AE_MODEL_MAPPINGS[self.config.model_id](self.config)
+
+    def encode(self, x: Tensor) -> Tensor:
+        """Images (B, 3 or 1, H, W), uint8 or in [-1, 1], to scaled latents; a posterior is drawn from."""
+        images = x if x.is_floating_point() else x.float() / 127.5 - 1.0
+        noise = None
+        if self.config.samples_posterior:
+            factor = self.config.downsample_factor
+            size = (x.shape[0], self.config.latent_channels, x.shape[2] // factor, x.shape[3] // factor)
+            noise = torch.randn(size, device=x.device)
+        return self.autoencoder.encode(images, noise)
+
+    def decode(self, x: Tensor) -> Tensor:
+        """Scaled latents to images, about in [-1, 1]."""
+        return self.autoencoder.decode(x)

@@ -1,0 +1,148 @@
+"""What the host does not keep of a run: the moving average, and Adam's moments over a resume.
+
+The host has no moving average for predictors, and with torch_dcp it loads an optimizer whose state is still
+empty, so the moments stay on disk. Both are read here, through PyTorch's own optimizer hooks.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.training import print_rank_0
+from torch import Tensor
+
+from mindspeed_mm_dit.checkpoint.store import TRACKER, CheckpointStore
+from mindspeed_mm_dit.training.mindspeed_mm.composite import HostedDiT
+from mindspeed_mm_dit.training.pytorch.ema import MovingAverage
+
+
+def check_checkpoint(model: HostedDiT, args: Namespace) -> None:
+    """Raise CheckpointError, naming the tensors, if --load holds another architecture.
+
+    The host would leave tensors that it does not find at their initial values.
+    """
+    tracker = Path(args.load or "") / TRACKER
+    if args.load is None or args.ckpt_format != "torch_dcp" or not tracker.is_file():
+        return
+    from mindspeed_mm_dit.checkpoint import torch_dcp
+
+    name = tracker.read_text(encoding="utf-8").strip()
+    path = Path(args.load) / name if name == "release" else CheckpointStore(args.load).path(int(name))
+    torch_dcp.check_architecture(path, {name: tuple(p.shape) for name, p in model.state_dict().items()})
+
+
+class RunState:
+    """The average and the moments of one run; empty until :meth:`start`."""
+
+    def __init__(self) -> None:
+        self.average: HostedAverage | None = None
+        self._parameters: dict[str, Tensor] = {}
+        self._moments_at: Path | None = None
+
+    def start(self, model: HostedDiT, args: Namespace) -> None:
+        """Begin with ``model`` as the host has sharded and loaded it.
+
+        ``args``: the host's; ``args.iteration`` > 0 says that it resumed from ``args.load``.
+        """
+        model.restore_constants()
+        self._parameters = model.predictor.state_dict(keep_vars=True)
+        self.average = HostedAverage(self._parameters, args.ema_decay)
+        self.average.averages.update(model.loaded_averages)
+        resumed = args.load is not None and args.iteration > 0 and not args.finetune
+        if resumed and args.ckpt_format == "torch_dcp":
+            self._read(CheckpointStore(args.load).path(args.iteration), with_moments=not args.no_load_optim)
+        self._hook_into_the_optimizer()
+
+    def averages(self) -> Mapping[str, Tensor]:
+        """Return the moving average, up to date, by the name of the weight."""
+        if self.average is None:
+            return {}
+        self.average.catch_up()
+        return self.average.averages
+
+    def _hook_into_the_optimizer(self) -> None:
+        try:
+            from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+        except ImportError:  # a torch that is MSAdapter
+            print_rank_0("warning: this torch has no optimizer hooks; no moving average is kept")
+            self.average = None
+            return
+        register_optimizer_step_pre_hook(self._before_step)
+        register_optimizer_step_post_hook(self._after_step)
+
+    def _read(self, path: Path, with_moments: bool) -> None:
+        from mindspeed_mm_dit.checkpoint import torch_dcp
+
+        assert self.average is not None
+        kinds = {name.partition(".")[0] for name in torch_dcp.shapes(path)}
+        if "ema" in kinds:
+            torch_dcp.read({"ema": self.average.averages}, path)
+        if with_moments and "optimizer" in kinds:
+            self._moments_at = path
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Give the optimizer of a resumed run its moments, before its first step."""
+        if self._moments_at is None or not _steps(optimizer, self._parameters):
+            return
+        from mindspeed_mm_dit.checkpoint import torch_dcp
+
+        path, self._moments_at = self._moments_at, None
+        trained = {name: p for name, p in self._parameters.items() if p.requires_grad}
+        moments = {name: _zero_moments(p) for name, p in trained.items()}
+        torch_dcp.read({"optimizer": {"state": moments}}, path)
+        for name, p in trained.items():
+            step = moments[name].pop("step")
+            optimizer.state[p] = moments[name]
+            _set_step(optimizer, p, step)
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if self.average is not None:
+            self.average.is_due = True
+
+
+class HostedAverage(MovingAverage):
+    """A moving average of parameters given by name, kept in float32.
+
+    It is moved when the next step begins or a checkpoint is written, not in the optimizer's step: there
+    Megatron may not yet have copied its float32 weights to the model.
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor], decay: float) -> None:
+        self.decay = decay
+        self.is_due = False
+        self._parameters = dict(parameters)
+        self.averages = {name: p.detach().float().clone() for name, p in parameters.items()}
+
+    def catch_up(self) -> None:
+        """Move the averages if the optimizer has stepped since the last call."""
+        if self.is_due:
+            self.is_due = False
+            live = self._parameters
+            self._parameters = {name: p.detach().float() for name, p in live.items()}
+            self.update()
+            self._parameters = live
+
+
+def _zero_moments(p: Tensor) -> dict[str, Tensor]:
+    step = torch.zeros((), dtype=torch.float32)
+    return {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p), "step": step}
+
+
+def _steps(optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor]) -> bool:
+    """Return whether ``optimizer`` steps the parameters themselves (not float32 copies of them)."""
+    own = {id(p) for p in parameters.values()}
+    return all(id(p) in own for group in optimizer.param_groups for p in group["params"])
+
+
+def _set_step(optimizer: torch.optim.Optimizer, p: Tensor, step: Tensor) -> None:
+    """Set the step counter where the optimizer keeps it: PyTorch's by parameter, MindSpeed's by group."""
+    if isinstance(optimizer, torch.optim.Adam):
+        optimizer.state[p]["step"] = step
+        return
+    for group in optimizer.param_groups:
+        if any(p is other for other in group["params"]):
+            group["step"] = step.to(p.device, torch.int64)

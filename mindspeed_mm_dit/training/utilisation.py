@@ -1,0 +1,22 @@
+"""How much of the hardware a run uses: images per second as a share of the peak."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable
+
+from mindspeed_mm_dit.configs.model import DiTConfig
+from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.planning.model_size import train_flop
+from mindspeed_mm_dit.planning.peaks import peak_tflops, utilisation
+
+
+def meter(args: Namespace) -> Callable[[float], float | None]:
+    """Return MFU as a function of the images per second of all ranks; None where peak or arithmetic is unknown."""
+    sharded_bf16 = args.mm.fsdp2 is not None and args.mm.fsdp2.param_dtype == "bf16"
+    precision = "bf16" if args.bf16 or sharded_bf16 else "fp32"
+    peak = args.peak_tflops or peak_tflops(runtime.device_name(), precision)
+    predictor, devices = args.mm.model.predictor, runtime.world_size()
+    if peak is None or not isinstance(predictor, DiTConfig):
+        return lambda images_per_second: None
+    return lambda images_per_second: utilisation(images_per_second, train_flop(predictor), peak, devices)

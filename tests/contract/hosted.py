@@ -1,0 +1,89 @@
+"""Run scripts in the real host, from unpacked trees that environment variables name.
+
+MINDSPEED_MM_HOME MINDSPEED_HOME MEGATRON_HOME   the trees (docs/mindspeed_mm.md has the versions)
+MINDSPEED_MM_PYTHON                              a Python with the host's requirements and ours
+NPU_ON_CPU                                       a folder with a torch_npu that answers on a CPU; not on an NPU
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.training.launch import Outcome
+
+TREES = ("MINDSPEED_MM_HOME", "MINDSPEED_HOME", "MEGATRON_HOME")
+NEEDED = (*TREES, "MINDSPEED_MM_PYTHON")
+MISSING = [name for name in NEEDED if not os.environ.get(name)]
+
+needs_trees = pytest.mark.skipif(bool(MISSING), reason=f"not set: {', '.join(MISSING)} (unpacked trees of the host)")
+
+
+def tree(name: str) -> Path:
+    """Return an unpacked tree."""
+    return Path(os.environ[name])
+
+
+def tools_json() -> Path:
+    """Return the host's own tools.json."""
+    return tree("MINDSPEED_MM_HOME") / "mindspeed_mm/tools/tools.json"
+
+
+@lru_cache(maxsize=1)
+def environment() -> dict[str, str]:
+    """Return the environment of a run in the host."""
+    folders = [os.environ.get("NPU_ON_CPU"), *(os.environ[name] for name in TREES), str(ROOT)]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(folder for folder in folders if folder),
+        "TORCHDYNAMO_DISABLE": "1",
+        "CUDA_DEVICE_MAX_CONNECTIONS": "2",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def run_python(words: list[str], folder: Path, ranks: int = 1, **extra: str) -> Outcome:
+    """Run the host's Python with ``words`` (a script and its flags, or -m and a module) in ``folder``."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)] if ranks > 1 else []
+    done = subprocess.run(
+        [os.environ["MINDSPEED_MM_PYTHON"], *launcher, *words],
+        env={**environment(), **extra}, cwd=folder, text=True, timeout=300, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    return Outcome(done.returncode, done.stdout)
+
+
+FLAGS = "--micro-batch-size 4 --global-batch-size 8 --num-workers 0 --lr 1e-3 --lr-decay-style constant --ema-decay 0.9"
+
+
+class TwoHosts:
+    """One folder of configs, trained in either host."""
+
+    def __init__(self, folder: Path, digits: Path, **fsdp2: object) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.model = json.loads((ROOT / "examples/dit/model.json").read_text())
+        self.model["predictor"].update(hidden_size=32, num_layers=2, num_heads=2)
+        data = json.loads((ROOT / "examples/dit/data.json").read_text())
+        data["dataset_param"]["data_folder"] = str(digits)
+        wrapped = ["predictor.blocks.{*}", "predictor.final_layer"]
+        sharding = {"sharding_size": "auto", "sub_modules_to_wrap": wrapped, **fsdp2}
+        for name, content in (("model", self.model), ("data", data)):
+            (folder / f"{name}.json").write_text(json.dumps(content))
+        (folder / "fsdp2.yaml").write_text(json.dumps(sharding))  # JSON is YAML
+
+    def train(self, host: str, iterations: int, flags: str = "", ranks: int = 1, **extra: str) -> Outcome:
+        """Run pretrain_dit.py in ``host`` ("standalone" or "mindspeed-mm") up to ``iterations``."""
+        config = "--mm-model model.json --mm-data data.json --use-torch-fsdp2 --fsdp2-config-path fsdp2.yaml"
+        words = [*config.split(), *FLAGS.split(), "--train-iters", str(iterations), *flags.split(), "--host", host]
+        if host == "mindspeed-mm":
+            words += ["--mm-tool", str(tools_json())]
+        return run_python([str(ROOT / "pretrain_dit.py"), *words], self.folder, ranks, **extra)

@@ -1,0 +1,221 @@
+"""Whole runs in the unmodified MindSpeed-MM, compared with the standalone host."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mindspeed_mm_dit.checkpoint.weights import read_weights
+from mindspeed_mm_dit.configs.data import load_data_config
+from mindspeed_mm_dit.configs.model import load_model_config
+from mindspeed_mm_dit.data.dataset import build_samples
+from mindspeed_mm_dit.data.folder import open_index
+from tests.contract.hosted import FLAGS, TwoHosts, needs_trees, run_python, tools_json, tree
+from tests.training.launch import Outcome
+
+pytestmark = [needs_trees, pytest.mark.ranks]
+
+HOSTS = ("standalone", "mindspeed-mm")
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory, digits_folder: Path) -> TwoHosts:
+    return TwoHosts(tmp_path_factory.mktemp("hosts"), digits_folder)
+
+
+@pytest.fixture(scope="module")
+def straight(hosts: TwoHosts) -> Outcome:
+    """Four steps in the host, uninterrupted."""
+    return good(hosts.train("mindspeed-mm", 4, "--save straight"))
+
+
+def good(outcome: Outcome) -> Outcome:
+    assert outcome.code == 0, outcome.output[-4000:]
+    return outcome
+
+
+def printed(outcome: Outcome) -> dict[int, tuple[str, str, str]]:
+    """Learning rate, loss (7 digits) and gradient norm by iteration, as printed."""
+    assert outcome.lines, outcome.output[-4000:]
+    return outcome.lines
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_both_hosts_print_the_same_losses(hosts: TwoHosts, straight: Outcome, ranks: int) -> None:
+    there = straight if ranks == 1 else good(hosts.train("mindspeed-mm", 4, ranks=2))
+    assert "host: MindSpeed-MM" in there.output
+    # Everything random comes with the batch, so even the last printed digit agrees.
+    assert printed(there) == printed(good(hosts.train("standalone", 4, ranks=ranks)))
+
+
+@pytest.mark.parametrize("first", HOSTS)
+@pytest.mark.parametrize("second", HOSTS)
+def test_a_run_goes_on_in_the_other_host_as_if_uninterrupted(
+    hosts: TwoHosts, straight: Outcome, first: str, second: str
+) -> None:
+    place = f"--save {first}_{second} --load {first}_{second}"
+    good(hosts.train(first, 2, place))
+    resumed = good(hosts.train(second, 4, place))
+    assert printed(resumed) == {step: line for step, line in printed(straight).items() if step > 2}
+    for use_ema in (True, False):
+        expected = read_weights(hosts.folder / "straight/iter_0000004", use_ema)
+        found = read_weights(hosts.folder / f"{first}_{second}/iter_0000004", use_ema)
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():  # AdamW's rounding differs between the two fused kernels
+            np.testing.assert_allclose(found[name], value, atol=1e-6, err_msg=name)
+
+
+def test_the_hosts_moving_average_is_not_its_weights(hosts: TwoHosts, straight: Outcome) -> None:
+    weights, average = (read_weights(hosts.folder / "straight/iter_0000004", use_ema) for use_ema in (False, True))
+    assert np.abs(weights["x_embedder.proj.weight"] - average["x_embedder.proj.weight"]).max() > 1e-4
+
+
+def test_two_ranks_resume_what_one_rank_saved_in_the_other_host(hosts: TwoHosts, straight: Outcome) -> None:
+    good(hosts.train("standalone", 2, "--save one --load one"))
+    resumed = good(hosts.train("mindspeed-mm", 4, "--save one --load one", ranks=2))
+    assert printed(resumed) == {step: line for step, line in printed(straight).items() if step > 2}
+
+
+def test_bfloat16_by_fsdp2_yaml_is_the_same_in_both_hosts(tmp_path: Path, digits_folder: Path) -> None:
+    hosts = TwoHosts(tmp_path / "bf16", digits_folder, param_dtype="bf16", reduce_dtype="fp32")
+    lines = [printed(good(hosts.train(host, 3, "--bf16"))) for host in HOSTS]
+    assert lines[0] == lines[1]
+
+
+def test_a_model_built_without_memory_starts_from_the_same_numbers(hosts: TwoHosts, straight: Outcome) -> None:
+    meta = good(hosts.train("mindspeed-mm", 3, "--init-model-with-meta-device"))
+    assert printed(meta) == {step: line for step, line in printed(straight).items() if step <= 3}
+
+
+def test_recomputation_changes_no_number_and_no_name(tmp_path: Path, digits_folder: Path, straight: Outcome) -> None:
+    hosts = TwoHosts(tmp_path / "r", digits_folder, recompute_modules=["predictor.blocks.{*}"], use_reentrant=False)
+    outcome = good(hosts.train("mindspeed-mm", 2, "--save saved"))
+    assert printed(outcome) == {step: line for step, line in printed(straight).items() if step <= 2}
+    assert not [name for name in read_weights(tmp_path / "r/saved/iter_0000002") if "checkpoint" in name]
+
+
+def test_data_parallel_without_fsdp2_resumes_exactly(hosts: TwoHosts, straight: Outcome) -> None:
+    flags = f"--mm-model model.json --mm-data data.json --mm-tool {tools_json()} {FLAGS} --save ddp --load ddp"
+    script = str(Path(__file__).parents[2] / "pretrain_dit.py")
+    good(run_python([script, *flags.split(), "--train-iters", "2"], hosts.folder))
+    resumed = good(run_python([script, *flags.split(), "--train-iters", "4"], hosts.folder))
+    assert printed(resumed) == {step: line for step, line in printed(straight).items() if step > 2}
+
+
+def test_validation_in_the_host_starts_with_the_same_batch_every_time(hosts: TwoHosts, tmp_path: Path) -> None:
+    data = json.loads((hosts.folder / "data.json").read_text())
+    data["dataset_param"]["valid_fraction"] = 0.1
+    (tmp_path / "data.json").write_text(json.dumps(data))
+    flags = f"--eval-interval 2 --eval-iters 2 --mm-data {tmp_path / 'data.json'}"
+    found = [_validation(good(hosts.train(host, 4, flags)).output) for host in HOSTS]
+    assert found[0][:2] == found[1][:2]
+
+
+def _validation(output: str) -> list[float]:
+    lines = [line for line in output.splitlines() if "validation loss at" in line]
+    return [float(line.split("value:")[1].split("|")[0]) for line in lines]
+
+
+def test_another_architecture_is_refused_by_name(hosts: TwoHosts, straight: Outcome, tmp_path: Path) -> None:
+    other = json.loads((hosts.folder / "model.json").read_text())
+    other["predictor"]["num_layers"] = 3
+    (tmp_path / "model.json").write_text(json.dumps(other))
+    outcome = hosts.train("mindspeed-mm", 5, f"--load straight --mm-model {tmp_path / 'model.json'}")
+    assert outcome.code == 2
+    assert "CheckpointError" in outcome.output and "blocks.2.attn.qkv.weight" in outcome.output
+
+
+def test_our_predictor_trains_in_the_unmodified_pretrain_sora(
+    hosts: TwoHosts, straight: Outcome, digits_folder: Path
+) -> None:
+    folder = hosts.folder / "sora"
+    _write_features(hosts, folder)
+    script = str(tree("MINDSPEED_MM_HOME") / "pretrain_sora.py")
+    flags = (
+        f"--mm-model sora/model.json --mm-data sora/data.json --mm-tool {tools_json()} {FLAGS} --train-iters 4 "
+        "--log-interval 1 --use-torch-fsdp2 --fsdp2-config-path fsdp2.yaml --ckpt-format torch_dcp --eval-iters 0 "
+        "--no-gradient-accumulation-fusion --untie-embeddings-and-output-weights --weight-decay-exclude-modules .bias"
+    )
+    module = ["-m", "mindspeed_mm_dit.training.mindspeed_mm.run", script]
+    launch = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    outcome = good(run_python([*module, *flags.split()], hosts.folder, **launch))
+    assert printed(outcome) == printed(straight)
+
+
+def _write_features(hosts: TwoHosts, folder: Path) -> None:
+    """Write the first batches of a run as the host's own FeatureDataset reads them."""
+    torch = pytest.importorskip("torch")
+    folder.mkdir()
+    model, data = load_model_config(hosts.folder / "model.json"), load_data_config(hosts.folder / "data.json")
+    index = open_index(data.dataset_param, model.predictor.num_classes)
+    batch = build_samples(model, data, index, 1234, 8).batch(np.arange(32))
+    for i in range(32):
+        sample = {
+            "video": torch.from_numpy(batch["pixels"][i]),
+            "prompt_ids": torch.tensor(batch["labels"][i]),
+            "prompt_mask": torch.ones(1),
+            "drawn_timesteps": torch.tensor(batch["timesteps"][i]),
+            "drawn_noise": torch.from_numpy(batch["noise"][i]),
+        }
+        torch.save(sample, folder / f"{i}.pt")
+    (folder / "index.json").write_text(json.dumps([{"file": f"{i}.pt"} for i in range(32)]))
+    basic = {"data_path": "sora/index.json", "data_folder": "sora"}
+    param = {"dataset_type": "feature", "basic_parameters": basic, "preprocess_parameters": {}}
+    loader = {"dataloader_mode": "sampler", "shuffle": False, "drop_last": True}
+    (folder / "data.json").write_text(json.dumps({"dataset_param": param, "dataloader_param": loader}))
+    settings = {**hosts.model, "load_video_features": False, "load_text_features": True, "task": "t2v"}
+    (folder / "model.json").write_text(json.dumps(settings))
+
+
+def test_registration_is_idempotent_and_refuses_a_foreign_entry(tmp_path: Path) -> None:
+    code = (
+        "import torch, torch_npu, mindspeed.megatron_adaptor\n"
+        "from mindspeed_mm_dit.errors import ConfigError\n"
+        "from mindspeed_mm_dit.training.mindspeed_mm.register import OURS, register\n"
+        "register(); register()\n"
+        "assert all(entries.items() <= table.items() for _, table, entries in OURS)\n"
+        "foreign = type('Foreign', (), {})\n"
+        "OURS[0][1]['dit'] = foreign; OURS[1][1].pop('gaussian_diffusion')\n"
+        "try:\n    register()\nexcept ConfigError as error:\n    print(error)\n"
+        "assert OURS[0][1]['dit'] is foreign and 'gaussian_diffusion' not in OURS[1][1]\n"
+    )
+    outcome = good(run_python(["-c", code], tmp_path))
+    assert "PREDICTOR_MODEL_MAPPINGS['dit']" in outcome.output and "Foreign" in outcome.output
+
+
+def test_mm_convert_takes_weights_to_the_host_and_back(hosts: TwoHosts, straight: Outcome) -> None:
+    code = "import sys, runpy, torch_npu; sys.argv[0] = 'mm-convert'; runpy.run_module('{}', run_name='__main__')"
+    tool = ["-c", code.format("mindspeed_mm_dit.training.mindspeed_mm.convert"), "DiTConverter"]
+    saved = "straight/iter_0000004"
+    for words in (
+        f"mm_to_pt --source {saved} --target average.pt",
+        "pt_to_mm --source average.pt --save_dir from_pt",
+        f"mm_to_hf --source {saved} --save_dir diffusers",
+        "hf_to_mm --source diffusers --save_dir from_hf",
+    ):
+        good(run_python([*tool, *words.split()], hosts.folder))
+    expected = read_weights(hosts.folder / saved)
+    for name in ("average.pt", "from_pt/release", "from_hf/release"):
+        found = read_weights(hosts.folder / name)
+        assert found.keys() == expected.keys()
+        assert all(np.array_equal(found[key], expected[key]) for key in expected)
+    started = good(hosts.train("mindspeed-mm", 1, "--load from_pt"))
+    assert "loading release checkpoint" in started.output
+    shutil.rmtree(hosts.folder / "from_pt")
+
+
+def test_a_broken_installation_is_an_error_with_its_cause(hosts: TwoHosts, tmp_path: Path) -> None:
+    broken = tmp_path / "mindspeed"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("")
+    (broken / "megatron_adaptor.py").write_text("raise RuntimeError('no CANN here')")
+    from tests.contract.hosted import environment
+
+    path = f"{tmp_path}:{environment()['PYTHONPATH']}"
+    outcome = hosts.train("mindspeed-mm", 1, PYTHONPATH=path)
+    assert outcome.code == 2
+    assert "mindspeed.megatron_adaptor fails: RuntimeError: no CANN here" in outcome.output

@@ -1,0 +1,189 @@
+"""A latent cache gives the losses of encoding online, survives interruptions, and is refused where it does not fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mindspeed_mm_dit.cli.main import main
+from mindspeed_mm_dit.configs.data import load_data_config
+from mindspeed_mm_dit.configs.model import load_model_config
+from mindspeed_mm_dit.data.dataset import build_samples
+from mindspeed_mm_dit.data.folder import open_index, split_index
+from mindspeed_mm_dit.data.latents import LatentCache, shard_path
+from mindspeed_mm_dit.errors import ConfigError, DataError
+from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.models.composite import DiTModel
+
+NUM_IMAGES = 11
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A tiny VAE, eleven images of two classes, model.json and data.json."""
+    from diffusers import AutoencoderKL
+
+    folder = tmp_path_factory.mktemp("latents")
+    for name, seed in (("vae", 0), ("other_vae", 1)):
+        torch.manual_seed(seed)
+        AutoencoderKL(
+            down_block_types=("DownEncoderBlock2D",) * 2,
+            up_block_types=("UpDecoderBlock2D",) * 2,
+            block_out_channels=(8, 8),
+            norm_num_groups=4,
+        ).save_pretrained(folder / name)
+    draw = np.random.default_rng(0)
+    for number in range(NUM_IMAGES):
+        path = folder / "images" / str(number % 2) / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draw.integers(0, 256, (20, 24, 3), np.uint8)).save(path)
+    (folder / "model.json").write_text(json.dumps(model_json(folder, "vae")))
+    (folder / "data.json").write_text(json.dumps(data_json(folder)))
+    return folder
+
+
+def model_json(folder, vae, **ae):
+    return {
+        "ae": {"model_id": "autoencoder_kl", "from_pretrained": str(folder / vae), "downsample_factor": 2, **ae},
+        "diffusion": {"model_id": "gaussian_diffusion"},
+        "predictor": {
+            "model_id": "dit", "input_size": 8, "hidden_size": 16, "num_layers": 1, "num_heads": 2, "num_classes": 2,
+        },
+    }  # fmt: skip
+
+
+def data_json(folder, **param):
+    return {"dataset_param": {"data_folder": str(folder / "images"), "image_size": 16, "random_flip": True, **param}}
+
+
+def cache(home, output, model="model.json", data="data.json", **flags):
+    argv = ["cache-latents", "--model", str(home / model), "--data", str(home / data), "--output", str(output)]
+    for name, value in {"shard-images": 4, "batch-size": 3, **flags}.items():
+        argv += [f"--{name}", str(value)]
+    return main(argv)
+
+
+def load(home, latents, model="model.json"):
+    data = load_data_config(home / "data.json")
+    param = dataclasses.replace(data.dataset_param, latents=str(latents) if latents else None)
+    data = dataclasses.replace(data, dataset_param=param)
+    return load_model_config(home / model), data
+
+
+def samples(home, latents):
+    model, data = load(home, latents)
+    index, _ = split_index(open_index(data.dataset_param, 2), 0.2, seed=3)
+    return build_samples(model, data, index, seed=3, global_batch_size=4)
+
+
+@pytest.fixture(scope="module")
+def made(home):
+    assert cache(home, home / "made") == 0
+    return home / "made"
+
+
+def losses(model, batch):
+    with torch.no_grad():
+        return model(**runtime.to_device(batch)).numpy()
+
+
+def test_losses_equal_those_of_encoding_online(home, made):
+    torch.manual_seed(0)
+    model = DiTModel(load_model_config(home / "model.json"))
+    for p in model.predictor.parameters():
+        p.data += 0.02 * torch.randn_like(p)
+    online, cached = samples(home, None), samples(home, made)
+    for start in (0, 40):
+        positions = np.arange(start, start + 16)
+        there, here = online.batch(positions), cached.batch(positions)
+        assert "pixels" not in here
+        for name in ("labels", "timesteps", "noise", "posterior_noise"):
+            np.testing.assert_array_equal(there[name], here[name])
+        # a convolution's rounding depends on the images beside it in the batch; nothing else differs
+        np.testing.assert_allclose(losses(model, here), losses(model, there), rtol=1e-5)
+
+
+def test_half_precision_on_disk_changes_losses_by_its_rounding(home, made, tmp_path):
+    assert cache(home, tmp_path, dtype="fp16") == 0
+    half, full = LatentCache(tmp_path), LatentCache(made)
+    rows, flipped = np.arange(NUM_IMAGES), np.zeros(NUM_IMAGES, bool)
+    for a, b in zip(half.read(rows, flipped), full.read(rows, flipped)):
+        assert a.dtype == np.float32
+        np.testing.assert_allclose(a, b, rtol=2**-11, atol=1e-6)  # half of float16's last bit
+    assert sum(p.stat().st_size for p in tmp_path.glob("*.safe*")) < 0.6 * sum(
+        p.stat().st_size for p in made.glob("*.safe*")
+    )
+
+
+def test_several_ranks_make_the_same_cache(home, made, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in ("1", "0"):
+        assert not (tmp_path / "index.json").exists()
+        monkeypatch.setenv("RANK", rank)
+        assert cache(home, tmp_path) == 0
+    assert (made / "index.json").read_text() == (tmp_path / "index.json").read_text()
+    for mirrored in (False, True):
+        arguments = np.arange(NUM_IMAGES), np.full(NUM_IMAGES, mirrored)
+        np.testing.assert_array_equal(LatentCache(made).read(*arguments), LatentCache(tmp_path).read(*arguments))
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(home, made, tmp_path, capsys):
+    for path in made.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "index.json").unlink()
+    shard_path(tmp_path, 1).unlink()
+    kept = shard_path(tmp_path, 0).stat().st_mtime_ns
+    with pytest.raises(DataError, match="no finished cache"):
+        LatentCache(tmp_path)
+    assert cache(home, tmp_path) == 0
+    assert "4 of 11 images encoded" in capsys.readouterr().out
+    assert shard_path(tmp_path, 0).stat().st_mtime_ns == kept
+    assert LatentCache(tmp_path).index.num_images == NUM_IMAGES
+
+
+def test_a_cache_of_another_autoencoder_or_crop_is_refused_by_name(home, made, capsys):
+    (home / "other.json").write_text(json.dumps(model_json(home, "other_vae")))
+    (home / "bf16.json").write_text(json.dumps(model_json(home, "vae", dtype="bf16")))
+    for name, words in (("other.json", "another autoencoder"), ("bf16.json", "another precision")):
+        model, data = load(home, made, name)
+        with pytest.raises(ConfigError, match=words):
+            build_samples(model, data, open_index(data.dataset_param, 2), 0, 4)
+        assert cache(home, made, model=name) == 2  # nor may it be filled up
+        assert words in capsys.readouterr().err
+    index = json.loads((made / "index.json").read_text())
+    for field, value, words in (("crop", "random", "another crop"), ("image_size", 32, "images of another size")):
+        changed = home / f"changed_{field}"
+        changed.mkdir()
+        for path in made.iterdir():
+            (changed / path.name).symlink_to(path)
+        (changed / "index.json").unlink()
+        (changed / "index.json").write_text(json.dumps({**index, "identity": {**index["identity"], field: value}}))
+        model, data = load(home, changed)
+        with pytest.raises(ConfigError, match=words):
+            build_samples(model, data, open_index(data.dataset_param, 2), 0, 4)
+
+
+def test_changed_images_are_noticed_and_absent_ones_are_not_needed(home, made):
+    _, data = load(home, made)
+    extra = home / "images" / "0" / "extra.png"
+    extra.write_bytes((home / "images" / "0" / "0.png").read_bytes())
+    try:
+        with pytest.raises(DataError, match="was made of 11 images"):
+            open_index(data.dataset_param, 2)
+    finally:
+        extra.unlink()
+    elsewhere = dataclasses.replace(data.dataset_param, data_folder=str(home / "gone"))
+    assert len(open_index(elsewhere, 2)) == NUM_IMAGES
+
+
+def test_pixel_models_have_nothing_to_cache(home, capsys):
+    root = Path(__file__).parents[2]
+    (home / "pixel.json").write_text((root / "examples/dit/model.json").read_text())
+    assert cache(home, home / "none", model="pixel.json") == 2
+    assert "trains on the images themselves" in capsys.readouterr().err

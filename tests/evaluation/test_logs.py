@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mindspeed_mm_dit.cli.main import main
+from mindspeed_mm_dit.errors import DataError
+from mindspeed_mm_dit.evaluation.logs import parse_losses, parse_milliseconds, read_curve
+from mindspeed_mm_dit.training.log import RunLog, StepRecord
+
+OURS = (
+    " [2026-11-20 20:41:35] iteration        1/       5 | consumed samples:            4 | elapsed time per iteration "
+    "(ms): 195.1 | learning rate: 1.000000E-03 | global batch size:     4 | loss: 1.098573E+00 | loss scale: 1.0 | "
+    "grad norm: 0.627 | num zeros: 0.0 | number of skipped iterations:   0 | number of nan iterations:   0 |"
+)
+LOGS = {
+    "ours": ([OURS, "saved", OURS.replace(" 1/ ", " 2/ ").replace("1.098573E+00", "nan")], {1: 1.098573, 2: np.nan}),
+    "megatron": ([OURS.replace("| loss:", "| lm loss:")], {1: 1.098573}),
+    "published DiT": (
+        [
+            "[\x1b[34m2023-01-01 00:00:00\x1b[0m] Experiment directory created",
+            "[\x1b[34m2023-01-01 00:00:01\x1b[0m] (step=0000100) Train Loss: 0.2000, Train Steps/Sec: 1.00",
+            "[\x1b[34m2023-01-01 00:00:02\x1b[0m] (step=0000200) Train Loss: 0.1500, Train Steps/Sec: 1.00",
+        ],
+        {100: 0.2, 200: 0.15},
+    ),
+    "mindone": (
+        [
+            "INFO: epoch 1, step 2, lr 0.0001000, loss 0.500000, loss scale 1024, global_step 2, step_time(ms) 1",
+            "INFO: epoch 2, step 1, lr 0.0001000, loss 0.250000, loss scale 1024, global_step 3, step_time(ms) 1",
+        ],
+        {2: 0.5, 3: 0.25},
+    ),
+    "mindone without the global step": (
+        [
+            "Epoch 1, step 100, loss 0.123456, lr 1e-4, step time 123.4ms",
+            "Epoch 2, step 100, loss 1.2e-1, lr 1e-4, step time 123.4ms",
+        ],
+        {100: 0.123456, 200: 0.12},
+    ),
+    "MindSpore's callback": (
+        ["epoch: 1 step: 1, loss is 0.3", "epoch:1 step:  2, loss is 0.2", "epoch: 2 step: 1, loss is 0.1"],
+        {1: 0.3, 2: 0.2, 3: 0.1},
+    ),
+    "steps that go on counting": (
+        ["epoch: 1 step: 2, loss is 0.3", "epoch: 2 step: 4, loss is 0.1"],
+        {2: 0.3, 4: 0.1},
+    ),
+    "mindone's result.log": (
+        ["step\tloss\tlr\ttrain_time(s)", "100\t0.5000\t0.0001\t1.2", "200\t0.4000\t0.0001\t1.2"],
+        {100: 0.5, 200: 0.4},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_losses_are_read_from_a_log_of(name):
+    lines, wanted = LOGS[name]
+    found = parse_losses(lines)
+    assert list(found) == list(wanted)
+    np.testing.assert_equal(list(found.values()), list(wanted.values()))
+
+
+def test_the_time_of_a_step_is_read_from_our_log():
+    assert parse_milliseconds([OURS]) == {1: 195.1}
+
+
+def test_of_a_step_logged_twice_the_later_loss_counts(tmp_path):
+    log = tmp_path / "log.txt"
+    log.write_text("(step=2) Train Loss: 3.0\n(step=1) Train Loss: 1.0\n(step=2) Train Loss: 2.0\n")
+    curve = read_curve(log)
+    assert curve.steps.tolist() == [1, 2] and curve.losses.tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("text", ["", "loss went down nicely\n", "a\tb\n1\t2\n"])
+def test_an_unknown_format_names_the_file_and_the_known_ones(tmp_path, text):
+    log = tmp_path / "strange.log"
+    log.write_text(text)
+    with pytest.raises(DataError, match=r"strange.log: no losses.*\n.*MindSpeed-MM.*facebookresearch.*mindone"):
+        read_curve(log)
+
+
+def test_a_missing_log_is_named(tmp_path, capsys):
+    assert main(["plot", str(tmp_path / "none.log")]) == 2
+    assert "none.log: cannot be read" in capsys.readouterr().err
+
+
+def test_runs_of_every_kind_are_drawn_over_each_other(tmp_path, capsys):
+    board = tmp_path / "tensorboard"
+    log = RunLog(prints=True, tensorboard_dir=str(board), train_iters=3, iteration=0)
+    for step in (1, 2, 3):
+        log.record(StepRecord(step, 3, step, 1.0, 1e-3, 1, 1.0 / step, 1.0, 0))
+    log.close()
+    (tmp_path / "dit.txt").write_text("\n".join(LOGS["published DiT"][0]))
+    (tmp_path / "ms.txt").write_text("\n".join(LOGS["mindone"][0]))
+    logs = [str(tmp_path / name) for name in ("tensorboard", "dit.txt", "ms.txt")]
+    assert main(["plot", *logs, "--smooth", "2", "--output", str(tmp_path / "out" / "loss.png")]) == 0
+    assert Image.open(tmp_path / "out" / "loss.png").size == (990, 550)
+    assert "tensorboard: 3 losses, step 1 to 3, last 0.333333" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"), [(["--smooth", "0"], "must be at least 1"), (["--output", "x.gif"], "is not a .png")]
+)
+def test_a_mistake_is_named(flags, message, capsys):
+    assert main(["plot", "log", *flags]) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,135 @@
+"""Whole runs on real MindSpore, alone and under real msrun, against the same runs on PyTorch."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.training.launch import Configs, Outcome
+
+PYTHON = os.environ.get("MM_DIT_MINDSPORE_PYTHON", "")
+pytestmark = [
+    pytest.mark.ranks,
+    pytest.mark.skipif(not Path(PYTHON).is_file(), reason="MM_DIT_MINDSPORE_PYTHON names no interpreter"),
+]
+
+STEPS = "--train-iters 20 --global-batch-size 32 --lr 1e-3 --lr-decay-style constant --weight-decay 0.01 "
+
+
+def free_port() -> int:
+    """Return a port nobody listens on: msrun's default would let two jobs join each other."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def run(configs: Configs, flags: str, workers: int = 1) -> Outcome:
+    """Run pretrain_dit.py on MindSpore; ``workers`` > 1 under msrun."""
+    bin_folder = Path(PYTHON).parent
+    environment = {
+        **{k: v for k, v in os.environ.items() if k != "VIRTUAL_ENV"},
+        "PATH": f"{bin_folder}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "GLOG_v": "3",
+    }  # fmt: skip
+    launcher = [PYTHON]
+    if workers > 1:
+        logs = configs.folder / "msrun_log"
+        launcher = ["msrun", "--worker_num", str(workers), "--local_worker_num", str(workers)]
+        launcher += ["--master_port", str(free_port()), "--log_dir", str(logs), "--join=True"]
+    config = ["--mm-model", str(configs.folder / "model.json"), "--mm-data", str(configs.folder / "data.json")]
+    command = [*launcher, str(ROOT / "pretrain_dit.py"), "--host", "standalone", "--ai-framework", "mindspore", *config]
+    done = subprocess.run([*command, *flags.split()], env=environment, cwd=configs.folder, text=True, timeout=300,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
+    return Outcome(done.returncode, done.stdout)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory, digits_folder):
+    """A small predictor that learns its variance: every part of the loss is compiled."""
+    configs = Configs.create(
+        tmp_path_factory.mktemp("tiny"), digits_folder, hidden_size=32, num_layers=2, num_heads=2, learn_sigma=True
+    )
+    model = json.loads((configs.folder / "model.json").read_text())
+    model["diffusion"] = {"model_id": "gaussian_diffusion"}
+    (configs.folder / "model.json").write_text(json.dumps(model))
+    return configs
+
+
+@pytest.fixture(scope="module")
+def embedded(tmp_path_factory, digits_folder):
+    """The embedded default."""
+    return Configs.create(tmp_path_factory.mktemp("embedded"), digits_folder)
+
+
+@pytest.mark.parametrize("which", ["tiny", "embedded"])
+def test_twenty_losses_are_those_of_pytorch(which, request):
+    configs = request.getfixturevalue(which)
+    torch_losses = configs.run(STEPS + "--micro-batch-size 32").losses
+    outcome = run(configs, STEPS + "--micro-batch-size 32")
+    assert outcome.code == 0, outcome.output
+    assert len(outcome.losses) == 20 and outcome.losses.keys() == torch_losses.keys()
+    for iteration, loss in torch_losses.items():  # float32, kernels of another library
+        assert outcome.losses[iteration] == pytest.approx(loss, rel=1e-5), iteration
+
+
+def test_the_compiled_step_is_the_interpreted_one(tiny):
+    flags = STEPS.replace("20", "5") + "--micro-batch-size 16 "
+    compiled, interpreted = run(tiny, flags), run(tiny, flags + "--pynative")
+    assert compiled.lines == interpreted.lines and len(compiled.lines) == 5
+
+
+def test_two_workers_sharded_are_one_and_a_resumed_run_prints_the_same_lines(tiny, tmp_path):
+    """Two workers with a ZeRO-1 optimizer to step 6, one worker from there; against one uninterrupted worker."""
+    (tiny.folder / "auto.yaml").write_text("sharding_size: auto\n")
+    steps = STEPS.replace("--train-iters 20", "--train-iters {}")
+    whole = run(tiny, steps.format(12) + "--micro-batch-size 32")
+    saving = steps + f"--save {tmp_path} --load {tmp_path} --lr-decay-iters 12 --micro-batch-size "
+    sharded = run(
+        tiny, saving.format(6) + f"16 --use-torch-fsdp2 --fsdp2-config-path {tiny.folder}/auto.yaml", workers=2
+    )
+    resumed = run(tiny, saving.format(12) + "32")
+    assert (sharded.code, resumed.code) == (0, 0), sharded.output + resumed.output
+    losses = {**sharded.losses, **resumed.losses}
+    assert losses.keys() == whole.losses.keys()
+    for iteration, loss in whole.losses.items():
+        assert losses[iteration] == pytest.approx(loss, rel=2e-6), iteration
+
+
+def test_resuming_is_bit_exact_on_one_worker(tiny, tmp_path):
+    flags = "--lr 1e-3 --micro-batch-size 16 --lr-decay-iters 8 --train-iters "
+    whole = run(tiny, flags + "8")
+    run(tiny, flags + f"4 --save {tmp_path}")
+    resumed = run(tiny, flags + f"8 --save {tmp_path} --load {tmp_path}")
+    assert resumed.lines == {iteration: line for iteration, line in whole.lines.items() if iteration > 4}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--use-torch-fsdp2 --fsdp2-config-path offload.yaml", "offload_to_cpu = True"),
+        ("--bf16", "MindSpore has no bfloat16 products on a CPU"),
+        ("--distributed-backend hccl", "needs a NPU device"),
+    ],
+)
+def test_what_the_backend_lacks_is_refused_by_name(tiny, flags, message):
+    (tiny.folder / "offload.yaml").write_text("offload_to_cpu: true\n")
+    outcome = run(tiny, "--train-iters 1 --micro-batch-size 4 --lr 1e-3 " + flags)
+    assert outcome.code == 2 and message in outcome.output and "Traceback" not in outcome.output
+
+
+def test_a_checkpoint_of_the_other_framework_is_refused_with_the_command_that_converts_it(tiny, tmp_path):
+    flags = f"--train-iters 1 --micro-batch-size 4 --lr 1e-3 --save {tmp_path}/{{0}} --load {tmp_path}/{{0}}"
+    tiny.run(flags.format("torch"))
+    run(tiny, flags.format("mindspore"))
+    for outcome in (run(tiny, flags.format("torch")), tiny.run(flags.format("mindspore"))):
+        assert outcome.code == 2 and "mm-dit convert" in outcome.output
+
+
+def test_nothing_on_the_mindspore_path_imports_torch():
+    code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is not None)"
+    assert subprocess.run([PYTHON, "-c", code]).returncode == 0, "these tests prove it only in a venv without torch"

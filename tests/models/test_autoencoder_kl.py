@@ -1,0 +1,126 @@
+"""Our AutoencoderKL reads diffusers' files and computes what diffusers computes; what it cannot do, it says."""
+
+import json
+
+import numpy as np
+import pytest
+
+from mindspeed_mm_dit.configs.model import AutoencoderKLConfig
+from mindspeed_mm_dit.errors import CheckpointError, PlatformError
+from mindspeed_mm_dit.framework.torch_file import write_torch_file
+from tests.autoencoder_kl_fixtures import SMALL, inputs, our_shapes, relative_error, results, weight, write_folder
+
+
+@pytest.fixture
+def small(framework, tmp_path):
+    """Return (folder of a small AutoencoderKL, build(path, **settings) -> our autoencoder)."""
+    from mindspeed_mm_dit.models.autoencoder_kl import AutoencoderKL
+
+    def build(path, **settings):
+        return AutoencoderKL(AutoencoderKLConfig(str(path), downsample_factor=2, **settings))
+
+    return write_folder(tmp_path / "vae", SMALL, our_shapes(SMALL)), build
+
+
+@pytest.mark.parametrize(
+    "change", [{}, {"mid_block_add_attention": False}, {"use_quant_conv": False, "use_post_quant_conv": False}], ids=str
+)
+def test_every_variant_equals_diffusers(framework, tmp_path, small, change):
+    pytest.importorskip("diffusers")
+    from mindspeed_mm_dit.models.autoencoder_kl_pytorch import AutoencoderKL
+
+    config = SMALL | change
+    folder = write_folder(tmp_path / "changed", config, our_shapes(config))
+    arrays = inputs(16, 8, batch=2)
+    ours = results(framework, small[1](folder), arrays)
+    theirs = results(framework, AutoencoderKL(AutoencoderKLConfig(str(folder), downsample_factor=2)), arrays)
+    for name in ours:
+        assert relative_error(ours[name], theirs[name]) < 1e-5, name
+
+
+def test_the_framework_chooses_the_module(framework, small):
+    from mindspeed_mm_dit.models.autoencoder import load_autoencoder_kl
+
+    if framework.active() == "pytorch":
+        pytest.importorskip("diffusers")
+    chosen = load_autoencoder_kl(AutoencoderKLConfig(str(small[0]), downsample_factor=2))
+    module = {"pytorch": "autoencoder_kl_pytorch", "mindspore": "autoencoder_kl"}[framework.active()]
+    assert type(chosen).__module__ == f"mindspeed_mm_dit.models.{module}"
+
+
+def test_latents_are_scaled_and_the_draw_has_the_posterior_s_width(framework, small):
+    folder, build = small
+    arrays = inputs(16, 8, batch=2)
+    one, two = (results(framework, build(folder, scaling_factor=factor), arrays) for factor in (1.0, 2.0))
+    np.testing.assert_allclose(two["mean"], 2 * one["mean"], rtol=1e-6)
+    assert one["mean"].shape == (2, 4, 8, 8) and one["decoded"].shape == (2, 3, 16, 16)
+    zero = results(framework, build(folder), arrays | {"posterior_noise": 0 * arrays["posterior_noise"]})
+    np.testing.assert_allclose(zero["draw"], zero["mean"], rtol=1e-6)
+
+
+def test_a_bin_file_and_old_attention_names_give_the_same(framework, tmp_path, small):
+    folder, build = small
+    old = {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_attn"}
+    weights = {}
+    for name, shape in our_shapes(SMALL).items():
+        old_name = name
+        for new, previous in old.items():
+            old_name = old_name.replace(f".{new}.", f".{previous}.")
+        weights[old_name] = weight(name, shape)
+    assert "decoder.mid_block.attentions.0.proj_attn.weight" in weights
+    old_folder = tmp_path / "old"
+    old_folder.mkdir()
+    (old_folder / "config.json").write_text(json.dumps(SMALL))
+    write_torch_file(old_folder / "diffusion_pytorch_model.bin", weights)
+    arrays = inputs(16, 8)
+    wanted = results(framework, build(folder), arrays)
+    for path in (old_folder, old_folder / "diffusion_pytorch_model.bin"):
+        found = results(framework, build(path), arrays)
+        assert all((found[name] == wanted[name]).all() for name in wanted)
+
+
+def test_the_network_s_weights_are_frozen(small):
+    network = small[1](small[0]).network
+    assert not any(parameter.requires_grad for _, parameter in network.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"down_block_types": ["DownEncoderBlock2D", "AttnDownEncoderBlock2D"]}, "AttnDownEncoderBlock2D"),
+        ({"up_block_types": ["UpDecoderBlock2D"] * 3}, "names 3 levels"),
+        ({"act_fn": "gelu"}, "act_fn = gelu"),
+        ({"latent_channels": 16}, "model.json says"),
+        ({"layers_per_block": 2}, "is missing"),
+        ({"mid_block_add_attention": False}, "is unknown"),
+        ({"block_out_channels": [8, 32]}, "config.json makes it"),
+    ],
+    ids=str,
+)
+def test_a_config_that_does_not_fit_is_refused(small, change, message):
+    folder, build = small
+    (folder / "config.json").write_text(json.dumps(SMALL | change))
+    with pytest.raises(CheckpointError, match=message):
+        build(folder)
+
+
+def test_missing_files_are_named(small, tmp_path):
+    folder, build = small
+    with pytest.raises(CheckpointError, match="nothing is downloaded"):
+        build(tmp_path / "nowhere")
+    (folder / "diffusion_pytorch_model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="holds none of"):
+        build(folder)
+    (folder / "diffusion_pytorch_model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        build(folder)
+    (folder / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        build(folder)
+
+
+def test_bf16_on_mindspore_s_cpu_is_refused(mindspore, small):
+    if mindspore.get_context("device_target") != "CPU":
+        pytest.skip("this machine has an accelerator")
+    with pytest.raises(PlatformError, match="bf16"):
+        small[1](small[0], dtype="bf16")

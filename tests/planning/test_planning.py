@@ -1,0 +1,207 @@
+"""The plan's closed forms against published counts, measured bytes, and the real sharding on a simulated world."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
+
+from mindspeed_mm_dit.cli.main import main
+from mindspeed_mm_dit.configs.fsdp2 import load_fsdp2_config, resolve_paths
+from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, DiTConfig, GaussianDiffusionConfig, ModelConfig
+from mindspeed_mm_dit.configs.presets import PRESETS
+from mindspeed_mm_dit.diffusion.gaussian import GaussianDiffusion
+from mindspeed_mm_dit.models.dit import DiT
+from mindspeed_mm_dit.planning.memory import Layout, activation_bytes, memory
+from mindspeed_mm_dit.planning.model_size import count, forward_multiply_adds, shapes
+from mindspeed_mm_dit.planning.peaks import peak_tflops, utilisation
+from mindspeed_mm_dit.planning.recommend import Request, recommend
+from mindspeed_mm_dit.planning.traffic import Links, Traffic, step_time, traffic
+from tests.conftest import ROOT
+
+GIB = 2**30
+PUBLISHED = {
+    "DiT-XL/2": 675129632, "DiT-XL/4": 675074432, "DiT-XL/8": 675683072,
+    "DiT-L/2": 458102816, "DiT-L/4": 458053760, "DiT-L/8": 458594816,
+    "DiT-B/2": 130512416, "DiT-B/4": 130475648, "DiT-B/8": 130881536,
+    "DiT-S/2": 32963360, "DiT-S/4": 32945024, "DiT-S/8": 33148160,
+}  # fmt: skip
+
+
+def model_of(preset="DiT-XL/2", size=32, **predictor):
+    return ModelConfig(
+        ae=AutoencoderKLConfig(from_pretrained="not read"),
+        diffusion=GaussianDiffusionConfig(),
+        predictor=DiTConfig(**{"input_size": size, "num_classes": 1000, **PRESETS[preset], **predictor}),
+    )
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_parameter_counts_are_the_published_ones(preset):
+    assert count(shapes(model_of(preset).predictor).all) == PUBLISHED[preset]
+
+
+def test_shapes_are_those_of_the_network():
+    config = model_of(hidden_size=48, num_layers=2, num_heads=3, patch_size=4).predictor
+    network = DiT(config)
+    found = sorted(tuple(p.shape) for p in network.parameters())
+    assert sorted(shapes(config).all) == found
+    assert sorted(shapes(config).trained) == sorted(tuple(p.shape) for p in network.parameters() if p.requires_grad)
+
+
+def test_multiply_adds_are_those_pytorch_counts():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    config = model_of("DiT-S/4", size=16).predictor
+    network, draw = DiT(config), torch.randn(2, 4, 16, 16)
+    counter = FlopCounterMode(display=False)  # it knows attention by its matrix products only
+    with counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        network(draw, torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64))
+    assert counter.get_total_flops() == 2 * 2 * forward_multiply_adds(config)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])  # the CPU's autocast, unlike CUDA's, keeps norms in bf16
+@pytest.mark.parametrize("preset", ["DiT-S/2", "DiT-B/4"])
+def test_activations_are_within_a_tenth_of_the_bytes_autograd_keeps(preset, precision, recompute):
+    model = model_of(preset, num_layers=4)
+    planned, _ = activation_bytes(model, Layout(precision=precision, recompute=recompute))
+    assert planned == pytest.approx(bytes_kept(model, precision, recompute), rel=0.10)
+
+
+def bytes_kept(model, precision, recompute, batch=2):
+    """Bytes of an image that forward and loss leave for backward, weights not counted."""
+    network = DiT(model.predictor)
+    if precision == "bf16":
+        network.to(torch.bfloat16)
+        network.t_embedder.frequencies = network.t_embedder.frequencies.float()
+    if recompute:
+        for block in network.blocks:
+            run = block.forward
+            block.forward = lambda x, c, run=run: checkpoint(run, x, c, use_reentrant=False)
+    weights = {p.untyped_storage().data_ptr() for p in network.parameters()}
+    diffusion = GaussianDiffusion.from_config(model.diffusion)
+    x, noise = torch.randn(2, batch, *model.latent_shape)
+    t, y = torch.randint(model.predictor.num_classes, (2, batch))
+    kept: dict[int, int] = {}  # by storage
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        noised = diffusion.q_sample(x, t, noise)
+        loss = diffusion.loss(network(noised, t, y).float(), x, noised, t, noise).mean()
+    total = sum(kept.values())
+    del loss
+    return total / batch
+
+
+@pytest.mark.parametrize("world_size", [8, 64, 512])
+def test_sharded_weights_are_those_of_fsdp2_on_a_simulated_world(world_size):
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    model = model_of()
+    dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
+    try:
+        with torch.device("meta"):
+            network = DiT(model.predictor)
+        mesh = init_device_mesh("cpu", (world_size,))
+        for block in network.blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(network, mesh=mesh)
+        local = sum(p.to_local().numel() for p in network.parameters())
+    finally:
+        dist.destroy_process_group()
+    planned = memory(model, Layout(world_size, world_size))
+    assert planned.weights == 4 * local
+    assert planned.weights + planned.optimizer < 1.4 / world_size * 12 * PUBLISHED["DiT-XL/2"] + 4 * 256 * 1152
+
+
+def test_two_ranks_hold_half_of_what_one_holds():
+    one, two = (memory(model_of(), Layout(n, n)) for n in (1, 2))
+    state = [m.weights + m.optimizer + m.ema for m in (one, two)]
+    assert state[1] <= 0.55 * state[0]
+
+
+def test_traffic_follows_the_ring():
+    model = model_of()
+    everything, trained = count(shapes(model.predictor).all), count(shapes(model.predictor).trained)
+    replicated = traffic(model, Layout(8, 1))
+    assert (replicated.within_shards, replicated.between_replicas) == (0, round(2 * 7 / 8 * 4 * trained))
+    sharded = traffic(model, Layout(8, 8))
+    assert sharded.within_shards == round(7 / 8 * (2 * 2 * everything + 4 * trained))
+    assert sharded.between_replicas == 0
+    kept = traffic(model, Layout(8, 8, reshard_after_forward=False))
+    assert sharded.within_shards - kept.within_shards == pytest.approx(7 / 8 * 2 * everything, abs=1)
+    hybrid = traffic(model, Layout(64, 8))
+    assert hybrid.within_shards == sharded.within_shards
+    assert hybrid.between_replicas == round(2 * 7 / 8 * 4 * trained / 8)
+
+
+def test_times_follow_the_links():
+    sent = Traffic(within_shards=10**9, between_replicas=10**8)
+    links = Links(between_nodes_gbps=100, within_node_gbps=1000, node_size=8)
+    assert links.seconds(Layout(8, 8), sent) == pytest.approx(8 * 1.1e9 / 1e12)
+    assert links.seconds(Layout(64, 8), sent) == pytest.approx(8 * (1e9 / 1e12 + 1e8 / 1e11))
+    assert links.seconds(Layout(64, 64), sent) == pytest.approx(8 * 1.1e9 / 1e11)
+    kept, again = (step_time(model_of(), Layout(recompute=r), 256, 0.5e15) for r in (False, True))
+    assert kept == pytest.approx(0.364, abs=1e-3)
+    assert again == pytest.approx(kept * 4 / 3)
+
+
+def test_sharding_and_recompute_come_only_when_they_are_needed():
+    model = model_of()
+
+    def layout(gib, world_size=8, images=32):
+        return recommend(model, Request(world_size, gib * GIB, images, online_vae=False)).layout
+
+    assert layout(80).shard_ranks == 1
+    assert not layout(80).recompute
+    assert layout(16).shard_ranks == 8
+    assert layout(6, images=64).recompute
+    assert layout(80, world_size=64, images=4).shard_ranks == 8  # most bytes stay within a node
+
+
+def test_the_written_yaml_is_read_back_and_names_real_modules(tmp_path, capsys):
+    target = tmp_path / "fsdp2.yaml"
+    argv = ["plan", "--model", str(ROOT / "examples/dit/imagenet256/model.json"), "--world-size", "8"]
+    assert main([*argv, "--device-memory-gib", "12", "--link-gbps", "200", "--write-fsdp2", str(target)]) == 0
+    config = load_fsdp2_config(target)
+    assert config.shard_ranks(8) == 8
+    with torch.device("meta"):
+        names = [f"predictor.{name}" for name, _ in DiT(model_of().predictor).named_modules()]
+    assert len(resolve_paths(config.sub_modules_to_wrap, names, "sub_modules_to_wrap")) == 29
+    keys = [line for line in target.read_text().splitlines() if line and line[0] not in "# "]
+    assert all(target.read_text().splitlines()[target.read_text().splitlines().index(k) - 1][0] == "#" for k in keys)
+    out = capsys.readouterr().out
+    for words in ("675,129,632", "0.712 TFLOP", "largest micro-batch", "sharded over 8", "days"):
+        assert words in out
+
+
+def test_too_little_memory_is_refused_with_what_would_fit(capsys):
+    argv = ["plan", "--model", str(ROOT / "examples/dit/imagenet256/model.json"), "--world-size", "1"]
+    assert main([*argv, "--device-memory-gib", "4"]) == 2
+    assert "0 fit" in capsys.readouterr().err
+
+
+def test_peaks_are_found_by_part_of_the_name():
+    assert peak_tflops("NVIDIA H200", "bf16") == 989.0
+    assert peak_tflops("NVIDIA H100 PCIe", "bf16") == 756.0
+    assert peak_tflops("CPU (x86_64, 2 threads)", "bf16") is None
+    assert utilisation(700, 0.7117e12, 989.0) == pytest.approx(0.504, abs=1e-3)
+    assert utilisation(700, 0.7117e12, None) is None
+
+
+def test_recompute_keeps_one_vector_a_token_and_block():
+    model = model_of()
+    kept, again = (activation_bytes(model, dataclasses.replace(Layout(), recompute=r))[0] for r in (False, True))
+    assert kept > 15 * again

@@ -1,0 +1,311 @@
+"""Each framework offers every name of the contract, and each name does what NumPy says it should."""
+
+import math
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from mindspeed_mm_dit.errors import PlatformError
+from mindspeed_mm_dit.framework import contract
+
+CLOSE = {"rtol": 1e-5, "atol": 1e-6}  # float32 sums of some tens of terms
+EXACT_ENOUGH = {"rtol": 1e-6, "atol": 1e-7}  # elementary functions: a few units in the last place
+
+
+def draw(*shape, seed=0, low=-2.0, high=2.0):
+    return np.random.default_rng(seed).uniform(low, high, shape).astype(np.float32)
+
+
+def gradient(framework, function, *arrays):
+    """Gradients of the sum of ``function`` with respect to each of ``arrays``."""
+    if framework.active() == "pytorch":
+        inputs = [framework.ops.tensor(array).requires_grad_() for array in arrays]
+        function(*inputs).sum().backward()
+        return [x.grad.numpy() for x in inputs]
+    import mindspore
+
+    inputs = [framework.ops.tensor(array) for array in arrays]
+    found = mindspore.grad(lambda *x: function(*x).sum(), tuple(range(len(inputs))))(*inputs)
+    return [x.asnumpy() for x in (found if isinstance(found, tuple) else (found,))]
+
+
+def load(framework, module, **arrays):
+    framework.runtime.load_arrays(module, arrays)
+    return module
+
+
+def test_every_name_of_the_contract_exists(framework):
+    for names, room in (
+        (contract.NN, framework.nn),
+        (contract.OPS, framework.ops),
+        (contract.RUNTIME, framework.runtime),
+    ):
+        assert [name for name in names if not hasattr(room, name)] == []
+
+
+def test_every_layer_and_operator_is_in_the_contract(framework):
+    assert set(framework.nn.__all__) == set(contract.NN)
+    assert set(framework.ops.__all__) == set(contract.OPS)
+
+
+@pytest.mark.parametrize("name", ["exp", "log", "tanh", "sin", "cos"])
+def test_elementary_functions(framework, name):
+    x = draw(10_000, low=-8.0, high=8.0) if name != "log" else draw(10_000, low=1e-6, high=8.0)
+    wanted = getattr(np, name)(x.astype(np.float64))
+    np.testing.assert_allclose(
+        framework.ops.numpy(getattr(framework.ops, name)(framework.ops.tensor(x))), wanted, **EXACT_ENOUGH
+    )
+
+
+def test_operators_that_move_numbers(framework):
+    ops, x, y = framework.ops, draw(4, 6, 5), draw(4, 2, 5, seed=1)
+    t, u = ops.tensor(x), ops.tensor(y)
+    assert (ops.numpy(ops.cat([t, u], 1)) == np.concatenate([x, y], 1)).all()
+    parts = ops.chunk(t, 3, 1)
+    assert len(parts) == 3 and all((ops.numpy(a) == b).all() for a, b in zip(parts, np.split(x, 3, 1), strict=True))
+    assert (ops.numpy(ops.reshape(t, (4, -1))) == x.reshape(4, -1)).all()
+    assert (ops.numpy(ops.permute(t, (2, 0, 1))) == x.transpose(2, 0, 1)).all()
+    assert (ops.numpy(ops.clamp(t, -1.0, None)) == np.clip(x, -1, None)).all()
+    assert (ops.numpy(ops.clamp(t, None, 0.5)) == np.clip(x, None, 0.5)).all()
+    assert (ops.numpy(ops.clamp(t, -1.0, 0.5)) == np.clip(x, -1, 0.5)).all()
+    assert (ops.numpy(ops.where(t > 0, t, -t)) == np.abs(x)).all()
+
+
+def test_take_picks_rows_by_int64_index(framework):
+    ops, table, index = framework.ops, draw(7), np.array([6, 0, 0, 3])
+    assert (ops.numpy(ops.take(ops.tensor(table), ops.tensor(index))) == table[index]).all()
+
+
+def test_mean_per_sample(framework):
+    ops, x = framework.ops, draw(3, 4, 5, 6)
+    np.testing.assert_allclose(ops.numpy(ops.mean_per_sample(ops.tensor(x))), x.mean((1, 2, 3)), **CLOSE)
+
+
+def test_pad_puts_zeros_left_right_top_bottom(framework):
+    ops, x = framework.ops, draw(2, 3, 4, 5)
+    wanted = np.pad(x, ((0, 0), (0, 0), (3, 4), (1, 2)))
+    assert (ops.numpy(ops.pad(ops.tensor(x), (1, 2, 3, 4))) == wanted).all()
+
+
+def test_upsample_repeats_pixels(framework):
+    ops, x = framework.ops, draw(2, 3, 4, 5)
+    assert (ops.numpy(ops.upsample_nearest_2x(ops.tensor(x))) == x.repeat(2, 2).repeat(2, 3)).all()
+
+
+def test_attention_is_softmax_of_scaled_products(framework):
+    ops, q, k, v = framework.ops, draw(2, 3, 5, 8), draw(2, 3, 5, 8, seed=1), draw(2, 3, 5, 8, seed=2)
+    weights = np.exp(q @ k.transpose(0, 1, 3, 2) / math.sqrt(8))
+    wanted = weights / weights.sum(-1, keepdims=True) @ v
+    np.testing.assert_allclose(ops.numpy(ops.attention(*map(ops.tensor, (q, k, v)))), wanted, **CLOSE)
+
+
+def test_casts_keep_values(framework):
+    ops = framework.ops
+    integers = ops.tensor(np.array([0, 3, 255], np.uint8))
+    floats = ops.to_float32(integers)
+    assert ops.numpy(floats).dtype == np.float32 and ops.numpy(floats).tolist() == [0, 3, 255]
+    assert ops.numpy(ops.cast_like(floats, ops.tensor(np.array([1.0])))).dtype == np.float64
+    half = ops.tensor(np.array([0.5], np.float16))
+    assert ops.numpy(half).dtype == np.float32
+
+
+def test_no_gradient_passes_stop_gradient_and_no_grad(framework):
+    ops = framework.ops
+
+    def product_under_no_grad(x):
+        with ops.no_grad():
+            y = x * 2
+        return y * x
+
+    x = draw(4)
+    np.testing.assert_allclose(gradient(framework, lambda t: ops.stop_gradient(t * 2) * t, x)[0], 2 * x, **CLOSE)
+    np.testing.assert_allclose(gradient(framework, product_under_no_grad, x)[0], 2 * x, **CLOSE)
+
+
+def test_linear(framework):
+    ops, w, b, x = framework.ops, draw(5, 7), draw(5), draw(2, 3, 7)
+    layer = load(framework, framework.nn.Linear(7, 5), weight=w, bias=b)
+    np.testing.assert_allclose(ops.numpy(layer(ops.tensor(x))), x @ w.T + b, **CLOSE)
+    without = load(framework, framework.nn.Linear(7, 5, bias=False), weight=w)
+    np.testing.assert_allclose(ops.numpy(without(ops.tensor(x))), x @ w.T, **CLOSE)
+
+
+def convolution(x, w, b, stride, padding):
+    """Cross-correlation by its definition."""
+    x = np.pad(x, ((0, 0), (0, 0), (padding, padding), (padding, padding)))
+    windows = np.lib.stride_tricks.sliding_window_view(x, w.shape[2:], (2, 3))[:, :, ::stride, ::stride]
+    return np.einsum("bchwij,ocij->bohw", windows, w) + b[:, None, None]
+
+
+@pytest.mark.parametrize(
+    ("size", "kernel", "stride", "padding"), [(8, 2, 2, 0), (9, 3, 1, 1), (9, 3, 2, 0), (8, 1, 1, 0), (8, 3, 2, 1)]
+)
+def test_convolution_and_its_gradient(framework, size, kernel, stride, padding):
+    ops, x, w, b = framework.ops, draw(2, 3, size, size), draw(4, 3, kernel, kernel, seed=1), draw(4, seed=2)
+    layer = load(framework, framework.nn.Conv2d(3, 4, kernel, stride=stride, padding=padding), weight=w, bias=b)
+    np.testing.assert_allclose(
+        ops.numpy(layer(ops.tensor(x))), convolution(x, w, b, stride, padding), rtol=1e-5, atol=1e-5
+    )
+    (found,) = gradient(framework, layer, x)
+    step = 1.0  # a convolution is linear: a finite difference of any size is exact, but for rounding
+    for place in [(0, 0, 0, 0), (1, 2, size - 2, 3), (0, 1, size // 2, size // 2)]:
+        moved = x.astype(np.float64)
+        moved[place] += step
+        slope = (convolution(moved, w, b, stride, padding) - convolution(x, w, b, stride, padding)).sum() / step
+        assert found[place] == pytest.approx(slope, rel=1e-4, abs=1e-4)
+
+
+def test_embedding(framework):
+    ops, w = framework.ops, draw(6, 4)
+    layer = load(framework, framework.nn.Embedding(6, 4), weight=w)
+    assert (ops.numpy(layer(ops.tensor(np.array([5, 0, 5])))) == w[[5, 0, 5]]).all()
+
+
+def normed(x, axes, eps):
+    return (x - x.mean(axes, keepdims=True)) / np.sqrt(x.var(axes, keepdims=True) + eps)
+
+
+@pytest.mark.parametrize("affine", [False, True])
+def test_layer_norm(framework, affine):
+    ops, x, w, b = framework.ops, draw(2, 3, 16), draw(16, seed=1), draw(16, seed=2)
+    layer = framework.nn.LayerNorm(16, eps=1e-6, elementwise_affine=affine)
+    assert sorted(name for name, _ in layer.named_parameters()) == (["bias", "weight"] if affine else [])
+    wanted = normed(x, -1, 1e-6)
+    if affine:
+        load(framework, layer, weight=w, bias=b)
+        wanted = wanted * w + b
+    np.testing.assert_allclose(ops.numpy(layer(ops.tensor(x))), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_group_norm(framework):
+    ops, x, w, b = framework.ops, draw(2, 8, 4, 5), draw(8, seed=1), draw(8, seed=2)
+    layer = load(framework, framework.nn.GroupNorm(4, 8, eps=1e-6), weight=w, bias=b)
+    wanted = normed(x.reshape(2, 4, 2, 4, 5), (2, 3, 4), 1e-6).reshape(x.shape) * w[:, None, None] + b[:, None, None]
+    np.testing.assert_allclose(ops.numpy(layer(ops.tensor(x))), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_activations(framework):
+    ops, nn, x = framework.ops, framework.nn, draw(1000, low=-6, high=6)
+    silu = x / (1 + np.exp(-x))
+    gelu = 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    np.testing.assert_allclose(ops.numpy(nn.SiLU()(ops.tensor(x))), silu, rtol=1e-5, atol=2e-6)
+    np.testing.assert_allclose(ops.numpy(nn.GELU(approximate="tanh")(ops.tensor(x))), gelu, rtol=1e-5, atol=2e-6)
+
+
+def small_module(nn):
+    class Small(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.frozen = nn.frozen_parameter(draw(3))
+            nn.set_constant(self, "constant", draw(3, seed=1))
+            self.table = nn.Embedding(2, 3)
+            self.layers = nn.ModuleList([nn.Sequential(nn.SiLU(), nn.Linear(3, 3)), nn.Linear(3, 1, bias=False)])
+
+        def forward(self, x):
+            x = x + self.frozen + self.constant
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    return Small()
+
+
+def test_state_dict_keys_are_dotted_attribute_names(framework):
+    module = small_module(framework.nn)
+    names = {name: parameter.requires_grad for name, parameter in module.named_parameters()}
+    assert names == {
+        "frozen": False, "table.weight": True, "layers.0.1.weight": True, "layers.0.1.bias": True,
+        "layers.1.weight": True,
+    }  # fmt: skip
+
+
+def test_a_module_calls_forward_with_its_constants(framework):
+    ops, module, w = framework.ops, small_module(framework.nn), draw(3, 3)
+    load(
+        framework,
+        module,
+        **{"layers.0.1.weight": w, "layers.0.1.bias": draw(3), "layers.1.weight": np.ones((1, 3), np.float32)},
+    )
+    x = draw(2, 3) + draw(3) + draw(3, seed=1)
+    wanted = ((x / (1 + np.exp(-x))) @ w.T + draw(3)).sum(1, keepdims=True)
+    np.testing.assert_allclose(ops.numpy(module(ops.tensor(draw(2, 3)))), wanted, **CLOSE)
+
+
+def test_a_frozen_module_trains_nothing(framework):
+    module = framework.runtime.freeze(small_module(framework.nn), "fp32")
+    assert not any(parameter.requires_grad for _, parameter in module.named_parameters())
+
+
+def test_alone_the_runtime_is_rank_0_of_1(framework):
+    ops, runtime = framework.ops, framework.runtime
+    assert (runtime.rank(), runtime.world_size()) == (0, 1)
+    means = runtime.mean_over_ranks([ops.tensor(np.float32(2)), ops.tensor(np.float32(3))])
+    assert [float(ops.numpy(mean)) for mean in means] == [2.0, 3.0]
+    assert runtime.any_rank(True) is True and runtime.any_rank(False) is False
+    runtime.barrier()
+    batch = runtime.to_device({"pixels": np.arange(6, dtype=np.uint8).reshape(1, 6), "labels": np.array([3])})
+    assert ops.numpy(batch["pixels"]).dtype == np.uint8 and ops.numpy(batch["labels"]).dtype == np.int64
+    assert runtime.device_name() and "numpy" in runtime.versions()
+
+
+def test_a_backend_of_another_device_is_refused(framework):
+    if not framework.runtime.device_name().startswith("CPU"):
+        pytest.skip("this machine has an accelerator")
+    with pytest.raises(PlatformError, match="--distributed-backend = hccl"):
+        framework.runtime.check_backend("hccl")
+
+
+def test_numpy_2_beside_mindspore_is_refused_with_the_cure(mindspore):
+    from mindspeed_mm_dit.framework.mindspore import check_numpy
+
+    check_numpy("1.26.4")
+    with pytest.raises(PlatformError, match="pip install 'numpy<2'"):
+        check_numpy("2.1.0")
+
+
+def test_the_compiled_network_equals_the_interpreted_one(mindspore, framework):
+    from mindspeed_mm_dit.configs.model import DiTConfig
+    from mindspeed_mm_dit.models.dit import DiT
+
+    model = DiT(DiTConfig(8, 10, 4, 2, 32, 2, 4))
+    draws = {name: draw(*p.shape, low=-0.2, high=0.2) for name, p in model.named_parameters()}
+    load(framework, model, **draws)
+    inputs = [framework.ops.tensor(x) for x in (draw(2, 4, 8, 8), np.array([0, 999]), np.array([3, 10]))]
+    compiled, interpreted = mindspore.jit(model)(*inputs), model(*inputs)
+    np.testing.assert_allclose(compiled.asnumpy(), interpreted.asnumpy(), rtol=1e-4, atol=1e-5)
+
+
+RANKS = """
+import numpy as np
+from mindspeed_mm_dit import framework
+framework.activate("mindspore")
+from mindspeed_mm_dit.framework import ops, runtime
+runtime.initialize("gloo", 2, 8)
+rank, mean = runtime.rank(), runtime.mean_over_ranks([ops.tensor(np.float32(runtime.rank()))])[0]
+print("RANK", rank, runtime.world_size(), float(mean.asnumpy()), runtime.any_rank(rank == 1), runtime.any_rank(False),
+      runtime.num_microbatches(), flush=True)
+runtime.barrier()
+runtime.shutdown()
+"""
+
+
+def test_two_ranks_of_msrun_average_and_agree(mindspore, tmp_path):
+    (tmp_path / "job.py").write_text(RANKS)
+    bin_folder = os.path.dirname(sys.executable)
+    port = 20_000 + os.getpid() % 10_000
+    environment = os.environ | {
+        "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+    }  # fmt: skip
+    subprocess.run(
+        [f"{bin_folder}/msrun", "--worker_num=2", "--local_worker_num=2", f"--master_port={port}", "--join=True",
+         f"--log_dir={tmp_path}/log", str(tmp_path / "job.py")],
+        check=True, capture_output=True, timeout=300, env=environment, cwd=tmp_path,
+    )  # fmt: skip
+    lines = [line for log in tmp_path.glob("log/worker_*.log") for line in log.read_text().splitlines()]
+    assert sorted(line for line in lines if line.startswith("RANK")) == [
+        "RANK 0 2 0.5 True False 2", "RANK 1 2 0.5 True False 2",
+    ]  # fmt: skip
