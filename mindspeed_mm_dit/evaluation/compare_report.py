@@ -229,12 +229,12 @@ def _embed(png: bytes, alt: str) -> str:
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], bad: Sequence[bool] = ()) -> str:
-    head = "".join(f"<th>{escape(text)}</th>" for text in heads) if any(heads) else ""
+    head = f"<tr>{''.join(f'<th>{escape(text)}</th>' for text in heads)}</tr>" if any(heads) else ""
     lines = [
         f"<tr{' class=bad' if number < len(bad) and bad[number] else ''}>{''.join(map(_cell, row))}</tr>"
         for number, row in enumerate(rows)
     ]
-    return f"<table><tr>{head}</tr>{''.join(lines)}</table>"
+    return f"<table>{head}{''.join(lines)}</table>"
 
 
 def _cell(text: str) -> str:
