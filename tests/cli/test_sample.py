@@ -52,6 +52,15 @@ def test_the_batch_size_does_not_change_the_images(trained, tmp_path):
     assert abs(a - b).max() <= 1  # rounding of float32 sums
 
 
+def test_dpm_solver_and_bfloat16_are_reached_from_the_command_line(trained, tmp_path, capsys):
+    common = ["--checkpoint", f"{trained}/checkpoints", *COMMON, "--sampler", "dpm++"]
+    for name, flags in (("a", []), ("b", ["--bf16"])):
+        assert sample(*common, *flags, "--output", f"{tmp_path}/{name}.npz") == 0
+        assert "images/s" in capsys.readouterr().out
+    a, b = (np.load(tmp_path / f"{name}.npz")["arr_0"].astype(int) for name in "ab")
+    assert abs(a - b).mean() < 2.0  # of 255; bfloat16 has 8 bits
+
+
 def test_a_png_is_a_grid(trained, tmp_path):
     assert sample("--checkpoint", f"{trained}/checkpoints", *COMMON, "--output", f"{tmp_path}/s.png") == 0
     assert Image.open(tmp_path / "s.png").size[1] == 3 * 50

@@ -42,6 +42,8 @@ class Engine:
     def __init__(self, model: Any, args: Namespace, fsdp2: Fsdp2Config | None) -> None:
         if args.bf16 and runtime.device_type() == "cpu":
             raise PlatformError("--bf16", "MindSpore has no bfloat16 products on a CPU", "leave the flag out")
+        if args.torch_compile:
+            raise PlatformError("--torch-compile", "is PyTorch's", "leave it out: MindSpore compiles the step by itself")
         self.args, self.model, self.predictor = args, model, model.predictor
         names, self._parameters = trained(self.predictor)
         shapes = {name: tuple(p.shape) for name, p in zip(names, self._parameters)}
