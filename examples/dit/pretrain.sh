@@ -63,6 +63,11 @@ python=$(command -v python) || fail "msrun starts 'python', and there is none on
   || fail "msrun starts the first 'python' on PATH, $python, which is not the one beside $msrun: put $(dirname "$msrun") first on PATH"
 export LOCAL_WORLD_SIZE=$NPUS_PER_NODE
 export GLOG_v=${GLOG_v:-3}  # MindSpore's own messages: errors only
-exec msrun --local_worker_num "$NPUS_PER_NODE" --worker_num "$(( NPUS_PER_NODE * NNODES ))" \
+msrun --local_worker_num "$NPUS_PER_NODE" --worker_num "$(( NPUS_PER_NODE * NNODES ))" \
   --node_rank "$NODE_RANK" --master_addr "$MASTER_ADDR" --master_port "${MASTER_PORT:-6000}" \
-  --log_dir msrun_log --join=True --bind_core=True "${train[@]}"
+  --log_dir msrun_log --join=True --bind_core=True "${train[@]}" && exit 0
+code=$?
+# msrun ends with its own traceback; the reason stands in the log of the worker that failed first.
+echo "a worker failed; its last error (all logs are in msrun_log/):" >&2
+grep -hE '^[A-Za-z.]*(Error|Exception)\b' msrun_log/worker_*.log | tail -n 3 >&2
+exit $code
