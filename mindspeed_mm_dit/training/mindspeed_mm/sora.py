@@ -79,7 +79,7 @@ class SoRADiffusion:
         self, model_output: Tensor, x_start: Tensor, x_t: Tensor, noise: Tensor, t: Tensor, **_: Any
     ) -> Tensor:
         """Return the loss of each sample, (B,)."""
-        return self.process.training_losses(model_output, x_start, x_t, t, noise).loss
+        return self.process.loss(model_output, x_start, x_t, t, noise)
 
 
 class SoRAAutoencoder:
