@@ -38,7 +38,7 @@ class HostedDiT(DiTModel, MultiModalModule, FSDP2Mixin):
         MultiModalModule.__init__(self, core_transformer_config_from_args(get_args()))
         self.ae, self.diffusion, self.predictor = model.ae, model.diffusion, model.predictor
         self._averages = averages
-        self._constants = {name: buffer.clone() for name, buffer in self.predictor.named_buffers()}
+        self._constants = {name: buffer.clone() for name, buffer in self.named_buffers()}
         self.loaded_averages: dict[str, Tensor] = {}
         """Averages that came with the model's own tensors (--ckpt-format torch)."""
 
@@ -65,17 +65,15 @@ class HostedDiT(DiTModel, MultiModalModule, FSDP2Mixin):
 
     def restore_constants(self) -> None:
         """Give the constants their float32 values back: Megatron's --bf16 casts them with the weights."""
-        for name, value in self._constants.items():
-            owner, _, leaf = name.rpartition(".")
-            module = self.predictor.get_submodule(owner)
-            setattr(module, leaf, value.to(getattr(module, leaf).device))
+        restore(self, self._constants)
 
     def init_weights(self) -> None:
         """Leave the weights to :meth:`post_meta_init` (the host would draw all of them at random)."""
 
     def post_meta_init(self) -> None:
         """Fill a model that was built without memory: weights, frozen positions and constants."""
-        fill_from_seed(self.predictor, self._constants, get_args().seed)
+        fill_from_seed(self.predictor, get_args().seed)
+        self.restore_constants()
 
 
 def set_initial_weights(predictor: nn.Module, seed: int) -> None:
@@ -107,15 +105,20 @@ def _own_part(value: Tensor, sharded: Any) -> Tensor:
     return distribute_tensor(value, sharded.device_mesh, sharded.placements, src_data_rank=None).to_local()
 
 
-def fill_from_seed(predictor: nn.Module, constants: Mapping[str, Tensor], seed: int) -> None:
-    """Fill every tensor of a DiT: trained weights from the seed, frozen positions, and its ``constants``."""
+def fill_from_seed(predictor: nn.Module, seed: int) -> None:
+    """Fill every parameter of a DiT: trained weights from the seed, and the frozen positions."""
     set_initial_weights(predictor, seed)
     config = predictor.config
     positions = sincos_positions_2d(config.hidden_size, config.input_size // config.patch_size)
     _load_arrays(predictor, {"pos_embed": positions[None]})
-    buffers = dict(predictor.named_buffers())
+
+
+def restore(module: nn.Module, constants: Mapping[str, Tensor]) -> None:
+    """Put the buffers ``constants`` back, by name, wherever the module is now."""
     for name, value in constants.items():
-        buffers[name].copy_(value)
+        owner, _, leaf = name.rpartition(".")
+        place = module.get_submodule(owner)
+        setattr(place, leaf, value.to(getattr(place, leaf).device))
 
 
 @contextmanager

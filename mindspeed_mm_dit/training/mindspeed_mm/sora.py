@@ -19,7 +19,7 @@ from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.diffusion.gaussian import GaussianDiffusion
 from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.models.registry import AE_MODEL_MAPPINGS
-from mindspeed_mm_dit.training.mindspeed_mm.composite import fill_from_seed, real_memory
+from mindspeed_mm_dit.training.mindspeed_mm.composite import fill_from_seed, real_memory, restore
 
 HOST_KEYS = ("from_pretrained", "dtype")
 """Keys of a section that the host's factories read themselves."""
@@ -38,7 +38,7 @@ class SoRADiT(DiT):
         super().__init__(_config(DiTConfig, section, "predictor"))
         self._constants = {name: buffer.clone() for name, buffer in self.named_buffers()}
         if not self.pos_embed.is_meta:
-            fill_from_seed(self, self._constants, get_args().seed)
+            fill_from_seed(self, get_args().seed)
 
     def forward(self, x: Tensor, timestep: Tensor, prompt: Tensor, **_: Any) -> Tensor:  # type: ignore[override]
         """Predict at (x, timestep) for the class labels ``prompt`` (B,); masks and shapes mean nothing to a DiT."""
@@ -49,7 +49,8 @@ class SoRADiT(DiT):
 
     def smart_apply(self, initialise: Callable[..., Any]) -> SoRADiT:
         """Fill a model that was built without memory; the host would draw everything at random."""
-        fill_from_seed(self, self._constants, get_args().seed)
+        fill_from_seed(self, get_args().seed)
+        restore(self, self._constants)
         return self
 
 
@@ -71,13 +72,14 @@ class SoRADiffusion:
         if noise is None:
             noise = torch.randn_like(x_start)
         t = t.reshape(-1)
+        self.process.to(x_start.device)  # not a module of SoRAModel's, which would cast or empty its tables
         return self.process.q_sample(x_start, t, noise), noise, t
 
     def training_losses(
         self, model_output: Tensor, x_start: Tensor, x_t: Tensor, noise: Tensor, t: Tensor, **_: Any
     ) -> Tensor:
         """Return the loss of each sample, (B,)."""
-        return self.process.training_losses(model_output, x_start, x_t, t, noise).loss
+        return self.process.loss(model_output, x_start, x_t, t, noise)
 
 
 class SoRAAutoencoder:
