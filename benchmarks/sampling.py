@@ -37,7 +37,8 @@ LONG, SHORT, SCALE = 250, 20, 4.0
 def main() -> None:
     """Measure and write the result file."""
     args = parse()
-    report = Report("sampling", f"Sampling with guidance, {args.preset}")
+    name, what = ("sampling_score", "the digits demo") if args.only_score else ("sampling", args.preset)
+    report = Report(name, f"Sampling with guidance, {what}")
     if args.checkpoint:
         score(args, report)
     if not args.only_score:
