@@ -24,6 +24,12 @@ __all__ = ["FRAMEWORKS", "activate", "active", "nn", "ops", "optim", "runtime"]
 
 FRAMEWORKS = ("pytorch", "mindspore")
 
+_INSTALL = {
+    "pytorch": "make demo sets one up in .venv, or pip install torch",
+    "mindspore": "make demo-mindspore sets one up in .venv-mindspore, or pip install mindspore 'numpy<2' "
+    "(MSAdapter alone is not enough: this host runs on MindSpore itself)",
+}
+
 _active: str | None = None
 
 
@@ -46,7 +52,7 @@ def activate(name: str) -> None:
         raise PlatformError(
             f"--ai-framework = {name}",
             f"cannot be used here: {error}",
-            "install the framework into this Python environment (see README)",
+            f"install it into this Python environment: {_INSTALL[name]}",
         ) from error
     _active = name
 

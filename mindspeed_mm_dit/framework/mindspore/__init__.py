@@ -1,5 +1,9 @@
 """MindSpore's side of the seam."""
 
+import importlib.util
+import os
+import sys
+
 import mindspore  # noqa: F401  (activation must fail here, by name, when it is not installed)
 import numpy
 
@@ -13,4 +17,11 @@ def check_numpy(version: str) -> None:
                             "pip install 'numpy<2'")  # fmt: skip
 
 
+def note_msadapter() -> None:
+    """Say which of the two is used where MSAdapter, which lets `torch` mean MindSpore, is installed as well."""
+    if importlib.util.find_spec("msadapter") is not None and os.environ.get("RANK_ID", "0") == "0":
+        print("note: MSAdapter is installed too; the standalone host uses MindSpore directly", file=sys.stderr)
+
+
 check_numpy(numpy.__version__)
+note_msadapter()
