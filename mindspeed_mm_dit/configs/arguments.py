@@ -76,6 +76,18 @@ def build_parser(prog: str = "pretrain_dit.py") -> _Parser:
 
 def megatron_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of Megatron-LM and MindSpeed-MM that the standalone host understands."""
+    for add_group in (
+        _what_to_train,
+        _batches_and_length,
+        _optimizer,
+        _distribution,
+        _saving_and_logging,
+        _without_effect,
+    ):
+        add_group(parser)
+
+
+def _what_to_train(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what to train")
     group.add_argument("--mm-model", required=True, metavar="JSON", help="model.json: predictor, diffusion, ae")
     group.add_argument("--mm-data", required=True, metavar="JSON", help="data.json: images and how to read them")
@@ -84,6 +96,8 @@ def megatron_flags(parser: argparse.ArgumentParser) -> None:
         "--ai-framework", choices=("pytorch", "mindspore"), default="pytorch", help="framework that does the work"
     )
 
+
+def _batches_and_length(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("batches and length")
     group.add_argument(
         "--micro-batch-size",
@@ -109,6 +123,8 @@ def megatron_flags(parser: argparse.ArgumentParser) -> None:
         help="threads that prepare batches ahead; 0: in the training thread",
     )
 
+
+def _optimizer(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("optimizer (AdamW)")
     group.add_argument("--lr", type=_positive_float, required=True, help="highest learning rate")
     group.add_argument("--min-lr", type=float, default=0.0, help="learning rate at the end of the decay")
@@ -130,6 +146,8 @@ def megatron_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--clip-grad", type=float, default=1.0, help="largest gradient norm; 0: no clipping")
     group.add_argument("--bf16", action="store_true", help="compute in bfloat16, keep weights in float32")
 
+
+def _distribution(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("distribution")
     group.add_argument(
         "--distributed-backend",
@@ -144,6 +162,8 @@ def megatron_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--fsdp2-config-path", metavar="YAML", help="fsdp2.yaml; without it MindSpeed-MM's defaults")
 
+
+def _saving_and_logging(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("saving and logging")
     group.add_argument("--save", metavar="DIR", help="folder of the checkpoints")
     group.add_argument("--load", metavar="DIR", help="folder to resume from; an empty or missing one starts anew")
@@ -160,6 +180,8 @@ def megatron_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--no-load-optim", action="store_true", help="do not load the optimizer's state")
     group.add_argument("--no-save-optim", action="store_true", help="do not save the optimizer's state")
 
+
+def _without_effect(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("accepted, for scripts written for Megatron-LM")
     for flag in _WITHOUT_EFFECT:
         group.add_argument(flag, action="store_true", help="no effect in the standalone host")
