@@ -23,7 +23,7 @@ demo: $(VENV)/.installed
 demo-mindspore: $(MS_VENV)/.installed
 	AI_FRAMEWORK=mindspore bash examples/dit/pretrain.sh $(MS_PLACES)
 
-test: $(VENV)/.installed-dev $(MS_VENV)/.installed
+test: $(VENV)/.installed-dev $(MS_VENV)/.installed-dev
 	MM_DIT_MINDSPORE_PYTHON=$(CURDIR)/$(MS_VENV)/bin/python $(BIN)/python -m pytest
 	MM_DIT_TEST_FRAMEWORK=mindspore GLOG_v=3 $(MS_VENV)/bin/python -m pytest -o addopts=-q $(SEAM_TESTS)
 
@@ -58,6 +58,10 @@ $(MS_VENV)/.installed: requirements/base.txt requirements/mindspore.txt setup.py
 	$(MS_VENV)/bin/python -m pip --disable-pip-version-check install --quiet \
 	  -r requirements/base.txt -r requirements/mindspore.txt
 	$(MS_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --editable .
+	@touch $@
+
+$(MS_VENV)/.installed-dev: $(MS_VENV)/.installed requirements/dev.txt
+	$(MS_VENV)/bin/python -m pip --disable-pip-version-check install --quiet $(shell grep pytest== requirements/dev.txt)
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed requirements/dev.txt
