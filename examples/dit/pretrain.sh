@@ -68,6 +68,7 @@ msrun --local_worker_num "$NPUS_PER_NODE" --worker_num "$(( NPUS_PER_NODE * NNOD
   --log_dir msrun_log --join=True --bind_core=True "${train[@]}" && exit 0
 code=$?
 # msrun ends with its own traceback; the reason stands in the log of the worker that failed first.
-echo "a worker failed; its last error (all logs are in msrun_log/):" >&2
-grep -hE '^[A-Za-z.]*(Error|Exception)\b' msrun_log/worker_*.log | tail -n 3 >&2
+reasons=$(grep -hE '^[A-Za-z.]*(Error|Exception)\b' msrun_log/worker_*.log | tail -n 3) \
+  || reasons="no worker wrote an error: one was ended from outside (out of memory, or a signal)"
+echo "a worker failed (all logs are in msrun_log/): $reasons" >&2
 exit $code

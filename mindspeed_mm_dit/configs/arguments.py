@@ -7,7 +7,6 @@ project's own and are added to the real host's parser as well.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -256,8 +255,6 @@ def check_arguments(args: argparse.Namespace, world_size: int) -> None:
             args.lr_warmup_iters < decay_iters,
             f"must be smaller than the steps of decay ({decay_iters})",
         )
-    if args.fsdp2_config_path and not args.use_torch_fsdp2:
-        print("note: --fsdp2-config-path is not used without --use-torch-fsdp2", file=sys.stderr)
 
 
 def _check(args: argparse.Namespace, name: str, good: bool, reason: str) -> None:

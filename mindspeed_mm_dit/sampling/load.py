@@ -24,6 +24,7 @@ def load_model(checkpoint: str | Path, model_json: str | Path | None, use_ema: b
     weights = read_weights(path, use_ema)
     check_names(runtime.shapes(model.predictor), {n: a.shape for n, a in weights.items()}, f"--checkpoint = {path}")
     runtime.load_arrays(model.predictor, weights)
+    runtime.compiled(model.predictor)
     return runtime.freeze(model), config
 
 

@@ -2,67 +2,59 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
 from argparse import Namespace
-from pathlib import Path
-
-import numpy as np
-from tqdm import tqdm
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore
-from mindspeed_mm_dit.diffusion.guidance import Guidance
-from mindspeed_mm_dit.evaluation.curves import draw_loss, read_scalar
-from mindspeed_mm_dit.evaluation.digits import digits_accuracy
-from mindspeed_mm_dit.framework import runtime
-from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
-from mindspeed_mm_dit.sampling.grid import save_samples
-from mindspeed_mm_dit.sampling.load import load_model
+from mindspeed_mm_dit.framework import active, runtime
 
-CLASSES_SHOWN = 10
-SAMPLES_PER_CLASS = 20
+
+@dataclass(frozen=True)
+class ReportJob:
+    """What the drawing process has to know; it travels as JSON."""
+
+    save: str
+    tensorboard_dir: str | None
+    ai_framework: str
+    sampler: str
+    steps: int
+    cfg_scale: float
+    seed: int
+    scores_digits: bool
 
 
 def report(args: Namespace) -> None:
-    """Draw and print what --report asks for, on the first rank, once training has reached --train-iters."""
+    """Draw and print what --report asks for, on the first rank, once training has reached --train-iters.
+
+    In a process of its own: this one has left its job, and MindSpore computes nothing after that.
+    """
     if not args.report or not args.save or runtime.rank() != 0:
         return
     saved = CheckpointStore(args.save).iterations()
     if not saved or saved[-1] < args.train_iters:
         print(f"stopped at iteration {saved[-1] if saved else 0} of {args.train_iters}; the same command resumes")
         return
-    folder = Path(args.save).parent
-    lines = [("checkpoints", args.save)]
-    if args.tensorboard_dir:
-        lines.append(("TensorBoard", args.tensorboard_dir))
-        curves = [read_scalar(args.tensorboard_dir, name) for name in ("train/loss", "valid/loss")]
-        draw_loss(folder / "loss.png", curves[0], curves[1])
-        lines.append(("loss curve", str(folder / "loss.png")))
-    images, labels = _draw(args)
-    save_samples(folder / "samples.png", images, labels)
-    lines.append(("sample grid", str(folder / "samples.png")))
-    for name, place in lines:
-        print(f"{name + ':':<13} {place}")
-    if args.mm.data.dataset_param.source == "digits":
-        share = digits_accuracy(images, labels)
-        print(f"digits score: {share:.1%} of {len(labels)} samples are read as the digit that was asked for")
-
-
-def _draw(args: Namespace) -> tuple[np.ndarray, np.ndarray]:
-    model, config = load_model(args.save, None)
-    classes = np.arange(min(CLASSES_SHOWN, config.predictor.num_classes), dtype=np.int64)
-    labels = np.repeat(classes, SAMPLES_PER_CLASS)
-    has_null_class = config.predictor.class_dropout_prob > 0
-    settings = SampleSettings(
+    job = ReportJob(
+        save=args.save,
+        tensorboard_dir=args.tensorboard_dir,
+        ai_framework=active(),
         sampler=args.report_sampler,
         steps=args.report_steps,
-        guidance=Guidance(args.report_cfg_scale if has_null_class else 1.0, channels="3"),
+        cfg_scale=args.report_cfg_scale,
         seed=args.seed,
+        scores_digits=args.mm.data.dataset_param.source == "digits",
     )
-    with tqdm(
-        total=settings.steps * len(labels),
-        desc="sampling",
-        unit="image-step",
-        file=sys.stderr,
-        disable=not sys.stderr.isatty(),
-    ) as bar:
-        return generate(model, config, labels, settings, bar.update), labels
+    command = [sys.executable, "-m", "mindspeed_mm_dit.training.report_worker", json.dumps(asdict(job))]
+    sys.stdout.flush()
+    subprocess.run(command, env=_without_launcher(os.environ), check=True)
+
+
+def _without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment without what torchrun and msrun tell their processes."""
+    told = ("MS_", "TORCHELASTIC_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_")
+    return {name: value for name, value in environment.items() if not name.startswith(told)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -36,4 +37,8 @@ def read(path: Path) -> State:
 
 def write(path: Path, state: State) -> None:
     """Write a bare state dict where there is one set of weights, else both and the facts of the run as "args"."""
-    write_torch_file(path, state.weights if len(state.trees) == 1 else {**state.trees, "args": state.facts})
+    if len(state.trees) == 1:
+        write_torch_file(path, state.weights)
+        return
+    content: dict[str, Any] = {**state.trees, "args": state.facts}
+    write_torch_file(path, content)

@@ -37,7 +37,7 @@ def check_backend(backend: str | None) -> str:
     """Return the backend to use; raises PlatformError if ``backend`` cannot work on this machine."""
     kind = device_type()
     native = next(name for name, device in _DEVICES.items() if device == kind)
-    if backend not in (None, native):
+    if backend is not None and backend != native:
         raise PlatformError(
             f"--distributed-backend = {backend}",
             f"needs a {_DEVICES[backend].upper()} device; MindSpore {mindspore.__version__} runs on {kind.upper()}",

@@ -1,0 +1,72 @@
+"""The process that draws a report: ``python -m mindspeed_mm_dit.training.report_worker JOB``, JOB being JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from mindspeed_mm_dit.framework import activate
+
+JOB = json.loads(sys.argv[1])
+activate(JOB["ai_framework"])  # before anything that needs a framework
+
+from mindspeed_mm_dit.diffusion.guidance import Guidance
+from mindspeed_mm_dit.evaluation.curves import draw_loss, read_scalar
+from mindspeed_mm_dit.evaluation.digits import digits_accuracy
+from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
+from mindspeed_mm_dit.sampling.grid import save_samples
+from mindspeed_mm_dit.sampling.load import load_model
+from mindspeed_mm_dit.training.report import ReportJob
+
+CLASSES_SHOWN = 10
+SAMPLES_PER_CLASS = 20
+
+
+def draw(job: ReportJob) -> None:
+    """Draw loss curve and sample grid, score them, and say where everything is."""
+    folder = Path(job.save).parent
+    lines = [("checkpoints", job.save)]
+    if job.tensorboard_dir:
+        lines.append(("TensorBoard", job.tensorboard_dir))
+        curves = [read_scalar(job.tensorboard_dir, name) for name in ("train/loss", "valid/loss")]
+        draw_loss(folder / "loss.png", curves[0], curves[1])
+        lines.append(("loss curve", str(folder / "loss.png")))
+    images, labels = _samples(job)
+    save_samples(folder / "samples.png", images, labels)
+    lines.append(("sample grid", str(folder / "samples.png")))
+    for name, place in lines:
+        print(f"{name + ':':<13} {place}")
+    if job.scores_digits:
+        share = digits_accuracy(images, labels)
+        print(
+            f"digits score: {share:.1%} of {len(labels)} samples are read as the digit that was asked for", flush=True
+        )
+
+
+def _samples(job: ReportJob) -> tuple[np.ndarray, np.ndarray]:
+    model, config = load_model(job.save, None)
+    classes = np.arange(min(CLASSES_SHOWN, config.predictor.num_classes), dtype=np.int64)
+    labels = np.repeat(classes, SAMPLES_PER_CLASS)
+    has_null_class = config.predictor.class_dropout_prob > 0
+    settings = SampleSettings(
+        sampler=job.sampler,
+        steps=job.steps,
+        guidance=Guidance(job.cfg_scale if has_null_class else 1.0, channels="3"),
+        seed=job.seed,
+    )
+    with tqdm(
+        total=settings.steps * len(labels),
+        desc="sampling",
+        unit="image-step",
+        file=sys.stderr,
+        disable=not sys.stderr.isatty(),
+    ) as bar:
+        return generate(model, config, labels, settings, bar.update), labels
+
+
+if __name__ == "__main__":
+    draw(ReportJob(**JOB))
