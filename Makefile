@@ -1,4 +1,4 @@
-# make demo    set up .venv and train the embedded default: digits, about a minute on two CPU cores
+# make demo    set up .venv and train the embedded default: digits, 1.5 minutes on two CPU cores
 # make demo-mindspore    the same with MindSpore, two workers under msrun, in .venv-mindspore
 # make test    set up both environments and run every test
 # make check   layering, style and types
