@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from mindspore import Parameter, Tensor
+from mindspore import Parameter, Tensor, mint
 from mindspore import nn as msnn
 from mindspore import ops as msops
 from mindspore.nn import CellList as ModuleList
@@ -49,7 +49,9 @@ class Linear(Module):
         self.bias = _zeros(out_features) if bias else None
 
     def forward(self, x: Any) -> Any:
-        return msops.dense(x, self.weight, self.bias)
+        if ON_CPU:
+            return msops.dense(x, self.weight, self.bias)
+        return mint.nn.functional.linear(x, self.weight, self.bias)  # Ascend's fast form; untested there
 
 
 class Conv2d(Module):
@@ -132,7 +134,9 @@ class GELU(Module):
         self.approximate = approximate
 
     def forward(self, x: Any) -> Any:
-        return msops.gelu(x, approximate=self.approximate)
+        if ON_CPU:
+            return msops.gelu(x, approximate=self.approximate)
+        return mint.nn.functional.gelu(x, approximate=self.approximate)  # Ascend's fast form; untested there
 
 
 def frozen_parameter(array: np.ndarray) -> Parameter:
