@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from mindspeed_mm_dit.checkpoint.store import unwritten
 from mindspeed_mm_dit.checkpoint.weights import check_names
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.mindspore_file import read_mindspore_file, write_mindspore_file
@@ -30,6 +31,7 @@ class Writer:
         self._in_background = in_background
         self._thread: threading.Thread | None = None
         self._problem: BaseException | None = None
+        self._folder = Path()
 
     def write(self, state: Arrays, path: Path, when_complete: Callable[[], object]) -> None:
         """Write ``state`` to the folder ``path``; then, on rank 0, call ``when_complete``.
@@ -39,6 +41,7 @@ class Writer:
         from mindspeed_mm_dit.framework.mindspore import runtime  # (what reads the files needs no MindSpore)
 
         self.wait()
+        self._folder = path.parent
         if runtime.rank() != 0:
             return
         self._thread = threading.Thread(target=self._write, args=(state, path, when_complete))
@@ -64,8 +67,7 @@ class Writer:
             self._thread = None
         if self._problem is not None:
             problem, self._problem = self._problem, None
-            reason = f"the last checkpoint could not be written: {type(problem).__name__}: {problem}".splitlines()[0]
-            raise CheckpointError("--save", reason, "the checkpoint before it is still good") from problem
+            raise unwritten(problem, self._folder) from problem
 
 
 def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:

@@ -111,6 +111,29 @@ def find_checkpoint(path: str | Path) -> Path:
     return path
 
 
+def unwritten(problem: BaseException, folder: Path) -> CheckpointError:
+    """Return the error that says why the last checkpoint under ``folder`` could not be written."""
+    return CheckpointError(
+        "--save",
+        f"the last checkpoint could not be written: {_root_cause(problem)} "
+        f"({shutil.disk_usage(folder).free / 2**30:.2f} GiB are free on that disk)",
+        "free space on the disk; the checkpoint before it is still good",
+    )
+
+
+def _root_cause(error: BaseException) -> str:
+    """Return what went wrong first, preferring the operating system's words to those of the file format."""
+    failures = getattr(error, "failures", None)  # DCP's CheckpointException keeps one per rank
+    if failures:
+        error = next(iter(failures.values()))[0]
+    first, deeper = error, error.__cause__ or error.__context__
+    while deeper is not None:
+        if isinstance(deeper, OSError):
+            first = deeper
+        deeper = deeper.__cause__ or deeper.__context__
+    return f"{type(first).__name__}: {first}".splitlines()[0]
+
+
 def _write_durably(path: Path, text: str) -> None:
     """Replace ``path`` by ``text`` in one step that survives a crash."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")

@@ -6,7 +6,6 @@ A state is a nested dict of tensors with string keys; DCP flattens it to names s
 
 from __future__ import annotations
 
-import shutil
 import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -22,6 +21,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from mindspeed_mm_dit.checkpoint import mindspeed_mm
 from mindspeed_mm_dit.checkpoint.mindspeed_mm import entries_for_mindspeed_mm
+from mindspeed_mm_dit.checkpoint.store import unwritten
 from mindspeed_mm_dit.checkpoint.weights import check_names
 from mindspeed_mm_dit.errors import CheckpointError
 
@@ -91,12 +91,7 @@ class Writer:
             self._pending = None
         if self._problem is not None:
             problem, self._problem = self._problem, None
-            raise CheckpointError(
-                "--save",
-                f"the last checkpoint could not be written: {_root_cause(problem)} "
-                f"({_free_gib(self._folder):.2f} GiB are free on that disk)",
-                "free space on the disk; the checkpoint before it is still good",
-            ) from problem
+            raise unwritten(problem, self._folder) from problem
 
 
 def _snapshot(state: State) -> State:
@@ -108,23 +103,6 @@ def _snapshot(state: State) -> State:
         return value.clone() if isinstance(value, torch.Tensor) and value.device.type == "cpu" else value
 
     return {key: copied(value) for key, value in state.items()}
-
-
-def _free_gib(folder: Path) -> float:
-    return shutil.disk_usage(folder).free / 2**30
-
-
-def _root_cause(error: BaseException) -> str:
-    """Return what went wrong first, preferring the operating system's words to those of the file format."""
-    failures = getattr(error, "failures", None)  # DCP's CheckpointException keeps one per rank
-    if failures:
-        error = next(iter(failures.values()))[0]
-    first, deeper = error, error.__cause__ or error.__context__
-    while deeper is not None:
-        if isinstance(deeper, OSError):
-            first = deeper
-        deeper = deeper.__cause__ or deeper.__context__
-    return f"{type(first).__name__}: {first}".splitlines()[0]
 
 
 def read(state: State, path: Path, partial: bool = False) -> None:
