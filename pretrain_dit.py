@@ -25,7 +25,8 @@ Tensor = Any  # a tensor of the chosen framework
 def model_provider(pre_process: bool = True, post_process: bool = True) -> DiTModel:
     """Build the composite that model.json describes."""
     host.print_rank_0("building DiT model ...")
-    return DiTModel(host.get_args().mm.model)
+    mm = host.get_args().mm
+    return DiTModel(mm.model, with_autoencoder=mm.data.dataset_param.latents is None)
 
 
 def get_batch(data_iterator: Iterator[dict[str, Any]]) -> dict[str, Tensor]:

@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 import torch
 from common import CLOCKS, Report, interleave, ratio, reference_checkout
-from train_throughput import NUM_CLASSES, LatentsOnly, model_config
+from train_throughput import NUM_CLASSES, model_config
 
 from mindspeed_mm_dit.configs.presets import PRESETS
 from mindspeed_mm_dit.diffusion.guidance import Guidance
 from mindspeed_mm_dit.evaluation.digits import digits_accuracy
 from mindspeed_mm_dit.framework.pytorch import runtime
-from mindspeed_mm_dit.models import composite
+from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.sampling.generate import SampleSettings, generate, states
 from mindspeed_mm_dit.sampling.load import load_model
 
@@ -87,9 +87,8 @@ def score(args: Namespace, report: Report) -> None:
 
 def our_model(args: Namespace) -> Any:
     """Return the composite with random weights."""
-    composite.AE_MODEL_MAPPINGS["autoencoder_kl"] = LatentsOnly
     torch.manual_seed(0)
-    return runtime.freeze(composite.DiTModel(model_config(args)))
+    return runtime.freeze(DiTModel(model_config(args), with_autoencoder=False))
 
 
 def our_sampler(args: Namespace, model: Any, sampler: str, steps: int, timed: int, precision: str) -> Callable[[], Any]:

@@ -63,15 +63,14 @@ def launch(ranks: int, kind: str) -> dict:
 def worker(args: Namespace) -> None:
     """Take steps on this rank; print bytes and seconds on the first."""
     from torch.distributed.tensor import DTensor
-    from train_throughput import LatentsOnly, batches, model_config
+    from train_throughput import batches, model_config
 
     from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
     from mindspeed_mm_dit.framework.pytorch import runtime
-    from mindspeed_mm_dit.models import composite
+    from mindspeed_mm_dit.models.composite import DiTModel
     from mindspeed_mm_dit.planning.memory import Layout, memory
     from mindspeed_mm_dit.training.pytorch.engine import Engine
 
-    composite.AE_MODEL_MAPPINGS["autoencoder_kl"] = LatentsOnly
     world = int(os.environ["WORLD_SIZE"])
     runtime.initialize(None, args.micro_batch, args.micro_batch * world)
     sharded = os.environ[WORKER] == "sharded"
@@ -82,7 +81,7 @@ def worker(args: Namespace) -> None:
     )  # fmt: skip
     args.batch, args.size = args.micro_batch, 32
     config = model_config(args)
-    engine = Engine(composite.DiTModel(config), flags, fsdp2)
+    engine = Engine(DiTModel(config, with_autoencoder=False), flags, fsdp2)
     stream = batches(args)
 
     def forward_step(source, model):

@@ -23,7 +23,7 @@ from common import CLOCKS, Report, interleave, ratio, reference_checkout
 from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, DiTConfig, GaussianDiffusionConfig, ModelConfig
 from mindspeed_mm_dit.configs.presets import PRESETS
 from mindspeed_mm_dit.framework.pytorch import runtime
-from mindspeed_mm_dit.models import composite
+from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.planning.model_size import train_flop
 from mindspeed_mm_dit.planning.peaks import peak_tflops
 from mindspeed_mm_dit.training.pytorch.engine import Engine
@@ -104,26 +104,18 @@ def batches(args: Namespace) -> Iterator[dict[str, np.ndarray]]:
 def our_step(args: Namespace, precision: str) -> Callable[[], Any]:
     """Return one step of our engine, as pretrain_dit.py takes it."""
     config = model_config(args)
-    composite.AE_MODEL_MAPPINGS["autoencoder_kl"] = LatentsOnly
     runtime.initialize(None, args.batch, args.batch)
     flags = Namespace(
         seed=0, adam_beta1=0.9, adam_beta2=0.999, adam_eps=1e-8, weight_decay=0.0, ema_decay=0.9999, clip_grad=0.0,
         bf16=precision == "bf16", torch_compile=args.torch_compile,
     )  # fmt: skip
-    engine = Engine(composite.DiTModel(config), flags, None)
+    engine = Engine(DiTModel(config, with_autoencoder=False), flags, None)
 
     def forward_step(stream: Iterator[Any], model: Any) -> tuple[Any, Any]:
         return model(**runtime.to_device(next(stream))), lambda losses: (losses.mean(), {"loss": losses.mean()})
 
     stream = batches(args)
     return lambda: engine.train_step(forward_step, stream, 1e-4)
-
-
-class LatentsOnly:
-    """Stands for an autoencoder that is never asked: the latents are cached."""
-
-    def __init__(self, config: AutoencoderKLConfig) -> None:
-        self.config = config
 
 
 def reference_step(args: Namespace, precision: str) -> Callable[[], Any]:

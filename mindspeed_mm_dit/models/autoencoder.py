@@ -36,6 +36,13 @@ def draw_latents(mean: Tensor, std: Tensor | None, posterior_noise: Tensor | Non
     return (mean + std * posterior_noise) * scaling_factor
 
 
+class NoAutoencoder:
+    """Stands where all latents come from a cache: its config is known, its weights are not in memory."""
+
+    def __init__(self, config: AutoencoderKLConfig | PixelConfig) -> None:
+        self.config = config
+
+
 class PixelAutoencoder:
     """No autoencoder: the images are the latents."""
 

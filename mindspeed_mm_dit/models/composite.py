@@ -6,7 +6,7 @@ from typing import Any
 
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.framework import nn, ops
-from mindspeed_mm_dit.models.autoencoder import draw_latents
+from mindspeed_mm_dit.models.autoencoder import NoAutoencoder, draw_latents
 from mindspeed_mm_dit.models.registry import AE_MODEL_MAPPINGS, DIFFUSION_MODEL_MAPPINGS, PREDICTOR_MODEL_MAPPINGS
 
 Tensor = Any
@@ -17,11 +17,13 @@ class DiTModel(nn.Module):
 
     Only the predictor has weights that are trained and saved. Nothing here is random: timestep, noise,
     dropped labels and posterior noise come with the batch. Arguments are passed by name, as the batch names them.
+
+    ``with_autoencoder=False`` leaves its weights on disk, for a model that is only given cached latents.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, with_autoencoder: bool = True) -> None:
         super().__init__()
-        self.ae = AE_MODEL_MAPPINGS[config.ae.model_id](config.ae)
+        self.ae = AE_MODEL_MAPPINGS[config.ae.model_id](config.ae) if with_autoencoder else NoAutoencoder(config.ae)
         self.diffusion = DIFFUSION_MODEL_MAPPINGS[config.diffusion.model_id](config.diffusion)
         self.predictor = PREDICTOR_MODEL_MAPPINGS[config.predictor.model_id](config.predictor)
 

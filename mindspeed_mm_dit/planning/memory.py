@@ -94,7 +94,7 @@ def memory(model: ModelConfig, layout: Layout, online_vae: bool = True) -> Memor
         optimizer=8 * trained,
         ema=4 * everything,
         gathered=_gathered_bytes(model, layout),
-        vae=_vae_weights(model),
+        vae=_vae_weights(model) if online_vae else 0,
         activations_per_image=activations,
         workspace_per_image=max(workspace, _vae_workspace(model) if online_vae else 0),
     )
