@@ -112,6 +112,13 @@ def test_casts_keep_values(framework):
     assert ops.numpy(half).dtype == np.float32
 
 
+def test_scalars_that_are_read_later(framework):
+    values = [framework.ops.tensor(np.array(value, np.float32)) for value in (0.5, -3.0)]
+    read = framework.runtime.read_later(values)
+    assert read.is_there()  # on a CPU
+    assert read.wait() == [0.5, -3.0]
+
+
 def test_no_gradient_passes_stop_gradient_and_no_grad(framework):
     ops = framework.ops
 

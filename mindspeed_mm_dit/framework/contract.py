@@ -52,6 +52,7 @@ RUNTIME = {
     "world_size": "() -> number of processes",
     "to_device": "(batch of arrays) -> batch of tensors",
     "mean_over_ranks": "(list of scalar tensors) -> list of scalar tensors",
+    "read_later": "(list of scalar tensors) -> a PendingRead: their values, without waiting for them now",
     "any_rank": "(bool) -> bool: true if it is true on any rank",
     "barrier": "(): wait for every rank",
     "load_arrays": "(module, {name: array}): write values into the parameters of a module",

@@ -23,7 +23,8 @@ class DiTModel(nn.Module):
 
     def __init__(self, config: ModelConfig, with_autoencoder: bool = True) -> None:
         super().__init__()
-        self.ae = AE_MODEL_MAPPINGS[config.ae.model_id](config.ae) if with_autoencoder else NoAutoencoder(config.ae)
+        load_autoencoder = AE_MODEL_MAPPINGS[config.ae.model_id] if with_autoencoder else NoAutoencoder
+        self.ae: Any = load_autoencoder(config.ae)
         self.diffusion = DIFFUSION_MODEL_MAPPINGS[config.diffusion.model_id](config.diffusion)
         self.predictor = PREDICTOR_MODEL_MAPPINGS[config.predictor.model_id](config.predictor)
 

@@ -6,7 +6,7 @@ import math
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from mindspeed_mm_dit.errors import ConvergenceError
 from mindspeed_mm_dit.framework import runtime
@@ -39,21 +39,26 @@ def train(
         iteration=progress.iteration,
         mfu=meter(args),
     )
-    interval = Interval(args)
+    intervals = Intervals(args, log)
     while progress.iteration < args.train_iters:
         if stop.on_any_rank():
             log.say(f"asked to stop: saving iteration {progress.iteration}")
             break
         lr = schedule.at(progress.iteration)
-        interval.add(engine.train_step(forward_step, train_batches, lr))
+        result = engine.train_step(forward_step, train_batches, lr)
+        intervals.say()  # of the steps before, while the device is busy with this one
+        intervals.add(result)
         progress.advance()
         log.step()
         if progress.iteration % args.log_interval == 0 or progress.iteration == args.train_iters:
-            log.record(interval.close(progress, lr))
+            intervals.close(progress, lr)
         if _is_due(args.eval_interval, progress) and valid_batches is not None and args.eval_iters:
+            intervals.say()
             log.validation(progress.iteration, validate(args, engine, forward_step, iter(valid_batches)))
         if _is_due(args.save_interval, progress):
+            intervals.say()
             progress.try_save()
+    intervals.say()
     progress.finish()
     log.close()
 
@@ -80,12 +85,17 @@ def _is_due(every: int | None, progress: Progress) -> bool:
     return every is not None and progress.iteration % every == 0
 
 
-class Interval:
-    """Results since the last log line. They stay on the device until the line is due."""
+class Intervals:
+    """Turns the results of steps into log records without keeping the device waiting.
 
-    def __init__(self, args: Namespace) -> None:
-        self._args = args
+    Results stay on the device until an interval is closed; then they travel, and are read when they have arrived
+    or, at the latest, when the next step is under way.
+    """
+
+    def __init__(self, args: Namespace, log: RunLog) -> None:
+        self._args, self._log = args, log
         self._results: list[Any] = []
+        self._unread: _Closed | None = None
         self._nan_iterations = 0
         self._started = time.perf_counter()
 
@@ -93,32 +103,53 @@ class Interval:
         """Keep the result of one step."""
         self._results.append(result)
 
-    def close(self, progress: Progress, lr: float) -> StepRecord:
-        """Read the results, and start the next interval.
+    def close(self, progress: Progress, lr: float) -> None:
+        """End the interval with the step just taken, and say what it was like if that is known already."""
+        values = runtime.read_later([*(result.loss for result in self._results), self._results[-1].grad_norm])
+        self._unread = _Closed(values, progress.iteration, progress.consumed_samples, lr)
+        self._results = []
+        if values.is_there():
+            self.say()
+
+    def say(self) -> None:
+        """Log the interval that was closed last, unless that is done.
 
         Raises:
-            ConvergenceError: no step of the interval had a finite loss.
+            ConvergenceError: no step of it had a finite loss.
         """
-        losses = [float(result.loss) for result in self._results]
+        if self._unread is not None:
+            closed, self._unread = self._unread, None
+            self._log.record(self._record(closed))
+
+    def _record(self, closed: _Closed) -> StepRecord:
+        *losses, grad_norm = closed.values.wait()
         finite = [loss for loss in losses if math.isfinite(loss)]
         self._nan_iterations += len(losses) - len(finite)
         if not finite:
             raise ConvergenceError(
-                f"iteration {progress.iteration}: loss = {losses[-1]}",
+                f"iteration {closed.iteration}: loss = {losses[-1]}",
                 "is not finite any more",
                 "resume from the last checkpoint with a smaller --lr, or without --bf16",
             )
-        now = time.perf_counter()
-        record = StepRecord(
-            iteration=progress.iteration,
+        started, self._started = self._started, time.perf_counter()
+        return StepRecord(
+            iteration=closed.iteration,
             train_iters=self._args.train_iters,
-            consumed_samples=progress.consumed_samples,
-            ms_per_iteration=(now - self._started) * 1000 / len(losses),
-            learning_rate=lr,
+            consumed_samples=closed.consumed_samples,
+            ms_per_iteration=(self._started - started) * 1000 / len(losses),
+            learning_rate=closed.learning_rate,
             global_batch_size=self._args.global_batch_size,
             loss=sum(finite) / len(finite),
-            grad_norm=float(self._results[-1].grad_norm),
+            grad_norm=grad_norm,
             nan_iterations=self._nan_iterations,
         )
-        self._results, self._started = [], now
-        return record
+
+
+class _Closed(NamedTuple):
+    """An interval whose results are on their way."""
+
+    values: Any
+    """PendingRead of the loss of each step and the last gradient norm."""
+    iteration: int
+    consumed_samples: int
+    learning_rate: float

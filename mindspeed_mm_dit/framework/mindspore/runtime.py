@@ -112,6 +112,26 @@ def mean_vector_over_ranks(vector: Tensor) -> Tensor:
     return vector if world_size() == 1 else _sum_over_ranks()(vector) / world_size()
 
 
+class PendingRead:
+    """Scalars that are computed, or on their way: MindSpore waits for a tensor only where it is read."""
+
+    def __init__(self, values: list[Tensor]) -> None:
+        self._values = values
+
+    def is_there(self) -> bool:
+        """Return whether ``wait`` would return at once: on a CPU, where the step was waited for."""
+        return ON_CPU
+
+    def wait(self) -> list[float]:
+        """Return the values."""
+        return [float(value.asnumpy()) for value in self._values]
+
+
+def read_later(values: list[Tensor]) -> PendingRead:
+    """Return scalars to be read later."""
+    return PendingRead(values)
+
+
 def any_rank(flag: bool) -> bool:
     """Return whether ``flag`` is true on any rank."""
     if world_size() == 1:

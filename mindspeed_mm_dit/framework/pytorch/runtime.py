@@ -132,6 +132,33 @@ def mean_over_ranks(values: list[torch.Tensor]) -> list[torch.Tensor]:
     return list(stacked.unbind())
 
 
+class PendingRead:
+    """Scalars on their way to the host; work that is queued on the device after them is not waited for."""
+
+    def __init__(self, values: list[torch.Tensor]) -> None:
+        stacked = torch.stack([value.detach().float().reshape(()) for value in values])
+        self._values, self._arrived = stacked, None
+        if stacked.device.type != "cpu":
+            self._values = torch.empty(stacked.shape, pin_memory=True).copy_(stacked, non_blocking=True)
+            self._arrived = torch.get_device_module(stacked.device).Event()
+            self._arrived.record()
+
+    def is_there(self) -> bool:
+        """Return whether ``wait`` would return at once."""
+        return self._arrived is None or bool(self._arrived.query())
+
+    def wait(self) -> list[float]:
+        """Return the values."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return list(self._values.tolist())
+
+
+def read_later(values: list[torch.Tensor]) -> PendingRead:
+    """Start to copy scalars to the host; reading them later waits only for what was queued before."""
+    return PendingRead(values)
+
+
 def any_rank(flag: bool) -> bool:
     """Return whether ``flag`` is true on any rank; on CPU, so the device is not waited for."""
     if world_size() == 1:

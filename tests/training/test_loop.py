@@ -1,0 +1,94 @@
+"""The loop does not wait for the device between steps, and says everything in order all the same."""
+
+from __future__ import annotations
+
+import math
+from argparse import Namespace
+from types import SimpleNamespace
+
+import pytest
+
+from mindspeed_mm_dit.errors import ConvergenceError
+from mindspeed_mm_dit.training import loop
+
+FLAGS = Namespace(
+    train_iters=5, log_interval=2, eval_interval=4, eval_iters=1, save_interval=3, global_batch_size=8,
+    tensorboard_dir=None, lr=1e-3, min_lr=0.0, lr_warmup_init=0.0, lr_warmup_iters=0,
+    lr_decay_iters=None, lr_decay_style="constant",
+)  # fmt: skip
+
+
+class Device:
+    """A device that works through its queue only when it is waited for, and notes what happens in which order."""
+
+    def __init__(self, losses: list[float]) -> None:
+        self.losses, self.events, self.launched = losses, [], 0
+
+    def train_step(self, forward_step, batches, lr):
+        self.launched += 1
+        self.events.append(f"step {self.launched}")
+        return SimpleNamespace(loss=self.losses[self.launched - 1], grad_norm=float(self.launched))
+
+    def eval_step(self, forward_step, batches):
+        self.events.append("validate")
+        return 0.5
+
+    def read_later(self, values):
+        self.events.append(f"copy {len(values)}")
+        return SimpleNamespace(is_there=lambda: False, wait=lambda: self.events.append("wait") or values)
+
+
+class Progress:
+    """Counts, and notes saves."""
+
+    def __init__(self, device: Device) -> None:
+        self.device, self.iteration, self.consumed_samples = device, 0, 0
+
+    def advance(self) -> None:
+        self.iteration += 1
+        self.consumed_samples += 8
+
+    def try_save(self) -> None:
+        self.device.events.append("save")
+
+    finish = try_save
+
+
+@pytest.fixture
+def run(monkeypatch):
+    def run(losses: list[float]) -> tuple[Device, list]:
+        device, records = Device(losses), []
+        run.device = device
+        monkeypatch.setattr(loop.runtime, "read_later", device.read_later)
+        monkeypatch.setattr(loop, "meter", lambda args: None)
+        monkeypatch.setattr(loop.RunLog, "record", lambda self, record: records.append(record))
+        stop = SimpleNamespace(on_any_rank=lambda: False)
+        loop.train(FLAGS, device, None, iter(()), [None], Progress(device), stop)
+        return device, records
+
+    return run
+
+
+def test_results_are_waited_for_only_while_the_next_step_is_under_way(run):
+    device, _ = run([1.0] * 5)
+    assert device.events == [
+        "step 1", "step 2", "copy 3", "step 3", "wait",  # log interval 2: read beneath step 3
+        "save", "step 4", "copy 3", "wait", "validate",  # a validation comes after the line of its iteration
+        "step 5", "copy 2", "wait", "save",
+    ]  # fmt: skip
+
+
+def test_records_say_what_their_own_interval_was_like(run):
+    _, records = run([1.0, 2.0, 3.0, math.nan, 5.0])
+    assert [(r.iteration, r.consumed_samples, r.loss, r.grad_norm, r.nan_iterations) for r in records] == [
+        (2, 16, 1.5, 2.0, 0),
+        (4, 32, 3.0, 4.0, 1),
+        (5, 40, 5.0, 5.0, 1),
+    ]
+
+
+def test_an_interval_without_a_finite_loss_ends_the_run_before_it_is_saved(monkeypatch, run):
+    monkeypatch.setattr(FLAGS, "save_interval", 2)
+    with pytest.raises(ConvergenceError, match="iteration 2: loss = nan"):
+        run([math.inf, math.nan, 1.0, 1.0, 1.0])
+    assert "save" not in run.device.events
