@@ -88,7 +88,10 @@ def score(args: Namespace, report: Report) -> None:
 def our_model(args: Namespace) -> Any:
     """Return the composite with random weights."""
     torch.manual_seed(0)
-    return runtime.freeze(DiTModel(model_config(args), with_autoencoder=False))
+    model = runtime.freeze(DiTModel(model_config(args), with_autoencoder=False))
+    if args.torch_compile:
+        runtime.compile_blocks(model.predictor)
+    return model
 
 
 def our_sampler(args: Namespace, model: Any, sampler: str, steps: int, timed: int, precision: str) -> Callable[[], Any]:
@@ -145,6 +148,7 @@ def parse() -> Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--warm-up", type=int, default=1)
     parser.add_argument("--precision", nargs="+", default=["fp32", "bf16"], choices=["fp32", "bf16"])
+    parser.add_argument("--torch-compile", action="store_true", help="compile our blocks")
     parser.add_argument("--clock", default="wall", choices=list(CLOCKS), help="cpu: for a busy CPU, one thread")
     return parser.parse_args()
 

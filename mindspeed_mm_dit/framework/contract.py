@@ -62,6 +62,7 @@ RUNTIME = {
     "low_precision": "(bool) -> context in which, if true, matrix products run in bfloat16",
     "report_failure": "(error): leave the reason where the launcher looks for it",
     "compiled": "(module) -> the module, its forward compiled where the interpreted one is slow",
+    "compile_blocks": "(predictor): compile its blocks in place for --torch-compile, or refuse it by name",
     "versions": "() -> {package: version}",
 }
 

@@ -61,6 +61,23 @@ def test_dpm_solver_and_bfloat16_are_reached_from_the_command_line(trained, tmp_
     assert abs(a - b).mean() < 2.0  # of 255; bfloat16 has 8 bits
 
 
+def test_compiled_blocks_draw_the_same_images(trained, tmp_path):
+    for name, flags in (("a", []), ("b", ["--torch-compile"])):
+        assert (
+            sample("--checkpoint", f"{trained}/checkpoints", *COMMON, *flags, "--output", f"{tmp_path}/{name}.npz") == 0
+        )
+    a, b = (np.load(tmp_path / f"{name}.npz")["arr_0"].astype(int) for name in "ab")
+    assert abs(a - b).max() <= 1  # fused kernels round float32 differently
+
+
+def test_compiling_without_a_compiler_is_refused(trained, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    output = f"{tmp_path}/o.npz"
+    assert sample("--checkpoint", f"{trained}/checkpoints", *COMMON, "--torch-compile", "--output", output) == 2
+    assert "there is no g++ or clang++" in capsys.readouterr().err
+
+
 def test_a_png_is_a_grid(trained, tmp_path):
     assert sample("--checkpoint", f"{trained}/checkpoints", *COMMON, "--output", f"{tmp_path}/s.png") == 0
     assert Image.open(tmp_path / "s.png").size[1] == 3 * 50

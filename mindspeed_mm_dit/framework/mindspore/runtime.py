@@ -7,6 +7,7 @@ import os
 import platform
 from collections.abc import Mapping
 from functools import cache
+from typing import NoReturn
 
 import mindspore
 import numpy as np
@@ -188,6 +189,11 @@ def compiled(module: mindspore.nn.Cell) -> mindspore.nn.Cell:
     """Return ``module``, its forward compiled by ms.jit, anew for every shape of its inputs."""
     module.construct = mindspore.jit(module.construct)
     return module
+
+
+def compile_blocks(predictor: mindspore.nn.Cell) -> NoReturn:
+    """Refuse --torch-compile."""
+    raise PlatformError("--torch-compile", "is PyTorch's", "leave it out: MindSpore compiles by itself")
 
 
 def versions() -> dict[str, str]:

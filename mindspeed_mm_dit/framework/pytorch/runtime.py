@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import warnings
 from collections.abc import Mapping
 
@@ -117,7 +118,7 @@ def device_name() -> str:
 def to_device(batch: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
     """Move a batch of arrays to the device; the copy overlaps with computation on accelerators."""
     target = device()
-    tensors = {name: torch.from_numpy(array) for name, array in batch.items()}
+    tensors = {name: torch.as_tensor(array) for name, array in batch.items()}
     if target.type == "cpu":
         return tensors
     return {name: x.pin_memory().to(target, non_blocking=True) for name, x in tensors.items()}
@@ -212,6 +213,22 @@ def freeze(module: torch.nn.Module, dtype: str = "fp32") -> torch.nn.Module:
 def compiled(module: torch.nn.Module) -> torch.nn.Module:
     """Return ``module`` as it is: its operators are fast without compilation."""
     return module
+
+
+def compile_blocks(predictor: torch.nn.Module) -> None:
+    """Compile each transformer block in place (--torch-compile), before FSDP2 adds its hooks; equal ones share it.
+
+    Raises:
+        PlatformError: on a CPU without a C++ compiler, which the compiled code is built with.
+    """
+    if device_type() == "cpu" and not any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++"))):
+        raise PlatformError(
+            "--torch-compile",
+            "needs a C++ compiler on a CPU: there is no g++ or clang++",
+            "install one, or drop the flag",
+        )
+    for block in predictor.blocks:
+        block.compile()
 
 
 def versions() -> dict[str, str]:

@@ -43,9 +43,7 @@ class Engine:
         if args.bf16 and runtime.device_type() == "cpu":
             raise PlatformError("--bf16", "MindSpore has no bfloat16 products on a CPU", "leave the flag out")
         if args.torch_compile:
-            raise PlatformError(
-                "--torch-compile", "is PyTorch's", "leave it out: MindSpore compiles the step by itself"
-            )
+            runtime.compile_blocks(model.predictor)
         self.args, self.model, self.predictor = args, model, model.predictor
         names, self._parameters = trained(self.predictor)
         shapes = {name: tuple(p.shape) for name, p in zip(names, self._parameters)}

@@ -25,7 +25,6 @@ from mindspeed_mm_dit.training.pytorch.ema import MovingAverage
 from mindspeed_mm_dit.training.pytorch.parallel import (
     average_ignored,
     check_paths,
-    compile_blocks,
     replicate,
     shard,
     unwrap,
@@ -53,7 +52,7 @@ class Engine:
         self.args = args
         initialise(model, args.seed)
         if args.torch_compile:
-            compile_blocks(model.predictor)
+            runtime.compile_blocks(model.predictor)
         self.model = shard(model, fsdp2) if fsdp2 else replicate(model)
         self.predictor: nn.Module = unwrap(self.model).predictor
         self.optimizer = adamw(self.predictor, (args.adam_beta1, args.adam_beta2), args.adam_eps, args.weight_decay)

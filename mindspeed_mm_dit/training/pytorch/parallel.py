@@ -78,12 +78,6 @@ def recompute(model: nn.Module, config: Fsdp2Config) -> None:
         module.forward = functools.partial(checkpoint, module.forward, use_reentrant=config.use_reentrant)
 
 
-def compile_blocks(predictor: nn.Module) -> None:
-    """Compile each transformer block in place, before ``shard`` adds its hooks; equal blocks share a compilation."""
-    for block in predictor.blocks:
-        block.compile()
-
-
 def check_paths(config: Fsdp2Config, module_names: Iterable[str]) -> None:
     """Raise ConfigError where a path of fsdp2.yaml names no module."""
     names = list(module_names)
