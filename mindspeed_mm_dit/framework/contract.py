@@ -23,6 +23,7 @@ OPS = {
     "chunk": "(x, parts, dim) -> tuple",
     "reshape": "(x, shape)",
     "permute": "(x, axes)",
+    "contiguous": "(x): the same values, in memory in the order of the axes",
     "exp": "(x)",
     "log": "(x)",
     "tanh": "(x)",

@@ -33,7 +33,7 @@ class PatchEmbed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.proj(ops.cast_like(x, self.proj.weight))  # (B, D, H/P, W/P)
         x = ops.reshape(x, (x.shape[0], x.shape[1], -1))  # (B, D, N)
-        return ops.permute(x, (0, 2, 1))  # (B, N, D)
+        return ops.contiguous(ops.permute(x, (0, 2, 1)))  # (B, N, D); every block works on this layout
 
 
 class TimestepEmbedder(nn.Module):

@@ -13,9 +13,9 @@ from mindspeed_mm_dit.framework.mindspore import runtime
 from mindspeed_mm_dit.framework.mindspore.runtime import ON_CPU
 
 __all__ = [
-    "addcmul", "attention", "cast_like", "cat", "chunk", "clamp", "cos", "exp", "log", "mean_per_sample", "no_grad",
-    "numpy", "pad", "permute", "reshape", "sin", "stop_gradient", "take", "tanh", "tensor", "to_float32",
-    "upsample_nearest_2x", "where",
+    "addcmul", "attention", "cast_like", "cat", "chunk", "clamp", "contiguous", "cos", "exp", "log",
+    "mean_per_sample", "no_grad", "numpy", "pad", "permute", "reshape", "sin", "stop_gradient", "take", "tanh",
+    "tensor", "to_float32", "upsample_nearest_2x", "where",
 ]  # fmt: skip
 
 
@@ -52,6 +52,11 @@ def clamp(x: Tensor, min: float | None = None, max: float | None = None) -> Tens
 def mean_per_sample(x: Tensor) -> Tensor:
     """Mean over every axis but the first: (B, ...) -> (B,)."""
     return msops.mean(msops.reshape(x, (x.shape[0], -1)), 1)
+
+
+def contiguous(x: Tensor) -> Tensor:
+    """``x``: MindSpore's operators lay their results out in the order of the axes."""
+    return x
 
 
 def take(table: Tensor, index: Tensor) -> Tensor:

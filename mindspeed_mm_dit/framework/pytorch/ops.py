@@ -25,15 +25,20 @@ from torch.nn.functional import scaled_dot_product_attention as attention
 from mindspeed_mm_dit.framework.pytorch import runtime
 
 __all__ = [
-    "addcmul", "attention", "cast_like", "cat", "chunk", "clamp", "cos", "exp", "log", "mean_per_sample", "no_grad",
-    "numpy", "pad", "permute", "reshape", "sin", "stop_gradient", "take", "tanh", "tensor", "to_float32",
-    "upsample_nearest_2x", "where",
+    "addcmul", "attention", "cast_like", "cat", "chunk", "clamp", "contiguous", "cos", "exp", "log",
+    "mean_per_sample", "no_grad", "numpy", "pad", "permute", "reshape", "sin", "stop_gradient", "take", "tanh",
+    "tensor", "to_float32", "upsample_nearest_2x", "where",
 ]  # fmt: skip
 
 
 def mean_per_sample(x: Tensor) -> Tensor:
     """Mean over every axis but the first: (B, ...) -> (B,)."""
     return x.flatten(1).mean(1)
+
+
+def contiguous(x: Tensor) -> Tensor:
+    """``x`` laid out in the order of its axes."""
+    return x.contiguous()
 
 
 def take(table: Tensor, index: Tensor) -> Tensor:
