@@ -9,6 +9,7 @@ import shlex
 import statistics
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date
 from pathlib import Path
@@ -22,6 +23,16 @@ RESULTS = Path(__file__).parent / "results"
 
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 """Seconds that pass, or seconds of this process on a core: the one to use with OMP_NUM_THREADS=1 on a busy CPU."""
+
+
+def engine_flags(**changes: object) -> Namespace:
+    """Return the flags an Engine reads, as in the published training, with ``changes``."""
+    return Namespace(
+        **{
+            "seed": 0, "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_eps": 1e-8, "weight_decay": 0.0,
+            "ema_decay": 0.9999, "clip_grad": 0.0, "bf16": False, "tf32": False, "torch_compile": False, **changes,
+        }
+    )  # fmt: skip
 
 
 def interleave(

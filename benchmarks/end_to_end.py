@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import CLOCKS, Report, interleave, ratio, timed
+from common import CLOCKS, Report, engine_flags, interleave, ratio, timed
 from PIL import Image
 from train_throughput import reference_step
 
@@ -117,10 +117,7 @@ def our_step(home: Path, args: Namespace, cached: bool, bf16: bool) -> Callable[
     if not cached:
         samples.reader._decoded = None  # a real data set does not fit into memory
     runtime.initialize(None, args.batch, args.batch)
-    flags = Namespace(
-        seed=0, adam_beta1=0.9, adam_beta2=0.999, adam_eps=1e-8, weight_decay=0.0, ema_decay=0.9999, clip_grad=0.0,
-        bf16=bf16, torch_compile=False,
-    )  # fmt: skip
+    flags = engine_flags(bf16=bf16)
     engine = Engine(DiTModel(model), flags, None)
     stream = (samples.batch(np.arange(n, n + args.batch)) for n in itertools.count(0, args.batch))
 

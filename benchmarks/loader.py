@@ -14,7 +14,7 @@ import statistics
 from argparse import Namespace
 from typing import Any
 
-from common import CLOCKS, Report, timed
+from common import CLOCKS, Report, engine_flags, timed
 
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.model import load_model_config
@@ -54,10 +54,7 @@ def main() -> None:
 def train_step(model: Any, batch: dict[str, Any], args: Namespace) -> Any:
     """Return a train step on one batch again and again."""
     runtime.initialize(None, args.batch, args.batch)
-    flags = Namespace(
-        seed=0, adam_beta1=0.9, adam_beta2=0.999, adam_eps=1e-8, weight_decay=0.0, ema_decay=0.99, clip_grad=1.0,
-        bf16=False, torch_compile=False,
-    )  # fmt: skip
+    flags = engine_flags(ema_decay=0.99, clip_grad=1.0)
     engine = Engine(DiTModel(model), flags, None)
 
     def forward_step(stream: Any, composite: Any) -> Any:

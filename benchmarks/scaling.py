@@ -16,7 +16,7 @@ import subprocess
 import sys
 from argparse import Namespace
 
-from common import Report, timed
+from common import Report, engine_flags, timed
 
 WORKER = "MM_DIT_BENCHMARK_WORKER"
 
@@ -75,10 +75,7 @@ def worker(args: Namespace) -> None:
     runtime.initialize(None, args.micro_batch, args.micro_batch * world)
     sharded = os.environ[WORKER] == "sharded"
     fsdp2 = Fsdp2Config(sharding_size="auto", sub_modules_to_wrap=("predictor.blocks.{*}",)) if sharded else None
-    flags = Namespace(
-        seed=0, adam_beta1=0.9, adam_beta2=0.999, adam_eps=1e-8, weight_decay=0.0, ema_decay=0.99, clip_grad=1.0,
-        bf16=False, torch_compile=False,
-    )  # fmt: skip
+    flags = engine_flags(ema_decay=0.99, clip_grad=1.0)
     args.batch, args.size = args.micro_batch, 32
     config = model_config(args)
     engine = Engine(DiTModel(config, with_autoencoder=False), flags, fsdp2)

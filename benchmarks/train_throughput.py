@@ -4,7 +4,8 @@
 
 DIR is a checkout of https://github.com/facebookresearch/DiT (which needs timm). Both sides take a full step:
 noising, forward, loss, backward, AdamW, moving average. bf16 is autocast on both sides: the reference has no
-precision flag, and this is how its users run it. On a GPU pass --preset DiT-XL/2 --batch 256 --torch-compile.
+precision flag, and this is how its users run it. On a GPU pass --preset DiT-XL/2 --batch 256 --torch-compile --tf32
+(its train.py allows TensorFloat-32); that batch wants a GPU of 140 GiB.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import CLOCKS, Report, interleave, ratio, reference_checkout
+from common import CLOCKS, Report, engine_flags, interleave, ratio, reference_checkout
 
 from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, DiTConfig, GaussianDiffusionConfig, ModelConfig
 from mindspeed_mm_dit.configs.presets import PRESETS
@@ -63,6 +64,7 @@ def parse() -> Namespace:
     parser.add_argument("--clock", default="wall", choices=list(CLOCKS), help="cpu: for a busy CPU, one thread")
     parser.add_argument("--precision", nargs="+", default=["fp32", "bf16"], choices=["fp32", "bf16"])
     parser.add_argument("--torch-compile", action="store_true", help="compile our blocks")
+    parser.add_argument("--tf32", action="store_true", help="TensorFloat-32 on both sides, as the reference's train.py")
     parser.add_argument("--peak-tflops", type=float, help="peak of the device; default: from the table, if known")
     return parser.parse_args()
 
@@ -105,10 +107,7 @@ def our_step(args: Namespace, precision: str) -> Callable[[], Any]:
     """Return one step of our engine, as pretrain_dit.py takes it."""
     config = model_config(args)
     runtime.initialize(None, args.batch, args.batch)
-    flags = Namespace(
-        seed=0, adam_beta1=0.9, adam_beta2=0.999, adam_eps=1e-8, weight_decay=0.0, ema_decay=0.9999, clip_grad=0.0,
-        bf16=precision == "bf16", torch_compile=args.torch_compile,
-    )  # fmt: skip
+    flags = engine_flags(bf16=precision == "bf16", torch_compile=args.torch_compile, tf32=args.tf32)
     engine = Engine(DiTModel(config, with_autoencoder=False), flags, None)
 
     def forward_step(stream: Iterator[Any], model: Any) -> tuple[Any, Any]:

@@ -31,12 +31,18 @@ if [ -z "${VIRTUAL_ENV:-}" ] && [ -x "$venv/bin/python" ]; then
 fi
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
 
-count_accelerators() {
-  if command -v npu-smi >/dev/null; then npu-smi info -l | grep -c 'NPU ID'
-  elif command -v nvidia-smi >/dev/null; then nvidia-smi -L | grep -c '^GPU'
-  else echo "$cpu_processes"; fi
+count_accelerators() {  # prints nothing where there is none
+  if ! command -v npu-smi >/dev/null && ! command -v nvidia-smi >/dev/null; then return; fi
+  if [ "$AI_FRAMEWORK" = pytorch ]; then
+    python -c 'import torch; print(torch.accelerator.is_available() and torch.accelerator.device_count() or "")'
+  elif [ -n "${ASCEND_RT_VISIBLE_DEVICES:-}" ]; then
+    tr ',' '\n' <<< "$ASCEND_RT_VISIBLE_DEVICES" | grep -c .
+  elif command -v npu-smi >/dev/null; then
+    npu-smi info -l | grep 'NPU ID' | wc -l
+  fi
 }
-NPUS_PER_NODE=${NPUS_PER_NODE:-$(count_accelerators || echo "$cpu_processes")}
+NPUS_PER_NODE=${NPUS_PER_NODE:-$(count_accelerators)}
+NPUS_PER_NODE=${NPUS_PER_NODE:-$cpu_processes}
 
 # On a CPU the processes share the cores; more threads than cores would only get in each other's way.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(( $(nproc) > NPUS_PER_NODE ? $(nproc) / NPUS_PER_NODE : 1 ))}

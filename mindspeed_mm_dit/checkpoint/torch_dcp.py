@@ -6,6 +6,7 @@ A state is a nested dict of tensors with string keys; DCP flattens it to names s
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -18,6 +19,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.tensor import DTensor
 
 from mindspeed_mm_dit.checkpoint import mindspeed_mm
 from mindspeed_mm_dit.checkpoint.mindspeed_mm import entries_for_mindspeed_mm
@@ -56,6 +58,7 @@ class Writer:
         """
         self.wait()
         self._folder = path.parent
+        state = _part_of_this_rank(state, dist.get_rank(), dist.get_world_size())
         if not self._in_background:
             self._finish(lambda: dcp.save(state, checkpoint_id=path, process_group=self._group), when_complete)
             return
@@ -92,6 +95,26 @@ class Writer:
         if self._problem is not None:
             problem, self._problem = self._problem, None
             raise unwritten(problem, self._folder) from problem
+
+
+def _part_of_this_rank(state: State, rank: int, world_size: int) -> State:
+    """Leave every tensor that all ranks hold whole to one of them, in turn: DCP copies all that it is given.
+
+    Sharded tensors and what is no tensor stay.
+    """
+    turns = itertools.count()
+
+    def part(tree: State) -> State:
+        kept = {}
+        for key, value in tree.items():
+            is_whole = isinstance(value, torch.Tensor) and not isinstance(value, DTensor)
+            if isinstance(value, dict):
+                kept[key] = part(value)
+            elif not is_whole or next(turns) % world_size == rank:
+                kept[key] = value
+        return kept
+
+    return part(state)
 
 
 def _snapshot(state: State) -> State:

@@ -97,7 +97,9 @@ def run(args: argparse.Namespace) -> int:
         clip=args.clip,
         bf16=args.bf16,
     )
-    model, config = load_model(args.checkpoint, args.model, args.weights == "ema", args.torch_compile)
+    model, config = load_model(
+        args.checkpoint, args.model, args.weights == "ema", bf16=args.bf16, torch_compile=args.torch_compile
+    )
     check_labels(classes, config)
     labels = np.repeat(classes, _positive("--num-per-class", args.num_per_class))
     started = time.perf_counter()

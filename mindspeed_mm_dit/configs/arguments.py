@@ -101,15 +101,14 @@ def _batches_and_length(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--micro-batch-size",
         type=_positive_int,
-        required=True,
         metavar="N",
-        help="images in one forward pass on one rank",
+        help="images in one forward pass on one rank; default: global batch / ranks",
     )
     group.add_argument(
         "--global-batch-size",
         type=_positive_int,
         metavar="N",
-        help="images in one optimizer step on all ranks; default: micro batch x ranks",
+        help="images in one optimizer step on all ranks; default: micro batch x ranks. One of the two is needed",
     )
     group.add_argument("--train-iters", type=_positive_int, required=True, metavar="N", help="optimizer steps")
     group.add_argument(
@@ -207,6 +206,12 @@ def dit_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         "--pynative", action="store_true", help="MindSpore: run operator by operator instead of compiling the step"
     )
     group.add_argument(
+        "--tf32",
+        action="store_true",
+        help="let float32 products round their inputs to TensorFloat-32 (NVIDIA GPUs, PyTorch): faster, and off by "
+        "about 1e-3; facebookresearch/DiT trains so",
+    )
+    group.add_argument(
         "--torch-compile",
         action="store_true",
         help="compile the transformer blocks (PyTorch): faster steps after a minute or so of compiling",
@@ -230,10 +235,25 @@ def dit_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     return parser
 
 
+def default_micro_batch(global_batch_size: int, world_size: int) -> int:
+    """Return the micro-batch of a run that names none: each rank takes its images in one pass."""
+    if global_batch_size % world_size:
+        raise ConfigError(
+            f"--global-batch-size = {global_batch_size}",
+            f"is not divisible by the {world_size} ranks",
+            "change it, or the number of ranks (NPUS_PER_NODE of pretrain.sh)",
+        )
+    return global_batch_size // world_size
+
+
 def check_arguments(args: argparse.Namespace, world_size: int) -> None:
     """Fill dependent defaults and check flags against each other and ``world_size``, before any device work."""
+    if args.global_batch_size is None and args.micro_batch_size is None:
+        raise ConfigError("--micro-batch-size or --global-batch-size", "is required")
     if args.global_batch_size is None:
         args.global_batch_size = args.micro_batch_size * world_size
+    if args.micro_batch_size is None:
+        args.micro_batch_size = default_micro_batch(args.global_batch_size, world_size)
     if args.global_batch_size % (args.micro_batch_size * world_size):
         raise ConfigError(
             f"--global-batch-size = {args.global_batch_size}",

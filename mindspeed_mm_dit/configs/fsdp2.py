@@ -37,7 +37,9 @@ class Fsdp2Config:
     output_dtype: Dtype | None = None
     """Precision of the outputs of the root module."""
     cast_forward_inputs: bool = True
-    """Cast the inputs of wrapped modules to ``param_dtype``."""
+    """Cast the inputs of wrapped modules to ``param_dtype``, noise and latents at the root among them.
+
+    A DiT needs false: its embedders cast for themselves, and the data keep float32."""
     offload_to_cpu: bool = False
     """Keep weights, gradients and optimizer state in CPU memory."""
     pin_memory: bool = True

@@ -159,7 +159,7 @@ def batch_size_of(flags: Sequence[str]) -> int:
     for name in ("--global-batch-size", "--micro-batch-size"):
         if name in flags:
             return int(flags[len(flags) - 1 - list(reversed(flags)).index(name) + 1])
-    raise ConfigError("train.args: --micro-batch-size", "is missing", "pass --batch-size")
+    raise ConfigError("train.args", "has neither --micro-batch-size nor --global-batch-size", "pass --batch-size")
 
 
 def _read_train_args(path: Path) -> list[str]:

@@ -107,9 +107,9 @@ class CacheWriter:
         """Encode the images of ``shard`` and write them; ``on_images`` is called with the images of each batch."""
         kept: dict[str, list[np.ndarray]] = {"mean": [], "std": []}
         for pixels in self._pixels(shard):
-            moments = [encode_moments(autoencoder, side) for side in (pixels, pixels[:, :, :, ::-1])]
-            for name, sides in zip(kept, zip(*moments)):
-                kept[name].append(np.stack(sides, 1).astype(DTYPES[self.settings.dtype]))
+            moments = encode_moments(autoencoder, np.concatenate([pixels, pixels[:, :, :, ::-1]]))
+            for name, sides in zip(kept, moments):
+                kept[name].append(np.stack(np.split(sides, 2), 1).astype(DTYPES[self.settings.dtype]))
             on_images(len(pixels))
         path = shard_path(self.folder, shard)
         aside = path.with_name(f".{path.name}.{os.getpid()}")

@@ -16,6 +16,9 @@ from mindspeed_mm_dit.diffusion.schedule import respaced_steps
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import ops, runtime
 
+DECODED_PIXELS = 8 * 512**2
+"""Pixels decoded at a time; the autoencoder of Stable Diffusion takes some 6 GiB for them in float32."""
+
 
 @dataclass(frozen=True)
 class SampleSettings:
@@ -88,7 +91,14 @@ def _generate_batch(
     for state in states(model, config, labels[numbers], numbers, settings):
         latents = state
         on_step(len(numbers))
-    return to_pixels(ops.numpy(model.ae.decode(latents)))
+    return to_pixels(decode(model.ae, latents, config.image_size))
+
+
+def decode(autoencoder: Any, latents: Any, image_size: int) -> np.ndarray:
+    """Return the images (N, C, H, W) float32 of scaled latents (N, c, h, w), some at a time: decoders want memory."""
+    some = max(1, DECODED_PIXELS // image_size**2)
+    parts = [latents[start : start + some] for start in range(0, latents.shape[0], some)]
+    return np.concatenate([ops.numpy(autoencoder.decode(part)) for part in parts])
 
 
 def states(

@@ -14,12 +14,17 @@ from mindspeed_mm_dit.models.composite import DiTModel
 
 
 def load_model(
-    checkpoint: str | Path, model_json: str | Path | None, use_ema: bool = True, torch_compile: bool = False
+    checkpoint: str | Path,
+    model_json: str | Path | None,
+    use_ema: bool = True,
+    *,
+    bf16: bool = False,
+    torch_compile: bool = False,
 ) -> tuple[Any, ModelConfig]:
     """Return (composite on the device, its config).
 
-    ``model_json`` may be None for a checkpoint of ours, which remembers its model.json. ``torch_compile``: compile
-    the blocks when they are first called.
+    ``model_json`` may be None for a checkpoint of ours, which remembers its model.json. ``bf16``: for samples drawn
+    in bfloat16 only. ``torch_compile``: compile the blocks when they are first called.
     """
     path = find_checkpoint(checkpoint)
     config = _config(path, model_json)
@@ -28,6 +33,8 @@ def load_model(
     check_names(runtime.shapes(model.predictor), {n: a.shape for n, a in weights.items()}, f"--checkpoint = {path}")
     runtime.load_arrays(model.predictor, weights)
     runtime.compiled(model.predictor)
+    if bf16:
+        runtime.bf16_products(model.predictor)
     if torch_compile:
         runtime.compile_blocks(model.predictor)
     return runtime.freeze(model), config

@@ -25,6 +25,7 @@ class ReportJob:
     steps: int
     cfg_scale: float
     seed: int
+    bf16: bool
     scores_digits: bool
 
 
@@ -47,11 +48,19 @@ def report(args: Namespace) -> None:
         steps=args.report_steps,
         cfg_scale=args.report_cfg_scale,
         seed=args.seed,
+        bf16=args.bf16,
         scores_digits=args.mm.data.dataset_param.source == "digits",
     )
     command = [sys.executable, "-m", "mindspeed_mm_dit.training.report_worker", json.dumps(asdict(job))]
     sys.stdout.flush()
-    subprocess.run(command, env=_without_launcher(os.environ), check=True)
+    runtime.free_memory()  # the drawing process computes on the same device
+    ended = subprocess.run(command, env=_without_launcher(os.environ), check=False)
+    if ended.returncode:
+        print(
+            f"warning: the report could not be drawn (exit code {ended.returncode}, the reason is above). The training "
+            f"is complete and saved; draw samples with: mm-dit sample --checkpoint {args.save} --output samples.png",
+            file=sys.stderr,
+        )
 
 
 def _without_launcher(environment: Mapping[str, str]) -> dict[str, str]:

@@ -48,7 +48,7 @@ def draw(job: ReportJob) -> None:
 
 
 def _samples(job: ReportJob) -> tuple[np.ndarray, np.ndarray]:
-    model, config = load_model(job.save, None)
+    model, config = load_model(job.save, None, bf16=job.bf16)
     classes = np.arange(min(CLASSES_SHOWN, config.predictor.num_classes), dtype=np.int64)
     labels = np.repeat(classes, SAMPLES_PER_CLASS)
     has_null_class = config.predictor.class_dropout_prob > 0
@@ -57,6 +57,7 @@ def _samples(job: ReportJob) -> tuple[np.ndarray, np.ndarray]:
         steps=job.steps,
         guidance=Guidance(job.cfg_scale if has_null_class else 1.0, channels="3"),
         seed=job.seed,
+        bf16=job.bf16,
     )
     with tqdm(
         total=settings.steps * len(labels),

@@ -13,8 +13,11 @@ from safetensors.torch import save_file
 from mindspeed_mm_dit.cli.main import COMMANDS, main
 from mindspeed_mm_dit.cli.sample import parse_classes
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
+from mindspeed_mm_dit.diffusion.guidance import Guidance
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.composite import DiTModel
+from mindspeed_mm_dit.sampling.generate import SampleSettings, decode, generate
+from mindspeed_mm_dit.sampling.load import load_model
 from tests.conftest import ROOT
 from tests.training.launch import Configs
 
@@ -59,6 +62,29 @@ def test_dpm_solver_and_bfloat16_are_reached_from_the_command_line(trained, tmp_
         assert "images/s" in capsys.readouterr().out
     a, b = (np.load(tmp_path / f"{name}.npz")["arr_0"].astype(int) for name in "ab")
     assert abs(a - b).mean() < 2.0  # of 255; bfloat16 has 8 bits
+
+
+def test_weights_kept_in_bfloat16_draw_what_autocast_draws(trained):
+    settings = SampleSettings("ddim", 5, Guidance(2.0), bf16=True)
+    images = [
+        generate(*load_model(f"{trained}/checkpoints", None, bf16=kept), np.arange(4), settings)
+        for kept in (False, True)
+    ]
+    assert np.array_equal(*images)
+
+
+def test_latents_are_decoded_some_at_a_time(monkeypatch):
+    sizes = []
+
+    class Double:
+        def decode(self, latents):
+            sizes.append(len(latents))
+            return latents * 2
+
+    latents = torch.randn(7, 1, 4, 4)
+    monkeypatch.setattr("mindspeed_mm_dit.sampling.generate.DECODED_PIXELS", 3 * 16)
+    assert np.array_equal(decode(Double(), latents, 4), latents.numpy() * 2)
+    assert sizes == [3, 3, 1]
 
 
 def test_compiled_blocks_draw_the_same_images(trained, tmp_path):

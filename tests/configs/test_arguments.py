@@ -12,10 +12,10 @@ from tests.conftest import ROOT
 NEEDED = "--mm-model m.json --mm-data d.json --micro-batch-size 4 --train-iters 10 --lr 1e-4 "
 
 
-def parse(flags: str, world_size: int = 1):
+def parse(flags: str, world_size: int = 1, needed: str = NEEDED):
     parser = build_parser()
     dit_flags(parser)
-    args = parser.parse_strictly(shlex.split(NEEDED + flags))
+    args = parser.parse_strictly(shlex.split(needed + flags))
     check_arguments(args, world_size)
     return args
 
@@ -29,6 +29,15 @@ def test_the_flags_of_tutorial_scripts_are_accepted():
 
 def test_the_global_batch_defaults_to_one_micro_batch_on_every_rank():
     assert parse("", world_size=3).global_batch_size == 12
+
+
+def test_the_micro_batch_defaults_to_the_images_of_a_rank():
+    without = NEEDED.replace("--micro-batch-size 4", "")
+    assert parse("--global-batch-size 64", 8, without).micro_batch_size == 8
+    with pytest.raises(ConfigError, match="64: is not divisible by the 6 ranks"):
+        parse("--global-batch-size 64", 6, without)
+    with pytest.raises(ConfigError, match="--micro-batch-size or --global-batch-size: is required"):
+        parse("", 1, without)
 
 
 @pytest.mark.parametrize(
@@ -53,6 +62,6 @@ def test_a_wrong_flag_is_named_with_its_reason(flags, world_size, message):
 def test_every_shipped_train_args_and_data_json_is_read(folder):
     lines = (ROOT / "examples/dit" / folder / "train.args").read_text().splitlines()
     flags = " ".join(line.partition("#")[0] for line in lines)
-    args = parse(flags, 2 if not folder else 8)
+    args = parse(flags, 8, NEEDED if folder else NEEDED.replace("--micro-batch-size 4", ""))
     assert args.save == args.load
     assert load_data_config(ROOT / "examples/dit" / folder / "data.json").dataset_param.image_size

@@ -91,6 +91,12 @@ def test_flags_the_host_wants_are_added_once_and_choices_are_kept() -> None:
     assert complete(completed) == completed
 
 
+def test_a_micro_batch_that_is_not_named_is_the_images_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    completed = complete(["--global-batch-size", "64"])
+    assert completed[completed.index("--micro-batch-size") + 1] == "16"
+
+
 def test_without_fsdp2_the_path_of_its_file_is_left_out() -> None:
     completed = complete(["--fsdp2-config-path", "a.yaml", "--bf16"])
     assert "--fsdp2-config-path" not in completed and "a.yaml" not in completed and "--bf16" in completed

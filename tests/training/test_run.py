@@ -49,7 +49,7 @@ def write_fsdp2(configs: Configs, name: str, text: str) -> str:
         (1, "--micro-batch-size 16", None),
         (2, "--micro-batch-size 32", None),
         (2, "--micro-batch-size 8", "sharding_size: auto\n"),
-        (4, "--micro-batch-size 16", "sharding_size: 2\n"),
+        (4, "--micro-batch-size 8", "sharding_size: 2\n"),
         (4, "--micro-batch-size 4", "sharding_size: auto\nrecompute_modules: ['predictor.blocks.{0-1}']\n"
                                     "use_reentrant: false\nignored_modules: [predictor.t_embedder]\n"),
         (2, "--micro-batch-size 32", "sharding_size: null\nnum_to_forward_prefetch: 1\nnum_to_backward_prefetch: 1\n"

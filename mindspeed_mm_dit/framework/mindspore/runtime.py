@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import platform
 from collections.abc import Mapping
@@ -170,6 +171,16 @@ def low_precision(bf16: bool) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext()
 
 
+def bf16_products(module: mindspore.nn.Cell) -> NoReturn:
+    """Refuse --bf16."""
+    raise PlatformError("--bf16", "sampling in bfloat16 is not offered on MindSpore", "leave the flag out")
+
+
+def free_memory() -> None:
+    """Give back the memory that nothing uses any more."""
+    gc.collect()
+
+
 def report_failure(error: BaseException) -> None:
     """Print ``error`` at the end of this worker's log, where msrun looks for the reason."""
     print(f"{error}", flush=True)
@@ -194,6 +205,12 @@ def compiled(module: mindspore.nn.Cell) -> mindspore.nn.Cell:
 def compile_blocks(predictor: mindspore.nn.Cell) -> NoReturn:
     """Refuse --torch-compile."""
     raise PlatformError("--torch-compile", "is PyTorch's", "leave it out: MindSpore compiles by itself")
+
+
+def allow_tf32(allowed: bool) -> None:
+    """Refuse --tf32 where it is asked for."""
+    if allowed:
+        raise PlatformError("--tf32", "is for NVIDIA GPUs under PyTorch", "leave it out")
 
 
 def versions() -> dict[str, str]:

@@ -1,3 +1,5 @@
 """PyTorch's side of the seam."""
 
-import torch  # noqa: F401  (activation must fail here, by name, when it is not installed)
+import torch  # activation must fail here, by name, when it is not installed
+
+torch.backends.cudnn.allow_tf32 = False  # float32 is float32, in convolutions as in products; --tf32 allows both

@@ -9,6 +9,8 @@ import argparse
 import os
 from collections.abc import Sequence
 
+from mindspeed_mm_dit.configs.arguments import default_micro_batch
+
 ALWAYS = ("--no-gradient-accumulation-fusion", "--untie-embeddings-and-output-weights", "--no-load-rng")
 """What Megatron asks of a model without a vocabulary and without its fused kernels. Nothing here draws from the
 generators Megatron saves, and a checkpoint of the standalone host has none."""
@@ -54,6 +56,8 @@ def complete(argv: Sequence[str]) -> list[str]:
     for flag, value in OUR_DEFAULTS.items():
         if flag not in argv:
             added += [flag, value]
+    if flags.micro_batch_size is None and flags.global_batch_size is not None:
+        added += ["--micro-batch-size", str(default_micro_batch(flags.global_batch_size, launched_as()[1]))]
     if not {OVERRIDE, KEEP} & set(argv):
         added.append(OVERRIDE)
     if flags.ai_framework == "mindspore" and not flags.use_distributed_optimizer:

@@ -31,9 +31,9 @@ def check_before_import(argv: Sequence[str]) -> None:
     if "--help" in argv or "-h" in argv:
         return  # the host prints its own help while it is imported
     flags = parse(argv)
-    for name in ("mm_model", "mm_data", "micro_batch_size"):
-        if getattr(flags, name) is None:
-            raise ConfigError(f"--{name.replace('_', '-')}", "is required")
+    for names in (("mm_model",), ("mm_data",), ("micro_batch_size", "global_batch_size")):
+        if all(getattr(flags, name) is None for name in names):
+            raise ConfigError(" or ".join(f"--{name.replace('_', '-')}" for name in names), "is required")
     _check_tool(flags)
     if flags.use_torch_fsdp2 and flags.ai_framework != "mindspore":
         _check_fsdp2(flags)

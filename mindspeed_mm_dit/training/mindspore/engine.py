@@ -42,6 +42,7 @@ class Engine:
     def __init__(self, model: Any, args: Namespace, fsdp2: Fsdp2Config | None) -> None:
         if args.bf16 and runtime.device_type() == "cpu":
             raise PlatformError("--bf16", "MindSpore has no bfloat16 products on a CPU", "leave the flag out")
+        runtime.allow_tf32(args.tf32)
         if args.torch_compile:
             runtime.compile_blocks(model.predictor)
         self.args, self.model, self.predictor = args, model, model.predictor

@@ -50,6 +50,7 @@ class Engine:
 
     def __init__(self, model: nn.Module, args: Namespace, fsdp2: Fsdp2Config | None) -> None:
         self.args = args
+        runtime.allow_tf32(args.tf32)
         initialise(model, args.seed)
         if args.torch_compile:
             runtime.compile_blocks(model.predictor)
@@ -92,11 +93,12 @@ class Engine:
         return torch.autocast(runtime.device_type(), torch.bfloat16, enabled=self._autocast)
 
     def _gradient_sync(self, is_last: bool) -> contextlib.AbstractContextManager[Any]:
-        """Average replicated gradients over the ranks once a step; sharded ones are reduced as they come."""
+        """Average gradients over copies of the model once a step; among shards they are reduced as they come."""
         if isinstance(self.model, DistributedDataParallel) and not is_last:
             return self.model.no_sync()
         if isinstance(self.model, FSDPModule):
             self.model.set_is_last_backward(is_last)
+            self.model.set_requires_all_reduce(is_last)
         return contextlib.nullcontext()
 
     def _clip(self) -> Tensor:

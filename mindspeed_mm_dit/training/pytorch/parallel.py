@@ -31,7 +31,9 @@ def replicate(model: nn.Module) -> nn.Module:
     model = model.to(runtime.device())
     if runtime.world_size() == 1:
         return model
-    return DistributedDataParallel(model, process_group=runtime.data_parallel_group(), gradient_as_bucket_view=True)
+    return DistributedDataParallel(
+        model, process_group=runtime.data_parallel_group(), gradient_as_bucket_view=True, broadcast_buffers=False
+    )  # buffers are constants
 
 
 def shard(model: nn.Module, config: Fsdp2Config) -> nn.Module:
@@ -75,7 +77,9 @@ def average_ignored(model: nn.Module) -> None:
 def recompute(model: nn.Module, config: Fsdp2Config) -> None:
     """Make the named modules drop their activations in forward and compute them again in backward."""
     for module in _modules(model, config.recompute_modules, "recompute_modules"):
-        module.forward = functools.partial(checkpoint, module.forward, use_reentrant=config.use_reentrant)
+        module.forward = functools.partial(
+            checkpoint, module.forward, use_reentrant=config.use_reentrant, preserve_rng_state=False
+        )  # nothing in a model is random
 
 
 def check_paths(config: Fsdp2Config, module_names: Iterable[str]) -> None:
