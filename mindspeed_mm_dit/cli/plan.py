@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Say what a run will need before it is started: parameters, arithmetic, memory by part, the largest micro-batch,
-bytes sent, time. Closed form: no device and no framework is touched.
+bytes sent, time, for PyTorch. Closed form: no device and no framework is touched.
 
   mm-dit plan --model examples/dit/imagenet256/model.json --world-size 8 --device-memory-gib 80
   mm-dit plan --model model.json --world-size 64 --device-memory-gib 64 --link-gbps 200 --peak-tflops 376 \\

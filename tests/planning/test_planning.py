@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from mindspeed_mm_dit.configs.fsdp2 import load_fsdp2_config, resolve_paths
 from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, DiTConfig, GaussianDiffusionConfig, ModelConfig
 from mindspeed_mm_dit.configs.presets import PRESETS
 from mindspeed_mm_dit.diffusion.gaussian import GaussianDiffusion
+from mindspeed_mm_dit.framework.pytorch import ops
 from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.planning.memory import Layout, activation_bytes, memory
 from mindspeed_mm_dit.planning.model_size import count, forward_multiply_adds, shapes
@@ -86,6 +88,7 @@ def bytes_kept(model, precision, recompute, batch=2):
             run = block.forward
             block.forward = lambda x, c, run=run: checkpoint(run, x, c, use_reentrant=False)
     weights = {p.untyped_storage().data_ptr() for p in network.parameters()}
+    copies_of_weights = {shape for p in network.parameters() for shape in (p.shape, p.shape[::-1])}  # autocast's
     diffusion = GaussianDiffusion.from_config(model.diffusion)
     x, noise = torch.randn(2, batch, *model.latent_shape)
     t, y = torch.randint(model.predictor.num_classes, (2, batch))
@@ -93,16 +96,37 @@ def bytes_kept(model, precision, recompute, batch=2):
 
     def pack(tensor):
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
+        is_copy = precision == "autocast" and tensor.dtype == torch.bfloat16 and tensor.shape in copies_of_weights
+        if storage.data_ptr() not in weights and not is_copy:
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         noised = diffusion.q_sample(x, t, noise)
-        loss = diffusion.loss(network(noised, t, y).float(), x, noised, t, noise).mean()
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast"):
+            output = network(noised, t, y)
+        loss = diffusion.loss(output.float(), x, noised, t, noise).mean()
     total = sum(kept.values())
     del loss
     return total / batch
+
+
+def test_activations_under_cudas_autocast(monkeypatch):
+    """On a CPU, with what CUDA's autocast does otherwise: norms in float32, and addcmul in its widest input's type."""
+    addcmul = torch.addcmul
+
+    def widest_addcmul(*xs):
+        widest = functools.reduce(torch.promote_types, (x.dtype for x in xs))
+        return addcmul(*(x.to(widest) for x in xs))
+
+    def float32_norm(self, x):
+        return torch.native_layer_norm(x.float(), self.normalized_shape, None, None, self.eps)[0]
+
+    monkeypatch.setattr(ops, "addcmul", widest_addcmul)
+    monkeypatch.setattr(torch.nn.LayerNorm, "forward", float32_norm)
+    model = model_of("DiT-S/2", num_layers=4)
+    planned, _ = activation_bytes(model, Layout(precision="autocast"))
+    assert planned == pytest.approx(bytes_kept(model, "autocast", recompute=False), rel=0.02)
 
 
 @pytest.mark.parametrize("world_size", [8, 64, 512])
