@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.checkpoint.store import unwritten
+from mindspeed_mm_dit.checkpoint.store import unwritten, without_optimizer
 from mindspeed_mm_dit.checkpoint.weights import check_names
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.mindspore_file import read_mindspore_file, write_mindspore_file
@@ -96,10 +96,19 @@ def problem_of(path: Path) -> str | None:
     return None
 
 
-def check_architecture(path: Path, wanted: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise CheckpointError, naming the tensors, unless ``path`` holds exactly ``wanted`` under "model."."""
-    found = {name[6:]: array.shape for name, array in read(path).items() if name.startswith("model.")}
+def read_state(path: Path, wanted: Mapping[str, tuple[int, ...]], with_optimizer: bool) -> Arrays:
+    """Read the state of a run.
+
+    Raises:
+        CheckpointError: under "model." it does not hold exactly ``wanted`` (the tensors are named), or it has no
+            optimizer's state.
+    """
+    state = read(path)
+    found = {name[6:]: array.shape for name, array in state.items() if name.startswith("model.")}
     check_names(wanted, found, f"--load = {path}")
+    if with_optimizer and not any(name.startswith("optimizer.") for name in state):
+        raise without_optimizer(path)
+    return state
 
 
 def entries_for_mindspeed_mm(facts: Mapping[str, Any], predictor: Any) -> Arrays:

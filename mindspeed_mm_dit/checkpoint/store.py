@@ -53,9 +53,15 @@ class CheckpointStore:
             shutil.rmtree(final)
         os.rename(aside, final)
         _write_durably(self.root / TRACKER, f"{iteration}")
-        for old in self.iterations()[: -self.keep_last]:
+        # Later ones are left by a run that was resumed from further back; what was just written is never dropped.
+        for old in [i for i in self.iterations() if i <= iteration][: -self.keep_last]:
             shutil.rmtree(self.path(old), ignore_errors=True)
         return final
+
+    def remove_unfinished(self) -> None:
+        """Drop what runs that were killed left half written; called on one rank before anything is written."""
+        for aside in self.root.glob(".iter_*.partial"):
+            shutil.rmtree(aside, ignore_errors=True)
 
     def iterations(self) -> list[int]:
         """Return the iterations that have a checkpoint, ascending."""
@@ -74,8 +80,10 @@ class CheckpointStore:
             Its iteration (None: there is none) and a line for each newer one that had to be passed over.
 
         Raises:
-            CheckpointError: there are checkpoints and none can be read; starting anew would hide the loss.
+            CheckpointError: ``root`` is not a folder of checkpoints, or none of them can be read; starting anew would
+                hide the loss.
         """
+        self._check_is_a_root()
         passed: list[str] = []
         for iteration in reversed(self.iterations()):
             problem = problem_of(self.path(iteration))
@@ -89,6 +97,19 @@ class CheckpointStore:
                 "restore one from a copy, or choose another --load to start anew",
             )
         return None, passed
+
+    def _check_is_a_root(self) -> None:
+        if self.root.is_file():
+            raise CheckpointError(
+                f"--load = {self.root}",
+                "is a file; a run is resumed from the folder that --save named",
+                "to start from published weights: mm-dit convert FILE NEW_FOLDER --to pytorch, then --load NEW_FOLDER "
+                "--no-load-optim",
+            )
+        if (self.root / RUN_FACTS).exists() or _NAME.fullmatch(self.root.name):
+            raise CheckpointError(
+                f"--load = {self.root}", "is one checkpoint, not the folder of them", f"pass --load {self.root.parent}"
+            )
 
 
 def read_facts(path: Path) -> dict[str, Any]:
@@ -118,6 +139,18 @@ def unwritten(problem: BaseException, folder: Path) -> CheckpointError:
         f"the last checkpoint could not be written: {_root_cause(problem)} "
         f"({shutil.disk_usage(folder).free / 2**30:.2f} GiB are free on that disk)",
         "free space on the disk; the checkpoint before it is still good",
+    )
+
+
+def without_optimizer(path: Path) -> CheckpointError:
+    """Return the error of a run that wants the optimizer's state of a checkpoint that has none."""
+    return CheckpointError(f"--load = {path}", "holds no optimizer's state", "pass --no-load-optim to start it anew")
+
+
+def unreadable(problem: BaseException, path: Path) -> CheckpointError:
+    """Return the error that says why the checkpoint ``path`` could not be read."""
+    return CheckpointError(
+        f"the checkpoint {path}", f"cannot be read: {_root_cause(problem)}", "remove it: the one before it is used then"
     )
 
 

@@ -17,13 +17,14 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
 from mindspeed_mm_dit.checkpoint import mindspeed_mm
 from mindspeed_mm_dit.checkpoint.mindspeed_mm import entries_for_mindspeed_mm
-from mindspeed_mm_dit.checkpoint.store import unwritten
+from mindspeed_mm_dit.checkpoint.store import unreadable, unwritten
 from mindspeed_mm_dit.checkpoint.weights import check_names
 from mindspeed_mm_dit.errors import CheckpointError
 
@@ -34,6 +35,7 @@ __all__ = [
     "Writer",
     "check_architecture",
     "entries_for_mindspeed_mm",
+    "has_optimizer",
     "problem_of",
     "read",
     "read_tree",
@@ -151,9 +153,12 @@ def read(state: State, path: Path, partial: bool = False) -> None:
 def _load(state: State, path: Path, partial: bool) -> None:
     no_dist = not (dist.is_available() and dist.is_initialized())
     planner = DefaultLoadPlanner(allow_partial_load=partial)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        dcp.load(state, checkpoint_id=path, planner=planner, no_dist=no_dist)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            dcp.load(state, checkpoint_id=path, planner=planner, no_dist=no_dist)
+    except CheckpointException as error:
+        raise unreadable(error, path) from error
 
 
 def write(state: State, path: Path) -> None:
@@ -225,6 +230,11 @@ def problem_of(path: Path) -> str | None:
         if file.stat().st_size < entry.offset + entry.length:
             return f"{file.name} is cut short"
     return None
+
+
+def has_optimizer(path: Path) -> bool:
+    """Return whether the checkpoint ``path`` holds moments of an optimizer."""
+    return any("optimizer" in name for name in dcp.FileSystemReader(path).read_metadata().state_dict_metadata)
 
 
 def check_architecture(path: Path, wanted: Mapping[str, tuple[int, ...]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from mindspeed_mm_dit.errors import ConvergenceError
@@ -40,9 +40,12 @@ def train(
         mfu=meter(args),
     )
     intervals = Intervals(args, log)
+    if progress.iteration >= args.train_iters:
+        log.say(f"iteration {progress.iteration} is reached already: nothing to train up to {args.train_iters}")
     while progress.iteration < args.train_iters:
         if stop.on_any_rank():
-            log.say(f"asked to stop: saving iteration {progress.iteration}")
+            saved = "saving it" if args.save else "nothing is saved without --save"
+            log.say(f"asked to stop at iteration {progress.iteration}: {saved}")
             break
         lr = schedule.at(progress.iteration)
         result = engine.train_step(forward_step, train_batches, lr)
@@ -57,8 +60,10 @@ def train(
             log.validation(progress.iteration, validate(args, engine, forward_step, iter(valid_batches)))
         if _is_due(args.save_interval, progress):
             intervals.say()
+            intervals.check(progress)
             progress.try_save()
     intervals.say()
+    intervals.check(progress)
     progress.finish()
     log.close()
 
@@ -95,6 +100,7 @@ class Intervals:
     def __init__(self, args: Namespace, log: RunLog) -> None:
         self._args, self._log = args, log
         self._results: list[Any] = []
+        self._last: Any = None
         self._unread: _Closed | None = None
         self._nan_iterations = 0
         self._started = time.perf_counter()
@@ -102,6 +108,16 @@ class Intervals:
     def add(self, result: Any) -> None:
         """Keep the result of one step."""
         self._results.append(result)
+        self._last = result
+
+    def check(self, progress: Progress) -> None:
+        """Look at the last step before its state is saved over a good one.
+
+        Raises:
+            ConvergenceError: its loss or gradient is not finite, so the weights are not.
+        """
+        if self._last is not None:
+            _check_finite(runtime.read_later([self._last.loss, self._last.grad_norm]).wait(), progress.iteration)
 
     def close(self, progress: Progress, lr: float) -> None:
         """End the interval with the step just taken, and say what it was like if that is known already."""
@@ -126,11 +142,7 @@ class Intervals:
         finite = [loss for loss in losses if math.isfinite(loss)]
         self._nan_iterations += len(losses) - len(finite)
         if not finite:
-            raise ConvergenceError(
-                f"iteration {closed.iteration}: loss = {losses[-1]}",
-                "is not finite any more",
-                "resume from the last checkpoint with a smaller --lr, or without --bf16",
-            )
+            _check_finite((losses[-1], grad_norm), closed.iteration)
         started, self._started = self._started, time.perf_counter()
         return StepRecord(
             iteration=closed.iteration,
@@ -142,6 +154,16 @@ class Intervals:
             loss=sum(finite) / len(finite),
             grad_norm=grad_norm,
             nan_iterations=self._nan_iterations,
+        )
+
+
+def _check_finite(loss_and_norm: Sequence[float], iteration: int) -> None:
+    loss, norm = loss_and_norm
+    if not (math.isfinite(loss) and math.isfinite(norm)):
+        raise ConvergenceError(
+            f"iteration {iteration}: loss = {loss}, grad norm = {norm}",
+            "is not finite any more, and is not saved",
+            "resume from the last checkpoint with a smaller --lr, or without --bf16",
         )
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from argparse import Namespace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mindspeed_mm_dit import __version__
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore, read_facts
-from mindspeed_mm_dit.errors import CheckpointError
+from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mapping
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.framework import runtime
 
 
@@ -35,7 +39,7 @@ class Progress:
         for line in passed:
             _print_rank_0(f"warning: {line}")
         if iteration is None:
-            _print_rank_0(f"no checkpoint in {folder}: starting anew")
+            _print_rank_0(f"no checkpoint in {folder}{_content(folder)}: starting anew")
             return
         path = store.path(iteration)
         facts = read_facts(path)
@@ -52,6 +56,8 @@ class Progress:
                 f"warning: {path} was written with --seed {facts['seed']}, this run has {self._args.seed}: "
                 "it goes on with other draws and another sample order"
             )
+        if "model" in facts:
+            _check_model(self._args.mm.model, facts["model"], path)
 
     def save(self) -> None:
         """Start writing a checkpoint of this iteration, unless there is one already."""
@@ -101,11 +107,55 @@ class Progress:
 
 
 def open_progress(args: Namespace, engine: Any, checkpoints: Any) -> Progress:
-    """Return the progress of a run: where --load left it, or at the start."""
+    """Return the progress of a run: where --load left it, or at the start.
+
+    Raises:
+        ConfigError: --save holds the checkpoints of another run, which this one would mix with its own.
+        CheckpointError: --load cannot be resumed from.
+    """
     progress = Progress(args, engine, checkpoints)
     if args.load:
         progress.restore(args.load, checkpoints)
+    if args.save:
+        if not args.load or os.path.realpath(args.load) != os.path.realpath(args.save):
+            _check_is_free(CheckpointStore(args.save), progress.iteration)
+        runtime.barrier()  # every rank has looked
+        if runtime.rank() == 0:
+            CheckpointStore(args.save).remove_unfinished()
     return progress
+
+
+def _check_is_free(store: CheckpointStore, iteration: int) -> None:
+    there = store.iterations()
+    if there and there[-1] > iteration:
+        raise ConfigError(
+            f"--save = {store.root}",
+            f"holds the checkpoints of a run up to iteration {there[-1]}, and this one starts at {iteration}",
+            f"pass --load {store.root} to go on with that run, or another --save",
+        )
+
+
+def _check_model(model: ModelConfig, kept: Mapping[str, Any], path: Path) -> None:
+    """Raise CheckpointError where predictor or diffusion are not those the checkpoint was trained with."""
+    there, here = model_config_from_mapping(kept, f"{path}/run.json: model"), model
+    changed = [
+        f"{section}.{field.name} is {value!r} there and {getattr(getattr(here, section), field.name, None)!r} here"
+        for section in ("predictor", "diffusion")
+        for field in dataclasses.fields(getattr(there, section))
+        if (value := getattr(getattr(there, section), field.name)) != getattr(getattr(here, section), field.name, None)
+        and field.name != "class_dropout_prob"
+    ]
+    if changed:
+        raise CheckpointError(
+            f"--load = {path}",
+            f"was trained with another model.json: {'; '.join(changed)}",
+            f"use the one kept in {path}/run.json, or another --load and --save",
+        )
+
+
+def _content(folder: str) -> str:
+    names = sorted(p.name for p in Path(folder).glob("*") if not p.name.startswith("."))
+    return f" (it holds {', '.join(names[:3])}{', ...' if len(names) > 3 else ''})" if names else ""
 
 
 def _print_rank_0(text: str) -> None:

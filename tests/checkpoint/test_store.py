@@ -58,3 +58,26 @@ def test_a_folder_stands_for_its_newest_checkpoint(tmp_path):
     assert find_checkpoint(tmp_path) == store.path(5) == find_checkpoint(store.path(5))
     with pytest.raises(CheckpointError, match="no such file or folder"):
         find_checkpoint(tmp_path / "none")
+
+
+def test_what_was_just_written_is_kept_and_so_are_later_ones(tmp_path):
+    store = CheckpointStore(tmp_path, keep_last=2)
+    for iteration in (30, 40, 5, 10, 15):  # a run that was resumed from the start
+        write(store, iteration)
+    assert store.iterations() == [10, 15, 30, 40]
+
+
+def test_half_written_checkpoints_of_killed_runs_are_removed(tmp_path):
+    store = CheckpointStore(tmp_path)
+    write(store, 1)
+    store.begin(2)
+    store.remove_unfinished()
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["iter_0000001"]
+
+
+@pytest.mark.parametrize(("name", "message"), [("file", "is a file"), ("iter_0000001", "is one checkpoint")])
+def test_what_is_no_folder_of_checkpoints_is_no_fresh_start(tmp_path, name, message):
+    (tmp_path / "file").touch()
+    write(CheckpointStore(tmp_path), 1)
+    with pytest.raises(CheckpointError, match=message):
+        CheckpointStore(tmp_path / name).latest(lambda path: None)

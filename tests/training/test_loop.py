@@ -73,8 +73,9 @@ def test_results_are_waited_for_only_while_the_next_step_is_under_way(run):
     device, _ = run([1.0] * 5)
     assert device.events == [
         "step 1", "step 2", "copy 3", "step 3", "wait",  # log interval 2: read beneath step 3
-        "save", "step 4", "copy 3", "wait", "validate",  # a validation comes after the line of its iteration
-        "step 5", "copy 2", "wait", "save",
+        "copy 2", "wait", "save",  # a step is looked at before it is saved
+        "step 4", "copy 3", "wait", "validate",  # a validation comes after the line of its iteration
+        "step 5", "copy 2", "wait", "copy 2", "wait", "save",
     ]  # fmt: skip
 
 
@@ -85,6 +86,13 @@ def test_records_say_what_their_own_interval_was_like(run):
         (4, 32, 3.0, 4.0, 1),
         (5, 40, 5.0, 5.0, 1),
     ]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_step_that_is_not_finite_is_not_saved_over_a_good_one(run, bad):
+    with pytest.raises(ConvergenceError, match=f"iteration 3: loss = {bad}"):
+        run([1.0, 1.0, bad, 1.0, 1.0])  # iteration 3 is saved, and no line is due
+    assert "save" not in run.device.events
 
 
 def test_an_interval_without_a_finite_loss_ends_the_run_before_it_is_saved(monkeypatch, run):

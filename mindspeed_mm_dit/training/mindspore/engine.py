@@ -129,8 +129,7 @@ class Engine:
 
     def load(self, path: Path, with_optimizer: bool) -> None:
         """Continue from the checkpoint ``path``; its architecture must be this model's."""
-        checkpoints.check_architecture(path, runtime.shapes(self.predictor))
-        state = checkpoints.read(path)
+        state = checkpoints.read_state(path, runtime.shapes(self.predictor), with_optimizer)
         self._set("weights", {name: state[f"model.{name}"] for name in self.layout.names})
         self._set("average", {name: state[f"ema.{name}"] for name in self.layout.names})
         if with_optimizer:

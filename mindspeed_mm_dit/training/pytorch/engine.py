@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from mindspeed_mm_dit.checkpoint import torch_dcp as checkpoints
+from mindspeed_mm_dit.checkpoint.store import without_optimizer
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.framework.pytorch.optim import adamw, split_by_kind
@@ -138,6 +139,8 @@ class Engine:
     def load(self, path: Path, with_optimizer: bool) -> None:
         """Continue from the checkpoint ``path``; its architecture must be this model's."""
         checkpoints.check_architecture(path, {n: tuple(p.shape) for n, p in self.predictor.named_parameters()})
+        if with_optimizer and not checkpoints.has_optimizer(path):
+            raise without_optimizer(path)
         checkpoints.read(self.state(with_optimizer), path)
 
     def num_parameters(self) -> int:
