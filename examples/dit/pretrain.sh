@@ -57,9 +57,9 @@ train=("$root/pretrain_dit.py" --ai-framework "$AI_FRAMEWORK" --mm-model "$CONFI
 if [ "$NNODES" = 1 ] && [ "$NPUS_PER_NODE" = 1 ]; then
   exec python "${train[@]}"
 elif [ "$AI_FRAMEWORK" = pytorch ] && [ "$NNODES" = 1 ] && [ -z "$MASTER_PORT" ]; then
-  exec python -m torch.distributed.run --standalone --nproc_per_node "$NPUS_PER_NODE" "${train[@]}"
+  exec python -m mindspeed_mm_dit.training.pytorch.launch --standalone --nproc_per_node "$NPUS_PER_NODE" "${train[@]}"
 elif [ "$AI_FRAMEWORK" = pytorch ]; then
-  exec python -m torch.distributed.run --nproc_per_node "$NPUS_PER_NODE" --nnodes "$NNODES" \
+  exec python -m mindspeed_mm_dit.training.pytorch.launch --nproc_per_node "$NPUS_PER_NODE" --nnodes "$NNODES" \
     --node_rank "$NODE_RANK" --master_addr "$MASTER_ADDR" --master_port "${MASTER_PORT:-6000}" "${train[@]}"
 fi
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Iterable
 
 import torch
@@ -38,6 +39,8 @@ def replicate(model: nn.Module) -> nn.Module:
 
 def shard(model: nn.Module, config: Fsdp2Config) -> nn.Module:
     """Apply fsdp2.yaml to ``model`` in place: recompute, wrap the named modules, then the root."""
+    # FSDP2 warns of modules that return a view, at every call; nothing here changes an output in place.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     recompute(model, config)
     mesh = _mesh(config.shard_ranks(runtime.world_size()))
     ignored = {p for module in _modules(model, config.ignored_modules, "ignored_modules") for p in module.parameters()}

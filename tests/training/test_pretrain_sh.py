@@ -1,0 +1,38 @@
+"""examples/dit/pretrain.sh, the way it is used."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.ranks
+
+
+def pretrain(folder: Path, flags: str, **environment: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        ["bash", str(ROOT / "examples/dit/pretrain.sh"), *flags.split()], cwd=folder, text=True, timeout=300,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "VIRTUAL_ENV": "this one",
+             "CUDA_VISIBLE_DEVICES": "", **environment},
+    )  # fmt: skip
+
+
+def test_two_sharded_processes_train_and_say_nothing_else(tmp_path):
+    run = pretrain(
+        tmp_path, "--use-torch-fsdp2 --train-iters 2 --lr-warmup-iters 0 --log-interval 1", NPUS_PER_NODE="2"
+    )
+    assert run.returncode == 0, run.stdout
+    assert "2 rank(s)" in run.stdout and "iteration        2/       2" in run.stdout
+    assert "Warning" not in run.stdout and "digits score" in run.stdout
+
+
+def test_a_mistake_in_two_processes_is_one_line_and_no_traceback(tmp_path):
+    run = pretrain(tmp_path, "--train-iters 0", NPUS_PER_NODE="2")
+    assert run.returncode == 2 and run.stdout.count("ConfigError") == 1
+    assert "Traceback" not in run.stdout and len(run.stdout.splitlines()) < 6
