@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
+from argparse import Namespace
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from mindspeed_mm_dit.cli.main import main
-from mindspeed_mm_dit.configs.fsdp2 import load_fsdp2_config, resolve_paths
+from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, load_fsdp2_config, resolve_paths
 from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, DiTConfig, GaussianDiffusionConfig, ModelConfig
 from mindspeed_mm_dit.configs.presets import PRESETS
 from mindspeed_mm_dit.diffusion.gaussian import GaussianDiffusion
-from mindspeed_mm_dit.framework.pytorch import ops
+from mindspeed_mm_dit.framework.pytorch import ops, runtime
+from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.planning.memory import Layout, activation_bytes, memory
 from mindspeed_mm_dit.planning.model_size import count, forward_multiply_adds, shapes
 from mindspeed_mm_dit.planning.peaks import peak_tflops, utilisation
 from mindspeed_mm_dit.planning.recommend import Request, recommend
 from mindspeed_mm_dit.planning.traffic import Links, Traffic, step_time, traffic
+from mindspeed_mm_dit.training.pytorch.engine import Engine
 from tests.conftest import ROOT
 
 GIB = 2**30
@@ -127,6 +134,60 @@ def test_activations_under_cudas_autocast(monkeypatch):
     model = model_of("DiT-S/2", num_layers=4)
     planned, _ = activation_bytes(model, Layout(precision="autocast"))
     assert planned == pytest.approx(bytes_kept(model, "autocast", recompute=False), rel=0.02)
+
+
+@pytest.mark.parametrize("batch", [4, 8])
+@pytest.mark.parametrize(
+    "layout", [Layout(), Layout(recompute=True), Layout(precision="fp32")], ids=["bf16", "recomputed", "fp32"]
+)
+def test_the_peak_of_a_step_is_within_a_tenth_of_the_plan(layout, batch):
+    """Two micro-batches, so that gradients and activations meet; every byte the allocator hands out is counted."""
+    model = model_of("DiT-S/2", num_layers=4)
+    fsdp2 = Fsdp2Config(
+        sub_modules_to_wrap=("predictor.blocks.{*}", "predictor.final_layer"), cast_forward_inputs=False,
+        param_dtype="bf16" if layout.precision == "bf16" else None, reduce_dtype="fp32", use_reentrant=False,
+        recompute_modules=("predictor.blocks.{*}",) if layout.recompute else None,
+    )  # fmt: skip
+    flags = Namespace(
+        seed=0, adam_beta1=0.9, adam_beta2=0.999, adam_eps=1e-8, weight_decay=0.0, ema_decay=0.99, clip_grad=1.0,
+        bf16=False, tf32=False, torch_compile=False,
+    )  # fmt: skip
+    planned = memory(model, layout, online_vae=False)
+    runtime.initialize(None, batch, 2 * batch)
+    try:
+        engine = Engine(DiTModel(model, with_autoencoder=False), flags, fsdp2)
+        engine.train_step(forward_step, cached_latents(model, batch), 1e-4)
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+            engine.train_step(forward_step, cached_latents(model, batch), 1e-4)
+        moments = [value for state in engine.optimizer.state.values() for value in state.values()]
+        held = [*engine.predictor.parameters(), *engine.ema.averages.values(), *moments]
+        resident = sum(local(tensor).untyped_storage().nbytes() for tensor in held)
+    finally:
+        runtime.shutdown()
+    events = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]
+    changes = [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]
+    peak = resident + max(itertools.accumulate(changes))
+    assert planned.total(batch) == pytest.approx(peak, rel=0.10)
+
+
+def forward_step(batches, model):
+    losses = model(**runtime.to_device(next(batches)))
+    return losses, lambda losses: (losses.mean(), {"loss": losses.mean()})
+
+
+def cached_latents(model, batch):
+    draw, shape = np.random.default_rng(0), (batch, *model.latent_shape)
+    while True:
+        yield {
+            "labels": draw.integers(0, model.predictor.num_classes, batch),
+            "timesteps": draw.integers(0, 1000, batch),
+            **{name: draw.standard_normal(shape, np.float32) for name in ("noise", "posterior_noise", "latent_mean")},
+            "latent_std": np.full(shape, 0.1, np.float32),
+        }
+
+
+def local(tensor):
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 @pytest.mark.parametrize("world_size", [8, 64, 512])
