@@ -33,7 +33,8 @@ class PatchEmbed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.proj(ops.cast_like(x, self.proj.weight))  # (B, D, H/P, W/P)
         x = ops.reshape(x, (x.shape[0], x.shape[1], -1))  # (B, D, N)
-        return ops.contiguous(ops.permute(x, (0, 2, 1)))  # (B, N, D); every block works on this layout
+        # PyTorch's CPU attention has wrong gradients where the last axis is not contiguous (pytorch/pytorch#187506).
+        return ops.contiguous(ops.permute(x, (0, 2, 1)))  # (B, N, D)
 
 
 class TimestepEmbedder(nn.Module):
