@@ -12,7 +12,7 @@ set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
-CONFIG=$(cd "${CONFIG:-$here}" && pwd)
+CONFIG=${CONFIG:-$here}
 AI_FRAMEWORK=${AI_FRAMEWORK:-pytorch}
 NNODES=${NNODES:-1}
 NODE_RANK=${NODE_RANK:-0}
@@ -21,6 +21,8 @@ MASTER_PORT=${MASTER_PORT:-}
 
 fail() { echo "$1" >&2; exit 2; }
 
+[ -f "$CONFIG/train.args" ] || fail "CONFIG=$CONFIG: is no folder with a train.args, such as $here/imagenet256"
+CONFIG=$(cd "$CONFIG" && pwd)
 case $AI_FRAMEWORK in
   pytorch) venv=$root/.venv cpu_processes=1 ;;
   mindspore) venv=$root/.venv-mindspore cpu_processes=2 ;;

@@ -24,9 +24,7 @@ def pretrain(folder: Path, flags: str, **environment: str) -> subprocess.Complet
 
 
 def test_two_sharded_processes_train_and_say_nothing_else(tmp_path):
-    run = pretrain(
-        tmp_path, "--use-torch-fsdp2 --train-iters 2 --lr-warmup-iters 0 --log-interval 1", NPUS_PER_NODE="2"
-    )
+    run = pretrain(tmp_path, "--use-torch-fsdp2 --train-iters 2 --log-interval 1", NPUS_PER_NODE="2")
     assert run.returncode == 0, run.stdout
     assert "2 rank(s)" in run.stdout and "iteration        2/       2" in run.stdout
     assert "Warning" not in run.stdout and "digits score" in run.stdout
@@ -36,3 +34,8 @@ def test_a_mistake_in_two_processes_is_one_line_and_no_traceback(tmp_path):
     run = pretrain(tmp_path, "--train-iters 0", NPUS_PER_NODE="2")
     assert run.returncode == 2 and run.stdout.count("ConfigError") == 1
     assert "Traceback" not in run.stdout and len(run.stdout.splitlines()) < 6
+
+
+def test_a_config_folder_that_is_none_is_named(tmp_path):
+    run = pretrain(tmp_path, "", CONFIG="nowhere")
+    assert run.returncode == 2 and run.stdout.startswith("CONFIG=nowhere: is no folder with a train.args")
