@@ -61,6 +61,17 @@ def timed(call: Callable[[], object], clock: str = "wall") -> float:
     return CLOCKS[clock]() - started
 
 
+def processor() -> str:
+    """Return the model of the processor and what it has for bfloat16, which decides ratios on a CPU; Linux only."""
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().splitlines() if ":" in line)
+    except OSError:
+        return ""
+    fields = {name.strip(): value.strip() for name, value in lines.items()}
+    units = [unit for unit in ("avx512_bf16", "amx_bf16") if unit in fields.get("flags", "").split()]
+    return f", {fields.get('model name', 'unknown')} ({', '.join(units) or 'no bfloat16 units'})"
+
+
 def synchronize() -> None:
     """Wait for the accelerator, if there is one."""
     if runtime.device_type() != "cpu":
@@ -81,7 +92,8 @@ class Report:
         self._out = io.StringIO()
         command = " ".join(["python", *map(shlex.quote, [f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])])
         self.say(f"# {title}\n\n    {_without_paths(command)}\n")
-        self.say(f"{date.today():%Y-%m-%d}, {runtime.device_name()}, Python {platform.python_version()}, {versions}.\n")
+        machine = f"{runtime.device_name()}{processor()}"
+        self.say(f"{date.today():%Y-%m-%d}, {machine}, Python {platform.python_version()}, {versions}.\n")
 
     def say(self, text: str = "") -> None:
         """Print a line, and keep it."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.checkpoint.store import unwritten, without_optimizer
+from mindspeed_mm_dit.checkpoint.store import BackgroundWriter, without_optimizer
 from mindspeed_mm_dit.checkpoint.weights import check_names
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.mindspore_file import read_mindspore_file, write_mindspore_file
@@ -24,14 +24,13 @@ FILE = "state.ckpt"
 SIZE = "state.ckpt.bytes"
 
 
-class Writer:
+class Writer(BackgroundWriter):
     """Writes one checkpoint at a time, by default in a thread of the first worker."""
 
     def __init__(self, in_background: bool) -> None:
+        super().__init__()
         self._in_background = in_background
         self._thread: threading.Thread | None = None
-        self._problem: BaseException | None = None
-        self._folder = Path()
 
     def write(self, state: Arrays, path: Path, when_complete: Callable[[], object]) -> None:
         """Write ``state`` to the folder ``path``; then, on rank 0, call ``when_complete``.
@@ -56,18 +55,10 @@ class Writer:
         except BaseException as error:  # (kept for the training thread)
             self._problem = error
 
-    def wait(self) -> None:
-        """Wait for the checkpoint being written.
-
-        Raises:
-            CheckpointError: it could not be written; the checkpoints before it are untouched.
-        """
+    def _join(self) -> None:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        if self._problem is not None:
-            problem, self._problem = self._problem, None
-            raise unwritten(problem, self._folder) from problem
 
 
 def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:

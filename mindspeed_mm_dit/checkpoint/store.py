@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,29 @@ class CheckpointStore:
             raise CheckpointError(
                 f"--load = {self.root}", "is one checkpoint, not the folder of them", f"pass --load {self.root.parent}"
             )
+
+
+class BackgroundWriter(ABC):
+    """What writes one checkpoint at a time beside the training, and owes it the error if that fails."""
+
+    def __init__(self) -> None:
+        self._problem: BaseException | None = None
+        self._folder = Path()
+
+    @abstractmethod
+    def _join(self) -> None:
+        """Wait for the write under way, if there is one."""
+
+    def wait(self) -> None:
+        """Wait for the checkpoint being written.
+
+        Raises:
+            CheckpointError: it could not be written; the checkpoints before it are untouched.
+        """
+        self._join()
+        if self._problem is not None:
+            problem, self._problem = self._problem, None
+            raise unwritten(problem, self._folder) from problem
 
 
 def read_facts(path: Path) -> dict[str, Any]:

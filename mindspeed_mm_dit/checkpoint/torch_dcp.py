@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 
 from mindspeed_mm_dit.checkpoint import mindspeed_mm
 from mindspeed_mm_dit.checkpoint.mindspeed_mm import entries_for_mindspeed_mm
-from mindspeed_mm_dit.checkpoint.store import unreadable, unwritten
+from mindspeed_mm_dit.checkpoint.store import BackgroundWriter, unreadable
 from mindspeed_mm_dit.checkpoint.weights import check_names
 from mindspeed_mm_dit.errors import CheckpointError
 
@@ -43,15 +43,14 @@ __all__ = [
 ]
 
 
-class Writer:
+class Writer(BackgroundWriter):
     """Writes one checkpoint at a time, by default in the background, on a CPU process group of its own."""
 
     def __init__(self, in_background: bool) -> None:
+        super().__init__()
         self._in_background = in_background
         self._group = dist.new_group(backend="gloo")
         self._pending: Future[Any] | None = None
-        self._problem: BaseException | None = None
-        self._folder = Path()
 
     def write(self, state: State, path: Path, when_complete: Callable[[], None]) -> None:
         """Write ``state`` to the folder ``path``; then, on rank 0, call ``when_complete``.
@@ -85,18 +84,10 @@ class Writer:
         except BaseException as error:  # (kept for the training thread)
             self._problem = error
 
-    def wait(self) -> None:
-        """Wait for the checkpoint being written.
-
-        Raises:
-            CheckpointError: it could not be written; the checkpoints before it are untouched.
-        """
+    def _join(self) -> None:
         if self._pending is not None:
             self._pending.result()
             self._pending = None
-        if self._problem is not None:
-            problem, self._problem = self._problem, None
-            raise unwritten(problem, self._folder) from problem
 
 
 def _part_of_this_rank(state: State, rank: int, world_size: int) -> State:
