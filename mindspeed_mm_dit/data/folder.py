@@ -16,6 +16,7 @@ from mindspeed_mm_dit.configs.data import DatasetParam
 from mindspeed_mm_dit.data.builtin import BUILTIN_SOURCES
 from mindspeed_mm_dit.data.draws import Stream, generator
 from mindspeed_mm_dit.data.latents import read_cache_index, read_cached_rows
+from mindspeed_mm_dit.data.transforms import UNREADABLE
 from mindspeed_mm_dit.errors import DataError
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm"}
@@ -177,6 +178,6 @@ def _problem_of(path: Path, decode: bool) -> str | None:
                 image.load()
     except FileNotFoundError:
         return "is listed but missing"
-    except (OSError, SyntaxError, ValueError) as error:
+    except UNREADABLE as error:
         return f"cannot be decoded: {error}"
     return None

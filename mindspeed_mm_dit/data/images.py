@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mindspeed_mm_dit.data.folder import ImageIndex
-from mindspeed_mm_dit.data.transforms import load_pixels
+from mindspeed_mm_dit.data.transforms import UNREADABLE, load_pixels
 from mindspeed_mm_dit.errors import DataError
 
 CACHE_BYTES = 256 * 2**20
@@ -31,7 +31,7 @@ class ImageReader:
             return self._decoded[image]
         try:
             pixels = load_pixels(self.index.paths[image], self.size, self.channels)
-        except (OSError, SyntaxError, ValueError) as error:
+        except UNREADABLE as error:
             raise DataError(
                 self.index.paths[image],
                 f"cannot be decoded: {error}",

@@ -25,8 +25,8 @@ from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.errors import ConfigError, DataError
 
 INDEX, IMAGES = "index.json", "images.csv"
-CROP = "halve by box, scale bicubically, cut the centre"
-"""What ``transforms.center_crop`` does; change this text with it, so that old caches are refused."""
+CROP = "upright by EXIF, 16 bits scaled to 8, halve by box, scale bicubically, cut the centre"
+"""What ``transforms.load_pixels`` does; change this text with it, so that old caches are refused."""
 
 _DTYPES = {"F32": np.float32, "F16": np.float16}
 

@@ -4,7 +4,7 @@ import csv
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 
 from mindspeed_mm_dit.configs.data import DatasetParam
 from mindspeed_mm_dit.data.folder import open_index, split_index
@@ -108,3 +108,30 @@ def test_the_crop_is_the_centre_square(size):
     pixels = np.asarray(cropped, np.float32)
     assert cropped.size == (16, 16)
     assert pixels.mean() == pytest.approx(127.5, abs=6)  # the centre is rounded to a whole pixel
+
+
+@pytest.mark.parametrize("ending", ["png", "tif", "pgm"])
+def test_grey_of_16_bits_is_scaled_to_8(tmp_path, ending):
+    ramp = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
+    Image.fromarray(ramp).save(tmp_path / f"ramp.{ending}")
+    for channels in (1, 3):
+        pixels = load_pixels(str(tmp_path / f"ramp.{ending}"), 8, channels)
+        np.testing.assert_allclose(pixels, np.broadcast_to(ramp / 257, pixels.shape), atol=0.5)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_a_picture_stands_as_its_exif_data_say(tmp_path, dtype):
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6  # turn clockwise
+    pixels = np.arange(64).reshape(8, 8)
+    factor = 257 if dtype == np.uint16 else 1
+    Image.fromarray((pixels * factor).astype(dtype)).save(tmp_path / "turned.png", exif=exif)
+    np.testing.assert_array_equal(load_pixels(str(tmp_path / "turned.png"), 8, 1)[0], np.rot90(pixels, -1))
+
+
+def test_a_picture_that_is_too_large_to_open_is_a_bad_image(folder, monkeypatch):
+    Image.new("L", (40, 40)).save(folder / "cat/huge.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(DataError, match=r"huge\.png cannot be decoded: .*decompression bomb"):
+        open_index(param(folder), 2)
+    assert open_index(param(folder, skip_bad_images=True), 2).skipped == 1
