@@ -57,6 +57,8 @@ class CacheIndex:
     """Rows in each shard but the last."""
     skipped: int = 0
     """Images of the folder that could not be read and have no row."""
+    classes: tuple[str, ...] = ()
+    """Name of each label; empty where they are not known."""
 
     @property
     def num_shards(self) -> int:
@@ -169,8 +171,15 @@ def read_cache_index(folder: Path) -> CacheIndex:
 
 def read_cached_rows(folder: Path) -> list[tuple[str, int]]:
     """Return (image_path, label) of every row."""
-    with open(folder / IMAGES, newline="", encoding="utf-8") as file:
-        return [(row["image_path"], int(row["label"])) for row in csv.DictReader(file)]
+    try:
+        with open(folder / IMAGES, newline="", encoding="utf-8") as file:
+            return [(row["image_path"], int(row["label"])) for row in csv.DictReader(file)]
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        raise DataError(
+            f"dataset_param.latents = {folder}",
+            f"{IMAGES} cannot be read: {error}",
+            "run mm-dit cache-latents again: it keeps what is encoded",
+        ) from None
 
 
 def shard_path(folder: Path, shard: int) -> Path:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import re
 
 import numpy as np
 import pytest
@@ -67,6 +68,48 @@ def test_bad_images_can_be_skipped_and_are_counted(folder):
     write_index(folder, [("cat/0.png", 0), ("cat/9.png", 0), ("dog/1.png", 1)])
     index = open_index(param(folder, index="labels.csv", skip_bad_images=True), 2)
     assert len(index) == 2 and index.skipped == 1
+
+
+def test_hidden_and_private_folders_and_files_are_no_data(folder):
+    for place in (".ipynb_checkpoints", "__MACOSX", "cat/.thumbs", "cat/__pycache__"):
+        (folder / place).mkdir()
+        (folder / place / "x.png").write_bytes(b"no image")
+    (folder / "cat/._0.png").write_bytes(b"no image")
+    index = open_index(param(folder), 2)
+    assert index.labels.tolist() == [0, 0, 0, 1, 1, 1] and index.classes == ("cat", "dog")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"image_path,label\ncat/0.png,cat\ncat/1.png\n", "line 3: has no label"),
+        (b"image_path,label\ncat/0.png, \n", "line 2: has no label"),
+        (b"image_path,label\n,cat\n", "line 2: has no image_path"),
+        (b"image_path,label\ncat/a,b.png,cat\n", "line 2: has more fields than the first line: cat"),
+        (b"image_path,label\ncat/0.png,cat\ncat/1.png,\xe9lan\n", "line 3: is not UTF-8: byte 0xe9"),
+        (b"image_path,label\ncat/0.png,cat\ncat/1.png,dog\ncat/2.png,1\n", "line 4: label '1': is a number; 2 of 3"),
+        (b"image_path,label\ncat/0.png,0\ncat/1.png,1\ncat/2.png,-\n", "line 4: label '-': is a name; 2 of 3"),
+        (b"image_path,label\ncat/0.png,\xc2\xb2\ndog/0.png,0\ndog/1.png,1\n", "line 2: label '²': is a name"),
+    ],
+)
+def test_a_bad_line_of_an_index_is_named(folder, content, message):
+    (folder / "labels.csv").write_bytes(content)
+    with pytest.raises(DataError, match=re.escape(message)) as caught:
+        open_index(param(folder, index="labels.csv"), 2)
+    assert str(folder / "labels.csv") in str(caught.value)
+
+
+def test_an_index_of_a_spreadsheet_may_begin_with_a_byte_order_mark(folder):
+    (folder / "labels.csv").write_text("image_path,label\ncat/0.png,élan\n", encoding="utf-8-sig")
+    assert open_index(param(folder, index="labels.csv"), 2).classes == ("élan",)
+
+
+def test_classes_are_named_by_folders_by_labels_and_by_numbers(folder):
+    (folder / "e\u0301lan").mkdir()  # decomposed, as macOS writes it; without images it is a class all the same
+    assert open_index(param(folder), 3).classes == ("cat", "dog", "élan")
+    for labels, names in ((("dog", "cat"), ("cat", "dog")), (("2", "0"), ("0", "1", "2"))):
+        write_index(folder, [("cat/0.png", labels[0]), ("dog/2.png", labels[1])])
+        assert open_index(param(folder, index="labels.csv"), 3).classes == names
 
 
 def test_an_index_without_its_columns_is_an_error(folder):
