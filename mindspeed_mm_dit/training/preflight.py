@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +16,7 @@ from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.data.dataset import check_fit
 from mindspeed_mm_dit.data.folder import ImageIndex, open_index, split_index
 from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.training.classes import say_classes
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class MultiModalArguments:
     """None without --use-torch-fsdp2."""
     model_json: dict[str, Any]
     """model.json as it was read; it is kept in every checkpoint."""
+    classes: tuple[str, ...] = ()
+    """Name of each label, kept in every checkpoint."""
 
 
 def preflight(args: Namespace) -> MultiModalArguments:
@@ -47,11 +50,13 @@ def preflight(args: Namespace) -> MultiModalArguments:
     )
     if mm.fsdp2 is not None:
         mm.fsdp2.shard_ranks(world_size)
-    train, _ = image_indices(mm, args.seed)
+    train, valid = image_indices(mm, args.seed)
     check_fit(mm.model, mm.data, len(train), args.global_batch_size)
-    if train.skipped and runtime.rank() == 0:
-        print(f"warning: {train.skipped} images cannot be read and are skipped", file=sys.stderr)
-    return mm
+    if runtime.rank() == 0:
+        say_classes(train, valid, mm.model.predictor.num_classes)
+        if train.skipped:
+            print(f"warning: {train.skipped} images cannot be read and are skipped", file=sys.stderr)
+    return replace(mm, classes=train.classes)
 
 
 def image_indices(mm: MultiModalArguments, seed: int) -> tuple[ImageIndex, ImageIndex]:
