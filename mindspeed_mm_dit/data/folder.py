@@ -22,6 +22,9 @@ DECODE_CHECK_LIMIT = 20_000
 """Of up to so many images every byte is checked before a run; of more, only the headers."""
 
 
+PROBLEMS_KEPT = 5
+
+
 @dataclass(frozen=True)
 class ImageIndex:
     """Image files and their classes, in a fixed order."""
@@ -36,6 +39,8 @@ class ImageIndex:
     """(len(paths),) int64 rows of the latent cache that data.json names; None without one."""
     classes: tuple[str, ...] = ()
     """Name of each label; where labels are numbers, these."""
+    problems: tuple[str, ...] = ()
+    """The first PROBLEMS_KEPT files that were left out, with the reason; none where a cache leaves them out."""
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -74,7 +79,13 @@ def open_index(param: DatasetParam, num_classes: int) -> ImageIndex:
             "repair or remove them, or set dataset_param.skip_bad_images to true",
         )
     labels = np.array([label for _, label in good], np.int64)
-    return ImageIndex(tuple(path for path, _ in good), labels, len(problems), classes=classes or _numbers_of(rows))
+    return ImageIndex(
+        tuple(path for path, _ in good),
+        labels,
+        len(problems),
+        classes=classes or _numbers_of(rows),
+        problems=tuple(problems[:PROBLEMS_KEPT]),
+    )
 
 
 def _open_cached_index(param: DatasetParam, num_classes: int) -> ImageIndex:

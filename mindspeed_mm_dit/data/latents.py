@@ -22,6 +22,7 @@ import numpy as np
 from mindspeed_mm_dit.configs.data import DataConfig
 from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, ModelConfig
 from mindspeed_mm_dit.configs.strict import from_mapping
+from mindspeed_mm_dit.data.reader import Read
 from mindspeed_mm_dit.errors import ConfigError, DataError
 
 INDEX, IMAGES = "index.json", "images.csv"
@@ -124,10 +125,10 @@ class LatentReader:
     def __init__(self, cache: LatentCache, rows: np.ndarray, with_std: bool) -> None:
         self._cache, self._rows, self._with_std = cache, rows, with_std
 
-    def read(self, images: np.ndarray, flipped: np.ndarray) -> dict[str, np.ndarray]:
+    def read(self, images: np.ndarray, flipped: np.ndarray) -> Read:
         """Return latent_mean and, for a sampled posterior, latent_std, each (B, C, h, w) float32, unscaled."""
         mean, std = self._cache.read(self._rows[images], flipped)
-        return {"latent_mean": mean, "latent_std": std} if self._with_std else {"latent_mean": mean}
+        return Read({"latent_mean": mean, "latent_std": std} if self._with_std else {"latent_mean": mean}, images)
 
 
 def check_identity(folder: str | Path, found: CacheIdentity, wanted: CacheIdentity) -> None:

@@ -59,7 +59,7 @@ class PixelBatches:
 
     def batch(self, positions: np.ndarray) -> dict[str, np.ndarray]:
         """Return pixels (B, 3, H, W) uint8 of the rows ``positions``."""
-        return self._reader.read(positions, np.zeros(len(positions), bool))
+        return self._reader.read(positions, np.zeros(len(positions), bool)).arrays
 
 
 class CacheWriter:

@@ -54,9 +54,16 @@ def preflight(args: Namespace) -> MultiModalArguments:
     check_fit(mm.model, mm.data, len(train), args.global_batch_size)
     if runtime.rank() == 0:
         say_classes(train, valid, mm.model.predictor.num_classes)
-        if train.skipped:
-            print(f"warning: {train.skipped} images cannot be read and are skipped", file=sys.stderr)
+        _say_skipped(train)
     return replace(mm, classes=train.classes)
+
+
+def _say_skipped(index: ImageIndex) -> None:
+    if index.skipped:
+        more = index.skipped - len(index.problems)
+        files = [*index.problems, f"and {more} more"] if more else index.problems
+        named = ":" + "".join(f"\n    {file}" for file in files) if index.problems else ""
+        print(f"warning: {index.skipped} image(s) cannot be read and are skipped{named}", file=sys.stderr)
 
 
 def image_indices(mm: MultiModalArguments, seed: int) -> tuple[ImageIndex, ImageIndex]:

@@ -68,6 +68,7 @@ def test_bad_images_can_be_skipped_and_are_counted(folder):
     write_index(folder, [("cat/0.png", 0), ("cat/9.png", 0), ("dog/1.png", 1)])
     index = open_index(param(folder, index="labels.csv", skip_bad_images=True), 2)
     assert len(index) == 2 and index.skipped == 1
+    assert index.problems == (f"{folder}/cat/9.png is listed but missing",)
 
 
 def test_hidden_and_private_folders_and_files_are_no_data(folder):
