@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from mindspeed_mm_dit.configs.arguments import build_parser, dit_flags
+from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.training.preflight import preflight
 from tests.training.launch import Configs
 
@@ -41,3 +42,36 @@ def test_the_first_files_that_are_skipped_are_named_and_all_are_counted(check, t
     said = capsys.readouterr().err
     assert "7 image(s) cannot be read and are skipped:\n" in said and "and 2 more" in said
     assert [f"{path} cannot be decoded" in said for path in bad] == [True] * 5 + [False] * 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--report", "--report: is drawn from a checkpoint, and none is saved"),
+        ("--report --save s --report-steps 2000", "--report-steps = 2000: is more than the 1000 timesteps"),
+        ("--report --save s --report-steps 300", "--report-steps = 300: no whole stride visits 300 of 1000"),
+        ("--report --save s --report-sampler ddpm --report-steps 1001", "--report-steps = 1001: is more than"),
+        ("--report-cfg-scale nan", "--report-cfg-scale = nan"),
+        ("--report-cfg-scale -1", "--report-cfg-scale = -1.0"),
+        ("--save model.json", "--save = model.json: is a file"),
+        ("--save model.json/below", "--save = model.json/below: the folder model.json/below cannot be made"),
+        ("--tensorboard-dir model.json", "--tensorboard-dir = model.json: is a file"),
+    ],
+)
+def test_what_would_fail_at_the_end_is_refused_at_the_start(check, flags, message):
+    with pytest.raises(ConfigError) as caught:
+        check(flags)
+    assert message in str(caught.value)
+
+
+def test_a_report_that_can_be_drawn_passes_and_its_folders_are_made(check, tmp_path):
+    check("--report --save out/checkpoints --tensorboard-dir out/events --report-steps 50")
+    assert (tmp_path / "out/checkpoints").is_dir() and (tmp_path / "out/events").is_dir()
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.02])
+def test_a_validation_without_images_is_said(check, capsys, fraction):
+    check("--eval-interval 5", valid_fraction=fraction)
+    assert f"(dataset_param.valid_fraction = {fraction}), so nothing is validated" in capsys.readouterr().err
+    check("--eval-interval 5", valid_fraction=0.1)
+    assert "validated" not in capsys.readouterr().err
