@@ -118,7 +118,8 @@ def run(args: argparse.Namespace) -> int:
     respacing = find_sampler(settings.sampler).respacing.format(settings.steps)
     respaced_steps(config.diffusion.num_train_timesteps, respacing)  # refuses what it cannot do
     num_classes = config.predictor.num_classes
-    classes = np.array(parse_classes(args.classes or f"0-{min(10, num_classes) - 1}", names), np.int64)
+    wanted = f"0-{min(10, num_classes) - 1}" if args.classes is None else args.classes
+    classes = np.array(parse_classes(wanted, names), np.int64)
     check_labels(classes, config)
     labels = np.repeat(classes, _positive("--num-per-class", args.num_per_class))
     check_size("--output", Path(args.output), labels, config.image_size)

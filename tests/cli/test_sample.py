@@ -209,6 +209,7 @@ def test_published_pt_and_safetensors_give_the_same_images_as_the_run(trained, t
         (["--classes", "a"], "neither a label nor a range"),
         (["--steps", "0"], "--steps = 0"),
         (["--sampler", "dpm"], "unknown sampler"),
+        (["--classes", ""], "neither a label nor a range"),
         (["--classes", "9-0"], "neither a label nor a range"),
         (["--output", "x.gif"], "use one of .npz, .png, .jpg, .jpeg"),
         (["--output", "/dev/null/x.png"], "the folder /dev/null cannot be made"),
