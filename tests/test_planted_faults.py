@@ -45,6 +45,13 @@ FAULTS = {
         "training/pytorch/parallel.py", "if runtime.world_size() == 1:", "if runtime.world_size() >= 1:",
         "tests/training/test_run.py -k replicated",
     ),
+    "stand-in": Fault(
+        "data/dataset.py", "self.labels[read.images]", "self.labels[images]", "tests/data/test_dataset.py -k stands_in",
+    ),
+    "classes": Fault(
+        "data/listing.py", "path.is_dir() and not _is_hidden(path.name)", "path.is_dir()",
+        "tests/data/test_folder.py -k hidden",
+    ),
     "conversion": Fault(
         "checkpoint/rules.py", "lambda array, n: np.split(array, n), np.concatenate",
         "lambda array, n: np.split(array, n)[::-1], lambda parts: np.concatenate(parts[::-1])",

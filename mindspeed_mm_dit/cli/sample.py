@@ -5,18 +5,23 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+import unicodedata
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
-from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.configs.outputs import check_output_file
+from mindspeed_mm_dit.errors import ConfigError, nearest
 
 DESCRIPTION = """\
 Draw images of the classes you name from a trained model.
 
   mm-dit sample --checkpoint outputs/digits/checkpoints --classes 0-9 --output digits.png
+  mm-dit sample --checkpoint outputs/pets/checkpoints --classes cat,dog --output pets.png
   mm-dit sample --checkpoint DiT-XL-2-256x256.pt --model examples/dit/imagenet256/model.json \\
       --classes 207,360,387 --num-per-class 4 --sampler ddpm --steps 250 --cfg-scale 4 --output samples.npz
 
-An .npz holds arr_0, uint8 (N, H, W, C), and arr_1, the labels (N,); other endings get a picture of one row
+An .npz holds arr_0, uint8 (N, H, W, C), and arr_1, the labels (N,); .png, .jpg and .jpeg are a picture of one row
 per class. An image depends on --seed, its number and the settings, not on --batch-size."""
 
 
@@ -28,14 +33,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="checkpoint folder (the newest one in it), .pt as published, or .safetensors",
     )
-    parser.add_argument("--model", metavar="JSON", help="model.json; a checkpoint folder of ours remembers its own")
+    parser.add_argument(
+        "--model",
+        metavar="JSON",
+        help="model.json; checkpoints of a run, and what mm-dit convert made of them, may remember their own",
+    )
     parser.add_argument(
         "--weights",
         choices=("ema", "model"),
         default="ema",
         help="the moving average (default) or the weights being trained",
     )
-    parser.add_argument("--classes", default="0-9", metavar="LIST", help="labels, such as 0-9 or 1,5,7-9 (default 0-9)")
+    parser.add_argument(
+        "--classes",
+        metavar="LIST",
+        help="labels, such as 0-9 or 1,5,7-9, or names that the checkpoint knows, such as cat,dog "
+        "(default: the first 10)",
+    )
     parser.add_argument("--num-per-class", type=int, default=4, metavar="N", help="images of each class (default 4)")
     parser.add_argument("--sampler", default="ddpm", help="ddpm (default), ddim, or dpm++, which needs about 20 steps")
     parser.add_argument("--steps", type=int, default=250, help="steps of the sampler (default 250)")
@@ -70,7 +84,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--torch-compile", action="store_true", help="compile each block: a minute at the start, then faster steps"
     )
     parser.add_argument("--ai-framework", choices=("pytorch", "mindspore"), default="pytorch")
-    parser.add_argument("--output", required=True, metavar="FILE", help=".npz for numbers, .png for a picture")
+    parser.add_argument(
+        "--output", required=True, metavar="FILE", help=".npz for numbers, .png, .jpg or .jpeg for a picture"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -82,12 +98,13 @@ def run(args: argparse.Namespace) -> int:
 
     activate(args.ai_framework)
     from mindspeed_mm_dit.diffusion.guidance import Guidance
+    from mindspeed_mm_dit.diffusion.samplers import find_sampler
+    from mindspeed_mm_dit.diffusion.schedule import respaced_steps
     from mindspeed_mm_dit.sampling.generate import SampleSettings, check_labels, generate
-    from mindspeed_mm_dit.sampling.grid import save_samples
-    from mindspeed_mm_dit.sampling.load import load_model
+    from mindspeed_mm_dit.sampling.grid import check_size, save_samples
+    from mindspeed_mm_dit.sampling.load import describe, load_model
 
     check_output(Path(args.output))
-    classes = np.array(parse_classes(args.classes), np.int64)
     settings = SampleSettings(
         sampler=args.sampler,
         steps=_positive("--steps", args.steps),
@@ -97,33 +114,51 @@ def run(args: argparse.Namespace) -> int:
         clip=args.clip,
         bf16=args.bf16,
     )
+    _, config, names = describe(args.checkpoint, args.model)
+    respacing = find_sampler(settings.sampler).respacing.format(settings.steps)
+    respaced_steps(config.diffusion.num_train_timesteps, respacing)  # refuses what it cannot do
+    num_classes = config.predictor.num_classes
+    wanted = f"0-{min(10, num_classes) - 1}" if args.classes is None else args.classes
+    classes = np.array(parse_classes(wanted, names), np.int64)
+    check_labels(classes, config)
+    labels = np.repeat(classes, _positive("--num-per-class", args.num_per_class))
+    check_size("--output", Path(args.output), labels, config.image_size)
     model, config = load_model(
         args.checkpoint, args.model, args.weights == "ema", bf16=args.bf16, torch_compile=args.torch_compile
     )
-    check_labels(classes, config)
-    labels = np.repeat(classes, _positive("--num-per-class", args.num_per_class))
     started = time.perf_counter()
     with tqdm(
         total=settings.steps * len(labels), desc="sampling", unit="image-step", disable=not sys.stderr.isatty()
     ) as bar:
         images = generate(model, config, labels, settings, bar.update)
     seconds = time.perf_counter() - started
-    save_samples(args.output, images, labels)
+    save_samples(args.output, images, labels, names=names)
     print(f"{args.output}: {len(images)} images in {seconds:.1f} s, {len(images) / seconds:.2f} images/s")
     return 0
 
 
-def parse_classes(text: str) -> list[int]:
-    """Read "1,5,7-9" as [1, 5, 7, 8, 9]."""
+def parse_classes(text: str, names: Sequence[str] = ()) -> list[int]:
+    """Read "1,5,7-9" as [1, 5, 7, 8, 9], and "cat" as its place in ``names``; a number is always a label."""
     classes: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
-            raise ConfigError(f"--classes = {text}", f"{part!r} is neither a label nor a range", "write 0-9 or 1,5,7-9")
-        classes.extend(range(int(first), int(last or first) + 1))
-    if not classes:
-        raise ConfigError(f"--classes = {text}", "names no class")
+        name = unicodedata.normalize("NFC", part.strip())
+        if first.isdecimal() and (not dash or (last.isdecimal() and int(first) <= int(last))):
+            classes.extend(range(int(first), int(last or first) + 1))
+        elif name in names:
+            classes.append(names.index(name))
+        else:
+            _refuse_class(text, part, names)
     return classes
+
+
+def _refuse_class(text: str, part: str, names: Sequence[str]) -> NoReturn:
+    known = f"{nearest(part.strip(), names)}The checkpoint knows: {', '.join(names[:10])}" if names else ""
+    raise ConfigError(
+        f"--classes = {text}",
+        f"{part!r} is neither a label nor a range" + (", nor the name of a class" if names else ""),
+        (known + (", ..." if len(names) > 10 else "") + "; or write " if names else "write ") + "0-9 or 1,5,7-9",
+    )
 
 
 def parse_interval(text: str) -> tuple[float, float]:
@@ -137,8 +172,11 @@ def parse_interval(text: str) -> tuple[float, float]:
 
 def check_output(path: Path) -> None:
     """Refuse an output that could not be written, before the time is spent."""
-    if path.suffix not in (".npz", ".png", ".jpg", ".jpeg"):
-        raise ConfigError(f"--output = {path}", f"unknown ending {path.suffix!r}", "use .npz or .png")
+    from mindspeed_mm_dit.sampling.grid import ENDINGS
+
+    if path.suffix.lower() not in ENDINGS:
+        raise ConfigError(f"--output = {path}", f"unknown ending {path.suffix!r}", f"use one of {', '.join(ENDINGS)}")
+    check_output_file("--output", path)
 
 
 def _positive(flag: str, value: int) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -15,16 +14,10 @@ from mindspeed_mm_dit.data.folder import ImageIndex
 from mindspeed_mm_dit.data.images import ImageReader
 from mindspeed_mm_dit.data.latents import LatentCache, LatentReader, check_latents
 from mindspeed_mm_dit.data.order import SampleOrder
+from mindspeed_mm_dit.data.reader import Reader
 from mindspeed_mm_dit.errors import ConfigError, DataError
 
 Batch = dict[str, np.ndarray]
-
-
-class Reader(Protocol):
-    """Where the images of a batch come from: files (ImageReader) or a latent cache (LatentReader)."""
-
-    def read(self, images: np.ndarray, flipped: np.ndarray) -> Batch:
-        """Return the arrays of ``images`` (B,) int64, mirrored where ``flipped`` (B,) bool."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +63,10 @@ class TrainingSamples:
         images = self.order.images(positions)
         flipped = draws.coins(s.seed, Stream.FLIP, positions, s.flip_prob)
         dropped = draws.coins(s.seed, Stream.LABEL_DROP, positions, s.label_drop_prob)
+        read = self.reader.read(images, flipped)
         batch = {
-            **self.reader.read(images, flipped),
-            "labels": np.where(dropped, s.null_label, self.labels[images]),
+            **read.arrays,
+            "labels": np.where(dropped, s.null_label, self.labels[read.images]),
             "timesteps": draws.timesteps(s.seed, positions, s.num_train_timesteps),
             "noise": draws.normals(s.seed, Stream.NOISE, positions, s.latent_shape),
         }
@@ -95,7 +89,7 @@ def open_reader(model: ModelConfig, data: DataConfig, index: ImageIndex) -> Read
     """Return where the images of ``index`` are read from: the latent cache data.json names, or their files."""
     param = data.dataset_param
     if param.latents is None:
-        return ImageReader(index, param.image_size, model.ae.channels)
+        return ImageReader(index, param.image_size, model.ae.channels, param.skip_bad_images)
     assert index.rows is not None, "an index beside a cache knows its rows"
     return LatentReader(LatentCache(param.latents), index.rows, with_std=model.ae.samples_posterior)
 

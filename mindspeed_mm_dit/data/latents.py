@@ -22,11 +22,12 @@ import numpy as np
 from mindspeed_mm_dit.configs.data import DataConfig
 from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, ModelConfig
 from mindspeed_mm_dit.configs.strict import from_mapping
+from mindspeed_mm_dit.data.reader import Read
 from mindspeed_mm_dit.errors import ConfigError, DataError
 
 INDEX, IMAGES = "index.json", "images.csv"
-CROP = "halve by box, scale bicubically, cut the centre"
-"""What ``transforms.center_crop`` does; change this text with it, so that old caches are refused."""
+CROP = "upright by EXIF, 16 bits scaled to 8, halve by box, scale bicubically, cut the centre"
+"""What ``transforms.load_pixels`` does; change this text with it, so that old caches are refused."""
 
 _DTYPES = {"F32": np.float32, "F16": np.float16}
 
@@ -57,6 +58,8 @@ class CacheIndex:
     """Rows in each shard but the last."""
     skipped: int = 0
     """Images of the folder that could not be read and have no row."""
+    classes: tuple[str, ...] = ()
+    """Name of each label; empty where they are not known."""
 
     @property
     def num_shards(self) -> int:
@@ -122,10 +125,10 @@ class LatentReader:
     def __init__(self, cache: LatentCache, rows: np.ndarray, with_std: bool) -> None:
         self._cache, self._rows, self._with_std = cache, rows, with_std
 
-    def read(self, images: np.ndarray, flipped: np.ndarray) -> dict[str, np.ndarray]:
+    def read(self, images: np.ndarray, flipped: np.ndarray) -> Read:
         """Return latent_mean and, for a sampled posterior, latent_std, each (B, C, h, w) float32, unscaled."""
         mean, std = self._cache.read(self._rows[images], flipped)
-        return {"latent_mean": mean, "latent_std": std} if self._with_std else {"latent_mean": mean}
+        return Read({"latent_mean": mean, "latent_std": std} if self._with_std else {"latent_mean": mean}, images)
 
 
 def check_identity(folder: str | Path, found: CacheIdentity, wanted: CacheIdentity) -> None:
@@ -169,8 +172,15 @@ def read_cache_index(folder: Path) -> CacheIndex:
 
 def read_cached_rows(folder: Path) -> list[tuple[str, int]]:
     """Return (image_path, label) of every row."""
-    with open(folder / IMAGES, newline="", encoding="utf-8") as file:
-        return [(row["image_path"], int(row["label"])) for row in csv.DictReader(file)]
+    try:
+        with open(folder / IMAGES, newline="", encoding="utf-8") as file:
+            return [(row["image_path"], int(row["label"])) for row in csv.DictReader(file)]
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        raise DataError(
+            f"dataset_param.latents = {folder}",
+            f"{IMAGES} cannot be read: {error}",
+            "run mm-dit cache-latents again: it keeps what is encoded",
+        ) from None
 
 
 def shard_path(folder: Path, shard: int) -> Path:

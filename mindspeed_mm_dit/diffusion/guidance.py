@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,7 +21,7 @@ GuidedChannels = Literal["3", "all"]
 class Guidance:
     """How strongly, on which channels and when the label steers the prediction.
 
-    Raises ConfigError for an interval that is empty.
+    Raises ConfigError for a scale that is negative or no number, and an interval that is empty.
     """
 
     scale: float = 1.0
@@ -31,6 +32,8 @@ class Guidance:
     """Part of the chain that is guided, as t / T from ``low`` to ``high`` (Kynkaanniemi et al. 2024)."""
 
     def __post_init__(self) -> None:
+        if not 0.0 <= self.scale < math.inf:
+            raise ConfigError(f"--cfg-scale = {self.scale}", "must be a number of at least 0")
         low, high = self.interval
         if not 0.0 <= low <= high <= 1.0:
             raise ConfigError(f"--cfg-interval = {low},{high}", "must satisfy 0 <= low <= high <= 1")

@@ -59,7 +59,7 @@ class PixelBatches:
 
     def batch(self, positions: np.ndarray) -> dict[str, np.ndarray]:
         """Return pixels (B, 3, H, W) uint8 of the rows ``positions``."""
-        return self._reader.read(positions, np.zeros(len(positions), bool))
+        return self._reader.read(positions, np.zeros(len(positions), bool)).arrays
 
 
 class CacheWriter:
@@ -69,7 +69,7 @@ class CacheWriter:
         self, folder: Path, index: ImageIndex, names: list[str], identity: CacheIdentity, settings: EncodeSettings
     ) -> None:
         self.folder, self.settings, self._images = folder, settings, index
-        self.index = CacheIndex(identity, len(index), settings.shard_images, index.skipped)
+        self.index = CacheIndex(identity, len(index), settings.shard_images, index.skipped, index.classes)
         self._csv = _csv_of(names, index.labels.tolist())
         self._metadata = {
             **{key: str(value) for key, value in asdict(identity).items()},

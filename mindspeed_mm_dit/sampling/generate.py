@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,6 +39,12 @@ class SampleSettings:
     """Bound on the predicted clean latents; None as published. 1 suits pixel models."""
     bf16: bool = False
     """Run the network's matrix products in bfloat16; the chain itself stays in float32."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**64:
+            raise ConfigError(f"--seed = {self.seed}", "must lie between 0 and 2**64 - 1")
+        if self.clip is not None and not 0 < self.clip < math.inf:
+            raise ConfigError(f"--clip = {self.clip}", "must be a positive number")
 
 
 def generate(

@@ -1,42 +1,100 @@
-"""A picture of samples: one row per class, its label in front."""
+"""A picture of samples: one row per class, its label or name in front."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from mindspeed_mm_dit.errors import ConfigError
+
 CELL_PIXELS = 48
 """Smaller images are enlarged, pixel by pixel, to at least this."""
 GAP_PIXELS = 2
+LINE = 20
+"""Samples of a class side by side; more continue on a line below."""
+NAME_LETTERS = 24
+"""Longer names are cut."""
+
+PICTURES = (".png", ".jpg", ".jpeg")
+ENDINGS = (".npz", *PICTURES)
+"""Of the files that ``save_samples`` writes, in small or capital letters."""
+_JPEG_PIXELS = 65_500
 
 
-def draw_grid(images: np.ndarray, labels: np.ndarray, per_row: int = 10) -> Image.Image:
-    """Lay out images (N, H, W, 3 or 1) uint8 by label (N,), at most ``per_row`` of each."""
+def draw_grid(
+    images: np.ndarray, labels: np.ndarray, per_class: int | None = None, names: Sequence[str] = ()
+) -> Image.Image:
+    """Lay out images (N, H, W, 3 or 1) uint8 by label (N,), at most ``per_class`` of each.
+
+    names: of the classes, by label; where there is none, or it cannot be drawn, the number stands.
+    """
     factor = max(1, -(-CELL_PIXELS // images.shape[1]))
     cell = images.shape[1] * factor
     classes = sorted(set(labels.tolist()))
-    columns = min(per_row, max(int((labels == label).sum()) for label in classes))
-    margin = 8 + 10 * len(str(classes[-1]))
-    step = cell + GAP_PIXELS
-    grid = Image.new("RGB", (margin + columns * step, len(classes) * step), "white")
-    pen, font = ImageDraw.Draw(grid), ImageFont.load_default(size=14)
-    for row, label in enumerate(classes):
-        pen.text((4, row * step + cell // 2), str(label), fill="black", font=font, anchor="lm")
-        for column, image in enumerate(images[labels == label][:columns]):
+    shown = {label: images[labels == label][:per_class] for label in classes}
+    columns, step = min(LINE, max(map(len, shown.values()))), cell + GAP_PIXELS
+    texts, font = _texts(classes, names)
+    margin = 12 + math.ceil(max(font.getlength(text) for text in texts))
+    grid = Image.new("RGB", (margin + columns * step, _lines(labels, per_class) * step), "white")
+    pen, line = ImageDraw.Draw(grid), 0
+    for label, text in zip(classes, texts):
+        pen.text((4, line * step + cell // 2), text, fill="black", font=font, anchor="lm")
+        for number, image in enumerate(shown[label]):
             picture = Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).resize(
                 (cell, cell), Image.Resampling.NEAREST
             )
-            grid.paste(picture, (margin + column * step, row * step))
+            grid.paste(picture, (margin + number % LINE * step, (line + number // LINE) * step))
+        line += -(-len(shown[label]) // LINE)
     return grid
 
 
-def save_samples(path: str | Path, images: np.ndarray, labels: np.ndarray) -> None:
-    """Write samples as ``.npz`` (arr_0: uint8 N,H,W,C; arr_1: labels) or as a picture."""
+def save_samples(
+    path: str | Path, images: np.ndarray, labels: np.ndarray, per_class: int | None = None, names: Sequence[str] = ()
+) -> None:
+    """Write samples as ``.npz`` (arr_0: uint8 N,H,W,C; arr_1: labels) or as the picture of ``draw_grid``."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".npz":
-        np.savez(path, images, labels)
+    if path.suffix.lower() == ".npz":
+        with open(path, "wb") as file:  # given a name, NumPy would add its own ending to .NPZ
+            np.savez(file, images, labels)
     else:
-        draw_grid(images, labels).save(path)
+        draw_grid(images, labels, per_class, names).save(path)
+
+
+def check_size(flag: str, path: Path, labels: np.ndarray, image_size: int) -> None:
+    """Raise ConfigError if the picture of ``labels`` (N,) would be too large for the format of ``path``."""
+    cell = image_size * max(1, -(-CELL_PIXELS // image_size))
+    height = _lines(labels, None) * (cell + GAP_PIXELS)
+    if path.suffix.lower() in (".jpg", ".jpeg") and height > _JPEG_PIXELS:
+        reason = f"the picture would be {height} pixels high; a JPEG has at most {_JPEG_PIXELS}"
+        raise ConfigError(f"{flag} = {path}", reason, "use .png or .npz, or fewer classes")
+
+
+def _lines(labels: np.ndarray, per_class: int | None) -> int:
+    _, counts = np.unique(labels, return_counts=True)
+    return int((-(-np.minimum(counts, per_class or counts) // LINE)).sum())
+
+
+def _texts(classes: Sequence[int], names: Sequence[str]) -> tuple[list[str], Any]:
+    """Return what stands before the rows, and a font that has its letters."""
+    texts = [names[label] if label < len(names) else str(label) for label in classes]
+    texts = [text if len(text) <= NAME_LETTERS else text[: NAME_LETTERS - 3] + "..." for text in texts]
+    if all(map(str.isascii, texts)):
+        return texts, ImageFont.load_default(size=14)
+    import matplotlib
+
+    font = ImageFont.truetype(f"{matplotlib.get_data_path()}/fonts/ttf/DejaVuSans.ttf", 13)
+    blank = _drawn("\uffff", font)
+    drawable = [all(_drawn(letter, font) != blank for letter in text) for text in texts]
+    return [text if good else str(label) for label, text, good in zip(classes, texts, drawable)], font
+
+
+def _drawn(letter: str, font: Any) -> bytes:
+    canvas = Image.new("L", (32, 32))
+    ImageDraw.Draw(canvas).text((4, 4), letter.encode("utf-8", "replace").decode(), fill=255, font=font)
+    return canvas.tobytes()

@@ -3,14 +3,44 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from mindspeed_mm_dit.checkpoint.formats import diffusers, mindspore, pt, pytorch, safetensors
 from mindspeed_mm_dit.checkpoint.store import find_checkpoint, read_facts
 from mindspeed_mm_dit.checkpoint.weights import check_names, read_weights
 from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config, model_config_from_mapping
-from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.models.composite import DiTModel
+
+
+class Described(NamedTuple):
+    """What is known of a checkpoint before its weights are read."""
+
+    path: Path
+    """The checkpoint itself, the newest of its folder."""
+    config: ModelConfig
+    """model.json."""
+    classes: tuple[str, ...]
+    """Name of each label; empty where they are not known."""
+
+
+def describe(checkpoint: str | Path, model_json: str | Path | None) -> Described:
+    """Return what is known of ``checkpoint``; ``model_json`` may be None for one that remembers its own.
+
+    Raises:
+        CheckpointError: there is nothing that weights could be read from.
+        ConfigError: model.json is needed, or wrong.
+    """
+    path = find_checkpoint(checkpoint)
+    facts = _facts(path)
+    if model_json is not None:
+        config = load_model_config(model_json)
+    elif "model" in facts:
+        config = model_config_from_mapping(facts["model"], f"{path}: its model.json")
+    else:
+        raise ConfigError("--model", f"is needed: {path} does not say what model it belongs to")
+    return Described(path, config, tuple(map(str, facts.get("classes") or ())))
 
 
 def load_model(
@@ -26,8 +56,7 @@ def load_model(
     ``model_json`` may be None for a checkpoint of ours, which remembers its model.json. ``bf16``: for samples drawn
     in bfloat16 only. ``torch_compile``: compile the blocks when they are first called.
     """
-    path = find_checkpoint(checkpoint)
-    config = _config(path, model_json)
+    path, config, _ = describe(checkpoint, model_json)
     model = DiTModel(config)
     weights = read_weights(path, use_ema)
     check_names(runtime.shapes(model.predictor), {n: a.shape for n, a in weights.items()}, f"--checkpoint = {path}")
@@ -40,10 +69,32 @@ def load_model(
     return runtime.freeze(model), config
 
 
-def _config(path: Path, model_json: str | Path | None) -> ModelConfig:
-    if model_json is not None:
-        return load_model_config(model_json)
-    facts = read_facts(path) if path.is_dir() else {}
-    if "model" not in facts:
-        raise ConfigError("--model", f"is needed: {path} does not say what model it belongs to")
-    return model_config_from_mapping(facts["model"], f"{path}/run.json: model")
+def _facts(path: Path) -> dict[str, Any]:
+    """Return the facts of the run that a checkpoint keeps: in run.json, or in the file itself."""
+    if path.is_dir():
+        _check_folder(path)
+        return read_facts(path)
+    for known in (pt, safetensors):
+        if known.fits(path):
+            return known.read(path).facts
+    return {}
+
+
+def _check_folder(path: Path) -> None:
+    """Raise CheckpointError unless a training run wrote the folder ``path``."""
+    if pytorch.fits(path) or mindspore.fits(path):
+        return
+    if diffusers.fits(path):
+        raise CheckpointError(
+            f"--checkpoint = {path}",
+            "is a diffusers folder; samples are drawn from checkpoints of a run, .pt, .safetensors and .ckpt",
+            f"mm-dit convert {path} weights.safetensors, then --checkpoint weights.safetensors --model model.json",
+        )
+    names = sorted(file.name for file in path.iterdir())
+    found = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") if names else "nothing"
+    raise CheckpointError(
+        f"--checkpoint = {path}",
+        f"holds no checkpoint: found {found}; expected iter_0001000 and the like, or the files of one "
+        "(.metadata of PyTorch, state.ckpt of MindSpore)",
+        "name the folder that was --save of the run, or a .pt, .safetensors or .ckpt file",
+    )

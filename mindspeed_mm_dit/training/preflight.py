@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from argparse import Namespace
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from mindspeed_mm_dit.configs.arguments import check_arguments
 from mindspeed_mm_dit.configs.data import DataConfig, DatasetParam, load_data_config
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, load_fsdp2_config
 from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mapping
+from mindspeed_mm_dit.configs.outputs import check_output_file, check_output_folder
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.data.dataset import check_fit
 from mindspeed_mm_dit.data.folder import ImageIndex, open_index, split_index
+from mindspeed_mm_dit.diffusion.schedule import respaced_steps
+from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.training.classes import say_classes
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,8 @@ class MultiModalArguments:
     """None without --use-torch-fsdp2."""
     model_json: dict[str, Any]
     """model.json as it was read; it is kept in every checkpoint."""
+    classes: tuple[str, ...] = ()
+    """Name of each label, kept in every checkpoint."""
 
 
 def preflight(args: Namespace) -> MultiModalArguments:
@@ -47,11 +55,57 @@ def preflight(args: Namespace) -> MultiModalArguments:
     )
     if mm.fsdp2 is not None:
         mm.fsdp2.shard_ranks(world_size)
-    train, _ = image_indices(mm, args.seed)
+    train, valid = image_indices(mm, args.seed)
     check_fit(mm.model, mm.data, len(train), args.global_batch_size)
-    if train.skipped and runtime.rank() == 0:
-        print(f"warning: {train.skipped} images cannot be read and are skipped", file=sys.stderr)
-    return mm
+    check_report(args, mm.model)
+    if runtime.rank() == 0:
+        check_outputs(args)
+        say_classes(train, valid, mm.model.predictor.num_classes)
+        _say_skipped(train)
+        if args.eval_interval and not len(valid):
+            print(
+                f"warning: --eval-interval = {args.eval_interval}: no image is held out "
+                f"(dataset_param.valid_fraction = {mm.data.dataset_param.valid_fraction}), so nothing is validated",
+                file=sys.stderr,
+            )
+    return replace(mm, classes=train.classes)
+
+
+def check_report(args: Namespace, model: ModelConfig) -> None:
+    """Raise ConfigError for a report that could not be drawn once the training is over."""
+    if not 0 <= args.report_cfg_scale < math.inf:
+        raise ConfigError(f"--report-cfg-scale = {args.report_cfg_scale}", "must be a number of at least 0")
+    if not args.report:
+        return
+    if not args.save:
+        raise ConfigError("--report", "is drawn from a checkpoint, and none is saved", "add --save DIR")
+    from mindspeed_mm_dit.diffusion.samplers import find_sampler
+
+    total = model.diffusion.num_train_timesteps
+    try:
+        respaced_steps(total, find_sampler(args.report_sampler).respacing.format(args.report_steps))
+    except ConfigError as error:
+        more = f"is more than the {total} timesteps there are (diffusion.num_train_timesteps)"
+        reason = more if args.report_steps > total else error.reason
+        raise ConfigError(f"--report-steps = {args.report_steps}", reason, f"use a divisor of {total}") from None
+
+
+def check_outputs(args: Namespace) -> None:
+    """Make the folders a run writes to; raise ConfigError for one that it could not write to."""
+    if args.save:
+        check_output_folder("--save", args.save)
+        if args.report:
+            check_output_file("--report", Path(args.save).parent / "samples.png")
+    if args.tensorboard_dir:
+        check_output_folder("--tensorboard-dir", args.tensorboard_dir)
+
+
+def _say_skipped(index: ImageIndex) -> None:
+    if index.skipped:
+        more = index.skipped - len(index.problems)
+        files = [*index.problems, f"and {more} more"] if more else index.problems
+        named = ":" + "".join(f"\n    {file}" for file in files) if index.problems else ""
+        print(f"warning: {index.skipped} image(s) cannot be read and are skipped{named}", file=sys.stderr)
 
 
 def image_indices(mm: MultiModalArguments, seed: int) -> tuple[ImageIndex, ImageIndex]:

@@ -14,6 +14,7 @@ from mindspeed_mm_dit.checkpoint.store import CheckpointStore, read_facts
 from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mapping
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.training.classes import check_classes
 
 
 class Progress:
@@ -51,6 +52,7 @@ class Progress:
         _print_rank_0(f"resumed from {path}: iteration {iteration}, {self.consumed_samples} samples consumed")
 
     def _check_facts(self, facts: dict[str, Any], path: Path) -> None:
+        check_classes(facts, self._args.mm.classes, path)
         if facts.get("seed", self._args.seed) != self._args.seed:
             _print_rank_0(
                 f"warning: {path} was written with --seed {facts['seed']}, this run has {self._args.seed}: "
@@ -101,6 +103,7 @@ class Progress:
             "seed": self._args.seed,
             "ema_decay": self._args.ema_decay,
             "model": self._args.mm.model_json,
+            "classes": self._args.mm.classes,
             "mindspeed_mm_dit": __version__,
             **runtime.versions(),
         }

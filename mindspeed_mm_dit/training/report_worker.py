@@ -19,11 +19,12 @@ from mindspeed_mm_dit.evaluation.curves import draw_loss, read_scalar
 from mindspeed_mm_dit.evaluation.digits import digits_accuracy
 from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
 from mindspeed_mm_dit.sampling.grid import save_samples
-from mindspeed_mm_dit.sampling.load import load_model
+from mindspeed_mm_dit.sampling.load import describe, load_model
 from mindspeed_mm_dit.training.report import ReportJob
 
 CLASSES_SHOWN = 10
 SAMPLES_PER_CLASS = 20
+SAMPLES_SHOWN = 10
 
 
 def draw(job: ReportJob) -> None:
@@ -36,7 +37,7 @@ def draw(job: ReportJob) -> None:
         draw_loss(folder / "loss.png", curves[0], curves[1])
         lines.append(("loss curve", str(folder / "loss.png")))
     images, labels = _samples(job)
-    save_samples(folder / "samples.png", images, labels)
+    save_samples(folder / "samples.png", images, labels, SAMPLES_SHOWN, describe(job.save, None).classes)
     lines.append(("sample grid", str(folder / "samples.png")))
     for name, place in lines:
         print(f"{name + ':':<13} {place}")

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from mindspeed_mm_dit.checkpoint.store import find_checkpoint
 from mindspeed_mm_dit.cli.main import COMMANDS, main
 from mindspeed_mm_dit.cli.sample import parse_classes
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
@@ -17,6 +18,7 @@ from mindspeed_mm_dit.diffusion.guidance import Guidance
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.sampling.generate import SampleSettings, decode, generate
+from mindspeed_mm_dit.sampling.grid import _texts
 from mindspeed_mm_dit.sampling.load import load_model
 from tests.conftest import ROOT
 from tests.training.launch import Configs
@@ -109,8 +111,83 @@ def test_a_png_is_a_grid(trained, tmp_path):
     assert Image.open(tmp_path / "s.png").size[1] == 3 * 50
 
 
+def test_a_picture_shows_every_sample_and_capital_endings_are_written(trained, tmp_path):
+    flags = [*COMMON, "--steps", "1", "--num-per-class", "25"]
+    for name in ("S.PNG", "S.JPG", "S.NPZ"):
+        assert sample("--checkpoint", f"{trained}/checkpoints", *flags, "--output", f"{tmp_path}/{name}") == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["S.JPG", "S.NPZ", "S.PNG"]
+    for name in ("S.PNG", "S.JPG"):
+        width, height = Image.open(tmp_path / name).size
+        assert 20 * 50 < width < 21 * 50 and height == 3 * 2 * 50  # 20 in a line, 5 in the next
+    with np.load(tmp_path / "S.NPZ") as file:
+        assert len(file["arr_0"]) == 75
+
+
+def test_classes_are_asked_for_and_shown_by_name(trained, tmp_path, monkeypatch):
+    facts = find_checkpoint(trained / "checkpoints") / "run.json"
+    before = facts.read_text()
+    names = ["zero", "one", "two", "élan", *map(str, range(4, 10))]
+    shown = []
+    monkeypatch.setattr(
+        "mindspeed_mm_dit.sampling.grid.ImageDraw.ImageDraw.text", lambda *args, **kwargs: shown.append(args[2])
+    )
+    facts.write_text(json.dumps({**json.loads(before), "classes": names}))
+    try:
+        flags = ["--checkpoint", f"{trained}/checkpoints", *COMMON, "--steps", "1"]
+        assert sample(*flags, "--classes", "e\u0301lan,zero,7-8", "--output", f"{tmp_path}/s.npz") == 0
+        assert np.load(tmp_path / "s.npz")["arr_1"].tolist() == [3, 3, 0, 0, 7, 7, 8, 8]
+        assert sample(*flags, "--classes", "zero,one,5", "--output", f"{tmp_path}/s.png") == 0
+        assert shown == ["zero", "one", "5"]
+    finally:
+        facts.write_text(before)
+
+
+def test_names_that_no_font_here_can_draw_are_shown_as_numbers():
+    texts, _ = _texts([0, 1, 2, 3], ["élan", "猫", "x" * 30])
+    assert texts == ["élan", "1", "x" * 21 + "...", "3"]
+
+
+def test_without_classes_the_first_ten_are_drawn(tmp_path, trained):
+    flags = ["--sampler", "ddim", "--steps", "1", "--num-per-class", "1", "--output", f"{tmp_path}/s.npz"]
+    assert sample("--checkpoint", f"{trained}/checkpoints", *flags) == 0
+    assert np.load(tmp_path / "s.npz")["arr_1"].tolist() == list(range(10))
+    model = json.loads((trained / "model.json").read_text())
+    model["predictor"]["num_classes"] = 3
+    (tmp_path / "model.json").write_text(json.dumps(model))
+    predictor = DiTModel(model_config_from_mapping(model, "m")).predictor
+    save_file(predictor.state_dict(), tmp_path / "w.safetensors")
+    assert sample("--checkpoint", f"{tmp_path}/w.safetensors", "--model", f"{tmp_path}/model.json", *flags) == 0
+    assert np.load(tmp_path / "s.npz")["arr_1"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("ending", [".pt", ".safetensors"])
+def test_what_convert_made_of_a_run_remembers_its_model(trained, tmp_path, ending):
+    assert main(["convert", f"{trained}/checkpoints", f"{tmp_path}/w{ending}"]) == 0
+    images = []
+    for source in (trained / "checkpoints", tmp_path / f"w{ending}"):
+        assert sample("--checkpoint", str(source), *COMMON, "--output", f"{tmp_path}/o.npz") == 0
+        images.append(np.load(tmp_path / "o.npz")["arr_0"])
+    assert np.array_equal(*images)
+
+
+def test_a_folder_without_a_checkpoint_says_what_was_found(tmp_path, capsys):
+    flags = ["--model", f"{ROOT}/examples/dit/model.json", "--output", f"{tmp_path}/o.npz"]
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures/a.png").write_text("")
+    (tmp_path / "diffusers/transformer").mkdir(parents=True)
+    (tmp_path / "diffusers/transformer/config.json").write_text("{}")
+    for name, words in (
+        ("empty", "found nothing; expected iter_"),
+        ("pictures", "found a.png; expected iter_"),
+        ("diffusers", "is a diffusers folder"),
+    ):
+        assert sample("--checkpoint", f"{tmp_path}/{name}", *flags) == 2
+        said = capsys.readouterr().err
+        assert words in said and "damaged" not in said
+
+
 def test_published_pt_and_safetensors_give_the_same_images_as_the_run(trained, tmp_path):
-    from mindspeed_mm_dit.checkpoint.store import find_checkpoint
     from mindspeed_mm_dit.checkpoint.torch_dcp import read_tree
 
     weights = read_tree(find_checkpoint(trained / "checkpoints"), "ema")
@@ -132,24 +209,42 @@ def test_published_pt_and_safetensors_give_the_same_images_as_the_run(trained, t
         (["--classes", "a"], "neither a label nor a range"),
         (["--steps", "0"], "--steps = 0"),
         (["--sampler", "dpm"], "unknown sampler"),
-        (["--output", "x.gif"], "unknown ending"),
+        (["--classes", ""], "neither a label nor a range"),
+        (["--classes", "9-0"], "neither a label nor a range"),
+        (["--output", "x.gif"], "use one of .npz, .png, .jpg, .jpeg"),
+        (["--output", "/dev/null/x.png"], "the folder /dev/null cannot be made"),
+        (["--seed", "-1"], "--seed = -1"),
+        (["--seed", str(2**64)], "must lie between 0 and 2**64 - 1"),
+        (["--clip", "0"], "--clip = 0.0"),
+        (["--clip", "nan"], "--clip = nan"),
+        (["--cfg-scale", "nan"], "--cfg-scale = nan"),
+        (["--cfg-scale", "inf"], "--cfg-scale = inf"),
+        (["--cfg-scale", "-1"], "--cfg-scale = -1.0"),
+        (["--steps", "1001"], "more than the 1000 timesteps"),
+        (["--num-per-class", "30000", "--output", "x.jpg"], "a JPEG has at most"),
         (["--checkpoint", "nowhere"], "no such file or folder"),
         (["--cfg-interval", "1"], "is not two numbers"),
     ],
 )
-def test_a_mistake_is_named(trained, tmp_path, capsys, flags, message):
+def test_a_mistake_is_named_before_weights_are_read(trained, tmp_path, capsys, monkeypatch, flags, message):
+    monkeypatch.setattr("mindspeed_mm_dit.sampling.load.read_weights", None)
+    monkeypatch.chdir(tmp_path)
     given = ["--checkpoint", f"{trained}/checkpoints", "--output", f"{tmp_path}/o.npz", *flags]
     assert sample(*given) == 2
     assert message in capsys.readouterr().err
 
 
+def test_a_folder_is_no_output(trained, tmp_path, capsys):
+    (tmp_path / "o.png").mkdir()
+    assert sample("--checkpoint", f"{trained}/checkpoints", "--output", f"{tmp_path}/o.png") == 2
+    assert "is a folder" in capsys.readouterr().err
+
+
 def test_weights_of_another_model_are_refused(trained, tmp_path, capsys):
     model = json.loads((ROOT / "examples/dit/model.json").read_text())
     save_file(DiTModel(model_config_from_mapping(model, "m")).predictor.state_dict(), tmp_path / "w.safetensors")
-    assert (
-        sample("--checkpoint", f"{tmp_path}/w.safetensors", "--model", f"{trained}/model.json", "--output", "o.npz")
-        == 2
-    )
+    flags = ["--model", f"{trained}/model.json", "--output", f"{tmp_path}/o.npz"]
+    assert sample("--checkpoint", f"{tmp_path}/w.safetensors", *flags) == 2
     assert "belongs to another architecture" in capsys.readouterr().err
 
 
@@ -157,6 +252,11 @@ def test_lists_of_classes():
     assert parse_classes("1,5,7-9") == [1, 5, 7, 8, 9]
     with pytest.raises(ConfigError):
         parse_classes("1-")
+    assert parse_classes("golden-retriever,2,0-1", ["cat", "golden-retriever"]) == [1, 2, 0, 1]
+    with pytest.raises(
+        ConfigError, match=r"nor the name of a class\n.*Did you mean 'cat'. The checkpoint knows: cat, dog"
+    ):
+        parse_classes("cta", ["cat", "dog"])
 
 
 @pytest.mark.parametrize("command", COMMANDS)

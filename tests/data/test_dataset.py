@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
+from PIL import Image
 
 from mindspeed_mm_dit.configs.data import DataConfig, DataloaderParam, DatasetParam
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.data.dataset import build_samples
 from mindspeed_mm_dit.data.folder import open_index
+from mindspeed_mm_dit.data.images import ImageReader
 from mindspeed_mm_dit.data.loader import load_batches
+from mindspeed_mm_dit.data.transforms import load_pixels
 from mindspeed_mm_dit.errors import ConfigError, DataError
 
 
@@ -72,3 +77,46 @@ def test_configs_that_contradict_each_other_are_refused(configs):
     larger = DataConfig(DatasetParam(data_folder="x", image_size=16))
     with pytest.raises(ConfigError, match=r"input_size\(8\) \* autoencoder factor\(1\) = 8"):
         build_samples(model, larger, index, 0, 4)
+
+
+@pytest.fixture
+def some_cut_short(tmp_path, monkeypatch):
+    """Ten images of two classes, so many that only headers are checked; 3, 4 and 9 end too early."""
+    monkeypatch.setattr("mindspeed_mm_dit.data.folder.DECODE_CHECK_LIMIT", 9)
+    draw = np.random.default_rng(0)
+    for number in range(10):
+        path = tmp_path / str(number // 5) / f"{number}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(draw.integers(0, 256, (8, 8), np.uint8)).save(path)
+        if number in (3, 4, 9):
+            path.write_bytes(path.read_bytes()[:60])
+    return DatasetParam(data_folder=str(tmp_path), image_size=8)
+
+
+def test_the_next_readable_image_stands_in_with_its_own_label(configs, some_cut_short, capsys):
+    model, _ = configs
+    data = DataConfig(dataclasses.replace(some_cut_short, skip_bad_images=True), DataloaderParam(shuffle=False))
+    index = open_index(data.dataset_param, 2)
+    assert index.skipped == 0
+    samples = build_samples(model, data, index, seed=0, global_batch_size=2)
+    samples.settings = dataclasses.replace(samples.settings, label_drop_prob=0.0)
+    expected = [0, 1, 2, 5, 5, 5, 6, 7, 8, 0]
+    for positions in (np.arange(10), np.arange(9, -1, -1), np.arange(10, 20)):
+        batch = samples.batch(positions)
+        for position, pixels, label in zip(positions, batch["pixels"], batch["labels"]):
+            image = expected[position % 10]
+            np.testing.assert_array_equal(pixels, load_pixels(index.paths[image], 8, 1))
+            assert label == image // 5
+    said = capsys.readouterr().err
+    assert [said.count(f"{number}.png cannot be decoded and is skipped") for number in (3, 4, 9, 5)] == [1, 1, 1, 0]
+
+
+def test_a_picture_that_fails_in_training_is_named_with_its_cure(configs, some_cut_short, monkeypatch):
+    model, _ = configs
+    index = open_index(some_cut_short, 2)
+    samples = build_samples(model, DataConfig(some_cut_short, DataloaderParam(shuffle=False)), index, 0, 2)
+    with pytest.raises(DataError, match=r"3\.png: cannot be decoded(.|\n)*dataset_param.skip_bad_images"):
+        samples.batch(np.arange(10))
+    monkeypatch.setattr("mindspeed_mm_dit.data.images.STAND_IN_TRIES", 2)
+    with pytest.raises(DataError, match=r"3\.png: cannot be decoded: .*nor can any of the 1 images after it"):
+        ImageReader(index, 8, 1, skip_bad=True).read(np.array([3]), np.array([False]))

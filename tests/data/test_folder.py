@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import csv
+import re
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 
 from mindspeed_mm_dit.configs.data import DatasetParam
 from mindspeed_mm_dit.data.folder import open_index, split_index
@@ -67,6 +68,49 @@ def test_bad_images_can_be_skipped_and_are_counted(folder):
     write_index(folder, [("cat/0.png", 0), ("cat/9.png", 0), ("dog/1.png", 1)])
     index = open_index(param(folder, index="labels.csv", skip_bad_images=True), 2)
     assert len(index) == 2 and index.skipped == 1
+    assert index.problems == (f"{folder}/cat/9.png is listed but missing",)
+
+
+def test_hidden_and_private_folders_and_files_are_no_data(folder):
+    for place in (".ipynb_checkpoints", "__MACOSX", "cat/.thumbs", "cat/__pycache__"):
+        (folder / place).mkdir()
+        (folder / place / "x.png").write_bytes(b"no image")
+    (folder / "cat/._0.png").write_bytes(b"no image")
+    index = open_index(param(folder), 2)
+    assert index.labels.tolist() == [0, 0, 0, 1, 1, 1] and index.classes == ("cat", "dog")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"image_path,label\ncat/0.png,cat\ncat/1.png\n", "line 3: has no label"),
+        (b"image_path,label\ncat/0.png, \n", "line 2: has no label"),
+        (b"image_path,label\n,cat\n", "line 2: has no image_path"),
+        (b"image_path,label\ncat/a,b.png,cat\n", "line 2: has more fields than the first line: cat"),
+        (b"image_path,label\ncat/0.png,cat\ncat/1.png,\xe9lan\n", "line 3: is not UTF-8: byte 0xe9"),
+        (b"image_path,label\ncat/0.png,cat\ncat/1.png,dog\ncat/2.png,1\n", "line 4: label '1': is a number; 2 of 3"),
+        (b"image_path,label\ncat/0.png,0\ncat/1.png,1\ncat/2.png,-\n", "line 4: label '-': is a name; 2 of 3"),
+        (b"image_path,label\ncat/0.png,\xc2\xb2\ndog/0.png,0\ndog/1.png,1\n", "line 2: label '²': is a name"),
+    ],
+)
+def test_a_bad_line_of_an_index_is_named(folder, content, message):
+    (folder / "labels.csv").write_bytes(content)
+    with pytest.raises(DataError, match=re.escape(message)) as caught:
+        open_index(param(folder, index="labels.csv"), 2)
+    assert str(folder / "labels.csv") in str(caught.value)
+
+
+def test_an_index_of_a_spreadsheet_may_begin_with_a_byte_order_mark(folder):
+    (folder / "labels.csv").write_text("image_path,label\ncat/0.png,élan\n", encoding="utf-8-sig")
+    assert open_index(param(folder, index="labels.csv"), 2).classes == ("élan",)
+
+
+def test_classes_are_named_by_folders_by_labels_and_by_numbers(folder):
+    (folder / "e\u0301lan").mkdir()  # decomposed, as macOS writes it; without images it is a class all the same
+    assert open_index(param(folder), 3).classes == ("cat", "dog", "élan")
+    for labels, names in ((("dog", "cat"), ("cat", "dog")), (("2", "0"), ("0", "1", "2"))):
+        write_index(folder, [("cat/0.png", labels[0]), ("dog/2.png", labels[1])])
+        assert open_index(param(folder, index="labels.csv"), 3).classes == names
 
 
 def test_an_index_without_its_columns_is_an_error(folder):
@@ -108,3 +152,30 @@ def test_the_crop_is_the_centre_square(size):
     pixels = np.asarray(cropped, np.float32)
     assert cropped.size == (16, 16)
     assert pixels.mean() == pytest.approx(127.5, abs=6)  # the centre is rounded to a whole pixel
+
+
+@pytest.mark.parametrize("ending", ["png", "tif", "pgm"])
+def test_grey_of_16_bits_is_scaled_to_8(tmp_path, ending):
+    ramp = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
+    Image.fromarray(ramp).save(tmp_path / f"ramp.{ending}")
+    for channels in (1, 3):
+        pixels = load_pixels(str(tmp_path / f"ramp.{ending}"), 8, channels)
+        np.testing.assert_allclose(pixels, np.broadcast_to(ramp / 257, pixels.shape), atol=0.5)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_a_picture_stands_as_its_exif_data_say(tmp_path, dtype):
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6  # turn clockwise
+    pixels = np.arange(64).reshape(8, 8)
+    factor = 257 if dtype == np.uint16 else 1
+    Image.fromarray((pixels * factor).astype(dtype)).save(tmp_path / "turned.png", exif=exif)
+    np.testing.assert_array_equal(load_pixels(str(tmp_path / "turned.png"), 8, 1)[0], np.rot90(pixels, -1))
+
+
+def test_a_picture_that_is_too_large_to_open_is_a_bad_image(folder, monkeypatch):
+    Image.new("L", (40, 40)).save(folder / "cat/huge.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(DataError, match=r"huge\.png cannot be decoded: .*decompression bomb"):
+        open_index(param(folder), 2)
+    assert open_index(param(folder, skip_bad_images=True), 2).skipped == 1

@@ -22,6 +22,7 @@ from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.models.composite import DiTModel
 
 NUM_IMAGES = 11
+OLD_CROP = "halve by box, scale bicubically, cut the centre"  # without EXIF orientation and 16 bits
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def home(tmp_path_factory):
         ).save_pretrained(folder / name)
     draw = np.random.default_rng(0)
     for number in range(NUM_IMAGES):
-        path = folder / "images" / str(number % 2) / f"{number}.png"
+        path = folder / "images" / ("even", "odd")[number % 2] / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(draw.integers(0, 256, (20, 24, 3), np.uint8)).save(path)
     (folder / "model.json").write_text(json.dumps(model_json(folder, "vae")))
@@ -159,7 +160,7 @@ def test_a_cache_of_another_autoencoder_or_crop_is_refused_by_name(home, made, c
         assert cache(home, made, model=name) == 2  # nor may it be filled up
         assert words in capsys.readouterr().err
     index = json.loads((made / "index.json").read_text())
-    for field, value, words in (("crop", "random", "another crop"), ("image_size", 32, "images of another size")):
+    for field, value, words in (("crop", OLD_CROP, "another crop"), ("image_size", 32, "images of another size")):
         changed = home / f"changed_{field}"
         changed.mkdir()
         for path in made.iterdir():
@@ -173,15 +174,23 @@ def test_a_cache_of_another_autoencoder_or_crop_is_refused_by_name(home, made, c
 
 def test_changed_images_are_noticed_and_absent_ones_are_not_needed(home, made):
     _, data = load(home, made)
-    extra = home / "images" / "0" / "extra.png"
-    extra.write_bytes((home / "images" / "0" / "0.png").read_bytes())
+    extra = home / "images" / "even" / "extra.png"
+    extra.write_bytes((home / "images" / "even" / "0.png").read_bytes())
     try:
         with pytest.raises(DataError, match="was made of 11 images"):
             open_index(data.dataset_param, 2)
     finally:
         extra.unlink()
     elsewhere = dataclasses.replace(data.dataset_param, data_folder=str(home / "gone"))
-    assert len(open_index(elsewhere, 2)) == NUM_IMAGES
+    index = open_index(elsewhere, 2)
+    assert len(index) == NUM_IMAGES and index.classes == ("even", "odd")
+
+
+def test_a_cache_without_its_list_of_images_is_no_cache(home, made, tmp_path):
+    (tmp_path / "index.json").symlink_to(made / "index.json")
+    _, data = load(home, tmp_path)
+    with pytest.raises(DataError, match=r"images\.csv cannot be read"):
+        open_index(data.dataset_param, 2)
 
 
 def test_pixel_models_have_nothing_to_cache(home, capsys):

@@ -32,6 +32,7 @@ def _facts(args: Namespace, iteration: int) -> dict[str, object]:
         "seed": args.seed,
         "ema_decay": args.ema_decay,
         "model": args.mm.model_json,
+        "classes": args.mm.classes,
         "mindspeed_mm_dit": __version__,
         "host": "MindSpeed-MM",
         **runtime.versions(),

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from mindspeed_mm_dit.configs.data import load_data_config
@@ -17,6 +18,7 @@ from mindspeed_mm_dit.configs.presets import PRESETS
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.data.dataset import check_fit
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.training.classes import say_classes
 from mindspeed_mm_dit.training.mindspeed_mm.commandline import launched_as, parse
 from mindspeed_mm_dit.training.mindspeed_mm.contract import where
 from mindspeed_mm_dit.training.preflight import MultiModalArguments, image_indices
@@ -38,7 +40,9 @@ def check_before_import(argv: Sequence[str]) -> None:
     if flags.use_torch_fsdp2 and flags.ai_framework != "mindspore":
         _check_fsdp2(flags)
     _say_without_effect(flags)
-    read_configs(flags)
+    mm = read_configs(flags)
+    if launched_as()[0] == 0:
+        say_classes(*image_indices(mm, flags.seed), mm.model.predictor.num_classes)
 
 
 def spelled_out(argv: Sequence[str]) -> list[str]:
@@ -130,4 +134,4 @@ def read_configs(flags: Namespace) -> MultiModalArguments:
         check_sharding(mm)
     train, _ = image_indices(mm, flags.seed)
     check_fit(mm.model, mm.data, len(train), flags.global_batch_size or flags.micro_batch_size * world_size)
-    return mm
+    return replace(mm, classes=train.classes)

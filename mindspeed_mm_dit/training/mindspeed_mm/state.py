@@ -7,7 +7,7 @@ empty, so the moments stay on disk. Both are read here, through PyTorch's own op
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,14 @@ import torch
 from megatron.training import print_rank_0
 from torch import Tensor
 
-from mindspeed_mm_dit.checkpoint.store import TRACKER, CheckpointStore
+from mindspeed_mm_dit.checkpoint.store import TRACKER, CheckpointStore, read_facts
+from mindspeed_mm_dit.training.classes import check_classes
 from mindspeed_mm_dit.training.mindspeed_mm.composite import HostedDiT
 from mindspeed_mm_dit.training.pytorch.ema import MovingAverage
 
 
-def check_checkpoint(model: HostedDiT, args: Namespace) -> None:
-    """Raise CheckpointError, naming the tensors, if --load holds another architecture.
+def check_checkpoint(model: HostedDiT, args: Namespace, classes: Sequence[str]) -> None:
+    """Raise CheckpointError, naming the tensors or the label, if --load holds another architecture or other classes.
 
     The host would leave tensors that it does not find at their initial values.
     """
@@ -33,6 +34,7 @@ def check_checkpoint(model: HostedDiT, args: Namespace) -> None:
     name = tracker.read_text(encoding="utf-8").strip()
     path = Path(args.load) / name if name == "release" else CheckpointStore(args.load).path(int(name))
     torch_dcp.check_architecture(path, {name: tuple(p.shape) for name, p in model.state_dict().items()})
+    check_classes(read_facts(path), classes, path)
 
 
 class RunState:

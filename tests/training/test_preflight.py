@@ -1,0 +1,77 @@
+"""What the standalone host finds, and says, before a device is touched."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from PIL import Image
+
+from mindspeed_mm_dit.configs.arguments import build_parser, dit_flags
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.training.preflight import preflight
+from tests.training.launch import Configs
+
+
+@pytest.fixture
+def check(tmp_path, digits_folder, monkeypatch):
+    """Run the checks on two classes of ten images each, in ``tmp_path``."""
+    monkeypatch.chdir(tmp_path)
+    configs = Configs.create(tmp_path, digits_folder, num_classes=2)
+    for number in range(20):
+        path = tmp_path / "images" / str(number % 2) / f"{number:02d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8)).save(path)
+
+    def check(flags="", **param):
+        param = {"data_folder": str(tmp_path / "images"), "image_size": 8, **param}
+        (tmp_path / "data.json").write_text(json.dumps({"dataset_param": param}))
+        argv = [*configs.command(flags)[4:], "--train-iters", "2", "--lr", "1", "--micro-batch-size", "2"]
+        return preflight(dit_flags(build_parser()).parse_strictly(argv))
+
+    return check
+
+
+def test_the_first_files_that_are_skipped_are_named_and_all_are_counted(check, tmp_path, capsys):
+    check(skip_bad_images=True)
+    assert "skipped" not in capsys.readouterr().err
+    bad = [tmp_path / "images" / str(number % 2) / f"{number:02d}.png" for number in range(0, 14, 2)]
+    for path in bad:
+        path.write_bytes(b"no image")
+    check(skip_bad_images=True, random_flip=True)
+    said = capsys.readouterr().err
+    assert "7 image(s) cannot be read and are skipped:\n" in said and "and 2 more" in said
+    assert [f"{path} cannot be decoded" in said for path in bad] == [True] * 5 + [False] * 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--report", "--report: is drawn from a checkpoint, and none is saved"),
+        ("--report --save s --report-steps 2000", "--report-steps = 2000: is more than the 1000 timesteps"),
+        ("--report --save s --report-steps 300", "--report-steps = 300: no whole stride visits 300 of 1000"),
+        ("--report --save s --report-sampler ddpm --report-steps 1001", "--report-steps = 1001: is more than"),
+        ("--report-cfg-scale nan", "--report-cfg-scale = nan"),
+        ("--report-cfg-scale -1", "--report-cfg-scale = -1.0"),
+        ("--save model.json", "--save = model.json: is a file"),
+        ("--save model.json/below", "--save = model.json/below: the folder model.json/below cannot be made"),
+        ("--tensorboard-dir model.json", "--tensorboard-dir = model.json: is a file"),
+    ],
+)
+def test_what_would_fail_at_the_end_is_refused_at_the_start(check, flags, message):
+    with pytest.raises(ConfigError) as caught:
+        check(flags)
+    assert message in str(caught.value)
+
+
+def test_a_report_that_can_be_drawn_passes_and_its_folders_are_made(check, tmp_path):
+    check("--report --save out/checkpoints --tensorboard-dir out/events --report-steps 50")
+    assert (tmp_path / "out/checkpoints").is_dir() and (tmp_path / "out/events").is_dir()
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.02])
+def test_a_validation_without_images_is_said(check, capsys, fraction):
+    check("--eval-interval 5", valid_fraction=fraction)
+    assert f"(dataset_param.valid_fraction = {fraction}), so nothing is validated" in capsys.readouterr().err
+    check("--eval-interval 5", valid_fraction=0.1)
+    assert "validated" not in capsys.readouterr().err
