@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import io
+import multiprocessing
 import platform
 import shlex
 import statistics
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
@@ -35,8 +37,39 @@ def engine_flags(**changes: object) -> Namespace:
     )  # fmt: skip
 
 
+class Apart:
+    """A contestant in a process of its own, as its users run it: ``build(*args)`` is called there and returns the
+    call to time. What one side sets for its process does not reach the other."""
+
+    def __init__(self, build: Callable[..., Callable[[], object]], *args: object) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._pipe, theirs = spawn.Pipe()
+        self._process = spawn.Process(target=_serve, args=(theirs, build, args), daemon=True)
+        self._process.start()
+        self._pipe.recv()  # it is built
+
+    def timed(self, clock: str) -> float:
+        """Return the seconds of one call."""
+        self._pipe.send(clock)
+        return float(self._pipe.recv())
+
+
+def _serve(pipe: Connection, build: Callable[..., Callable[[], object]], args: tuple[object, ...]) -> None:
+    call = build(*args)
+    pipe.send("built")
+    while True:
+        try:
+            clock = pipe.recv()
+        except EOFError:
+            return  # the benchmark is over
+        if runtime.device_type() != "cpu":
+            call()  # the memory it works in was given back
+        pipe.send(timed(call, clock))
+        runtime.free_memory()  # an accelerator has not room for both sides at a time
+
+
 def interleave(
-    contestants: dict[str, Callable[[], object]], rounds: int, warm_up: int = 1, clock: str = "wall"
+    contestants: Mapping[str, Apart | Callable[[], object]], rounds: int, warm_up: int = 1, clock: str = "wall"
 ) -> dict[str, list[float]]:
     """Time each contestant once a round, in turn, so that other load on the machine falls on all alike.
 
@@ -46,7 +79,8 @@ def interleave(
     for number in range(-warm_up, rounds):
         order = list(contestants)[:: 1 if number % 2 else -1]
         for name in order:
-            took = timed(contestants[name], clock)
+            contestant = contestants[name]
+            took = contestant.timed(clock) if isinstance(contestant, Apart) else timed(contestant, clock)
             if number >= 0:
                 seconds[name].append(took)
     return seconds

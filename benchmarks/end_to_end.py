@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import CLOCKS, Report, engine_flags, interleave, ratio, timed
+from common import CLOCKS, Apart, Report, engine_flags, interleave, ratio, timed
 from PIL import Image
 from train_throughput import reference_step
 
@@ -48,12 +48,12 @@ def main() -> None:
         write_inputs(home, args)
         caching = timed(lambda: fill_cache(home, args), args.clock)
         steps = {
-            "cached, bf16": our_step(home, args, cached=True, bf16=True),
-            "cached, fp32": our_step(home, args, cached=True, bf16=False),
-            "online, fp32": our_step(home, args, cached=False, bf16=False),
+            "cached, bf16": Apart(our_step, home, args, True, True),
+            "cached, fp32": Apart(our_step, home, args, True, False),
+            "online, fp32": Apart(our_step, home, args, False, False),
         }
         if args.reference:
-            steps["reference"] = full_reference_step(home, args)
+            steps["reference"] = Apart(full_reference_step, home, args)
         seconds = interleave(steps, args.rounds, warm_up=1, clock=args.clock)
     report.raw(seconds)
     rows = [
@@ -118,7 +118,7 @@ def our_step(home: Path, args: Namespace, cached: bool, bf16: bool) -> Callable[
         samples.reader._decoded = None  # a real data set does not fit into memory
     runtime.initialize(None, args.batch, args.batch)
     flags = engine_flags(bf16=bf16)
-    engine = Engine(DiTModel(model), flags, None)
+    engine = Engine(DiTModel(model, with_autoencoder=not cached), flags, None)
     stream = (samples.batch(np.arange(n, n + args.batch)) for n in itertools.count(0, args.batch))
 
     def forward_step(source: Any, composite: Any) -> Any:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import CLOCKS, Report, interleave, ratio, reference_checkout
+from common import CLOCKS, Apart, Report, interleave, ratio, reference_checkout
 from train_throughput import NUM_CLASSES, model_config
 
 from mindspeed_mm_dit.configs.presets import PRESETS
@@ -48,13 +48,12 @@ def main() -> None:
 
 def time_samplers(args: Namespace, report: Report) -> None:
     """Time our samplers and the reference's, interleaved."""
-    steps: dict[str, Callable[[], Any]] = {}
+    steps = {}
     for precision in args.precision:
-        model = our_model(args)
-        steps[f"{precision} dpm++ {SHORT}"] = our_sampler(args, model, "dpm++", SHORT, SHORT, precision)
-        steps[f"{precision} ddpm {LONG}"] = our_sampler(args, model, "ddpm", LONG, args.timed_steps, precision)
+        steps[f"{precision} dpm++ {SHORT}"] = Apart(our_sampler, args, "dpm++", SHORT, SHORT, precision)
+        steps[f"{precision} ddpm {LONG}"] = Apart(our_sampler, args, "ddpm", LONG, args.timed_steps, precision)
     if args.reference:
-        steps[f"reference {LONG}"] = reference_sampler(args)
+        steps[f"reference {LONG}"] = Apart(reference_sampler, args)
     measured = interleave(steps, args.rounds, args.warm_up, args.clock)
     report.raw(measured)
     scale = {name: 1.0 if name.endswith(str(SHORT)) else LONG / args.timed_steps for name in measured}
@@ -85,17 +84,20 @@ def score(args: Namespace, report: Report) -> None:
     report.say(f"{len(labels)} samples of the digits demo, guidance 2, seed {args.seed}.\n")
 
 
-def our_model(args: Namespace) -> Any:
-    """Return the composite with random weights."""
+def our_model(args: Namespace, precision: str) -> Any:
+    """Return the composite with random weights, as ``load_model`` prepares it."""
     torch.manual_seed(0)
     model = runtime.freeze(DiTModel(model_config(args), with_autoencoder=False))
+    if precision == "bf16":
+        runtime.bf16_products(model.predictor)
     if args.torch_compile:
         runtime.compile_blocks(model.predictor)
     return model
 
 
-def our_sampler(args: Namespace, model: Any, sampler: str, steps: int, timed: int, precision: str) -> Callable[[], Any]:
+def our_sampler(args: Namespace, sampler: str, steps: int, timed: int, precision: str) -> Callable[[], Any]:
     """Return a call that takes the first ``timed`` steps of a chain of ``steps``."""
+    model = our_model(args, precision)
     settings = SampleSettings(sampler, steps, Guidance(SCALE, "3"), batch_size=args.images, bf16=precision == "bf16")
     numbers = np.arange(args.images)
 

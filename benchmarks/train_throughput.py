@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import CLOCKS, Report, engine_flags, interleave, ratio, reference_checkout
+from common import CLOCKS, Apart, Report, engine_flags, interleave, ratio, reference_checkout
 
 from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, DiTConfig, GaussianDiffusionConfig, ModelConfig
 from mindspeed_mm_dit.configs.presets import PRESETS
@@ -38,9 +38,9 @@ def main() -> None:
     report = Report("train_throughput", f"Train step from latents, {args.preset} on {args.size} x {args.size} latents")
     steps = {}
     for precision in args.precision:
-        steps[f"{precision} ours"] = our_step(args, precision)
+        steps[f"{precision} ours"] = Apart(our_step, args, precision)
         if args.reference:
-            steps[f"{precision} reference"] = reference_step(args, precision)
+            steps[f"{precision} reference"] = Apart(reference_step, args, precision)
     seconds = interleave(steps, args.rounds, args.warm_up, args.clock)
     report.raw(seconds)
     report.say()
@@ -122,6 +122,7 @@ def reference_step(args: Namespace, precision: str) -> Callable[[], Any]:
     with reference_checkout(args.reference):
         from diffusion import create_diffusion
         from models import DiT_models
+    runtime.allow_tf32(args.tf32)
     device = runtime.device()
     model = DiT_models[args.preset](input_size=args.size, num_classes=NUM_CLASSES).to(device)
     average = deepcopy(model).requires_grad_(False)

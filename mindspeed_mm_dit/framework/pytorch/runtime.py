@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
 from mindspeed_mm_dit.errors import PlatformError
+from mindspeed_mm_dit.framework.malloc import keep_freed_memory
 
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
 _flags_group: dist.ProcessGroup | None = None
@@ -57,7 +58,9 @@ def initialize(backend: str | None, micro_batch_size: int, global_batch_size: in
         os.environ.setdefault(name, value)
     if "MASTER_PORT" not in os.environ:
         os.environ["MASTER_PORT"] = "0"
-    if device_type() != "cpu":
+    if device_type() == "cpu":
+        keep_freed_memory()
+    else:
         torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
     if not dist.is_initialized():
         # A CPU backend stays at hand for asynchronous checkpoints and for flags, whatever the device.
@@ -224,6 +227,8 @@ def report_failure(error: BaseException) -> None:
 
 def freeze(module: torch.nn.Module, dtype: str = "fp32") -> torch.nn.Module:
     """Return ``module`` on the device, in precision "fp32" or "bf16", no longer trained."""
+    if device_type() == "cpu":
+        keep_freed_memory()
     return module.to(device(), {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]).eval().requires_grad_(False)
 
 
