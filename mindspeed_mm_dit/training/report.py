@@ -38,7 +38,8 @@ def report(args: Namespace) -> None:
         return
     saved = CheckpointStore(args.save).iterations()
     if not saved or saved[-1] < args.train_iters:
-        print(f"stopped at iteration {saved[-1] if saved else 0} of {args.train_iters}; the same command resumes")
+        how = "the same command" if args.load == args.save else f"--load {args.save}"
+        print(f"stopped at iteration {saved[-1] if saved else 0} of {args.train_iters}; {how} resumes")
         return
     job = ReportJob(
         save=args.save,
