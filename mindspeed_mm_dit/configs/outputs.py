@@ -1,0 +1,51 @@
+"""Places a command will write to, checked before the time is spent."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from mindspeed_mm_dit.errors import ConfigError
+
+_CURE = "choose another place, or change its permissions"
+
+
+def check_output_file(flag: str, path: str | Path) -> None:
+    """Make the folder of the file ``path`` and raise ConfigError unless the file can be written there.
+
+    ``flag`` is what the user set, such as "--output". The file itself is neither made nor changed.
+    """
+    path = Path(path)
+    if os.path.isdir(path):  # (Path.is_dir would raise where permission is missing)
+        raise ConfigError(f"{flag} = {path}", "is a folder", "name a file in it")
+    what = f"{flag} = {path}"
+    _make_folder(what, path.parent)
+    if os.path.exists(path):
+        if not os.access(path, os.W_OK):
+            raise ConfigError(what, "exists and cannot be written: permission denied", _CURE)
+    elif not _takes_files(path.parent):
+        raise ConfigError(what, f"no file can be made in {path.parent}", _CURE)
+
+
+def check_output_folder(flag: str, path: str | Path) -> None:
+    """Make the folder ``path`` and raise ConfigError unless files can be made in it."""
+    path = Path(path)
+    what = f"{flag} = {path}"
+    if os.path.exists(path) and not os.path.isdir(path):
+        raise ConfigError(what, "is a file, and a folder is wanted", "choose another place")
+    _make_folder(what, path)
+    if not _takes_files(path):
+        raise ConfigError(what, "no file can be made in it", _CURE)
+
+
+def _make_folder(what: str, folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            what, f"the folder {folder} cannot be made: {error.strerror}", "choose another place"
+        ) from None
+
+
+def _takes_files(folder: Path) -> bool:
+    return os.access(folder, os.W_OK | os.X_OK)

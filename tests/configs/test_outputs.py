@@ -1,0 +1,45 @@
+"""A place that cannot be written to is refused before any work; one that can is made ready."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+
+from mindspeed_mm_dit.configs import outputs
+from mindspeed_mm_dit.configs.outputs import check_output_file, check_output_folder
+from mindspeed_mm_dit.errors import ConfigError
+
+
+def test_missing_folders_are_made_and_no_file_is_touched(tmp_path):
+    check_output_file("--output", tmp_path / "a/b/c.png")
+    check_output_folder("--save", tmp_path / "d/e")
+    assert list((tmp_path / "a/b").iterdir()) == [] and (tmp_path / "d/e").is_dir()
+    (tmp_path / "old").write_text("kept")
+    check_output_file("--output", tmp_path / "old")
+    assert (tmp_path / "old").read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    ("check", "name", "reason"),
+    [
+        (check_output_file, "folder", "is a folder"),
+        (check_output_file, "file/x.png", "cannot be made"),
+        (check_output_folder, "file", "is a file"),
+        (check_output_folder, "file/below", "cannot be made"),
+    ],
+)
+def test_a_place_of_the_wrong_kind_is_refused_by_flag_and_path(tmp_path, check, name, reason):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=re.escape(f"--flag = {tmp_path / name}: ") + f".*{reason}"):
+        check("--flag", tmp_path / name)
+
+
+def test_a_place_without_permission_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(outputs.os, "access", lambda path, mode: not mode & os.W_OK)  # root may write anywhere
+    for check, name in ((check_output_file, "file"), (check_output_file, "new"), (check_output_folder, "")):
+        with pytest.raises(ConfigError, match="change its permissions"):
+            check("--flag", tmp_path / name)
