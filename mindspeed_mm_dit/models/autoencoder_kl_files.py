@@ -98,6 +98,15 @@ def read_architecture(path: Path) -> KLArchitecture:
     content = read_json(path, "ae")
     known = {field.name for field in dataclasses.fields(KLArchitecture)}
     architecture = from_mapping(KLArchitecture, {k: v for k, v in content.items() if k in known}, str(path))
+    positive = (architecture.in_channels, architecture.out_channels, architecture.layers_per_block,
+                architecture.latent_channels, architecture.norm_num_groups)  # fmt: skip
+    if min(positive) < 1 or any(w < 1 or w % architecture.norm_num_groups for w in architecture.block_out_channels):
+        raise CheckpointError(
+            f"{path}: norm_num_groups = {architecture.norm_num_groups}, "
+            f"block_out_channels = {list(architecture.block_out_channels)}",
+            "sizes must be positive, and norm_num_groups divide every width",
+            "copy or download the file again",
+        )
     _require_known(path, "act_fn", {architecture.act_fn}, "silu")
     for key, kind in (("down_block_types", "DownEncoderBlock2D"), ("up_block_types", "UpDecoderBlock2D")):
         types: tuple[str, ...] = getattr(architecture, key)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import shlex
 
 import pytest
@@ -65,3 +66,20 @@ def test_every_shipped_train_args_and_data_json_is_read(folder):
     args = parse(flags, 8, NEEDED if folder else NEEDED.replace("--micro-batch-size 4", ""))
     assert args.save == args.load
     assert load_data_config(ROOT / "examples/dit" / folder / "data.json").dataset_param.image_size
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"source": "mnist"}, "expected 'digits' or null"),
+        ({"image_size": 0}, "dataset_param.image_size = 0: must be positive"),
+        ({"valid_fraction": float("nan")}, "valid_fraction = nan: expected a number"),
+        ({"valid_fraction": 1}, "must lie in [0, 1)"),
+    ],
+)
+def test_a_wrong_setting_of_data_json_is_named(tmp_path, section, message):
+    content = {"dataset_param": {"data_folder": "d", "image_size": 8, **section}}
+    (tmp_path / "data.json").write_text(json.dumps(content))
+    with pytest.raises(ConfigError) as caught:
+        load_data_config(tmp_path / "data.json")
+    assert message in str(caught.value)

@@ -90,6 +90,7 @@ def test_the_network_s_weights_are_frozen(small):
         ({"down_block_types": ["DownEncoderBlock2D", "AttnDownEncoderBlock2D"]}, "AttnDownEncoderBlock2D"),
         ({"up_block_types": ["UpDecoderBlock2D"] * 3}, "names 3 levels"),
         ({"act_fn": "gelu"}, "act_fn = gelu"),
+        ({"norm_num_groups": 3}, r"config\.json: norm_num_groups = 3.*divide every width"),
         ({"latent_channels": 16}, "model.json says"),
         ({"layers_per_block": 2}, "is missing"),
         ({"mid_block_add_attention": False}, "is unknown"),
