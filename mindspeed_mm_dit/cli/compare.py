@@ -64,7 +64,11 @@ def run_sides(args: argparse.Namespace, sides: tuple[Side, Side]) -> int:
     from mindspeed_mm_dit.evaluation.compare_report import write_report
 
     folder = Path(tempfile.mkdtemp(prefix="mm-dit-compare-"))
-    comparison = compare_sides(args, sides, folder)
+    try:
+        comparison = compare_sides(args, sides, folder)
+    except KeyboardInterrupt:
+        shutil.rmtree(folder)
+        raise
     write_report(Path(args.output), comparison)
     _print(comparison)
     print(f"report: {args.output}")
