@@ -14,6 +14,7 @@ from mindspeed_mm_dit.checkpoint.shapes import Shapes, dit_config, dit_shapes, v
 from mindspeed_mm_dit.checkpoint.state import Arrays, State
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore, find_checkpoint
 from mindspeed_mm_dit.checkpoint.weights import check_names
+from mindspeed_mm_dit.configs.outputs import check_output_folder
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 
 _FROZEN = "pos_embed"  # the tensor of a DiT that is not trained and has no optimizer state
@@ -61,13 +62,14 @@ def convert(
 
     Raises:
         CheckpointError: tensors are unknown, missing or misshapen, or the target exists.
-        ConfigError: no format fits.
+        ConfigError: no format fits, or nothing can be written there.
         PlatformError: a framework that is needed is not installed.
     """
     target, target_format = Path(target), of_target(Path(target), to)
     source = find_checkpoint(source) if Path(source).is_dir() else Path(source)
     source_format = of_source(source)
     check_target(source, target, overwrite)
+    check_output_folder("folder of TARGET", target.parent)
     say(f"reading {source} ({source_format})")
     state = FORMATS[source_format].read(source)
     if description is not None:
