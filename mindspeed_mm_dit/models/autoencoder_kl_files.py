@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -66,6 +67,7 @@ def read_autoencoder_kl(config: AutoencoderKLConfig) -> tuple[KLArchitecture, di
     folder = path if path.is_dir() else path.parent
     architecture = read_architecture(folder / "config.json")
     check_sizes(config, architecture.latent_channels, architecture.downsample_factor)
+    check_scale(config)
     return architecture, with_new_names(_read_weights(_weight_file(path) if path.is_dir() else path))
 
 
@@ -89,6 +91,25 @@ def check_sizes(config: AutoencoderKLConfig, latent_channels: int, downsample_fa
             f"has (latent_channels, downsample_factor) = {found}, model.json says {wanted}",
             "correct model.json",
         )
+
+
+def check_scale(config: AutoencoderKLConfig) -> None:
+    """Raise CheckpointError unless latents are scaled as the autoencoder's config.json says, if it says so."""
+    path = existing_path(config)
+    path = (path if path.is_dir() else path.parent) / "config.json"
+    content = read_json(path, "ae") if path.is_file() else {}
+    factor, shift = (content.get(key) for key in ("scaling_factor", "shift_factor"))
+    if factor is not None and not (isinstance(factor, (int, float)) and math.isclose(factor, config.scaling_factor)):
+        raise CheckpointError(
+            f"ae.scaling_factor = {config.scaling_factor}",
+            f"{path} says {factor}: with another one latents do not have unit variance",
+            f'set "scaling_factor": {factor} in the ae section of model.json',
+        )
+    if shift:
+        raise CheckpointError(
+            f"{path}: shift_factor = {shift}", "latents that are shifted are not supported",
+            "use an autoencoder without a shift, e.g. stabilityai/sd-vae-ft-ema",
+        )  # fmt: skip
 
 
 def read_architecture(path: Path) -> KLArchitecture:

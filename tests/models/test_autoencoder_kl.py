@@ -1,6 +1,7 @@
 """Our AutoencoderKL reads diffusers' files and computes what diffusers computes; what it cannot do, it says."""
 
 import json
+import logging
 
 import numpy as np
 import pytest
@@ -103,6 +104,52 @@ def test_a_config_that_does_not_fit_is_refused(small, change, message):
     (folder / "config.json").write_text(json.dumps(SMALL | change))
     with pytest.raises(CheckpointError, match=message):
         build(folder)
+
+
+@pytest.mark.parametrize("module", ["ours", "diffusers"])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"scaling_factor": 0.13025}, r'config.json says 0.13025(?s:.*)set "scaling_factor": 0.13025'),
+        ({"scaling_factor": 0.18215, "shift_factor": 0.1}, "shift_factor = 0.1: latents that are shifted"),
+        ({"scaling_factor": 0.18215, "shift_factor": None}, None),
+    ],
+    ids=str,
+)
+def test_latents_scaled_otherwise_than_the_autoencoder_s_are_refused(framework, small, module, change, message):
+    folder, build = small
+    if module == "diffusers":
+        pytest.importorskip("diffusers")
+        from mindspeed_mm_dit.models.autoencoder_kl_pytorch import AutoencoderKL
+
+        def build(path):
+            return AutoencoderKL(AutoencoderKLConfig(str(path), downsample_factor=2))
+
+    (folder / "config.json").write_text(json.dumps(SMALL | change))
+    for path in (folder, folder / "diffusion_pytorch_model.safetensors"):
+        if message is None:
+            build(path)
+        else:
+            with pytest.raises(CheckpointError, match=message):
+                build(path)
+
+
+def test_loading_by_diffusers_is_quiet_and_its_errors_come_through(framework, small, caplog, monkeypatch):
+    diffusers = pytest.importorskip("diffusers")
+    from mindspeed_mm_dit.models.autoencoder_kl_pytorch import AutoencoderKL
+
+    folder, _ = small
+    weights = {name: weight(name, shape) for name, shape in our_shapes(SMALL).items()}
+    (folder / "diffusion_pytorch_model.safetensors").unlink()
+    write_torch_file(folder / "diffusion_pytorch_model.bin", weights)
+    monkeypatch.setattr(logging.getLogger("diffusers"), "propagate", True)  # to where caplog listens
+    before = diffusers.utils.logging.get_verbosity()
+    AutoencoderKL(AutoencoderKLConfig(str(folder), downsample_factor=2))
+    assert caplog.text == ""
+    (folder / "diffusion_pytorch_model.bin").unlink()
+    with pytest.raises(CheckpointError, match="diffusers cannot load it"):
+        AutoencoderKL(AutoencoderKLConfig(str(folder), downsample_factor=2))
+    assert diffusers.utils.logging.get_verbosity() == before
 
 
 def test_missing_files_are_named(small, tmp_path):
