@@ -466,6 +466,12 @@ def test_without_pytorch_its_folders_are_refused_by_name_and_the_rest_works(tmp_
     with pytest.raises(PlatformError, match="pip install torch"):
         convert(tmp_path / "a.pt", tmp_path / "run", "pytorch")
     convert(tmp_path / "a.pt", tmp_path / "run", "mindspore")
+    folder = tmp_path / "theirs" / "iter_0000007"
+    folder.mkdir(parents=True)
+    (folder / ".metadata").write_bytes(b"")
+    for use in (lambda: read_weights(folder), lambda: convert(folder, tmp_path / "b.pt")):
+        with pytest.raises(PlatformError, match=r"theirs/iter_0000007: was written by PyTorch(?s:.*)mm-dit convert"):
+            use()
 
 
 def test_neither_framework_is_imported_for_files_and_mindspores_folders(tmp_path):
