@@ -16,7 +16,6 @@ setup(
     python_requires=">=3.10",
     packages=find_packages(include=["mindspeed_mm_dit", "mindspeed_mm_dit.*"]),
     install_requires=[
-        "dacite>=1.9",
         "matplotlib",
         "numpy",
         "pillow>=10.1",

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mindspeed_mm_dit.checkpoint.formats import FORMATS, Room, of_source, of_target
+from mindspeed_mm_dit.checkpoint.formats.diffusers import with_vae_config
 from mindspeed_mm_dit.checkpoint.shapes import Shapes, dit_config, dit_shapes, vae_config, vae_shapes
 from mindspeed_mm_dit.checkpoint.state import Arrays, State
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore, find_checkpoint
 from mindspeed_mm_dit.checkpoint.weights import check_names
+from mindspeed_mm_dit.configs.outputs import check_output_folder
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 
 _FROZEN = "pos_embed"  # the tensor of a DiT that is not trained and has no optimizer state
@@ -55,19 +57,20 @@ def convert(
         target: a new file or folder.
         to: format of the target; by default what its ending says.
         weights: "model" or "ema": only these; by default all that the target has room for.
-        description: content of model.json (for a DiT) or of diffusers' config.json (for a VAE).
+        description: content of model.json or, for a VAE, of diffusers' config.json.
         overwrite: replace an existing checkpoint.
         say: called with a line before each long step.
 
     Raises:
         CheckpointError: tensors are unknown, missing or misshapen, or the target exists.
-        ConfigError: no format fits.
+        ConfigError: no format fits, or nothing can be written there.
         PlatformError: a framework that is needed is not installed.
     """
     target, target_format = Path(target), of_target(Path(target), to)
     source = find_checkpoint(source) if Path(source).is_dir() else Path(source)
     source_format = of_source(source)
     check_target(source, target, overwrite)
+    check_output_folder("folder of TARGET", target.parent)
     say(f"reading {source} ({source_format})")
     state = FORMATS[source_format].read(source)
     if description is not None:
@@ -76,6 +79,13 @@ def convert(
     state, notes = fit(state, FORMATS[target_format].room, weights)
     if state.kind == "dit" and "diffusers" in (source_format, target_format):
         notes.append(DIFFUSERS_CAVEAT)
+    if state.kind == "vae" and target_format == "diffusers":
+        state, assumed = with_vae_config(state)
+        notes += assumed
+    elif state.kind == "vae" and state.config and target_format != "safetensors":
+        notes.append(
+            f"a {target_format} file has no room for config.json: put a copy beside it, where it is looked for"
+        )
     say(f"writing {target} ({target_format}): {state.num_tensors} tensors, {state.num_bytes / 1e6:.1f} MB")
     write(target, target_format, state)
     return Summary(source, source_format, target, target_format, tuple(state.trees), state.num_tensors,
@@ -83,7 +93,12 @@ def convert(
 
 
 def _described(state: State, description: dict[str, Any]) -> State:
+    if state.kind == "vae" and "ae" in description:  # a model.json; of config.json it knows one key
+        section = description["ae"] if isinstance(description["ae"], dict) else {}
+        return replace(state, config=state.config | {k: v for k, v in section.items() if k == "scaling_factor"})
     if state.kind == "vae":
+        if "_class_name" not in description:
+            raise ConfigError("--model", "is neither a model.json nor diffusers' config.json of an autoencoder")
         return replace(state, config=description)
     return replace(state, facts=state.facts | {"model": description})
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.errors import CheckpointError
+from mindspeed_mm_dit.errors import CheckpointError, PlatformError
 from mindspeed_mm_dit.framework.torch_file import read_torch_file
 
 Arrays = dict[str, np.ndarray]
@@ -37,7 +38,9 @@ def read_weights(path: str | Path, use_ema: bool = True) -> Arrays:
     if path.suffix in (".pt", ".pth", ".bin"):
         return choose_tree(read_torch_file(path), use_ema, path)
     raise CheckpointError(
-        str(path), f"has the unknown ending {path.suffix!r}", "give a DCP folder, a .pt or a .safetensors file"
+        str(path),
+        f"has the unknown ending {path.suffix!r}",
+        "give a checkpoint folder, a .pt, .safetensors or .ckpt file",
     )
 
 
@@ -62,14 +65,35 @@ def _read_ckpt(path: Path, use_ema: bool) -> Arrays:
 
 
 def _read_dcp(path: Path, use_ema: bool) -> Arrays:
-    from mindspeed_mm_dit.checkpoint import torch_dcp
-
+    torch_dcp = reader_of_pytorch_folder(path)
     problem = torch_dcp.problem_of(path)
     if problem is not None:
         raise CheckpointError(str(path), f"is damaged: {problem}")
     names = {name.split(".")[0] for name in torch_dcp.shapes(path)}
     prefix = "ema" if use_ema and "ema" in names else "model"
     return {name: _array(value) for name, value in torch_dcp.read_tree(path, prefix).items()}
+
+
+def reader_of_pytorch_folder(path: Path) -> ModuleType:
+    """Return the module that reads the checkpoint folder ``path``.
+
+    Raises:
+        CheckpointError: it is no checkpoint.
+        PlatformError: PyTorch, which wrote it, is not installed here.
+    """
+    if not (path / ".metadata").is_file():
+        raise CheckpointError(
+            str(path), "is a folder and no checkpoint: it has neither PyTorch's .metadata nor MindSpore's state.ckpt",
+            "name a folder such as checkpoints/iter_0001000, or the one that holds them",
+        )  # fmt: skip
+    try:
+        from mindspeed_mm_dit.checkpoint import torch_dcp
+    except ImportError as error:
+        raise PlatformError(
+            str(path), f"was written by PyTorch, without which it cannot be read ({error})",
+            f"in an environment with PyTorch: mm-dit convert {path} NEW_FOLDER --to mindspore (or any file format)",
+        ) from None  # fmt: skip
+    return torch_dcp
 
 
 def _array(tensor: Any) -> np.ndarray:

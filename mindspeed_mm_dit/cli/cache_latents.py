@@ -36,6 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Encode what is missing."""
+    for flag, least in (("batch_size", 1), ("shard_images", 1), ("num_workers", 0)):
+        if getattr(args, flag) < least:
+            raise ConfigError(f"--{flag.replace('_', '-')} = {getattr(args, flag)}", f"must be at least {least}")
     from mindspeed_mm_dit.framework import activate
 
     activate(args.ai_framework)
@@ -43,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
     from mindspeed_mm_dit.configs.data import load_data_config
     from mindspeed_mm_dit.configs.model import load_model_config
+    from mindspeed_mm_dit.configs.outputs import check_output_folder
     from mindspeed_mm_dit.data.dataset import check_fit
     from mindspeed_mm_dit.data.folder import open_index
     from mindspeed_mm_dit.data.latents import identity_of
@@ -50,10 +54,8 @@ def run(args: argparse.Namespace) -> int:
     from mindspeed_mm_dit.models.encode_data import CacheWriter, EncodeSettings
     from mindspeed_mm_dit.models.registry import AE_MODEL_MAPPINGS
 
-    for flag in ("batch_size", "shard_images"):
-        if getattr(args, flag) < 1:
-            raise ConfigError(f"--{flag.replace('_', '-')} = {getattr(args, flag)}", "must be at least 1")
-    model, data = load_model_config(args.model), load_data_config(args.data)
+    model, data = load_model_config(args.model), load_data_config(args.data, "--data")
+    check_output_folder("--output", args.output)
     data = dataclasses.replace(data, dataset_param=dataclasses.replace(data.dataset_param, latents=None))
     identity = identity_of(model, data)
     index = open_index(data.dataset_param, model.predictor.num_classes)

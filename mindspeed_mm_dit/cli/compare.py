@@ -64,7 +64,11 @@ def run_sides(args: argparse.Namespace, sides: tuple[Side, Side]) -> int:
     from mindspeed_mm_dit.evaluation.compare_report import write_report
 
     folder = Path(tempfile.mkdtemp(prefix="mm-dit-compare-"))
-    comparison = compare_sides(args, sides, folder)
+    try:
+        comparison = compare_sides(args, sides, folder)
+    except KeyboardInterrupt:
+        shutil.rmtree(folder)
+        raise
     write_report(Path(args.output), comparison)
     _print(comparison)
     print(f"report: {args.output}")
@@ -74,15 +78,40 @@ def run_sides(args: argparse.Namespace, sides: tuple[Side, Side]) -> int:
 
 def check_arguments(args: argparse.Namespace) -> None:
     """Refuse what cannot work before time is spent."""
+    from mindspeed_mm_dit.checkpoint.store import find_checkpoint
+    from mindspeed_mm_dit.configs.data import load_data_config
     from mindspeed_mm_dit.configs.model import load_model_config
+    from mindspeed_mm_dit.configs.outputs import check_output_file
 
-    load_model_config(args.model)
+    model = load_model_config(args.model)
     if args.steps < 0 or args.sample_steps < 0:
         raise ConfigError(f"--steps = {args.steps}, --sample-steps = {args.sample_steps}", "must not be negative")
-    if args.steps and not _data(args).is_file():
-        raise ConfigError(f"--data = {_data(args)}", "is not there", "name a data.json, or pass --steps 0")
+    if args.sample_steps:
+        check_sample_steps(args.sample_steps, model.diffusion.num_train_timesteps)
+    if args.batch_size is not None and args.batch_size < 1:
+        raise ConfigError(f"--batch-size = {args.batch_size}", "must be at least 1")
+    if args.train_args is not None and not Path(args.train_args).is_file():
+        raise ConfigError(f"--train-args = {args.train_args}", "is not there", "correct it, or leave it out")
+    if args.steps:
+        if not _data(args).is_file():
+            raise ConfigError(f"--data = {_data(args)}", "is not there", "name a data.json, or pass --steps 0")
+        load_data_config(_data(args), "--data")
+    if args.checkpoint:
+        find_checkpoint(args.checkpoint)
     if Path(args.output).suffix != ".html":
         raise ConfigError(f"--output = {args.output}", "is not a .html")
+    check_output_file("--output", args.output)
+
+
+def check_sample_steps(steps: int, num_train_timesteps: int) -> None:
+    """Refuse a number of DDIM steps that no chain has."""
+    from mindspeed_mm_dit.diffusion.schedule import respaced_steps
+
+    try:
+        respaced_steps(num_train_timesteps, f"ddim{steps}")
+    except ConfigError as error:
+        cure = f"use a divisor of {num_train_timesteps}, or 0 for no samples"
+        raise ConfigError(f"--sample-steps = {steps}", error.reason, cure) from None
 
 
 def compare_sides(args: argparse.Namespace, sides: tuple[Side, Side], folder: Path) -> Comparison:

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         metavar="JSON",
-        help="model.json of a DiT, or diffusers' config.json of a VAE, for what the tensors do not tell",
+        help="model.json, or diffusers' config.json of a VAE, for what the tensors do not tell",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace TARGET if it is a checkpoint")
 

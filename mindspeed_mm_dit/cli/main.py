@@ -21,8 +21,23 @@ COMMANDS = {
 }
 
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as a shell has it: 128 + SIGINT."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; return the exit code: 0 good, 1 a negative verdict, 2 a mistake in the input."""
+    """Run one command; return the exit code: 0 good, 1 a negative verdict, 2 a mistake in the input, 130 Ctrl-C."""
+    try:
+        return _run_command(argv)
+    except UserError as error:
+        print(f"{error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.__stderr__)  # (torch swaps sys.stderr while it is imported)
+        return INTERRUPTED
+
+
+def _run_command(argv: Sequence[str] | None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(
         prog="mm-dit",
@@ -42,11 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         module.add_arguments(command)
         command.set_defaults(run=module.run)
     args = parser.parse_args(argv)
-    try:
-        return int(args.run(args))
-    except UserError as error:
-        print(f"{error}", file=sys.stderr)
-        return 2
+    return int(args.run(args))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
+from mindspeed_mm_dit.errors import ConfigError
+
 DESCRIPTION = """\
 Recompute every quantity in a file of reference values with the weights of a checkpoint, and compare.
 
@@ -17,7 +19,12 @@ verdict for each; the exit code is 1 if one is past its tolerance. docs/parity.m
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the command."""
     parser.add_argument("--reference", required=True, metavar="NPZ", help="file of reference values")
-    parser.add_argument("--checkpoint", required=True, metavar="PATH", help="weights they were computed with")
+    parser.add_argument(
+        "--checkpoint",
+        required=True,
+        metavar="PATH",
+        help="weights they were computed with: a file, a checkpoint folder, or a folder of those (newest one)",
+    )
     parser.add_argument("--ai-framework", choices=("pytorch", "mindspore"), default="pytorch")
     parser.add_argument("--tolerance", type=float, default=1e-5, help="largest relative error (default 1e-5)")
     parser.add_argument(
@@ -27,6 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compare, print, and return 1 for any difference past tolerance."""
+    for flag in ("tolerance", "table_tolerance"):
+        if not getattr(args, flag) >= 0:
+            raise ConfigError(f"--{flag.replace('_', '-')} = {getattr(args, flag)}", "must be a number of at least 0")
     from rich.console import Console
     from rich.table import Table
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--peak-tflops", type=float, default=989.0, help="bf16 peak of a device (default 989, an H100)")
     parser.add_argument("--mfu", type=float, default=0.4, help="share of the peak that is reached (default 0.4)")
     parser.add_argument("--write-fsdp2", metavar="YAML", help="write the recommended fsdp2.yaml, with its reasons")
+    parser.add_argument("--overwrite", action="store_true", help="let --write-fsdp2 replace a file")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -44,9 +46,7 @@ def run(args: argparse.Namespace) -> int:
     from mindspeed_mm_dit.configs.model import load_model_config
     from mindspeed_mm_dit.planning.recommend import GIB, Request, fsdp2_yaml, recommend
 
-    for flag in ("world_size", "device_memory_gib", "global_batch_size", "node_size", "mfu", "peak_tflops"):
-        if getattr(args, flag) <= 0:
-            raise ConfigError(f"--{flag.replace('_', '-')} = {getattr(args, flag)}", "must be positive")
+    check_arguments(args)
     model = load_model_config(args.model)
     request = Request(
         world_size=args.world_size,
@@ -56,7 +56,14 @@ def run(args: argparse.Namespace) -> int:
         node_size=args.node_size,
         online_vae=not args.latents,
     )
+    check_batch(request)
     chosen = recommend(model, request)
+    if global_batch(request) != args.global_batch_size:
+        print(
+            f"note: {args.global_batch_size} images cannot be shared equally by {args.world_size} ranks, and training "
+            f"refuses them. This plan is for --global-batch-size {global_batch(request)}, "
+            f"{request.images_per_rank} a rank.\n"
+        )
     print_model(model)
     print_memory(model, request, chosen)
     print_fits(model, request)
@@ -70,6 +77,39 @@ def run(args: argparse.Namespace) -> int:
         Path(args.write_fsdp2).write_text(fsdp2_yaml(chosen, header), encoding="utf-8")
         print(f"\n{args.write_fsdp2}: written")
     return 0
+
+
+def check_arguments(args: argparse.Namespace) -> None:
+    """Refuse what cannot be planned for, or written."""
+    from mindspeed_mm_dit.configs.outputs import check_output_file
+
+    for flag in ("world_size", "device_memory_gib", "global_batch_size", "micro_batch_size", "node_size", "link_gbps",
+                 "node_link_gbps", "mfu", "peak_tflops"):  # fmt: skip
+        value = getattr(args, flag)
+        if value is not None and not (value > 0 and math.isfinite(value)):
+            raise ConfigError(f"--{flag.replace('_', '-')} = {value}", "must be positive")
+    if args.mfu > 1:
+        raise ConfigError(f"--mfu = {args.mfu}", "is a share of the peak, at most 1", "write 0.4 for 40 %")
+    if args.node_link_gbps is not None and args.link_gbps is None:
+        raise ConfigError(f"--node-link-gbps = {args.node_link_gbps:g}", "has no effect without --link-gbps",
+                          "give --link-gbps, the rate to other nodes, too")  # fmt: skip
+    if args.write_fsdp2:
+        check_output_file("--write-fsdp2", args.write_fsdp2)
+        if Path(args.write_fsdp2).exists() and not args.overwrite:
+            raise ConfigError(
+                f"--write-fsdp2 = {args.write_fsdp2}", "exists", "choose another name, or add --overwrite"
+            )
+
+
+def check_batch(request: Request) -> None:
+    """Refuse a micro-batch that does not divide the images of a rank."""
+    if request.images_per_rank % (request.micro_batch_size or 1):
+        raise ConfigError(
+            f"--micro-batch-size = {request.micro_batch_size}",
+            f"does not divide the {request.images_per_rank} images of a step that each of {request.world_size} ranks "
+            f"has of --global-batch-size {global_batch(request)}",
+            "use a divisor of them, or change --global-batch-size",
+        )
 
 
 def print_model(model: ModelConfig) -> None:

@@ -30,6 +30,9 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--output = {args.output}", "is not a .png")
     if args.smooth is not None and args.smooth < 1:
         raise ConfigError(f"--smooth = {args.smooth}", "must be at least 1")
+    from mindspeed_mm_dit.configs.outputs import check_output_file
+
+    check_output_file("--output", args.output)
     from mindspeed_mm_dit.evaluation.curves import draw_losses
     from mindspeed_mm_dit.evaluation.logs import read_curve
 

@@ -7,6 +7,7 @@ project's own and are added to the real host's parser as well.
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -67,7 +68,8 @@ def build_parser(prog: str = "pretrain_dit.py") -> _Parser:
         allow_abbrev=False,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         description="Train a class-conditional diffusion transformer (DiT). The model is described by "
-        "--mm-model, the images by --mm-data; all other flags are Megatron's.",
+        "--mm-model, the images by --mm-data. The groups below are Megatron's flags with Megatron's meaning; the last "
+        "one, DiT, is this project's own.",
     )
     megatron_flags(parser)
     return parser
@@ -231,7 +233,7 @@ def dit_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         "--report-sampler", default="ddim", choices=("ddpm", "ddim", "dpm++"), help="sampler of the report"
     )
     group.add_argument("--report-steps", type=_positive_int, default=50, help="sampling steps of the report")
-    group.add_argument("--report-cfg-scale", type=float, default=2.0, help="guidance scale of the report")
+    group.add_argument("--report-cfg-scale", type=_finite_float, default=2.0, help="guidance scale of the report")
     return parser
 
 
@@ -266,20 +268,22 @@ def check_arguments(args: argparse.Namespace, world_size: int) -> None:
     for name in ("adam_beta1", "adam_beta2"):
         _check(args, name, 0 <= getattr(args, name) < 1, "must lie in [0, 1)")
     for name in ("weight_decay", "clip_grad"):
-        _check(args, name, getattr(args, name) >= 0, "must not be negative")
+        _check(args, name, 0 <= getattr(args, name) < math.inf, "must be a number of at least 0")
     decay_iters = args.lr_decay_iters or args.train_iters
+    decay_flag = "--lr-decay-iters" if args.lr_decay_iters else "--train-iters (or set --lr-decay-iters)"
     if args.lr_decay_style != "constant":
         _check(
             args,
             "lr_warmup_iters",
             args.lr_warmup_iters < decay_iters,
             f"must be smaller than the steps of decay ({decay_iters})",
+            f"set --lr-warmup-iters below {decay_iters}, raise {decay_flag}, or use --lr-decay-style constant",
         )
 
 
-def _check(args: argparse.Namespace, name: str, good: bool, reason: str) -> None:
+def _check(args: argparse.Namespace, name: str, good: bool, reason: str, cure: str = "") -> None:
     if not good:
-        raise ConfigError(f"--{name.replace('_', '-')} = {getattr(args, name)}", reason)
+        raise ConfigError(f"--{name.replace('_', '-')} = {getattr(args, name)}", reason, cure)
 
 
 def _number(kind: type, good: Any, wish: str) -> Any:
@@ -297,5 +301,6 @@ def _number(kind: type, good: Any, wish: str) -> Any:
 
 _positive_int = _number(int, lambda v: v > 0, "a positive whole number")
 _unsigned_int = _number(int, lambda v: v >= 0, "a whole number of at least 0")
-_positive_float = _number(float, lambda v: v > 0, "a positive number")
+_positive_float = _number(float, lambda v: 0 < v < math.inf, "a positive number")
+_finite_float = _number(float, math.isfinite, "a number")
 _fraction = _number(float, lambda v: 0 <= v < 1, "a number in [0, 1)")

@@ -66,9 +66,9 @@ class DataConfig:
     """Free text: what the data are."""
 
 
-def load_data_config(path: str | Path) -> DataConfig:
-    """Read data.json; raises ConfigError naming the file, the key and the cure."""
-    content = read_json(path, "--mm-data")
+def load_data_config(path: str | Path, flag: str = "--mm-data") -> DataConfig:
+    """Read the data.json that ``flag`` names; raises ConfigError naming the file, the key and the cure."""
+    content = read_json(path, flag)
     for name, cls in (("dataset_param", DatasetParam), ("dataloader_param", DataloaderParam)):
         if name in content:
             content[name] = from_mapping(cls, content[name], f"{path}: {name}")

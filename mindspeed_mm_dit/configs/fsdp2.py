@@ -10,11 +10,11 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import yaml
 
-from mindspeed_mm_dit.configs.strict import from_mapping
+from mindspeed_mm_dit.configs.strict import from_mapping, read_text
 from mindspeed_mm_dit.errors import ConfigError, nearest
 
 Dtype = Literal["bf16", "fp16", "fp32"]
@@ -66,6 +66,12 @@ class Fsdp2Config:
     def __post_init__(self) -> None:
         if isinstance(self.sharding_size, int) and self.sharding_size < 1:
             raise ConfigError(f"sharding_size = {self.sharding_size}", "must be null, 'auto' or a positive number")
+        if type(self.reshard_after_forward) is int and self.reshard_after_forward < 1:
+            raise ConfigError(f"reshard_after_forward = {self.reshard_after_forward}",
+                              "must be true, false or a positive number of ranks")  # fmt: skip
+        for name in ("num_to_forward_prefetch", "num_to_backward_prefetch"):
+            if (getattr(self, name) or 0) < 0:
+                raise ConfigError(f"{name} = {getattr(self, name)}", "must not be negative")
         if self.expert_parallel_size not in (None, 1) or self.moe_modules:
             raise ConfigError(
                 f"expert_parallel_size = {self.expert_parallel_size}, moe_modules = {self.moe_modules}",
@@ -86,14 +92,23 @@ class Fsdp2Config:
         return size
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML, refusing a key that stands twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        for key, _ in node.value:
+            if keys.count(key.value) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} stands twice", key.start_mark)
+        return super().construct_mapping(node, deep)
+
+
 def load_fsdp2_config(path: str | Path | None) -> Fsdp2Config:
     """Read fsdp2.yaml; no path means every default."""
     if path is None:
         return Fsdp2Config()
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
-    except OSError as error:
-        raise ConfigError(f"--fsdp2-config-path = {path}", f"cannot be read: {error.strerror}") from None
+        content = yaml.load(read_text(path, "--fsdp2-config-path"), _Loader) or {}
     except yaml.YAMLError as error:
         raise ConfigError(f"--fsdp2-config-path = {path}", f"is not YAML: {error}") from None
     return from_mapping(Fsdp2Config, content, str(path))

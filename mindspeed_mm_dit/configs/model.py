@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,9 +42,8 @@ class DiTConfig:
     """Key in PREDICTOR_MODEL_MAPPINGS."""
 
     def __post_init__(self) -> None:
-        _require_positive(
-            self, "input_size", "num_classes", "in_channels", "patch_size", "hidden_size", "num_layers", "num_heads"
-        )
+        _require_positive(self, "predictor", "input_size", "num_classes", "in_channels", "patch_size", "hidden_size",
+                          "num_layers", "num_heads")  # fmt: skip
         if self.hidden_size % self.num_heads:
             raise ConfigError(
                 f"predictor.num_heads = {self.num_heads}",
@@ -61,6 +61,13 @@ class DiTConfig:
                 f"does not divide input_size: {self.input_size} % {self.patch_size} = "
                 f"{self.input_size % self.patch_size}",
                 f"use one of {_divisors(self.input_size)}, or another input_size",
+            )
+        if not (math.isfinite(self.mlp_ratio) and self.hidden_size * self.mlp_ratio >= 1):
+            raise ConfigError(
+                f"predictor.mlp_ratio = {self.mlp_ratio}",
+                f"leaves the MLP's hidden layer without a width: hidden_size({self.hidden_size}) * mlp_ratio must be "
+                "at least 1",
+                "the published DiT has 4.0",
             )
         if not 0.0 <= self.class_dropout_prob < 1.0:
             raise ConfigError(f"predictor.class_dropout_prob = {self.class_dropout_prob}", "must lie in [0, 1)")
@@ -149,6 +156,15 @@ class AutoencoderKLConfig:
 
     channels = 3
 
+    def __post_init__(self) -> None:
+        _require_positive(self, "ae", "latent_channels", "downsample_factor")
+        if not math.isfinite(self.scaling_factor) or self.scaling_factor == 0:
+            raise ConfigError(
+                f"ae.scaling_factor = {self.scaling_factor}",
+                "must be a number other than 0",
+                "use the one in the autoencoder's config.json; Stable Diffusion's has 0.18215",
+            )
+
     @property
     def samples_posterior(self) -> bool:
         """Whether a training sample carries posterior noise."""
@@ -200,8 +216,8 @@ class ModelConfig:
 
 
 def load_model_config(path: str | Path) -> ModelConfig:
-    """Read model.json; raises ConfigError naming the file, the key and the cure."""
-    return model_config_from_mapping(read_json(path, "--mm-model"), str(path))
+    """Read the model.json that --model names; raises ConfigError naming the file, the key and the cure."""
+    return model_config_from_mapping(read_json(path, "--model"), str(path))
 
 
 def model_config_from_mapping(content: Mapping[str, Any], where: str) -> ModelConfig:
@@ -241,7 +257,7 @@ def _with_preset(content: Mapping[str, Any], where: str) -> dict[str, Any]:
         return dict(content)
     given = dict(predictor)
     name = given.pop("preset")
-    if name not in PRESETS:
+    if not isinstance(name, str) or name not in PRESETS:
         raise ConfigError(
             f"{where}: predictor.preset = {name!r}",
             "unknown preset",
@@ -257,11 +273,11 @@ def _with_preset(content: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {**content, "predictor": given}
 
 
-def _require_positive(config: Any, *names: str) -> None:
+def _require_positive(config: Any, section: str, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
         if value < 1 or isinstance(value, bool):
-            raise ConfigError(f"{config.model_id}: {name} = {value}", "must be a positive whole number")
+            raise ConfigError(f"{section}.{name} = {value}", "must be a positive whole number")
 
 
 def _divisors(number: int) -> str:

@@ -1,24 +1,27 @@
-"""Read a mapping into a frozen dataclass, refusing whatever the dataclass does not name."""
+"""Read a mapping into a frozen dataclass, refusing whatever the dataclass does not name or does not allow."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-import dacite
-
-from mindspeed_mm_dit.errors import ConfigError, nearest
+from mindspeed_mm_dit.errors import ConfigError, UserError, nearest
 
 T = TypeVar("T")
 
-
-def _whole_number_as_float(value: Any) -> Any:
-    return float(value) if type(value) is int else value
-
-
-_DACITE = dacite.Config(strict=True, type_hooks={float: _whole_number_as_float})
+_WORDS: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a string",
+    type(None): "null",
+}
+"""What config files call our types."""
 
 
 def from_mapping(cls: type[T], mapping: Any, where: str) -> T:
@@ -26,11 +29,12 @@ def from_mapping(cls: type[T], mapping: Any, where: str) -> T:
 
     Raises:
         ConfigError: for an unknown key (the nearest known one is named), a missing key,
-            or a value of the wrong type.
+            or a value of the wrong type (with the values that are allowed).
     """
     if not isinstance(mapping, dict):
         raise ConfigError(where, f"expected an object with named keys, found {type(mapping).__name__}")
-    known = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+    known = [field.name for field in fields]
     for key in mapping:
         if key not in known:
             raise ConfigError(
@@ -38,25 +42,87 @@ def from_mapping(cls: type[T], mapping: Any, where: str) -> T:
                 "unknown key",
                 f"{nearest(str(key), known)}Known keys are: {', '.join(known)}",
             )
-    frozen = {key: tuple(value) if isinstance(value, list) else value for key, value in mapping.items()}
+    hints, values = get_type_hints(cls), {}
+    for field in fields:
+        if field.name in mapping:
+            values[field.name] = _checked(mapping[field.name], hints[field.name], f"{where}: {field.name}")
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise ConfigError(f"{where}: {field.name}", "this key is required and missing")
     try:
-        return dacite.from_dict(cls, frozen, _DACITE)  # type: ignore[type-var]
-    except dacite.WrongTypeError as error:
-        wanted = getattr(error.field_type, "__name__", str(error.field_type))
-        raise ConfigError(
-            f"{where}: {error.field_path} = {error.value!r}",
-            f"expected {wanted}, found {type(error.value).__name__}",
-        ) from None
-    except dacite.MissingValueError as error:
-        raise ConfigError(f"{where}: {error.field_path}", "this key is required and missing") from None
+        return cls(**values)
+    except UserError as error:  # what the class itself refuses; it knows its section, not the file
+        raise type(error)(f"{where.rpartition(': ')[0] or where}: {error.what}", error.reason, error.cure) from None
+
+
+def _checked(value: Any, wanted: Any, where: str) -> Any:
+    """Return ``value`` as the type ``wanted``: a list as a tuple, a whole number as a float where one is wanted."""
+    kinds = get_args(wanted) if get_origin(wanted) in (Union, UnionType) else (wanted,)
+    lists = [kind for kind in kinds if get_origin(kind) is tuple]
+    if lists and isinstance(value, (list, tuple)):
+        item = get_args(lists[0])[0]
+        return tuple(_checked(entry, item, f"{where}[{position}]") for position, entry in enumerate(value))
+    if any(_fits(value, kind) for kind in kinds):
+        return float(value) if float in kinds and int not in kinds and type(value) is int else value
+    raise ConfigError(f"{where} = {value!r}", f"expected {_words(kinds)}", _cure(value, kinds))
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    if get_origin(kind) is Literal:
+        return any(value == choice and type(value) is type(choice) for choice in get_args(kind))
+    if kind is float:
+        return type(value) in (int, float) and math.isfinite(value)
+    if kind in _WORDS:
+        return type(value) is kind  # true is no whole number here
+    return get_origin(kind) is None and isinstance(value, kind)
+
+
+def _words(kinds: Iterable[Any]) -> str:
+    """Return "'a', 'b' or null"."""
+    words: list[str] = []
+    for kind in kinds:
+        if get_origin(kind) is Literal:
+            words += [repr(choice) for choice in get_args(kind)]
+        elif get_origin(kind) is tuple:
+            words.append("a list")
+        else:
+            words.append(_WORDS.get(kind, "an object with named keys"))
+    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
+def _cure(value: Any, kinds: Iterable[Any]) -> str:
+    if not isinstance(value, str):
+        return ""
+    if any(get_origin(kind) is tuple for kind in kinds):
+        return f"write a list: {json.dumps([value])}"
+    if {int, float} & set(kinds) and value.replace(".", "", 1).isdigit():
+        return f"write it without quotes: {value}"
+    choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
+    return nearest(value, choices).strip()
+
+
+def read_text(path: str | Path, flag: str) -> str:
+    """Read a text file; ``flag`` is the option that named it. Raises ConfigError unless it is UTF-8."""
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"{flag} = {path}", f"cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        byte = f"byte {error.object[error.start]:#04x} at position {error.start}"
+        raise ConfigError(f"{flag} = {path}", f"is not UTF-8: {byte}", "save it as UTF-8") from None
 
 
 def read_json(path: str | Path, flag: str) -> dict[str, Any]:
     """Read a JSON object from ``path``; ``flag`` is the option that named the file."""
+
+    def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        keys = [key for key, _ in pairs]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise ConfigError(f"{flag} = {path}", f"the key {key!r} stands twice in one object", "drop one of them")
+        return dict(pairs)
+
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{flag} = {path}", f"cannot be read: {error.strerror}") from None
+        content = json.loads(read_text(path, flag), object_pairs_hook=without_duplicates)
     except json.JSONDecodeError as error:
         raise ConfigError(f"{flag} = {path}", f"is not JSON: line {error.lineno}: {error.msg}") from None
     if not isinstance(content, dict):

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from mindspeed_mm_dit.checkpoint.store import find_checkpoint
 from mindspeed_mm_dit.checkpoint.weights import check_names, read_weights
 from mindspeed_mm_dit.configs.model import DiTConfig, GaussianDiffusionConfig
 from mindspeed_mm_dit.diffusion.gaussian import GaussianDiffusion
@@ -95,7 +96,7 @@ class Recomputed:
             num_heads=heads,
         )
         self._diffusion = runtime.to_runtime_device(GaussianDiffusion.from_config(GaussianDiffusionConfig()))
-        self._weights = read_weights(checkpoint, use_ema=False)
+        self._weights = read_weights(find_checkpoint(checkpoint), use_ema=False)
         self._model = self._fresh_model()
 
     def value(self, name: str) -> np.ndarray:

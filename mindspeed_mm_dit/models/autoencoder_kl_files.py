@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -66,6 +67,7 @@ def read_autoencoder_kl(config: AutoencoderKLConfig) -> tuple[KLArchitecture, di
     folder = path if path.is_dir() else path.parent
     architecture = read_architecture(folder / "config.json")
     check_sizes(config, architecture.latent_channels, architecture.downsample_factor)
+    check_scale(config)
     return architecture, with_new_names(_read_weights(_weight_file(path) if path.is_dir() else path))
 
 
@@ -91,6 +93,25 @@ def check_sizes(config: AutoencoderKLConfig, latent_channels: int, downsample_fa
         )
 
 
+def check_scale(config: AutoencoderKLConfig) -> None:
+    """Raise CheckpointError unless latents are scaled as the autoencoder's config.json says, if it says so."""
+    path = existing_path(config)
+    path = (path if path.is_dir() else path.parent) / "config.json"
+    content = read_json(path, "ae") if path.is_file() else {}
+    factor, shift = (content.get(key) for key in ("scaling_factor", "shift_factor"))
+    if factor is not None and not (isinstance(factor, (int, float)) and math.isclose(factor, config.scaling_factor)):
+        raise CheckpointError(
+            f"ae.scaling_factor = {config.scaling_factor}",
+            f"{path} says {factor}: with another one latents do not have unit variance",
+            f'set "scaling_factor": {factor} in the ae section of model.json',
+        )
+    if shift:
+        raise CheckpointError(
+            f"{path}: shift_factor = {shift}", "latents that are shifted are not supported",
+            "use an autoencoder without a shift, e.g. stabilityai/sd-vae-ft-ema",
+        )  # fmt: skip
+
+
 def read_architecture(path: Path) -> KLArchitecture:
     """Read a diffusers config.json; raises CheckpointError for a kind of network that is not known here."""
     if not path.is_file():
@@ -98,6 +119,15 @@ def read_architecture(path: Path) -> KLArchitecture:
     content = read_json(path, "ae")
     known = {field.name for field in dataclasses.fields(KLArchitecture)}
     architecture = from_mapping(KLArchitecture, {k: v for k, v in content.items() if k in known}, str(path))
+    positive = (architecture.in_channels, architecture.out_channels, architecture.layers_per_block,
+                architecture.latent_channels, architecture.norm_num_groups)  # fmt: skip
+    if min(positive) < 1 or any(w < 1 or w % architecture.norm_num_groups for w in architecture.block_out_channels):
+        raise CheckpointError(
+            f"{path}: norm_num_groups = {architecture.norm_num_groups}, "
+            f"block_out_channels = {list(architecture.block_out_channels)}",
+            "sizes must be positive, and norm_num_groups divide every width",
+            "copy or download the file again",
+        )
     _require_known(path, "act_fn", {architecture.act_fn}, "silu")
     for key, kind in (("down_block_types", "DownEncoderBlock2D"), ("up_block_types", "UpDecoderBlock2D")):
         types: tuple[str, ...] = getattr(architecture, key)

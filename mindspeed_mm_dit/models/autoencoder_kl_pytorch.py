@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,7 +13,7 @@ from torch import Tensor
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.models.autoencoder import draw_latents
-from mindspeed_mm_dit.models.autoencoder_kl_files import check_sizes, existing_path
+from mindspeed_mm_dit.models.autoencoder_kl_files import check_scale, check_sizes, existing_path
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKL as DiffusersAutoencoderKL
@@ -58,12 +61,29 @@ def _load(config: AutoencoderKLConfig) -> DiffusersAutoencoderKL:
     from diffusers import AutoencoderKL as DiffusersAutoencoderKL
 
     path = existing_path(config)
+    check_scale(config)
     try:
-        if path.is_dir():
-            module = DiffusersAutoencoderKL.from_pretrained(path, local_files_only=True)
-        else:
-            module = DiffusersAutoencoderKL.from_single_file(str(path), config=str(path.parent), local_files_only=True)
+        with _quiet_diffusers():
+            if path.is_dir():
+                module = DiffusersAutoencoderKL.from_pretrained(path, local_files_only=True)
+            else:
+                module = DiffusersAutoencoderKL.from_single_file(
+                    str(path), config=str(path.parent), local_files_only=True
+                )
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise CheckpointError(f"ae.from_pretrained = {path}", f"diffusers cannot load it: {error}") from error
     check_sizes(config, module.config.latent_channels, 2 ** (len(module.config.block_out_channels) - 1))
     return module
+
+
+@contextmanager
+def _quiet_diffusers() -> Iterator[None]:
+    """Keep diffusers from advising accelerate, and from calling a folder with a .bin an error; exceptions pass."""
+    from diffusers.utils import logging as diffusers_logging
+
+    before = diffusers_logging.get_verbosity()
+    diffusers_logging.set_verbosity(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        diffusers_logging.set_verbosity(before)

@@ -10,7 +10,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Sequence
-from types import ModuleType
+from types import ModuleType, TracebackType
 
 from mindspeed_mm_dit.errors import PlatformError, UserError
 from mindspeed_mm_dit.framework import FRAMEWORKS, activate
@@ -21,14 +21,31 @@ HOST_PACKAGES = ("mindspeed", "megatron.training", "mindspeed_mm")
 def choose_host(argv: Sequence[str]) -> ModuleType:
     """Return the module of the host that ``argv`` and the installed packages ask for, framework activated.
 
-    A UserError is printed and ends the process with code 2.
+    A UserError is printed and ends the process with code 2. From here on Ctrl-C, where nothing else takes it, ends it
+    with one line and code 130.
     """
+    sys.excepthook = _without_traceback_of_an_interrupt
     try:
         return find_host(argv)
     except UserError as error:
-        if os.environ.get("RANK", "0") == "0":
+        if _says_it():
             print(f"\n{error}", file=sys.stderr, flush=True)
         sys.exit(2)
+
+
+def _without_traceback_of_an_interrupt(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    if not issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, trace)
+        return
+    if _says_it():
+        print("interrupted", file=sys.__stderr__, flush=True)  # (torch swaps sys.stderr while it is imported)
+    sys.exit(130)
+
+
+def _says_it() -> bool:
+    return os.environ.get("RANK", "0") == "0"
 
 
 def find_host(argv: Sequence[str]) -> ModuleType:
@@ -63,7 +80,7 @@ def find_host(argv: Sequence[str]) -> ModuleType:
 
 def _note_a_partial_host(missing: Sequence[str], wanted: str) -> None:
     here = [name for name in HOST_PACKAGES if name not in missing]
-    if here and missing and wanted == "auto" and os.environ.get("RANK", "0") == "0":
+    if here and missing and wanted == "auto" and _says_it():
         print(f"note: {', '.join(here)} found, {', '.join(missing)} not: standalone host", file=sys.stderr)
 
 

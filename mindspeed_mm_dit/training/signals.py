@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import signal
+import time
 from types import FrameType, TracebackType
 from typing import Any
 
 from mindspeed_mm_dit.framework import runtime
+
+LAUNCHER_SECONDS = 1.0
+"""torchrun passes on a Ctrl-C that the terminal has sent to every process already: so soon after, it is the same."""
 
 
 class StopRequest:
@@ -14,6 +18,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self._asked = False
+        self._interrupted_at: float | None = None
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopRequest:
@@ -23,8 +28,12 @@ class StopRequest:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._asked = True
-        if number == signal.SIGINT:  # a second Ctrl-C interrupts at once
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if number != signal.SIGINT:
+            return
+        if self._interrupted_at is None:
+            self._interrupted_at = time.monotonic()
+        elif time.monotonic() - self._interrupted_at > LAUNCHER_SECONDS:  # a second Ctrl-C interrupts at once
+            raise KeyboardInterrupt
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for number, handler in self._before.items():

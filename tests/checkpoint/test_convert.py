@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import subprocess
@@ -24,7 +25,7 @@ from mindspeed_mm_dit.configs.model import DiTConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, PlatformError
 from mindspeed_mm_dit.framework.mindspore_file import read_mindspore_file, write_mindspore_file
 from mindspeed_mm_dit.framework.torch_file import read_torch_file, write_torch_file
-from mindspeed_mm_dit.models.autoencoder_kl_files import KLArchitecture
+from mindspeed_mm_dit.models.autoencoder_kl_files import KLArchitecture, read_architecture
 from mindspeed_mm_dit.models.positions import sincos_positions_2d
 from tests.conftest import GOLDEN
 
@@ -131,11 +132,37 @@ def test_an_autoencoder_survives_every_format_and_back(tmp_path, first, second):
     source = write(tmp_path, first, State({"model": weights}, config=config))
     target, back = tmp_path / "there" / NAMES.get(second, second), tmp_path / "back" / NAMES.get(first, first)
     convert(source, target, second, description=config)
-    convert(target, back, first)
+    convert(target, back, first, description=config)
     assert_same(read(target).weights, weights)
     assert_same(read(back).weights, weights)
     if second == "diffusers":
         assert json.loads((target / "config.json").read_text()) == config
+
+
+def test_what_is_assumed_of_an_autoencoder_is_said(tmp_path):
+    wide = dataclasses.replace(TINY_VAE, block_out_channels=(32, 64), norm_num_groups=32)
+    write_torch_file(tmp_path / "a.pt", random_arrays(vae_shapes(wide), 0))
+    done = convert(tmp_path / "a.pt", tmp_path / "guess", "diffusers")
+    assert "norm_num_groups = 32 is assumed" in done.notes[0] and "scaling_factor is not known" in done.notes[0]
+    assert "scaling_factor" not in read_architecture_json(tmp_path / "guess")
+    model_json = {**MODEL_JSON, "ae": {"model_id": "autoencoder_kl", "from_pretrained": "x", "scaling_factor": 0.5}}
+    convert(tmp_path / "a.pt", tmp_path / "a.safetensors", description=model_json)
+    done = convert(tmp_path / "a.safetensors", tmp_path / "known", "diffusers")
+    assert "is assumed" in done.notes[0] and "scaling_factor" not in done.notes[0]
+    assert read_architecture_json(tmp_path / "known")["scaling_factor"] == 0.5
+    done = convert(tmp_path / "known", tmp_path / "a.ckpt")
+    assert "no room for config.json" in done.notes[0]
+
+    write_torch_file(tmp_path / "b.pt", random_arrays(vae_shapes(TINY_VAE), 0))
+    with pytest.raises(ConfigError, match=r"--model: is needed: .* 32 does not divide the widths 8, 16"):
+        convert(tmp_path / "b.pt", tmp_path / "b", "diffusers")
+    with pytest.raises(ConfigError, match="--model: is neither"):
+        convert(tmp_path / "b.pt", tmp_path / "b", "diffusers", description={"norm_num_groups": 4})
+
+
+def read_architecture_json(folder):
+    read_architecture(folder / "config.json")
+    return json.loads((folder / "config.json").read_text())
 
 
 @pytest.mark.parametrize(
@@ -439,6 +466,12 @@ def test_without_pytorch_its_folders_are_refused_by_name_and_the_rest_works(tmp_
     with pytest.raises(PlatformError, match="pip install torch"):
         convert(tmp_path / "a.pt", tmp_path / "run", "pytorch")
     convert(tmp_path / "a.pt", tmp_path / "run", "mindspore")
+    folder = tmp_path / "theirs" / "iter_0000007"
+    folder.mkdir(parents=True)
+    (folder / ".metadata").write_bytes(b"")
+    for use in (lambda: read_weights(folder), lambda: convert(folder, tmp_path / "b.pt")):
+        with pytest.raises(PlatformError, match=r"theirs/iter_0000007: was written by PyTorch(?s:.*)mm-dit convert"):
+            use()
 
 
 def test_neither_framework_is_imported_for_files_and_mindspores_folders(tmp_path):

@@ -61,6 +61,11 @@ def test_a_damaged_or_unknown_file_is_an_error(tmp_path, name):
         read_weights(tmp_path / name)
 
 
+def test_a_folder_that_is_no_checkpoint_is_an_error(tmp_path):
+    with pytest.raises(CheckpointError, match="is a folder and no checkpoint"):
+        read_weights(tmp_path)
+
+
 def test_differing_tensors_are_named():
     with pytest.raises(CheckpointError) as caught:
         check_names({"a": (2, 2), "b": (1,)}, {"a": (2, 3), "c": (1,)}, "file")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import shlex
 
 import pytest
@@ -47,6 +48,11 @@ def test_the_micro_batch_defaults_to_the_images_of_a_rank():
         ("--lr-warmup-itres 3", 1, "Did you mean '--lr-warmup-iters'"),
         ("--min-lr 1", 1, "must lie between 0 and --lr"),
         ("--lr-warmup-iters 10", 1, "must be smaller than the steps of decay (10)"),
+        ("--lr-warmup-iters 10", 1, "Cure: set --lr-warmup-iters below 10, raise --train-iters"),
+        ("--lr-warmup-iters 10 --lr-decay-iters 5", 1, "below 5, raise --lr-decay-iters"),
+        ("--lr inf", 1, "'inf' is not a positive number"),
+        ("--weight-decay inf", 1, "--weight-decay = inf: must be a number of at least 0"),
+        ("--report-cfg-scale nan", 1, "'nan' is not a number"),
         ("--adam-beta1 1.0", 1, "--adam-beta1 = 1.0"),
         ("--train-iters -3", 1, "not a positive whole number"),
         ("--tensor-model-parallel-size 2", 1, "invalid choice"),
@@ -58,6 +64,12 @@ def test_a_wrong_flag_is_named_with_its_reason(flags, world_size, message):
     assert message in str(caught.value)
 
 
+def test_help_tells_megatrons_flags_from_our_own():
+    parser = build_parser()
+    text = " ".join(dit_flags(parser).format_help().split())
+    assert "the last one, DiT, is this project's own" in text and parser._action_groups[-1].title == "DiT"
+
+
 @pytest.mark.parametrize("folder", ["", "imagenet256", "imagenet512", "cat_dog"])
 def test_every_shipped_train_args_and_data_json_is_read(folder):
     lines = (ROOT / "examples/dit" / folder / "train.args").read_text().splitlines()
@@ -65,3 +77,20 @@ def test_every_shipped_train_args_and_data_json_is_read(folder):
     args = parse(flags, 8, NEEDED if folder else NEEDED.replace("--micro-batch-size 4", ""))
     assert args.save == args.load
     assert load_data_config(ROOT / "examples/dit" / folder / "data.json").dataset_param.image_size
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"source": "mnist"}, "expected 'digits' or null"),
+        ({"image_size": 0}, "dataset_param.image_size = 0: must be positive"),
+        ({"valid_fraction": float("nan")}, "valid_fraction = nan: expected a number"),
+        ({"valid_fraction": 1}, "must lie in [0, 1)"),
+    ],
+)
+def test_a_wrong_setting_of_data_json_is_named(tmp_path, section, message):
+    content = {"dataset_param": {"data_folder": "d", "image_size": 8, **section}}
+    (tmp_path / "data.json").write_text(json.dumps(content))
+    with pytest.raises(ConfigError) as caught:
+        load_data_config(tmp_path / "data.json")
+    assert message in str(caught.value)

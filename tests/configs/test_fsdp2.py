@@ -55,14 +55,31 @@ def test_sharding_size_must_divide_the_ranks():
         Fsdp2Config(sharding_size=3).shard_ranks(8)
 
 
-def test_unknown_keys_and_a_string_for_a_list_are_errors(tmp_path):
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("shard_size: 2", "Did you mean 'sharding_size'"),
+        (
+            "sub_modules_to_wrap: predictor.blocks.{*}",
+            'expected a list\n    Cure: write a list: ["predictor.blocks.{*}"]',
+        ),
+        ("sub_modules_to_wrap: [predictor.blocks, 3]", "sub_modules_to_wrap[1] = 3: expected a string"),
+        ("sharding_size: abc", "expected a whole number, 'auto' or null"),
+        ("sharding_size: atuo", "Did you mean 'auto'?"),
+        ("param_dtype: bfloat16", "expected 'bf16', 'fp16', 'fp32' or null"),
+        ("reshard_after_forward: 0", "must be true, false or a positive number"),
+        ("num_to_forward_prefetch: -1", "must not be negative"),
+        ("offload_to_cpu: 1", "expected true or false"),
+        ("pin_memory: true\npin_memory: false", "key 'pin_memory' stands twice"),
+        ("# caf\xe9", "is not UTF-8"),
+    ],
+)
+def test_a_wrong_line_is_named_with_what_is_allowed(tmp_path, line, message):
     file = tmp_path / "fsdp2.yaml"
-    file.write_text("shard_size: 2\n")
-    with pytest.raises(ConfigError, match="Did you mean 'sharding_size'"):
+    file.write_bytes(line.encode("latin-1"))
+    with pytest.raises(ConfigError) as caught:
         load_fsdp2_config(file)
-    file.write_text("sub_modules_to_wrap: predictor.blocks\n")
-    with pytest.raises(ConfigError, match="sub_modules_to_wrap"):
-        load_fsdp2_config(file)
+    assert message in str(caught.value) and str(file) in str(caught.value)
 
 
 @pytest.mark.parametrize("folder", ["", "imagenet256", "imagenet512", "cat_dog"])

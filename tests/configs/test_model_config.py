@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from mindspeed_mm_dit.configs.model import load_model_config, model_config_from_mapping
@@ -34,13 +36,21 @@ def test_a_preset_stands_for_its_sizes(model_json):
         ("predictor", "num_head", 4, "Did you mean 'num_heads'"),
         ("predictor", "num_heads", 5, "128 % 5 = 3"),
         ("predictor", "patch_size", 3, "8 % 3 = 2"),
-        ("predictor", "num_layers", "four", "expected int, found str"),
+        ("predictor", "num_layers", "four", "num_layers = 'four': expected a whole number"),
+        ("predictor", "num_layers", "4", "write it without quotes: 4"),
+        ("predictor", "num_layers", True, "expected a whole number"),
+        ("predictor", "num_layers", -1, "model.json: predictor.num_layers = -1: must be a positive"),
+        ("predictor", "mlp_ratio", 0.001, "hidden_size(128) * mlp_ratio must be at least 1"),
+        ("predictor", "mlp_ratio", -4, "must be at least 1"),
+        ("predictor", "mlp_ratio", math.nan, "mlp_ratio = nan: expected a number"),
+        ("predictor", "class_dropout_prob", math.inf, "expected a number"),
+        ("predictor", "preset", ["DiT-B/2"], "unknown preset"),
         ("predictor", "in_channels", 4, "makes latents of 1 channels"),
         ("predictor", "learn_sigma", True, "does not fit"),
         ("predictor", "model_id", "dti", "Did you mean 'dit'"),
         ("predictor", "preset", "DiT-B/2", "preset DiT-B/2 means 12"),
         ("predictor", "class_dropout_prob", 1.5, "must lie in [0, 1)"),
-        ("diffusion", "noise_schedule", "cosine", "noise_schedule"),
+        ("diffusion", "noise_schedule", "linaer", "'linear' or 'squaredcos_cap_v2'\n    Cure: Did you mean 'linear'?"),
         ("ae", "channels", 2, "grey (1) or RGB (3)"),
     ],
 )
@@ -50,6 +60,44 @@ def test_a_wrong_setting_is_named_with_its_reason(model_json, section, key, valu
         model_config_from_mapping(model_json, "model.json")
     assert message in str(caught.value)
     assert key in str(caught.value) or "predictor" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"scaling_factor": 0.0}, "scaling_factor = 0.0: must be a number other than 0"),
+        ({"downsample_factor": 0}, "ae.downsample_factor = 0: must be a positive"),
+        ({"latent_channels": -4}, "ae.latent_channels = -4"),
+        ({"dtype": "fp16"}, "expected 'fp32' or 'bf16'"),
+    ],
+)
+def test_an_autoencoder_s_settings_are_checked(model_json, section, message):
+    model_json["ae"] = {"model_id": "autoencoder_kl", "from_pretrained": "vae", **section}
+    with pytest.raises(ConfigError) as caught:
+        model_config_from_mapping(model_json, "model.json")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"ae": {}, "ae": {}}', "the key 'ae' stands twice"),
+        (b'{"note": "\xe9"}', "is not UTF-8: byte 0xe9 at position 10"),
+        (b"[]", "expected a JSON object"),
+        (b"{", "is not JSON: line 1"),
+    ],
+)
+def test_a_file_that_cannot_be_understood_is_named(tmp_path, content, message):
+    (tmp_path / "m.json").write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        load_model_config(tmp_path / "m.json")
+    assert f"--model = {tmp_path}/m.json: {message}" in str(caught.value)
+
+
+def test_a_byte_order_mark_is_no_mistake(tmp_path):
+    text = (ROOT / "examples/dit/model.json").read_text()
+    (tmp_path / "m.json").write_text(text, encoding="utf-8-sig")
+    assert load_model_config(tmp_path / "m.json") == load_model_config(ROOT / "examples/dit/model.json")
 
 
 def test_an_unknown_section_is_refused(model_json):

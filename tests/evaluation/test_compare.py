@@ -17,7 +17,7 @@ import pytest
 
 from mindspeed_mm_dit.cli.compare import add_arguments, check_arguments, run_sides
 from mindspeed_mm_dit.cli.main import main
-from mindspeed_mm_dit.errors import ConfigError, PlatformError, UserError
+from mindspeed_mm_dit.errors import PlatformError, UserError
 from mindspeed_mm_dit.evaluation.compare import LayerFinding, compare_losses, first_past, relative_error
 from mindspeed_mm_dit.evaluation.sides import ROOT, Side, Training, batch_size_of, find_python, training_flags
 from tests.training.launch import Configs
@@ -177,9 +177,15 @@ def test_a_side_that_fails_says_why(configs, tmp_path):
         (["--steps", "-1"], "must not be negative"),
         (["--data", "nowhere.json"], "--data = nowhere.json: is not there"),
         (["--output", "r.md"], "is not a .html"),
+        (["--output", "/dev/null/r.html"], "--output = /dev/null/r.html: the folder /dev/null cannot be made"),
+        (["--sample-steps", "2000"], "--sample-steps = 2000: no whole stride visits 2000 of 1000"),
+        (["--batch-size", "0"], "--batch-size = 0"),
+        (["--train-args", "nowhere.args"], "--train-args = nowhere.args: is not there"),
+        (["--checkpoint", "nowhere"], "--checkpoint = nowhere"),
+        (["--model", "nowhere.json"], "--model = nowhere.json"),
     ],
 )
 def test_a_mistake_is_named_before_time_is_spent(configs, flags, message):
     given = arguments(configs, Path("r.html"), *flags)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(UserError, match=message):
         check_arguments(given)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from mindspeed_mm_dit.checkpoint.convert import convert
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.errors import CheckpointError
 from tests.conftest import FRAMEWORK, GOLDEN
@@ -42,6 +43,17 @@ def test_any_file_of_the_format_will_do(compare, tmp_path, golden):
     part["table/sqrt_recipm1_alphas_cumprod"] = schedule.sqrt_recipm1_alphas_cumprod
     np.savez(tmp_path / "part.npz", **part)
     assert all(f.good for f in compare(tmp_path / "part.npz", CHECKPOINT, 1e-5, 1e-12))
+
+
+def test_the_newest_checkpoint_of_a_folder_is_taken(compare, tmp_path, golden):
+    convert(CHECKPOINT, tmp_path / "run", "mindspore")
+    np.savez(tmp_path / "part.npz", **{key: golden[key] for key in ("config", "x0", "noise", "t", "y", "output")})
+    assert all(f.good for f in compare(tmp_path / "part.npz", tmp_path / "run", 1e-5, 1e-12))
+
+
+def test_a_tolerance_that_is_no_number_is_an_error(capsys):
+    assert main(["parity", "--reference", "x", *CHOSEN, "--tolerance", "nan"]) == 2
+    assert "--tolerance = nan" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("key", ["table/none", "grad_norm/none", "nonsense", "timestep_map/x"])

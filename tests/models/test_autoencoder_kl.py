@@ -1,6 +1,7 @@
 """Our AutoencoderKL reads diffusers' files and computes what diffusers computes; what it cannot do, it says."""
 
 import json
+import logging
 
 import numpy as np
 import pytest
@@ -90,6 +91,7 @@ def test_the_network_s_weights_are_frozen(small):
         ({"down_block_types": ["DownEncoderBlock2D", "AttnDownEncoderBlock2D"]}, "AttnDownEncoderBlock2D"),
         ({"up_block_types": ["UpDecoderBlock2D"] * 3}, "names 3 levels"),
         ({"act_fn": "gelu"}, "act_fn = gelu"),
+        ({"norm_num_groups": 3}, r"config\.json: norm_num_groups = 3.*divide every width"),
         ({"latent_channels": 16}, "model.json says"),
         ({"layers_per_block": 2}, "is missing"),
         ({"mid_block_add_attention": False}, "is unknown"),
@@ -102,6 +104,52 @@ def test_a_config_that_does_not_fit_is_refused(small, change, message):
     (folder / "config.json").write_text(json.dumps(SMALL | change))
     with pytest.raises(CheckpointError, match=message):
         build(folder)
+
+
+@pytest.mark.parametrize("module", ["ours", "diffusers"])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"scaling_factor": 0.13025}, r'config.json says 0.13025(?s:.*)set "scaling_factor": 0.13025'),
+        ({"scaling_factor": 0.18215, "shift_factor": 0.1}, "shift_factor = 0.1: latents that are shifted"),
+        ({"scaling_factor": 0.18215, "shift_factor": None}, None),
+    ],
+    ids=str,
+)
+def test_latents_scaled_otherwise_than_the_autoencoder_s_are_refused(framework, small, module, change, message):
+    folder, build = small
+    if module == "diffusers":
+        pytest.importorskip("diffusers")
+        from mindspeed_mm_dit.models.autoencoder_kl_pytorch import AutoencoderKL
+
+        def build(path):
+            return AutoencoderKL(AutoencoderKLConfig(str(path), downsample_factor=2))
+
+    (folder / "config.json").write_text(json.dumps(SMALL | change))
+    for path in (folder, folder / "diffusion_pytorch_model.safetensors"):
+        if message is None:
+            build(path)
+        else:
+            with pytest.raises(CheckpointError, match=message):
+                build(path)
+
+
+def test_loading_by_diffusers_is_quiet_and_its_errors_come_through(framework, small, caplog, monkeypatch):
+    diffusers = pytest.importorskip("diffusers")
+    from mindspeed_mm_dit.models.autoencoder_kl_pytorch import AutoencoderKL
+
+    folder, _ = small
+    weights = {name: weight(name, shape) for name, shape in our_shapes(SMALL).items()}
+    (folder / "diffusion_pytorch_model.safetensors").unlink()
+    write_torch_file(folder / "diffusion_pytorch_model.bin", weights)
+    monkeypatch.setattr(logging.getLogger("diffusers"), "propagate", True)  # to where caplog listens
+    before = diffusers.utils.logging.get_verbosity()
+    AutoencoderKL(AutoencoderKLConfig(str(folder), downsample_factor=2))
+    assert caplog.text == ""
+    (folder / "diffusion_pytorch_model.bin").unlink()
+    with pytest.raises(CheckpointError, match="diffusers cannot load it"):
+        AutoencoderKL(AutoencoderKLConfig(str(folder), downsample_factor=2))
+    assert diffusers.utils.logging.get_verbosity() == before
 
 
 def test_missing_files_are_named(small, tmp_path):

@@ -278,6 +278,47 @@ def test_too_little_memory_is_refused_with_what_would_fit(capsys):
     assert "0 fit" in capsys.readouterr().err
 
 
+PLAN = ["plan", "--model", str(ROOT / "examples/dit/imagenet256/model.json"), "--device-memory-gib", "80"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--device-memory-gib nan", "--device-memory-gib = nan: must be positive"),
+        ("--link-gbps -1", "--link-gbps = -1.0: must be positive"),
+        ("--link-gbps 200 --node-link-gbps 0", "--node-link-gbps = 0.0: must be positive"),
+        ("--node-link-gbps 900", "has no effect without --link-gbps"),
+        ("--micro-batch-size 0", "--micro-batch-size = 0: must be positive"),
+        ("--micro-batch-size 5", "--micro-batch-size = 5: does not divide the 32 images"),
+        ("--mfu 40", "write 0.4 for 40 %"),
+        ("--model nowhere.json", "--model = nowhere.json: cannot be read"),
+    ],
+)
+def test_a_wrong_flag_is_named(capsys, flags, message):
+    assert main([*PLAN, "--world-size", "8", *flags.split()]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("world_size", "batch"), [(6, 252), (512, 512)])
+def test_a_batch_that_the_ranks_cannot_share_is_said(capsys, world_size, batch):
+    assert main([*PLAN, "--world-size", str(world_size)]) == 0
+    assert f"256 images cannot be shared equally by {world_size} ranks" in (out := capsys.readouterr().out)
+    assert f"This plan is for --global-batch-size {batch}" in out
+    assert main([*PLAN, "--world-size", "8"]) == 0
+    assert "cannot be shared" not in capsys.readouterr().out
+
+
+def test_an_fsdp2_yaml_is_replaced_only_when_asked(tmp_path, capsys):
+    target = tmp_path / "new" / "fsdp2.yaml"
+    argv = [*PLAN, "--world-size", "8", "--write-fsdp2", str(target)]
+    assert main(argv) == 0
+    target.write_text("mine")
+    assert main(argv) == 2
+    assert "exists" in capsys.readouterr().err and target.read_text() == "mine"
+    assert main([*argv, "--overwrite"]) == 0
+    assert load_fsdp2_config(target)
+
+
 def test_peaks_are_found_by_part_of_the_name():
     assert peak_tflops("NVIDIA H200", "bf16") == 989.0
     assert peak_tflops("NVIDIA H100 PCIe", "bf16") == 756.0

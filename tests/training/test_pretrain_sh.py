@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,19 @@ def test_a_mistake_in_two_processes_is_one_line_and_no_traceback(tmp_path):
     run = pretrain(tmp_path, "--train-iters 0", NPUS_PER_NODE="2")
     assert run.returncode == 2 and run.stdout.count("ConfigError") == 1
     assert "Traceback" not in run.stdout and len(run.stdout.splitlines()) < 6
+
+
+def test_ctrl_c_in_two_processes_leaves_no_traceback(tmp_path):
+    process = subprocess.Popen(
+        ["bash", str(ROOT / "examples/dit/pretrain.sh")], cwd=tmp_path, text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": "",
+             "NPUS_PER_NODE": "2"},
+    )  # fmt: skip
+    time.sleep(4)  # torchrun has started, the ranks import
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    said = process.communicate(timeout=60)[0]
+    assert process.returncode == 130 and "Traceback" not in said
 
 
 def test_a_config_folder_that_is_none_is_named(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,14 +81,34 @@ def write(path: Path, state: State) -> None:
     """Write config.json and weights; a config.json read from diffusers is kept as it is."""
     shapes = {name: array.shape for name, array in state.weights.items()}
     if state.kind == "vae":
-        arrays = state.weights
-        config = state.config or {"_class_name": _VAE, **dataclasses.asdict(vae_config(shapes))}
+        arrays, config = state.weights, with_vae_config(state)[0].config
     else:
         network = dit_config(shapes, _num_heads(state))
         arrays = rules.to_diffusers(state.weights, network)
         config = state.config or _dit_json(network)
     (path / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     safetensors.write_arrays(path / f"{_WEIGHTS}.safetensors", arrays, {})
+
+
+def with_vae_config(state: State) -> tuple[State, list[str]]:
+    """Return an autoencoder with a config.json, and a sentence for what had to be assumed.
+
+    Raises ConfigError where nothing can be: the weights do not tell the number of groups of the norms.
+    """
+    if "_class_name" in state.config:
+        return state, []
+    guess = vae_config({name: array.shape for name, array in state.weights.items()})
+    if any(width % guess.norm_num_groups for width in guess.block_out_channels):
+        raise ConfigError(
+            "--model", f"is needed: the weights do not tell norm_num_groups; the usual {guess.norm_num_groups} does "
+            f"not divide the widths {', '.join(map(str, guess.block_out_channels))}",
+            "give the autoencoder's config.json",
+        )  # fmt: skip
+    note = f"config.json: norm_num_groups = {guess.norm_num_groups} is assumed, as in Stable Diffusion's autoencoder"
+    if "scaling_factor" not in state.config:
+        note += "; scaling_factor is not known and left out"
+    config = {"_class_name": _VAE, **dataclasses.asdict(guess), **state.config}
+    return replace(state, config=config), [f"{note} (--model CONFIG_JSON tells)"]
 
 
 def _dit_json(network: DiTConfig) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from mindspeed_mm_dit.checkpoint.state import Arrays, State, unflatten
 from mindspeed_mm_dit.checkpoint.store import read_facts
+from mindspeed_mm_dit.checkpoint.weights import reader_of_pytorch_folder
 from mindspeed_mm_dit.errors import CheckpointError, PlatformError
 
 
@@ -20,7 +21,7 @@ def fits(path: Path) -> bool:
 
 def read(path: Path) -> State:
     """Read all tensors and the facts of the run."""
-    dcp = _dcp()
+    dcp = reader_of_pytorch_folder(path)
     problem = dcp.problem_of(path)
     if problem is not None:
         raise CheckpointError(str(path), f"is damaged: {problem}")
@@ -30,7 +31,7 @@ def read(path: Path) -> State:
 
 def write(path: Path, state: State) -> None:
     """Write all tensors, nested as a run writes them; the store adds the facts."""
-    dcp = _dcp()
+    dcp = _writer()
     nested: dict[str, Any] = {tree: arrays for tree, arrays in state.trees.items() if tree != "optimizer"}
     if "optimizer" in state.trees:
         nested["optimizer"] = {"state": _by_parameter(state.trees["optimizer"])}
@@ -50,12 +51,12 @@ def _map(tree: Any, function: Any) -> Any:
     return function(tree) if isinstance(tree, np.ndarray) else {key: _map(item, function) for key, item in tree.items()}
 
 
-def _dcp() -> ModuleType:
+def _writer() -> ModuleType:
     try:
         from mindspeed_mm_dit.checkpoint import torch_dcp
     except ImportError as error:
         raise PlatformError(
-            "a checkpoint folder of PyTorch", f"PyTorch is needed to read and write it: {error}",
+            "a checkpoint folder of PyTorch", f"PyTorch is needed to write it: {error}",
             "pip install torch 'numpy<2'; MindSpore fits into the same environment",
         ) from None  # fmt: skip
     return torch_dcp

@@ -1,0 +1,55 @@
+"""What every command does alike."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from mindspeed_mm_dit.cli import plot
+from mindspeed_mm_dit.cli.main import main
+from tests.conftest import GOLDEN, ROOT
+
+
+def test_ctrl_c_says_one_line_and_returns_130(monkeypatch, capfd):
+    def interrupted(args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(plot, "run", interrupted)
+    assert main(["plot", "x.log"]) == 130
+    assert capfd.readouterr().err == "interrupted\n"
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_ctrl_c_before_training_begins_says_one_line_on_the_first_rank(rank):
+    code = (
+        "import os, signal, sys\n"
+        "from mindspeed_mm_dit.training import host\n"
+        "host.find_host = lambda argv: os.kill(os.getpid(), signal.SIGINT)\n"
+        "host.choose_host([])"
+    )
+    environment = {"PYTHONPATH": str(ROOT), "RANK": rank}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n" if rank == "0" else "")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ("plot none.log --output /dev/null/a.png", "--output = /dev/null/a.png: the folder /dev/null cannot be made"),
+        ("convert CHECKPOINT /dev/null/a.ckpt", "folder of TARGET = /dev/null: is a file"),
+        ("cache-latents --model MODEL --data DATA --output /dev/null", "--output = /dev/null: is a file"),
+        ("cache-latents --model MODEL --data DATA --output x --num-workers -1", "--num-workers = -1: must be at least"),
+        ("cache-latents --model none.json --data DATA --output x", "--model = none.json: cannot be read"),
+        ("cache-latents --model MODEL --data none.json --output x", "--data = none.json: cannot be read"),
+    ],
+)
+def test_what_cannot_be_done_is_said_before_the_work(capsys, argv, message):
+    places = {
+        "CHECKPOINT": str(GOLDEN / "dit_tiny_p2.pt"),
+        "MODEL": str(ROOT / "examples/dit/imagenet256/model.json"),
+        "DATA": str(ROOT / "examples/dit/imagenet256/data.json"),
+    }
+    assert main([places.get(word, word) for word in argv.split()]) == 2
+    assert message in capsys.readouterr().err
