@@ -9,6 +9,7 @@ import argparse
 import importlib.util
 import os
 import sys
+import time
 from collections.abc import Sequence
 from types import ModuleType, TracebackType
 
@@ -16,6 +17,11 @@ from mindspeed_mm_dit.errors import PlatformError, UserError
 from mindspeed_mm_dit.framework import FRAMEWORKS, activate
 
 HOST_PACKAGES = ("mindspeed", "megatron.training", "mindspeed_mm")
+
+
+SECONDS_TO_SAY_IT = 5.0
+"""How long the ranks that are silent about an error they all found let the one live that says it: the launcher ends
+every rank once the first has gone."""
 
 
 def choose_host(argv: Sequence[str]) -> ModuleType:
@@ -30,6 +36,8 @@ def choose_host(argv: Sequence[str]) -> ModuleType:
     except UserError as error:
         if _says_it():
             print(f"\n{error}", file=sys.stderr, flush=True)
+        else:
+            time.sleep(SECONDS_TO_SAY_IT)
         sys.exit(2)
 
 

@@ -19,6 +19,7 @@ from mindspeed_mm_dit import __version__
 from mindspeed_mm_dit.configs.arguments import build_parser
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import active, runtime
+from mindspeed_mm_dit.training.host import SECONDS_TO_SAY_IT
 from mindspeed_mm_dit.training.loop import train
 from mindspeed_mm_dit.training.preflight import preflight
 from mindspeed_mm_dit.training.progress import open_progress
@@ -85,6 +86,8 @@ def _give_up(error: UserError, says_it: bool) -> NoReturn:
     runtime.report_failure(error)
     if says_it:
         print(f"\n{error}", file=sys.stderr, flush=True)
+    else:
+        time.sleep(SECONDS_TO_SAY_IT)
     sys.stdout.flush()
     os._exit(2)  # at once: the other ranks may wait for this one, and the launcher ends them
 
