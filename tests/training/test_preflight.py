@@ -51,7 +51,7 @@ def test_the_first_files_that_are_skipped_are_named_and_all_are_counted(check, t
         ("--report --save s --report-steps 2000", "--report-steps = 2000: is more than the 1000 timesteps"),
         ("--report --save s --report-steps 300", "--report-steps = 300: no whole stride visits 300 of 1000"),
         ("--report --save s --report-sampler ddpm --report-steps 1001", "--report-steps = 1001: is more than"),
-        ("--report-cfg-scale nan", "--report-cfg-scale = nan"),
+        ("--report-cfg-scale nan", "--report-cfg-scale: 'nan' is not a number"),
         ("--report-cfg-scale -1", "--report-cfg-scale = -1.0"),
         ("--save model.json", "--save = model.json: is a file"),
         ("--save model.json/below", "--save = model.json/below: the folder model.json/below cannot be made"),
