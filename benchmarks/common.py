@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -46,12 +47,19 @@ class Apart:
         self._pipe, theirs = spawn.Pipe()
         self._process = spawn.Process(target=_serve, args=(theirs, build, args), daemon=True)
         self._process.start()
-        self._pipe.recv()  # it is built
+        theirs.close()  # so that a process that ends is noticed
+        self._answer()  # it is built
 
     def timed(self, clock: str) -> float:
         """Return the seconds of one call."""
         self._pipe.send(clock)
-        return float(self._pipe.recv())
+        return float(self._answer())
+
+    def _answer(self) -> Any:
+        try:
+            return self._pipe.recv()
+        except EOFError:
+            sys.exit("a contestant ended; its error stands above")
 
 
 def _serve(pipe: Connection, build: Callable[..., Callable[[], object]], args: tuple[object, ...]) -> None:

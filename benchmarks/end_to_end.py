@@ -156,6 +156,7 @@ def parse() -> Namespace:
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--images", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.set_defaults(tf32=False)  # for the reference's step
     parser.add_argument("--clock", default="wall", choices=list(CLOCKS), help="cpu: for a busy CPU, one thread")
     return parser.parse_args()
 

@@ -27,8 +27,7 @@ class AutoencoderKL:
     def __init__(self, config: AutoencoderKLConfig) -> None:
         self.config = config
         self._dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[config.dtype]
-        module = _load(config).to(runtime.device(), self._dtype, memory_format=torch.channels_last)
-        self.module = module.eval().requires_grad_(False)
+        self.module = runtime.freeze(_load(config), config.dtype).to(memory_format=torch.channels_last)
 
     def encode(self, images: Tensor, posterior_noise: Tensor | None) -> Tensor:
         """Images (B, 3, H, W) in [-1, 1] -> scaled latents (B, C, h, w).
