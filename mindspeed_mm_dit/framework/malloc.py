@@ -1,8 +1,8 @@
 """Let the C library keep the memory that tensors on a CPU give back.
 
 glibc returns each large block to the system and asks for it anew; the system then clears every page again. A training
-step allocates gigabytes, so that was 4 to 12 % of its time (benchmarks/results). What is kept is what the step needed
-anyway: the largest size of the process stays the same.
+step allocates gigabytes, so that was 8 to 10 % of its time (benchmarks/results/2026-11-21-freed_memory.md). What is
+kept is what the step needed anyway: the largest size of the process stays the same.
 """
 
 from __future__ import annotations
