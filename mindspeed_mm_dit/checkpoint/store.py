@@ -174,7 +174,9 @@ def without_optimizer(path: Path) -> CheckpointError:
 def unreadable(problem: BaseException, path: Path) -> CheckpointError:
     """Return the error that says why the checkpoint ``path`` could not be read."""
     return CheckpointError(
-        f"the checkpoint {path}", f"cannot be read: {_root_cause(problem)}", "remove it: the one before it is used then"
+        f"the checkpoint {path}",
+        f"cannot be read: {_root_cause(problem)}",
+        "restore it from a copy; where it is moved away, the checkpoint before it is used",
     )
 
 

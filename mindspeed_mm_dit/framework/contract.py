@@ -61,6 +61,7 @@ RUNTIME = {
     "to_runtime_device": "(module) -> the module on the device",
     "freeze": "(module, 'fp32' | 'bf16' = 'fp32') -> the module on the device in that precision, no longer trained",
     "low_precision": "(bool) -> context in which, if true, matrix products run in bfloat16",
+    "SAMPLES_IN_BF16": "whether the two names around this one do what they are asked; if not they refuse it by name",
     "bf16_products": "(module) -> the module, weights of its linear and convolutional layers in bfloat16, or refuse",
     "allow_tf32": "(bool): whether float32 products may round their inputs to TensorFloat-32, or refuse it by name",
     "free_memory": "(): give back the device's memory that nothing uses",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,9 +75,15 @@ def _facts(path: Path) -> dict[str, Any]:
     if path.is_dir():
         _check_folder(path)
         return read_facts(path)
+    return _facts_in(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=1)
+def _facts_in(file: Path, changed: int) -> dict[str, Any]:
+    """Read the facts in a file of weights once, for all of it has to be read."""
     for known in (pt, safetensors):
-        if known.fits(path):
-            return known.read(path).facts
+        if known.fits(file):
+            return known.read(file).facts
     return {}
 
 

@@ -23,6 +23,10 @@ ON_CPU = mindspore.get_context("device_target") == "CPU"
 """Whether this process computes on a CPU; a constant, so that ms.jit compiles one branch of a choice by it."""
 
 
+SAMPLES_IN_BF16 = False
+"""Whether ``low_precision`` and ``bf16_products`` do what they are asked."""
+
+
 class _Job:
     """The group this process has joined, and how many micro-batches make a step in it."""
 
@@ -171,9 +175,10 @@ def low_precision(bf16: bool) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext()
 
 
-def bf16_products(module: mindspore.nn.Cell) -> NoReturn:
-    """Refuse --bf16."""
-    raise PlatformError("--bf16", "sampling in bfloat16 is not offered on MindSpore", "leave the flag out")
+def bf16_products(module: mindspore.nn.Cell) -> mindspore.nn.Cell:
+    """Refuse --bf16, as ``low_precision`` does."""
+    low_precision(True)
+    return module
 
 
 def free_memory() -> None:

@@ -18,6 +18,8 @@ from mindspeed_mm_dit.errors import PlatformError
 from mindspeed_mm_dit.framework.malloc import keep_freed_memory
 
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
+SAMPLES_IN_BF16 = True
+"""Whether ``low_precision`` and ``bf16_products`` do what they are asked."""
 _flags_group: dist.ProcessGroup | None = None
 
 
