@@ -18,6 +18,11 @@ GOLDEN = ROOT / "tests" / "golden" / "data"
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: as many runs at a time as there are cores
 
 
+def relative_error(found: np.ndarray, wanted: np.ndarray) -> float:
+    """Norm of the difference over norm of what is wanted."""
+    return float(np.linalg.norm(np.asarray(found, np.float64) - wanted) / np.linalg.norm(wanted))
+
+
 @pytest.fixture(scope="session")
 def golden() -> dict[str, np.ndarray]:
     """Reference values of the published DiT."""

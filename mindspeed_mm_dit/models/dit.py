@@ -48,9 +48,12 @@ class TimestepEmbedder(nn.Module):
         nn.set_constant(self, "frequencies", timestep_frequencies(FREQUENCY_WIDTH))
 
     def forward(self, t: Tensor) -> Tensor:
+        return self.mlp(ops.cast_like(self.code(t), self.mlp[0].weight))  # (B, D)
+
+    def code(self, t: Tensor) -> Tensor:
+        """Return the sinusoids of timesteps (B,), whatever their scale."""
         angles = ops.to_float32(t)[:, None] * self.frequencies[None]  # (B, 128)
-        code = ops.cat([ops.cos(angles), ops.sin(angles)], 1)  # (B, 256)
-        return self.mlp(ops.cast_like(code, self.mlp[0].weight))  # (B, D)
+        return ops.cat([ops.cos(angles), ops.sin(angles)], 1)  # (B, 256)
 
 
 class LabelEmbedder(nn.Module):

@@ -1,0 +1,87 @@
+"""Section ``diffusion`` of model.json with ``model_id`` "flow_matching"."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from mindspeed_mm_dit.errors import ConfigError
+
+PathName = Literal["linear", "gvp", "vp"]
+PredictionType = Literal["velocity", "noise", "score"]
+LossWeight = Literal["velocity", "likelihood"]
+
+
+@dataclass(frozen=True)
+class FlowMatchingConfig:
+    """What is learned and at which times (Ma et al. 2024); t = 0 is noise, t = 1 is data."""
+
+    path: PathName = "linear"
+    """How data and noise are mixed: a straight line, variance-preserving by sine and cosine, or score SDE's VP."""
+    prediction_type: PredictionType = "velocity"
+    """What the network predicts: dx/dt, the noise, or the score."""
+    loss_weight: LossWeight | None = None
+    """Weight of the error of noise and score: null for 1, or as published; velocity has none."""
+    timestep_sampling: Literal["uniform", "logit_normal"] = "uniform"
+    """Law of the training times: uniform as published, or logit-normal (Esser et al. 2024, eq. 19)."""
+    logit_mean: float = 0.0
+    """Mean of the logit of t with "logit_normal"; above 0 nearer to the data."""
+    logit_std: float = 1.0
+    """Standard deviation of the logit of t with "logit_normal"."""
+    shift: float = 1.0
+    """Moves training and sampling times towards noise where above 1 (Esser et al. 2024, eq. 23)."""
+    train_eps: float | None = None
+    """Distance of the training times from the ends of the path that are singular; null: as published."""
+    sample_eps: float | None = None
+    """The same for the sampling times."""
+    model_id: str = "flow_matching"
+    """Key in DIFFUSION_MODEL_MAPPINGS."""
+
+    def __post_init__(self) -> None:
+        for name in ("logit_std", "shift"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"diffusion.{name} = {getattr(self, name)}", "must be a positive number")
+        for name in ("train_eps", "sample_eps"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < 0.5:
+                raise ConfigError(f"diffusion.{name} = {value}", "must lie in [0, 0.5), or be null")
+        if self.loss_weight is not None and self.prediction_type == "velocity":
+            raise ConfigError(
+                f"diffusion.loss_weight = {self.loss_weight!r}",
+                "has no effect on prediction_type 'velocity', whose error is never weighted",
+                "set it to null, or predict 'noise' or 'score'",
+            )
+
+    @property
+    def eps(self) -> tuple[float, float]:
+        """Distance from singular ends in training and in sampling: as given, or as published."""
+        return self._eps(self.train_eps, vp=1e-5), self._eps(self.sample_eps, vp=1e-3)
+
+    def train_interval(self) -> tuple[float, float]:
+        """Return the first and last time a network is trained at."""
+        eps, _ = self.eps
+        return self._start(eps), 1.0 - eps
+
+    def sample_interval(self, last_step: float = 0.0) -> tuple[float, float]:
+        """Return where a chain starts and where its even steps end.
+
+        ``last_step``: length of a step of another kind that follows them; 0 for none.
+        """
+        _, eps = self.eps
+        return self._start(eps), 1.0 - (last_step or eps)
+
+    def reversed_interval(self) -> tuple[float, float]:
+        """Return where a chain from data to noise starts and ends."""
+        _, eps = self.eps
+        return 1.0 - self._start(eps), eps
+
+    def _eps(self, given: float | None, vp: float) -> float:
+        if given is not None:
+            return given
+        if self.path == "vp":
+            return vp
+        return 0.0 if self.prediction_type == "velocity" else 1e-3
+
+    def _start(self, eps: float) -> float:
+        return 0.0 if self.path == "vp" else eps  # (only VP's end is singular)

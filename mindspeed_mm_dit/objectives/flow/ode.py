@@ -1,0 +1,102 @@
+"""Solvers of dx/dt = v(x, t) as generators of states; on a fixed grid, or with steps chosen for each sample.
+
+A velocity is asked for a whole batch with the time of each of its samples, so that nothing depends on the batch size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from mindspeed_mm_dit.framework import ops
+from mindspeed_mm_dit.objectives.flow.process import as_factor
+
+Tensor = Any
+Velocity = Callable[[Tensor, np.ndarray], Tensor]
+"""(x (B, ...), times (B,) float64) -> dx/dt (B, ...) float32."""
+
+
+def euler(velocity: Velocity, x: Tensor, t: np.ndarray, h: float) -> Tensor:
+    """One step of first order: x + h v(x, t)."""
+    return x + h * velocity(x, t)
+
+
+def heun(velocity: Velocity, x: Tensor, t: np.ndarray, h: float) -> Tensor:
+    """One step of second order: the mean of the slopes at both ends (Ascher & Petzold 1998, section 4.2)."""
+    here = velocity(x, t)
+    there = velocity(x + h * here, t + h)
+    return x + 0.5 * h * (here + there)
+
+
+Step = Callable[[Velocity, Tensor, np.ndarray, float], Tensor]
+
+
+def walk(step: Step, velocity: Velocity, x: Tensor, times: np.ndarray) -> Iterator[Tensor]:
+    """Yield the state after each step of the grid ``times``, which may rise or fall."""
+    for t, h in zip(times, np.diff(times)):
+        x = step(velocity, x, np.full(x.shape[0], t), float(h))
+        yield x
+
+
+# Dormand & Prince 1980, table 2: nodes, the weights of the stages, and fifth minus fourth order.
+_NODES = (1 / 5, 3 / 10, 4 / 5, 8 / 9, 1.0, 1.0)
+_STAGES = (
+    (1 / 5,),
+    (3 / 40, 9 / 40),
+    (44 / 45, -56 / 15, 32 / 9),
+    (19372 / 6561, -25360 / 2187, 64448 / 6561, -212 / 729),
+    (9017 / 3168, -355 / 33, 46732 / 5247, 49 / 176, -5103 / 18656),
+    (35 / 384, 0.0, 500 / 1113, 125 / 192, -2187 / 6784, 11 / 84),
+)
+_ERROR = (71 / 57600, 0.0, -71 / 16695, 71 / 1920, -17253 / 339200, 22 / 525, -1 / 40)
+_SHRINK, _GROW, _SAFETY = 0.2, 5.0, 0.9
+"""Bounds of the change of a step, and the caution in it (Hairer, Norsett & Wanner 1993, II.4)."""
+FIRST_STEP = 0.02
+"""Of the whole way; the error decides from then on."""
+
+
+def dopri5(
+    velocity: Velocity, x: Tensor, times: np.ndarray, rtol: float = 1e-3, atol: float = 1e-6
+) -> Iterator[Tensor]:
+    """Yield the state at each of the rising ``times`` but the first, by steps of fifth order (Dormand & Prince 1980).
+
+    Each sample has steps of its own: the difference from fourth order, as root mean square over the sample, stays below
+    atol + rtol * that of the state.
+    """
+    t = np.full(x.shape[0], times[0])
+    h = np.full(x.shape[0], FIRST_STEP * (times[-1] - times[0]))
+    slope = velocity(x, t)
+    for end in times[1:]:
+        while (t < end).any():
+            step = np.minimum(h, end - t)
+            reached, slopes = _stages(velocity, x, t, step, slope)
+            error = step * _rms(_combined(_ERROR, slopes)) / (atol + rtol * np.maximum(_rms(x), _rms(reached)))
+            good = error <= 1
+            x, slope = _chosen(good, reached, x), _chosen(good, slopes[-1], slope)
+            t = np.where(good, np.where(step == end - t, end, t + step), t)
+            wanted = step * np.clip(_SAFETY * np.maximum(error, 1e-10) ** -0.2, _SHRINK, _GROW)
+            h = np.where(good & (step < h), np.maximum(h, wanted), wanted)  # a step cut short by ``end`` says little
+        yield x
+
+
+def _stages(velocity: Velocity, x: Tensor, t: np.ndarray, h: np.ndarray, slope: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Return the state a step of ``h`` (B,) on, and the slopes met on the way; the last is the slope there."""
+    slopes, reached = [slope], x
+    for node, weights in zip(_NODES, _STAGES):
+        reached = x + as_factor(h, x) * _combined(weights, slopes)
+        slopes.append(velocity(reached, t + node * h))
+    return reached, slopes
+
+
+def _combined(weights: tuple[float, ...], slopes: list[Tensor]) -> Tensor:
+    return sum(weight * slope for weight, slope in zip(weights, slopes) if weight)
+
+
+def _rms(x: Tensor) -> np.ndarray:
+    return np.sqrt(ops.numpy(ops.mean_per_sample(x * x)).astype(np.float64))
+
+
+def _chosen(good: np.ndarray, x: Tensor, y: Tensor) -> Tensor:
+    return ops.where(ops.tensor(good.reshape(-1, *(1 for _ in x.shape[1:]))), x, y)

@@ -1,0 +1,94 @@
+"""Flow matching on tensors: noising, the training loss, and reading a network's output (Ma et al. 2024)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mindspeed_mm_dit.framework import nn, ops
+from mindspeed_mm_dit.objectives.flow.config import FlowMatchingConfig
+from mindspeed_mm_dit.objectives.flow.path import PATHS, PathPoint
+
+Tensor = Any  # a tensor of the active framework
+
+ALPHA, SIGMA, D_ALPHA, D_SIGMA, WEIGHT = range(5)
+"""Columns of the coefficients that travel with a training batch."""
+
+
+class FlowMatching(nn.Module):
+    """A path, what the network predicts along it, and how its error is weighted.
+
+    Tensors named x, noise or output are (B, C, ...) with any axes after the channels; an output may have more
+    channels, of which the first C count (SiT keeps the DiT's learned variance without using it).
+    """
+
+    def __init__(self, config: FlowMatchingConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.prediction_type = config.prediction_type
+
+    def coefficients(self, t: np.ndarray) -> np.ndarray:
+        """Return what a training batch at times ``t`` (B,) needs of the path and the weight, (B, 5) float32."""
+        point = PATHS[self.config.path](t.astype(np.float64))
+        columns = (point.alpha, point.sigma, point.d_alpha, point.d_sigma, self._loss_weight(point))
+        return np.stack(columns, 1).astype(np.float32)
+
+    def _loss_weight(self, point: PathPoint) -> np.ndarray:
+        """The published weights: with "velocity" the loss is that of a velocity network, up to the path's ratio."""
+        if self.config.loss_weight is None:
+            return np.ones_like(point.alpha)
+        if self.config.loss_weight == "velocity":
+            return (point.score_gain / point.sigma) ** 2
+        return point.score_gain / point.sigma**2
+
+    def noised(self, x: Tensor, noise: Tensor, coefficients: Tensor) -> Tensor:
+        """Mix data and noise: x_t = alpha x + sigma noise (Ma et al. 2024, eq. 1)."""
+        return _column(coefficients, ALPHA, x) * x + _column(coefficients, SIGMA, x) * noise
+
+    def target(self, x: Tensor, noise: Tensor, coefficients: Tensor) -> Tensor:
+        """Return the velocity of the path between data ``x`` and ``noise`` (Ma et al. 2024, eq. 3)."""
+        return _column(coefficients, D_ALPHA, x) * x + _column(coefficients, D_SIGMA, x) * noise
+
+    def loss(self, output: Tensor, x: Tensor, noise: Tensor, coefficients: Tensor) -> Tensor:
+        """Mean squared error of the predicted quantity, weighted, (B,) (Ma et al. 2024, eqs. 5 and 7).
+
+        output: the network at ``noised`` and the times of ``coefficients`` (B, 5), float32.
+        """
+        predicted = output[:, : x.shape[1]]
+        if self.prediction_type == "velocity":
+            error = predicted - self.target(x, noise, coefficients)
+        elif self.prediction_type == "noise":
+            error = predicted - noise
+        else:
+            error = _column(coefficients, SIGMA, x) * predicted + noise
+        return coefficients[:, WEIGHT] * ops.mean_per_sample(error * error)
+
+    def velocity(self, output: Tensor, x: Tensor, t: np.ndarray) -> Tensor:
+        """Return dx/dt of the path at ``x`` and times ``t`` (B,) as ``output`` has it."""
+        predicted = output[:, : x.shape[1]]
+        if self.prediction_type == "velocity":
+            return predicted
+        point = PATHS[self.config.path](t)
+        return as_factor(point.alpha_ratio, x) * x + as_factor(point.score_gain, x) * self.score(output, x, t)
+
+    def score(self, output: Tensor, x: Tensor, t: np.ndarray) -> Tensor:
+        """Return the gradient of the log-density of x_t at ``x`` and times ``t`` (B,) as ``output`` has it."""
+        predicted = output[:, : x.shape[1]]
+        if self.prediction_type == "score":
+            return predicted
+        point = PATHS[self.config.path](t)
+        if self.prediction_type == "noise":
+            return as_factor(-1 / point.sigma, x) * predicted
+        q = point.alpha / point.d_alpha
+        below = point.sigma**2 - q * point.sigma * point.d_sigma
+        return as_factor(q / below, x) * predicted - as_factor(1 / below, x) * x
+
+
+def as_factor(values: np.ndarray, x: Tensor) -> Tensor:
+    """Return ``values`` (B,) as a float32 tensor that multiplies the samples of ``x`` (B, ...)."""
+    return ops.tensor(values.astype(np.float32).reshape(-1, *(1 for _ in x.shape[1:])))
+
+
+def _column(coefficients: Tensor, column: int, x: Tensor) -> Tensor:
+    return ops.reshape(coefficients[:, column], (x.shape[0],) + (1,) * (len(x.shape) - 1))

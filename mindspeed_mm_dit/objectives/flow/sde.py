@@ -1,0 +1,114 @@
+"""Solvers of dx = (v + D score) dt + sqrt(2 D) dB, whose densities are the path's for any D (Ma et al. 2024, eq. 9)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.objectives.flow.path import PathPoint
+from mindspeed_mm_dit.objectives.flow.process import as_factor
+
+Tensor = Any
+Fields = Callable[[Tensor, np.ndarray], tuple[Tensor, Tensor]]
+"""(x (B, ...), times (B,) float64) -> (velocity, score), each (B, ...) float32."""
+NoiseAt = Callable[[int], Tensor]
+"""Step of the chain, counted from the start of sampling -> (B, ...) standard normal."""
+Path = Callable[[np.ndarray], PathPoint]
+
+DIFFUSIONS: dict[str, Callable[[np.ndarray, PathPoint], np.ndarray]] = {
+    "constant": lambda t, point: np.ones_like(t),
+    "SBDM": lambda t, point: point.score_gain,
+    "sigma": lambda t, point: point.sigma,
+    "linear": lambda t, point: 1 - t,
+}
+"""Published forms of D(t) that grow with their norm alone."""
+
+
+@dataclass(frozen=True)
+class Diffusion:
+    """How much noise a chain adds and takes away on its way, and how it ends."""
+
+    form: Literal["constant", "SBDM", "sigma", "linear", "decreasing", "increasing-decreasing"] = "sigma"
+    """D(t): score-based diffusion's own (SBDM), or one chosen at sampling (Ma et al. 2024, section 3.3)."""
+    norm: float = 1.0
+    """Scale k of D."""
+    last_step: Literal["Mean", "Tweedie", "Euler"] | None = "Mean"
+    """What follows the even steps without noise: the SDE's drift, Tweedie's estimate, or the ODE's velocity."""
+    last_step_size: float = 0.04
+    """Length of that step."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.norm < math.inf:
+            raise ConfigError(f"--diffusion-norm = {self.norm}", "must be a number of at least 0")
+        if not 0 < self.last_step_size < 1:
+            raise ConfigError(f"--last-step-size = {self.last_step_size}", "must lie between 0 and 1")
+
+    def at(self, t: np.ndarray, point: PathPoint) -> np.ndarray:
+        """Return D(t), float64 in the shape of ``t``; ``point``: the path there."""
+        if self.form == "decreasing":
+            return 0.25 * (self.norm * np.cos(math.pi * t) + 1) ** 2
+        if self.form == "increasing-decreasing":
+            return self.norm * np.sin(math.pi * t) ** 2
+        return self.norm * DIFFUSIONS[self.form](t, point)
+
+
+@dataclass(frozen=True)
+class Sde:
+    """The equation: a network's fields, the path they belong to, and the diffusion."""
+
+    fields: Fields
+    """Velocity and score by the network."""
+    path: Path
+    """Of the objective."""
+    diffusion: Diffusion
+    """D and the last step."""
+
+    def drift(self, x: Tensor, t: np.ndarray) -> Tensor:
+        """Return v + D score at ``x`` and times ``t`` (B,)."""
+        velocity, score = self.fields(x, t)
+        return velocity + as_factor(self.diffusion.at(t, self.path(t)), x) * score
+
+    def jump(self, x: Tensor, t: np.ndarray, h: float, noise: Tensor) -> Tensor:
+        """Return ``x`` after the noise of a step of length ``h`` from times ``t`` (B,)."""
+        return x + as_factor(np.sqrt(2 * self.diffusion.at(t, self.path(t)) * h), x) * noise
+
+    def last(self, x: Tensor, t: np.ndarray) -> Tensor:
+        """Return the state after the last step from times ``t`` (B,), without noise."""
+        kind, h = self.diffusion.last_step, self.diffusion.last_step_size
+        if kind == "Mean":
+            return x + h * self.drift(x, t)
+        velocity, score = self.fields(x, t)
+        if kind == "Euler":
+            return x + h * velocity
+        point = self.path(t)
+        return as_factor(1 / point.alpha, x) * x + as_factor(point.sigma**2 / point.alpha, x) * score
+
+
+def euler_maruyama(sde: Sde, x: Tensor, t: np.ndarray, h: float, noise: Tensor) -> Tensor:
+    """One step of first order."""
+    return sde.jump(x + h * sde.drift(x, t), t, h, noise)
+
+
+def heun(sde: Sde, x: Tensor, t: np.ndarray, h: float, noise: Tensor) -> Tensor:
+    """The noise first, then the mean of the drifts at both ends (Karras et al. 2022, algorithm 2)."""
+    x = sde.jump(x, t, h, noise)
+    here = sde.drift(x, t)
+    there = sde.drift(x + h * here, t + h)
+    return x + 0.5 * h * (here + there)
+
+
+Step = Callable[[Sde, Tensor, np.ndarray, float, Tensor], Tensor]
+
+
+def walk(step: Step, sde: Sde, x: Tensor, times: np.ndarray, noise_at: NoiseAt) -> Iterator[Tensor]:
+    """Yield the state after each step of the grid ``times``, then after the last step, if there is one."""
+    for number, (t, h) in enumerate(zip(times, np.diff(times))):
+        x = step(sde, x, np.full(x.shape[0], t), float(h), noise_at(number))
+        yield x
+    if sde.diffusion.last_step is not None:
+        yield sde.last(x, np.full(x.shape[0], times[-1]))

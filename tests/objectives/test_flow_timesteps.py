@@ -1,0 +1,76 @@
+"""Times of flow matching: functions of seed and position, in the interval of the path, by the law that is asked for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.objectives.flow.config import FlowMatchingConfig
+from mindspeed_mm_dit.objectives.flow.timesteps import logit_normal, sampling_times, shifted, training_times
+
+POSITIONS = np.arange(20_000)
+
+
+def test_times_depend_on_seed_and_position_alone():
+    config = FlowMatchingConfig()
+    whole = training_times(config, 5, POSITIONS[:100])
+    np.testing.assert_array_equal(whole[40:], training_times(config, 5, POSITIONS[40:100]))
+    assert (whole != training_times(config, 6, POSITIONS[:100])).all()
+    assert whole.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("config", "interval"),
+    [
+        (FlowMatchingConfig(), (0.0, 1.0)),
+        (FlowMatchingConfig("gvp", "noise"), (1e-3, 1 - 1e-3)),
+        (FlowMatchingConfig("vp"), (0.0, 1 - 1e-5)),
+        (FlowMatchingConfig("linear", "score", train_eps=0.2), (0.2, 0.8)),
+    ],
+)
+def test_uniform_times_fill_the_interval_of_the_path(config, interval):
+    t = training_times(config, 0, POSITIONS)
+    assert np.float32(interval[0]) <= t.min() < interval[0] + 1e-3 and interval[1] - 1e-3 < t.max() <= interval[1]
+    assert t.mean() == pytest.approx(0.5, abs=0.01)  # 5 standard errors
+
+
+def test_logit_normal_times_have_the_median_and_spread_of_their_law():
+    t = training_times(
+        FlowMatchingConfig(timestep_sampling="logit_normal", logit_mean=0.5, logit_std=0.8), 0, POSITIONS
+    )
+    logits = np.log(t / (1 - t))
+    assert (logits.mean(), logits.std()) == (pytest.approx(0.5, abs=0.03), pytest.approx(0.8, abs=0.02))
+    assert logit_normal(np.array([0.0]), 0.0, 1.0) == [0.5]
+
+
+def test_a_shift_above_one_moves_times_towards_noise_and_leaves_the_ends():
+    t = np.linspace(0, 1, 11)
+    assert (shifted(t, 3.0)[1:-1] < t[1:-1]).all() and (shifted(t, 0.5)[1:-1] > t[1:-1]).all()
+    np.testing.assert_array_equal(shifted(t, 3.0)[[0, -1]], [0.0, 1.0])
+    np.testing.assert_allclose(shifted(shifted(t, 3.0), 1 / 3.0), t, atol=1e-15)
+    noisier = training_times(FlowMatchingConfig(shift=3.0), 0, POSITIONS)
+    np.testing.assert_allclose(noisier, shifted(training_times(FlowMatchingConfig(), 0, POSITIONS), 3.0), rtol=1e-5)
+
+
+def test_a_chain_leaves_room_for_its_last_step():
+    np.testing.assert_allclose(sampling_times(FlowMatchingConfig(), 4), [0, 0.25, 0.5, 0.75, 1])
+    np.testing.assert_allclose(sampling_times(FlowMatchingConfig(), 2, last_step=0.04), [0, 0.48, 0.96])
+    np.testing.assert_allclose(sampling_times(FlowMatchingConfig("vp"), 1), [0, 0.999])
+    assert (np.diff(np.diff(sampling_times(FlowMatchingConfig(shift=3.0), 10))) > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"shift": 0.0}, "diffusion.shift = 0.0"),
+        ({"shift": float("inf")}, "diffusion.shift = inf"),
+        ({"logit_std": -1.0}, "diffusion.logit_std = -1.0"),
+        ({"train_eps": 0.5}, "diffusion.train_eps = 0.5"),
+        ({"sample_eps": -0.1}, "diffusion.sample_eps = -0.1"),
+        ({"loss_weight": "likelihood"}, "diffusion.loss_weight = 'likelihood'"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_by_name(settings, named):
+    with pytest.raises(ConfigError, match=named):
+        FlowMatchingConfig(**settings)
