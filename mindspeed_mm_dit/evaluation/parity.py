@@ -161,8 +161,8 @@ class Recomputed:
             return ops.numpy(self._model(self._noised, self._input("t"), self._input("y")))
 
     def _bound(self) -> Any:
-        x0, t = self._input("x0"), self._input("t")
-        return self._diffusion.variational_bound(ops.tensor(self._output), x0, self._noised, t)
+        x0, t, noise = (self._input(name) for name in ("x0", "t", "noise"))
+        return self._diffusion.variational_bound(ops.tensor(self._output), x0, self._noised, t, noise)
 
     def _simple_loss(self) -> Any:
         x0, t, noise = (self._input(name) for name in ("x0", "t", "noise"))
