@@ -37,7 +37,9 @@ def report(found: Sweep) -> str:
     """Return the result file."""
     rows = "\n".join(map(row, found.agreements))
     worst = max(found.agreements, key=lambda agreement: agreement.worst)
-    sides = "\n".join(f"- {', '.join(f'{name} {fact}' for name, fact in facts.items())}" for facts in found.facts)
+    sides = "\n".join(
+        f"- {', '.join(f'{name} {fact}' for name, fact in facts.items() if name != 'system')}" for facts in found.facts
+    )
     return f"""# MindSpore against PyTorch, {len(found.agreements)} architectures
 
     python benchmarks/sweep.py
@@ -47,9 +49,9 @@ def report(found: Sweep) -> str:
 {sides}
 
 Random weights, none of them zero; {SAMPLES} samples, whose timesteps run from the first to the last, one with the null
-label where there is one. Each error is the norm of the difference over the norm of PyTorch's: of the output, of the
-loss of the sample and of the gradient of the parameter where it is largest. (The bias of queries, keys and values is one
-parameter: that of the keys alone has no gradient but rounding.)
+label where there is one. Each error is the norm of the difference over the norm of PyTorch's: of the output, and the
+largest of a sample's loss and of a parameter's gradient. (The bias of queries, keys and values is one parameter:
+that of the keys alone has no gradient but rounding.)
 
 Tolerance {TOLERANCE:.0e}; the largest of all is {worst.worst:.1e}.
 
