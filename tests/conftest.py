@@ -60,3 +60,16 @@ def mindspore(framework):
     if framework.active() != "mindspore":
         pytest.skip("asks for MM_DIT_TEST_FRAMEWORK=mindspore")
     return importlib.import_module("mindspore")
+
+
+def gradient(framework, function, *arrays):
+    """Gradients of the sum of ``function`` with respect to each of ``arrays``."""
+    if framework.active() == "pytorch":
+        inputs = [framework.ops.tensor(array).requires_grad_() for array in arrays]
+        function(*inputs).sum().backward()
+        return [x.grad.numpy() for x in inputs]
+    import mindspore
+
+    inputs = [framework.ops.tensor(array) for array in arrays]
+    found = mindspore.grad(lambda *x: function(*x).sum(), tuple(range(len(inputs))))(*inputs)
+    return [x.asnumpy() for x in (found if isinstance(found, tuple) else (found,))]

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from mindspeed_mm_dit.errors import PlatformError
+from mindspeed_mm_dit.evaluation.compare import relative_error
 from mindspeed_mm_dit.framework import contract
+from tests.conftest import gradient
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}  # float32 sums of some tens of terms
 EXACT_ENOUGH = {"rtol": 1e-6, "atol": 1e-7}  # elementary functions: a few units in the last place
@@ -17,23 +19,6 @@ EXACT_ENOUGH = {"rtol": 1e-6, "atol": 1e-7}  # elementary functions: a few units
 
 def draw(*shape, seed=0, low=-2.0, high=2.0):
     return np.random.default_rng(seed).uniform(low, high, shape).astype(np.float32)
-
-
-def gradient(framework, function, *arrays):
-    """Gradients of the sum of ``function`` with respect to each of ``arrays``."""
-    if framework.active() == "pytorch":
-        inputs = [framework.ops.tensor(array).requires_grad_() for array in arrays]
-        function(*inputs).sum().backward()
-        return [x.grad.numpy() for x in inputs]
-    import mindspore
-
-    inputs = [framework.ops.tensor(array) for array in arrays]
-    found = mindspore.grad(lambda *x: function(*x).sum(), tuple(range(len(inputs))))(*inputs)
-    return [x.asnumpy() for x in (found if isinstance(found, tuple) else (found,))]
-
-
-def relative_error(found, wanted):
-    return np.linalg.norm(found - wanted) / np.linalg.norm(wanted)
 
 
 def load(framework, module, **arrays):
@@ -55,13 +40,25 @@ def test_every_layer_and_operator_is_in_the_contract(framework):
     assert set(framework.ops.__all__) == set(contract.OPS)
 
 
-@pytest.mark.parametrize("name", ["exp", "log", "tanh", "sin", "cos"])
+@pytest.mark.parametrize("name", ["exp", "expm1", "log", "sin", "cos"])
 def test_elementary_functions(framework, name):
     x = draw(10_000, low=-8.0, high=8.0) if name != "log" else draw(10_000, low=1e-6, high=8.0)
     wanted = getattr(np, name)(x.astype(np.float64))
     np.testing.assert_allclose(
         framework.ops.numpy(getattr(framework.ops, name)(framework.ops.tensor(x))), wanted, **EXACT_ENOUGH
     )
+
+
+def test_expm1_and_sigmoid_keep_their_digits_near_zero_and_stay_finite(framework):
+    ops, small, negative = framework.ops, draw(1000, low=-1e-3, high=1e-3), draw(1000, low=-80, high=0)
+    np.testing.assert_allclose(ops.numpy(ops.expm1(ops.tensor(small))), np.expm1(small.astype(np.float64)), rtol=1e-6)
+    wanted = 1 / (1 + np.exp(-negative.astype(np.float64)))
+    np.testing.assert_allclose(ops.numpy(ops.sigmoid(ops.tensor(negative))), wanted, rtol=1e-6)
+    (slope,) = gradient(framework, ops.sigmoid, negative)
+    np.testing.assert_allclose(slope, wanted * (1 - wanted), rtol=2e-6)
+    ends = np.array([-3e38, 3e38], np.float32)
+    assert ops.numpy(ops.sigmoid(ops.tensor(ends))).tolist() == [0, 1]
+    assert gradient(framework, ops.sigmoid, ends)[0].tolist() == [0, 0]
 
 
 def test_operators_that_move_numbers(framework):

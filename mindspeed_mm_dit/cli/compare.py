@@ -160,7 +160,7 @@ def _measure(args: argparse.Namespace, sides: tuple[Side, Side], folder: Path) -
             weights=str(folder / "weights.safetensors"), inputs=str(folder / "inputs.npz"),
             output=str(folder / f"{side.label}.npz"), start=start, seed=args.seed,
         )  # fmt: skip
-        side.measure(job, folder)
+        side.measure([job], folder)
     first, second = (Measured.read(folder / f"{side.label}.npz") for side in sides)
     return first, second
 

@@ -46,10 +46,12 @@ class Side:
     root: Path = ROOT
     """Folder that holds the package and pretrain_dit.py to run."""
 
-    def measure(self, job: Job, folder: Path) -> None:
-        """Run the worker on ``job``."""
-        job.write(folder / f"{self.label}.json")
-        self._run_main("mindspeed_mm_dit.evaluation.compare_worker", [str(folder / f"{self.label}.json")], folder)
+    def measure(self, jobs: Sequence[Job], folder: Path) -> None:
+        """Run the worker on ``jobs``, one after the other in one process."""
+        paths = [folder / f"{self.label}_job{number}.json" for number in range(len(jobs))]
+        for job, path in zip(jobs, paths):
+            job.write(path)
+        self._run_main("mindspeed_mm_dit.evaluation.compare_worker", [str(path) for path in paths], folder)
 
     def train(self, flags: Sequence[str], folder: Path) -> Training:
         """Run pretrain_dit.py with ``flags`` and read its log."""

@@ -27,11 +27,33 @@ def test_every_quantity_of_the_published_model_is_reproduced(compare):
 
 
 def test_a_wrong_reference_value_gives_exit_code_1_and_is_named(tmp_path, golden, capsys):
-    wrong = {**golden, "loss_vb": golden["loss_vb"] * 1.001}
+    wrong = {**golden, "float64/loss_vb": golden["float64/loss_vb"] * 1.001, "loss_vb": golden["loss_vb"] * 1.001}
     np.savez(tmp_path / "wrong.npz", **wrong)
     assert main(["parity", "--reference", str(tmp_path / "wrong.npz"), *CHOSEN]) == 1
     row = next(line for line in capsys.readouterr().out.splitlines() if "loss_vb" in line)
     assert "DIFFERS" in row
+
+
+@pytest.mark.parametrize(("ours_off_by", "published_off_by", "good"), [(7e-5, 4e-5, True), (9e-5, 4e-5, False),
+                                                                        (9e-6, 0, True), (2e-5, 0, False)])  # fmt: skip
+def test_ours_may_be_twice_as_far_from_float64_as_the_published_float32(
+    compare, tmp_path, golden, ours_off_by, published_off_by, good
+):
+    exact = golden["float64/x_t"] * (1 + ours_off_by)
+    part = {key: golden[key] for key in ("config", "x0", "noise", "t", "y")}
+    np.savez(tmp_path / "part.npz", **part, x_t=exact * (1 - published_off_by), **{"float64/x_t": exact})
+    (found,) = compare(tmp_path / "part.npz", CHECKPOINT, 1e-5, 1e-12)
+    assert found.good is good
+    assert found.error == pytest.approx(ours_off_by, rel=0.01)
+    assert found.published_error == pytest.approx(published_off_by, rel=0.01, abs=1e-15)
+
+
+@pytest.mark.parametrize("published", [np.zeros(3, np.float32), np.full((4, 4, 8, 8), np.nan, np.float32)])
+def test_a_published_value_that_cannot_be_its_float64_is_an_error(compare, tmp_path, golden, published):
+    part = {key: golden[key] for key in ("config", "x0", "noise", "t", "y", "float64/x_t")}
+    np.savez(tmp_path / "part.npz", **part, x_t=published)
+    with pytest.raises(CheckpointError, match="x_t and float64/x_t: differ in shape, or are not finite"):
+        compare(tmp_path / "part.npz", CHECKPOINT, 1e-5, 1e-12)
 
 
 def test_any_file_of_the_format_will_do(compare, tmp_path, golden):
