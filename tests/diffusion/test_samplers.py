@@ -72,9 +72,30 @@ class TestGuidance:
             predict(x, torch.tensor([timestep]), timestep)
         assert asked == [[1], [1, 9], [1]]
 
-    def test_an_empty_interval_is_an_error(self):
+    @pytest.mark.parametrize(
+        ("interval", "guided"),
+        [((0.2, 0.6), range(2, 7)), ((0.21, 0.59), range(3, 6)), ((0.0, 1.0), range(11)), ((0.5, 0.5), [5])],
+    )
+    def test_both_ends_of_the_interval_are_guided(self, interval, guided):
+        """The timesteps of a chain of 11 are 0.0, 0.1, ... 1.0 of it."""
+        guidance = Guidance(2.0, "all", interval)
+        assert [t for t in range(11) if guidance.applies_at(t, 11)] == list(guided)
+        assert not any(Guidance(1.0, "all", interval).applies_at(t, 11) for t in range(11))
+        assert Guidance(0.0).applies_at(0, 1)  # a chain of a single step
+
+    @pytest.mark.parametrize("interval", [(0.8, 0.2), (-0.01, 0.5), (0.5, 1.01), (np.nan, 1.0)])
+    def test_an_impossible_interval_is_an_error(self, interval):
         with pytest.raises(ConfigError, match="low <= high"):
-            Guidance(2.0, "all", (0.8, 0.2))
+            Guidance(2.0, "all", interval)
+
+    @pytest.mark.parametrize("scale", [-0.01, np.inf, np.nan])
+    def test_an_impossible_scale_is_an_error(self, scale):
+        with pytest.raises(ConfigError, match=f"--cfg-scale = {scale}: must be a number of at least 0"):
+            Guidance(scale)
+
+    def test_a_model_of_one_channel_is_guided_on_that_one(self):
+        out = Guidance(3.0, "3").combine(self.labelled[:, :2], self.unlabelled[:, :2], 1)
+        assert (out[:, :1] == 4.0).all() and (out[:, 1:] == 2.0).all()
 
 
 def test_the_noise_of_a_sample_depends_on_its_number_alone():

@@ -53,7 +53,21 @@ def test_the_posterior_is_bayes_rule():
     assert schedule.posterior_mean_coef1[t] == pytest.approx(weight_of_x0, rel=1e-12)
 
 
-@pytest.mark.parametrize("respacing", ["0", "1001", "ddim300", "ten", "400,700,5"])
+@pytest.mark.parametrize(
+    "respacing", ["0", "-1", "1001", "ddim0", "ddim300", "ddim1001", "ten", "400,700,5", "335,1,1", ""]
+)
 def test_an_impossible_respacing_is_an_error(respacing):
     with pytest.raises(ConfigError):
         respaced_steps(1000, respacing)
+
+
+@pytest.mark.parametrize(
+    ("respacing", "steps"),
+    [
+        ("1", [0]), ("2", [0, 999]), ("ddim1", [0]), ("ddim2", [0, 500]), ("ddim1000", range(1000)),
+        ("1000", range(1000)), ("334,1,1", [*range(334), 334, 667]), ("1,1,2", [0, 334, 667, 999]),
+    ],
+)  # fmt: skip
+def test_chains_reach_from_one_step_to_all_there_are(respacing, steps):
+    chosen = respaced_steps(1000, respacing)
+    assert chosen.tolist() == list(steps) and chosen.dtype == np.int64
