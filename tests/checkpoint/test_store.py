@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 
-from mindspeed_mm_dit.checkpoint.store import TRACKER, CheckpointStore, find_checkpoint, read_facts
+from mindspeed_mm_dit.checkpoint.store import RUN_FACTS, TRACKER, CheckpointStore, find_checkpoint, read_facts
 from mindspeed_mm_dit.errors import CheckpointError
 
 
@@ -81,3 +83,25 @@ def test_what_is_no_folder_of_checkpoints_is_no_fresh_start(tmp_path, name, mess
     write(CheckpointStore(tmp_path), 1)
     with pytest.raises(CheckpointError, match=message):
         CheckpointStore(tmp_path / name).latest(lambda path: None)
+
+
+def test_what_makes_a_checkpoint_visible_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
+    """Else a power cut could leave the name of a file without its content."""
+    synced, moved = set(), []
+    fsync, replace = os.fsync, os.replace
+
+    def noting_fsync(descriptor):
+        synced.add((os.fstat(descriptor).st_ino, os.fstat(descriptor).st_size))
+        fsync(descriptor)
+
+    def noting_replace(source, target):
+        moved.append((os.path.basename(target), (os.stat(source).st_ino, os.stat(source).st_size) in synced))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", noting_fsync)
+    monkeypatch.setattr(os, "replace", noting_replace)
+    write(CheckpointStore(tmp_path), 7)
+    assert [(name, safe) for name, safe in moved if name in (RUN_FACTS, TRACKER)] == [
+        (RUN_FACTS, True),
+        (TRACKER, True),
+    ]
