@@ -17,10 +17,24 @@ from mindspeed_mm_dit.data.loader import load_batches
 from mindspeed_mm_dit.data.transforms import load_pixels
 from mindspeed_mm_dit.errors import ConfigError, DataError
 
+NUM_IMAGES = 70
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """Seven grey pictures of 8 x 8 in each of ten classes."""
+    folder = tmp_path_factory.mktemp("pictures")
+    draw = np.random.default_rng(0)
+    for number in range(NUM_IMAGES):
+        path = folder / str(number % 10) / f"{number}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(draw.integers(0, 256, (8, 8), np.uint8)).save(path)
+    return folder
+
 
 @pytest.fixture
-def configs(model_json, digits_folder):
-    param = DatasetParam(data_folder=str(digits_folder), image_size=8, index="labels.csv", random_flip=True)
+def configs(model_json, pictures):
+    param = DatasetParam(data_folder=str(pictures), image_size=8, random_flip=True)
     return model_config_from_mapping(model_json, "model.json"), DataConfig(param, DataloaderParam())
 
 
@@ -71,7 +85,7 @@ def test_half_of_the_images_are_mirrored_and_a_tenth_loses_its_label(samples, co
 def test_images_that_are_not_to_be_flipped_stay_as_they_are(configs):
     model, data = configs
     data = DataConfig(dataclasses.replace(data.dataset_param, random_flip=False), DataloaderParam(shuffle=False))
-    samples = build_samples(model, data, open_index(data.dataset_param, 10), seed=0, global_batch_size=1797)
+    samples = build_samples(model, data, open_index(data.dataset_param, 10), seed=0, global_batch_size=NUM_IMAGES)
     pixels = samples.batch(np.arange(50))["pixels"]
     for image, path in zip(pixels, samples.reader.index.paths):
         np.testing.assert_array_equal(image, load_pixels(path, 8, 1))
@@ -97,7 +111,7 @@ def test_workers_keep_the_order(samples, num_workers):
 
 
 def test_an_error_in_a_worker_reaches_the_training_thread(samples):
-    samples.reader.index = samples.reader.index.__class__(("gone.png",) * 1797, samples.labels)
+    samples.reader.index = samples.reader.index.__class__(("gone.png",) * NUM_IMAGES, samples.labels)
     with pytest.raises(DataError, match=r"gone\.png"):
         next(load_batches(samples, iter([np.arange(4)]), 2, 2))
 
@@ -105,8 +119,8 @@ def test_an_error_in_a_worker_reaches_the_training_thread(samples):
 def test_configs_that_contradict_each_other_are_refused(configs):
     model, data = configs
     index = open_index(data.dataset_param, 10)
-    with pytest.raises(DataError, match="fewer than --global-batch-size 1798"):
-        build_samples(model, data, index, 0, 1798)
+    with pytest.raises(DataError, match="fewer than --global-batch-size 71"):
+        build_samples(model, data, index, 0, NUM_IMAGES + 1)
     larger = DataConfig(DatasetParam(data_folder="x", image_size=16))
     with pytest.raises(ConfigError, match=r"input_size\(8\) \* autoencoder factor\(1\) = 8"):
         build_samples(model, larger, index, 0, 4)
