@@ -28,7 +28,8 @@ BOUNDS = [
     (DIT, "num_heads", [1, 8], [0, 16]),
     (DIT, "mlp_ratio", [0.125], [0.124]),  # of a width of 8
     (DIT, "class_dropout_prob", [0.0, NEARLY_ONE], [-TINY, 1.0]),
-    (GaussianDiffusionConfig(), "num_train_timesteps", [2], [1]),
+    (GaussianDiffusionConfig(), "num_train_timesteps", [21], [1, 2, 20]),
+    (GaussianDiffusionConfig(noise_schedule="squaredcos_cap_v2"), "num_train_timesteps", [2], [1]),
     (PixelConfig(), "channels", [1, 3], [0, 2, 4]),
     (VAE, "latent_channels", [1], [0]),
     (VAE, "downsample_factor", [1], [0]),

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from mindspeed_mm_dit.diffusion.gaussian import TABLES
 from mindspeed_mm_dit.diffusion.schedule import Schedule, make_betas, respaced_steps
 from mindspeed_mm_dit.errors import ConfigError
 
@@ -40,6 +41,13 @@ def test_the_cosine_schedule_follows_its_formula():
     t = np.arange(1, 1001) / 1000
     expected = np.cos((t + 0.008) / 1.008 * np.pi / 2) ** 2 / np.cos(0.008 / 1.008 * np.pi / 2) ** 2
     np.testing.assert_allclose(alphas_cumprod[:-2], expected[:-2], rtol=1e-9)  # the last steps are capped
+
+
+@pytest.mark.parametrize(("noise_schedule", "steps"), [("linear", 21), ("squaredcos_cap_v2", 2)])
+def test_the_shortest_chains_that_are_allowed_have_finite_tables(noise_schedule, steps):
+    schedule = Schedule.create(noise_schedule, steps)
+    for table in TABLES:
+        assert np.isfinite(getattr(schedule, table)).all() and len(getattr(schedule, table)) == steps
 
 
 def test_the_posterior_is_bayes_rule():
