@@ -81,6 +81,7 @@ $(MUTATION_VENV)/.installed: $(VENV)/.installed-dev requirements/mutation.txt
 	theirs=$$(packages $(VENV)); { echo "$$theirs"; cat "$$theirs/users_pytorch.pth" 2>/dev/null || true; } \
 	  > "$$(packages $(MUTATION_VENV))/shared.pth"
 	$(MUTATION_VENV)/bin/python -m pip --disable-pip-version-check install --quiet -r requirements/mutation.txt
+	$(MUTATION_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --editable .
 	@touch $@
 
 clean:

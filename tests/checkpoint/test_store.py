@@ -159,7 +159,8 @@ def test_a_problem_of_the_background_is_told_once_to_whom_waits(tmp_path):
 
 def test_the_reason_of_a_bad_checkpoint_is_the_systems_or_the_first_line_of_the_first(tmp_path):
     gone, of_format = FileNotFoundError(2, "No such file", "x"), ValueError("bad header\nframes")
-    of_format.__context__ = gone
+    of_format.__context__ = RuntimeError("between")
+    of_format.__context__.__cause__ = gone
     collected = Exception("many ranks")
     collected.failures = {1: (of_format, "traceback"), 2: (ValueError("other"), "traceback")}
     plain = ValueError("bad header\nframes")

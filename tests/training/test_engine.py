@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from mindspeed_mm_dit.checkpoint import torch_dcp
+from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
+from mindspeed_mm_dit.configs.model import model_config_from_mapping
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.training.pytorch import engine as room
-from mindspeed_mm_dit.training.pytorch.engine import Engine
+from mindspeed_mm_dit.training.pytorch.engine import Engine, check_sharding
 
 FLAGS = Namespace(
     seed=3, tf32=False, torch_compile=False, bf16=False, adam_beta1=0.8, adam_beta2=0.9, adam_eps=1e-3,
@@ -185,3 +190,47 @@ def test_the_weights_come_from_the_seed(monkeypatch):
     for name, array in initial_weights(SHAPES, 3).items():
         np.testing.assert_array_equal(first.state()["model"][name], array)
     assert not torch.equal(first.predictor.linear.weight, second.predictor.linear.weight)
+
+
+def bits(state):
+    return {name: tensor.numpy().tobytes() for name, tensor in torch_dcp._flatten(state).items()}
+
+
+def test_a_resumed_engine_takes_the_step_that_the_first_would_have_taken(engine, tmp_path):
+    first, second, fresh = engine(), engine(seed=4), engine(seed=4)
+    for _ in range(2):
+        first.train_step(forward_step, tensors(batches(3, 9.0)), 0.02)
+    torch_dcp.write(first.state(), tmp_path / "whole")
+    second.load(tmp_path / "whole", with_optimizer=True)
+    assert bits(second.state()) == bits(first.state())
+    for ours in (first, second):
+        ours.train_step(forward_step, tensors(batches(3, 1.0)), 0.02)
+    assert bits(second.state()) == bits(first.state())
+    fresh.load(tmp_path / "whole", with_optimizer=False)
+    assert all(moments["step"] == 0 for moments in fresh.state()["optimizer"]["state"].values())
+    torch_dcp.write(fresh.state(with_optimizer=False), tmp_path / "weights")
+    second.load(tmp_path / "weights", with_optimizer=False)
+    assert bits(second.state(with_optimizer=False)) == bits(fresh.state(with_optimizer=False))
+
+
+def test_a_checkpoint_without_what_is_asked_for_is_refused(engine, tmp_path):
+    torch_dcp.write(engine().state(with_optimizer=False), tmp_path / "weights")
+    with pytest.raises(CheckpointError, match=f"{tmp_path}/weights: holds no optimizer's state"):
+        engine().load(tmp_path / "weights", with_optimizer=True)
+    other = engine()
+    other.predictor.linear = torch.nn.Linear(5, 4)
+    with pytest.raises(CheckpointError, match=r"linear\.weight"):
+        other.load(tmp_path / "weights", with_optimizer=False)
+
+
+def test_paths_of_fsdp2_yaml_are_checked_against_the_predictor_s_modules(model_json):
+    config = model_config_from_mapping(model_json, "model.json")
+
+    def check(*paths):
+        check_sharding(SimpleNamespace(model=config, fsdp2=Fsdp2Config(sub_modules_to_wrap=paths)))
+
+    check("predictor", "predictor.blocks.{*}", "predictor.blocks.0.attn.qkv", "predictor.final_layer")
+    check_sharding(SimpleNamespace(model=config, fsdp2=None))
+    for path in ("predictor.head", "blocks", ""):
+        with pytest.raises(ConfigError, match="sub_modules_to_wrap"):
+            check(path)
