@@ -15,7 +15,7 @@ MS_PLACES := --save outputs/digits-mindspore/checkpoints --load outputs/digits-m
   --tensorboard-dir outputs/digits-mindspore/tensorboard
 # What is tested on either framework, each in its own environment.
 SEAM_TESTS := tests/test_framework_contract.py tests/golden tests/models/test_autoencoder_kl.py \
-  tests/mindspore/test_sharding.py
+  tests/mindspore/test_sharding.py tests/mindspore/test_engine.py
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 .PHONY: demo demo-mindspore test check mutants clean
