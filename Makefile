@@ -37,7 +37,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 mutants: $(MUTATION_VENV)/.installed
-	OMP_NUM_THREADS=1 nice $(MUTATION_VENV)/bin/python benchmarks/mutants.py
+	OMP_NUM_THREADS=1 nice $(MUTATION_VENV)/bin/python benchmarks/mutants.py $(MUTANTS)
 
 CHECK_PYTHON = $(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' \
   || { echo "$(PYTHON) is $$($(PYTHON) --version): Python 3.10 to 3.12 is needed; make PYTHON=python3.11 ..."; exit 1; }

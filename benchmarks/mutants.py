@@ -1,6 +1,7 @@
 """How many faults the fast tests find: one expression broken at a time, by mutmut.
 
-    make mutants        (half an hour on one core; what is mutated and tested stands in pyproject.toml)
+    make mutants                          half an hour on one core; what is mutated and tested stands in pyproject.toml
+    make mutants MUTANTS=--missed-only    after tests were added: try those again that were not found
 
 Each mutant is tested in a process forked off one that has imported everything, by the tests that reach its function.
 A run goes on where an interrupted one stopped; rm -r mutants begins anew.
@@ -8,6 +9,7 @@ A run goes on where an interrupted one stopped; rm -r mutants begins anew.
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 import sysconfig
@@ -26,16 +28,19 @@ MISSED = ("survived", "no tests", "suspicious")
 
 def main() -> None:
     """Run mutmut in the current folder, the root of the project, and write the result file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--missed-only", action="store_true", help="try only the mutants that were not found before")
+    again = missed() if parser.parse_args().missed_only else []
     report = Report("mutants", "Mutants: faults that the fast tests find")
     mutmut = Path(sysconfig.get_path("scripts")) / "mutmut"
-    subprocess.run([mutmut, "run", "--max-children", "1"], check=True)
-    statuses = {path: statuses_of(path) for path in sorted(mutated_files())}
+    subprocess.run([mutmut, "run", "--max-children", "1", *again], check=True)
+    statuses = {path: statuses_of(path) for path in mutated_files()}
     report.table(["file", *FOUND, *MISSED, "found"], [row(str(path), found) for path, found in statuses.items()])
     everything = [status for found in statuses.values() for status in found.values()]
     report.table(["all files", *FOUND, *MISSED, "found"], [row("", dict(enumerate(everything)))])
     report.say("## Not found\n")
-    for path, found in statuses.items():
-        for name in (name for name, status in found.items() if status in MISSED):
+    for path in statuses:
+        for name in missed(path):
             report.say(f"- {path}, {change(name, path)}")
     report.save()
 
@@ -43,7 +48,13 @@ def main() -> None:
 def mutated_files() -> list[Path]:
     """Return the source files that have mutants."""
     metas = (path.relative_to("mutants").with_suffix("") for path in Path("mutants").rglob("*.py.meta"))
-    return [path for path in metas if statuses_of(path)]
+    return [path for path in sorted(metas) if statuses_of(path)]
+
+
+def missed(*paths: Path) -> list[str]:
+    """Return the mutants of ``paths``, by default of all files, that no test found."""
+    statuses = (statuses_of(path).items() for path in paths or mutated_files())
+    return [name for of_file in statuses for name, status in of_file if status in MISSED]
 
 
 def statuses_of(path: Path) -> dict[str, str]:

@@ -112,6 +112,7 @@ class TestGuidance:
         assert [t for t in range(11) if guidance.applies_at(t, 11)] == list(guided)
         assert not any(Guidance(1.0, "all", interval).applies_at(t, 11) for t in range(11))
         assert Guidance(0.0).applies_at(0, 1)  # a chain of a single step
+        assert Guidance(0.0, "all", (0.9, 1.0)).applies_at(1, 2)
 
     @pytest.mark.parametrize("interval", [(0.8, 0.2), (-0.01, 0.5), (0.5, 1.01), (np.nan, 1.0)])
     def test_an_impossible_interval_is_an_error(self, interval):

@@ -13,7 +13,8 @@ from mindspeed_mm_dit.data.draws import Stream, normals
 from mindspeed_mm_dit.diffusion.gaussian import GaussianDiffusion
 from mindspeed_mm_dit.diffusion.guidance import Guidance
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.sampling.generate import SampleSettings, generate, states, to_pixels
+from mindspeed_mm_dit.sampling import generate as room
+from mindspeed_mm_dit.sampling.generate import SampleSettings, decode, generate, states, to_pixels
 
 LEVELS = np.arange(256)
 
@@ -105,3 +106,23 @@ def test_without_a_null_class_there_is_no_guidance(model, model_json):
     with pytest.raises(ConfigError, match="no null class"):
         generate(model, config, np.array([0]), SampleSettings(steps=1, guidance=Guidance(1.5)))
     assert len(generate(model, config, np.array([0]), SampleSettings(steps=1, guidance=Guidance(1.0)))) == 1
+
+
+@pytest.mark.parametrize(("size", "at_a_time"), [(2, 7), (4, 2), (5, 1), (9, 1)])
+def test_as_many_images_are_decoded_at_a_time_as_there_are_pixels_for(monkeypatch, size, at_a_time):
+    monkeypatch.setattr(room, "DECODED_PIXELS", 40)
+    decoded = []
+    ae = SimpleNamespace(decode=lambda latents: decoded.append(len(latents)) or latents + 1)
+    latents = torch.arange(14.0).reshape(7, 2, 1, 1)
+    np.testing.assert_array_equal(decode(ae, latents, size), latents.numpy() + 1)
+    assert decoded == [at_a_time] * (7 // at_a_time) + [7 % at_a_time] * (7 % at_a_time > 0)
+
+
+def test_clip_bounds_what_is_taken_for_the_clean_image(model, config):
+    """Far beyond the bound, every clean image is the bound itself, and so is the last state."""
+    far = SimpleNamespace(**{**vars(model), "predictor": lambda x, t, y: torch.full_like(x, -1e6)})
+    for clip, found in ((0.5, 0.5), (2.0, 2.0)):
+        *_, last = states(far, config, np.array([1]), np.arange(1), SampleSettings("ddim", steps=5, clip=clip))
+        torch.testing.assert_close(last, torch.full_like(last, found), rtol=1e-4, atol=0)
+    *_, last = states(far, config, np.array([1]), np.arange(1), SampleSettings("ddim", steps=5))
+    assert last.min() > 1000

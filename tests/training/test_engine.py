@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 
 from mindspeed_mm_dit.checkpoint import torch_dcp
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
@@ -60,8 +61,8 @@ def engine(monkeypatch):
     """An engine whose step has 3 micro-batches, with weights so small that the targets decide the gradient's norm."""
     monkeypatch.setattr(room.runtime, "num_microbatches", lambda: 3)
 
-    def build(**flags):
-        engine = Engine(Model(), Namespace(**{**vars(FLAGS), **flags}), None)
+    def build(fsdp2=None, **flags):
+        engine = Engine(Model(), Namespace(**{**vars(FLAGS), **flags}), fsdp2)
         with torch.no_grad():
             for parameter in (engine.predictor.linear.weight, engine.predictor.linear.bias):
                 parameter *= 0.01
@@ -128,6 +129,30 @@ def test_a_step_is_adamw_on_the_mean_gradient_cut_to_its_largest_norm(engine, si
     assert (state["model"]["table"] == 7).all() and (state["ema"]["table"] == 7).all()
 
 
+@pytest.fixture
+def group_of_one():
+    """A process group of this process alone."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("size", [9.0, 0.1])
+def test_a_sharded_step_is_the_same_step(engine, group_of_one, size):
+    plain, sharded = engine(), engine(fsdp2=Fsdp2Config(sub_modules_to_wrap=("predictor.linear",)))
+    assert isinstance(sharded.predictor.linear.weight, DTensor)
+    for _ in range(2):
+        micro_batches = batches(3, size)
+        steps = [ours.train_step(forward_step, tensors(micro_batches), 0.01) for ours in (plain, sharded)]
+        for expected, found in zip(*steps):
+            assert found.item() == pytest.approx(expected.item(), rel=1e-6) and not isinstance(found, DTensor)
+    wanted, state = torch_dcp._flatten(plain.state()), torch_dcp._flatten(sharded.state())
+    assert wanted.keys() == state.keys()
+    for name, tensor in state.items():
+        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        torch.testing.assert_close(whole, wanted[name], rtol=1e-6, atol=1e-9)
+
+
 def test_a_gradient_of_just_the_allowed_norm_is_left_as_it_is(engine):
     """Twice the same step: the largest norm allowed is a hair above and a hair below the norm there is."""
     moments = {}
@@ -161,7 +186,8 @@ def test_a_fresh_state_holds_everything_a_resumed_run_needs(engine):
         assert {kind: tuple(x.shape) for kind, x in moments.items()} == {
             "step": (), "exp_avg": SHAPES[name], "exp_avg_sq": SHAPES[name],
         }  # fmt: skip
-        assert not any(x.any() for x in moments.values()) and moments["step"].dtype == torch.float32
+        assert not any(x.any() for x in moments.values())
+        assert all(x.dtype == torch.float32 and x.device == ours.predictor.table.device for x in moments.values())
     assert "optimizer" not in ours.state(with_optimizer=False)
     ours.train_step(forward_step, tensors(batches(3, 1.0)), 0.01)
     assert all(moments["step"] == 1 for moments in ours.state()["optimizer"]["state"].values())
