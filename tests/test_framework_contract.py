@@ -176,9 +176,14 @@ def normed(x, axes, eps):
     return (x - x.mean(axes, keepdims=True)) / np.sqrt(x.var(axes, keepdims=True) + eps)
 
 
+SMALL = 1e-3
+"""Inputs whose variance is about the epsilon of the norms, so that it shows."""
+
+
+@pytest.mark.parametrize("size", [1.0, SMALL])
 @pytest.mark.parametrize("affine", [False, True])
-def test_layer_norm(framework, affine):
-    ops, x, w, b = framework.ops, draw(2, 3, 16), draw(16, seed=1), draw(16, seed=2)
+def test_layer_norm(framework, affine, size):
+    ops, x, w, b = framework.ops, draw(2, 3, 16) * np.float32(size), draw(16, seed=1), draw(16, seed=2)
     layer = framework.nn.LayerNorm(16, eps=1e-6, elementwise_affine=affine)
     assert sorted(name for name, _ in layer.named_parameters()) == (["bias", "weight"] if affine else [])
     wanted = normed(x, -1, 1e-6)
@@ -188,8 +193,9 @@ def test_layer_norm(framework, affine):
     np.testing.assert_allclose(ops.numpy(layer(ops.tensor(x))), wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_group_norm(framework):
-    ops, x, w, b = framework.ops, draw(2, 8, 4, 5), draw(8, seed=1), draw(8, seed=2)
+@pytest.mark.parametrize("size", [1.0, SMALL])
+def test_group_norm(framework, size):
+    ops, x, w, b = framework.ops, draw(2, 8, 4, 5) * np.float32(size), draw(8, seed=1), draw(8, seed=2)
     layer = load(framework, framework.nn.GroupNorm(4, 8, eps=1e-6), weight=w, bias=b)
     wanted = normed(x.reshape(2, 4, 2, 4, 5), (2, 3, 4), 1e-6).reshape(x.shape) * w[:, None, None] + b[:, None, None]
     np.testing.assert_allclose(ops.numpy(layer(ops.tensor(x))), wanted, rtol=1e-4, atol=1e-5)

@@ -29,6 +29,12 @@ FAULTS = {
         "tests/golden/test_parity.py -k every_quantity",
     ),
     "schedule": Fault("diffusion/schedule.py", "scale * 0.02", "scale * 0.0201", "tests/diffusion/test_schedule.py"),
+    "draws": Fault("data/draws.py", "block, position, 0)", "block, position & 65535, 0)", "tests/data/test_draws.py"),
+    "epsilon": Fault(
+        "models/dit.py", "norm2 = nn.LayerNorm(hidden_size, eps=1e-6", "norm2 = nn.LayerNorm(hidden_size, eps=1e-5",
+        "tests/golden/test_block.py",
+    ),
+    "clipping": Fault("training/pytorch/engine.py", ".clamp(max=1.0)", "", "tests/training/test_engine.py"),
     "resume": Fault(
         "training/progress.py", 'facts.get("consumed_samples", ', 'facts.get("consumed_sample", 0 * ',
         "tests/training/test_run.py -k test_a_resumed_run",

@@ -111,6 +111,12 @@ class GaussianDiffusionConfig:
     def __post_init__(self) -> None:
         if self.num_train_timesteps < 2:
             raise ConfigError(f"diffusion.num_train_timesteps = {self.num_train_timesteps}", "must be at least 2")
+        if self.noise_schedule == "linear" and self.num_train_timesteps <= 20:
+            raise ConfigError(
+                f"diffusion.num_train_timesteps = {self.num_train_timesteps}",
+                f"the linear schedule would end at beta = 20 / {self.num_train_timesteps}, which must be below 1",
+                "use more than 20, or noise_schedule squaredcos_cap_v2",
+            )
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config
+from mindspeed_mm_dit.data.draws import philox
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import activate, active
 
@@ -150,7 +151,7 @@ def _drawn(predictor: Any, seed: int) -> Arrays:
 def _nudged(name: str, value: np.ndarray, seed: int) -> np.ndarray:
     if value.any():
         return value
-    draw = np.random.Generator(np.random.Philox(key=[seed, zlib.crc32(name.encode())]))
+    draw = philox((seed, zlib.crc32(name.encode())))
     return draw.standard_normal(value.shape, np.float32) * np.float32(NUDGE)
 
 

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from mindspeed_mm_dit.data.draws import philox
+
 _STREAM = 0x1717  # keeps these draws apart from those of the data
 
 
@@ -28,7 +30,7 @@ def initial_weights(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[st
 def _initial_weight(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
     if name.endswith(".bias") or "adaLN_modulation" in name or name.startswith("final_layer.linear"):
         return np.zeros(shape, np.float32)
-    draw = np.random.Generator(np.random.Philox(key=[seed, _STREAM << 32 | zlib.crc32(name.encode())]))
+    draw = philox((seed, _STREAM << 32 | zlib.crc32(name.encode())))
     if name.startswith(("t_embedder", "y_embedder")):
         return draw.standard_normal(shape, np.float32) * np.float32(0.02)
     fan_out, fan_in = shape[0], math.prod(shape[1:])

@@ -165,12 +165,18 @@ def test_grey_of_16_bits_is_scaled_to_8(tmp_path, ending):
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
 def test_a_picture_stands_as_its_exif_data_say(tmp_path, dtype):
-    exif = Image.Exif()
-    exif[ExifTags.Base.Orientation] = 6  # turn clockwise
+    """CIPA DC-008, orientation: which sides of the picture the first row and the first column are."""
     pixels = np.arange(64).reshape(8, 8)
     factor = 257 if dtype == np.uint16 else 1
-    Image.fromarray((pixels * factor).astype(dtype)).save(tmp_path / "turned.png", exif=exif)
-    np.testing.assert_array_equal(load_pixels(str(tmp_path / "turned.png"), 8, 1)[0], np.rot90(pixels, -1))
+    upright = {
+        1: pixels, 2: pixels[:, ::-1], 3: pixels[::-1, ::-1], 4: pixels[::-1],
+        5: pixels.T, 6: np.rot90(pixels, -1), 7: pixels[::-1, ::-1].T, 8: np.rot90(pixels),
+    }  # fmt: skip
+    for orientation, wanted in upright.items():
+        exif = Image.Exif()
+        exif[ExifTags.Base.Orientation] = orientation
+        Image.fromarray((pixels * factor).astype(dtype)).save(tmp_path / "turned.png", exif=exif)
+        np.testing.assert_array_equal(load_pixels(str(tmp_path / "turned.png"), 8, 1)[0], wanted)
 
 
 def test_a_picture_that_is_too_large_to_open_is_a_bad_image(folder, monkeypatch):

@@ -198,3 +198,14 @@ def test_pixel_models_have_nothing_to_cache(home, capsys):
     (home / "pixel.json").write_text((root / "examples/dit/model.json").read_text())
     assert cache(home, home / "none", model="pixel.json") == 2
     assert "trains on the images themselves" in capsys.readouterr().err
+
+
+def test_a_run_on_the_mean_of_the_posterior_reads_the_mean_alone(home, made):
+    (home / "mean.json").write_text(json.dumps(model_json(home, "vae", sample_posterior=False)))
+    model, data = load(home, made, "mean.json")
+    rows = np.array([9, 2, 5])
+    batch = build_samples(model, data, open_index(data.dataset_param, 2), 3, 4).reader.read(rows, rows > 4)
+    mean, std = LatentCache(made).read(rows, rows > 4)
+    assert list(batch.arrays) == ["latent_mean"] and batch.images.tolist() == rows.tolist()
+    np.testing.assert_array_equal(batch.arrays["latent_mean"], mean)
+    assert std.shape == mean.shape == (3, 4, 8, 8) and not np.array_equal(mean, std)

@@ -23,6 +23,9 @@ PUBLISHED_PARAMETERS = {
 }  # fmt: skip
 
 
+LARGE_SEEDS = (2**63 - 1, 2**63, 2**63 + 1, 2**64 - 1)
+
+
 def initialised(config: DiTConfig, seed: int = 0) -> DiT:
     model = DiT(config)
     trained = {name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
@@ -61,6 +64,11 @@ def test_initial_weights_depend_on_seed_and_name_alone():
     for name, shape in shapes.items():
         np.testing.assert_array_equal(initial_weights({name: shape}, 1)[name], whole[name])
     assert not np.array_equal(initial_weights(shapes, 2)["blocks.0.mlp.fc1.weight"], whole["blocks.0.mlp.fc1.weight"])
+
+
+def test_neighbouring_seeds_of_64_bits_draw_other_weights():
+    name = "t_embedder.mlp.0.weight"
+    assert len({initial_weights({name: (2,)}, seed)[name].tobytes() for seed in LARGE_SEEDS}) == len(LARGE_SEEDS)
 
 
 def test_initial_weights_have_the_published_spread():
