@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.errors import CheckpointError, PlatformError
+from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.framework.torch_file import read_torch_file
 
 Arrays = dict[str, np.ndarray]
@@ -28,13 +29,7 @@ def read_weights(path: str | Path, use_ema: bool = True) -> Arrays:
     if path.is_dir():
         return _read_dcp(path, use_ema)
     if path.suffix == ".safetensors":
-        from safetensors import SafetensorError
-        from safetensors.numpy import load_file
-
-        try:
-            return load_file(path)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(str(path), f"cannot be read: {error}") from None
+        return read_safetensors_file(path)[0]
     if path.suffix in (".pt", ".pth", ".bin"):
         return choose_tree(read_torch_file(path), use_ema, path)
     raise CheckpointError(
