@@ -18,13 +18,13 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
 from mindspeed_mm_dit.checkpoint import mindspeed_mm
 from mindspeed_mm_dit.checkpoint.mindspeed_mm import entries_for_mindspeed_mm
 from mindspeed_mm_dit.checkpoint.store import BackgroundWriter, unreadable
+from mindspeed_mm_dit.checkpoint.torch_pickles import SafeReader, TensorsOnly, read_metadata
 from mindspeed_mm_dit.checkpoint.weights import check_names
 from mindspeed_mm_dit.errors import CheckpointError
 
@@ -126,7 +126,7 @@ def read(state: State, path: Path, partial: bool = False) -> None:
 
     ``partial``: names that the checkpoint lacks keep their values.
     """
-    stored = dcp.FileSystemReader(path).read_metadata().state_dict_metadata.keys()
+    stored = read_metadata(path).state_dict_metadata.keys()
     if not mindspeed_mm.is_theirs(stored):
         _load(state, path, partial)
         return
@@ -143,11 +143,11 @@ def read(state: State, path: Path, partial: bool = False) -> None:
 
 def _load(state: State, path: Path, partial: bool) -> None:
     no_dist = not (dist.is_available() and dist.is_initialized())
-    planner = DefaultLoadPlanner(allow_partial_load=partial)
+    planner = TensorsOnly(allow_partial_load=partial)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            dcp.load(state, checkpoint_id=path, planner=planner, no_dist=no_dist)
+            dcp.load(state, storage_reader=SafeReader(path), planner=planner, no_dist=no_dist)
     except CheckpointException as error:
         raise unreadable(error, path) from error
 
@@ -168,7 +168,7 @@ def _flatten(state: State, prefix: str = "") -> dict[str, torch.Tensor]:
 
 def shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Return name -> shape of every tensor in the checkpoint ``path``; averages are under "ema.", whoever wrote it."""
-    entries = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+    entries = read_metadata(path).state_dict_metadata
     return {
         mindspeed_mm.our_name(name): tuple(entry.size)
         for name, entry in entries.items()
@@ -182,7 +182,7 @@ def read_tree(path: Path, prefix: str = "") -> dict[str, torch.Tensor]:
     Without a prefix every tensor is read, by its whole name.
     """
     start = f"{prefix}." if prefix else ""
-    entries = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+    entries = read_metadata(path).state_dict_metadata
     wanted = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)
         for name, entry in entries.items()
@@ -211,7 +211,9 @@ def problem_of(path: Path) -> str | None:
             f"convert it: mm-dit convert {path} NEW_FOLDER --to pytorch",
         )
     try:
-        metadata = dcp.FileSystemReader(path).read_metadata()
+        metadata = read_metadata(path)
+    except CheckpointError:
+        raise
     except Exception as error:  # (a damaged pickle raises anything)
         return f".metadata cannot be read: {type(error).__name__}"
     for entry in (metadata.storage_data or {}).values():
@@ -225,7 +227,7 @@ def problem_of(path: Path) -> str | None:
 
 def has_optimizer(path: Path) -> bool:
     """Return whether the checkpoint ``path`` holds moments of an optimizer."""
-    return any("optimizer" in name for name in dcp.FileSystemReader(path).read_metadata().state_dict_metadata)
+    return any("optimizer" in name for name in read_metadata(path).state_dict_metadata)
 
 
 def check_architecture(path: Path, wanted: Mapping[str, tuple[int, ...]]) -> None:
