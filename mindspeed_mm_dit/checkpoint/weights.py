@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -52,6 +52,8 @@ def choose_tree(content: Mapping[str, Any], use_ema: bool, path: Path) -> Arrays
 def _read_ckpt(path: Path, use_ema: bool) -> Arrays:
     from mindspeed_mm_dit.checkpoint import mindspore_ckpt
 
+    if path.is_dir():
+        check_whole(path, mindspore_ckpt.problem_of)
     content = mindspore_ckpt.read(path)
     if not any(name.startswith("model.") for name in content):
         return content
@@ -61,12 +63,19 @@ def _read_ckpt(path: Path, use_ema: bool) -> Arrays:
 
 def _read_dcp(path: Path, use_ema: bool) -> Arrays:
     torch_dcp = reader_of_pytorch_folder(path)
-    problem = torch_dcp.problem_of(path)
-    if problem is not None:
-        raise CheckpointError(str(path), f"is damaged: {problem}")
+    check_whole(path, torch_dcp.problem_of)
     names = {name.split(".")[0] for name in torch_dcp.shapes(path)}
     prefix = "ema" if use_ema and "ema" in names else "model"
     return {name: _array(value) for name, value in torch_dcp.read_tree(path, prefix).items()}
+
+
+def check_whole(path: Path, problem_of: Callable[[Path], str | None]) -> None:
+    """Raise CheckpointError, naming the file, where the checkpoint folder ``path`` is not what was written."""
+    problem = problem_of(path)
+    if problem is not None:
+        raise CheckpointError(
+            str(path), f"is damaged: {problem}", "restore it from a copy, or name the checkpoint before it"
+        )
 
 
 def reader_of_pytorch_folder(path: Path) -> ModuleType:
