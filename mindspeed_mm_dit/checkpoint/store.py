@@ -16,6 +16,7 @@ import re
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,18 +54,25 @@ class CheckpointStore:
         """Make the checkpoint that :meth:`begin` started visible, move the tracker, drop the oldest."""
         aside, final = self.partial_path(iteration), self.path(iteration)
         checksums.record(aside, {RUN_FACTS: write_durably(aside / RUN_FACTS, json.dumps(facts, indent=1) + "\n")})
-        if final.exists():  # written before, by a run that was then resumed from further back
-            replaced = self.partial_path(iteration).with_suffix(".old.partial")
-            os.rename(final, replaced)
-            os.rename(aside, final)
-            shutil.rmtree(replaced, ignore_errors=True)
-        else:
-            os.rename(aside, final)
+        self._replace(final, aside)
         write_durably(self.root / TRACKER, f"{iteration}")
         # Later ones are left by a run that was resumed from further back; what was just written is never dropped.
         for old in [i for i in self.iterations() if i <= iteration][: -self.keep_last]:
             shutil.rmtree(self.path(old), ignore_errors=True)
         return final
+
+    def _replace(self, final: Path, aside: Path) -> None:
+        """Rename ``aside`` to ``final``, which a run that was then resumed from further back may have written."""
+        before = aside.with_suffix(".old.partial")
+        if final.exists():
+            os.rename(final, before)
+        try:
+            os.rename(aside, final)
+        except OSError:
+            with suppress(OSError):
+                os.rename(before, final)
+            raise
+        shutil.rmtree(before, ignore_errors=True)
 
     def remove_unfinished(self) -> None:
         """Drop what killed runs and failed saves left half written; called on one rank while nothing is written."""
