@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 FILE = "checksums.json"
-_CHUNK_BYTES = 4 << 20
+_CHUNK_BYTES = 1 << 20
 
 
 class Checksum(NamedTuple):
@@ -35,10 +36,21 @@ class SummedFile:
         self._bytes = self._crc = 0
 
     def write(self, data: Any) -> int:
-        """Write ``data``, any buffer."""
-        self._bytes += memoryview(data).nbytes
+        """Write ``data``, any buffer; much of it is summed meanwhile, on another core where there is one."""
+        size = memoryview(data).nbytes
+        self._bytes += size
+        if size < _CHUNK_BYTES:
+            self._sum(data)
+            return self._file.write(data)
+        summing = threading.Thread(target=self._sum, args=(data,))
+        summing.start()
+        try:
+            return self._file.write(data)
+        finally:
+            summing.join()
+
+    def _sum(self, data: Any) -> None:
         self._crc = zlib.crc32(data, self._crc)
-        return self._file.write(data)
 
     def __getattr__(self, name: str) -> Any:  # tell, flush, fileno, close
         return getattr(self._file, name)
