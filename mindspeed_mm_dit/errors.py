@@ -19,6 +19,9 @@ class UserError(Exception):
         cure: what to do about it; may be empty when the reason already says so.
     """
 
+    is_shared = False
+    """Whether every rank raises it, so that the first alone says it."""
+
     def __init__(self, what: str, reason: str, cure: str = "") -> None:
         self.what, self.reason, self.cure = what, reason, cure
         super().__init__(f"{what}: {reason}" + (f"\n    Cure: {cure}" if cure else ""))

@@ -178,7 +178,8 @@ def _write_start(predictor: Any, folder: Path, seed: int) -> None:
     store.begin(0)
     writer = checkpoints.Writer(in_background=False)
     writer.write(state, store.partial_path(0), lambda: store.commit(0, facts))
-    writer.wait()
+    if problem := writer.wait():
+        raise problem
     runtime.shutdown()
 
 

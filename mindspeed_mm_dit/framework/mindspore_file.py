@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,6 +21,17 @@ _DTYPES = {
 _TYPES = {np.dtype(code): name for name, code in _DTYPES.items() if name != "BFloat16"}
 _SLICE_BYTES = 512 << 20
 _CHECKSUM = b"crc_num"
+
+
+class Writable(Protocol):
+    """A file open for writing bytes."""
+
+    @property
+    def name(self) -> Any:
+        """Its path."""
+
+    def write(self, data: Any, /) -> int:
+        """Write any buffer."""
 
 
 def read_mindspore_file(path: str | Path) -> dict[str, np.ndarray]:
@@ -89,19 +100,24 @@ def _join(cut: list[tuple[tuple[int, ...], str, np.ndarray]]) -> np.ndarray:
 def write_mindspore_file(path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write arrays, byte for byte as ``mindspore.save_checkpoint`` does."""
     with open(path, "wb") as file:
-        for name, array in arrays.items():
-            if array.dtype not in _TYPES:
-                raise CheckpointError(f"{path}: {name}", f"MindSpore has no tensors of {array.dtype}")
-            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-            head = b"".join(b"\x08" + _as_varint(size) for size in array.shape)
-            head += b"\x12" + _sized(_TYPES[array.dtype].encode())
-            for start in range(0, max(len(data), 1), _SLICE_BYTES):
-                part = data[start : start + _SLICE_BYTES]
-                before = head + b"\x1a" + _as_varint(len(part))
-                name_and_tensor = b"\x0a" + _sized(name.encode()) + b"\x12" + _as_varint(len(before) + len(part))
-                total = len(name_and_tensor) + len(before) + len(part)
-                file.write(b"\x0a" + _as_varint(total) + name_and_tensor + before)
-                file.write(part.data)
+        write_mindspore_arrays(file, arrays)
+
+
+def write_mindspore_arrays(file: Writable, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write what :func:`write_mindspore_file` writes into an open file."""
+    for name, array in arrays.items():
+        if array.dtype not in _TYPES:
+            raise CheckpointError(f"{file.name}: {name}", f"MindSpore has no tensors of {array.dtype}")
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        head = b"".join(b"\x08" + _as_varint(size) for size in array.shape)
+        head += b"\x12" + _sized(_TYPES[array.dtype].encode())
+        for start in range(0, max(len(data), 1), _SLICE_BYTES):
+            part = data[start : start + _SLICE_BYTES]
+            before = head + b"\x1a" + _as_varint(len(part))
+            name_and_tensor = b"\x0a" + _sized(name.encode()) + b"\x12" + _as_varint(len(before) + len(part))
+            total = len(name_and_tensor) + len(before) + len(part)
+            file.write(b"\x0a" + _as_varint(total) + name_and_tensor + before)
+            file.write(part.data)
 
 
 def _sized(content: bytes) -> bytes:

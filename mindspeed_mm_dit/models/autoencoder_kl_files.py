@@ -16,6 +16,7 @@ from mindspeed_mm_dit.configs.model import AutoencoderKLConfig
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.mindspore_file import read_mindspore_file
+from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.framework.torch_file import read_torch_file
 
 _WEIGHT_FILES = ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.bin")
@@ -154,18 +155,10 @@ def _weight_file(folder: Path) -> Path:
 def _read_weights(path: Path) -> dict[str, np.ndarray]:
     if path.suffix == ".ckpt" and not zipfile.is_zipfile(path):
         return read_mindspore_file(path)
-    if path.suffix != ".safetensors":
-        content: Any = read_torch_file(path)
-        return dict(content.get("state_dict", content))
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
-    try:
-        return dict(load_file(path))
-    except (OSError, SafetensorError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            str(path), f"cannot be read: {error!r}", "copy or download it again, in float32"
-        ) from error
+    if path.suffix == ".safetensors":
+        return read_safetensors_file(path)[0]
+    content: Any = read_torch_file(path)
+    return dict(content.get("state_dict", content))
 
 
 def with_new_names(weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -5,28 +5,47 @@ from __future__ import annotations
 import dataclasses
 import os
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from mindspeed_mm_dit import __version__
-from mindspeed_mm_dit.checkpoint.store import CheckpointStore, read_facts
+from mindspeed_mm_dit.checkpoint import checksums
+from mindspeed_mm_dit.checkpoint.claim import Claim
+from mindspeed_mm_dit.checkpoint.store import CheckpointStore, read_facts, unwritten
 from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mapping
-from mindspeed_mm_dit.errors import CheckpointError, ConfigError
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.training.classes import check_classes
 
 
 class Progress:
-    """Counts steps and samples; saves and restores them with the state of the engine."""
+    """Counts steps and samples; saves and restores them with the state of the engine.
+
+    A save that fails is said at once, by the first rank, and costs nothing but itself; all ranks go on alike.
+    """
 
     def __init__(self, args: Namespace, engine: Any, checkpoints: Any) -> None:
         self.iteration = 0
         self.consumed_samples = 0
         self._args, self._engine, self._checkpoints = args, engine, checkpoints
-        self._store = CheckpointStore(args.save, args.keep_last) if args.save else None
-        self._writer = checkpoints.Writer(in_background=not args.no_async_save) if args.save else None
         self._saved_iteration: int | None = None
+        self._problem: UserError | None = None
+        if args.save:
+            self._claim = Claim(args.save)
+            self._store = CheckpointStore(args.save, args.keep_last)
+            self._writer = checkpoints.Writer(not args.no_async_save, self._say_failed)
+
+    def claim(self) -> None:
+        """Take the --save folder for this run; raises ConfigError, on every rank, where another run has it."""
+        refused: ConfigError | None = None
+        if runtime.rank() == 0:
+            try:
+                self._claim.take()
+            except ConfigError as error:
+                refused = error
+        if runtime.any_rank(refused is not None):
+            raise _shared(refused)
 
     def advance(self) -> None:
         """Count one optimizer step."""
@@ -36,13 +55,15 @@ class Progress:
     def restore(self, folder: str, checkpoints: Any) -> None:
         """Continue from the newest complete checkpoint in ``folder``; an empty or missing folder changes nothing."""
         store = CheckpointStore(folder)
-        iteration, passed = store.latest(checkpoints.problem_of)
+        iteration, passed = store.latest(lambda path: _problem_on_any_rank(checkpoints.problem_of, path))
         for line in passed:
             _print_rank_0(f"warning: {line}")
         if iteration is None:
             _print_rank_0(f"no checkpoint in {folder}{_content(folder)}: starting anew")
             return
         path = store.path(iteration)
+        if not checksums.are_in(path):
+            _print_rank_0(f"note: {path} has no checksums, so whether it is what was written is not known")
         facts = read_facts(path)
         self._check_facts(facts, path)
         self._engine.load(path, with_optimizer=not self._args.no_load_optim)
@@ -61,39 +82,60 @@ class Progress:
         if "model" in facts:
             _check_model(self._args.mm.model, facts["model"], path)
 
-    def save(self) -> None:
-        """Start writing a checkpoint of this iteration, unless there is one already."""
-        if self._store is None or self._writer is None or self._saved_iteration == self.iteration:
+    def try_save(self) -> None:
+        """Start writing a checkpoint of this iteration, unless there is one already; what goes wrong is said."""
+        if not self._args.save:
             return
-        self._writer.wait()
-        if runtime.rank() == 0:
-            self._store.begin(self.iteration)
-        runtime.barrier()
+        self._settle()
+        if self._saved_iteration == self.iteration or not self._begin():
+            return
         iteration, facts, store = self.iteration, self._facts(), self._store
         state = self._engine.state(with_optimizer=not self._args.no_save_optim)
         state.update(self._checkpoints.entries_for_mindspeed_mm(facts, self._args.mm.model.predictor))
         self._writer.write(state, store.partial_path(iteration), lambda: store.commit(iteration, facts))
         self._saved_iteration = iteration
 
-    def try_save(self) -> None:
-        """Save in the middle of a run: a failure is reported and the training goes on."""
-        try:
-            self.save()
-        except CheckpointError as error:
-            print(f"warning: {error}", flush=True)
-
     def finish(self) -> None:
-        """Save the last state and wait until it is on disk; raises CheckpointError if it cannot be."""
-        if self._writer is None:
+        """Save the last state, wait until it is on disk, and leave the folder to others.
+
+        Raises:
+            CheckpointError: it could not be saved; on every rank.
+        """
+        if not self._args.save:
             return
-        try:
-            self._writer.wait()
-        except CheckpointError as error:
-            print(f"warning: {error}", flush=True)
-            self._saved_iteration = None
-        self.save()
-        self._writer.wait()
-        runtime.barrier()
+        self.try_save()
+        self._settle()
+        self._claim.release()
+        if self._saved_iteration != self.iteration:
+            raise _shared(self._problem)
+
+    def _settle(self) -> None:
+        """Wait for the write under way; all ranks learn whether it failed."""
+        problem = self._writer.wait()
+        if runtime.any_rank(problem is not None):
+            self._saved_iteration, self._problem = None, problem
+
+    def _begin(self) -> bool:
+        """Make an empty folder to write into, on the first rank; return, on all of them, whether that worked."""
+        problem: UserError | None = None
+        if runtime.rank() == 0:
+            try:
+                self._claim.keep()
+                self._store.remove_unfinished()
+                self._store.begin(self.iteration)
+            except ConfigError as error:  # the folder is another run's by now
+                problem = error
+            except OSError as error:
+                problem = unwritten(error, self._store.root)
+        if problem is not None:
+            self._problem = problem
+            self._say_failed(problem)
+        return not runtime.any_rank(problem is not None)
+
+    def _say_failed(self, problem: UserError) -> None:
+        if runtime.rank() == 0:
+            print(f"warning: {problem}", flush=True)
+            self._store.remove_unfinished()
 
     def _facts(self) -> dict[str, Any]:
         return {
@@ -113,10 +155,15 @@ def open_progress(args: Namespace, engine: Any, checkpoints: Any) -> Progress:
     """Return the progress of a run: where --load left it, or at the start.
 
     Raises:
-        ConfigError: --save holds the checkpoints of another run, which this one would mix with its own.
+        ConfigError: --save belongs to a run that lives, or holds the checkpoints of another one, which this run would
+            mix with its own.
         CheckpointError: --load cannot be resumed from.
     """
     progress = Progress(args, engine, checkpoints)
+    if args.save:
+        progress.claim()
+    else:
+        _print_rank_0("warning: without --save nothing of this run is kept")
     if args.load:
         progress.restore(args.load, checkpoints)
     if args.save:
@@ -126,6 +173,23 @@ def open_progress(args: Namespace, engine: Any, checkpoints: Any) -> Progress:
         if runtime.rank() == 0:
             CheckpointStore(args.save).remove_unfinished()
     return progress
+
+
+def _problem_on_any_rank(problem_of: Callable[..., str | None], path: Path) -> str | None:
+    """Return what is wrong with the checkpoint ``path``, on every rank alike; they share the reading."""
+    problem = problem_of(path, runtime.rank(), runtime.world_size())
+    if not runtime.any_rank(problem is not None):
+        return None
+    if runtime.rank() == 0:  # which says it
+        problem = problem or problem_of(path)
+    return problem or "another rank finds it damaged"
+
+
+def _shared(error: UserError | None) -> UserError:
+    """Return the error of the first rank, or what stands for it on the others, as one that all ranks raise."""
+    shared = error or CheckpointError("--save", "the first rank says what is wrong with it")
+    shared.is_shared = True
+    return shared
 
 
 def _check_is_free(store: CheckpointStore, iteration: int) -> None:

@@ -79,7 +79,7 @@ def pretrain(
     try:
         _run(args, engine_module, train_valid_test_dataset_provider, model_provider, forward_step_func)
     except UserError as error:
-        _give_up(error, says_it=True)
+        _give_up(error, says_it=runtime.rank() == 0 or not error.is_shared)
 
 
 def _give_up(error: UserError, says_it: bool) -> NoReturn:

@@ -29,12 +29,13 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def run(configs: Configs, flags: str, workers: int = 1) -> Outcome:
-    """Run pretrain_dit.py on MindSpore; ``workers`` > 1 under msrun."""
+def run(configs: Configs, flags: str, workers: int = 1, **variables: str) -> Outcome:
+    """Run pretrain_dit.py on MindSpore, with ``variables`` in its environment; ``workers`` > 1 under msrun."""
     bin_folder = Path(PYTHON).parent
     environment = {
         **{k: v for k, v in os.environ.items() if k != "VIRTUAL_ENV"},
         "PATH": f"{bin_folder}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "GLOG_v": "3",
+        **variables,
     }  # fmt: skip
     launcher = [PYTHON]
     if workers > 1:

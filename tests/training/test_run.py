@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from mindspeed_mm_dit.checkpoint import torch_dcp
+from mindspeed_mm_dit.checkpoint import checksums, torch_dcp
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore
 from tests.training.launch import Configs
 
@@ -130,10 +130,12 @@ def test_sigterm_saves_and_ends(tiny, tmp_path, ranks):
         assert process.returncode == 0
 
 
-def test_kill_during_saves_loses_at_most_the_save_in_flight(tiny, tmp_path):
+def test_a_second_run_is_refused_and_a_kill_during_saves_loses_at_most_the_save_in_flight(tiny, tmp_path):
     """Saving after every step, a kill nearly always hits a save."""
     process = tiny.start(LONG + f"--save {tmp_path} --save-interval 1")
     reached = [int(n) for n in re.findall(r"iteration +(\d+)/", wait_for(process, "iteration +25/"))][-1]
+    second = tiny.run(LONG + f"--save {tmp_path} --load {tmp_path}")
+    assert second.code == 2 and second.output.count(f"(process {process.pid}), which began 0 min ago") == 1
     process.kill()
     process.communicate()
     store = CheckpointStore(tmp_path)
@@ -169,12 +171,14 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tiny, tmp_path):
     assert "resumed from" in outcome.output and list(outcome.losses) == [3, 4, 5]
 
 
-def test_bytes_that_changed_inside_a_checkpoint_are_an_error_without_a_traceback(tiny, tmp_path):
+def test_bytes_that_changed_where_there_are_no_checksums_are_an_error_without_a_traceback(tiny, tmp_path):
     flags = f"--micro-batch-size 32 --lr 1e-3 --save {tmp_path} --load {tmp_path} --train-iters "
     tiny.run(flags + "1")
     (data,) = CheckpointStore(tmp_path).path(1).glob("*.distcp")
     data.write_bytes(bytes(data.stat().st_size))
+    (data.parent / checksums.FILE).unlink()
     outcome = tiny.run(flags + "2")
+    assert "iter_0000001 has no checksums" in outcome.output
     assert outcome.code == 2 and "iter_0000001: cannot be read" in outcome.output
     assert "Traceback" not in outcome.output
 

@@ -20,6 +20,27 @@ from mindspeed_mm_dit.training.classes import check_classes
 from mindspeed_mm_dit.training.mindspeed_mm.composite import HostedDiT
 from mindspeed_mm_dit.training.pytorch.ema import MovingAverage
 
+MAY_BE_PICKLED = (
+    "argparse.Namespace", "types.SimpleNamespace", "pathlib.PosixPath", "signal.Signals", "io.BytesIO",
+    "numpy.core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype", "numpy.dtypes.UInt32DType",
+    "megatron.core.enums.ModelType", "megatron.core.optimizer.OptimizerConfig",
+    "megatron.core.rerun_state_machine.RerunDiagnostic", "megatron.core.rerun_state_machine.RerunMode",
+    "megatron.core.rerun_state_machine.RerunState", "megatron.core.transformer.enums.AttnBackend",
+    "mindspeed_mm.configs.config.ConfigReader", "mindspeed_mm.configs.config.MMConfig",
+)  # fmt: skip
+"""What the host puts into the pickles of its checkpoints (flags, configs, states of generators), and we into ours."""
+
+
+def check_pickles_of(load: str | None) -> None:
+    """Raise CheckpointError where a checkpoint under --load could run code: the host unpickles whatever it finds.
+
+    Called on the first rank before the host starts; the others wait for it there.
+    """
+    if load is not None and Path(load).is_dir():
+        from mindspeed_mm_dit.checkpoint.torch_pickles import check_pickles
+
+        check_pickles(Path(load), MAY_BE_PICKLED)
+
 
 def check_checkpoint(model: HostedDiT, args: Namespace, classes: Sequence[str]) -> None:
     """Raise CheckpointError, naming the tensors or the label, if --load holds another architecture or other classes.
