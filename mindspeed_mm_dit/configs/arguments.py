@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from mindspeed_mm_dit.configs.host_flags import HOST_ONLY
+from mindspeed_mm_dit.configs.limits import LARGEST, MOST_SAMPLES, MOST_THREADS, shown
 from mindspeed_mm_dit.errors import ConfigError, nearest
 
 LR_DECAY_STYLES = ("constant", "linear", "cosine", "inverse-square-root")
@@ -118,7 +119,7 @@ def _batches_and_length(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--num-workers",
-        type=_unsigned_int,
+        type=_threads,
         default=2,
         help="threads that prepare batches ahead; 0: in the training thread",
     )
@@ -263,6 +264,12 @@ def check_arguments(args: argparse.Namespace, world_size: int) -> None:
             f"{args.micro_batch_size * world_size}",
             "change one of the three so that it divides",
         )
+    _check(
+        args,
+        "train_iters",
+        args.train_iters * args.global_batch_size < MOST_SAMPLES,
+        f"times --global-batch-size {args.global_batch_size} is more samples than a run can count (2**62)",
+    )
     _check(args, "min_lr", 0 <= args.min_lr <= args.lr, f"must lie between 0 and --lr ({args.lr})")
     _check(args, "lr_warmup_init", 0 <= args.lr_warmup_init <= args.lr, f"must lie between 0 and --lr ({args.lr})")
     for name in ("adam_beta1", "adam_beta2"):
@@ -290,17 +297,18 @@ def _number(kind: type, good: Any, wish: str) -> Any:
     def parse(text: str) -> Any:
         try:
             value = kind(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not {wish}") from None
-        if not good(value):
-            raise argparse.ArgumentTypeError(f"{text!r} is not {wish}")
+        except ValueError:  # (also of a number of thousands of digits)
+            value = None
+        if value is None or not good(value):
+            raise argparse.ArgumentTypeError(f"{shown(text)} is not {wish}")
         return value
 
     return parse
 
 
-_positive_int = _number(int, lambda v: v > 0, "a positive whole number")
-_unsigned_int = _number(int, lambda v: v >= 0, "a whole number of at least 0")
+_positive_int = _number(int, lambda v: 0 < v <= LARGEST, "a positive whole number below 2**63")
+_unsigned_int = _number(int, lambda v: 0 <= v <= LARGEST, "a whole number of at least 0, below 2**63")
+_threads = _number(int, lambda v: 0 <= v <= MOST_THREADS, f"a whole number from 0 to {MOST_THREADS}")
 _positive_float = _number(float, lambda v: 0 < v < math.inf, "a positive number")
 _finite_float = _number(float, math.isfinite, "a number")
 _fraction = _number(float, lambda v: 0 <= v < 1, "a number in [0, 1)")

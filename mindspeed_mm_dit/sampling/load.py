@@ -12,7 +12,9 @@ from mindspeed_mm_dit.checkpoint.weights import check_names, read_weights
 from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config, model_config_from_mapping
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
 from mindspeed_mm_dit.models.composite import DiTModel
+from mindspeed_mm_dit.planning.fit import Place, check_model_fits
 
 
 class Described(NamedTuple):
@@ -58,6 +60,7 @@ def load_model(
     in bfloat16 only. ``torch_compile``: compile the blocks when they are first called.
     """
     path, config, _ = describe(checkpoint, model_json)
+    check_model_fits(config, Place("this machine", host_memory_bytes()))
     model = DiTModel(config)
     weights = read_weights(path, use_ema)
     check_names(runtime.shapes(model.predictor), {n: a.shape for n, a in weights.items()}, f"--checkpoint = {path}")

@@ -7,14 +7,24 @@ import os
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mindspeed_mm_dit import __version__
-from mindspeed_mm_dit.checkpoint.store import CheckpointStore, read_facts
-from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mapping
+from mindspeed_mm_dit.checkpoint.shapes import dit_shapes
+from mindspeed_mm_dit.checkpoint.store import CheckpointStore, read_facts, without_optimizer
+from mindspeed_mm_dit.configs.model import DiTConfig, ModelConfig, model_config_from_mapping
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.training.classes import check_classes
+
+
+class Start(NamedTuple):
+    """The checkpoint that a run goes on from."""
+
+    path: Path
+    iteration: int
+    facts: dict[str, Any]
+    """Its run.json; empty where another program wrote it."""
 
 
 class Progress:
@@ -33,33 +43,14 @@ class Progress:
         self.iteration += 1
         self.consumed_samples += self._args.global_batch_size
 
-    def restore(self, folder: str, checkpoints: Any) -> None:
-        """Continue from the newest complete checkpoint in ``folder``; an empty or missing folder changes nothing."""
-        store = CheckpointStore(folder)
-        iteration, passed = store.latest(checkpoints.problem_of)
-        for line in passed:
-            _print_rank_0(f"warning: {line}")
-        if iteration is None:
-            _print_rank_0(f"no checkpoint in {folder}{_content(folder)}: starting anew")
-            return
-        path = store.path(iteration)
-        facts = read_facts(path)
-        self._check_facts(facts, path)
+    def restore(self, start: Start) -> None:
+        """Continue from the checkpoint that :func:`find_start` found."""
+        path, iteration, facts = start
         self._engine.load(path, with_optimizer=not self._args.no_load_optim)
         self.iteration = iteration
         self.consumed_samples = facts.get("consumed_samples", iteration * self._args.global_batch_size)
-        self._saved_iteration = iteration if folder == self._args.save else None
+        self._saved_iteration = iteration if self._args.load == self._args.save else None
         _print_rank_0(f"resumed from {path}: iteration {iteration}, {self.consumed_samples} samples consumed")
-
-    def _check_facts(self, facts: dict[str, Any], path: Path) -> None:
-        check_classes(facts, self._args.mm.classes, path)
-        if facts.get("seed", self._args.seed) != self._args.seed:
-            _print_rank_0(
-                f"warning: {path} was written with --seed {facts['seed']}, this run has {self._args.seed}: "
-                "it goes on with other draws and another sample order"
-            )
-        if "model" in facts:
-            _check_model(self._args.mm.model, facts["model"], path)
 
     def save(self) -> None:
         """Start writing a checkpoint of this iteration, unless there is one already."""
@@ -109,23 +100,71 @@ class Progress:
         }
 
 
-def open_progress(args: Namespace, engine: Any, checkpoints: Any) -> Progress:
-    """Return the progress of a run: where --load left it, or at the start.
+def find_start(args: Namespace, checkpoints: Any) -> Start | None:
+    """Return the newest complete checkpoint of --load, known to fit this run; None starts anew. No device is touched.
+
+    checkpoints: the module that reads the framework's.
 
     Raises:
+        CheckpointError: --load cannot be resumed from, or belongs to another model.
         ConfigError: --save holds the checkpoints of another run, which this one would mix with its own.
-        CheckpointError: --load cannot be resumed from.
     """
+    start = _newest(args, checkpoints) if args.load else None
+    if start is not None:
+        _check_facts(args, start)
+        if isinstance(args.mm.model.predictor, DiTConfig):
+            checkpoints.check_architecture(start.path, dit_shapes(args.mm.model.predictor))
+        if not args.no_load_optim and not checkpoints.has_optimizer(start.path):
+            raise without_optimizer(start.path)
+    if args.save and not _is_save(args.load, args):
+        _check_is_free(CheckpointStore(args.save), start.iteration if start else 0)
+    return start
+
+
+def open_progress(args: Namespace, engine: Any, checkpoints: Any, start: Start | None) -> Progress:
+    """Return the progress of a run: where ``start`` left it, or at the beginning."""
     progress = Progress(args, engine, checkpoints)
-    if args.load:
-        progress.restore(args.load, checkpoints)
+    if start is not None:
+        progress.restore(start)
     if args.save:
-        if not args.load or os.path.realpath(args.load) != os.path.realpath(args.save):
-            _check_is_free(CheckpointStore(args.save), progress.iteration)
         runtime.barrier()  # every rank has looked
         if runtime.rank() == 0:
             CheckpointStore(args.save).remove_unfinished()
     return progress
+
+
+def _newest(args: Namespace, checkpoints: Any) -> Start | None:
+    store = CheckpointStore(args.load)
+    iteration, passed = store.latest(checkpoints.problem_of)
+    for line in passed:
+        _print_rank_0(f"warning: {line}")
+    if iteration is not None:
+        return Start(store.path(iteration), iteration, read_facts(store.path(iteration)))
+    content = _content(args.load)
+    if content and not _is_save(args.load, args):
+        raise CheckpointError(
+            f"--load = {args.load}",
+            f"holds no checkpoint of a run (iter_0001000 and the like): it holds {content}",
+            "name the folder that --save named; mm-dit convert makes one of weights in another format",
+        )
+    _print_rank_0(f"no checkpoint in {args.load}{f' (it holds {content})' if content else ''}: starting anew")
+    return None
+
+
+def _check_facts(args: Namespace, start: Start) -> None:
+    path, _, facts = start
+    check_classes(facts, args.mm.classes, path)
+    if facts.get("seed", args.seed) != args.seed:
+        _print_rank_0(
+            f"warning: {path} was written with --seed {facts['seed']}, this run has {args.seed}: "
+            "it goes on with other draws and another sample order"
+        )
+    if "model" in facts:
+        _check_model(args.mm.model, facts["model"], path)
+
+
+def _is_save(folder: str | None, args: Namespace) -> bool:
+    return bool(folder and args.save) and os.path.realpath(folder or "") == os.path.realpath(args.save)
 
 
 def _check_is_free(store: CheckpointStore, iteration: int) -> None:
@@ -158,7 +197,7 @@ def _check_model(model: ModelConfig, kept: Mapping[str, Any], path: Path) -> Non
 
 def _content(folder: str) -> str:
     names = sorted(p.name for p in Path(folder).glob("*") if not p.name.startswith("."))
-    return f" (it holds {', '.join(names[:3])}{', ...' if len(names) > 3 else ''})" if names else ""
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
 def _print_rank_0(text: str) -> None:

@@ -22,7 +22,7 @@ from mindspeed_mm_dit.framework import active, runtime
 from mindspeed_mm_dit.training.host import SECONDS_TO_SAY_IT
 from mindspeed_mm_dit.training.loop import train
 from mindspeed_mm_dit.training.preflight import preflight
-from mindspeed_mm_dit.training.progress import open_progress
+from mindspeed_mm_dit.training.progress import Start, find_start, open_progress
 from mindspeed_mm_dit.training.signals import StopRequest
 
 NAME = "standalone"
@@ -74,10 +74,11 @@ def pretrain(
         runtime.check_backend(args.distributed_backend)
         engine_module = importlib.import_module(f"mindspeed_mm_dit.training.{active()}.engine")
         engine_module.check_sharding(args.mm)
+        start = find_start(args, engine_module.checkpoints)
     except UserError as error:  # every rank finds the same; one says it
         _give_up(error, says_it=runtime.rank() == 0)
     try:
-        _run(args, engine_module, train_valid_test_dataset_provider, model_provider, forward_step_func)
+        _run(args, start, engine_module, train_valid_test_dataset_provider, model_provider, forward_step_func)
     except UserError as error:
         _give_up(error, says_it=True)
 
@@ -103,6 +104,7 @@ def _parse(extra_args_provider: Callable[[ArgumentParser], ArgumentParser] | Non
 
 def _run(
     args: Namespace,
+    start: Start | None,
     engine_module: Any,
     dataset_provider: Callable[[Any], tuple[Any, Any, Any]],
     model_provider: Callable[..., Any],
@@ -112,9 +114,9 @@ def _run(
     runtime.initialize(args.distributed_backend, args.micro_batch_size, args.global_batch_size)
     _announce(args)
     with StopRequest() as stop:
-        engine = engine_module.Engine(model_provider(), args, args.mm.fsdp2)
+        engine = engine_module.Engine(model_provider(), args, args.mm.fsdp2, args.mm.precision)
         print_rank_0(f"predictor: {engine.num_parameters():,} parameters; ready in {time.monotonic() - started:.1f} s")
-        progress = open_progress(args, engine, engine_module.checkpoints)
+        progress = open_progress(args, engine, engine_module.checkpoints, start)
         args.consumed_train_samples = progress.consumed_samples
         train_batches, valid_batches, _ = dataset_provider([args.train_iters * args.global_batch_size, 0, 0])
         train(args, engine, forward_step, train_batches, valid_batches, progress, stop)
@@ -127,7 +129,7 @@ def _announce(args: Namespace) -> None:
     sharding = f"FSDP2 {args.fsdp2_config_path or 'defaults'}" if args.mm.fsdp2 else "data parallel"
     print_rank_0(
         f"mindspeed_mm_dit {__version__}, host: {NAME}, framework: {active()} ({versions})\n"
-        f"{runtime.world_size()} rank(s) on {runtime.device_name()}, {sharding}, "
+        f"{runtime.world_size()} rank(s) on {runtime.device_name()}, {sharding}, {args.mm.precision}, "
         f"global batch {args.global_batch_size} = {args.micro_batch_size} x {runtime.world_size()} rank(s) x "
         f"{args.global_batch_size // args.micro_batch_size // runtime.world_size()} micro-batch(es)"
     )
