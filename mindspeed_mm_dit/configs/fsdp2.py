@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import yaml
 
-from mindspeed_mm_dit.configs.limits import shown
+from mindspeed_mm_dit.configs.limits import check_between, shown
 from mindspeed_mm_dit.configs.strict import from_mapping, read_text
 from mindspeed_mm_dit.errors import ConfigError, nearest
 
@@ -71,8 +71,7 @@ class Fsdp2Config:
             raise ConfigError(f"reshard_after_forward = {self.reshard_after_forward}",
                               "must be true, false or a positive number of ranks")  # fmt: skip
         for name in ("num_to_forward_prefetch", "num_to_backward_prefetch"):
-            if (getattr(self, name) or 0) < 0:
-                raise ConfigError(f"{name} = {getattr(self, name)}", "must not be negative")
+            check_between(name, getattr(self, name) or 0, 0, 1024)
         if self.expert_parallel_size not in (None, 1) or self.moe_modules:
             raise ConfigError(
                 f"expert_parallel_size = {self.expert_parallel_size}, moe_modules = {self.moe_modules}",

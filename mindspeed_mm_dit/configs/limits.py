@@ -14,6 +14,10 @@ MOST_SAMPLES = 2**62
 """Samples that a run can consume; the positions from there on are validation's."""
 MOST_THREADS = 1024
 """Threads that prepare batches."""
+MOST_GUIDANCE = 1000.0
+"""Scale of classifier-free guidance; samples are of no use from about 20 on, and no numbers far beyond this."""
+FLOAT32 = (1e-38, 3e38)
+"""Smallest and largest magnitude that float32 holds with all its digits."""
 _NAME_BYTES, _PATH_BYTES = 255, 4096
 """Longest file name and path that Linux has."""
 

@@ -26,8 +26,6 @@ import numpy as np
 from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import activate, active
-from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
-from mindspeed_mm_dit.planning.fit import Place, check_model_fits
 
 Arrays = dict[str, np.ndarray]
 
@@ -81,7 +79,6 @@ def measure(job: Job) -> None:
     from mindspeed_mm_dit.models.registry import DIFFUSION_MODEL_MAPPINGS, PREDICTOR_MODEL_MAPPINGS
 
     config = load_model_config(job.model)
-    check_model_fits(config, Place("this machine", host_memory_bytes()))
     predictor = PREDICTOR_MODEL_MAPPINGS[config.predictor.model_id](config.predictor)
     diffusion = runtime.to_runtime_device(DIFFUSION_MODEL_MAPPINGS[config.diffusion.model_id](config.diffusion))
     _load_weights(predictor, job)

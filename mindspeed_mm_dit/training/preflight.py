@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from argparse import Namespace
@@ -14,6 +13,7 @@ from typing import Any
 from mindspeed_mm_dit.configs.arguments import check_arguments
 from mindspeed_mm_dit.configs.data import DataConfig, DatasetParam, load_data_config
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, load_fsdp2_config
+from mindspeed_mm_dit.configs.limits import MOST_GUIDANCE, check_between
 from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, ModelConfig, model_config_from_mapping, spelled_out
 from mindspeed_mm_dit.configs.outputs import check_output_file, check_output_folder
 from mindspeed_mm_dit.configs.precision import Precision, decide
@@ -111,8 +111,7 @@ def check_autoencoder(mm: MultiModalArguments) -> None:
 
 def check_report(args: Namespace, model: ModelConfig) -> None:
     """Raise ConfigError for a report that could not be drawn once the training is over."""
-    if not 0 <= args.report_cfg_scale < math.inf:
-        raise ConfigError(f"--report-cfg-scale = {args.report_cfg_scale}", "must be a number of at least 0")
+    check_between("--report-cfg-scale", args.report_cfg_scale, 0.0, MOST_GUIDANCE)
     if not args.report:
         return
     if not args.save:

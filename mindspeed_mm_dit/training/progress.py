@@ -135,6 +135,8 @@ def open_progress(args: Namespace, engine: Any, checkpoints: Any, start: Start |
 
 def _newest(args: Namespace, checkpoints: Any) -> Start | None:
     store = CheckpointStore(args.load)
+    if os.path.exists(args.load) and not os.path.isdir(args.load) and not os.path.isfile(args.load):
+        raise CheckpointError(f"--load = {args.load}", "is no folder", "name the folder that --save named")
     iteration, passed = store.latest(checkpoints.problem_of)
     for line in passed:
         _print_rank_0(f"warning: {line}")

@@ -158,8 +158,8 @@ def check_sharding(mm: MultiModalArguments) -> None:
     if mm.fsdp2 is not None:
         with torch.device("meta"):
             predictor = PREDICTOR_MODEL_MAPPINGS[mm.model.predictor.model_id](mm.model.predictor)
-        names = [f"predictor.{name}" if name else "predictor" for name, _ in predictor.named_modules()]
-        check_paths(mm.fsdp2, names)
+        modules = {f"predictor.{name}" if name else "predictor": module for name, module in predictor.named_modules()}
+        check_paths(mm.fsdp2, modules)
 
 
 def initialise(model: nn.Module, seed: int) -> None:
