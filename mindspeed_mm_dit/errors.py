@@ -52,5 +52,5 @@ class ConvergenceError(UserError):
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return "Did you mean 'x'? " for the closest of ``known``, or an empty string."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name[:100], list(known), n=1, cutoff=0.5)
     return f"Did you mean {close[0]!r}? " if close else ""

@@ -18,7 +18,11 @@ from mindspeed_mm_dit.checkpoint.checksums import Checksum, summed_file
 from mindspeed_mm_dit.checkpoint.store import BackgroundWriter, without_optimizer
 from mindspeed_mm_dit.checkpoint.weights import check_names
 from mindspeed_mm_dit.errors import CheckpointError
-from mindspeed_mm_dit.framework.mindspore_file import read_mindspore_file, write_mindspore_arrays
+from mindspeed_mm_dit.framework.mindspore_file import (
+    read_mindspore_file,
+    shapes_in_mindspore_file,
+    write_mindspore_arrays,
+)
 
 Arrays = dict[str, np.ndarray]
 
@@ -90,6 +94,18 @@ def _problem_by_size(path: Path) -> str | None:
     if not (path / SIZE).is_file() or (path / FILE).stat().st_size != int((path / SIZE).read_text() or "0"):
         return f"{FILE} is cut short"
     return None
+
+
+def check_architecture(path: Path, wanted: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise CheckpointError, naming the tensors, unless ``path`` holds exactly ``wanted`` under "model."."""
+    shapes = shapes_in_mindspore_file(path / FILE)
+    found = {name[6:]: shape for name, shape in shapes.items() if name.startswith("model.")}
+    check_names(wanted, found, f"--load = {path}")
+
+
+def has_optimizer(path: Path) -> bool:
+    """Return whether the checkpoint ``path`` holds moments of an optimizer."""
+    return any(name.startswith("optimizer.") for name in shapes_in_mindspore_file(path / FILE))
 
 
 def read_state(path: Path, wanted: Mapping[str, tuple[int, ...]], with_optimizer: bool) -> Arrays:

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.configs.limits import LARGEST, MOST_THREADS, check_between
 
 DESCRIPTION = """\
 Encode a data set once, so that no training step has to.
@@ -36,9 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Encode what is missing."""
-    for flag, least in (("batch_size", 1), ("shard_images", 1), ("num_workers", 0)):
-        if getattr(args, flag) < least:
-            raise ConfigError(f"--{flag.replace('_', '-')} = {getattr(args, flag)}", f"must be at least {least}")
+    check_between("--batch-size", args.batch_size, 1, LARGEST)
+    check_between("--shard-images", args.shard_images, 1, LARGEST)
+    check_between("--num-workers", args.num_workers, 0, MOST_THREADS)
     from mindspeed_mm_dit.framework import activate
 
     activate(args.ai_framework)

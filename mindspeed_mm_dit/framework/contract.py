@@ -49,7 +49,10 @@ OPS = {
 RUNTIME = {
     "initialize": "(backend | None, micro, global batch): join the process group, choose the device",
     "shutdown": "(): leave the process group",
+    "device_type": "() -> 'cpu', 'cuda' or 'npu'",
     "device_name": "() -> words for the log",
+    "device_memory_bytes": "() -> bytes of this process's device, of the machine on a CPU; None where that is unknown",
+    "WAYS_TO_BF16": "how a training step may compute in bfloat16: some of configs.precision.Way",
     "rank": "() -> rank of this process",
     "world_size": "() -> number of processes",
     "to_device": "(batch of arrays) -> batch of tensors",

@@ -6,13 +6,15 @@ An array of more than 512 MiB is cut into several entries of the same name, each
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from mindspeed_mm_dit.errors import CheckpointError
+
+T = TypeVar("T")
 
 _DTYPES = {
     "Float64": "<f8", "Float32": "<f4", "Float16": "<f2", "BFloat16": "<u2", "Int64": "<i8", "Int32": "<i4",
@@ -42,12 +44,26 @@ def read_mindspore_file(path: str | Path) -> dict[str, np.ndarray]:
     Raises:
         CheckpointError: no such file, cut short, encrypted, or not of this format.
     """
+    return _read(path, _join)
+
+
+def shapes_in_mindspore_file(path: str | Path) -> dict[str, tuple[int, ...]]:
+    """Return name -> shape of every array of such a file; the arrays stay on disk. Raises CheckpointError, too."""
+    return _read(path, lambda cut: cut[0][0])
+
+
+_Entry = tuple[tuple[int, ...], str, np.ndarray]
+"""Dims of the whole array, its type, and the bytes of this part of it."""
+
+
+def _read(path: str | Path, make: Callable[[list[_Entry]], T]) -> dict[str, T]:
+    """Return what ``make`` makes of the entries of each name."""
     try:
-        parts: dict[str, list[tuple[tuple[int, ...], str, np.ndarray]]] = {}
+        parts: dict[str, list[_Entry]] = {}
         for _, entry in _fields(np.memmap(path, np.uint8, "c").view(np.ndarray)):
             (_, name), (_, tensor) = _fields(entry)
             parts.setdefault(_text(name), []).append(_tensor(tensor))
-        return {name: _join(cut) for name, cut in parts.items() if cut[0][1] != "str"}
+        return {name: make(cut) for name, cut in parts.items() if cut[0][1] != "str"}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         reason = f"is not a whole MindSpore checkpoint: {type(error).__name__}: {error}"
         raise CheckpointError(str(path), reason, "copy it again; encrypted ones cannot be read") from error
@@ -78,7 +94,7 @@ def _varint(data: np.ndarray, at: int) -> tuple[int, int]:
             return value, at
 
 
-def _tensor(message: np.ndarray) -> tuple[tuple[int, ...], str, np.ndarray]:
+def _tensor(message: np.ndarray) -> _Entry:
     fields = list(_fields(message))
     dims = tuple(int(value) for number, value in fields if number == 1)
     (kind,), (content,) = ([value for number, value in fields if number == wanted] for wanted in (2, 3))
@@ -89,7 +105,7 @@ def _text(data: np.ndarray) -> str:
     return data.tobytes().decode()
 
 
-def _join(cut: list[tuple[tuple[int, ...], str, np.ndarray]]) -> np.ndarray:
+def _join(cut: list[_Entry]) -> np.ndarray:
     dims, kind, content = cut[0] if len(cut) == 1 else (*cut[0][:2], np.concatenate([part[2] for part in cut]))
     array = content.view(_DTYPES[kind])
     if kind == "BFloat16":  # the upper half of a float32

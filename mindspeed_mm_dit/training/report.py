@@ -49,7 +49,7 @@ def report(args: Namespace) -> None:
         steps=args.report_steps,
         cfg_scale=args.report_cfg_scale,
         seed=args.seed,
-        bf16=args.bf16 and runtime.SAMPLES_IN_BF16,
+        bf16=args.mm.precision.compute == "bf16" and runtime.SAMPLES_IN_BF16,
         scores_digits=args.mm.data.dataset_param.source == "digits",
     )
     command = [sys.executable, "-m", "mindspeed_mm_dit.training.report_worker", json.dumps(asdict(job))]

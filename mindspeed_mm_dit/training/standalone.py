@@ -22,8 +22,9 @@ from mindspeed_mm_dit.framework import active, runtime
 from mindspeed_mm_dit.training.host import SECONDS_TO_SAY_IT
 from mindspeed_mm_dit.training.loop import train
 from mindspeed_mm_dit.training.preflight import preflight
-from mindspeed_mm_dit.training.progress import open_progress
+from mindspeed_mm_dit.training.progress import claim_save, open_progress
 from mindspeed_mm_dit.training.signals import StopRequest
+from mindspeed_mm_dit.training.start import find_start
 
 NAME = "standalone"
 
@@ -112,9 +113,11 @@ def _run(
     runtime.initialize(args.distributed_backend, args.micro_batch_size, args.global_batch_size)
     _announce(args)
     with StopRequest() as stop:
-        engine = engine_module.Engine(model_provider(), args, args.mm.fsdp2)
+        claim = claim_save(args)
+        start = find_start(args, engine_module.checkpoints)
+        engine = engine_module.Engine(model_provider(), args, args.mm.fsdp2, args.mm.precision)
         print_rank_0(f"predictor: {engine.num_parameters():,} parameters; ready in {time.monotonic() - started:.1f} s")
-        progress = open_progress(args, engine, engine_module.checkpoints)
+        progress = open_progress(args, engine, engine_module.checkpoints, claim, start)
         args.consumed_train_samples = progress.consumed_samples
         train_batches, valid_batches, _ = dataset_provider([args.train_iters * args.global_batch_size, 0, 0])
         train(args, engine, forward_step, train_batches, valid_batches, progress, stop)
@@ -127,7 +130,7 @@ def _announce(args: Namespace) -> None:
     sharding = f"FSDP2 {args.fsdp2_config_path or 'defaults'}" if args.mm.fsdp2 else "data parallel"
     print_rank_0(
         f"mindspeed_mm_dit {__version__}, host: {NAME}, framework: {active()} ({versions})\n"
-        f"{runtime.world_size()} rank(s) on {runtime.device_name()}, {sharding}, "
+        f"{runtime.world_size()} rank(s) on {runtime.device_name()}, {sharding}, {args.mm.precision}, "
         f"global batch {args.global_batch_size} = {args.micro_batch_size} x {runtime.world_size()} rank(s) x "
         f"{args.global_batch_size // args.micro_batch_size // runtime.world_size()} micro-batch(es)"
     )

@@ -200,7 +200,7 @@ def test_published_pt_and_safetensors_give_the_same_images_as_the_run(trained, t
         (["--output", "x.gif"], "use one of .npz, .png, .jpg, .jpeg"),
         (["--output", "/dev/null/x.png"], "the folder /dev/null cannot be made"),
         (["--seed", "-1"], "--seed = -1"),
-        (["--seed", str(2**64)], "must lie between 0 and 2**64 - 1"),
+        (["--seed", str(2**63)], "must lie between 0 and 2**63 - 1"),
         (["--clip", "0"], "--clip = 0.0"),
         (["--clip", "nan"], "--clip = nan"),
         (["--cfg-scale", "nan"], "--cfg-scale = nan"),

@@ -6,6 +6,7 @@ import sys
 from argparse import Namespace
 from types import SimpleNamespace
 
+from mindspeed_mm_dit.configs.precision import FLOAT32
 from mindspeed_mm_dit.training import report as module
 
 
@@ -14,8 +15,8 @@ def test_a_report_that_fails_is_a_warning_that_says_how_to_draw_again(tmp_path, 
     (tmp_path / "iter_0000005" / "run.json").write_text("{}")
     args = Namespace(
         report=True, save=str(tmp_path), train_iters=5, tensorboard_dir=None, report_sampler="ddim", report_steps=5,
-        report_cfg_scale=1.0, seed=0, bf16=False,
-        mm=SimpleNamespace(data=SimpleNamespace(dataset_param=SimpleNamespace(source="digits"))),
+        report_cfg_scale=1.0, seed=0,
+        mm=SimpleNamespace(data=SimpleNamespace(dataset_param=SimpleNamespace(source="digits")), precision=FLOAT32),
     )  # fmt: skip
     monkeypatch.setattr(sys, "executable", "/bin/false")
     module.report(args)

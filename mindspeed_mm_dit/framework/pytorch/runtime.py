@@ -14,12 +14,16 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
+from mindspeed_mm_dit.configs.precision import Way
 from mindspeed_mm_dit.errors import PlatformError
+from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
 from mindspeed_mm_dit.framework.malloc import keep_freed_memory
 
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
 SAMPLES_IN_BF16 = True
 """Whether ``low_precision`` and ``bf16_products`` do what they are asked."""
+WAYS_TO_BF16: tuple[Way, ...] = ("autocast", "fsdp2")
+"""How a training step may compute in bfloat16."""
 _flags_group: dist.ProcessGroup | None = None
 
 
@@ -119,6 +123,17 @@ def device_name() -> str:
     if kind == "cpu":
         return f"CPU ({platform.processor() or platform.machine()}, {torch.get_num_threads()} threads)"
     return str(getattr(torch, kind).get_device_name())
+
+
+def device_memory_bytes() -> int | None:
+    """Return the bytes of this process's device, of the machine on a CPU; None where there is no such device."""
+    target = device()
+    if target.type == "cpu":
+        return host_memory_bytes()
+    accelerator = torch.get_device_module(target)
+    if (target.index or 0) >= accelerator.device_count():
+        return None
+    return int(accelerator.get_device_properties(target.index or 0).total_memory)
 
 
 def to_device(batch: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
