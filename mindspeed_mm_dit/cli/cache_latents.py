@@ -16,6 +16,9 @@ Encode a data set once, so that no training step has to.
   mm-dit cache-latents --model model.json --data data.json --output data/imagenet256-latents
   torchrun --nproc_per_node 8 -m mindspeed_mm_dit.cli.main cache-latents ...     # one shard a rank at a time
 
+Every image is decoded before the first is encoded, by each rank: one that cannot be stops the command, or is left
+out with skip_bad_images.
+
 Then add "latents": "data/imagenet256-latents" to dataset_param of data.json. Mean and standard deviation of each
 image's posterior are kept, as it is and mirrored, so training draws its latents anew every epoch and loses
 nothing. Run again after an interruption: finished shards are kept. Size on disk at 256 pixels and fp32: 64 KiB an
@@ -53,12 +56,15 @@ def run(args: argparse.Namespace) -> int:
     from mindspeed_mm_dit.framework import runtime
     from mindspeed_mm_dit.models.encode_data import CacheWriter, EncodeSettings
     from mindspeed_mm_dit.models.registry import AE_MODEL_MAPPINGS
+    from mindspeed_mm_dit.training.classes import say_notes
 
     model, data = load_model_config(args.model), load_data_config(args.data, "--data")
     check_output_folder("--output", args.output)
     data = dataclasses.replace(data, dataset_param=dataclasses.replace(data.dataset_param, latents=None))
     identity = identity_of(model, data)
-    index = open_index(data.dataset_param, model.predictor.num_classes)
+    index = open_index(data.dataset_param, model.predictor.num_classes, decode_all=True)
+    if runtime.rank() == 0:
+        say_notes(index)
     check_fit(model, data, len(index), 1)
     folder = Path(data.dataset_param.data_folder)
     names = [str(Path(path).relative_to(folder)) for path in index.paths]

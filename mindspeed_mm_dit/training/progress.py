@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mindspeed_mm_dit import __version__
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore, read_facts
 from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mapping
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.training.changes import changes, run_facts, table_of
 from mindspeed_mm_dit.training.classes import check_classes
 
 
@@ -53,13 +53,10 @@ class Progress:
 
     def _check_facts(self, facts: dict[str, Any], path: Path) -> None:
         check_classes(facts, self._args.mm.classes, path)
-        if facts.get("seed", self._args.seed) != self._args.seed:
-            _print_rank_0(
-                f"warning: {path} was written with --seed {facts['seed']}, this run has {self._args.seed}: "
-                "it goes on with other draws and another sample order"
-            )
         if "model" in facts:
             _check_model(self._args.mm.model, facts["model"], path)
+        if table := table_of(changes(facts, self._facts())):
+            _print_rank_0(table)
 
     def save(self) -> None:
         """Start writing a checkpoint of this iteration, unless there is one already."""
@@ -96,17 +93,7 @@ class Progress:
         runtime.barrier()
 
     def _facts(self) -> dict[str, Any]:
-        return {
-            "iteration": self.iteration,
-            "consumed_samples": self.consumed_samples,
-            "global_batch_size": self._args.global_batch_size,
-            "seed": self._args.seed,
-            "ema_decay": self._args.ema_decay,
-            "model": self._args.mm.model_json,
-            "classes": self._args.mm.classes,
-            "mindspeed_mm_dit": __version__,
-            **runtime.versions(),
-        }
+        return run_facts(self._args, self.iteration, self.consumed_samples)
 
 
 def open_progress(args: Namespace, engine: Any, checkpoints: Any) -> Progress:

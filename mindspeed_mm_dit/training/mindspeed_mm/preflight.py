@@ -8,7 +8,6 @@ import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from mindspeed_mm_dit.configs.data import load_data_config
@@ -18,10 +17,10 @@ from mindspeed_mm_dit.configs.presets import PRESETS
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.data.dataset import check_fit
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.training.classes import say_classes
+from mindspeed_mm_dit.training.classes import say_data
 from mindspeed_mm_dit.training.mindspeed_mm.commandline import launched_as, parse
 from mindspeed_mm_dit.training.mindspeed_mm.contract import where
-from mindspeed_mm_dit.training.preflight import MultiModalArguments, image_indices
+from mindspeed_mm_dit.training.preflight import MultiModalArguments, image_indices, with_facts
 
 
 def check_before_import(argv: Sequence[str]) -> None:
@@ -42,7 +41,7 @@ def check_before_import(argv: Sequence[str]) -> None:
     _say_without_effect(flags)
     mm = read_configs(flags)
     if launched_as()[0] == 0:
-        say_classes(*image_indices(mm, flags.seed), mm.model.predictor.num_classes)
+        say_data(*image_indices(mm, flags.seed), mm.model.predictor.num_classes)
 
 
 def spelled_out(argv: Sequence[str]) -> list[str]:
@@ -134,4 +133,4 @@ def read_configs(flags: Namespace) -> MultiModalArguments:
         check_sharding(mm)
     train, _ = image_indices(mm, flags.seed)
     check_fit(mm.model, mm.data, len(train), flags.global_batch_size or flags.micro_batch_size * world_size)
-    return replace(mm, classes=train.classes)
+    return with_facts(mm, train)
