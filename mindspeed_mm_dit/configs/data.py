@@ -21,7 +21,7 @@ class DatasetParam:
     index: str | None = None
     """CSV inside ``data_folder`` with columns image_path,label, paths below it; null: every sub-folder is a class."""
     source: Literal["digits"] | None = None
-    """Built-in images, "digits" (scikit-learn), written to ``data_folder`` if it is not there; it must end in digits."""
+    """Built-in images, "digits" (scikit-learn), written to ``data_folder``, a path that ends in digits."""
     random_flip: bool = False
     """Mirror a training image left-right with probability 1/2."""
     valid_fraction: float = 0.0

@@ -67,7 +67,7 @@ def provide(source: str, folder: Path) -> None:
             copied along, is not answered with other images), or it cannot be written.
     """
     there = is_folder(folder)
-    if folder.name != source:
+    if os.path.basename(os.path.abspath(folder)) != source:
         raise DataError(
             f"dataset_param.data_folder = {folder}",
             f"{'is there' if there else 'there is no such folder'}, and dataset_param.source is {source!r}, "

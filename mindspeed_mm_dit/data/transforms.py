@@ -46,7 +46,7 @@ def open_image(path: str | Path, size: int) -> Iterator[Image.Image]:
         raise UnusableFile("is empty")
     try:
         with Image.open(path, formats=list(dict.fromkeys(readable_formats().values()))) as image:
-            _check_shape(image, size)
+            _check_form(image, size)
             yield image
     except UnusableFile:
         raise
@@ -60,11 +60,11 @@ def open_image(path: str | Path, size: int) -> Iterator[Image.Image]:
         raise UnusableFile(f"cannot be decoded: {reason_of(error)}") from error
 
 
-def _check_shape(image: Image.Image, size: int) -> None:
+def _check_form(image: Image.Image, size: int) -> None:
     """Raise UnusableFile for a picture whose pixels mean nothing certain, or that would not fit into memory."""
     shorter, longer = sorted(image.size)
-    if size * size * longer > MAX_SCALED_PIXELS * shorter:
-        raise UnusableFile(f"is too narrow: {image.width} x {image.height} pixels")
+    if size * size * longer >= MAX_SCALED_PIXELS * shorter:
+        raise UnusableFile(f"is too narrow for image_size {size}: {image.width} x {image.height} pixels")
     if image.mode == "F" or (image.mode == "I" and not _is_of_16_bits(image)):
         raise UnusableFile("has 32 bits a pixel, of which none says where white is: save it with 8 or 16")
 

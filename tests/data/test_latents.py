@@ -296,3 +296,9 @@ def test_a_cache_keeps_the_digest_of_its_pictures_and_fits_only_their_latents(ho
     larger = dataclasses.replace(model, predictor=dataclasses.replace(model.predictor, input_size=16))
     with pytest.raises(ConfigError, match=r"holds latents of \[\(4, 8, 8\)\], and model.json makes \(4, 16, 16\)"):
         open_reader(larger, data, index)
+
+
+def test_a_cache_among_the_images_would_be_a_class_and_is_refused(home, capsys):
+    assert cache(home, home / "images" / "latents") == 2
+    assert "lies among the images" in capsys.readouterr().err
+    assert not (home / "images" / "latents").exists()
