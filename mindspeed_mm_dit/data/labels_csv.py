@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from mindspeed_mm_dit.data.files import UnusableFile, read_bytes
+from mindspeed_mm_dit.data.files import UnusableFile, check_file, read_bytes
 from mindspeed_mm_dit.errors import DataError
 
 COLUMNS = ("image_path", "label")
@@ -59,9 +59,10 @@ def read_labels(path: Path) -> Labelled:
 def is_index(path: Path) -> bool:
     """Return whether a file begins as an index does."""
     try:
+        check_file(path)
         with open(path, encoding="utf-8-sig", newline="") as file:
             return set(COLUMNS) <= {name.strip() for name in file.readline(1000).split(",")}
-    except (OSError, ValueError):
+    except (UnusableFile, OSError, ValueError):
         return False
 
 

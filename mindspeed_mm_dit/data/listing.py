@@ -94,7 +94,7 @@ def _of_folders(folder: Path) -> Listing:
 def _class_folders(folder: Path) -> list[Path]:
     seen = [entry for entry in _entries(folder) if not _is_hidden(entry.name)]
     for entry in seen:
-        if not os.path.exists(entry.path) and not _is_image(entry.name):
+        if entry.is_symlink() and not os.path.exists(entry.path) and not _is_image(entry.name):
             raise DataError(entry.path, "is a link to nothing", "restore what it links to, or remove the link")
     return sorted(Path(entry.path) for entry in seen if _leads_to_folder(entry))
 
@@ -223,8 +223,8 @@ def _unlisted(folder: Path, listed: set[str]) -> int:
 
 def _indices_in(folder: Path) -> list[str]:
     """Return the names of the CSV files in ``folder`` that could be an index."""
-    files = (entry for entry in _entries(folder) if entry.name.endswith(".csv") and entry.is_file())
-    return sorted(entry.name for entry in files if is_index(Path(entry.path)))
+    names = (entry.name for entry in _entries(folder) if entry.name.endswith(".csv"))
+    return sorted(name for name in names if is_index(folder / name))
 
 
 def _notes_of_names(where: Path, names: tuple[str, ...]) -> list[str]:

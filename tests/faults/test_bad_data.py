@@ -125,7 +125,7 @@ def test_nothing_waits_for_a_pipe_and_pillow_warns_of_nothing(tmp_path):
     """In a process of its own: one that waits for ever can be ended, and it has no filters of warnings but ours."""
     for place in ("pipes/class", "named", "cat", "large/class"):
         (tmp_path / place).mkdir(parents=True)
-    for name in ("pipes/class/x.png", "named/x.png", "cat/pipe.csv", "pipes/index.json"):
+    for name in ("pipes/class/x.png", "pipes/x.csv", "named/x.png", "cat/pipe.csv", "pipes/index.json"):
         os.mkfifo(tmp_path / name)
     (tmp_path / "named/labels.csv").write_text(HEADER + "x.png,0\n")
     Image.new("1", (10_000, 10_000)).save(tmp_path / "large/class/x.png")  # Pillow warns from 89 million pixels on
@@ -260,8 +260,11 @@ def test_a_folder_that_may_not_be_read_is_named_and_not_taken_for_an_empty_class
 def test_links_that_go_in_a_circle_are_counted_and_not_followed(folder):
     (folder / "cat/back").symlink_to(folder)
     (folder / "cat/self").symlink_to("self")
+    (folder / "x.png").symlink_to("x.png")
     index = open_index(DatasetParam(str(folder), 8), 2)
-    assert len(index) == 6 and index.notes == ("note: left out: 1 link(s) to folders, 1 without suffix",)
+    assert len(index) == 6 and index.notes == (
+        "note: left out: 1 image(s) in no class folder, 1 link(s) to folders, 1 without suffix",
+    )
 
 
 # --- an index --------------------------------------------------------------------------------------------------
