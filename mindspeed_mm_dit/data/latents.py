@@ -200,10 +200,18 @@ def check_identity(folder: str | Path, found: CacheIdentity, wanted: CacheIdenti
 
 
 def check_latents(model: ModelConfig, data: DataConfig) -> None:
-    """Raise ConfigError unless the cache that data.json names fits model.json and data.json."""
+    """Raise ConfigError unless the cache that data.json names fits model.json and data.json; DataError if damaged."""
     folder = data.dataset_param.latents
-    if folder is not None:
-        check_identity(folder, read_cache_index(Path(folder)).identity, identity_of(model, data))
+    if folder is None:
+        return
+    check_identity(folder, read_cache_index(Path(folder)).identity, identity_of(model, data))
+    shapes = LatentCache(folder).latent_shapes
+    if shapes != {model.latent_shape}:
+        raise ConfigError(
+            f"dataset_param.latents = {folder}",
+            f"holds latents of {sorted(shapes)}, and model.json makes {model.latent_shape} of an image",
+            "correct ae.latent_channels, ae.downsample_factor or predictor.input_size",
+        )
 
 
 def read_cache_index(folder: Path) -> CacheIndex:

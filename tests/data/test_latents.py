@@ -18,7 +18,7 @@ from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.data.dataset import build_samples, open_reader
 from mindspeed_mm_dit.data.folder import open_index, split_index
-from mindspeed_mm_dit.data.latents import LatentCache, shard_path
+from mindspeed_mm_dit.data.latents import LatentCache, check_latents, shard_path
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.models.composite import DiTModel
@@ -225,11 +225,13 @@ def copy_of(made, folder):
     ],
     ids=["cut", "header cut", "no header", "empty", "gone", "folder", "no std", "few", "flat", "float64"],
 )
-def test_a_damaged_shard_is_named_before_it_is_mapped(made, tmp_path, damage, message):
+def test_a_damaged_shard_is_named_before_it_is_mapped(home, made, tmp_path, damage, message):
     damage(shard_path(copy_of(made, tmp_path), 1))
     with pytest.raises(DataError, match=r"latents-00001\.safetensors") as caught:
         LatentCache(tmp_path)
     assert message in str(caught.value) and "run mm-dit cache-latents again" in caught.value.cure
+    with pytest.raises(DataError, match=r"latents-00001\.safetensors"):  # before a device is touched, that is
+        check_latents(*load(home, tmp_path))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -295,7 +297,7 @@ def test_a_cache_keeps_the_digest_of_its_pictures_and_fits_only_their_latents(ho
     assert index.pictures == open_index(online, 2).pictures != ""
     larger = dataclasses.replace(model, predictor=dataclasses.replace(model.predictor, input_size=16))
     with pytest.raises(ConfigError, match=r"holds latents of \[\(4, 8, 8\)\], and model.json makes \(4, 16, 16\)"):
-        open_reader(larger, data, index)
+        check_latents(larger, data)
 
 
 def test_a_cache_among_the_images_would_be_a_class_and_is_refused(home, capsys):

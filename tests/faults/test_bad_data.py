@@ -22,6 +22,7 @@ from mindspeed_mm_dit.data.folder import open_index
 from mindspeed_mm_dit.data.transforms import UnusableFile, load_pixels
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from tests.conftest import ROOT
+from tests.training.launch import Configs
 
 HEADER = "image_path,label\n"
 SECONDS = 30
@@ -235,6 +236,16 @@ def test_a_folder_that_cannot_be_meant_is_named_with_its_cure(folder, kind):
     param = {**param, **{key: param[key].format(folder) for key in param if key == "data_folder"}}
     error = problem(folder, **param)
     assert message in f"{error.what} {error.reason}" and cure in error.cure
+
+
+@pytest.mark.ranks
+def test_a_run_with_a_copied_config_ends_with_one_line_and_writes_nothing(tmp_path):
+    configs = Configs.create(tmp_path / "configs", Path("my_imags"))  # and "source": "digits" left in it
+    before = content_of(tmp_path)
+    outcome = configs.run("--train-iters 1 --micro-batch-size 4 --lr 1e-3 --save saved")
+    assert outcome.code == 2 and "Traceback" not in outcome.output
+    assert "DataError: dataset_param.data_folder = my_imags: there is no such folder" in outcome.output
+    assert content_of(tmp_path) == before
 
 
 def test_another_data_set_is_not_taken_for_the_digits(folder):
