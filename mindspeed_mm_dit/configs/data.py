@@ -20,9 +20,9 @@ class DatasetParam:
     image_size: int
     """Images are scaled and centre-cropped to this height and width, in pixels."""
     index: str | None = None
-    """CSV inside ``data_folder`` with columns image_path,label; null: every sub-folder is a class."""
+    """CSV inside ``data_folder`` with columns image_path,label, paths below it; null: every sub-folder is a class."""
     source: Literal["digits"] | None = None
-    """Built-in images written to ``data_folder`` if it is not there: "digits" (scikit-learn)."""
+    """Built-in images, "digits" (scikit-learn), written to ``data_folder``, a path that ends in digits."""
     random_flip: bool = False
     """Mirror a training image left-right with probability 1/2."""
     valid_fraction: float = 0.0

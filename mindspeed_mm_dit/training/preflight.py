@@ -20,6 +20,7 @@ from mindspeed_mm_dit.configs.precision import Precision, decide
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.data.dataset import check_fit
 from mindspeed_mm_dit.data.folder import ImageIndex, open_index, split_index
+from mindspeed_mm_dit.data.latents import digest_of_files
 from mindspeed_mm_dit.diffusion.schedule import respaced_steps
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import active, runtime
@@ -27,7 +28,7 @@ from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
 from mindspeed_mm_dit.models.autoencoder_kl_files import find_weights
 from mindspeed_mm_dit.planning.fit import Place, check_model_fits, check_state_fits, tight_step
 from mindspeed_mm_dit.planning.memory import Layout
-from mindspeed_mm_dit.training.classes import say_classes
+from mindspeed_mm_dit.training.classes import say_data
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,10 @@ class MultiModalArguments:
     """What a step computes in; None: MindSpeed-MM decides it, without FSDP2."""
     classes: tuple[str, ...] = ()
     """Name of each label, kept in every checkpoint."""
+    pictures: str = ""
+    """``ImageIndex.pictures``, kept in every checkpoint."""
+    autoencoder: str = ""
+    """Which autoencoder it is: a digest of its files; kept in every checkpoint."""
 
 
 def preflight(args: Namespace) -> MultiModalArguments:
@@ -72,15 +77,21 @@ def preflight(args: Namespace) -> MultiModalArguments:
     check_report(args, mm.model)
     if runtime.rank() == 0:
         check_outputs(args)
-        say_classes(train, valid, mm.model.predictor.num_classes)
-        _say_skipped(train)
+        say_data(train, valid, mm.model.predictor.num_classes)
         if args.eval_interval and not len(valid):
             print(
                 f"warning: --eval-interval = {args.eval_interval}: no image is held out "
                 f"(dataset_param.valid_fraction = {mm.data.dataset_param.valid_fraction}), so nothing is validated",
                 file=sys.stderr,
             )
-    return replace(mm, classes=train.classes)
+    return with_facts(mm, train)
+
+
+def with_facts(mm: MultiModalArguments, images: ImageIndex) -> MultiModalArguments:
+    """Return ``mm`` with what every checkpoint keeps of the images and the autoencoder."""
+    ae = mm.model.ae
+    autoencoder = f"files {digest_of_files(ae.from_pretrained)[:12]}" if isinstance(ae, AutoencoderKLConfig) else ""
+    return replace(mm, classes=images.classes, pictures=images.pictures, autoencoder=autoencoder)
 
 
 def check_memory(args: Namespace, mm: MultiModalArguments, world_size: int) -> None:
@@ -135,14 +146,6 @@ def check_outputs(args: Namespace) -> None:
             check_output_file("--report", Path(args.save).parent / "samples.png")
     if args.tensorboard_dir:
         check_output_folder("--tensorboard-dir", args.tensorboard_dir)
-
-
-def _say_skipped(index: ImageIndex) -> None:
-    if index.skipped:
-        more = index.skipped - len(index.problems)
-        files = [*index.problems, f"and {more} more"] if more else index.problems
-        named = ":" + "".join(f"\n    {file}" for file in files) if index.problems else ""
-        print(f"warning: {index.skipped} image(s) cannot be read and are skipped{named}", file=sys.stderr)
 
 
 def image_indices(mm: MultiModalArguments, seed: int) -> tuple[ImageIndex, ImageIndex]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import Any
 
-from mindspeed_mm_dit import __version__
 from mindspeed_mm_dit.checkpoint.claim import Claim
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore, unwritten
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
 from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.training.changes import run_facts
 from mindspeed_mm_dit.training.start import Start, print_rank_0
 
 
@@ -51,7 +51,11 @@ class Progress:
         self._settle()
         if self._saved_iteration == self.iteration or not self._begin():
             return
-        iteration, facts, store = self.iteration, self._facts(), self._store
+        iteration, facts, store = (
+            self.iteration,
+            run_facts(self._args, self.iteration, self.consumed_samples),
+            self._store,
+        )
         state = self._engine.state(with_optimizer=not self._args.no_save_optim)
         state.update(self._checkpoints.entries_for_mindspeed_mm(facts, self._args.mm.model.predictor))
         self._writer.write(state, store.partial_path(iteration), lambda: store.commit(iteration, facts))
@@ -98,19 +102,6 @@ class Progress:
         if runtime.rank() == 0:
             print(f"warning: {problem}", flush=True)
             self._store.remove_unfinished()
-
-    def _facts(self) -> dict[str, Any]:
-        return {
-            "iteration": self.iteration,
-            "consumed_samples": self.consumed_samples,
-            "global_batch_size": self._args.global_batch_size,
-            "seed": self._args.seed,
-            "ema_decay": self._args.ema_decay,
-            "model": self._args.mm.model_json,
-            "classes": self._args.mm.classes,
-            "mindspeed_mm_dit": __version__,
-            **runtime.versions(),
-        }
 
 
 def claim_save(args: Namespace) -> Claim | None:

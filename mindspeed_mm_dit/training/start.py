@@ -15,6 +15,7 @@ from mindspeed_mm_dit.checkpoint.store import CheckpointStore, read_facts, witho
 from mindspeed_mm_dit.configs.model import DiTConfig, ModelConfig, model_config_from_mapping
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
 from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.training.changes import changes, run_facts, table_of
 from mindspeed_mm_dit.training.classes import check_classes
 
 
@@ -85,13 +86,10 @@ def _problem_on_any_rank(problem_of: Callable[..., str | None], path: Path) -> s
 def _check_fits(args: Namespace, start: Start, checkpoints: Any) -> None:
     path, _, facts = start
     check_classes(facts, args.mm.classes, path)
-    if facts.get("seed", args.seed) != args.seed:
-        print_rank_0(
-            f"warning: {path} was written with --seed {facts['seed']}, this run has {args.seed}: "
-            "it goes on with other draws and another sample order"
-        )
     if "model" in facts:
         _check_model(args.mm.model, facts["model"], path)
+    if table := table_of(changes(facts, run_facts(args, 0, 0))):
+        print_rank_0(table)
     if isinstance(args.mm.model.predictor, DiTConfig):
         checkpoints.check_architecture(path, dit_shapes(args.mm.model.predictor))
     if not args.no_load_optim and not checkpoints.has_optimizer(path):

@@ -105,8 +105,11 @@ def test_resuming_is_bit_exact_on_one_worker(tiny, tmp_path):
     flags = "--lr 1e-3 --micro-batch-size 16 --lr-decay-iters 8 --train-iters "
     whole = run(tiny, flags + "8")
     run(tiny, flags + f"4 --save {tmp_path}")
-    resumed = run(tiny, flags + f"8 --save {tmp_path} --load {tmp_path}")
+    resumed = run(tiny, flags + f"8 --save {tmp_path} --load {tmp_path} --ema-decay 0.5")
     assert resumed.lines == {iteration: line for iteration, line in whole.lines.items() if iteration > 4}
+    assert (
+        "changed since the checkpoint:\n    what         there   here\n    --ema-decay  0.9999  0.5\n" in resumed.output
+    )
 
 
 @pytest.mark.parametrize(

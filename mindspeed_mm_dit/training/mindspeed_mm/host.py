@@ -60,7 +60,7 @@ def pretrain(
         if not get_host_args().init_model_with_meta_device:
             set_initial_weights(model.predictor, get_host_args().seed)
         hosted[:] = [HostedDiT(model, state.averages)]
-        check_checkpoint(hosted[0], get_host_args(), get_args().mm.classes)
+        check_checkpoint(hosted[0], get_args())
         return hosted[0]
 
     def provide_data(num_samples: Any) -> tuple[Any, Any, Any]:

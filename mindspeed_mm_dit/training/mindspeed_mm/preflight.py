@@ -8,7 +8,6 @@ import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from mindspeed_mm_dit.configs.data import load_data_config
@@ -21,10 +20,10 @@ from mindspeed_mm_dit.data.dataset import check_fit
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
 from mindspeed_mm_dit.planning.fit import Place, check_model_fits
-from mindspeed_mm_dit.training.classes import say_classes
+from mindspeed_mm_dit.training.classes import say_data
 from mindspeed_mm_dit.training.mindspeed_mm.commandline import launched_as, parse
 from mindspeed_mm_dit.training.mindspeed_mm.contract import where
-from mindspeed_mm_dit.training.preflight import MultiModalArguments, check_autoencoder, image_indices
+from mindspeed_mm_dit.training.preflight import MultiModalArguments, check_autoencoder, image_indices, with_facts
 
 
 def check_before_import(argv: Sequence[str]) -> None:
@@ -45,7 +44,7 @@ def check_before_import(argv: Sequence[str]) -> None:
     _say_without_effect(flags)
     mm = read_configs(flags)
     if launched_as()[0] == 0:
-        say_classes(*image_indices(mm, flags.seed), mm.model.predictor.num_classes)
+        say_data(*image_indices(mm, flags.seed), mm.model.predictor.num_classes)
 
 
 def spelled_out(argv: Sequence[str]) -> list[str]:
@@ -141,4 +140,4 @@ def read_configs(flags: Namespace) -> MultiModalArguments:
         check_sharding(mm)
     train, _ = image_indices(mm, flags.seed)
     check_fit(mm.model, mm.data, len(train), flags.global_batch_size or flags.micro_batch_size * world_size)
-    return replace(mm, classes=train.classes)
+    return with_facts(mm, train)

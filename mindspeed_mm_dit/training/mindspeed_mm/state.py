@@ -7,7 +7,7 @@ empty, so the moments stay on disk. Both are read here, through PyTorch's own op
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from megatron.training import print_rank_0
 from torch import Tensor
 
 from mindspeed_mm_dit.checkpoint.store import TRACKER, CheckpointStore, read_facts
+from mindspeed_mm_dit.training.changes import changes, run_facts, table_of
 from mindspeed_mm_dit.training.classes import check_classes
 from mindspeed_mm_dit.training.mindspeed_mm.composite import HostedDiT
 from mindspeed_mm_dit.training.pytorch.ema import MovingAverage
@@ -42,10 +43,10 @@ def check_pickles_of(load: str | None) -> None:
         check_pickles(Path(load), MAY_BE_PICKLED)
 
 
-def check_checkpoint(model: HostedDiT, args: Namespace, classes: Sequence[str]) -> None:
+def check_checkpoint(model: HostedDiT, args: Namespace) -> None:
     """Raise CheckpointError, naming the tensors or the label, if --load holds another architecture or other classes.
 
-    The host would leave tensors that it does not find at their initial values.
+    The host would leave tensors that it does not find at their initial values. What else has changed since is printed.
     """
     tracker = Path(args.load or "") / TRACKER
     if args.load is None or args.ckpt_format != "torch_dcp" or not tracker.is_file():
@@ -55,7 +56,10 @@ def check_checkpoint(model: HostedDiT, args: Namespace, classes: Sequence[str]) 
     name = tracker.read_text(encoding="utf-8").strip()
     path = Path(args.load) / name if name == "release" else CheckpointStore(args.load).path(int(name))
     torch_dcp.check_architecture(path, {name: tuple(p.shape) for name, p in model.state_dict().items()})
-    check_classes(read_facts(path), classes, path)
+    facts = read_facts(path)
+    check_classes(facts, args.mm.classes, path)
+    if table := table_of(changes(facts, run_facts(args, 0, 0))):
+        print_rank_0(table)
 
 
 class RunState:
