@@ -252,6 +252,7 @@ def test_alone_the_runtime_is_rank_0_of_1(framework):
     means = runtime.mean_over_ranks([ops.tensor(np.float32(2)), ops.tensor(np.float32(3))])
     assert [float(ops.numpy(mean)) for mean in means] == [2.0, 3.0]
     assert runtime.any_rank(True) is True and runtime.any_rank(False) is False
+    assert runtime.each_on_any_rank([True, False]) == [True, False]
     runtime.barrier()
     batch = runtime.to_device({"pixels": np.arange(6, dtype=np.uint8).reshape(1, 6), "labels": np.array([3])})
     assert ops.numpy(batch["pixels"]).dtype == np.uint8 and ops.numpy(batch["labels"]).dtype == np.int64
