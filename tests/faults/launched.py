@@ -61,7 +61,7 @@ class Run:
 
     def wait_for(self, pattern: str) -> None:
         """Wait until a line matches."""
-        _wait(lambda: re.search(pattern, self.said) or self.process.poll() is not None)
+        wait_until(lambda: re.search(pattern, self.said) or self.process.poll() is not None)
         assert re.search(pattern, self.said), self.said
 
     def processes(self, containing: str = "") -> list[int]:
@@ -85,14 +85,15 @@ class Run:
         """Wait for its end and for that of all its processes; return the exit code."""
         try:
             code = self.process.wait(PATIENCE_SECONDS)
-            _wait(lambda: not self.processes())
+            wait_until(lambda: not self.processes())
         finally:
             for pid in self.processes():
                 os.kill(pid, signal.SIGKILL)
         return code
 
 
-def _wait(until) -> None:
+def wait_until(until) -> None:
+    """Return once ``until()`` is true."""
     end = time.monotonic() + PATIENCE_SECONDS
     while not until():
         assert time.monotonic() < end, "it took too long"

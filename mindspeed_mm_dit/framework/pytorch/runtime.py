@@ -56,17 +56,18 @@ def initialize(backend: str | None, micro_batch_size: int, global_batch_size: in
     """Join the process group torchrun describes (a group of one without it) and choose the device."""
     global _flags_group
     backend = check_backend(backend)
-    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"), ("MASTER_ADDR", "127.0.0.1")):
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0")):
         os.environ.setdefault(name, value)
-    if "MASTER_PORT" not in os.environ:
-        os.environ["MASTER_PORT"] = "0"
+    # A group of one needs no port for others to find it, and listens on none.
+    alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if os.environ["WORLD_SIZE"] == "1" else {}
     if device_type() == "cpu":
         keep_freed_memory()
     else:
         _choose_accelerator(int(os.environ["LOCAL_RANK"]))
     if not dist.is_initialized():
         # A CPU backend stays at hand for asynchronous checkpoints and for flags, whatever the device.
-        dist.init_process_group(backend if backend == "gloo" else f"cpu:gloo,{device_type()}:{backend}")
+        backends = backend if backend == "gloo" else f"cpu:gloo,{device_type()}:{backend}"
+        dist.init_process_group(backends, **alone)
     parallel_state, microbatches = _megatron()
     if not parallel_state.model_parallel_is_initialized():
         parallel_state.initialize_model_parallel()

@@ -31,7 +31,7 @@ def count_accelerators() -> int:
 
 def start(launch: Launch, command: Sequence[str]) -> int:
     """Run ``command`` in every process of this node; return the exit code of the run."""
-    os.environ.setdefault("LOGLEVEL", "ERROR")  # torchrun's own; the ranks say that they were asked to stop
+    os.environ.setdefault("LOGLEVEL", "CRITICAL")  # of torchrun: what there is to say, the ranks say
     activate("pytorch")
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.api import SignalException
