@@ -14,9 +14,9 @@ import psutil  # MindSpore brings it
 from mindspeed_mm_dit.training.exit_codes import SIGNALS
 
 AGAIN_SECONDS = 1.0
-"""A signal that comes so long after the first is a second one, and passed on too."""
+"""A signal that comes so long after the first is a second one, and ends the workers at once."""
 
-LAST_SECONDS = 20
+LAST_SECONDS = 10
 """How long msrun and its scheduler may live once every worker has ended."""
 
 
@@ -26,6 +26,8 @@ class Job:
     def __init__(self, msrun: subprocess.Popen[bytes]) -> None:
         self.asked: signal.Signals | None = None
         self._asked_at = 0.0
+        # Whatever was asked: a worker that waits for others in MindSpore would not hear of a Ctrl-C.
+        self._pass_on = signal.SIGTERM
         self._msrun = msrun
         self._scheduler: psutil.Process | None = None
         self._workers: list[psutil.Process] = []
@@ -46,9 +48,11 @@ class Job:
                 signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.asked is not None and time.monotonic() - self._asked_at > AGAIN_SECONDS:
+        if self.asked is None:
+            self.asked, self._asked_at = signal.Signals(number), time.monotonic()
+        elif time.monotonic() - self._asked_at > AGAIN_SECONDS:
+            self._pass_on = signal.SIGKILL
             self._told.clear()
-        self.asked, self._asked_at = signal.Signals(number), time.monotonic()
 
     def lives(self) -> bool:
         """Pass on what was asked, and return whether msrun or a worker is still there.
@@ -57,7 +61,7 @@ class Job:
         """
         self._find()
         living = [worker for worker in self._workers if _lives(worker)]
-        self._pass_on(living)
+        self._tell(living)
         if living or not self._workers:
             self._last_worker_at = time.monotonic()
         msrun_lives = self._msrun.poll() is None
@@ -76,14 +80,14 @@ class Job:
                 elif role == "MS_SCHED":
                     self._scheduler = child
 
-    def _pass_on(self, workers: list[psutil.Process]) -> None:
+    def _tell(self, workers: list[psutil.Process]) -> None:
         if self.asked is None:
             return
         for worker in workers:
             if worker not in self._told:
                 self._told.add(worker)
                 with contextlib.suppress(psutil.Error):
-                    worker.send_signal(self.asked)
+                    worker.send_signal(self._pass_on)
 
     def _end_scheduler(self) -> None:
         if self._scheduler is not None and _lives(self._scheduler):
