@@ -31,7 +31,7 @@ class UserError(Exception):
 
 
 class ConfigError(UserError):
-    """A JSON, YAML or command-line setting that cannot be used."""
+    """A JSON, YAML, command-line or launch setting that cannot be used."""
 
 
 class DataError(UserError):
@@ -48,6 +48,10 @@ class PlatformError(UserError):
 
 class ConvergenceError(UserError):
     """A run whose numbers are no longer usable (loss or gradients not finite)."""
+
+
+class StepError(UserError):
+    """A step of training or validation that failed on the device, by no fault that could be seen before it."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

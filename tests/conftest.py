@@ -18,6 +18,19 @@ GOLDEN = ROOT / "tests" / "golden" / "data"
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: as many runs at a time as there are cores
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the flag that runs the long form of the campaigns."""
+    parser.addoption("--campaign", action="store_true", help="run the tests marked 'campaign' too: every combination")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the long form of the campaigns unless it is asked for."""
+    if not config.getoption("--campaign"):
+        long = [item for item in items if item.get_closest_marker("campaign")]
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in long]
+
+
 @pytest.fixture(scope="session")
 def golden() -> dict[str, np.ndarray]:
     """Reference values of the published DiT."""

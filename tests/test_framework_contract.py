@@ -268,6 +268,7 @@ def test_alone_the_runtime_is_rank_0_of_1(framework):
     means = runtime.mean_over_ranks([ops.tensor(np.float32(2)), ops.tensor(np.float32(3))])
     assert [float(ops.numpy(mean)) for mean in means] == [2.0, 3.0]
     assert runtime.any_rank(True) is True and runtime.any_rank(False) is False
+    assert runtime.each_on_any_rank([True, False]) == [True, False]
     runtime.barrier()
     batch = runtime.to_device({"pixels": np.arange(6, dtype=np.uint8).reshape(1, 6), "labels": np.array([3])})
     assert ops.numpy(batch["pixels"]).dtype == np.uint8 and ops.numpy(batch["labels"]).dtype == np.int64
@@ -299,6 +300,17 @@ def test_the_compiled_network_equals_the_interpreted_one(mindspore, framework):
     inputs = [framework.ops.tensor(x) for x in (draw(2, 4, 8, 8), np.array([0, 999]), np.array([3, 10]))]
     compiled, interpreted = mindspore.jit(model)(*inputs), model(*inputs)
     np.testing.assert_allclose(compiled.asnumpy(), interpreted.asnumpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_an_optimizer_step_makes_no_constants_of_the_gradients(mindspore, framework, monkeypatch):
+    """Constants would be compiled in anew at every step, and each of their numbers printed."""
+    from mindspore.graph import api
+
+    said = []
+    monkeypatch.setattr(api.logger, "warning", lambda text, *given: said.append(text))
+    layer = framework.nn.Linear(3, 2)
+    framework.optim.adamw_step(layer, lambda: layer(framework.ops.tensor(draw(4, 3))).mean(axis=1), lr=1e-3)
+    assert said == []
 
 
 RANKS = """

@@ -149,9 +149,14 @@ def read_later(values: list[Tensor]) -> PendingRead:
 
 def any_rank(flag: bool) -> bool:
     """Return whether ``flag`` is true on any rank."""
+    return each_on_any_rank([flag])[0]
+
+
+def each_on_any_rank(flags: list[bool]) -> list[bool]:
+    """Return for each of ``flags`` whether it is true on any rank, in one exchange."""
     if world_size() == 1:
-        return flag
-    return bool(_sum_over_ranks()(Tensor(np.array([flag], np.float32))).asnumpy()[0] > 0)
+        return flags
+    return [bool(count > 0) for count in _sum_over_ranks()(Tensor(np.array(flags, np.float32))).asnumpy()]
 
 
 def barrier() -> None:

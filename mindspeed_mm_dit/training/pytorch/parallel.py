@@ -33,9 +33,11 @@ def replicate(model: nn.Module) -> nn.Module:
     model = model.to(runtime.device())
     if runtime.world_size() == 1:
         return model
-    return DistributedDataParallel(
-        model, process_group=runtime.data_parallel_group(), gradient_as_bucket_view=True, broadcast_buffers=False
-    )  # buffers are constants
+    with warnings.catch_warnings():  # its new name would still send the buffers, which are constants, once
+        warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated", category=FutureWarning)
+        return DistributedDataParallel(
+            model, process_group=runtime.data_parallel_group(), gradient_as_bucket_view=True, broadcast_buffers=False
+        )
 
 
 def shard(model: nn.Module, config: Fsdp2Config) -> nn.Module:
