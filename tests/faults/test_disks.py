@@ -16,7 +16,7 @@ import torch
 
 from mindspeed_mm_dit.checkpoint import checksums, mindspore_ckpt, torch_dcp
 from mindspeed_mm_dit.checkpoint.convert import convert
-from mindspeed_mm_dit.checkpoint.store import BackgroundWriter, CheckpointStore
+from mindspeed_mm_dit.checkpoint.store import BackgroundWriter, CheckpointStore, read_facts
 from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.training import progress as progress_module
@@ -58,6 +58,34 @@ def test_every_file_of_a_checkpoint_has_its_checksum(tmp_path, framework):
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_every_file_is_on_the_disk_before_the_checkpoint_is_visible(tmp_path, framework, monkeypatch):
+    synced, rename, fsync = [], os.rename, os.fsync
+
+    def note(file: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{file}")).name)
+        fsync(file)
+
+    def look(source, target):
+        if Path(target).name == "iter_0000001":
+            assert {Path(name).name for name in os.listdir(source)} <= {_final(name) for name in synced}
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.setattr(os, "rename", look)
+    save(tmp_path, framework)
+    assert "latest_checkpointed_iteration.txt" in {_final(name) for name in synced}
+
+
+def _final(name: str) -> str:
+    """The name of a file that was written aside: ``.run.json.<process>``, ``.metadata.tmp``."""
+    return (
+        name.removeprefix(".").removesuffix(f".{os.getpid()}")
+        if name.endswith(f".{os.getpid()}")
+        else (name.removesuffix(".tmp"))
+    )
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_flipped_bit_anywhere_is_found_and_the_file_named(tmp_path, framework):
     path = save(tmp_path, framework)
     for file in sorted(path.iterdir()):
@@ -81,6 +109,14 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_commands_refuse_i
         read_weights(tmp_path / "iter_0000002")
     with pytest.raises(CheckpointError, match=rf"iter_0000002: is damaged: {data.name}"):
         convert(tmp_path, tmp_path / "weights.safetensors")
+
+
+def test_facts_that_changed_are_not_taken_for_those_of_the_run(tmp_path):
+    """Reading them comes before reading weights; without them a command would ask for --model."""
+    path = save(tmp_path, "pytorch")
+    flip(path / "run.json", 1)
+    with pytest.raises(CheckpointError, match=r"iter_0000001: is damaged: run\.json"):
+        read_facts(path)
 
 
 def test_ranks_share_the_reading(tmp_path):

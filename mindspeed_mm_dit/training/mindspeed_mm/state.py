@@ -16,6 +16,8 @@ from megatron.training import print_rank_0
 from torch import Tensor
 
 from mindspeed_mm_dit.checkpoint.store import TRACKER, CheckpointStore, read_facts
+from mindspeed_mm_dit.checkpoint.weights import check_whole
+from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.training.classes import check_classes
 from mindspeed_mm_dit.training.mindspeed_mm.composite import HostedDiT
 from mindspeed_mm_dit.training.pytorch.ema import MovingAverage
@@ -43,9 +45,9 @@ def check_pickles_of(load: str | None) -> None:
 
 
 def check_checkpoint(model: HostedDiT, args: Namespace, classes: Sequence[str]) -> None:
-    """Raise CheckpointError, naming the tensors or the label, if --load holds another architecture or other classes.
+    """Raise CheckpointError if --load is damaged, or holds another architecture or other classes; what is named.
 
-    The host would leave tensors that it does not find at their initial values.
+    The host would leave tensors that it does not find at their initial values. Each rank reads its share of the files.
     """
     tracker = Path(args.load or "") / TRACKER
     if args.load is None or args.ckpt_format != "torch_dcp" or not tracker.is_file():
@@ -54,6 +56,7 @@ def check_checkpoint(model: HostedDiT, args: Namespace, classes: Sequence[str]) 
 
     name = tracker.read_text(encoding="utf-8").strip()
     path = Path(args.load) / name if name == "release" else CheckpointStore(args.load).path(int(name))
+    check_whole(path, lambda path: torch_dcp.problem_of(path, runtime.rank(), runtime.world_size()))
     torch_dcp.check_architecture(path, {name: tuple(p.shape) for name, p in model.state_dict().items()})
     check_classes(read_facts(path), classes, path)
 
