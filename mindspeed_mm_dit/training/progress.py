@@ -6,6 +6,7 @@ import dataclasses
 import os
 from argparse import Namespace
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ class Progress:
         if args.save:
             self._claim = Claim(args.save)
             self._store = CheckpointStore(args.save, args.keep_last)
-            self._writer = checkpoints.Writer(not args.no_async_save, self._say_failed)
+            self._writer = checkpoints.Writer(not args.no_async_save, self._give_up_save)
 
     def claim(self) -> None:
         """Take the --save folder for this run; raises ConfigError, on every rank, where another run has it."""
@@ -57,25 +58,25 @@ class Progress:
         store = CheckpointStore(folder)
         iteration, passed = store.latest(lambda path: _problem_on_any_rank(checkpoints.problem_of, path))
         for line in passed:
-            _print_rank_0(f"warning: {line}")
+            _say_on_rank_0(f"warning: {line}")
         if iteration is None:
-            _print_rank_0(f"no checkpoint in {folder}{_content(folder)}: starting anew")
+            _say_on_rank_0(f"no checkpoint in {folder}{_content(folder)}: starting anew")
             return
         path = store.path(iteration)
         if not checksums.are_in(path):
-            _print_rank_0(f"note: {path} has no checksums, so whether it is what was written is not known")
+            _say_on_rank_0(f"note: {path} has no checksums, so whether it is what was written is not known")
         facts = read_facts(path)
         self._check_facts(facts, path)
         self._engine.load(path, with_optimizer=not self._args.no_load_optim)
         self.iteration = iteration
         self.consumed_samples = facts.get("consumed_samples", iteration * self._args.global_batch_size)
         self._saved_iteration = iteration if folder == self._args.save else None
-        _print_rank_0(f"resumed from {path}: iteration {iteration}, {self.consumed_samples} samples consumed")
+        _say_on_rank_0(f"resumed from {path}: iteration {iteration}, {self.consumed_samples} samples consumed")
 
     def _check_facts(self, facts: dict[str, Any], path: Path) -> None:
         check_classes(facts, self._args.mm.classes, path)
         if facts.get("seed", self._args.seed) != self._args.seed:
-            _print_rank_0(
+            _say_on_rank_0(
                 f"warning: {path} was written with --seed {facts['seed']}, this run has {self._args.seed}: "
                 "it goes on with other draws and another sample order"
             )
@@ -99,7 +100,7 @@ class Progress:
         """Save the last state, wait until it is on disk, and leave the folder to others.
 
         Raises:
-            CheckpointError: it could not be saved; on every rank.
+            UserError: it could not be saved; on every rank.
         """
         if not self._args.save:
             return
@@ -123,18 +124,18 @@ class Progress:
                 self._claim.keep()
                 self._store.remove_unfinished()
                 self._store.begin(self.iteration)
-            except ConfigError as error:  # the folder is another run's by now
-                problem = error
+            except ConfigError as error:  # the folder, and what is unfinished in it, is another run's by now
+                self._problem = problem = error
+                _say_on_rank_0(f"warning: {error}")
             except OSError as error:
-                problem = unwritten(error, self._store.root)
-        if problem is not None:
-            self._problem = problem
-            self._say_failed(problem)
+                self._problem = problem = unwritten(error, self._store.root)
+                self._give_up_save(problem)
         return not runtime.any_rank(problem is not None)
 
-    def _say_failed(self, problem: UserError) -> None:
+    def _give_up_save(self, problem: CheckpointError) -> None:
+        """Say why the save under way has failed, and give the disk back what it took; called in any thread."""
+        _say_on_rank_0(f"warning: {problem}")
         if runtime.rank() == 0:
-            print(f"warning: {problem}", flush=True)
             self._store.remove_unfinished()
 
     def _facts(self) -> dict[str, Any]:
@@ -163,7 +164,7 @@ def open_progress(args: Namespace, engine: Any, checkpoints: Any) -> Progress:
     if args.save:
         progress.claim()
     else:
-        _print_rank_0("warning: without --save nothing of this run is kept")
+        _say_on_rank_0("warning: without --save nothing of this run is kept")
     if args.load:
         progress.restore(args.load, checkpoints)
     if args.save:
@@ -225,6 +226,7 @@ def _content(folder: str) -> str:
     return f" (it holds {', '.join(names[:3])}{', ...' if len(names) > 3 else ''})" if names else ""
 
 
-def _print_rank_0(text: str) -> None:
+def _say_on_rank_0(text: str) -> None:
     if runtime.rank() == 0:
-        print(text, flush=True)
+        with suppress(OSError):  # nobody reads it any more
+            print(text, flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import threading
@@ -18,7 +19,7 @@ from mindspeed_mm_dit.checkpoint import checksums, mindspore_ckpt, torch_dcp
 from mindspeed_mm_dit.checkpoint.convert import convert
 from mindspeed_mm_dit.checkpoint.store import BackgroundWriter, CheckpointStore, read_facts
 from mindspeed_mm_dit.checkpoint.weights import read_weights
-from mindspeed_mm_dit.errors import CheckpointError
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.training import progress as progress_module
 from mindspeed_mm_dit.training.progress import open_progress
 from tests.conftest import GOLDEN
@@ -260,6 +261,17 @@ def test_a_folder_that_is_removed_is_made_again_and_one_that_became_a_file_is_sa
     (tmp_path / "save").unlink()
     run.finish()
     assert CheckpointStore(tmp_path / "save").iterations() == [3]
+
+
+def test_what_another_run_is_writing_stays_where_it_took_the_folder_over(run, tmp_path, capsys):
+    steps(run, 1)
+    (tmp_path / "save" / ".claim").write_text(json.dumps({"pid": 1}))
+    CheckpointStore(tmp_path / "save").begin(7)
+    steps(run, 1)
+    assert "belongs to a run that does not say whose it is" in capsys.readouterr().out
+    assert (tmp_path / "save" / ".iter_0000007.partial").is_dir()
+    with pytest.raises(ConfigError, match="belongs to"):
+        run.finish()
 
 
 def test_a_rename_that_fails_leaves_a_checkpoint_that_was_there(run, tmp_path, monkeypatch):
