@@ -122,6 +122,15 @@ def problem_of(folder: Path, rank: int = 0, world_size: int = 1) -> str | None:
     return next(filter(None, problems), None)
 
 
+def problem_of_file(path: Path) -> str | None:
+    """Return why the file ``path`` of a checkpoint is not what was written, or None."""
+    try:
+        wanted = read(path.parent).get(path.name)
+    except (OSError, ValueError) as error:
+        return f"{FILE} cannot be read: {error}"
+    return None if wanted is None else _problem(path, wanted)
+
+
 def _problem(path: Path, wanted: Checksum) -> str | None:
     if not path.is_file():
         return f"{path.name} is missing"

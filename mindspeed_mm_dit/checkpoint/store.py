@@ -26,6 +26,7 @@ from mindspeed_mm_dit.errors import CheckpointError
 
 TRACKER = "latest_checkpointed_iteration.txt"
 RUN_FACTS = "run.json"
+DAMAGED_CURE = "restore it from a copy, or name the checkpoint before it"
 _NAME = re.compile(r"iter_(\d{7,})")
 
 
@@ -160,7 +161,13 @@ class BackgroundWriter(ABC):
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    """Return the facts of the run that wrote the checkpoint ``path``; empty if another program wrote it."""
+    """Return the facts of the run that wrote the checkpoint ``path``; empty if another program wrote it.
+
+    Raises CheckpointError where they are not what was written.
+    """
+    problem = checksums.problem_of_file(path / RUN_FACTS)
+    if problem is not None:
+        raise CheckpointError(str(path), f"is damaged: {problem}", DAMAGED_CURE)
     try:
         facts = json.loads((path / RUN_FACTS).read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError):

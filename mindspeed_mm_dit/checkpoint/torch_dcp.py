@@ -76,8 +76,10 @@ class Writer(BackgroundWriter):
         self._pending = done
 
         def in_background(written: Future[Any]) -> None:
-            self._finish(lambda: finish(written.result), path)
-            done.set_result(None)
+            try:
+                self._finish(lambda: finish(written.result), path)
+            finally:
+                done.set_result(None)
 
         assert isinstance(pending, Future)
         pending.add_done_callback(in_background)

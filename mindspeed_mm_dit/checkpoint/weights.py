@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from mindspeed_mm_dit.checkpoint.store import DAMAGED_CURE
 from mindspeed_mm_dit.errors import CheckpointError, PlatformError
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.framework.torch_file import read_torch_file
@@ -73,9 +74,7 @@ def check_whole(path: Path, problem_of: Callable[[Path], str | None]) -> None:
     """Raise CheckpointError, naming the file, where the checkpoint folder ``path`` is not what was written."""
     problem = problem_of(path)
     if problem is not None:
-        raise CheckpointError(
-            str(path), f"is damaged: {problem}", "restore it from a copy, or name the checkpoint before it"
-        )
+        raise CheckpointError(str(path), f"is damaged: {problem}", DAMAGED_CURE)
 
 
 def reader_of_pytorch_folder(path: Path) -> ModuleType:

@@ -28,7 +28,7 @@ class Progress:
         if claim is not None:
             self._claim = claim
             self._store = CheckpointStore(args.save, args.keep_last)
-            self._writer = checkpoints.Writer(not args.no_async_save, self._say_failed)
+            self._writer = checkpoints.Writer(not args.no_async_save, self._give_up_save)
 
     def advance(self) -> None:
         """Count one optimizer step."""
@@ -65,7 +65,7 @@ class Progress:
         """Save the last state, wait until it is on disk, and leave the folder to others.
 
         Raises:
-            CheckpointError: it could not be saved; on every rank.
+            UserError: it could not be saved; on every rank.
         """
         if not self._args.save:
             return
@@ -89,18 +89,18 @@ class Progress:
                 self._claim.keep()
                 self._store.remove_unfinished()
                 self._store.begin(self.iteration)
-            except ConfigError as error:  # the folder is another run's by now
-                problem = error
+            except ConfigError as error:  # the folder, and what is unfinished in it, is another run's by now
+                self._problem = problem = error
+                print_rank_0(f"warning: {error}")
             except OSError as error:
-                problem = unwritten(error, self._store.root)
-        if problem is not None:
-            self._problem = problem
-            self._say_failed(problem)
+                self._problem = problem = unwritten(error, self._store.root)
+                self._give_up_save(problem)
         return not runtime.any_rank(problem is not None)
 
-    def _say_failed(self, problem: UserError) -> None:
+    def _give_up_save(self, problem: CheckpointError) -> None:
+        """Say why the save under way has failed, and give the disk back what it took; called in any thread."""
+        print_rank_0(f"warning: {problem}")
         if runtime.rank() == 0:
-            print(f"warning: {problem}", flush=True)
             self._store.remove_unfinished()
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import os
 from argparse import Namespace
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -136,4 +137,5 @@ def _content(folder: str) -> str:
 def print_rank_0(text: str) -> None:
     """Print on the first rank."""
     if runtime.rank() == 0:
-        print(text, flush=True)
+        with suppress(OSError):  # nobody reads it any more
+            print(text, flush=True)

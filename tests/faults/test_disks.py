@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import threading
@@ -16,9 +17,9 @@ import torch
 
 from mindspeed_mm_dit.checkpoint import checksums, mindspore_ckpt, torch_dcp
 from mindspeed_mm_dit.checkpoint.convert import convert
-from mindspeed_mm_dit.checkpoint.store import BackgroundWriter, CheckpointStore
+from mindspeed_mm_dit.checkpoint.store import BackgroundWriter, CheckpointStore, read_facts
 from mindspeed_mm_dit.checkpoint.weights import read_weights
-from mindspeed_mm_dit.errors import CheckpointError
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.training import progress as progress_module
 from mindspeed_mm_dit.training.progress import open_progress
 from tests.conftest import GOLDEN
@@ -58,6 +59,34 @@ def test_every_file_of_a_checkpoint_has_its_checksum(tmp_path, framework):
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_every_file_is_on_the_disk_before_the_checkpoint_is_visible(tmp_path, framework, monkeypatch):
+    synced, rename, fsync = [], os.rename, os.fsync
+
+    def note(file: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{file}")).name)
+        fsync(file)
+
+    def look(source, target):
+        if Path(target).name == "iter_0000001":
+            assert {Path(name).name for name in os.listdir(source)} <= {_final(name) for name in synced}
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.setattr(os, "rename", look)
+    save(tmp_path, framework)
+    assert "latest_checkpointed_iteration.txt" in {_final(name) for name in synced}
+
+
+def _final(name: str) -> str:
+    """The name of a file that was written aside: ``.run.json.<process>``, ``.metadata.tmp``."""
+    return (
+        name.removeprefix(".").removesuffix(f".{os.getpid()}")
+        if name.endswith(f".{os.getpid()}")
+        else (name.removesuffix(".tmp"))
+    )
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_flipped_bit_anywhere_is_found_and_the_file_named(tmp_path, framework):
     path = save(tmp_path, framework)
     for file in sorted(path.iterdir()):
@@ -81,6 +110,14 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_commands_refuse_i
         read_weights(tmp_path / "iter_0000002")
     with pytest.raises(CheckpointError, match=rf"iter_0000002: is damaged: {data.name}"):
         convert(tmp_path, tmp_path / "weights.safetensors")
+
+
+def test_facts_that_changed_are_not_taken_for_those_of_the_run(tmp_path):
+    """Reading them comes before reading weights; without them a command would ask for --model."""
+    path = save(tmp_path, "pytorch")
+    flip(path / "run.json", 1)
+    with pytest.raises(CheckpointError, match=r"iter_0000001: is damaged: run\.json"):
+        read_facts(path)
 
 
 def test_ranks_share_the_reading(tmp_path):
@@ -224,6 +261,17 @@ def test_a_folder_that_is_removed_is_made_again_and_one_that_became_a_file_is_sa
     (tmp_path / "save").unlink()
     run.finish()
     assert CheckpointStore(tmp_path / "save").iterations() == [3]
+
+
+def test_what_another_run_is_writing_stays_where_it_took_the_folder_over(run, tmp_path, capsys):
+    steps(run, 1)
+    (tmp_path / "save" / ".claim").write_text(json.dumps({"pid": 1}))
+    CheckpointStore(tmp_path / "save").begin(7)
+    steps(run, 1)
+    assert "belongs to a run that does not say whose it is" in capsys.readouterr().out
+    assert (tmp_path / "save" / ".iter_0000007.partial").is_dir()
+    with pytest.raises(ConfigError, match="belongs to"):
+        run.finish()
 
 
 def test_a_rename_that_fails_leaves_a_checkpoint_that_was_there(run, tmp_path, monkeypatch):

@@ -17,11 +17,15 @@ from torch.distributed._shard.sharded_tensor import metadata as before_2_3
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex
 
 from mindspeed_mm_dit.checkpoint import checksums, torch_dcp
+from mindspeed_mm_dit.checkpoint.convert import convert
 from mindspeed_mm_dit.checkpoint.torch_pickles import INDEX, check_pickles, read_metadata
 from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.cli.main import main
+from mindspeed_mm_dit.configs.model import AutoencoderKLConfig
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.evaluation.parity import compare
+from mindspeed_mm_dit.models.autoencoder import load_autoencoder_kl
+from tests.autoencoder_kl_fixtures import SMALL
 from tests.conftest import GOLDEN
 
 WEIGHT = torch.arange(6.0).reshape(2, 3)
@@ -180,3 +184,15 @@ def test_a_reference_file_with_objects_is_refused(tmp_path, trace):
     np.savez(tmp_path / "reference.npz", config=np.array([Harmful(trace)], dtype=object))
     with pytest.raises(CheckpointError, match=r"reference\.npz"):
         compare(tmp_path / "reference.npz", GOLDEN / "dit_tiny_p2.pt", 1e-5, 1e-5)
+
+
+@pytest.mark.parametrize("file", ["diffusion_pytorch_model.bin", "vae.pt"])
+def test_an_autoencoder_with_code_in_it_is_refused(tmp_path, trace, framework, file):
+    (tmp_path / "vae").mkdir()
+    (tmp_path / "vae" / "config.json").write_text(json.dumps(SMALL))
+    torch.save({"decoder.conv_in.weight": Harmful(trace)}, tmp_path / "vae" / file)
+    path = tmp_path / "vae" if file.endswith(".bin") else tmp_path / "vae" / file
+    with pytest.raises(CheckpointError, match="vae"):
+        load_autoencoder_kl(AutoencoderKLConfig(str(path), downsample_factor=2))
+    with pytest.raises(CheckpointError, match="mkdir"):
+        convert(path, tmp_path / "vae.ckpt")

@@ -16,6 +16,8 @@ from megatron.training import print_rank_0
 from torch import Tensor
 
 from mindspeed_mm_dit.checkpoint.store import TRACKER, CheckpointStore, read_facts
+from mindspeed_mm_dit.checkpoint.weights import check_whole
+from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.training.changes import changes, run_facts, table_of
 from mindspeed_mm_dit.training.classes import check_classes
 from mindspeed_mm_dit.training.mindspeed_mm.composite import HostedDiT
@@ -44,9 +46,10 @@ def check_pickles_of(load: str | None) -> None:
 
 
 def check_checkpoint(model: HostedDiT, args: Namespace) -> None:
-    """Raise CheckpointError, naming the tensors or the label, if --load holds another architecture or other classes.
+    """Raise CheckpointError if --load is damaged, or holds another architecture or other classes; what is named.
 
     The host would leave tensors that it does not find at their initial values. What else has changed since is printed.
+    Each rank reads its share of the files.
     """
     tracker = Path(args.load or "") / TRACKER
     if args.load is None or args.ckpt_format != "torch_dcp" or not tracker.is_file():
@@ -55,6 +58,7 @@ def check_checkpoint(model: HostedDiT, args: Namespace) -> None:
 
     name = tracker.read_text(encoding="utf-8").strip()
     path = Path(args.load) / name if name == "release" else CheckpointStore(args.load).path(int(name))
+    check_whole(path, lambda path: torch_dcp.problem_of(path, runtime.rank(), runtime.world_size()))
     torch_dcp.check_architecture(path, {name: tuple(p.shape) for name, p in model.state_dict().items()})
     facts = read_facts(path)
     check_classes(facts, args.mm.classes, path)
