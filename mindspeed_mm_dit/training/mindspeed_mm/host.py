@@ -56,11 +56,12 @@ def pretrain(
     hosted: list[HostedDiT] = []
 
     def provide_model(*args: Any, **kwargs: Any) -> HostedDiT:
+        mm = get_args().mm
+        check_checkpoint(mm.model.predictor, get_host_args(), mm.classes)
         model = model_provider(*args, **kwargs)
         if not get_host_args().init_model_with_meta_device:
             set_initial_weights(model.predictor, get_host_args().seed)
         hosted[:] = [HostedDiT(model, state.averages)]
-        check_checkpoint(hosted[0], get_host_args(), get_args().mm.classes)
         return hosted[0]
 
     def provide_data(num_samples: Any) -> tuple[Any, Any, Any]:

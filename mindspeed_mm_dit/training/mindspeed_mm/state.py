@@ -15,13 +15,15 @@ import torch
 from megatron.training import print_rank_0
 from torch import Tensor
 
+from mindspeed_mm_dit.checkpoint.shapes import dit_shapes
 from mindspeed_mm_dit.checkpoint.store import TRACKER, CheckpointStore, read_facts
+from mindspeed_mm_dit.configs.model import DiTConfig
 from mindspeed_mm_dit.training.classes import check_classes
 from mindspeed_mm_dit.training.mindspeed_mm.composite import HostedDiT
 from mindspeed_mm_dit.training.pytorch.ema import MovingAverage
 
 
-def check_checkpoint(model: HostedDiT, args: Namespace, classes: Sequence[str]) -> None:
+def check_checkpoint(predictor: DiTConfig, args: Namespace, classes: Sequence[str]) -> None:
     """Raise CheckpointError, naming the tensors or the label, if --load holds another architecture or other classes.
 
     The host would leave tensors that it does not find at their initial values.
@@ -33,7 +35,7 @@ def check_checkpoint(model: HostedDiT, args: Namespace, classes: Sequence[str]) 
 
     name = tracker.read_text(encoding="utf-8").strip()
     path = Path(args.load) / name if name == "release" else CheckpointStore(args.load).path(int(name))
-    torch_dcp.check_architecture(path, {name: tuple(p.shape) for name, p in model.state_dict().items()})
+    torch_dcp.check_architecture(path, dit_shapes(predictor))
     check_classes(read_facts(path), classes, path)
 
 
