@@ -107,6 +107,7 @@ def run(args: argparse.Namespace) -> int:
     from mindspeed_mm_dit.diffusion.guidance import Guidance
     from mindspeed_mm_dit.diffusion.samplers import find_sampler
     from mindspeed_mm_dit.diffusion.schedule import respaced_steps
+    from mindspeed_mm_dit.framework import runtime
     from mindspeed_mm_dit.sampling.generate import SampleSettings, check_labels, generate
     from mindspeed_mm_dit.sampling.grid import check_size, save_samples
     from mindspeed_mm_dit.sampling.load import describe, load_model
@@ -121,6 +122,7 @@ def run(args: argparse.Namespace) -> int:
         clip=args.clip,
         bf16=args.bf16,
     )
+    runtime.low_precision(settings.bf16)  # refuses what it cannot do
     _, config, names = describe(args.checkpoint, args.model)
     respacing = find_sampler(settings.sampler).respacing.format(settings.steps)
     respaced_steps(config.diffusion.num_train_timesteps, respacing)  # refuses what it cannot do

@@ -56,11 +56,11 @@ def pretrain(
     hosted: list[HostedDiT] = []
 
     def provide_model(*args: Any, **kwargs: Any) -> HostedDiT:
+        check_checkpoint(get_args())
         model = model_provider(*args, **kwargs)
         if not get_host_args().init_model_with_meta_device:
             set_initial_weights(model.predictor, get_host_args().seed)
         hosted[:] = [HostedDiT(model, state.averages)]
-        check_checkpoint(hosted[0], get_args())
         return hosted[0]
 
     def provide_data(num_samples: Any) -> tuple[Any, Any, Any]:

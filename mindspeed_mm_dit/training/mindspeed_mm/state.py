@@ -15,6 +15,7 @@ import torch
 from megatron.training import print_rank_0
 from torch import Tensor
 
+from mindspeed_mm_dit.checkpoint.shapes import dit_shapes
 from mindspeed_mm_dit.checkpoint.store import TRACKER, CheckpointStore, read_facts
 from mindspeed_mm_dit.checkpoint.weights import check_whole
 from mindspeed_mm_dit.framework import runtime
@@ -45,7 +46,7 @@ def check_pickles_of(load: str | None) -> None:
         check_pickles(Path(load), MAY_BE_PICKLED)
 
 
-def check_checkpoint(model: HostedDiT, args: Namespace) -> None:
+def check_checkpoint(args: Namespace) -> None:
     """Raise CheckpointError if --load is damaged, or holds another architecture or other classes; what is named.
 
     The host would leave tensors that it does not find at their initial values. What else has changed since is printed.
@@ -59,7 +60,7 @@ def check_checkpoint(model: HostedDiT, args: Namespace) -> None:
     name = tracker.read_text(encoding="utf-8").strip()
     path = Path(args.load) / name if name == "release" else CheckpointStore(args.load).path(int(name))
     check_whole(path, lambda path: torch_dcp.problem_of(path, runtime.rank(), runtime.world_size()))
-    torch_dcp.check_architecture(path, {name: tuple(p.shape) for name, p in model.state_dict().items()})
+    torch_dcp.check_architecture(path, dit_shapes(args.mm.model.predictor))
     facts = read_facts(path)
     check_classes(facts, args.mm.classes, path)
     if table := table_of(changes(facts, run_facts(args, 0, 0))):
