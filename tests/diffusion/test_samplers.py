@@ -39,6 +39,12 @@ def test_samples_of_a_perfect_network_have_the_spread_of_the_data(name, steps):
     assert draw(name, steps).std().item() == pytest.approx(SCALE, rel=0.03)
 
 
+@pytest.mark.parametrize(("name", "timesteps"), [("ddpm", [0, 333, 666, 999]), ("dpm++", [0, 333, 666, 999]),
+                                                   ("ddim", [0, 250, 500, 750])])  # fmt: skip
+def test_each_sampler_visits_the_timesteps_of_its_paper(name, timesteps):
+    assert respaced_steps(1000, find_sampler(name).respacing.format(4)).tolist() == timesteps
+
+
 @pytest.mark.parametrize("name", ["ddpm", "ddim"])
 def test_clip_bounds_the_predicted_clean_latents(name):
     """With a network that predicts 3 the last state, which is x_0, is the bound."""

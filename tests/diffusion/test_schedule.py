@@ -78,6 +78,13 @@ def test_a_chain_of_one_step_has_the_variance_of_that_step():
     assert len(schedule) == 1 and schedule.timestep_map.tolist() == [400]
 
 
+def test_in_a_chain_of_two_steps_the_second_variance_stands_for_the_first_which_is_zero():
+    schedule = Schedule.create("linear", 1000).respaced(np.array([200, 400]))
+    second = np.log(schedule.posterior_variance[1])
+    np.testing.assert_allclose(schedule.posterior_log_variance_clipped, [second, second])
+    np.testing.assert_allclose(schedule.fixed_large_log_variance, [second, np.log(schedule.betas[1])])
+
+
 @pytest.mark.parametrize(("noise_schedule", "steps"), [("linear", 21), ("squaredcos_cap_v2", 2)])
 def test_the_shortest_chains_that_are_allowed_have_finite_tables(noise_schedule, steps):
     schedule = Schedule.create(noise_schedule, steps)
