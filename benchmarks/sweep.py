@@ -2,7 +2,7 @@
 
     python benchmarks/sweep.py --mindspore-python .venv-mindspore/bin/python
 
-Some two minutes on a CPU. The exit code is 1 if one architecture is past the tolerance.
+A few minutes on a CPU. The exit code is 1 if one architecture is past the tolerance.
 """
 
 from __future__ import annotations

@@ -188,13 +188,8 @@ class GaussianDiffusion(nn.Module):
 
 def gaussian_kl(difference: Tensor, log_variance1: Tensor, log_variance2: Tensor) -> Tensor:
     """KL divergence of two diagonal Gaussians whose means differ by ``difference``, elementwise, in nats."""
-    return 0.5 * (
-        log_variance2
-        - log_variance1
-        - 1.0
-        + ops.exp(log_variance1 - log_variance2)
-        + difference * difference * ops.exp(-log_variance2)
-    )
+    log_ratio = log_variance1 - log_variance2
+    return 0.5 * (ops.expm1(log_ratio) - log_ratio + difference * difference * ops.exp(-log_variance2))
 
 
 def discretized_gaussian_log_likelihood(x: Tensor, deviation: Tensor, log_scale: Tensor) -> Tensor:
