@@ -2,21 +2,24 @@
 # make demo-mindspore    the same with MindSpore, two workers under msrun, in .venv-mindspore
 # make test    set up both environments and run every test
 # make check   layering, style and types
+# make mutants break one expression at a time and count what the fast tests find: half an hour on one core
 # make clean   remove the environments and what the demo wrote
 
 PYTHON ?= python3
 VENV := .venv
 MS_VENV := .venv-mindspore
+MUTATION_VENV := .venv-mutation
 BIN := $(VENV)/bin
 # A run of the other framework has a folder of its own.
 MS_PLACES := --save outputs/digits-mindspore/checkpoints --load outputs/digits-mindspore/checkpoints \
   --tensorboard-dir outputs/digits-mindspore/tensorboard
 # What is tested on either framework, each in its own environment.
-SEAM_TESTS := tests/test_framework_contract.py tests/golden tests/models/test_autoencoder_kl.py \
-  tests/mindspore/test_sharding.py
+SEAM_TESTS := tests/test_framework_contract.py tests/diffusion/test_loss_in_float32.py tests/golden \
+  tests/objectives/test_flow_path.py \
+  tests/models/test_autoencoder_kl.py tests/mindspore/test_sharding.py tests/mindspore/test_engine.py
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo demo-mindspore test check clean
+.PHONY: demo demo-mindspore test check mutants clean
 
 demo: $(VENV)/.installed
 	bash examples/dit/pretrain.sh
@@ -33,6 +36,9 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/mypy
+
+mutants: $(MUTATION_VENV)/.installed
+	OMP_NUM_THREADS=1 nice $(MUTATION_VENV)/bin/python benchmarks/mutants.py $(MUTANTS)
 
 CHECK_PYTHON = $(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' \
   || { echo "$(PYTHON) is $$($(PYTHON) --version): Python 3.10 to 3.12 is needed; make PYTHON=python3.11 ..."; exit 1; }
@@ -69,5 +75,15 @@ $(VENV)/.installed-dev: $(VENV)/.installed requirements/dev.txt
 	$(PIP) -r requirements/dev.txt
 	@touch $@
 
+# mutmut sees the packages of .venv through a .pth file, and those that .venv sees so itself.
+$(MUTATION_VENV)/.installed: $(VENV)/.installed-dev requirements/mutation.txt
+	$(BIN)/python -m venv $(MUTATION_VENV)
+	@packages() { $$1/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }; \
+	theirs=$$(packages $(VENV)); { echo "$$theirs"; cat "$$theirs/users_pytorch.pth" 2>/dev/null || true; } \
+	  > "$$(packages $(MUTATION_VENV))/shared.pth"
+	$(MUTATION_VENV)/bin/python -m pip --disable-pip-version-check install --quiet -r requirements/mutation.txt
+	$(MUTATION_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --editable .
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(MS_VENV) outputs data msrun_log
+	rm -rf $(VENV) $(MS_VENV) $(MUTATION_VENV) mutants outputs data msrun_log

@@ -30,6 +30,7 @@ from train_throughput import reference_step
 from mindspeed_mm_dit.cli.main import main as mm_dit
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.model import load_model_config
+from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32
 from mindspeed_mm_dit.configs.presets import PRESETS
 from mindspeed_mm_dit.data.dataset import build_samples
 from mindspeed_mm_dit.data.folder import open_index
@@ -117,8 +118,8 @@ def our_step(home: Path, args: Namespace, cached: bool, bf16: bool) -> Callable[
     if not cached:
         samples.reader._decoded = None  # a real data set does not fit into memory
     runtime.initialize(None, args.batch, args.batch)
-    flags = engine_flags(bf16=bf16)
-    engine = Engine(DiTModel(model, with_autoencoder=not cached), flags, None)
+    precision = AUTOCAST if bf16 else FLOAT32
+    engine = Engine(DiTModel(model, with_autoencoder=not cached), engine_flags(), None, precision)
     stream = (samples.batch(np.arange(n, n + args.batch)) for n in itertools.count(0, args.batch))
 
     def forward_step(source: Any, composite: Any) -> Any:

@@ -18,6 +18,8 @@ from argparse import Namespace
 
 from common import Report, engine_flags, timed
 
+from mindspeed_mm_dit.configs.precision import FLOAT32
+
 WORKER = "MM_DIT_BENCHMARK_WORKER"
 
 
@@ -89,7 +91,7 @@ def worker(args: Namespace) -> None:
     tensors = [*state["model"].values(), *state["ema"].values()]
     tensors += [x for moments in state["optimizer"]["state"].values() for x in moments.values()]
     held = sum((x.to_local() if isinstance(x, DTensor) else x).nbytes for x in tensors)
-    plan = memory(config, Layout(world, world if sharded else 1, "fp32"))
+    plan = memory(config, Layout(world, world if sharded else 1, FLOAT32))
     if runtime.rank() == 0:
         print(json.dumps({"state": held, "planned": plan.weights + plan.optimizer + plan.ema, "seconds": seconds}))
     runtime.barrier()

@@ -22,6 +22,7 @@ import torch
 from common import CLOCKS, Apart, Report, engine_flags, interleave, ratio, reference_checkout
 
 from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, DiTConfig, GaussianDiffusionConfig, ModelConfig
+from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32
 from mindspeed_mm_dit.configs.presets import PRESETS
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.models.composite import DiTModel
@@ -107,8 +108,9 @@ def our_step(args: Namespace, precision: str) -> Callable[[], Any]:
     """Return one step of our engine, as pretrain_dit.py takes it."""
     config = model_config(args)
     runtime.initialize(None, args.batch, args.batch)
-    flags = engine_flags(bf16=precision == "bf16", torch_compile=args.torch_compile, tf32=args.tf32)
-    engine = Engine(DiTModel(config, with_autoencoder=False), flags, None)
+    flags = engine_flags(torch_compile=args.torch_compile, tf32=args.tf32)
+    own_precision = AUTOCAST if precision == "bf16" else FLOAT32
+    engine = Engine(DiTModel(config, with_autoencoder=False), flags, None, own_precision)
 
     def forward_step(stream: Iterator[Any], model: Any) -> tuple[Any, Any]:
         return model(**runtime.to_device(next(stream))), lambda losses: (losses.mean(), {"loss": losses.mean()})

@@ -19,6 +19,9 @@ class UserError(Exception):
         cure: what to do about it; may be empty when the reason already says so.
     """
 
+    is_shared = False
+    """Whether every rank raises it, so that the first alone says it."""
+
     def __init__(self, what: str, reason: str, cure: str = "") -> None:
         self.what, self.reason, self.cure = what, reason, cure
         super().__init__(f"{what}: {reason}" + (f"\n    Cure: {cure}" if cure else ""))
@@ -28,7 +31,7 @@ class UserError(Exception):
 
 
 class ConfigError(UserError):
-    """A JSON, YAML or command-line setting that cannot be used."""
+    """A JSON, YAML, command-line or launch setting that cannot be used."""
 
 
 class DataError(UserError):
@@ -47,7 +50,11 @@ class ConvergenceError(UserError):
     """A run whose numbers are no longer usable (loss or gradients not finite)."""
 
 
+class StepError(UserError):
+    """A step of training or validation that failed on the device, by no fault that could be seen before it."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return "Did you mean 'x'? " for the closest of ``known``, or an empty string."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name[:100], list(known), n=1, cutoff=0.5)
     return f"Did you mean {close[0]!r}? " if close else ""

@@ -18,9 +18,17 @@ GOLDEN = ROOT / "tests" / "golden" / "data"
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: as many runs at a time as there are cores
 
 
-def relative_error(found: np.ndarray, wanted: np.ndarray) -> float:
-    """Norm of the difference over norm of what is wanted."""
-    return float(np.linalg.norm(np.asarray(found, np.float64) - wanted) / np.linalg.norm(wanted))
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the flag that runs the long form of the campaigns."""
+    parser.addoption("--campaign", action="store_true", help="run the tests marked 'campaign' too: every combination")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the long form of the campaigns unless it is asked for."""
+    if not config.getoption("--campaign"):
+        long = [item for item in items if item.get_closest_marker("campaign")]
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in long]
 
 
 @pytest.fixture(scope="session")
@@ -65,3 +73,16 @@ def mindspore(framework):
     if framework.active() != "mindspore":
         pytest.skip("asks for MM_DIT_TEST_FRAMEWORK=mindspore")
     return importlib.import_module("mindspore")
+
+
+def gradient(framework, function, *arrays):
+    """Gradients of the sum of ``function`` with respect to each of ``arrays``."""
+    if framework.active() == "pytorch":
+        inputs = [framework.ops.tensor(array).requires_grad_() for array in arrays]
+        function(*inputs).sum().backward()
+        return [x.grad.numpy() for x in inputs]
+    import mindspore
+
+    inputs = [framework.ops.tensor(array) for array in arrays]
+    found = mindspore.grad(lambda *x: function(*x).sum(), tuple(range(len(inputs))))(*inputs)
+    return [x.asnumpy() for x in (found if isinstance(found, tuple) else (found,))]

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mindspeed_mm_dit.checkpoint import checksums
 from mindspeed_mm_dit.checkpoint.formats import FORMATS, Room, of_source, of_target
 from mindspeed_mm_dit.checkpoint.formats.diffusers import with_vae_config
 from mindspeed_mm_dit.checkpoint.shapes import Shapes, dit_config, dit_shapes, vae_config, vae_shapes
@@ -77,6 +78,8 @@ def convert(
         state = _described(state, description)
     check(state, str(source))
     state, notes = fit(state, FORMATS[target_format].room, weights)
+    if FORMATS[source_format].room is Room.TRAINING and not checksums.are_in(source):
+        notes.append("SOURCE has no checksums: whether it is what was written is not known")
     if state.kind == "dit" and "diffusers" in (source_format, target_format):
         notes.append(DIFFUSERS_CAVEAT)
     if state.kind == "vae" and target_format == "diffusers":

@@ -1,10 +1,11 @@
 """A folder of checkpoints, of which every one under its final name is complete. No framework.
 
     iter_0000500/                         complete: renamed into place after the last byte was written
+    iter_0000500/checksums.json           of every file in it, taken while they were written
     .iter_0000600.partial/                being written, or left by a crash; never read
     latest_checkpointed_iteration.txt     Megatron's tracker; moves after the rename
 
-What stands inside a checkpoint is its backend's business, except ``run.json``, the facts of the run.
+What else stands inside a checkpoint is its backend's business, except ``run.json``, the facts of the run.
 """
 
 from __future__ import annotations
@@ -15,13 +16,17 @@ import re
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from mindspeed_mm_dit.checkpoint import checksums
+from mindspeed_mm_dit.checkpoint.checksums import write_durably
 from mindspeed_mm_dit.errors import CheckpointError
 
 TRACKER = "latest_checkpointed_iteration.txt"
 RUN_FACTS = "run.json"
+DAMAGED_CURE = "restore it from a copy, or name the checkpoint before it"
 _NAME = re.compile(r"iter_(\d{7,})")
 
 
@@ -49,18 +54,29 @@ class CheckpointStore:
     def commit(self, iteration: int, facts: dict[str, Any]) -> Path:
         """Make the checkpoint that :meth:`begin` started visible, move the tracker, drop the oldest."""
         aside, final = self.partial_path(iteration), self.path(iteration)
-        _write_durably(aside / RUN_FACTS, json.dumps(facts, indent=1) + "\n")
-        if final.exists():  # written before, by a run that was then resumed from further back
-            shutil.rmtree(final)
-        os.rename(aside, final)
-        _write_durably(self.root / TRACKER, f"{iteration}")
+        checksums.record(aside, {RUN_FACTS: write_durably(aside / RUN_FACTS, json.dumps(facts, indent=1) + "\n")})
+        self._replace(final, aside)
+        write_durably(self.root / TRACKER, f"{iteration}")
         # Later ones are left by a run that was resumed from further back; what was just written is never dropped.
         for old in [i for i in self.iterations() if i <= iteration][: -self.keep_last]:
             shutil.rmtree(self.path(old), ignore_errors=True)
         return final
 
+    def _replace(self, final: Path, aside: Path) -> None:
+        """Rename ``aside`` to ``final``, which a run that was then resumed from further back may have written."""
+        before = aside.with_suffix(".old.partial")
+        if final.exists():
+            os.rename(final, before)
+        try:
+            os.rename(aside, final)
+        except OSError:
+            with suppress(OSError):
+                os.rename(before, final)
+            raise
+        shutil.rmtree(before, ignore_errors=True)
+
     def remove_unfinished(self) -> None:
-        """Drop what runs that were killed left half written; called on one rank before anything is written."""
+        """Drop what killed runs and failed saves left half written; called on one rank while nothing is written."""
         for aside in self.root.glob(".iter_*.partial"):
             shutil.rmtree(aside, ignore_errors=True)
 
@@ -114,30 +130,44 @@ class CheckpointStore:
 
 
 class BackgroundWriter(ABC):
-    """What writes one checkpoint at a time beside the training, and owes it the error if that fails."""
+    """What writes one checkpoint at a time beside the training. A failure is said at once, and ends nothing.
 
-    def __init__(self) -> None:
-        self._problem: BaseException | None = None
-        self._folder = Path()
+    when_failed: called with the reason as soon as a write has failed, on every rank that knows of it; the first does.
+    """
+
+    def __init__(self, in_background: bool, when_failed: Callable[[CheckpointError], object] | None = None) -> None:
+        self._in_background = in_background
+        self._when_failed = when_failed
+        self._problem: CheckpointError | None = None
 
     @abstractmethod
     def _join(self) -> None:
         """Wait for the write under way, if there is one."""
 
-    def wait(self) -> None:
-        """Wait for the checkpoint being written.
+    def _finish(self, work: Callable[[], object], path: Path) -> None:
+        """Do the rest of the write of ``path``, in whatever thread this is called."""
+        try:
+            work()
+        except BaseException as error:  # (DCP's exception is no Exception)
+            self._problem = unwritten(error, path.parent)
+            if self._when_failed is not None:
+                self._when_failed(self._problem)
 
-        Raises:
-            CheckpointError: it could not be written; the checkpoints before it are untouched.
-        """
+    def wait(self) -> CheckpointError | None:
+        """Wait for the checkpoint being written; return why it could not be, as far as this rank knows."""
         self._join()
-        if self._problem is not None:
-            problem, self._problem = self._problem, None
-            raise unwritten(problem, self._folder) from problem
+        problem, self._problem = self._problem, None
+        return problem
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    """Return the facts of the run that wrote the checkpoint ``path``; empty if another program wrote it."""
+    """Return the facts of the run that wrote the checkpoint ``path``; empty if another program wrote it.
+
+    Raises CheckpointError where they are not what was written.
+    """
+    problem = checksums.problem_of_file(path / RUN_FACTS)
+    if problem is not None:
+        raise CheckpointError(str(path), f"is damaged: {problem}", DAMAGED_CURE)
     try:
         facts = json.loads((path / RUN_FACTS).read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError):
@@ -157,12 +187,15 @@ def find_checkpoint(path: str | Path) -> Path:
 
 
 def unwritten(problem: BaseException, folder: Path) -> CheckpointError:
-    """Return the error that says why the last checkpoint under ``folder`` could not be written."""
+    """Return the error that says why a checkpoint could not be written into ``folder``."""
+    try:
+        free = f" ({shutil.disk_usage(folder).free / 2**30:.2f} GiB are free on that disk)"
+    except OSError:  # the folder is gone
+        free = ""
     return CheckpointError(
         "--save",
-        f"the last checkpoint could not be written: {_root_cause(problem)} "
-        f"({shutil.disk_usage(folder).free / 2**30:.2f} GiB are free on that disk)",
-        "free space on the disk; the checkpoint before it is still good",
+        f"the last checkpoint could not be written: {_root_cause(problem)}{free}",
+        "free space on the disk, or give the folder back; checkpoints before it are still good",
     )
 
 
@@ -191,13 +224,3 @@ def _root_cause(error: BaseException) -> str:
             first = deeper
         deeper = deeper.__cause__ or deeper.__context__
     return f"{type(first).__name__}: {first}".splitlines()[0]
-
-
-def _write_durably(path: Path, text: str) -> None:
-    """Replace ``path`` by ``text`` in one step that survives a crash."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(aside, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)

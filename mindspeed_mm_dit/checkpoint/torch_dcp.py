@@ -18,13 +18,14 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
-from mindspeed_mm_dit.checkpoint import mindspeed_mm
+from mindspeed_mm_dit.checkpoint import checksums, mindspeed_mm
 from mindspeed_mm_dit.checkpoint.mindspeed_mm import entries_for_mindspeed_mm
 from mindspeed_mm_dit.checkpoint.store import BackgroundWriter, unreadable
+from mindspeed_mm_dit.checkpoint.torch_checksums import SummingWriter
+from mindspeed_mm_dit.checkpoint.torch_pickles import SafeReader, TensorsOnly, read_metadata
 from mindspeed_mm_dit.checkpoint.weights import check_names
 from mindspeed_mm_dit.errors import CheckpointError
 
@@ -46,43 +47,42 @@ __all__ = [
 class Writer(BackgroundWriter):
     """Writes one checkpoint at a time, by default in the background, on a CPU process group of its own."""
 
-    def __init__(self, in_background: bool) -> None:
-        super().__init__()
-        self._in_background = in_background
+    def __init__(self, in_background: bool, when_failed: Callable[[CheckpointError], object] | None = None) -> None:
+        super().__init__(in_background, when_failed)
         self._group = dist.new_group(backend="gloo")
         self._pending: Future[Any] | None = None
 
-    def write(self, state: State, path: Path, when_complete: Callable[[], None]) -> None:
+    def write(self, state: State, path: Path, when_complete: Callable[[], object]) -> None:
         """Write ``state`` to the folder ``path``; then, on rank 0, call ``when_complete``.
 
-        The tensors may change as soon as this returns. An error shows in :meth:`wait`.
+        The write before must have been waited for. The tensors may change as soon as this returns. An error, on
+        whichever rank, is known to all of them; it shows in :meth:`wait`.
         """
-        self.wait()
-        self._folder = path.parent
         state = _part_of_this_rank(state, dist.get_rank(), dist.get_world_size())
+        to_disk = {"storage_writer": SummingWriter(path), "process_group": self._group}
+
+        def finish(written: Callable[[], object]) -> None:
+            written()
+            if dist.get_rank() == 0:
+                when_complete()
+
         if not self._in_background:
-            self._finish(lambda: dcp.save(state, checkpoint_id=path, process_group=self._group), when_complete)
+            self._finish(lambda: finish(lambda: dcp.save(state, **to_disk)), path)
             return
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            pending = dcp.async_save(_snapshot(state), checkpoint_id=path, process_group=self._group)
+            pending = dcp.async_save(_snapshot(state), **to_disk)
+        done: Future[None] = Future()
+        self._pending = done
+
+        def in_background(written: Future[Any]) -> None:
+            try:
+                self._finish(lambda: finish(written.result), path)
+            finally:
+                done.set_result(None)
+
         assert isinstance(pending, Future)
-        self._pending = Future()
-        done = self._pending
-
-        def finish(written: Future[Any]) -> None:
-            self._finish(written.result, when_complete)
-            done.set_result(None)
-
-        pending.add_done_callback(finish)
-
-    def _finish(self, outcome: Callable[[], Any], when_complete: Callable[[], None]) -> None:
-        try:
-            outcome()
-            if dist.get_rank() == 0:
-                when_complete()
-        except BaseException as error:  # (kept for the training thread)
-            self._problem = error
+        pending.add_done_callback(in_background)
 
     def _join(self) -> None:
         if self._pending is not None:
@@ -126,7 +126,7 @@ def read(state: State, path: Path, partial: bool = False) -> None:
 
     ``partial``: names that the checkpoint lacks keep their values.
     """
-    stored = dcp.FileSystemReader(path).read_metadata().state_dict_metadata.keys()
+    stored = read_metadata(path).state_dict_metadata.keys()
     if not mindspeed_mm.is_theirs(stored):
         _load(state, path, partial)
         return
@@ -143,11 +143,11 @@ def read(state: State, path: Path, partial: bool = False) -> None:
 
 def _load(state: State, path: Path, partial: bool) -> None:
     no_dist = not (dist.is_available() and dist.is_initialized())
-    planner = DefaultLoadPlanner(allow_partial_load=partial)
+    planner = TensorsOnly(allow_partial_load=partial)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            dcp.load(state, checkpoint_id=path, planner=planner, no_dist=no_dist)
+            dcp.load(state, storage_reader=SafeReader(path), planner=planner, no_dist=no_dist)
     except CheckpointException as error:
         raise unreadable(error, path) from error
 
@@ -156,7 +156,7 @@ def write(state: State, path: Path) -> None:
     """Write ``state`` to the folder ``path`` from a single process without a process group."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        dcp.save(state, checkpoint_id=path, no_dist=True)
+        dcp.save(state, storage_writer=SummingWriter(path), no_dist=True)
 
 
 def _flatten(state: State, prefix: str = "") -> dict[str, torch.Tensor]:
@@ -168,7 +168,7 @@ def _flatten(state: State, prefix: str = "") -> dict[str, torch.Tensor]:
 
 def shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Return name -> shape of every tensor in the checkpoint ``path``; averages are under "ema.", whoever wrote it."""
-    entries = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+    entries = read_metadata(path).state_dict_metadata
     return {
         mindspeed_mm.our_name(name): tuple(entry.size)
         for name, entry in entries.items()
@@ -182,7 +182,7 @@ def read_tree(path: Path, prefix: str = "") -> dict[str, torch.Tensor]:
     Without a prefix every tensor is read, by its whole name.
     """
     start = f"{prefix}." if prefix else ""
-    entries = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+    entries = read_metadata(path).state_dict_metadata
     wanted = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)
         for name, entry in entries.items()
@@ -202,16 +202,25 @@ def as_tensor(array: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(np.require(array, requirements=["C", "A", "W"]))
 
 
-def problem_of(path: Path) -> str | None:
-    """Return why the checkpoint ``path`` is incomplete, or None: every byte its index names must be there."""
+def problem_of(path: Path, rank: int = 0, world_size: int = 1) -> str | None:
+    """Return why the checkpoint ``path`` is damaged, or None; the ranks share the reading.
+
+    Each file must be what was written, and every byte its index names must be there.
+    """
     if (path / "state.ckpt").is_file():
         raise CheckpointError(
             f"--load = {path.parent}",
             "was written by MindSpore",
             f"convert it: mm-dit convert {path} NEW_FOLDER --to pytorch",
         )
+    return checksums.problem_of(path, rank, world_size) or _problem_by_index(path)
+
+
+def _problem_by_index(path: Path) -> str | None:
     try:
-        metadata = dcp.FileSystemReader(path).read_metadata()
+        metadata = read_metadata(path)
+    except CheckpointError:
+        raise
     except Exception as error:  # (a damaged pickle raises anything)
         return f".metadata cannot be read: {type(error).__name__}"
     for entry in (metadata.storage_data or {}).values():
@@ -225,7 +234,7 @@ def problem_of(path: Path) -> str | None:
 
 def has_optimizer(path: Path) -> bool:
     """Return whether the checkpoint ``path`` holds moments of an optimizer."""
-    return any("optimizer" in name for name in dcp.FileSystemReader(path).read_metadata().state_dict_metadata)
+    return any("optimizer" in name for name in read_metadata(path).state_dict_metadata)
 
 
 def check_architecture(path: Path, wanted: Mapping[str, tuple[int, ...]]) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from mindspeed_mm_dit.checkpoint.store import DAMAGED_CURE
 from mindspeed_mm_dit.errors import CheckpointError, PlatformError
+from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.framework.torch_file import read_torch_file
 
 Arrays = dict[str, np.ndarray]
@@ -28,13 +30,7 @@ def read_weights(path: str | Path, use_ema: bool = True) -> Arrays:
     if path.is_dir():
         return _read_dcp(path, use_ema)
     if path.suffix == ".safetensors":
-        from safetensors import SafetensorError
-        from safetensors.numpy import load_file
-
-        try:
-            return load_file(path)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(str(path), f"cannot be read: {error}") from None
+        return read_safetensors_file(path)[0]
     if path.suffix in (".pt", ".pth", ".bin"):
         return choose_tree(read_torch_file(path), use_ema, path)
     raise CheckpointError(
@@ -57,6 +53,8 @@ def choose_tree(content: Mapping[str, Any], use_ema: bool, path: Path) -> Arrays
 def _read_ckpt(path: Path, use_ema: bool) -> Arrays:
     from mindspeed_mm_dit.checkpoint import mindspore_ckpt
 
+    if path.is_dir():
+        check_whole(path, mindspore_ckpt.problem_of)
     content = mindspore_ckpt.read(path)
     if not any(name.startswith("model.") for name in content):
         return content
@@ -66,12 +64,17 @@ def _read_ckpt(path: Path, use_ema: bool) -> Arrays:
 
 def _read_dcp(path: Path, use_ema: bool) -> Arrays:
     torch_dcp = reader_of_pytorch_folder(path)
-    problem = torch_dcp.problem_of(path)
-    if problem is not None:
-        raise CheckpointError(str(path), f"is damaged: {problem}")
+    check_whole(path, torch_dcp.problem_of)
     names = {name.split(".")[0] for name in torch_dcp.shapes(path)}
     prefix = "ema" if use_ema and "ema" in names else "model"
     return {name: _array(value) for name, value in torch_dcp.read_tree(path, prefix).items()}
+
+
+def check_whole(path: Path, problem_of: Callable[[Path], str | None]) -> None:
+    """Raise CheckpointError, naming the file, where the checkpoint folder ``path`` is not what was written."""
+    problem = problem_of(path)
+    if problem is not None:
+        raise CheckpointError(str(path), f"is damaged: {problem}", DAMAGED_CURE)
 
 
 def reader_of_pytorch_folder(path: Path) -> ModuleType:

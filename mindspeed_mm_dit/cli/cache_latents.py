@@ -7,14 +7,24 @@ import dataclasses
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from mindspeed_mm_dit.configs.limits import LARGEST, MOST_THREADS, check_between
 from mindspeed_mm_dit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mindspeed_mm_dit.configs.model import ModelConfig
+    from mindspeed_mm_dit.data.folder import ImageIndex
+    from mindspeed_mm_dit.data.latents import CacheIdentity
 
 DESCRIPTION = """\
 Encode a data set once, so that no training step has to.
 
   mm-dit cache-latents --model model.json --data data.json --output data/imagenet256-latents
   torchrun --nproc_per_node 8 -m mindspeed_mm_dit.cli.main cache-latents ...     # one shard a rank at a time
+
+Every image is decoded before the first is encoded, by each rank: one that cannot be stops the command, or is left
+out with skip_bad_images.
 
 Then add "latents": "data/imagenet256-latents" to dataset_param of data.json. Mean and standard deviation of each
 image's posterior are kept, as it is and mirrored, so training draws its latents anew every epoch and loses
@@ -36,32 +46,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Encode what is missing."""
-    for flag, least in (("batch_size", 1), ("shard_images", 1), ("num_workers", 0)):
-        if getattr(args, flag) < least:
-            raise ConfigError(f"--{flag.replace('_', '-')} = {getattr(args, flag)}", f"must be at least {least}")
+    _check_flags(args)
     from mindspeed_mm_dit.framework import activate
 
     activate(args.ai_framework)
     from tqdm import tqdm
 
-    from mindspeed_mm_dit.configs.data import load_data_config
     from mindspeed_mm_dit.configs.model import load_model_config
-    from mindspeed_mm_dit.configs.outputs import check_output_folder
-    from mindspeed_mm_dit.data.dataset import check_fit
-    from mindspeed_mm_dit.data.folder import open_index
-    from mindspeed_mm_dit.data.latents import identity_of
     from mindspeed_mm_dit.framework import runtime
     from mindspeed_mm_dit.models.encode_data import CacheWriter, EncodeSettings
     from mindspeed_mm_dit.models.registry import AE_MODEL_MAPPINGS
 
-    model, data = load_model_config(args.model), load_data_config(args.data, "--data")
-    check_output_folder("--output", args.output)
-    data = dataclasses.replace(data, dataset_param=dataclasses.replace(data.dataset_param, latents=None))
-    identity = identity_of(model, data)
-    index = open_index(data.dataset_param, model.predictor.num_classes)
-    check_fit(model, data, len(index), 1)
-    folder = Path(data.dataset_param.data_folder)
-    names = [str(Path(path).relative_to(folder)) for path in index.paths]
+    model = load_model_config(args.model)
+    identity, index, names = _checked_images(args, model, says_notes=runtime.rank() == 0)
     settings = EncodeSettings(args.batch_size, args.shard_images, args.dtype, args.num_workers)
     writer = CacheWriter(Path(args.output), index, names, identity, settings)
     shards = writer.missing(runtime.rank(), runtime.world_size())
@@ -79,3 +76,33 @@ def run(args: argparse.Namespace) -> int:
         + ("complete" if complete else "other ranks are still at work")
     )
     return 0
+
+
+def _check_flags(args: argparse.Namespace) -> None:
+    check_between("--batch-size", args.batch_size, 1, LARGEST)
+    check_between("--shard-images", args.shard_images, 1, LARGEST)
+    check_between("--num-workers", args.num_workers, 0, MOST_THREADS)
+
+
+def _checked_images(
+    args: argparse.Namespace, model: ModelConfig, says_notes: bool
+) -> tuple[CacheIdentity, ImageIndex, list[str]]:
+    """Return the identity of the cache, its images and their names; all that can be is checked first."""
+    from mindspeed_mm_dit.configs.data import load_data_config
+    from mindspeed_mm_dit.configs.outputs import check_output_folder
+    from mindspeed_mm_dit.data.dataset import check_fit
+    from mindspeed_mm_dit.data.folder import open_index
+    from mindspeed_mm_dit.data.latents import identity_of
+    from mindspeed_mm_dit.training.classes import say_notes
+
+    data = load_data_config(args.data, "--data")
+    data = dataclasses.replace(data, dataset_param=dataclasses.replace(data.dataset_param, latents=None))
+    identity, folder = identity_of(model, data), Path(data.dataset_param.data_folder)
+    if folder.resolve() in Path(args.output).resolve().parents:
+        raise ConfigError(f"--output = {args.output}", f"lies among the images, in {folder}", "name a folder elsewhere")
+    check_output_folder("--output", args.output)
+    index = open_index(data.dataset_param, model.predictor.num_classes, decode_all=True)
+    if says_notes:
+        say_notes(index)
+    check_fit(model, data, len(index), 1)
+    return identity, index, [str(Path(path).relative_to(folder)) for path in index.paths]

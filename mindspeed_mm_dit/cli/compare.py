@@ -80,10 +80,15 @@ def check_arguments(args: argparse.Namespace) -> None:
     """Refuse what cannot work before time is spent."""
     from mindspeed_mm_dit.checkpoint.store import find_checkpoint
     from mindspeed_mm_dit.configs.data import load_data_config
+    from mindspeed_mm_dit.configs.limits import LARGEST, check_between
     from mindspeed_mm_dit.configs.model import load_model_config
     from mindspeed_mm_dit.configs.outputs import check_output_file
+    from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
+    from mindspeed_mm_dit.planning.fit import Place, check_model_fits
 
     model = load_model_config(args.model)
+    check_model_fits(model, Place("this machine", host_memory_bytes()))
+    check_between("--seed", args.seed, 0, LARGEST)
     if args.steps < 0 or args.sample_steps < 0:
         raise ConfigError(f"--steps = {args.steps}, --sample-steps = {args.sample_steps}", "must not be negative")
     if args.sample_steps:
@@ -160,7 +165,7 @@ def _measure(args: argparse.Namespace, sides: tuple[Side, Side], folder: Path) -
             weights=str(folder / "weights.safetensors"), inputs=str(folder / "inputs.npz"),
             output=str(folder / f"{side.label}.npz"), start=start, seed=args.seed,
         )  # fmt: skip
-        side.measure(job, folder)
+        side.measure([job], folder)
     first, second = (Measured.read(folder / f"{side.label}.npz") for side in sides)
     return first, second
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from mindspeed_mm_dit import __version__
+from mindspeed_mm_dit.configs.arguments import Parser
 from mindspeed_mm_dit.errors import UserError
 
 COMMANDS = {
@@ -39,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run_command(argv: Sequence[str] | None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="mm-dit",
         description="Tools around DiT models. 'mm-dit COMMAND --help' explains a command.",
     )

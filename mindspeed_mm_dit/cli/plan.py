@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ bytes sent, time, for PyTorch. Closed form: no device and no framework is touche
   mm-dit plan --model examples/dit/imagenet256/model.json --world-size 8 --device-memory-gib 80
   mm-dit plan --model model.json --world-size 64 --device-memory-gib 64 --link-gbps 200 --peak-tflops 376 \\
       --write-fsdp2 fsdp2.yaml"""
+
+MOST = 10**9
+"""Of anything that is planned with: devices, images, GiB, gigabits and TFLOP a second."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,8 +89,8 @@ def check_arguments(args: argparse.Namespace) -> None:
     for flag in ("world_size", "device_memory_gib", "global_batch_size", "micro_batch_size", "node_size", "link_gbps",
                  "node_link_gbps", "mfu", "peak_tflops"):  # fmt: skip
         value = getattr(args, flag)
-        if value is not None and not (value > 0 and math.isfinite(value)):
-            raise ConfigError(f"--{flag.replace('_', '-')} = {value}", "must be positive")
+        if value is not None and not 0 < value <= MOST:
+            raise ConfigError(f"--{flag.replace('_', '-')} = {shown(value)}", f"must be positive, and at most {MOST:,}")
     if args.mfu > 1:
         raise ConfigError(f"--mfu = {args.mfu}", "is a share of the peak, at most 1", "write 0.4 for 40 %")
     if args.node_link_gbps is not None and args.link_gbps is None:
@@ -117,7 +120,7 @@ def print_model(model: ModelConfig) -> None:
     from mindspeed_mm_dit.planning.model_size import count, forward_multiply_adds, shapes, train_flop
 
     parts = shapes(model.predictor)
-    print(f"parameters       {count(parts.all):,} ({count(parts.block):,} in each of {parts.num_blocks} blocks)")
+    print(f"parameters       {parts.num_elements():,} ({count(parts.block):,} in each of {parts.num_blocks} blocks)")
     print(f"forward          {forward_multiply_adds(model.predictor) / 1e9:,.2f} G multiply-adds an image")
     print(f"train step       {train_flop(model.predictor) / 1e12:,.3f} TFLOP an image")
 
@@ -178,10 +181,11 @@ def print_traffic(model: ModelConfig, request: Request, chosen: Recommendation, 
 
 def kinds(request: Request) -> dict[str, Layout]:
     """Return the layouts to compare: every rank a whole copy, one copy for all, one copy for each node."""
+    from mindspeed_mm_dit.configs.precision import AUTOCAST
     from mindspeed_mm_dit.planning.memory import Layout
 
     W = request.world_size
-    found = {"replicated": Layout(W, 1, "autocast")}
+    found = {"replicated": Layout(W, 1, AUTOCAST)}
     if W > 1:
         found[f"sharded over {W}"] = Layout(W, W)
     if request.node_size < W and W % request.node_size == 0:

@@ -8,10 +8,17 @@ import time
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
+from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.configs.outputs import check_output_file
 from mindspeed_mm_dit.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from mindspeed_mm_dit.configs.model import ModelConfig
+
+MOST_IMAGES = 1_000_000
+"""That one command draws; the usual scores take 50,000."""
 
 DESCRIPTION = """\
 Draw images of the classes you name from a trained model.
@@ -100,6 +107,7 @@ def run(args: argparse.Namespace) -> int:
     from mindspeed_mm_dit.diffusion.guidance import Guidance
     from mindspeed_mm_dit.diffusion.samplers import find_sampler
     from mindspeed_mm_dit.diffusion.schedule import respaced_steps
+    from mindspeed_mm_dit.framework import runtime
     from mindspeed_mm_dit.sampling.generate import SampleSettings, check_labels, generate
     from mindspeed_mm_dit.sampling.grid import check_size, save_samples
     from mindspeed_mm_dit.sampling.load import describe, load_model
@@ -114,14 +122,16 @@ def run(args: argparse.Namespace) -> int:
         clip=args.clip,
         bf16=args.bf16,
     )
+    runtime.low_precision(settings.bf16)  # refuses what it cannot do
     _, config, names = describe(args.checkpoint, args.model)
     respacing = find_sampler(settings.sampler).respacing.format(settings.steps)
     respaced_steps(config.diffusion.num_train_timesteps, respacing)  # refuses what it cannot do
     num_classes = config.predictor.num_classes
     wanted = f"0-{min(10, num_classes) - 1}" if args.classes is None else args.classes
-    classes = np.array(parse_classes(wanted, names), np.int64)
+    classes = np.array(parse_classes(wanted, names, num_classes), np.int64)
     check_labels(classes, config)
-    labels = np.repeat(classes, _positive("--num-per-class", args.num_per_class))
+    check_amount(len(classes), _positive("--num-per-class", args.num_per_class), config, Path(args.output))
+    labels = np.repeat(classes, args.num_per_class)
     check_size("--output", Path(args.output), labels, config.image_size)
     model, config = load_model(
         args.checkpoint, args.model, args.weights == "ema", bf16=args.bf16, torch_compile=args.torch_compile
@@ -137,13 +147,21 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def parse_classes(text: str, names: Sequence[str] = ()) -> list[int]:
-    """Read "1,5,7-9" as [1, 5, 7, 8, 9], and "cat" as its place in ``names``; a number is always a label."""
+def parse_classes(text: str, names: Sequence[str] = (), num_classes: int = MOST_IMAGES) -> list[int]:
+    """Read "1,5,7-9" as [1, 5, 7, 8, 9], and "cat" as its place in ``names``; a number is always a label.
+
+    A range ends below ``num_classes``.
+    """
     classes: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         name = unicodedata.normalize("NFC", part.strip())
-        if first.isdecimal() and (not dash or (last.isdecimal() and int(first) <= int(last))):
+        if _is_number(first) and (not dash or (_is_number(last) and int(first) <= int(last))):
+            if int(last or first) >= num_classes:
+                raise ConfigError(
+                    f"--classes: {part.strip()}",
+                    f"is outside 0 ... {num_classes - 1} (predictor.num_classes = {num_classes})",
+                )
             classes.extend(range(int(first), int(last or first) + 1))
         elif name in names:
             classes.append(names.index(name))
@@ -152,11 +170,36 @@ def parse_classes(text: str, names: Sequence[str] = ()) -> list[int]:
     return classes
 
 
+def check_amount(num_classes: int, num_per_class: int, config: ModelConfig, output: Path) -> None:
+    """Raise ConfigError for more images than this machine can hold until they are written, or one command draws."""
+    from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
+    from mindspeed_mm_dit.sampling.grid import memory_bytes
+
+    num_images, available = num_classes * num_per_class, host_memory_bytes()
+    need = memory_bytes(output, num_images, config.image_size)
+    what, cure = f"--num-per-class = {num_per_class}", "draw fewer; further ones with another --seed and --output"
+    if need > available:
+        raise ConfigError(
+            what,
+            f"{num_images:,} images in {num_classes:,} classes need {need / 2**30:,.1f} GiB, and this machine has "
+            f"{available / 2**30:,.1f} GiB",
+            cure,
+        )
+    if num_images > MOST_IMAGES:
+        raise ConfigError(
+            what, f"{num_images:,} images in {num_classes:,} classes: one command draws up to {MOST_IMAGES:,}", cure
+        )
+
+
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and len(text) < 20
+
+
 def _refuse_class(text: str, part: str, names: Sequence[str]) -> NoReturn:
     known = f"{nearest(part.strip(), names)}The checkpoint knows: {', '.join(names[:10])}" if names else ""
     raise ConfigError(
-        f"--classes = {text}",
-        f"{part!r} is neither a label nor a range" + (", nor the name of a class" if names else ""),
+        f"--classes = {shown(text)}",
+        f"{shown(part)} is neither a label nor a range" + (", nor the name of a class" if names else ""),
         (known + (", ..." if len(names) > 10 else "") + "; or write " if names else "write ") + "0-9 or 1,5,7-9",
     )
 
@@ -166,7 +209,7 @@ def parse_interval(text: str) -> tuple[float, float]:
     try:
         low, high = (float(part) for part in text.split(","))
     except ValueError:
-        raise ConfigError(f"--cfg-interval = {text}", "is not two numbers", "write 0.2,0.8") from None
+        raise ConfigError(f"--cfg-interval = {shown(text)}", "is not two numbers", "write 0.2,0.8") from None
     return low, high
 
 

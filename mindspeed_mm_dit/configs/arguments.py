@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from mindspeed_mm_dit.configs.host_flags import HOST_ONLY
+from mindspeed_mm_dit.configs.limits import FLOAT32, LARGEST, MOST_SAMPLES, MOST_THREADS, check_path, shown
 from mindspeed_mm_dit.errors import ConfigError, nearest
 
 LR_DECAY_STYLES = ("constant", "linear", "cosine", "inverse-square-root")
@@ -35,11 +36,13 @@ _ONE_ONLY = (
 )
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are ours and name the nearest flag."""
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError("command line", message, f"{self.prog} --help explains every flag")
+        """Raise ConfigError with ``message``, its middle cut out where a value in it is very long."""
+        short = message if len(message) < 500 else f"{message[:240]} ... {message[-240:]}"
+        raise ConfigError("command line", short, f"{self.prog} --help explains every flag")
 
     def parse_strictly(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse ``argv``; an unknown flag is an error that names the nearest known one."""
@@ -61,9 +64,9 @@ class _Parser(argparse.ArgumentParser):
         return args
 
 
-def build_parser(prog: str = "pretrain_dit.py") -> _Parser:
+def build_parser(prog: str = "pretrain_dit.py") -> Parser:
     """Return the parser of the standalone host."""
-    parser = _Parser(
+    parser = Parser(
         prog=prog,
         allow_abbrev=False,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
@@ -118,7 +121,7 @@ def _batches_and_length(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--num-workers",
-        type=_unsigned_int,
+        type=_threads,
         default=2,
         help="threads that prepare batches ahead; 0: in the training thread",
     )
@@ -173,7 +176,7 @@ def _saving_and_logging(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--eval-interval", type=_positive_int, metavar="N", help="steps between validations")
     group.add_argument(
-        "--eval-iters", type=_unsigned_int, default=10, metavar="N", help="global batches in one validation; 0: none"
+        "--eval-iters", type=_batches, default=10, metavar="N", help="global batches in one validation; 0: none"
     )
     group.add_argument("--log-interval", type=_positive_int, default=1, metavar="N", help="steps between log lines")
     group.add_argument("--tensorboard-dir", metavar="DIR", help="folder of the TensorBoard events")
@@ -263,12 +266,20 @@ def check_arguments(args: argparse.Namespace, world_size: int) -> None:
             f"{args.micro_batch_size * world_size}",
             "change one of the three so that it divides",
         )
+    _check(
+        args,
+        "train_iters",
+        args.train_iters * args.global_batch_size < MOST_SAMPLES,
+        f"times --global-batch-size {args.global_batch_size} is more samples than a run can count (2**62)",
+    )
     _check(args, "min_lr", 0 <= args.min_lr <= args.lr, f"must lie between 0 and --lr ({args.lr})")
     _check(args, "lr_warmup_init", 0 <= args.lr_warmup_init <= args.lr, f"must lie between 0 and --lr ({args.lr})")
     for name in ("adam_beta1", "adam_beta2"):
         _check(args, name, 0 <= getattr(args, name) < 1, "must lie in [0, 1)")
     for name in ("weight_decay", "clip_grad"):
-        _check(args, name, 0 <= getattr(args, name) < math.inf, "must be a number of at least 0")
+        _check(args, name, 0 <= getattr(args, name) <= FLOAT32[1], "must be a number of at least 0 that float32 holds")
+    if args.load:
+        check_path("--load", args.load)
     decay_iters = args.lr_decay_iters or args.train_iters
     decay_flag = "--lr-decay-iters" if args.lr_decay_iters else "--train-iters (or set --lr-decay-iters)"
     if args.lr_decay_style != "constant":
@@ -290,17 +301,19 @@ def _number(kind: type, good: Any, wish: str) -> Any:
     def parse(text: str) -> Any:
         try:
             value = kind(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not {wish}") from None
-        if not good(value):
-            raise argparse.ArgumentTypeError(f"{text!r} is not {wish}")
+        except ValueError:  # (also of a number of thousands of digits)
+            value = None
+        if value is None or not good(value):
+            raise argparse.ArgumentTypeError(f"{shown(text)} is not {wish}")
         return value
 
     return parse
 
 
-_positive_int = _number(int, lambda v: v > 0, "a positive whole number")
-_unsigned_int = _number(int, lambda v: v >= 0, "a whole number of at least 0")
-_positive_float = _number(float, lambda v: 0 < v < math.inf, "a positive number")
+_positive_int = _number(int, lambda v: 0 < v <= LARGEST, "a positive whole number below 2**63")
+_unsigned_int = _number(int, lambda v: 0 <= v <= LARGEST, "a whole number of at least 0, below 2**63")
+_batches = _number(int, lambda v: 0 <= v <= 100_000, "a whole number from 0 to 100000")
+_threads = _number(int, lambda v: 0 <= v <= MOST_THREADS, f"a whole number from 0 to {MOST_THREADS}")
+_positive_float = _number(float, lambda v: FLOAT32[0] <= v <= FLOAT32[1], "a positive number that float32 holds")
 _finite_float = _number(float, math.isfinite, "a number")
 _fraction = _number(float, lambda v: 0 <= v < 1, "a number in [0, 1)")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from mindspeed_mm_dit.configs.limits import check_between, check_path
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.errors import ConfigError
 
@@ -19,9 +20,9 @@ class DatasetParam:
     image_size: int
     """Images are scaled and centre-cropped to this height and width, in pixels."""
     index: str | None = None
-    """CSV inside ``data_folder`` with columns image_path,label; null: every sub-folder is a class."""
+    """CSV inside ``data_folder`` with columns image_path,label, paths below it; null: every sub-folder is a class."""
     source: Literal["digits"] | None = None
-    """Built-in images written to ``data_folder`` if it is not there: "digits" (scikit-learn)."""
+    """Built-in images, "digits" (scikit-learn), written to ``data_folder``, a path that ends in digits."""
     random_flip: bool = False
     """Mirror a training image left-right with probability 1/2."""
     valid_fraction: float = 0.0
@@ -34,6 +35,9 @@ class DatasetParam:
     """Kind of data set."""
 
     def __post_init__(self) -> None:
+        for name in ("data_folder", "index", "latents"):
+            if getattr(self, name) is not None:
+                check_path(f"dataset_param.{name}", getattr(self, name))
         if self.image_size < 1:
             raise ConfigError(f"dataset_param.image_size = {self.image_size}", "must be positive")
         if not 0.0 <= self.valid_fraction < 1.0:
@@ -50,8 +54,7 @@ class DataloaderParam:
     """Micro-batches prepared ahead by the workers of --num-workers."""
 
     def __post_init__(self) -> None:
-        if self.prefetch_batches < 1:
-            raise ConfigError(f"dataloader_param.prefetch_batches = {self.prefetch_batches}", "must be at least 1")
+        check_between("dataloader_param.prefetch_batches", self.prefetch_batches, 1, 1024, "the examples have 4 and 8")
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import yaml
 
+from mindspeed_mm_dit.configs.limits import check_between, shown
 from mindspeed_mm_dit.configs.strict import from_mapping, read_text
 from mindspeed_mm_dit.errors import ConfigError, nearest
 
@@ -70,8 +71,7 @@ class Fsdp2Config:
             raise ConfigError(f"reshard_after_forward = {self.reshard_after_forward}",
                               "must be true, false or a positive number of ranks")  # fmt: skip
         for name in ("num_to_forward_prefetch", "num_to_backward_prefetch"):
-            if (getattr(self, name) or 0) < 0:
-                raise ConfigError(f"{name} = {getattr(self, name)}", "must not be negative")
+            check_between(name, getattr(self, name) or 0, 0, 1024)
         if self.expert_parallel_size not in (None, 1) or self.moe_modules:
             raise ConfigError(
                 f"expert_parallel_size = {self.expert_parallel_size}, moe_modules = {self.moe_modules}",
@@ -89,17 +89,26 @@ class Fsdp2Config:
                 f"WORLD_SIZE({world_size})",
                 "use null, 'auto' or a divisor of the number of ranks",
             )
+        if type(self.reshard_after_forward) is int and size % self.reshard_after_forward:
+            raise ConfigError(
+                f"fsdp2.yaml: reshard_after_forward = {self.reshard_after_forward}",
+                f"does not divide the {size} ranks that share one copy of the weights",
+                "use true, false, or a divisor of them",
+            )
         return size
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML, refusing a key that stands twice."""
+    """YAML, refusing a key that stands twice, and ``<<``, which can make a short file a very large mapping."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value]
+        seen: set[str] = set()
         for key, _ in node.value:
-            if keys.count(key.value) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} stands twice", key.start_mark)
+            text = key.value if isinstance(key.value, str) else shown(key.value)
+            if text in seen or key.tag == "tag:yaml.org,2002:merge":
+                reason = "stands twice" if text in seen else "is not understood here"
+                raise yaml.constructor.ConstructorError(None, None, f"key {shown(text)} {reason}", key.start_mark)
+            seen.add(text)
         return super().construct_mapping(node, deep)
 
 
@@ -107,11 +116,16 @@ def load_fsdp2_config(path: str | Path | None) -> Fsdp2Config:
     """Read fsdp2.yaml; no path means every default."""
     if path is None:
         return Fsdp2Config()
+    text = read_text(path, "--fsdp2-config-path")
     try:
-        content = yaml.load(read_text(path, "--fsdp2-config-path"), _Loader) or {}
+        content = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         raise ConfigError(f"--fsdp2-config-path = {path}", f"is not YAML: {error}") from None
-    return from_mapping(Fsdp2Config, content, str(path))
+    except RecursionError:
+        raise ConfigError(f"--fsdp2-config-path = {path}", "is nested too deeply to be a config file") from None
+    except Exception as error:  # (PyYAML passes on whatever a date or number that is none raises)
+        raise ConfigError(f"--fsdp2-config-path = {path}", f"holds a value that cannot be read: {error}") from None
+    return from_mapping(Fsdp2Config, {} if content is None else content, str(path))
 
 
 def resolve_paths(paths: Iterable[str], module_names: Iterable[str], setting: str) -> list[str]:
@@ -147,18 +161,20 @@ def _expand(path: str, names: list[str], where: str) -> list[str]:
         depth = prefix.count(".")
         children = [name for name in names if name.startswith(prefix) and name.count(".") == depth]
         return [child + suffix for child in children]
-    return [f"{prefix}{number}{suffix}" for number in _numbers(inner, where)]
+    return [f"{prefix}{number}{suffix}" for number in _numbers(inner, where, len(names))]
 
 
-def _numbers(inner: str, where: str) -> list[int]:
+def _numbers(inner: str, where: str, most: int) -> list[int]:
     numbers: list[int] = []
     for part in inner.split(","):
-        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
+        match = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?", part)
         if match is None:
             raise ConfigError(where, f"{part!r} is neither a number nor a range such as 0-20")
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
             raise ConfigError(where, f"the range {part!r} runs backwards")
+        if last - first >= most:
+            raise ConfigError(where, f"the range {shown(part)} is longer than the model, which has {most} modules")
         numbers.extend(range(first, last + 1))
     return numbers
 

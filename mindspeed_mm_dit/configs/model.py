@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from mindspeed_mm_dit.configs.autoencoder_files import with_latent_facts
+from mindspeed_mm_dit.configs.limits import LARGEST, check_between, check_path, shown
 from mindspeed_mm_dit.configs.presets import PRESETS
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.errors import ConfigError, nearest
+
+MOST_TIMESTEPS = 1_000_000
+"""Steps of a diffusion chain: float64 tables of so many take 0.1 GB, and seconds to make."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +65,11 @@ class DiTConfig:
                 f"{self.input_size % self.patch_size}",
                 f"use one of {_divisors(self.input_size)}, or another input_size",
             )
-        if not (math.isfinite(self.mlp_ratio) and self.hidden_size * self.mlp_ratio >= 1):
+        if not 1 <= self.hidden_size * self.mlp_ratio <= LARGEST:
             raise ConfigError(
                 f"predictor.mlp_ratio = {self.mlp_ratio}",
                 f"leaves the MLP's hidden layer without a width: hidden_size({self.hidden_size}) * mlp_ratio must be "
-                "at least 1",
+                "at least 1, and no more than a tensor can have",
                 "the published DiT has 4.0",
             )
         if not 0.0 <= self.class_dropout_prob < 1.0:
@@ -109,8 +112,14 @@ class GaussianDiffusionConfig:
     """Key in DIFFUSION_MODEL_MAPPINGS."""
 
     def __post_init__(self) -> None:
-        if self.num_train_timesteps < 2:
-            raise ConfigError(f"diffusion.num_train_timesteps = {self.num_train_timesteps}", "must be at least 2")
+        cure = "the published DiT has 1000"
+        check_between("diffusion.num_train_timesteps", self.num_train_timesteps, 2, MOST_TIMESTEPS, cure)
+        if self.noise_schedule == "linear" and self.num_train_timesteps <= 20:
+            raise ConfigError(
+                f"diffusion.num_train_timesteps = {self.num_train_timesteps}",
+                f"the linear schedule would end at beta = 20 / {self.num_train_timesteps}, which must be below 1",
+                "use more than 20, or noise_schedule squaredcos_cap_v2",
+            )
 
 
 @dataclass(frozen=True)
@@ -142,7 +151,8 @@ class AutoencoderKLConfig:
     from_pretrained: str
     """Local diffusers folder (config.json and weights), or one .safetensors/.bin/.pt/.ckpt file of it."""
     scaling_factor: float = 0.18215
-    """Latents are multiplied by this before diffusion, to have about unit variance."""
+    """Latents are multiplied by this before diffusion, to have about unit variance. Like the two sizes below it may be
+    left out of model.json: the autoencoder's config.json then says it (:func:`with_latent_facts`)."""
     latent_channels: int = 4
     """Channels of a latent."""
     downsample_factor: int = 8
@@ -157,11 +167,12 @@ class AutoencoderKLConfig:
     channels = 3
 
     def __post_init__(self) -> None:
+        check_path("ae.from_pretrained", self.from_pretrained)
         _require_positive(self, "ae", "latent_channels", "downsample_factor")
-        if not math.isfinite(self.scaling_factor) or self.scaling_factor == 0:
+        if not 1e-6 <= abs(self.scaling_factor) <= 1e6:
             raise ConfigError(
                 f"ae.scaling_factor = {self.scaling_factor}",
-                "must be a number other than 0",
+                "must be a number other than 0, and neither tiny nor huge",
                 "use the one in the autoencoder's config.json; Stable Diffusion's has 0.18215",
             )
 
@@ -222,18 +233,23 @@ def load_model_config(path: str | Path) -> ModelConfig:
 
 def model_config_from_mapping(content: Mapping[str, Any], where: str) -> ModelConfig:
     """Build a :class:`ModelConfig` from the parsed JSON of ``where``."""
-    known = [field.name for field in dataclasses.fields(ModelConfig)]
-    for key in content:
-        if key not in known:
-            raise ConfigError(
-                f"{where}: {key}", "unknown section", f"{nearest(key, known)}Known sections are: {', '.join(known)}"
-            )
-    return ModelConfig(
-        ae=_section(content, "ae", AE_CONFIGS, where),
-        diffusion=_section(content, "diffusion", DIFFUSION_CONFIGS, where),
-        predictor=_section(_with_preset(content, where), "predictor", PREDICTOR_CONFIGS, where),
-        note=str(content.get("note", "")),
-    )
+    content = spelled_out(content, where)
+    sections = {
+        name: _section(content, name, kinds, where)
+        for name, kinds in (("ae", AE_CONFIGS), ("diffusion", DIFFUSION_CONFIGS), ("predictor", PREDICTOR_CONFIGS))
+    }
+    return from_mapping(ModelConfig, {**content, **sections}, where)
+
+
+def spelled_out(content: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the parsed model.json of ``where`` with all that it leaves to be looked up: preset and autoencoder.
+
+    Raises ConfigError where a key contradicts what was looked up.
+    """
+    content, ae = _with_preset(content, where), content.get("ae")
+    if isinstance(ae, dict) and ae.get("model_id") == AutoencoderKLConfig.model_id:
+        content["ae"] = with_latent_facts(ae, f"{where}: ae")
+    return content
 
 
 def _section(content: Mapping[str, Any], name: str, kinds: Mapping[str, type], where: str) -> Any:
@@ -243,7 +259,7 @@ def _section(content: Mapping[str, Any], name: str, kinds: Mapping[str, type], w
     model_id = section.get("model_id") if isinstance(section, dict) else None
     if not isinstance(model_id, str) or model_id not in kinds:
         raise ConfigError(
-            f"{where}: {name}.model_id = {model_id!r}",
+            f"{where}: {name}.model_id = {shown(model_id)}",
             "unknown model_id",
             f"{nearest(str(model_id), kinds)}Known here: {', '.join(kinds)}",
         )
@@ -259,14 +275,14 @@ def _with_preset(content: Mapping[str, Any], where: str) -> dict[str, Any]:
     name = given.pop("preset")
     if not isinstance(name, str) or name not in PRESETS:
         raise ConfigError(
-            f"{where}: predictor.preset = {name!r}",
+            f"{where}: predictor.preset = {shown(name)}",
             "unknown preset",
             f"{nearest(str(name), PRESETS)}Presets are: {', '.join(PRESETS)}",
         )
     for key, value in PRESETS[name].items():
         if given.setdefault(key, value) != value:
             raise ConfigError(
-                f"{where}: predictor.{key} = {given[key]!r}",
+                f"{where}: predictor.{key} = {shown(given[key])}",
                 f"preset {name} means {value}",
                 f"drop either the preset or {key}",
             )

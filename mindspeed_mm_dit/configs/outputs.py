@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from mindspeed_mm_dit.configs.limits import check_path
 from mindspeed_mm_dit.errors import ConfigError
 
 _CURE = "choose another place, or change its permissions"
@@ -15,6 +16,7 @@ def check_output_file(flag: str, path: str | Path) -> None:
 
     ``flag`` is what the user set, such as "--output". The file itself is neither made nor changed.
     """
+    check_path(flag, str(path))
     path = Path(path)
     if os.path.isdir(path):  # (Path.is_dir would raise where permission is missing)
         raise ConfigError(f"{flag} = {path}", "is a folder", "name a file in it")
@@ -29,6 +31,7 @@ def check_output_file(flag: str, path: str | Path) -> None:
 
 def check_output_folder(flag: str, path: str | Path) -> None:
     """Make the folder ``path`` and raise ConfigError unless files can be made in it."""
+    check_path(flag, str(path))
     path = Path(path)
     what = f"{flag} = {path}"
     if os.path.exists(path) and not os.path.isdir(path):

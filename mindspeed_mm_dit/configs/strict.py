@@ -5,11 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
+import stat
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from mindspeed_mm_dit.configs.limits import LARGEST, shown
 from mindspeed_mm_dit.errors import ConfigError, UserError, nearest
 
 T = TypeVar("T")
@@ -22,6 +26,9 @@ _WORDS: dict[Any, str] = {
     type(None): "null",
 }
 """What config files call our types."""
+
+MOST_BYTES = 1 << 20
+"""Of a config file; ours have some hundred."""
 
 
 def from_mapping(cls: type[T], mapping: Any, where: str) -> T:
@@ -38,7 +45,7 @@ def from_mapping(cls: type[T], mapping: Any, where: str) -> T:
     for key in mapping:
         if key not in known:
             raise ConfigError(
-                f"{where}: {key} = {mapping[key]!r}",
+                f"{where}: {_key(key)} = {shown(mapping[key])}",
                 "unknown key",
                 f"{nearest(str(key), known)}Known keys are: {', '.join(known)}",
             )
@@ -61,9 +68,18 @@ def _checked(value: Any, wanted: Any, where: str) -> Any:
     if lists and isinstance(value, (list, tuple)):
         item = get_args(lists[0])[0]
         return tuple(_checked(entry, item, f"{where}[{position}]") for position, entry in enumerate(value))
+    _refuse_extremes(value, where)
     if any(_fits(value, kind) for kind in kinds):
         return float(value) if float in kinds and int not in kinds and type(value) is int else value
-    raise ConfigError(f"{where} = {value!r}", f"expected {_words(kinds)}", _cure(value, kinds))
+    raise ConfigError(f"{where} = {shown(value)}", f"expected {_words(kinds)}", _cure(value, kinds))
+
+
+def _refuse_extremes(value: Any, where: str) -> None:
+    """Raise ConfigError for numbers and letters that no setting can mean, and that fail far from here."""
+    if type(value) is int and abs(value) > LARGEST:
+        raise ConfigError(f"{where} = {shown(value)}", "is too large a number: at most 2**63 - 1")
+    if isinstance(value, str) and ("\0" in value or any(0xD800 <= ord(letter) <= 0xDFFF for letter in value)):
+        raise ConfigError(f"{where} = {shown(value)}", "holds a character that neither a name nor a text can have")
 
 
 def _fits(value: Any, kind: Any) -> bool:
@@ -73,7 +89,7 @@ def _fits(value: Any, kind: Any) -> bool:
         return type(value) in (int, float) and math.isfinite(value)
     if kind in _WORDS:
         return type(value) is kind  # true is no whole number here
-    return get_origin(kind) is None and isinstance(value, kind)
+    return kind is Any or (get_origin(kind) is None and isinstance(value, kind))
 
 
 def _words(kinds: Iterable[Any]) -> str:
@@ -89,8 +105,13 @@ def _words(kinds: Iterable[Any]) -> str:
     return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
+def _key(key: Any) -> str:
+    """Return a key as an error shows it."""
+    return key if isinstance(key, str) and len(key) < 80 else shown(key)
+
+
 def _cure(value: Any, kinds: Iterable[Any]) -> str:
-    if not isinstance(value, str):
+    if not isinstance(value, str) or len(value) > 200:
         return ""
     if any(get_origin(kind) is tuple for kind in kinds):
         return f"write a list: {json.dumps([value])}"
@@ -101,30 +122,43 @@ def _cure(value: Any, kinds: Iterable[Any]) -> str:
 
 
 def read_text(path: str | Path, flag: str) -> str:
-    """Read a text file; ``flag`` is the option that named it. Raises ConfigError unless it is UTF-8."""
+    """Read a text file; ``flag`` is the option that named it.
+
+    Raises ConfigError unless it is a regular file of at most MOST_BYTES, in UTF-8.
+    """
+    what = f"{flag} = {path}"
     try:
+        found = os.stat(path)
+        if not stat.S_ISREG(found.st_mode):
+            raise ConfigError(what, "is a folder" if stat.S_ISDIR(found.st_mode) else "is no regular file")
+        if found.st_size > MOST_BYTES:
+            raise ConfigError(what, f"is no config file: it has {found.st_size / 2**20:,.1f} MiB, and 1 is plenty")
         return Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise ConfigError(f"{flag} = {path}", f"cannot be read: {error.strerror}") from None
+        raise ConfigError(what, f"cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         byte = f"byte {error.object[error.start]:#04x} at position {error.start}"
-        raise ConfigError(f"{flag} = {path}", f"is not UTF-8: {byte}", "save it as UTF-8") from None
+        raise ConfigError(what, f"is not UTF-8: {byte}", "save it as UTF-8") from None
 
 
 def read_json(path: str | Path, flag: str) -> dict[str, Any]:
     """Read a JSON object from ``path``; ``flag`` is the option that named the file."""
+    what = f"{flag} = {path}"
 
     def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        keys = [key for key, _ in pairs]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise ConfigError(f"{flag} = {path}", f"the key {key!r} stands twice in one object", "drop one of them")
+        for key, count in Counter(key for key, _ in pairs).items():
+            if count > 1:
+                raise ConfigError(what, f"the key {shown(key)} stands twice in one object", "drop one of them")
         return dict(pairs)
 
     try:
         content = json.loads(read_text(path, flag), object_pairs_hook=without_duplicates)
     except json.JSONDecodeError as error:
-        raise ConfigError(f"{flag} = {path}", f"is not JSON: line {error.lineno}: {error.msg}") from None
+        raise ConfigError(what, f"is not JSON: line {error.lineno}: {error.msg}") from None
+    except RecursionError:
+        raise ConfigError(what, "is nested too deeply to be a config file") from None
+    except ValueError as error:  # a number of thousands of digits
+        raise ConfigError(what, f"holds a number that cannot be read: {error}") from None
     if not isinstance(content, dict):
-        raise ConfigError(f"{flag} = {path}", "expected a JSON object at the top")
+        raise ConfigError(what, "expected a JSON object at the top")
     return content

@@ -5,10 +5,26 @@ from __future__ import annotations
 import csv
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
+
+from mindspeed_mm_dit.data.files import is_folder, reason_of
+from mindspeed_mm_dit.errors import DataError
+
+
+class Source(NamedTuple):
+    """A built-in data set."""
+
+    write: Callable[[Path], None]
+    """Writes it to a folder that is not there."""
+    num_images: int
+    """Images in it."""
+    num_classes: int
+    """Its labels are 0 ... num_classes - 1."""
 
 
 def write_digits(folder: Path) -> None:
@@ -20,20 +36,65 @@ def write_digits(folder: Path) -> None:
 
     digits = load_digits()
     aside = folder.with_name(f".{folder.name}.{os.getpid()}")
-    for label in range(10):
-        (aside / str(label)).mkdir(parents=True, exist_ok=True)
     pixels = np.round(digits.images * (255 / 16)).astype(np.uint8)
-    with open(aside / "labels.csv", "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["image_path", "label"])
-        for number, (image, label) in enumerate(zip(pixels, digits.target)):
-            path = f"{label}/{number:04d}.png"
-            Image.fromarray(image).save(aside / path)
-            writer.writerow([path, label])
     try:
-        os.rename(aside, folder)
-    except OSError:  # another rank was first
-        shutil.rmtree(aside)
+        for label in range(10):
+            (aside / str(label)).mkdir(parents=True, exist_ok=True)
+        with open(aside / "labels.csv", "w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(["image_path", "label"])
+            for number, (image, label) in enumerate(zip(pixels, digits.target)):
+                path = f"{label}/{number:04d}.png"
+                Image.fromarray(image).save(aside / path)
+                writer.writerow([path, label])
+        if not folder.exists():
+            os.rename(aside, folder)
+    except OSError:
+        if not folder.exists():  # (else another rank was first)
+            raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
-BUILTIN_SOURCES = {"digits": write_digits}
+BUILTIN_SOURCES = {"digits": Source(write_digits, num_images=1797, num_classes=10)}
+
+
+def provide(source: str, folder: Path) -> None:
+    """Write a built-in data set to ``folder`` unless it is there.
+
+    Raises:
+        DataError: the folder has another name than the data set (so a path that was mistyped, or a ``source`` that was
+            copied along, is not answered with other images), or it cannot be written.
+    """
+    there = is_folder(folder)
+    if os.path.basename(os.path.abspath(folder)) != source:
+        raise DataError(
+            f"dataset_param.data_folder = {folder}",
+            f"{'is there' if there else 'there is no such folder'}, and dataset_param.source is {source!r}, "
+            f"built-in images whose folder must be named {source}",
+            f'for images of your own {"" if there else "correct data_folder and "}drop "source" from data.json; '
+            f"for the built-in ones name a folder .../{source}",
+        )
+    if there:
+        return
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        BUILTIN_SOURCES[source].write(folder)
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"dataset_param.data_folder = {folder}",
+            f"the built-in {source} cannot be written there: {reason_of(error)}",
+            "name a folder on a disk that has room and may be written",
+        ) from None
+
+
+def check_is_source(source: str, folder: Path, labels: list[int]) -> None:
+    """Raise DataError if images with these ``labels`` are not the built-in data set that ``source`` says they are."""
+    wanted = BUILTIN_SOURCES[source]
+    if len(labels) != wanted.num_images or set(labels) != set(range(wanted.num_classes)):
+        raise DataError(
+            f"dataset_param.source = {source!r}",
+            f"{folder} holds {len(labels)} images of {len(set(labels))} classes, where the built-in {source} are "
+            f"{wanted.num_images} of {wanted.num_classes}",
+            f'drop "source" to train on what is there, or move {folder} away to have the {source} written again',
+        )

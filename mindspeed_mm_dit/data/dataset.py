@@ -91,7 +91,7 @@ def open_reader(model: ModelConfig, data: DataConfig, index: ImageIndex) -> Read
     if param.latents is None:
         return ImageReader(index, param.image_size, model.ae.channels, param.skip_bad_images)
     assert index.rows is not None, "an index beside a cache knows its rows"
-    return LatentReader(LatentCache(param.latents), index.rows, with_std=model.ae.samples_posterior)
+    return LatentReader(LatentCache(param.latents), index.paths, index.rows, with_std=model.ae.samples_posterior)
 
 
 def check_fit(model: ModelConfig, data: DataConfig, num_images: int, global_batch_size: int) -> None:

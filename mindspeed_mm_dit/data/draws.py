@@ -33,7 +33,13 @@ VALIDATION_POSITIONS = 1 << 62
 
 def generator(seed: int, stream: Stream, position: int, block: int = 0) -> np.random.Generator:
     """Return the generator of one stream at one position; ``block`` separates several draws there."""
-    return np.random.Generator(np.random.Philox(key=[seed, stream], counter=[0, block, position, 0]))
+    return philox((seed, stream), (0, block, position, 0))
+
+
+def philox(key: tuple[int, int], counter: tuple[int, int, int, int] = (0, 0, 0, 0)) -> np.random.Generator:
+    """Return NumPy's Philox4x64-10 (Salmon et al. 2011) for whole numbers in [0, 2**64)."""
+    # Without the dtype NumPy takes numbers from 2**63 on for floats.
+    return np.random.Generator(np.random.Philox(key=np.array(key, np.uint64), counter=np.array(counter, np.uint64)))
 
 
 def timesteps(seed: int, positions: np.ndarray, num_train_timesteps: int) -> np.ndarray:

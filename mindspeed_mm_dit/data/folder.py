@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from concurrent.futures import ThreadPoolExecutor
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
-from tqdm import tqdm
 
 from mindspeed_mm_dit.configs.data import DatasetParam
+from mindspeed_mm_dit.data.check import look_at, note_of_small, similar_name
 from mindspeed_mm_dit.data.draws import Stream, generator
+from mindspeed_mm_dit.data.files import is_folder
 from mindspeed_mm_dit.data.latents import read_cache_index, read_cached_rows
 from mindspeed_mm_dit.data.listing import list_images
-from mindspeed_mm_dit.data.transforms import UNREADABLE
 from mindspeed_mm_dit.errors import DataError
 
 DECODE_CHECK_LIMIT = 20_000
-"""Of up to so many images every byte is checked before a run; of more, only the headers."""
-
+"""Of up to so many images every byte is checked before a run, and copies are searched; of more, only the headers."""
 
 PROBLEMS_KEPT = 5
 
@@ -41,6 +39,10 @@ class ImageIndex:
     """Name of each label; where labels are numbers, these."""
     problems: tuple[str, ...] = ()
     """The first PROBLEMS_KEPT files that were left out, with the reason; none where a cache leaves them out."""
+    notes: tuple[str, ...] = ()
+    """What else a user should know of these images: lines that begin with "note: " or "warning: "."""
+    pictures: str = ""
+    """How many images there are and a digest of their names, sizes and labels; empty where it is not known."""
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -55,8 +57,10 @@ class ImageIndex:
         )
 
 
-def open_index(param: DatasetParam, num_classes: int) -> ImageIndex:
+def open_index(param: DatasetParam, num_classes: int, decode_all: bool = False) -> ImageIndex:
     """List the images of ``param`` and check that each is there, can be decoded, and has a label in range.
+
+    ``decode_all``: decode them all, however many there are.
 
     Raises:
         DataError: naming the first bad image and how many there are (``skip_bad_images`` leaves them out).
@@ -64,28 +68,40 @@ def open_index(param: DatasetParam, num_classes: int) -> ImageIndex:
     if param.latents is not None:
         return _open_cached_index(param, num_classes)
     folder = Path(param.data_folder)
-    rows, classes = list_images(param)
+    rows, classes, notes = list_images(param)
     _check_labels(rows, num_classes, folder)
-    good, problems = [], []
-    for (path, label), problem in zip(rows, _problems([folder / path for path, _ in rows])):
-        if problem is None:
-            good.append((str(folder / path), label))
-        else:
-            problems.append(f"{folder / path} {problem}")
-    if problems and not (param.skip_bad_images and good):
+    decode = decode_all or len(rows) <= DECODE_CHECK_LIMIT
+    looks = look_at([folder / path for path, _ in rows], param.image_size, decode)
+    good = [number for number, look in enumerate(looks) if look.problem is None]
+    bad = [number for number, look in enumerate(looks) if look.problem is not None]
+    problems = tuple(f"{folder / rows[number][0]} {looks[number].problem}" for number in bad)
+    if bad and not (param.skip_bad_images and good):
+        hint = similar_name(folder / rows[bad[0]][0])
         raise DataError(
             problems[0],
-            f"{len(problems)} of {len(rows)} images cannot be used",
-            "repair or remove them, or set dataset_param.skip_bad_images to true",
+            f"{len(bad)} of {len(rows)} images cannot be used",
+            f"{hint}repair or remove them, or set dataset_param.skip_bad_images to true",
         )
-    labels = np.array([label for _, label in good], np.int64)
+    rows, looks = [rows[number] for number in good], [looks[number] for number in good]
+    paths = tuple(str(folder / path) for path, _ in rows)
+    if not decode:
+        notes += (f"note: of {len(paths):,} images only the headers were checked, and copies were not searched",)
     return ImageIndex(
-        tuple(path for path, _ in good),
-        labels,
-        len(problems),
+        paths,
+        np.array([label for _, label in rows], np.int64),
+        len(bad),
         classes=classes or _numbers_of(rows),
-        problems=tuple(problems[:PROBLEMS_KEPT]),
+        problems=problems[:PROBLEMS_KEPT],
+        notes=notes + note_of_small(paths, looks, param.image_size),
+        pictures=_digest_of(rows, [look.size for look in looks]),
     )
+
+
+def _digest_of(rows: list[tuple[str, int]], sizes: list[int]) -> str:
+    """Return what tells data sets apart at little cost: how many images, and a digest of names, labels and sizes."""
+    lines = sorted(f"{path}\0{label}\0{size}\n" for (path, label), size in zip(rows, sizes))
+    digest = hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape"))
+    return f"{len(rows):,} images, {digest.hexdigest()[:12]}"
 
 
 def _open_cached_index(param: DatasetParam, num_classes: int) -> ImageIndex:
@@ -93,10 +109,11 @@ def _open_cached_index(param: DatasetParam, num_classes: int) -> ImageIndex:
     assert param.latents is not None
     cache, folder = Path(param.latents), Path(param.data_folder)
     index = read_cache_index(cache)
-    rows, classes, skipped = read_cached_rows(cache), index.classes, index.skipped
+    rows, classes, skipped = read_cached_rows(cache, index.num_images), index.classes, index.skipped
     _check_labels(rows, num_classes, cache)
-    if folder.is_dir():
-        present, classes = list_images(param)
+    notes: tuple[str, ...] = ()
+    if is_folder(folder):
+        present, classes, notes = list_images(param)
         missing = sorted(set(rows) - set(present))
         if missing or len(present) != len(rows) + skipped:
             raise DataError(
@@ -107,7 +124,9 @@ def _open_cached_index(param: DatasetParam, num_classes: int) -> ImageIndex:
             )
     labels = np.array([label for _, label in rows], np.int64)
     paths = tuple(str(folder / path) for path, _ in rows)
-    return ImageIndex(paths, labels, skipped, np.arange(len(rows)), classes or _numbers_of(rows))
+    numbers = np.arange(len(rows))
+    classes = classes or _numbers_of(rows)
+    return ImageIndex(paths, labels, skipped, numbers, classes, notes=notes, pictures=index.pictures)
 
 
 def _numbers_of(rows: list[tuple[str, int]]) -> tuple[str, ...]:
@@ -130,23 +149,3 @@ def _check_labels(rows: list[tuple[str, int]], num_classes: int, folder: Path) -
                 f"is outside 0 ... {num_classes - 1} (predictor.num_classes = {num_classes})",
                 "correct the label, or num_classes in model.json",
             )
-
-
-def _problems(paths: list[Path]) -> list[str | None]:
-    """Return why each file is no usable image, or None; in threads, with a progress bar for many files."""
-    decode = len(paths) <= DECODE_CHECK_LIMIT
-    with ThreadPoolExecutor() as pool:
-        checked = pool.map(lambda path: _problem_of(path, decode), paths)
-        return list(tqdm(checked, "checking images", len(paths), unit="image", delay=2, disable=None))
-
-
-def _problem_of(path: Path, decode: bool) -> str | None:
-    try:
-        with Image.open(path) as image:
-            if decode:
-                image.load()
-    except FileNotFoundError:
-        return "is listed but missing"
-    except UNREADABLE as error:
-        return f"cannot be decoded: {error}"
-    return None

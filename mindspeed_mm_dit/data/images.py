@@ -7,9 +7,10 @@ import threading
 
 import numpy as np
 
+from mindspeed_mm_dit.data.files import UnusableFile
 from mindspeed_mm_dit.data.folder import ImageIndex
 from mindspeed_mm_dit.data.reader import Read
-from mindspeed_mm_dit.data.transforms import UNREADABLE, load_pixels
+from mindspeed_mm_dit.data.transforms import load_pixels
 from mindspeed_mm_dit.errors import DataError
 
 CACHE_BYTES = 256 * 2**20
@@ -37,7 +38,7 @@ class ImageReader:
         """Return pixels (B, channels, size, size) uint8 of ``images`` (B,), mirrored where ``flipped`` (B,).
 
         Raises:
-            DataError: naming a file that cannot be decoded.
+            DataError: naming a file that cannot be read, and why.
         """
         found = [self._readable(image) for image in images.tolist()]
         pixels = np.stack([pixels for _, pixels in found])
@@ -56,7 +57,7 @@ class ImageReader:
             problem += f", nor can any of the {tries - 1} images after it"
         raise DataError(
             path,
-            f"cannot be decoded: {problem}",
+            problem,
             "repair or remove the file, or let training go on without it: dataset_param.skip_bad_images; a run can be "
             "resumed from its last checkpoint",
         )
@@ -69,8 +70,8 @@ class ImageReader:
             return None
         try:
             pixels = load_pixels(self.index.paths[image], self.size, self.channels)
-        except UNREADABLE as error:
-            self._note_bad(image, str(error))
+        except UnusableFile as problem:
+            self._note_bad(image, str(problem))
             return None
         if self._decoded is not None:
             self._decoded[image] = pixels
@@ -80,5 +81,5 @@ class ImageReader:
         with self._bad_changes:
             if self.skip_bad and image not in self._bad:
                 path = self.index.paths[image]
-                print(f"warning: {path} cannot be decoded and is skipped: {problem}", file=sys.stderr, flush=True)
+                print(f"warning: {path} {problem}; it is skipped", file=sys.stderr, flush=True)
             self._bad[image] = problem

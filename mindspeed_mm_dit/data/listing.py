@@ -1,22 +1,23 @@
-"""The images a data.json names, with the class of each: folders, or a CSV. No image is opened."""
+"""The images a data.json names, with the class of each, and what is left out. No image is opened."""
 
 from __future__ import annotations
 
-import csv
-import io
-import re
+import os
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from mindspeed_mm_dit.configs.data import DatasetParam
-from mindspeed_mm_dit.data.builtin import BUILTIN_SOURCES
-from mindspeed_mm_dit.errors import DataError
+from mindspeed_mm_dit.data.builtin import check_is_source, provide
+from mindspeed_mm_dit.data.files import is_folder, reason_of
+from mindspeed_mm_dit.data.labels_csv import is_index, read_labels
+from mindspeed_mm_dit.data.transforms import readable_formats
+from mindspeed_mm_dit.errors import DataError, nearest
 
-IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm"}
-
-_NUMBER = re.compile(r"-?\d+")
+NAMES_SHOWN = 5
+KINDS_SHOWN = 10
 
 
 class Listing(NamedTuple):
@@ -26,14 +27,8 @@ class Listing(NamedTuple):
     """(path below data_folder, label)."""
     classes: tuple[str, ...]
     """Name of every label; empty where the labels are numbers and no more."""
-
-
-class _Row(NamedTuple):
-    """A line of an index."""
-
-    line: int
-    image: str
-    label: str
+    notes: tuple[str, ...] = ()
+    """What a user should know of it: lines that begin with "note: " or "warning: "."""
 
 
 def list_images(param: DatasetParam) -> Listing:
@@ -43,31 +38,140 @@ def list_images(param: DatasetParam) -> Listing:
         DataError: naming the folder, or file and line.
     """
     folder = Path(param.data_folder)
-    if param.source is not None and not folder.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        BUILTIN_SOURCES[param.source](folder)
-    if not folder.is_dir():
-        raise DataError(f"dataset_param.data_folder = {folder}", "is not a folder", "correct the path in data.json")
-    listing = _of_csv(folder / param.index) if param.index else _of_folders(folder)
-    if not listing.rows:
+    if param.source is not None:
+        provide(param.source, folder)
+    if not param.data_folder or not is_folder(folder):
         raise DataError(
-            f"dataset_param.data_folder = {folder}",
-            "holds no images",
-            "put one folder of images per class there, or name an index with image_path,label",
+            f"dataset_param.data_folder = {param.data_folder}",
+            "is not a folder",
+            f"{_nearest_folder(folder)}correct the path in data.json",
         )
+    listing = _of_csv(folder, param.index) if param.index else _of_folders(folder)
+    if not listing.rows:
+        left_out = f" ({listing.notes[0].partition(': ')[2]})" if listing.notes else ""
+        raise DataError(
+            f"dataset_param.data_folder = {folder}", f"holds no images{left_out}", _cure_of_empty(folder, param.index)
+        )
+    if param.source is not None:
+        check_is_source(param.source, folder, [label for _, label in listing.rows])
     return listing
+
+
+def _nearest_folder(folder: Path) -> str:
+    beside = _entries(folder.parent) if folder.name and is_folder(folder.parent) else []
+    return nearest(folder.name, [entry.name for entry in beside if _leads_to_folder(entry)])
+
+
+def _cure_of_empty(folder: Path, index: str | None) -> str:
+    if index:
+        return f"write a line image_path,label for each image into {index}"
+    found = _indices_in(folder)
+    if found:
+        return f'set dataset_param.index to "{found[0]}"'
+    return "put one folder of images per class there, or name an index with image_path,label"
+
+
+# --- folders ---------------------------------------------------------------------------------------------------
 
 
 def _of_folders(folder: Path) -> Listing:
     """Every sub-folder is a class, numbered in the order of their names; hidden and private ones are none."""
-    classes = sorted(path for path in folder.iterdir() if path.is_dir() and not _is_hidden(path.name))
-    rows = [
-        (str(image.relative_to(folder)), label)
-        for label, directory in enumerate(classes)
-        for image in sorted(directory.rglob("*"))
-        if image.suffix.lower() in IMAGE_SUFFIXES and not _lies_hidden(image.relative_to(directory))
-    ]
-    return Listing(rows, _composed(path.name for path in classes))
+    classes = _class_folders(folder)
+    left_out = _Remainder()
+    rows: list[tuple[str, int]] = []
+    for label, directory in enumerate(classes):
+        images = sorted(path for path in _files_below(directory, left_out) if left_out.keeps(path))
+        rows += [(str(image.relative_to(folder)), label) for image in images]
+    left_out.add_loose(_entries(folder))
+    names = _composed(path.name for path in classes)
+    notes = [*left_out.notes(), *_notes_of_names(folder, names)]
+    if found := _indices_in(folder):
+        unused = folder / found[0]
+        notes.append(f"note: {unused} is not used, the folders are the classes: dataset_param.index names none")
+    return Listing(rows, names, tuple(notes))
+
+
+def _class_folders(folder: Path) -> list[Path]:
+    seen = [entry for entry in _entries(folder) if not _is_hidden(entry.name)]
+    for entry in seen:
+        if entry.is_symlink() and not os.path.exists(entry.path) and not _is_image(entry.name):
+            raise DataError(entry.path, "is a link to nothing", "restore what it links to, or remove the link")
+    return sorted(Path(entry.path) for entry in seen if _leads_to_folder(entry))
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    """Return what stands in a folder; raises DataError where it may not be looked at."""
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError as error:
+        raise DataError(
+            str(folder), f"cannot be read: {reason_of(error)}", "give yourself the right to read it, or move it away"
+        ) from None
+
+
+def _leads_to_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that goes in a circle
+        return False
+
+
+def _files_below(folder: Path, left_out: _Remainder) -> Iterator[Path]:
+    """Yield all but folders below ``folder``, and folders that are named like images; links to folders are no way."""
+    pending = [folder]
+    while pending:
+        for entry in _entries(pending.pop()):
+            if not _leads_to_folder(entry) or _is_image(entry.name):
+                yield Path(entry.path)
+            elif _is_hidden(entry.name):
+                left_out.add("hidden folder(s)")
+            elif entry.is_symlink():
+                left_out.add("link(s) to folders")
+            else:
+                pending.append(Path(entry.path))
+
+
+class _Remainder:
+    """Counts what is no image of the data set."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    def keeps(self, path: Path) -> bool:
+        """Return whether ``path`` is an image by its name, and count it if not."""
+        if path.name.startswith("."):
+            if _is_image(path.name):
+                self.add("hidden image(s)")
+            return False
+        if not _is_image(path.name):
+            self.add(path.suffix.lower() or "without suffix")
+            return False
+        return True
+
+    def add(self, kind: str) -> None:
+        """Count one more of ``kind``."""
+        self._counts[kind] += 1
+
+    def add_loose(self, entries: Iterable[os.DirEntry[str]]) -> None:
+        """Count what stands beside the class folders and could be meant as data."""
+        for entry in entries:
+            if not _leads_to_folder(entry) and _is_image(entry.name) and not _is_hidden(entry.name):
+                self.add("image(s) in no class folder")
+            elif _leads_to_folder(entry) and _is_hidden(entry.name):
+                self.add("hidden folder(s)")
+
+    def notes(self) -> list[str]:
+        """Return one line with the counts, or none."""
+        by_count = sorted(self._counts.items(), key=lambda item: (-item[1], item[0]))
+        counts = [f"{count:,} {kind}" for kind, count in by_count]
+        if len(counts) > KINDS_SHOWN:
+            counts[KINDS_SHOWN:] = ["..."]
+        return [f"note: left out: {', '.join(counts)}"] if counts else []
+
+
+def _is_image(name: str) -> bool:
+    return os.path.splitext(name)[1].lower() in readable_formats()
 
 
 def _is_hidden(name: str) -> bool:
@@ -75,76 +179,72 @@ def _is_hidden(name: str) -> bool:
     return name.startswith((".", "__"))
 
 
-def _lies_hidden(image: Path) -> bool:
-    return image.name.startswith(".") or any(map(_is_hidden, image.parts[:-1]))
-
-
 def _composed(names: Iterable[str]) -> tuple[str, ...]:
     """Return ``names`` in Unicode's composed form, so that they compare equal whichever system wrote them."""
     return tuple(unicodedata.normalize("NFC", name) for name in names)
 
 
-def _of_csv(path: Path) -> Listing:
-    """Read image_path,label; labels that are not numbers are class names, numbered in sorted order."""
-    rows = list(_csv_rows(path, _text_of(path)))
-    images = [row.image for row in rows]
-    if not _are_names(path, rows):
-        return Listing(list(zip(images, (int(row.label) for row in rows))), ())
-    names = sorted({row.label for row in rows})
-    numbers = {name: number for number, name in enumerate(names)}
-    return Listing(list(zip(images, (numbers[row.label] for row in rows))), _composed(names))
+# --- an index --------------------------------------------------------------------------------------------------
 
 
-def _text_of(path: Path) -> str:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"dataset_param.index = {path}", f"cannot be read: {error.strerror}") from None
-    try:
-        return content.decode("utf-8-sig")  # Excel begins a file with a byte order mark
-    except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
-        raise DataError(
-            f"{path}: line {line}", f"is not UTF-8: byte 0x{content[error.start]:02x}", "save the file as UTF-8"
-        ) from None
+def _of_csv(folder: Path, index: str) -> Listing:
+    path = folder / index
+    if not os.path.lexists(path):
+        raise _no_index(folder, index)
+    rows, names = read_labels(path)
+    left_out = _unlisted(folder, {image for image, _ in rows})
+    notes = [f"note: left out: {left_out:,} image(s) that {path} does not list"] if left_out else []
+    return Listing(rows, names, (*notes, *_notes_of_names(path, names)))
 
 
-def _csv_rows(path: Path, text: str) -> Iterator[_Row]:
-    reader = csv.DictReader(io.StringIO(text, newline=""))
-    try:
-        if not {"image_path", "label"} <= set(reader.fieldnames or ()):
+def _no_index(folder: Path, index: str) -> DataError:
+    """Return the error of an index that is not there, with the cure that the content of ``folder`` suggests."""
+    classes = [path.name for path in _class_folders(folder)]
+    cure = nearest(index, _indices_in(folder))
+    if classes:
+        cure += f'drop "index" from data.json to take the folders there as classes: {_shown(classes)}'
+    return DataError(
+        f"dataset_param.index = {index}", f"there is no {folder / index}", cure or "write image_path,label lines there"
+    )
+
+
+def _unlisted(folder: Path, listed: set[str]) -> int:
+    """Return how many images stand beside listed ones and are not listed; other folders are not searched."""
+    count = 0
+    for place in {os.path.dirname(image) for image in listed}:
+        try:
+            names = os.listdir(folder / place)
+        except OSError:  # (each file is looked at by itself)
+            continue
+        images = (name for name in names if _is_image(name) and not name.startswith("."))
+        count += sum(os.path.join(place, name) not in listed for name in images)
+    return count
+
+
+def _indices_in(folder: Path) -> list[str]:
+    """Return the names of the CSV files in ``folder`` that could be an index."""
+    names = (entry.name for entry in _entries(folder) if entry.name.endswith(".csv"))
+    return sorted(name for name in names if is_index(folder / name))
+
+
+def _notes_of_names(where: Path, names: tuple[str, ...]) -> list[str]:
+    """Return a line for classes whose names look alike; raise DataError for two that are one name."""
+    first: dict[str, str] = {}
+    notes = []
+    for name in names:
+        key = " ".join(name.casefold().split())
+        if key not in first:
+            first[key] = name
+        elif first[key] == name:
             raise DataError(
-                str(path), f"has the columns {reader.fieldnames}", "its first line must name image_path,label"
+                f"{where}: class {name!r}",
+                "stands there twice, written with other Unicode characters that look the same",
+                "put the images of both into one folder",
             )
-        for row in reader:
-            yield _row(f"{path}: line {reader.line_num}", reader.line_num, row)
-    except csv.Error as error:
-        raise DataError(f"{path}: line {reader.line_num}", f"is no CSV: {error}", "write the file again") from None
+        else:
+            notes.append(f"warning: {where}: {first[key]!r} and {name!r} are two classes")
+    return notes
 
 
-def _row(where: str, line: int, row: dict[str | None, str | list[str] | None]) -> _Row:
-    surplus = [field for field in row.get(None) or () if field]
-    if surplus:
-        raise DataError(
-            where, f"has more fields than the first line: {', '.join(surplus)}", "quote a path that holds a comma"
-        )
-    image, label = (str(row[column] or "") for column in ("image_path", "label"))
-    for column, value in (("image_path", image), ("label", label)):
-        if not value.strip():
-            raise DataError(where, f"has no {column}", "write image_path,label in every line")
-    return _Row(line, image, label.strip())
-
-
-def _are_names(path: Path, rows: list[_Row]) -> bool:
-    """Return whether the labels are names; raise DataError where some are and some are numbers."""
-    numbers = [row for row in rows if _NUMBER.fullmatch(row.label)]
-    names = [row for row in rows if not _NUMBER.fullmatch(row.label)]
-    if numbers and names:
-        few, many = sorted((numbers, names), key=len)
-        kinds = ("a number", "names") if few is numbers else ("a name", "numbers")
-        raise DataError(
-            f"{path}: line {few[0].line}: label {few[0].label!r}",
-            f"is {kinds[0]}; {len(many)} of {len(rows)} labels are {kinds[1]}, such as {many[0].label!r}",
-            "write all labels as numbers, or all as names that are no numbers",
-        )
-    return bool(names)
+def _shown(names: list[str]) -> str:
+    return ", ".join(names[:NAMES_SHOWN]) + (", ..." if len(names) > NAMES_SHOWN else "")

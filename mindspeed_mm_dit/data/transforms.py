@@ -2,16 +2,71 @@
 
 from __future__ import annotations
 
-import struct
-import zlib
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+
+from mindspeed_mm_dit.data.files import UnusableFile, check_file, reason_of
 
 _MODES = {1: "L", 3: "RGB"}
 
-UNREADABLE = (OSError, SyntaxError, ValueError, IndexError, struct.error, zlib.error, Image.DecompressionBombError)
-"""What Pillow raises for a file that is no usable image."""
+SUFFIXES = (
+    *(".png", ".apng", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".dib", ".webp", ".gif", ".tif", ".tiff"),
+    *(".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".j2k", ".avif"),
+)
+"""Endings of pictures. Of Pillow's other formats some start a program (EPS), and some take any bytes (TGA)."""
+
+MAX_SCALED_PIXELS = 1 << 27
+"""A picture so narrow that it would fill more than this once its shorter side fits is no picture to learn from."""
+
+# Pillow warns of damaged EXIF data, of transparency, and of pictures half as large as it refuses: nobody can act on it.
+warnings.filterwarnings("ignore", module=r"PIL\.")
+
+
+@lru_cache(maxsize=1)
+def readable_formats() -> dict[str, str]:
+    """Return Pillow's name of the format for each of SUFFIXES that it can read here (AVIF is optional)."""
+    known = Image.registered_extensions()
+    return {suffix: known[suffix] for suffix in SUFFIXES if known.get(suffix) in Image.OPEN}
+
+
+@contextmanager
+def open_image(path: str | Path, size: int) -> Iterator[Image.Image]:
+    """Open a picture that is to be cut to ``size``; its pixels are not decoded yet.
+
+    Raises:
+        UnusableFile: for whatever is wrong with it, here or in the block.
+    """
+    if check_file(path) == 0:
+        raise UnusableFile("is empty")
+    try:
+        with Image.open(path, formats=list(dict.fromkeys(readable_formats().values()))) as image:
+            _check_form(image, size)
+            yield image
+    except UnusableFile:
+        raise
+    except UnidentifiedImageError:
+        raise UnusableFile("cannot be decoded: it is no picture, or of a kind that cannot be read here") from None
+    except Image.DecompressionBombError as error:
+        raise UnusableFile(f"cannot be decoded: {error} Scale it down") from None
+    except PermissionError as error:
+        raise UnusableFile(f"cannot be read: {reason_of(error)}") from None
+    except Exception as error:  # a decoder that meets damaged bytes raises anything
+        raise UnusableFile(f"cannot be decoded: {reason_of(error)}") from error
+
+
+def _check_form(image: Image.Image, size: int) -> None:
+    """Raise UnusableFile for a picture whose pixels mean nothing certain, or that would not fit into memory."""
+    shorter, longer = sorted(image.size)
+    if size * size * longer >= MAX_SCALED_PIXELS * shorter:
+        raise UnusableFile(f"is too narrow for image_size {size}: {image.width} x {image.height} pixels")
+    if image.mode == "F" or (image.mode == "I" and not _is_of_16_bits(image)):
+        raise UnusableFile("has 32 bits a pixel, of which none says where white is: save it with 8 or 16")
 
 
 def center_crop(image: Image.Image, size: int) -> Image.Image:
@@ -33,16 +88,20 @@ def load_pixels(path: str, size: int, channels: int) -> np.ndarray:
     """Read an image file as pixels, (channels, size, size) uint8; channels is 1 (grey) or 3 (RGB).
 
     The picture stands as its EXIF orientation says; grey of 16 bits is scaled to 8.
-    Raises one of UNREADABLE.
+    Raises UnusableFile.
     """
-    with Image.open(path) as image:
+    with open_image(path, size) as image:
         pixels = np.asarray(center_crop(_upright(_of_8_bits(image)).convert(_MODES[channels]), size))
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
 
 
+def _is_of_16_bits(image: Image.Image) -> bool:
+    return image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM"))
+
+
 def _of_8_bits(image: Image.Image) -> Image.Image:
     """Scale grey of 16 bits to 8; Pillow's own conversion would clip it to white."""
-    if not (image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM"))):
+    if not _is_of_16_bits(image):
         return image
     scaled = Image.fromarray(((np.asarray(image).astype(np.uint32) + 128) // 257).astype(np.uint8))
     scaled.info = image.info  # with the EXIF data
@@ -52,5 +111,5 @@ def _of_8_bits(image: Image.Image) -> Image.Image:
 def _upright(image: Image.Image) -> Image.Image:
     try:
         return ImageOps.exif_transpose(image) if image.getexif().get(ExifTags.Base.Orientation, 1) != 1 else image
-    except UNREADABLE:  # damaged EXIF data of a picture that may be whole
+    except Exception:  # damaged EXIF data (whatever Pillow makes of them) of a picture that may be whole
         return image

@@ -42,6 +42,7 @@ TABLES = (
 
 BITS_PER_NAT = 1 / math.log(2.0)
 SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
+PAGE_CUBIC = 0.044715
 
 
 class GaussianDiffusion(nn.Module):
@@ -142,27 +143,40 @@ class GaussianDiffusion(nn.Module):
         mse = self.simple_loss(output, x_start, t, noise)
         if self.variance_type != "learned_range":
             return mse
-        return mse + self.variational_bound(output, x_start, x_t, t)
+        return mse + self.variational_bound(output, x_start, x_t, t, noise)
 
     def simple_loss(self, output: Tensor, x_start: Tensor, t: Tensor, noise: Tensor) -> Tensor:
         """Mean squared error of the predicted quantity, (B,) (Ho et al. 2020, eq. 14)."""
-        error = self._target(x_start, t, noise) - self.split_output(output)[0]
+        error = self._error(output, x_start, t, noise)
         return ops.mean_per_sample(error * error)
 
-    def variational_bound(self, output: Tensor, x_start: Tensor, x_t: Tensor, t: Tensor) -> Tensor:
+    def variational_bound(self, output: Tensor, x_start: Tensor, x_t: Tensor, t: Tensor, noise: Tensor) -> Tensor:
         """One term of the variational bound, (B,) bits per dimension (Ho et al. 2020, eqs. 5 and 13).
 
         It trains the variance alone: no gradient reaches the mean (Nichol & Dhariwal 2021, section 3.1).
         """
-        prediction, fraction = self.split_output(output)
-        predicted_x_start = self._x_start(ops.stop_gradient(prediction), x_t, t)
-        predicted_mean = self.posterior_mean(predicted_x_start, x_t, t)
+        _, fraction = self.split_output(output)
         predicted_log_variance = self._log_variance(fraction, x_t, t)
-        true_mean = self.posterior_mean(x_start, x_t, t)
         true_log_variance = self.at("posterior_log_variance_clipped", t)
-        divergence = gaussian_kl(true_mean, true_log_variance, predicted_mean, predicted_log_variance)
-        likelihood = discretized_gaussian_log_likelihood(x_start, predicted_mean, 0.5 * predicted_log_variance)
+        # At t = 0 the deviation is about 1e-2 of the means, whose float32 difference would keep five digits of it:
+        # it is made from the error instead. The true mean there is x_0 itself.
+        error = ops.stop_gradient(self._error(output, x_start, t, noise))
+        deviation = self.at("posterior_mean_coef1", t) * self._x_start_error(error, t)
+        divergence = gaussian_kl(deviation, true_log_variance, predicted_log_variance)
+        likelihood = discretized_gaussian_log_likelihood(x_start, deviation, 0.5 * predicted_log_variance)
         return BITS_PER_NAT * ops.where(t == 0, -ops.mean_per_sample(likelihood), ops.mean_per_sample(divergence))
+
+    def _error(self, output: Tensor, x_start: Tensor, t: Tensor, noise: Tensor) -> Tensor:
+        """The predicted quantity as it should be, minus the prediction; (B, C, H, W)."""
+        return self._target(x_start, t, noise) - self.split_output(output)[0]
+
+    def _x_start_error(self, error: Tensor, t: Tensor) -> Tensor:
+        """What ``error`` of the predicted quantity means for x_0: true minus predicted."""
+        if self.prediction_type == "sample":
+            return error
+        if self.prediction_type == "epsilon":
+            return -self.at("sqrt_recipm1_alphas_cumprod", t) * error
+        return -self.at("sqrt_one_minus_alphas_cumprod", t) * error
 
     def _target(self, x_start: Tensor, t: Tensor, noise: Tensor) -> Tensor:
         if self.prediction_type == "epsilon":
@@ -172,32 +186,32 @@ class GaussianDiffusion(nn.Module):
         return self.velocity(x_start, t, noise)
 
 
-def gaussian_kl(mean1: Tensor, log_variance1: Tensor, mean2: Tensor, log_variance2: Tensor) -> Tensor:
-    """KL divergence of two diagonal Gaussians, elementwise, in nats."""
-    difference = mean1 - mean2
-    return 0.5 * (
-        log_variance2
-        - log_variance1
-        - 1.0
-        + ops.exp(log_variance1 - log_variance2)
-        + difference * difference * ops.exp(-log_variance2)
-    )
+def gaussian_kl(difference: Tensor, log_variance1: Tensor, log_variance2: Tensor) -> Tensor:
+    """KL divergence of two diagonal Gaussians whose means differ by ``difference``, elementwise, in nats."""
+    log_ratio = log_variance1 - log_variance2
+    return 0.5 * (ops.expm1(log_ratio) - log_ratio + difference * difference * ops.exp(-log_variance2))
 
 
-def discretized_gaussian_log_likelihood(x: Tensor, mean: Tensor, log_scale: Tensor) -> Tensor:
+def discretized_gaussian_log_likelihood(x: Tensor, deviation: Tensor, log_scale: Tensor) -> Tensor:
     """Log-likelihood of 8-bit values x in [-1, 1] under a Gaussian cut into 256 bins (Ho et al. 2020, eq. 13).
 
-    Elementwise, in nats; the two outer bins reach to infinity.
+    Elementwise, in nats; ``deviation`` is x minus the Gaussian's mean. The two outer bins reach to infinity; less than
+    1e-12 counts as 1e-12.
+
+    The normal distribution function is a sigmoid (Page 1977), and what lies between two edges, sigmoid(b) - sigmoid(a),
+    is sigmoid(b) sigmoid(-a) (1 - exp(a - b)), in which no close numbers are subtracted.
     """
-    centered, inverse_scale = x - mean, ops.exp(-log_scale)
-    above = _standard_normal_cdf(inverse_scale * (centered + 1.0 / 255.0))
-    below = _standard_normal_cdf(inverse_scale * (centered - 1.0 / 255.0))
-    log_above = ops.log(ops.clamp(above, 1e-12, None))
-    log_rest = ops.log(ops.clamp(1.0 - below, 1e-12, None))
-    log_between = ops.log(ops.clamp(above - below, 1e-12, None))
-    return ops.where(x < -0.999, log_above, ops.where(x > 0.999, log_rest, log_between))
+    inverse_scale = ops.exp(-log_scale)
+    middle, half_width = inverse_scale * deviation, inverse_scale / 255.0
+    below_upper_edge = ops.sigmoid(_cdf_logit(middle + half_width))
+    above_lower_edge = ops.sigmoid(-_cdf_logit(middle - half_width))
+    squares = 3.0 * middle * middle + half_width * half_width
+    gap = 4.0 * SQRT_2_OVER_PI * half_width * (1.0 + PAGE_CUBIC * squares)  # b - a
+    between = below_upper_edge * above_lower_edge * -ops.expm1(-gap)
+    likelihood = ops.where(x < -0.999, below_upper_edge, ops.where(x > 0.999, above_lower_edge, between))
+    return ops.log(ops.clamp(likelihood, 1e-12, None))
 
 
-def _standard_normal_cdf(x: Tensor) -> Tensor:
-    """The tanh approximation of the normal distribution function (Page 1977)."""
-    return 0.5 * (1.0 + ops.tanh(SQRT_2_OVER_PI * (x + 0.044715 * x * x * x)))
+def _cdf_logit(z: Tensor) -> Tensor:
+    """The number whose sigmoid is the normal distribution function at ``z``, in Page's approximation."""
+    return 2.0 * SQRT_2_OVER_PI * z * (1.0 + PAGE_CUBIC * z * z)

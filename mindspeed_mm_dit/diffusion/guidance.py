@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from mindspeed_mm_dit.configs.limits import MOST_GUIDANCE, check_between
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import ops
 
@@ -21,7 +21,7 @@ GuidedChannels = Literal["3", "all"]
 class Guidance:
     """How strongly, on which channels and when the label steers the prediction.
 
-    Raises ConfigError for a scale that is negative or no number, and an interval that is empty.
+    Raises ConfigError for a scale that is negative, very large or no number, and an interval that is empty.
     """
 
     scale: float = 1.0
@@ -32,8 +32,7 @@ class Guidance:
     """Part of the chain that is guided, as t / T from ``low`` to ``high`` (Kynkaanniemi et al. 2024)."""
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.scale < math.inf:
-            raise ConfigError(f"--cfg-scale = {self.scale}", "must be a number of at least 0")
+        check_between("--cfg-scale", self.scale, 0.0, MOST_GUIDANCE)
         low, high = self.interval
         if not 0.0 <= low <= high <= 1.0:
             raise ConfigError(f"--cfg-interval = {low},{high}", "must satisfy 0 <= low <= high <= 1")

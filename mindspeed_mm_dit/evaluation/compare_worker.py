@@ -1,6 +1,6 @@
 """One side of ``mm-dit compare``: a process that activates one framework and writes what it computes.
 
-    python -m mindspeed_mm_dit.evaluation.compare_worker JOB.json
+    python -m mindspeed_mm_dit.evaluation.compare_worker JOB.json ...
 
 Every called part of the predictor is watched from outside: its ``forward`` (MindSpore: ``construct``) is wrapped
 for one pass, which notes the part's inputs and output. Of a list such as ``blocks``, each item and its direct parts
@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config
+from mindspeed_mm_dit.data.draws import philox
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import activate, active
 
@@ -62,11 +63,12 @@ class Job:
 
 
 def main(argv: list[str]) -> int:
-    """Do the job in the file ``argv[0]``; return 0, or 2 after a mistake in the input."""
-    job = Job(**json.loads(Path(argv[0]).read_text(encoding="utf-8")))
+    """Do the jobs in the files ``argv``, all of one framework; return 0, or 2 after a mistake in the input."""
     try:
-        activate(job.framework)
-        measure(job)
+        for path in argv:
+            job = Job(**json.loads(Path(path).read_text(encoding="utf-8")))
+            activate(job.framework)
+            measure(job)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
@@ -96,7 +98,10 @@ def measure(job: Job) -> None:
 
 
 def draw_inputs(config: ModelConfig, seed: int, count: int) -> Arrays:
-    """Draw ``count`` samples: latents, noise, timesteps over the whole range, labels of which the last is the null."""
+    """Draw ``count`` samples: latents, noise, timesteps from one end of the chain to the other, and labels.
+
+    The last label is the null class. ``count`` is at least 2.
+    """
     from mindspeed_mm_dit.data.draws import Stream, normals
 
     numbers = np.arange(count)
@@ -107,7 +112,7 @@ def draw_inputs(config: ModelConfig, seed: int, count: int) -> Arrays:
     return {
         "latents": normals(seed, Stream.SAMPLE_START, numbers, config.latent_shape),
         "noise": normals(seed, Stream.NOISE, numbers, config.latent_shape),
-        "timesteps": (numbers * 2 + 1) * config.diffusion.num_train_timesteps // (2 * count),
+        "timesteps": numbers * (config.diffusion.num_train_timesteps - 1) // (count - 1),
         "labels": labels,
     }
 
@@ -146,7 +151,7 @@ def _drawn(predictor: Any, seed: int) -> Arrays:
 def _nudged(name: str, value: np.ndarray, seed: int) -> np.ndarray:
     if value.any():
         return value
-    draw = np.random.Generator(np.random.Philox(key=[seed, zlib.crc32(name.encode())]))
+    draw = philox((seed, zlib.crc32(name.encode())))
     return draw.standard_normal(value.shape, np.float32) * np.float32(NUDGE)
 
 
@@ -173,7 +178,8 @@ def _write_start(predictor: Any, folder: Path, seed: int) -> None:
     store.begin(0)
     writer = checkpoints.Writer(in_background=False)
     writer.write(state, store.partial_path(0), lambda: store.commit(0, facts))
-    writer.wait()
+    if problem := writer.wait():
+        raise problem
     runtime.shutdown()
 
 

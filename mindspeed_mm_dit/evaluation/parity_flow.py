@@ -6,16 +6,15 @@ Names in the file: P is Linear, GVP or VP; Q velocity, noise or score. docs/pari
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.model import DiTConfig
 from mindspeed_mm_dit.diffusion.guidance import Guidance
-from mindspeed_mm_dit.errors import CheckpointError
-from mindspeed_mm_dit.framework import ops, optim
+from mindspeed_mm_dit.evaluation.reference import ADAMW_LR, Reference, unknown_quantity
+from mindspeed_mm_dit.framework import ops, optim, runtime
 from mindspeed_mm_dit.objectives.flow import ode, sde
 from mindspeed_mm_dit.objectives.flow.config import FlowMatchingConfig
 from mindspeed_mm_dit.objectives.flow.path import PATHS, PathPoint
@@ -26,8 +25,6 @@ Tensor = Any
 Output = Callable[[Tensor, np.ndarray], Tensor]
 """The network, guided or not: (x, times (B,)) -> output."""
 
-INPUTS = re.compile(r"config|x0|x1|t|y|table/t|time/[uz]|sample/(start|y|brownian)|.*/(accepted|calls)|float64/.*")
-"""Names that are given, or kept for information."""
 _PATHS = {"Linear": "linear", "GVP": "gvp", "VP": "vp"}
 _TABLES: dict[str, Callable[[PathPoint], np.ndarray]] = {
     "alpha": lambda point: point.alpha,
@@ -41,80 +38,94 @@ _ODE_STEPS = {"euler": ode.euler, "heun2": ode.heun}
 _SDE_STEPS = {"Euler": sde.euler_maruyama, "Heun": sde.heun}
 _TOLERANCES = {"dopri5": (1e-3, 1e-6), "dopri5_tight": (1e-6, 1e-7)}
 """Relative and absolute, as the file's chains were run."""
-GUIDED = Guidance(scale=1.5, channels="3")
-ADAMW_LR = 1e-4
-GRID = 8
-"""Times of a chain, both ends included."""
+STEPS = 7
+"""Even steps of a chain, where the file has no noise for them that tells."""
 LAST_STEP = 0.04
 
 
-def is_flow(names: list[str]) -> bool:
+_P, _Q = "(Linear|GVP|VP)", "(velocity|noise|score)"
+_P_, _Q_ = _P.replace("(", "(?:"), _Q.replace("(", "(?:")
+_FORMS = "constant|SBDM|sigma|linear|decreasing|increasing-decreasing"
+_LAST = "(?:Mean|Euler|Tweedie|None)"
+_CFG = r"cfg[\d.]+/(?:result|norms)"
+_QUANTITIES = {
+    rf"table/{_P}/({'|'.join(_TABLES)})": "_table",
+    rf"table/{_P}/diffusion/({_FORMS})": "_diffusion_table",
+    r"time/logit_normal/mean(-?[\d.]+)_std([\d.]+)": "_logit_normal",
+    r"time/shift([\d.]+)(_towards_noise)?": "_shifted",
+    rf"eps/{_P}/{_Q}": "_eps",
+    rf"interval/{_P}/{_Q}/(train|ode|ode_reverse|sde_\w+)": "_interval",
+    "t_embedding": "_t_embedding",
+    rf"path/{_P}/(x_t|u_t|output)": "_path",
+    rf"loss(?:64)?/{_P}/{_Q}/(None|velocity|likelihood)": "_loss",
+    r"grad_norm/(.+)": "_gradient_norm",
+    r"param_norm_after_one_adamw_step/(.+)": "_norm_after_one_step",
+    "loss_after_one_adamw_step": "_loss_after_one_step",
+    r"cfg_output_scale([\d.]+)_rgb(\d+)": "_guided_output",
+    rf"(ode/{_P_}/{_Q_}/(?:{'|'.join(_ODE_STEPS)}|dopri5)(?:_\w+(?:[\d.]+)?)?/{_CFG})": "_chain",
+    rf"(sde/{_P_}/{_Q_}/(?:{'|'.join(_SDE_STEPS)})/(?:{_FORMS})(?:_[a-z]+[\d.]+)?/{_LAST}/{_CFG})": "_chain",
+}
+"""What a key means to us: its form, and the method that recomputes it."""
+
+
+def is_flow(names: Iterable[str]) -> bool:
     """Return whether a reference file with the keys ``names`` is one of flow matching."""
-    return any(name.startswith("path/") for name in names)
+    return any(name.startswith(("path/", "interval/", "ode/", "sde/")) for name in names)
 
 
-def tolerance(name: str, tolerance: float, table_tolerance: float) -> float:
-    """Return the largest relative error of ``name``: wider where the published float32 itself is less exact.
+class FlowParity:
+    """The quantities of a reference file as this implementation computes them, each when it is asked for."""
 
-    The reasons stand in docs/parity.md.
-    """
-    if name.startswith(("table/", "time/", "eps/", "interval/")):
-        return table_tolerance
-    if re.match(r"ode/.*/dopri5/", name):
-        return max(tolerance, 5e-4)
-    if name.startswith("param_norm") and name.endswith("attn.qkv.bias"):
-        return max(tolerance, 1e-4)
-    if re.match(r"(path/VP/u_t|loss/VP/)", name):
-        return max(tolerance, 5e-4)
-    return tolerance
+    inputs = re.compile(r"config|x0|x1|t|y|table/t|time/[uz]|sample/(start|y|brownian)|.*/(accepted|calls)")
+    """Names that are given, or kept for information."""
 
-
-class RecomputedFlow:
-    """The quantities of a reference file as this implementation computes them, each when it is asked for.
-
-    fresh_model: () -> a DiT of ``config`` with the weights the file was computed with.
-    """
-
-    def __init__(self, given: dict[str, np.ndarray], config: DiTConfig, fresh_model: Callable[[], Any]) -> None:
-        self._given, self._config, self._fresh_model = given, config, fresh_model
-        self._model = fresh_model()
+    def __init__(self, reference: Reference) -> None:
+        self._given, self._config, self._fresh_model = reference.given, reference.config, reference.fresh_model
+        self._model = runtime.compiled(reference.fresh_model())
         self._chains: dict[str, list[np.ndarray]] = {}
+        self._steps = len(self._given.get("sample/brownian", range(STEPS)))
+
+    @staticmethod
+    def tolerance(name: str, tolerance: float, table_tolerance: float) -> float:
+        """Return the largest relative error of ``name``: wider where the published float32 itself is less exact.
+
+        The reasons stand in docs/parity.md.
+        """
+        if name.startswith(("table/", "time/", "eps/", "interval/")):
+            return table_tolerance
+        if re.match(r"ode/.*/dopri5/|path/VP/u_t|loss/VP/", name):
+            return max(tolerance, 5e-4)
+        if name.startswith("param_norm") and name.endswith("attn.qkv.bias"):
+            return max(tolerance, 1e-4)
+        return tolerance
 
     def value(self, name: str) -> np.ndarray:
         """Return our value of the result ``name``."""
-        kind, *rest = name.split("/")
-        known: dict[str, Callable[..., Any]] = {
-            "table": self._table, "time": self._time, "eps": self._eps, "interval": self._interval,
-            "path": self._path, "loss": self._loss, "loss64": self._loss, "grad_norm": self._gradient_norm,
-            "t_embedding": self._t_embedding, "loss_after_one_adamw_step": lambda: self._after_one_step[0],
-            "param_norm_after_one_adamw_step": lambda parameter: np.linalg.norm(self._after_one_step[1][parameter]),
-            "cfg_output_scale1.5_rgb3": self._guided_output, "ode": self._chain, "sde": self._chain,
-        }  # fmt: skip
-        if kind not in known:
-            raise CheckpointError(
-                f"--reference: {name}", "is no quantity this command knows", "see docs/parity.md for the format"
-            )
-        return np.asarray(known[kind](name) if kind in ("ode", "sde") else known[kind](*rest))
+        for pattern, method in _QUANTITIES.items():
+            if found := re.fullmatch(pattern, name):
+                return np.asarray(getattr(self, method)(*found.groups()))
+        raise unknown_quantity(name)
 
     # --- tables and laws -----------------------------------------------------------------------------------
 
-    def _table(self, path: str, name: str, form: str = "") -> np.ndarray:
-        t = self._given["table/t"]
-        point = PATHS[_PATHS[path]](t)
-        return sde.Diffusion(form).at(t, point) if name == "diffusion" else _TABLES[name](point)  # type: ignore[arg-type]
+    def _table(self, path: str, name: str) -> np.ndarray:
+        return _TABLES[name](PATHS[_PATHS[path]](self._given["table/t"]))
 
-    def _time(self, law: str, parameters: str = "") -> np.ndarray:
-        if law == "logit_normal":
-            mean, std = re.fullmatch(r"mean(-?[\d.]+)_std([\d.]+)", parameters).groups()  # type: ignore[union-attr]
-            return logit_normal(self._given["time/z"], float(mean), float(std))
-        number, towards_noise = re.fullmatch(r"shift([\d.]+)(_towards_noise)?", law).groups()  # type: ignore[union-attr]
+    def _diffusion_table(self, path: str, form: str) -> np.ndarray:
+        t = self._given["table/t"]
+        return sde.Diffusion(form).at(t, PATHS[_PATHS[path]](t))  # type: ignore[arg-type]
+
+    def _logit_normal(self, mean: str, std: str) -> np.ndarray:
+        return logit_normal(self._given["time/z"], float(mean), float(std))
+
+    def _shifted(self, number: str, towards_noise: str | None) -> np.ndarray:
         return shifted(self._given["time/u"], float(number) if towards_noise else 1 / float(number))
 
     def _eps(self, path: str, prediction: str) -> np.ndarray:
-        return np.array(FlowMatchingConfig(_PATHS[path], prediction).eps)  # type: ignore[arg-type]
+        return np.array(_config(path, prediction).eps)
 
     def _interval(self, path: str, prediction: str, use: str) -> np.ndarray:
-        config = FlowMatchingConfig(_PATHS[path], prediction)  # type: ignore[arg-type]
+        config = _config(path, prediction)
         if use == "train":
             return np.array(config.train_interval())
         if use == "ode_reverse":
@@ -126,10 +137,6 @@ class RecomputedFlow:
     def _input(self, name: str) -> Tensor:
         return ops.tensor(self._given[name])
 
-    def _process(self, path: str, prediction: str = "velocity", weight: str = "None") -> FlowMatching:
-        chosen = None if weight == "None" else weight
-        return FlowMatching(FlowMatchingConfig(_PATHS[path], prediction, chosen))  # type: ignore[arg-type]
-
     def _noised(self, process: FlowMatching) -> Tensor:
         return process.noised(self._input("x1"), self._input("x0"), ops.tensor(process.coefficients(self._given["t"])))
 
@@ -139,7 +146,7 @@ class RecomputedFlow:
         return process.loss(output, self._input("x1"), self._input("x0"), coefficients)
 
     def _path(self, path: str, name: str) -> np.ndarray:
-        process = self._process(path)
+        process = FlowMatching(_config(path))
         if name == "u_t":
             coefficients = ops.tensor(process.coefficients(self._given["t"]))
             return ops.numpy(process.target(self._input("x1"), self._input("x0"), coefficients))
@@ -151,19 +158,25 @@ class RecomputedFlow:
 
     def _loss(self, path: str, prediction: str, weight: str) -> np.ndarray:
         with ops.no_grad():
-            return ops.numpy(self._losses(self._process(path, prediction, weight), self._model))
+            return ops.numpy(self._losses(FlowMatching(_config(path, prediction, weight)), self._model))
 
     @cached_property
     def _gradients(self) -> dict[str, np.ndarray]:
-        process = self._process("Linear")
+        process = FlowMatching(_config("Linear"))
         return optim.gradients(self._model, lambda: self._losses(process, self._model))[1]
 
     def _gradient_norm(self, parameter: str) -> np.ndarray:
         return np.asarray(np.linalg.norm(self._gradients[parameter].astype(np.float64)))
 
+    def _norm_after_one_step(self, parameter: str) -> np.ndarray:
+        return np.asarray(np.linalg.norm(self._after_one_step[1][parameter]))
+
+    def _loss_after_one_step(self) -> np.ndarray:
+        return self._after_one_step[0]
+
     @cached_property
     def _after_one_step(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        model, process = self._fresh_model(), self._process("Linear")
+        model, process = self._fresh_model(), FlowMatching(_config("Linear"))
         optim.adamw_step(model, lambda: self._losses(process, model), ADAMW_LR)
         with ops.no_grad():
             weights = {name: ops.numpy(p).astype(np.float64) for name, p in model.named_parameters()}
@@ -172,16 +185,18 @@ class RecomputedFlow:
     def _t_embedding(self) -> np.ndarray:
         return ops.numpy(self._model.t_embedder.code(self._input("t")))
 
-    def _guided_output(self) -> np.ndarray:
+    def _guided_output(self, scale: str, channels: str) -> np.ndarray:
         """Both halves of the published batch: each guided alike, each with its own last channels."""
-        process, y = self._process("Linear"), self._given["y"]
+        process, y = FlowMatching(_config("Linear")), self._given["y"]
+        guidance, null = _guidance(scale, channels), np.full_like(y, self._config.null_label)
         with ops.no_grad():
             x, t = self._noised(process), self._input("t")
-            null = np.full_like(y, self._config.null_label)
             asked = [self._model(x, t, ops.tensor(labels)) for labels in (y, null)]
             labelled, unlabelled = (output[:, : self._config.in_channels] for output in asked)
-            first = GUIDED.combine(labelled, unlabelled, self._config.in_channels)
-            return ops.numpy(ops.cat([first, ops.cat([first[:, :3], unlabelled[:, 3:]], 1)], 0))
+            first = guidance.combine(labelled, unlabelled, self._config.in_channels)
+            return ops.numpy(
+                ops.cat([first, ops.cat([first[:, : int(channels)], unlabelled[:, int(channels) :]], 1)], 0)
+            )
 
     # --- chains --------------------------------------------------------------------------------------------
 
@@ -190,9 +205,8 @@ class RecomputedFlow:
         chain, _, result = name.rpartition("/")
         if chain not in self._chains:
             kind, path, prediction, *rest, guidance = chain.split("/")
-            variant = rest[0 if kind == "ode" else 1].partition("_")[2]
-            eps = float(variant[3:]) if variant.startswith("eps") else None
-            process = FlowMatching(FlowMatchingConfig(_PATHS[path], prediction, sample_eps=eps))  # type: ignore[arg-type]
+            eps = _number_after("_eps", chain)
+            process = FlowMatching(_config(path, prediction, sample_eps=eps))
             walk = self._ode if kind == "ode" else self._sde
             with ops.no_grad():
                 self._chains[chain] = walk(process, self._network(guidance), *rest)
@@ -201,7 +215,7 @@ class RecomputedFlow:
 
     def _ode(self, process: FlowMatching, output: Output, method: str) -> list[np.ndarray]:
         config, is_reverse = process.config, method.endswith("reverse")
-        times = np.linspace(*(config.reversed_interval() if is_reverse else config.sample_interval()), GRID)
+        times = np.linspace(*(config.reversed_interval() if is_reverse else config.sample_interval()), self._steps + 1)
         start = self._given["x1"][: len(self._given["sample/y"])] if is_reverse else self._given["sample/start"]
 
         def velocity(x: Tensor, t: np.ndarray) -> Tensor:
@@ -214,15 +228,15 @@ class RecomputedFlow:
         return [start, *map(ops.numpy, states)]
 
     def _sde(self, process: FlowMatching, output: Output, method: str, form: str, last: str) -> list[np.ndarray]:
-        form, _, variant = form.partition("_")
-        norm, last_step = (0.5 if variant == "norm0.5" else 1.0), (None if last == "None" else last)
-        times = np.linspace(*process.config.sample_interval(LAST_STEP if last_step else 0.0), GRID)
+        norm, last_step = _number_after("_norm", form), (None if last == "None" else last)
+        times = np.linspace(*process.config.sample_interval(LAST_STEP if last_step else 0.0), self._steps + 1)
 
         def fields(x: Tensor, t: np.ndarray) -> tuple[Tensor, Tensor]:
             asked = output(x, t)
             return process.velocity(asked, x, t), process.score(asked, x, t)
 
-        equation = sde.Sde(fields, PATHS[process.config.path], sde.Diffusion(form, norm, last_step))  # type: ignore[arg-type]
+        diffusion = sde.Diffusion(form.partition("_")[0], 1.0 if norm is None else norm, last_step)  # type: ignore[arg-type]
+        equation = sde.Sde(fields, PATHS[process.config.path], diffusion)
         brownian, start = self._given["sample/brownian"], self._input("sample/start")
         walked = sde.walk(_SDE_STEPS[method], equation, start, times, lambda step: ops.tensor(brownian[step]))
         states = list(map(ops.numpy, walked))
@@ -239,6 +253,24 @@ class RecomputedFlow:
         def output(x: Tensor, t: np.ndarray) -> Tensor:
             if guidance == "cfg1":
                 return ask(x, t, labels)
-            return GUIDED.combine(ask(x, t, labels), ask(x, t, null), self._config.in_channels)
+            guided = _guidance(guidance.removeprefix("cfg"), "3")
+            return guided.combine(ask(x, t, labels), ask(x, t, null), self._config.in_channels)
 
         return output
+
+
+def _config(
+    path: str, prediction: str = "velocity", weight: str = "None", sample_eps: float | None = None
+) -> FlowMatchingConfig:
+    """Return the section of model.json that the file's names stand for."""
+    chosen = None if weight == "None" else weight
+    return FlowMatchingConfig(_PATHS[path], prediction, chosen, sample_eps=sample_eps)  # type: ignore[arg-type]
+
+
+def _guidance(scale: str, channels: str) -> Guidance:
+    return Guidance(float(scale), "3" if channels == "3" else "all")
+
+
+def _number_after(mark: str, text: str) -> float | None:
+    found = re.search(rf"{mark}([\d.]+)", text)
+    return float(found[1]) if found else None

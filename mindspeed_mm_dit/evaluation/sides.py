@@ -14,15 +14,16 @@ from pathlib import Path
 
 import numpy as np
 
+from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.errors import ConfigError, PlatformError, UserError
 from mindspeed_mm_dit.evaluation.compare_worker import Job
 from mindspeed_mm_dit.evaluation.logs import parse_losses, parse_milliseconds
+from mindspeed_mm_dit.framework.launched import without_launcher
 
 ROOT = Path(__file__).resolve().parents[2]
 """Folder of the package and of pretrain_dit.py."""
 PACKAGES = {"pytorch": "torch", "mindspore": "mindspore"}
 VENVS = {"pytorch": ".venv", "mindspore": ".venv-mindspore"}
-_OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "RANK_ID", "MS_WORKER_NUM", "MS_ROLE", "MASTER_PORT")
 
 # What compare decides itself, or what a short run from fixed weights must not do. True: the flag takes a value.
 _LEFT_OUT = {
@@ -46,10 +47,12 @@ class Side:
     root: Path = ROOT
     """Folder that holds the package and pretrain_dit.py to run."""
 
-    def measure(self, job: Job, folder: Path) -> None:
-        """Run the worker on ``job``."""
-        job.write(folder / f"{self.label}.json")
-        self._run_main("mindspeed_mm_dit.evaluation.compare_worker", [str(folder / f"{self.label}.json")], folder)
+    def measure(self, jobs: Sequence[Job], folder: Path) -> None:
+        """Run the worker on ``jobs``, one after the other in one process."""
+        paths = [folder / f"{self.label}_job{number}.json" for number in range(len(jobs))]
+        for job, path in zip(jobs, paths):
+            job.write(path)
+        self._run_main("mindspeed_mm_dit.evaluation.compare_worker", [str(path) for path in paths], folder)
 
     def train(self, flags: Sequence[str], folder: Path) -> Training:
         """Run pretrain_dit.py with ``flags`` and read its log."""
@@ -78,8 +81,7 @@ class Side:
 
         Raises UserError with the last words of a process that failed; all it said is kept in ``folder``.
         """
-        environment = {k: v for k, v in os.environ.items() if k not in _OF_A_LAUNCHER}
-        environment["PYTHONPATH"] = str(self.root)
+        environment = {**without_launcher(os.environ), "PYTHONPATH": str(self.root)}
         done = subprocess.run(
             [self.python, *arguments], env=environment, text=True, stdin=subprocess.DEVNULL, capture_output=True
         )
@@ -164,8 +166,7 @@ def batch_size_of(flags: Sequence[str]) -> int:
 
 def _read_train_args(path: Path) -> list[str]:
     """Return the flags of a train.args without those that compare decides itself."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    words = [part for line in lines for word in shlex.split(line, comments=True) for part in word.split("=", 1)]
+    words = [part for word in read_train_args(path, "--train-args") for part in word.split("=", 1)]
     kept: list[str] = []
     rest = iter(words)
     for word in rest:

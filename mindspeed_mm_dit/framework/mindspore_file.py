@@ -6,13 +6,15 @@ An array of more than 512 MiB is cut into several entries of the same name, each
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from mindspeed_mm_dit.errors import CheckpointError
+
+T = TypeVar("T")
 
 _DTYPES = {
     "Float64": "<f8", "Float32": "<f4", "Float16": "<f2", "BFloat16": "<u2", "Int64": "<i8", "Int32": "<i4",
@@ -23,6 +25,17 @@ _SLICE_BYTES = 512 << 20
 _CHECKSUM = b"crc_num"
 
 
+class Writable(Protocol):
+    """A file open for writing bytes."""
+
+    @property
+    def name(self) -> Any:
+        """Its path."""
+
+    def write(self, data: Any, /) -> int:
+        """Write any buffer."""
+
+
 def read_mindspore_file(path: str | Path) -> dict[str, np.ndarray]:
     """Read every array of what ``mindspore.save_checkpoint`` wrote; strings in it are passed over.
 
@@ -31,12 +44,26 @@ def read_mindspore_file(path: str | Path) -> dict[str, np.ndarray]:
     Raises:
         CheckpointError: no such file, cut short, encrypted, or not of this format.
     """
+    return _read(path, _join)
+
+
+def shapes_in_mindspore_file(path: str | Path) -> dict[str, tuple[int, ...]]:
+    """Return name -> shape of every array of such a file; the arrays stay on disk. Raises CheckpointError, too."""
+    return _read(path, lambda cut: cut[0][0])
+
+
+_Entry = tuple[tuple[int, ...], str, np.ndarray]
+"""Dims of the whole array, its type, and the bytes of this part of it."""
+
+
+def _read(path: str | Path, make: Callable[[list[_Entry]], T]) -> dict[str, T]:
+    """Return what ``make`` makes of the entries of each name."""
     try:
-        parts: dict[str, list[tuple[tuple[int, ...], str, np.ndarray]]] = {}
+        parts: dict[str, list[_Entry]] = {}
         for _, entry in _fields(np.memmap(path, np.uint8, "c").view(np.ndarray)):
             (_, name), (_, tensor) = _fields(entry)
             parts.setdefault(_text(name), []).append(_tensor(tensor))
-        return {name: _join(cut) for name, cut in parts.items() if cut[0][1] != "str"}
+        return {name: make(cut) for name, cut in parts.items() if cut[0][1] != "str"}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         reason = f"is not a whole MindSpore checkpoint: {type(error).__name__}: {error}"
         raise CheckpointError(str(path), reason, "copy it again; encrypted ones cannot be read") from error
@@ -67,7 +94,7 @@ def _varint(data: np.ndarray, at: int) -> tuple[int, int]:
             return value, at
 
 
-def _tensor(message: np.ndarray) -> tuple[tuple[int, ...], str, np.ndarray]:
+def _tensor(message: np.ndarray) -> _Entry:
     fields = list(_fields(message))
     dims = tuple(int(value) for number, value in fields if number == 1)
     (kind,), (content,) = ([value for number, value in fields if number == wanted] for wanted in (2, 3))
@@ -78,7 +105,7 @@ def _text(data: np.ndarray) -> str:
     return data.tobytes().decode()
 
 
-def _join(cut: list[tuple[tuple[int, ...], str, np.ndarray]]) -> np.ndarray:
+def _join(cut: list[_Entry]) -> np.ndarray:
     dims, kind, content = cut[0] if len(cut) == 1 else (*cut[0][:2], np.concatenate([part[2] for part in cut]))
     array = content.view(_DTYPES[kind])
     if kind == "BFloat16":  # the upper half of a float32
@@ -89,19 +116,24 @@ def _join(cut: list[tuple[tuple[int, ...], str, np.ndarray]]) -> np.ndarray:
 def write_mindspore_file(path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write arrays, byte for byte as ``mindspore.save_checkpoint`` does."""
     with open(path, "wb") as file:
-        for name, array in arrays.items():
-            if array.dtype not in _TYPES:
-                raise CheckpointError(f"{path}: {name}", f"MindSpore has no tensors of {array.dtype}")
-            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-            head = b"".join(b"\x08" + _as_varint(size) for size in array.shape)
-            head += b"\x12" + _sized(_TYPES[array.dtype].encode())
-            for start in range(0, max(len(data), 1), _SLICE_BYTES):
-                part = data[start : start + _SLICE_BYTES]
-                before = head + b"\x1a" + _as_varint(len(part))
-                name_and_tensor = b"\x0a" + _sized(name.encode()) + b"\x12" + _as_varint(len(before) + len(part))
-                total = len(name_and_tensor) + len(before) + len(part)
-                file.write(b"\x0a" + _as_varint(total) + name_and_tensor + before)
-                file.write(part.data)
+        write_mindspore_arrays(file, arrays)
+
+
+def write_mindspore_arrays(file: Writable, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write what :func:`write_mindspore_file` writes into an open file."""
+    for name, array in arrays.items():
+        if array.dtype not in _TYPES:
+            raise CheckpointError(f"{file.name}: {name}", f"MindSpore has no tensors of {array.dtype}")
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        head = b"".join(b"\x08" + _as_varint(size) for size in array.shape)
+        head += b"\x12" + _sized(_TYPES[array.dtype].encode())
+        for start in range(0, max(len(data), 1), _SLICE_BYTES):
+            part = data[start : start + _SLICE_BYTES]
+            before = head + b"\x1a" + _as_varint(len(part))
+            name_and_tensor = b"\x0a" + _sized(name.encode()) + b"\x12" + _as_varint(len(before) + len(part))
+            total = len(name_and_tensor) + len(before) + len(part)
+            file.write(b"\x0a" + _as_varint(total) + name_and_tensor + before)
+            file.write(part.data)
 
 
 def _sized(content: bytes) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,10 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from mindspeed_mm_dit.configs.autoencoder_files import config_file, with_latent_facts
 from mindspeed_mm_dit.configs.model import AutoencoderKLConfig
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.mindspore_file import read_mindspore_file
+from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.framework.torch_file import read_torch_file
 
 _WEIGHT_FILES = ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.bin")
@@ -63,53 +64,26 @@ def read_autoencoder_kl(config: AutoencoderKLConfig) -> tuple[KLArchitecture, di
     Raises:
         CheckpointError: a file is missing or damaged, or the network is another than model.json says.
     """
-    path = existing_path(config)
-    folder = path if path.is_dir() else path.parent
-    architecture = read_architecture(folder / "config.json")
-    check_sizes(config, architecture.latent_channels, architecture.downsample_factor)
-    check_scale(config)
-    return architecture, with_new_names(_read_weights(_weight_file(path) if path.is_dir() else path))
+    weights = find_weights(config)
+    architecture = read_architecture(config_file(config.from_pretrained))
+    return architecture, with_new_names(_read_weights(weights))
 
 
-def existing_path(config: AutoencoderKLConfig) -> Path:
-    """Return ``from_pretrained`` as a path; raises CheckpointError if nothing is there."""
+def find_weights(config: AutoencoderKLConfig) -> Path:
+    """Return the weight file of ``from_pretrained``, once what model.json says of it is known to be so.
+
+    Raises:
+        CheckpointError: nothing is there, or no weights are.
+        ConfigError: config.json contradicts model.json (:func:`with_latent_facts`).
+    """
     path = Path(config.from_pretrained)
     if not path.exists():
         raise CheckpointError(
             f"ae.from_pretrained = {path}", "no such file or folder; nothing is downloaded",
             "put a diffusers AutoencoderKL there, e.g. stabilityai/sd-vae-ft-ema, or correct the path",
         )  # fmt: skip
-    return path
-
-
-def check_sizes(config: AutoencoderKLConfig, latent_channels: int, downsample_factor: int) -> None:
-    """Raise CheckpointError unless the sizes found are those of model.json."""
-    found, wanted = (latent_channels, downsample_factor), (config.latent_channels, config.downsample_factor)
-    if found != wanted:
-        raise CheckpointError(
-            f"ae.from_pretrained = {config.from_pretrained}",
-            f"has (latent_channels, downsample_factor) = {found}, model.json says {wanted}",
-            "correct model.json",
-        )
-
-
-def check_scale(config: AutoencoderKLConfig) -> None:
-    """Raise CheckpointError unless latents are scaled as the autoencoder's config.json says, if it says so."""
-    path = existing_path(config)
-    path = (path if path.is_dir() else path.parent) / "config.json"
-    content = read_json(path, "ae") if path.is_file() else {}
-    factor, shift = (content.get(key) for key in ("scaling_factor", "shift_factor"))
-    if factor is not None and not (isinstance(factor, (int, float)) and math.isclose(factor, config.scaling_factor)):
-        raise CheckpointError(
-            f"ae.scaling_factor = {config.scaling_factor}",
-            f"{path} says {factor}: with another one latents do not have unit variance",
-            f'set "scaling_factor": {factor} in the ae section of model.json',
-        )
-    if shift:
-        raise CheckpointError(
-            f"{path}: shift_factor = {shift}", "latents that are shifted are not supported",
-            "use an autoencoder without a shift, e.g. stabilityai/sd-vae-ft-ema",
-        )  # fmt: skip
+    with_latent_facts(dataclasses.asdict(config))
+    return _weight_file(path) if path.is_dir() else path
 
 
 def read_architecture(path: Path) -> KLArchitecture:
@@ -154,18 +128,10 @@ def _weight_file(folder: Path) -> Path:
 def _read_weights(path: Path) -> dict[str, np.ndarray]:
     if path.suffix == ".ckpt" and not zipfile.is_zipfile(path):
         return read_mindspore_file(path)
-    if path.suffix != ".safetensors":
-        content: Any = read_torch_file(path)
-        return dict(content.get("state_dict", content))
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
-    try:
-        return dict(load_file(path))
-    except (OSError, SafetensorError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            str(path), f"cannot be read: {error!r}", "copy or download it again, in float32"
-        ) from error
+    if path.suffix == ".safetensors":
+        return read_safetensors_file(path)[0]
+    content: Any = read_torch_file(path)
+    return dict(content.get("state_dict", content))
 
 
 def with_new_names(weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.models.autoencoder import draw_latents
-from mindspeed_mm_dit.models.autoencoder_kl_files import check_scale, check_sizes, existing_path
+from mindspeed_mm_dit.models.autoencoder_kl_files import find_weights
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKL as DiffusersAutoencoderKL
@@ -59,8 +60,8 @@ class AutoencoderKL:
 def _load(config: AutoencoderKLConfig) -> DiffusersAutoencoderKL:
     from diffusers import AutoencoderKL as DiffusersAutoencoderKL
 
-    path = existing_path(config)
-    check_scale(config)
+    find_weights(config)
+    path = Path(config.from_pretrained)
     try:
         with _quiet_diffusers():
             if path.is_dir():
@@ -71,7 +72,6 @@ def _load(config: AutoencoderKLConfig) -> DiffusersAutoencoderKL:
                 )
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise CheckpointError(f"ae.from_pretrained = {path}", f"diffusers cannot load it: {error}") from error
-    check_sizes(config, module.config.latent_channels, 2 ** (len(module.config.block_out_channels) - 1))
     return module
 
 

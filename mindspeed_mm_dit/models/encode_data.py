@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from mindspeed_mm_dit.data.folder import ImageIndex
@@ -26,6 +27,7 @@ from mindspeed_mm_dit.data.latents import (
     CacheIdentity,
     CacheIndex,
     check_identity,
+    first_not_finite,
     map_shard,
     shard_path,
 )
@@ -69,11 +71,13 @@ class CacheWriter:
         self, folder: Path, index: ImageIndex, names: list[str], identity: CacheIdentity, settings: EncodeSettings
     ) -> None:
         self.folder, self.settings, self._images = folder, settings, index
-        self.index = CacheIndex(identity, len(index), settings.shard_images, index.skipped, index.classes)
+        self.index = CacheIndex(
+            identity, len(index), settings.shard_images, index.skipped, index.classes, index.pictures
+        )
         self._csv = _csv_of(names, index.labels.tolist())
         self._metadata = {
             **{key: str(value) for key, value in asdict(identity).items()},
-            "images": hashlib.sha256(self._csv.encode()).hexdigest(),
+            "images": hashlib.sha256(_bytes_of(self._csv)).hexdigest(),
             "shard_images": str(settings.shard_images),
             "dtype": settings.dtype,
         }
@@ -104,17 +108,34 @@ class CacheWriter:
         return True
 
     def write(self, shard: int, autoencoder: VariationalAutoencoder, on_images: Callable[[int], None]) -> None:
-        """Encode the images of ``shard`` and write them; ``on_images`` is called with the images of each batch."""
+        """Encode the images of ``shard`` and write them; ``on_images`` is called with the images of each batch.
+
+        Raises:
+            DataError: an image has latents that are not finite, or the disk does not take the shard.
+        """
         kept: dict[str, list[np.ndarray]] = {"mean": [], "std": []}
+        done = self.index.rows_of(shard).start
         for pixels in self._pixels(shard):
             moments = encode_moments(autoencoder, np.concatenate([pixels, pixels[:, :, :, ::-1]]))
-            for name, sides in zip(kept, moments):
-                kept[name].append(np.stack(np.split(sides, 2), 1).astype(DTYPES[self.settings.dtype]))
+            with np.errstate(over="ignore"):  # what fp16 cannot hold is found below
+                parts = [np.stack(np.split(sides, 2), 1).astype(DTYPES[self.settings.dtype]) for sides in moments]
+            self._check_finite(parts, done)
+            for name, part in zip(kept, parts):
+                kept[name].append(part)
+            done += len(pixels)
             on_images(len(pixels))
-        path = shard_path(self.folder, shard)
-        aside = path.with_name(f".{path.name}.{os.getpid()}")
-        save_file({name: np.concatenate(parts) for name, parts in kept.items()}, aside, self._metadata)
-        os.replace(aside, path)
+        tensors = {name: np.concatenate(parts) for name, parts in kept.items()}
+        _replace(shard_path(self.folder, shard), lambda aside: save_file(tensors, aside, self._metadata))
+
+    def _check_finite(self, parts: list[np.ndarray], first_row: int) -> None:
+        bad = first_not_finite(*parts)
+        if bad is not None:
+            raise DataError(
+                self._images.paths[first_row + bad],
+                f"its latents are not finite ({self.settings.dtype}, autoencoder in "
+                f"{self.index.identity.autoencoder_dtype})",
+                "use --dtype fp32 and ae.dtype fp32; with those the autoencoder's weights are damaged",
+            )
 
     def _pixels(self, shard: int) -> Iterator[np.ndarray]:
         size, channels = self.index.identity.image_size, 3
@@ -127,8 +148,9 @@ class CacheWriter:
         """Write the index if every shard is there; return whether it is."""
         if not all(shard_path(self.folder, shard).exists() for shard in range(self.index.num_shards)):
             return False
-        _replace(self.folder / IMAGES, self._csv)
-        _replace(self.folder / INDEX, json.dumps(asdict(self.index), indent=1) + "\n")
+        index = json.dumps(asdict(self.index), indent=1) + "\n"
+        _replace(self.folder / IMAGES, lambda aside: aside.write_bytes(_bytes_of(self._csv)))
+        _replace(self.folder / INDEX, lambda aside: aside.write_bytes(_bytes_of(index)))
         return True
 
 
@@ -136,7 +158,7 @@ def _identity_in(metadata: dict[str, str]) -> CacheIdentity:
     return CacheIdentity(
         metadata.get("autoencoder", ""),
         metadata.get("autoencoder_dtype", ""),
-        int(metadata.get("image_size", "0")),
+        int(size) if (size := metadata.get("image_size", "")).isdecimal() else 0,
         metadata.get("crop", ""),
     )
 
@@ -157,7 +179,18 @@ def _csv_of(names: list[str], labels: list[int]) -> str:
     return text.getvalue()
 
 
-def _replace(path: Path, text: str) -> None:
+def _bytes_of(text: str) -> bytes:
+    """Return ``text`` as UTF-8; names of files that are none keep their bytes."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _replace(path: Path, write: Callable[[Path], object]) -> None:
+    """Have ``write`` fill a file beside ``path`` and move it there; raises DataError where that fails."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(text, encoding="utf-8", newline="")
-    os.replace(aside, path)
+    try:
+        write(aside)
+        os.replace(aside, path)
+    except (OSError, SafetensorError) as error:
+        aside.unlink(missing_ok=True)
+        cure = "make room and run again: finished shards are kept"
+        raise DataError(str(path), f"cannot be written: {error}", cure) from None

@@ -7,13 +7,11 @@ backward, counted from the network's code; what a kernel needs for a moment is a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
+from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, ModelConfig
+from mindspeed_mm_dit.configs.precision import SHARDED_BF16, Precision
 from mindspeed_mm_dit.planning.model_size import count, shapes
-
-Precision = Literal["fp32", "autocast", "bf16"]
-"""fp32; autocast: --bf16 without sharding (norms in float32, as CUDA's autocast has it); bf16: param_dtype bf16."""
 
 RESERVE = 0.08
 """Part of a device's memory kept free for the context, the collectives' buffers and fragmentation."""
@@ -24,10 +22,10 @@ _VAE_WIDTH, _VAE_LIVE = 128, 4
 
 # Tokens' vectors of width D that a block keeps for backward, by what computes them, and bytes of an element of each.
 _KEPT = {
-    # precision: (into and out of the two norms, all other vectors)
-    "fp32": (4, 4),
+    # way to bfloat16: (into and out of the two norms, all other vectors); CUDA's autocast has norms in float32
+    None: (4, 4),
     "autocast": (4, 2),
-    "bf16": (2, 2),
+    "fsdp2": (2, 2),
 }
 _NORM_VECTORS = 4  # x and its normalised form, twice
 _OTHER_VECTORS = 8  # modulated twice; q, k, v; attention; both branches' results
@@ -41,7 +39,7 @@ class Layout:
     """Ranks."""
     shard_ranks: int = 1
     """Ranks that share one copy of the weights (fsdp2.yaml: sharding_size)."""
-    precision: Precision = "bf16"
+    precision: Precision = SHARDED_BF16
     """Precision of forward and backward."""
     recompute: bool = False
     """Whether the blocks' activations are computed again in backward."""
@@ -49,6 +47,20 @@ class Layout:
     """Blocks whose weights are gathered ahead."""
     reshard_after_forward: bool = True
     """Whether gathered weights are freed between forward and backward."""
+
+    @classmethod
+    def of(cls, fsdp2: Fsdp2Config | None, precision: Precision, world_size: int) -> Layout:
+        """Return the layout of a run; ``fsdp2`` is None where every rank holds all."""
+        if fsdp2 is None:
+            return cls(world_size, 1, precision)
+        return cls(
+            world_size,
+            fsdp2.shard_ranks(world_size),
+            precision,
+            recompute=any("blocks" in path for path in fsdp2.recompute_modules or ()),
+            prefetch=fsdp2.num_to_forward_prefetch or 0,
+            reshard_after_forward=bool(fsdp2.reshard_after_forward),
+        )
 
 
 @dataclass(frozen=True)
@@ -86,7 +98,7 @@ class Memory:
 def memory(model: ModelConfig, layout: Layout, online_vae: bool = True) -> Memory:
     """Return what a rank holds; ``online_vae``: images are encoded in the step, and not read from a cache."""
     parts, S = shapes(model.predictor), layout.shard_ranks
-    trained, everything = count(parts.trained, S), count(parts.all, S)
+    trained, everything = parts.num_elements(S, trained_only=True), parts.num_elements(S)
     activations, workspace = activation_bytes(model, layout)
     return Memory(
         weights=4 * everything,
@@ -103,9 +115,8 @@ def memory(model: ModelConfig, layout: Layout, online_vae: bool = True) -> Memor
 def activation_bytes(model: ModelConfig, layout: Layout) -> tuple[int, int]:
     """Return (kept from forward to backward, held for a moment) of one image, bytes."""
     block = block_activation_bytes(model, layout.precision)
-    config, element = model.predictor, _KEPT[layout.precision][1]
+    config, (norm_bytes, element) = model.predictor, _KEPT[layout.precision.way]
     tokens = config.num_tokens * config.hidden_size
-    norm_bytes = _KEPT[layout.precision][0]
     ends = tokens * (2 * norm_bytes + element) + _loss_bytes(model)
     gradients = 2 * int(tokens * config.mlp_ratio) * element  # of the MLP's hidden layer, in and out
     if layout.recompute:
@@ -116,7 +127,7 @@ def activation_bytes(model: ModelConfig, layout: Layout) -> tuple[int, int]:
 def block_activation_bytes(model: ModelConfig, precision: Precision) -> int:
     """Bytes one transformer block keeps of one image for backward."""
     config = model.predictor
-    norms, others = _KEPT[precision]
+    norms, others = _KEPT[precision.way]
     vectors = _NORM_VECTORS * norms + (_OTHER_VECTORS + 2 * config.mlp_ratio) * others
     statistics = config.num_tokens * (4 * 4 + 4 * config.num_heads)  # of the norms; log-sum-exp of attention
     condition = config.hidden_size * (2 + 6 + 2) * norms  # silu in and out, six modulations, 1 + scale
@@ -132,14 +143,14 @@ def _loss_bytes(model: ModelConfig) -> int:
 
 def _gathered_bytes(model: ModelConfig, layout: Layout) -> int:
     parts = shapes(model.predictor)
-    element = 4 if layout.precision == "fp32" else 2
-    if layout.precision == "autocast":
-        return element * count(parts.trained)  # autocast keeps a copy of each weight until backward is over
-    if layout.shard_ranks == 1 and layout.precision == "fp32":
+    if layout.precision.way == "autocast":
+        return 2 * parts.num_elements(trained_only=True)  # a copy of each weight is kept until backward is over
+    if layout.shard_ranks == 1 and layout.precision.way is None:
         return 0
+    element = 2 if layout.precision.way == "fsdp2" else 4
     largest = max(count(parts.block), count(parts.ends))
     if not layout.reshard_after_forward:
-        return element * (count(parts.all) + largest)
+        return element * (parts.num_elements() + largest)
     return element * largest * (2 + layout.prefetch)  # in use and ahead, and the gradient being reduced
 
 

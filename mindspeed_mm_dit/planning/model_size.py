@@ -26,6 +26,11 @@ class Shapes:
     num_blocks: int
     """How many there are."""
 
+    def num_elements(self, shards: int = 1, trained_only: bool = False) -> int:
+        """Elements on the fullest of ``shards`` ranks, however many blocks there are."""
+        outside = self.ends if trained_only else self.positions + self.ends
+        return count(outside, shards) + self.num_blocks * count(self.block, shards)
+
     @property
     def trained(self) -> tuple[Shape, ...]:
         """Every parameter with a gradient."""

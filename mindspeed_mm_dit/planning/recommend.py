@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 
 from mindspeed_mm_dit.configs.model import ModelConfig
@@ -76,9 +77,7 @@ def candidates(request: Request) -> list[Layout]:
     W, node = request.world_size, request.node_size
     sizes = (1, W) if node >= W else (node, W) if W % node == 0 else (W,)
     plain = [
-        Layout(W, size, "bf16", reshard_after_forward=reshard)
-        for size in dict.fromkeys(sizes)
-        for reshard in (False, True)
+        Layout(W, size, reshard_after_forward=reshard) for size in dict.fromkeys(sizes) for reshard in (False, True)
     ]
     return plain + [dataclasses.replace(layout, recompute=True) for layout in plain if layout.reshard_after_forward]
 
@@ -156,4 +155,5 @@ def _recommendation(model: ModelConfig, layout: Layout, micro: int, request: Req
 
 
 def _divisor_up_to(number: int, limit: int) -> int:
-    return max((d for d in range(1, min(number, limit) + 1) if number % d == 0), default=0)
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return max((d for low in small for d in (low, number // low) if d <= limit), default=0)

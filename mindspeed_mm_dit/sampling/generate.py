@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from mindspeed_mm_dit.configs.limits import LARGEST
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.data.draws import Stream, normals
 from mindspeed_mm_dit.diffusion.guidance import Guidance, guided_network
 from mindspeed_mm_dit.diffusion.samplers import find_sampler
 from mindspeed_mm_dit.diffusion.schedule import respaced_steps
-from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.errors import ConfigError, ConvergenceError
 from mindspeed_mm_dit.framework import ops, runtime
 
 DECODED_PIXELS = 8 * 512**2
@@ -41,8 +42,8 @@ class SampleSettings:
     """Run the network's matrix products in bfloat16; the chain itself stays in float32."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.seed < 2**64:
-            raise ConfigError(f"--seed = {self.seed}", "must lie between 0 and 2**64 - 1")
+        if not 0 <= self.seed <= LARGEST:
+            raise ConfigError(f"--seed = {self.seed}", "must lie between 0 and 2**63 - 1")
         if self.clip is not None and not 0 < self.clip < math.inf:
             raise ConfigError(f"--clip = {self.clip}", "must be a positive number")
 
@@ -98,7 +99,14 @@ def _generate_batch(
     for state in states(model, config, labels[numbers], numbers, settings):
         latents = state
         on_step(len(numbers))
-    return to_pixels(decode(model.ae, latents, config.image_size))
+    images = decode(model.ae, latents, config.image_size)
+    if not np.isfinite(images).all():
+        raise ConvergenceError(
+            f"samples with --cfg-scale {settings.guidance.scale:g}",
+            "are not finite numbers",
+            "use a smaller --cfg-scale, or set --clip; or the weights are those of a run that diverged",
+        )
+    return to_pixels(images)
 
 
 def decode(autoencoder: Any, latents: Any, image_size: int) -> np.ndarray:

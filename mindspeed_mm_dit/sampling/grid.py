@@ -33,8 +33,7 @@ def draw_grid(
 
     names: of the classes, by label; where there is none, or it cannot be drawn, the number stands.
     """
-    factor = max(1, -(-CELL_PIXELS // images.shape[1]))
-    cell = images.shape[1] * factor
+    cell = _cell(images.shape[1])
     classes = sorted(set(labels.tolist()))
     shown = {label: images[labels == label][:per_class] for label in classes}
     columns, step = min(LINE, max(map(len, shown.values()))), cell + GAP_PIXELS
@@ -66,13 +65,26 @@ def save_samples(
         draw_grid(images, labels, per_class, names).save(path)
 
 
+def memory_bytes(path: Path, num_images: int, image_size: int) -> int:
+    """Return the bytes that images take until ``save_samples`` has written them to ``path``.
+
+    In colour: as they were drawn, joined to one array and, unless they are kept as numbers, laid out in a picture.
+    """
+    cell = 0 if path.suffix.lower() == ".npz" else _cell(image_size) + GAP_PIXELS
+    return num_images * 3 * (2 * image_size**2 + cell**2)
+
+
 def check_size(flag: str, path: Path, labels: np.ndarray, image_size: int) -> None:
     """Raise ConfigError if the picture of ``labels`` (N,) would be too large for the format of ``path``."""
-    cell = image_size * max(1, -(-CELL_PIXELS // image_size))
-    height = _lines(labels, None) * (cell + GAP_PIXELS)
+    height = _lines(labels, None) * (_cell(image_size) + GAP_PIXELS)
     if path.suffix.lower() in (".jpg", ".jpeg") and height > _JPEG_PIXELS:
         reason = f"the picture would be {height} pixels high; a JPEG has at most {_JPEG_PIXELS}"
         raise ConfigError(f"{flag} = {path}", reason, "use .png or .npz, or fewer classes")
+
+
+def _cell(image_size: int) -> int:
+    """Return the pixels of an image's side in a picture."""
+    return image_size * max(1, -(-CELL_PIXELS // image_size))
 
 
 def _lines(labels: np.ndarray, per_class: int | None) -> int:

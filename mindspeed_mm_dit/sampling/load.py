@@ -9,10 +9,13 @@ from typing import Any, NamedTuple
 from mindspeed_mm_dit.checkpoint.formats import diffusers, mindspore, pt, pytorch, safetensors
 from mindspeed_mm_dit.checkpoint.store import find_checkpoint, read_facts
 from mindspeed_mm_dit.checkpoint.weights import check_names, read_weights
+from mindspeed_mm_dit.configs.limits import check_path
 from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config, model_config_from_mapping
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
 from mindspeed_mm_dit.models.composite import DiTModel
+from mindspeed_mm_dit.planning.fit import Place, check_model_fits
 
 
 class Described(NamedTuple):
@@ -31,8 +34,9 @@ def describe(checkpoint: str | Path, model_json: str | Path | None) -> Described
 
     Raises:
         CheckpointError: there is nothing that weights could be read from.
-        ConfigError: model.json is needed, or wrong.
+        ConfigError: model.json is needed, or wrong, or of a model that this machine cannot hold.
     """
+    check_path("--checkpoint", str(checkpoint))
     path = find_checkpoint(checkpoint)
     facts = _facts(path)
     if model_json is not None:
@@ -41,6 +45,7 @@ def describe(checkpoint: str | Path, model_json: str | Path | None) -> Described
         config = model_config_from_mapping(facts["model"], f"{path}: its model.json")
     else:
         raise ConfigError("--model", f"is needed: {path} does not say what model it belongs to")
+    check_model_fits(config, Place("this machine", host_memory_bytes()))
     return Described(path, config, tuple(map(str, facts.get("classes") or ())))
 
 

@@ -1,4 +1,4 @@
-"""The classes of a run: said at its start, kept in its checkpoints, compared when it is resumed."""
+"""What a run learns from, said at its start; the names of its classes, compared when it is resumed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,47 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.data.folder import ImageIndex
+from mindspeed_mm_dit.data.copies import find_copies
+from mindspeed_mm_dit.data.folder import DECODE_CHECK_LIMIT, ImageIndex
 from mindspeed_mm_dit.errors import CheckpointError
 
 CLASSES_SHOWN = 10
+COPIES_SHOWN = 3
+
+
+def say_data(train: ImageIndex, valid: ImageIndex, num_classes: int) -> None:
+    """Print what a run learns from, what is left out of it, and what in it looks like a mistake."""
+    say_classes(train, valid, num_classes)
+    say_notes(train)
+    if train.rows is None and len(train) + len(valid) <= DECODE_CHECK_LIMIT:
+        say_copies((*train.paths, *valid.paths), np.concatenate([train.labels, valid.labels]), train.classes)
+
+
+def say_notes(index: ImageIndex) -> None:
+    """Print what reading the index brought up: files left out and skipped, and the like."""
+    for note in index.notes:
+        print(note, file=sys.stderr)
+    if index.skipped:
+        more = index.skipped - len(index.problems)
+        files = [*index.problems, f"and {more} more"] if more else index.problems
+        named = ":" + "".join(f"\n    {file}" for file in files) if index.problems else ""
+        print(f"warning: {index.skipped} image(s) cannot be read and are skipped{named}", file=sys.stderr)
+
+
+def say_copies(paths: Sequence[str], labels: np.ndarray, classes: Sequence[str]) -> None:
+    """Warn of images that are the same byte for byte: of two under two labels one is wrong."""
+    copies = find_copies(paths)
+    same = [labels[copy.image] == labels[copy.earlier] for copy in copies]
+    for kind, words, found in (
+        ("warning", "another image with another label", [copy for copy, is_same in zip(copies, same) if not is_same]),
+        ("note", "another image with its label", [copy for copy, is_same in zip(copies, same) if is_same]),
+    ):
+        if found:
+            line = f"{kind}: {_count(len(found), 'image is', 'images are')} byte for byte {words}:"
+            for copy in found[:COPIES_SHOWN]:
+                here, there = (f"{paths[image]} ({_named(labels[image], classes)})" for image in copy)
+                line += f"\n    {here} and {there}"
+            print(line, file=sys.stderr)
 
 
 def say_classes(train: ImageIndex, valid: ImageIndex, num_classes: int) -> None:
@@ -26,9 +63,11 @@ def say_classes(train: ImageIndex, valid: ImageIndex, num_classes: int) -> None:
     _print(line + ", ".join(shown))
     if len(labels) < num_classes:
         without = num_classes - len(labels)
+        empty = [name for label, name in enumerate(train.classes) if label not in labels and name != str(label)]
+        named = f" ({_short(empty)})" if empty else ""
         print(
             f"warning: predictor.num_classes = {num_classes}, and {_count(without, 'class has', 'classes have')} no "
-            "images: nothing is learned of them",
+            f"images{named}: nothing is learned of them",
             file=sys.stderr,
         )
 

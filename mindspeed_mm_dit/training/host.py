@@ -12,9 +12,12 @@ import sys
 import time
 from collections.abc import Sequence
 from types import ModuleType, TracebackType
+from typing import NoReturn
 
 from mindspeed_mm_dit.errors import PlatformError, UserError
 from mindspeed_mm_dit.framework import FRAMEWORKS, activate
+from mindspeed_mm_dit.framework.launched import check_launched, end_with_launcher
+from mindspeed_mm_dit.training.exit_codes import USER_ERROR
 
 HOST_PACKAGES = ("mindspeed", "megatron.training", "mindspeed_mm")
 
@@ -31,14 +34,23 @@ def choose_host(argv: Sequence[str]) -> ModuleType:
     with one line and code 130.
     """
     sys.excepthook = _without_traceback_of_an_interrupt
+    end_with_launcher(os.environ)
+    try:
+        check_launched(os.environ, _wanted(argv).ai_framework)
+    except UserError as error:
+        _give_up(error, says_it=True)
     try:
         return find_host(argv)
-    except UserError as error:
-        if _says_it():
-            print(f"\n{error}", file=sys.stderr, flush=True)
-        else:
-            time.sleep(SECONDS_TO_SAY_IT)
-        sys.exit(2)
+    except UserError as error:  # every rank finds the same; one says it
+        _give_up(error, _says_it())
+
+
+def _give_up(error: UserError, says_it: bool) -> NoReturn:
+    if says_it:
+        print(f"\n{error}", file=sys.stderr, flush=True)
+    else:
+        time.sleep(SECONDS_TO_SAY_IT)
+    sys.exit(USER_ERROR)
 
 
 def _without_traceback_of_an_interrupt(
@@ -53,7 +65,7 @@ def _without_traceback_of_an_interrupt(
 
 
 def _says_it() -> bool:
-    return os.environ.get("RANK", "0") == "0"
+    return os.environ.get("RANK", os.environ.get("RANK_ID", "0")) == "0"
 
 
 def find_host(argv: Sequence[str]) -> ModuleType:
@@ -63,10 +75,7 @@ def find_host(argv: Sequence[str]) -> ModuleType:
         PlatformError: the host or framework that was asked for is not here, or broken.
         UserError: MindSpeed-MM is the host, and cannot run what the command line asks for.
     """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--host", default="auto")
-    parser.add_argument("--ai-framework", default="pytorch", choices=FRAMEWORKS)
-    wanted, _ = parser.parse_known_args(list(argv))
+    wanted = _wanted(argv)
     missing = [name for name in HOST_PACKAGES if not _is_installed(name)]
     if wanted.host == "mindspeed-mm" and missing:
         raise PlatformError(
@@ -84,6 +93,13 @@ def find_host(argv: Sequence[str]) -> ModuleType:
     from mindspeed_mm_dit.training import standalone
 
     return standalone
+
+
+def _wanted(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--host", default="auto")
+    parser.add_argument("--ai-framework", default="pytorch", choices=FRAMEWORKS)
+    return parser.parse_known_args(list(argv))[0]
 
 
 def _note_a_partial_host(missing: Sequence[str], wanted: str) -> None:

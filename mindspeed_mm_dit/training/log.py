@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -90,8 +91,7 @@ class RunLog:
         """Say what the last interval was like."""
         if not self._prints:
             return
-        tqdm.write(format_line(record, datetime.now()), file=sys.stdout)
-        sys.stdout.flush()
+        self.say(format_line(record, datetime.now()))
         mfu = self._mfu(record.images_per_second)
         share = "" if mfu is None else f", MFU {mfu:.1%}"
         self._bar.set_postfix_str(f"loss {record.loss:.4f}, {record.images_per_second:.0f} images/s{share}")
@@ -109,10 +109,14 @@ class RunLog:
         self._scalars(iteration, {"valid/loss": loss})
 
     def say(self, text: str) -> None:
-        """Print a line without breaking the progress bar."""
-        if self._prints:
+        """Print a line without breaking the progress bar; a run that nobody reads any more goes on."""
+        if not self._prints:
+            return
+        try:
             tqdm.write(text, file=sys.stdout)
             sys.stdout.flush()
+        except OSError:  # a pipe whose reader has ended, a terminal that is closed
+            print_nowhere(sys.stdout.fileno())
 
     def close(self) -> None:
         """Finish the bar and flush TensorBoard."""
@@ -124,6 +128,14 @@ class RunLog:
         if self._tensorboard is not None:
             for name, value in values.items():
                 self._tensorboard.add_scalar(name, value, iteration)
+
+
+def print_nowhere(*streams: int) -> None:
+    """Send to nowhere what is printed to the file descriptors ``streams`` from now on."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in streams:
+        os.dup2(nowhere, stream)
+    os.close(nowhere)
 
 
 def _open_tensorboard(folder: str, iteration: int) -> SummaryWriter:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from mindspeed_mm_dit.errors import ConvergenceError
+from mindspeed_mm_dit.errors import ConvergenceError, DataError, StepError, UserError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.training.log import RunLog, StepRecord
 from mindspeed_mm_dit.training.lr import LearningRate
 from mindspeed_mm_dit.training.progress import Progress
-from mindspeed_mm_dit.training.signals import StopRequest
+from mindspeed_mm_dit.training.signals import Stop, StopRequest
 from mindspeed_mm_dit.training.utilisation import meter
 
 
@@ -25,10 +27,14 @@ def train(
     valid_batches: Iterable[Any] | None,
     progress: Progress,
     stop: StopRequest,
-) -> None:
-    """Run optimizer steps until --train-iters or a request to stop, then save.
+) -> Stop | None:
+    """Run optimizer steps until --train-iters or until the ranks agree to end, save, and return why they ended.
 
     ``valid_batches`` is iterated anew for every validation.
+
+    Raises:
+        StepError: a step failed, or a validation of several ranks; nothing was saved after it.
+        ConvergenceError: the numbers are no longer finite, and are not saved.
     """
     schedule = learning_rate(args)
     is_last_rank = runtime.rank() == runtime.world_size() - 1
@@ -43,12 +49,12 @@ def train(
     if progress.iteration >= args.train_iters:
         log.say(f"iteration {progress.iteration} is reached already: nothing to train up to {args.train_iters}")
     while progress.iteration < args.train_iters:
-        if stop.on_any_rank():
-            saved = "saving it" if args.save else "nothing is saved without --save"
-            log.say(f"asked to stop at iteration {progress.iteration}: {saved}")
+        batches = _next_batches(train_batches, stop)
+        if stop.agree():
             break
         lr = schedule.at(progress.iteration)
-        result = engine.train_step(forward_step, train_batches, lr)
+        with _named(f"iteration {progress.iteration + 1}"):
+            result = engine.train_step(forward_step, batches, lr)
         intervals.say()  # of the steps before, while the device is busy with this one
         intervals.add(result)
         progress.advance()
@@ -57,15 +63,52 @@ def train(
             intervals.close(progress, lr)
         if _is_due(args.eval_interval, progress) and valid_batches is not None and args.eval_iters:
             intervals.say()
-            log.validation(progress.iteration, validate(args, engine, forward_step, iter(valid_batches)))
+            loss = validate(args, engine, forward_step, iter(valid_batches), stop)
+            if loss is not None:
+                log.validation(progress.iteration, loss)
         if _is_due(args.save_interval, progress):
             intervals.say()
             intervals.check(progress)
             progress.try_save()
+    ended = stop.agree()
     intervals.say()
     intervals.check(progress)
+    if ended:
+        saved = "saving it" if args.save else "nothing is saved without --save"
+        log.say(f"{ended.reason} at iteration {progress.iteration}: {saved}")
     progress.finish()
     log.close()
+    return ended
+
+
+def _next_batches(batches: Iterator[Any], stop: StopRequest) -> Iterator[Any]:
+    """Return this rank's micro-batches of one optimizer step.
+
+    They are all made before the step, so that an error of the reader, which is noted, finds the weights as they were.
+    """
+    count, own = runtime.num_microbatches(), []
+    try:
+        own = list(itertools.islice(batches, count))
+        if len(own) < count:
+            raise DataError("the batches of this run", "have come to an end")
+    except Exception as error:  # (a reader's, whatever its kind)
+        stop.note(error)
+    return iter(own)
+
+
+@contextlib.contextmanager
+def _named(what: str) -> Iterator[None]:
+    """Turn what goes wrong in ``what`` into an error a user can read."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise StepError(
+            what,
+            f"failed, and what it left is not saved: {type(error).__name__}: {error}",
+            "the last checkpoint stands; resume from it",
+        ) from error
 
 
 def learning_rate(args: Namespace) -> LearningRate:
@@ -80,9 +123,27 @@ def learning_rate(args: Namespace) -> LearningRate:
     )
 
 
-def validate(args: Namespace, engine: Any, forward_step: Callable[..., Any], batches: Iterator[Any]) -> float:
-    """Return the mean loss over --eval-iters global batches."""
-    losses = [float(engine.eval_step(forward_step, batches)) for _ in range(args.eval_iters)]
+def validate(
+    args: Namespace, engine: Any, forward_step: Callable[..., Any], batches: Iterator[Any], stop: StopRequest
+) -> float | None:
+    """Return the mean loss over --eval-iters global batches, None where something asks the run to end.
+
+    Raises:
+        StepError: it failed on one of several ranks; the others may be in the middle of it.
+    """
+    losses = []
+    for _ in range(args.eval_iters):
+        own = _next_batches(batches, stop)
+        if stop.agree():
+            return None
+        try:
+            with _named("the validation"):
+                losses.append(float(engine.eval_step(forward_step, own)))
+        except StepError as error:
+            if runtime.world_size() > 1:
+                raise
+            stop.note(error)
+            return None
     return sum(losses) / len(losses)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import os
 import sys
 from argparse import Namespace
 from dataclasses import dataclass, replace
@@ -13,15 +13,22 @@ from typing import Any
 from mindspeed_mm_dit.configs.arguments import check_arguments
 from mindspeed_mm_dit.configs.data import DataConfig, DatasetParam, load_data_config
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, load_fsdp2_config
-from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mapping
+from mindspeed_mm_dit.configs.limits import MOST_GUIDANCE, check_between
+from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, ModelConfig, model_config_from_mapping, spelled_out
 from mindspeed_mm_dit.configs.outputs import check_output_file, check_output_folder
+from mindspeed_mm_dit.configs.precision import Precision, decide
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.data.dataset import check_fit
 from mindspeed_mm_dit.data.folder import ImageIndex, open_index, split_index
+from mindspeed_mm_dit.data.latents import digest_of_files
 from mindspeed_mm_dit.diffusion.schedule import respaced_steps
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.framework import runtime
-from mindspeed_mm_dit.training.classes import say_classes
+from mindspeed_mm_dit.framework import active, runtime
+from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
+from mindspeed_mm_dit.models.autoencoder_kl_files import find_weights
+from mindspeed_mm_dit.planning.fit import Place, check_model_fits, check_state_fits, tight_step
+from mindspeed_mm_dit.planning.memory import Layout
+from mindspeed_mm_dit.training.classes import say_data
 
 
 @dataclass(frozen=True)
@@ -33,9 +40,15 @@ class MultiModalArguments:
     fsdp2: Fsdp2Config | None
     """None without --use-torch-fsdp2."""
     model_json: dict[str, Any]
-    """model.json as it was read; it is kept in every checkpoint."""
+    """model.json with all that it leaves to be looked up spelled out; it is kept in every checkpoint."""
+    precision: Precision | None = None
+    """What a step computes in; None: MindSpeed-MM decides it, without FSDP2."""
     classes: tuple[str, ...] = ()
     """Name of each label, kept in every checkpoint."""
+    pictures: str = ""
+    """``ImageIndex.pictures``, kept in every checkpoint."""
+    autoencoder: str = ""
+    """Which autoencoder it is: a digest of its files; kept in every checkpoint."""
 
 
 def preflight(args: Namespace) -> MultiModalArguments:
@@ -46,35 +59,70 @@ def preflight(args: Namespace) -> MultiModalArguments:
     """
     world_size = runtime.world_size()
     check_arguments(args, world_size)
-    model_json = read_json(args.mm_model, "--mm-model")
+    model_json = spelled_out(read_json(args.mm_model, "--mm-model"), args.mm_model)
+    fsdp2 = load_fsdp2_config(args.fsdp2_config_path) if args.use_torch_fsdp2 else None
     mm = MultiModalArguments(
         model=model_config_from_mapping(model_json, args.mm_model),
         data=load_data_config(args.mm_data),
-        fsdp2=load_fsdp2_config(args.fsdp2_config_path) if args.use_torch_fsdp2 else None,
+        fsdp2=fsdp2,
         model_json=model_json,
+        precision=decide(args.bf16, fsdp2, runtime.WAYS_TO_BF16, f"{active()} on {runtime.device_type()}"),
     )
     if mm.fsdp2 is not None:
         mm.fsdp2.shard_ranks(world_size)
+    check_memory(args, mm, world_size)
+    check_autoencoder(mm)
     train, valid = image_indices(mm, args.seed)
     check_fit(mm.model, mm.data, len(train), args.global_batch_size)
     check_report(args, mm.model)
     if runtime.rank() == 0:
         check_outputs(args)
-        say_classes(train, valid, mm.model.predictor.num_classes)
-        _say_skipped(train)
+        say_data(train, valid, mm.model.predictor.num_classes)
         if args.eval_interval and not len(valid):
             print(
                 f"warning: --eval-interval = {args.eval_interval}: no image is held out "
                 f"(dataset_param.valid_fraction = {mm.data.dataset_param.valid_fraction}), so nothing is validated",
                 file=sys.stderr,
             )
-    return replace(mm, classes=train.classes)
+    return with_facts(mm, train)
+
+
+def with_facts(mm: MultiModalArguments, images: ImageIndex) -> MultiModalArguments:
+    """Return ``mm`` with what every checkpoint keeps of the images and the autoencoder."""
+    ae = mm.model.ae
+    autoencoder = f"files {digest_of_files(ae.from_pretrained)[:12]}" if isinstance(ae, AutoencoderKLConfig) else ""
+    return replace(mm, classes=images.classes, pictures=images.pictures, autoencoder=autoencoder)
+
+
+def check_memory(args: Namespace, mm: MultiModalArguments, world_size: int) -> None:
+    """Raise ConfigError for a model that cannot fit here; warn on the first rank where a step may not."""
+    assert mm.precision is not None
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+    host = Place("this machine", host_memory_bytes(), min(int(ranks), world_size) if ranks.isdigit() else 1)
+    check_model_fits(mm.model, host)
+    layout, num_bytes = Layout.of(mm.fsdp2, mm.precision, world_size), runtime.device_memory_bytes()
+    if runtime.device_type() == "cpu":
+        device = host
+    elif num_bytes is None or (mm.fsdp2 is not None and mm.fsdp2.offload_to_cpu):
+        return
+    else:
+        device = Place(runtime.device_name(), num_bytes)
+    check_state_fits(mm.model, layout, device)
+    online_vae = mm.data.dataset_param.latents is None
+    warning = tight_step(mm.model, layout, args.micro_batch_size, online_vae, device)
+    if warning and runtime.rank() == 0:
+        print(warning, file=sys.stderr)
+
+
+def check_autoencoder(mm: MultiModalArguments) -> None:
+    """Raise CheckpointError unless the weights of the autoencoder that encodes the images are there."""
+    if isinstance(mm.model.ae, AutoencoderKLConfig) and mm.data.dataset_param.latents is None:
+        find_weights(mm.model.ae)
 
 
 def check_report(args: Namespace, model: ModelConfig) -> None:
     """Raise ConfigError for a report that could not be drawn once the training is over."""
-    if not 0 <= args.report_cfg_scale < math.inf:
-        raise ConfigError(f"--report-cfg-scale = {args.report_cfg_scale}", "must be a number of at least 0")
+    check_between("--report-cfg-scale", args.report_cfg_scale, 0.0, MOST_GUIDANCE)
     if not args.report:
         return
     if not args.save:
@@ -98,14 +146,6 @@ def check_outputs(args: Namespace) -> None:
             check_output_file("--report", Path(args.save).parent / "samples.png")
     if args.tensorboard_dir:
         check_output_folder("--tensorboard-dir", args.tensorboard_dir)
-
-
-def _say_skipped(index: ImageIndex) -> None:
-    if index.skipped:
-        more = index.skipped - len(index.problems)
-        files = [*index.problems, f"and {more} more"] if more else index.problems
-        named = ":" + "".join(f"\n    {file}" for file in files) if index.problems else ""
-        print(f"warning: {index.skipped} image(s) cannot be read and are skipped{named}", file=sys.stderr)
 
 
 def image_indices(mm: MultiModalArguments, seed: int) -> tuple[ImageIndex, ImageIndex]:

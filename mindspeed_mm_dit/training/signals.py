@@ -1,33 +1,56 @@
-"""A polite request to stop: SIGTERM or SIGINT is noted, and the loop saves before it ends."""
+"""What asks a run to end before its last step, a signal or an error beside the step, and how all ranks hear of it."""
 
 from __future__ import annotations
 
+import os
 import signal
+import stat
 import time
+from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any
 
+from mindspeed_mm_dit.errors import DataError, UserError
 from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.training.exit_codes import SIGNALS, USER_ERROR
+from mindspeed_mm_dit.training.log import print_nowhere
 
 LAUNCHER_SECONDS = 1.0
 """torchrun passes on a Ctrl-C that the terminal has sent to every process already: so soon after, it is the same."""
 
 
+@dataclass(frozen=True)
+class Stop:
+    """Why a run ends before its last step; the same on every rank, but for ``error``."""
+
+    reason: str
+    """In words for the log."""
+    code: int
+    """Exit code of every rank: 128 and the signal's number, or 2 after an error."""
+    error: UserError | None = None
+    """What went wrong on this rank."""
+
+
 class StopRequest:
-    """While entered, turns SIGTERM and the first SIGINT into a flag that all ranks share."""
+    """While entered, notes SIGTERM, SIGHUP and the first SIGINT; the ranks agree on them before each step."""
 
     def __init__(self) -> None:
-        self._asked = False
+        self._signals: set[signal.Signals] = set()
+        self._error: UserError | None = None
         self._interrupted_at: float | None = None
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopRequest:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._before[number] = signal.signal(number, self._note)
+        for number in SIGNALS:
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue  # nohup: the run is to outlive its shell
+            self._before[number] = signal.signal(number, self._note_signal)
         return self
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self._asked = True
+    def _note_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signals.add(signal.Signals(number))
+        if number == signal.SIGHUP:
+            print_nowhere(*(s for s in (1, 2) if stat.S_ISCHR(os.fstat(s).st_mode)))  # a terminal, and gone
         if number != signal.SIGINT:
             return
         if self._interrupted_at is None:
@@ -39,6 +62,21 @@ class StopRequest:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def on_any_rank(self) -> bool:
-        """Return whether any rank was asked to stop; every rank must call this equally often."""
-        return bool(runtime.any_rank(self._asked))
+    def note(self, error: Exception) -> None:
+        """Keep an error that has left the weights as they were, until the ranks agree to end."""
+        if self._error is None:
+            self._error = error if isinstance(error, UserError) else _named(error)
+
+    def agree(self) -> Stop | None:
+        """Return why every rank is to end now, None to go on; every rank must call this equally often."""
+        asked = runtime.each_on_any_rank([*(number in self._signals for number in SIGNALS), self._error is not None])
+        if asked[-1]:
+            return Stop("stopped by an error", USER_ERROR, self._error)
+        return next((Stop(f"asked to stop by {n.name}", 128 + n) for n, on in zip(SIGNALS, asked) if on), None)
+
+
+def _named(error: Exception) -> UserError:
+    """Return an error of the operating system or of a library as one that a user can meet."""
+    named = DataError("a batch", f"could not be made: {type(error).__name__}: {error}")
+    named.__cause__ = error
+    return named

@@ -10,6 +10,7 @@ import importlib
 import os
 import sys
 import time
+import traceback
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from enum import Enum
@@ -17,13 +18,15 @@ from typing import Any, NoReturn
 
 from mindspeed_mm_dit import __version__
 from mindspeed_mm_dit.configs.arguments import build_parser
-from mindspeed_mm_dit.errors import UserError
+from mindspeed_mm_dit.errors import StepError, UserError
 from mindspeed_mm_dit.framework import active, runtime
 from mindspeed_mm_dit.training.host import SECONDS_TO_SAY_IT
 from mindspeed_mm_dit.training.loop import train
 from mindspeed_mm_dit.training.preflight import preflight
-from mindspeed_mm_dit.training.progress import open_progress
-from mindspeed_mm_dit.training.signals import StopRequest
+from mindspeed_mm_dit.training.progress import claim_save, open_progress
+from mindspeed_mm_dit.training.report import how_to_resume
+from mindspeed_mm_dit.training.signals import Stop, StopRequest
+from mindspeed_mm_dit.training.start import find_start
 
 NAME = "standalone"
 
@@ -66,7 +69,7 @@ def pretrain(
 
     ``model_type``, ``process_non_loss_data_func`` and ``args_defaults`` are the real host's business and change
     nothing here. A UserError is printed and ends the process with code 2, before any device work if it can be
-    seen by then.
+    seen by then. A run that was asked to stop is saved, and ends with 128 and the number of the signal.
     """
     try:
         args = _parse(extra_args_provider)
@@ -77,19 +80,27 @@ def pretrain(
     except UserError as error:  # every rank finds the same; one says it
         _give_up(error, says_it=runtime.rank() == 0)
     try:
-        _run(args, engine_module, train_valid_test_dataset_provider, model_provider, forward_step_func)
+        ended = _run(args, engine_module, train_valid_test_dataset_provider, model_provider, forward_step_func)
     except UserError as error:
-        _give_up(error, says_it=True)
+        _give_up(error, says_it=runtime.rank() == 0 or not error.is_shared)
+    if ended:
+        sys.exit(ended.code)
 
 
 def _give_up(error: UserError, says_it: bool) -> NoReturn:
     runtime.report_failure(error)
     if says_it:
-        print(f"\n{error}", file=sys.stderr, flush=True)
+        _say(error)
     else:
         time.sleep(SECONDS_TO_SAY_IT)
     sys.stdout.flush()
     os._exit(2)  # at once: the other ranks may wait for this one, and the launcher ends them
+
+
+def _say(error: UserError) -> None:
+    if isinstance(error, StepError):  # the fault may be ours
+        traceback.print_exception(error.__cause__)
+    print(f"\n{error}", file=sys.stderr, flush=True)
 
 
 def _parse(extra_args_provider: Callable[[ArgumentParser], ArgumentParser] | None) -> Namespace:
@@ -107,19 +118,27 @@ def _run(
     dataset_provider: Callable[[Any], tuple[Any, Any, Any]],
     model_provider: Callable[..., Any],
     forward_step: Callable[..., Any],
-) -> None:
+) -> Stop | None:
     started = time.monotonic()
     runtime.initialize(args.distributed_backend, args.micro_batch_size, args.global_batch_size)
     _announce(args)
     with StopRequest() as stop:
-        engine = engine_module.Engine(model_provider(), args, args.mm.fsdp2)
+        claim = claim_save(args)
+        start = find_start(args, engine_module.checkpoints)
+        engine = engine_module.Engine(model_provider(), args, args.mm.fsdp2, args.mm.precision)
         print_rank_0(f"predictor: {engine.num_parameters():,} parameters; ready in {time.monotonic() - started:.1f} s")
-        progress = open_progress(args, engine, engine_module.checkpoints)
+        progress = open_progress(args, engine, engine_module.checkpoints, claim, start)
         args.consumed_train_samples = progress.consumed_samples
         train_batches, valid_batches, _ = dataset_provider([args.train_iters * args.global_batch_size, 0, 0])
-        train(args, engine, forward_step, train_batches, valid_batches, progress, stop)
-    runtime.barrier()
-    runtime.shutdown()
+        ended = train(args, engine, forward_step, train_batches, valid_batches, progress, stop)
+        if ended and ended.error:
+            runtime.report_failure(ended.error)
+            _say(ended.error)
+        if ended:
+            print_rank_0(how_to_resume(args, progress.iteration))
+        runtime.barrier()
+        runtime.shutdown()
+    return ended
 
 
 def _announce(args: Namespace) -> None:
@@ -127,7 +146,7 @@ def _announce(args: Namespace) -> None:
     sharding = f"FSDP2 {args.fsdp2_config_path or 'defaults'}" if args.mm.fsdp2 else "data parallel"
     print_rank_0(
         f"mindspeed_mm_dit {__version__}, host: {NAME}, framework: {active()} ({versions})\n"
-        f"{runtime.world_size()} rank(s) on {runtime.device_name()}, {sharding}, "
+        f"{runtime.world_size()} rank(s) on {runtime.device_name()}, {sharding}, {args.mm.precision}, "
         f"global batch {args.global_batch_size} = {args.micro_batch_size} x {runtime.world_size()} rank(s) x "
         f"{args.global_batch_size // args.micro_batch_size // runtime.world_size()} micro-batch(es)"
     )

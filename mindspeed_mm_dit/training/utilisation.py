@@ -13,9 +13,7 @@ from mindspeed_mm_dit.planning.peaks import peak_tflops, utilisation
 
 def meter(args: Namespace) -> Callable[[float], float | None]:
     """Return MFU as a function of the images per second of all ranks; None where peak or arithmetic is unknown."""
-    sharded_bf16 = args.mm.fsdp2 is not None and args.mm.fsdp2.param_dtype == "bf16"
-    precision = "bf16" if args.bf16 or sharded_bf16 else "fp32"
-    peak = args.peak_tflops or peak_tflops(runtime.device_name(), precision)
+    peak = args.peak_tflops or peak_tflops(runtime.device_name(), args.mm.precision.compute)
     predictor, devices = args.mm.model.predictor, runtime.world_size()
     if peak is None or not isinstance(predictor, DiTConfig):
         return lambda images_per_second: None

@@ -1,8 +1,18 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 
-from mindspeed_mm_dit.checkpoint.store import TRACKER, CheckpointStore, find_checkpoint, read_facts
+from mindspeed_mm_dit.checkpoint.store import (
+    RUN_FACTS,
+    TRACKER,
+    BackgroundWriter,
+    CheckpointStore,
+    find_checkpoint,
+    read_facts,
+    unreadable,
+)
 from mindspeed_mm_dit.errors import CheckpointError
 
 
@@ -21,8 +31,9 @@ def test_a_checkpoint_is_invisible_until_it_is_complete(tmp_path):
     assert store.iterations() == [10, 20] and (tmp_path / TRACKER).read_text() == "20"
 
 
-def test_only_the_last_are_kept(tmp_path):
-    store = CheckpointStore(tmp_path, keep_last=2)
+@pytest.mark.parametrize("flags", [{}, {"keep_last": 2}])
+def test_only_the_last_are_kept(tmp_path, flags):
+    store = CheckpointStore(tmp_path, **flags)
     for iteration in (1, 2, 3, 4):
         write(store, iteration)
     assert store.iterations() == [3, 4]
@@ -75,9 +86,84 @@ def test_half_written_checkpoints_of_killed_runs_are_removed(tmp_path):
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["iter_0000001"]
 
 
-@pytest.mark.parametrize(("name", "message"), [("file", "is a file"), ("iter_0000001", "is one checkpoint")])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("file", "is a file"), ("iter_0000001", "is one checkpoint"), ("iter_0000002", "is one"), ("renamed", "is one")],
+)
 def test_what_is_no_folder_of_checkpoints_is_no_fresh_start(tmp_path, name, message):
     (tmp_path / "file").touch()
     write(CheckpointStore(tmp_path), 1)
+    (tmp_path / "iter_0000002").mkdir()  # of another program, without the facts of a run
+    (tmp_path / "renamed").mkdir()
+    (tmp_path / "renamed" / RUN_FACTS).write_text("{}")
     with pytest.raises(CheckpointError, match=message):
         CheckpointStore(tmp_path / name).latest(lambda path: None)
+
+
+def test_what_makes_a_checkpoint_visible_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
+    """Else a power cut could leave the name of a file without its content."""
+    synced, moved = set(), []
+    fsync, replace = os.fsync, os.replace
+
+    def noting_fsync(descriptor):
+        synced.add((os.fstat(descriptor).st_ino, os.fstat(descriptor).st_size))
+        fsync(descriptor)
+
+    def noting_replace(source, target):
+        moved.append((os.path.basename(target), (os.stat(source).st_ino, os.stat(source).st_size) in synced))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", noting_fsync)
+    monkeypatch.setattr(os, "replace", noting_replace)
+    write(CheckpointStore(tmp_path), 7)
+    assert [(name, safe) for name, safe in moved if name in (RUN_FACTS, TRACKER)] == [
+        (RUN_FACTS, True),
+        (TRACKER, True),
+    ]
+
+
+def test_what_a_killed_save_left_is_no_part_of_the_next(tmp_path):
+    store = CheckpointStore(tmp_path)
+    (store.begin(4) / "half").touch()
+    assert list(store.begin(4).iterdir()) == []
+
+
+@pytest.mark.parametrize("content", ["[1, 2]", "null", "{", ""])
+def test_facts_that_are_none_are_empty(tmp_path, content):
+    assert read_facts(tmp_path) == {}
+    (tmp_path / RUN_FACTS).write_text(content)
+    assert read_facts(tmp_path) == {}
+
+
+class Writer(BackgroundWriter):
+    """Finds out about a problem when it is waited for."""
+
+    def __init__(self, folder, problem):
+        super().__init__()
+        self._folder, self.problem = folder, problem
+
+    def _join(self):
+        self._problem, self.problem = self.problem, None
+
+
+def test_a_problem_of_the_background_is_told_once_to_whom_waits(tmp_path):
+    full = OSError(28, "No space left on device")
+    wrapped = RuntimeError("writer failed\nat line 1")
+    wrapped.__cause__ = full
+    writer = Writer(tmp_path, wrapped)
+    with pytest.raises(CheckpointError, match=r"could not be written: OSError: \[Errno 28\] No space left") as caught:
+        writer.wait()
+    assert caught.value.__cause__ is wrapped
+    writer.wait()
+
+
+def test_the_reason_of_a_bad_checkpoint_is_the_systems_or_the_first_line_of_the_first(tmp_path):
+    gone, of_format = FileNotFoundError(2, "No such file", "x"), ValueError("bad header\nframes")
+    of_format.__context__ = RuntimeError("between")
+    of_format.__context__.__cause__ = gone
+    collected = Exception("many ranks")
+    collected.failures = {1: (of_format, "traceback"), 2: (ValueError("other"), "traceback")}
+    plain = ValueError("bad header\nframes")
+    for problem, words in ((of_format, "FileNotFoundError: [Errno 2]"), (collected, "FileNotFoundError: [Errno 2]"),
+                           (plain, "cannot be read: ValueError: bad header\n")):  # fmt: skip
+        assert words in str(unreadable(problem, tmp_path)) and "frames" not in str(unreadable(problem, tmp_path))

@@ -35,11 +35,13 @@ def test_bare_state_dicts_are_read_in_every_format(tmp_path):
             np.testing.assert_array_equal(array, TENSORS[name].numpy())
 
 
-def test_bfloat16_comes_as_float32(tmp_path):
-    torch.save({"w": TENSORS["b.bias"].bfloat16()}, tmp_path / "f.pt")
-    weights = read_weights(tmp_path / "f.pt")
+@pytest.mark.parametrize("name", ["f.pt", "f.safetensors"])
+def test_bfloat16_comes_as_float32(tmp_path, name):
+    low = {"w": TENSORS["b.bias"].bfloat16()}
+    (torch.save if name == "f.pt" else save_file)(low, tmp_path / name)
+    weights = read_weights(tmp_path / name)
     assert weights["w"].dtype == np.float32
-    np.testing.assert_array_equal(weights["w"], TENSORS["b.bias"].bfloat16().float().numpy())
+    np.testing.assert_array_equal(weights["w"], low["w"].float().numpy())
 
 
 class Harmful:

@@ -68,7 +68,7 @@ def test_sharding_size_must_divide_the_ranks():
         ("sharding_size: atuo", "Did you mean 'auto'?"),
         ("param_dtype: bfloat16", "expected 'bf16', 'fp16', 'fp32' or null"),
         ("reshard_after_forward: 0", "must be true, false or a positive number"),
-        ("num_to_forward_prefetch: -1", "must not be negative"),
+        ("num_to_forward_prefetch: -1", "num_to_forward_prefetch = -1: must be at least 0"),
         ("offload_to_cpu: 1", "expected true or false"),
         ("pin_memory: true\npin_memory: false", "key 'pin_memory' stands twice"),
         ("# caf\xe9", "is not UTF-8"),

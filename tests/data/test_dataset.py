@@ -8,17 +8,33 @@ from PIL import Image
 
 from mindspeed_mm_dit.configs.data import DataConfig, DataloaderParam, DatasetParam
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
+from mindspeed_mm_dit.data import draws
 from mindspeed_mm_dit.data.dataset import build_samples
+from mindspeed_mm_dit.data.draws import Stream
 from mindspeed_mm_dit.data.folder import open_index
 from mindspeed_mm_dit.data.images import ImageReader
 from mindspeed_mm_dit.data.loader import load_batches
 from mindspeed_mm_dit.data.transforms import load_pixels
 from mindspeed_mm_dit.errors import ConfigError, DataError
 
+NUM_IMAGES = 70
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """Seven grey pictures of 8 x 8 in each of ten classes."""
+    folder = tmp_path_factory.mktemp("pictures")
+    draw = np.random.default_rng(0)
+    for number in range(NUM_IMAGES):
+        path = folder / str(number % 10) / f"{number}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(draw.integers(0, 256, (8, 8), np.uint8)).save(path)
+    return folder
+
 
 @pytest.fixture
-def configs(model_json, digits_folder):
-    param = DatasetParam(data_folder=str(digits_folder), image_size=8, index="labels.csv", random_flip=True)
+def configs(model_json, pictures):
+    param = DatasetParam(data_folder=str(pictures), image_size=8, random_flip=True)
     return model_config_from_mapping(model_json, "model.json"), DataConfig(param, DataloaderParam())
 
 
@@ -47,11 +63,42 @@ def test_a_batch_is_the_same_however_it_is_cut(samples):
         np.testing.assert_array_equal(array, np.concatenate(parts))
 
 
-def test_half_of_the_images_are_mirrored(samples):
-    samples.settings = samples.settings.__class__(**{**samples.settings.__dict__, "flip_prob": 1.0})
-    mirrored = samples.batch(np.arange(16))["pixels"]
-    samples.settings = samples.settings.__class__(**{**samples.settings.__dict__, "flip_prob": 0.0})
-    np.testing.assert_array_equal(mirrored, samples.batch(np.arange(16))["pixels"][..., ::-1])
+FAR = [0, 2**16, 2**32, draws.VALIDATION_POSITIONS]
+
+
+@pytest.mark.parametrize("start", FAR)
+def test_half_of_the_images_are_mirrored_and_a_tenth_loses_its_label(samples, configs, start):
+    """Within 5 deviations of 1000 throws. Pixels and labels are read from the files here, by the order's numbers."""
+    positions = np.arange(start, start + 1000)
+    batch, paths = samples.batch(positions), samples.reader.index.paths
+    images = samples.order.images(positions).tolist()
+    flipped = draws.coins(0, Stream.FLIP, positions, 0.5)
+    for pixels, image, flip in zip(batch["pixels"], images, flipped):
+        upright = load_pixels(paths[image], 8, 1)
+        np.testing.assert_array_equal(pixels, upright[..., ::-1] if flip else upright)
+    assert abs(flipped.mean() - 0.5) < 5 * 0.5 / 1000**0.5
+    dropped = draws.coins(0, Stream.LABEL_DROP, positions, 0.1)
+    assert batch["labels"].tolist() == np.where(dropped, 10, samples.labels[images]).tolist()
+    assert abs(dropped.mean() - 0.1) < 5 * (0.1 * 0.9 / 1000) ** 0.5
+
+
+def test_images_that_are_not_to_be_flipped_stay_as_they_are(configs):
+    model, data = configs
+    data = DataConfig(dataclasses.replace(data.dataset_param, random_flip=False), DataloaderParam(shuffle=False))
+    samples = build_samples(model, data, open_index(data.dataset_param, 10), seed=0, global_batch_size=NUM_IMAGES)
+    pixels = samples.batch(np.arange(50))["pixels"]
+    for image, path in zip(pixels, samples.reader.index.paths):
+        np.testing.assert_array_equal(image, load_pixels(path, 8, 1))
+
+
+@pytest.mark.parametrize("start", FAR)
+def test_every_number_of_a_batch_comes_from_its_own_stream(samples, start):
+    samples.settings = dataclasses.replace(samples.settings, seed=7, posterior_noise=True)
+    positions = np.arange(start, start + 5)
+    batch = samples.batch(positions)
+    assert batch["timesteps"].tolist() == draws.timesteps(7, positions, 1000).tolist()
+    for name, stream in (("noise", Stream.NOISE), ("posterior_noise", Stream.POSTERIOR)):
+        np.testing.assert_array_equal(batch[name], draws.normals(7, stream, positions, (1, 8, 8)))
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
@@ -64,7 +111,7 @@ def test_workers_keep_the_order(samples, num_workers):
 
 
 def test_an_error_in_a_worker_reaches_the_training_thread(samples):
-    samples.reader.index = samples.reader.index.__class__(("gone.png",) * 1797, samples.labels)
+    samples.reader.index = samples.reader.index.__class__(("gone.png",) * NUM_IMAGES, samples.labels)
     with pytest.raises(DataError, match=r"gone\.png"):
         next(load_batches(samples, iter([np.arange(4)]), 2, 2))
 
@@ -72,8 +119,8 @@ def test_an_error_in_a_worker_reaches_the_training_thread(samples):
 def test_configs_that_contradict_each_other_are_refused(configs):
     model, data = configs
     index = open_index(data.dataset_param, 10)
-    with pytest.raises(DataError, match="fewer than --global-batch-size 2000"):
-        build_samples(model, data, index, 0, 2000)
+    with pytest.raises(DataError, match="fewer than --global-batch-size 71"):
+        build_samples(model, data, index, 0, NUM_IMAGES + 1)
     larger = DataConfig(DatasetParam(data_folder="x", image_size=16))
     with pytest.raises(ConfigError, match=r"input_size\(8\) \* autoencoder factor\(1\) = 8"):
         build_samples(model, larger, index, 0, 4)
@@ -108,7 +155,7 @@ def test_the_next_readable_image_stands_in_with_its_own_label(configs, some_cut_
             np.testing.assert_array_equal(pixels, load_pixels(index.paths[image], 8, 1))
             assert label == image // 5
     said = capsys.readouterr().err
-    assert [said.count(f"{number}.png cannot be decoded and is skipped") for number in (3, 4, 9, 5)] == [1, 1, 1, 0]
+    assert [said.count(f"{number}.png cannot be decoded") for number in (3, 4, 9, 5)] == [1, 1, 1, 0]
 
 
 def test_a_picture_that_fails_in_training_is_named_with_its_cure(configs, some_cut_short, monkeypatch):

@@ -42,14 +42,69 @@ def test_draws_have_their_distributions():
 
 def test_the_meaning_of_a_seed_is_fixed():
     """A change here breaks resuming old runs: it needs a note in the changelog."""
-    assert draws.timesteps(1234, np.arange(5), 1000).tolist() == FIXED_TIMESTEPS
-    np.testing.assert_allclose(draws.normals(1234, Stream.NOISE, np.array([7]), (3,))[0], FIXED_NOISE, rtol=1e-6)
-    assert SampleOrder(10, 1234).images(np.arange(10)).tolist() == FIXED_ORDER
+    assert draws.timesteps(1234, np.arange(5), 1000).tolist() == [815, 630, 814, 754, 251]
+    assert draws.timesteps(1234, FAR_APART, 1000).tolist() == [226, 131, 885, 529]
+    np.testing.assert_allclose(draws.normals(1234, Stream.NOISE, FAR_APART, (3,)), NOISE, rtol=1e-6)
+    np.testing.assert_allclose(
+        draws.normals(1234, Stream.SAMPLE_NOISE, FAR_APART, (2,), block=249), STEP_249, rtol=1e-6
+    )
+    for stream, coins in ((Stream.FLIP, "0899874a1548476b"), (Stream.LABEL_DROP, "02a6b52ef5e5cd56")):
+        thrown = draws.coins(1234, stream, np.arange(2**16, 2**16 + 64), 0.5)
+        assert np.packbits(thrown).tobytes().hex() == coins
+    assert SampleOrder(10, 1234).images(np.arange(10)).tolist() == [9, 2, 1, 3, 7, 8, 4, 0, 5, 6]
+    assert SampleOrder(3, 1234).images(np.arange(3 * 2**16, 3 * 2**16 + 6)).tolist() == [1, 0, 2, 1, 2, 0]
 
 
-FIXED_TIMESTEPS = [815, 630, 814, 754, 251]
-FIXED_NOISE = [-1.1518768, -0.33028969, -1.4025503]
-FIXED_ORDER = [9, 2, 1, 3, 7, 8, 4, 0, 5, 6]
+FAR_APART = np.array([7, 7 + 2**16, 7 + 2**32, 7 + draws.VALIDATION_POSITIONS])
+NOISE = [
+    [-1.1518768, -0.33028969, -1.4025503], [-1.1955466, 0.2594060, 0.6078621],
+    [-0.0529157, -0.5499195, -0.7589577], [0.0857124, -0.7123368, -0.1955338],
+]  # fmt: skip
+STEP_249 = [[0.9050124, -0.4495582], [0.5313644, -0.6383936], [-0.5822945, 0.6244878], [-1.0359640, -0.1338870]]
+
+STREAMS = {
+    "ORDER": 1, "TIMESTEP": 2, "NOISE": 3, "LABEL_DROP": 4, "FLIP": 5, "POSTERIOR": 6, "VALID_SPLIT": 7,
+    "SAMPLE_START": 8, "SAMPLE_NOISE": 9,
+}  # fmt: skip
+
+
+def test_every_stream_has_its_number_for_good():
+    assert {name: int(stream) for name, stream in Stream.__members__.items()} == STREAMS
+    assert draws.VALIDATION_POSITIONS == 2**62
+
+
+def philox(key, counter):
+    """Four numbers of Philox4x64-10 (Salmon et al. 2011, figure 4), in whole numbers of Python."""
+    (c0, c1, c2, c3), (k0, k1), mask = counter, key, 2**64 - 1
+    for _ in range(10):
+        a, b = 0xD2E7470EE14C6C93 * c0, 0xCA5A826395121157 * c2
+        c0, c1, c2, c3 = (b >> 64) ^ c1 ^ k0, b & mask, (a >> 64) ^ c3 ^ k1, a & mask
+        k0, k1 = (k0 + 0x9E3779B97F4A7C15) & mask, (k1 + 0xBB67AE8584CAA73B) & mask
+    return [c0, c1, c2, c3]
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+def test_a_draw_is_philox_of_seed_stream_block_and_position(stream):
+    """NumPy counts up before each four numbers, so the first counter it uses is 1."""
+    for seed in (0, 2**64 - 1):
+        for position in (0, *FAR_APART.tolist()):
+            for block in (0, 1, 249):
+                found = draws.generator(seed, Stream[stream], position, block).bit_generator.random_raw(8)
+                for four, n in zip(found.reshape(2, 4).tolist(), (1, 2)):
+                    assert four == philox((seed, STREAMS[stream]), (n, block, position, 0))
+
+
+def test_a_coin_is_true_where_its_number_lies_below_the_probability():
+    """A coin is the first number of its place, as a fraction of 2**64; 5 deviations of 4000 throws are allowed."""
+    positions = np.arange(2**32, 2**32 + 4000)
+    for stream in (Stream.FLIP, Stream.LABEL_DROP):
+        fractions = [philox((5, int(stream)), (1, 0, p, 0))[0] / 2**64 for p in positions.tolist()]
+        for probability in (0.1, 0.5):
+            coins = draws.coins(5, stream, positions, probability)
+            assert coins.dtype == bool and coins.tolist() == [f < probability for f in fractions]
+            assert abs(coins.mean() - probability) < 5 * (probability * (1 - probability) / 4000) ** 0.5
+    assert draws.coins(5, Stream.FLIP, positions, 0.0).tolist() == [False] * 4000
+    assert draws.coins(5, Stream.FLIP, positions, 1.0).all()
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 10, 64])

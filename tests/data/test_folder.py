@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import re
+import shutil
 
 import numpy as np
 import pytest
 from PIL import ExifTags, Image
 
 from mindspeed_mm_dit.configs.data import DatasetParam
+from mindspeed_mm_dit.data.copies import find_copies
 from mindspeed_mm_dit.data.folder import open_index, split_index
 from mindspeed_mm_dit.data.transforms import center_crop, load_pixels
 from mindspeed_mm_dit.errors import ConfigError, DataError
@@ -80,6 +83,77 @@ def test_hidden_and_private_folders_and_files_are_no_data(folder):
     assert index.labels.tolist() == [0, 0, 0, 1, 1, 1] and index.classes == ("cat", "dog")
 
 
+def test_what_is_left_out_is_counted(folder):
+    for name in ("a.heic", "b.HEIC", "notes.txt", "README", ".x.png", ".DS_Store", "._1.jpg"):
+        (folder / "cat" / name).write_bytes(b"")
+    for place in (".ipynb_checkpoints", "cat/__pycache__"):
+        (folder / place).mkdir()
+    (folder / "loose.png").write_bytes(b"")
+    (folder / "labels.csv").write_text("image_path,label\n")
+    assert open_index(param(folder), 2).notes == (
+        "note: left out: 2 .heic, 2 hidden folder(s), 2 hidden image(s), 1 .txt, 1 image(s) in no class folder, "
+        "1 without suffix",
+        f"note: {folder}/labels.csv is not used, the folders are the classes: dataset_param.index names none",
+    )
+    write_index(folder, [("cat/0.png", "Cat"), ("cat/1.png", "cat")])
+    assert open_index(param(folder, index="labels.csv"), 2).notes == (
+        f"note: left out: 1 image(s) that {folder}/labels.csv does not list",  # nothing of the dogs is listed
+        f"warning: {folder}/labels.csv: 'Cat' and 'cat' are two classes",
+    )
+
+
+@pytest.mark.parametrize("suffix", ["jfif", "JPE", "avif", "jp2", "pgm"])
+def test_every_picture_that_pillow_reads_is_one_and_the_suffix_may_be_wrong(folder, suffix):
+    Image.new("L", (8, 8)).save(folder / "cat/x.png")
+    (folder / "cat/x.png").rename(folder / f"cat/x.{suffix}")
+    index = open_index(param(folder), 2)
+    assert len(index) == 7 and not index.notes
+
+
+def test_pictures_far_smaller_than_the_model_wants_are_counted(folder):
+    Image.new("L", (40, 1)).save(folder / "cat/x.png")
+    for size, notes in ((4, 0), (8, 1), (32, 1)):
+        assert len(open_index(dataclasses.replace(param(folder), image_size=size), 2).notes) == notes
+    (note,) = open_index(dataclasses.replace(param(folder), image_size=32), 2).notes
+    assert note.startswith("warning: 1 of 7 pictures are enlarged more than 4 times to image_size 32")
+    assert note.endswith(f"the shorter side of {folder}/cat/x.png has 1 pixel(s)")
+
+
+def test_of_a_large_data_set_it_is_said_that_only_headers_were_checked(folder, monkeypatch):
+    monkeypatch.setattr("mindspeed_mm_dit.data.folder.DECODE_CHECK_LIMIT", 5)
+    whole = (folder / "cat/0.png").read_bytes()
+    (folder / "cat/0.png").write_bytes(whole[:45])
+    index = open_index(param(folder), 2)
+    assert index.notes == ("note: of 6 images only the headers were checked, and copies were not searched",)
+    with pytest.raises(DataError, match=r"0\.png cannot be decoded"):
+        open_index(param(folder), 2, decode_all=True)
+
+
+def test_copies_are_found_among_files_of_one_size_and_gone_ones_are_no_copies(folder):
+    paths = [str(path) for path in sorted(folder.rglob("*.png"))]
+    (folder / "cat/1.png").write_bytes((folder / "cat/0.png").read_bytes()[:-1] + b"x")  # of one size, another content
+    Image.new("RGB", (8, 8), (9, 9, 9)).save(paths[3])
+    (folder / "dog/2.png").write_bytes((folder / "cat/1.png").read_bytes())
+    copies = find_copies([paths[0], paths[1], paths[3], paths[5], paths[1], str(folder / "gone.png")])
+    assert copies == [(3, 1), (4, 1)]
+
+
+def test_the_digest_of_the_pictures_knows_names_sizes_and_labels(folder, tmp_path_factory):
+    before = open_index(param(folder), 2).pictures
+    moved = shutil.copytree(folder, tmp_path_factory.mktemp("moved") / "images")
+    assert open_index(param(moved), 2).pictures == before and before.startswith("6 images, ")
+    split = split_index(open_index(param(folder), 2), 0.5, seed=0)
+    assert [part.pictures for part in split] == [before, before]
+    seen = {before}
+    (moved / "cat/0.png").rename(moved / "cat/9.png")
+    seen.add(open_index(param(moved), 2).pictures)
+    Image.effect_noise((9, 9), 50).save(moved / "cat/9.png")
+    seen.add(open_index(param(moved), 2).pictures)
+    (moved / "bird").mkdir()  # all labels move by one
+    seen.add(open_index(param(moved), 3).pictures)
+    assert len(seen) == 4
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -126,6 +200,23 @@ def test_a_missing_folder_is_an_error(tmp_path):
         param(tmp_path, valid_fraction=1.0)
 
 
+def test_the_digits_are_written_where_they_are_asked_for(tmp_path):
+    for index in ("labels.csv", None):
+        asked = param(tmp_path / f"new{index}" / "digits", source="digits", index=index)
+        assert len(open_index(asked, 10)) == len(open_index(asked, 10)) == 1797
+    assert sorted(path.name for path in tmp_path.glob("*/*")) == ["digits", "digits"]  # nothing beside them
+
+
+def test_digits_that_cannot_be_written_leave_nothing_behind(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Image.Image, "save", full)
+    with pytest.raises(DataError, match="digits cannot be written there: No space left on device"):
+        open_index(param(tmp_path / "digits", source="digits"), 10)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_split_depends_on_the_seed_and_loses_nothing(folder):
     index = open_index(param(folder), 2)
     train, valid = split_index(index, 0.34, seed=5)
@@ -165,12 +256,18 @@ def test_grey_of_16_bits_is_scaled_to_8(tmp_path, ending):
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
 def test_a_picture_stands_as_its_exif_data_say(tmp_path, dtype):
-    exif = Image.Exif()
-    exif[ExifTags.Base.Orientation] = 6  # turn clockwise
+    """CIPA DC-008, orientation: which sides of the picture the first row and the first column are."""
     pixels = np.arange(64).reshape(8, 8)
     factor = 257 if dtype == np.uint16 else 1
-    Image.fromarray((pixels * factor).astype(dtype)).save(tmp_path / "turned.png", exif=exif)
-    np.testing.assert_array_equal(load_pixels(str(tmp_path / "turned.png"), 8, 1)[0], np.rot90(pixels, -1))
+    upright = {
+        1: pixels, 2: pixels[:, ::-1], 3: pixels[::-1, ::-1], 4: pixels[::-1],
+        5: pixels.T, 6: np.rot90(pixels, -1), 7: pixels[::-1, ::-1].T, 8: np.rot90(pixels),
+    }  # fmt: skip
+    for orientation, wanted in upright.items():
+        exif = Image.Exif()
+        exif[ExifTags.Base.Orientation] = orientation
+        Image.fromarray((pixels * factor).astype(dtype)).save(tmp_path / "turned.png", exif=exif)
+        np.testing.assert_array_equal(load_pixels(str(tmp_path / "turned.png"), 8, 1)[0], wanted)
 
 
 def test_a_picture_that_is_too_large_to_open_is_a_bad_image(folder, monkeypatch):

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.numpy import load_file, save_file
 
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.model import load_model_config
-from mindspeed_mm_dit.data.dataset import build_samples
+from mindspeed_mm_dit.data.dataset import build_samples, open_reader
 from mindspeed_mm_dit.data.folder import open_index, split_index
-from mindspeed_mm_dit.data.latents import LatentCache, shard_path
+from mindspeed_mm_dit.data.latents import LatentCache, check_latents, shard_path
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.models.composite import DiTModel
@@ -198,3 +200,118 @@ def test_pixel_models_have_nothing_to_cache(home, capsys):
     (home / "pixel.json").write_text((root / "examples/dit/model.json").read_text())
     assert cache(home, home / "none", model="pixel.json") == 2
     assert "trains on the images themselves" in capsys.readouterr().err
+
+
+def test_a_run_on_the_mean_of_the_posterior_reads_the_mean_alone(home, made):
+    (home / "mean.json").write_text(json.dumps(model_json(home, "vae", sample_posterior=False)))
+    model, data = load(home, made, "mean.json")
+    rows = np.array([9, 2, 5])
+    batch = build_samples(model, data, open_index(data.dataset_param, 2), 3, 4).reader.read(rows, rows > 4)
+    mean, std = LatentCache(made).read(rows, rows > 4)
+    assert list(batch.arrays) == ["latent_mean"] and batch.images.tolist() == rows.tolist()
+    np.testing.assert_array_equal(batch.arrays["latent_mean"], mean)
+    assert std.shape == mean.shape == (3, 4, 8, 8) and not np.array_equal(mean, std)
+
+
+def copy_of(made, folder):
+    """A copy of a cache that may be damaged."""
+    for path in made.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "is no shard of latents"),
+        (lambda path: path.write_bytes(path.read_bytes()[:5]), "is no shard of latents"),
+        (lambda path: path.write_bytes(b"\xff" * 100), "is no shard of latents"),
+        (lambda path: path.write_bytes(b""), "is no shard of latents"),
+        (lambda path: path.unlink(), "is listed but missing"),
+        (lambda path: (path.unlink(), path.mkdir()), "is a folder, not a file"),
+        (lambda path: save_file({"mean": np.zeros((4, 2, 4, 8, 8), np.float32)}, path), "not mean and std"),
+        (lambda path: save_file(dict.fromkeys(("mean", "std"), np.zeros((3, 2, 4, 8, 8), np.float32)), path), "(4, 2,"),
+        (lambda path: save_file(dict.fromkeys(("mean", "std"), np.zeros((4, 2, 4), np.float32)), path), "C, h, w"),
+        (lambda path: save_file(dict.fromkeys(("mean", "std"), np.zeros((4, 2, 4, 8, 8))), path), "is no shard"),
+    ],
+    ids=["cut", "header cut", "no header", "empty", "gone", "folder", "no std", "few", "flat", "float64"],
+)
+def test_a_damaged_shard_is_named_before_it_is_mapped(home, made, tmp_path, damage, message):
+    damage(shard_path(copy_of(made, tmp_path), 1))
+    with pytest.raises(DataError, match=r"latents-00001\.safetensors") as caught:
+        LatentCache(tmp_path)
+    assert message in str(caught.value) and "run mm-dit cache-latents again" in caught.value.cure
+    with pytest.raises(DataError, match=r"latents-00001\.safetensors"):  # before a device is touched, that is
+        check_latents(*load(home, tmp_path))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", ["mean", "std"])
+def test_latents_that_are_not_finite_reach_no_step(home, made, tmp_path, name, value):
+    path = shard_path(copy_of(made, tmp_path), 1)
+    tensors = load_file(path)
+    tensors[name][2, 0, 3, 7, 7] = value  # row 6 of the cache, as it is
+    save_file(tensors, path)
+    model, data = load(home, tmp_path)
+    index = open_index(data.dataset_param, 2)
+    reader = open_reader(model, data, index)
+    reader.read(np.array([5, 6, 7]), np.array([False, True, False]))  # the mirrored one is good
+    message = rf"latents-00001\.safetensors: the latents of {index.paths[6]} \(row 6 of the cache\) are not finite"
+    with pytest.raises(DataError, match=message):
+        reader.read(np.array([5, 6, 7]), np.array([False, False, False]))
+
+
+def test_an_autoencoder_that_makes_nan_fills_no_cache(home, tmp_path, capsys):
+    weights = tmp_path / "vae" / "diffusion_pytorch_model.safetensors"
+    shutil.copytree(home / "vae", tmp_path / "vae")
+    tensors = load_file(weights)
+    tensors["quant_conv.bias"][0] = np.nan
+    save_file(tensors, weights)
+    (home / "nan.json").write_text(json.dumps(model_json(tmp_path, "vae")))
+    assert cache(home, tmp_path / "made", model="nan.json") == 2
+    said = capsys.readouterr().err
+    assert "even/0.png: its latents are not finite (fp32, autoencoder in fp32)" in said
+    assert list((tmp_path / "made").iterdir()) == []
+
+
+def test_a_shard_that_the_disk_does_not_take_leaves_nothing_and_no_traceback(home, tmp_path, monkeypatch, capsys):
+    def full(tensors, path, metadata):
+        path.write_bytes(b"some")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("mindspeed_mm_dit.models.encode_data.save_file", full)
+    assert cache(home, tmp_path / "made") == 2
+    assert "cannot be written: [Errno 28] No space left on device" in capsys.readouterr().err
+    assert list((tmp_path / "made").iterdir()) == []
+
+
+def test_a_picture_that_does_not_decode_is_found_before_the_first_is_encoded(home, tmp_path, monkeypatch, capsys):
+    """However many there are: a run of hours must not end at the last one."""
+    monkeypatch.setattr("mindspeed_mm_dit.data.folder.DECODE_CHECK_LIMIT", 3)
+    images = shutil.copytree(home / "images", tmp_path / "images")
+    (images / "odd/9.png").write_bytes((images / "odd/9.png").read_bytes()[:200])
+    for skip, code in ((False, 2), (True, 0)):
+        (tmp_path / "data.json").write_text(json.dumps(data_json(tmp_path, skip_bad_images=skip)))
+        assert cache(home, tmp_path / "made", data=tmp_path / "data.json") == code
+        said = capsys.readouterr().err
+        assert "odd/9.png cannot be decoded" in said and "encoding" not in said
+        assert len(list((tmp_path / "made").glob("*"))) == (0 if code else 5)  # three shards and two lists
+    _, data = load(home, tmp_path / "made")
+    index = open_index(dataclasses.replace(data.dataset_param, data_folder=str(images)), 2)
+    assert len(index) == NUM_IMAGES - 1 and index.skipped == 1
+
+
+def test_a_cache_keeps_the_digest_of_its_pictures_and_fits_only_their_latents(home, made):
+    model, data = load(home, made)
+    online = dataclasses.replace(data.dataset_param, latents=None)
+    index = open_index(data.dataset_param, 2)
+    assert index.pictures == open_index(online, 2).pictures != ""
+    larger = dataclasses.replace(model, predictor=dataclasses.replace(model.predictor, input_size=16))
+    with pytest.raises(ConfigError, match=r"holds latents of \[\(4, 8, 8\)\], and model.json makes \(4, 16, 16\)"):
+        check_latents(larger, data)
+
+
+def test_a_cache_among_the_images_would_be_a_class_and_is_refused(home, capsys):
+    assert cache(home, home / "images" / "latents") == 2
+    assert "lies among the images" in capsys.readouterr().err
+    assert not (home / "images" / "latents").exists()

@@ -39,6 +39,26 @@ def test_samples_of_a_perfect_network_have_the_spread_of_the_data(name, steps):
     assert draw(name, steps).std().item() == pytest.approx(SCALE, rel=0.03)
 
 
+@pytest.mark.parametrize(("name", "timesteps"), [("ddpm", [0, 333, 666, 999]), ("dpm++", [0, 333, 666, 999]),
+                                                   ("ddim", [0, 250, 500, 750])])  # fmt: skip
+def test_each_sampler_visits_the_timesteps_of_its_paper(name, timesteps):
+    assert respaced_steps(1000, find_sampler(name).respacing.format(4)).tolist() == timesteps
+
+
+@pytest.mark.parametrize("name", ["ddpm", "ddim"])
+def test_clip_bounds_the_predicted_clean_latents(name):
+    """With a network that predicts 3 the last state, which is x_0, is the bound."""
+    diffusion = GaussianDiffusion.from_config(
+        GaussianDiffusionConfig(100, prediction_type="sample", variance_type="fixed_small")
+    )
+    for clip in (1.0, None):
+        states = find_sampler(name).run(
+            diffusion, lambda x, *_: torch.full_like(x, 3.0), torch.zeros(1, 1), lambda step: torch.zeros(1), clip=clip
+        )
+        *_, last = states
+        torch.testing.assert_close(last, torch.full_like(last, clip or 3.0), rtol=1e-4, atol=0)
+
+
 def test_ddim_is_deterministic():
     torch.testing.assert_close(draw("ddim", 10, 8), draw("ddim", 10, 8), rtol=0, atol=0)
 
@@ -72,9 +92,47 @@ class TestGuidance:
             predict(x, torch.tensor([timestep]), timestep)
         assert asked == [[1], [1, 9], [1]]
 
-    def test_an_empty_interval_is_an_error(self):
+    def test_both_questions_are_about_the_same_noise_and_time(self):
+        """A network that answers with all it is given, twice the channels: the guided answer can be told by hand."""
+
+        def network(x, t, y):
+            told = x + 10 * t.reshape(-1, 1, 1, 1) + 100 * y.reshape(-1, 1, 1, 1)
+            return torch.cat([told, -told], 1)
+
+        predict = guided_network(network, torch.tensor([1, 2, 3]), torch.tensor([0, 0, 0]), Guidance(3.0, "3"), 1000)
+        x, t = torch.rand(3, 4, 1, 2), torch.tensor([7, 7, 7])
+        without = x + 70
+        labelled = without + 100 * torch.tensor([1, 2, 3]).reshape(-1, 1, 1, 1)
+        guided = torch.cat([without[:, :3] + 3 * (labelled - without)[:, :3], labelled[:, 3:], -labelled], 1)
+        torch.testing.assert_close(predict(x, t, 7), guided)
+        plain = guided_network(network, torch.tensor([1, 2, 3]), torch.tensor([0, 0, 0]), Guidance(1.0), 1000)
+        torch.testing.assert_close(plain(x, t, 7), torch.cat([labelled, -labelled], 1))
+
+    @pytest.mark.parametrize(
+        ("interval", "guided"),
+        [((0.2, 0.6), range(2, 7)), ((0.21, 0.59), range(3, 6)), ((0.0, 1.0), range(11)), ((0.5, 0.5), [5])],
+    )
+    def test_both_ends_of_the_interval_are_guided(self, interval, guided):
+        """The timesteps of a chain of 11 are 0.0, 0.1, ... 1.0 of it."""
+        guidance = Guidance(2.0, "all", interval)
+        assert [t for t in range(11) if guidance.applies_at(t, 11)] == list(guided)
+        assert not any(Guidance(1.0, "all", interval).applies_at(t, 11) for t in range(11))
+        assert Guidance(0.0).applies_at(0, 1)  # a chain of a single step
+        assert Guidance(0.0, "all", (0.9, 1.0)).applies_at(1, 2)
+
+    @pytest.mark.parametrize("interval", [(0.8, 0.2), (-0.01, 0.5), (0.5, 1.01), (np.nan, 1.0)])
+    def test_an_impossible_interval_is_an_error(self, interval):
         with pytest.raises(ConfigError, match="low <= high"):
-            Guidance(2.0, "all", (0.8, 0.2))
+            Guidance(2.0, "all", interval)
+
+    @pytest.mark.parametrize("scale", [-0.01, np.inf, np.nan])
+    def test_an_impossible_scale_is_an_error(self, scale):
+        with pytest.raises(ConfigError, match=f"--cfg-scale = {scale}: must be a number of at least 0"):
+            Guidance(scale)
+
+    def test_a_model_of_one_channel_is_guided_on_that_one(self):
+        out = Guidance(3.0, "3").combine(self.labelled[:, :2], self.unlabelled[:, :2], 1)
+        assert (out[:, :1] == 4.0).all() and (out[:, 1:] == 2.0).all()
 
 
 def test_the_noise_of_a_sample_depends_on_its_number_alone():

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from mindspeed_mm_dit.diffusion.gaussian import TABLES
 from mindspeed_mm_dit.diffusion.schedule import Schedule, make_betas, respaced_steps
 from mindspeed_mm_dit.errors import ConfigError
 
@@ -42,6 +43,55 @@ def test_the_cosine_schedule_follows_its_formula():
     np.testing.assert_allclose(alphas_cumprod[:-2], expected[:-2], rtol=1e-9)  # the last steps are capped
 
 
+def test_every_table_is_its_formula():
+    """Ho et al. 2020, eqs. 4 and 7, term by term; the second posterior variance stands for the first, which is 0."""
+    schedule = Schedule.create("linear", 30)
+    beta = schedule.betas
+    signal = np.array([np.prod(1 - beta[: t + 1]) for t in range(30)])
+    before = np.concatenate([[1.0], signal[:-1]])
+    posterior = beta * (1 - before) / (1 - signal)
+    expected = {
+        "alphas_cumprod": signal,
+        "alphas_cumprod_prev": before,
+        "alphas_cumprod_next": np.concatenate([signal[1:], [0.0]]),
+        "log_one_minus_alphas_cumprod": np.log(1 - signal),
+        "sqrt_alphas_cumprod": signal**0.5,
+        "sqrt_one_minus_alphas_cumprod": (1 - signal) ** 0.5,
+        "sqrt_recip_alphas_cumprod": signal**-0.5,
+        "sqrt_recipm1_alphas_cumprod": ((1 - signal) / signal) ** 0.5,
+        "posterior_variance": posterior,
+        "posterior_log_variance_clipped": np.log([posterior[1], *posterior[1:]]),
+        "log_betas": np.log(beta),
+        "fixed_large_log_variance": np.log([posterior[1], *beta[1:]]),
+        "posterior_mean_coef1": before**0.5 * beta / (1 - signal),
+        "posterior_mean_coef2": (1 - beta) ** 0.5 * (1 - before) / (1 - signal),
+    }
+    assert set(TABLES) < set(expected)
+    for name, values in expected.items():
+        np.testing.assert_allclose(getattr(schedule, name), values, rtol=1e-10, atol=1e-15, err_msg=name)
+
+
+def test_a_chain_of_one_step_has_the_variance_of_that_step():
+    schedule = Schedule.create("linear", 1000).respaced(np.array([400]))
+    for table in ("posterior_log_variance_clipped", "fixed_large_log_variance"):
+        np.testing.assert_allclose(getattr(schedule, table), np.log(schedule.betas))
+    assert len(schedule) == 1 and schedule.timestep_map.tolist() == [400]
+
+
+def test_in_a_chain_of_two_steps_the_second_variance_stands_for_the_first_which_is_zero():
+    schedule = Schedule.create("linear", 1000).respaced(np.array([200, 400]))
+    second = np.log(schedule.posterior_variance[1])
+    np.testing.assert_allclose(schedule.posterior_log_variance_clipped, [second, second])
+    np.testing.assert_allclose(schedule.fixed_large_log_variance, [second, np.log(schedule.betas[1])])
+
+
+@pytest.mark.parametrize(("noise_schedule", "steps"), [("linear", 21), ("squaredcos_cap_v2", 2)])
+def test_the_shortest_chains_that_are_allowed_have_finite_tables(noise_schedule, steps):
+    schedule = Schedule.create(noise_schedule, steps)
+    for table in TABLES:
+        assert np.isfinite(getattr(schedule, table)).all() and len(getattr(schedule, table)) == steps
+
+
 def test_the_posterior_is_bayes_rule():
     """q(x_{t-1} | x_t, x_0) from the joint of two Gaussians, in closed form."""
     schedule = Schedule.create("linear", 50)
@@ -53,7 +103,21 @@ def test_the_posterior_is_bayes_rule():
     assert schedule.posterior_mean_coef1[t] == pytest.approx(weight_of_x0, rel=1e-12)
 
 
-@pytest.mark.parametrize("respacing", ["0", "1001", "ddim300", "ten", "400,700,5"])
+@pytest.mark.parametrize(
+    "respacing", ["0", "-1", "1001", "ddim0", "ddim300", "ddim1001", "ten", "400,700,5", "335,1,1", ""]
+)
 def test_an_impossible_respacing_is_an_error(respacing):
     with pytest.raises(ConfigError):
         respaced_steps(1000, respacing)
+
+
+@pytest.mark.parametrize(
+    ("respacing", "steps"),
+    [
+        ("1", [0]), ("2", [0, 999]), ("ddim1", [0]), ("ddim2", [0, 500]), ("ddim1000", range(1000)),
+        ("1000", range(1000)), ("334,1,1", [*range(334), 334, 667]), ("1,1,2", [0, 334, 667, 999]),
+    ],
+)  # fmt: skip
+def test_chains_reach_from_one_step_to_all_there_are(respacing, steps):
+    chosen = respaced_steps(1000, respacing)
+    assert chosen.tolist() == list(steps) and chosen.dtype == np.int64

@@ -26,12 +26,42 @@ def test_every_quantity_of_the_published_model_is_reproduced(compare):
     assert [f for f in findings if not f.good] == []
 
 
+def test_every_quantity_of_the_published_flow_matching_is_reproduced(compare):
+    findings = compare(GOLDEN / "sit_tiny_p2.npz", GOLDEN / "sit_tiny_p2.pt", tolerance=1e-5, table_tolerance=1e-12)
+    assert len(findings) == 357
+    assert [f for f in findings if not f.good] == []
+    wider = {f.name.split("/")[0] for f in findings if f.tolerance > 1e-5}
+    assert wider == {"ode", "path", "loss", "param_norm_after_one_adamw_step"}
+
+
 def test_a_wrong_reference_value_gives_exit_code_1_and_is_named(tmp_path, golden, capsys):
-    wrong = {**golden, "loss_vb": golden["loss_vb"] * 1.001}
+    wrong = {**golden, "float64/loss_vb": golden["float64/loss_vb"] * 1.001, "loss_vb": golden["loss_vb"] * 1.001}
     np.savez(tmp_path / "wrong.npz", **wrong)
     assert main(["parity", "--reference", str(tmp_path / "wrong.npz"), *CHOSEN]) == 1
     row = next(line for line in capsys.readouterr().out.splitlines() if "loss_vb" in line)
     assert "DIFFERS" in row
+
+
+@pytest.mark.parametrize(("ours_off_by", "published_off_by", "good"), [(7e-5, 4e-5, True), (9e-5, 4e-5, False),
+                                                                        (9e-6, 0, True), (2e-5, 0, False)])  # fmt: skip
+def test_ours_may_be_twice_as_far_from_float64_as_the_published_float32(
+    compare, tmp_path, golden, ours_off_by, published_off_by, good
+):
+    exact = golden["float64/x_t"] * (1 + ours_off_by)
+    part = {key: golden[key] for key in ("config", "x0", "noise", "t", "y")}
+    np.savez(tmp_path / "part.npz", **part, x_t=exact * (1 - published_off_by), **{"float64/x_t": exact})
+    (found,) = compare(tmp_path / "part.npz", CHECKPOINT, 1e-5, 1e-12)
+    assert found.good is good
+    assert found.error == pytest.approx(ours_off_by, rel=0.01)
+    assert found.published_error == pytest.approx(published_off_by, rel=0.01, abs=1e-15)
+
+
+@pytest.mark.parametrize("published", [np.zeros(3, np.float32), np.full((4, 4, 8, 8), np.nan, np.float32)])
+def test_a_published_value_that_cannot_be_its_float64_is_an_error(compare, tmp_path, golden, published):
+    part = {key: golden[key] for key in ("config", "x0", "noise", "t", "y", "float64/x_t")}
+    np.savez(tmp_path / "part.npz", **part, x_t=published)
+    with pytest.raises(CheckpointError, match="x_t and float64/x_t: differ in shape, or are not finite"):
+        compare(tmp_path / "part.npz", CHECKPOINT, 1e-5, 1e-12)
 
 
 def test_any_file_of_the_format_will_do(compare, tmp_path, golden):
@@ -60,6 +90,19 @@ def test_a_tolerance_that_is_no_number_is_an_error(capsys):
 def test_a_quantity_that_is_not_known_is_an_error(tmp_path, golden, key):
     np.savez(tmp_path / "odd.npz", **{key: np.zeros(1), **{k: golden[k] for k in ("config", "x0", "noise", "t", "y")}})
     assert main(["parity", "--reference", str(tmp_path / "odd.npz"), *CHOSEN]) == 2
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["path/Cubic/x_t", "loss/Linear/velocity/none", "ode/Linear/velocity/rk4/cfg1/result", "time/shift", "sde/VP"],
+)
+def test_a_quantity_of_flow_matching_that_is_not_known_is_an_error(tmp_path, key, capsys):
+    with np.load(GOLDEN / "sit_tiny_p2.npz") as file:
+        part = {name: file[name] for name in ("config", "x0", "x1", "t", "y", "path/Linear/x_t")}
+    np.savez(tmp_path / "odd.npz", **part, **{key: np.zeros(1)})
+    chosen = ["--checkpoint", str(GOLDEN / "sit_tiny_p2.pt"), "--ai-framework", FRAMEWORK]
+    assert main(["parity", "--reference", str(tmp_path / "odd.npz"), *chosen]) == 2
+    assert f"--reference: {key}: is no quantity this command knows" in capsys.readouterr().err
 
 
 def test_a_file_without_config_is_an_error(compare, tmp_path):

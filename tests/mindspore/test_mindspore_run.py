@@ -29,12 +29,13 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def run(configs: Configs, flags: str, workers: int = 1) -> Outcome:
-    """Run pretrain_dit.py on MindSpore; ``workers`` > 1 under msrun."""
+def run(configs: Configs, flags: str, workers: int = 1, **variables: str) -> Outcome:
+    """Run pretrain_dit.py on MindSpore, with ``variables`` in its environment; ``workers`` > 1 under msrun."""
     bin_folder = Path(PYTHON).parent
     environment = {
         **{k: v for k, v in os.environ.items() if k != "VIRTUAL_ENV"},
         "PATH": f"{bin_folder}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "GLOG_v": "3",
+        **variables,
     }  # fmt: skip
     launcher = [PYTHON]
     if workers > 1:
@@ -104,15 +105,18 @@ def test_resuming_is_bit_exact_on_one_worker(tiny, tmp_path):
     flags = "--lr 1e-3 --micro-batch-size 16 --lr-decay-iters 8 --train-iters "
     whole = run(tiny, flags + "8")
     run(tiny, flags + f"4 --save {tmp_path}")
-    resumed = run(tiny, flags + f"8 --save {tmp_path} --load {tmp_path}")
+    resumed = run(tiny, flags + f"8 --save {tmp_path} --load {tmp_path} --ema-decay 0.5")
     assert resumed.lines == {iteration: line for iteration, line in whole.lines.items() if iteration > 4}
+    assert (
+        "changed since the checkpoint:\n    what         there   here\n    --ema-decay  0.9999  0.5\n" in resumed.output
+    )
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         ("--use-torch-fsdp2 --fsdp2-config-path offload.yaml", "offload_to_cpu = True"),
-        ("--bf16", "MindSpore has no bfloat16 products on a CPU"),
+        ("--bf16", "mindspore on cpu does not train in bfloat16"),
         ("--distributed-backend hccl", "needs a NPU device"),
     ],
 )

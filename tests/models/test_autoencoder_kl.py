@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mindspeed_mm_dit.configs.model import AutoencoderKLConfig
-from mindspeed_mm_dit.errors import CheckpointError, PlatformError
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError, PlatformError, UserError
 from mindspeed_mm_dit.framework.torch_file import write_torch_file
 from tests.autoencoder_kl_fixtures import SMALL, inputs, our_shapes, relative_error, results, weight, write_folder
 
@@ -92,7 +92,7 @@ def test_the_network_s_weights_are_frozen(small):
         ({"up_block_types": ["UpDecoderBlock2D"] * 3}, "names 3 levels"),
         ({"act_fn": "gelu"}, "act_fn = gelu"),
         ({"norm_num_groups": 3}, r"config\.json: norm_num_groups = 3.*divide every width"),
-        ({"latent_channels": 16}, "model.json says"),
+        ({"latent_channels": 16}, "ae.latent_channels = 4: contradicts the autoencoder.*makes it 16"),
         ({"layers_per_block": 2}, "is missing"),
         ({"mid_block_add_attention": False}, "is unknown"),
         ({"block_out_channels": [8, 32]}, "config.json makes it"),
@@ -102,7 +102,7 @@ def test_the_network_s_weights_are_frozen(small):
 def test_a_config_that_does_not_fit_is_refused(small, change, message):
     folder, build = small
     (folder / "config.json").write_text(json.dumps(SMALL | change))
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(UserError, match=message):
         build(folder)
 
 
@@ -110,7 +110,7 @@ def test_a_config_that_does_not_fit_is_refused(small, change, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"scaling_factor": 0.13025}, r'config.json says 0.13025(?s:.*)set "scaling_factor": 0.13025'),
+        ({"scaling_factor": 0.13025}, r'config.json makes it 0.13025(?s:.*)write "scaling_factor": 0.13025'),
         ({"scaling_factor": 0.18215, "shift_factor": 0.1}, "shift_factor = 0.1: latents that are shifted"),
         ({"scaling_factor": 0.18215, "shift_factor": None}, None),
     ],
@@ -130,7 +130,7 @@ def test_latents_scaled_otherwise_than_the_autoencoder_s_are_refused(framework, 
         if message is None:
             build(path)
         else:
-            with pytest.raises(CheckpointError, match=message):
+            with pytest.raises(ConfigError, match=message):
                 build(path)
 
 
@@ -146,7 +146,7 @@ def test_loading_by_diffusers_is_quiet_and_its_errors_come_through(framework, sm
     before = diffusers.utils.logging.get_verbosity()
     AutoencoderKL(AutoencoderKLConfig(str(folder), downsample_factor=2))
     assert caplog.text == ""
-    (folder / "diffusion_pytorch_model.bin").unlink()
+    (folder / "diffusion_pytorch_model.bin").write_bytes(b"damaged")
     with pytest.raises(CheckpointError, match="diffusers cannot load it"):
         AutoencoderKL(AutoencoderKLConfig(str(folder), downsample_factor=2))
     assert diffusers.utils.logging.get_verbosity() == before

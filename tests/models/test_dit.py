@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 import pytest
 import torch
 
+from mindspeed_mm_dit.checkpoint.shapes import dit_shapes
 from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.configs.model import DiTConfig, model_config_from_mapping
 from mindspeed_mm_dit.configs.presets import PRESETS
+from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.dit import DiT
@@ -21,6 +25,9 @@ PUBLISHED_PARAMETERS = {
     "DiT-B/2": 130512416, "DiT-B/4": 130475648, "DiT-B/8": 130881536,
     "DiT-S/2": 32963360, "DiT-S/4": 32945024, "DiT-S/8": 33148160,
 }  # fmt: skip
+
+
+LARGE_SEEDS = (2**63 - 1, 2**63, 2**63 + 1, 2**64 - 1)
 
 
 def initialised(config: DiTConfig, seed: int = 0) -> DiT:
@@ -61,6 +68,31 @@ def test_initial_weights_depend_on_seed_and_name_alone():
     for name, shape in shapes.items():
         np.testing.assert_array_equal(initial_weights({name: shape}, 1)[name], whole[name])
     assert not np.array_equal(initial_weights(shapes, 2)["blocks.0.mlp.fc1.weight"], whole["blocks.0.mlp.fc1.weight"])
+
+
+def test_neighbouring_seeds_of_64_bits_draw_other_weights():
+    name = "t_embedder.mlp.0.weight"
+    assert len({initial_weights({name: (2,)}, seed)[name].tobytes() for seed in LARGE_SEEDS}) == len(LARGE_SEEDS)
+
+
+def test_gains_of_norms_start_at_one_and_biases_at_zero():
+    names = ("blocks.0.norm1.weight", "blocks.1.attn.q_norm.weight", "final_layer.adaLN_modulation.norm.weight")
+    weights = initial_weights({**{name: (4,) for name in names}, "blocks.0.norm1.bias": (4,)}, 0)
+    assert all((weights[name] == 1).all() for name in names) and (weights["blocks.0.norm1.bias"] == 0).all()
+
+
+@pytest.mark.parametrize("name", ["blocks.0.scale", "blocks.0.attn.weight", "register", "norm.gamma"])
+@pytest.mark.parametrize("shape", [(4,), ()])
+def test_a_vector_of_unknown_kind_is_refused_by_name(name, shape):
+    with pytest.raises(ConfigError, match=f"parameter {name} of shape .*neither a bias nor the gain of a norm"):
+        initial_weights({name: shape}, 0)
+
+
+def test_the_initial_weights_of_a_dit_keep_every_bit():
+    """A digest of all of them, as they were first drawn; only matrices and zeros are among them."""
+    weights = initial_weights(dit_shapes(TINY), 1234)
+    digest = hashlib.sha256(b"".join(weights[name].tobytes() for name in sorted(weights))).hexdigest()
+    assert digest == "899696bcc0e404ffbbec1a83534700bd33d07082ea1257b4dd204605ca81f9ce"
 
 
 def test_initial_weights_have_the_published_spread():

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from mindspeed_mm_dit.evaluation.compare import relative_error
 from mindspeed_mm_dit.objectives.flow.config import FlowMatchingConfig
 from mindspeed_mm_dit.objectives.flow.path import PATHS
-from tests.conftest import relative_error
 
 T = np.linspace(0.02, 0.98, 25)
 PREDICTIONS = ("velocity", "noise", "score")

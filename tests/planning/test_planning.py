@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, load_fsdp2_config, resolve_paths
 from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, DiTConfig, GaussianDiffusionConfig, ModelConfig
+from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32, SHARDED_BF16
 from mindspeed_mm_dit.configs.presets import PRESETS
 from mindspeed_mm_dit.diffusion.gaussian import GaussianDiffusion
 from mindspeed_mm_dit.framework.pytorch import ops, runtime
@@ -76,7 +77,9 @@ def test_multiply_adds_are_those_pytorch_counts():
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])  # the CPU's autocast, unlike CUDA's, keeps norms in bf16
+@pytest.mark.parametrize(
+    "precision", [FLOAT32, SHARDED_BF16], ids=["fp32", "bf16"]
+)  # the CPU's autocast, unlike CUDA's, keeps norms in bf16
 @pytest.mark.parametrize("preset", ["DiT-S/2", "DiT-B/4"])
 def test_activations_are_within_a_tenth_of_the_bytes_autograd_keeps(preset, precision, recompute):
     model = model_of(preset, num_layers=4)
@@ -87,7 +90,7 @@ def test_activations_are_within_a_tenth_of_the_bytes_autograd_keeps(preset, prec
 def bytes_kept(model, precision, recompute, batch=2):
     """Bytes of an image that forward and loss leave for backward, weights not counted."""
     network = DiT(model.predictor)
-    if precision == "bf16":
+    if precision.way == "fsdp2":
         network.to(torch.bfloat16)
         network.t_embedder.frequencies = network.t_embedder.frequencies.float()
     if recompute:
@@ -103,14 +106,14 @@ def bytes_kept(model, precision, recompute, batch=2):
 
     def pack(tensor):
         storage = tensor.untyped_storage()
-        is_copy = precision == "autocast" and tensor.dtype == torch.bfloat16 and tensor.shape in copies_of_weights
+        is_copy = precision == AUTOCAST and tensor.dtype == torch.bfloat16 and tensor.shape in copies_of_weights
         if storage.data_ptr() not in weights and not is_copy:
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         noised = diffusion.q_sample(x, t, noise)
-        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast"):
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == AUTOCAST):
             output = network(noised, t, y)
         loss = diffusion.loss(output.float(), x, noised, t, noise).mean()
     total = sum(kept.values())
@@ -132,25 +135,25 @@ def test_activations_under_cudas_autocast(monkeypatch):
     monkeypatch.setattr(ops, "addcmul", widest_addcmul)
     monkeypatch.setattr(torch.nn.LayerNorm, "forward", float32_norm)
     model = model_of("DiT-S/2", num_layers=4)
-    planned, _ = activation_bytes(model, Layout(precision="autocast"))
-    assert planned == pytest.approx(bytes_kept(model, "autocast", recompute=False), rel=0.02)
+    planned, _ = activation_bytes(model, Layout(precision=AUTOCAST))
+    assert planned == pytest.approx(bytes_kept(model, AUTOCAST, recompute=False), rel=0.02)
 
 
 @pytest.mark.parametrize("batch", [4, 8])
 @pytest.mark.parametrize(
-    "layout", [Layout(), Layout(recompute=True), Layout(precision="fp32")], ids=["bf16", "recomputed", "fp32"]
+    "layout", [Layout(), Layout(recompute=True), Layout(precision=FLOAT32)], ids=["bf16", "recomputed", "fp32"]
 )
 def test_the_peak_of_a_step_is_within_a_tenth_of_the_plan(layout, batch):
     """Two micro-batches, so that gradients and activations meet; every byte the allocator hands out is counted."""
     model = model_of("DiT-S/2", num_layers=4)
     fsdp2 = Fsdp2Config(
         sub_modules_to_wrap=("predictor.blocks.{*}", "predictor.final_layer"), cast_forward_inputs=False,
-        param_dtype="bf16" if layout.precision == "bf16" else None, reduce_dtype="fp32", use_reentrant=False,
+        param_dtype="bf16" if layout.precision.way == "fsdp2" else None, reduce_dtype="fp32", use_reentrant=False,
         recompute_modules=("predictor.blocks.{*}",) if layout.recompute else None,
     )  # fmt: skip
     flags = Namespace(
         seed=0, adam_beta1=0.9, adam_beta2=0.999, adam_eps=1e-8, weight_decay=0.0, ema_decay=0.99, clip_grad=1.0,
-        bf16=False, tf32=False, torch_compile=False,
+        tf32=False, torch_compile=False,
     )  # fmt: skip
     planned = memory(model, layout, online_vae=False)
     runtime.initialize(None, batch, 2 * batch)

@@ -65,16 +65,17 @@ class Configs:
             *flags.split(),
         ]
 
-    def start(self, flags: str, ranks: int = 1) -> subprocess.Popen:
-        """Start a run and return at once."""
+    def start(self, flags: str, ranks: int = 1, **variables: str) -> subprocess.Popen:
+        """Start a run, with ``variables`` in its environment, and return at once."""
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        environment.update(variables)
         return subprocess.Popen(
             self.command(flags, ranks), env=environment, cwd=self.folder, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
 
-    def run(self, flags: str, ranks: int = 1) -> Outcome:
+    def run(self, flags: str, ranks: int = 1, **variables: str) -> Outcome:
         """Run to the end."""
-        process = self.start(flags, ranks)
+        process = self.start(flags, ranks, **variables)
         output, _ = process.communicate(timeout=300)
         return Outcome(process.returncode, output)

@@ -11,9 +11,10 @@ import pytest
 from PIL import Image
 
 from mindspeed_mm_dit.checkpoint.store import find_checkpoint, read_facts
-from mindspeed_mm_dit.data.folder import ImageIndex, split_index
+from mindspeed_mm_dit.configs.data import DatasetParam
+from mindspeed_mm_dit.data.folder import ImageIndex, open_index, split_index
 from mindspeed_mm_dit.errors import CheckpointError
-from mindspeed_mm_dit.training.classes import check_classes, say_classes
+from mindspeed_mm_dit.training.classes import check_classes, say_classes, say_data
 from tests.training.launch import Configs
 
 
@@ -40,6 +41,20 @@ def test_a_terminal_without_the_letters_gets_them_spelled_out(monkeypatch):
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, "ascii"))
     say_classes(index_of(["élan", "\udce9"]), index_of([], 0), 2)
     assert rb"0 \xe9lan (20), 1 \udce9 (20)" in shown.getvalue()
+
+
+def test_classes_without_images_and_copies_are_named(tmp_path, capsys):
+    for place in ("cat", "dog", "empty"):
+        (tmp_path / place).mkdir()
+    for name, shade in (("cat/0", 1), ("cat/1", 2), ("cat/2", 2), ("dog/0", 1), ("dog/1", 3)):
+        Image.new("L", (8, 8), shade).save(tmp_path / f"{name}.png")
+    index = open_index(DatasetParam(str(tmp_path), 8), 4)
+    say_data(*split_index(index, 0.4, seed=0), 4)
+    said = capsys.readouterr().err
+    assert "and 2 classes have no images (empty): nothing is learned of them" in said
+    assert "warning: 1 image is byte for byte another image with another label:\n" in said
+    assert f"{tmp_path}/cat/0.png (0 cat)" in said and f"{tmp_path}/dog/0.png (1 dog)" in said
+    assert "note: 1 image is byte for byte another image with its label:\n" in said
 
 
 @pytest.mark.parametrize("before", [["dog", "cat"], ["cat", "bird"]])

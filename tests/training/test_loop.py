@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import signal
 from argparse import Namespace
 from types import SimpleNamespace
 
 import pytest
 
-from mindspeed_mm_dit.errors import ConvergenceError
+from mindspeed_mm_dit.errors import ConvergenceError, DataError, StepError
 from mindspeed_mm_dit.training import loop
+from mindspeed_mm_dit.training.signals import StopRequest
 
 FLAGS = Namespace(
     train_iters=5, log_interval=2, eval_interval=4, eval_iters=1, save_interval=3, global_batch_size=8,
-    tensorboard_dir=None, lr=1e-3, min_lr=0.0, lr_warmup_init=0.0, lr_warmup_iters=0,
+    save="here", tensorboard_dir=None, lr=1e-3, min_lr=0.0, lr_warmup_init=0.0, lr_warmup_iters=0,
     lr_decay_iters=None, lr_decay_style="constant",
 )  # fmt: skip
 
@@ -25,6 +28,7 @@ class Device:
         self.losses, self.events, self.launched = losses, [], 0
 
     def train_step(self, forward_step, batches, lr):
+        next(batches)
         self.launched += 1
         self.events.append(f"step {self.launched}")
         return SimpleNamespace(loss=self.losses[self.launched - 1], grad_norm=float(self.launched))
@@ -56,14 +60,15 @@ class Progress:
 
 @pytest.fixture
 def run(monkeypatch):
-    def run(losses: list[float]) -> tuple[Device, list]:
+    def run(losses: list[float], train=None, valid=(0,), stop=None) -> tuple[Device, list]:
         device, records = Device(losses), []
         run.device = device
         monkeypatch.setattr(loop.runtime, "read_later", device.read_later)
         monkeypatch.setattr(loop, "meter", lambda args: None)
         monkeypatch.setattr(loop.RunLog, "record", lambda self, record: records.append(record))
-        stop = SimpleNamespace(on_any_rank=lambda: False)
-        loop.train(FLAGS, device, None, iter(()), [None], Progress(device), stop)
+        monkeypatch.setattr(loop.runtime, "num_microbatches", lambda: 1)
+        train = itertools.repeat(0) if train is None else train
+        run.ended = loop.train(FLAGS, device, None, train, valid, Progress(device), stop or StopRequest())
         return device, records
 
     return run
@@ -100,3 +105,52 @@ def test_an_interval_without_a_finite_loss_ends_the_run_before_it_is_saved(monke
     with pytest.raises(ConvergenceError, match="iteration 2: loss = nan"):
         run([math.inf, math.nan, 1.0, 1.0, 1.0])
     assert "save" not in run.device.events
+
+
+def broken_after(count: int, error: Exception):
+    yield from range(count)
+    raise error
+
+
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), ValueError("odd"), DataError("0.png", "is gone")])
+def test_whatever_a_reader_raises_saves_the_steps_before_it_and_ends_with_code_2(run, error):
+    device, _ = run([1.0] * 5, train=broken_after(2, error))
+    assert device.launched == 2 and device.events[-1] == "save"
+    assert run.ended.code == 2 and str(error) in str(run.ended.error)
+
+
+def test_batches_that_come_to_an_end_save_too(run):
+    device, _ = run([1.0] * 5, train=iter([0, 0]))
+    assert device.events[-1] == "save" and "have come to an end" in str(run.ended.error)
+
+
+def test_an_error_of_the_validation_saves_and_ends(run, monkeypatch):
+    device, _ = run([1.0] * 5, valid=broken_after(0, OSError("gone")))
+    assert device.launched == 4 and device.events[-1] == "save" and run.ended.code == 2
+    monkeypatch.setattr(Device, "eval_step", lambda *given: 1 / 0)
+    device, _ = run([1.0] * 5)
+    assert device.launched == 4 and device.events[-1] == "save" and "ZeroDivisionError" in str(run.ended.error)
+
+
+def test_an_error_of_the_last_validation_is_not_lost(run, monkeypatch):
+    monkeypatch.setattr(FLAGS, "eval_interval", 5)
+    device, _ = run([1.0] * 5, valid=broken_after(0, OSError("gone")))
+    assert device.launched == 5 and device.events[-1] == "save" and run.ended.code == 2
+
+
+def test_a_step_that_fails_is_named_and_saves_nothing(run, monkeypatch):
+    monkeypatch.setattr(Device, "train_step", lambda *given: 1 / 0)
+    with pytest.raises(StepError, match="iteration 1: failed, and what it left is not saved: ZeroDivisionError"):
+        run([1.0] * 5)
+    assert "save" not in run.device.events
+
+
+def test_a_signal_ends_before_the_next_step(run):
+    def batches():
+        yield 0
+        signal.raise_signal(signal.SIGTERM)
+        yield 0
+
+    with StopRequest() as stop:
+        device, _ = run([1.0] * 5, train=batches(), stop=stop)
+    assert device.launched == 1 and device.events[-1] == "save" and run.ended.code == 143

@@ -53,4 +53,6 @@ def test_ctrl_c_in_two_processes_leaves_no_traceback(tmp_path):
 
 def test_a_config_folder_that_is_none_is_named(tmp_path):
     run = pretrain(tmp_path, "", CONFIG="nowhere")
-    assert run.returncode == 2 and run.stdout.startswith("CONFIG=nowhere: is no folder with a train.args")
+    assert run.returncode == 2 and run.stdout.startswith(
+        "ConfigError: CONFIG = nowhere: is no folder with a train.args"
+    )

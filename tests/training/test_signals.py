@@ -13,11 +13,30 @@ def test_a_ctrl_c_that_a_launcher_passes_on_is_one_request_and_a_later_one_inter
     monkeypatch.setattr(signals, "time", clock)
     before = signal.getsignal(signal.SIGINT)
     with signals.StopRequest() as stop:
-        assert not stop.on_any_rank()
+        assert stop.agree() is None
         for clock.now in (10.0, 10.1):
             signal.raise_signal(signal.SIGINT)
-        assert stop.on_any_rank()
+        assert stop.agree().code == 130
         clock.now = 12.0
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_the_first_of_several_reasons_gives_the_code(framework):
+    with signals.StopRequest() as stop:
+        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.agree().code == 143
+        stop.note(OSError("gone"))
+        assert stop.agree().code == 2
+
+
+def test_nohup_keeps_a_run_beyond_its_shell(framework):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with signals.StopRequest() as stop:
+            signal.raise_signal(signal.SIGHUP)
+            assert stop.agree() is None
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -16,6 +16,7 @@ from mindspeed_mm_dit.configs.model import DiTConfig, model_config_from_mapping
 from mindspeed_mm_dit.configs.presets import PRESETS
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
+from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.models.autoencoder_kl_files import with_new_names
 
 _WEIGHTS = "diffusion_pytorch_model"
@@ -54,7 +55,7 @@ def read(path: Path) -> State:
 
 def _read_weights(folder: Path) -> Arrays:
     if (folder / f"{_WEIGHTS}.safetensors").is_file():
-        return safetensors.read_arrays(folder / f"{_WEIGHTS}.safetensors")[0]
+        return read_safetensors_file(folder / f"{_WEIGHTS}.safetensors")[0]
     if (folder / f"{_WEIGHTS}.bin").is_file():
         return pt.read(folder / f"{_WEIGHTS}.bin").weights
     raise CheckpointError(str(folder), f"holds neither {_WEIGHTS}.safetensors nor {_WEIGHTS}.bin")

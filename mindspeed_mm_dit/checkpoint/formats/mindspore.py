@@ -8,7 +8,7 @@ from mindspeed_mm_dit.checkpoint import mindspore_ckpt
 from mindspeed_mm_dit.checkpoint.formats import ckpt
 from mindspeed_mm_dit.checkpoint.state import State, flatten
 from mindspeed_mm_dit.checkpoint.store import read_facts
-from mindspeed_mm_dit.errors import CheckpointError
+from mindspeed_mm_dit.checkpoint.weights import check_whole
 
 
 def fits(path: Path) -> bool:
@@ -18,9 +18,7 @@ def fits(path: Path) -> bool:
 
 def read(path: Path) -> State:
     """Read all arrays and the facts of the run."""
-    problem = mindspore_ckpt.problem_of(path)
-    if problem is not None:
-        raise CheckpointError(str(path), f"is damaged: {problem}")
+    check_whole(path, mindspore_ckpt.problem_of)
     return State(ckpt.read(path / mindspore_ckpt.FILE).trees, read_facts(path))
 
 

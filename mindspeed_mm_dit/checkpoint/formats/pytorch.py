@@ -10,8 +10,8 @@ import numpy as np
 
 from mindspeed_mm_dit.checkpoint.state import Arrays, State, unflatten
 from mindspeed_mm_dit.checkpoint.store import read_facts
-from mindspeed_mm_dit.checkpoint.weights import reader_of_pytorch_folder
-from mindspeed_mm_dit.errors import CheckpointError, PlatformError
+from mindspeed_mm_dit.checkpoint.weights import check_whole, reader_of_pytorch_folder
+from mindspeed_mm_dit.errors import PlatformError
 
 
 def fits(path: Path) -> bool:
@@ -22,9 +22,7 @@ def fits(path: Path) -> bool:
 def read(path: Path) -> State:
     """Read all tensors and the facts of the run."""
     dcp = reader_of_pytorch_folder(path)
-    problem = dcp.problem_of(path)
-    if problem is not None:
-        raise CheckpointError(str(path), f"is damaged: {problem}")
+    check_whole(path, dcp.problem_of)
     arrays = {name: dcp.as_array(tensor) for name, tensor in dcp.read_tree(path).items()}
     return State(unflatten(arrays), read_facts(path))
 

@@ -13,14 +13,14 @@ from mindspeed_mm_dit.framework.mindspore import runtime
 from mindspeed_mm_dit.framework.mindspore.runtime import ON_CPU
 
 __all__ = [
-    "addcmul", "attention", "cast_like", "cat", "chunk", "clamp", "contiguous", "cos", "exp", "log",
-    "mean_per_sample", "no_grad", "numpy", "pad", "permute", "reshape", "sin", "stop_gradient", "take", "tanh",
+    "addcmul", "attention", "cast_like", "cat", "chunk", "clamp", "contiguous", "cos", "exp", "expm1", "log",
+    "mean_per_sample", "no_grad", "numpy", "pad", "permute", "reshape", "sigmoid", "sin", "stop_gradient", "take",
     "tensor", "to_float32", "upsample_nearest_2x", "where",
 ]  # fmt: skip
 
 
 def _exact(x: Tensor) -> Tensor:
-    """``x`` in float64 on a CPU, whose float32 exp, log and tanh are approximations (tanh(8) is 1e-4 off)."""
+    """``x`` in float64 on a CPU, whose float32 exp, log and their kin are approximations."""
     return x.astype(float64) if ON_CPU else x
 
 
@@ -29,14 +29,19 @@ def exp(x: Tensor) -> Tensor:
     return msops.exp(_exact(x)).astype(x.dtype)
 
 
+def expm1(x: Tensor) -> Tensor:
+    """e to the power ``x``, minus 1, with its digits near 0."""
+    return msops.expm1(_exact(x)).astype(x.dtype)
+
+
 def log(x: Tensor) -> Tensor:
     """Natural logarithm of ``x``."""
     return msops.log(_exact(x)).astype(x.dtype)
 
 
-def tanh(x: Tensor) -> Tensor:
-    """Hyperbolic tangent of ``x``."""
-    return msops.tanh(_exact(x)).astype(x.dtype)
+def sigmoid(x: Tensor) -> Tensor:
+    """1 / (1 + exp(-``x``)), with its digits near 0."""
+    return msops.sigmoid(_exact(x)).astype(x.dtype)
 
 
 def addcmul(x: Tensor, y: Tensor, z: Tensor) -> Tensor:

@@ -43,7 +43,8 @@ def adamw_step(module: mindspore.nn.Cell, losses: Callable[[], Any], lr: float) 
     for group in optimizer.param_groups:
         group["lr"] = lr
     ordered = [p for group in optimizer.param_groups for p in group["params"]]
-    optimizer(tuple(_mean_gradients(ordered, losses)[1]))
+    # The optimizer is compiled: gradients that are not mutable would become constants of its graph.
+    optimizer(tuple(mindspore.mutable(gradient) for gradient in _mean_gradients(ordered, losses)[1]))
 
 
 def trained(module: mindspore.nn.Cell) -> tuple[list[str], list[Parameter]]:

@@ -14,7 +14,9 @@ import mindspore
 import numpy as np
 from mindspore import Parameter, Tensor, communication, ops
 
+from mindspeed_mm_dit.configs.precision import Way
 from mindspeed_mm_dit.errors import PlatformError
+from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
 
 _DEVICES = {"gloo": "cpu", "nccl": "cuda", "hccl": "npu"}
 _NAMES = {"CPU": "cpu", "GPU": "cuda", "Ascend": "npu"}
@@ -25,6 +27,8 @@ ON_CPU = mindspore.get_context("device_target") == "CPU"
 
 SAMPLES_IN_BF16 = False
 """Whether ``low_precision`` and ``bf16_products`` do what they are asked."""
+WAYS_TO_BF16: tuple[Way, ...] = ()
+"""How a training step may compute in bfloat16: not at all yet."""
 
 
 class _Job:
@@ -90,6 +94,11 @@ def device_name() -> str:
     return f"{mindspore.get_context('device_target')} {os.environ.get('DEVICE_ID', '0')}"
 
 
+def device_memory_bytes() -> int | None:
+    """Return the bytes of the machine on a CPU; None on an accelerator, of which it is not asked here."""
+    return host_memory_bytes() if device_type() == "cpu" else None
+
+
 def to_device(batch: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
     """Turn a batch of arrays into tensors; MindSpore copies them when an operator reads them."""
     return {name: Tensor(array) for name, array in batch.items()}
@@ -140,9 +149,14 @@ def read_later(values: list[Tensor]) -> PendingRead:
 
 def any_rank(flag: bool) -> bool:
     """Return whether ``flag`` is true on any rank."""
+    return each_on_any_rank([flag])[0]
+
+
+def each_on_any_rank(flags: list[bool]) -> list[bool]:
+    """Return for each of ``flags`` whether it is true on any rank, in one exchange."""
     if world_size() == 1:
-        return flag
-    return bool(_sum_over_ranks()(Tensor(np.array([flag], np.float32))).asnumpy()[0] > 0)
+        return flags
+    return [bool(count > 0) for count in _sum_over_ranks()(Tensor(np.array(flags, np.float32))).asnumpy()]
 
 
 def barrier() -> None:

@@ -11,12 +11,13 @@ from torch import (
     clamp,
     cos,
     exp,
+    expm1,
     log,
     no_grad,
     permute,
     reshape,
+    sigmoid,
     sin,
-    tanh,
     where,
 )
 from torch.nn.functional import interpolate, pad
@@ -25,8 +26,8 @@ from torch.nn.functional import scaled_dot_product_attention as attention
 from mindspeed_mm_dit.framework.pytorch import runtime
 
 __all__ = [
-    "addcmul", "attention", "cast_like", "cat", "chunk", "clamp", "contiguous", "cos", "exp", "log",
-    "mean_per_sample", "no_grad", "numpy", "pad", "permute", "reshape", "sin", "stop_gradient", "take", "tanh",
+    "addcmul", "attention", "cast_like", "cat", "chunk", "clamp", "contiguous", "cos", "exp", "expm1", "log",
+    "mean_per_sample", "no_grad", "numpy", "pad", "permute", "reshape", "sigmoid", "sin", "stop_gradient", "take",
     "tensor", "to_float32", "upsample_nearest_2x", "where",
 ]  # fmt: skip
 

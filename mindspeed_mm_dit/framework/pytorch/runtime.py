@@ -14,12 +14,16 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
+from mindspeed_mm_dit.configs.precision import Way
 from mindspeed_mm_dit.errors import PlatformError
+from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
 from mindspeed_mm_dit.framework.malloc import keep_freed_memory
 
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
 SAMPLES_IN_BF16 = True
 """Whether ``low_precision`` and ``bf16_products`` do what they are asked."""
+WAYS_TO_BF16: tuple[Way, ...] = ("autocast", "fsdp2")
+"""How a training step may compute in bfloat16."""
 _flags_group: dist.ProcessGroup | None = None
 
 
@@ -56,17 +60,18 @@ def initialize(backend: str | None, micro_batch_size: int, global_batch_size: in
     """Join the process group torchrun describes (a group of one without it) and choose the device."""
     global _flags_group
     backend = check_backend(backend)
-    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"), ("MASTER_ADDR", "127.0.0.1")):
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0")):
         os.environ.setdefault(name, value)
-    if "MASTER_PORT" not in os.environ:
-        os.environ["MASTER_PORT"] = "0"
+    # A group of one needs no port for others to find it, and listens on none.
+    alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if os.environ["WORLD_SIZE"] == "1" else {}
     if device_type() == "cpu":
         keep_freed_memory()
     else:
-        torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+        _choose_accelerator(int(os.environ["LOCAL_RANK"]))
     if not dist.is_initialized():
         # A CPU backend stays at hand for asynchronous checkpoints and for flags, whatever the device.
-        dist.init_process_group(backend if backend == "gloo" else f"cpu:gloo,{device_type()}:{backend}")
+        backends = backend if backend == "gloo" else f"cpu:gloo,{device_type()}:{backend}"
+        dist.init_process_group(backends, **alone)
     parallel_state, microbatches = _megatron()
     if not parallel_state.model_parallel_is_initialized():
         parallel_state.initialize_model_parallel()
@@ -74,6 +79,15 @@ def initialize(backend: str | None, micro_batch_size: int, global_batch_size: in
             rank(), None, global_batch_size, micro_batch_size, parallel_state.get_data_parallel_world_size()
         )
     _flags_group = dist.new_group(backend="gloo")
+
+
+def _choose_accelerator(number: int) -> None:
+    there = torch.accelerator.device_count()
+    if number >= there:
+        raise PlatformError(
+            f"LOCAL_RANK = {number}", f"there are {there} accelerator(s)", f"start {there} process(es): NPUS_PER_NODE"
+        )
+    torch.accelerator.set_device_index(number)
 
 
 def _megatron():  # type: ignore[no-untyped-def]
@@ -119,6 +133,17 @@ def device_name() -> str:
     if kind == "cpu":
         return f"CPU ({platform.processor() or platform.machine()}, {torch.get_num_threads()} threads)"
     return str(getattr(torch, kind).get_device_name())
+
+
+def device_memory_bytes() -> int | None:
+    """Return the bytes of this process's device, of the machine on a CPU; None where there is no such device."""
+    target = device()
+    if target.type == "cpu":
+        return host_memory_bytes()
+    accelerator = torch.get_device_module(target)
+    if (target.index or 0) >= accelerator.device_count():
+        return None
+    return int(accelerator.get_device_properties(target.index or 0).total_memory)
 
 
 def to_device(batch: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
@@ -168,11 +193,16 @@ def read_later(values: list[torch.Tensor]) -> PendingRead:
 
 def any_rank(flag: bool) -> bool:
     """Return whether ``flag`` is true on any rank; on CPU, so the device is not waited for."""
+    return each_on_any_rank([flag])[0]
+
+
+def each_on_any_rank(flags: list[bool]) -> list[bool]:
+    """Return for each of ``flags`` whether it is true on any rank, in one exchange on the CPU."""
     if world_size() == 1:
-        return flag
-    value = torch.tensor(int(flag))
-    dist.all_reduce(value, dist.ReduceOp.MAX, group=_flags_group)
-    return bool(value.item())
+        return flags
+    values = torch.tensor(flags, dtype=torch.uint8)
+    dist.all_reduce(values, dist.ReduceOp.MAX, group=_flags_group)
+    return [bool(value) for value in values.tolist()]
 
 
 def barrier() -> None:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-import torch.distributed.checkpoint as dcp
 from checkpoint.common.converter import Commandable
 from checkpoint.convert_cli import main
 
+from mindspeed_mm_dit.checkpoint import torch_dcp
 from mindspeed_mm_dit.checkpoint.formats import diffusers
 from mindspeed_mm_dit.checkpoint.state import State
 from mindspeed_mm_dit.checkpoint.store import TRACKER, read_facts
@@ -75,7 +75,7 @@ class DiTConverter(Commandable):  # type: ignore[misc]
 def _write_release(weights: Arrays, save_dir: Path) -> None:
     tensors = {name: torch.from_numpy(value.copy()) for name, value in weights.items()}
     state = {"model": tensors, "checkpoint_version": 3.0}
-    dcp.save(state, checkpoint_id=save_dir / "release", no_dist=True)
+    torch_dcp.write(state, save_dir / "release")
     (save_dir / TRACKER).write_text("release", encoding="utf-8")
 
 

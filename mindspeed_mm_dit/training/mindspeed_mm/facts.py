@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 
-from mindspeed_mm_dit import __version__
 from mindspeed_mm_dit.checkpoint.store import RUN_FACTS, CheckpointStore
 from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.training.changes import run_facts
 
 
 def note_facts(args: Namespace) -> None:
@@ -25,15 +25,4 @@ def note_facts(args: Namespace) -> None:
 
 
 def _facts(args: Namespace, iteration: int) -> dict[str, object]:
-    return {
-        "iteration": iteration,
-        "consumed_samples": iteration * args.global_batch_size,
-        "global_batch_size": args.global_batch_size,
-        "seed": args.seed,
-        "ema_decay": args.ema_decay,
-        "model": args.mm.model_json,
-        "classes": args.mm.classes,
-        "mindspeed_mm_dit": __version__,
-        "host": "MindSpeed-MM",
-        **runtime.versions(),
-    }
+    return {**run_facts(args, iteration, iteration * args.global_batch_size), "host": "MindSpeed-MM"}

@@ -18,7 +18,7 @@ from mindspeed_mm.training import pretrain as pretrain_in_host
 
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import runtime
-from mindspeed_mm_dit.training.mindspeed_mm.commandline import parse
+from mindspeed_mm_dit.training.mindspeed_mm.commandline import launched_as, parse, wants_mindspore
 from mindspeed_mm_dit.training.mindspeed_mm.composite import (
     HostedDiT,
     load_autoencoders_in_real_memory,
@@ -26,7 +26,7 @@ from mindspeed_mm_dit.training.mindspeed_mm.composite import (
 )
 from mindspeed_mm_dit.training.mindspeed_mm.facts import note_facts
 from mindspeed_mm_dit.training.mindspeed_mm.preflight import read_configs
-from mindspeed_mm_dit.training.mindspeed_mm.state import RunState, check_checkpoint
+from mindspeed_mm_dit.training.mindspeed_mm.state import RunState, check_checkpoint, check_pickles_of
 from mindspeed_mm_dit.training.preflight import MultiModalArguments
 
 NAME = "MindSpeed-MM"
@@ -56,11 +56,11 @@ def pretrain(
     hosted: list[HostedDiT] = []
 
     def provide_model(*args: Any, **kwargs: Any) -> HostedDiT:
+        check_checkpoint(get_args())
         model = model_provider(*args, **kwargs)
         if not get_host_args().init_model_with_meta_device:
             set_initial_weights(model.predictor, get_host_args().seed)
         hosted[:] = [HostedDiT(model, state.averages)]
-        check_checkpoint(hosted[0], get_host_args(), get_args().mm.classes)
         return hosted[0]
 
     def provide_data(num_samples: Any) -> tuple[Any, Any, Any]:
@@ -79,6 +79,8 @@ def pretrain(
     provide_data.is_distributed = True  # type: ignore[attr-defined]
     load_autoencoders_in_real_memory()
     try:
+        if launched_as()[0] == 0 and not wants_mindspore(sys.argv[1:]):  # (MSAdapter has no torch_dcp)
+            check_pickles_of(parse(sys.argv[1:]).load)
         pretrain_in_host(
             provide_data,
             provide_model,

@@ -8,20 +8,22 @@ import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from mindspeed_mm_dit.configs.data import load_data_config
-from mindspeed_mm_dit.configs.fsdp2 import load_fsdp2_config
+from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, load_fsdp2_config
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
-from mindspeed_mm_dit.configs.presets import PRESETS
+from mindspeed_mm_dit.configs.model import spelled_out as looked_up
+from mindspeed_mm_dit.configs.precision import Precision, Way, decide
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.data.dataset import check_fit
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.training.classes import say_classes
+from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
+from mindspeed_mm_dit.planning.fit import Place, check_model_fits
+from mindspeed_mm_dit.training.classes import say_data
 from mindspeed_mm_dit.training.mindspeed_mm.commandline import launched_as, parse
 from mindspeed_mm_dit.training.mindspeed_mm.contract import where
-from mindspeed_mm_dit.training.preflight import MultiModalArguments, image_indices
+from mindspeed_mm_dit.training.preflight import MultiModalArguments, check_autoencoder, image_indices, with_facts
 
 
 def check_before_import(argv: Sequence[str]) -> None:
@@ -42,19 +44,18 @@ def check_before_import(argv: Sequence[str]) -> None:
     _say_without_effect(flags)
     mm = read_configs(flags)
     if launched_as()[0] == 0:
-        say_classes(*image_indices(mm, flags.seed), mm.model.predictor.num_classes)
+        say_data(*image_indices(mm, flags.seed), mm.model.predictor.num_classes)
 
 
 def spelled_out(argv: Sequence[str]) -> list[str]:
-    """Return ``argv`` with a model.json whose ``preset`` is spelled out: the host reads the sizes itself."""
+    """Return ``argv`` with a model.json that leaves nothing to be looked up: the host reads the sizes itself."""
     path = parse(argv).mm_model
     content = read_json(path, "--mm-model") if path else {}
-    predictor = dict(content.get("predictor", {}))
-    if "preset" not in predictor:
+    whole = looked_up(content, path)
+    if whole == content:
         return list(argv)
-    sizes = PRESETS[predictor.pop("preset")]
     written = Path(tempfile.mkdtemp(prefix="mindspeed_mm_dit_")) / "model.json"
-    written.write_text(json.dumps({**content, "predictor": {**sizes, **predictor}}), encoding="utf-8")
+    written.write_text(json.dumps(whole), encoding="utf-8")
     return [
         str(written) if word == path else word.replace(f"--mm-model={path}", f"--mm-model={written}") for word in argv
     ]
@@ -90,18 +91,19 @@ def _check_fsdp2(flags: Namespace) -> None:
             "drop the flag",
         )
     fsdp2 = load_fsdp2_config(flags.fsdp2_config_path)
-    if flags.bf16 and fsdp2.param_dtype != "bf16":
-        raise ConfigError(
-            "--bf16",
-            f"in MindSpeed-MM's FSDP2 the precision is fsdp2.yaml's, and there param_dtype is {fsdp2.param_dtype}",
-            "set param_dtype: bf16 and reduce_dtype: fp32 in fsdp2.yaml",
-        )
+    _precision(flags, fsdp2)
     if not fsdp2.sub_modules_to_wrap:
         raise ConfigError(
             f"{flags.fsdp2_config_path}: sub_modules_to_wrap",
             "is missing or empty: MindSpeed-MM fails on it",
             "name the modules to wrap, e.g. predictor.blocks.{*}",
         )
+
+
+def _precision(flags: Namespace, fsdp2: Fsdp2Config) -> Precision:
+    """Return what a step computes in: with the host's FSDP2 what fsdp2.yaml says, for it has no autocast."""
+    offered: tuple[Way, ...] = ("fsdp2",)
+    return decide(flags.bf16, fsdp2, offered, "MindSpeed-MM")
 
 
 def _say_without_effect(flags: Namespace) -> None:
@@ -120,13 +122,17 @@ def read_configs(flags: Namespace) -> MultiModalArguments:
         UserError: whatever is wrong, with setting, value, reason and cure.
     """
     world_size = launched_as()[1]
-    model_json = read_json(flags.mm_model, "--mm-model")
+    model_json = looked_up(read_json(flags.mm_model, "--mm-model"), flags.mm_model)
+    fsdp2 = load_fsdp2_config(flags.fsdp2_config_path) if flags.use_torch_fsdp2 else None
     mm = MultiModalArguments(
         model=model_config_from_mapping(model_json, flags.mm_model),
         data=load_data_config(flags.mm_data),
-        fsdp2=load_fsdp2_config(flags.fsdp2_config_path) if flags.use_torch_fsdp2 else None,
+        fsdp2=fsdp2,
         model_json=model_json,
+        precision=_precision(flags, fsdp2) if fsdp2 else None,
     )
+    check_model_fits(mm.model, Place("this machine", host_memory_bytes()))
+    check_autoencoder(mm)
     if mm.fsdp2 is not None:
         mm.fsdp2.shard_ranks(world_size)
         from mindspeed_mm_dit.training.pytorch.engine import check_sharding  # (FSDP2 is PyTorch's alone)
@@ -134,4 +140,4 @@ def read_configs(flags: Namespace) -> MultiModalArguments:
         check_sharding(mm)
     train, _ = image_indices(mm, flags.seed)
     check_fit(mm.model, mm.data, len(train), flags.global_batch_size or flags.micro_batch_size * world_size)
-    return replace(mm, classes=train.classes)
+    return with_facts(mm, train)

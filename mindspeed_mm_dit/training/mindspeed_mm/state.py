@@ -7,7 +7,7 @@ empty, so the moments stay on disk. Both are read here, through PyTorch's own op
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,42 @@ import torch
 from megatron.training import print_rank_0
 from torch import Tensor
 
+from mindspeed_mm_dit.checkpoint.shapes import dit_shapes
 from mindspeed_mm_dit.checkpoint.store import TRACKER, CheckpointStore, read_facts
+from mindspeed_mm_dit.checkpoint.weights import check_whole
+from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.training.changes import changes, run_facts, table_of
 from mindspeed_mm_dit.training.classes import check_classes
 from mindspeed_mm_dit.training.mindspeed_mm.composite import HostedDiT
 from mindspeed_mm_dit.training.pytorch.ema import MovingAverage
 
+MAY_BE_PICKLED = (
+    "argparse.Namespace", "types.SimpleNamespace", "pathlib.PosixPath", "signal.Signals", "io.BytesIO",
+    "numpy.core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype", "numpy.dtypes.UInt32DType",
+    "megatron.core.enums.ModelType", "megatron.core.optimizer.OptimizerConfig",
+    "megatron.core.rerun_state_machine.RerunDiagnostic", "megatron.core.rerun_state_machine.RerunMode",
+    "megatron.core.rerun_state_machine.RerunState", "megatron.core.transformer.enums.AttnBackend",
+    "mindspeed_mm.configs.config.ConfigReader", "mindspeed_mm.configs.config.MMConfig",
+)  # fmt: skip
+"""What the host puts into the pickles of its checkpoints (flags, configs, states of generators), and we into ours."""
 
-def check_checkpoint(model: HostedDiT, args: Namespace, classes: Sequence[str]) -> None:
-    """Raise CheckpointError, naming the tensors or the label, if --load holds another architecture or other classes.
 
-    The host would leave tensors that it does not find at their initial values.
+def check_pickles_of(load: str | None) -> None:
+    """Raise CheckpointError where a checkpoint under --load could run code: the host unpickles whatever it finds.
+
+    Called on the first rank before the host starts; the others wait for it there.
+    """
+    if load is not None and Path(load).is_dir():
+        from mindspeed_mm_dit.checkpoint.torch_pickles import check_pickles
+
+        check_pickles(Path(load), MAY_BE_PICKLED)
+
+
+def check_checkpoint(args: Namespace) -> None:
+    """Raise CheckpointError if --load is damaged, or holds another architecture or other classes; what is named.
+
+    The host would leave tensors that it does not find at their initial values. What else has changed since is printed.
+    Each rank reads its share of the files.
     """
     tracker = Path(args.load or "") / TRACKER
     if args.load is None or args.ckpt_format != "torch_dcp" or not tracker.is_file():
@@ -33,8 +59,12 @@ def check_checkpoint(model: HostedDiT, args: Namespace, classes: Sequence[str]) 
 
     name = tracker.read_text(encoding="utf-8").strip()
     path = Path(args.load) / name if name == "release" else CheckpointStore(args.load).path(int(name))
-    torch_dcp.check_architecture(path, {name: tuple(p.shape) for name, p in model.state_dict().items()})
-    check_classes(read_facts(path), classes, path)
+    check_whole(path, lambda path: torch_dcp.problem_of(path, runtime.rank(), runtime.world_size()))
+    torch_dcp.check_architecture(path, dit_shapes(args.mm.model.predictor))
+    facts = read_facts(path)
+    check_classes(facts, args.mm.classes, path)
+    if table := table_of(changes(facts, run_facts(args, 0, 0))):
+        print_rank_0(table)
 
 
 class RunState:

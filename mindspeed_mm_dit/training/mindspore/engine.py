@@ -13,7 +13,7 @@ from mindspore import Tensor, ops
 
 from mindspeed_mm_dit.checkpoint import mindspore_ckpt as checkpoints
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
-from mindspeed_mm_dit.errors import PlatformError
+from mindspeed_mm_dit.configs.precision import FLOAT32, Precision
 from mindspeed_mm_dit.framework.mindspore import runtime
 from mindspeed_mm_dit.framework.mindspore.optim import trained
 from mindspeed_mm_dit.models.init import initial_weights
@@ -39,9 +39,8 @@ class StepResult(NamedTuple):
 class Engine:
     """The composite on every worker, the flat optimizer, and the moving average."""
 
-    def __init__(self, model: Any, args: Namespace, fsdp2: Fsdp2Config | None) -> None:
-        if args.bf16 and runtime.device_type() == "cpu":
-            raise PlatformError("--bf16", "MindSpore has no bfloat16 products on a CPU", "leave the flag out")
+    def __init__(self, model: Any, args: Namespace, fsdp2: Fsdp2Config | None, precision: Precision = FLOAT32) -> None:
+        assert precision.way is None, "runtime.WAYS_TO_BF16 offers none"
         runtime.allow_tf32(args.tf32)
         if args.torch_compile:
             runtime.compile_blocks(model.predictor)

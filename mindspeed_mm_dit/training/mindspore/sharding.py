@@ -26,7 +26,6 @@ def check(config: Fsdp2Config) -> None:
         "num_to_forward_prefetch": bool(config.num_to_forward_prefetch),
         "num_to_backward_prefetch": bool(config.num_to_backward_prefetch),
         "reshard_after_forward": not isinstance(config.reshard_after_forward, bool),
-        "param_dtype": config.param_dtype not in (None, "fp32"),
         "reduce_dtype": config.reduce_dtype not in (None, "fp32"),
         "output_dtype": config.output_dtype not in (None, "fp32"),
     }

@@ -15,8 +15,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from mindspeed_mm_dit.checkpoint import torch_dcp as checkpoints
-from mindspeed_mm_dit.checkpoint.store import without_optimizer
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
+from mindspeed_mm_dit.configs.precision import FLOAT32, Precision
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.framework.pytorch.optim import adamw, split_by_kind
 from mindspeed_mm_dit.models.init import initial_weights
@@ -49,7 +49,9 @@ class StepResult(NamedTuple):
 class Engine:
     """The composite spread over the ranks, its optimizer and its moving average."""
 
-    def __init__(self, model: nn.Module, args: Namespace, fsdp2: Fsdp2Config | None) -> None:
+    def __init__(
+        self, model: nn.Module, args: Namespace, fsdp2: Fsdp2Config | None, precision: Precision = FLOAT32
+    ) -> None:
         self.args = args
         runtime.allow_tf32(args.tf32)
         initialise(model, args.seed)
@@ -59,7 +61,7 @@ class Engine:
         self.predictor: nn.Module = unwrap(self.model).predictor
         self.optimizer = adamw(self.predictor, (args.adam_beta1, args.adam_beta2), args.adam_eps, args.weight_decay)
         self.ema = MovingAverage(self.predictor, args.ema_decay)
-        self._autocast = args.bf16 and not (fsdp2 and fsdp2.param_dtype)
+        self._autocast = precision.way == "autocast"  # (FSDP2 does by itself what fsdp2.yaml asks for)
 
     def train_step(self, forward_step: ForwardStep, batches: Iterator[Any], lr: float) -> StepResult:
         """Accumulate the gradients of a global batch, clip, step, and update the moving average."""
@@ -139,8 +141,6 @@ class Engine:
     def load(self, path: Path, with_optimizer: bool) -> None:
         """Continue from the checkpoint ``path``; its architecture must be this model's."""
         checkpoints.check_architecture(path, {n: tuple(p.shape) for n, p in self.predictor.named_parameters()})
-        if with_optimizer and not checkpoints.has_optimizer(path):
-            raise without_optimizer(path)
         checkpoints.read(self.state(with_optimizer), path)
 
     def num_parameters(self) -> int:
@@ -158,8 +158,8 @@ def check_sharding(mm: MultiModalArguments) -> None:
     if mm.fsdp2 is not None:
         with torch.device("meta"):
             predictor = PREDICTOR_MODEL_MAPPINGS[mm.model.predictor.model_id](mm.model.predictor)
-        names = [f"predictor.{name}" if name else "predictor" for name, _ in predictor.named_modules()]
-        check_paths(mm.fsdp2, names)
+        modules = {f"predictor.{name}" if name else "predictor": module for name, module in predictor.named_modules()}
+        check_paths(mm.fsdp2, modules)
 
 
 def initialise(model: nn.Module, seed: int) -> None:

@@ -1,40 +1,83 @@
-"""torchrun, without a traceback of its own where a rank has said what is wrong: the same arguments."""
+"""torchrun, without a traceback of its own where a rank has said what is wrong."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
+import socket
 import sys
+from collections.abc import Sequence
 
-USER_ERROR = 2
-"""Exit code of a rank that named a mistake of the user's and ended."""
-INTERRUPTED = 130
-"""Exit code after Ctrl-C; after another signal it is 128 and its number too."""
+from mindspeed_mm_dit.framework import activate
+from mindspeed_mm_dit.training.exit_codes import SAID
+from mindspeed_mm_dit.training.launch.variables import WAIT_SECONDS, Launch
 
+CPU_PROCESSES = 1
+"""Processes of a node without an accelerator: one, which uses every core."""
 
-def main() -> int:
-    """Start the processes and wait for them."""
-    try:
-        return _launch()
-    except KeyboardInterrupt:  # no rank has been started
-        print("interrupted", file=sys.__stderr__)
-        return INTERRUPTED
+SAVING_SECONDS = 3600
+"""How long ranks that were asked to stop may save before torchrun kills them; its own default is 30."""
 
 
-def _launch() -> int:
+def count_accelerators() -> int:
+    """Return the accelerators that PyTorch sees, 0 where there are none."""
+    if not shutil.which("npu-smi") and not shutil.which("nvidia-smi"):
+        return 0  # nor has PyTorch to be imported to see it
+    import torch
+
+    return torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+
+
+def start(launch: Launch, command: Sequence[str]) -> int:
+    """Run ``command`` in every process of this node; return the exit code of the run."""
+    os.environ.setdefault("LOGLEVEL", "CRITICAL")  # of torchrun: what there is to say, the ranks say
+    activate("pytorch")
+    from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SAVING_SECONDS))
+    meeting = _on_one_node(launch) if launch.nodes == 1 else _on_several_nodes(launch)
     try:
-        run(parse_args(sys.argv[1:]))
+        run(parse_args(["--nproc_per_node", str(launch.processes), *meeting, *_signals(), *command]))
     except SignalException as error:  # passed on to the ranks, which have ended by now
         return 128 + error.sigval
+    except DistError as error:
+        print(f"the nodes did not meet: {str(error).splitlines()[0]}", file=sys.stderr)
+        return 1
     except ChildFailedError as error:
-        if any(failure.exitcode == USER_ERROR for failure in error.failures.values()):
-            return USER_ERROR
+        codes = {failure.exitcode for failure in error.failures.values()}
+        if said := [code for code in SAID if code in codes]:
+            return said[0]
         print(error, file=sys.stderr)
         return 1
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _on_one_node(launch: Launch) -> list[str]:
+    from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
+
+    from mindspeed_mm_dit.training.pytorch.rendezvous import LoopbackRendezvous
+
+    rendezvous_handler_registry.register("loopback", LoopbackRendezvous)
+    loopback = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
+    if loopback:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback[0])
+    return ["--rdzv_backend", "loopback", "--rdzv_endpoint", f"{launch.address}:{launch.port}"]
+
+
+def _on_several_nodes(launch: Launch) -> list[str]:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the waiting, in which no handler of Python's is called
+    return [
+        *("--nnodes", str(launch.nodes), "--node_rank", str(launch.node_rank)),
+        *("--master_addr", launch.address, "--master_port", str(launch.port)),
+        *("--rdzv_conf", f"timeout={WAIT_SECONDS}"),
+    ]
+
+
+def _signals() -> list[str]:
+    """Return the flag that leaves SIGHUP ignored where it is: nohup wants the run to outlive its shell."""
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return ["--signals_to_handle", "SIGTERM,SIGINT,SIGQUIT"] if ignored else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, resolve_paths
+from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework.pytorch import runtime
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, None: None}
@@ -32,9 +33,11 @@ def replicate(model: nn.Module) -> nn.Module:
     model = model.to(runtime.device())
     if runtime.world_size() == 1:
         return model
-    return DistributedDataParallel(
-        model, process_group=runtime.data_parallel_group(), gradient_as_bucket_view=True, broadcast_buffers=False
-    )  # buffers are constants
+    with warnings.catch_warnings():  # its new name would still send the buffers, which are constants, once
+        warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated", category=FutureWarning)
+        return DistributedDataParallel(
+            model, process_group=runtime.data_parallel_group(), gradient_as_bucket_view=True, broadcast_buffers=False
+        )
 
 
 def shard(model: nn.Module, config: Fsdp2Config) -> nn.Module:
@@ -55,7 +58,7 @@ def shard(model: nn.Module, config: Fsdp2Config) -> nn.Module:
             output_dtype=_DTYPES[config.output_dtype],
             cast_forward_inputs=config.cast_forward_inputs,
         ),
-        "offload_policy": CPUOffloadPolicy(pin_memory=config.pin_memory) if config.offload_to_cpu else OffloadPolicy(),
+        "offload_policy": _offload(config),
         "ignored_params": ignored or None,
     }
     units = _modules(model, config.sub_modules_to_wrap, "sub_modules_to_wrap")
@@ -66,6 +69,13 @@ def shard(model: nn.Module, config: Fsdp2Config) -> nn.Module:
     if not config.offload_to_cpu:
         model.to(runtime.device())  # constants; the parameters are there already
     return model
+
+
+def _offload(config: Fsdp2Config) -> OffloadPolicy:
+    """Return what fsdp2.yaml asks for; on a CPU there is nothing that memory would be pinned for."""
+    if not config.offload_to_cpu:
+        return OffloadPolicy()
+    return CPUOffloadPolicy(pin_memory=config.pin_memory and runtime.device_type() != "cpu")
 
 
 def average_ignored(model: nn.Module) -> None:
@@ -85,11 +95,16 @@ def recompute(model: nn.Module, config: Fsdp2Config) -> None:
         )  # nothing in a model is random
 
 
-def check_paths(config: Fsdp2Config, module_names: Iterable[str]) -> None:
-    """Raise ConfigError where a path of fsdp2.yaml names no module."""
-    names = list(module_names)
+def check_paths(config: Fsdp2Config, modules: Mapping[str, nn.Module]) -> None:
+    """Raise ConfigError where a path of fsdp2.yaml names no module, or a list of them that is never called itself."""
     for setting in ("sub_modules_to_wrap", "recompute_modules", "ignored_modules"):
-        resolve_paths(getattr(config, setting) or (), names, setting)
+        for name in resolve_paths(getattr(config, setting) or (), modules, setting):
+            if isinstance(modules[name], nn.ModuleList) and setting != "ignored_modules":
+                raise ConfigError(
+                    f"fsdp2.yaml: {setting}: {name}",
+                    "is a list of modules, which are called one by one",
+                    f"name them: {name}.{{*}}",
+                )
 
 
 def unwrap(model: nn.Module) -> nn.Module:

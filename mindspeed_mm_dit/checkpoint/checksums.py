@@ -1,0 +1,153 @@
+"""Checksums of a checkpoint's files, taken while they are written and compared before they are read. No framework.
+
+    checksums.json    {"__0_0.distcp": {"bytes": 1048576, "crc32": "8d6f2c10"}, "run.json": ...}
+
+CRC-32 finds every flipped bit and every damaged run of up to 32 bits. It is no seal: who changes a file on purpose can
+change its checksum too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+FILE = "checksums.json"
+_CHUNK_BYTES = 1 << 20
+
+
+class Checksum(NamedTuple):
+    """What identifies the content of a file."""
+
+    bytes: int
+    crc32: str
+
+
+class SummedFile:
+    """A file open for writing, from its start to its end, and the checksum of what has passed so far."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._bytes = self._crc = 0
+
+    def write(self, data: Any) -> int:
+        """Write ``data``, any buffer; much of it is summed meanwhile, on another core where there is one."""
+        size = memoryview(data).nbytes
+        self._bytes += size
+        if size < _CHUNK_BYTES:
+            self._sum(data)
+            return self._file.write(data)
+        summing = threading.Thread(target=self._sum, args=(data,))
+        summing.start()
+        try:
+            return self._file.write(data)
+        finally:
+            summing.join()
+
+    def _sum(self, data: Any) -> None:
+        self._crc = zlib.crc32(data, self._crc)
+
+    def __getattr__(self, name: str) -> Any:  # tell, flush, fileno, close
+        return getattr(self._file, name)
+
+    @property
+    def checksum(self) -> Checksum:
+        """Return the checksum of all that was written."""
+        return Checksum(self._bytes, f"{self._crc:08x}")
+
+
+@contextmanager
+def summed_file(path: Path, sums: dict[str, Checksum]) -> Iterator[SummedFile]:
+    """Open ``path`` for writing; once its last byte is on the disk its checksum is in ``sums``."""
+    with open(path, "wb") as file:
+        summed = SummedFile(file)
+        yield summed
+        file.flush()
+        os.fsync(file.fileno())
+    sums[path.name] = summed.checksum
+
+
+def write_durably(path: Path, text: str) -> Checksum:
+    """Replace ``path`` by ``text`` in one step that survives a crash."""
+    sums: dict[str, Checksum] = {}
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    with summed_file(aside, sums) as file:
+        file.write(text.encode())
+    os.replace(aside, path)
+    return sums[aside.name]
+
+
+def record(folder: Path, sums: Mapping[str, Checksum]) -> None:
+    """Add the checksums of files in ``folder`` to those that stand there."""
+    known = read(folder) | dict(sums)
+    entries = {name: known[name]._asdict() for name in sorted(known)}
+    write_durably(folder / FILE, json.dumps(entries, indent=1) + "\n")
+
+
+def are_in(folder: Path) -> bool:
+    """Return whether the checkpoint ``folder`` has checksums; older ones, and those of MindSpeed-MM, have none."""
+    return (folder / FILE).is_file()
+
+
+def read(folder: Path) -> dict[str, Checksum]:
+    """Return the checksums of the files in ``folder``, none where nothing recorded them.
+
+    Raises:
+        ValueError: they are damaged themselves.
+    """
+    if not are_in(folder):
+        return {}
+    try:
+        content = json.loads((folder / FILE).read_bytes())
+        return {name: Checksum(int(entry["bytes"]), str(entry["crc32"])) for name, entry in content.items()}
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from None
+
+
+def problem_of(folder: Path, rank: int = 0, world_size: int = 1) -> str | None:
+    """Return which file of ``folder`` is not what was written, or None.
+
+    ``rank`` of ``world_size`` reads every ``world_size``-th file, so that the ranks of a run share the reading.
+    """
+    try:
+        sums = sorted(read(folder).items())
+    except (OSError, ValueError) as error:
+        return f"{FILE} cannot be read: {error}"
+    problems = (_problem(folder / Path(name).name, wanted) for name, wanted in sums[rank::world_size])
+    return next(filter(None, problems), None)
+
+
+def problem_of_file(path: Path) -> str | None:
+    """Return why the file ``path`` of a checkpoint is not what was written, or None."""
+    try:
+        wanted = read(path.parent).get(path.name)
+    except (OSError, ValueError) as error:
+        return f"{FILE} cannot be read: {error}"
+    return None if wanted is None else _problem(path, wanted)
+
+
+def _problem(path: Path, wanted: Checksum) -> str | None:
+    if not path.is_file():
+        return f"{path.name} is missing"
+    try:
+        size = path.stat().st_size
+        if size != wanted.bytes:
+            return f"{path.name} is {'cut short' if size < wanted.bytes else 'too long'}"
+        if _sum(path) != wanted:
+            return f"{path.name} is not what was written: its checksum is another"
+    except OSError as error:
+        return f"{path.name} cannot be read: {error}"
+    return None
+
+
+def _sum(path: Path) -> Checksum:
+    size, crc, buffer = 0, 0, memoryview(bytearray(_CHUNK_BYTES))
+    with open(path, "rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            size, crc = size + count, zlib.crc32(buffer[:count], crc)
+    return Checksum(size, f"{crc:08x}")

@@ -1,0 +1,186 @@
+"""A folder of checkpoints belongs to one run at a time: the one whose claim lies in it. No framework.
+
+    .claim    who saves here: user, host, process, start; touched every HEARTBEAT_SECONDS
+
+On the owner's own machine a claim ends with its process. From another machine only its age can be seen: a claim that
+has not been touched for SILENCE_SECONDS is taken over. Times are compared by the clock of the disk.
+"""
+
+from __future__ import annotations
+
+import atexit
+import getpass
+import json
+import os
+import socket
+import tempfile
+import threading
+import time
+import uuid
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from mindspeed_mm_dit.errors import ConfigError
+
+NAME = ".claim"
+HEARTBEAT_SECONDS = 15.0
+SILENCE_SECONDS = 300.0
+"""Longer than a process that lives can be kept from touching its claim: by a compiler, or a disk that hangs."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The run that saves into a folder."""
+
+    user: str
+    """Login name."""
+    host: str
+    """Name of the machine."""
+    pid: int
+    """The first rank's process."""
+    process_started: str
+    """When that process started, in the kernel's own count; empty where it cannot be known."""
+    machine: str
+    """Which boot of which machine, and whose count of processes; empty where it cannot be known."""
+    started: float
+    """When it claimed the folder, in seconds since 1970."""
+
+    @classmethod
+    def here(cls) -> Owner:
+        """Return this process as an owner."""
+        try:
+            user = getpass.getuser()
+        except (KeyError, OSError):  # a container whose user has no name
+            user = f"user {os.getuid()}"
+        return cls(user, socket.gethostname(), os.getpid(), _started(os.getpid()), _machine(), time.time())
+
+    def is_dead(self, silence: float) -> bool:
+        """Return whether nothing will be written by it any more; ``silence``: seconds since it touched its claim."""
+        if self.machine and self.machine == _machine():
+            return self.pid == os.getpid() or _started(self.pid) != self.process_started
+        return silence > SILENCE_SECONDS
+
+    def __str__(self) -> str:
+        age = (time.time() - self.started) / 60
+        return f"{self.user}'s run on {self.host} (process {self.pid}), which began {_words(age)} ago"
+
+
+class Claim:
+    """The claim of this run on ``folder``; held from :meth:`take` to :meth:`release` or the end of the process."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self._folder, self._path = Path(folder), Path(folder) / NAME
+        self._content = b""
+        self._ended = threading.Event()
+
+    def take(self) -> None:
+        """Take the folder, which is made if it is missing.
+
+        Raises:
+            ConfigError: it belongs to a run that lives, or nothing can be written there.
+        """
+        self._content = json.dumps(asdict(Owner.here()), indent=1).encode()
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            while not self._create():
+                self._remove_the_dead()
+        except OSError as error:
+            raise ConfigError(
+                f"--save = {self._folder}", f"nothing can be written there: {error}", "choose another --save"
+            ) from None
+        atexit.register(self.release)
+        threading.Thread(target=self._beat, name="claim", daemon=True).start()
+
+    def keep(self) -> None:
+        """Make sure that the folder is still this run's; where someone has removed the claim, renew it.
+
+        Raises:
+            ConfigError: another run took it over, as this one was silent for too long.
+            OSError: nothing can be written there.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        if not self._create() and self._read() != self._content:
+            raise self._refusal(_owner(self._read()))
+
+    def release(self) -> None:
+        """Leave the folder to others."""
+        self._ended.set()
+        with suppress(OSError):
+            if self._read() == self._content:
+                self._path.unlink()
+
+    def _beat(self) -> None:
+        while not self._ended.wait(HEARTBEAT_SECONDS):
+            with suppress(OSError):
+                if self._read() == self._content:
+                    os.utime(self._path)
+
+    def _create(self) -> bool:
+        """Write the claim unless there is one."""
+        try:
+            with open(self._path, "xb") as file:
+                file.write(self._content)
+        except FileExistsError:
+            return False
+        return True
+
+    def _remove_the_dead(self) -> None:
+        """Remove the claim of a dead owner; raise ConfigError if the owner lives."""
+        with suppress(FileNotFoundError):  # released, or removed by another run that wants the folder
+            found = self._read()
+            owner, silence = _owner(found), self._silence()
+            if not (owner.is_dead(silence) if owner else silence > SILENCE_SECONDS):
+                raise self._refusal(owner, silence)
+            aside = self._path.with_name(f"{NAME}.{uuid.uuid4().hex}")
+            os.rename(self._path, aside)  # one of several runs succeeds
+            if aside.read_bytes() != found:  # and may have caught the claim of one that was faster
+                os.rename(aside, self._path)
+            else:
+                aside.unlink()
+
+    def _silence(self) -> float:
+        """Return the seconds since the claim was touched, by the clock of the disk."""
+        with tempfile.TemporaryFile(dir=self._folder) as fresh:
+            return os.fstat(fresh.fileno()).st_mtime - self._path.stat().st_mtime
+
+    def _read(self) -> bytes:
+        return self._path.read_bytes()
+
+    def _refusal(self, owner: Owner | None, silence: float = 0.0) -> ConfigError:
+        return ConfigError(
+            f"--save = {self._folder}",
+            f"belongs to {owner or 'a run that does not say whose it is'}; last sign of life {silence:.0f} s ago",
+            "choose another --save, or end that run. On another machine a run that was killed is taken over after "
+            f"{_words(SILENCE_SECONDS / 60)} without a sign of life",
+        )
+
+
+def _owner(content: bytes) -> Owner | None:
+    try:
+        return Owner(**json.loads(content))
+    except (ValueError, TypeError):
+        return None
+
+
+def _words(minutes: float) -> str:
+    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+
+
+def _started(pid: int) -> str:
+    """Return when a process started, empty if it has ended (one that nobody has waited for counts as ended)."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+            state, *fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if state in "ZX" else fields[18]
+
+
+def _machine() -> str:
+    """Return what two processes share that can see each other by their numbers."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+        return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""

@@ -1,0 +1,152 @@
+"""The pickles in PyTorch's checkpoints, read so that none of them can run code.
+
+A pickle may name any function to be called. In a folder of torch.distributed.checkpoint (DCP) there is one in
+``.metadata``, the index, and one for each entry that is no tensor; DCP itself loads both without a look.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import pickle
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed._shard.sharded_tensor import metadata as before_2_3
+from torch.distributed.checkpoint import filesystem, metadata
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.planner import ReadItem
+
+from mindspeed_mm_dit.errors import CheckpointError
+
+INDEX = ".metadata"
+_CURE = "do not use this checkpoint, or ask whoever made it for a .safetensors file"
+
+_CLASSES = (
+    metadata.Metadata, metadata.TensorStorageMetadata, metadata.BytesStorageMetadata, metadata.ChunkStorageMetadata,
+    metadata.MetadataIndex, metadata.StorageMeta, metadata.TensorProperties, metadata._MEM_FORMAT_ENCODING,
+    before_2_3.TensorProperties, before_2_3.MEM_FORMAT_ENCODING, filesystem._StorageInfo, torch.Size,
+)  # fmt: skip
+"""What PyTorch 2.0 to 2.13 puts into ``.metadata``, besides dtypes, the layout and the path it was written to."""
+
+
+def read_metadata(path: Path) -> metadata.Metadata:
+    """Return the index of the checkpoint folder ``path``.
+
+    Raises:
+        CheckpointError: it asks for anything but PyTorch's own classes of an index (which is never executed), or for
+            a file outside of the folder.
+        Exception: whatever a damaged pickle raises.
+    """
+    with open(path / INDEX, "rb") as file:
+        found = _IndexUnpickler(path / INDEX, file).load()
+    if not isinstance(found, metadata.Metadata):
+        raise pickle.UnpicklingError(f"it holds a {type(found).__name__}")
+    for entry in (found.storage_data or {}).values():
+        if Path(entry.relative_path).name != entry.relative_path:
+            raise CheckpointError(str(path / INDEX), f"names {entry.relative_path}, a file outside its folder", _CURE)
+    return found
+
+
+class _IndexUnpickler(pickle.Unpickler):
+    """An unpickler that can build an index, and nothing else."""
+
+    def __init__(self, path: Path, file: io.BufferedReader) -> None:
+        super().__init__(file)
+        self._path = path
+        self._known = _makers()
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return getattr(torch, name)
+        if f"{module}.{name}" not in self._known:
+            raise _refused(str(self._path), f"{module}.{name}")
+        return self._known[f"{module}.{name}"]
+
+
+def _makers() -> dict[str, Callable[..., Any]]:
+    """Return what makes the objects of an index, by name; new each time, as a pickle can set attributes on it."""
+    known: dict[str, Callable[..., Any]] = {f"{cls.__module__}.{cls.__name__}": _maker(cls) for cls in _CLASSES}
+    known["torch.serialization._get_layout"] = lambda name: torch.serialization._get_layout(name)
+    for module in ("pathlib", "pathlib._local"):
+        for name in ("PosixPath", "WindowsPath"):
+            known[f"{module}.{name}"] = lambda *parts: os.path.join(*parts)
+    return known
+
+
+def _maker(cls: type) -> type:
+    """Return a class whose instances are those of ``cls``, which itself stays out of the pickle's reach."""
+    return type(cls.__name__, (), {"__new__": lambda _, *values: cls.__new__(cls, *values)})
+
+
+def _refused(what: str, name: str) -> CheckpointError:
+    return CheckpointError(what, f"its pickle asks for {name}, which could run code and is not loaded", _CURE)
+
+
+class SafeReader(dcp.FileSystemReader):
+    """DCP's reader of a folder, its index read by :func:`read_metadata`."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> metadata.Metadata:
+        """Return the index, marked with this load as DCP does it."""
+        found = read_metadata(Path(self.path))
+        found.storage_meta = metadata.StorageMeta(load_id=self.load_id)
+        return found
+
+
+class TensorsOnly(DefaultLoadPlanner):
+    """A plan of a load in which an entry that is no tensor is refused: DCP would unpickle it."""
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Refuse."""
+        name = read_item.dest_index.fqn
+        raise CheckpointError(name, "is a pickled object where a tensor belongs, and is not loaded", _CURE)
+
+
+def check_pickles(folder: Path, known: Iterable[str]) -> None:
+    """Look at every pickle below ``folder`` before a program loads them that does not look itself.
+
+    known: names of classes, besides PyTorch's own harmless ones, that may stand in ``.pt`` files and in entries that
+        are no tensors; those not installed here are passed over.
+
+    Raises:
+        CheckpointError: a pickle names anything else; file and name are said.
+    """
+    with torch.serialization.safe_globals([found for name in known if (found := _found(name)) is not None]):
+        for index in sorted(folder.rglob(INDEX)):
+            for name, file, content in _byte_entries(index.parent):
+                _check_pickle(f"{index.parent / file}: {name}", content)
+        for path in sorted(folder.rglob("*.pt")):
+            _check_pickle(str(path), path)
+
+
+def _byte_entries(path: Path) -> Iterable[tuple[str, str, io.BytesIO]]:
+    """Yield name, file and bytes of every entry of the checkpoint ``path`` that is no tensor."""
+    index = read_metadata(path)
+    for key, place in (index.storage_data or {}).items():
+        if isinstance(index.state_dict_metadata[key.fqn], metadata.BytesStorageMetadata):
+            with open(path / place.relative_path, "rb") as file:
+                file.seek(place.offset)
+                yield key.fqn, place.relative_path, io.BytesIO(file.read(place.length))
+
+
+def _check_pickle(what: str, content: Path | io.BytesIO) -> None:
+    try:
+        torch.load(content, map_location="cpu", weights_only=True, mmap=isinstance(content, Path))
+    except Exception as error:  # (a damaged file raises anything)
+        named = re.search(r"GLOBAL (\S+)", str(error))
+        if named is not None:
+            raise _refused(what, named[1]) from None
+        raise CheckpointError(what, f"is not loaded: {str(error).splitlines()[0]}", _CURE) from None
+
+
+def _found(name: str) -> Any:
+    module, _, attribute = name.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), attribute, None)
+    except ImportError:
+        return None

@@ -1,0 +1,82 @@
+"""In which precision a run computes: decided here, once, from --bf16, fsdp2.yaml and what the framework offers.
+
+Weights, moments and their average are float32 whatever is decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal
+
+from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
+from mindspeed_mm_dit.errors import ConfigError, PlatformError
+
+Way = Literal["autocast", "fsdp2"]
+"""How a step computes in bfloat16: each matrix product casts its inputs, or FSDP2 gathers the weights in it."""
+Dtype = Literal["fp32", "bf16"]
+
+_WORDS = {"fp32": "float32", "bf16": "bfloat16"}
+
+
+@dataclass(frozen=True)
+class Precision:
+    """What is computed in which floating-point numbers."""
+
+    compute: Dtype = "fp32"
+    """Of the matrix products, forward and backward."""
+    way: Way | None = None
+    """How ``compute`` is brought about; None: it is that of the weights."""
+    reduce: Dtype = "fp32"
+    """Of the gradients while they are averaged over ranks."""
+
+    def __str__(self) -> str:
+        """Return words for the log."""
+        if self.way is None:
+            return "float32"
+        how = {"autocast": "under autocast", "fsdp2": "by fsdp2.yaml"}[self.way]
+        return f"{_WORDS[self.compute]} {how}, weights float32, gradients averaged in {_WORDS[self.reduce]}"
+
+
+FLOAT32 = Precision()
+AUTOCAST = Precision("bf16", "autocast")
+SHARDED_BF16 = Precision("bf16", "fsdp2")
+"""What ``param_dtype: bf16`` with ``reduce_dtype: fp32`` gives."""
+
+
+def decide(bf16: bool, fsdp2: Fsdp2Config | None, offered: Collection[Way], where: str) -> Precision:
+    """Return the precision that --bf16 and fsdp2.yaml (None without --use-torch-fsdp2) ask for.
+
+    offered: the ways to bfloat16 that a training step has here; ``where``: framework and device, for errors.
+
+    Raises:
+        ConfigError: flag and file contradict each other, or ask for float16, which needs a scaled loss.
+        PlatformError: this framework does not train in bfloat16 on this device.
+    """
+    _refuse_float16(fsdp2)
+    param_dtype = fsdp2.param_dtype if fsdp2 else None
+    if bf16 and (param_dtype == "fp32" or (param_dtype is None and fsdp2 is not None and "autocast" not in offered)):
+        raise ConfigError(
+            "--bf16",
+            f"contradicts fsdp2.yaml, whose param_dtype is {param_dtype or 'null'}: training would be in float32",
+            "set param_dtype: bf16 and reduce_dtype: fp32 in fsdp2.yaml, or drop --bf16",
+        )
+    wanted: Way | None = "fsdp2" if param_dtype == "bf16" else "autocast" if bf16 else None
+    if wanted is not None and wanted not in offered:
+        raise PlatformError(
+            "--bf16" if bf16 else f"fsdp2.yaml: param_dtype = {param_dtype!r}",
+            f"{where} does not train in bfloat16 here, only in float32",
+            "drop it, or train with --ai-framework pytorch",
+        )
+    reduce = (fsdp2.reduce_dtype or param_dtype) if fsdp2 else None
+    return Precision("bf16" if wanted else "fp32", wanted, "bf16" if reduce == "bf16" else "fp32")
+
+
+def _refuse_float16(fsdp2: Fsdp2Config | None) -> None:
+    for key in ("param_dtype", "reduce_dtype", "output_dtype") if fsdp2 else ():
+        if getattr(fsdp2, key) == "fp16":
+            raise ConfigError(
+                f"fsdp2.yaml: {key} = 'fp16'",
+                "float16 needs a loss that is scaled up, or small gradients become zero, and nothing here scales it",
+                "use bf16, which has the range of float32, or fp32",
+            )

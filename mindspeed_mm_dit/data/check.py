@@ -1,0 +1,74 @@
+"""A look at every file of a data set before a run: whether it is a usable picture, and how large."""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from tqdm import tqdm
+
+from mindspeed_mm_dit.data.files import UnusableFile, check_file
+from mindspeed_mm_dit.data.transforms import open_image
+
+LARGEST_ENLARGEMENT = 4
+"""Pictures that have to be enlarged more than so many times in height and width are counted."""
+
+
+class Look(NamedTuple):
+    """What was found of one file."""
+
+    problem: str | None = None
+    """Why it cannot be used, as what follows its name; None for a good one."""
+    size: int = 0
+    """Bytes of the file."""
+    shorter_side: int = 0
+    """Of the picture, in pixels."""
+
+
+def look_at(paths: Sequence[Path], image_size: int, decode: bool) -> list[Look]:
+    """Look at each picture, at its header alone unless ``decode``; in threads, with a progress bar for many."""
+    with ThreadPoolExecutor() as pool:
+        looks = pool.map(lambda path: _look(path, image_size, decode), paths)
+        return list(tqdm(looks, "checking images", len(paths), unit="image", delay=2, disable=None))
+
+
+def _look(path: Path, image_size: int, decode: bool) -> Look:
+    try:
+        with open_image(path, image_size) as image:
+            if decode:
+                image.load()
+            return Look(size=check_file(path), shorter_side=min(image.size))
+    except UnusableFile as problem:
+        return Look(str(problem))
+
+
+def note_of_small(paths: Sequence[str], looks: Sequence[Look], image_size: int) -> tuple[str, ...]:
+    """Return a line that counts the pictures far smaller than ``image_size``, or none."""
+    small = [n for n, look in enumerate(looks) if look.shorter_side * LARGEST_ENLARGEMENT < image_size]
+    if not small:
+        return ()
+    smallest = min(small, key=lambda n: looks[n].shorter_side)
+    return (
+        f"warning: {len(small):,} of {len(looks):,} pictures are enlarged more than {LARGEST_ENLARGEMENT} times to "
+        f"image_size {image_size}; the shorter side of {paths[smallest]} has {looks[smallest].shorter_side} pixel(s)",
+    )
+
+
+def similar_name(path: Path) -> str:
+    """Return "Did you mean 'x'? " for a missing file beside which one of the same letters stands, or nothing."""
+    if "\\" in path.name and not os.path.lexists(path):
+        return "Write / between folders. "
+    try:
+        names = os.listdir(path.parent)
+    except (OSError, ValueError):
+        return ""
+    same = [name for name in names if _plain(name) == _plain(path.name) and name != path.name]
+    return f"Did you mean {same[0]!r} ({same[0]!a})? " if same else ""
+
+
+def _plain(name: str) -> str:
+    return unicodedata.normalize("NFC", name).casefold()

@@ -1,0 +1,178 @@
+"""The index of a data folder: a CSV with the columns image_path,label, one line an image."""
+
+from __future__ import annotations
+
+import csv
+import io
+import posixpath
+import re
+import reprlib
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from mindspeed_mm_dit.data.files import UnusableFile, check_file, read_bytes
+from mindspeed_mm_dit.errors import DataError
+
+COLUMNS = ("image_path", "label")
+
+_NUMBER = re.compile(r"-?\d{1,18}")
+_DELIMITERS = {";": "semicolons", "\t": "tabs", "|": "bars"}
+
+
+class Row(NamedTuple):
+    """A line of an index."""
+
+    line: int
+    image: str
+    """Path below the folder of the images, in its shortest form."""
+    label: str
+    """A number or a name, in Unicode's composed form."""
+
+
+class Labelled(NamedTuple):
+    """Images with their classes, in the order of the lines."""
+
+    rows: list[tuple[str, int]]
+    """(path below data_folder, label)."""
+    classes: tuple[str, ...]
+    """Name of every label; empty where the labels are numbers and no more."""
+
+
+def read_labels(path: Path) -> Labelled:
+    """Read an index; labels that are not numbers are class names, numbered in sorted order.
+
+    Raises:
+        DataError: naming file, line and cure.
+    """
+    rows = list(_csv_rows(path, _text_of(path)))
+    _check_one_label_each(path, rows)
+    if not _are_names(path, rows):
+        return Labelled([(row.image, int(row.label)) for row in rows], ())
+    names = sorted({row.label for row in rows})
+    numbers = {name: number for number, name in enumerate(names)}
+    return Labelled([(row.image, numbers[row.label]) for row in rows], tuple(names))
+
+
+def is_index(path: Path) -> bool:
+    """Return whether a file begins as an index does."""
+    try:
+        check_file(path)
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            return set(COLUMNS) <= {name.strip() for name in file.readline(1000).split(",")}
+    except (UnusableFile, OSError, ValueError):
+        return False
+
+
+def _text_of(path: Path) -> str:
+    try:
+        content = read_bytes(path)
+    except UnusableFile as problem:
+        cure = "name a CSV file with the columns image_path,label"
+        raise DataError(f"dataset_param.index = {path}", str(problem), cure) from None
+    try:
+        text = content.decode("utf-8-sig")  # Excel begins a file with a byte order mark
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise DataError(
+            f"{path}: line {line}", f"is not UTF-8: byte 0x{content[error.start]:02x}", "save the file as UTF-8"
+        ) from None
+    if "\0" in text:
+        line = text[: text.index("\0")].count("\n") + 1
+        raise DataError(f"{path}: line {line}", "holds a NUL byte: this is no text", "save the file as UTF-8")
+    return text
+
+
+def _csv_rows(path: Path, text: str) -> Iterator[Row]:
+    reader = csv.DictReader(io.StringIO(text, newline=""), skipinitialspace=True, strict=True)
+    try:
+        _check_columns(path, list(reader.fieldnames or ()))
+        for row in reader:
+            yield _row(f"{path}: line {reader.line_num}", reader.line_num, row)
+    except csv.Error as error:
+        raise DataError(
+            f"{path}: line {reader.line_num}", f"is no CSV: {error}", "close every quote, or write the file again"
+        ) from None
+
+
+def _check_columns(path: Path, found: list[str]) -> None:
+    counts = Counter(found)
+    if all(counts[column] == 1 for column in COLUMNS):
+        return
+    cure = "its first line must name image_path,label, each once"
+    for delimiter, words in _DELIMITERS.items():
+        if any(delimiter in name for name in found):
+            cure = f"its columns are separated by {words}: save it with commas"
+    raise DataError(str(path), f"has the columns {reprlib.repr(found)}", cure)
+
+
+def _row(where: str, line: int, row: dict[str | None, str | list[str] | None]) -> Row:
+    surplus = [field for field in row.get(None) or () if field]
+    if surplus:
+        shown = ", ".join(surplus)[:80]
+        raise DataError(where, f"has more fields than the first line: {shown}", "quote a path that holds a comma")
+    image, label = (str(row[column] or "") for column in COLUMNS)
+    for column, value in zip(COLUMNS, (image, label)):
+        if not value.strip():
+            raise DataError(where, f"has no {column}", "write image_path,label in every line")
+        if "\n" in value or "\r" in value:
+            raise DataError(where, f"has a {column} of several lines", "close the quote that is open there")
+    return Row(line, _below(where, image), unicodedata.normalize("NFC", label.strip()))
+
+
+def _below(where: str, image: str) -> str:
+    """Return a path in its shortest form; raise DataError for one that leaves the folder of the images."""
+    short = posixpath.normpath(image)
+    if short.startswith(("/", "../")) or short in ("..", "."):
+        raise DataError(
+            f"{where}: {image}",
+            "leaves dataset_param.data_folder",
+            "paths start there: name one of a file inside it, or set data_folder to the folder of all images",
+        )
+    return short
+
+
+def _check_one_label_each(path: Path, rows: list[Row]) -> None:
+    first: dict[str, Row] = {}
+    for row in rows:
+        earlier = first.setdefault(row.image, row)
+        if earlier.label != row.label:
+            raise DataError(
+                f"{path}: line {row.line}: {row.image}",
+                f"has the label {reprlib.repr(row.label)}, and in line {earlier.line} {reprlib.repr(earlier.label)}",
+                "keep one of the two lines: an image has one class",
+            )
+
+
+def _are_names(path: Path, rows: list[Row]) -> bool:
+    """Return whether the labels are names; raise DataError where some are and some are numbers."""
+    numbers = [row for row in rows if _NUMBER.fullmatch(row.label)]
+    names = [row for row in rows if not _NUMBER.fullmatch(row.label)]
+    no_labels = set(filter(_is_other_number, {row.label for row in names}))
+    if no_labels:
+        row = next(row for row in names if row.label in no_labels)
+        raise DataError(
+            f"{path}: line {row.line}: label {reprlib.repr(row.label)}",
+            "is neither a whole number nor a name",
+            "write labels as 0, 1, 2, ..., or as names",
+        )
+    if numbers and names:
+        few, many = sorted((numbers, names), key=len)
+        kinds = ("a number", "names") if few is numbers else ("a name", "numbers")
+        raise DataError(
+            f"{path}: line {few[0].line}: label {reprlib.repr(few[0].label)}",
+            f"is {kinds[0]}; {len(many)} of {len(rows)} labels are {kinds[1]}, such as {reprlib.repr(many[0].label)}",
+            "write all labels as numbers, or all as names that are no numbers",
+        )
+    return bool(names)
+
+
+def _is_other_number(label: str) -> bool:
+    """Return whether ``label`` is a number that is no label: 1.0, 1e3, nan."""
+    try:
+        float(label)
+    except ValueError:
+        return False
+    return True

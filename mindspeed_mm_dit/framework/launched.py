@@ -1,0 +1,105 @@
+"""A process and the launcher that started it, torchrun or msrun: what it was told, and that it ends with it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mindspeed_mm_dit.configs.environment import whole_number
+from mindspeed_mm_dit.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class LaunchVariables:
+    """Names of the variables a process of one framework learns its place from."""
+
+    rank: str
+    """Number of this process."""
+    world_size: str
+    """Number of processes."""
+    of_several: tuple[str, ...]
+    """What each process needs to know as well where there are several."""
+
+
+LAUNCH_VARIABLES = {
+    "pytorch": LaunchVariables("RANK", "WORLD_SIZE", ("RANK", "MASTER_ADDR", "MASTER_PORT")),
+    "mindspore": LaunchVariables("RANK_ID", "MS_WORKER_NUM", ("MS_ROLE", "MS_SCHED_HOST", "MS_SCHED_PORT")),
+}
+
+_PR_SET_PDEATHSIG = 1  # prctl(2)
+_PREFIXES = (
+    "MS_",
+    "TORCHELASTIC_",
+    "RANK",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "WORLD_SIZE",
+    "GROUP_",
+    "ROLE_",
+    "MASTER_",
+)
+
+
+def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment without what torchrun and msrun tell their processes."""
+    return {name: value for name, value in environment.items() if not name.startswith(_PREFIXES)}
+
+
+def check_launched(environment: Mapping[str, str], framework: str) -> None:
+    """Check that a launcher has said everything: a process that knows a part waits for others that are not there.
+
+    Raises:
+        ConfigError: naming the variable that is missing, or that contradicts another.
+    """
+    names = LAUNCH_VARIABLES[framework]
+    world_size = whole_number(environment, names.world_size, 1, 1)
+    rank = whole_number(environment, names.rank, 0, 0)
+    cure = "start it with examples/dit/pretrain.sh, torchrun or msrun, or unset what is left in the shell: unset {}"
+    if rank >= world_size:
+        raise ConfigError(
+            f"{names.rank} = {rank}",
+            f"there is no such process: {names.world_size} is {environment.get(names.world_size, 'not set')}",
+            cure.format(names.rank),
+        )
+    missing = [name for name in names.of_several if not environment.get(name)]
+    if world_size > 1 and missing:
+        raise ConfigError(
+            f"{names.world_size} = {world_size}",
+            f"the process would wait for others it cannot find: {', '.join(missing)} not set",
+            cure.format(names.world_size),
+        )
+
+
+def end_with_launcher(environment: Mapping[str, str]) -> None:
+    """Ask the kernel for SIGTERM when the launcher dies, killed perhaps: no rank trains on alone.
+
+    That is for launchers that wait for their processes: torchrun, and msrun with --join. A process that was started
+    otherwise may outlive who started it.
+    """
+    launcher = os.getppid()
+    under_msrun = environment.get("MS_ROLE") == "MS_WORKER" and _joins(launcher)
+    if not under_msrun and "TORCHELASTIC_RUN_ID" not in environment:
+        return
+    follow_to_death(signal.SIGTERM)
+    if os.getppid() != launcher:  # it died before it could be watched
+        signal.raise_signal(signal.SIGTERM)
+
+
+def follow_to_death(number: signal.Signals) -> None:
+    """Ask the kernel, where it is Linux, to send this process ``number`` when its parent dies."""
+    library = ctypes.CDLL(None)
+    if hasattr(library, "prctl"):
+        library.prctl(_PR_SET_PDEATHSIG, number.value)
+
+
+def _joins(pid: int) -> bool:
+    """Return whether process ``pid`` is an msrun that waits for its workers."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return b"\0--join=True\0" in words or b"\0--join\0True\0" in words

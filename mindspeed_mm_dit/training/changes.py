@@ -1,0 +1,91 @@
+"""The facts of a run that its checkpoints keep (run.json), and what of them has changed where a run is resumed."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from mindspeed_mm_dit import __version__
+from mindspeed_mm_dit.configs.model import AutoencoderKLConfig
+from mindspeed_mm_dit.framework import runtime
+
+SETTINGS = "settings"
+"""Key of run.json: value by name, of all that is compared and has no key of its own."""
+
+_OWN_KEYS = {"--seed": "seed", "--global-batch-size": "global_batch_size", "--ema-decay": "ema_decay"}
+
+_OPTIMIZER_FLAGS = (
+    *("lr", "lr_decay_style", "lr_warmup_iters", "lr_warmup_init"),
+    *("adam_beta1", "adam_beta2", "adam_eps", "weight_decay", "clip_grad"),
+)
+
+
+class Change(NamedTuple):
+    """Something that a checkpoint was written with and the run that resumes from it has otherwise."""
+
+    what: str
+    there: str
+    here: str
+
+
+def run_facts(args: Namespace, iteration: int, consumed_samples: int) -> dict[str, Any]:
+    """Return what run.json says of a run with the flags ``args`` (and its configs, ``args.mm``) at ``iteration``."""
+    return {
+        "iteration": iteration,
+        "consumed_samples": consumed_samples,
+        "global_batch_size": args.global_batch_size,
+        "seed": args.seed,
+        "ema_decay": args.ema_decay,
+        SETTINGS: _settings(args),
+        "model": args.mm.model_json,
+        "classes": args.mm.classes,
+        "mindspeed_mm_dit": __version__,
+        **runtime.versions(),
+    }
+
+
+def changes(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[Change]:
+    """Compare the facts of a checkpoint with those of this run; what either does not know has not changed."""
+    before, now = _compared(there), _compared(here)
+    return [
+        Change(name, str(before[name]), str(value))
+        for name, value in now.items()
+        if name in before and before[name] != value
+    ]
+
+
+def table_of(found: list[Change]) -> str:
+    """Return changes as a table with a heading; empty where there are none."""
+    if not found:
+        return ""
+    rows = [Change("what", "there", "here"), *found]
+    wide = [max(map(len, column)) for column in zip(*rows)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, wide)).rstrip() for row in rows)
+    return "changed since the checkpoint:" + "".join(f"\n    {line}" for line in lines)
+
+
+def _compared(facts: Mapping[str, Any]) -> dict[str, Any]:
+    known = {name: facts[key] for name, key in _OWN_KEYS.items() if key in facts}
+    settings = facts.get(SETTINGS)
+    return {**known, **(settings if isinstance(settings, dict) else {})}
+
+
+def _settings(args: Namespace) -> dict[str, Any]:
+    model, data = args.mm.model, args.mm.data
+    settings = {f"--{name.replace('_', '-')}": getattr(args, name) for name in _OPTIMIZER_FLAGS}
+    if args.lr_decay_style != "constant":
+        settings["--min-lr"] = args.min_lr
+        settings["--lr-decay-iters"] = args.lr_decay_iters or args.train_iters
+    settings["precision"] = str(args.mm.precision or "")
+    settings["predictor.class_dropout_prob"] = model.predictor.class_dropout_prob
+    settings["dataset_param.random_flip"] = data.dataset_param.random_flip
+    settings["dataset_param.valid_fraction"] = data.dataset_param.valid_fraction
+    settings["dataloader_param.shuffle"] = data.dataloader_param.shuffle
+    settings["pictures"] = args.mm.pictures
+    settings["autoencoder"] = args.mm.autoencoder
+    if isinstance(model.ae, AutoencoderKLConfig):
+        settings["ae.scaling_factor"] = model.ae.scaling_factor
+        settings["ae.sample_posterior"] = model.ae.sample_posterior
+        settings["ae.dtype"] = model.ae.dtype
+    return {name: value for name, value in settings.items() if value not in ("", None)}

@@ -1,0 +1,117 @@
+"""The variables of examples/dit/pretrain.sh: how many processes on how many nodes, and where they meet."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from mindspeed_mm_dit.configs.environment import whole_number
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.training.launch.ports import LOOPBACK, check_port, free_port
+
+DEFAULT_PORT = 6000
+"""Of several nodes, which have to name the same; a single node takes a free one."""
+MAX_NODES = 16384
+MAX_THREADS_A_CORE = 16
+PROCESS_BYTES = 200 * 2**20
+"""A process holds at least this once it has imported its framework."""
+WAIT_SECONDS = 600
+"""How long a node waits for the others."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a launcher has to start on this node."""
+
+    processes: int
+    """Processes on this node."""
+    nodes: int
+    """Nodes, each with as many processes."""
+    node_rank: int
+    """Number of this node."""
+    address: str
+    """Where the processes meet: the loopback address on a single node."""
+    port: int
+    """Port of that address."""
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the run is one process, which needs no launcher."""
+        return self.nodes * self.processes == 1
+
+
+def read_launch(environment: Mapping[str, str], default_processes: Callable[[], int]) -> Launch:
+    """Return what the variables ask for; ``default_processes`` is asked where NPUS_PER_NODE is not set.
+
+    Raises:
+        ConfigError: naming the variable, its value and the reason.
+    """
+    nodes = whole_number(environment, "NNODES", 1, 1, MAX_NODES)
+    node_rank = whole_number(environment, "NODE_RANK", 0, 0, nodes - 1, f": NNODES is {nodes}")
+    port = whole_number(environment, "MASTER_PORT", 0, 1, 65535)
+    processes = whole_number(environment, "NPUS_PER_NODE", 0, 1) or default_processes()
+    _check_processes(processes)
+    _check_threads(environment)
+    if nodes == 1:
+        if port:
+            check_port(LOOPBACK, port, "leave it out on a single node, which then takes a free port")
+        return Launch(processes, 1, 0, LOOPBACK, port or free_port())
+    address = _address(environment, nodes)
+    if node_rank == 0:
+        check_port("", port or DEFAULT_PORT, "set another, the same on every node")
+    return Launch(processes, nodes, node_rank, address, port or DEFAULT_PORT)
+
+
+def say_whom_it_waits_for(launch: Launch) -> None:
+    """Say that this node waits for others, where there are any."""
+    if launch.nodes > 1:
+        print(
+            f"node {launch.node_rank} of {launch.nodes}: waiting up to {WAIT_SECONDS // 60} minutes for "
+            f"{launch.nodes - 1} other node(s) at MASTER_ADDR:MASTER_PORT = {launch.address}:{launch.port}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def threads_of(processes: int) -> int:
+    """Return the threads of a process: they share the cores; more than cores would get in each other's way."""
+    return max(_cores() // processes, 1)
+
+
+def _check_processes(processes: int) -> None:
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if processes * PROCESS_BYTES > memory:
+        raise ConfigError(
+            f"NPUS_PER_NODE = {processes}",
+            f"so many processes take {processes * PROCESS_BYTES / 2**30:,.0f} GiB before they train anything, and this "
+            f"machine has {memory / 2**30:,.0f} GiB",
+        )
+    if processes > _cores():
+        print(
+            f"warning: NPUS_PER_NODE = {processes}: they share {_cores()} core(s), and will be slow",
+            file=sys.stderr,
+        )
+
+
+def _check_threads(environment: Mapping[str, str]) -> None:
+    most = MAX_THREADS_A_CORE * _cores()
+    whole_number(environment, "OMP_NUM_THREADS", 1, 1, most, f": {MAX_THREADS_A_CORE} for each core of this machine")
+
+
+def _address(environment: Mapping[str, str], nodes: int) -> str:
+    for name in ("MASTER_ADDR", "NODE_RANK"):
+        if not environment.get(name):
+            raise ConfigError(f"NNODES = {nodes}", f"needs {name} too", "set it on each node")
+    address = environment["MASTER_ADDR"]
+    try:
+        socket.getaddrinfo(address, None)
+    except OSError as error:
+        raise ConfigError(f"MASTER_ADDR = {address}", f"is no address of a node: {error.strerror}") from None
+    return address
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))

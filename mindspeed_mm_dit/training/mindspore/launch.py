@@ -1,0 +1,147 @@
+"""msrun, with workers that save when they are asked to stop, and that nothing outlives.
+
+msrun itself answers Ctrl-C by killing its workers and SIGTERM by leaving them. So it runs in a session of its own,
+where no signal reaches it; the workers are told directly.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from mindspeed_mm_dit.errors import PlatformError
+from mindspeed_mm_dit.framework.launched import follow_to_death, without_launcher
+from mindspeed_mm_dit.training.exit_codes import SAID
+from mindspeed_mm_dit.training.launch.variables import WAIT_SECONDS, Launch
+from mindspeed_mm_dit.training.log import print_nowhere
+
+CPU_PROCESSES = 2
+"""Processes of a node without an accelerator."""
+
+LOGS = "msrun_log"
+"""Folder of the logs, one folder in it for each run."""
+
+POLL_SECONDS = 0.2
+_NOISE = "[INFO] DISTRIBUTED("
+"""MindSpore prints lines of this kind when a worker leaves the group, whatever GLOG_v says."""
+
+
+def count_accelerators() -> int:
+    """Return the NPUs of this machine that may be used, 0 where there are none."""
+    if visible := os.environ.get("ASCEND_RT_VISIBLE_DEVICES"):
+        return len([device for device in visible.split(",") if device])
+    if not shutil.which("npu-smi"):
+        return 0
+    listed = subprocess.run(["npu-smi", "info", "-l"], capture_output=True, text=True, check=False).stdout
+    return len(re.findall("NPU ID", listed))
+
+
+def start(launch: Launch, command: Sequence[str]) -> int:
+    """Run ``command`` in every worker of this node; return the exit code of the run."""
+    msrun = _find_msrun()
+    from mindspeed_mm_dit.training.mindspore.job import Job  # needs what MindSpore brings
+
+    logs = _make_log_folder()
+    first = launch.node_rank * launch.processes
+    lines = _NewLines([logs / f"worker_{first + n}.log" for n in range(launch.processes)])
+    with open(logs / "msrun.log", "w", encoding="utf-8") as said:
+        process = subprocess.Popen(
+            [msrun, *_arguments(launch, logs), *command],
+            env=_environment(launch), stdout=said, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+            start_new_session=True, preexec_fn=lambda: follow_to_death(signal.SIGKILL),
+        )  # fmt: skip
+    job = Job(process)
+    with job.noting_signals():
+        while job.lives():
+            time.sleep(POLL_SECONDS)
+            lines.print()
+    lines.print()
+    return _exit_code(job.asked, process.wait(), logs)
+
+
+class _NewLines:
+    """Prints what the workers append to their logs, whole lines of one worker after the other."""
+
+    def __init__(self, logs: Sequence[Path]) -> None:
+        self._read = dict.fromkeys(logs, 0)
+
+    def print(self) -> None:
+        """Print the lines that are new."""
+        for log, start in self._read.items():
+            if not log.exists():
+                continue
+            with open(log, "rb") as file:
+                file.seek(start)
+                whole, newline, _ = file.read().rpartition(b"\n")
+            self._read[log] = start + len(whole + newline)
+            for line in whole.decode("utf-8", "replace").splitlines():
+                if not line.startswith(_NOISE):
+                    self._say(line)
+
+    def _say(self, line: str) -> None:
+        try:
+            print(line, flush=True)
+        except OSError:  # a terminal that is closed; the workers are to be waited for all the same
+            print_nowhere(1, 2)
+
+
+def _find_msrun() -> str:
+    msrun, python = shutil.which("msrun"), shutil.which("python")
+    if msrun is None:
+        raise PlatformError(
+            "msrun", "is not on PATH: MindSpore is not installed here", "make demo-mindspore sets it up"
+        )
+    if python is None or Path(python).parent != Path(msrun).parent:
+        raise PlatformError(
+            msrun,
+            f"starts the first 'python' on PATH, {python}, which is not the one beside it",
+            f"put {Path(msrun).parent} first on PATH",
+        )
+    return msrun
+
+
+def _make_log_folder() -> Path:
+    logs = Path(LOGS, f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{os.getpid()}")
+    try:
+        logs.mkdir(parents=True)
+    except OSError as error:
+        raise PlatformError(
+            str(logs), f"cannot be made: {error.strerror}", "run in a folder you can write to"
+        ) from None
+    return logs
+
+
+def _arguments(launch: Launch, logs: Path) -> list[str]:
+    """Return msrun's own; no core is bound, for another run on this machine would be bound to the same ones."""
+    return [
+        *("--local_worker_num", str(launch.processes), "--worker_num", str(launch.processes * launch.nodes)),
+        *("--node_rank", str(launch.node_rank), "--master_addr", launch.address, "--master_port", str(launch.port)),
+        *("--cluster_time_out", str(WAIT_SECONDS), "--log_dir", str(logs), "--join=True", "--tail_worker_log=-2"),
+    ]
+
+
+def _environment(launch: Launch) -> dict[str, str]:
+    own = {"LOCAL_WORLD_SIZE": str(launch.processes), "GLOG_v": os.environ.get("GLOG_v", "3")}  # noqa: SIM112 (3: errors only)
+    return {**without_launcher(os.environ), **own}
+
+
+def _exit_code(asked: signal.Signals | None, code: int, logs: Path) -> int:
+    if code == 0:
+        return 0
+    if asked is not None:
+        return 128 + asked
+    said = (logs / "msrun.log").read_text(encoding="utf-8", errors="replace")
+    codes = {int(found) for found in re.findall(r"Error code: (-?\d+)", said)}
+    if told := [code for code in SAID if code in codes]:
+        return told[0]
+    why = f"msrun was ended by {signal.Signals(-code).name}" if code < 0 else "a worker failed"
+    print(f"{why}; all logs are in {logs}", file=sys.stderr)
+    return 1

@@ -1,0 +1,65 @@
+"""Where the processes of one machine meet under torchrun: a store that other machines cannot reach."""
+
+from __future__ import annotations
+
+import socket
+from datetime import timedelta
+
+from torch.distributed import PrefixStore, TCPStore
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+)
+
+STORE_SECONDS = 60
+
+
+class LoopbackRendezvous(RendezvousHandler):
+    """torchrun's agent alone, with a store on the loopback address (its own listen on every address).
+
+    endpoint: "127.0.0.1:PORT".
+    """
+
+    def __init__(self, parameters: RendezvousParameters) -> None:
+        self._run_id = parameters.run_id
+        address, port = parameters.endpoint.split(":")
+        self._info = RendezvousStoreInfo(address, int(port))
+        self._listening = socket.create_server((address, int(port)), backlog=1024)
+        self._store = TCPStore(
+            address, int(port), 1, True, timedelta(seconds=STORE_SECONDS),
+            multi_tenant=True, master_listen_fd=self._listening.detach(),
+        )  # fmt: skip
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Return at once: there is no other node."""
+        return RendezvousInfo(PrefixStore(self._run_id, self._store), 0, 1, self._info)
+
+    @property
+    def use_agent_store(self) -> bool:
+        """The processes use the agent's store."""
+        return True
+
+    def get_backend(self) -> str:
+        """Return the name it is registered under."""
+        return "loopback"
+
+    def get_run_id(self) -> str:
+        """Return the name of the run."""
+        return self._run_id
+
+    def is_closed(self) -> bool:
+        """Return False: no node comes or goes."""
+        return False
+
+    def set_closed(self) -> None:
+        """Do nothing, as there is nobody to tell."""
+
+    def num_nodes_waiting(self) -> int:
+        """Return 0: no node comes or goes."""
+        return 0
+
+    def shutdown(self) -> bool:
+        """Return True; the store ends with the process."""
+        return True

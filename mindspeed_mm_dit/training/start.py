@@ -1,0 +1,141 @@
+"""Where a run starts: the checkpoint of --load that is whole and fits this run, or the beginning."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mindspeed_mm_dit.checkpoint import checksums
+from mindspeed_mm_dit.checkpoint.shapes import dit_shapes
+from mindspeed_mm_dit.checkpoint.store import CheckpointStore, read_facts, without_optimizer
+from mindspeed_mm_dit.configs.model import DiTConfig, ModelConfig, model_config_from_mapping
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
+from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.training.changes import changes, run_facts, table_of
+from mindspeed_mm_dit.training.classes import check_classes
+
+
+class Start(NamedTuple):
+    """The checkpoint that a run goes on from."""
+
+    path: Path
+    iteration: int
+    facts: dict[str, Any]
+    """Its run.json; empty where another program wrote it."""
+
+
+def find_start(args: Namespace, checkpoints: Any) -> Start | None:
+    """Return the newest undamaged checkpoint of --load, known to fit this run; None starts anew.
+
+    Every rank must call this: they share the reading. No model is needed. ``checkpoints``: the module that reads the
+    framework's.
+
+    Raises:
+        CheckpointError: --load cannot be resumed from, or belongs to another model.
+        ConfigError: --save holds the checkpoints of another run, which this one would mix with its own.
+    """
+    try:
+        start = _newest(args, checkpoints) if args.load else None
+        if start is not None:
+            _check_fits(args, start, checkpoints)
+        if args.save and not _is_save(args.load, args):
+            _check_is_free(CheckpointStore(args.save), start.iteration if start else 0)
+    except UserError as error:
+        error.is_shared = True  # all ranks look at one folder
+        raise
+    return start
+
+
+def _newest(args: Namespace, checkpoints: Any) -> Start | None:
+    store = CheckpointStore(args.load)
+    if os.path.exists(args.load) and not os.path.isdir(args.load) and not os.path.isfile(args.load):
+        raise CheckpointError(f"--load = {args.load}", "is no folder", "name the folder that --save named")
+    iteration, passed = store.latest(lambda path: _problem_on_any_rank(checkpoints.problem_of, path))
+    for line in passed:
+        print_rank_0(f"warning: {line}")
+    if iteration is not None:
+        path = store.path(iteration)
+        if not checksums.are_in(path):
+            print_rank_0(f"note: {path} has no checksums, so whether it is what was written is not known")
+        return Start(path, iteration, read_facts(path))
+    content = _content(args.load)
+    if content and not _is_save(args.load, args):
+        raise CheckpointError(
+            f"--load = {args.load}",
+            f"holds no checkpoint of a run (iter_0001000 and the like): it holds {content}",
+            "name the folder that --save named; mm-dit convert makes one of weights in another format",
+        )
+    print_rank_0(f"no checkpoint in {args.load}{f' (it holds {content})' if content else ''}: starting anew")
+    return None
+
+
+def _problem_on_any_rank(problem_of: Callable[..., str | None], path: Path) -> str | None:
+    """Return what is wrong with the checkpoint ``path``, on every rank alike; they share the reading."""
+    problem = problem_of(path, runtime.rank(), runtime.world_size())
+    if not runtime.any_rank(problem is not None):
+        return None
+    if runtime.rank() == 0:  # which says it
+        problem = problem or problem_of(path)
+    return problem or "another rank finds it damaged"
+
+
+def _check_fits(args: Namespace, start: Start, checkpoints: Any) -> None:
+    path, _, facts = start
+    check_classes(facts, args.mm.classes, path)
+    if "model" in facts:
+        _check_model(args.mm.model, facts["model"], path)
+    if table := table_of(changes(facts, run_facts(args, 0, 0))):
+        print_rank_0(table)
+    if isinstance(args.mm.model.predictor, DiTConfig):
+        checkpoints.check_architecture(path, dit_shapes(args.mm.model.predictor))
+    if not args.no_load_optim and not checkpoints.has_optimizer(path):
+        raise without_optimizer(path)
+
+
+def _is_save(folder: str | None, args: Namespace) -> bool:
+    return bool(folder and args.save) and os.path.realpath(folder or "") == os.path.realpath(args.save)
+
+
+def _check_is_free(store: CheckpointStore, iteration: int) -> None:
+    there = store.iterations()
+    if there and there[-1] > iteration:
+        raise ConfigError(
+            f"--save = {store.root}",
+            f"holds the checkpoints of a run up to iteration {there[-1]}, and this one starts at {iteration}",
+            f"pass --load {store.root} to go on with that run, or another --save",
+        )
+
+
+def _check_model(model: ModelConfig, kept: Mapping[str, Any], path: Path) -> None:
+    """Raise CheckpointError where predictor or diffusion are not those the checkpoint was trained with."""
+    there, here = model_config_from_mapping(kept, f"{path}/run.json: model"), model
+    changed = [
+        f"{section}.{field.name} is {value!r} there and {getattr(getattr(here, section), field.name, None)!r} here"
+        for section in ("predictor", "diffusion")
+        for field in dataclasses.fields(getattr(there, section))
+        if (value := getattr(getattr(there, section), field.name)) != getattr(getattr(here, section), field.name, None)
+        and field.name != "class_dropout_prob"
+    ]
+    if changed:
+        raise CheckpointError(
+            f"--load = {path}",
+            f"was trained with another model.json: {'; '.join(changed)}",
+            f"use the one kept in {path}/run.json, or another --load and --save",
+        )
+
+
+def _content(folder: str) -> str:
+    names = sorted(p.name for p in Path(folder).glob("*") if not p.name.startswith("."))
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+
+
+def print_rank_0(text: str) -> None:
+    """Print on the first rank."""
+    if runtime.rank() == 0:
+        with suppress(OSError):  # nobody reads it any more
+            print(text, flush=True)

@@ -1,0 +1,75 @@
+"""What the autoencoder's config.json says need not be said again, and must not be contradicted."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from mindspeed_mm_dit.configs.model import model_config_from_mapping
+from mindspeed_mm_dit.errors import ConfigError, UserError
+from tests.autoencoder_kl_fixtures import SD_VAE
+
+THREE_LEVELS = {"block_out_channels": [8, 16, 16], "latent_channels": 16, "scaling_factor": 0.3611}
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Return a function: (config.json, ae section, in_channels) -> ModelConfig."""
+
+    def read(config, in_channels=16, path="vae", **section):
+        (tmp_path / "vae").mkdir(exist_ok=True)
+        (tmp_path / "vae" / "config.json").write_text(json.dumps(config))
+        ae = {"model_id": "autoencoder_kl", "from_pretrained": str(tmp_path / path), **section}
+        predictor = {"model_id": "dit", "input_size": 8, "num_classes": 2, "in_channels": in_channels}
+        content = {"ae": ae, "diffusion": {"model_id": "gaussian_diffusion"}, "predictor": predictor}
+        return model_config_from_mapping(content, "model.json")
+
+    return read
+
+
+@pytest.mark.parametrize("section", [{}, {"scaling_factor": None, "latent_channels": None}, {"downsample_factor": 4}])
+@pytest.mark.parametrize("path", ["vae", "vae/weights.safetensors"])
+def test_what_is_left_out_or_null_is_read_from_config_json(read, section, path):
+    model = read(THREE_LEVELS, path=path, **section)
+    assert (model.ae.downsample_factor, model.ae.latent_channels, model.ae.scaling_factor) == (4, 16, 0.3611)
+    assert model.image_size == 32
+
+
+def test_what_nobody_tells_is_stable_diffusion_s(read):
+    model = read({}, in_channels=4)
+    assert (model.ae.downsample_factor, model.ae.latent_channels, model.ae.scaling_factor) == (8, 4, 0.18215)
+    assert read(SD_VAE, in_channels=4).ae == model.ae
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"downsample_factor": 8}, "ae.downsample_factor = 8: contradicts the autoencoder, whose"),
+        ({"latent_channels": 4}, 'config.json makes it 16\n    Cure: write "latent_channels": 16'),
+        ({"scaling_factor": 0.18215}, "ae.scaling_factor = 0.18215: contradicts"),
+        ({"scaling_factor": "x"}, "ae.scaling_factor = 'x': contradicts"),
+        ({"from_pretrained": ""}, "ae.from_pretrained = '': is empty"),
+        ({"from_pretrained": "a" * 300}, "ae.from_pretrained"),
+        ({"dtype": None}, "dtype = None: expected 'fp32' or 'bf16'"),
+    ],
+)
+def test_a_contradiction_is_an_error_that_names_both(read, section, message):
+    with pytest.raises(ConfigError) as caught:
+        read(THREE_LEVELS, **section)
+    assert message in str(caught.value) and "model.json" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"shift_factor": 0.1}, "latents that are shifted are not supported"),
+        ({"block_out_channels": "wide"}, "config.json: block_out_channels = 'wide'"),
+        ({"latent_channels": 10**30}, "is too large a number"),
+        ([], "expected a JSON object"),
+    ],
+)
+def test_a_config_json_that_cannot_be_used_is_named(read, config, message):
+    with pytest.raises(UserError) as caught:
+        read(config)
+    assert message in str(caught.value)

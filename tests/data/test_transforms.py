@@ -1,0 +1,87 @@
+"""The pixels of a picture, against the filters' definitions written out in NumPy and against frozen values."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mindspeed_mm_dit.data.transforms import center_crop, load_pixels
+
+
+def picture(height, width, channels):
+    """Fine detail on slopes, so that every filter gives other pixels, and every place another value."""
+    rows, columns, channel = np.mgrid[:height, :width, :channels]
+    return ((rows * 41 + columns * 97 + channel * 29 + rows * columns * 13) % 251).astype(np.uint8)
+
+
+def box(distance):
+    return ((distance > -0.5) & (distance <= 0.5)).astype(float)
+
+
+def cubic(distance):
+    """The interpolation kernel of Keys 1981 with a = -1/2."""
+    x = np.abs(distance)
+    near, far = ((1.5 * x - 2.5) * x) * x + 1, (((x - 5) * x + 8) * x - 4) * -0.5
+    return np.where(x < 1, near, np.where(x < 2, far, 0.0))
+
+
+def resized(pixels, width, height, kernel):
+    """``pixels`` (H, W, C) at another size: widened kernels where it shrinks; first rows, then columns, as 8 bits."""
+    for axis, size in ((1, width), (0, height)):
+        scale = pixels.shape[axis] / size
+        centres = (np.arange(size) + 0.5) * scale
+        places = np.arange(pixels.shape[axis]) + 0.5
+        weights = kernel((places - centres[:, None]) / max(scale, 1.0))  # (size, pixels.shape[axis])
+        weights /= weights.sum(1, keepdims=True)
+        pixels = np.moveaxis(np.tensordot(weights, pixels, (1, axis)), 0, axis)
+        pixels = np.clip(np.floor(pixels + 0.5), 0, 255)
+    return pixels
+
+
+def cropped(pixels, size):
+    """The published preparation: halve while twice too large, scale the shorter side, cut the centre."""
+    while min(pixels.shape[:2]) >= 2 * size:
+        pixels = resized(pixels, pixels.shape[1] // 2, pixels.shape[0] // 2, box)
+    height, width = (round(side * size / min(pixels.shape[:2])) for side in pixels.shape[:2])
+    pixels = resized(pixels, width, height, cubic)
+    top, left = (height - size) // 2, (width - size) // 2
+    return pixels[top : top + size, left : left + size]
+
+
+@pytest.mark.parametrize(
+    ("height", "width"),
+    [(8, 8), (8, 13), (15, 15), (16, 16), (17, 31), (31, 17), (32, 32), (50, 33), (5, 7), (9, 40), (64, 200)],
+)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_picture_is_halved_by_box_scaled_bicubically_and_cut(tmp_path, height, width, channels):
+    pixels = picture(height, width, channels)
+    Image.fromarray(pixels.squeeze()).save(tmp_path / "picture.png")
+    found = load_pixels(str(tmp_path / "picture.png"), 8, channels)
+    assert found.shape == (channels, 8, 8) and found.dtype == np.uint8
+    # Pillow's weights are whole numbers of 2**-22: a value between two levels may fall to either.
+    difference = found.transpose(1, 2, 0) - cropped(pixels.astype(float), 8)
+    assert np.abs(difference).max() <= 1 and (difference != 0).mean() < 0.01
+
+
+def test_the_pixels_of_a_small_picture_are_fixed():
+    """A change here makes latent caches and losses other ones: it needs a note in the changelog, and another CROP."""
+    assert np.asarray(center_crop(Image.fromarray(picture(9, 11, 1).squeeze()), 4)).tolist() == [
+        [73, 91, 162, 107], [108, 129, 106, 139], [185, 82, 106, 172], [91, 167, 109, 135],
+    ]  # fmt: skip
+    assert np.asarray(center_crop(Image.fromarray(picture(3, 4, 1).squeeze()), 4)).tolist() == [
+        [0, 60, 165, 165], [20, 101, 107, 73], [54, 153, 98, 49], [79, 183, 144, 106],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("mode", "value", "rgb"), [
+    ("L", 7, (7, 7, 7)), ("RGB", (1, 2, 3), (1, 2, 3)), ("RGBA", (1, 2, 3, 0), (1, 2, 3)), ("P", 3, (3, 3, 3)),
+    ("CMYK", (255, 0, 0, 0), (0, 255, 255)), ("1", 1, (255, 255, 255)), ("LA", (9, 128), (9, 9, 9)),
+])  # fmt: skip
+def test_pictures_of_every_mode_become_rgb(tmp_path, mode, value, rgb):
+    image = Image.new(mode, (8, 8), value)
+    if mode == "P":
+        image.putpalette([level for level in range(256) for _ in range(3)])
+    image.save(tmp_path / ("picture.tif" if mode == "CMYK" else "picture.png"))
+    found = load_pixels(str(next(tmp_path.iterdir())), 8, 3)
+    assert found.transpose(1, 2, 0).tolist() == np.broadcast_to(rgb, (8, 8, 3)).tolist()

@@ -1,0 +1,100 @@
+"""Runs started by examples/dit/pretrain.sh as a user starts them, and what is left of them."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+from tests.conftest import ROOT
+from tests.training.launch import Configs
+
+MINDSPORE_PYTHON = os.environ.get("MM_DIT_MINDSPORE_PYTHON", "")
+PATIENCE_SECONDS = 240
+"""For a machine that does much else; nothing waits as long on a quiet one."""
+MARK = "MM_DIT_TEST_RUN"
+FLAGS = """
+--train-iters 100000
+--global-batch-size 4
+--lr 1e-3
+--log-interval 1
+--num-workers 1
+--save checkpoints   # relative to the working directory
+--load checkpoints
+"""
+
+
+def config_folder(folder: Path, digits: Path) -> Path:
+    """Write the configs of a tiny model that trains until it is stopped."""
+    Configs.create(folder, digits, hidden_size=32, num_layers=1, num_heads=2)
+    (folder / "train.args").write_text(FLAGS)
+    (folder / "fsdp2.yaml").write_text("sharding_size: auto\n")
+    return folder
+
+
+class Run:
+    """pretrain.sh under way in ``folder``; all its processes carry a mark in their environment."""
+
+    def __init__(self, folder: Path, config: Path, flags: str = "", framework: str = "pytorch", **variables: str):
+        self.folder, self.mark = folder, uuid.uuid4().hex
+        self.log = folder / f"{self.mark}.log"
+        python = MINDSPORE_PYTHON if framework == "mindspore" else sys.executable
+        environment = {
+            **{name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"},
+            "PATH": f"{Path(python).parent}:{os.environ['PATH']}", "VIRTUAL_ENV": "this one",
+            "CUDA_VISIBLE_DEVICES": "", "AI_FRAMEWORK": framework, "CONFIG": str(config), MARK: self.mark, **variables,
+        }  # fmt: skip
+        self.process = subprocess.Popen(
+            ["bash", str(ROOT / "examples/dit/pretrain.sh"), *flags.split()], cwd=folder, env=environment,
+            stdin=subprocess.DEVNULL, stdout=self.log.open("w"), stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+
+    @property
+    def said(self) -> str:
+        """What was printed so far."""
+        return self.log.read_text(errors="replace")
+
+    def wait_for(self, pattern: str) -> None:
+        """Wait until a line matches."""
+        wait_until(lambda: re.search(pattern, self.said) or self.process.poll() is not None)
+        assert re.search(pattern, self.said), self.said
+
+    def processes(self, containing: str = "") -> list[int]:
+        """Return those of its processes that live and whose command line contains a word."""
+        found = []
+        for place in Path("/proc").glob("[0-9]*"):
+            try:
+                is_ours = f"{MARK}={self.mark}".encode() in (place / "environ").read_bytes()
+                words = (place / "cmdline").read_bytes()  # empty: it has ended, and waits to be noticed
+            except OSError:
+                continue
+            if is_ours and words and containing.encode() in words:
+                found.append(int(place.name))
+        return found
+
+    def signal_all(self, number: signal.Signals) -> None:
+        """Send a signal as a terminal does: to the whole foreground."""
+        os.killpg(self.process.pid, number)
+
+    def end(self) -> int:
+        """Wait for its end and for that of all its processes; return the exit code."""
+        try:
+            code = self.process.wait(PATIENCE_SECONDS)
+            wait_until(lambda: not self.processes())
+        finally:
+            for pid in self.processes():
+                os.kill(pid, signal.SIGKILL)
+        return code
+
+
+def wait_until(until) -> None:
+    """Return once ``until()`` is true."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not until():
+        assert time.monotonic() < end, "it took too long"
+        time.sleep(0.1)

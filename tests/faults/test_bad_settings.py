@@ -1,0 +1,394 @@
+"""A wrong setting is named, with code 2, before anything is built or written, and within seconds."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import time
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from mindspeed_mm_dit.checkpoint import mindspore_ckpt
+from mindspeed_mm_dit.checkpoint.shapes import dit_shapes
+from mindspeed_mm_dit.cli.main import main
+from mindspeed_mm_dit.configs.arguments import build_parser, dit_flags
+from mindspeed_mm_dit.configs.data import DataloaderParam, DatasetParam
+from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, load_fsdp2_config
+from mindspeed_mm_dit.configs.model import (
+    AutoencoderKLConfig,
+    DiTConfig,
+    GaussianDiffusionConfig,
+    PixelConfig,
+    load_model_config,
+)
+from mindspeed_mm_dit.configs.strict import from_mapping
+from mindspeed_mm_dit.errors import ConfigError, UserError
+from mindspeed_mm_dit.planning.fit import Place, check_model_fits
+from mindspeed_mm_dit.training.preflight import preflight
+from mindspeed_mm_dit.training.progress import find_start
+from tests.autoencoder_kl_fixtures import SD_VAE
+from tests.conftest import ROOT
+from tests.training.launch import Configs
+
+SECONDS = 20
+"""What an error may take at most; here it takes a fraction of one."""
+
+EXTREMES = [
+    -1, 0, 1, 2**31, 2**63, 10**12, 10**30, -(10**30), 10**4000, 1.5, -0.5, 1e-300, 1e308, math.nan, math.inf, True,
+    None, "", " ", "x", "é" * 5000, "\0", "\ud800", [], ["x"], [[]], {}, {"a": 1},
+]  # fmt: skip
+
+TINY = {"input_size": 8, "num_classes": 10, "in_channels": 1, "hidden_size": 32, "num_layers": 2, "num_heads": 2,
+        "learn_sigma": False}  # fmt: skip
+
+SECTIONS = {
+    DiTConfig: {**TINY, "model_id": "dit"},
+    GaussianDiffusionConfig: {},
+    PixelConfig: {},
+    AutoencoderKLConfig: {"from_pretrained": "vae"},
+    DatasetParam: {"data_folder": "images", "image_size": 8},
+    DataloaderParam: {},
+    Fsdp2Config: {},
+}
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda cls: cls.__name__)
+def test_every_field_takes_an_extreme_value_or_refuses_it_by_name(section):
+    """Fields that are not checked against the machine here are checked against it when the model is."""
+    for field in dataclasses.fields(section):
+        for value in EXTREMES:
+            started = time.monotonic()
+            try:
+                built = from_mapping(section, {**SECTIONS[section], field.name: value}, "file.json: section")
+                if isinstance(built, DiTConfig):
+                    model = dataclasses.make_dataclass("Model", ["predictor"])(built)
+                    check_model_fits(model, Place("this machine", 2**34))
+            except ConfigError as error:
+                assert field.name in str(error), (field.name, value)
+                assert len(str(error)) < 1000, (field.name, value)
+            assert time.monotonic() - started < 2, (field.name, value)
+
+
+NUMBERS = ["-1", "0", "1e30", "nan", "inf", "-inf", "1.5", "1" + "0" * 30, "1" + "0" * 5000, "", " ", "x", "é", "0x10"]
+
+
+def test_every_flag_with_a_number_takes_an_extreme_value_or_refuses_it_by_name():
+    parser = dit_flags(build_parser())
+    needed = ["--mm-model", "m", "--mm-data", "d", "--train-iters", "1", "--lr", "1"]
+    typed = [action.option_strings[0] for action in parser._actions if action.type is not None]
+    assert {"--seed", "--lr", "--num-workers", "--keep-last", "--ema-decay"} <= set(typed)
+    for flag in typed:
+        for value in NUMBERS:
+            try:
+                parser.parse_strictly([*needed, f"{flag}={value}"])
+            except ConfigError as error:
+                assert flag in str(error) and len(str(error)) < 1000, (flag, value)
+
+
+@pytest.fixture
+def check(tmp_path, monkeypatch):
+    """Run all that comes before the device, on two images, with changes to the files and ``flags``."""
+    monkeypatch.chdir(tmp_path)
+    for label in ("0", "1"):
+        (tmp_path / "images" / label).mkdir(parents=True)
+        Image.new("L", (8, 8)).save(tmp_path / "images" / label / "a.png")
+
+    def check(flags="", model=None, data=None, fsdp2=None):
+        content = json.loads((ROOT / "examples/dit/model.json").read_text())
+        content["predictor"] = {**TINY, "model_id": "dit", "num_classes": 2}
+        for section, changes in (model or {}).items():
+            content[section] = changes if "model_id" in changes else {**content[section], **changes}
+        (tmp_path / "model.json").write_text(json.dumps(content))
+        sections = {"dataset_param": {"data_folder": "images", "image_size": 8}, "dataloader_param": {}}
+        for section, changes in (data or {}).items():
+            sections[section].update(changes)
+        (tmp_path / "data.json").write_text(json.dumps(sections))
+        argv = "--mm-model model.json --mm-data data.json --train-iters 2 --lr 1e-3 --micro-batch-size 1 --save saved"
+        if fsdp2 is not None:
+            (tmp_path / "f.yaml").write_text(yaml.safe_dump(fsdp2))
+            argv += " --use-torch-fsdp2 --fsdp2-config-path f.yaml"
+        args = dit_flags(build_parser()).parse_strictly([*argv.split(), *flags.split()])
+        args.mm = preflight(args)
+        from mindspeed_mm_dit.training.pytorch import engine
+
+        engine.check_sharding(args.mm)
+        return find_start(args, engine.checkpoints), args
+
+    return check
+
+
+PREDICTOR, LOADER, DATASET, DIFFUSION = "predictor", "dataloader_param", "dataset_param", "diffusion"
+
+BAD = {
+    "width": (dict(model={PREDICTOR: {"hidden_size": 10**9}}), "predictor.hidden_size = 1000000000", "GiB, and this"),
+    "depth": (dict(model={PREDICTOR: {"num_layers": 10**8}}), "predictor.num_layers = 100000000", "GiB, and this"),
+    "classes": (dict(model={PREDICTOR: {"num_classes": 10**12}}), "predictor.num_classes = 10", "GiB, and this"),
+    "latents": (dict(model={PREDICTOR: {"input_size": 10**6}}), "predictor.input_size = 1000000", "GiB, and this"),
+    "images": (dict(data={DATASET: {"image_size": 10**6}}), "image_size = 1000000", "set image_size to 8"),
+    "mlp": (dict(model={PREDICTOR: {"mlp_ratio": 1e300}}), "predictor.mlp_ratio = 1e+300", "the published DiT has 4"),
+    "timesteps": (dict(model={DIFFUSION: {"num_train_timesteps": 10**9}}), "num_train_timesteps", "at most 1,000,000"),
+    "prefetch": (dict(data={LOADER: {"prefetch_batches": 10**9}}), "prefetch_batches = 1000000000", "at most 1,024"),
+    "workers": (dict(flags="--num-workers 1000000000"), "--num-workers", "from 0 to 1024"),
+    "seed": (dict(flags=f"--seed {2**70}"), "--seed", "below 2**63"),
+    "steps": (dict(flags=f"--train-iters {10**30}"), "--train-iters", "below 2**63"),
+    "samples": (dict(flags=f"--train-iters {2**62}"), f"--train-iters = {2**62}", "more samples than a run can count"),
+    "micro-batch": (dict(flags="--micro-batch-size 1000000000"), "holds 2 training images", "use a smaller batch"),
+    "rate": (dict(flags="--lr 1e308"), "--lr", "that float32 holds"),
+    "guidance": (dict(flags="--report --report-cfg-scale 1e30"), "--report-cfg-scale = 1e+30", "at most 1,000"),
+    "bf16": (dict(flags="--bf16", fsdp2={"param_dtype": "fp32"}), "--bf16: contradicts fsdp2.yaml", "drop --bf16"),
+    "fp16": (dict(fsdp2={"param_dtype": "fp16"}), "param_dtype = 'fp16'", "use bf16"),
+    "range": (dict(fsdp2={"sub_modules_to_wrap": ["predictor.blocks.{0-999999999}"]}), "[0]", "longer than the model"),
+    "list": (dict(fsdp2={"sub_modules_to_wrap": ["predictor.blocks"]}), "a list of modules", "predictor.blocks.{*}"),
+    "reshard": (dict(fsdp2={"reshard_after_forward": 2}), "reshard_after_forward = 2", "does not divide the 1 ranks"),
+    "folder": (dict(data={DATASET: {"data_folder": ""}}), "dataset_param.data_folder = ''", "is empty"),
+    "name": (dict(data={DATASET: {"index": "a" * 300}}), "dataset_param.index", "longer than a path"),
+    "letter": (dict(data={DATASET: {"data_folder": "a\0b"}}), "data_folder = 'a\\x00b'", "a character"),
+    "load": (dict(flags="--load " + "a" * 300), "--load", "longer than a path"),
+    "load device": (dict(flags="--load /dev/null"), "--load = /dev/null", "is no folder"),
+    "model device": (dict(flags="--mm-model /dev/zero"), "--mm-model = /dev/zero", "no regular file"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_setting_is_named_with_its_value_and_cure_and_nothing_is_written(check, tmp_path, name):
+    changes, *fragments = BAD[name]
+    started = time.monotonic()
+    with pytest.raises(UserError) as caught:
+        check(**changes)
+    assert time.monotonic() - started < SECONDS
+    assert [fragment for fragment in fragments if fragment not in str(caught.value)] == [], str(caught.value)
+    assert not any((tmp_path / "saved").glob("*"))
+
+
+def test_the_same_files_without_a_mistake_pass(check):
+    start, args = check()
+    assert start is None and str(args.mm.precision) == "float32"
+    assert str(check("--bf16")[1].mm.precision).startswith("bfloat16 under autocast")
+    sharded = check(fsdp2={"param_dtype": "bf16", "reduce_dtype": "fp32"})[1].mm.precision
+    assert str(sharded).startswith("bfloat16 by fsdp2.yaml")
+
+
+TEXTS = {
+    "deep JSON": "[" * 100_000,
+    "deep object": '{"a":' * 100_000,
+    "deep YAML": "- " * 100_000 + "x",
+    "long number": '{"ae": ' + "9" * 5000 + "}",
+    "aliases of aliases": "a: &a [1, 1]\nb: &b [*a, *a, *a]\nc: &c [*b, *b, *b]\nd: [*c, *c, *c]\n",
+    "merged mappings": "a: &a {x: 1}\nb: &b {<<: [*a, *a]}\nc: {<<: [*b, *b]}\n",
+    "code": "a: !!python/object/apply:os.system ['true']",
+    "no date": "a: 2001-99-99",
+    "hexadecimal": "sharding_size: 0x" + "f" * 9000,
+    "false": "false",
+    "nothing but zeros": "\0" * 100,
+    "much": " " * (2 << 20),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_file_that_is_no_config_is_named_in_time(tmp_path, name):
+    file = tmp_path / "config"
+    file.write_text(TEXTS[name])
+    started = time.monotonic()
+    for read in (load_model_config, load_fsdp2_config):
+        with pytest.raises(ConfigError) as caught:
+            read(file)
+        assert str(file) in str(caught.value) and len(str(caught.value)) < 2000
+    assert time.monotonic() - started < SECONDS
+
+
+# --- the checkpoint to resume from -----------------------------------------------------------------------
+
+
+def state_of(config):
+    """Return what a checkpoint of ``config`` holds, zeros all of it, by our names."""
+    state = {}
+    for name, shape in dit_shapes(config).items():
+        state |= {f"{tree}.{name}": np.zeros(shape, np.float32) for tree in ("model", "ema")}
+        state[f"optimizer.state.{name}.exp_avg"] = np.zeros(shape, np.float32)
+    return state
+
+
+def write_torch(folder, state):
+    import torch
+
+    from mindspeed_mm_dit.checkpoint import torch_dcp
+
+    folder.mkdir(parents=True)
+    torch_dcp.write({name: torch.from_numpy(array) for name, array in state.items()}, folder)
+
+
+OURS = DiTConfig(**{**TINY, "num_classes": 2})
+WIDER = dataclasses.replace(OURS, hidden_size=64)
+
+
+@pytest.fixture
+def places(tmp_path):
+    """What a user may name by mistake, under the working directory of ``check``."""
+    write_torch(tmp_path / "good" / "iter_0000007", state_of(OURS))
+    write_torch(tmp_path / "wider" / "iter_0000007", state_of(WIDER))
+    weights = {name: array for name, array in state_of(OURS).items() if name.startswith("model.")}
+    write_torch(tmp_path / "weights" / "iter_0000007", weights)
+    host = {name.replace("ema.", "model.ema.", 1): a for name, a in state_of(OURS).items() if "optimizer" not in name}
+    write_torch(tmp_path / "host" / "iter_0000007", {**host, "optimizer.state.0.exp_avg": np.zeros(1, np.float32)})
+    (tmp_path / "mindspore" / "iter_0000007").mkdir(parents=True)
+    mindspore_ckpt.write(tmp_path / "mindspore" / "iter_0000007", state_of(OURS))
+    (tmp_path / "diffusers").mkdir()
+    (tmp_path / "diffusers" / "config.json").write_text("{}")
+    (tmp_path / "weights.pt").write_bytes(b"PK")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("load", "message"),
+    [
+        ("weights.pt", "is a file; a run is resumed from the folder that --save named"),
+        ("good/iter_0000007", "is one checkpoint, not the folder of them"),
+        ("wider", "x_embedder.proj.weight is (64, 1, 2, 2), this model has (32, 1, 2, 2)"),
+        ("weights", "holds no optimizer's state"),
+        ("mindspore", "mm-dit convert"),
+        ("diffusers", "holds no checkpoint of a run (iter_0001000 and the like): it holds config.json"),
+    ],
+)
+def test_a_wrong_load_is_named_before_the_model_is_built(check, places, monkeypatch, load, message):
+    monkeypatch.setattr("mindspeed_mm_dit.models.composite.DiTModel", None)
+    with pytest.raises(UserError) as caught:
+        check(f"--load {load}")
+    assert message in str(caught.value) and "--load" in str(caught.value)
+
+
+def test_a_fitting_load_is_found_whichever_host_wrote_it(check, places):
+    for load in ("good", "host"):
+        assert check(f"--load {load}")[0].iteration == 7
+    assert check("--load weights --no-load-optim")[0].iteration == 7
+    assert check("--load nowhere")[0] is None and check("--load saved")[0] is None
+
+
+def test_a_checkpoint_of_mindspore_is_judged_by_its_shapes_alone(places):
+    path = places / "mindspore" / "iter_0000007"
+    mindspore_ckpt.check_architecture(path, dit_shapes(OURS))
+    assert mindspore_ckpt.has_optimizer(path)
+    with pytest.raises(UserError, match=r"x_embedder.proj.weight is \(32, 1, 2, 2\), this model has \(64, 1, 2, 2\)"):
+        mindspore_ckpt.check_architecture(path, dit_shapes(WIDER))
+
+
+# --- the autoencoder ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def with_vae(check, tmp_path):
+    """Return ``check`` for a model on latents of an autoencoder of factor 8, whose ae section is given."""
+    (tmp_path / "vae").mkdir()
+    (tmp_path / "vae" / "config.json").write_text(json.dumps({**SD_VAE, "scaling_factor": 0.18215}))
+    (tmp_path / "vae" / "diffusion_pytorch_model.safetensors").write_bytes(b"")
+
+    def with_vae(data=None, **ae):
+        section = {"model_id": "autoencoder_kl", "from_pretrained": "vae", **ae}
+        return check(model={PREDICTOR: {"in_channels": 4}, "ae": section}, data={DATASET: data or {}})
+
+    return with_vae
+
+
+@pytest.mark.parametrize("data", [{"image_size": 64}, {"image_size": 32, "latents": "cache"}], ids=["online", "cached"])
+@pytest.mark.parametrize(("key", "value", "told"), [("downsample_factor", 4, 8), ("scaling_factor", 1.0, 0.18215)])
+def test_another_autoencoder_than_model_json_says_is_named_with_a_cache_too(with_vae, data, key, value, told):
+    with pytest.raises(ConfigError) as caught:
+        with_vae(data, **{key: value})
+    assert f"ae.{key} = {value}: contradicts the autoencoder, whose vae/config.json makes it {told}" in str(
+        caught.value
+    )
+
+
+def test_an_autoencoder_is_looked_at_before_the_model_is_built(with_vae, tmp_path):
+    args = with_vae({"image_size": 64})[1]
+    assert args.mm.model_json["ae"]["downsample_factor"] == 8  # and so do the checkpoints of the run remember it
+    with pytest.raises(ConfigError, match="set image_size to 64"):
+        with_vae({"image_size": 32})
+    (tmp_path / "vae" / "diffusion_pytorch_model.safetensors").unlink()
+    with pytest.raises(UserError, match=r"ae\.from_pretrained = vae: holds none of"):
+        with_vae({"image_size": 64})
+    with pytest.raises(UserError, match=r"ae\.from_pretrained = nowhere: no such file or folder"):
+        with_vae({"image_size": 64}, from_pretrained="nowhere")
+
+
+# --- the commands, and whole processes -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    """Weights and model.json of a tiny model, and one of a model that cannot be."""
+    from safetensors.numpy import save_file
+
+    folder = tmp_path_factory.mktemp("weights")
+    content = json.loads((ROOT / "examples/dit/model.json").read_text())
+    for name, changes in (("model", {}), ("huge", {"num_layers": 10**8})):
+        content["predictor"] = {**TINY, "model_id": "dit", **changes}
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    save_file({name: np.zeros(shape, np.float32) for name, shape in dit_shapes(DiTConfig(**TINY)).items()},
+              folder / "w.safetensors")  # fmt: skip
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--classes 0-99999999999", "--classes: 0-99999999999: is outside 0 ... 9"),
+        ("--classes " + "9" * 5000, "neither a label nor a range"),
+        ("--num-per-class 10000000", "--num-per-class = 10000000: 100,000,000 images in 10 classes need"),
+        ("--num-per-class 200000", "one command draws up to 1,000,000"),
+        ("--num-per-class " + "9" * 5000, "argument --num-per-class"),
+        ("--steps 1000000000", "--steps = 1000000000: is more than the 1000 timesteps"),
+        ("--steps x", "command line: argument --steps: invalid int value: 'x'"),
+        (f"--seed {2**63}", "--seed = 9223372036854775808: must lie between"),
+        ("--cfg-scale 1e30", "--cfg-scale = 1e+30: must be at most 1,000"),
+        ("--model huge.json", "predictor.num_layers = 100000000: the weights of"),
+        ("--checkpoint " + "a" * 300, "--checkpoint"),
+        ("--output " + "a" * 300 + ".npz", "longer than a path"),
+    ],
+)
+def test_mm_dit_sample_refuses_in_time_what_it_cannot_draw(weights, tmp_path, monkeypatch, capsys, flags, message):
+    monkeypatch.chdir(weights)
+    monkeypatch.setattr("mindspeed_mm_dit.sampling.load.read_weights", None)
+    started = time.monotonic()
+    argv = ["--checkpoint", "w.safetensors", "--model", "model.json", "--output", f"{tmp_path}/o.npz", *flags.split()]
+    assert main(["sample", *argv]) == 2
+    said = capsys.readouterr().err
+    assert message in said and len(said) < 1500
+    assert time.monotonic() - started < SECONDS and not (tmp_path / "o.npz").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--world-size 1000000000000", "--world-size = 1000000000000: must be positive, and at most 1,000,000,000"),
+        ("--device-memory-gib 1e300", "--device-memory-gib = 1e+300: must be positive, and at most"),
+        (f"--global-batch-size {10**30}", "--global-batch-size = 1"),
+        ("--model huge.json", "image(s) need"),
+    ],
+)
+def test_mm_dit_plan_refuses_in_time_what_nobody_has(weights, monkeypatch, capsys, flags, message):
+    monkeypatch.chdir(weights)
+    started = time.monotonic()
+    argv = ["--model", "model.json", "--world-size", "8", "--device-memory-gib", "80", *flags.split()]
+    assert main(["plan", *argv]) == 2
+    assert message in capsys.readouterr().err and time.monotonic() - started < SECONDS
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (" --bf16", "ConfigError: --bf16: contradicts fsdp2.yaml, whose param_dtype is fp32"),
+        ("", "ConfigError: predictor.num_classes = 1000000000000: the weights of"),
+    ],
+)
+def test_a_whole_process_ends_with_one_error_and_code_2(tmp_path, digits_folder, flags, message):
+    configs = Configs.create(tmp_path, digits_folder, num_classes=10**12)
+    (tmp_path / "f.yaml").write_text("param_dtype: fp32\n")
+    given = "--micro-batch-size 2 --train-iters 2 --lr 1e-3 --save saved --use-torch-fsdp2 --fsdp2-config-path f.yaml"
+    outcome = configs.run(given + flags)
+    assert outcome.code == 2 and outcome.output.count("Error: ") == 1 and message in outcome.output
+    assert "building DiT model" not in outcome.output and not (tmp_path / "saved").exists()

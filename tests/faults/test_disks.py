@@ -1,0 +1,295 @@
+"""Disks that fail, fill up or change what they were given: what was saved is what is read, and a run goes on."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import threading
+from argparse import Namespace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from mindspeed_mm_dit.checkpoint import checksums, mindspore_ckpt, torch_dcp
+from mindspeed_mm_dit.checkpoint.convert import convert
+from mindspeed_mm_dit.checkpoint.store import BackgroundWriter, CheckpointStore, read_facts
+from mindspeed_mm_dit.checkpoint.weights import read_weights
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError
+from mindspeed_mm_dit.training import progress as progress_module
+from mindspeed_mm_dit.training.progress import open_progress
+from tests.conftest import GOLDEN
+
+WEIGHTS = {f"w{i}": np.arange(60, dtype=np.float32).reshape(5, 12) + i for i in range(3)}
+
+
+def write_torch(path: Path) -> None:
+    torch_dcp.write({"model": {name: torch.from_numpy(array) for name, array in WEIGHTS.items()}}, path)
+
+
+def write_mindspore(path: Path) -> None:
+    mindspore_ckpt.write(path, {f"model.{name}": array for name, array in WEIGHTS.items()})
+
+
+FRAMEWORKS = {"pytorch": (write_torch, torch_dcp), "mindspore": (write_mindspore, mindspore_ckpt)}
+
+
+def save(root: Path, framework: str, iteration: int = 1) -> Path:
+    store = CheckpointStore(root)
+    FRAMEWORKS[framework][0](store.begin(iteration))
+    return store.commit(iteration, {"iteration": iteration})
+
+
+def flip(path: Path, byte: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[byte] ^= 1 << byte % 8
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_every_file_of_a_checkpoint_has_its_checksum(tmp_path, framework):
+    path = save(tmp_path, framework)
+    files = {file.name for file in path.iterdir()} - {checksums.FILE}
+    assert checksums.read(path).keys() == files and {"run.json"} < files
+    assert FRAMEWORKS[framework][1].problem_of(path) is None
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_every_file_is_on_the_disk_before_the_checkpoint_is_visible(tmp_path, framework, monkeypatch):
+    synced, rename, fsync = [], os.rename, os.fsync
+
+    def note(file: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{file}")).name)
+        fsync(file)
+
+    def look(source, target):
+        if Path(target).name == "iter_0000001":
+            assert {Path(name).name for name in os.listdir(source)} <= {_final(name) for name in synced}
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.setattr(os, "rename", look)
+    save(tmp_path, framework)
+    assert "latest_checkpointed_iteration.txt" in {_final(name) for name in synced}
+
+
+def _final(name: str) -> str:
+    """The name of a file that was written aside: ``.run.json.<process>``, ``.metadata.tmp``."""
+    return (
+        name.removeprefix(".").removesuffix(f".{os.getpid()}")
+        if name.endswith(f".{os.getpid()}")
+        else (name.removesuffix(".tmp"))
+    )
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_flipped_bit_anywhere_is_found_and_the_file_named(tmp_path, framework):
+    path = save(tmp_path, framework)
+    for file in sorted(path.iterdir()):
+        good = file.read_bytes()
+        for byte in range(0, len(good), max(1, len(good) // 40)):
+            flip(file, byte)
+            problem = FRAMEWORKS[framework][1].problem_of(path)
+            assert problem is not None and (file.name in problem or file.name == checksums.FILE), (file.name, byte)
+            file.write_bytes(good)
+    assert FRAMEWORKS[framework][1].problem_of(path) is None
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_commands_refuse_it_by_name(tmp_path, framework):
+    save(tmp_path, framework)
+    data = next(file for file in save(tmp_path, framework, 2).iterdir() if file.suffix in (".distcp", ".ckpt"))
+    flip(data, data.stat().st_size // 2)
+    found, passed = CheckpointStore(tmp_path).latest(FRAMEWORKS[framework][1].problem_of)
+    assert found == 1 and data.name in passed[0] and "checksum" in passed[0]
+    with pytest.raises(CheckpointError, match=rf"iter_0000002: is damaged: {data.name}"):
+        read_weights(tmp_path / "iter_0000002")
+    with pytest.raises(CheckpointError, match=rf"iter_0000002: is damaged: {data.name}"):
+        convert(tmp_path, tmp_path / "weights.safetensors")
+
+
+def test_facts_that_changed_are_not_taken_for_those_of_the_run(tmp_path):
+    """Reading them comes before reading weights; without them a command would ask for --model."""
+    path = save(tmp_path, "pytorch")
+    flip(path / "run.json", 1)
+    with pytest.raises(CheckpointError, match=r"iter_0000001: is damaged: run\.json"):
+        read_facts(path)
+
+
+def test_ranks_share_the_reading(tmp_path):
+    path = save(tmp_path, "pytorch")
+    flip(path / "__0_0.distcp", 100)
+    found = [torch_dcp.problem_of(path, rank, 3) for rank in range(3)]
+    assert len(checksums.read(path)) == 3 and found.count(None) == 2
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_checkpoint_without_checksums_is_read_and_a_truncated_one_is_not(tmp_path, framework):
+    """As they were written before there were checksums."""
+    path = save(tmp_path, framework)
+    (path / checksums.FILE).unlink()
+    data = next(file for file in path.iterdir() if file.suffix in (".distcp", ".ckpt"))
+    if framework == "mindspore":
+        (path / mindspore_ckpt.SIZE).write_text(str(data.stat().st_size))
+    np.testing.assert_array_equal(read_weights(path)["w1"], WEIGHTS["w1"])
+    data.write_bytes(data.read_bytes()[:-10])
+    assert "cut short" in FRAMEWORKS[framework][1].problem_of(path)
+
+
+@pytest.mark.parametrize("to", ["pytorch", "mindspore"])
+def test_converted_checkpoints_have_checksums_and_a_source_without_them_is_said(tmp_path, to):
+    convert(GOLDEN / "dit_tiny_p2.pt", tmp_path / "there", to)
+    (path,) = (tmp_path / "there").glob("iter_*")
+    assert checksums.read(path).keys() == {file.name for file in path.iterdir()} - {checksums.FILE}
+    assert not [note for note in convert(path, tmp_path / "a.pt").notes if "checksums" in note]
+    (path / checksums.FILE).unlink()
+    (path / mindspore_ckpt.SIZE).write_text(
+        str((path / mindspore_ckpt.FILE).stat().st_size) if to == "mindspore" else ""
+    )
+    assert [note for note in convert(path, tmp_path / "b.pt").notes if "SOURCE has no checksums" in note]
+
+
+class Writer(BackgroundWriter):
+    """Writes a file in a thread, or fails as a disk does."""
+
+    error: OSError | None = None
+
+    def write(self, state, path, when_complete):
+        def work():
+            (path / "data").write_text("half of it")
+            if self.error:
+                raise self.error
+            when_complete()
+
+        self.thread = threading.Thread(target=self._finish, args=(work, path))
+        self.thread.start()
+
+    def _join(self):
+        if hasattr(self, "thread"):
+            self.thread.join()
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """The progress of a run of one rank that saves into ``tmp_path / "save"``."""
+    monkeypatch.setattr(progress_module.runtime, "versions", dict)
+    checkpoints = SimpleNamespace(Writer=Writer, entries_for_mindspeed_mm=lambda facts, predictor: {})
+    mm = SimpleNamespace(model=SimpleNamespace(predictor=None), model_json={}, classes=())
+    args = Namespace(save=str(tmp_path / "save"), load=None, keep_last=2, no_async_save=False, no_save_optim=False,
+                     global_batch_size=8, seed=1, ema_decay=0.9, mm=mm)  # fmt: skip
+    progress = open_progress(args, SimpleNamespace(state=lambda with_optimizer: {}), checkpoints)
+    yield progress
+    progress._claim.release()
+
+
+def steps(progress, count: int) -> None:
+    for _ in range(count):
+        progress.advance()
+        progress.try_save()
+        progress._writer._join()
+
+
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_save_that_fails_is_said_at_once_and_costs_only_itself(run, tmp_path, capsys):
+    steps(run, 1)
+    Writer.error = FULL
+    try:
+        steps(run, 1)
+        said = capsys.readouterr().out
+    finally:
+        Writer.error = None
+    assert said.count("could not be written: OSError: [Errno 28]") == 1 and "GiB are free" in said
+    assert not list((tmp_path / "save").glob(".iter_*.partial"))
+    steps(run, 1)
+    run.finish()
+    assert CheckpointStore(tmp_path / "save").iterations() == [1, 3]
+    assert "could not" not in capsys.readouterr().out
+
+
+def test_a_last_save_that_fails_is_the_end_with_an_error_and_the_one_before_stays(run, tmp_path):
+    steps(run, 1)
+    run.advance()
+    Writer.error = FULL
+    try:
+        with pytest.raises(CheckpointError, match=r"Errno 28.*\n.*checkpoints before it are still good") as caught:
+            run.finish()
+    finally:
+        Writer.error = None
+    assert caught.value.is_shared and CheckpointStore(tmp_path / "save").iterations() == [1]
+
+
+def test_a_failed_save_of_the_last_iteration_is_tried_again_at_the_end(run, tmp_path):
+    Writer.error = FULL
+    try:
+        steps(run, 1)
+    finally:
+        Writer.error = None
+    run.finish()
+    assert CheckpointStore(tmp_path / "save").iterations() == [1]
+
+
+def test_a_read_only_disk_costs_the_saves_while_it_is_one(run, tmp_path, monkeypatch, capsys):
+    read_only = OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    def refuse(*_, **__):
+        raise read_only
+
+    steps(run, 1)
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "mkdir", refuse)
+        steps(run, 2)
+        assert capsys.readouterr().out.count("Read-only file system") == 2
+    run.finish()
+    assert CheckpointStore(tmp_path / "save").iterations() == [1, 3]
+
+
+def test_a_folder_that_is_removed_is_made_again_and_one_that_became_a_file_is_said(run, tmp_path, capsys):
+    steps(run, 1)
+    shutil.rmtree(tmp_path / "save")
+    steps(run, 1)
+    assert CheckpointStore(tmp_path / "save").iterations() == [2]
+    shutil.rmtree(tmp_path / "save")
+    (tmp_path / "save").write_text("a file")
+    steps(run, 1)
+    assert "could not be written: FileExistsError" in capsys.readouterr().out
+    (tmp_path / "save").unlink()
+    run.finish()
+    assert CheckpointStore(tmp_path / "save").iterations() == [3]
+
+
+def test_what_another_run_is_writing_stays_where_it_took_the_folder_over(run, tmp_path, capsys):
+    steps(run, 1)
+    (tmp_path / "save" / ".claim").write_text(json.dumps({"pid": 1}))
+    CheckpointStore(tmp_path / "save").begin(7)
+    steps(run, 1)
+    assert "belongs to a run that does not say whose it is" in capsys.readouterr().out
+    assert (tmp_path / "save" / ".iter_0000007.partial").is_dir()
+    with pytest.raises(ConfigError, match="belongs to"):
+        run.finish()
+
+
+def test_a_rename_that_fails_leaves_a_checkpoint_that_was_there(run, tmp_path, monkeypatch):
+    """A run that was resumed from further back replaces what it passes."""
+    save(tmp_path / "save", "pytorch", 1)
+    real = os.rename
+
+    def fail(source, target):
+        if str(source).endswith("1.partial"):
+            raise OSError(errno.EIO, "Input/output error")
+        real(source, target)
+
+    monkeypatch.setattr(os, "rename", fail)
+    steps(run, 1)
+    assert torch_dcp.problem_of(tmp_path / "save" / "iter_0000001") is None
+
+
+@pytest.mark.parametrize("folder", [None, ""])
+def test_a_run_that_keeps_nothing_says_so(folder, capsys):
+    open_progress(Namespace(save=folder, load=None), None, None)
+    assert "without --save nothing of this run is kept" in capsys.readouterr().out

@@ -1,0 +1,110 @@
+"""Whatever ends a run, what it has learned is saved, the shell is told, and no process stays behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mindspeed_mm_dit.checkpoint.store import CheckpointStore
+from mindspeed_mm_dit.configs.data import load_data_config
+from mindspeed_mm_dit.data.builtin import write_digits
+from mindspeed_mm_dit.data.folder import open_index
+from mindspeed_mm_dit.data.order import SampleOrder
+from tests.faults.launched import MINDSPORE_PYTHON, Run, config_folder
+
+pytestmark = pytest.mark.ranks
+needs_mindspore = pytest.mark.skipif(
+    not Path(MINDSPORE_PYTHON).is_file(), reason="MM_DIT_MINDSPORE_PYTHON names no interpreter"
+)
+TERM, INT, HUP, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory, digits_folder):
+    return config_folder(tmp_path_factory.mktemp("config"), digits_folder)
+
+
+def steps_saved(run: Run, folder: str = "checkpoints") -> int:
+    """Return the iteration of the only checkpoint, which is the last one that was printed."""
+    (saved,) = CheckpointStore(run.folder / folder).iterations()
+    printed = [int(n) for n in re.findall(r"iteration +(\d+)/", run.said)]
+    assert saved == printed[-1], run.said
+    return saved
+
+
+@pytest.mark.parametrize(
+    ("ranks", "number", "flags"),
+    [
+        (1, TERM, ""),
+        (2, INT, ""),
+        (2, HUP, "--use-torch-fsdp2"),
+        *(pytest.param(r, n, f, marks=pytest.mark.campaign)
+          for r in (1, 2) for n in (TERM, INT, HUP) for f in ("", "--use-torch-fsdp2")),
+    ],
+)  # fmt: skip
+def test_a_signal_saves_and_gives_its_code(tmp_path, config, ranks, number, flags):
+    run = Run(tmp_path, config, flags, NPUS_PER_NODE=str(ranks))
+    run.wait_for("iteration +3/")
+    run.signal_all(number)
+    assert run.end() == 128 + number
+    assert steps_saved(run) >= 3
+    assert f"asked to stop by {number.name}" in run.said and "the same command resumes" in run.said
+    assert "Traceback" not in run.said and "Warning" not in run.said, run.said
+
+
+def test_ranks_do_not_train_on_without_a_launcher_that_was_killed(tmp_path, config):
+    run = Run(tmp_path, config, NPUS_PER_NODE="2")
+    run.wait_for("iteration +3/")
+    run.process.kill()
+    assert run.end() == -KILL
+    assert steps_saved(run) >= 3
+
+
+def test_a_picture_that_vanishes_for_one_rank_ends_and_saves_both(tmp_path):
+    digits = tmp_path / "digits"
+    write_digits(digits)
+    config = config_folder(tmp_path / "config", digits)
+    index = open_index(load_data_config(config / "data.json").dataset_param, 10)
+    position = 483  # of iteration 121, in the second half of its batch: rank 1 reads it
+    (image,) = SampleOrder(len(index), 1234, shuffle=True).images(np.array([position]))
+    run = Run(tmp_path, config, NPUS_PER_NODE="2")
+    run.wait_for("iteration +1/")
+    Path(index.paths[image]).unlink()
+    assert run.end() == 2
+    assert steps_saved(run) == 120
+    assert run.said.count("DataError") == 1 and str(index.paths[image]) in run.said and "Traceback" not in run.said
+
+
+@needs_mindspore
+def test_two_msruns_share_a_machine_and_a_folder_and_end_as_they_are_asked_to(tmp_path, config):
+    interrupted = Run(tmp_path, config, "--save a --load a", "mindspore")
+    abandoned = Run(tmp_path, config, "--save b --load b", "mindspore")
+    for run in (interrupted, abandoned):
+        run.wait_for("iteration +3/")
+    assert len({tuple(sorted(os.sched_getaffinity(pid))) for pid in abandoned.processes("pretrain_dit.py")}) == 1
+    interrupted.signal_all(INT)
+    abandoned.process.kill()
+    assert interrupted.end() == 128 + INT
+    assert abandoned.end() == -KILL
+    assert steps_saved(interrupted, "a") >= 3 and "the same command resumes" in interrupted.said
+    assert CheckpointStore(tmp_path / "b").iterations()[-1] >= 3
+    for run in (interrupted, abandoned):
+        assert "Traceback" not in run.said and "[INFO]" not in run.said, run.said
+
+
+@needs_mindspore
+@pytest.mark.campaign
+@pytest.mark.parametrize("whom", ["launcher", "msrun"])
+@pytest.mark.parametrize("number", [TERM, HUP, KILL])
+def test_no_msrun_leaves_a_worker_behind(tmp_path, config, whom, number):
+    run = Run(tmp_path, config, "", "mindspore")
+    run.wait_for("iteration +3/")
+    (msrun,) = run.processes("--local_worker_num")
+    os.kill(run.process.pid if whom == "launcher" else msrun, number)
+    assert run.end() != 0
+    assert CheckpointStore(tmp_path / "checkpoints").iterations()[-1] >= 3

@@ -1,0 +1,156 @@
+"""Launch variables that cannot be meant: one line, code 2, in seconds, and nothing written."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from mindspeed_mm_dit.configs.train_args import read_train_args
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.framework.launched import LAUNCH_VARIABLES, without_launcher
+from mindspeed_mm_dit.training.launch.__main__ import main
+from mindspeed_mm_dit.training.launch.ports import check_port
+from mindspeed_mm_dit.training.launch.variables import read_launch
+from tests.conftest import ROOT
+from tests.faults.launched import Run, config_folder, wait_until
+
+NAMES = ("CONFIG", "AI_FRAMEWORK", "NPUS_PER_NODE", "NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "MM_TOOL")
+BAD = ("abc", "-1", "1.5", "99999", "1 2", "\uff11", "9" * 5000)
+
+
+@pytest.fixture
+def launch(tmp_path, monkeypatch, capfd):
+    """Launch with these variables alone, in an empty folder; return (code, what was said)."""
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+
+    def launch(**variables: str) -> tuple[int, str]:
+        for name in (*NAMES, "OMP_NUM_THREADS"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in {"CONFIG": str(ROOT / "examples/dit"), **variables}.items():
+            monkeypatch.setenv(name, value)
+        code = main([str(ROOT / "pretrain_dit.py")])
+        assert list(here.iterdir()) == []
+        return code, capfd.readouterr().err
+
+    return launch
+
+
+@pytest.mark.parametrize("framework", LAUNCH_VARIABLES)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [(n, v) for n in ("NPUS_PER_NODE", "NNODES", "NODE_RANK", "MASTER_PORT", "OMP_NUM_THREADS") for v in BAD]
+    + [(n, "0") for n in ("NPUS_PER_NODE", "NNODES", "MASTER_PORT", "OMP_NUM_THREADS")],
+)
+def test_a_number_that_cannot_be_is_one_line(launch, framework, name, value):
+    code, said = launch(AI_FRAMEWORK=framework, **{name: value})
+    assert code == 2 and said.startswith(f"ConfigError: {name} = {value}: ") and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"AI_FRAMEWORK": "tensorflow"}, "AI_FRAMEWORK = tensorflow: must be one of pytorch, mindspore"),
+        ({"CONFIG": "nowhere"}, "CONFIG = nowhere: is no folder with a train.args"),
+        ({"NNODES": "2", "NODE_RANK": "0"}, "NNODES = 2: needs MASTER_ADDR too"),
+        ({"NNODES": "2", "MASTER_ADDR": "127.0.0.1"}, "NNODES = 2: needs NODE_RANK too"),
+        ({"NNODES": "2", "NODE_RANK": "2", "MASTER_ADDR": "127.0.0.1"}, "from 0 to 1: NNODES is 2"),
+        ({"NNODES": "2", "NODE_RANK": "0", "MASTER_ADDR": "no.such.host.invalid"}, "is no address of a node"),
+    ],
+)
+def test_variables_that_do_not_go_together_are_named(launch, variables, message):
+    code, said = launch(**variables)
+    assert code == 2 and message in said and said.count("\n") <= 2
+
+
+@pytest.mark.parametrize("nodes", [{}, {"NNODES": "2", "NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1"}])
+@pytest.mark.parametrize("framework", LAUNCH_VARIABLES)
+def test_a_port_in_use_is_named(launch, framework, nodes):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        code, said = launch(AI_FRAMEWORK=framework, NPUS_PER_NODE="2", MASTER_PORT=port, **nodes)
+    assert code == 2 and f"MASTER_PORT = {port}: cannot be listened on: Address already in use" in said
+
+
+def test_a_single_node_meets_on_the_loopback_address_at_a_port_of_its_own():
+    first, second = (read_launch({"NPUS_PER_NODE": "2", "MASTER_ADDR": "10.0.0.1"}, lambda: 1) for _ in range(2))
+    assert first.address == second.address == "127.0.0.1" and first.port != second.port
+
+
+def test_the_script_runs_no_command_out_of_a_variable(tmp_path):
+    done = subprocess.run(
+        ["bash", str(ROOT / "examples/dit/pretrain.sh")], cwd=tmp_path, capture_output=True, text=True, timeout=60,
+        env={**os.environ, "NPUS_PER_NODE": "a[$(touch ran)]", "NNODES": "a[$(touch ran)]"},
+    )  # fmt: skip
+    assert done.returncode == 2 and "a[$(touch ran)]: must be a whole number" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("left", "framework", "message"),
+    [
+        ({"RANK": "1"}, "pytorch", "RANK = 1: there is no such process: WORLD_SIZE is not set"),
+        ({"WORLD_SIZE": "2"}, "pytorch", "cannot find: RANK, MASTER_ADDR, MASTER_PORT not set"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "pytorch", "cannot find: MASTER_ADDR, MASTER_PORT not set"),
+        ({"RANK": "x"}, "pytorch", "RANK = x: must be a whole number of at least 0"),
+        ({"RANK_ID": "1"}, "mindspore", "RANK_ID = 1: there is no such process: MS_WORKER_NUM is not set"),
+        ({"MS_WORKER_NUM": "2"}, "mindspore", "cannot find: MS_ROLE, MS_SCHED_HOST, MS_SCHED_PORT not set"),
+    ],
+)
+def test_what_a_launcher_left_in_the_shell_is_named_instead_of_waited_for(tmp_path, left, framework, message):
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "pretrain_dit.py"), "--ai-framework", framework], cwd=tmp_path,
+        capture_output=True, text=True, timeout=60,
+        env={**without_launcher(os.environ), "PYTHONPATH": str(ROOT), **left},
+    )  # fmt: skip
+    assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def is_free(port: int) -> bool:
+    try:
+        check_port("", port, cure="")
+    except ConfigError:
+        return False
+    return True
+
+
+@pytest.mark.ranks
+def test_a_node_says_for_whom_it_waits_and_stops_waiting_when_asked(tmp_path, digits_folder):
+    config = config_folder(tmp_path / "config", digits_folder)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    run = Run(tmp_path, config, NNODES="2", NODE_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    run.wait_for(f"node 0 of 2: waiting up to 10 minutes for 1 other node.* 127.0.0.1:{port}")
+    wait_until(lambda: not is_free(port))  # torchrun's store listens
+    run.signal_all(signal.SIGINT)
+    assert run.end() in (130, -signal.SIGINT) and "Traceback" not in run.said
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"--lr 1e-3 # a comment\r\n--report\r\n", ["--lr", "1e-3", "--report"]),
+        (b"--save runs/a#1 #--load b\n", ["--save", "runs/a#1"]),
+        (b"--save 'my runs # 2' \"c#\"d\n", ["--save", "my runs # 2", "c#d"]),
+        (b"\xef\xbb\xbf--report\n\n   # nothing\n", ["--report"]),
+    ],
+)
+def test_train_args_are_the_words_of_a_shell(tmp_path, content, words):
+    (tmp_path / "train.args").write_bytes(content)
+    assert read_train_args(tmp_path / "train.args") == words
+
+
+def test_a_quote_without_a_partner_is_named_with_its_line(tmp_path, launch):
+    (tmp_path / "train.args").write_text('--train-iters 1\n--lr "1e-3\n--save out\n')
+    code, said = launch(CONFIG=str(tmp_path))
+    assert code == 2 and re.search(r"train.args, line 2: No closing quotation: --lr \"1e-3", said)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_train_args(tmp_path / "nowhere")

@@ -1,0 +1,198 @@
+"""A stranger's file: whatever it plants, nothing of it runs, and the refusal names file and class."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed._shard.sharded_tensor import metadata as before_2_3
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex
+
+from mindspeed_mm_dit.checkpoint import checksums, torch_dcp
+from mindspeed_mm_dit.checkpoint.convert import convert
+from mindspeed_mm_dit.checkpoint.torch_pickles import INDEX, check_pickles, read_metadata
+from mindspeed_mm_dit.checkpoint.weights import read_weights
+from mindspeed_mm_dit.cli.main import main
+from mindspeed_mm_dit.configs.model import AutoencoderKLConfig
+from mindspeed_mm_dit.errors import CheckpointError
+from mindspeed_mm_dit.evaluation.parity import compare
+from mindspeed_mm_dit.models.autoencoder import load_autoencoder_kl
+from tests.autoencoder_kl_fixtures import SMALL
+from tests.conftest import GOLDEN
+
+WEIGHT = torch.arange(6.0).reshape(2, 3)
+
+
+class Harmful:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.trace),)
+
+
+@pytest.fixture
+def trace(tmp_path):
+    """The folder that planted code makes; it must not be there afterwards."""
+    yield tmp_path / "code-ran"
+    assert not (tmp_path / "code-ran").exists()
+
+
+def checkpoint(folder: Path, **more: object) -> Path:
+    folder.mkdir()
+    torch_dcp.write({"model": {"w": WEIGHT}, **more}, folder)
+    return folder
+
+
+def rewrite(path: Path, change) -> None:
+    index = read_metadata(path)
+    change(index)
+    (path / INDEX).write_bytes(pickle.dumps(index))
+    (path / checksums.FILE).unlink()  # a stranger writes good ones, or none
+
+
+def plant(path: Path, trace: Path) -> None:
+    rewrite(path, lambda index: setattr(index, "planner_data", Harmful(trace)))
+
+
+READERS = {
+    "problem_of": torch_dcp.problem_of,
+    "shapes": torch_dcp.shapes,
+    "read_tree": torch_dcp.read_tree,
+    "read": lambda path: torch_dcp.read({"model": {"w": torch.empty(2, 3)}}, path),
+    "has_optimizer": torch_dcp.has_optimizer,
+    "read_weights": read_weights,
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_code_in_an_index_is_refused_by_every_reader(tmp_path, trace, reader):
+    plant(checkpoint(tmp_path / "planted"), trace)
+    with pytest.raises(CheckpointError, match=r"planted/\.metadata: its pickle asks for (posix|nt)\.mkdir"):
+        READERS[reader](tmp_path / "planted")
+
+
+def test_the_reader_inside_of_dcp_looks_too(tmp_path, trace, monkeypatch):
+    """DCP reads the index itself when it loads; here it finds another one than we did before."""
+    path = checkpoint(tmp_path / "planted")
+    good = read_metadata(path)
+    plant(path, trace)
+    monkeypatch.setattr(torch_dcp, "read_metadata", lambda path: good)
+    with pytest.raises(CheckpointError, match="mkdir"):
+        torch_dcp.read({"model": {"w": torch.empty(2, 3)}}, path)
+
+
+def test_code_in_place_of_a_tensor_is_refused(tmp_path, trace):
+    """DCP unpickles an entry that the index calls bytes, whatever the model has under its name."""
+    path = checkpoint(tmp_path / "planted")
+    (data,) = path.glob("*.distcp")
+    stored = io.BytesIO()
+    torch.save(Harmful(trace), stored)
+    data.write_bytes(stored.getvalue())
+
+    def as_bytes(index):
+        (place,) = index.storage_data.values()
+        place.offset, place.length = 0, len(stored.getvalue())
+        index.state_dict_metadata["model.w"] = BytesStorageMetadata()
+        index.storage_data = {MetadataIndex("model.w"): place}
+
+    rewrite(path, as_bytes)
+    with pytest.raises(CheckpointError, match="pickled object where a tensor belongs"):
+        torch_dcp.read({"model": {"w": torch.empty(2, 3)}}, path)
+
+
+def test_an_index_cannot_reach_out_of_its_folder(tmp_path):
+    path = checkpoint(tmp_path / "planted")
+    rewrite(path, lambda index: [setattr(place, "relative_path", "../x") for place in index.storage_data.values()])
+    with pytest.raises(CheckpointError, match=r"\.\./x, a file outside its folder"):
+        torch_dcp.problem_of(path)
+
+
+def test_an_index_cannot_change_classes_of_pytorch(tmp_path):
+    """BUILD sets attributes on whatever stands on the stack, also on a class."""
+    path = checkpoint(tmp_path / "planted")
+    cls = "torch.distributed.checkpoint.metadata\nMetadata\n"
+    (path / INDEX).write_bytes(f"c{cls}(N(Vversion\nVplanted\ndtb.".encode())
+    (path / checksums.FILE).unlink()
+    assert "cannot be read" in str(torch_dcp.problem_of(path))
+    assert dcp.metadata.Metadata.version is None
+
+
+def test_the_index_of_an_older_pytorch_is_read(tmp_path):
+    """Until 2.2 the properties of a tensor were a class of another module."""
+    path = checkpoint(tmp_path / "old")
+
+    def as_before(index):
+        for entry in index.state_dict_metadata.values():
+            entry.properties = before_2_3.TensorProperties(dtype=torch.float32)
+
+    rewrite(path, as_before)
+    assert b"_shard.sharded_tensor.metadata" in (path / INDEX).read_bytes()
+    assert torch.equal(torch_dcp.read_tree(path, "model")["w"], WEIGHT)
+
+
+def test_what_mindspeed_mm_unpickles_is_looked_at_before(tmp_path, trace):
+    """Its own entries pass, planted ones are named with file, entry and class."""
+    known = ("argparse.Namespace", "not.installed.Thing")
+    args = argparse.Namespace(num_layers=2, params_dtype=torch.bfloat16)
+    checkpoint(tmp_path / "iter_0000001", args=args, iteration=3, opt_param_scheduler={"num_steps": 8})
+    check_pickles(tmp_path, known)
+    checkpoint(tmp_path / "iter_0000002", args=argparse.Namespace(harm=Harmful(trace)))
+    with pytest.raises(CheckpointError, match=r"iter_0000002/__0_0\.distcp: args: its pickle asks for \w+\.mkdir"):
+        check_pickles(tmp_path, known)
+
+
+def test_a_file_of_the_other_lane_of_mindspeed_mm_is_looked_at_too(tmp_path, trace):
+    folder = tmp_path / "iter_0000001" / "mp_rank_00"
+    folder.mkdir(parents=True)
+    torch.save({"args": argparse.Namespace(a=1), "model": {"w": WEIGHT}}, folder / "model_optim_rng.pt")
+    check_pickles(tmp_path, ("argparse.Namespace",))
+    torch.save({"args": Harmful(trace)}, folder / "model_optim_rng.pt")
+    with pytest.raises(CheckpointError, match=r"model_optim_rng\.pt: its pickle asks for \w+\.mkdir"):
+        check_pickles(tmp_path, ("argparse.Namespace",))
+
+
+COMMANDS = {
+    "convert": "convert run weights.safetensors",
+    "sample": "sample --checkpoint run --model model.json --output samples.png",
+    "parity": f"parity --reference {GOLDEN}/dit_tiny_p2.npz --checkpoint run",
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_refuses_a_planted_checkpoint(tmp_path, trace, monkeypatch, capsys, model_json, command):
+    (tmp_path / "run").mkdir()
+    plant(checkpoint(tmp_path / "run" / "iter_0000001"), trace)
+    (tmp_path / "model.json").write_text(json.dumps(model_json))
+    monkeypatch.chdir(tmp_path)
+    assert main(COMMANDS[command].split()) == 2
+    assert "mkdir" in capsys.readouterr().err
+    assert not [file for file in tmp_path.iterdir() if file.suffix in (".safetensors", ".png")]
+
+
+def test_a_reference_file_with_objects_is_refused(tmp_path, trace):
+    np.savez(tmp_path / "reference.npz", config=np.array([Harmful(trace)], dtype=object))
+    with pytest.raises(CheckpointError, match=r"reference\.npz"):
+        compare(tmp_path / "reference.npz", GOLDEN / "dit_tiny_p2.pt", 1e-5, 1e-5)
+
+
+@pytest.mark.parametrize("file", ["diffusion_pytorch_model.bin", "vae.pt"])
+def test_an_autoencoder_with_code_in_it_is_refused(tmp_path, trace, framework, file):
+    (tmp_path / "vae").mkdir()
+    (tmp_path / "vae" / "config.json").write_text(json.dumps(SMALL))
+    torch.save({"decoder.conv_in.weight": Harmful(trace)}, tmp_path / "vae" / file)
+    path = tmp_path / "vae" if file.endswith(".bin") else tmp_path / "vae" / file
+    with pytest.raises(CheckpointError, match="vae"):
+        load_autoencoder_kl(AutoencoderKLConfig(str(path), downsample_factor=2))
+    with pytest.raises(CheckpointError, match="mkdir"):
+        convert(path, tmp_path / "vae.ckpt")

@@ -1,0 +1,129 @@
+"""Two runs that want one folder: one has it, and the other is told by whom it is held."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from mindspeed_mm_dit.checkpoint import claim
+from mindspeed_mm_dit.checkpoint.claim import Claim, Owner
+from mindspeed_mm_dit.errors import ConfigError
+
+
+@pytest.fixture
+def other():
+    """Another process of this machine, as an owner, and the process."""
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    started = claim._started(process.pid)
+    yield dataclasses.replace(Owner.here(), user="ada", pid=process.pid, process_started=started), process
+    process.kill()
+    process.wait()
+
+
+def hold(folder, owner: Owner, silence: float = 0.0) -> None:
+    (folder / claim.NAME).write_text(json.dumps(dataclasses.asdict(owner)))
+    touched = (folder / claim.NAME).stat().st_mtime - silence
+    os.utime(folder / claim.NAME, (touched, touched))
+
+
+def test_a_folder_of_a_run_that_lives_is_refused_with_owner_host_and_age(tmp_path, other):
+    owner, _ = other
+    hold(tmp_path, dataclasses.replace(owner, started=owner.started - 90 * 60), silence=10_000)
+    with pytest.raises(ConfigError) as refused:
+        Claim(tmp_path).take()
+    expected = rf"ada's run on {re.escape(owner.host)} \(process {owner.pid}\), which began 90 min ago"
+    assert re.search(expected, str(refused.value))
+
+
+def test_a_run_that_was_killed_is_taken_over_at_once(tmp_path, other):
+    """Nobody has waited for the process yet: it is a zombie, and still has its number."""
+    owner, process = other
+    hold(tmp_path, owner)
+    process.send_signal(signal.SIGKILL)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    Claim(tmp_path).take()
+    assert json.loads((tmp_path / claim.NAME).read_text())["pid"] == os.getpid()
+
+
+def test_a_number_that_another_process_has_now_does_not_keep_a_claim(tmp_path, other):
+    hold(tmp_path, dataclasses.replace(other[0], process_started="1"))
+    Claim(tmp_path).take()
+
+
+@pytest.mark.parametrize(("more", "taken"), [(-60, False), (60, True)])
+@pytest.mark.parametrize("readable", [True, False])
+def test_of_another_machine_only_the_silence_counts(tmp_path, other, more, taken, readable):
+    silence = claim.SILENCE_SECONDS + more
+    hold(tmp_path, dataclasses.replace(other[0], host="far", machine="far"), silence)
+    if not readable:  # its writer was interrupted
+        (tmp_path / claim.NAME).write_bytes(b"")
+        os.utime(tmp_path / claim.NAME, ((tmp_path / claim.NAME).stat().st_mtime - silence,) * 2)
+    if taken:
+        Claim(tmp_path).take()
+    else:
+        with pytest.raises(ConfigError, match="far" if readable else "does not say whose it is"):
+            Claim(tmp_path).take()
+
+
+def test_a_claim_is_touched_while_the_run_lives_and_gone_afterwards(tmp_path, monkeypatch):
+    monkeypatch.setattr(claim, "HEARTBEAT_SECONDS", 0.01)
+    held = Claim(tmp_path / "new")
+    held.take()
+    path = tmp_path / "new" / claim.NAME
+    os.utime(path, (1, 1))
+    for _ in range(1000):
+        if path.stat().st_mtime > 1:
+            break
+        held._ended.wait(0.01)
+    assert path.stat().st_mtime > 1
+    held.release()
+    assert not path.exists()
+
+
+def test_a_claim_that_was_removed_is_renewed_and_one_that_was_taken_over_is_not(tmp_path, other):
+    held = Claim(tmp_path / "folder")
+    held.take()
+    (tmp_path / "folder" / claim.NAME).unlink()
+    (tmp_path / "folder").rmdir()
+    held.keep()
+    assert json.loads((tmp_path / "folder" / claim.NAME).read_text())["pid"] == os.getpid()
+    hold(tmp_path / "folder", other[0])
+    with pytest.raises(ConfigError, match="ada's run"):
+        held.keep()
+    held.release()
+    assert (tmp_path / "folder" / claim.NAME).exists()
+
+
+def test_of_many_that_take_over_a_dead_claim_one_has_it(tmp_path, other):
+    hold(tmp_path, dataclasses.replace(other[0], process_started="1"))
+    start, done = os.pipe(), os.pipe()
+    children = [_child(tmp_path, start, done) for _ in range(8)]
+    os.close(start[1])  # all of them begin
+    results = b"".join(os.read(done[0], 1) for _ in children)
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert sorted(results) == sorted(b"1" + b"0" * 7)
+    assert [path.name for path in tmp_path.iterdir()] == [claim.NAME]
+
+
+def _child(folder, start, done) -> int:
+    """Start a process that tries to take ``folder``, says in a byte whether it has it, and lives on."""
+    child = os.fork()
+    if child == 0:
+        os.close(start[1])
+        os.read(start[0], 1)
+        try:
+            Claim(folder).take()
+            os.write(done[1], b"1")
+        except ConfigError:
+            os.write(done[1], b"0")
+        signal.pause()
+    return child

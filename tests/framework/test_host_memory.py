@@ -1,0 +1,24 @@
+"""The memory of this machine is what is installed, or less in a container that has a limit."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from mindspeed_mm_dit.framework import host_memory
+
+INSTALLED = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize(("limit", "found"), [("1048576\n", 2**20), ("max\n", INSTALLED), (f"{2**63}\n", INSTALLED)])
+def test_the_smaller_of_installed_and_allowed_counts(tmp_path, monkeypatch, limit, found):
+    (tmp_path / "limit").write_text(limit)
+    monkeypatch.setattr(host_memory, "_LIMITS", (tmp_path / "limit", tmp_path / "no such file"))
+    assert host_memory.host_memory_bytes() == found
+
+
+def test_a_process_on_a_cpu_has_the_machine_s_memory(framework):
+    if framework.runtime.device_type() != "cpu":
+        pytest.skip("this machine has an accelerator")
+    assert framework.runtime.device_memory_bytes() == host_memory.host_memory_bytes() > 0

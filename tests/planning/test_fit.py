@@ -1,0 +1,102 @@
+"""A model that cannot fit is refused by its largest setting; a step that may not fit is a warning."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import pytest
+
+from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
+from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, DiTConfig, GaussianDiffusionConfig, ModelConfig
+from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32, SHARDED_BF16
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.planning.fit import (
+    Place,
+    check_model_fits,
+    check_state_fits,
+    dominant_setting,
+    host_bytes,
+    state_bytes,
+    tight_step,
+)
+from mindspeed_mm_dit.planning.memory import Layout, memory
+from mindspeed_mm_dit.planning.model_size import count, shapes
+
+GIB = 2**30
+XL = DiTConfig(input_size=32, num_classes=1000)
+
+
+def model_of(**predictor):
+    ae = AutoencoderKLConfig("not read", latent_channels=predictor.get("in_channels", 4))
+    return ModelConfig(ae, GaussianDiffusionConfig(), dataclasses.replace(XL, **predictor))
+
+
+HUGE = [
+    ("hidden_size", {"hidden_size": 10**9}),
+    ("num_layers", {"num_layers": 10**8}),
+    ("num_layers", {"num_layers": 10**8, "hidden_size": 4, "num_heads": 1}),
+    ("num_classes", {"num_classes": 10**12}),
+    ("input_size", {"input_size": 10**6}),
+    ("mlp_ratio", {"mlp_ratio": 1e9}),
+    ("in_channels", {"in_channels": 10**9}),
+    ("hidden_size", {"hidden_size": 2**62, "mlp_ratio": 1.0}),
+]
+
+
+@pytest.mark.parametrize(("setting", "sizes"), HUGE, ids=str)
+def test_a_size_that_cannot_be_is_refused_with_what_is_needed_and_what_there_is(setting, sizes):
+    started = time.monotonic()
+    for check in (check_model_fits, lambda model, place: check_state_fits(model, Layout(1, 1, FLOAT32), place)):
+        with pytest.raises(ConfigError, match=rf"predictor.{setting} = .*need [\d,.]+ GiB.*a GPU has 80.0 GiB"):
+            check(model_of(**sizes), Place("a GPU", 80 * GIB))
+    assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize("shards", [1, 7])
+def test_the_closed_form_counts_what_the_shapes_say(shards):
+    parts = shapes(XL)
+    assert parts.num_elements(shards) == count(parts.all, shards)
+    assert parts.num_elements(shards, trained_only=True) == count(parts.trained, shards)
+
+
+def test_what_fits_exactly_passes_and_a_byte_less_does_not():
+    model, layout = model_of(), Layout(2, 2, FLOAT32)
+    need = state_bytes(memory(model, layout))
+    check_state_fits(model, layout, Place("a GPU", need))
+    check_state_fits(model, layout, Place("this machine", 2 * need, sharers=2))
+    for place in (Place("a GPU", need - 1), Place("this machine", 2 * need - 1, sharers=2)):
+        with pytest.raises(ConfigError, match="gradients, AdamW's moments and average"):
+            check_state_fits(model, layout, place)
+    check_model_fits(model, Place("this machine", host_bytes(XL)))
+    with pytest.raises(ConfigError, match="which 2 ranks share"):
+        check_model_fits(model, Place("this machine", host_bytes(XL), sharers=2))
+
+
+def test_a_predictor_without_a_plan_passes():
+    model = model_of(hidden_size=10**9)
+    object.__setattr__(model, "predictor", object())
+    check_model_fits(model, Place("a GPU", 1))
+    check_state_fits(model, Layout(), Place("a GPU", 1))
+    assert tight_step(model, Layout(), 1, True, Place("a GPU", 1)) is None
+
+
+def test_a_step_that_may_not_fit_is_a_warning_with_the_batch_that_does():
+    layout, place = Layout(1, 1, AUTOCAST), Place("a GPU", 24 * GIB)
+    warning = tight_step(model_of(), layout, 64, False, place)
+    fits = memory(model_of(), layout, False).largest_micro_batch(24 * GIB)
+    assert f"a micro-batch of {fits} fits" in warning and "--micro-batch-size = 64" in warning
+    assert tight_step(model_of(), layout, fits, False, place) is None
+
+
+def test_the_layout_of_a_run_is_that_of_its_yaml():
+    assert Layout.of(None, AUTOCAST, 8) == Layout(8, 1, AUTOCAST)
+    yaml = Fsdp2Config(sharding_size=4, recompute_modules=("predictor.blocks.{*}",), num_to_forward_prefetch=1,
+                       reshard_after_forward=False)  # fmt: skip
+    wanted = Layout(8, 4, SHARDED_BF16, recompute=True, prefetch=1, reshard_after_forward=False)
+    assert Layout.of(yaml, SHARDED_BF16, 8) == wanted
+
+
+def test_the_setting_that_dominates_is_the_one_to_change():
+    assert dominant_setting(dataclasses.replace(XL, num_classes=10**8)) == "num_classes"
+    assert dominant_setting(dataclasses.replace(XL, num_layers=100, hidden_size=11520)) == "hidden_size"

@@ -1,0 +1,128 @@
+"""What an image is made of: which draws start and disturb its chain, and how floats become pixels."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from mindspeed_mm_dit.configs.model import model_config_from_mapping
+from mindspeed_mm_dit.data.draws import Stream, normals
+from mindspeed_mm_dit.diffusion.gaussian import GaussianDiffusion
+from mindspeed_mm_dit.diffusion.guidance import Guidance
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.sampling import generate as room
+from mindspeed_mm_dit.sampling.generate import SampleSettings, decode, generate, states, to_pixels
+
+LEVELS = np.arange(256)
+
+
+def as_images(values):
+    return np.asarray(values, np.float32).reshape(1, 1, 1, -1)
+
+
+def test_samples_become_the_pixels_that_training_made_images_of():
+    """Training turns level k into k / 127.5 - 1; a level reaches half a step to either side, and the ends further."""
+    for shift in (-0.49, 0.0, 0.49):
+        assert to_pixels(as_images((LEVELS + shift) / 127.5 - 1)).ravel().tolist() == LEVELS.tolist()
+    assert to_pixels(as_images([-9.0, -1.01, 1.01, 9.0])).ravel().tolist() == [0, 0, 255, 255]
+    assert to_pixels(as_images([-1.0, -0.5, 0.0, 0.5, 1.0])).ravel().tolist() == [0, 64, 128, 191, 255]
+
+
+def test_pixels_have_their_channels_last():
+    images = np.arange(-12, 12, dtype=np.float32).reshape(2, 3, 2, 2) / 12
+    pixels = to_pixels(images)
+    assert pixels.shape == (2, 2, 2, 3) and pixels.dtype == np.uint8
+    assert pixels[1, 0, 1].tolist() == to_pixels(as_images(images[1, :, 0, 1])).ravel().tolist()
+
+
+@pytest.fixture
+def config(model_json):
+    return model_config_from_mapping(model_json, "model.json")
+
+
+@pytest.fixture
+def model(config):
+    """A network that answers with its label, and notes what it is asked."""
+    asked = []
+
+    def predictor(x, t, y):
+        asked.append((x.clone(), t.tolist(), y.tolist()))
+        return torch.zeros_like(x) + y.reshape(-1, 1, 1, 1) / 10
+
+    diffusion = GaussianDiffusion.from_config(config.diffusion)
+    ae = SimpleNamespace(decode=lambda latents: latents)
+    return SimpleNamespace(predictor=predictor, diffusion=diffusion, ae=ae, asked=asked)
+
+
+def test_a_chain_starts_and_is_disturbed_by_the_draws_of_its_image(model, config):
+    """Beside the same chain without noise, what is added at each step is that step's draw."""
+    numbers, labels = np.array([3, 70_000]), np.array([1, 2])
+    settings = SampleSettings(steps=4, seed=2**63 + 5)
+    found = list(states(model, config, labels, numbers, settings))
+    start = normals(settings.seed, Stream.SAMPLE_START, numbers, config.latent_shape)
+    np.testing.assert_array_equal(model.asked[0][0].numpy(), start)
+    assert [t for _, t, _ in model.asked] == [[999] * 2, [666] * 2, [333] * 2, [0] * 2]
+    assert all(y == labels.tolist() for _, _, y in model.asked) and len(found) == 4
+    chain = model.diffusion.respaced([0, 333, 666, 999])
+    x = torch.from_numpy(start)
+    for step, state in enumerate(found):
+        index = torch.full((2,), 3 - step)
+        output = torch.zeros_like(x) + torch.tensor([0.1, 0.2]).reshape(-1, 1, 1, 1)
+        predicted = chain.predict(output, x, index)
+        noise = normals(settings.seed, Stream.SAMPLE_NOISE, numbers, config.latent_shape, block=step)
+        scale = (0.5 * predicted.log_variance).exp() if step < 3 else 0.0
+        x = predicted.mean + scale * torch.from_numpy(noise)
+        torch.testing.assert_close(state, x)
+
+
+def test_a_guided_chain_asks_for_the_null_class_too(model, config):
+    list(states(model, config, np.array([1, 2]), np.arange(2), SampleSettings(steps=2, guidance=Guidance(3.0))))
+    assert [y for _, _, y in model.asked] == [[1, 2, 10, 10]] * 2
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 5, 64])
+def test_images_are_those_of_their_numbers_in_batches_of_any_size(model, config, batch_size):
+    done, labels = [], np.array([0, 1, 2, 3, 9])
+    images = generate(model, config, labels, SampleSettings(steps=3, batch_size=batch_size, clip=1.0), done.append)
+    np.testing.assert_array_equal(images, generate(model, config, labels, SampleSettings(steps=3, clip=1.0)))
+    assert images.shape == (5, 8, 8, 1) and sum(done) == 15 and max(done) <= batch_size
+
+    assert len({image.tobytes() for image in images}) == 5
+
+
+@pytest.mark.parametrize("label", [-1, 10])
+def test_a_label_beyond_the_classes_is_refused(model, config, label):
+    with pytest.raises(ConfigError, match=rf"--classes: {label}: is outside 0 \.\.\. 9"):
+        generate(model, config, np.array([9, 0, label]), SampleSettings(steps=1))
+    assert model.asked == []
+
+
+def test_without_a_null_class_there_is_no_guidance(model, model_json):
+    model_json["predictor"]["class_dropout_prob"] = 0.0
+    config = model_config_from_mapping(model_json, "model.json")
+    with pytest.raises(ConfigError, match="no null class"):
+        generate(model, config, np.array([0]), SampleSettings(steps=1, guidance=Guidance(1.5)))
+    assert len(generate(model, config, np.array([0]), SampleSettings(steps=1, guidance=Guidance(1.0)))) == 1
+
+
+@pytest.mark.parametrize(("size", "at_a_time"), [(2, 7), (4, 2), (5, 1), (9, 1)])
+def test_as_many_images_are_decoded_at_a_time_as_there_are_pixels_for(monkeypatch, size, at_a_time):
+    monkeypatch.setattr(room, "DECODED_PIXELS", 40)
+    decoded = []
+    ae = SimpleNamespace(decode=lambda latents: decoded.append(len(latents)) or latents + 1)
+    latents = torch.arange(14.0).reshape(7, 2, 1, 1)
+    np.testing.assert_array_equal(decode(ae, latents, size), latents.numpy() + 1)
+    assert decoded == [at_a_time] * (7 // at_a_time) + [7 % at_a_time] * (7 % at_a_time > 0)
+
+
+def test_clip_bounds_what_is_taken_for_the_clean_image(model, config):
+    """Far beyond the bound, every clean image is the bound itself, and so is the last state."""
+    far = SimpleNamespace(**{**vars(model), "predictor": lambda x, t, y: torch.full_like(x, -1e6)})
+    for clip, found in ((0.5, 0.5), (2.0, 2.0)):
+        *_, last = states(far, config, np.array([1]), np.arange(1), SampleSettings("ddim", steps=5, clip=clip))
+        torch.testing.assert_close(last, torch.full_like(last, found), rtol=1e-4, atol=0)
+    *_, last = states(far, config, np.array([1]), np.arange(1), SampleSettings("ddim", steps=5))
+    assert last.min() > 1000

@@ -1,0 +1,145 @@
+"""A resume says what has changed since the checkpoint was written, and nothing where nothing has."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from types import SimpleNamespace
+
+import pytest
+from PIL import Image
+
+from mindspeed_mm_dit.checkpoint.store import find_checkpoint, read_facts
+from mindspeed_mm_dit.configs.arguments import build_parser, dit_flags
+from mindspeed_mm_dit.configs.data import DataConfig, DatasetParam
+from mindspeed_mm_dit.configs.model import model_config_from_mapping
+from mindspeed_mm_dit.errors import DataError
+from mindspeed_mm_dit.training import changes as room
+from mindspeed_mm_dit.training.changes import changes, run_facts, table_of
+from mindspeed_mm_dit.training.preflight import MultiModalArguments, with_facts
+from tests.conftest import ROOT
+from tests.training.launch import Configs
+
+FLAGS = "--mm-model m --mm-data d --train-iters 9 --lr 1e-3 --global-batch-size 8 "
+
+
+@pytest.fixture
+def facts(monkeypatch):
+    """The facts of a run with some flags and configs, as they come back from run.json."""
+    monkeypatch.setattr(room, "runtime", SimpleNamespace(versions=dict))
+    model_json = json.loads((ROOT / "examples/dit/model.json").read_text())
+
+    def facts(flags="", ae=None, **mm):
+        args = dit_flags(build_parser()).parse_strictly((FLAGS + flags).split())
+        model = model_config_from_mapping(model_json, "model.json")
+        args.mm = MultiModalArguments(
+            dataclasses.replace(model, ae=dataclasses.replace(model.ae, **(ae or {}))),
+            DataConfig(DatasetParam("images", 8)), None, model_json, ("cat", "dog"), "6 images, 0123", "files 4567",
+        )  # fmt: skip
+        args.mm = dataclasses.replace(args.mm, **mm)
+        return json.loads(json.dumps(run_facts(args, 3, 24)))
+
+    return facts
+
+
+FINE = [
+    "--micro-batch-size 2",
+    "--num-workers 0 --log-interval 7",
+    "--lr-decay-iters 9",
+    "--save-interval 2 --keep-last 7",
+]
+
+
+@pytest.mark.parametrize("flags", FINE)
+def test_what_does_not_change_the_weights_is_not_said(facts, flags):
+    assert changes(facts(), facts(flags)) == []
+
+
+CHANGES = [
+    ("--lr 2e-3", "--lr", "0.001", "0.002"),
+    ("--global-batch-size 16", "--global-batch-size", "8", "16"),
+    ("--seed 7", "--seed", "1234", "7"),
+    ("--ema-decay 0.5", "--ema-decay", "0.9999", "0.5"),
+    ("--train-iters 20", "--lr-decay-iters", "9", "20"),  # the decay ends there
+    ("--min-lr 1e-5", "--min-lr", "0.0", "1e-05"),
+    ("--lr-warmup-iters 4", "--lr-warmup-iters", "0", "4"),
+    ("--weight-decay 0", "--weight-decay", "0.01", "0.0"),
+    ("--clip-grad 0", "--clip-grad", "1.0", "0.0"),
+    ("--adam-beta2 0.95", "--adam-beta2", "0.999", "0.95"),
+    ("--bf16", "precision", "fp32", "bf16"),
+]
+
+
+@pytest.mark.parametrize(("flags", "what", "there", "here"), CHANGES)
+def test_a_changed_flag_is_said(facts, flags, what, there, here):
+    assert changes(facts(), facts(flags)) == [(what, there, here)]
+
+
+def test_changed_pictures_autoencoders_and_data_settings_are_said(facts):
+    flipped = DataConfig(DatasetParam("elsewhere", 8, random_flip=True, valid_fraction=0.1))
+    found = changes(facts(), facts(pictures="7 images, 89ab", autoencoder="files cdef", data=flipped))
+    assert [change.what for change in found] == [
+        "dataset_param.random_flip", "dataset_param.valid_fraction", "pictures", "autoencoder",
+    ]  # fmt: skip
+    assert found[2][1:] == ("6 images, 0123", "7 images, 89ab")
+
+
+def test_a_constant_rate_has_no_end_that_could_change(facts):
+    constant = "--lr-decay-style constant "
+    assert changes(facts(constant), facts(constant + "--train-iters 20 --min-lr 1e-4")) == []
+    found = changes(facts(), facts(constant))
+    assert [change.what for change in found] == ["--lr-decay-style"]
+
+
+def test_what_a_checkpoint_does_not_say_has_not_changed(facts):
+    here = facts("--lr 7 --seed 7")
+    assert changes({}, here) == []  # MindSpeed-MM's own, or one that lost its run.json
+    before = {"seed": 1, "global_batch_size": 8, "settings": None}  # one of an older version
+    assert changes(before, here) == [("--seed", "1", "7")]
+
+
+def test_the_table_is_aligned_and_empty_without_changes(facts):
+    assert table_of([]) == ""
+    assert table_of(changes(facts(), facts("--lr 2e-3 --seed 7"))) == (
+        "changed since the checkpoint:\n"
+        "    what    there  here\n"
+        "    --seed  1234   7\n"
+        "    --lr    0.001  0.002"
+    )  # fmt: skip
+
+
+def test_the_autoencoder_of_a_run_is_a_digest_of_its_files(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "notes.json").mkdir()
+    ae = {"model_id": "autoencoder_kl", "from_pretrained": str(tmp_path)}
+    model_json = {
+        "ae": ae,
+        "diffusion": {"model_id": "gaussian_diffusion"},
+        "predictor": {"model_id": "dit", "preset": "DiT-S/2", "input_size": 8, "num_classes": 2},
+    }
+    mm = MultiModalArguments(model_config_from_mapping(model_json, "m"), DataConfig(DatasetParam("i", 8)), None, {})
+    images = SimpleNamespace(classes=(), pictures="")
+    with pytest.raises(DataError, match=r"notes\.json is a folder, not a file"):
+        with_facts(mm, images)
+    (tmp_path / "notes.json").rmdir()
+    assert with_facts(mm, images).autoencoder == "files 44136fa355b3"  # SHA-256 of "{}"
+
+
+@pytest.mark.ranks
+def test_a_resumed_run_says_what_changed_once_on_two_ranks(tmp_path, digits_folder):
+    configs = Configs.create(tmp_path, digits_folder, hidden_size=32, num_layers=2, num_heads=2)
+    for number in range(8):
+        path = tmp_path / "images" / str(number % 2) / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8), 9 * number).save(path)
+    param = {"data_folder": str(tmp_path / "images"), "image_size": 8}
+    (tmp_path / "data.json").write_text(json.dumps({"dataset_param": param}))
+    flags = "--global-batch-size 4 --lr-decay-style constant --save saved --load saved --lr {} --train-iters {}"
+    assert configs.run(flags.format("1e-3", 1)).code == 0
+    assert read_facts(find_checkpoint(tmp_path / "saved"))["settings"]["--lr"] == 1e-3
+    Image.new("L", (9, 9), 200).save(tmp_path / "images/1/9.png")
+    outcome = configs.run(flags.format("2e-3", 2), ranks=2)
+    assert outcome.code == 0 and outcome.output.count("changed since the checkpoint") == 1, outcome.output
+    assert "    --lr      0.001" in outcome.output and "    pictures  8 images, " in outcome.output
+    outcome = configs.run(flags.format("2e-3", 3))
+    assert outcome.code == 0 and "changed since" not in outcome.output

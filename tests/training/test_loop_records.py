@@ -1,0 +1,135 @@
+"""What the loop hands to the engine and to the log: rates, batches, counts and times, and why it ends."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from types import SimpleNamespace
+
+import pytest
+
+from mindspeed_mm_dit.errors import ConvergenceError
+from mindspeed_mm_dit.training import loop
+
+FLAGS = {
+    "train_iters": 5, "log_interval": 2, "eval_interval": 2, "eval_iters": 3, "save_interval": None,
+    "global_batch_size": 8, "tensorboard_dir": "tb", "lr": 1.0, "min_lr": 0.25, "lr_warmup_init": 0.5,
+    "lr_warmup_iters": 2, "lr_decay_iters": None, "lr_decay_style": "linear", "save": None,
+}  # fmt: skip
+RATES = [0.5, 0.75, 1.0, 0.75, 0.5]  # two steps of warm-up, then down by 0.25 a step: 0.25 would be that of step 6
+
+
+class Recorder:
+    """Stands for engine, log, progress and clock, and notes what each is told."""
+
+    def __init__(self, iteration=0, stop_at=None, losses=None):
+        self.iteration, self.consumed_samples, self.stop_at = iteration, 100 + 8 * iteration, stop_at
+        self.losses = losses or [float(n) for n in range(1, 6)]
+        self.steps, self.validations, self.records, self.said, self.opened = [], [], [], [], None
+        self.saves = self.closed = 0
+
+    def train_step(self, forward_step, batches, lr):
+        self.steps.append((forward_step, next(batches), lr))
+        return SimpleNamespace(loss=self.losses[len(self.steps) - 1], grad_norm=10.0 * len(self.steps))
+
+    def eval_step(self, forward_step, batches):
+        self.validations.append((forward_step, next(batches)))
+        return float(len(self.validations))
+
+    def advance(self):
+        self.iteration += 1
+        self.consumed_samples += 8
+
+    def try_save(self):
+        self.saves += 1
+
+    finish = try_save
+
+    def on_any_rank(self):
+        return self.iteration == self.stop_at
+
+    def log(self, **opened):
+        self.opened = opened
+        return SimpleNamespace(
+            say=self.said.append, record=self.records.append, step=lambda: None, close=lambda: None,
+            validation=lambda iteration, loss: self.said.append((iteration, loss)),
+        )  # fmt: skip
+
+
+@pytest.fixture
+def run(monkeypatch):
+    def run(recorder=None, rank=0, ranks=1, **flags):
+        recorder = recorder or Recorder()
+        clock = iter(range(100))
+        monkeypatch.setattr(loop, "RunLog", recorder.log)
+        monkeypatch.setattr(loop, "meter", lambda args: ("meter", args))
+        monkeypatch.setattr(loop.time, "perf_counter", lambda: next(clock))
+        monkeypatch.setattr(loop.runtime, "rank", lambda: rank)
+        monkeypatch.setattr(loop.runtime, "world_size", lambda: ranks)
+        monkeypatch.setattr(
+            loop.runtime, "read_later", lambda values: SimpleNamespace(is_there=lambda: True, wait=lambda: values)
+        )
+        args = Namespace(**{**FLAGS, **flags})
+        training, held_out = iter(range(1000)), range(500, 600)
+        recorder.args = args
+        loop.train(args, recorder, "forward", training, held_out, recorder, recorder)
+        return recorder
+
+    return run
+
+
+def test_every_step_gets_its_batch_and_the_rate_of_its_number(run):
+    assert run().steps == [("forward", number, rate) for number, rate in enumerate(RATES)]
+    resumed = run(Recorder(iteration=3))
+    assert [rate for _, _, rate in resumed.steps] == RATES[3:]
+    assert [rate for *_, rate in run(lr_decay_iters=4).steps] == [0.5, 0.75, 1.0, 0.625, 0.25]
+
+
+def test_every_record_says_what_its_interval_was_like(run):
+    """The clock of this test ticks once each time it is asked: when the loop begins, and once an interval."""
+    assert [vars(record) for record in run().records] == [
+        {
+            "iteration": iteration, "train_iters": 5, "consumed_samples": 100 + 8 * iteration,
+            "ms_per_iteration": 1000 / steps, "learning_rate": RATES[iteration - 1], "global_batch_size": 8,
+            "loss": loss, "grad_norm": 10.0 * iteration, "nan_iterations": 0,
+        }
+        for iteration, steps, loss in ((2, 2, 1.5), (4, 2, 3.5), (5, 1, 5.0))
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rank", "ranks", "prints"), [(0, 1, True), (0, 2, False), (1, 2, True), (1, 3, False)])
+def test_the_last_rank_prints(run, rank, ranks, prints):
+    recorder = run(Recorder(iteration=1), rank, ranks)
+    assert recorder.opened == {
+        "prints": prints, "tensorboard_dir": "tb", "train_iters": 5, "iteration": 1, "mfu": ("meter", recorder.args),
+    }  # fmt: skip
+
+
+def test_each_validation_is_the_mean_of_its_first_batches(run):
+    recorder = run()
+    assert recorder.validations == [("forward", number) for number in (500, 501, 502)] * 2
+    assert recorder.said == [(2, 2.0), (4, 5.0)]
+    assert run(eval_iters=0).said == [] and run(eval_interval=None).validations == []
+
+
+@pytest.mark.parametrize("save", ["folder", None])
+def test_a_run_that_is_asked_to_stop_says_so_and_ends_as_any_other(run, save):
+    recorder = run(Recorder(stop_at=3), save=save, eval_interval=None)
+    words = "saving it" if save else "nothing is saved without --save"
+    assert recorder.said == [f"asked to stop at iteration 3: {words}"]
+    assert len(recorder.steps) == 3 and recorder.saves == 1
+
+
+@pytest.mark.parametrize(("iteration", "words"), [
+    (4, []), (5, ["iteration 5 is reached already: nothing to train up to 5"]),
+    (7, ["iteration 7 is reached already: nothing to train up to 5"]),
+])  # fmt: skip
+def test_a_run_that_is_done_says_so(run, iteration, words):
+    recorder = run(Recorder(iteration=iteration), eval_interval=None)
+    assert recorder.said == words and len(recorder.steps) == max(0, 5 - iteration)
+
+
+def test_a_lost_step_is_named_by_its_own_loss(run):
+    """No loss of the interval is finite: the last of them is said."""
+    nan, inf = float("nan"), float("inf")
+    with pytest.raises(ConvergenceError, match=r"iteration 3: loss = inf, grad norm = 30\.0"):
+        run(Recorder(losses=[nan, nan, inf, 1.0, 1.0]), log_interval=3)
