@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
-from common import CLOCKS, Report, interleave, timed
+from common import CLOCKS, Report, timed
 
 from mindspeed_mm_dit.checkpoint import checksums
 from mindspeed_mm_dit.checkpoint.mindspore_ckpt import write as write_with_sums
@@ -41,9 +41,14 @@ def main() -> None:
         "mindspore without": lambda path: write_plainly(path / "state.ckpt", arrays),
         "mindspore with": lambda path: write_with_sums(path, arrays),
     }
-    saves = {name: functools.partial(save, args.folder / "saved", write) for name, write in writers.items()}
-    seconds = interleave(saves, args.rounds, clock=args.clock)
-    save(args.folder / "saved", writers["pytorch with"])
+    seconds: dict[str, list[float]] = {name: [] for name in writers}
+    for number in range(-1, args.rounds):  # one to warm up
+        for name in list(writers)[:: -1 if number % 2 else 1]:
+            empty(args.folder / "saved")
+            took = timed(functools.partial(writers[name], args.folder / "saved"), args.clock)
+            seconds[name] += [took] if number >= 0 else []
+    empty(args.folder / "saved")
+    writers["pytorch with"](args.folder / "saved")
     seconds["comparing"] = [timed(lambda: check(args.folder / "saved"), args.clock) for _ in range(args.rounds)]
     shutil.rmtree(args.folder / "saved")
     report.raw(seconds)
@@ -53,11 +58,10 @@ def main() -> None:
     report.save()
 
 
-def save(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a checkpoint in place of the last one."""
+def empty(path: Path) -> None:
+    """Make the folder for a checkpoint, without the last one."""
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
-    write(path)
 
 
 def write_plainly(path: Path, arrays: dict[str, np.ndarray]) -> None:

@@ -84,7 +84,8 @@ def change(name: str, path: Path) -> str:
     """Return the function of a mutant and its changed lines."""
     lines = [line for line in get_diff_for_mutant(name, path=path).splitlines() if line[:1] in "+-"]
     changed = " ".join(f"{line[0]} `{line[1:].strip()}`" for line in lines if not line.startswith(("+++", "---")))
-    return f"{name.rpartition('.')[2].partition('__mutmut_')[0].lstrip('x').strip('ǁ_').replace('ǁ', '.')}: {changed}"
+    function = name.rpartition(".")[2].partition("__mutmut_")[0].removeprefix("x_").removeprefix("xǁ")
+    return f"{function.replace('ǁ', '.')}: {changed}"
 
 
 def parse() -> argparse.Namespace:

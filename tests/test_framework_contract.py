@@ -321,7 +321,7 @@ from mindspeed_mm_dit.framework import ops, runtime
 runtime.initialize("gloo", 2, 8)
 rank, mean = runtime.rank(), runtime.mean_over_ranks([ops.tensor(np.float32(runtime.rank()))])[0]
 print("RANK", rank, runtime.world_size(), float(mean.asnumpy()), runtime.any_rank(rank == 1), runtime.any_rank(False),
-      runtime.num_microbatches(), flush=True)
+      runtime.each_on_any_rank([False, rank == 1]), runtime.num_microbatches(), flush=True)
 runtime.barrier()
 runtime.shutdown()
 """
@@ -342,5 +342,5 @@ def test_two_ranks_of_msrun_average_and_agree(mindspore, tmp_path):
     )  # fmt: skip
     lines = [line for log in tmp_path.glob("log/worker_*.log") for line in log.read_text().splitlines()]
     assert sorted(line for line in lines if line.startswith("RANK")) == [
-        "RANK 0 2 0.5 True False 2", "RANK 1 2 0.5 True False 2",
+        "RANK 0 2 0.5 True False [False, True] 2", "RANK 1 2 0.5 True False [False, True] 2",
     ]  # fmt: skip

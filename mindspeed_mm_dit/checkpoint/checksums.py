@@ -15,10 +15,11 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, BinaryIO, NamedTuple
 
 FILE = "checksums.json"
-_CHUNK_BYTES = 1 << 20
+_CHUNK_BYTES = 256 << 10
 
 
 class Checksum(NamedTuple):
@@ -36,20 +37,15 @@ class SummedFile:
         self._bytes = self._crc = 0
 
     def write(self, data: Any) -> int:
-        """Write ``data``, any buffer; much of it is summed meanwhile, on another core where there is one."""
-        size = memoryview(data).nbytes
-        self._bytes += size
-        if size < _CHUNK_BYTES:
-            self._sum(data)
-            return self._file.write(data)
-        summing = threading.Thread(target=self._sum, args=(data,))
-        summing.start()
-        try:
-            return self._file.write(data)
-        finally:
-            summing.join()
+        """Write ``data``, any buffer; a piece at a time, so that it is summed and written out of the cache."""
+        view = memoryview(data).cast("B")
+        for start in range(0, len(view), _CHUNK_BYTES):
+            self._add(view[start : start + _CHUNK_BYTES])
+            self._file.write(view[start : start + _CHUNK_BYTES])
+        return len(view)
 
-    def _sum(self, data: Any) -> None:
+    def _add(self, data: Any) -> None:
+        self._bytes += memoryview(data).nbytes
         self._crc = zlib.crc32(data, self._crc)
 
     def __getattr__(self, name: str) -> Any:  # tell, flush, fileno, close
@@ -61,14 +57,44 @@ class SummedFile:
         return Checksum(self._bytes, f"{self._crc:08x}")
 
 
+class SummedBeside(SummedFile):
+    """The same, summed in a thread while the disk works; what is written must not change before :meth:`join`."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__(file)
+        self._waiting: SimpleQueue[Any] = SimpleQueue()
+        self._thread = threading.Thread(target=self._add_waiting)
+        self._thread.start()
+
+    def write(self, data: Any) -> int:
+        """Write ``data``, any buffer."""
+        self._waiting.put(data)
+        return self._file.write(data)
+
+    def _add_waiting(self) -> None:
+        for data in iter(self._waiting.get, None):
+            self._add(data)
+
+    def join(self) -> None:
+        """Wait until all is summed."""
+        self._waiting.put(None)
+        self._thread.join()
+
+
 @contextmanager
 def summed_file(path: Path, sums: dict[str, Checksum]) -> Iterator[SummedFile]:
-    """Open ``path`` for writing; once its last byte is on the disk its checksum is in ``sums``."""
+    """Open ``path`` for writing; once its last byte is on the disk its checksum is in ``sums``.
+
+    What is written must stay as it is until then.
+    """
     with open(path, "wb") as file:
-        summed = SummedFile(file)
-        yield summed
-        file.flush()
-        os.fsync(file.fileno())
+        summed = SummedBeside(file)
+        try:
+            yield summed
+            file.flush()
+            os.fsync(file.fileno())
+        finally:
+            summed.join()
     sums[path.name] = summed.checksum
 
 

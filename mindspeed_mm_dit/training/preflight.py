@@ -98,7 +98,7 @@ def check_memory(args: Namespace, mm: MultiModalArguments, world_size: int) -> N
     """Raise ConfigError for a model that cannot fit here; warn on the first rank where a step may not."""
     assert mm.precision is not None
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
-    host = Place("this machine", host_memory_bytes(), min(int(ranks), world_size) if ranks.isdigit() else 1)
+    host = Place("this machine", host_memory_bytes(), min(int(ranks), world_size) if ranks.isdecimal() else 1)
     check_model_fits(mm.model, host)
     layout, num_bytes = Layout.of(mm.fsdp2, mm.precision, world_size), runtime.device_memory_bytes()
     if runtime.device_type() == "cpu":

@@ -165,5 +165,5 @@ def test_a_picture_that_fails_in_training_is_named_with_its_cure(configs, some_c
     with pytest.raises(DataError, match=r"3\.png: cannot be decoded(.|\n)*dataset_param.skip_bad_images"):
         samples.batch(np.arange(10))
     monkeypatch.setattr("mindspeed_mm_dit.data.images.STAND_IN_TRIES", 2)
-    with pytest.raises(DataError, match=r"3\.png: cannot be decoded: .*nor can any of the 1 images after it"):
+    with pytest.raises(DataError, match=r"3\.png: cannot be decoded: [a-z].*, nor can any of the 1 images after it"):
         ImageReader(index, 8, 1, skip_bad=True).read(np.array([3]), np.array([False]))

@@ -71,6 +71,17 @@ def test_every_table_is_its_formula():
         np.testing.assert_allclose(getattr(schedule, name), values, rtol=1e-10, atol=1e-15, err_msg=name)
 
 
+def test_a_step_of_the_solver_is_measured_in_half_log_signal_to_noise():
+    """Lu et al. 2022, eq. 9, for a constant x_0: x_{t-1} = (sigma' / sigma) x_t + alpha' (1 - exp(-h)) x_0."""
+    schedule = Schedule.create("linear", 50)
+    alpha, sigma = schedule.sqrt_alphas_cumprod, schedule.sqrt_one_minus_alphas_cumprod
+    for index in (1, 20, 49):
+        h = np.log(alpha[index - 1] / sigma[index - 1]) - np.log(alpha[index] / sigma[index])
+        expected = sigma[index - 1] / sigma[index], alpha[index - 1] * (1 - np.exp(-h)), h
+        np.testing.assert_allclose(schedule.solution_weights(index), expected, rtol=1e-9)
+    assert schedule.solution_weights(0) == (0.0, 1.0, np.inf)
+
+
 def test_a_chain_of_one_step_has_the_variance_of_that_step():
     schedule = Schedule.create("linear", 1000).respaced(np.array([400]))
     for table in ("posterior_log_variance_clipped", "fixed_large_log_variance"):

@@ -41,7 +41,7 @@ class Run:
     """pretrain.sh under way in ``folder``; all its processes carry a mark in their environment."""
 
     def __init__(self, folder: Path, config: Path, flags: str = "", framework: str = "pytorch", **variables: str):
-        self.folder, self.mark = folder, uuid.uuid4().hex
+        self.folder, self.framework, self.mark = folder, framework, uuid.uuid4().hex
         self.log = folder / f"{self.mark}.log"
         python = MINDSPORE_PYTHON if framework == "mindspore" else sys.executable
         environment = {

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mindspeed_mm_dit.checkpoint import mindspore_ckpt, torch_dcp
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.data.builtin import write_digits
@@ -21,6 +22,7 @@ pytestmark = pytest.mark.ranks
 needs_mindspore = pytest.mark.skipif(
     not Path(MINDSPORE_PYTHON).is_file(), reason="MM_DIT_MINDSPORE_PYTHON names no interpreter"
 )
+CHECKPOINTS = {"pytorch": torch_dcp, "mindspore": mindspore_ckpt}
 TERM, INT, HUP, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL
 
 
@@ -31,7 +33,9 @@ def config(tmp_path_factory, digits_folder):
 
 def steps_saved(run: Run, folder: str = "checkpoints") -> int:
     """Return the iteration of the only checkpoint, which is the last one that was printed."""
-    (saved,) = CheckpointStore(run.folder / folder).iterations()
+    store = CheckpointStore(run.folder / folder)
+    (saved,) = store.iterations()
+    assert CHECKPOINTS[run.framework].problem_of(store.path(saved)) is None
     printed = [int(n) for n in re.findall(r"iteration +(\d+)/", run.said)]
     assert saved == printed[-1], run.said
     return saved

@@ -8,7 +8,7 @@ from mindspeed_mm_dit.training.lr import LearningRate
 
 
 @pytest.mark.parametrize("style", ["constant", "linear", "cosine", "inverse-square-root"])
-@pytest.mark.parametrize("warmup_steps", [0, 7])
+@pytest.mark.parametrize("warmup_steps", [0, 1, 7])
 def test_every_step_has_megatrons_learning_rate(style, warmup_steps):
     megatron = pytest.importorskip("megatron.core.optimizer_param_scheduler")
     ours = LearningRate(peak=1e-3, minimum=1e-5, init=1e-6, warmup_steps=warmup_steps, decay_steps=40, style=style)

@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT
+from tests.faults.launched import Run, config_folder
 
 pytestmark = pytest.mark.ranks
 
@@ -38,17 +38,11 @@ def test_a_mistake_in_two_processes_is_one_line_and_no_traceback(tmp_path):
     assert "Traceback" not in run.stdout and len(run.stdout.splitlines()) < 6
 
 
-def test_ctrl_c_in_two_processes_leaves_no_traceback(tmp_path):
-    process = subprocess.Popen(
-        ["bash", str(ROOT / "examples/dit/pretrain.sh")], cwd=tmp_path, text=True, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": "",
-             "NPUS_PER_NODE": "2"},
-    )  # fmt: skip
-    time.sleep(4)  # torchrun has started, the ranks import
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-    said = process.communicate(timeout=60)[0]
-    assert process.returncode == 130 and "Traceback" not in said
+def test_ctrl_c_before_the_first_step_of_two_processes_leaves_no_traceback(tmp_path, digits_folder):
+    run = Run(tmp_path, config_folder(tmp_path / "config", digits_folder), NPUS_PER_NODE="2")
+    run.wait_for("10 classes")  # the ranks have yet to meet
+    run.signal_all(signal.SIGINT)
+    assert run.end() == 130 and "Traceback" not in run.said, run.said
 
 
 def test_a_config_folder_that_is_none_is_named(tmp_path):

@@ -120,17 +120,14 @@ def wait_for(process: subprocess.Popen, pattern: str) -> str:
     raise AssertionError("".join(seen))
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_sigterm_saves_and_ends(tiny, tmp_path, ranks):
-    process = tiny.start(LONG + f"--save {tmp_path}", ranks)
+def test_sigterm_to_a_torchrun_of_the_users_own_saves_and_ends(tiny, tmp_path):
+    process = tiny.start(LONG + f"--save {tmp_path}", ranks=2)
     wait_for(process, "iteration +3/")
     process.send_signal(signal.SIGTERM)
     rest, _ = process.communicate(timeout=120)
-    assert "saving it" in rest
+    assert "saving it" in rest and process.returncode != 0
     (saved,) = CheckpointStore(tmp_path).iterations()
     assert saved >= 3 and torch_dcp.problem_of(CheckpointStore(tmp_path).path(saved)) is None
-    if ranks == 1:
-        assert process.returncode == 143
 
 
 def test_a_second_run_is_refused_and_a_kill_during_saves_loses_at_most_the_save_in_flight(tiny, tmp_path):

@@ -32,7 +32,11 @@ def count_accelerators() -> int:
 def start(launch: Launch, command: Sequence[str]) -> int:
     """Run ``command`` in every process of this node; return the exit code of the run."""
     os.environ.setdefault("LOGLEVEL", "CRITICAL")  # of torchrun: what there is to say, the ranks say
-    activate("pytorch")
+    given = dict(os.environ)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # no C++ frames of nodes that do not meet: a line says it
+    activate("pytorch")  # reads the level
+    os.environ.clear()
+    os.environ.update(given)  # the ranks speak as they are told to
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
