@@ -97,10 +97,11 @@ def _checked_images(
 
     data = load_data_config(args.data, "--data")
     data = dataclasses.replace(data, dataset_param=dataclasses.replace(data.dataset_param, latents=None))
-    identity, folder = identity_of(model, data), Path(data.dataset_param.data_folder)
+    folder = Path(data.dataset_param.data_folder)
     if folder.resolve() in Path(args.output).resolve().parents:
         raise ConfigError(f"--output = {args.output}", f"lies among the images, in {folder}", "name a folder elsewhere")
     check_output_folder("--output", args.output)
+    identity = identity_of(model, data)
     check_sizes(model, data)
     index = open_index(data.dataset_param, model.predictor.num_classes, decode_all=True)
     if says_notes:

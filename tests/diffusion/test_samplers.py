@@ -128,7 +128,7 @@ class TestGuidance:
 
     @pytest.mark.parametrize("scale", [-0.01, np.inf, np.nan])
     def test_an_impossible_scale_is_an_error(self, scale):
-        with pytest.raises(ConfigError, match=f"--cfg-scale = {scale}: must be a number of at least 0"):
+        with pytest.raises(ConfigError, match=f"--cfg-scale = {scale}: must be "):
             Guidance(scale)
 
     def test_a_model_of_one_channel_is_guided_on_that_one(self):

@@ -343,7 +343,7 @@ def weights(tmp_path_factory):
         ("--steps 1000000000", "--steps = 1000000000: is more than the 1000 timesteps"),
         ("--steps x", "command line: argument --steps: invalid int value: 'x'"),
         (f"--seed {2**63}", "--seed = 9223372036854775808: must lie between"),
-        ("--cfg-scale 1e30", "--cfg-scale = 1e+30: must be at most 1,000"),
+        ("--cfg-scale 1e30", "--cfg-scale = 1e+30: must be a number of at most 1,000"),
         ("--model huge.json", "predictor.num_layers = 100000000: the weights of"),
         ("--checkpoint " + "a" * 300, "--checkpoint"),
         ("--output " + "a" * 300 + ".npz", "longer than a path"),
