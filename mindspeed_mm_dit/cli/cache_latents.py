@@ -90,17 +90,19 @@ def _checked_images(
     """Return the identity of the cache, its images and their names; all that can be is checked first."""
     from mindspeed_mm_dit.configs.data import load_data_config
     from mindspeed_mm_dit.configs.outputs import check_output_folder
-    from mindspeed_mm_dit.data.dataset import check_fit
+    from mindspeed_mm_dit.data.dataset import check_fit, check_sizes
     from mindspeed_mm_dit.data.folder import open_index
     from mindspeed_mm_dit.data.latents import identity_of
     from mindspeed_mm_dit.training.classes import say_notes
 
     data = load_data_config(args.data, "--data")
     data = dataclasses.replace(data, dataset_param=dataclasses.replace(data.dataset_param, latents=None))
-    identity, folder = identity_of(model, data), Path(data.dataset_param.data_folder)
+    folder = Path(data.dataset_param.data_folder)
     if folder.resolve() in Path(args.output).resolve().parents:
         raise ConfigError(f"--output = {args.output}", f"lies among the images, in {folder}", "name a folder elsewhere")
     check_output_folder("--output", args.output)
+    identity = identity_of(model, data)
+    check_sizes(model, data)
     index = open_index(data.dataset_param, model.predictor.num_classes, decode_all=True)
     if says_notes:
         say_notes(index)

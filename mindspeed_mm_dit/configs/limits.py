@@ -42,7 +42,7 @@ def shown(value: Any) -> str:
 def check_between(what: str, value: float, low: float, high: float, cure: str = "") -> None:
     """Raise ConfigError unless ``low`` <= ``value`` <= ``high``; ``what`` names the setting, as in "ae.channels"."""
     if not low <= value <= high:
-        reason = f"must be at least {low:,}" if value < low else f"must be at most {high:,}"
+        reason = f"must be at least {low:,}" if value < low else f"must be a number of at most {high:,}"
         raise ConfigError(f"{what} = {shown(value)}", reason, cure)
 
 

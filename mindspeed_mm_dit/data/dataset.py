@@ -96,6 +96,18 @@ def open_reader(model: ModelConfig, data: DataConfig, index: ImageIndex) -> Read
 
 def check_fit(model: ModelConfig, data: DataConfig, num_images: int, global_batch_size: int) -> None:
     """Raise ConfigError or DataError where model.json, data.json and the batch size contradict each other."""
+    check_sizes(model, data)
+    check_latents(model, data)
+    if num_images < global_batch_size:
+        raise DataError(
+            f"dataset_param.data_folder = {data.dataset_param.data_folder}",
+            f"holds {num_images} training images, fewer than --global-batch-size {global_batch_size}",
+            "use a smaller batch or more images",
+        )
+
+
+def check_sizes(model: ModelConfig, data: DataConfig) -> None:
+    """Raise ConfigError where model.json and data.json speak of images of different sizes; no image is opened."""
     size = data.dataset_param.image_size
     if size != model.image_size:
         raise ConfigError(
@@ -103,11 +115,4 @@ def check_fit(model: ModelConfig, data: DataConfig, num_images: int, global_batc
             f"the model wants input_size({model.predictor.input_size}) * autoencoder factor"
             f"({model.ae.downsample_factor}) = {model.image_size} pixels",
             f"set image_size to {model.image_size}, or change predictor.input_size",
-        )
-    check_latents(model, data)
-    if num_images < global_batch_size:
-        raise DataError(
-            f"dataset_param.data_folder = {data.dataset_param.data_folder}",
-            f"holds {num_images} training images, fewer than --global-batch-size {global_batch_size}",
-            "use a smaller batch or more images",
         )

@@ -18,7 +18,7 @@ from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, ModelConfig, mod
 from mindspeed_mm_dit.configs.outputs import check_output_file, check_output_folder
 from mindspeed_mm_dit.configs.precision import Precision, decide
 from mindspeed_mm_dit.configs.strict import read_json
-from mindspeed_mm_dit.data.dataset import check_fit
+from mindspeed_mm_dit.data.dataset import check_fit, check_sizes
 from mindspeed_mm_dit.data.folder import ImageIndex, open_index, split_index
 from mindspeed_mm_dit.data.latents import digest_of_files
 from mindspeed_mm_dit.diffusion.schedule import respaced_steps
@@ -150,6 +150,7 @@ def check_outputs(args: Namespace) -> None:
 
 def image_indices(mm: MultiModalArguments, seed: int) -> tuple[ImageIndex, ImageIndex]:
     """Return the images to train on and those held out."""
+    check_sizes(mm.model, mm.data)
     param = mm.data.dataset_param
     return split_index(_index(param, mm.model.predictor.num_classes), param.valid_fraction, seed)
 

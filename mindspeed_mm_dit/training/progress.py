@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from mindspeed_mm_dit.checkpoint.claim import Claim
@@ -51,18 +53,15 @@ class Progress:
         self._settle()
         if self._saved_iteration == self.iteration or not self._begin():
             return
-        iteration, facts, store = (
-            self.iteration,
-            run_facts(self._args, self.iteration, self.consumed_samples),
-            self._store,
-        )
+        iteration, store = self.iteration, self._store
+        facts = run_facts(self._args, iteration, self.consumed_samples)
         state = self._engine.state(with_optimizer=not self._args.no_save_optim)
         state.update(self._checkpoints.entries_for_mindspeed_mm(facts, self._args.mm.model.predictor))
         self._writer.write(state, store.partial_path(iteration), lambda: store.commit(iteration, facts))
         self._saved_iteration = iteration
 
     def finish(self) -> None:
-        """Save the last state, wait until it is on disk, and leave the folder to others.
+        """Save the last state and wait until it is on disk.
 
         Raises:
             UserError: it could not be saved; on every rank.
@@ -71,7 +70,6 @@ class Progress:
             return
         self.try_save()
         self._settle()
-        self._claim.release()
         if self._saved_iteration != self.iteration:
             raise _shared(self._problem)
 
@@ -104,15 +102,17 @@ class Progress:
             self._store.remove_unfinished()
 
 
-def claim_save(args: Namespace) -> Claim | None:
-    """Take the --save folder for this run, on the first rank; return its claim, None without --save.
+@contextmanager
+def claimed_save(args: Namespace) -> Iterator[Claim | None]:
+    """Hold the --save folder for this run, on the first rank; None without --save.
 
     Raises:
         ConfigError: it belongs to a run that lives; on every rank.
     """
     if not args.save:
         print_rank_0("warning: without --save nothing of this run is kept")
-        return None
+        yield None
+        return
     claim, refused = Claim(args.save), None
     if runtime.rank() == 0:
         try:
@@ -121,7 +121,10 @@ def claim_save(args: Namespace) -> Claim | None:
             refused = error
     if runtime.any_rank(refused is not None):
         raise _shared(refused)
-    return claim
+    try:
+        yield claim
+    finally:
+        claim.release()
 
 
 def open_progress(args: Namespace, engine: Any, checkpoints: Any, claim: Claim | None, start: Start | None) -> Progress:

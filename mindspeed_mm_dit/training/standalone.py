@@ -23,10 +23,10 @@ from mindspeed_mm_dit.framework import active, runtime
 from mindspeed_mm_dit.training.host import SECONDS_TO_SAY_IT
 from mindspeed_mm_dit.training.loop import train
 from mindspeed_mm_dit.training.preflight import preflight
-from mindspeed_mm_dit.training.progress import claim_save, open_progress
+from mindspeed_mm_dit.training.progress import claimed_save, open_progress
 from mindspeed_mm_dit.training.report import how_to_resume
 from mindspeed_mm_dit.training.signals import Stop, StopRequest
-from mindspeed_mm_dit.training.start import find_start
+from mindspeed_mm_dit.training.start import find_start, print_rank_0
 
 NAME = "standalone"
 
@@ -43,12 +43,6 @@ def get_args() -> Namespace:
     """Return the flags of this run; ``args.mm`` holds the config files."""
     assert _args is not None, "pretrain() has not parsed the command line yet"
     return _args
-
-
-def print_rank_0(text: str) -> None:
-    """Print on the first rank."""
-    if runtime.rank() == 0:
-        print(text, flush=True)
 
 
 def average_losses_across_data_parallel_group(losses: list[Any]) -> list[Any]:
@@ -122,8 +116,7 @@ def _run(
     started = time.monotonic()
     runtime.initialize(args.distributed_backend, args.micro_batch_size, args.global_batch_size)
     _announce(args)
-    with StopRequest() as stop:
-        claim = claim_save(args)
+    with StopRequest() as stop, claimed_save(args) as claim:
         start = find_start(args, engine_module.checkpoints)
         engine = engine_module.Engine(model_provider(), args, args.mm.fsdp2, args.mm.precision)
         print_rank_0(f"predictor: {engine.num_parameters():,} parameters; ready in {time.monotonic() - started:.1f} s")

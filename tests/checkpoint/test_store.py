@@ -136,25 +136,22 @@ def test_facts_that_are_none_are_empty(tmp_path, content):
 
 
 class Writer(BackgroundWriter):
-    """Finds out about a problem when it is waited for."""
-
-    def __init__(self, folder, problem):
-        super().__init__()
-        self._folder, self.problem = folder, problem
+    """Has nothing to wait for."""
 
     def _join(self):
-        self._problem, self.problem = self.problem, None
+        pass
 
 
-def test_a_problem_of_the_background_is_told_once_to_whom_waits(tmp_path):
-    full = OSError(28, "No space left on device")
-    wrapped = RuntimeError("writer failed\nat line 1")
-    wrapped.__cause__ = full
-    writer = Writer(tmp_path, wrapped)
-    with pytest.raises(CheckpointError, match=r"could not be written: OSError: \[Errno 28\] No space left") as caught:
-        writer.wait()
-    assert caught.value.__cause__ is wrapped
-    writer.wait()
+def test_a_problem_of_the_background_is_told_at_once_and_then_once_to_whom_waits(tmp_path):
+    def fail():
+        raise RuntimeError("writer failed\nat line 1") from OSError(28, "No space left on device")
+
+    told = []
+    writer = Writer(in_background=True, when_failed=told.append)
+    writer._finish(fail, tmp_path / "iter_0000001")
+    (problem,) = told
+    assert "could not be written: OSError: [Errno 28] No space left" in str(problem)
+    assert writer.wait() is problem and writer.wait() is None
 
 
 def test_the_reason_of_a_bad_checkpoint_is_the_systems_or_the_first_line_of_the_first(tmp_path):

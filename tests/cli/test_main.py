@@ -29,7 +29,8 @@ def test_ctrl_c_before_training_begins_says_one_line_on_the_first_rank(rank):
         "host.find_host = lambda argv: os.kill(os.getpid(), signal.SIGINT)\n"
         "host.choose_host([])"
     )
-    environment = {"PYTHONPATH": str(ROOT), "RANK": rank}
+    launcher = {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    environment = {"PYTHONPATH": str(ROOT), **launcher}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (130, "interrupted\n" if rank == "0" else "")
 

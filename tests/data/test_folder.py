@@ -254,6 +254,14 @@ def test_grey_of_16_bits_is_scaled_to_8(tmp_path, ending):
         np.testing.assert_allclose(pixels, np.broadcast_to(ramp / 257, pixels.shape), atol=0.5)
 
 
+def test_grey_of_16_bits_is_rounded_to_the_nearest_of_8(tmp_path):
+    """One step of 8 bits is 257 of 16: from 129 on a value belongs to the next."""
+    steps = np.arange(0, 255, 8).reshape(4, 8)
+    for more, rounded in ((-128, 0), (-129, -1), (0, 0), (128, 0), (129, 1)):
+        Image.fromarray(np.clip(257 * (steps + 1) + more, 0, 65535).astype(np.uint16)).save(tmp_path / "grey.png")
+        assert (load_pixels(str(tmp_path / "grey.png"), 4, 1)[0] == steps[:, 2:6] + 1 + rounded).all()
+
+
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
 def test_a_picture_stands_as_its_exif_data_say(tmp_path, dtype):
     """CIPA DC-008, orientation: which sides of the picture the first row and the first column are."""

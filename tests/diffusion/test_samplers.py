@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -47,16 +49,15 @@ def test_each_sampler_visits_the_timesteps_of_its_paper(name, timesteps):
 
 @pytest.mark.parametrize("name", ["ddpm", "ddim"])
 def test_clip_bounds_the_predicted_clean_latents(name):
-    """With a network that predicts 3 the last state, which is x_0, is the bound."""
+    """With a network that predicts 3 or -3 the last state, which is x_0, is the bound."""
     diffusion = GaussianDiffusion.from_config(
         GaussianDiffusionConfig(100, prediction_type="sample", variance_type="fixed_small")
     )
-    for clip in (1.0, None):
-        states = find_sampler(name).run(
-            diffusion, lambda x, *_: torch.full_like(x, 3.0), torch.zeros(1, 1), lambda step: torch.zeros(1), clip=clip
-        )
+    for answer, clip, reached in ((3.0, 1.0, 1.0), (-3.0, 1.0, -1.0), (3.0, None, 3.0), (-3.0, None, -3.0)):
+        network = functools.partial(lambda answer, x, *_: torch.full_like(x, answer), answer)
+        states = find_sampler(name).run(diffusion, network, torch.zeros(1, 1), lambda step: torch.zeros(1), clip=clip)
         *_, last = states
-        torch.testing.assert_close(last, torch.full_like(last, clip or 3.0), rtol=1e-4, atol=0)
+        torch.testing.assert_close(last, torch.full_like(last, reached), rtol=1e-4, atol=0)
 
 
 def test_ddim_is_deterministic():
@@ -127,7 +128,7 @@ class TestGuidance:
 
     @pytest.mark.parametrize("scale", [-0.01, np.inf, np.nan])
     def test_an_impossible_scale_is_an_error(self, scale):
-        with pytest.raises(ConfigError, match=f"--cfg-scale = {scale}: must be a number of at least 0"):
+        with pytest.raises(ConfigError, match=f"--cfg-scale = {scale}: must be "):
             Guidance(scale)
 
     def test_a_model_of_one_channel_is_guided_on_that_one(self):

@@ -194,9 +194,7 @@ def other_digits(folder):
 FOLDERS = {
     "a missing one": (None, {"data_folder": "gone"}, "is not a folder", "correct the path"),
     "a typing error": (None, {"data_folder": "{}/cta"}, "is not a folder", "Did you mean 'cat'"),
-    "no name": (None, {"data_folder": ""}, "is not a folder", "correct the path"),
     "a NUL byte": (None, {"data_folder": "a\0b"}, "is not a folder", "correct the path"),
-    "a name too long": (None, {"data_folder": "x" * 5000}, "is not a folder", "correct the path"),
     "a file": (None, {"data_folder": "{}/cat/0.png"}, "is not a folder", "correct the path"),
     "pictures without classes": (flat, {}, "6 image(s) in no class folder", "one folder of images per class"),
     "pictures that are not read": (to_heic, {}, "left out: 6 .heic", "one folder of images per class"),

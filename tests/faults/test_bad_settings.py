@@ -29,7 +29,7 @@ from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.errors import ConfigError, UserError
 from mindspeed_mm_dit.planning.fit import Place, check_model_fits
 from mindspeed_mm_dit.training.preflight import preflight
-from mindspeed_mm_dit.training.progress import find_start
+from mindspeed_mm_dit.training.start import find_start
 from tests.autoencoder_kl_fixtures import SD_VAE
 from tests.conftest import ROOT
 from tests.training.launch import Configs
@@ -343,7 +343,7 @@ def weights(tmp_path_factory):
         ("--steps 1000000000", "--steps = 1000000000: is more than the 1000 timesteps"),
         ("--steps x", "command line: argument --steps: invalid int value: 'x'"),
         (f"--seed {2**63}", "--seed = 9223372036854775808: must lie between"),
-        ("--cfg-scale 1e30", "--cfg-scale = 1e+30: must be at most 1,000"),
+        ("--cfg-scale 1e30", "--cfg-scale = 1e+30: must be a number of at most 1,000"),
         ("--model huge.json", "predictor.num_layers = 100000000: the weights of"),
         ("--checkpoint " + "a" * 300, "--checkpoint"),
         ("--output " + "a" * 300 + ".npz", "longer than a path"),

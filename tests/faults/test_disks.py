@@ -21,7 +21,7 @@ from mindspeed_mm_dit.checkpoint.store import BackgroundWriter, CheckpointStore,
 from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.training import progress as progress_module
-from mindspeed_mm_dit.training.progress import open_progress
+from mindspeed_mm_dit.training.progress import claimed_save, open_progress
 from tests.conftest import GOLDEN
 
 WEIGHTS = {f"w{i}": np.arange(60, dtype=np.float32).reshape(5, 12) + i for i in range(3)}
@@ -176,14 +176,12 @@ class Writer(BackgroundWriter):
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """The progress of a run of one rank that saves into ``tmp_path / "save"``."""
-    monkeypatch.setattr(progress_module.runtime, "versions", dict)
+    monkeypatch.setattr(progress_module, "run_facts", lambda args, iteration, consumed: {"iteration": iteration})
     checkpoints = SimpleNamespace(Writer=Writer, entries_for_mindspeed_mm=lambda facts, predictor: {})
-    mm = SimpleNamespace(model=SimpleNamespace(predictor=None), model_json={}, classes=())
-    args = Namespace(save=str(tmp_path / "save"), load=None, keep_last=2, no_async_save=False, no_save_optim=False,
-                     global_batch_size=8, seed=1, ema_decay=0.9, mm=mm)  # fmt: skip
-    progress = open_progress(args, SimpleNamespace(state=lambda with_optimizer: {}), checkpoints)
-    yield progress
-    progress._claim.release()
+    args = Namespace(save=str(tmp_path / "save"), keep_last=2, no_async_save=False, no_save_optim=False,
+                     global_batch_size=8, mm=SimpleNamespace(model=SimpleNamespace(predictor=None)))  # fmt: skip
+    with claimed_save(args) as claim:
+        yield open_progress(args, SimpleNamespace(state=lambda with_optimizer: {}), checkpoints, claim, None)
 
 
 def steps(progress, count: int) -> None:
@@ -291,5 +289,6 @@ def test_a_rename_that_fails_leaves_a_checkpoint_that_was_there(run, tmp_path, m
 
 @pytest.mark.parametrize("folder", [None, ""])
 def test_a_run_that_keeps_nothing_says_so(folder, capsys):
-    open_progress(Namespace(save=folder, load=None), None, None)
+    with claimed_save(Namespace(save=folder)) as claim:
+        assert claim is None
     assert "without --save nothing of this run is kept" in capsys.readouterr().out

@@ -13,6 +13,7 @@ from mindspeed_mm_dit.checkpoint.store import find_checkpoint, read_facts
 from mindspeed_mm_dit.configs.arguments import build_parser, dit_flags
 from mindspeed_mm_dit.configs.data import DataConfig, DatasetParam
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
+from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.training import changes as room
 from mindspeed_mm_dit.training.changes import changes, run_facts, table_of
@@ -34,7 +35,8 @@ def facts(monkeypatch):
         model = model_config_from_mapping(model_json, "model.json")
         args.mm = MultiModalArguments(
             dataclasses.replace(model, ae=dataclasses.replace(model.ae, **(ae or {}))),
-            DataConfig(DatasetParam("images", 8)), None, model_json, ("cat", "dog"), "6 images, 0123", "files 4567",
+            DataConfig(DatasetParam("images", 8)), None, model_json, FLOAT32, ("cat", "dog"), "6 images, 0123",
+            "files 4567",
         )  # fmt: skip
         args.mm = dataclasses.replace(args.mm, **mm)
         return json.loads(json.dumps(run_facts(args, 3, 24)))
@@ -66,13 +68,16 @@ CHANGES = [
     ("--weight-decay 0", "--weight-decay", "0.01", "0.0"),
     ("--clip-grad 0", "--clip-grad", "1.0", "0.0"),
     ("--adam-beta2 0.95", "--adam-beta2", "0.999", "0.95"),
-    ("--bf16", "precision", "fp32", "bf16"),
 ]
 
 
 @pytest.mark.parametrize(("flags", "what", "there", "here"), CHANGES)
 def test_a_changed_flag_is_said(facts, flags, what, there, here):
     assert changes(facts(), facts(flags)) == [(what, there, here)]
+
+
+def test_another_precision_is_said(facts):
+    assert [change[:2] for change in changes(facts(), facts(precision=AUTOCAST))] == [("precision", "float32")]
 
 
 def test_changed_pictures_autoencoders_and_data_settings_are_said(facts):

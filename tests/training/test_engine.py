@@ -13,13 +13,14 @@ from torch.distributed.tensor import DTensor
 from mindspeed_mm_dit.checkpoint import torch_dcp
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
+from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.training.pytorch import engine as room
 from mindspeed_mm_dit.training.pytorch.engine import Engine, check_sharding
 
 FLAGS = Namespace(
-    seed=3, tf32=False, torch_compile=False, bf16=False, adam_beta1=0.8, adam_beta2=0.9, adam_eps=1e-3,
+    seed=3, tf32=False, torch_compile=False, adam_beta1=0.8, adam_beta2=0.9, adam_eps=1e-3,
     weight_decay=0.1, ema_decay=0.75, clip_grad=1.0,
 )  # fmt: skip
 SHAPES = {"linear.weight": (4, 3), "linear.bias": (4,)}
@@ -61,8 +62,8 @@ def engine(monkeypatch):
     """An engine whose step has 3 micro-batches, with weights so small that the targets decide the gradient's norm."""
     monkeypatch.setattr(room.runtime, "num_microbatches", lambda: 3)
 
-    def build(fsdp2=None, **flags):
-        engine = Engine(Model(), Namespace(**{**vars(FLAGS), **flags}), fsdp2)
+    def build(fsdp2=None, precision=FLOAT32, **flags):
+        engine = Engine(Model(), Namespace(**{**vars(FLAGS), **flags}), fsdp2, precision)
         with torch.no_grad():
             for parameter in (engine.predictor.linear.weight, engine.predictor.linear.bias):
                 parameter *= 0.01
@@ -204,7 +205,7 @@ def test_bf16_is_the_precision_of_products(engine, bf16):
         seen.append(out.dtype)
         return out, lambda out: (out.float().mean(), {"loss": out.detach().float().mean()})
 
-    ours = engine(bf16=bf16)
+    ours = engine(precision=AUTOCAST if bf16 else FLOAT32)
     ours.train_step(noting, tensors(batches(3, 1.0)), 0.01)
     ours.eval_step(noting, tensors(batches(3, 1.0)))
     assert seen == [torch.bfloat16 if bf16 else torch.float32] * 6
@@ -239,10 +240,8 @@ def test_a_resumed_engine_takes_the_step_that_the_first_would_have_taken(engine,
     assert bits(second.state(with_optimizer=False)) == bits(fresh.state(with_optimizer=False))
 
 
-def test_a_checkpoint_without_what_is_asked_for_is_refused(engine, tmp_path):
+def test_a_checkpoint_of_another_architecture_is_refused(engine, tmp_path):
     torch_dcp.write(engine().state(with_optimizer=False), tmp_path / "weights")
-    with pytest.raises(CheckpointError, match=f"{tmp_path}/weights: holds no optimizer's state"):
-        engine().load(tmp_path / "weights", with_optimizer=True)
     other = engine()
     other.predictor.linear = torch.nn.Linear(5, 4)
     with pytest.raises(CheckpointError, match=r"linear\.weight"):

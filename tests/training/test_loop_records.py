@@ -9,6 +9,7 @@ import pytest
 
 from mindspeed_mm_dit.errors import ConvergenceError
 from mindspeed_mm_dit.training import loop
+from mindspeed_mm_dit.training.signals import Stop
 
 FLAGS = {
     "train_iters": 5, "log_interval": 2, "eval_interval": 2, "eval_iters": 3, "save_interval": None,
@@ -44,8 +45,11 @@ class Recorder:
 
     finish = try_save
 
-    def on_any_rank(self):
-        return self.iteration == self.stop_at
+    def agree(self):
+        return Stop("asked to stop by SIGTERM", 143) if self.iteration == self.stop_at else None
+
+    def note(self, error):
+        raise error
 
     def log(self, **opened):
         self.opened = opened
@@ -63,6 +67,7 @@ def run(monkeypatch):
         monkeypatch.setattr(loop, "RunLog", recorder.log)
         monkeypatch.setattr(loop, "meter", lambda args: ("meter", args))
         monkeypatch.setattr(loop.time, "perf_counter", lambda: next(clock))
+        monkeypatch.setattr(loop.runtime, "num_microbatches", lambda: 1)
         monkeypatch.setattr(loop.runtime, "rank", lambda: rank)
         monkeypatch.setattr(loop.runtime, "world_size", lambda: ranks)
         monkeypatch.setattr(
@@ -71,7 +76,7 @@ def run(monkeypatch):
         args = Namespace(**{**FLAGS, **flags})
         training, held_out = iter(range(1000)), range(500, 600)
         recorder.args = args
-        loop.train(args, recorder, "forward", training, held_out, recorder, recorder)
+        recorder.ended = loop.train(args, recorder, "forward", training, held_out, recorder, recorder)
         return recorder
 
     return run
@@ -115,8 +120,8 @@ def test_each_validation_is_the_mean_of_its_first_batches(run):
 def test_a_run_that_is_asked_to_stop_says_so_and_ends_as_any_other(run, save):
     recorder = run(Recorder(stop_at=3), save=save, eval_interval=None)
     words = "saving it" if save else "nothing is saved without --save"
-    assert recorder.said == [f"asked to stop at iteration 3: {words}"]
-    assert len(recorder.steps) == 3 and recorder.saves == 1
+    assert recorder.said == [f"asked to stop by SIGTERM at iteration 3: {words}"]
+    assert len(recorder.steps) == 3 and recorder.saves == 1 and recorder.ended.code == 143
 
 
 @pytest.mark.parametrize(("iteration", "words"), [
