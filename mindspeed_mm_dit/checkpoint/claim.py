@@ -58,7 +58,9 @@ class Owner:
     def is_dead(self, silence: float) -> bool:
         """Return whether nothing will be written by it any more; ``silence``: seconds since it touched its claim."""
         if self.machine and self.machine == _machine():
-            return self.pid == os.getpid() or _started(self.pid) != self.process_started
+            if self.pid == os.getpid():
+                return True  # an earlier process of this number, or a claim that was not released
+            return _started(self.pid) != self.process_started and not _is_hidden(self.pid)
         return silence > SILENCE_SECONDS
 
     def __str__(self) -> str:
@@ -107,22 +109,31 @@ class Claim:
         """Leave the folder to others."""
         self._ended.set()
         with suppress(OSError):
-            if self._read() == self._content:
+            if self.is_ours():
                 self._path.unlink()
+
+    def is_ours(self) -> bool:
+        """Return whether the folder is this run's; raises OSError where that cannot be seen."""
+        return bool(self._content) and self._read() == self._content
 
     def _beat(self) -> None:
         while not self._ended.wait(HEARTBEAT_SECONDS):
             with suppress(OSError):
-                if self._read() == self._content:
+                if self.is_ours():
                     os.utime(self._path)
 
     def _create(self) -> bool:
         """Write the claim unless there is one."""
         try:
-            with open(self._path, "xb") as file:
-                file.write(self._content)
+            file = open(self._path, "xb")  # noqa: SIM115 (what is made and cannot be written goes again)
         except FileExistsError:
             return False
+        try:
+            with file:
+                file.write(self._content)
+        except OSError:
+            self._path.unlink(missing_ok=True)
+            raise
         return True
 
     def _remove_the_dead(self) -> None:
@@ -175,6 +186,17 @@ def _started(pid: int) -> str:
     except OSError:
         return ""
     return "" if state in "ZX" else fields[18]
+
+
+def _is_hidden(pid: int) -> bool:
+    """Return whether a process lives whose /proc this user may not see."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return not os.path.exists(f"/proc/{pid}")
+    except OSError:
+        return False
+    return False
 
 
 def _machine() -> str:

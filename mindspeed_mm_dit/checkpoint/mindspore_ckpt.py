@@ -91,7 +91,11 @@ def problem_of(path: Path, rank: int = 0, world_size: int = 1) -> str | None:
 
 def _problem_by_size(path: Path) -> str | None:
     """Return why a checkpoint of before there were checksums is incomplete, or None."""
-    if not (path / SIZE).is_file() or (path / FILE).stat().st_size != int((path / SIZE).read_text() or "0"):
+    try:
+        is_whole = (path / FILE).stat().st_size == int((path / SIZE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        return f"{SIZE} cannot be read: {error}"
+    if not is_whole:
         return f"{FILE} is cut short"
     return None
 

@@ -28,6 +28,8 @@ TRACKER = "latest_checkpointed_iteration.txt"
 RUN_FACTS = "run.json"
 DAMAGED_CURE = "restore it from a copy, or name the checkpoint before it"
 _NAME = re.compile(r"iter_(\d{7,})")
+_BEFORE = ".old.partial"
+"""Ending of a checkpoint that is set aside while another one takes its place."""
 
 
 class CheckpointStore:
@@ -55,6 +57,9 @@ class CheckpointStore:
         """Make the checkpoint that :meth:`begin` started visible, move the tracker, drop the oldest."""
         aside, final = self.partial_path(iteration), self.path(iteration)
         checksums.record(aside, {RUN_FACTS: write_durably(aside / RUN_FACTS, json.dumps(facts, indent=1) + "\n")})
+        for name in checksums.read(aside):
+            if not (aside / name).is_file():
+                raise FileNotFoundError(f"{name} is not in {aside}: do all nodes share this disk?")
         self._replace(final, aside)
         write_durably(self.root / TRACKER, f"{iteration}")
         # Later ones are left by a run that was resumed from further back; what was just written is never dropped.
@@ -64,7 +69,7 @@ class CheckpointStore:
 
     def _replace(self, final: Path, aside: Path) -> None:
         """Rename ``aside`` to ``final``, which a run that was then resumed from further back may have written."""
-        before = aside.with_suffix(".old.partial")
+        before = aside.with_suffix(_BEFORE)
         if final.exists():
             os.rename(final, before)
         try:
@@ -76,7 +81,14 @@ class CheckpointStore:
         shutil.rmtree(before, ignore_errors=True)
 
     def remove_unfinished(self) -> None:
-        """Drop what killed runs and failed saves left half written; called on one rank while nothing is written."""
+        """Drop what killed runs and failed saves left half written; called on one rank while nothing is written.
+
+        A checkpoint that was set aside for another one of its iteration, which never took its place, comes back.
+        """
+        for before in self.root.glob(f".iter_*{_BEFORE}"):
+            final = self.root / before.name[1:].removesuffix(_BEFORE)
+            if not final.exists():
+                os.rename(before, final)
         for aside in self.root.glob(".iter_*.partial"):
             shutil.rmtree(aside, ignore_errors=True)
 
@@ -148,6 +160,8 @@ class BackgroundWriter(ABC):
         """Do the rest of the write of ``path``, in whatever thread this is called."""
         try:
             work()
+        except KeyboardInterrupt:
+            raise
         except BaseException as error:  # (DCP's exception is no Exception)
             self._problem = unwritten(error, path.parent)
             if self._when_failed is not None:

@@ -213,22 +213,24 @@ def problem_of(path: Path, rank: int = 0, world_size: int = 1) -> str | None:
             "was written by MindSpore",
             f"convert it: mm-dit convert {path} NEW_FOLDER --to pytorch",
         )
-    return checksums.problem_of(path, rank, world_size) or _problem_by_index(path)
+    return _problem_by_index(path) or checksums.problem_of(path, rank, world_size)
 
 
 def _problem_by_index(path: Path) -> str | None:
+    """Return what the index says is not there, on every rank alike: each checks the index itself before it reads it."""
+    if problem := checksums.problem_of_file(path / ".metadata"):
+        return problem
     try:
-        metadata = read_metadata(path)
+        for entry in (read_metadata(path).storage_data or {}).values():
+            file = path / entry.relative_path
+            if not file.is_file():
+                return f"{file.name} is missing"
+            if file.stat().st_size < entry.offset + entry.length:
+                return f"{file.name} is cut short"
     except CheckpointError:
         raise
     except Exception as error:  # (a damaged pickle raises anything)
         return f".metadata cannot be read: {type(error).__name__}"
-    for entry in (metadata.storage_data or {}).values():
-        file = path / entry.relative_path
-        if not file.is_file():
-            return f"{file.name} is missing"
-        if file.stat().st_size < entry.offset + entry.length:
-            return f"{file.name} is cut short"
     return None
 
 

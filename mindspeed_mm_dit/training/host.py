@@ -42,7 +42,7 @@ def choose_host(argv: Sequence[str]) -> ModuleType:
     try:
         return find_host(argv)
     except UserError as error:  # every rank finds the same; one says it
-        _give_up(error, _says_it())
+        _give_up(error, says_it())
 
 
 def _give_up(error: UserError, says_it: bool) -> NoReturn:
@@ -59,13 +59,14 @@ def _without_traceback_of_an_interrupt(
     if not issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, trace)
         return
-    if _says_it():
+    if says_it():
         print("interrupted", file=sys.__stderr__, flush=True)  # (torch swaps sys.stderr while it is imported)
     sys.exit(130)
 
 
-def _says_it() -> bool:
-    return os.environ.get("RANK", os.environ.get("RANK_ID", "0")) == "0"
+def says_it() -> bool:
+    """Return whether this process says what all of them find: the first of each node, or of all under msrun."""
+    return os.environ.get("LOCAL_RANK", os.environ.get("RANK", os.environ.get("RANK_ID", "0"))) == "0"
 
 
 def find_host(argv: Sequence[str]) -> ModuleType:
@@ -104,7 +105,7 @@ def _wanted(argv: Sequence[str]) -> argparse.Namespace:
 
 def _note_a_partial_host(missing: Sequence[str], wanted: str) -> None:
     here = [name for name in HOST_PACKAGES if name not in missing]
-    if here and missing and wanted == "auto" and _says_it():
+    if here and missing and wanted == "auto" and says_it():
         print(f"note: {', '.join(here)} found, {', '.join(missing)} not: standalone host", file=sys.stderr)
 
 

@@ -7,13 +7,10 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-if TYPE_CHECKING:
-    from tensorboardX import SummaryWriter
+from mindspeed_mm_dit.training.tensorboard import Scalars
 
 
 @dataclass(frozen=True)
@@ -81,7 +78,7 @@ class RunLog:
             dynamic_ncols=True,
             smoothing=0.05,
         )
-        self._tensorboard = _open_tensorboard(tensorboard_dir, iteration) if prints and tensorboard_dir else None
+        self._tensorboard = Scalars(tensorboard_dir, iteration) if prints and tensorboard_dir else None
 
     def step(self) -> None:
         """Count one optimizer step."""
@@ -119,15 +116,14 @@ class RunLog:
             print_nowhere(sys.stdout.fileno())
 
     def close(self) -> None:
-        """Finish the bar and flush TensorBoard."""
+        """Finish the bar and TensorBoard's file."""
         self._bar.close()
         if self._tensorboard is not None:
             self._tensorboard.close()
 
     def _scalars(self, iteration: int, values: dict[str, float]) -> None:
         if self._tensorboard is not None:
-            for name, value in values.items():
-                self._tensorboard.add_scalar(name, value, iteration)
+            self._tensorboard.add(iteration, values)
 
 
 def print_nowhere(*streams: int) -> None:
@@ -136,11 +132,3 @@ def print_nowhere(*streams: int) -> None:
     for stream in streams:
         os.dup2(nowhere, stream)
     os.close(nowhere)
-
-
-def _open_tensorboard(folder: str, iteration: int) -> SummaryWriter:
-    from tensorboardX import SummaryWriter
-
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    # Steps after a resume replace those of the run that did not get to save them.
-    return SummaryWriter(folder, purge_step=iteration + 1 if iteration else None)

@@ -55,7 +55,7 @@ def train(
         lr = schedule.at(progress.iteration)
         with _named(f"iteration {progress.iteration + 1}"):
             result = engine.train_step(forward_step, batches, lr)
-        intervals.say()  # of the steps before, while the device is busy with this one
+            intervals.say()  # of the steps before, while the device is busy with this one
         intervals.add(result)
         progress.advance()
         log.step()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from mindspeed_mm_dit.checkpoint.claim import Claim
@@ -12,7 +12,7 @@ from mindspeed_mm_dit.checkpoint.store import CheckpointStore, unwritten
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.training.changes import run_facts
-from mindspeed_mm_dit.training.start import Start, print_rank_0
+from mindspeed_mm_dit.training.start import Start, is_save, print_rank_0
 
 
 class Progress:
@@ -43,7 +43,7 @@ class Progress:
         self._engine.load(path, with_optimizer=not self._args.no_load_optim)
         self.iteration = iteration
         self.consumed_samples = facts.get("consumed_samples", iteration * self._args.global_batch_size)
-        self._saved_iteration = iteration if self._args.load == self._args.save else None
+        self._saved_iteration = iteration if is_save(self._args.load, self._args) else None
         print_rank_0(f"resumed from {path}: iteration {iteration}, {self.consumed_samples} samples consumed")
 
     def try_save(self) -> None:
@@ -57,8 +57,17 @@ class Progress:
         facts = run_facts(self._args, iteration, self.consumed_samples)
         state = self._engine.state(with_optimizer=not self._args.no_save_optim)
         state.update(self._checkpoints.entries_for_mindspeed_mm(facts, self._args.mm.model.predictor))
-        self._writer.write(state, store.partial_path(iteration), lambda: store.commit(iteration, facts))
+        self._writer.write(state, store.partial_path(iteration), lambda: self._commit(iteration, facts))
         self._saved_iteration = iteration
+
+    def _commit(self, iteration: int, facts: dict[str, Any]) -> None:
+        self._claim.keep()  # another run may have taken the folder over since
+        self._store.commit(iteration, facts)
+
+    def let_the_write_end(self) -> None:
+        """Wait for the write under way, whatever becomes of it: the state it holds is a good one."""
+        if self._args.save:
+            self._writer.wait()
 
     def finish(self) -> None:
         """Save the last state and wait until it is on disk.
@@ -99,7 +108,9 @@ class Progress:
         """Say why the save under way has failed, and give the disk back what it took; called in any thread."""
         print_rank_0(f"warning: {problem}")
         if runtime.rank() == 0:
-            self._store.remove_unfinished()
+            with suppress(OSError):  # a folder that is gone
+                if self._claim.is_ours():
+                    self._store.remove_unfinished()
 
 
 @contextmanager
@@ -123,8 +134,12 @@ def claimed_save(args: Namespace) -> Iterator[Claim | None]:
         raise _shared(refused)
     try:
         yield claim
-    finally:
+    except KeyboardInterrupt:  # at once, while a write may be under way: released when the process ends
+        raise
+    except BaseException:
         claim.release()
+        raise
+    claim.release()
 
 
 def open_progress(args: Namespace, engine: Any, checkpoints: Any, claim: Claim | None, start: Start | None) -> Progress:

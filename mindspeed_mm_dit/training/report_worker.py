@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import numpy as np
 from tqdm import tqdm
 
 from mindspeed_mm_dit.framework import activate
+from mindspeed_mm_dit.framework.launched import follow_to_death
 
+follow_to_death(signal.SIGTERM)  # a run that is ended leaves nothing behind
 JOB = json.loads(sys.argv[1])
 activate(JOB["ai_framework"])  # before anything that needs a framework
 

@@ -67,6 +67,11 @@ class StopRequest:
         if self._error is None:
             self._error = error if isinstance(error, UserError) else _named(error)
 
+    @property
+    def error(self) -> UserError | None:
+        """The error that this rank has noted."""
+        return self._error
+
     def agree(self) -> Stop | None:
         """Return why every rank is to end now, None to go on; every rank must call this equally often."""
         asked = runtime.each_on_any_rank([*(number in self._signals for number in SIGNALS), self._error is not None])

@@ -20,7 +20,8 @@ from mindspeed_mm_dit import __version__
 from mindspeed_mm_dit.configs.arguments import build_parser
 from mindspeed_mm_dit.errors import StepError, UserError
 from mindspeed_mm_dit.framework import active, runtime
-from mindspeed_mm_dit.training.host import SECONDS_TO_SAY_IT
+from mindspeed_mm_dit.training.exit_codes import USER_ERROR
+from mindspeed_mm_dit.training.host import SECONDS_TO_SAY_IT, says_it
 from mindspeed_mm_dit.training.loop import train
 from mindspeed_mm_dit.training.preflight import preflight
 from mindspeed_mm_dit.training.progress import claimed_save, open_progress
@@ -72,11 +73,11 @@ def pretrain(
         engine_module = importlib.import_module(f"mindspeed_mm_dit.training.{active()}.engine")
         engine_module.check_sharding(args.mm)
     except UserError as error:  # every rank finds the same; one says it
-        _give_up(error, says_it=runtime.rank() == 0)
+        _give_up(error, says_it=says_it())
     try:
         ended = _run(args, engine_module, train_valid_test_dataset_provider, model_provider, forward_step_func)
     except UserError as error:
-        _give_up(error, says_it=runtime.rank() == 0 or not error.is_shared)
+        _give_up(error, says_it=says_it() or not error.is_shared)
     if ended:
         sys.exit(ended.code)
 
@@ -88,7 +89,7 @@ def _give_up(error: UserError, says_it: bool) -> NoReturn:
     else:
         time.sleep(SECONDS_TO_SAY_IT)
     sys.stdout.flush()
-    os._exit(2)  # at once: the other ranks may wait for this one, and the launcher ends them
+    os._exit(USER_ERROR)  # at once: the other ranks may wait for this one, and the launcher ends them
 
 
 def _say(error: UserError) -> None:
@@ -123,7 +124,13 @@ def _run(
         progress = open_progress(args, engine, engine_module.checkpoints, claim, start)
         args.consumed_train_samples = progress.consumed_samples
         train_batches, valid_batches, _ = dataset_provider([args.train_iters * args.global_batch_size, 0, 0])
-        ended = train(args, engine, forward_step, train_batches, valid_batches, progress, stop)
+        try:
+            ended = train(args, engine, forward_step, train_batches, valid_batches, progress, stop)
+        except UserError:
+            progress.let_the_write_end()
+            if stop.error:  # which asked the run to end
+                _say(stop.error)
+            raise
         if ended and ended.error:
             runtime.report_failure(ended.error)
             _say(ended.error)

@@ -43,7 +43,7 @@ def find_start(args: Namespace, checkpoints: Any) -> Start | None:
         start = _newest(args, checkpoints) if args.load else None
         if start is not None:
             _check_fits(args, start, checkpoints)
-        if args.save and not _is_save(args.load, args):
+        if args.save and not is_save(args.load, args):
             _check_is_free(CheckpointStore(args.save), start.iteration if start else 0)
     except UserError as error:
         error.is_shared = True  # all ranks look at one folder
@@ -64,7 +64,7 @@ def _newest(args: Namespace, checkpoints: Any) -> Start | None:
             print_rank_0(f"note: {path} has no checksums, so whether it is what was written is not known")
         return Start(path, iteration, read_facts(path))
     content = _content(args.load)
-    if content and not _is_save(args.load, args):
+    if content and not is_save(args.load, args):
         raise CheckpointError(
             f"--load = {args.load}",
             f"holds no checkpoint of a run (iter_0001000 and the like): it holds {content}",
@@ -97,7 +97,8 @@ def _check_fits(args: Namespace, start: Start, checkpoints: Any) -> None:
         raise without_optimizer(path)
 
 
-def _is_save(folder: str | None, args: Namespace) -> bool:
+def is_save(folder: str | None, args: Namespace) -> bool:
+    """Return whether ``folder`` is the one of --save."""
     return bool(folder and args.save) and os.path.realpath(folder or "") == os.path.realpath(args.save)
 
 

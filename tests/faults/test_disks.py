@@ -20,8 +20,10 @@ from mindspeed_mm_dit.checkpoint.convert import convert
 from mindspeed_mm_dit.checkpoint.store import BackgroundWriter, CheckpointStore, read_facts
 from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
+from mindspeed_mm_dit.evaluation.curves import read_scalar
 from mindspeed_mm_dit.training import progress as progress_module
 from mindspeed_mm_dit.training.progress import claimed_save, open_progress
+from mindspeed_mm_dit.training.tensorboard import Scalars
 from tests.conftest import GOLDEN
 
 WEIGHTS = {f"w{i}": np.arange(60, dtype=np.float32).reshape(5, 12) + i for i in range(3)}
@@ -285,6 +287,59 @@ def test_a_rename_that_fails_leaves_a_checkpoint_that_was_there(run, tmp_path, m
     monkeypatch.setattr(os, "rename", fail)
     steps(run, 1)
     assert torch_dcp.problem_of(tmp_path / "save" / "iter_0000001") is None
+
+
+def test_every_rank_finds_a_damaged_index_whichever_files_are_its_share(tmp_path):
+    """An index is a pickle: read damaged, it may raise anything, on the ranks alone that have not compared it."""
+    path = save(tmp_path, "pytorch")
+    index = (path / ".metadata").read_bytes()
+    for byte in range(0, len(index), 29):
+        flip(path / ".metadata", byte)
+        assert {".metadata is not what was written" in torch_dcp.problem_of(path, rank, 2) for rank in (0, 1)} == {True}
+        (path / ".metadata").write_bytes(index)
+
+
+def test_a_checkpoint_of_which_a_file_lies_on_another_disk_is_not_published(tmp_path):
+    store = CheckpointStore(tmp_path)
+    write_torch(store.begin(1))
+    (elsewhere,) = store.partial_path(1).glob("*.distcp")
+    elsewhere.unlink()
+    with pytest.raises(OSError, match="do all nodes share this disk"):
+        store.commit(1, {})
+    assert store.iterations() == []
+
+
+def test_a_checkpoint_that_was_set_aside_comes_back_where_none_took_its_place(tmp_path):
+    path = save(tmp_path, "pytorch")
+    path.rename(tmp_path / ".iter_0000001.old.partial")
+    CheckpointStore(tmp_path).begin(1)
+    CheckpointStore(tmp_path).remove_unfinished()
+    assert torch_dcp.problem_of(path) is None
+    assert [entry.name for entry in tmp_path.glob(".iter_*")] == []
+
+
+@pytest.mark.parametrize("content", ["", "12 bytes", "-1"])
+def test_a_damaged_size_of_an_old_mindspore_checkpoint_is_a_damaged_checkpoint(tmp_path, content):
+    path = save(tmp_path, "mindspore")
+    (path / checksums.FILE).unlink()
+    (path / "state.ckpt.bytes").write_text(content)
+    assert "state.ckpt" in mindspore_ckpt.problem_of(path)
+
+
+def test_a_disk_that_fills_up_costs_the_curve_and_not_the_run(tmp_path, monkeypatch, capsys):
+    scalars = Scalars(str(tmp_path / "tb"), iteration=0)
+    scalars.add(1, {"train/loss": 1.0})
+
+    def refuse(*_):
+        raise FULL
+
+    monkeypatch.setattr(scalars._file, "flush", refuse)
+    for iteration in range(2, 30):
+        scalars.add(iteration, {"train/loss": 1.0})
+    scalars.close()
+    said = capsys.readouterr().err
+    assert said.count("cannot be written any more") == 1 and "No space left" in said
+    assert read_scalar(str(tmp_path / "tb"), "train/loss")[0][0] == 1
 
 
 @pytest.mark.parametrize("folder", [None, ""])

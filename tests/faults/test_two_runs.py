@@ -127,3 +127,23 @@ def _child(folder, start, done) -> int:
             os.write(done[1], b"0")
         signal.pause()
     return child
+
+
+def test_a_claim_that_cannot_be_written_leaves_the_folder_free(tmp_path, monkeypatch):
+    def full(path, mode="r", **options):
+        if mode != "xb":
+            return open(path, mode, **options)
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+        return open("/dev/full", "wb", buffering=0)
+
+    with monkeypatch.context() as disk:
+        disk.setattr(claim, "open", full, raising=False)
+        with pytest.raises(ConfigError, match="No space left on device"):
+            Claim(tmp_path).take()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_who_has_no_claim_leaves_that_of_others(tmp_path):
+    (tmp_path / ".claim").touch()
+    Claim(tmp_path).release()
+    assert (tmp_path / ".claim").exists()

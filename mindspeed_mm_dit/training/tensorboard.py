@@ -1,0 +1,66 @@
+"""Scalars of a run for TensorBoard; a disk that fails costs the curve, not the run.
+
+tensorboardX's own writer hands its events to a thread: where that dies of a full disk, the next ones wait for ever.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+
+class Scalars:
+    """An event file in ``folder``, written and flushed at once; steps after ``iteration`` in older files are hidden.
+
+    They are those of a run that did not get to save them.
+    """
+
+    def __init__(self, folder: str, iteration: int) -> None:
+        from tensorboardX.event_file_writer import EventsWriter
+
+        self._folder, self._file = folder, None
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            self._file = EventsWriter(str(Path(folder) / "events"))
+            if iteration:
+                self._write(step=iteration + 1, session_log={"status": "START"})
+        except OSError as error:
+            self._give_up(error)
+
+    def add(self, iteration: int, values: Mapping[str, float]) -> None:
+        """Write values by name; the first failure is said, and is the end of the file."""
+        from tensorboardX.summary import scalar
+
+        if self._file is None:
+            return
+        try:
+            for name, value in values.items():
+                self._write(step=iteration, summary=scalar(name, value))
+            self._file.flush()
+        except OSError as error:
+            self._give_up(error)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.close()
+
+    def _write(self, **content: Any) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+
+        assert self._file is not None
+        self._file.write_event(Event(wall_time=time.time(), **content))
+
+    def _give_up(self, error: OSError) -> None:
+        self.close()
+        self._file = None
+        print(
+            f"warning: --tensorboard-dir = {self._folder}: cannot be written any more: {error}; the run goes on",
+            file=sys.stderr,
+            flush=True,
+        )
