@@ -7,11 +7,15 @@ from collections.abc import Mapping
 
 from mindspeed_mm_dit.configs.model import DiTConfig
 from mindspeed_mm_dit.errors import CheckpointError
+from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
 from mindspeed_mm_dit.models.autoencoder_kl_files import KLArchitecture
+from mindspeed_mm_dit.planning.fit import GIB, host_bytes
 
 Shapes = dict[str, tuple[int, ...]]
 
 _CODE_WIDTH = 256  # of the sinusoidal timestep code
+_POSITION_BYTES = 24
+"""What one element of the position code takes beside its weight while it is made: sines and cosines in float64."""
 
 
 def dit_shapes(config: DiTConfig) -> Shapes:
@@ -29,6 +33,16 @@ def dit_shapes(config: DiTConfig) -> Shapes:
     return shapes | _layer("final_layer.adaLN_modulation.1", 2 * D, D)
 
 
+def check_claimed_sizes(config: DiTConfig, what: str) -> None:
+    """Raise CheckpointError where this machine could not hold a DiT of the sizes that the file ``what`` claims."""
+    need = host_bytes(config) + _POSITION_BYTES * config.num_tokens * config.hidden_size
+    if need > host_memory_bytes():
+        raise CheckpointError(
+            what, f"describes a network that needs {need / GIB:,.1f} GiB to be made, and this machine has "
+            f"{host_memory_bytes() / GIB:,.1f} GiB", "copy or download the file again, or use a larger machine",
+        )  # fmt: skip
+
+
 def dit_config(shapes: Mapping[str, tuple[int, ...]], num_heads: int = 1) -> DiTConfig:
     """Return the architecture that ``shapes`` tell; the number of heads shows in none of them."""
     D, C, P, _ = _of(shapes, "x_embedder.proj.weight", 4)
@@ -36,7 +50,7 @@ def dit_config(shapes: Mapping[str, tuple[int, ...]], num_heads: int = 1) -> DiT
     outputs, hidden = _of(shapes, "final_layer.linear.weight", 2)[0], _of(shapes, "blocks.0.mlp.fc1.weight", 2)[0]
     return DiTConfig(
         input_size=P * math.isqrt(tokens), num_classes=rows - 1, in_channels=C, patch_size=P, hidden_size=D,
-        num_layers=_count(shapes, "blocks"), num_heads=num_heads, mlp_ratio=hidden / D,
+        num_layers=count_of(shapes, "blocks"), num_heads=num_heads, mlp_ratio=hidden / D,
         learn_sigma=outputs == 2 * C * P * P,
     )  # fmt: skip
 
@@ -68,13 +82,13 @@ def vae_shapes(config: KLArchitecture) -> Shapes:
 
 def vae_config(shapes: Mapping[str, tuple[int, ...]], norm_num_groups: int = 32) -> KLArchitecture:
     """Return the architecture that ``shapes`` tell; the number of groups shows in none of them."""
-    levels = _count(shapes, "encoder.down_blocks")
+    levels = count_of(shapes, "encoder.down_blocks")
     widths = [_of(shapes, f"encoder.down_blocks.{i}.resnets.0.conv1.weight", 4)[0] for i in range(levels)]
     return KLArchitecture(
         in_channels=_of(shapes, "encoder.conv_in.weight", 4)[1],
         out_channels=_of(shapes, "decoder.conv_out.weight", 4)[0],
         down_block_types=("DownEncoderBlock2D",) * levels, up_block_types=("UpDecoderBlock2D",) * levels,
-        block_out_channels=tuple(widths), layers_per_block=_count(shapes, "encoder.down_blocks.0.resnets"),
+        block_out_channels=tuple(widths), layers_per_block=count_of(shapes, "encoder.down_blocks.0.resnets"),
         latent_channels=_of(shapes, "decoder.conv_in.weight", 4)[1], norm_num_groups=norm_num_groups,
         use_quant_conv="quant_conv.weight" in shapes, use_post_quant_conv="post_quant_conv.weight" in shapes,
         mid_block_add_attention="encoder.mid_block.attentions.0.to_q.weight" in shapes,
@@ -112,7 +126,7 @@ def _of(shapes: Mapping[str, tuple[int, ...]], name: str, ndim: int) -> tuple[in
     return tuple(shapes[name])
 
 
-def _count(shapes: Mapping[str, tuple[int, ...]], stem: str) -> int:
-    """Return how many ``stem.0``, ``stem.1``, ... there are."""
+def count_of(shapes: Mapping[str, tuple[int, ...]], stem: str) -> int:
+    """Return how many ``stem.0``, ``stem.1``, ... there are, whatever the largest number is."""
     numbers = {name[len(stem) + 1 :].split(".")[0] for name in shapes if name.startswith(f"{stem}.")}
-    return max((int(number) + 1 for number in numbers if number.isdigit()), default=0)
+    return sum(number.isdecimal() for number in numbers)

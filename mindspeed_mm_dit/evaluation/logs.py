@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
+from mindspeed_mm_dit.configs.limits import LARGEST, shown
+from mindspeed_mm_dit.data.files import UnusableFile, check_file, is_folder
 from mindspeed_mm_dit.errors import DataError
 
 _NUMBER = r"([-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|nan|inf))"
@@ -17,7 +20,7 @@ _MEGATRON = re.compile(rf"\biteration +(\d+)/ *\d+ \|.*?\| *(?:lm )?loss: *{_NUM
 _PUBLISHED_DIT = re.compile(rf"\(step=(\d+)\) *train loss: *{_NUMBER}", re.I)
 _MINDSPORE = re.compile(rf"\bepoch[:\s]+(\d+)[,\s]+step[:\s]+(\d+)\b.*?\bloss(?:\s+is)?[:\s]+{_NUMBER}", re.I)
 _GLOBAL_STEP = re.compile(r"\bglobal_step[:\s]+(\d+)", re.I)
-_MS_PER_ITERATION = re.compile(r"\biteration +(\d+)/.*?elapsed time per iteration \(ms\): *([\d.]+)")
+_MS_PER_ITERATION = re.compile(r"\biteration +(\d+)/.*?elapsed time per iteration \(ms\): *(\d+\.?\d*)")
 
 KNOWN_FORMATS = (
     "this project's and MindSpeed-MM's ('iteration 20/ 800 | ... | loss: 1.0E+00 |')",
@@ -44,10 +47,10 @@ def read_curve(path: str | Path) -> Curve:
     """Read the losses of a run from its log file or TensorBoard folder; of a step logged twice, the later value.
 
     Raises:
-        DataError: the log cannot be read, or holds no loss in a known format.
+        DataError: the log cannot be read, or holds no loss in a known format, or a step or loss that is no number.
     """
     path = Path(path)
-    found = _read_folder(path) if path.is_dir() else _read_text(path)
+    found = _read_folder(path) if is_folder(path) else _read_text(path)
     if not found:
         raise DataError(str(path), "no losses found in it", "known formats are: " + "; ".join(KNOWN_FORMATS))
     steps = sorted(found)
@@ -55,10 +58,13 @@ def read_curve(path: str | Path) -> Curve:
 
 
 def parse_losses(lines: Iterable[str]) -> dict[int, float]:
-    """Return step -> loss of a log's lines in whichever known format they have; empty if in none."""
+    """Return step -> loss of a log's lines in whichever known format they have; empty if in none.
+
+    Raises ValueError for a step or loss that is no number that a run can have.
+    """
     lines = list(lines)
     for pattern in (_MEGATRON, _PUBLISHED_DIT):
-        found = {int(m[1]): float(m[2]) for m in map(pattern.search, lines) if m}
+        found = {_step(m[1]): float(m[2]) for m in map(pattern.search, lines) if m}
         if found:
             return found
     return _mindspore_losses(lines) or _table_losses(lines)
@@ -66,19 +72,48 @@ def parse_losses(lines: Iterable[str]) -> dict[int, float]:
 
 def parse_milliseconds(lines: Iterable[str]) -> dict[int, float]:
     """Return step -> milliseconds an iteration, of this project's and MindSpeed-MM's log lines."""
-    return {int(m[1]): float(m[2]) for m in map(_MS_PER_ITERATION.search, lines) if m}
+    return {_step(m[1]): float(m[2]) for m in map(_MS_PER_ITERATION.search, lines) if m}
 
 
 def _read_text(path: Path) -> dict[int, float]:
+    _check_regular(path)
     try:
         return parse_losses(path.read_text(encoding="utf-8", errors="replace").splitlines())
     except OSError as error:
         raise DataError(str(path), f"cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise DataError(str(path), f"{error}", "correct the line, or leave it out") from None
+
+
+def _check_regular(path: Path) -> None:
+    """Raise DataError for a pipe or a device, which would be read for ever; what is not there is for the reader."""
+    try:
+        if os.path.lexists(path):
+            check_file(path)
+    except UnusableFile as error:
+        raise DataError(str(path), str(error), "name a log file or a TensorBoard folder") from None
+
+
+def _step(text: str) -> int:
+    """Return a step; raises ValueError for one that is no whole number up to 2**63 - 1."""
+    if not text.isdecimal() or len(text) > 30 or int(text) > LARGEST:
+        raise ValueError(f"holds a step that no run reaches: {shown(text)}")
+    return int(text)
+
+
+def _loss(text: str) -> float:
+    """Return a loss; raises ValueError, with words for a user, for what is no number."""
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"holds a loss that is no number: {shown(text)}") from None
 
 
 def _read_folder(path: Path) -> dict[int, float]:
     from mindspeed_mm_dit.evaluation.curves import read_scalar
 
+    for file in path.glob("*tfevents*"):
+        _check_regular(file)
     for name in ("train/loss", "lm loss", "loss"):  # ours, Megatron's, common
         steps, values = read_scalar(path, name)
         if len(steps):
@@ -89,11 +124,11 @@ def _read_folder(path: Path) -> dict[int, float]:
 def _mindspore_losses(lines: list[str]) -> dict[int, float]:
     """Read lines that count epochs and, unless they give the global step, steps within one."""
     matches = [(m, _GLOBAL_STEP.search(m.string)) for m in map(_MINDSPORE.search, lines) if m]
-    places = [(int(m[1]), int(m[2])) for m, _ in matches]
+    places = [(_step(m[1]), _step(m[2])) for m, _ in matches]
     first_epoch = min((epoch for epoch, _ in places), default=0)
     per_epoch = _steps_per_epoch(places)
     return {
-        int(whole[1]) if whole else (epoch - first_epoch) * per_epoch + step: float(m[3])
+        _step(whole[1] if whole else str((epoch - first_epoch) * per_epoch + step)): float(m[3])
         for (m, whole), (epoch, step) in zip(matches, places)
     }
 
@@ -112,4 +147,5 @@ def _table_losses(lines: list[str]) -> dict[int, float]:
         return {}
     step, loss = heads.index("step"), heads.index("loss")
     rows = [line.split("\t") for line in lines[1:]]
-    return {int(row[step]): float(row[loss]) for row in rows if len(row) == len(heads) and row[step].isdigit()}
+    whole = (row for row in rows if len(row) == len(heads) and row[step].isdecimal())
+    return {_step(row[step]): _loss(row[loss]) for row in whole}

@@ -17,6 +17,7 @@ from mindspeed_mm_dit.evaluation.compare import relative_error
 from mindspeed_mm_dit.evaluation.parity_flow import FlowParity, is_flow
 from mindspeed_mm_dit.evaluation.parity_gaussian import GaussianParity
 from mindspeed_mm_dit.evaluation.reference import Reference
+from mindspeed_mm_dit.evaluation.reference_inputs import check_inputs
 
 PUBLISHED_ERRORS = 2.0
 """Where float64 is known, how many times the published float32's error from it passes too: two correct float32
@@ -49,16 +50,20 @@ class Finding:
 def compare(reference: str | Path, checkpoint: str | Path, tolerance: float, table_tolerance: float) -> list[Finding]:
     """Recompute and compare every result in ``reference``.
 
-    Raises CheckpointError for a file without ``config``, with a key that means nothing to us, or with values that
-    cannot be those of one quantity.
+    Raises CheckpointError for a file without ``config`` or results, with a key that means nothing to us, with inputs
+    that the network cannot be given, or with values that cannot be those of one quantity.
     """
     read = Reference(reference, checkpoint)
     names = dict.fromkeys(key.removeprefix(_FLOAT64) for key in read.given)
-    ours = (FlowParity if is_flow(names) else GaussianParity)(read)
+    kind: type[FlowParity] | type[GaussianParity] = FlowParity if is_flow(names) else GaussianParity
+    results = [name for name in names if not kind.inputs.fullmatch(name)]
+    if not results:
+        raise CheckpointError(f"--reference = {reference}", "has no results to compare, only inputs")
+    check_inputs(read.given, read.config, kind.num_timesteps)
+    ours = kind(read)
     return [
         _finding(name, ours.value(name), read.given, ours.tolerance(name, tolerance, table_tolerance))
-        for name in names
-        if not ours.inputs.fullmatch(name)
+        for name in results
     ]
 
 

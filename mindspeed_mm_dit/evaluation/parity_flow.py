@@ -78,6 +78,8 @@ class FlowParity:
 
     inputs = re.compile(r"config|x0|x1|t|y|table/t|time/[uz]|sample/(start|y|brownian)|.*/(accepted|calls)")
     """Names that are given, or kept for information."""
+    num_timesteps = None
+    """Times are real numbers."""
 
     def __init__(self, reference: Reference) -> None:
         self._given, self._config, self._fresh_model = reference.given, reference.config, reference.fresh_model

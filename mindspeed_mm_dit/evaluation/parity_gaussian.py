@@ -33,6 +33,8 @@ class GaussianParity:
 
     inputs = re.compile(r"config|x0|noise|t|y|sample/[^/]+/(start|noise_draws)")
     """Names that are given."""
+    num_timesteps = GaussianDiffusionConfig().num_train_timesteps
+    """Times are whole numbers below it."""
 
     def __init__(self, reference: Reference) -> None:
         self._given, self._config, self._fresh_model = reference.given, reference.config, reference.fresh_model

@@ -2,42 +2,52 @@
 
 from __future__ import annotations
 
+import os
+import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from mindspeed_mm_dit.checkpoint.shapes import check_claimed_sizes
 from mindspeed_mm_dit.checkpoint.store import find_checkpoint
 from mindspeed_mm_dit.checkpoint.weights import check_names, read_weights
+from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.configs.model import DiTConfig
-from mindspeed_mm_dit.errors import CheckpointError
+from mindspeed_mm_dit.configs.strict import from_mapping
+from mindspeed_mm_dit.data.files import UnusableFile, check_file
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.models.dit import DiT
 
 ADAMW_LR = 1e-4
 """Learning rate of the one optimizer step in a file."""
 
+_CONFIG = ("hidden_size", "num_layers", "num_heads", "patch_size", "input_size", "in_channels", "num_classes")
+"""What the numbers of ``config`` are."""
+_FORMAT = "see docs/parity.md for the format"
+
+
+class Given(dict[str, np.ndarray]):
+    """The arrays of a file of reference values by name; one that is asked for and missing is a CheckpointError."""
+
+    def __missing__(self, name: str) -> np.ndarray:
+        raise CheckpointError(f"--reference: {name}", "is missing, and other values of the file need it", _FORMAT)
+
 
 class Reference:
     """The arrays of ``path``, an .npz, and DiTs with the weights of ``checkpoint``.
 
     Raises CheckpointError for a file without ``config`` (hidden, depth, heads, patch, input size, channels, classes),
-    and for weights of another network.
+    for sizes that no network has or this machine cannot hold, and for weights of another network.
     """
 
     def __init__(self, path: str | Path, checkpoint: str | Path) -> None:
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                self.given: dict[str, np.ndarray] = dict(file)
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"--reference = {path}", f"is not an .npz of arrays: {error}") from None
+        self.given = _read(path)
         if "config" not in self.given:
-            raise CheckpointError(f"--reference = {path}", "has no 'config'", "see docs/parity.md for the format")
-        hidden, depth, heads, patch, size, channels, classes = (int(n) for n in self.given["config"])
-        self.config = DiTConfig(
-            input_size=size, num_classes=classes, in_channels=channels, patch_size=patch, hidden_size=hidden,
-            num_layers=depth, num_heads=heads,
-        )  # fmt: skip
+            raise CheckpointError(f"--reference = {path}", "has no 'config'", _FORMAT)
+        self.config = _network(self.given["config"])
         self._weights = read_weights(find_checkpoint(checkpoint), use_ema=False)
 
     def fresh_model(self) -> Any:
@@ -48,8 +58,38 @@ class Reference:
         return runtime.to_runtime_device(model)
 
 
+def _read(path: str | Path) -> Given:
+    """Read the arrays of an .npz; raises CheckpointError for what is none, and for arrays that are no numbers."""
+    try:
+        if os.path.lexists(path):
+            check_file(path)
+        file = np.load(path, allow_pickle=False)
+        if not isinstance(file, np.lib.npyio.NpzFile):
+            raise ValueError("it is a single array, as in an .npy")
+        with file:
+            given = Given(file)
+    except (OSError, ValueError, EOFError, LookupError, MemoryError, NotImplementedError, RuntimeError,
+            UnusableFile, zipfile.BadZipFile, zlib.error) as error:  # fmt: skip
+        raise CheckpointError(f"--reference = {path}", f"is not an .npz of arrays: {error}", _FORMAT) from None
+    for name, array in given.items():
+        if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
+            raise CheckpointError(f"--reference: {name}", "is no array of real numbers", _FORMAT)
+    return given
+
+
+def _network(sizes: np.ndarray) -> DiTConfig:
+    """Return the network that ``config`` of a file describes."""
+    what = f"--reference: config = {shown(sizes.tolist())}"
+    if sizes.shape != (len(_CONFIG),) or sizes.dtype.kind not in "iu":
+        raise CheckpointError(what, f"must be {len(_CONFIG)} whole numbers: {', '.join(_CONFIG)}", _FORMAT)
+    try:
+        config = from_mapping(DiTConfig, dict(zip(_CONFIG, sizes.tolist())), what)
+    except ConfigError as error:
+        raise CheckpointError(error.what, error.reason, error.cure) from None
+    check_claimed_sizes(config, what)
+    return config
+
+
 def unknown_quantity(name: str) -> CheckpointError:
     """Return the error of a key that means nothing to us."""
-    return CheckpointError(
-        f"--reference: {name}", "is no quantity this command knows", "see docs/parity.md for the format"
-    )
+    return CheckpointError(f"--reference: {name}", "is no quantity this command knows", _FORMAT)

@@ -29,12 +29,20 @@ def read_safetensors_file(path: str | Path) -> tuple[dict[str, np.ndarray], dict
     try:
         data = np.memmap(path, np.uint8, "c").view(np.ndarray)
         start = 8 + int(data[:8].view("<u8")[0])
+        if start > len(data):
+            raise ValueError(f"the file has {len(data)} bytes, its header ends at {start}")
         header = json.loads(data[8:start].tobytes())
-        metadata = header.pop("__metadata__", {})
+        metadata = _metadata(header.pop("__metadata__", {}))
         return {name: _array(data[start:], entry) for name, entry in header.items()}, metadata
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         reason = f"cannot be read: {type(error).__name__}: {error}"
         raise CheckpointError(str(path), reason, "copy or download it again") from error
+
+
+def _metadata(found: Any) -> dict[str, str]:
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        raise ValueError("its __metadata__ are no strings by name")
+    return found
 
 
 def _array(data: np.ndarray, entry: dict[str, Any]) -> np.ndarray:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from mindspeed_mm_dit.checkpoint import rules
 from mindspeed_mm_dit.checkpoint.formats import pt, safetensors
-from mindspeed_mm_dit.checkpoint.shapes import dit_config, vae_config
+from mindspeed_mm_dit.checkpoint.shapes import check_claimed_sizes, count_of, dit_config, vae_config
 from mindspeed_mm_dit.checkpoint.state import Arrays, State
 from mindspeed_mm_dit.configs.model import DiTConfig, model_config_from_mapping
 from mindspeed_mm_dit.configs.presets import PRESETS
-from mindspeed_mm_dit.configs.strict import read_json
+from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.models.autoencoder_kl_files import with_new_names
@@ -28,6 +28,19 @@ _FIXED = {
     "norm_elementwise_affine": False,
 }  # fmt: skip
 """Keys of a DiT's config.json with the one value that is the published network."""
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Keys of a DiT's config.json that are whole numbers, as diffusers calls them."""
+
+    sample_size: int
+    num_embeds_ada_norm: int
+    in_channels: int
+    patch_size: int
+    num_attention_heads: int
+    attention_head_dim: int
+    num_layers: int
 
 
 def fits(path: Path) -> bool:
@@ -50,7 +63,9 @@ def read(path: Path) -> State:
         raise CheckpointError(
             f"{folder}/config.json: _class_name = {config.get('_class_name')}", f"is neither {_DIT} nor {_VAE}"
         )
-    return State({"model": rules.from_diffusers(arrays, _dit(config, folder), str(folder))}, config=config)
+    network = _dit(config, folder)
+    _check_claims(network, arrays, folder)
+    return State({"model": rules.from_diffusers(arrays, network, str(folder))}, config=config)
 
 
 def _read_weights(folder: Path) -> Arrays:
@@ -66,16 +81,28 @@ def _dit(config: dict[str, Any], folder: Path) -> DiTConfig:
     for key, wanted in _FIXED.items():
         if config.get(key, wanted) != wanted:
             raise CheckpointError(f"{folder}/config.json: {key} = {config[key]!r}", f"a DiT has {wanted!r}")
+    names = [field.name for field in dataclasses.fields(_Sizes)]
     try:
-        channels, heads = config["in_channels"], config["num_attention_heads"]
+        sizes = from_mapping(_Sizes, {name: config[name] for name in names if name in config}, f"{folder}/config.json")
         return DiTConfig(
-            input_size=config["sample_size"], num_classes=config["num_embeds_ada_norm"], in_channels=channels,
-            patch_size=config["patch_size"], hidden_size=heads * config["attention_head_dim"],
-            num_layers=config["num_layers"], num_heads=heads,
-            learn_sigma=(config.get("out_channels") or channels) == 2 * channels,
+            input_size=sizes.sample_size, num_classes=sizes.num_embeds_ada_norm, in_channels=sizes.in_channels,
+            patch_size=sizes.patch_size, hidden_size=sizes.num_attention_heads * sizes.attention_head_dim,
+            num_layers=sizes.num_layers, num_heads=sizes.num_attention_heads,
+            learn_sigma=(config.get("out_channels") or sizes.in_channels) == 2 * sizes.in_channels,
         )  # fmt: skip
-    except (KeyError, TypeError) as error:
-        raise CheckpointError(f"{folder}/config.json", f"key missing or of a wrong type: {error}") from None
+    except ConfigError as error:
+        raise CheckpointError(error.what, error.reason, error.cure) from None
+
+
+def _check_claims(network: DiTConfig, arrays: Arrays, folder: Path) -> None:
+    """Refuse sizes of config.json that would be counted to, or made, before the weights contradict them."""
+    blocks = count_of({name: array.shape for name, array in arrays.items()}, "transformer_blocks")
+    if network.num_layers != blocks:
+        raise CheckpointError(
+            f"{folder}/config.json: num_layers = {network.num_layers}", f"the weights beside it have {blocks} blocks",
+            "copy or download the folder again",
+        )  # fmt: skip
+    check_claimed_sizes(network, f"{folder}/config.json: sample_size = {network.input_size}")
 
 
 def write(path: Path, state: State) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from mindspeed_mm_dit.checkpoint.state import Arrays, State
+from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 
 
@@ -19,8 +21,19 @@ def fits(path: Path) -> bool:
 def read(path: Path) -> State:
     """Read a file; bfloat16, which NumPy lacks, comes as float32."""
     arrays, metadata = read_safetensors_file(path)
-    known = {key: json.loads(metadata[key]) for key in ("facts", "config") if key in metadata}
+    known = {key: _object(metadata[key], path, key) for key in ("facts", "config") if key in metadata}
     return State({"model": arrays}, **known)
+
+
+def _object(text: str, path: Path, key: str) -> dict[str, Any]:
+    """Return what the header says under ``key``: an object in JSON, as ``write`` left it."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(str(path), f"cannot be read: {key!r} of its __metadata__ is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise CheckpointError(str(path), f"cannot be read: {key!r} of its __metadata__ is no object in JSON")
+    return found
 
 
 def write(path: Path, state: State) -> None:

@@ -1,0 +1,188 @@
+"""Files that cannot be right: foreign weights, logs and reference values are named with what is wrong in them."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+
+import numpy as np
+import pytest
+
+from mindspeed_mm_dit.checkpoint.convert import convert
+from mindspeed_mm_dit.checkpoint.formats import diffusers, safetensors
+from mindspeed_mm_dit.checkpoint.shapes import dit_config, dit_shapes
+from mindspeed_mm_dit.checkpoint.state import State
+from mindspeed_mm_dit.checkpoint.weights import read_weights
+from mindspeed_mm_dit.cli.main import main
+from mindspeed_mm_dit.configs.model import DiTConfig
+from mindspeed_mm_dit.errors import CheckpointError, DataError
+from mindspeed_mm_dit.evaluation.logs import read_curve
+from mindspeed_mm_dit.evaluation.parity import compare
+from mindspeed_mm_dit.models.positions import sincos_positions_2d
+from tests.conftest import FRAMEWORK, GOLDEN
+
+TINY = DiTConfig(input_size=8, num_classes=5, hidden_size=16, num_layers=2, num_heads=2)
+LINE = "iteration {}/ 5 | elapsed time per iteration (ms): 1.0 | loss: 1.0E+00 |"
+FLOW_KEYS = ("config", "x0", "x1", "t", "y", "path/Linear/x_t")
+GAUSSIAN_KEYS = ("config", "x0", "noise", "t", "y", "x_t")
+
+
+@pytest.fixture
+def diffusers_folder(tmp_path):
+    """A DiT of two blocks as diffusers writes it."""
+    weights = {name: np.zeros(shape, np.float32) for name, shape in dit_shapes(TINY).items()}
+    weights["pos_embed"] = sincos_positions_2d(16, 4)[None]
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    diffusers.write(folder, State({"model": weights}, config=diffusers._dit_json(TINY)))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("num_layers", 10**9, "num_layers = 1000000000: the weights beside it have 2 blocks"),
+        ("sample_size", 10**9, "sample_size = 1000000000: describes a network that needs"),
+        ("sample_size", 8.0, r"sample_size = 8\.0: expected a whole number"),
+        ("sample_size", 2**63, "sample_size = 9223372036854775808: is too large a number"),
+        ("num_attention_heads", "many", "num_attention_heads = 'many': expected a whole number"),
+        ("num_embeds_ada_norm", 10**15, "sample_size = 8: describes a network that needs"),
+        ("patch_size", None, "patch_size = None: expected a whole number"),
+    ],
+)
+def test_sizes_of_a_config_json_are_checked_before_they_are_believed(diffusers_folder, tmp_path, key, value, message):
+    config = json.loads((diffusers_folder / "config.json").read_text())
+    (diffusers_folder / "config.json").write_text(json.dumps({**config, key: value}))
+    with pytest.raises(CheckpointError, match=message):
+        convert(diffusers_folder, tmp_path / "x.pt")
+    assert not (tmp_path / "x.pt").exists()
+
+
+@pytest.mark.parametrize("number", ["999999999999", "²"])
+def test_the_number_in_a_tensors_name_is_not_counted_to(number):
+    shapes = {**dit_shapes(TINY), f"blocks.{number}.mlp.fc1.bias": (64,)}
+    assert dit_config(shapes, 2).num_layers == 2 + number.isdecimal()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "pipe in a TensorBoard folder"])
+def test_what_would_be_read_for_ever_is_no_log(tmp_path, kind, capsys):
+    pipe = tmp_path / "events.out.tfevents.1"
+    os.mkfifo(pipe)
+    log = {"pipe": pipe, "device": "/dev/zero"}.get(kind, tmp_path)
+    assert main(["plot", str(log), "--output", str(tmp_path / "loss.png")]) == 2
+    assert f"is a {'device' if kind == 'device' else 'named pipe'}, not a file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (LINE.format("9" * 23), "a step that no run reaches: '9999"),
+        (LINE.format("9" * 5000), "a step that no run reaches"),
+        ("epoch 1, step 1, loss 0.5, global_step 99999999999999999999", "a step that no run reaches"),
+        (f"epoch 1, step {10**18}, loss 0.5\nepoch {10**18}, step 1, loss 0.5", "a step that no run reaches"),
+        ("step\tloss\n1\tabc", "a loss that is no number: 'abc'"),
+        ("step\tloss\n²\t0.5", "no losses found"),
+    ],
+    ids=["23 digits", "5000 digits", "global step", "epoch times step", "loss", "superscript"],
+)
+def test_a_step_or_loss_that_is_no_number_is_named(tmp_path, text, message):
+    (tmp_path / "log.txt").write_text(text)
+    with pytest.raises(DataError, match=rf"log\.txt: .*{message}"):
+        read_curve(tmp_path / "log.txt")
+
+
+def safetensors_bytes(header: object, length: int | None = None) -> bytes:
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (safetensors_bytes({"__metadata__": 5}), "__metadata__ are no strings by name"),
+        (safetensors_bytes({"__metadata__": {"facts": 5}}), "__metadata__ are no strings by name"),
+        (safetensors_bytes({}, 2**63 - 1), "its header ends at 9223372036854775815"),
+        (safetensors_bytes({"__metadata__": {"facts": "{"}}), "'facts' of its __metadata__ is not JSON"),
+        (safetensors_bytes({"__metadata__": {"config": "[1]"}}), "'config' of its __metadata__ is no object"),
+    ],
+)
+def test_a_header_that_cannot_be_right_is_named(tmp_path, content, message):
+    (tmp_path / "a.safetensors").write_bytes(content)
+    with pytest.raises(CheckpointError, match=rf"a\.safetensors: cannot be read: .*{message}"):
+        safetensors.read(tmp_path / "a.safetensors")
+
+
+def test_weights_alone_are_read_as_strictly(tmp_path):
+    (tmp_path / "a.safetensors").write_bytes(safetensors_bytes({"__metadata__": 5}))
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        read_weights(tmp_path / "a.safetensors")
+
+
+def values(kind: str) -> dict[str, np.ndarray]:
+    """A small reference file of the published DiT, or of flow matching."""
+    with np.load(GOLDEN / f"{kind}_tiny_p2.npz") as file:
+        return {name: file[name] for name in (GAUSSIAN_KEYS if kind == "dit" else FLOW_KEYS)}
+
+
+def config(position: int, value: int) -> np.ndarray:
+    sizes = np.array([64, 2, 4, 2, 8, 4, 10])
+    sizes[position] = value
+    return sizes
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "array", "message"),
+    [
+        ("dit", "config", np.arange(1, 6), "config = .*must be 7 whole numbers: hidden_size"),
+        ("dit", "config", np.array(7), "config = 7: must be 7 whole numbers"),
+        ("dit", "config", np.full(7, np.nan), "config = .*must be 7 whole numbers"),
+        ("dit", "config", np.array(["a"] * 7), "config: is no array of real numbers"),
+        ("dit", "config", config(0, 10**12), "config = .*describes a network that needs"),
+        ("dit", "config", config(1, 10**12), "config = .*describes a network that needs"),
+        ("dit", "config", config(4, 10**12), "config = .*describes a network that needs"),
+        ("dit", "config", config(6, 10**12), "config = .*describes a network that needs"),
+        ("dit", "config", config(1, -1), r"num_layers = -1: must be a positive whole number"),
+        ("dit", "t", np.array([0, 1]), r"--reference: t: has the shape \(2,\), expected \(4,\)"),
+        ("dit", "t", np.array(5), r"--reference: t: has the shape \(\), expected \(4,\)"),
+        ("dit", "t", np.array([0, 1, 2, 1000]), "--reference: t: must hold whole numbers from 0 to 999"),
+        ("dit", "t", np.full(4, 0.5), "--reference: t: must hold whole numbers from 0 to 999"),
+        ("dit", "y", np.array([0, 1, 2]), r"--reference: y: has the shape \(3,\)"),
+        ("dit", "y", np.array([0, 1, 2, 11]), "--reference: y: must hold whole numbers from 0 to 10"),
+        ("dit", "y", np.array([0, 1, 2, -1]), "--reference: y: must hold whole numbers from 0 to 10"),
+        ("dit", "noise", np.zeros((4, 4, 8, 9), np.float32), "--reference: noise: has the shape"),
+        ("dit", "x_t", np.array(["a"]), "x_t: is no array of real numbers"),
+        ("sit", "t", np.full(6, 1.5, np.float32), "--reference: t: must hold real numbers from 0 to 1"),
+        ("sit", "t", np.full(6, np.nan, np.float32), "--reference: t: must hold real numbers from 0 to 1"),
+        ("sit", "y", np.arange(7), r"--reference: y: has the shape \(7,\), expected \(6,\)"),
+        ("sit", "t", None, "--reference: t: is missing"),
+    ],
+)
+def test_an_array_of_a_reference_file_that_cannot_be_right_is_named(framework, tmp_path, kind, name, array, message):
+    given = {**values(kind), name: array}
+    np.savez(tmp_path / "odd.npz", **{key: value for key, value in given.items() if value is not None})
+    with pytest.raises(CheckpointError, match=message):
+        compare(tmp_path / "odd.npz", GOLDEN / f"{kind}_tiny_p2.pt", 1e-5, 1e-12)
+
+
+def single_array(path):
+    with open(path, "wb") as file:
+        np.save(file, np.zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (single_array, "is not an .npz of arrays: it is a single array"),
+        (lambda path: np.savez(path, config=config(0, 64)), "has no results to compare"),
+        (lambda path: path.write_bytes(b""), "is not an .npz of arrays"),
+        (lambda path: path.write_bytes(b"PK\x03\x04 and no more"), "is not an .npz of arrays"),
+        (os.mkfifo, "is a named pipe, not a file"),
+        (lambda path: None, "No such file"),
+    ],
+)
+def test_a_file_that_is_no_reference_is_one_error(framework, tmp_path, write, message, capsys):
+    write(tmp_path / "odd.npz")
+    chosen = ["--checkpoint", str(GOLDEN / "dit_tiny_p2.pt"), "--ai-framework", FRAMEWORK]
+    assert main(["parity", "--reference", str(tmp_path / "odd.npz"), *chosen]) == 2
+    assert message in capsys.readouterr().err
