@@ -131,7 +131,7 @@ def read(folder: Path) -> dict[str, Checksum]:
     try:
         content = json.loads((folder / FILE).read_bytes())
         return {name: Checksum(int(entry["bytes"]), str(entry["crc32"])) for name, entry in content.items()}
-    except (LookupError, TypeError, AttributeError) as error:
+    except (LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
 
 

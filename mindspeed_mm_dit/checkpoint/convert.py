@@ -16,6 +16,7 @@ from mindspeed_mm_dit.checkpoint.shapes import Shapes, dit_config, dit_shapes, v
 from mindspeed_mm_dit.checkpoint.state import Arrays, State
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore, find_checkpoint
 from mindspeed_mm_dit.checkpoint.weights import check_names
+from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.outputs import check_output_folder
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 
@@ -103,6 +104,7 @@ def _described(state: State, description: dict[str, Any]) -> State:
         if "_class_name" not in description:
             raise ConfigError("--model", "is neither a model.json nor diffusers' config.json of an autoencoder")
         return replace(state, config=description)
+    model_config_from_mapping(description, "--model")  # refuses what is no model.json
     return replace(state, facts=state.facts | {"model": description})
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from mindspeed_mm_dit.checkpoint import checksums
 from mindspeed_mm_dit.checkpoint.checksums import write_durably
+from mindspeed_mm_dit.configs.limits import MOST_SAMPLES, shown
 from mindspeed_mm_dit.errors import CheckpointError
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -177,16 +178,50 @@ class BackgroundWriter(ABC):
 def read_facts(path: Path) -> dict[str, Any]:
     """Return the facts of the run that wrote the checkpoint ``path``; empty if another program wrote it.
 
-    Raises CheckpointError where they are not what was written.
+    Raises CheckpointError where they are not what was written, or cannot be facts of a run.
     """
     problem = checksums.problem_of_file(path / RUN_FACTS)
     if problem is not None:
         raise CheckpointError(str(path), f"is damaged: {problem}", DAMAGED_CURE)
     try:
         facts = json.loads((path / RUN_FACTS).read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError):
+    except (OSError, ValueError, RecursionError):
         return {}
-    return facts if isinstance(facts, dict) else {}
+    if not isinstance(facts, dict):
+        return {}
+    for key, is_good in _FACTS.items():
+        if key in facts and not is_good(facts[key]):
+            raise CheckpointError(
+                f"{path / RUN_FACTS}: {key} = {shown(facts[key])}", "is nothing that a run keeps there", DAMAGED_CURE
+            )
+    name = _NAME.fullmatch(path.name)
+    if name and facts.get("iteration", int(name[1])) != int(name[1]):
+        raise CheckpointError(
+            f"{path / RUN_FACTS}: iteration = {facts['iteration']}", f"is not that of {path.name}", DAMAGED_CURE
+        )
+    return facts
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= MOST_SAMPLES
+
+
+_FACTS: dict[str, Callable[[Any], bool]] = {
+    "iteration": _is_count,
+    "consumed_samples": _is_count,
+    "model": lambda value: isinstance(value, dict),
+    "classes": lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
+}
+"""What run.json may say under the keys that a run goes on from."""
+
+
+def check_is_no_checkpoint(setting: str, folder: str | Path) -> None:
+    """Raise CheckpointError where a run would save into a checkpoint, or into a folder of one."""
+    for place in (Path(folder), *Path(folder).parents):
+        if _NAME.fullmatch(place.name) or (place / RUN_FACTS).is_file():
+            raise CheckpointError(
+                f"{setting} = {folder}", f"{place} is one checkpoint, not the folder of them", f"name {place.parent}"
+            )
 
 
 def find_checkpoint(path: str | Path) -> Path:

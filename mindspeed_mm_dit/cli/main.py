@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import signal
 import sys
 from collections.abc import Sequence
 
 from mindspeed_mm_dit import __version__
 from mindspeed_mm_dit.configs.arguments import Parser
-from mindspeed_mm_dit.errors import UserError
+from mindspeed_mm_dit.errors import PlatformError, UserError
 
 COMMANDS = {
     "sample": "draw images from a trained model",
@@ -32,6 +34,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run_command(argv)
     except UserError as error:
         print(f"{error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # who read the output has ended
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except OSError as error:  # a disk that is full, a file that went away: what could be checked before, was
+        print(f"{PlatformError(error.filename or 'a file', error.strerror or str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.__stderr__)  # (torch swaps sys.stderr while it is imported)

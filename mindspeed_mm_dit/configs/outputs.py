@@ -17,10 +17,9 @@ def check_output_file(flag: str, path: str | Path) -> None:
     ``flag`` is what the user set, such as "--output". The file itself is neither made nor changed.
     """
     check_path(flag, str(path))
-    path = Path(path)
+    what, path = f"{flag} = {path}", Path(os.path.realpath(path))  # where a link leads
     if os.path.isdir(path):  # (Path.is_dir would raise where permission is missing)
-        raise ConfigError(f"{flag} = {path}", "is a folder", "name a file in it")
-    what = f"{flag} = {path}"
+        raise ConfigError(what, "is a folder", "name a file in it")
     _make_folder(what, path.parent)
     if os.path.exists(path):
         if not os.access(path, os.W_OK):
@@ -29,15 +28,19 @@ def check_output_file(flag: str, path: str | Path) -> None:
         raise ConfigError(what, f"no file can be made in {path.parent}", _CURE)
 
 
-def check_output_folder(flag: str, path: str | Path) -> None:
-    """Make the folder ``path`` and raise ConfigError unless files can be made in it."""
+def check_output_folder(flag: str, path: str | Path, make: bool = True) -> None:
+    """Make the folder ``path`` and raise ConfigError unless files can be made in it; without ``make``, only look."""
     check_path(flag, str(path))
     path = Path(path)
     what = f"{flag} = {path}"
     if os.path.exists(path) and not os.path.isdir(path):
         raise ConfigError(what, "is a file, and a folder is wanted", "choose another place")
-    _make_folder(what, path)
-    if not _takes_files(path):
+    if make:
+        _make_folder(what, path)
+    nearest = next(place for place in (path, *path.absolute().parents) if os.path.exists(place))
+    if not os.path.isdir(nearest):
+        raise ConfigError(what, f"the folder {path} cannot be made: {nearest} is a file", "choose another place")
+    if not _takes_files(nearest):
         raise ConfigError(what, "no file can be made in it", _CURE)
 
 

@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from mindspeed_mm_dit.configs.strict import read_text
 from mindspeed_mm_dit.errors import ConfigError
 
 
@@ -17,12 +18,10 @@ def read_train_args(path: str | Path, setting: str = "train.args") -> list[str]:
     Raises:
         ConfigError: the file cannot be read, or a quote has no partner; names the line.
     """
-    try:
-        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{setting} = {path}", f"cannot be read: {error}") from None
     words: list[str] = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_text(path, setting).splitlines(), 1):
+        if "\0" in line:
+            raise ConfigError(f"{path}, line {number}", "holds a NUL byte: this is no text", "write the file again")
         try:
             words += _Words(line)
         except ValueError as error:  # "No closing quotation", "No escaped character"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -104,5 +105,6 @@ def _short(names: Sequence[str]) -> str:
 
 def _print(text: str) -> None:
     """Print ``text``; letters that the terminal cannot show are spelled out."""
-    encoding = sys.stdout.encoding or "utf-8"
-    print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # (a closed stream is None)
+    with suppress(OSError):  # nobody reads it any more
+        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)

@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from mindspeed_mm_dit.checkpoint.store import check_is_no_checkpoint
 from mindspeed_mm_dit.configs.arguments import check_arguments
 from mindspeed_mm_dit.configs.data import DataConfig, DatasetParam, load_data_config
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, load_fsdp2_config
@@ -139,13 +140,14 @@ def check_report(args: Namespace, model: ModelConfig) -> None:
 
 
 def check_outputs(args: Namespace) -> None:
-    """Make the folders a run writes to; raise ConfigError for one that it could not write to."""
+    """Raise ConfigError or CheckpointError for a folder that a run could not, or should not, write to."""
     if args.save:
-        check_output_folder("--save", args.save)
+        check_output_folder("--save", args.save, make=False)
+        check_is_no_checkpoint("--save", os.path.abspath(args.save))
         if args.report:
             check_output_file("--report", Path(args.save).parent / "samples.png")
     if args.tensorboard_dir:
-        check_output_folder("--tensorboard-dir", args.tensorboard_dir)
+        check_output_folder("--tensorboard-dir", args.tensorboard_dir, make=False)
 
 
 def image_indices(mm: MultiModalArguments, seed: int) -> tuple[ImageIndex, ImageIndex]:
