@@ -37,6 +37,7 @@ from mindspeed_mm_dit.data.folder import open_index
 from mindspeed_mm_dit.data.transforms import load_pixels
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.models.composite import DiTModel
+from mindspeed_mm_dit.objectives.registry import draw_of
 from mindspeed_mm_dit.training.pytorch.engine import Engine
 
 
@@ -114,7 +115,7 @@ def our_step(home: Path, args: Namespace, cached: bool, bf16: bool) -> Callable[
     if cached:
         param = dataclasses.replace(data.dataset_param, latents=str(home / "latents"))
         data = dataclasses.replace(data, dataset_param=param)
-    samples = build_samples(model, data, open_index(data.dataset_param, 1000), 0, args.batch)
+    samples = build_samples(model, data, open_index(data.dataset_param, 1000), 0, args.batch, draw_of(model.diffusion))
     if not cached:
         samples.reader._decoded = None  # a real data set does not fit into memory
     runtime.initialize(None, args.batch, args.batch)

@@ -24,6 +24,7 @@ from mindspeed_mm_dit.data.loader import load_batches
 from mindspeed_mm_dit.data.order import micro_batches
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.models.composite import DiTModel
+from mindspeed_mm_dit.objectives.registry import draw_of
 from mindspeed_mm_dit.training.pytorch.engine import Engine
 
 
@@ -33,7 +34,7 @@ def main() -> None:
     report = Report("loader", "Loader: decode, flip and draws")
     model, data = load_model_config(args.model), load_data_config(args.data)
     index = open_index(data.dataset_param, model.predictor.num_classes)
-    samples = build_samples(model, data, index, 0, args.batch)
+    samples = build_samples(model, data, index, 0, args.batch, draw_of(model.diffusion))
     batches = max(1, len(index) // args.batch)
     stream = load_batches(samples, micro_batches(0, args.batch, 0, 1), args.workers, 4)
     epochs = [timed(lambda: [next(stream) for _ in range(batches)], args.clock) for _ in range(args.rounds)]

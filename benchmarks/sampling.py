@@ -24,10 +24,10 @@ from common import CLOCKS, Apart, Report, interleave, ratio, reference_checkout
 from train_throughput import NUM_CLASSES, model_config
 
 from mindspeed_mm_dit.configs.presets import PRESETS
-from mindspeed_mm_dit.diffusion.guidance import Guidance
 from mindspeed_mm_dit.evaluation.digits import digits_accuracy
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.models.composite import DiTModel
+from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.sampling.generate import SampleSettings, generate, states
 from mindspeed_mm_dit.sampling.load import load_model
 

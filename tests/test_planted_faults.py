@@ -25,10 +25,14 @@ class Fault:
 
 FAULTS = {
     "loss": Fault(
-        "diffusion/gaussian.py", "mse + self.variational_bound(output", "mse + 0.999 * self.variational_bound(output",
+        "objectives/gaussian/process.py", "mse + self.variational_bound(output",
+        "mse + 0.999 * self.variational_bound(output",
         "tests/golden/test_parity.py -k every_quantity",
     ),
-    "schedule": Fault("diffusion/schedule.py", "scale * 0.02", "scale * 0.0201", "tests/diffusion/test_schedule.py"),
+    "schedule": Fault(
+        "objectives/gaussian/schedule.py", "scale * 0.02", "scale * 0.0201",
+        "tests/objectives/gaussian/test_schedule.py",
+    ),
     "draws": Fault("data/draws.py", "block, position, 0)", "block, position & 65535, 0)", "tests/data/test_draws.py"),
     "epsilon": Fault(
         "models/dit.py", "norm2 = nn.LayerNorm(hidden_size, eps=1e-6", "norm2 = nn.LayerNorm(hidden_size, eps=1e-5",

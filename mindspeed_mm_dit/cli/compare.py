@@ -14,6 +14,7 @@ from mindspeed_mm_dit.errors import ConfigError
 if TYPE_CHECKING:
     import numpy as np
 
+    from mindspeed_mm_dit.configs.model import ModelConfig
     from mindspeed_mm_dit.evaluation.compare import Measured
     from mindspeed_mm_dit.evaluation.compare_report import Comparison, Samples
     from mindspeed_mm_dit.evaluation.sides import Side, Training
@@ -92,7 +93,7 @@ def check_arguments(args: argparse.Namespace) -> None:
     if args.steps < 0 or args.sample_steps < 0:
         raise ConfigError(f"--steps = {args.steps}, --sample-steps = {args.sample_steps}", "must not be negative")
     if args.sample_steps:
-        check_sample_steps(args.sample_steps, model.diffusion.num_train_timesteps)
+        check_sample_steps(args.sample_steps, model)
     if args.batch_size is not None and args.batch_size < 1:
         raise ConfigError(f"--batch-size = {args.batch_size}", "must be at least 1")
     if args.train_args is not None and not Path(args.train_args).is_file():
@@ -108,14 +109,15 @@ def check_arguments(args: argparse.Namespace) -> None:
     check_output_file("--output", args.output)
 
 
-def check_sample_steps(steps: int, num_train_timesteps: int) -> None:
-    """Refuse a number of DDIM steps that no chain has."""
-    from mindspeed_mm_dit.diffusion.schedule import respaced_steps
+def check_sample_steps(steps: int, model: ModelConfig) -> None:
+    """Refuse a number of steps that the sampler of the comparison does not have."""
+    from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of
 
     try:
-        respaced_steps(num_train_timesteps, f"ddim{steps}")
+        sampler = find_sampler(model.diffusion, objective_of(model.diffusion).quick_sampler)
+        sampler.check(model.diffusion, steps, sampler.options())
     except ConfigError as error:
-        cure = f"use a divisor of {num_train_timesteps}, or 0 for no samples"
+        cure = f"{error.cure.partition(',')[0]}, or 0 for no samples"
         raise ConfigError(f"--sample-steps = {steps}", error.reason, cure) from None
 
 
@@ -197,12 +199,14 @@ def _sample(args: argparse.Namespace, sides: tuple[Side, Side], folder: Path) ->
 
     from mindspeed_mm_dit.configs.model import load_model_config
     from mindspeed_mm_dit.evaluation.compare_report import Samples
+    from mindspeed_mm_dit.objectives.registry import objective_of
 
-    predictor = load_model_config(args.model).predictor
+    model = load_model_config(args.model)
+    predictor, sampler = model.predictor, objective_of(model.diffusion).quick_sampler
     scale = 2.0 if predictor.class_dropout_prob > 0 else 1.0
     classes = range(min(4, predictor.num_classes))
     flags = ["--checkpoint", str(folder / "weights.safetensors"), "--model", args.model, "--num-per-class", "4"]
-    flags += ["--classes", ",".join(map(str, classes)), "--sampler", "ddim", "--steps", str(args.sample_steps)]
+    flags += ["--classes", ",".join(map(str, classes)), "--sampler", sampler, "--steps", str(args.sample_steps)]
     flags += ["--cfg-scale", str(scale), "--seed", str(args.seed)]
     images = []
     for side in sides:
@@ -211,7 +215,7 @@ def _sample(args: argparse.Namespace, sides: tuple[Side, Side], folder: Path) ->
     difference = np.abs(images[0].astype(int) - images[1].astype(int))
     return Samples(
         pictures=(_png(images[0]), _png(images[1])), largest_difference=int(difference.max()),
-        changed=float((difference > 0).mean()), how=f"DDIM, {args.sample_steps} steps, guidance scale {scale:g}",
+        changed=float((difference > 0).mean()), how=f"{sampler}, {args.sample_steps} steps, guidance scale {scale:g}",
     )  # fmt: skip
 
 

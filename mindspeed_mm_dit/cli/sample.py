@@ -58,7 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: the first 10)",
     )
     parser.add_argument("--num-per-class", type=int, default=4, metavar="N", help="images of each class (default 4)")
-    parser.add_argument("--sampler", default="ddpm", help="ddpm (default), ddim, or dpm++, which needs about 20 steps")
+    parser.add_argument(
+        "--sampler",
+        metavar="NAME",
+        help="of a Gaussian model: ddpm (default), ddim, or dpm++, which needs about 20 steps; of flow matching: "
+        "sde-euler (default), sde-heun, euler, heun, or dopri5",
+    )
     parser.add_argument("--steps", type=int, default=250, help="steps of the sampler (default 250)")
     parser.add_argument(
         "--cfg-scale",
@@ -76,13 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cfg-interval",
         default="0,1",
         metavar="LOW,HIGH",
-        help="guide only where LOW <= t/T <= HIGH (default 0,1: everywhere)",
-    )
-    parser.add_argument(
-        "--clip",
-        type=float,
-        metavar="BOUND",
-        help="bound on the predicted clean latents; 1 suits pixel models (default: none)",
+        help="guide only where the share of noise, t/T or 1 - t, lies in between (default 0,1: everywhere)",
     )
     parser.add_argument("--seed", type=int, default=0, help="decides all noise (default 0)")
     parser.add_argument("--batch-size", type=int, default=64, metavar="N", help="images drawn together (default 64)")
@@ -95,6 +94,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output", required=True, metavar="FILE", help=".npz for numbers, .png, .jpg or .jpeg for a picture"
     )
 
+    add_sampler_options(parser)
+
+
+def add_sampler_options(parser: argparse.ArgumentParser) -> None:
+    """Declare what a sampler can be told beside its steps; the rest refuse it by name."""
+    group = parser.add_argument_group("options of some samplers")
+    group.add_argument(
+        "--clip",
+        type=float,
+        metavar="BOUND",
+        help="ddpm, ddim, dpm++: bound on the predicted clean latents; 1 suits pixel models (default: none)",
+    )
+    group.add_argument("--rtol", type=float, help="dopri5: error of a step relative to the state (default 1e-3)")
+    group.add_argument("--atol", type=float, help="dopri5: error of a step that is always let pass (default 1e-6)")
+    group.add_argument(
+        "--form",
+        help="sde-*: diffusion over time: constant, SBDM, sigma (default), linear, decreasing, increasing-decreasing",
+    )
+    group.add_argument("--norm", type=float, help="sde-*: scale of the diffusion (default 1)")
+    group.add_argument("--last-step", help="sde-*: Mean (default), Tweedie, Euler, or None for no other last step")
+    group.add_argument("--last-step-size", type=float, metavar="H", help="sde-*: its length (default 0.04)")
+
+
+OPTIONS = ("clip", "rtol", "atol", "form", "norm", "last_step", "last_step_size")
+
+
+def sampler_options_of(args: argparse.Namespace) -> dict[str, object]:
+    """Return the options of samplers that were given."""
+    given = {name: getattr(args, name) for name in OPTIONS if getattr(args, name) is not None}
+    return {name: None if value == "None" else value for name, value in given.items()}
+
 
 def run(args: argparse.Namespace) -> int:
     """Draw and write."""
@@ -104,28 +134,27 @@ def run(args: argparse.Namespace) -> int:
     from mindspeed_mm_dit.framework import activate
 
     activate(args.ai_framework)
-    from mindspeed_mm_dit.diffusion.guidance import Guidance
-    from mindspeed_mm_dit.diffusion.samplers import find_sampler
-    from mindspeed_mm_dit.diffusion.schedule import respaced_steps
     from mindspeed_mm_dit.framework import runtime
+    from mindspeed_mm_dit.objectives.guidance import Guidance
+    from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of, sampler_options
     from mindspeed_mm_dit.sampling.generate import SampleSettings, check_labels, generate
     from mindspeed_mm_dit.sampling.grid import check_size, save_samples
     from mindspeed_mm_dit.sampling.load import describe, load_model
 
     check_output(Path(args.output))
+    _, config, names = describe(args.checkpoint, args.model)
     settings = SampleSettings(
-        sampler=args.sampler,
+        sampler=args.sampler or next(iter(objective_of(config.diffusion).samplers)),
         steps=_positive("--steps", args.steps),
         guidance=Guidance(args.cfg_scale, args.cfg_channels, parse_interval(args.cfg_interval)),
         seed=args.seed,
         batch_size=_positive("--batch-size", args.batch_size),
-        clip=args.clip,
+        options=sampler_options_of(args),
         bf16=args.bf16,
     )
     runtime.low_precision(settings.bf16)  # refuses what it cannot do
-    _, config, names = describe(args.checkpoint, args.model)
-    respacing = find_sampler(settings.sampler).respacing.format(settings.steps)
-    respaced_steps(config.diffusion.num_train_timesteps, respacing)  # refuses what it cannot do
+    options = sampler_options(config.diffusion, settings.sampler, settings.options)
+    find_sampler(config.diffusion, settings.sampler).check(config.diffusion, settings.steps, options)
     num_classes = config.predictor.num_classes
     wanted = f"0-{min(10, num_classes) - 1}" if args.classes is None else args.classes
     classes = np.array(parse_classes(wanted, names, num_classes), np.int64)

@@ -233,7 +233,7 @@ def dit_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         "--report", action="store_true", help="at the end draw loss.png and samples.png beside the checkpoint folder"
     )
     group.add_argument(
-        "--report-sampler", default="ddim", choices=("ddpm", "ddim", "dpm++"), help="sampler of the report"
+        "--report-sampler", metavar="NAME", help="sampler of the report; default: ddim, or heun for flow matching"
     )
     group.add_argument("--report-steps", type=_positive_int, default=50, help="sampling steps of the report")
     group.add_argument("--report-cfg-scale", type=_finite_float, default=2.0, help="guidance scale of the report")

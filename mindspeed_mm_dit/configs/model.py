@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mindspeed_mm_dit.configs.autoencoder_files import with_latent_facts
-from mindspeed_mm_dit.configs.limits import LARGEST, check_between, check_path, shown
+from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
+from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
+from mindspeed_mm_dit.configs.limits import LARGEST, check_path, shown
 from mindspeed_mm_dit.configs.presets import PRESETS
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.errors import ConfigError, nearest
-
-MOST_TIMESTEPS = 1_000_000
-"""Steps of a diffusion chain: float64 tables of so many take 0.1 GB, and seconds to make."""
 
 
 @dataclass(frozen=True)
@@ -97,32 +96,6 @@ class DiTConfig:
 
 
 @dataclass(frozen=True)
-class GaussianDiffusionConfig:
-    """Section ``diffusion`` with ``model_id`` "gaussian_diffusion"."""
-
-    num_train_timesteps: int = 1000
-    """Number T of diffusion steps the network is trained on."""
-    noise_schedule: Literal["linear", "squaredcos_cap_v2"] = "linear"
-    """Ho et al. 2020 (linear betas) or Nichol & Dhariwal 2021 (squared cosine)."""
-    prediction_type: Literal["epsilon", "sample", "v_prediction"] = "epsilon"
-    """What the network predicts: the noise, x_0, or v (Salimans & Ho 2022)."""
-    variance_type: Literal["learned_range", "fixed_small", "fixed_large"] = "learned_range"
-    """Variance of p(x_{t-1} | x_t): interpolated by the network, or one of Ho et al.'s two constants."""
-    model_id: str = "gaussian_diffusion"
-    """Key in DIFFUSION_MODEL_MAPPINGS."""
-
-    def __post_init__(self) -> None:
-        cure = "the published DiT has 1000"
-        check_between("diffusion.num_train_timesteps", self.num_train_timesteps, 2, MOST_TIMESTEPS, cure)
-        if self.noise_schedule == "linear" and self.num_train_timesteps <= 20:
-            raise ConfigError(
-                f"diffusion.num_train_timesteps = {self.num_train_timesteps}",
-                f"the linear schedule would end at beta = 20 / {self.num_train_timesteps}, which must be below 1",
-                "use more than 20, or noise_schedule squaredcos_cap_v2",
-            )
-
-
-@dataclass(frozen=True)
 class PixelConfig:
     """Section ``ae`` with ``model_id`` "pixel": no autoencoder, the images are the latents."""
 
@@ -183,7 +156,10 @@ class AutoencoderKLConfig:
 
 
 PREDICTOR_CONFIGS: dict[str, type] = {"dit": DiTConfig}
-DIFFUSION_CONFIGS: dict[str, type] = {"gaussian_diffusion": GaussianDiffusionConfig}
+DIFFUSION_CONFIGS: dict[str, type] = {
+    "gaussian_diffusion": GaussianDiffusionConfig,
+    "flow_matching": FlowMatchingConfig,
+}
 AE_CONFIGS: dict[str, type] = {"pixel": PixelConfig, "autoencoder_kl": AutoencoderKLConfig}
 
 
@@ -207,13 +183,7 @@ class ModelConfig:
                 f"the autoencoder '{self.ae.model_id}' makes latents of {self.ae.latent_channels} channels",
                 f"set predictor.in_channels to {self.ae.latent_channels}",
             )
-        learned = self.diffusion.variance_type == "learned_range"
-        if learned != self.predictor.learn_sigma:
-            raise ConfigError(
-                f"diffusion.variance_type = {self.diffusion.variance_type}",
-                f"does not fit predictor.learn_sigma = {self.predictor.learn_sigma}",
-                "'learned_range' goes with learn_sigma true, the fixed variances with false",
-            )
+        self.diffusion.check_output(self.predictor.in_channels, self.predictor.out_channels)
 
     @property
     def image_size(self) -> int:
@@ -221,7 +191,7 @@ class ModelConfig:
         return int(self.predictor.input_size * self.ae.downsample_factor)
 
     @property
-    def latent_shape(self) -> tuple[int, int, int]:
+    def latent_shape(self) -> tuple[int, ...]:
         """(C, H, W) of a latent."""
         return (self.predictor.in_channels, self.predictor.input_size, self.predictor.input_size)
 

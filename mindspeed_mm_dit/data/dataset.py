@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,8 @@ from mindspeed_mm_dit.data.reader import Reader
 from mindspeed_mm_dit.errors import ConfigError, DataError
 
 Batch = dict[str, np.ndarray]
+Draw = Callable[[int, np.ndarray, tuple[int, ...]], Batch]
+"""(seed, positions (B,), shape of a latent) -> what an objective draws for them, by name."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +28,7 @@ class DrawSettings:
     """What the draws of a batch look like; derived from model.json and data.json."""
 
     seed: int
-    num_train_timesteps: int
-    latent_shape: tuple[int, int, int]
+    latent_shape: tuple[int, ...]
     label_drop_prob: float
     null_label: int
     flip_prob: float
@@ -37,7 +39,6 @@ class DrawSettings:
         """Collect them from the two configs."""
         return cls(
             seed=seed,
-            num_train_timesteps=model.diffusion.num_train_timesteps,
             latent_shape=model.latent_shape,
             label_drop_prob=model.predictor.class_dropout_prob,
             null_label=model.predictor.null_label,
@@ -49,15 +50,17 @@ class DrawSettings:
 class TrainingSamples:
     """The samples of a run, by position; safe to call from several threads."""
 
-    def __init__(self, reader: Reader, labels: np.ndarray, order: SampleOrder, settings: DrawSettings) -> None:
-        self.reader, self.labels, self.order, self.settings = reader, labels, order, settings
+    def __init__(
+        self, reader: Reader, labels: np.ndarray, order: SampleOrder, settings: DrawSettings, draw: Draw
+    ) -> None:
+        self.reader, self.labels, self.order, self.settings, self._draw = reader, labels, order, settings, draw
 
     def batch(self, positions: np.ndarray) -> Batch:
         """Return the samples at ``positions`` (B,) int64.
 
         pixels (B, channels, size, size) uint8, or with a latent cache latent_mean and, for a sampled posterior,
-        latent_std (B, C, h, w) float32, unscaled; labels (B,) int64, some of them the null class; timesteps (B,)
-        int64; noise and, for a sampled posterior, posterior_noise (B, C, h, w) float32.
+        latent_std (B, C, h, w) float32, unscaled; labels (B,) int64, some of them the null class; what the objective
+        draws; and, for a sampled posterior, posterior_noise (B, C, h, w) float32.
         """
         s = self.settings
         images = self.order.images(positions)
@@ -67,8 +70,7 @@ class TrainingSamples:
         batch = {
             **read.arrays,
             "labels": np.where(dropped, s.null_label, self.labels[read.images]),
-            "timesteps": draws.timesteps(s.seed, positions, s.num_train_timesteps),
-            "noise": draws.normals(s.seed, Stream.NOISE, positions, s.latent_shape),
+            **self._draw(s.seed, positions, s.latent_shape),
         }
         if s.posterior_noise:
             batch["posterior_noise"] = draws.normals(s.seed, Stream.POSTERIOR, positions, s.latent_shape)
@@ -76,13 +78,13 @@ class TrainingSamples:
 
 
 def build_samples(
-    model: ModelConfig, data: DataConfig, index: ImageIndex, seed: int, global_batch_size: int
+    model: ModelConfig, data: DataConfig, index: ImageIndex, seed: int, global_batch_size: int, draw: Draw
 ) -> TrainingSamples:
-    """Check that model, data and batch fit each other, and return the samples of a run."""
+    """Check that model, data and batch fit each other, and return the samples of a run; ``draw``: the objective's."""
     check_fit(model, data, len(index), global_batch_size)
     order = SampleOrder(len(index), seed, data.dataloader_param.shuffle)
     settings = DrawSettings.create(model, data, seed)
-    return TrainingSamples(open_reader(model, data, index), index.labels, order, settings)
+    return TrainingSamples(open_reader(model, data, index), index.labels, order, settings, draw)
 
 
 def open_reader(model: ModelConfig, data: DataConfig, index: ImageIndex) -> Reader:

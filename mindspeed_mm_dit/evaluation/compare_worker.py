@@ -78,11 +78,12 @@ def main(argv: list[str]) -> int:
 def measure(job: Job) -> None:
     """Compute layer outputs, losses and gradients on the job's inputs, and write them."""
     from mindspeed_mm_dit.framework import optim, runtime
-    from mindspeed_mm_dit.models.registry import DIFFUSION_MODEL_MAPPINGS, PREDICTOR_MODEL_MAPPINGS
+    from mindspeed_mm_dit.models.registry import PREDICTOR_MODEL_MAPPINGS
+    from mindspeed_mm_dit.objectives.registry import objective_of
 
     config = load_model_config(job.model)
     predictor = PREDICTOR_MODEL_MAPPINGS[config.predictor.model_id](config.predictor)
-    diffusion = runtime.to_runtime_device(DIFFUSION_MODEL_MAPPINGS[config.diffusion.model_id](config.diffusion))
+    diffusion = runtime.to_runtime_device(objective_of(config.diffusion).build(config.diffusion))
     _load_weights(predictor, job)
     predictor = runtime.to_runtime_device(predictor)
     if job.start is not None:
@@ -98,21 +99,22 @@ def measure(job: Job) -> None:
 
 
 def draw_inputs(config: ModelConfig, seed: int, count: int) -> Arrays:
-    """Draw ``count`` samples: latents, noise, timesteps from one end of the chain to the other, and labels.
+    """Draw ``count`` samples: latents, noise, times from data to noise, and labels.
 
     The last label is the null class. ``count`` is at least 2.
     """
     from mindspeed_mm_dit.data.draws import Stream, normals
+    from mindspeed_mm_dit.objectives.registry import objective_of
 
     numbers = np.arange(count)
+    noise = normals(seed, Stream.NOISE, numbers, config.latent_shape)
     predictor = config.predictor
     labels = numbers * 7 % predictor.num_classes
     if predictor.class_dropout_prob > 0:
         labels[-1] = predictor.null_label
     return {
         "latents": normals(seed, Stream.SAMPLE_START, numbers, config.latent_shape),
-        "noise": normals(seed, Stream.NOISE, numbers, config.latent_shape),
-        "timesteps": numbers * (config.diffusion.num_train_timesteps - 1) // (count - 1),
+        **objective_of(config.diffusion).draws_at(config.diffusion, numbers / (count - 1), noise),
         "labels": labels,
     }
 
@@ -210,11 +212,11 @@ def _losses(predictor: Any, diffusion: Any, given: Mapping[str, Any], note: Note
     """Return the loss of each sample, as models/composite.py does from latents."""
     from mindspeed_mm_dit.framework import ops
 
-    latents, timesteps, noise = given["latents"], given["timesteps"], given["noise"]
-    noised = diffusion.q_sample(latents, timesteps, noise)
-    note("diffusion.q_sample", (latents, noise), noised)
-    output = ops.to_float32(predictor(noised, timesteps, given["labels"]))
-    losses = diffusion.loss(output, latents, noised, timesteps, noise)
+    latents, draws = given["latents"], [given[name] for name in diffusion.draw_names]
+    noised = diffusion.noised(latents, *draws)
+    note("diffusion.noised", (latents, draws[1]), noised)
+    output = ops.to_float32(predictor(noised, draws[0], given["labels"]))
+    losses = diffusion.loss(output, latents, noised, *draws)
     note("diffusion.loss", (output, latents, noised), losses)
     return losses
 

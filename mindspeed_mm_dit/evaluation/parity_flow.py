@@ -12,14 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.diffusion.guidance import Guidance
+from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
 from mindspeed_mm_dit.evaluation.reference import ADAMW_LR, Reference, unknown_quantity
 from mindspeed_mm_dit.framework import ops, optim, runtime
 from mindspeed_mm_dit.objectives.flow import ode, sde
-from mindspeed_mm_dit.objectives.flow.config import FlowMatchingConfig
+from mindspeed_mm_dit.objectives.flow.diffusion import Diffusion
 from mindspeed_mm_dit.objectives.flow.path import PATHS, PathPoint
 from mindspeed_mm_dit.objectives.flow.process import FlowMatching
 from mindspeed_mm_dit.objectives.flow.timesteps import logit_normal, shifted
+from mindspeed_mm_dit.objectives.guidance import Guidance
 
 Tensor = Any
 Output = Callable[[Tensor, np.ndarray], Tensor]
@@ -115,7 +116,7 @@ class FlowParity:
 
     def _diffusion_table(self, path: str, form: str) -> np.ndarray:
         t = self._given["table/t"]
-        return sde.Diffusion(form).at(t, PATHS[_PATHS[path]](t))  # type: ignore[arg-type]
+        return Diffusion(form).at(t, PATHS[_PATHS[path]](t))  # type: ignore[arg-type]
 
     def _logit_normal(self, mean: str, std: str) -> np.ndarray:
         return logit_normal(self._given["time/z"], float(mean), float(std))
@@ -140,12 +141,15 @@ class FlowParity:
         return ops.tensor(self._given[name])
 
     def _noised(self, process: FlowMatching) -> Tensor:
-        return process.noised(self._input("x1"), self._input("x0"), ops.tensor(process.coefficients(self._given["t"])))
+        return process.noised(self._input("x1"), *self._draws(process))
+
+    def _draws(self, process: FlowMatching) -> tuple[Tensor, Tensor, Tensor]:
+        return self._input("t"), self._input("x0"), ops.tensor(process.coefficients(self._given["t"]))
 
     def _losses(self, process: FlowMatching, model: Any) -> Tensor:
-        output = model(self._noised(process), self._input("t"), self._input("y"))
-        coefficients = ops.tensor(process.coefficients(self._given["t"]))
-        return process.loss(output, self._input("x1"), self._input("x0"), coefficients)
+        noised = self._noised(process)
+        output = model(noised, self._input("t"), self._input("y"))
+        return process.loss(output, self._input("x1"), noised, *self._draws(process))
 
     def _path(self, path: str, name: str) -> np.ndarray:
         process = FlowMatching(_config(path))
@@ -237,7 +241,7 @@ class FlowParity:
             asked = output(x, t)
             return process.velocity(asked, x, t), process.score(asked, x, t)
 
-        diffusion = sde.Diffusion(form.partition("_")[0], 1.0 if norm is None else norm, last_step)  # type: ignore[arg-type]
+        diffusion = Diffusion(form.partition("_")[0], 1.0 if norm is None else norm, last_step)  # type: ignore[arg-type]
         equation = sde.Sde(fields, PATHS[process.config.path], diffusion)
         brownian, start = self._given["sample/brownian"], self._input("sample/start")
         walked = sde.walk(_SDE_STEPS[method], equation, start, times, lambda step: ops.tensor(brownian[step]))

@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.model import GaussianDiffusionConfig
-from mindspeed_mm_dit.diffusion.gaussian import GaussianDiffusion
-from mindspeed_mm_dit.diffusion.guidance import Guidance
-from mindspeed_mm_dit.diffusion.samplers import find_sampler
-from mindspeed_mm_dit.diffusion.schedule import respaced_steps
+from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
 from mindspeed_mm_dit.errors import CheckpointError, nearest
 from mindspeed_mm_dit.evaluation.reference import ADAMW_LR, Reference, unknown_quantity
 from mindspeed_mm_dit.framework import ops, optim, runtime
+from mindspeed_mm_dit.objectives.gaussian.process import GaussianDiffusion
+from mindspeed_mm_dit.objectives.gaussian.samplers import SAMPLERS
+from mindspeed_mm_dit.objectives.gaussian.schedule import respaced_steps
+from mindspeed_mm_dit.objectives.guidance import Guidance
 
 SAMPLE_GUIDANCE = Guidance(scale=4.0, channels="3")
 """Guidance of the ``sample/`` entries."""
@@ -91,7 +91,7 @@ class GaussianParity:
 
     @cached_property
     def _noised(self) -> Any:
-        return self._diffusion.q_sample(self._input("x0"), self._input("t"), self._input("noise"))
+        return self._diffusion.noised(self._input("x0"), self._input("t"), self._input("noise"))
 
     @cached_property
     def _output(self) -> np.ndarray:
@@ -158,7 +158,7 @@ class GaussianParity:
         """Walk down one chain; the null class among the labels stands for the last real one."""
         sampler, steps = self._chain(name)
         labels = np.minimum(self._given["y"], self._config.num_classes - 1)
-        states: Iterator[Any] = find_sampler(sampler).run(
+        states: Iterator[Any] = SAMPLERS[sampler](
             self._diffusion.respaced(steps),
             self._published_guidance(SAMPLE_GUIDANCE, labels),
             self._input(f"sample/{name}/start"),

@@ -17,7 +17,8 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from mindspeed_mm_dit.checkpoint.shapes import dit_shapes
-from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, DiTConfig, GaussianDiffusionConfig, ModelConfig
+from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
+from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, DiTConfig, ModelConfig
 from mindspeed_mm_dit.evaluation.compare import TOLERANCE, Measured, check_findings, compare_gradients, relative_error
 from mindspeed_mm_dit.evaluation.compare_worker import Job, draw_inputs
 from mindspeed_mm_dit.evaluation.sides import Side

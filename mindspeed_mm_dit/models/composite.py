@@ -7,7 +7,8 @@ from typing import Any
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.framework import nn, ops
 from mindspeed_mm_dit.models.autoencoder import NoAutoencoder, draw_latents
-from mindspeed_mm_dit.models.registry import AE_MODEL_MAPPINGS, DIFFUSION_MODEL_MAPPINGS, PREDICTOR_MODEL_MAPPINGS
+from mindspeed_mm_dit.models.registry import AE_MODEL_MAPPINGS, PREDICTOR_MODEL_MAPPINGS
+from mindspeed_mm_dit.objectives.registry import objective_of
 
 Tensor = Any
 
@@ -15,8 +16,8 @@ Tensor = Any
 class DiTModel(nn.Module):
     """Holds ae, diffusion and predictor, as MindSpeed-MM's SoRAModel does.
 
-    Only the predictor has weights that are trained and saved. Nothing here is random: timestep, noise,
-    dropped labels and posterior noise come with the batch. Arguments are passed by name, as the batch names them.
+    Only the predictor has weights that are trained and saved. Nothing here is random: what an objective
+    draws, dropped labels and posterior noise come with the batch. Arguments go by name, as the batch names them.
 
     ``with_autoencoder=False`` leaves its weights on disk, for a model that is only given cached latents.
     """
@@ -25,27 +26,26 @@ class DiTModel(nn.Module):
         super().__init__()
         load_autoencoder = AE_MODEL_MAPPINGS[config.ae.model_id] if with_autoencoder else NoAutoencoder
         self.ae: Any = load_autoencoder(config.ae)
-        self.diffusion = DIFFUSION_MODEL_MAPPINGS[config.diffusion.model_id](config.diffusion)
+        self.diffusion = objective_of(config.diffusion).build(config.diffusion)
         self.predictor = PREDICTOR_MODEL_MAPPINGS[config.predictor.model_id](config.predictor)
 
     def forward(
         self,
         labels: Tensor,
-        timesteps: Tensor,
-        noise: Tensor,
         pixels: Tensor | None = None,
         posterior_noise: Tensor | None = None,
         latent_mean: Tensor | None = None,
         latent_std: Tensor | None = None,
+        **draws: Tensor,
     ) -> Tensor:
         """Return the training loss of each sample, (B,) float32.
 
-        labels, timesteps: (B,) int64; noise, posterior_noise: (B, C, h, w) float32 standard normal.
+        labels: (B,) int64; draws: of the objective, by its ``draw_names``; posterior_noise: (B, C, h, w) float32.
         The images come as pixels (B, 3 or 1, H, W) uint8, or from a latent cache as the mean and std of their
         posterior, (B, C, h, w) float32, unscaled.
         """
         latents = self.latents(pixels, posterior_noise, latent_mean, latent_std)
-        return self.losses(latents, labels, timesteps, noise)
+        return self.losses(latents, labels, *(draws[name] for name in self.diffusion.draw_names))
 
     def latents(
         self,
@@ -64,11 +64,11 @@ class DiTModel(nn.Module):
         images = ops.to_float32(pixels) / 127.5 - 1.0  # (B, 3 or 1, H, W) in [-1, 1]
         return ops.to_float32(self.ae.encode(images, posterior_noise))
 
-    def losses(self, latents: Tensor, labels: Tensor, timesteps: Tensor, noise: Tensor) -> Tensor:
+    def losses(self, latents: Tensor, labels: Tensor, *draws: Tensor) -> Tensor:
         """Return the training loss of each sample, (B,) float32, from scaled latents (B, C, h, w)."""
-        noised = self.diffusion.q_sample(latents, timesteps, noise)  # (B, C, h, w)
-        output = ops.to_float32(self.predictor(noised, timesteps, labels))  # (B, C or 2C, h, w)
-        return self.diffusion.loss(output, latents, noised, timesteps, noise)  # (B,)
+        noised = self.diffusion.noised(latents, *draws)  # (B, C, h, w)
+        output = ops.to_float32(self.predictor(noised, draws[0], labels))  # (B, C or 2C, h, w)
+        return self.diffusion.loss(output, latents, noised, *draws)  # (B,)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the predictor's: nothing else is trained or saved."""

@@ -1,7 +1,10 @@
-"""The three tables a model.json chooses from by ``model_id``, under the names MindSpeed-MM gives them.
+"""The tables a model.json chooses from by ``model_id``, under MindSpeed-MM's names.
+
+OBJECTIVES is what it calls DIFFUSION_MODEL_MAPPINGS.
 
 An entry builds its object from the frozen dataclass of its section. To add a predictor: write its
-config class and its module, then ``register(PREDICTOR_MODEL_MAPPINGS, PREDICTOR_CONFIGS, ...)``.
+config class and its module, then ``register(PREDICTOR_MODEL_MAPPINGS, PREDICTOR_CONFIGS, ...)``;
+an objective with ``register_objective``.
 """
 
 from __future__ import annotations
@@ -9,16 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mindspeed_mm_dit.configs.model import AE_CONFIGS, DIFFUSION_CONFIGS, PREDICTOR_CONFIGS
-from mindspeed_mm_dit.diffusion.gaussian import GaussianDiffusion
+from mindspeed_mm_dit.configs.model import AE_CONFIGS, PREDICTOR_CONFIGS
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.autoencoder import PixelAutoencoder, load_autoencoder_kl
 from mindspeed_mm_dit.models.dit import DiT
+from mindspeed_mm_dit.objectives.registry import OBJECTIVES, register_objective
 
 Builder = Callable[[Any], Any]
 
 PREDICTOR_MODEL_MAPPINGS: dict[str, Builder] = {"dit": DiT}
-DIFFUSION_MODEL_MAPPINGS: dict[str, Builder] = {"gaussian_diffusion": GaussianDiffusion.from_config}
 AE_MODEL_MAPPINGS: dict[str, Builder] = {"pixel": PixelAutoencoder, "autoencoder_kl": load_autoencoder_kl}
 
 
@@ -37,9 +39,9 @@ def register(
 __all__ = [
     "AE_CONFIGS",
     "AE_MODEL_MAPPINGS",
-    "DIFFUSION_CONFIGS",
-    "DIFFUSION_MODEL_MAPPINGS",
+    "OBJECTIVES",
     "PREDICTOR_CONFIGS",
     "PREDICTOR_MODEL_MAPPINGS",
     "register",
+    "register_objective",
 ]

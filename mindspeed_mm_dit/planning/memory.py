@@ -135,10 +135,9 @@ def block_activation_bytes(model: ModelConfig, precision: Precision) -> int:
 
 
 def _loss_bytes(model: ModelConfig) -> int:
-    """Bytes the losses keep, float32 whatever the precision; the variational bound keeps many tensors."""
+    """Bytes the losses keep, float32 whatever the precision."""
     channels, height, width = model.latent_shape
-    tensors = 24 if model.predictor.learn_sigma else 4
-    return 4 * tensors * channels * height * width
+    return 4 * model.diffusion.kept_tensors * channels * height * width
 
 
 def _gathered_bytes(model: ModelConfig, layout: Layout) -> int:

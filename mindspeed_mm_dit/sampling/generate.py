@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,11 +11,10 @@ import numpy as np
 from mindspeed_mm_dit.configs.limits import LARGEST
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.data.draws import Stream, normals
-from mindspeed_mm_dit.diffusion.guidance import Guidance, guided_network
-from mindspeed_mm_dit.diffusion.samplers import find_sampler
-from mindspeed_mm_dit.diffusion.schedule import respaced_steps
 from mindspeed_mm_dit.errors import ConfigError, ConvergenceError
 from mindspeed_mm_dit.framework import ops, runtime
+from mindspeed_mm_dit.objectives.guidance import Guidance, guided_network
+from mindspeed_mm_dit.objectives.registry import find_sampler, sampler_options
 
 DECODED_PIXELS = 8 * 512**2
 """Pixels decoded at a time; the autoencoder of Stable Diffusion takes some 6 GiB for them in float32."""
@@ -27,7 +25,7 @@ class SampleSettings:
     """How images are drawn."""
 
     sampler: str = "ddpm"
-    """A key of SAMPLERS."""
+    """A sampler of the model's objective."""
     steps: int = 250
     """Steps of the chain."""
     guidance: Guidance = field(default_factory=Guidance)
@@ -36,16 +34,14 @@ class SampleSettings:
     """Decides all noise."""
     batch_size: int = 64
     """Images drawn together; changes memory and speed, not the images (up to rounding)."""
-    clip: float | None = None
-    """Bound on the predicted clean latents; None as published. 1 suits pixel models."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """What else the sampler can be told, by name."""
     bf16: bool = False
     """Run the network's matrix products in bfloat16; the chain itself stays in float32."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed <= LARGEST:
             raise ConfigError(f"--seed = {self.seed}", "must lie between 0 and 2**63 - 1")
-        if self.clip is not None and not 0 < self.clip < math.inf:
-            raise ConfigError(f"--clip = {self.clip}", "must be a positive number")
 
 
 def generate(
@@ -104,7 +100,7 @@ def _generate_batch(
         raise ConvergenceError(
             f"samples with --cfg-scale {settings.guidance.scale:g}",
             "are not finite numbers",
-            "use a smaller --cfg-scale, or set --clip; or the weights are those of a run that diverged",
+            "use a smaller --cfg-scale, or --clip (Gaussian only); or the weights are those of a run that diverged",
         )
     return to_pixels(images)
 
@@ -120,23 +116,22 @@ def states(
     model: Any, config: ModelConfig, labels: np.ndarray, numbers: np.ndarray, settings: SampleSettings
 ) -> Iterator[Any]:
     """Walk down the chain for the images ``numbers``; the last state is their scaled latents."""
-    total = config.diffusion.num_train_timesteps
-    sampler = find_sampler(settings.sampler)
-    diffusion = model.diffusion.respaced(respaced_steps(total, sampler.respacing.format(settings.steps)))
+    sampler = find_sampler(config.diffusion, settings.sampler)
+    options = sampler_options(config.diffusion, settings.sampler, settings.options)
     null = np.full_like(labels, config.predictor.null_label)
 
     def network(x: Any, t: Any, y: Any) -> Any:
         with runtime.low_precision(settings.bf16):
             return model.predictor(x, t, y)
 
-    predict = guided_network(network, ops.tensor(labels), ops.tensor(null), settings.guidance, total)
+    ask = guided_network(network, ops.tensor(labels), ops.tensor(null), settings.guidance)
     shape = config.latent_shape
     start = ops.tensor(normals(settings.seed, Stream.SAMPLE_START, numbers, shape))
 
     def noise_at(step: int) -> Any:
         return ops.tensor(normals(settings.seed, Stream.SAMPLE_NOISE, numbers, shape, block=step))
 
-    return sampler.run(diffusion, predict, start, noise_at, clip=settings.clip)
+    return sampler.chain(model.diffusion, ask, start, noise_at, settings.steps, options)
 
 
 def to_pixels(images: np.ndarray) -> np.ndarray:

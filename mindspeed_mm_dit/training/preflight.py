@@ -22,11 +22,11 @@ from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.data.dataset import check_fit, check_sizes
 from mindspeed_mm_dit.data.folder import ImageIndex, open_index, split_index
 from mindspeed_mm_dit.data.latents import digest_of_files
-from mindspeed_mm_dit.diffusion.schedule import respaced_steps
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import active, runtime
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
 from mindspeed_mm_dit.models.autoencoder_kl_files import find_weights
+from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of
 from mindspeed_mm_dit.planning.fit import Place, check_model_fits, check_state_fits, tight_step
 from mindspeed_mm_dit.planning.memory import Layout
 from mindspeed_mm_dit.training.classes import say_data
@@ -128,15 +128,14 @@ def check_report(args: Namespace, model: ModelConfig) -> None:
         return
     if not args.save:
         raise ConfigError("--report", "is drawn from a checkpoint, and none is saved", "add --save DIR")
-    from mindspeed_mm_dit.diffusion.samplers import find_sampler
-
-    total = model.diffusion.num_train_timesteps
+    name = args.report_sampler = args.report_sampler or objective_of(model.diffusion).quick_sampler
     try:
-        respaced_steps(total, find_sampler(args.report_sampler).respacing.format(args.report_steps))
+        sampler = find_sampler(model.diffusion, name, "--report-sampler")
+        sampler.check(model.diffusion, args.report_steps, sampler.options())
     except ConfigError as error:
-        more = f"is more than the {total} timesteps there are (diffusion.num_train_timesteps)"
-        reason = more if args.report_steps > total else error.reason
-        raise ConfigError(f"--report-steps = {args.report_steps}", reason, f"use a divisor of {total}") from None
+        if error.what.startswith("--steps"):
+            raise ConfigError(f"--report-steps = {args.report_steps}", error.reason, error.cure) from None
+        raise
 
 
 def check_outputs(args: Namespace) -> None:

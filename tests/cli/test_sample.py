@@ -15,9 +15,9 @@ from mindspeed_mm_dit.checkpoint.store import find_checkpoint
 from mindspeed_mm_dit.cli.main import COMMANDS, main
 from mindspeed_mm_dit.cli.sample import parse_classes
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
-from mindspeed_mm_dit.diffusion.guidance import Guidance
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.composite import DiTModel
+from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
 from mindspeed_mm_dit.sampling.grid import _texts
 from mindspeed_mm_dit.sampling.load import load_model

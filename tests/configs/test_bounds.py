@@ -11,6 +11,7 @@ from mindspeed_mm_dit.configs.arguments import build_parser, check_arguments, di
 from mindspeed_mm_dit.configs.data import DataloaderParam, DatasetParam
 from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, DiTConfig, GaussianDiffusionConfig, PixelConfig
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.objectives.gaussian.objective import Clip
 from mindspeed_mm_dit.sampling.generate import SampleSettings
 
 DIT = DiTConfig(input_size=8, num_classes=10, hidden_size=8, num_layers=1, num_heads=2)
@@ -38,7 +39,7 @@ BOUNDS = [
     (DATASET, "valid_fraction", [0.0, NEARLY_ONE], [-TINY, 1.0]),
     (DataloaderParam(), "prefetch_batches", [1], [0]),
     (SampleSettings(), "seed", [0, 2**63 - 1], [-1, 2**63]),
-    (SampleSettings(), "clip", [TINY, 1e300], [0.0, -1.0, float("inf"), float("nan")]),
+    (Clip(), "clip", [TINY, 1e300], [0.0, -1.0, float("inf"), float("nan")]),
 ]
 
 

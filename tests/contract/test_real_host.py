@@ -14,6 +14,7 @@ from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.data.dataset import build_samples
 from mindspeed_mm_dit.data.folder import open_index
+from mindspeed_mm_dit.objectives.registry import draw_of
 from tests.contract.hosted import FLAGS, TwoHosts, needs_trees, run_python, tools_json, tree
 from tests.training.launch import Outcome
 
@@ -152,7 +153,7 @@ def _write_features(hosts: TwoHosts, folder: Path) -> None:
     folder.mkdir()
     model, data = load_model_config(hosts.folder / "model.json"), load_data_config(hosts.folder / "data.json")
     index = open_index(data.dataset_param, model.predictor.num_classes)
-    batch = build_samples(model, data, index, 1234, 8).batch(np.arange(32))
+    batch = build_samples(model, data, index, 1234, 8, draw_of(model.diffusion)).batch(np.arange(32))
     for i in range(32):
         sample = {
             "video": torch.from_numpy(batch["pixels"][i]),

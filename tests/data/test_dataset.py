@@ -16,6 +16,7 @@ from mindspeed_mm_dit.data.images import ImageReader
 from mindspeed_mm_dit.data.loader import load_batches
 from mindspeed_mm_dit.data.transforms import load_pixels
 from mindspeed_mm_dit.errors import ConfigError, DataError
+from mindspeed_mm_dit.objectives.registry import draw_of
 
 NUM_IMAGES = 70
 
@@ -41,7 +42,7 @@ def configs(model_json, pictures):
 @pytest.fixture
 def samples(configs):
     model, data = configs
-    return build_samples(model, data, open_index(data.dataset_param, 10), seed=0, global_batch_size=64)
+    return build_samples(model, data, open_index(data.dataset_param, 10), 0, 64, draw_of(model.diffusion))
 
 
 def test_a_batch_has_the_documented_shapes_and_ranges(samples):
@@ -85,7 +86,14 @@ def test_half_of_the_images_are_mirrored_and_a_tenth_loses_its_label(samples, co
 def test_images_that_are_not_to_be_flipped_stay_as_they_are(configs):
     model, data = configs
     data = DataConfig(dataclasses.replace(data.dataset_param, random_flip=False), DataloaderParam(shuffle=False))
-    samples = build_samples(model, data, open_index(data.dataset_param, 10), seed=0, global_batch_size=NUM_IMAGES)
+    samples = build_samples(
+        model,
+        data,
+        open_index(data.dataset_param, 10),
+        seed=0,
+        global_batch_size=NUM_IMAGES,
+        draw=draw_of(model.diffusion),
+    )
     pixels = samples.batch(np.arange(50))["pixels"]
     for image, path in zip(pixels, samples.reader.index.paths):
         np.testing.assert_array_equal(image, load_pixels(path, 8, 1))
@@ -120,10 +128,10 @@ def test_configs_that_contradict_each_other_are_refused(configs):
     model, data = configs
     index = open_index(data.dataset_param, 10)
     with pytest.raises(DataError, match="fewer than --global-batch-size 71"):
-        build_samples(model, data, index, 0, NUM_IMAGES + 1)
+        build_samples(model, data, index, 0, NUM_IMAGES + 1, draw_of(model.diffusion))
     larger = DataConfig(DatasetParam(data_folder="x", image_size=16))
     with pytest.raises(ConfigError, match=r"input_size\(8\) \* autoencoder factor\(1\) = 8"):
-        build_samples(model, larger, index, 0, 4)
+        build_samples(model, larger, index, 0, 4, draw_of(model.diffusion))
 
 
 @pytest.fixture
@@ -145,7 +153,7 @@ def test_the_next_readable_image_stands_in_with_its_own_label(configs, some_cut_
     data = DataConfig(dataclasses.replace(some_cut_short, skip_bad_images=True), DataloaderParam(shuffle=False))
     index = open_index(data.dataset_param, 2)
     assert index.skipped == 0
-    samples = build_samples(model, data, index, seed=0, global_batch_size=2)
+    samples = build_samples(model, data, index, 0, 2, draw_of(model.diffusion))
     samples.settings = dataclasses.replace(samples.settings, label_drop_prob=0.0)
     expected = [0, 1, 2, 5, 5, 5, 6, 7, 8, 0]
     for positions in (np.arange(10), np.arange(9, -1, -1), np.arange(10, 20)):
@@ -161,7 +169,9 @@ def test_the_next_readable_image_stands_in_with_its_own_label(configs, some_cut_
 def test_a_picture_that_fails_in_training_is_named_with_its_cure(configs, some_cut_short, monkeypatch):
     model, _ = configs
     index = open_index(some_cut_short, 2)
-    samples = build_samples(model, DataConfig(some_cut_short, DataloaderParam(shuffle=False)), index, 0, 2)
+    samples = build_samples(
+        model, DataConfig(some_cut_short, DataloaderParam(shuffle=False)), index, 0, 2, draw_of(model.diffusion)
+    )
     with pytest.raises(DataError, match=r"3\.png: cannot be decoded(.|\n)*dataset_param.skip_bad_images"):
         samples.batch(np.arange(10))
     monkeypatch.setattr("mindspeed_mm_dit.data.images.STAND_IN_TRIES", 2)

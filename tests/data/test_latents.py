@@ -22,6 +22,7 @@ from mindspeed_mm_dit.data.latents import LatentCache, check_latents, shard_path
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.models.composite import DiTModel
+from mindspeed_mm_dit.objectives.registry import draw_of
 
 NUM_IMAGES = 11
 OLD_CROP = "halve by box, scale bicubically, cut the centre"  # without EXIF orientation and 16 bits
@@ -82,7 +83,7 @@ def load(home, latents, model="model.json"):
 def samples(home, latents):
     model, data = load(home, latents)
     index, _ = split_index(open_index(data.dataset_param, 2), 0.2, seed=3)
-    return build_samples(model, data, index, seed=3, global_batch_size=4)
+    return build_samples(model, data, index, 3, 4, draw_of(model.diffusion))
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +159,7 @@ def test_a_cache_of_another_autoencoder_or_crop_is_refused_by_name(home, made, c
     for name, words in (("other.json", "another autoencoder"), ("bf16.json", "another precision")):
         model, data = load(home, made, name)
         with pytest.raises(ConfigError, match=words):
-            build_samples(model, data, open_index(data.dataset_param, 2), 0, 4)
+            build_samples(model, data, open_index(data.dataset_param, 2), 0, 4, draw_of(model.diffusion))
         assert cache(home, made, model=name) == 2  # nor may it be filled up
         assert words in capsys.readouterr().err
     index = json.loads((made / "index.json").read_text())
@@ -171,7 +172,7 @@ def test_a_cache_of_another_autoencoder_or_crop_is_refused_by_name(home, made, c
         (changed / "index.json").write_text(json.dumps({**index, "identity": {**index["identity"], field: value}}))
         model, data = load(home, changed)
         with pytest.raises(ConfigError, match=words):
-            build_samples(model, data, open_index(data.dataset_param, 2), 0, 4)
+            build_samples(model, data, open_index(data.dataset_param, 2), 0, 4, draw_of(model.diffusion))
 
 
 def test_changed_images_are_noticed_and_absent_ones_are_not_needed(home, made):
@@ -206,7 +207,9 @@ def test_a_run_on_the_mean_of_the_posterior_reads_the_mean_alone(home, made):
     (home / "mean.json").write_text(json.dumps(model_json(home, "vae", sample_posterior=False)))
     model, data = load(home, made, "mean.json")
     rows = np.array([9, 2, 5])
-    batch = build_samples(model, data, open_index(data.dataset_param, 2), 3, 4).reader.read(rows, rows > 4)
+    batch = build_samples(model, data, open_index(data.dataset_param, 2), 3, 4, draw_of(model.diffusion)).reader.read(
+        rows, rows > 4
+    )
     mean, std = LatentCache(made).read(rows, rows > 4)
     assert list(batch.arrays) == ["latent_mean"] and batch.images.tolist() == rows.tolist()
     np.testing.assert_array_equal(batch.arrays["latent_mean"], mean)

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from mindspeed_mm_dit.configs.model import DiTConfig, GaussianDiffusionConfig
-from mindspeed_mm_dit.diffusion.gaussian import TABLES, GaussianDiffusion
 from mindspeed_mm_dit.evaluation.parity import compare
 from mindspeed_mm_dit.evaluation.sweep import random_weights
 from mindspeed_mm_dit.framework.pytorch import optim, runtime
 from mindspeed_mm_dit.models.dit import DiT
+from mindspeed_mm_dit.objectives.gaussian.process import TABLES, GaussianDiffusion
 from tests.conftest import ROOT
 
 CONFIG = DiTConfig(input_size=16, num_classes=3, patch_size=4, hidden_size=96, num_layers=3, num_heads=6)
@@ -34,7 +34,7 @@ def in_float64():
 
 
 def results(model, diffusion, x0, noise, t, y):
-    x_t = diffusion.q_sample(x0, t, noise)
+    x_t = diffusion.noised(x0, t, noise)
     with torch.no_grad():
         output = model(x_t, t, y)
         yield "x_t", x_t.numpy()

@@ -66,7 +66,7 @@ def test_a_published_value_that_cannot_be_its_float64_is_an_error(compare, tmp_p
 
 def test_any_file_of_the_format_will_do(compare, tmp_path, golden):
     """Fewer quantities, and other tables."""
-    from mindspeed_mm_dit.diffusion.schedule import Schedule
+    from mindspeed_mm_dit.objectives.gaussian.schedule import Schedule
 
     schedule = Schedule.create("linear", 1000)
     part = {key: golden[key] for key in ("config", "x0", "noise", "t", "y", "output")}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
 from mindspeed_mm_dit.evaluation.compare import relative_error
-from mindspeed_mm_dit.objectives.flow.config import FlowMatchingConfig
 from mindspeed_mm_dit.objectives.flow.path import PATHS
 
 T = np.linspace(0.02, 0.98, 25)
@@ -76,7 +76,8 @@ def test_the_loss_of_a_right_answer_is_zero_and_of_a_wrong_one_its_weighted_squa
         "noise": noise,
         "score": -noise / point.sigma.reshape(wide),
     }[prediction]
-    given = [ops.tensor(array) for array in (data, noise, coefficients)]
+    x_t = np.nan * data  # the loss needs none of it
+    given = [ops.tensor(array) for array in (data, x_t, t, noise, coefficients)]
     scale = point.sigma**2 if prediction == "score" else 1.0  # its error is scaled by sigma
     wanted = 0.01 * scale * (point.score_gain / point.sigma**2 if weight else 1.0)
     losses = [ops.numpy(process.loss(ops.tensor((right + off).astype(np.float32)), *given)) for off in (0.0, 0.1)]

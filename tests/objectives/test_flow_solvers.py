@@ -103,7 +103,7 @@ def test_an_sde_ends_with_the_spread_of_the_data_whatever_its_diffusion(framewor
 
 
 def test_a_diffusion_that_cannot_be_is_refused_by_name(flow):
-    with pytest.raises(ConfigError, match="--diffusion-norm = -1"):
+    with pytest.raises(ConfigError, match="--norm = -1"):
         flow[1].Diffusion(norm=-1)
     for size in (0.0, 1.0):
         with pytest.raises(ConfigError, match="--last-step-size"):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.objectives.flow.config import FlowMatchingConfig
 from mindspeed_mm_dit.objectives.flow.timesteps import logit_normal, sampling_times, shifted, training_times
 
 POSITIONS = np.arange(20_000)

@@ -23,10 +23,10 @@ from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, load_fsdp2_config, resol
 from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, DiTConfig, GaussianDiffusionConfig, ModelConfig
 from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32, SHARDED_BF16
 from mindspeed_mm_dit.configs.presets import PRESETS
-from mindspeed_mm_dit.diffusion.gaussian import GaussianDiffusion
 from mindspeed_mm_dit.framework.pytorch import ops, runtime
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.dit import DiT
+from mindspeed_mm_dit.objectives.gaussian.process import GaussianDiffusion
 from mindspeed_mm_dit.planning.memory import Layout, activation_bytes, memory
 from mindspeed_mm_dit.planning.model_size import count, forward_multiply_adds, shapes
 from mindspeed_mm_dit.planning.peaks import peak_tflops, utilisation
@@ -112,7 +112,7 @@ def bytes_kept(model, precision, recompute, batch=2):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        noised = diffusion.q_sample(x, t, noise)
+        noised = diffusion.noised(x, t, noise)
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == AUTOCAST):
             output = network(noised, t, y)
         loss = diffusion.loss(output.float(), x, noised, t, noise).mean()

@@ -10,9 +10,9 @@ import torch
 
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.data.draws import Stream, normals
-from mindspeed_mm_dit.diffusion.gaussian import GaussianDiffusion
-from mindspeed_mm_dit.diffusion.guidance import Guidance
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.objectives.gaussian.process import GaussianDiffusion
+from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.sampling import generate as room
 from mindspeed_mm_dit.sampling.generate import SampleSettings, decode, generate, states, to_pixels
 
@@ -86,8 +86,12 @@ def test_a_guided_chain_asks_for_the_null_class_too(model, config):
 @pytest.mark.parametrize("batch_size", [1, 2, 5, 64])
 def test_images_are_those_of_their_numbers_in_batches_of_any_size(model, config, batch_size):
     done, labels = [], np.array([0, 1, 2, 3, 9])
-    images = generate(model, config, labels, SampleSettings(steps=3, batch_size=batch_size, clip=1.0), done.append)
-    np.testing.assert_array_equal(images, generate(model, config, labels, SampleSettings(steps=3, clip=1.0)))
+    images = generate(
+        model, config, labels, SampleSettings(steps=3, batch_size=batch_size, options={"clip": 1.0}), done.append
+    )
+    np.testing.assert_array_equal(
+        images, generate(model, config, labels, SampleSettings(steps=3, options={"clip": 1.0}))
+    )
     assert images.shape == (5, 8, 8, 1) and sum(done) == 15 and max(done) <= batch_size
 
     assert len({image.tobytes() for image in images}) == 5
@@ -122,7 +126,9 @@ def test_clip_bounds_what_is_taken_for_the_clean_image(model, config):
     """Far beyond the bound, every clean image is the bound itself, and so is the last state."""
     far = SimpleNamespace(**{**vars(model), "predictor": lambda x, t, y: torch.full_like(x, -1e6)})
     for clip, found in ((0.5, 0.5), (2.0, 2.0)):
-        *_, last = states(far, config, np.array([1]), np.arange(1), SampleSettings("ddim", steps=5, clip=clip))
+        *_, last = states(
+            far, config, np.array([1]), np.arange(1), SampleSettings("ddim", steps=5, options={"clip": clip})
+        )
         torch.testing.assert_close(last, torch.full_like(last, found), rtol=1e-4, atol=0)
     *_, last = states(far, config, np.array([1]), np.arange(1), SampleSettings("ddim", steps=5))
     assert last.min() > 1000

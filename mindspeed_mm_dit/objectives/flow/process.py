@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
 from mindspeed_mm_dit.framework import nn, ops
-from mindspeed_mm_dit.objectives.flow.config import FlowMatchingConfig
-from mindspeed_mm_dit.objectives.flow.path import PATHS, PathPoint
+from mindspeed_mm_dit.objectives.flow.draws import coefficients
+from mindspeed_mm_dit.objectives.flow.path import PATHS
 
 Tensor = Any  # a tensor of the active framework
 
@@ -23,26 +24,18 @@ class FlowMatching(nn.Module):
     channels, of which the first C count (SiT keeps the DiT's learned variance without using it).
     """
 
+    draw_names = ("timesteps", "noise", "coefficients")
+
     def __init__(self, config: FlowMatchingConfig) -> None:
         super().__init__()
         self.config = config
         self.prediction_type = config.prediction_type
 
     def coefficients(self, t: np.ndarray) -> np.ndarray:
-        """Return what a training batch at times ``t`` (B,) needs of the path and the weight, (B, 5) float32."""
-        point = PATHS[self.config.path](t.astype(np.float64))
-        columns = (point.alpha, point.sigma, point.d_alpha, point.d_sigma, self._loss_weight(point))
-        return np.stack(columns, 1).astype(np.float32)
+        """Return what of the path a training batch at times ``t`` (B,) needs, (B, 5) float32."""
+        return coefficients(self.config, t)
 
-    def _loss_weight(self, point: PathPoint) -> np.ndarray:
-        """The published weights: with "velocity" the loss is that of a velocity network, up to the path's ratio."""
-        if self.config.loss_weight is None:
-            return np.ones_like(point.alpha)
-        if self.config.loss_weight == "velocity":
-            return (point.score_gain / point.sigma) ** 2
-        return point.score_gain / point.sigma**2
-
-    def noised(self, x: Tensor, noise: Tensor, coefficients: Tensor) -> Tensor:
+    def noised(self, x: Tensor, timesteps: Tensor, noise: Tensor, coefficients: Tensor) -> Tensor:
         """Mix data and noise: x_t = alpha x + sigma noise (Ma et al. 2024, eq. 1)."""
         return _column(coefficients, ALPHA, x) * x + _column(coefficients, SIGMA, x) * noise
 
@@ -50,10 +43,12 @@ class FlowMatching(nn.Module):
         """Return the velocity of the path between data ``x`` and ``noise`` (Ma et al. 2024, eq. 3)."""
         return _column(coefficients, D_ALPHA, x) * x + _column(coefficients, D_SIGMA, x) * noise
 
-    def loss(self, output: Tensor, x: Tensor, noise: Tensor, coefficients: Tensor) -> Tensor:
+    def loss(
+        self, output: Tensor, x: Tensor, noised: Tensor, timesteps: Tensor, noise: Tensor, coefficients: Tensor
+    ) -> Tensor:
         """Mean squared error of the predicted quantity, weighted, (B,) (Ma et al. 2024, eqs. 5 and 7).
 
-        output: the network at ``noised`` and the times of ``coefficients`` (B, 5), float32.
+        output: the network at ``noised`` and ``timesteps`` (B,), which are those of ``coefficients`` (B, 5), float32.
         """
         predicted = output[:, : x.shape[1]]
         if self.prediction_type == "velocity":

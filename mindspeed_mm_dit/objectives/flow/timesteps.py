@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
 from mindspeed_mm_dit.data.draws import Stream, generator
-from mindspeed_mm_dit.objectives.flow.config import FlowMatchingConfig
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.objectives.flow.diffusion import Diffusion
+from mindspeed_mm_dit.objectives.flow.path import PATHS
 
 
 def shifted(t: np.ndarray, shift: float) -> np.ndarray:
@@ -37,3 +40,22 @@ def sampling_times(config: FlowMatchingConfig, steps: int, last_step: float = 0.
     """Return the ``steps`` + 1 times of a chain of even steps, before any shift, float64."""
     first, last = config.sample_interval(last_step)
     return first + (last - first) * shifted(np.linspace(0.0, 1.0, steps + 1), config.shift)
+
+
+def sde_times(config: FlowMatchingConfig, steps: int, diffusion: Diffusion) -> np.ndarray:
+    """Return the times of the even steps of a chain of the SDE, which has ``steps`` with the last one.
+
+    Raises:
+        ConfigError: there is no even step, or the diffusion is infinite where the chain begins.
+    """
+    even = steps - (diffusion.last_step is not None)
+    if even < 1:
+        raise ConfigError(f"--steps = {steps}", "leaves no step before the last one", "use 2 or more")
+    times = sampling_times(config, even, diffusion.last_step_size if diffusion.last_step else 0.0)
+    if not np.isfinite(diffusion.at(times[:1], PATHS[config.path](times[:1]))).all():
+        raise ConfigError(
+            f"--form = {diffusion.form}",
+            f"is infinite at t = {times[0]:g}, where a chain of path {config.path!r} begins",
+            "use another form, such as sigma, or a model.json with diffusion.sample_eps 0.001",
+        )
+    return times

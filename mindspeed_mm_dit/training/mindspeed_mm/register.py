@@ -15,11 +15,12 @@ from mindspeed_mm.models.diffusion.diffusion_model import DIFFUSION_MODEL_MAPPIN
 from mindspeed_mm.models.predictor.predict_model import PREDICTOR_MODEL_MAPPINGS
 
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.objectives.registry import OBJECTIVES
 from mindspeed_mm_dit.training.mindspeed_mm.sora import SoRAAutoencoder, SoRADiffusion, SoRADiT
 
 OURS: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
     ("PREDICTOR_MODEL_MAPPINGS", PREDICTOR_MODEL_MAPPINGS, {"dit": SoRADiT}),
-    ("DIFFUSION_MODEL_MAPPINGS", DIFFUSION_MODEL_MAPPINGS, {"gaussian_diffusion": SoRADiffusion}),
+    ("DIFFUSION_MODEL_MAPPINGS", DIFFUSION_MODEL_MAPPINGS, dict.fromkeys(OBJECTIVES, SoRADiffusion)),
     ("AE_MODEL_MAPPINGS", AE_MODEL_MAPPINGS, {"autoencoder_kl": SoRAAutoencoder, "pixel": SoRAAutoencoder}),
 )
 """(name of the host's table, the table, our entries)."""

@@ -1,6 +1,6 @@
 """Our predictor, diffusion and autoencoders with the signatures MindSpeed-MM's SoRAModel calls.
 
-Labels travel as ``prompt``. A batch that carries ``drawn_timesteps`` and ``drawn_noise`` decides them, as
+Labels travel as ``prompt``. A batch that carries ``drawn_timesteps``, ``drawn_noise`` and so on decides them, as
 everywhere here (the plain names are taken in SoRAModel); for any other the diffusion draws them.
 """
 
@@ -14,11 +14,11 @@ import torch
 from megatron.training import get_args
 from torch import Tensor
 
-from mindspeed_mm_dit.configs.model import AE_CONFIGS, DiTConfig, GaussianDiffusionConfig
+from mindspeed_mm_dit.configs.model import AE_CONFIGS, DiTConfig
 from mindspeed_mm_dit.configs.strict import from_mapping
-from mindspeed_mm_dit.diffusion.gaussian import GaussianDiffusion
 from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.models.registry import AE_MODEL_MAPPINGS
+from mindspeed_mm_dit.objectives.registry import OBJECTIVES
 from mindspeed_mm_dit.training.mindspeed_mm.composite import fill_from_seed, real_memory, restore
 
 HOST_KEYS = ("from_pretrained", "dtype")
@@ -55,31 +55,34 @@ class SoRADiT(DiT):
 
 
 class SoRADiffusion:
-    """GaussianDiffusion, called as SoRAModel calls a diffusion."""
+    """An objective, called as SoRAModel calls a diffusion."""
 
     def __init__(self, **section: Any) -> None:
-        self.config = _config(GaussianDiffusionConfig, section, "diffusion")
-        self.process = GaussianDiffusion.from_config(self.config)
+        self.objective = OBJECTIVES[section["model_id"]]
+        self.config = _config(self.objective.config, section, "diffusion")
+        self.process = self.objective.build(self.config)
+        self._draws: tuple[Tensor, ...] = ()
 
     def q_sample(
         self, x_start: Tensor, model_kwargs: Mapping[str, Any] | None = None, mask: Any = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (noised latents, noise, timesteps) for latents (B, C, H, W)."""
-        given = model_kwargs or {}
-        t, noise = given.get("drawn_timesteps"), given.get("drawn_noise")
-        if t is None:
-            t = torch.randint(self.config.num_train_timesteps, (x_start.shape[0],), device=x_start.device)
-        if noise is None:
-            noise = torch.randn_like(x_start)
-        t = t.reshape(-1)
+        """Return (noised latents, noise, timesteps) for latents (B, C, ...)."""
+        names, given = self.process.draw_names, model_kwargs or {}
+        draws = {name: given[f"drawn_{name}"] for name in names if given.get(f"drawn_{name}") is not None}
+        if len(draws) < len(names):
+            positions = torch.randint(2**62, (x_start.shape[0],)).numpy()
+            drawn = self.objective.draws(self.config, get_args().seed, positions, tuple(x_start.shape[1:]))
+            draws = {name: torch.from_numpy(array) for name, array in drawn.items()} | draws
+        t, noise, *rest = (draws[name].to(x_start.device) for name in names)
+        self._draws = (t.reshape(-1), noise, *rest)
         self.process.to(x_start.device)  # not a module of SoRAModel's, which would cast or empty its tables
-        return self.process.q_sample(x_start, t, noise), noise, t
+        return self.process.noised(x_start, *self._draws), noise, self._draws[0]
 
     def training_losses(
         self, model_output: Tensor, x_start: Tensor, x_t: Tensor, noise: Tensor, t: Tensor, **_: Any
     ) -> Tensor:
-        """Return the loss of each sample, (B,)."""
-        return self.process.loss(model_output, x_start, x_t, t, noise)
+        """Return the loss of each sample, (B,), of the batch noised last."""
+        return self.process.loss(model_output, x_start, x_t, *self._draws)
 
 
 class SoRAAutoencoder:

@@ -58,6 +58,18 @@ class FlowMatchingConfig:
         """Distance from singular ends in training and in sampling: as given, or as published."""
         return self._eps(self.train_eps, vp=1e-5), self._eps(self.sample_eps, vp=1e-3)
 
+    def check_output(self, in_channels: int, out_channels: int) -> None:
+        """Raise ConfigError unless a network puts out at least the prediction; further channels are not used (SiT)."""
+        if out_channels < in_channels:
+            raise ConfigError(
+                f"predictor: {out_channels} channels of output",
+                f"flow matching predicts each of the {in_channels} channels of a latent",
+                f"let the predictor put out {in_channels}",
+            )
+
+    kept_tensors = 6
+    """Float32 tensors of the size of a latent that the loss keeps for backward."""
+
     def train_interval(self) -> tuple[float, float]:
         """Return the first and last time a network is trained at."""
         eps, _ = self.eps

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mindspeed_mm_dit.diffusion.schedule import Schedule
 from mindspeed_mm_dit.framework import nn, ops, runtime
+from mindspeed_mm_dit.objectives.gaussian.schedule import Schedule
 
 if TYPE_CHECKING:
-    from mindspeed_mm_dit.configs.model import GaussianDiffusionConfig
+    from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
 
 Tensor = Any  # a tensor of the active framework
 
@@ -51,6 +51,8 @@ class GaussianDiffusion(nn.Module):
     Timesteps ``t`` are indices into the schedule's S steps, (B,) int. All arithmetic is float32.
     """
 
+    draw_names = ("timesteps", "noise")
+
     def __init__(self, schedule: Schedule, prediction_type: str, variance_type: str) -> None:
         super().__init__()
         self.schedule = schedule
@@ -74,7 +76,7 @@ class GaussianDiffusion(nn.Module):
         """Look up the schedule's table ``name`` at ``t`` -> (B, 1, 1, 1) float32."""
         return ops.reshape(ops.take(getattr(self, name), t), (-1, 1, 1, 1))
 
-    def q_sample(self, x_start: Tensor, t: Tensor, noise: Tensor) -> Tensor:
+    def noised(self, x_start: Tensor, t: Tensor, noise: Tensor) -> Tensor:
         """Noise clean latents to step ``t`` (Ho et al. 2020, eq. 4).
 
         x_start, noise: (B, C, H, W) float32, unit-variance latents. Returns x_t, (B, C, H, W).

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from mindspeed_mm_dit.configs.model import GaussianDiffusionConfig
-from mindspeed_mm_dit.diffusion.gaussian import (
+from mindspeed_mm_dit.objectives.gaussian.process import (
     GaussianDiffusion,
     discretized_gaussian_log_likelihood,
     gaussian_kl,
@@ -30,7 +30,7 @@ def batch():
 def test_a_perfect_network_has_no_simple_loss_and_gives_back_x0(prediction_type, batch):
     x_start, noise = batch
     diffusion = process(prediction_type, "fixed_small")
-    x_t = diffusion.q_sample(x_start, T, noise)
+    x_t = diffusion.noised(x_start, T, noise)
     perfect = {"epsilon": noise, "sample": x_start, "v_prediction": diffusion.velocity(x_start, T, noise)}
     assert diffusion.loss(perfect[prediction_type], x_start, x_t, T, noise).abs().max() == 0
     recovered = diffusion.predict(perfect[prediction_type], x_t, T).x_start[:3]
@@ -40,20 +40,20 @@ def test_a_perfect_network_has_no_simple_loss_and_gives_back_x0(prediction_type,
 def test_epsilon_and_x0_are_inverse_of_each_other(batch):
     x_start, noise = batch
     diffusion = process()
-    x_t = diffusion.q_sample(x_start, T, noise)
+    x_t = diffusion.noised(x_start, T, noise)
     torch.testing.assert_close(diffusion.epsilon_from_x_start(x_t, T, x_start)[1:], noise[1:], rtol=0, atol=2e-4)
 
 
 def test_noised_latents_keep_unit_variance(batch):
     x_start, noise = batch
-    x_t = process().q_sample(x_start.expand(4, -1, -1, -1), T, noise)
+    x_t = process().noised(x_start.expand(4, -1, -1, -1), T, noise)
     assert x_t.std().item() == pytest.approx(1.0, abs=0.05)
 
 
 def test_the_bound_does_not_train_the_mean(batch):
     x_start, noise = batch
     diffusion = process()
-    x_t = diffusion.q_sample(x_start, T, noise)
+    x_t = diffusion.noised(x_start, T, noise)
     output = torch.zeros(4, 8, 8, 8, requires_grad=True)
     (gradient,) = torch.autograd.grad(diffusion.variational_bound(output, x_start, x_t, T, noise).sum(), output)
     assert gradient[:, :4].abs().max() == 0
@@ -82,5 +82,5 @@ def test_the_discretized_likelihood_sums_to_one_over_all_pixel_values():
 
 
 def test_x_t_is_the_published_one(golden):
-    x_t = process().q_sample(*(torch.from_numpy(golden[key]) for key in ("x0", "t", "noise")))
+    x_t = process().noised(*(torch.from_numpy(golden[key]) for key in ("x0", "t", "noise")))
     np.testing.assert_allclose(x_t.numpy(), golden["x_t"], rtol=1e-6, atol=1e-6)

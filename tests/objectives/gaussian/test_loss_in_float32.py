@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from mindspeed_mm_dit.configs.model import GaussianDiffusionConfig
-from mindspeed_mm_dit.diffusion.schedule import Schedule
 from mindspeed_mm_dit.evaluation.compare import relative_error
+from mindspeed_mm_dit.objectives.gaussian.schedule import Schedule
 from tests.conftest import gradient
 
 PAGE = np.sqrt(2 / np.longdouble(np.pi)), np.longdouble(0.044715)
@@ -49,7 +49,7 @@ def grid():
 
 
 def test_the_likelihood_and_its_gradients_keep_their_digits_over_the_whole_range(framework):
-    from mindspeed_mm_dit.diffusion.gaussian import discretized_gaussian_log_likelihood
+    from mindspeed_mm_dit.objectives.gaussian.process import discretized_gaussian_log_likelihood
 
     inputs, ops = grid(), framework.ops
     x = ops.tensor(inputs[0])
@@ -95,7 +95,7 @@ def published_loss(schedule, prediction_type, t, output, x_start, noise):
 @pytest.mark.parametrize("noise_schedule", ["linear", "squaredcos_cap_v2"])
 @pytest.mark.parametrize("prediction_type", ["epsilon", "sample", "v_prediction"])
 def test_losses_and_gradients_keep_their_digits_at_every_timestep(framework, prediction_type, noise_schedule):
-    from mindspeed_mm_dit.diffusion.gaussian import GaussianDiffusion
+    from mindspeed_mm_dit.objectives.gaussian.process import GaussianDiffusion
 
     ops, t, draw = framework.ops, np.arange(1000), np.random.default_rng(0)
     x_start, noise, error, fraction = draw.standard_normal((4, 1000, 4, 4, 4), np.float32)
@@ -109,7 +109,7 @@ def test_losses_and_gradients_keep_their_digits_at_every_timestep(framework, pre
     size = 0.5 * scale.astype(np.float32)[:, None, None, None]
     prediction = {"epsilon": noise, "sample": x_start, "v_prediction": ops.numpy(diffusion.velocity(*given))}
     output = np.concatenate([prediction[prediction_type] + size * error, fraction], 1)
-    x_t = diffusion.q_sample(*given)
+    x_t = diffusion.noised(*given)
 
     def loss(output):
         return diffusion.loss(output, given[0], x_t, given[1], given[2])

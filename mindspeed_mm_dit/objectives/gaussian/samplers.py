@@ -1,35 +1,23 @@
 """From noise to latents, as generators of states: DDPM (Ho et al. 2020), DDIM (Song et al. 2021), DPM-Solver++ (2022).
 
-To add a sampler, write a function of the same form and register it in ``SAMPLERS``.
+To add a sampler, write a function of the same form, and name it in ``SAMPLERS`` and in ``objective``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.diffusion.gaussian import GaussianDiffusion
-from mindspeed_mm_dit.errors import ConfigError, nearest
 from mindspeed_mm_dit.framework import ops
+from mindspeed_mm_dit.objectives.gaussian.process import GaussianDiffusion
 
 Tensor = Any
 Predict = Callable[[Tensor, Tensor, int], Tensor]
 """(x_t (B, C, H, W), training timestep (B,), the same as a number) -> output (B, C or 2C, H, W) float32."""
 NoiseAt = Callable[[int], Tensor]
 """Step of the chain, counted from the start of sampling -> (B, C, H, W) standard normal."""
-
-
-@dataclass(frozen=True)
-class Sampler:
-    """A way to walk down the chain."""
-
-    run: Callable[..., Iterator[Tensor]]
-    """(diffusion, predict, x_T, noise_at, clip=) -> iterator over the states; the last is x_0."""
-    respacing: str
-    """What ``respaced_steps`` is asked for, with the number of steps in place of {}."""
 
 
 def ddpm(
@@ -86,17 +74,5 @@ def _ask(diffusion: GaussianDiffusion, predict: Predict, x: Tensor, index: int) 
     return t_index, ops.to_float32(predict(x, t_network, timestep))
 
 
-SAMPLERS: dict[str, Sampler] = {
-    "ddpm": Sampler(ddpm, "{}"),
-    "ddim": Sampler(ddim, "ddim{}"),
-    "dpm++": Sampler(dpm_solver_pp, "{}"),
-}
-
-
-def find_sampler(name: str) -> Sampler:
-    """Return the sampler registered as ``name``."""
-    if name not in SAMPLERS:
-        raise ConfigError(
-            f"--sampler = {name!r}", "unknown sampler", f"{nearest(name, SAMPLERS)}Known here: {', '.join(SAMPLERS)}"
-        )
-    return SAMPLERS[name]
+SAMPLERS: dict[str, Callable[..., Iterator[Tensor]]] = {"ddpm": ddpm, "ddim": ddim, "dpm++": dpm_solver_pp}
+"""(diffusion, predict, x_T, noise_at, clip=) -> iterator over the states; the last is x_0."""

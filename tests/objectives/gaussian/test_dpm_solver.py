@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from mindspeed_mm_dit.diffusion.gaussian import GaussianDiffusion
-from mindspeed_mm_dit.diffusion.samplers import find_sampler
-from mindspeed_mm_dit.diffusion.schedule import Schedule, respaced_steps
+from mindspeed_mm_dit.objectives.gaussian.process import GaussianDiffusion
+from mindspeed_mm_dit.objectives.gaussian.samplers import SAMPLERS
+from mindspeed_mm_dit.objectives.gaussian.schedule import Schedule, respaced_steps
 
 SHAPE = (2, 3, 4, 4)
 
 
 def sample(diffusion, predict, start, steps, clip=None):
     chain = diffusion.respaced(respaced_steps(len(diffusion.schedule), str(steps)))
-    states = list(find_sampler("dpm++").run(chain, predict, start, lambda step: None, clip=clip))
+    states = list(SAMPLERS["dpm++"](chain, predict, start, lambda step: None, clip=clip))
     assert len(states) == steps
     return states
 

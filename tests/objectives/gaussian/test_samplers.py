@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from mindspeed_mm_dit.configs.model import GaussianDiffusionConfig
-from mindspeed_mm_dit.diffusion.gaussian import GaussianDiffusion
-from mindspeed_mm_dit.diffusion.guidance import Guidance, guided_network
-from mindspeed_mm_dit.diffusion.samplers import find_sampler
-from mindspeed_mm_dit.diffusion.schedule import respaced_steps
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.objectives.gaussian.process import GaussianDiffusion
+from mindspeed_mm_dit.objectives.gaussian.samplers import SAMPLERS
+from mindspeed_mm_dit.objectives.gaussian.schedule import respaced_steps
+from mindspeed_mm_dit.objectives.guidance import Guidance, guided_network
+from mindspeed_mm_dit.objectives.registry import find_sampler
 
 SCALE = 0.5  # data ~ N(0, SCALE**2): the best prediction is known in closed form
 
@@ -28,11 +29,11 @@ def optimal_predict(diffusion):
 
 def draw(name: str, steps: int, count: int = 4096) -> torch.Tensor:
     full = GaussianDiffusion.from_config(GaussianDiffusionConfig(variance_type="fixed_small"))
-    sampler = find_sampler(name)
     noise = torch.Generator().manual_seed(0)
     start = torch.randn(count, 1, 2, 2, generator=noise)
-    chain = full.respaced(respaced_steps(1000, sampler.respacing.format(steps)))
-    *_, last = sampler.run(chain, optimal_predict(full), start, lambda step: torch.randn(start.shape, generator=noise))
+    chain = full.respaced(respaced_steps(1000, f"ddim{steps}" if name == "ddim" else str(steps)))
+    states = SAMPLERS[name](chain, optimal_predict(full), start, lambda step: torch.randn(start.shape, generator=noise))
+    *_, last = states
     return last
 
 
@@ -44,7 +45,15 @@ def test_samples_of_a_perfect_network_have_the_spread_of_the_data(name, steps):
 @pytest.mark.parametrize(("name", "timesteps"), [("ddpm", [0, 333, 666, 999]), ("dpm++", [0, 333, 666, 999]),
                                                    ("ddim", [0, 250, 500, 750])])  # fmt: skip
 def test_each_sampler_visits_the_timesteps_of_its_paper(name, timesteps):
-    assert respaced_steps(1000, find_sampler(name).respacing.format(4)).tolist() == timesteps
+    config, asked = GaussianDiffusionConfig(variance_type="fixed_small"), []
+
+    def ask(x, t, noise):
+        asked.append((t.tolist(), round(noise * 999)))
+        return x
+
+    sampler, process = find_sampler(config, name), GaussianDiffusion.from_config(config)
+    list(sampler.chain(process, ask, torch.zeros(1, 1), lambda step: torch.zeros(1), 4, sampler.options()))
+    assert asked == [([t], t) for t in reversed(timesteps)]
 
 
 @pytest.mark.parametrize("name", ["ddpm", "ddim"])
@@ -55,7 +64,7 @@ def test_clip_bounds_the_predicted_clean_latents(name):
     )
     for answer, clip, reached in ((3.0, 1.0, 1.0), (-3.0, 1.0, -1.0), (3.0, None, 3.0), (-3.0, None, -3.0)):
         network = functools.partial(lambda answer, x, *_: torch.full_like(x, answer), answer)
-        states = find_sampler(name).run(diffusion, network, torch.zeros(1, 1), lambda step: torch.zeros(1), clip=clip)
+        states = SAMPLERS[name](diffusion, network, torch.zeros(1, 1), lambda step: torch.zeros(1), clip=clip)
         *_, last = states
         torch.testing.assert_close(last, torch.full_like(last, reached), rtol=1e-4, atol=0)
 
@@ -66,7 +75,7 @@ def test_ddim_is_deterministic():
 
 def test_an_unknown_sampler_is_named_with_the_nearest():
     with pytest.raises(ConfigError, match="Did you mean 'ddim'"):
-        find_sampler("dddim")
+        find_sampler(GaussianDiffusionConfig(), "dddim")
 
 
 class TestGuidance:
@@ -87,10 +96,10 @@ class TestGuidance:
             asked.append(y.tolist())
             return x
 
-        predict = guided_network(network, torch.tensor([1]), torch.tensor([9]), Guidance(2.0, "all", (0.2, 0.5)), 1000)
+        predict = guided_network(network, torch.tensor([1]), torch.tensor([9]), Guidance(2.0, "all", (0.2, 0.5)))
         x = torch.zeros(1, 4, 2, 2)
         for timestep in (900, 300, 10):
-            predict(x, torch.tensor([timestep]), timestep)
+            predict(x, torch.tensor([timestep]), timestep / 999)
         assert asked == [[1], [1, 9], [1]]
 
     def test_both_questions_are_about_the_same_noise_and_time(self):
@@ -100,14 +109,14 @@ class TestGuidance:
             told = x + 10 * t.reshape(-1, 1, 1, 1) + 100 * y.reshape(-1, 1, 1, 1)
             return torch.cat([told, -told], 1)
 
-        predict = guided_network(network, torch.tensor([1, 2, 3]), torch.tensor([0, 0, 0]), Guidance(3.0, "3"), 1000)
+        predict = guided_network(network, torch.tensor([1, 2, 3]), torch.tensor([0, 0, 0]), Guidance(3.0, "3"))
         x, t = torch.rand(3, 4, 1, 2), torch.tensor([7, 7, 7])
         without = x + 70
         labelled = without + 100 * torch.tensor([1, 2, 3]).reshape(-1, 1, 1, 1)
         guided = torch.cat([without[:, :3] + 3 * (labelled - without)[:, :3], labelled[:, 3:], -labelled], 1)
-        torch.testing.assert_close(predict(x, t, 7), guided)
-        plain = guided_network(network, torch.tensor([1, 2, 3]), torch.tensor([0, 0, 0]), Guidance(1.0), 1000)
-        torch.testing.assert_close(plain(x, t, 7), torch.cat([labelled, -labelled], 1))
+        torch.testing.assert_close(predict(x, t, 0.007), guided)
+        plain = guided_network(network, torch.tensor([1, 2, 3]), torch.tensor([0, 0, 0]), Guidance(1.0))
+        torch.testing.assert_close(plain(x, t, 0.007), torch.cat([labelled, -labelled], 1))
 
     @pytest.mark.parametrize(
         ("interval", "guided"),
@@ -116,10 +125,9 @@ class TestGuidance:
     def test_both_ends_of_the_interval_are_guided(self, interval, guided):
         """The timesteps of a chain of 11 are 0.0, 0.1, ... 1.0 of it."""
         guidance = Guidance(2.0, "all", interval)
-        assert [t for t in range(11) if guidance.applies_at(t, 11)] == list(guided)
-        assert not any(Guidance(1.0, "all", interval).applies_at(t, 11) for t in range(11))
-        assert Guidance(0.0).applies_at(0, 1)  # a chain of a single step
-        assert Guidance(0.0, "all", (0.9, 1.0)).applies_at(1, 2)
+        assert [t for t in range(11) if guidance.applies_at(t / 10)] == list(guided)
+        assert not any(Guidance(1.0, "all", interval).applies_at(t / 10) for t in range(11))
+        assert Guidance(0.0).applies_at(0) and Guidance(0.0).applies_at(1)
 
     @pytest.mark.parametrize("interval", [(0.8, 0.2), (-0.01, 0.5), (0.5, 1.01), (np.nan, 1.0)])
     def test_an_impossible_interval_is_an_error(self, interval):

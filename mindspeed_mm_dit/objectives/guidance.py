@@ -6,13 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from mindspeed_mm_dit.configs.limits import MOST_GUIDANCE, check_between
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import ops
+from mindspeed_mm_dit.objectives.contract import Ask
 
 Tensor = Any
 Network = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(x_t (B, C, H, W), training timestep (B,), labels (B,)) -> output (B, C or 2C, H, W)."""
+"""(x_t (B, C, H, W), time (B,), labels (B,)) -> output (B, C or 2C, H, W)."""
 
 GuidedChannels = Literal["3", "all"]
 
@@ -29,7 +32,8 @@ class Guidance:
     channels: GuidedChannels = "all"
     """Channels of the prediction that are guided: the first "3" as in the published DiT, or "all"."""
     interval: tuple[float, float] = (0.0, 1.0)
-    """Part of the chain that is guided, as t / T from ``low`` to ``high`` (Kynkaanniemi et al. 2024)."""
+    """Part of the chain that is guided, by the share of noise from ``low`` to ``high`` (Kynkaanniemi et al. 2024):
+    t / T of a Gaussian process, 1 - t of a flow."""
 
     def __post_init__(self) -> None:
         check_between("--cfg-scale", self.scale, 0.0, MOST_GUIDANCE)
@@ -37,10 +41,10 @@ class Guidance:
         if not 0.0 <= low <= high <= 1.0:
             raise ConfigError(f"--cfg-interval = {low},{high}", "must satisfy 0 <= low <= high <= 1")
 
-    def applies_at(self, timestep: int, num_train_timesteps: int) -> bool:
-        """Return whether the prediction at ``timestep`` (of training) is guided."""
+    def applies_at(self, noise: float) -> bool:
+        """Return whether the prediction is guided where the share of noise, from 0 (data) to 1, is ``noise``."""
         low, high = self.interval
-        return self.scale != 1.0 and low <= timestep / max(num_train_timesteps - 1, 1) <= high
+        return self.scale != 1.0 and low <= noise <= high
 
     def combine(self, labelled: Tensor, unlabelled: Tensor, prediction_channels: int) -> Tensor:
         """Guide the first ``channels`` of ``labelled`` (B, C or 2C, H, W); the rest keeps the labelled values.
@@ -52,20 +56,23 @@ class Guidance:
         return ops.cat([without + self.scale * (with_label - without), labelled[:, guided:]], 1)
 
 
-def guided_network(
-    network: Network, labels: Tensor, null_labels: Tensor, guidance: Guidance, num_train_timesteps: int
-) -> Callable[[Tensor, Tensor, int], Tensor]:
-    """Return predict(x_t, t, timestep): the guided output for ``labels``, both questions in one batch.
+def guided_network(network: Network, labels: Tensor, null_labels: Tensor, guidance: Guidance) -> Ask:
+    """Return ask(x_t, t, noise): the guided output for ``labels``, both questions in one batch.
 
-    labels, null_labels: (B,) int. ``t`` is (B,) and filled with the number ``timestep``.
+    labels, null_labels: (B,) int. ``noise`` is the share of noise in x_t: a number, or an array (B,) where the times of
+    the samples differ.
     """
     both = ops.cat([labels, null_labels], 0)
 
-    def predict(x_t: Tensor, t: Tensor, timestep: int) -> Tensor:
-        if not guidance.applies_at(timestep, num_train_timesteps):
-            return network(x_t, t, labels)
-        output = network(ops.cat([x_t, x_t], 0), ops.cat([t, t], 0), both)
+    def ask(x_t: Tensor, t: Tensor, noise: float | np.ndarray) -> Tensor:
+        guided = np.array([guidance.applies_at(share) for share in np.atleast_1d(noise).tolist()])
+        if not guided.any():
+            return ops.to_float32(network(x_t, t, labels))
+        output = ops.to_float32(network(ops.cat([x_t, x_t], 0), ops.cat([t, t], 0), both))
         labelled, unlabelled = ops.chunk(output, 2, 0)
-        return guidance.combine(labelled, unlabelled, x_t.shape[1])
+        combined = guidance.combine(labelled, unlabelled, x_t.shape[1])
+        if guided.all():
+            return combined
+        return ops.where(ops.tensor(guided.reshape(-1, *(1 for _ in x_t.shape[1:]))), combined, labelled)
 
-    return predict
+    return ask

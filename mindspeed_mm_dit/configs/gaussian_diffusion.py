@@ -1,0 +1,53 @@
+"""Section ``diffusion`` of model.json with ``model_id`` "gaussian_diffusion"."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mindspeed_mm_dit.configs.limits import check_between
+from mindspeed_mm_dit.errors import ConfigError
+
+MOST_TIMESTEPS = 1_000_000
+"""Steps of a diffusion chain: float64 tables of so many take 0.1 GB, and seconds to make."""
+
+
+@dataclass(frozen=True)
+class GaussianDiffusionConfig:
+    """Section ``diffusion`` with ``model_id`` "gaussian_diffusion"."""
+
+    num_train_timesteps: int = 1000
+    """Number T of diffusion steps the network is trained on."""
+    noise_schedule: Literal["linear", "squaredcos_cap_v2"] = "linear"
+    """Ho et al. 2020 (linear betas) or Nichol & Dhariwal 2021 (squared cosine)."""
+    prediction_type: Literal["epsilon", "sample", "v_prediction"] = "epsilon"
+    """What the network predicts: the noise, x_0, or v (Salimans & Ho 2022)."""
+    variance_type: Literal["learned_range", "fixed_small", "fixed_large"] = "learned_range"
+    """Variance of p(x_{t-1} | x_t): interpolated by the network, or one of Ho et al.'s two constants."""
+    model_id: str = "gaussian_diffusion"
+    """Key in DIFFUSION_MODEL_MAPPINGS."""
+
+    def __post_init__(self) -> None:
+        cure = "the published DiT has 1000"
+        check_between("diffusion.num_train_timesteps", self.num_train_timesteps, 2, MOST_TIMESTEPS, cure)
+        if self.noise_schedule == "linear" and self.num_train_timesteps <= 20:
+            raise ConfigError(
+                f"diffusion.num_train_timesteps = {self.num_train_timesteps}",
+                f"the linear schedule would end at beta = 20 / {self.num_train_timesteps}, which must be below 1",
+                "use more than 20, or noise_schedule squaredcos_cap_v2",
+            )
+
+    def check_output(self, in_channels: int, out_channels: int) -> None:
+        """Raise ConfigError unless a network of ``out_channels`` fits: twice the latents' with a learned variance."""
+        learned, doubled = self.variance_type == "learned_range", out_channels == 2 * in_channels
+        if learned != doubled:
+            raise ConfigError(
+                f"diffusion.variance_type = {self.variance_type}",
+                f"does not fit predictor.learn_sigma = {doubled}",
+                "'learned_range' goes with learn_sigma true, the fixed variances with false",
+            )
+
+    @property
+    def kept_tensors(self) -> int:
+        """Float32 tensors of the size of a latent that the loss keeps for backward."""
+        return 24 if self.variance_type == "learned_range" else 4

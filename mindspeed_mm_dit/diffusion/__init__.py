@@ -1,1 +1,0 @@
-"""The maths of diffusion, once for every framework: schedules, noising, losses, samplers, guidance."""

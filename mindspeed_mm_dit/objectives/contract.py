@@ -1,0 +1,57 @@
+"""What an objective offers: how a batch is drawn, noised, scored, and walked back. No framework is touched here.
+
+An objective is one record. Its process, a module of the active framework, is built when it is first needed and has
+
+- ``draw_names``: names of what :attr:`Objective.draws` draws; the first is what the network is told, the second noise,
+- ``noised(latents, *draws)`` -> x_t, the latents mixed with noise,
+- ``loss(output, latents, x_t, *draws)`` -> (B,) float32, with ``output`` what the network said at x_t, float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Tensor = Any
+Arrays = dict[str, np.ndarray]
+Ask = Callable[[Tensor, Tensor, Any], Tensor]
+"""(x (B, C, ...), what the network is told of the time (B,), share of noise in x: a number, or an array (B,)) -> output
+of the network for the condition of the chain, guided where the share of noise says so; float32."""
+NoiseAt = Callable[[int], Tensor]
+"""Step of the chain, counted from the start of sampling -> standard normal in the shape of x."""
+
+
+class Sampler(NamedTuple):
+    """A way from noise to latents."""
+
+    chain: Callable[..., Iterator[Tensor]]
+    """(process, Ask, start, NoiseAt, steps, options) -> iterator over the states; the last is the latents."""
+    options: type
+    """Frozen dataclass of what else can be set."""
+    check: Callable[[Any, int, Any], None] = lambda config, steps, options: None
+    """(config, steps, options): raise ConfigError for a chain that there cannot be."""
+
+
+class Objective(NamedTuple):
+    """What is learned, as a section ``diffusion`` of model.json chooses it by ``model_id``."""
+
+    config: type
+    """Frozen dataclass of the section. It has ``check_output(in_channels, out_channels)`` and ``kept_tensors``."""
+    build: Callable[[Any], Any]
+    """(config) -> the process."""
+    draws: Callable[[Any, int, np.ndarray, tuple[int, ...]], Arrays]
+    """(config, seed, positions (B,), shape of a latent) -> arrays (B, ...) by ``draw_names``."""
+    draws_at: Callable[[Any, np.ndarray, np.ndarray], Arrays]
+    """(config, shares (B,) of the way from data to noise, noise (B, ...)) -> the same, at chosen times."""
+    samplers: dict[str, Sampler]
+    """By name; the first is the published one."""
+    quick_sampler: str
+    """One of them without noise of its own, for pictures to look at."""
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """Options of a sampler that has none."""

@@ -1,0 +1,49 @@
+"""How much noise a chain of the SDE adds and takes away, and how it ends (Ma et al. 2024, section 3.3)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.objectives.flow.path import PathPoint
+
+DIFFUSIONS: dict[str, Callable[[np.ndarray, PathPoint], np.ndarray]] = {
+    "constant": lambda t, point: np.ones_like(t),
+    "SBDM": lambda t, point: point.score_gain,
+    "sigma": lambda t, point: point.sigma,
+    "linear": lambda t, point: 1 - t,
+}
+"""Published forms of D(t) that grow with their norm alone."""
+
+
+@dataclass(frozen=True)
+class Diffusion:
+    """How much noise a chain adds and takes away on its way, and how it ends."""
+
+    form: Literal["constant", "SBDM", "sigma", "linear", "decreasing", "increasing-decreasing"] = "sigma"
+    """D(t): score-based diffusion's own (SBDM), or one chosen at sampling (Ma et al. 2024, section 3.3)."""
+    norm: float = 1.0
+    """Scale k of D."""
+    last_step: Literal["Mean", "Tweedie", "Euler"] | None = "Mean"
+    """What follows the even steps without noise: the SDE's drift, Tweedie's estimate, or the ODE's velocity."""
+    last_step_size: float = 0.04
+    """Length of that step."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.norm < math.inf:
+            raise ConfigError(f"--norm = {self.norm}", "must be a number of at least 0")
+        if not 0 < self.last_step_size < 1:
+            raise ConfigError(f"--last-step-size = {self.last_step_size}", "must lie between 0 and 1")
+
+    def at(self, t: np.ndarray, point: PathPoint) -> np.ndarray:
+        """Return D(t), float64 in the shape of ``t``; ``point``: the path there."""
+        if self.form == "decreasing":
+            return 0.25 * (self.norm * np.cos(math.pi * t) + 1) ** 2
+        if self.form == "increasing-decreasing":
+            return self.norm * np.sin(math.pi * t) ** 2
+        return self.norm * DIFFUSIONS[self.form](t, point)

@@ -1,0 +1,42 @@
+"""What is drawn for a training batch of flow matching: times, noise, and what of the path the loss needs there."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
+from mindspeed_mm_dit.data.draws import Stream, normals
+from mindspeed_mm_dit.objectives.contract import Arrays
+from mindspeed_mm_dit.objectives.flow.path import PATHS, PathPoint
+from mindspeed_mm_dit.objectives.flow.timesteps import training_times
+
+
+def draws(config: FlowMatchingConfig, seed: int, positions: np.ndarray, shape: tuple[int, ...]) -> Arrays:
+    """Return timesteps (B,) in [0, 1], noise (B, *shape), and coefficients (B, 5), each float32."""
+    return _batch(config, training_times(config, seed, positions), normals(seed, Stream.NOISE, positions, shape))
+
+
+def draws_at(config: FlowMatchingConfig, shares: np.ndarray, noise: np.ndarray) -> Arrays:
+    """Return the same for times that are ``shares`` (B,) of the way from data to noise."""
+    first, last = config.train_interval()
+    return _batch(config, (last + (first - last) * shares).astype(np.float32), noise)
+
+
+def coefficients(config: FlowMatchingConfig, t: np.ndarray) -> np.ndarray:
+    """Return alpha, sigma, alpha', sigma' and the weight of the loss at times ``t`` (B,), as (B, 5) float32."""
+    point = PATHS[config.path](t.astype(np.float64))
+    columns = (point.alpha, point.sigma, point.d_alpha, point.d_sigma, _loss_weight(config, point))
+    return np.stack(columns, 1).astype(np.float32)
+
+
+def _batch(config: FlowMatchingConfig, t: np.ndarray, noise: np.ndarray) -> Arrays:
+    return {"timesteps": t, "noise": noise, "coefficients": coefficients(config, t)}
+
+
+def _loss_weight(config: FlowMatchingConfig, point: PathPoint) -> np.ndarray:
+    """The published weights: with "velocity" the loss is that of a velocity network, up to the path's ratio."""
+    if config.loss_weight is None:
+        return np.ones_like(point.alpha)
+    if config.loss_weight == "velocity":
+        return (point.score_gain / point.sigma) ** 2
+    return point.score_gain / point.sigma**2

@@ -1,0 +1,76 @@
+"""Gaussian diffusion as an objective."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
+from mindspeed_mm_dit.data.draws import Stream, normals, timesteps
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.objectives.contract import Arrays, Ask, NoiseAt, Objective, Sampler, Tensor
+from mindspeed_mm_dit.objectives.gaussian.schedule import respaced_steps
+
+_STRIDED = ("ddim",)
+"""Samplers whose steps are a whole number of timesteps apart, as published."""
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Options of every sampler here."""
+
+    clip: float | None = None
+    """Bound on the predicted clean latents; None as published. 1 suits pixel models."""
+
+    def __post_init__(self) -> None:
+        if self.clip is not None and not 0 < self.clip < math.inf:
+            raise ConfigError(f"--clip = {self.clip}", "must be a positive number")
+
+
+def _build(config: GaussianDiffusionConfig) -> Any:
+    from mindspeed_mm_dit.objectives.gaussian.process import GaussianDiffusion
+
+    return GaussianDiffusion.from_config(config)
+
+
+def _draws(config: GaussianDiffusionConfig, seed: int, positions: np.ndarray, shape: tuple[int, ...]) -> Arrays:
+    return {
+        "timesteps": timesteps(seed, positions, config.num_train_timesteps),
+        "noise": normals(seed, Stream.NOISE, positions, shape),
+    }
+
+
+def _draws_at(config: GaussianDiffusionConfig, shares: np.ndarray, noise: np.ndarray) -> Arrays:
+    last = config.num_train_timesteps - 1
+    return {"timesteps": np.floor(shares * last + 1e-9).astype(np.int64), "noise": noise}
+
+
+def _respacing(name: str, steps: int) -> str:
+    return f"ddim{steps}" if name in _STRIDED else str(steps)
+
+
+def _sampler(name: str) -> Sampler:
+    def chain(process: Any, ask: Ask, start: Tensor, noise_at: NoiseAt, steps: int, options: Clip) -> Iterator[Tensor]:
+        from mindspeed_mm_dit.objectives.gaussian.samplers import SAMPLERS
+
+        last = max(len(process.schedule) - 1, 1)
+        respaced = process.respaced(respaced_steps(len(process.schedule), _respacing(name, steps)))
+        return SAMPLERS[name](
+            respaced, lambda x, t, timestep: ask(x, t, timestep / last), start, noise_at, clip=options.clip
+        )
+
+    def check(config: GaussianDiffusionConfig, steps: int, options: Clip) -> None:
+        respaced_steps(config.num_train_timesteps, _respacing(name, steps))
+
+    return Sampler(chain, Clip, check)
+
+
+_NAMES: tuple[str, ...] = ("ddpm", "ddim", "dpm++")
+
+GAUSSIAN_DIFFUSION = Objective(
+    GaussianDiffusionConfig, _build, _draws, _draws_at, {name: _sampler(name) for name in _NAMES}, quick_sampler="ddim"
+)

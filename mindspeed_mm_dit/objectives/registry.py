@@ -1,0 +1,76 @@
+"""The objectives by the ``model_id`` of section ``diffusion``. To add one: its folder, its record, and ``register``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from mindspeed_mm_dit.configs.limits import shown
+from mindspeed_mm_dit.configs.model import DIFFUSION_CONFIGS
+from mindspeed_mm_dit.configs.strict import from_mapping
+from mindspeed_mm_dit.errors import ConfigError, nearest
+from mindspeed_mm_dit.objectives.contract import Arrays, Objective, Sampler
+from mindspeed_mm_dit.objectives.flow.objective import FLOW_MATCHING
+from mindspeed_mm_dit.objectives.gaussian.objective import GAUSSIAN_DIFFUSION
+
+OBJECTIVES: dict[str, Objective] = {"gaussian_diffusion": GAUSSIAN_DIFFUSION, "flow_matching": FLOW_MATCHING}
+
+
+def register_objective(model_id: str, objective: Objective) -> None:
+    """Add an objective; its ``model_id`` may then stand in section ``diffusion``.
+
+    Raises ConfigError when another one holds that name.
+    """
+    if OBJECTIVES.get(model_id, objective) is not objective:
+        raise ConfigError(f"model_id = {model_id!r}", "is registered already", "choose another name")
+    OBJECTIVES[model_id], DIFFUSION_CONFIGS[model_id] = objective, objective.config
+
+
+def objective_of(config: Any) -> Objective:
+    """Return the objective that a section ``diffusion`` chooses."""
+    return OBJECTIVES[config.model_id]
+
+
+def draw_of(config: Any) -> Callable[[int, np.ndarray, tuple[int, ...]], Arrays]:
+    """Return what draws the batches of section ``config``: (seed, positions, shape of a latent) -> arrays by name."""
+    return partial(objective_of(config).draws, config)
+
+
+def find_sampler(config: Any, name: str, flag: str = "--sampler") -> Sampler:
+    """Return the sampler ``name`` of the objective of section ``config``.
+
+    Raises:
+        ConfigError: there is none, or it belongs to another objective.
+    """
+    own = objective_of(config).samplers
+    if name not in own:
+        others = [model_id for model_id, objective in OBJECTIVES.items() if name in objective.samplers]
+        reason = f"is for {' and '.join(others)}, and this model learned {config.model_id}"
+        reason, hint = (reason, "") if others else ("unknown sampler", nearest(name, own))
+        raise ConfigError(f"{flag} = {name!r}", reason, f"{hint}For {config.model_id}: {', '.join(own)}")
+    return own[name]
+
+
+def sampler_options(config: Any, name: str, given: Mapping[str, Any]) -> Any:
+    """Return the options ``given``, by name, of the sampler ``name``; raises ConfigError for what it does not have."""
+    kind = find_sampler(config, name).options
+    known = [field.name for field in dataclasses.fields(kind)]
+    for key, value in given.items():
+        if key not in known:
+            raise ConfigError(
+                f"--{key.replace('_', '-')} = {shown(value)}",
+                f"means nothing to the sampler {name!r}",
+                f"it has {', '.join('--' + k.replace('_', '-') for k in known)}" if known else "leave it out",
+            )
+    where = f"sampler {name}"
+    try:
+        return from_mapping(kind, dict(given), where)
+    except ConfigError as error:  # of a value of the wrong kind it says the key, and here it is a flag
+        key, mark, value = error.what.removeprefix(f"{where}: ").partition(" = ")
+        raise ConfigError(
+            f"--{key.removeprefix('--').replace('_', '-')}{mark}{value}", error.reason, error.cure
+        ) from None
