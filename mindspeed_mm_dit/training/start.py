@@ -118,7 +118,7 @@ def _check_model(model: ModelConfig, kept: Mapping[str, Any], path: Path) -> Non
     changed = [
         f"{section}.{field.name} is {value!r} there and {getattr(getattr(here, section), field.name, None)!r} here"
         for section in ("predictor", "diffusion")
-        for field in dataclasses.fields(getattr(there, section))
+        for field in _compared_fields(getattr(there, section), getattr(here, section))
         if (value := getattr(getattr(there, section), field.name)) != getattr(getattr(here, section), field.name, None)
         and field.name != "class_dropout_prob"
     ]
@@ -128,6 +128,12 @@ def _check_model(model: ModelConfig, kept: Mapping[str, Any], path: Path) -> Non
             f"was trained with another model.json: {'; '.join(changed)}",
             f"use the one kept in {path}/run.json, or another --load and --save",
         )
+
+
+def _compared_fields(there: Any, here: Any) -> list[dataclasses.Field[Any]]:
+    """Return the fields of a section; of sections of different kinds only the one that says so."""
+    fields = dataclasses.fields(there)
+    return list(fields) if type(there) is type(here) else [field for field in fields if field.name == "model_id"]
 
 
 def _content(folder: str) -> str:

@@ -67,7 +67,17 @@ def embedded(tmp_path_factory, digits_folder):
     return Configs.create(tmp_path_factory.mktemp("embedded"), digits_folder)
 
 
-@pytest.mark.parametrize("which", ["tiny", "embedded"])
+@pytest.fixture(scope="module")
+def flow(tmp_path_factory, digits_folder):
+    """The embedded default's network, trained with flow matching."""
+    configs = Configs.create(tmp_path_factory.mktemp("flow"), digits_folder)
+    model = json.loads((configs.folder / "model.json").read_text())
+    model["diffusion"] = {"model_id": "flow_matching", "timestep_sampling": "logit_normal"}
+    (configs.folder / "model.json").write_text(json.dumps(model))
+    return configs
+
+
+@pytest.mark.parametrize("which", ["tiny", "embedded", "flow"])
 def test_twenty_losses_are_those_of_pytorch(which, request):
     configs = request.getfixturevalue(which)
     torch_losses = configs.run(STEPS + "--micro-batch-size 32").losses

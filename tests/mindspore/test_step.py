@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ def first_moment(mindspore, framework, monkeypatch):
         def __init__(self):
             super().__init__()
             self.predictor = framework.nn.Linear(2, 1, bias=False)
+            self.diffusion = SimpleNamespace(draw_names=("timesteps", "noise"))
 
         def latents(self, pixels):
             return pixels

@@ -1,0 +1,156 @@
+"""Flow matching as a run and its user meet it: ranks, resume, samplers, and what does not fit."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from mindspeed_mm_dit.cli.main import main
+from tests.training.launch import Configs
+
+pytestmark = pytest.mark.ranks
+
+TOLERANCE = 2e-6
+STEPS = "--train-iters 12 --global-batch-size 32 --lr 1e-3 --lr-decay-style constant --num-workers 1 "
+
+
+def flow_configs(folder, digits_folder, **diffusion) -> Configs:
+    """A small predictor on the embedded digits, trained with flow matching."""
+    configs = Configs.create(folder, digits_folder, hidden_size=32, num_layers=2, num_heads=2)
+    model = json.loads((folder / "model.json").read_text())
+    model["diffusion"] = {"model_id": "flow_matching", **diffusion}
+    (folder / "model.json").write_text(json.dumps(model))
+    return configs
+
+
+@pytest.fixture(scope="module")
+def flow(tmp_path_factory, digits_folder):
+    return flow_configs(
+        tmp_path_factory.mktemp("flow"), digits_folder, timestep_sampling="logit_normal", shift=2.0, path="gvp"
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(flow):
+    """One process, one micro-batch."""
+    outcome = flow.run(STEPS + "--micro-batch-size 32")
+    assert outcome.code == 0 and len(outcome.losses) == 12, outcome.output
+    return outcome
+
+
+@pytest.fixture(scope="module")
+def trained(flow):
+    """A checkpoint folder of a short run."""
+    assert flow.run(f"--train-iters 3 --micro-batch-size 8 --lr 1e-2 --save {flow.folder}/checkpoints").code == 0
+    return flow.folder / "checkpoints"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "flags"), [(1, "--micro-batch-size 8"), (2, "--micro-batch-size 16"), (2, "sharded"), (4, "sharded")]
+)
+def test_ranks_and_micro_batches_do_not_change_what_is_learned(flow, whole, ranks, flags):
+    if flags == "sharded":
+        (flow.folder / "auto.yaml").write_text("sub_modules_to_wrap: ['predictor.blocks.{*}']\nsharding_size: auto\n")
+        flags = f"--micro-batch-size 4 --use-torch-fsdp2 --fsdp2-config-path {flow.folder}/auto.yaml"
+    outcome = flow.run(STEPS + flags, ranks)
+    assert outcome.losses.keys() == whole.losses.keys(), outcome.output
+    for iteration, loss in whole.losses.items():
+        assert outcome.losses[iteration] == pytest.approx(loss, rel=TOLERANCE), iteration
+
+
+def test_a_resumed_run_prints_the_same_lines(flow, whole, tmp_path):
+    saving = STEPS + f"--micro-batch-size 32 --save {tmp_path} --load {tmp_path} "
+    flow.run(saving.replace("--train-iters 12", "--train-iters 5"))
+    resumed = flow.run(saving)
+    assert resumed.lines == {iteration: line for iteration, line in whole.lines.items() if iteration > 5}
+
+
+def sample(checkpoint, output, *flags: str) -> int:
+    common = ("--checkpoint", str(checkpoint), "--classes", "0,3", "--num-per-class", "2", "--cfg-scale", "2")
+    return main(["sample", *common, "--steps", "4", "--output", str(output), *flags])
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--sampler", "euler"),
+        ("--sampler", "heun", "--cfg-interval", "0.2,0.8"),
+        ("--sampler", "dopri5", "--rtol", "1e-2", "--cfg-interval", "0.3,0.7"),
+        ("--sampler", "sde-euler"),
+        ("--sampler", "sde-heun", "--form", "linear", "--last-step", "Tweedie"),
+        ("--sampler", "sde-euler", "--last-step", "None", "--norm", "0.5"),
+    ],
+    ids=" ".join,
+)
+def test_the_batch_size_does_not_change_the_images(trained, tmp_path, flags):
+    for name, size in (("a", "4"), ("b", "3")):
+        assert sample(trained, tmp_path / f"{name}.npz", *flags, "--batch-size", size) == 0
+    a, b = (np.load(tmp_path / f"{name}.npz")["arr_0"].astype(int) for name in "ab")
+    assert a.std() > 0 and abs(a - b).max() <= 1  # rounding of float32 sums
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--sampler", "ddim"], "is for gaussian_diffusion, and this model learned flow_matching"),
+        (["--sampler", "eulr"], "Did you mean 'euler'"),
+        (["--sampler", "euler", "--clip", "1"], "--clip = 1.0: means nothing to the sampler 'euler'"),
+        (["--form", "sigm"], "--form = 'sigm'"),
+        (["--sampler", "dopri5", "--rtol", "0"], "--rtol = 0.0: must lie between"),
+        (["--norm", "-1"], "--norm = -1.0"),
+        (["--last-step-size", "1"], "--last-step-size = 1.0"),
+        (["--steps", "1"], "leaves no step before the last one"),
+    ],
+)
+def test_a_sampler_that_does_not_fit_is_named_before_weights_are_read(
+    trained, tmp_path, capsys, monkeypatch, flags, message
+):
+    monkeypatch.setattr("mindspeed_mm_dit.sampling.load.read_weights", None)
+    assert sample(trained, tmp_path / "o.npz", *flags) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_diffusion_that_is_infinite_at_the_start_is_named(tmp_path, digits_folder, capsys):
+    """On the straight path the form SBDM needs data in x, and a velocity network's chain begins without any."""
+    flow = flow_configs(tmp_path, digits_folder)
+    assert flow.run(f"--train-iters 1 --micro-batch-size 2 --lr 1e-3 --save {tmp_path}/saved").code == 0
+    assert sample(tmp_path / "saved", tmp_path / "o.npz", "--form", "SBDM") == 2
+    assert "--form = SBDM: is infinite at t = 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("diffusion", "message"),
+    [
+        ({"shift": 0}, "diffusion.shift = 0"),
+        ({"path": "curved"}, "path = 'curved'"),
+        ({"prediction_type": "v_prediction"}, "prediction_type = 'v_prediction'"),
+        ({"loss_weight": "velocity"}, "has no effect on prediction_type 'velocity'"),
+        ({"num_train_timesteps": 1000}, "unknown key"),
+        ({"train_eps": 0.7}, "diffusion.train_eps = 0.7"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_named(model_json, diffusion, message):
+    from mindspeed_mm_dit.configs.model import model_config_from_mapping
+    from mindspeed_mm_dit.errors import ConfigError
+
+    with pytest.raises(ConfigError) as caught:
+        model_config_from_mapping(model_json | {"diffusion": {"model_id": "flow_matching", **diffusion}}, "model.json")
+    assert message in str(caught.value)
+
+
+def test_a_gaussian_checkpoint_is_not_gone_on_from_as_a_flow(flow, tmp_path, digits_folder):
+    gaussian = Configs.create(tmp_path / "g", digits_folder, hidden_size=32, num_layers=2, num_heads=2)
+    flags = f"--micro-batch-size 4 --lr 1e-3 --save {tmp_path}/run --load {tmp_path}/run --train-iters "
+    assert gaussian.run(flags + "1").code == 0
+    other = flow.run(flags + "2")
+    assert (
+        other.code == 2 and "diffusion.model_id is 'gaussian_diffusion' there and 'flow_matching' here" in other.output
+    )
+
+
+def test_the_report_refuses_a_sampler_of_another_objective(flow, tmp_path):
+    flags = f"--micro-batch-size 4 --lr 1e-3 --train-iters 1 --save {tmp_path} --report --report-sampler ddim"
+    outcome = flow.run(flags)
+    assert outcome.code == 2 and "--report-sampler = 'ddim': is for gaussian_diffusion" in outcome.output
