@@ -67,11 +67,12 @@ FLAGS = "--micro-batch-size 4 --global-batch-size 8 --num-workers 0 --lr 1e-3 --
 class TwoHosts:
     """One folder of configs, trained in either host."""
 
-    def __init__(self, folder: Path, digits: Path, **fsdp2: object) -> None:
+    def __init__(self, folder: Path, digits: Path, diffusion: dict | None = None, **fsdp2: object) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self.model = json.loads((ROOT / "examples/dit/model.json").read_text())
         self.model["predictor"].update(hidden_size=32, num_layers=2, num_heads=2)
+        self.model["diffusion"] = diffusion or self.model["diffusion"]
         data = json.loads((ROOT / "examples/dit/data.json").read_text())
         data["dataset_param"]["data_folder"] = str(digits)
         wrapped = ["predictor.blocks.{*}", "predictor.final_layer"]

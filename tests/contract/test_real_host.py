@@ -130,9 +130,12 @@ def test_another_architecture_is_refused_by_name(hosts: TwoHosts, straight: Outc
     assert "CheckpointError" in outcome.output and "blocks.2.attn.qkv.weight" in outcome.output
 
 
-def test_our_predictor_trains_in_the_unmodified_pretrain_sora(
-    hosts: TwoHosts, straight: Outcome, digits_folder: Path
-) -> None:
+def test_our_predictor_trains_in_the_unmodified_pretrain_sora(hosts: TwoHosts, straight: Outcome) -> None:
+    assert printed(_train_in_sora(hosts)) == printed(straight)
+
+
+def _train_in_sora(hosts: TwoHosts) -> Outcome:
+    """Four steps in the host's own entry script, on features that carry our draws."""
     folder = hosts.folder / "sora"
     _write_features(hosts, folder)
     script = str(tree("MINDSPEED_MM_HOME") / "pretrain_sora.py")
@@ -143,8 +146,21 @@ def test_our_predictor_trains_in_the_unmodified_pretrain_sora(
     )
     module = ["-m", "mindspeed_mm_dit.training.mindspeed_mm.run", script]
     launch = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    outcome = good(run_python([*module, *flags.split()], hosts.folder, **launch))
-    assert printed(outcome) == printed(straight)
+    return good(run_python([*module, *flags.split()], hosts.folder, **launch))
+
+
+@pytest.fixture(scope="module")
+def flow_hosts(tmp_path_factory: pytest.TempPathFactory, digits_folder: Path) -> TwoHosts:
+    """Both hosts with a model.json of flow matching."""
+    flow = {"model_id": "flow_matching", "timestep_sampling": "logit_normal", "shift": 2.0}
+    return TwoHosts(tmp_path_factory.mktemp("flow"), digits_folder, diffusion=flow)
+
+
+def test_flow_matching_is_the_same_in_both_hosts_and_in_pretrain_sora(flow_hosts: TwoHosts) -> None:
+    straight = good(flow_hosts.train("standalone", 4))
+    assert printed(good(flow_hosts.train("mindspeed-mm", 4))) == printed(straight)
+    sora = _train_in_sora(flow_hosts)
+    assert printed(sora) == printed(straight)
 
 
 def _write_features(hosts: TwoHosts, folder: Path) -> None:
@@ -154,13 +170,13 @@ def _write_features(hosts: TwoHosts, folder: Path) -> None:
     model, data = load_model_config(hosts.folder / "model.json"), load_data_config(hosts.folder / "data.json")
     index = open_index(data.dataset_param, model.predictor.num_classes)
     batch = build_samples(model, data, index, 1234, 8, draw_of(model.diffusion)).batch(np.arange(32))
+    drawn = [name for name in batch if name not in ("pixels", "labels")]
     for i in range(32):
         sample = {
             "video": torch.from_numpy(batch["pixels"][i]),
             "prompt_ids": torch.tensor(batch["labels"][i]),
             "prompt_mask": torch.ones(1),
-            "drawn_timesteps": torch.tensor(batch["timesteps"][i]),
-            "drawn_noise": torch.from_numpy(batch["noise"][i]),
+            **{f"drawn_{name}": torch.tensor(batch[name][i]) for name in drawn},
         }
         torch.save(sample, folder / f"{i}.pt")
     (folder / "index.json").write_text(json.dumps([{"file": f"{i}.pt"} for i in range(32)]))
