@@ -80,8 +80,8 @@ def load(home, latents, model="model.json"):
     return load_model_config(home / model), data
 
 
-def samples(home, latents):
-    model, data = load(home, latents)
+def samples(home, latents, model="model.json"):
+    model, data = load(home, latents, model)
     index, _ = split_index(open_index(data.dataset_param, 2), 0.2, seed=3)
     return build_samples(model, data, index, 3, 4, draw_of(model.diffusion))
 
@@ -97,20 +97,23 @@ def losses(model, batch):
         return model(**runtime.to_device(batch)).numpy()
 
 
-def test_losses_equal_those_of_encoding_online(home, made):
+@pytest.mark.parametrize("objective", ["gaussian_diffusion", "flow_matching"])
+def test_losses_equal_those_of_encoding_online(home, made, objective):
     torch.manual_seed(0)
-    model = DiTModel(load_model_config(home / "model.json"))
+    name = f"{objective}.json"
+    (home / name).write_text(json.dumps(model_json(home, "vae") | {"diffusion": {"model_id": objective}}))
+    model = DiTModel(load_model_config(home / name))
     for p in model.predictor.parameters():
         p.data += 0.02 * torch.randn_like(p)
-    without_vae = DiTModel(load_model_config(home / "model.json"), with_autoencoder=False)
+    without_vae = DiTModel(load_model_config(home / name), with_autoencoder=False)
     without_vae.load_state_dict(model.state_dict())
-    online, cached = samples(home, None), samples(home, made)
+    online, cached = samples(home, None, name), samples(home, made, name)
     for start in (0, 40):
         positions = np.arange(start, start + 16)
         there, here = online.batch(positions), cached.batch(positions)
         assert "pixels" not in here
-        for name in ("labels", "timesteps", "noise", "posterior_noise"):
-            np.testing.assert_array_equal(there[name], here[name])
+        for key in ("labels", "posterior_noise", *model.diffusion.draw_names):
+            np.testing.assert_array_equal(there[key], here[key])
         # a convolution's rounding depends on the images beside it in the batch; nothing else differs
         np.testing.assert_allclose(losses(without_vae, here), losses(model, there), rtol=1e-5)
 
