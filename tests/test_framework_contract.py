@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import subprocess
 import sys
 
@@ -11,7 +12,7 @@ import pytest
 from mindspeed_mm_dit.errors import PlatformError
 from mindspeed_mm_dit.evaluation.compare import relative_error
 from mindspeed_mm_dit.framework import contract
-from tests.conftest import gradient
+from tests.conftest import ROOT, gradient
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}  # float32 sums of some tens of terms
 EXACT_ENOUGH = {"rtol": 1e-6, "atol": 1e-7}  # elementary functions: a few units in the last place
@@ -31,6 +32,7 @@ def test_every_name_of_the_contract_exists(framework):
         (contract.NN, framework.nn),
         (contract.OPS, framework.ops),
         (contract.RUNTIME, framework.runtime),
+        (contract.OPTIM, framework.optim),
     ):
         assert [name for name in names if not hasattr(room, name)] == []
 
@@ -38,6 +40,16 @@ def test_every_name_of_the_contract_exists(framework):
 def test_every_layer_and_operator_is_in_the_contract(framework):
     assert set(framework.nn.__all__) == set(contract.NN)
     assert set(framework.ops.__all__) == set(contract.OPS)
+
+
+def test_what_the_rooms_use_of_a_framework_is_the_contract_and_all_of_it_is_used():
+    """Rooms that know no framework call nothing else; those of one framework may know more of it."""
+    package, own = ROOT / "mindspeed_mm_dit", re.compile(r"training/(pytorch|mindspore|mindspeed_mm)/")
+    files = [path for path in package.rglob("*.py") if not path.is_relative_to(package / "framework")]
+    for room, names in (("runtime", contract.RUNTIME), ("optim", contract.OPTIM)):
+        used = {path: set(re.findall(rf"\b{room}\.([A-Za-z]\w+)", path.read_text())) for path in files}
+        assert set(names) <= set().union(*used.values()), room
+        assert set().union(*(found for path, found in used.items() if not own.search(str(path)))) <= set(names), room
 
 
 @pytest.mark.parametrize("name", ["exp", "expm1", "log", "sin", "cos"])
@@ -101,6 +113,29 @@ def test_attention_is_softmax_of_scaled_products(framework):
     weights = np.exp(q @ k.transpose(0, 1, 3, 2) / math.sqrt(8))
     wanted = weights / weights.sum(-1, keepdims=True) @ v
     np.testing.assert_allclose(ops.numpy(ops.attention(*map(ops.tensor, (q, k, v)))), wanted, **CLOSE)
+
+
+def test_attention_looks_across_and_only_where_the_mask_is_true(framework):
+    """Five queries, three keys, of which each sample hides another; what is hidden gets no gradient either."""
+    ops, q, k, v = framework.ops, draw(2, 3, 5, 8), draw(2, 3, 3, 8, seed=1), draw(2, 3, 3, 8, seed=2)
+    mask = np.array([[True, True, False], [True, False, True]]).reshape(2, 1, 1, 3)
+    weights = np.where(mask, np.exp(q @ k.transpose(0, 1, 3, 2) / math.sqrt(8)), 0)
+    wanted = weights / weights.sum(-1, keepdims=True) @ v
+    np.testing.assert_allclose(ops.numpy(ops.attention(*map(ops.tensor, (q, k, v, mask)))), wanted, **CLOSE)
+    hidden = np.broadcast_to(~mask.reshape(2, 1, 3, 1), v.shape)
+    weight = draw(2, 3, 5, 8, seed=3)
+    slopes = gradient(framework, lambda q, k, v: ops.attention(q, k, v, ops.tensor(mask)) * ops.tensor(weight), q, k, v)
+    assert not slopes[1][hidden].any() and not slopes[2][hidden].any() and all(np.abs(s).max() > 0 for s in slopes)
+
+
+def test_rotary_turns_pairs_by_position(framework):
+    ops, x, angles = framework.ops, draw(2, 3, 5, 8), draw(5, 4, seed=1)
+    turned = (x[..., 0::2] + 1j * x[..., 1::2]) * np.exp(1j * angles)
+    wanted = np.stack([turned.real, turned.imag], -1).reshape(x.shape)
+    tables = [ops.tensor(f(angles)) for f in (np.cos, np.sin)]
+    np.testing.assert_allclose(ops.numpy(ops.rotary(ops.tensor(x), *tables)), wanted, **CLOSE)
+    (slope,) = gradient(framework, lambda t: ops.rotary(t, *tables) * ops.tensor(wanted.astype(np.float32)), x)
+    np.testing.assert_allclose(slope, x, **CLOSE)  # a rotation turned back
 
 
 def test_casts_keep_values(framework):
@@ -191,6 +226,26 @@ def test_layer_norm(framework, affine, size):
         load(framework, layer, weight=w, bias=b)
         wanted = wanted * w + b
     np.testing.assert_allclose(ops.numpy(layer(ops.tensor(x))), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1.0, SMALL])
+def test_rms_norm_and_its_gradients(framework, size):
+    ops, x, w = framework.ops, draw(2, 3, 16) * np.float32(size), draw(16, seed=1)
+    layer = load(framework, framework.nn.RMSNorm(16, eps=1e-6), weight=w)
+    root = np.sqrt((x.astype(np.float64) ** 2).mean(-1, keepdims=True) + 1e-6)
+    np.testing.assert_allclose(ops.numpy(layer(ops.tensor(x))), x / root * w, rtol=1e-5, atol=1e-6)
+    (slope,) = gradient(framework, layer, x)
+    wanted = w / root - x / root**3 * (x * w).mean(-1, keepdims=True)
+    assert relative_error(slope, wanted) < 2e-6
+
+
+def test_the_gradient_of_an_affine_layer_norm(framework):
+    x, w, b = draw(2, 3, 16), draw(16, seed=1), draw(16, seed=2)
+    layer = load(framework, framework.nn.LayerNorm(16, eps=1e-6), weight=w, bias=b)
+    root = np.sqrt(x.astype(np.float64).var(-1, keepdims=True) + 1e-6)
+    plain = (x - x.mean(-1, keepdims=True)) / root
+    wanted = (w - w.mean() - plain * (plain * w).mean(-1, keepdims=True)) / root
+    assert relative_error(gradient(framework, layer, x)[0], wanted) < 2e-6
 
 
 @pytest.mark.parametrize("size", [1.0, SMALL])

@@ -10,7 +10,8 @@ NN = {
     "Linear": "(in, out, bias=True); weight (out, in), bias (out,)",
     "Conv2d": "(in, out, kernel_size, stride=1, padding=0); weight (out, in, k, k), bias (out,)",
     "Embedding": "(rows, width); weight (rows, width)",
-    "LayerNorm": "(width, eps=, elementwise_affine=False): over the last axis",
+    "LayerNorm": "(width, eps=, elementwise_affine=): over the last axis; affine: weight (width,), bias (width,)",
+    "RMSNorm": "(width, eps=1e-6): x / root mean square over the last axis, times weight (width,)",
     "GroupNorm": "(groups, channels, eps=1e-5): over each group of channels of (B, C, H, W); weight (C,), bias (C,)",
     "SiLU": "x * sigmoid(x)",
     "GELU": "(approximate='tanh')",
@@ -37,7 +38,9 @@ OPS = {
     "take": "(table, index): rows of a 1-D table",
     "pad": "(x, (left, right, top, bottom)): zeros around the last two axes",
     "upsample_nearest_2x": "(x): (B, C, H, W) -> (B, C, 2H, 2W), each pixel four times",
-    "attention": "(q, k, v), each (B, heads, N, d) -> softmax(q k^T / sqrt(d)) v",
+    "attention": "(q (B, heads, N, d), k, v (B, heads, M, d), mask=None) -> softmax(q k^T / sqrt(d)) v; where a mask "
+    "that broadcasts to (B, heads, N, M) is false, nothing is looked at",
+    "rotary": "(x (B, heads, N, d), cos, sin (N, d / 2)): neighbours of the last axis turned as pairs, by position",
     "stop_gradient": "(x)",
     "to_float32": "(x)",
     "cast_like": "(x, y): x in the dtype of y",
@@ -48,6 +51,7 @@ OPS = {
 
 RUNTIME = {
     "initialize": "(backend | None, micro, global batch): join the process group, choose the device",
+    "check_backend": "(name | None): refuse by name a backend that the device does not have",
     "shutdown": "(): leave the process group",
     "device_type": "() -> 'cpu', 'cuda' or 'npu'",
     "device_name": "() -> words for the log",

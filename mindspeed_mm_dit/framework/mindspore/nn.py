@@ -22,8 +22,8 @@ GELU_LINEAR = 2 * math.sqrt(2 / math.pi)
 GELU_CUBIC = 0.044715 * GELU_LINEAR
 
 __all__ = [
-    "GELU", "Conv2d", "Embedding", "GroupNorm", "LayerNorm", "Linear", "Module", "ModuleList", "Sequential", "SiLU",
-    "frozen_parameter", "set_constant",
+    "GELU", "Conv2d", "Embedding", "GroupNorm", "LayerNorm", "Linear", "Module", "ModuleList", "RMSNorm", "Sequential",
+    "SiLU", "frozen_parameter", "set_constant",
 ]  # fmt: skip
 
 
@@ -109,6 +109,18 @@ class LayerNorm(Module):
 
     def forward(self, x: Any) -> Any:
         return self.norm(x, self.weight.astype(x.dtype), self.bias.astype(x.dtype))[0]
+
+
+class RMSNorm(Module):
+    """x / root mean square over the last axis, times weight (Zhang & Sennrich 2019)."""
+
+    def __init__(self, width: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.eps, self.weight = eps, Parameter(Tensor(np.ones(width, np.float32)))
+
+    def forward(self, x: Any) -> Any:
+        mean_square = msops.mean(x * x, -1, True)
+        return x * msops.rsqrt(mean_square + self.eps) * self.weight.astype(x.dtype)
 
 
 class GroupNorm(Module):

@@ -12,10 +12,13 @@ from mindspore.ops import cat, chunk, cos, pad, permute, reshape, sin, stop_grad
 from mindspeed_mm_dit.framework.mindspore import runtime
 from mindspeed_mm_dit.framework.mindspore.runtime import ON_CPU
 
+MASKED = -1e30
+"""Score of what a mask hides: its exponential is 0, and no difference of two of them is undefined."""
+
 __all__ = [
     "addcmul", "attention", "cast_like", "cat", "chunk", "clamp", "contiguous", "cos", "exp", "expm1", "log",
-    "mean_per_sample", "no_grad", "numpy", "pad", "permute", "reshape", "sigmoid", "sin", "stop_gradient", "take",
-    "tensor", "to_float32", "upsample_nearest_2x", "where",
+    "mean_per_sample", "no_grad", "numpy", "pad", "permute", "reshape", "rotary", "sigmoid", "sin", "stop_gradient",
+    "take", "tensor", "to_float32", "upsample_nearest_2x", "where",
 ]  # fmt: skip
 
 
@@ -74,11 +77,22 @@ def upsample_nearest_2x(x: Tensor) -> Tensor:
     return msops.interpolate(x, size=(2 * x.shape[2], 2 * x.shape[3]), mode="nearest")
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(d)) v, each of q, k, v (B, heads, N, d)."""
-    if not ON_CPU and q.dtype in (mindspore.float16, mindspore.bfloat16):  # Ascend's fused form; untested
+def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn neighbours of the last axis as pairs (Su et al. 2021): x (B, heads, N, d), cos and sin (N, d / 2)."""
+    pairs = msops.reshape(x, (*x.shape[:-1], -1, 2))  # (B, heads, N, d / 2, 2)
+    a, b = pairs[..., 0], pairs[..., 1]
+    return msops.reshape(msops.stack([a * cos - b * sin, a * sin + b * cos], -1), x.shape)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """softmax(q k^T / sqrt(d)) v with q (B, heads, N, d), k and v (B, heads, M, d); nothing where ``mask`` is false."""
+    if (
+        not ON_CPU and mask is None and q.dtype in (mindspore.float16, mindspore.bfloat16)
+    ):  # Ascend's fused form; untested
         return msops.flash_attention_score(q, k, v, q.shape[1], scalar_value=q.shape[-1] ** -0.5, input_layout="BNSD")
-    scores = msops.matmul(q * q.shape[-1] ** -0.5, msops.transpose(k, (0, 1, 3, 2)))  # (B, heads, N, N)
+    scores = msops.matmul(q * q.shape[-1] ** -0.5, msops.transpose(k, (0, 1, 3, 2)))  # (B, heads, N, M)
+    if mask is not None:
+        scores = msops.where(mask, scores, MASKED)
     return msops.matmul(msops.softmax(scores, -1), v)  # (B, heads, N, d)
 
 

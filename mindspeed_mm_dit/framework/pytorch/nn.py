@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch.nn import GELU, Conv2d, Embedding, GroupNorm, LayerNorm, Linear, Module, ModuleList, Sequential, SiLU
+from torch.nn import (
+    GELU,
+    Conv2d,
+    Embedding,
+    GroupNorm,
+    LayerNorm,
+    Linear,
+    Module,
+    ModuleList,
+    RMSNorm,
+    Sequential,
+    SiLU,
+)
 
 __all__ = [
-    "GELU", "Conv2d", "Embedding", "GroupNorm", "LayerNorm", "Linear", "Module", "ModuleList", "Sequential", "SiLU",
-    "frozen_parameter", "set_constant",
+    "GELU", "Conv2d", "Embedding", "GroupNorm", "LayerNorm", "Linear", "Module", "ModuleList", "RMSNorm", "Sequential",
+    "SiLU", "frozen_parameter", "set_constant",
 ]  # fmt: skip
 
 

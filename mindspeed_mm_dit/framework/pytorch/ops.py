@@ -18,6 +18,7 @@ from torch import (
     reshape,
     sigmoid,
     sin,
+    stack,
     where,
 )
 from torch.nn.functional import interpolate, pad
@@ -27,8 +28,8 @@ from mindspeed_mm_dit.framework.pytorch import runtime
 
 __all__ = [
     "addcmul", "attention", "cast_like", "cat", "chunk", "clamp", "contiguous", "cos", "exp", "expm1", "log",
-    "mean_per_sample", "no_grad", "numpy", "pad", "permute", "reshape", "sigmoid", "sin", "stop_gradient", "take",
-    "tensor", "to_float32", "upsample_nearest_2x", "where",
+    "mean_per_sample", "no_grad", "numpy", "pad", "permute", "reshape", "rotary", "sigmoid", "sin", "stop_gradient",
+    "take", "tensor", "to_float32", "upsample_nearest_2x", "where",
 ]  # fmt: skip
 
 
@@ -40,6 +41,13 @@ def mean_per_sample(x: Tensor) -> Tensor:
 def contiguous(x: Tensor) -> Tensor:
     """``x`` laid out in the order of its axes."""
     return x.contiguous()
+
+
+def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn neighbours of the last axis as pairs (Su et al. 2021): x (B, heads, N, d), cos and sin (N, d / 2)."""
+    pairs = x.unflatten(-1, (-1, 2))  # (B, heads, N, d / 2, 2)
+    a, b = pairs[..., 0], pairs[..., 1]
+    return stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
 
 
 def take(table: Tensor, index: Tensor) -> Tensor:
