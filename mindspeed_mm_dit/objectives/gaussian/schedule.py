@@ -162,6 +162,7 @@ def respaced_steps(num_train_timesteps: int, respacing: str) -> np.ndarray:
 
 
 def _strided(num_train_timesteps: int, steps: int) -> np.ndarray:
+    _check_at_most(num_train_timesteps, steps)
     for stride in range(1, num_train_timesteps + 1):
         chosen = np.arange(0, num_train_timesteps, stride)
         if len(chosen) == steps:
@@ -173,9 +174,13 @@ def _strided(num_train_timesteps: int, steps: int) -> np.ndarray:
     )
 
 
+def _check_at_most(timesteps: int, steps: int) -> None:
+    if steps > timesteps:
+        raise ConfigError(f"--steps = {steps}", f"is more than the {timesteps} timesteps there are", "use fewer")
+
+
 def _evenly(section: np.ndarray, steps: int) -> np.ndarray:
-    if steps > len(section):
-        raise ConfigError(f"--steps = {steps}", f"is more than the {len(section)} timesteps there are")
+    _check_at_most(len(section), steps)
     stride = (len(section) - 1) / (steps - 1) if steps > 1 else 1.0
     positions, position = [], 0.0
     for _ in range(steps):  # summed, not multiplied: the published rounding
