@@ -43,7 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", metavar="JSON", help="images to train on (default: data.json beside --model)")
     parser.add_argument("--train-args", metavar="FILE", help="training flags (default: train.args beside --model)")
     parser.add_argument("--batch-size", type=int, metavar="N", help="training batch (default: that of train.args)")
-    parser.add_argument("--sample-steps", type=int, default=20, metavar="N", help="DDIM steps; 0: none (default 20)")
+    parser.add_argument(
+        "--sample-steps",
+        type=int,
+        default=20,
+        metavar="N",
+        help="steps of DDIM, or heun for a flow; 0: none (default 20)",
+    )
     parser.add_argument("--seed", type=int, default=1234, help="decides weights and draws (default 1234)")
     parser.add_argument("--output", default="report.html", metavar="HTML", help="the report (default report.html)")
     parser.add_argument("--pytorch-python", metavar="PY", help="interpreter with PyTorch (default: this one, .venv)")

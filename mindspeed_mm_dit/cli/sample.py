@@ -58,6 +58,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: the first 10)",
     )
     parser.add_argument("--num-per-class", type=int, default=4, metavar="N", help="images of each class (default 4)")
+    add_chain(parser)
+    parser.add_argument("--seed", type=int, default=0, help="decides all noise (default 0)")
+    parser.add_argument("--batch-size", type=int, default=64, metavar="N", help="images drawn together (default 64)")
+    parser.add_argument("--bf16", action="store_true", help="run the network's matrix products in bfloat16")
+    parser.add_argument(
+        "--torch-compile", action="store_true", help="compile each block: a minute at the start, then faster steps"
+    )
+    parser.add_argument("--ai-framework", choices=("pytorch", "mindspore"), default="pytorch")
+    parser.add_argument(
+        "--output", required=True, metavar="FILE", help=".npz for numbers, .png, .jpg or .jpeg for a picture"
+    )
+    add_sampler_options(parser)
+
+
+def add_chain(parser: argparse.ArgumentParser) -> None:
+    """Declare how the way from noise to images is walked, and guided."""
     parser.add_argument(
         "--sampler",
         metavar="NAME",
@@ -83,18 +99,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LOW,HIGH",
         help="guide only where the share of noise, t/T or 1 - t, lies in between (default 0,1: everywhere)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="decides all noise (default 0)")
-    parser.add_argument("--batch-size", type=int, default=64, metavar="N", help="images drawn together (default 64)")
-    parser.add_argument("--bf16", action="store_true", help="run the network's matrix products in bfloat16")
-    parser.add_argument(
-        "--torch-compile", action="store_true", help="compile each block: a minute at the start, then faster steps"
-    )
-    parser.add_argument("--ai-framework", choices=("pytorch", "mindspore"), default="pytorch")
-    parser.add_argument(
-        "--output", required=True, metavar="FILE", help=".npz for numbers, .png, .jpg or .jpeg for a picture"
-    )
-
-    add_sampler_options(parser)
 
 
 def add_sampler_options(parser: argparse.ArgumentParser) -> None:

@@ -36,7 +36,7 @@ class FlowMatchingConfig:
     sample_eps: float | None = None
     """The same for the sampling times."""
     model_id: str = "flow_matching"
-    """Key in DIFFUSION_MODEL_MAPPINGS."""
+    """Key in OBJECTIVES."""
 
     def __post_init__(self) -> None:
         for name in ("logit_std", "shift"):

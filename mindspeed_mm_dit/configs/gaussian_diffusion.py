@@ -25,7 +25,7 @@ class GaussianDiffusionConfig:
     variance_type: Literal["learned_range", "fixed_small", "fixed_large"] = "learned_range"
     """Variance of p(x_{t-1} | x_t): interpolated by the network, or one of Ho et al.'s two constants."""
     model_id: str = "gaussian_diffusion"
-    """Key in DIFFUSION_MODEL_MAPPINGS."""
+    """Key in OBJECTIVES."""
 
     def __post_init__(self) -> None:
         cure = "the published DiT has 1000"

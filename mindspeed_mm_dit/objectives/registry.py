@@ -1,4 +1,4 @@
-"""The objectives by the ``model_id`` of section ``diffusion``. To add one: its folder, its record, and ``register``."""
+"""The objectives by ``model_id`` of section ``diffusion``. To add one: a folder, a record, ``register_objective``."""
 
 from __future__ import annotations
 

@@ -163,6 +163,18 @@ def test_flow_matching_is_the_same_in_both_hosts_and_in_pretrain_sora(flow_hosts
     assert printed(sora) == printed(straight)
 
 
+def test_features_with_some_of_the_draws_are_refused_by_name(tmp_path: Path) -> None:
+    code = (
+        "import torch, torch_npu, mindspeed.megatron_adaptor\n"
+        "from mindspeed_mm_dit.errors import DataError\n"
+        "from mindspeed_mm_dit.training.mindspeed_mm.sora import SoRADiffusion\n"
+        "diffusion = SoRADiffusion(model_id='flow_matching')\n"
+        "try:\n    diffusion.q_sample(torch.zeros(2, 1, 4, 4), {'drawn_timesteps': torch.ones(2)})\n"
+        "except DataError as error:\n    print(error)\n"
+    )
+    assert "drawn_timesteps: lacks drawn_noise, drawn_coefficients" in good(run_python(["-c", code], tmp_path)).output
+
+
 def _write_features(hosts: TwoHosts, folder: Path) -> None:
     """Write the first batches of a run as the host's own FeatureDataset reads them."""
     torch = pytest.importorskip("torch")

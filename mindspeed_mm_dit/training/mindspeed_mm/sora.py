@@ -1,7 +1,7 @@
 """Our predictor, diffusion and autoencoders with the signatures MindSpeed-MM's SoRAModel calls.
 
 Labels travel as ``prompt``. A batch that carries ``drawn_timesteps``, ``drawn_noise`` and so on decides them, as
-everywhere here (the plain names are taken in SoRAModel); for any other the diffusion draws them.
+everywhere here (the plain names are taken in SoRAModel); for one without any of them the diffusion draws.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mindspeed_mm_dit.configs.model import AE_CONFIGS, DiTConfig
 from mindspeed_mm_dit.configs.strict import from_mapping
+from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.models.registry import AE_MODEL_MAPPINGS
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES
@@ -69,10 +70,14 @@ class SoRADiffusion:
         """Return (noised latents, noise, timesteps) for latents (B, C, ...)."""
         names, given = self.process.draw_names, model_kwargs or {}
         draws = {name: given[f"drawn_{name}"] for name in names if given.get(f"drawn_{name}") is not None}
-        if len(draws) < len(names):
+        if 0 < len(draws) < len(names):  # the rest would be drawn for other times
+            missing = ", ".join(f"drawn_{name}" for name in names if name not in draws)
+            raise DataError(f"batch with {', '.join(f'drawn_{name}' for name in draws)}", f"lacks {missing}",
+                            "let the features carry all that the objective draws, or none of it")  # fmt: skip
+        if not draws:
             positions = torch.randint(2**62, (x_start.shape[0],)).numpy()
             drawn = self.objective.draws(self.config, get_args().seed, positions, tuple(x_start.shape[1:]))
-            draws = {name: torch.from_numpy(array) for name, array in drawn.items()} | draws
+            draws = {name: torch.from_numpy(array) for name, array in drawn.items()}
         t, noise, *rest = (draws[name].to(x_start.device) for name in names)
         self._draws = (t.reshape(-1), noise, *rest)
         self.process.to(x_start.device)  # not a module of SoRAModel's, which would cast or empty its tables
