@@ -178,7 +178,7 @@ def test_a_side_that_fails_says_why(configs, tmp_path):
         (["--data", "nowhere.json"], "--data = nowhere.json: is not there"),
         (["--output", "r.md"], "is not a .html"),
         (["--output", "/dev/null/r.html"], "--output = /dev/null/r.html: the folder /dev/null cannot be made"),
-        (["--sample-steps", "2000"], "--sample-steps = 2000: no whole stride visits 2000 of 1000"),
+        (["--sample-steps", "2000"], "--sample-steps = 2000: is more than the 1000 timesteps"),
         (["--batch-size", "0"], "--batch-size = 0"),
         (["--train-args", "nowhere.args"], "--train-args = nowhere.args: is not there"),
         (["--checkpoint", "nowhere"], "--checkpoint = nowhere"),
