@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mindspeed_mm_dit.configs.arguments import dit_flags
-from mindspeed_mm_dit.training.host import choose_host
+from mindspeed_mm_dit.hosts.choose import choose_host
 
 host = choose_host(sys.argv[1:])  # before anything that needs a framework
 

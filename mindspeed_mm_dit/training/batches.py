@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Iterator
+from functools import lru_cache
 
-from mindspeed_mm_dit.data.dataset import Batch, TrainingSamples, build_samples
+from mindspeed_mm_dit.configs.data import DatasetParam
+from mindspeed_mm_dit.data.dataset import Batch, TrainingSamples, build_samples, check_sizes
 from mindspeed_mm_dit.data.draws import VALIDATION_POSITIONS
+from mindspeed_mm_dit.data.folder import ImageIndex, open_index, split_index
 from mindspeed_mm_dit.data.loader import load_batches
 from mindspeed_mm_dit.data.order import micro_batches
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.objectives.registry import draw_of
-from mindspeed_mm_dit.training.preflight import image_indices
+from mindspeed_mm_dit.training.mm_args import MultiModalArguments
 
 
 class BatchStream:
@@ -38,3 +41,16 @@ def train_valid_batches(args: Namespace) -> tuple[Iterator[Batch], BatchStream |
     # Validation repeats its images if they are few: a batch may be larger than the held-out part.
     held_out = build_samples(args.mm.model, args.mm.data, valid, args.seed, 1, draw)
     return training, BatchStream(args, held_out, VALIDATION_POSITIONS, 0)
+
+
+def image_indices(mm: MultiModalArguments, seed: int) -> tuple[ImageIndex, ImageIndex]:
+    """Return the images to train on and those held out."""
+    check_sizes(mm.model, mm.data)
+    param = mm.data.dataset_param
+    return split_index(_index(param, mm.model.predictor.num_classes), param.valid_fraction, seed)
+
+
+@lru_cache(maxsize=1)
+def _index(param: DatasetParam, num_classes: int) -> ImageIndex:
+    """Open an index once a process: checking every image takes a while."""
+    return open_index(param, num_classes)

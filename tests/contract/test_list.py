@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed_mm_dit.training.mindspeed_mm.contract import RELIED_ON
+from mindspeed_mm_dit.hosts.megatron.contract import RELIED_ON
 from tests.conftest import ROOT
 from tests.contract.hosted import needs_trees, tree
 
-ROOM = ROOT / "mindspeed_mm_dit/training/mindspeed_mm"
+ROOM = ROOT / "mindspeed_mm_dit/hosts/megatron"
 HOST = ("megatron", "mindspeed", "mindspeed_mm", "checkpoint")
 
 

@@ -144,7 +144,7 @@ def _train_in_sora(hosts: TwoHosts) -> Outcome:
         "--log-interval 1 --use-torch-fsdp2 --fsdp2-config-path fsdp2.yaml --ckpt-format torch_dcp --eval-iters 0 "
         "--no-gradient-accumulation-fusion --untie-embeddings-and-output-weights --weight-decay-exclude-modules .bias"
     )
-    module = ["-m", "mindspeed_mm_dit.training.mindspeed_mm.run", script]
+    module = ["-m", "mindspeed_mm_dit.hosts.megatron.run", script]
     launch = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     return good(run_python([*module, *flags.split()], hosts.folder, **launch))
 
@@ -167,7 +167,7 @@ def test_features_with_some_of_the_draws_are_refused_by_name(tmp_path: Path) -> 
     code = (
         "import torch, torch_npu, mindspeed.megatron_adaptor\n"
         "from mindspeed_mm_dit.errors import DataError\n"
-        "from mindspeed_mm_dit.training.mindspeed_mm.sora import SoRADiffusion\n"
+        "from mindspeed_mm_dit.hosts.megatron.sora import SoRADiffusion\n"
         "diffusion = SoRADiffusion(model_id='flow_matching')\n"
         "try:\n    diffusion.q_sample(torch.zeros(2, 1, 4, 4), {'drawn_timesteps': torch.ones(2)})\n"
         "except DataError as error:\n    print(error)\n"
@@ -204,7 +204,7 @@ def test_registration_is_idempotent_and_refuses_a_foreign_entry(tmp_path: Path) 
     code = (
         "import torch, torch_npu, mindspeed.megatron_adaptor\n"
         "from mindspeed_mm_dit.errors import ConfigError\n"
-        "from mindspeed_mm_dit.training.mindspeed_mm.register import OURS, register\n"
+        "from mindspeed_mm_dit.hosts.megatron.register import OURS, register\n"
         "register(); register()\n"
         "assert all(entries.items() <= table.items() for _, table, entries in OURS)\n"
         "foreign = type('Foreign', (), {})\n"
@@ -218,7 +218,7 @@ def test_registration_is_idempotent_and_refuses_a_foreign_entry(tmp_path: Path) 
 
 def test_mm_convert_takes_weights_to_the_host_and_back(hosts: TwoHosts, straight: Outcome) -> None:
     code = "import sys, runpy, torch_npu; sys.argv[0] = 'mm-convert'; runpy.run_module('{}', run_name='__main__')"
-    tool = ["-c", code.format("mindspeed_mm_dit.training.mindspeed_mm.convert"), "DiTConverter"]
+    tool = ["-c", code.format("mindspeed_mm_dit.hosts.megatron.convert"), "DiTConverter"]
     saved = "straight/iter_0000004"
     for words in (
         f"mm_to_pt --source {saved} --target average.pt",

@@ -27,8 +27,8 @@ from mindspeed_mm_dit.configs.model import (
 )
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.errors import ConfigError, UserError
+from mindspeed_mm_dit.hosts.preflight import preflight
 from mindspeed_mm_dit.planning.fit import Place, check_model_fits
-from mindspeed_mm_dit.training.preflight import preflight
 from mindspeed_mm_dit.training.start import find_start
 from tests.autoencoder_kl_fixtures import SD_VAE
 from tests.conftest import ROOT

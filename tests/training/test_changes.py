@@ -17,7 +17,7 @@ from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.training import changes as room
 from mindspeed_mm_dit.training.changes import changes, run_facts, table_of
-from mindspeed_mm_dit.training.preflight import MultiModalArguments, with_facts
+from mindspeed_mm_dit.training.mm_args import MultiModalArguments, with_facts
 from tests.conftest import ROOT
 from tests.training.launch import Configs
 

@@ -20,7 +20,7 @@ from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.training.mindspore import sharding
 from mindspeed_mm_dit.training.mindspore.adamw import FlatAdamW
 from mindspeed_mm_dit.training.mindspore.flat import Layout
-from mindspeed_mm_dit.training.preflight import MultiModalArguments
+from mindspeed_mm_dit.training.mm_args import MultiModalArguments
 
 __all__ = ["Engine", "StepResult", "check_sharding", "checkpoints"]
 

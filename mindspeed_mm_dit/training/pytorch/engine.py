@@ -21,7 +21,7 @@ from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.framework.pytorch.optim import adamw, split_by_kind
 from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.registry import PREDICTOR_MODEL_MAPPINGS
-from mindspeed_mm_dit.training.preflight import MultiModalArguments
+from mindspeed_mm_dit.training.mm_args import MultiModalArguments
 from mindspeed_mm_dit.training.pytorch.ema import MovingAverage
 from mindspeed_mm_dit.training.pytorch.parallel import (
     average_ignored,

@@ -1,6 +1,6 @@
 """Run an entry script of MindSpeed-MM, unmodified, with our models registered.
 
-torchrun ... -m mindspeed_mm_dit.training.mindspeed_mm.run path/to/pretrain_sora.py --mm-model ...
+torchrun ... -m mindspeed_mm_dit.hosts.megatron.run path/to/pretrain_sora.py --mm-model ...
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import activate
-from mindspeed_mm_dit.training.mindspeed_mm.commandline import wants_mindspore
+from mindspeed_mm_dit.hosts.megatron.commandline import wants_mindspore
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
     for name in ("torch", "torch_npu", "mindspeed.megatron_adaptor", *gate):
         importlib.import_module(name)
     try:
-        importlib.import_module("mindspeed_mm_dit.training.mindspeed_mm.register").register()
+        importlib.import_module("mindspeed_mm_dit.hosts.megatron.register").register()
     except UserError as error:
         sys.exit(str(error))
     runpy.run_path(script, run_name="__main__")

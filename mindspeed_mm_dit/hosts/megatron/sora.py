@@ -17,10 +17,10 @@ from torch import Tensor
 from mindspeed_mm_dit.configs.model import AE_CONFIGS, DiTConfig
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.errors import DataError
+from mindspeed_mm_dit.hosts.megatron.composite import fill_from_seed, real_memory, restore
 from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.models.registry import AE_MODEL_MAPPINGS
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES
-from mindspeed_mm_dit.training.mindspeed_mm.composite import fill_from_seed, real_memory, restore
 
 HOST_KEYS = ("from_pretrained", "dtype")
 """Keys of a section that the host's factories read themselves."""

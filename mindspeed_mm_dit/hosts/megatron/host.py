@@ -1,4 +1,4 @@
-"""MindSpeed-MM as pretrain_dit.py sees it: the names of ``training.standalone``, answered by the real host."""
+"""MindSpeed-MM as pretrain_dit.py sees it: the names of ``hosts.standalone``, answered by the real host."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from mindspeed_mm.training import pretrain as pretrain_in_host
 
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import runtime
-from mindspeed_mm_dit.training.mindspeed_mm.commandline import launched_as, parse, wants_mindspore
-from mindspeed_mm_dit.training.mindspeed_mm.composite import (
+from mindspeed_mm_dit.hosts.megatron.commandline import launched_as, parse, wants_mindspore
+from mindspeed_mm_dit.hosts.megatron.composite import (
     HostedDiT,
     load_autoencoders_in_real_memory,
     set_initial_weights,
 )
-from mindspeed_mm_dit.training.mindspeed_mm.facts import note_facts
-from mindspeed_mm_dit.training.mindspeed_mm.preflight import read_configs
-from mindspeed_mm_dit.training.mindspeed_mm.state import RunState, check_checkpoint, check_pickles_of
-from mindspeed_mm_dit.training.preflight import MultiModalArguments
+from mindspeed_mm_dit.hosts.megatron.facts import note_facts
+from mindspeed_mm_dit.hosts.megatron.preflight import read_configs
+from mindspeed_mm_dit.hosts.megatron.state import RunState, check_checkpoint, check_pickles_of
+from mindspeed_mm_dit.training.mm_args import MultiModalArguments
 
 NAME = "MindSpeed-MM"
 

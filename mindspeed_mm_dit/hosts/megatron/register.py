@@ -1,6 +1,6 @@
 """Our models in MindSpeed-MM's own tables, for its own entry scripts.
 
-    from mindspeed_mm_dit.training.mindspeed_mm.register import register
+    from mindspeed_mm_dit.hosts.megatron.register import register
     register()
 
 After it, a model.json of the host may name our ``model_id``s. ``run`` does that and starts a script.
@@ -15,8 +15,8 @@ from mindspeed_mm.models.diffusion.diffusion_model import DIFFUSION_MODEL_MAPPIN
 from mindspeed_mm.models.predictor.predict_model import PREDICTOR_MODEL_MAPPINGS
 
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.hosts.megatron.sora import SoRAAutoencoder, SoRADiffusion, SoRADiT
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES
-from mindspeed_mm_dit.training.mindspeed_mm.sora import SoRAAutoencoder, SoRADiffusion, SoRADiT
 
 OURS: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
     ("PREDICTOR_MODEL_MAPPINGS", PREDICTOR_MODEL_MAPPINGS, {"dit": SoRADiT}),

@@ -5,23 +5,18 @@ from __future__ import annotations
 import os
 import sys
 from argparse import Namespace
-from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from mindspeed_mm_dit.checkpoint.store import check_is_no_checkpoint
 from mindspeed_mm_dit.configs.arguments import check_arguments
-from mindspeed_mm_dit.configs.data import DataConfig, DatasetParam, load_data_config
-from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, load_fsdp2_config
+from mindspeed_mm_dit.configs.data import load_data_config
+from mindspeed_mm_dit.configs.fsdp2 import load_fsdp2_config
 from mindspeed_mm_dit.configs.limits import MOST_GUIDANCE, check_between
 from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, ModelConfig, model_config_from_mapping, spelled_out
 from mindspeed_mm_dit.configs.outputs import check_output_file, check_output_folder
-from mindspeed_mm_dit.configs.precision import Precision, decide
+from mindspeed_mm_dit.configs.precision import decide
 from mindspeed_mm_dit.configs.strict import read_json
-from mindspeed_mm_dit.data.dataset import check_fit, check_sizes
-from mindspeed_mm_dit.data.folder import ImageIndex, open_index, split_index
-from mindspeed_mm_dit.data.latents import digest_of_files
+from mindspeed_mm_dit.data.dataset import check_fit
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import active, runtime
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
@@ -29,27 +24,9 @@ from mindspeed_mm_dit.models.autoencoder_kl_files import find_weights
 from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of
 from mindspeed_mm_dit.planning.fit import Place, check_model_fits, check_state_fits, tight_step
 from mindspeed_mm_dit.planning.memory import Layout
+from mindspeed_mm_dit.training.batches import image_indices
 from mindspeed_mm_dit.training.classes import say_data
-
-
-@dataclass(frozen=True)
-class MultiModalArguments:
-    """What Megatron's ``args.mm`` holds: the parsed config files."""
-
-    model: ModelConfig
-    data: DataConfig
-    fsdp2: Fsdp2Config | None
-    """None without --use-torch-fsdp2."""
-    model_json: dict[str, Any]
-    """model.json with all that it leaves to be looked up spelled out; it is kept in every checkpoint."""
-    precision: Precision | None = None
-    """What a step computes in; None: MindSpeed-MM decides it, without FSDP2."""
-    classes: tuple[str, ...] = ()
-    """Name of each label, kept in every checkpoint."""
-    pictures: str = ""
-    """``ImageIndex.pictures``, kept in every checkpoint."""
-    autoencoder: str = ""
-    """Which autoencoder it is: a digest of its files; kept in every checkpoint."""
+from mindspeed_mm_dit.training.mm_args import MultiModalArguments, with_facts
 
 
 def preflight(args: Namespace) -> MultiModalArguments:
@@ -86,13 +63,6 @@ def preflight(args: Namespace) -> MultiModalArguments:
                 file=sys.stderr,
             )
     return with_facts(mm, train)
-
-
-def with_facts(mm: MultiModalArguments, images: ImageIndex) -> MultiModalArguments:
-    """Return ``mm`` with what every checkpoint keeps of the images and the autoencoder."""
-    ae = mm.model.ae
-    autoencoder = f"files {digest_of_files(ae.from_pretrained)[:12]}" if isinstance(ae, AutoencoderKLConfig) else ""
-    return replace(mm, classes=images.classes, pictures=images.pictures, autoencoder=autoencoder)
 
 
 def check_memory(args: Namespace, mm: MultiModalArguments, world_size: int) -> None:
@@ -147,16 +117,3 @@ def check_outputs(args: Namespace) -> None:
             check_output_file("--report", Path(args.save).parent / "samples.png")
     if args.tensorboard_dir:
         check_output_folder("--tensorboard-dir", args.tensorboard_dir, make=False)
-
-
-def image_indices(mm: MultiModalArguments, seed: int) -> tuple[ImageIndex, ImageIndex]:
-    """Return the images to train on and those held out."""
-    check_sizes(mm.model, mm.data)
-    param = mm.data.dataset_param
-    return split_index(_index(param, mm.model.predictor.num_classes), param.valid_fraction, seed)
-
-
-@lru_cache(maxsize=1)
-def _index(param: DatasetParam, num_classes: int) -> ImageIndex:
-    """Open an index once a process: checking every image takes a while."""
-    return open_index(param, num_classes)

@@ -86,12 +86,12 @@ def find_host(argv: Sequence[str]) -> ModuleType:
         )
     if wanted.host != "standalone" and not missing:
         activate("pytorch")  # with --ai-framework mindspore too: the host makes `torch` be MSAdapter
-        from mindspeed_mm_dit.training.mindspeed_mm.attach import attach
+        from mindspeed_mm_dit.hosts.megatron.attach import attach
 
         return attach(argv)
     _note_a_partial_host(missing, wanted.host)
     activate(wanted.ai_framework)
-    from mindspeed_mm_dit.training import standalone
+    from mindspeed_mm_dit.hosts import standalone
 
     return standalone
 

@@ -19,11 +19,13 @@ from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.data.dataset import check_fit
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
+from mindspeed_mm_dit.hosts.megatron.commandline import launched_as, parse
+from mindspeed_mm_dit.hosts.megatron.contract import where
+from mindspeed_mm_dit.hosts.preflight import check_autoencoder
 from mindspeed_mm_dit.planning.fit import Place, check_model_fits
+from mindspeed_mm_dit.training.batches import image_indices
 from mindspeed_mm_dit.training.classes import say_data
-from mindspeed_mm_dit.training.mindspeed_mm.commandline import launched_as, parse
-from mindspeed_mm_dit.training.mindspeed_mm.contract import where
-from mindspeed_mm_dit.training.preflight import MultiModalArguments, check_autoencoder, image_indices, with_facts
+from mindspeed_mm_dit.training.mm_args import MultiModalArguments, with_facts
 
 
 def check_before_import(argv: Sequence[str]) -> None:

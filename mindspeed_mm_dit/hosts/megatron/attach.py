@@ -10,11 +10,11 @@ from types import ModuleType
 
 from mindspeed_mm_dit import __version__
 from mindspeed_mm_dit.errors import PlatformError, UserError
-from mindspeed_mm_dit.training.mindspeed_mm.commandline import complete, launched_as, wants_mindspore
-from mindspeed_mm_dit.training.mindspeed_mm.contract import version_warnings, where
-from mindspeed_mm_dit.training.mindspeed_mm.preflight import check_before_import, spelled_out
+from mindspeed_mm_dit.hosts.megatron.commandline import complete, launched_as, wants_mindspore
+from mindspeed_mm_dit.hosts.megatron.contract import version_warnings, where
+from mindspeed_mm_dit.hosts.megatron.preflight import check_before_import, spelled_out
 
-ROOM = "mindspeed_mm_dit.training.mindspeed_mm"
+ROOM = "mindspeed_mm_dit.hosts.megatron"
 
 ONE_PROCESS = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 """What a launcher sets; without one the run is a single process."""

@@ -20,10 +20,10 @@ from mindspeed_mm_dit import __version__
 from mindspeed_mm_dit.configs.arguments import build_parser
 from mindspeed_mm_dit.errors import StepError, UserError
 from mindspeed_mm_dit.framework import active, runtime
+from mindspeed_mm_dit.hosts.choose import SECONDS_TO_SAY_IT, says_it
+from mindspeed_mm_dit.hosts.preflight import preflight
 from mindspeed_mm_dit.training.exit_codes import USER_ERROR
-from mindspeed_mm_dit.training.host import SECONDS_TO_SAY_IT, says_it
 from mindspeed_mm_dit.training.loop import train
-from mindspeed_mm_dit.training.preflight import preflight
 from mindspeed_mm_dit.training.progress import claimed_save, open_progress
 from mindspeed_mm_dit.training.report import how_to_resume
 from mindspeed_mm_dit.training.signals import Stop, StopRequest

@@ -1,6 +1,6 @@
 """A converter for MindSpeed-MM's ``mm-convert``: published and diffusers DiT weights to the host's format and back.
 
-    python -m mindspeed_mm_dit.training.mindspeed_mm.convert DiTConverter pt_to_mm --source DiT-XL-2-256x256.pt ...
+    python -m mindspeed_mm_dit.hosts.megatron.convert DiTConverter pt_to_mm --source DiT-XL-2-256x256.pt ...
 
 That is ``mm-convert`` itself with one class more; the host has no other way to learn of a converter.
 """

@@ -19,9 +19,9 @@ from mindspeed_mm_dit.checkpoint.shapes import dit_shapes
 from mindspeed_mm_dit.checkpoint.store import TRACKER, CheckpointStore, read_facts
 from mindspeed_mm_dit.checkpoint.weights import check_whole
 from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.hosts.megatron.composite import HostedDiT
 from mindspeed_mm_dit.training.changes import changes, run_facts, table_of
 from mindspeed_mm_dit.training.classes import check_classes
-from mindspeed_mm_dit.training.mindspeed_mm.composite import HostedDiT
 from mindspeed_mm_dit.training.pytorch.ema import MovingAverage
 
 MAY_BE_PICKLED = (
