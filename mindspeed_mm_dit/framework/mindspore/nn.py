@@ -23,7 +23,7 @@ GELU_CUBIC = 0.044715 * GELU_LINEAR
 
 __all__ = [
     "GELU", "Conv2d", "Embedding", "GroupNorm", "LayerNorm", "Linear", "Module", "ModuleList", "RMSNorm", "Sequential",
-    "SiLU", "frozen_parameter", "set_constant",
+    "SiLU", "frozen_parameter", "parameter", "set_constant",
 ]  # fmt: skip
 
 
@@ -160,6 +160,11 @@ class GELU(Module):
 def _gelu_by_sigmoid(x: Any) -> Any:
     """x * (1 + tanh u) / 2 as x * sigmoid(2 u) (Hendrycks & Gimpel 2016): 7 times the speed of the CPU's own kernel."""
     return x * msops.sigmoid(x * (GELU_LINEAR + GELU_CUBIC * x * x))
+
+
+def parameter(shape: tuple[int, ...]) -> Parameter:
+    """Return a trained parameter of a module; the values come later."""
+    return Parameter(Tensor(np.zeros(shape, np.float32)))
 
 
 def frozen_parameter(array: np.ndarray) -> Parameter:
