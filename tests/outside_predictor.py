@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mindspeed_mm_dit.configs.condition import ClassLabel
 from mindspeed_mm_dit.configs.predictor import Initial, Kept, Normal, Parameter, Parameters, PredictorConfig, linear
 
 
@@ -27,8 +28,8 @@ class ResidualConfig(PredictorConfig):
         return self.in_channels
 
     @property
-    def null_label(self) -> int:
-        return self.num_classes
+    def condition(self) -> ClassLabel:
+        return ClassLabel(self.num_classes, self.class_dropout_prob)
 
     @property
     def latent_shape(self) -> tuple[int, ...]:

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mindspeed_mm_dit.checkpoint import checksums
+from mindspeed_mm_dit.checkpoint.fitting import check_names
 from mindspeed_mm_dit.checkpoint.formats import FORMATS, Room, of_source, of_target
 from mindspeed_mm_dit.checkpoint.formats.diffusers import with_vae_config
 from mindspeed_mm_dit.checkpoint.shapes import Shapes, predictor_of, vae_config, vae_shapes
 from mindspeed_mm_dit.checkpoint.state import Arrays, State
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore, find_checkpoint
-from mindspeed_mm_dit.checkpoint.weights import check_names
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.outputs import check_output_folder
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError

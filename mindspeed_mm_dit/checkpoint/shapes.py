@@ -10,7 +10,7 @@ from mindspeed_mm_dit.configs.model import PREDICTOR_CONFIGS, model_config_from_
 from mindspeed_mm_dit.configs.predictor import PredictorConfig, Shape, count_of, shape_of
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
-from mindspeed_mm_dit.models.autoencoder_kl_files import KLArchitecture
+from mindspeed_mm_dit.models.autoencoder_kl.files import KLArchitecture
 from mindspeed_mm_dit.planning.fit import GIB, host_bytes
 
 Shapes = dict[str, Shape]

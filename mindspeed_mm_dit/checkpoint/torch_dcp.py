@@ -22,11 +22,11 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
 from mindspeed_mm_dit.checkpoint import checksums, mindspeed_mm
+from mindspeed_mm_dit.checkpoint.fitting import check_names
 from mindspeed_mm_dit.checkpoint.mindspeed_mm import entries_for_mindspeed_mm
 from mindspeed_mm_dit.checkpoint.store import BackgroundWriter, unreadable
 from mindspeed_mm_dit.checkpoint.torch_checksums import SummingWriter
 from mindspeed_mm_dit.checkpoint.torch_pickles import SafeReader, TensorsOnly, read_metadata
-from mindspeed_mm_dit.checkpoint.weights import check_names
 from mindspeed_mm_dit.errors import CheckpointError
 
 State = dict[str, Any]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.checkpoint.store import DAMAGED_CURE
+from mindspeed_mm_dit.checkpoint.fitting import check_whole
 from mindspeed_mm_dit.errors import CheckpointError, PlatformError
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.framework.torch_file import read_torch_file
@@ -70,13 +70,6 @@ def _read_dcp(path: Path, use_ema: bool) -> Arrays:
     return {name: _array(value) for name, value in torch_dcp.read_tree(path, prefix).items()}
 
 
-def check_whole(path: Path, problem_of: Callable[[Path], str | None]) -> None:
-    """Raise CheckpointError, naming the file, where the checkpoint folder ``path`` is not what was written."""
-    problem = problem_of(path)
-    if problem is not None:
-        raise CheckpointError(str(path), f"is damaged: {problem}", DAMAGED_CURE)
-
-
 def reader_of_pytorch_folder(path: Path) -> ModuleType:
     """Return the module that reads the checkpoint folder ``path``.
 
@@ -103,23 +96,3 @@ def _array(tensor: Any) -> np.ndarray:
     """A torch tensor as an array; low-precision floats become float32."""
     low = tensor.is_floating_point() and tensor.dtype.itemsize < 4
     return (tensor.float() if low else tensor).numpy(force=True)
-
-
-def check_names(
-    wanted: Mapping[str, tuple[int, ...]],
-    found: Mapping[str, tuple[int, ...]],
-    what: str,
-    reason: str = "belongs to another architecture",
-    cure: str = "use the model.json that this checkpoint was trained with",
-) -> None:
-    """Raise CheckpointError, naming the tensors, unless ``found`` has exactly the names and shapes of ``wanted``."""
-    problems = [f"{name} is missing" for name in wanted if name not in found]
-    problems += [f"{name} is not in this model" for name in found if name not in wanted]
-    problems += [
-        f"{name} is {tuple(found[name])}, this model has {tuple(shape)}"
-        for name, shape in wanted.items()
-        if name in found and tuple(found[name]) != tuple(shape)
-    ]
-    if problems:
-        shown = "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
-        raise CheckpointError(what, f"{reason}: {shown}", cure)

@@ -209,7 +209,7 @@ def _sample(args: argparse.Namespace, sides: tuple[Side, Side], folder: Path) ->
 
     model = load_model_config(args.model)
     predictor, sampler = model.predictor, objective_of(model.diffusion).quick_sampler
-    scale = 2.0 if predictor.class_dropout_prob > 0 else 1.0
+    scale = 2.0 if predictor.condition.has_null else 1.0
     classes = range(min(4, predictor.num_classes))
     flags = ["--checkpoint", str(folder / "weights.safetensors"), "--model", args.model, "--num-per-class", "4"]
     flags += ["--classes", ",".join(map(str, classes)), "--sampler", sampler, "--steps", str(args.sample_steps)]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mindspeed_mm_dit.configs.condition import ClassLabel
 from mindspeed_mm_dit.configs.limits import LARGEST, divisors, require_positive
 from mindspeed_mm_dit.configs.predictor import (
     Initial,
@@ -104,9 +105,9 @@ class DiTConfig(PredictorConfig):
         return self.num_classes + (1 if self.class_dropout_prob > 0 else 0)
 
     @property
-    def null_label(self) -> int:
-        """The label of the null class."""
-        return self.num_classes
+    def condition(self) -> ClassLabel:
+        """A class label."""
+        return ClassLabel(self.num_classes, self.class_dropout_prob)
 
     @property
     def latent_shape(self) -> Shape:

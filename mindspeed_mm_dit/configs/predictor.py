@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from mindspeed_mm_dit.configs.condition import Condition
 from mindspeed_mm_dit.errors import CheckpointError
 
 Shape = tuple[int, ...]
@@ -124,6 +125,11 @@ class PredictorConfig(ABC):
     @abstractmethod
     def latent_shape(self) -> Shape:
         """(C, ...) of a latent, of any rank."""
+
+    @property
+    @abstractmethod
+    def condition(self) -> Condition:
+        """What steers it."""
 
     @property
     @abstractmethod

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mindspeed_mm_dit.configs.condition import Condition
 from mindspeed_mm_dit.configs.data import DataConfig
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.data import draws
@@ -29,8 +30,7 @@ class DrawSettings:
 
     seed: int
     latent_shape: tuple[int, ...]
-    label_drop_prob: float
-    null_label: int
+    condition: Condition
     flip_prob: float
     posterior_noise: bool
 
@@ -40,8 +40,7 @@ class DrawSettings:
         return cls(
             seed=seed,
             latent_shape=model.latent_shape,
-            label_drop_prob=model.predictor.class_dropout_prob,
-            null_label=model.predictor.null_label,
+            condition=model.predictor.condition,
             flip_prob=0.5 if data.dataset_param.random_flip else 0.0,
             posterior_noise=model.ae.samples_posterior,
         )
@@ -65,11 +64,11 @@ class TrainingSamples:
         s = self.settings
         images = self.order.images(positions)
         flipped = draws.coins(s.seed, Stream.FLIP, positions, s.flip_prob)
-        dropped = draws.coins(s.seed, Stream.LABEL_DROP, positions, s.label_drop_prob)
+        dropped = draws.coins(s.seed, Stream.LABEL_DROP, positions, s.condition.dropout)
         read = self.reader.read(images, flipped)
         batch = {
             **read.arrays,
-            "labels": np.where(dropped, s.null_label, self.labels[read.images]),
+            **s.condition.dropped({"labels": self.labels[read.images]}, dropped),
             **self._draw(s.seed, positions, s.latent_shape),
         }
         if s.posterior_noise:

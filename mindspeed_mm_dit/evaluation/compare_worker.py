@@ -108,14 +108,10 @@ def draw_inputs(config: ModelConfig, seed: int, count: int) -> Arrays:
 
     numbers = np.arange(count)
     noise = normals(seed, Stream.NOISE, numbers, config.latent_shape)
-    predictor = config.predictor
-    labels = numbers * 7 % predictor.num_classes
-    if predictor.class_dropout_prob > 0:
-        labels[-1] = predictor.null_label
     return {
         "latents": normals(seed, Stream.SAMPLE_START, numbers, config.latent_shape),
         **objective_of(config.diffusion).draws_at(config.diffusion, numbers / (count - 1), noise),
-        "labels": labels,
+        **config.predictor.condition.examples(count),
     }
 
 
@@ -126,8 +122,9 @@ def _load_weights(predictor: Any, config: ModelConfig, job: Job) -> None:
     """Give the predictor the weights of the job, and leave them in its file for the other side."""
     from safetensors.numpy import load_file, save_file
 
+    from mindspeed_mm_dit.checkpoint.fitting import check_names
     from mindspeed_mm_dit.checkpoint.store import find_checkpoint
-    from mindspeed_mm_dit.checkpoint.weights import check_names, read_weights
+    from mindspeed_mm_dit.checkpoint.weights import read_weights
     from mindspeed_mm_dit.framework import runtime
 
     if Path(job.weights).is_file():
@@ -165,24 +162,12 @@ def _arrays(predictor: Any) -> Arrays:
 
 def _write_start(predictor: Any, folder: Path, seed: int) -> None:
     """Write the weights as a checkpoint of iteration 0 in this framework's own format."""
-    from mindspeed_mm_dit.checkpoint.store import CheckpointStore
-    from mindspeed_mm_dit.framework import ops, runtime
+    from mindspeed_mm_dit.checkpoint.convert import write
+    from mindspeed_mm_dit.checkpoint.state import State
 
-    checkpoints: Any
-    if active() == "pytorch":
-        from mindspeed_mm_dit.checkpoint import torch_dcp as checkpoints
-    else:
-        from mindspeed_mm_dit.checkpoint import mindspore_ckpt as checkpoints
-    keep = ops.tensor if active() == "pytorch" else np.asarray
-    state = {f"{tree}.{name}": keep(a) for tree in ("model", "ema") for name, a in _arrays(predictor).items()}
-    store, facts = CheckpointStore(folder), {"iteration": 0, "consumed_samples": 0, "seed": seed}
-    runtime.initialize(None, 1, 1)
-    store.begin(0)
-    writer = checkpoints.Writer(in_background=False)
-    writer.write(state, store.partial_path(0), lambda: store.commit(0, facts))
-    if problem := writer.wait():
-        raise problem
-    runtime.shutdown()
+    arrays = _arrays(predictor)
+    facts = {"iteration": 0, "consumed_samples": 0, "seed": seed}
+    write(folder, active(), State({"model": arrays, "ema": arrays}, facts))
 
 
 # --- watching --------------------------------------------------------------------------------------------
@@ -215,7 +200,8 @@ def _losses(predictor: Any, diffusion: Any, given: Mapping[str, Any], note: Note
     latents, draws = given["latents"], [given[name] for name in diffusion.draw_names]
     noised = diffusion.noised(latents, *draws)
     note("diffusion.noised", (latents, draws[1]), noised)
-    output = ops.to_float32(predictor(noised, draws[0], given["labels"]))
+    condition = [given[name] for name in given if name not in ("latents", *diffusion.draw_names)]
+    output = ops.to_float32(predictor(noised, draws[0], *condition))
     losses = diffusion.loss(output, latents, noised, *draws)
     note("diffusion.loss", (output, latents, noised), losses)
     return losses
@@ -224,8 +210,10 @@ def _losses(predictor: Any, diffusion: Any, given: Mapping[str, Any], note: Note
 @contextmanager
 def _watched(predictor: Any, note: Note) -> Iterator[None]:
     """While this lasts, tell ``note`` of every call of a watched part."""
+    from mindspeed_mm_dit.framework import nn
+
     parts = [(name, part) for name, part in predictor.named_modules() if WATCHED.fullmatch(name)]
-    entry = {"pytorch": "forward", "mindspore": "construct"}[active()]
+    entry = nn.CALLED
     originals = [getattr(part, entry) for _, part in parts]
     for (name, part), original in zip(parts, originals):
         setattr(part, entry, _noting(f"predictor.{name}".rstrip("."), original, note))

@@ -194,7 +194,7 @@ class FlowParity:
     def _guided_output(self, scale: str, channels: str) -> np.ndarray:
         """Both halves of the published batch: each guided alike, each with its own last channels."""
         process, y = FlowMatching(_config("Linear")), self._given["y"]
-        guidance, null = _guidance(scale, channels), np.full_like(y, self._config.null_label)
+        guidance, null = _guidance(scale, channels), self._config.condition.null(len(y))["labels"]
         with ops.no_grad():
             x, t = self._noised(process), self._input("t")
             asked = [self._model(x, t, ops.tensor(labels)) for labels in (y, null)]
@@ -251,7 +251,7 @@ class FlowParity:
     def _network(self, guidance: str) -> Output:
         """Return the network with or without guidance, for the labels of the chains."""
         labels = self._given["sample/y"]
-        null = np.full_like(labels, self._config.null_label)
+        null = self._config.condition.null(len(labels))["labels"]
 
         def ask(x: Tensor, t: np.ndarray, y: np.ndarray) -> Tensor:
             return self._model(x, ops.tensor(t.astype(np.float32)), ops.tensor(y))

@@ -139,7 +139,7 @@ class GaussianParity:
 
         The channels that are not guided keep what each half's own network said.
         """
-        both = ops.tensor(np.concatenate([labels, np.full_like(labels, self._config.null_label)]))
+        both = ops.tensor(np.concatenate([labels, self._config.condition.null(len(labels))["labels"]]))
 
         def predict(x: Any, t: Any, timestep: int) -> Any:
             half = x[: len(labels)]

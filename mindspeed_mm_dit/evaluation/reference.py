@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from mindspeed_mm_dit.checkpoint.fitting import check_names
 from mindspeed_mm_dit.checkpoint.shapes import check_claimed_sizes
 from mindspeed_mm_dit.checkpoint.store import find_checkpoint
-from mindspeed_mm_dit.checkpoint.weights import check_names, read_weights
+from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.configs.strict import from_mapping

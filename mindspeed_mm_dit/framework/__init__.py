@@ -20,7 +20,7 @@ from mindspeed_mm_dit.errors import PlatformError
 if TYPE_CHECKING:
     from mindspeed_mm_dit.framework.pytorch import nn, ops, optim, runtime
 
-__all__ = ["FRAMEWORKS", "activate", "active", "nn", "ops", "optim", "runtime"]
+__all__ = ["FRAMEWORKS", "activate", "active", "nn", "ops", "optim", "own", "runtime"]
 
 FRAMEWORKS = ("pytorch", "mindspore")
 
@@ -63,6 +63,11 @@ def active() -> str:
         activate("pytorch")
     assert _active is not None
     return _active
+
+
+def own(package: str) -> ModuleType:
+    """Return what ``package`` has for the active framework: its module of that name."""
+    return importlib.import_module(f"{package}.{active()}")
 
 
 def __getattr__(name: str) -> ModuleType:

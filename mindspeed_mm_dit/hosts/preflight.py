@@ -20,7 +20,7 @@ from mindspeed_mm_dit.data.dataset import check_fit
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import active, runtime
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
-from mindspeed_mm_dit.models.autoencoder_kl_files import find_weights
+from mindspeed_mm_dit.models.autoencoder_kl.files import find_weights
 from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of
 from mindspeed_mm_dit.planning.fit import Place, check_model_fits, check_state_fits, tight_step
 from mindspeed_mm_dit.planning.memory import Layout

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mindspeed_mm_dit.framework import active
-
 if TYPE_CHECKING:
     from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, PixelConfig
 
@@ -56,14 +54,3 @@ class PixelAutoencoder:
     def decode(self, scaled_latents: Tensor) -> Tensor:
         """Return ``scaled_latents``."""
         return scaled_latents
-
-
-def load_autoencoder_kl(config: AutoencoderKLConfig) -> Autoencoder:
-    """Load the autoencoder of latent diffusion (Rombach et al. 2022): on PyTorch diffusers' module, else ours."""
-    if active() == "pytorch":
-        from mindspeed_mm_dit.models.autoencoder_kl_pytorch import AutoencoderKL as DiffusersAutoencoderKL
-
-        return DiffusersAutoencoderKL(config)
-    from mindspeed_mm_dit.models.autoencoder_kl import AutoencoderKL
-
-    return AutoencoderKL(config)

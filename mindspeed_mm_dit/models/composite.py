@@ -11,6 +11,7 @@ from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.framework import nn, ops, runtime
 from mindspeed_mm_dit.models.autoencoder import NoAutoencoder, draw_latents
 from mindspeed_mm_dit.models.init import check_declared, initial_weights
+from mindspeed_mm_dit.models.pixels import to_images
 from mindspeed_mm_dit.models.registry import AE_MODEL_MAPPINGS, PREDICTOR_MODEL_MAPPINGS
 from mindspeed_mm_dit.objectives.registry import objective_of
 
@@ -32,6 +33,8 @@ class DiTModel(nn.Module):
         self.ae: Any = load_autoencoder(config.ae)
         self.diffusion = objective_of(config.diffusion).build(config.diffusion)
         self.predictor = PREDICTOR_MODEL_MAPPINGS[config.predictor.model_id](config.predictor)
+        names = config.predictor.condition.names
+        self._condition_arrays, self.loss_names = len(names), (*names, *self.diffusion.draw_names)
         self._parameters_declared = config.predictor.parameters()
         check_declared(self._parameters_declared.shapes(), runtime.shapes(self.predictor), config.predictor.model_id)
 
@@ -46,21 +49,21 @@ class DiTModel(nn.Module):
 
     def forward(
         self,
-        labels: Tensor,
         pixels: Tensor | None = None,
         posterior_noise: Tensor | None = None,
         latent_mean: Tensor | None = None,
         latent_std: Tensor | None = None,
-        **draws: Tensor,
+        **given: Tensor,
     ) -> Tensor:
         """Return the training loss of each sample, (B,) float32.
 
-        labels: (B,) int64; draws: of the objective, by its ``draw_names``; posterior_noise: (B, C, h, w) float32.
+        given: the condition, by its names (``labels`` (B,) int64), and what the objective draws, by its
+        ``draw_names``; what else is in the batch is left alone. posterior_noise: (B, C, h, w) float32.
         The images come as pixels (B, 3 or 1, H, W) uint8, or from a latent cache as the mean and std of their
         posterior, (B, C, h, w) float32, unscaled.
         """
         latents = self.latents(pixels, posterior_noise, latent_mean, latent_std)
-        return self.losses(latents, labels, *(draws[name] for name in self.diffusion.draw_names))
+        return self.losses(latents, *(given[name] for name in self.loss_names))
 
     def latents(
         self,
@@ -76,13 +79,16 @@ class DiTModel(nn.Module):
 
     def encode(self, pixels: Tensor, posterior_noise: Tensor | None) -> Tensor:
         """Turn pixels (B, 3 or 1, H, W) uint8 into scaled latents (B, C, h, w) float32; nothing here is trained."""
-        images = ops.to_float32(pixels) / 127.5 - 1.0  # (B, 3 or 1, H, W) in [-1, 1]
-        return ops.to_float32(self.ae.encode(images, posterior_noise))
+        return ops.to_float32(self.ae.encode(to_images(pixels), posterior_noise))
 
-    def losses(self, latents: Tensor, labels: Tensor, *draws: Tensor) -> Tensor:
-        """Return the training loss of each sample, (B,) float32, from scaled latents (B, C, h, w)."""
-        noised = self.diffusion.noised(latents, *draws)  # (B, C, h, w)
-        output = ops.to_float32(self.predictor(noised, draws[0], labels))  # (B, C or 2C, h, w)
+    def losses(self, latents: Tensor, *given: Tensor) -> Tensor:
+        """Return the training loss of each sample, (B,) float32, from scaled latents (B, C, ...).
+
+        given: what ``loss_names`` names, in that order: the condition, and what the objective draws.
+        """
+        condition, draws = given[: self._condition_arrays], given[self._condition_arrays :]
+        noised = self.diffusion.noised(latents, *draws)  # (B, C, ...)
+        output = ops.to_float32(self.predictor(noised, draws[0], *condition))  # (B, C or 2C, ...)
         return self.diffusion.loss(output, latents, noised, *draws)  # (B,)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:

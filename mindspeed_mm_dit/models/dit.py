@@ -151,7 +151,7 @@ class DiT(nn.Module):
         """Predict.
 
         x: (B, C, H, W) noised latents; t: (B,) training timestep, 0 ... T-1; y: (B,) int label, the null
-        class being ``config.null_label``. Returns (B, out_channels, H, W) in the dtype of the weights.
+        class being ``config.num_classes``. Returns (B, out_channels, H, W) in the dtype of the weights.
         """
         x = self.x_embedder(x)  # (B, N, D)
         x = x + ops.cast_like(self.pos_embed, x)  # (B, N, D)

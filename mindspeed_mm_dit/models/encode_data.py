@@ -35,6 +35,7 @@ from mindspeed_mm_dit.data.loader import load_batches
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.framework import ops
 from mindspeed_mm_dit.models.autoencoder import VariationalAutoencoder
+from mindspeed_mm_dit.models.pixels import to_images
 
 DTYPES = {"fp32": np.float32, "fp16": np.float16}
 
@@ -166,7 +167,7 @@ def _identity_in(metadata: dict[str, str]) -> CacheIdentity:
 def encode_moments(autoencoder: VariationalAutoencoder, pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return mean and std (B, C, h, w) float32 of the latents of pixels (B, 3, H, W) uint8."""
     with ops.no_grad():
-        images = ops.to_float32(ops.tensor(np.ascontiguousarray(pixels))) / 127.5 - 1.0
+        images = to_images(ops.tensor(np.ascontiguousarray(pixels)))
         mean, std = autoencoder.moments(images)
         return ops.numpy(mean), ops.numpy(std)
 

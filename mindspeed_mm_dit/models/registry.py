@@ -15,6 +15,7 @@ from typing import Any
 
 from mindspeed_mm_dit.configs.model import AE_CONFIGS, PREDICTOR_CONFIGS
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.framework import own
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES, register_objective
 
 Builder = Callable[[Any], Any]
@@ -33,9 +34,7 @@ def _pixel(config: Any) -> Any:
 
 
 def _autoencoder_kl(config: Any) -> Any:
-    from mindspeed_mm_dit.models.autoencoder import load_autoencoder_kl
-
-    return load_autoencoder_kl(config)
+    return own("mindspeed_mm_dit.models.autoencoder_kl").AutoencoderKL(config)
 
 
 PREDICTOR_MODEL_MAPPINGS: dict[str, Builder] = {"dit": _dit}

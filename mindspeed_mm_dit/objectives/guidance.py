@@ -1,8 +1,8 @@
-"""Classifier-free guidance (Ho & Salimans 2022): one network, asked with and without the label."""
+"""Classifier-free guidance (Ho & Salimans 2022): one network, asked with and without the condition."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,21 +14,21 @@ from mindspeed_mm_dit.framework import ops
 from mindspeed_mm_dit.objectives.contract import Ask
 
 Tensor = Any
-Network = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(x_t (B, C, H, W), time (B,), labels (B,)) -> output (B, C or 2C, H, W)."""
+Network = Callable[..., Tensor]
+"""(x_t (B, C, ...), time (B,), *condition, each (B, ...)) -> output (B, C or 2C, ...)."""
 
 GuidedChannels = Literal["3", "all"]
 
 
 @dataclass(frozen=True)
 class Guidance:
-    """How strongly, on which channels and when the label steers the prediction.
+    """How strongly, on which channels and when the condition steers the prediction.
 
     Raises ConfigError for a scale that is negative, very large or no number, and an interval that is empty.
     """
 
     scale: float = 1.0
-    """1: no guidance. The guided prediction is unlabelled + scale * (labelled - unlabelled)."""
+    """1: no guidance. The guided prediction is without + scale * (with - without the condition)."""
     channels: GuidedChannels = "all"
     """Channels of the prediction that are guided: the first "3" as in the published DiT, or "all"."""
     interval: tuple[float, float] = (0.0, 1.0)
@@ -56,19 +56,19 @@ class Guidance:
         return ops.cat([without + self.scale * (with_label - without), labelled[:, guided:]], 1)
 
 
-def guided_network(network: Network, labels: Tensor, null_labels: Tensor, guidance: Guidance) -> Ask:
-    """Return ask(x_t, t, noise): the guided output for ``labels``, both questions in one batch.
+def guided_network(network: Network, condition: Sequence[Tensor], null: Sequence[Tensor], guidance: Guidance) -> Ask:
+    """Return ask(x_t, t, noise): the guided output for ``condition``, both questions in one batch.
 
-    labels, null_labels: (B,) int. ``noise`` is the share of noise in x_t: a number, or an array (B,) where the times of
-    the samples differ.
+    condition, null: tensors (B, ...) as the network takes them. ``noise`` is the share of noise in x_t: a number, or an
+    array (B,) where the times of the samples differ.
     """
-    both = ops.cat([labels, null_labels], 0)
+    both = [ops.cat([given, without], 0) for given, without in zip(condition, null)]
 
     def ask(x_t: Tensor, t: Tensor, noise: float | np.ndarray) -> Tensor:
         guided = np.array([guidance.applies_at(share) for share in np.atleast_1d(noise).tolist()])
         if not guided.any():
-            return ops.to_float32(network(x_t, t, labels))
-        output = ops.to_float32(network(ops.cat([x_t, x_t], 0), ops.cat([t, t], 0), both))
+            return ops.to_float32(network(x_t, t, *condition))
+        output = ops.to_float32(network(ops.cat([x_t, x_t], 0), ops.cat([t, t], 0), *both))
         labelled, unlabelled = ops.chunk(output, 2, 0)
         combined = guidance.combine(labelled, unlabelled, x_t.shape[1])
         if guided.all():

@@ -13,6 +13,7 @@ from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.data.draws import Stream, normals
 from mindspeed_mm_dit.errors import ConfigError, ConvergenceError
 from mindspeed_mm_dit.framework import ops, runtime
+from mindspeed_mm_dit.models.pixels import to_pixels
 from mindspeed_mm_dit.objectives.guidance import Guidance, guided_network
 from mindspeed_mm_dit.objectives.registry import find_sampler, sampler_options
 
@@ -62,7 +63,7 @@ def generate(
         Images, (N, H, W, 3 or 1) uint8.
     """
     check_labels(labels, config)
-    if settings.guidance.scale != 1.0 and config.predictor.class_dropout_prob == 0:
+    if settings.guidance.scale != 1.0 and not config.predictor.condition.has_null:
         raise ConfigError(
             f"--cfg-scale = {settings.guidance.scale}",
             "this model was trained without dropped labels: it has no null class",
@@ -92,7 +93,7 @@ def _generate_batch(
     on_step: Callable[[int], None],
 ) -> np.ndarray:
     latents = None
-    for state in states(model, config, labels[numbers], numbers, settings):
+    for state in states(model, config, {"labels": labels[numbers]}, numbers, settings):
         latents = state
         on_step(len(numbers))
     images = decode(model.ae, latents, config.image_size)
@@ -102,7 +103,7 @@ def _generate_batch(
             "are not finite numbers",
             "use a smaller --cfg-scale, or --clip (Gaussian only); or the weights are those of a run that diverged",
         )
-    return to_pixels(images)
+    return to_pixels(images).transpose(0, 2, 3, 1)
 
 
 def decode(autoencoder: Any, latents: Any, image_size: int) -> np.ndarray:
@@ -113,18 +114,22 @@ def decode(autoencoder: Any, latents: Any, image_size: int) -> np.ndarray:
 
 
 def states(
-    model: Any, config: ModelConfig, labels: np.ndarray, numbers: np.ndarray, settings: SampleSettings
+    model: Any, config: ModelConfig, condition: Mapping[str, np.ndarray], numbers: np.ndarray, settings: SampleSettings
 ) -> Iterator[Any]:
-    """Walk down the chain for the images ``numbers``; the last state is their scaled latents."""
+    """Walk down the chain for the samples ``numbers``, of which ``condition`` has a row each.
+
+    The last state is their scaled latents.
+    """
     sampler = find_sampler(config.diffusion, settings.sampler)
     options = sampler_options(config.diffusion, settings.sampler, settings.options)
-    null = np.full_like(labels, config.predictor.null_label)
+    null = config.predictor.condition.null(len(numbers))
+    given, without = ([ops.tensor(side[name]) for name in null] for side in (condition, null))
 
-    def network(x: Any, t: Any, y: Any) -> Any:
+    def network(*inputs: Any) -> Any:
         with runtime.low_precision(settings.bf16):
-            return model.predictor(x, t, y)
+            return model.predictor(*inputs)
 
-    ask = guided_network(network, ops.tensor(labels), ops.tensor(null), settings.guidance)
+    ask = guided_network(network, given, without, settings.guidance)
     shape = config.latent_shape
     start = ops.tensor(normals(settings.seed, Stream.SAMPLE_START, numbers, shape))
 
@@ -132,8 +137,3 @@ def states(
         return ops.tensor(normals(settings.seed, Stream.SAMPLE_NOISE, numbers, shape, block=step))
 
     return sampler.chain(model.diffusion, ask, start, noise_at, settings.steps, options)
-
-
-def to_pixels(images: np.ndarray) -> np.ndarray:
-    """Images (N, C, H, W) float in [-1, 1] -> pixels (N, H, W, C) uint8."""
-    return np.clip(images * 127.5 + 128.0, 0, 255).astype(np.uint8).transpose(0, 2, 3, 1)

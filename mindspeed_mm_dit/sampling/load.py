@@ -6,9 +6,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mindspeed_mm_dit.checkpoint.fitting import check_names
 from mindspeed_mm_dit.checkpoint.formats import diffusers, mindspore, pt, pytorch, safetensors
 from mindspeed_mm_dit.checkpoint.store import find_checkpoint, read_facts
-from mindspeed_mm_dit.checkpoint.weights import check_names, read_weights
+from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.configs.limits import check_path
 from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config, model_config_from_mapping
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError

@@ -55,11 +55,10 @@ def _samples(job: ReportJob) -> tuple[np.ndarray, np.ndarray]:
     model, config = load_model(job.save, None, bf16=job.bf16)
     classes = np.arange(min(CLASSES_SHOWN, config.predictor.num_classes), dtype=np.int64)
     labels = np.repeat(classes, SAMPLES_PER_CLASS)
-    has_null_class = config.predictor.class_dropout_prob > 0
     settings = SampleSettings(
         sampler=job.sampler,
         steps=job.steps,
-        guidance=Guidance(job.cfg_scale if has_null_class else 1.0, channels="3"),
+        guidance=Guidance(job.cfg_scale if config.predictor.condition.has_null else 1.0, channels="3"),
         seed=job.seed,
         bf16=job.bf16,
     )

@@ -25,7 +25,7 @@ from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, PlatformError
 from mindspeed_mm_dit.framework.mindspore_file import read_mindspore_file, write_mindspore_file
 from mindspeed_mm_dit.framework.torch_file import read_torch_file, write_torch_file
-from mindspeed_mm_dit.models.autoencoder_kl_files import KLArchitecture, read_architecture
+from mindspeed_mm_dit.models.autoencoder_kl.files import KLArchitecture, read_architecture
 from mindspeed_mm_dit.models.positions import sincos_positions_2d
 from tests.conftest import GOLDEN
 

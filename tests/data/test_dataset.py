@@ -154,7 +154,8 @@ def test_the_next_readable_image_stands_in_with_its_own_label(configs, some_cut_
     index = open_index(data.dataset_param, 2)
     assert index.skipped == 0
     samples = build_samples(model, data, index, 0, 2, draw_of(model.diffusion))
-    samples.settings = dataclasses.replace(samples.settings, label_drop_prob=0.0)
+    never = dataclasses.replace(samples.settings.condition, dropout=0.0)
+    samples.settings = dataclasses.replace(samples.settings, condition=never)
     expected = [0, 1, 2, 5, 5, 5, 6, 7, 8, 0]
     for positions in (np.arange(10), np.arange(9, -1, -1), np.arange(10, 20)):
         batch = samples.batch(positions)

@@ -7,7 +7,7 @@ import numpy as np
 
 from mindspeed_mm_dit import framework
 from mindspeed_mm_dit.configs.model import AutoencoderKLConfig
-from mindspeed_mm_dit.models.autoencoder_kl_pytorch import AutoencoderKL
+from mindspeed_mm_dit.models.autoencoder_kl.pytorch import AutoencoderKL
 from tests.autoencoder_kl_fixtures import SD_VAE, inputs, our_shapes, results, write_folder
 
 if __name__ == "__main__":

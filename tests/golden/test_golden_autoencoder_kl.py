@@ -13,7 +13,7 @@ GOLDEN = Path(__file__).parent / "data" / "autoencoder_kl.npz"
 
 def test_encode_and_decode_equal_diffusers(framework, tmp_path):
     from mindspeed_mm_dit.configs.model import AutoencoderKLConfig
-    from mindspeed_mm_dit.models.autoencoder_kl import AutoencoderKL
+    from mindspeed_mm_dit.models.autoencoder_kl.network import AutoencoderKL
 
     golden, shapes = np.load(GOLDEN), our_shapes(SD_VAE)
     assert sum(map(math.prod, shapes.values())) == 83_653_863

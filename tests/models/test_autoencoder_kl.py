@@ -15,7 +15,7 @@ from tests.autoencoder_kl_fixtures import SMALL, inputs, our_shapes, relative_er
 @pytest.fixture
 def small(framework, tmp_path):
     """Return (folder of a small AutoencoderKL, build(path, **settings) -> our autoencoder)."""
-    from mindspeed_mm_dit.models.autoencoder_kl import AutoencoderKL
+    from mindspeed_mm_dit.models.autoencoder_kl.network import AutoencoderKL
 
     def build(path, **settings):
         return AutoencoderKL(AutoencoderKLConfig(str(path), downsample_factor=2, **settings))
@@ -28,7 +28,7 @@ def small(framework, tmp_path):
 )
 def test_every_variant_equals_diffusers(framework, tmp_path, small, change):
     pytest.importorskip("diffusers")
-    from mindspeed_mm_dit.models.autoencoder_kl_pytorch import AutoencoderKL
+    from mindspeed_mm_dit.models.autoencoder_kl.pytorch import AutoencoderKL
 
     config = SMALL | change
     folder = write_folder(tmp_path / "changed", config, our_shapes(config))
@@ -40,13 +40,13 @@ def test_every_variant_equals_diffusers(framework, tmp_path, small, change):
 
 
 def test_the_framework_chooses_the_module(framework, small):
-    from mindspeed_mm_dit.models.autoencoder import load_autoencoder_kl
+    from mindspeed_mm_dit.models.registry import AE_MODEL_MAPPINGS
 
     if framework.active() == "pytorch":
         pytest.importorskip("diffusers")
-    chosen = load_autoencoder_kl(AutoencoderKLConfig(str(small[0]), downsample_factor=2))
-    module = {"pytorch": "autoencoder_kl_pytorch", "mindspore": "autoencoder_kl"}[framework.active()]
-    assert type(chosen).__module__ == f"mindspeed_mm_dit.models.{module}"
+    chosen = AE_MODEL_MAPPINGS["autoencoder_kl"](AutoencoderKLConfig(str(small[0]), downsample_factor=2))
+    module = {"pytorch": "pytorch", "mindspore": "network"}[framework.active()]
+    assert type(chosen).__module__ == f"mindspeed_mm_dit.models.autoencoder_kl.{module}"
 
 
 def test_latents_are_scaled_and_the_draw_has_the_posterior_s_width(framework, small):
@@ -120,7 +120,7 @@ def test_latents_scaled_otherwise_than_the_autoencoder_s_are_refused(framework, 
     folder, build = small
     if module == "diffusers":
         pytest.importorskip("diffusers")
-        from mindspeed_mm_dit.models.autoencoder_kl_pytorch import AutoencoderKL
+        from mindspeed_mm_dit.models.autoencoder_kl.pytorch import AutoencoderKL
 
         def build(path):
             return AutoencoderKL(AutoencoderKLConfig(str(path), downsample_factor=2))
@@ -136,7 +136,7 @@ def test_latents_scaled_otherwise_than_the_autoencoder_s_are_refused(framework, 
 
 def test_loading_by_diffusers_is_quiet_and_its_errors_come_through(framework, small, caplog, monkeypatch):
     diffusers = pytest.importorskip("diffusers")
-    from mindspeed_mm_dit.models.autoencoder_kl_pytorch import AutoencoderKL
+    from mindspeed_mm_dit.models.autoencoder_kl.pytorch import AutoencoderKL
 
     folder, _ = small
     weights = {name: weight(name, shape) for name, shape in our_shapes(SMALL).items()}

@@ -11,10 +11,11 @@ import torch
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.data.draws import Stream, normals
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.models.pixels import to_images, to_pixels
 from mindspeed_mm_dit.objectives.gaussian.process import GaussianDiffusion
 from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.sampling import generate as room
-from mindspeed_mm_dit.sampling.generate import SampleSettings, decode, generate, states, to_pixels
+from mindspeed_mm_dit.sampling.generate import SampleSettings, decode, generate, states
 
 LEVELS = np.arange(256)
 
@@ -26,16 +27,10 @@ def as_images(values):
 def test_samples_become_the_pixels_that_training_made_images_of():
     """Training turns level k into k / 127.5 - 1; a level reaches half a step to either side, and the ends further."""
     for shift in (-0.49, 0.0, 0.49):
-        assert to_pixels(as_images((LEVELS + shift) / 127.5 - 1)).ravel().tolist() == LEVELS.tolist()
+        images = to_images(torch.from_numpy(LEVELS)).numpy() + shift / 127.5
+        assert to_pixels(as_images(images)).ravel().tolist() == LEVELS.tolist()
     assert to_pixels(as_images([-9.0, -1.01, 1.01, 9.0])).ravel().tolist() == [0, 0, 255, 255]
     assert to_pixels(as_images([-1.0, -0.5, 0.0, 0.5, 1.0])).ravel().tolist() == [0, 64, 128, 191, 255]
-
-
-def test_pixels_have_their_channels_last():
-    images = np.arange(-12, 12, dtype=np.float32).reshape(2, 3, 2, 2) / 12
-    pixels = to_pixels(images)
-    assert pixels.shape == (2, 2, 2, 3) and pixels.dtype == np.uint8
-    assert pixels[1, 0, 1].tolist() == to_pixels(as_images(images[1, :, 0, 1])).ravel().tolist()
 
 
 @pytest.fixture
@@ -61,7 +56,7 @@ def test_a_chain_starts_and_is_disturbed_by_the_draws_of_its_image(model, config
     """Beside the same chain without noise, what is added at each step is that step's draw."""
     numbers, labels = np.array([3, 70_000]), np.array([1, 2])
     settings = SampleSettings(steps=4, seed=2**62 + 5)
-    found = list(states(model, config, labels, numbers, settings))
+    found = list(states(model, config, {"labels": labels}, numbers, settings))
     start = normals(settings.seed, Stream.SAMPLE_START, numbers, config.latent_shape)
     np.testing.assert_array_equal(model.asked[0][0].numpy(), start)
     assert [t for _, t, _ in model.asked] == [[999] * 2, [666] * 2, [333] * 2, [0] * 2]
@@ -79,7 +74,11 @@ def test_a_chain_starts_and_is_disturbed_by_the_draws_of_its_image(model, config
 
 
 def test_a_guided_chain_asks_for_the_null_class_too(model, config):
-    list(states(model, config, np.array([1, 2]), np.arange(2), SampleSettings(steps=2, guidance=Guidance(3.0))))
+    list(
+        states(
+            model, config, {"labels": np.array([1, 2])}, np.arange(2), SampleSettings(steps=2, guidance=Guidance(3.0))
+        )
+    )
     assert [y for _, _, y in model.asked] == [[1, 2, 10, 10]] * 2
 
 
@@ -127,8 +126,12 @@ def test_clip_bounds_what_is_taken_for_the_clean_image(model, config):
     far = SimpleNamespace(**{**vars(model), "predictor": lambda x, t, y: torch.full_like(x, -1e6)})
     for clip, found in ((0.5, 0.5), (2.0, 2.0)):
         *_, last = states(
-            far, config, np.array([1]), np.arange(1), SampleSettings("ddim", steps=5, options={"clip": clip})
+            far,
+            config,
+            {"labels": np.array([1])},
+            np.arange(1),
+            SampleSettings("ddim", steps=5, options={"clip": clip}),
         )
         torch.testing.assert_close(last, torch.full_like(last, found), rtol=1e-4, atol=0)
-    *_, last = states(far, config, np.array([1]), np.arange(1), SampleSettings("ddim", steps=5))
+    *_, last = states(far, config, {"labels": np.array([1])}, np.arange(1), SampleSettings("ddim", steps=5))
     assert last.min() > 1000

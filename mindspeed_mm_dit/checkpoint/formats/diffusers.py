@@ -19,7 +19,7 @@ from mindspeed_mm_dit.configs.presets import PRESETS
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
-from mindspeed_mm_dit.models.autoencoder_kl_files import with_new_names
+from mindspeed_mm_dit.models.autoencoder_kl.files import with_new_names
 
 _WEIGHTS = "diffusion_pytorch_model"
 _DIT, _VAE = "DiTTransformer2DModel", "AutoencoderKL"

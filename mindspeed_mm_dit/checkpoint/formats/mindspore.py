@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from mindspeed_mm_dit.checkpoint import mindspore_ckpt
+from mindspeed_mm_dit.checkpoint.fitting import check_whole
 from mindspeed_mm_dit.checkpoint.formats import ckpt
 from mindspeed_mm_dit.checkpoint.state import State, flatten
 from mindspeed_mm_dit.checkpoint.store import read_facts
-from mindspeed_mm_dit.checkpoint.weights import check_whole
 
 
 def fits(path: Path) -> bool:

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from mindspeed_mm_dit.checkpoint.fitting import check_whole
 from mindspeed_mm_dit.checkpoint.state import Arrays, State, unflatten
 from mindspeed_mm_dit.checkpoint.store import read_facts
-from mindspeed_mm_dit.checkpoint.weights import check_whole, reader_of_pytorch_folder
+from mindspeed_mm_dit.checkpoint.weights import reader_of_pytorch_folder
 from mindspeed_mm_dit.errors import PlatformError
 
 

@@ -22,9 +22,11 @@ GELU_LINEAR = 2 * math.sqrt(2 / math.pi)
 GELU_CUBIC = 0.044715 * GELU_LINEAR
 
 __all__ = [
-    "GELU", "Conv2d", "Embedding", "GroupNorm", "LayerNorm", "Linear", "Module", "ModuleList", "RMSNorm", "Sequential",
-    "SiLU", "frozen_parameter", "parameter", "set_constant",
+    "CALLED", "GELU", "Conv2d", "Embedding", "GroupNorm", "LayerNorm", "Linear", "Module", "ModuleList", "RMSNorm",
+    "Sequential", "SiLU", "frozen_parameter", "parameter", "set_constant",
 ]  # fmt: skip
+
+CALLED = "construct"
 
 
 class Module(msnn.Cell):

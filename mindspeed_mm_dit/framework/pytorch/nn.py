@@ -19,9 +19,11 @@ from torch.nn import (
 )
 
 __all__ = [
-    "GELU", "Conv2d", "Embedding", "GroupNorm", "LayerNorm", "Linear", "Module", "ModuleList", "RMSNorm", "Sequential",
-    "SiLU", "frozen_parameter", "parameter", "set_constant",
+    "CALLED", "GELU", "Conv2d", "Embedding", "GroupNorm", "LayerNorm", "Linear", "Module", "ModuleList", "RMSNorm",
+    "Sequential", "SiLU", "frozen_parameter", "parameter", "set_constant",
 ]  # fmt: skip
+
+CALLED = "forward"
 
 
 def parameter(shape: tuple[int, ...]) -> torch.nn.Parameter:

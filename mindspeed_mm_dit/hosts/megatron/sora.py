@@ -21,6 +21,7 @@ from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.hosts.megatron.composite import load_arrays, real_memory, restore
 from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.models.init import initial_weights
+from mindspeed_mm_dit.models.pixels import to_images
 from mindspeed_mm_dit.models.registry import AE_MODEL_MAPPINGS
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES
 
@@ -105,7 +106,7 @@ class SoRAAutoencoder:
 
     def encode(self, x: Tensor) -> Tensor:
         """Images (B, 3 or 1, H, W), uint8 or in [-1, 1], to scaled latents; a posterior is drawn from."""
-        images = x if x.is_floating_point() else x.float() / 127.5 - 1.0
+        images = x if x.is_floating_point() else to_images(x)
         noise = None
         if self.config.samples_posterior:
             factor = self.config.downsample_factor

@@ -15,8 +15,8 @@ import torch
 from megatron.training import print_rank_0
 from torch import Tensor
 
+from mindspeed_mm_dit.checkpoint.fitting import check_whole
 from mindspeed_mm_dit.checkpoint.store import TRACKER, CheckpointStore, read_facts
-from mindspeed_mm_dit.checkpoint.weights import check_whole
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.hosts.megatron.composite import HostedDiT
 from mindspeed_mm_dit.training.changes import changes, run_facts, table_of

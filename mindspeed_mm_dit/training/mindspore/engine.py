@@ -89,7 +89,7 @@ class Engine:
         return runtime.mean_over_ranks([sum(losses) / count])[0]
 
     def _inputs(self, forward_step: ForwardStep, batches: Iterator[Any]) -> tuple[Tensor, ...]:
-        """Return (latents, labels, what the objective draws ...) of the micro-batch that ``forward_step`` fetches.
+        """Return (latents, condition ..., draws ...) of the micro-batch that ``forward_step`` fetches.
 
         The script's forward step is run with a stand-in for the model that notes what it is given; the
         encoding, which is not trained, stays outside the compiled graph.
@@ -98,12 +98,12 @@ class Engine:
 
         def note(**batch: Tensor) -> Tensor:
             noted.update(batch)
-            return batch["labels"]
+            return noted[self.model.loss_names[0]]
 
         forward_step(batches, note)
         images = ("pixels", "posterior_noise", "latent_mean", "latent_std")
         latents = self.model.latents(**{name: noted[name] for name in images if name in noted})
-        return latents, noted["labels"], *(noted[name] for name in self.model.diffusion.draw_names)
+        return latents, *(noted[name] for name in self.model.loss_names)
 
     # --- state -------------------------------------------------------------------------------------------
 
@@ -146,14 +146,14 @@ class Engine:
 
 
 class _Losses(mindspore.nn.Cell):
-    """What is compiled: (latents, labels, draws ...) -> (mean loss, loss of each sample)."""
+    """What is compiled: (latents, condition ..., draws ...) -> (mean loss, loss of each sample)."""
 
     def __init__(self, model: Any) -> None:
         super().__init__(auto_prefix=False)
         self.model = model
 
-    def construct(self, latents: Tensor, labels: Tensor, *draws: Tensor) -> tuple[Tensor, Tensor]:
-        losses = self.model.losses(latents, labels, *draws)
+    def construct(self, latents: Tensor, *given: Tensor) -> tuple[Tensor, Tensor]:
+        losses = self.model.losses(latents, *given)
         return losses.mean(), losses
 
 

@@ -96,7 +96,7 @@ class TestGuidance:
             asked.append(y.tolist())
             return x
 
-        predict = guided_network(network, torch.tensor([1]), torch.tensor([9]), Guidance(2.0, "all", (0.2, 0.5)))
+        predict = guided_network(network, [torch.tensor([1])], [torch.tensor([9])], Guidance(2.0, "all", (0.2, 0.5)))
         x = torch.zeros(1, 4, 2, 2)
         for timestep in (900, 300, 10):
             predict(x, torch.tensor([timestep]), timestep / 999)
@@ -109,13 +109,13 @@ class TestGuidance:
             told = x + 10 * t.reshape(-1, 1, 1, 1) + 100 * y.reshape(-1, 1, 1, 1)
             return torch.cat([told, -told], 1)
 
-        predict = guided_network(network, torch.tensor([1, 2, 3]), torch.tensor([0, 0, 0]), Guidance(3.0, "3"))
+        predict = guided_network(network, [torch.tensor([1, 2, 3])], [torch.tensor([0, 0, 0])], Guidance(3.0, "3"))
         x, t = torch.rand(3, 4, 1, 2), torch.tensor([7, 7, 7])
         without = x + 70
         labelled = without + 100 * torch.tensor([1, 2, 3]).reshape(-1, 1, 1, 1)
         guided = torch.cat([without[:, :3] + 3 * (labelled - without)[:, :3], labelled[:, 3:], -labelled], 1)
         torch.testing.assert_close(predict(x, t, 0.007), guided)
-        plain = guided_network(network, torch.tensor([1, 2, 3]), torch.tensor([0, 0, 0]), Guidance(1.0))
+        plain = guided_network(network, [torch.tensor([1, 2, 3])], [torch.tensor([0, 0, 0])], Guidance(1.0))
         torch.testing.assert_close(plain(x, t, 0.007), torch.cat([labelled, -labelled], 1))
 
     @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from torch import Tensor
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.models.autoencoder import draw_latents
-from mindspeed_mm_dit.models.autoencoder_kl_files import find_weights
+from mindspeed_mm_dit.models.autoencoder_kl.files import find_weights
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKL as DiffusersAutoencoderKL

@@ -12,7 +12,7 @@ from typing import Any
 from mindspeed_mm_dit.configs.model import AutoencoderKLConfig
 from mindspeed_mm_dit.framework import nn, ops, runtime
 from mindspeed_mm_dit.models.autoencoder import draw_latents
-from mindspeed_mm_dit.models.autoencoder_kl_files import KLArchitecture, read_autoencoder_kl, require_same_names
+from mindspeed_mm_dit.models.autoencoder_kl.files import KLArchitecture, read_autoencoder_kl, require_same_names
 
 Tensor = Any  # a tensor of the active framework
 

@@ -1,0 +1,36 @@
+"""Whether what a checkpoint holds is whole, and what a network wants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from mindspeed_mm_dit.checkpoint.store import DAMAGED_CURE
+from mindspeed_mm_dit.errors import CheckpointError
+
+
+def check_whole(path: Path, problem_of: Callable[[Path], str | None]) -> None:
+    """Raise CheckpointError, naming the file, where the checkpoint folder ``path`` is not what was written."""
+    problem = problem_of(path)
+    if problem is not None:
+        raise CheckpointError(str(path), f"is damaged: {problem}", DAMAGED_CURE)
+
+
+def check_names(
+    wanted: Mapping[str, tuple[int, ...]],
+    found: Mapping[str, tuple[int, ...]],
+    what: str,
+    reason: str = "belongs to another architecture",
+    cure: str = "use the model.json that this checkpoint was trained with",
+) -> None:
+    """Raise CheckpointError, naming the tensors, unless ``found`` has exactly the names and shapes of ``wanted``."""
+    problems = [f"{name} is missing" for name in wanted if name not in found]
+    problems += [f"{name} is not in this model" for name in found if name not in wanted]
+    problems += [
+        f"{name} is {tuple(found[name])}, this model has {tuple(shape)}"
+        for name, shape in wanted.items()
+        if name in found and tuple(found[name]) != tuple(shape)
+    ]
+    if problems:
+        shown = "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
+        raise CheckpointError(what, f"{reason}: {shown}", cure)

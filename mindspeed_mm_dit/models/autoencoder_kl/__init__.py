@@ -1,0 +1,1 @@
+"""AutoencoderKL, the autoencoder of latent diffusion: on PyTorch diffusers' module, else ours."""

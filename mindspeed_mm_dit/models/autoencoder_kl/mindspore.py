@@ -1,0 +1,5 @@
+"""AutoencoderKL on MindSpore: ours, which runs on every framework."""
+
+from mindspeed_mm_dit.models.autoencoder_kl.network import AutoencoderKL
+
+__all__ = ["AutoencoderKL"]
