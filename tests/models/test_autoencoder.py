@@ -6,7 +6,7 @@ from diffusers import AutoencoderKL as DiffusersAutoencoderKL
 
 from mindspeed_mm_dit.configs.model import AutoencoderKLConfig
 from mindspeed_mm_dit.errors import UserError
-from mindspeed_mm_dit.models.autoencoder import load_autoencoder_kl
+from mindspeed_mm_dit.models.autoencoder_kl.pytorch import AutoencoderKL
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def config(folder, **changes):
 def test_latents_are_the_scaled_posterior_of_diffusers(vae_folder):
     folder, vae = vae_folder
     images, noise = torch.rand(2, 3, 16, 16) * 2 - 1, torch.randn(2, 4, 8, 8)
-    ours = load_autoencoder_kl(config(folder))
+    ours = AutoencoderKL(config(folder))
     with torch.no_grad():
         posterior = vae.encode(images).latent_dist
     torch.testing.assert_close(ours.encode(images, None), posterior.mean * 0.18215, rtol=1e-4, atol=1e-5)
@@ -42,14 +42,14 @@ def test_decoding_is_that_of_diffusers(vae_folder):
     latents = torch.randn(2, 4, 8, 8)
     with torch.no_grad():
         expected = vae.decode(latents / 0.18215).sample
-    torch.testing.assert_close(load_autoencoder_kl(config(folder)).decode(latents), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(AutoencoderKL(config(folder)).decode(latents), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_one_weights_file_loads_as_the_folder_does(vae_folder):
     folder, _ = vae_folder
     latents = torch.randn(1, 4, 8, 8)
-    from_file = load_autoencoder_kl(config(folder / "diffusion_pytorch_model.safetensors"))
-    torch.testing.assert_close(from_file.decode(latents), load_autoencoder_kl(config(folder)).decode(latents))
+    from_file = AutoencoderKL(config(folder / "diffusion_pytorch_model.safetensors"))
+    torch.testing.assert_close(from_file.decode(latents), AutoencoderKL(config(folder)).decode(latents))
 
 
 @pytest.mark.parametrize(
@@ -61,4 +61,4 @@ def test_one_weights_file_loads_as_the_folder_does(vae_folder):
 )
 def test_a_wrong_autoencoder_is_an_error(vae_folder, changes, message):
     with pytest.raises(UserError, match=message):
-        load_autoencoder_kl(config(vae_folder[0], **changes))
+        AutoencoderKL(config(vae_folder[0], **changes))
