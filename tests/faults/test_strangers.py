@@ -24,7 +24,7 @@ from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.model import AutoencoderKLConfig
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.evaluation.parity import compare
-from mindspeed_mm_dit.models.autoencoder import load_autoencoder_kl
+from mindspeed_mm_dit.models.autoencoder_kl.pytorch import AutoencoderKL
 from tests.autoencoder_kl_fixtures import SMALL
 from tests.conftest import GOLDEN
 
@@ -193,6 +193,6 @@ def test_an_autoencoder_with_code_in_it_is_refused(tmp_path, trace, framework, f
     torch.save({"decoder.conv_in.weight": Harmful(trace)}, tmp_path / "vae" / file)
     path = tmp_path / "vae" if file.endswith(".bin") else tmp_path / "vae" / file
     with pytest.raises(CheckpointError, match="vae"):
-        load_autoencoder_kl(AutoencoderKLConfig(str(path), downsample_factor=2))
+        AutoencoderKL(AutoencoderKLConfig(str(path), downsample_factor=2))
     with pytest.raises(CheckpointError, match="mkdir"):
         convert(path, tmp_path / "vae.ckpt")
