@@ -34,6 +34,10 @@ FAULTS = {
         "tests/objectives/gaussian/test_schedule.py",
     ),
     "draws": Fault("data/draws.py", "block, position, 0)", "block, position & 65535, 0)", "tests/data/test_draws.py"),
+    "validation": Fault(
+        "objectives/gaussian/objective.py", "np.floor(shares * count", "np.floor(shares * (count - 1)",
+        "tests/objectives/test_validation_draws.py",
+    ),
     "epsilon": Fault(
         "models/dit.py", "norm2 = nn.LayerNorm(hidden_size, eps=1e-6", "norm2 = nn.LayerNorm(hidden_size, eps=1e-5",
         "tests/golden/test_block.py",

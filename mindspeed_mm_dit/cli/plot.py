@@ -8,7 +8,8 @@ from pathlib import Path
 from mindspeed_mm_dit.errors import ConfigError
 
 DESCRIPTION = """\
-Draw the loss curves of several runs over each other.
+Draw the loss curve of a run, or those of several over each other: training, and held-out images where there are any.
+Of one run alone, the loss of each quarter of the way from data to noise stands beside it.
 
   mm-dit plot outputs/digits/tensorboard train.log ../DiT/results/000-DiT-XL-2/log.txt --output loss.png
 
@@ -33,11 +34,15 @@ def run(args: argparse.Namespace) -> int:
     from mindspeed_mm_dit.configs.outputs import check_output_file
 
     check_output_file("--output", args.output)
-    from mindspeed_mm_dit.evaluation.curves import draw_losses
-    from mindspeed_mm_dit.evaluation.logs import read_curve
+    from mindspeed_mm_dit.evaluation.curves import draw_loss, draw_losses
+    from mindspeed_mm_dit.evaluation.logs import read_curve, read_validation
 
     curves = [read_curve(log) for log in args.logs]
-    draw_losses(Path(args.output), curves, args.smooth)
+    validations = [read_validation(log) for log in args.logs]
+    if len(curves) == 1:
+        draw_loss(Path(args.output), curves[0], validations[0], args.smooth)
+    else:
+        draw_losses(Path(args.output), curves, validations, args.smooth)
     for curve in curves:
         print(f"{curve.label}: {len(curve.steps)} losses, step {curve.steps[0]} to {curve.steps[-1]}, "
               f"last {curve.losses[-1]:.6g}")  # fmt: skip

@@ -174,7 +174,12 @@ def _saving_and_logging(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--save-interval", type=_positive_int, metavar="N", help="steps between checkpoints; default: at the end only"
     )
-    group.add_argument("--eval-interval", type=_positive_int, metavar="N", help="steps between validations")
+    group.add_argument(
+        "--eval-interval",
+        type=_positive_int,
+        metavar="N",
+        help="steps between validations, of dataset_param.valid_fraction",
+    )
     group.add_argument(
         "--eval-iters", type=_batches, default=10, metavar="N", help="global batches in one validation; 0: none"
     )

@@ -49,6 +49,19 @@ def timesteps(seed: int, positions: np.ndarray, num_train_timesteps: int) -> np.
     )
 
 
+def evenly_spread(numbers: np.ndarray) -> np.ndarray:
+    """Return the points ``numbers`` (B,) of a sequence that fills [0, 1) evenly from its start, (B,) float64.
+
+    Of every 2**k points in a row that begin at a multiple of 2**k, each 2**k-th part of [0, 1) holds one (van der
+    Corput 1935: the binary digits of the number, mirrored at the point).
+    """
+    points, place = np.zeros(len(numbers)), 0.5
+    while numbers.any():
+        points += place * (numbers & 1)
+        numbers, place = numbers >> 1, place / 2
+    return points
+
+
 def normals(seed: int, stream: Stream, positions: np.ndarray, shape: tuple[int, ...], block: int = 0) -> np.ndarray:
     """Standard normal noise, (B, *shape) float32."""
     out = np.empty((len(positions), *shape), np.float32)

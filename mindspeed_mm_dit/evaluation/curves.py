@@ -4,23 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from mindspeed_mm_dit.evaluation.logs import Curve
 
+_HELD_OUT: dict[str, Any] = {"color": "tab:orange", "marker": "o", "markersize": 3}
+
 
 def read_scalar(folder: str | Path, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Return (steps, values) of a scalar in a TensorBoard folder; of a step written twice, the later value."""
+    by_step = read_scalars(folder).get(name, {})
+    return np.array(list(by_step), int), np.array(list(by_step.values()), float)
+
+
+def read_scalars(folder: str | Path) -> dict[str, dict[int, float]]:
+    """Return name -> step -> value of all scalars in a TensorBoard folder, steps ascending."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     events.Reload()
-    if name not in events.Tags()["scalars"]:
-        return np.empty(0, int), np.empty(0)
-    by_step = {event.step: event.value for event in events.Scalars(name)}
-    steps = sorted(by_step)
-    return np.array(steps), np.array([by_step[step] for step in steps])
+    by_name = {name: {event.step: event.value for event in events.Scalars(name)} for name in events.Tags()["scalars"]}
+    return {name: dict(sorted(by_step.items())) for name, by_step in by_name.items()}
 
 
 def smooth(values: np.ndarray, span: int) -> np.ndarray:
@@ -31,40 +37,78 @@ def smooth(values: np.ndarray, span: int) -> np.ndarray:
     return (sums[ends] - sums[starts]) / (ends - starts)
 
 
-def draw_loss(path: Path, training: tuple[np.ndarray, np.ndarray], validation: tuple[np.ndarray, np.ndarray]) -> None:
-    """Draw a loss curve: every value in grey, the smoothed one and the validation over it."""
+def draw_loss(path: Path, training: Curve, validation: Sequence[Curve], span: int | None = None) -> None:
+    """Draw the losses of a run: every value in grey, the running mean and the mean of each validation over it.
+
+    Where a validation has quarters they stand beside that, on the same scale. span: as in ``draw_losses``.
+    """
     from matplotlib.figure import Figure
 
-    steps, losses = training
-    figure = Figure(figsize=(8, 4.5), dpi=110, layout="constrained")
-    axes = figure.subplots()
-    axes.plot(steps, losses, color="0.8", linewidth=0.8, label="each log line")
-    axes.plot(steps, smooth(losses, max(1, len(losses) // 40)), color="tab:blue", label="smoothed")
-    if len(validation[0]):
-        axes.plot(*validation, color="tab:orange", marker="o", markersize=3, label="held-out images")
-    axes.set(xlabel="step", ylabel="loss", yscale="log")
-    axes.grid(alpha=0.3)
-    axes.legend()
+    columns = 2 if len(validation) > 1 else 1
+    figure = Figure(figsize=(3.5 + 4.5 * columns, 4.5), dpi=110, layout="constrained")
+    (left, *right) = figure.subplots(1, columns, sharex=True, sharey=True, squeeze=False)[0]
+    span = span or _span(training)
+    if span > 1:
+        left.plot(training.steps, training.losses, color="0.8", linewidth=0.8, label="training, each log line")
+    name = f"training, mean of {span} lines" if span > 1 else "training"
+    left.plot(training.steps, smooth(training.losses, span), color="tab:blue", label=name)
+    for axes in (left, *right):
+        for mean in validation[:1]:
+            axes.plot(mean.steps, mean.losses, **_HELD_OUT, label=mean.label)
+        _finish(axes, [training, *validation])
+    for axes in right:
+        _draw_quarters(axes, validation[1:])
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
 
 
-def draw_losses(path: Path, curves: Sequence[Curve], span: int | None = None) -> None:
-    """Draw the losses of several runs over each other: every value faintly, the smoothed curve over it.
+def _draw_quarters(axes: Any, quarters: Sequence[Curve]) -> None:
+    from matplotlib import colormaps
 
-    span: log lines in the running mean; 1 is none, None a fortieth of each curve.
+    for number, quarter in enumerate(quarters):
+        color = colormaps["viridis"](number / len(quarters))
+        axes.plot(quarter.steps, quarter.losses, color=color, marker="o", markersize=3, label=quarter.label)
+    axes.set(title="held-out images by share of noise", ylabel="")
+    axes.legend()
+
+
+def _finish(axes: Any, curves: Sequence[Curve]) -> None:
+    """Name the axes; losses that are all above 0 stand on a logarithmic one, whose numbers are written out."""
+    from matplotlib.ticker import LogLocator
+
+    axes.set(xlabel="step", ylabel="loss")
+    if all((curve.losses > 0).all() for curve in curves):
+        axes.set(yscale="log")
+        axes.yaxis.set_minor_locator(LogLocator(subs=(2.0, 3.0, 5.0)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("{x:g}")
+    axes.grid(alpha=0.3, which="both")
+    axes.legend()
+
+
+def _span(curve: Curve) -> int:
+    return max(1, len(curve.losses) // 40)
+
+
+def draw_losses(
+    path: Path, curves: Sequence[Curve], validations: Sequence[Sequence[Curve]], span: int | None = None
+) -> None:
+    """Draw the losses of several runs over each other: every value faintly, the smoothed curve and, dashed, the mean of
+    each validation over it.
+
+    validations: of each run, as ``read_validation`` has them; span: log lines in the running mean; 1 is none, None a
+    fortieth of each curve.
     """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 5), dpi=110, layout="constrained")
     axes = figure.subplots()
-    for number, curve in enumerate(curves):
-        values = smooth(curve.losses, span or max(1, len(curve.losses) // 40))
-        axes.plot(curve.steps, curve.losses, color=f"C{number % 10}", alpha=0.25, linewidth=0.8)
-        axes.plot(curve.steps, values, color=f"C{number % 10}", label=curve.label)
-    positive = all((curve.losses > 0).all() for curve in curves)
-    axes.set(xlabel="step", ylabel="loss", yscale="log" if positive else "linear")
-    axes.grid(alpha=0.3)
-    axes.legend()
+    for number, (curve, validation) in enumerate(zip(curves, validations)):
+        color = f"C{number % 10}"
+        axes.plot(curve.steps, curve.losses, color=color, alpha=0.25, linewidth=0.8)
+        axes.plot(curve.steps, smooth(curve.losses, span or _span(curve)), color=color, label=curve.label)
+        for mean in validation[:1]:
+            axes.plot(mean.steps, mean.losses, "--o", color=color, markersize=3, label=f"{curve.label}, {mean.label}")
+    _finish(axes, [*curves, *(mean for validation in validations for mean in validation[:1])])
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)

@@ -4,23 +4,38 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from mindspeed_mm_dit.configs.limits import LARGEST, shown
 from mindspeed_mm_dit.data.files import UnusableFile, check_file, is_folder
 from mindspeed_mm_dit.errors import DataError
+from mindspeed_mm_dit.evaluation.validation import QUARTERS, name_of, scalar_of
+
+Found = TypeVar("Found")
 
 _NUMBER = r"([-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|nan|inf))"
 _MEGATRON = re.compile(rf"\biteration +(\d+)/ *\d+ \|.*?\| *(?:lm )?loss: *{_NUMBER}", re.I)
 _PUBLISHED_DIT = re.compile(rf"\(step=(\d+)\) *train loss: *{_NUMBER}", re.I)
 _MINDSPORE = re.compile(rf"\bepoch[:\s]+(\d+)[,\s]+step[:\s]+(\d+)\b.*?\bloss(?:\s+is)?[:\s]+{_NUMBER}", re.I)
 _GLOBAL_STEP = re.compile(r"\bglobal_step[:\s]+(\d+)", re.I)
+_VALIDATION = re.compile(r"\bvalidation loss at iteration +(\d+)(?: on validation set)? *\|", re.I)
+_VALIDATION_VALUE = re.compile(rf"\| *(?:lm )?(loss|noise [\d-]+%) value: *{_NUMBER}", re.I)
 _MS_PER_ITERATION = re.compile(r"\biteration +(\d+)/.*?elapsed time per iteration \(ms\): *(\d+\.?\d*)")
+
+TRAINING_SCALARS = ("train/loss", "lm loss", "loss")
+"""Names of the loss in TensorBoard: ours, Megatron's, a common one."""
+HELD_OUT = "held-out images"
+VALIDATION_SCALARS = {
+    HELD_OUT: ("valid/loss", "lm loss validation", "loss validation"),
+    **{name_of(quarter): (scalar_of(quarter), f"{name_of(quarter)} validation") for quarter in QUARTERS},
+}
+"""What is read of a validation, and its names in TensorBoard: ours, and Megatron's of ours."""
 
 KNOWN_FORMATS = (
     "this project's and MindSpeed-MM's ('iteration 20/ 800 | ... | loss: 1.0E+00 |')",
@@ -33,10 +48,10 @@ KNOWN_FORMATS = (
 
 @dataclass(frozen=True)
 class Curve:
-    """The losses of one run."""
+    """Losses by step."""
 
     label: str
-    """What the run is called in a picture."""
+    """What they are called in a picture."""
     steps: np.ndarray
     """(N,) int64, ascending."""
     losses: np.ndarray
@@ -50,11 +65,29 @@ def read_curve(path: str | Path) -> Curve:
         DataError: the log cannot be read, or holds no loss in a known format, or a step or loss that is no number.
     """
     path = Path(path)
-    found = _read_folder(path) if is_folder(path) else _read_text(path)
+    found = _first(_read_folder(path), TRAINING_SCALARS) if is_folder(path) else _read_text(path, parse_losses)
     if not found:
         raise DataError(str(path), "no losses found in it", "known formats are: " + "; ".join(KNOWN_FORMATS))
-    steps = sorted(found)
-    return Curve(str(path), np.array(steps, np.int64), np.array([found[step] for step in steps]))
+    return _curve(str(path), found)
+
+
+def read_validation(path: str | Path) -> list[Curve]:
+    """Read what a run said of held-out images, in the places of ``read_curve``: the mean, then each quarter of the way.
+
+    Logs of before the quarters have the mean alone; where nothing was validated, the list is empty.
+    """
+    path = Path(path)
+    if is_folder(path):
+        scalars = _read_folder(path)
+        found = {name: _first(scalars, places) for name, places in VALIDATION_SCALARS.items()}
+    else:
+        found = _read_text(path, parse_validation)
+    return [_curve(name, losses) for name, losses in found.items() if losses]
+
+
+def _curve(label: str, losses: dict[int, float]) -> Curve:
+    steps = sorted(losses)
+    return Curve(label, np.array(steps, np.int64), np.array([losses[step] for step in steps]))
 
 
 def parse_losses(lines: Iterable[str]) -> dict[int, float]:
@@ -70,15 +103,30 @@ def parse_losses(lines: Iterable[str]) -> dict[int, float]:
     return _mindspore_losses(lines) or _table_losses(lines)
 
 
+def parse_validation(lines: Iterable[str]) -> dict[str, dict[int, float]]:
+    """Return step -> loss of held-out images by name, of this project's lines and Megatron's.
+
+    Raises ValueError as ``parse_losses`` does.
+    """
+    found: dict[str, dict[int, float]] = {name: {} for name in VALIDATION_SCALARS}
+    for line in lines:
+        if place := _VALIDATION.search(line):
+            for name, value in _VALIDATION_VALUE.findall(line):
+                label = HELD_OUT if name == "loss" else name
+                if label in found:
+                    found[label][_step(place[1])] = float(value)
+    return found
+
+
 def parse_milliseconds(lines: Iterable[str]) -> dict[int, float]:
     """Return step -> milliseconds an iteration, of this project's and MindSpeed-MM's log lines."""
     return {_step(m[1]): float(m[2]) for m in map(_MS_PER_ITERATION.search, lines) if m}
 
 
-def _read_text(path: Path) -> dict[int, float]:
+def _read_text(path: Path, parse: Callable[[Iterable[str]], Found]) -> Found:
     _check_regular(path)
     try:
-        return parse_losses(path.read_text(encoding="utf-8", errors="replace").splitlines())
+        return parse(path.read_text(encoding="utf-8", errors="replace").splitlines())
     except OSError as error:
         raise DataError(str(path), f"cannot be read: {error.strerror}") from None
     except ValueError as error:
@@ -109,16 +157,17 @@ def _loss(text: str) -> float:
         raise ValueError(f"holds a loss that is no number: {shown(text)}") from None
 
 
-def _read_folder(path: Path) -> dict[int, float]:
-    from mindspeed_mm_dit.evaluation.curves import read_scalar
+def _read_folder(path: Path) -> dict[str, dict[int, float]]:
+    from mindspeed_mm_dit.evaluation.curves import read_scalars
 
     for file in path.glob("*tfevents*"):
         _check_regular(file)
-    for name in ("train/loss", "lm loss", "loss"):  # ours, Megatron's, common
-        steps, values = read_scalar(path, name)
-        if len(steps):
-            return dict(zip(steps.tolist(), values.tolist()))
-    return {}
+    return read_scalars(path)
+
+
+def _first(scalars: dict[str, dict[int, float]], names: Iterable[str]) -> dict[int, float]:
+    """Return step -> value of the first of ``names`` that is there."""
+    return next((scalars[name] for name in names if scalars.get(name)), {})
 
 
 def _mindspore_losses(lines: list[str]) -> dict[int, float]:

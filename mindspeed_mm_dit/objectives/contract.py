@@ -24,6 +24,10 @@ NoiseAt = Callable[[int], Tensor]
 """Step of the chain, counted from the start of sampling -> standard normal in the shape of x."""
 
 
+NOISE_SHARE = "noise_share"
+"""Name in a batch of held-out samples of how much of each is noise, (B,) float32: 0 for data, towards 1 for noise."""
+
+
 class Sampler(NamedTuple):
     """A way from noise to latents."""
 

@@ -12,8 +12,9 @@ import numpy as np
 from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.configs.model import DIFFUSION_CONFIGS
 from mindspeed_mm_dit.configs.strict import from_mapping
+from mindspeed_mm_dit.data.draws import VALIDATION_POSITIONS, Stream, evenly_spread, normals
 from mindspeed_mm_dit.errors import ConfigError, nearest
-from mindspeed_mm_dit.objectives.contract import Arrays, Objective, Sampler
+from mindspeed_mm_dit.objectives.contract import NOISE_SHARE, Arrays, Objective, Sampler
 from mindspeed_mm_dit.objectives.flow.objective import FLOW_MATCHING
 from mindspeed_mm_dit.objectives.gaussian.objective import GAUSSIAN_DIFFUSION
 
@@ -38,6 +39,21 @@ def objective_of(config: Any) -> Objective:
 def draw_of(config: Any) -> Callable[[int, np.ndarray, tuple[int, ...]], Arrays]:
     """Return what draws the batches of section ``config``: (seed, positions, shape of a latent) -> arrays by name."""
     return partial(objective_of(config).draws, config)
+
+
+def validation_draw_of(config: Any) -> Callable[[int, np.ndarray, tuple[int, ...]], Arrays]:
+    """Return what draws the held-out batches of section ``config``, in the form of ``draw_of``.
+
+    Their times cover the way from data to noise evenly, whatever the law of the training times, and each sample's
+    share of noise comes with it as ``NOISE_SHARE``.
+    """
+
+    def draw(seed: int, positions: np.ndarray, shape: tuple[int, ...]) -> Arrays:
+        shares = evenly_spread(positions - VALIDATION_POSITIONS)
+        noise = normals(seed, Stream.NOISE, positions, shape)
+        return {**objective_of(config).draws_at(config, shares, noise), NOISE_SHARE: shares.astype(np.float32)}
+
+    return draw
 
 
 def find_sampler(config: Any, name: str, flag: str = "--sampler") -> Sampler:

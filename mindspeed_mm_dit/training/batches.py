@@ -13,7 +13,7 @@ from mindspeed_mm_dit.data.folder import ImageIndex, open_index, split_index
 from mindspeed_mm_dit.data.loader import load_batches
 from mindspeed_mm_dit.data.order import micro_batches
 from mindspeed_mm_dit.framework import runtime
-from mindspeed_mm_dit.objectives.registry import draw_of
+from mindspeed_mm_dit.objectives.registry import draw_of, validation_draw_of
 from mindspeed_mm_dit.training.mm_args import MultiModalArguments
 
 
@@ -33,13 +33,13 @@ class BatchStream:
 def train_valid_batches(args: Namespace) -> tuple[Iterator[Batch], BatchStream | None]:
     """Return the micro-batches to train on, from ``args.consumed_train_samples`` on, and those held out."""
     train, valid = image_indices(args.mm, args.seed)
-    draw = draw_of(args.mm.model.diffusion)
-    samples = build_samples(args.mm.model, args.mm.data, train, args.seed, args.global_batch_size, draw)
+    diffusion = args.mm.model.diffusion
+    samples = build_samples(args.mm.model, args.mm.data, train, args.seed, args.global_batch_size, draw_of(diffusion))
     training = iter(BatchStream(args, samples, args.consumed_train_samples, args.num_workers))
     if not len(valid):
         return training, None
     # Validation repeats its images if they are few: a batch may be larger than the held-out part.
-    held_out = build_samples(args.mm.model, args.mm.data, valid, args.seed, 1, draw)
+    held_out = build_samples(args.mm.model, args.mm.data, valid, args.seed, 1, validation_draw_of(diffusion))
     return training, BatchStream(args, held_out, VALIDATION_POSITIONS, 0)
 
 

@@ -10,6 +10,7 @@ from datetime import datetime
 
 from tqdm import tqdm
 
+from mindspeed_mm_dit.evaluation.validation import ValidationLoss
 from mindspeed_mm_dit.training.tensorboard import Scalars
 
 
@@ -100,10 +101,10 @@ class RunLog:
         }
         self._scalars(record.iteration, scalars if mfu is None else {**scalars, "train/mfu": mfu})
 
-    def validation(self, iteration: int, loss: float) -> None:
+    def validation(self, iteration: int, loss: ValidationLoss) -> None:
         """Say the loss on the images that are held out."""
-        self.say(f" validation loss at iteration {iteration} | loss value: {loss:.6E} |")
-        self._scalars(iteration, {"valid/loss": loss})
+        self.say(loss.line(iteration))
+        self._scalars(iteration, loss.scalars())
 
     def say(self, text: str) -> None:
         """Print a line without breaking the progress bar; a run that nobody reads any more goes on."""

@@ -10,8 +10,12 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from mindspeed_mm_dit.errors import ConvergenceError, DataError, StepError, UserError
-from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.evaluation.validation import ValidationLoss, sums_by_quarter
+from mindspeed_mm_dit.framework import ops, runtime
+from mindspeed_mm_dit.objectives.contract import NOISE_SHARE
 from mindspeed_mm_dit.training.log import RunLog, StepRecord
 from mindspeed_mm_dit.training.lr import LearningRate
 from mindspeed_mm_dit.training.progress import Progress
@@ -30,7 +34,7 @@ def train(
 ) -> Stop | None:
     """Run optimizer steps until --train-iters or until the ranks agree to end, save, and return why they ended.
 
-    ``valid_batches`` is iterated anew for every validation.
+    ``valid_batches`` is iterated anew for every validation; its batches hold arrays by name, one of them NOISE_SHARE.
 
     Raises:
         StepError: a step failed, or a validation of several ranks; nothing was saved after it.
@@ -54,7 +58,7 @@ def train(
             break
         lr = schedule.at(progress.iteration)
         with _named(f"iteration {progress.iteration + 1}"):
-            result = engine.train_step(forward_step, batches, lr)
+            result = engine.train_step(forward_step, iter(batches), lr)
             intervals.say()  # of the steps before, while the device is busy with this one
         intervals.add(result)
         progress.advance()
@@ -81,7 +85,7 @@ def train(
     return ended
 
 
-def _next_batches(batches: Iterator[Any], stop: StopRequest) -> Iterator[Any]:
+def _next_batches(batches: Iterator[Any], stop: StopRequest) -> list[Any]:
     """Return this rank's micro-batches of one optimizer step.
 
     They are all made before the step, so that an error of the reader, which is noted, finds the weights as they were.
@@ -93,7 +97,7 @@ def _next_batches(batches: Iterator[Any], stop: StopRequest) -> Iterator[Any]:
             raise DataError("the batches of this run", "have come to an end")
     except Exception as error:  # (a reader's, whatever its kind)
         stop.note(error)
-    return iter(own)
+    return own
 
 
 @contextlib.contextmanager
@@ -125,26 +129,34 @@ def learning_rate(args: Namespace) -> LearningRate:
 
 def validate(
     args: Namespace, engine: Any, forward_step: Callable[..., Any], batches: Iterator[Any], stop: StopRequest
-) -> float | None:
-    """Return the mean loss over --eval-iters global batches, None where something asks the run to end.
+) -> ValidationLoss | None:
+    """Return the loss over --eval-iters global batches, None where something asks the run to end.
 
     Raises:
         StepError: it failed on one of several ranks; the others may be in the middle of it.
     """
-    losses = []
+    sums = np.zeros((2, 4))
     for _ in range(args.eval_iters):
         own = _next_batches(batches, stop)
         if stop.agree():
             return None
         try:
             with _named("the validation"):
-                losses.append(float(engine.eval_step(forward_step, own)))
+                losses = ops.numpy(engine.eval_step(forward_step, iter(own)))
+                sums += sums_by_quarter(losses, np.concatenate([batch[NOISE_SHARE] for batch in own]))
         except StepError as error:
             if runtime.world_size() > 1:
                 raise
             stop.note(error)
             return None
-    return sum(losses) / len(losses)
+    with _named("the validation"):
+        return ValidationLoss.from_sums(_mean_over_ranks(sums))
+
+
+def _mean_over_ranks(values: np.ndarray) -> np.ndarray:
+    """Return the mean of each of ``values`` over all ranks, as float32 has it."""
+    means = runtime.mean_over_ranks([ops.tensor(value) for value in values.astype(np.float32).reshape(-1, 1)])
+    return np.array([float(mean) for mean in means]).reshape(values.shape)
 
 
 def _is_due(every: int | None, progress: Progress) -> bool:

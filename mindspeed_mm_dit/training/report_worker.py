@@ -19,6 +19,7 @@ activate(JOB["ai_framework"])  # before anything that needs a framework
 
 from mindspeed_mm_dit.evaluation.curves import draw_loss, read_scalar
 from mindspeed_mm_dit.evaluation.digits import digits_accuracy
+from mindspeed_mm_dit.evaluation.logs import Curve, read_validation
 from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
 from mindspeed_mm_dit.sampling.grid import save_samples
@@ -36,8 +37,8 @@ def draw(job: ReportJob) -> None:
     lines = [("checkpoints", job.save)]
     if job.tensorboard_dir:
         lines.append(("TensorBoard", job.tensorboard_dir))
-        curves = [read_scalar(job.tensorboard_dir, name) for name in ("train/loss", "valid/loss")]
-        draw_loss(folder / "loss.png", curves[0], curves[1])
+        training = Curve("training", *read_scalar(job.tensorboard_dir, "train/loss"))
+        draw_loss(folder / "loss.png", training, read_validation(job.tensorboard_dir))
         lines.append(("loss curve", str(folder / "loss.png")))
     images, labels = _samples(job)
     save_samples(folder / "samples.png", images, labels, SAMPLES_SHOWN, describe(job.save, None).classes)

@@ -14,6 +14,7 @@ from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.data.dataset import build_samples
 from mindspeed_mm_dit.data.folder import open_index
+from mindspeed_mm_dit.evaluation.logs import parse_validation
 from mindspeed_mm_dit.objectives.registry import draw_of
 from tests.contract.hosted import FLAGS, TwoHosts, needs_trees, run_python, tools_json, tree
 from tests.training.launch import Outcome
@@ -107,18 +108,19 @@ def test_data_parallel_without_fsdp2_resumes_exactly(hosts: TwoHosts, straight: 
     assert printed(resumed) == {step: line for step, line in printed(straight).items() if step > 2}
 
 
-def test_validation_in_the_host_starts_with_the_same_batch_every_time(hosts: TwoHosts, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_host_validates_on_the_same_batches_and_prints_the_same_quarters(
+    hosts: TwoHosts, tmp_path: Path, ranks: int
+) -> None:
     data = json.loads((hosts.folder / "data.json").read_text())
     data["dataset_param"]["valid_fraction"] = 0.1
     (tmp_path / "data.json").write_text(json.dumps(data))
     flags = f"--eval-interval 2 --eval-iters 2 --mm-data {tmp_path / 'data.json'}"
-    found = [_validation(good(hosts.train(host, 4, flags)).output) for host in HOSTS]
-    assert found[0][:2] == found[1][:2]
-
-
-def _validation(output: str) -> list[float]:
-    lines = [line for line in output.splitlines() if "validation loss at" in line]
-    return [float(line.split("value:")[1].split("|")[0]) for line in lines]
+    runs = hosts.train("standalone", 4, flags), hosts.train("mindspeed-mm", 4, flags, ranks)
+    ours, theirs = (parse_validation(good(outcome).output.splitlines()) for outcome in runs)
+    assert len(ours) == 5 and ours.keys() == theirs.keys()
+    for name, losses in ours.items():  # the host adds up in float32
+        assert losses == pytest.approx(theirs[name], rel=2e-6) and list(losses) == [2, 4], name
 
 
 def test_another_architecture_is_refused_by_name(hosts: TwoHosts, straight: Outcome, tmp_path: Path) -> None:

@@ -40,6 +40,15 @@ def test_draws_have_their_distributions():
     assert draws.coins(0, Stream.FLIP, positions, 0.25).mean() == pytest.approx(0.25, abs=0.03)
 
 
+def test_points_are_spread_evenly_over_every_stretch():
+    points = draws.evenly_spread(np.arange(4096))
+    assert points[:8].tolist() == [0, 1 / 2, 1 / 4, 3 / 4, 1 / 8, 5 / 8, 3 / 8, 7 / 8]
+    for length in (2, 4, 64, 4096):
+        for stretch in points.reshape(-1, length):
+            np.testing.assert_array_equal(np.sort(np.floor(stretch * length)), np.arange(length))
+    np.testing.assert_array_equal(draws.evenly_spread(np.array([2**40, 2**52 - 1])), [2.0**-41, 1 - 2.0**-52])
+
+
 def test_the_meaning_of_a_seed_is_fixed():
     """A change here breaks resuming old runs: it needs a note in the changelog."""
     assert draws.timesteps(1234, np.arange(5), 1000).tolist() == [815, 630, 814, 754, 251]

@@ -88,6 +88,22 @@ def test_twenty_losses_are_those_of_pytorch(which, request):
         assert outcome.losses[iteration] == pytest.approx(loss, rel=1e-5), iteration
 
 
+@pytest.mark.parametrize("of_a_flow", [False, True])
+def test_validations_are_those_of_pytorch(tmp_path, digits_folder, of_a_flow):
+    configs = Configs.create(tmp_path, digits_folder, hidden_size=32, num_layers=2, num_heads=2)
+    configs.hold_out(0.1)
+    model = json.loads((tmp_path / "model.json").read_text())
+    if of_a_flow:
+        model["diffusion"] = {"model_id": "flow_matching"}
+    (tmp_path / "model.json").write_text(json.dumps(model))
+    flags = STEPS.replace("20", "4") + "--micro-batch-size 8 --eval-interval 2 --eval-iters 2"
+    on_torch, outcome = configs.run(flags).validations, run(configs, flags, workers=2)
+    assert list(outcome.validations) == list(on_torch) == [2, 4], outcome.output
+    for iteration, values in on_torch.items():
+        found = [float(value) for value in outcome.validations[iteration]]
+        assert found == pytest.approx([float(value) for value in values], rel=1e-5) and len(found) == 5, iteration
+
+
 def test_the_compiled_step_is_the_interpreted_one(tiny):
     flags = STEPS.replace("20", "5") + "--micro-batch-size 16 "
     compiled, interpreted = run(tiny, flags), run(tiny, flags + "--pynative")

@@ -32,6 +32,12 @@ class Outcome:
         """Learning rate, loss and gradient norm as printed, by iteration."""
         return {int(m[1]): (m[2], m[3], m[4]) for m in _NUMBERS.finditer(self.output)}
 
+    @property
+    def validations(self) -> dict[int, list[str]]:
+        """The mean and the quarters of each validation as printed, by iteration."""
+        lines = [line for line in self.output.splitlines() if "validation loss at iteration" in line]
+        return {int(re.findall(r"iteration (\d+)", line)[0]): re.findall(r"value: (\S+)", line) for line in lines}
+
 
 @dataclass(frozen=True)
 class Configs:
@@ -50,6 +56,12 @@ class Configs:
         (folder / "model.json").write_text(json.dumps(model))
         (folder / "data.json").write_text(json.dumps(data))
         return cls(folder)
+
+    def hold_out(self, fraction: float) -> None:
+        """Keep a part of the images for validation."""
+        data = json.loads((self.folder / "data.json").read_text())
+        data["dataset_param"]["valid_fraction"] = fraction
+        (self.folder / "data.json").write_text(json.dumps(data))
 
     def command(self, flags: str, ranks: int = 1) -> list[str]:
         """Return the command line of a run."""

@@ -176,11 +176,12 @@ def test_a_gradient_of_just_the_allowed_norm_is_left_as_it_is(engine):
     assert moments[0.5] == pytest.approx(0.5 * moments[1.001], rel=1e-5)
 
 
-def test_a_validation_is_the_mean_loss_and_changes_nothing(engine):
+def test_a_validation_is_the_loss_of_each_sample_and_changes_nothing(engine):
     ours, reference = engine(), Reference(1.0)
     micro_batches = batches(3, 2.0)
-    loss = ours.eval_step(forward_step, tensors(micro_batches))
-    assert loss.item() == pytest.approx(reference.loss(micro_batches), rel=1e-5) and not loss.requires_grad
+    losses = ours.eval_step(forward_step, tensors(micro_batches))
+    each = [reference.loss([(x[None], y[None])]) for xs, ys in micro_batches for x, y in zip(xs, ys)]
+    assert losses.tolist() == pytest.approx(each, rel=1e-5) and len(each) == 6 and not losses.requires_grad
     assert all(p.grad is None for p in ours.predictor.parameters())
     np.testing.assert_allclose(ours.state()["model"]["linear.weight"], reference.weights["linear.weight"], rtol=1e-6)
 

@@ -8,7 +8,9 @@ import signal
 from argparse import Namespace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
 from mindspeed_mm_dit.errors import ConvergenceError, DataError, StepError
 from mindspeed_mm_dit.training import loop
@@ -19,6 +21,7 @@ FLAGS = Namespace(
     save="here", tensorboard_dir=None, lr=1e-3, min_lr=0.0, lr_warmup_init=0.0, lr_warmup_iters=0,
     lr_decay_iters=None, lr_decay_style="constant",
 )  # fmt: skip
+HELD_OUT = [{"noise_share": np.zeros(1)}]
 
 
 class Device:
@@ -35,7 +38,7 @@ class Device:
 
     def eval_step(self, forward_step, batches):
         self.events.append("validate")
-        return 0.5
+        return torch.tensor([0.5])
 
     def read_later(self, values):
         self.events.append(f"copy {len(values)}")
@@ -60,7 +63,7 @@ class Progress:
 
 @pytest.fixture
 def run(monkeypatch):
-    def run(losses: list[float], train=None, valid=(0,), stop=None) -> tuple[Device, list]:
+    def run(losses: list[float], train=None, valid=HELD_OUT, stop=None) -> tuple[Device, list]:
         device, records = Device(losses), []
         run.device = device
         monkeypatch.setattr(loop.runtime, "read_later", device.read_later)

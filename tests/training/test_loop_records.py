@@ -5,9 +5,12 @@ from __future__ import annotations
 from argparse import Namespace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
 from mindspeed_mm_dit.errors import ConvergenceError
+from mindspeed_mm_dit.evaluation.validation import ValidationLoss
 from mindspeed_mm_dit.training import loop
 from mindspeed_mm_dit.training.signals import Stop
 
@@ -33,8 +36,9 @@ class Recorder:
         return SimpleNamespace(loss=self.losses[len(self.steps) - 1], grad_norm=10.0 * len(self.steps))
 
     def eval_step(self, forward_step, batches):
-        self.validations.append((forward_step, next(batches)))
-        return float(len(self.validations))
+        numbers = next(batches)["labels"]
+        self.validations.append((forward_step, *numbers))
+        return torch.tensor(numbers)
 
     def advance(self):
         self.iteration += 1
@@ -73,8 +77,11 @@ def run(monkeypatch):
         monkeypatch.setattr(
             loop.runtime, "read_later", lambda values: SimpleNamespace(is_there=lambda: True, wait=lambda: values)
         )
+        monkeypatch.setattr(loop.runtime, "mean_over_ranks", lambda values: [value / 2 for value in values])
         args = Namespace(**{**FLAGS, **flags})
-        training, held_out = iter(range(1000)), range(500, 600)
+        training = iter(range(1000))
+        shares = np.array([0.0, 0.25, 0.5, 0.99])
+        held_out = [{"labels": 100.0 * n + np.arange(4), "noise_share": shares} for n in range(5)]
         recorder.args = args
         recorder.ended = loop.train(args, recorder, "forward", training, held_out, recorder, recorder)
         return recorder
@@ -109,10 +116,11 @@ def test_the_last_rank_prints(run, rank, ranks, prints):
     }  # fmt: skip
 
 
-def test_each_validation_is_the_mean_of_its_first_batches(run):
+def test_each_validation_is_the_mean_of_its_first_batches_and_of_their_quarters(run):
     recorder = run()
-    assert recorder.validations == [("forward", number) for number in (500, 501, 502)] * 2
-    assert recorder.said == [(2, 2.0), (4, 5.0)]
+    assert recorder.validations == [("forward", *(100.0 * n + np.arange(4))) for n in range(3)] * 2
+    quarters = {"0-25": 100.0, "25-50": 101.0, "50-75": 102.0, "75-100": 103.0}
+    assert recorder.said == [(step, ValidationLoss(101.5, quarters)) for step in (2, 4)]
     assert run(eval_iters=0).said == [] and run(eval_interval=None).validations == []
 
 

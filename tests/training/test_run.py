@@ -243,11 +243,55 @@ def test_published_weights_are_trained_on_with_a_new_optimizer(tiny, tmp_path):
     assert list(tiny.run(onwards + " --no-load-optim").losses) == [2]
 
 
-def test_validation_uses_the_same_images_and_draws_every_time(tmp_path, digits_folder):
-    configs = Configs.create(tmp_path, digits_folder, hidden_size=32, num_layers=2, num_heads=2)
-    data = configs.folder / "data.json"
-    data.write_text(data.read_text().replace('"image_size"', '"valid_fraction": 0.1, "image_size"'))
-    flags = "--train-iters 4 --micro-batch-size 32 --lr 1e-30 --eval-interval 2 --eval-iters 3"
-    printed = re.findall(r"validation loss at iteration (\d+) \| loss value: (\S+)", configs.run(flags).output)
-    assert [iteration for iteration, _ in printed] == ["2", "4"]
-    assert printed[0][1] == printed[1][1]  # the weights did not move
+@pytest.fixture(scope="module")
+def validated(tmp_path_factory, digits_folder):
+    """A small predictor, with images held out."""
+    configs = Configs.create(
+        tmp_path_factory.mktemp("validated"), digits_folder, hidden_size=32, num_layers=2, num_heads=2
+    )
+    configs.hold_out(0.1)
+    return configs
+
+
+VALIDATED = (
+    "--train-iters 6 --global-batch-size 32 --lr 1e-3 --lr-decay-style constant --eval-interval 2 --eval-iters 3 "
+)
+
+
+@pytest.fixture(scope="module")
+def validated_whole(validated):
+    """One process, one micro-batch."""
+    outcome = validated.run(VALIDATED + "--micro-batch-size 32")
+    assert outcome.code == 0 and list(outcome.validations) == [2, 4, 6], outcome.output
+    return outcome
+
+
+def test_validation_uses_the_same_images_and_draws_every_time(validated):
+    still = validated.run(VALIDATED.replace("1e-3", "1e-30") + "--micro-batch-size 32").validations
+    assert still[2] == still[4] == still[6] and len(still[2]) == 5  # the weights did not move
+
+
+def test_a_validation_is_the_mean_of_its_quarters_and_changes_no_step(validated, validated_whole):
+    for mean, *quarters in validated_whole.validations.values():  # 96 samples, 24 in each; seven digits are printed
+        assert float(mean) == pytest.approx(sum(map(float, quarters)) / 4, rel=1e-6)
+    plain = validated.run(VALIDATED.replace("--eval-interval 2", "") + "--micro-batch-size 32")
+    assert plain.lines == validated_whole.lines and not plain.validations
+
+
+@pytest.mark.parametrize(("ranks", "flags", "sharded"), [
+    (1, "--micro-batch-size 8", False), (2, "--micro-batch-size 4", False), (4, "--micro-batch-size 8", True),
+])  # fmt: skip
+def test_ranks_and_micro_batches_do_not_change_a_validation(validated, validated_whole, ranks, flags, sharded):
+    sharding = write_fsdp2(validated, "auto.yaml", "sharding_size: auto\n") if sharded else ""
+    outcome = validated.run(VALIDATED + sharding + flags, ranks)
+    assert outcome.validations.keys() == validated_whole.validations.keys(), outcome.output
+    for iteration, values in validated_whole.validations.items():
+        found = [float(value) for value in outcome.validations[iteration]]
+        assert found == pytest.approx([float(value) for value in values], rel=LOSS_TOLERANCE), iteration
+
+
+def test_a_resumed_run_validates_as_an_uninterrupted_one(validated, validated_whole, tmp_path):
+    saving = VALIDATED + f"--micro-batch-size 32 --save {tmp_path} --load {tmp_path} "
+    assert validated.run(saving.replace("--train-iters 6", "--train-iters 3")).validations.keys() == {2}
+    resumed = validated.run(saving).validations
+    assert resumed == {iteration: values for iteration, values in validated_whole.validations.items() if iteration > 3}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from megatron.core.enums import ModelType
@@ -27,6 +26,7 @@ from mindspeed_mm_dit.hosts.megatron.composite import (
 from mindspeed_mm_dit.hosts.megatron.facts import note_facts
 from mindspeed_mm_dit.hosts.megatron.preflight import read_configs
 from mindspeed_mm_dit.hosts.megatron.state import RunState, check_checkpoint, check_pickles_of
+from mindspeed_mm_dit.hosts.megatron.validation import held_out_step, validation_forever
 from mindspeed_mm_dit.training.mm_args import MultiModalArguments
 
 NAME = "MindSpeed-MM"
@@ -70,7 +70,7 @@ def pretrain(
 
     def forward_step(batches: Any, model: Any) -> Any:
         state.averages()
-        return forward_step_func(batches, model)
+        return forward_step_func(batches, model) if model.training else held_out_step(forward_step_func, batches, model)
 
     def add_flags(parser: ArgumentParser) -> ArgumentParser:
         parser = mm_extra_args_provider(parser)
@@ -101,14 +101,6 @@ def give_up(error: UserError) -> NoReturn:
     print(f"\n{error}", file=sys.stderr, flush=True)
     sys.stdout.flush()
     os._exit(2)  # the other ranks may wait for this one, and the launcher ends them
-
-
-def validation_forever(batches: Iterable[Any] | None, args: Namespace) -> Iterator[Any] | None:
-    """Return an endless stream in which every validation starts with the same first batch."""
-    if batches is None:
-        return None
-    each = args.eval_iters * (args.global_batch_size // args.micro_batch_size // args.data_parallel_size)
-    return itertools.chain.from_iterable(itertools.islice(batches, each) for _ in itertools.count())
 
 
 __all__ = [

@@ -45,8 +45,9 @@ def _draws(config: GaussianDiffusionConfig, seed: int, positions: np.ndarray, sh
 
 
 def _draws_at(config: GaussianDiffusionConfig, shares: np.ndarray, noise: np.ndarray) -> Arrays:
-    last = config.num_train_timesteps - 1
-    return {"timesteps": np.floor(shares * last + 1e-9).astype(np.int64), "noise": noise}
+    count = config.num_train_timesteps
+    steps = np.floor(shares * count + 1e-9).astype(np.int64)  # (each of them for an equal part of the shares)
+    return {"timesteps": np.minimum(steps, count - 1), "noise": noise}
 
 
 def _respacing(name: str, steps: int) -> str:

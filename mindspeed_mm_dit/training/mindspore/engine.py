@@ -83,10 +83,9 @@ class Engine:
         return StepResult(loss, norm)
 
     def eval_step(self, forward_step: ForwardStep, batches: Iterator[Any]) -> Tensor:
-        """Return the mean loss of a global batch."""
+        """Return the loss of each sample of this worker's part of a global batch, (B,)."""
         count = runtime.num_microbatches()
-        losses = [self._losses(*self._inputs(forward_step, batches))[0] for _ in range(count)]
-        return runtime.mean_over_ranks([sum(losses) / count])[0]
+        return ops.cat([self._losses(*self._inputs(forward_step, batches))[1] for _ in range(count)], 0)
 
     def _inputs(self, forward_step: ForwardStep, batches: Iterator[Any]) -> tuple[Tensor, ...]:
         """Return (latents, condition ..., draws ...) of the micro-batch that ``forward_step`` fetches.

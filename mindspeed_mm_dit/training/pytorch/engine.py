@@ -83,13 +83,12 @@ class Engine:
         return StepResult(torch.stack(reported).mean(), grad_norm)
 
     def eval_step(self, forward_step: ForwardStep, batches: Iterator[Any]) -> Tensor:
-        """Return the mean loss of a global batch, without a gradient."""
-        reported = []
+        """Return the loss of each sample of this rank's part of a global batch, (B,), without a gradient."""
+        losses = []
         for _ in range(runtime.num_microbatches()):
             with torch.no_grad(), self._precision():
-                output, loss_func = forward_step(batches, self.model)
-                reported.append(loss_func(output)[1]["loss"])
-        return torch.stack(reported).mean()
+                losses.append(forward_step(batches, self.model)[0])
+        return torch.cat(losses)
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         return torch.autocast(runtime.device_type(), torch.bfloat16, enabled=self._autocast)

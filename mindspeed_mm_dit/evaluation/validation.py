@@ -1,0 +1,57 @@
+"""The loss on held-out images: its mean, and its mean in each quarter of the way from data to noise. NumPy only.
+
+Most of what moves the loss of a step is which timesteps it drew. A validation covers the way evenly and always alike,
+so its mean can be compared with the one before; the quarters say where along the way a model gets better or worse.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+QUARTERS = ("0-25", "25-50", "50-75", "75-100")
+"""The quarters of the way by the share of noise in percent: t / T of a Gaussian process, 1 - t of a flow."""
+
+
+@dataclass(frozen=True)
+class ValidationLoss:
+    """What one validation found."""
+
+    mean: float
+    """Over all samples."""
+    quarters: dict[str, float]
+    """Mean over the samples of each of QUARTERS; one without samples is left out."""
+
+    @classmethod
+    def from_sums(cls, sums: np.ndarray) -> ValidationLoss:
+        """Divide the losses by the samples that they are of; ``sums`` (2, 4) is a sum of ``sums_by_quarter``."""
+        total, count = sums.sum(1).tolist()
+        quarters = {name: loss / samples for name, loss, samples in zip(QUARTERS, *sums.tolist()) if samples}
+        return cls(total / count, quarters)
+
+    def line(self, iteration: int) -> str:
+        """Return the log line, as Megatron writes one of several losses."""
+        values = {"loss": self.mean, **{name_of(name): loss for name, loss in self.quarters.items()}}
+        columns = "".join(f" {name} value: {value:.6E} |" for name, value in values.items())
+        return f" validation loss at iteration {iteration} |{columns}"
+
+    def scalars(self) -> dict[str, float]:
+        """Return the values by their names in TensorBoard."""
+        return {"valid/loss": self.mean, **{scalar_of(name): loss for name, loss in self.quarters.items()}}
+
+
+def name_of(quarter: str) -> str:
+    """Return what the loss in one of QUARTERS is called in the log."""
+    return f"noise {quarter}%"
+
+
+def scalar_of(quarter: str) -> str:
+    """Return the name in TensorBoard of one of QUARTERS."""
+    return f"valid/loss_noise_{quarter}"
+
+
+def sums_by_quarter(losses: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    """Return the sum of ``losses`` (B,), and their number, in each quarter of ``shares`` (B,) in [0, 1]: (2, 4)."""
+    quarters = np.minimum(4 * shares, 3).astype(np.int64)
+    return np.stack([np.bincount(quarters, losses, 4), np.bincount(quarters, minlength=4)])
