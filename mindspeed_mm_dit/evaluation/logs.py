@@ -158,7 +158,7 @@ def _loss(text: str) -> float:
 
 
 def _read_folder(path: Path) -> dict[str, dict[int, float]]:
-    from mindspeed_mm_dit.evaluation.curves import read_scalars
+    from mindspeed_mm_dit.evaluation.scalars import read_scalars
 
     for file in path.glob("*tfevents*"):
         _check_regular(file)

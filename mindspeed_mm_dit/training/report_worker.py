@@ -17,9 +17,10 @@ follow_to_death(signal.SIGTERM)  # a run that is ended leaves nothing behind
 JOB = json.loads(sys.argv[1])
 activate(JOB["ai_framework"])  # before anything that needs a framework
 
-from mindspeed_mm_dit.evaluation.curves import draw_loss, read_scalar
+from mindspeed_mm_dit.evaluation.curves import draw_loss
 from mindspeed_mm_dit.evaluation.digits import digits_accuracy
 from mindspeed_mm_dit.evaluation.logs import Curve, read_validation
+from mindspeed_mm_dit.evaluation.scalars import read_scalar
 from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
 from mindspeed_mm_dit.sampling.grid import save_samples
