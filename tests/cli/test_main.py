@@ -25,7 +25,7 @@ def test_ctrl_c_says_one_line_and_returns_130(monkeypatch, capfd):
 def test_ctrl_c_before_training_begins_says_one_line_on_the_first_rank(rank):
     code = (
         "import os, signal, sys\n"
-        "from mindspeed_mm_dit.training import host\n"
+        "from mindspeed_mm_dit.hosts import choose as host\n"
         "host.find_host = lambda argv: os.kill(os.getpid(), signal.SIGINT)\n"
         "host.choose_host([])"
     )
