@@ -19,7 +19,7 @@ from mindspeed_mm_dit.configs.arguments import build_parser
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import active, runtime
 from mindspeed_mm_dit.hosts.ending import end, leave_for_launcher, say
-from mindspeed_mm_dit.hosts.preflight import preflight
+from mindspeed_mm_dit.hosts.standalone_preflight import preflight
 from mindspeed_mm_dit.training.loop import train
 from mindspeed_mm_dit.training.progress import claimed_save, open_progress
 from mindspeed_mm_dit.training.report import how_to_resume
@@ -66,13 +66,10 @@ def pretrain(
     try:
         args = _parse(extra_args_provider)
         args.mm = preflight(args)
-        runtime.check_backend(args.distributed_backend)
-        engine_module = importlib.import_module(f"mindspeed_mm_dit.training.{active()}.engine")
-        engine_module.check_sharding(args.mm)
     except UserError as error:
         end(error, found_by_all=True)
     try:
-        ended = _run(args, engine_module, train_valid_test_dataset_provider, model_provider, forward_step_func)
+        ended = _run(args, train_valid_test_dataset_provider, model_provider, forward_step_func)
     except UserError as error:
         end(error)
     if ended:
@@ -90,12 +87,12 @@ def _parse(extra_args_provider: Callable[[ArgumentParser], ArgumentParser] | Non
 
 def _run(
     args: Namespace,
-    engine_module: Any,
     dataset_provider: Callable[[Any], tuple[Any, Any, Any]],
     model_provider: Callable[..., Any],
     forward_step: Callable[..., Any],
 ) -> Stop | None:
     started = time.monotonic()
+    engine_module = importlib.import_module(f"mindspeed_mm_dit.training.{active()}.engine")
     runtime.initialize(args.distributed_backend, args.micro_batch_size, args.global_batch_size)
     _announce(args)
     with StopRequest() as stop, claimed_save(args) as claim:
