@@ -20,7 +20,7 @@ from mindspeed_mm_dit.errors import PlatformError
 if TYPE_CHECKING:
     from mindspeed_mm_dit.framework.pytorch import nn, ops, optim, runtime
 
-__all__ = ["FRAMEWORKS", "activate", "active", "nn", "ops", "optim", "own", "runtime"]
+__all__ = ["FRAMEWORKS", "activate", "active", "is_active", "nn", "ops", "optim", "own", "runtime"]
 
 FRAMEWORKS = ("pytorch", "mindspore")
 
@@ -55,6 +55,11 @@ def activate(name: str) -> None:
             f"install it into this Python environment: {_INSTALL[name]}",
         ) from error
     _active = name
+
+
+def is_active() -> bool:
+    """Return whether a framework has been chosen."""
+    return _active is not None
 
 
 def active() -> str:

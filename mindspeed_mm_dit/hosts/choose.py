@@ -9,22 +9,15 @@ import argparse
 import importlib.util
 import os
 import sys
-import time
 from collections.abc import Sequence
-from types import ModuleType, TracebackType
-from typing import NoReturn
+from types import ModuleType
 
 from mindspeed_mm_dit.errors import PlatformError, UserError
 from mindspeed_mm_dit.framework import FRAMEWORKS, activate
 from mindspeed_mm_dit.framework.launched import check_launched, end_with_launcher
-from mindspeed_mm_dit.training.exit_codes import USER_ERROR
+from mindspeed_mm_dit.hosts.ending import end, end_in_a_line_when_interrupted, says_it
 
 HOST_PACKAGES = ("mindspeed", "megatron.training", "mindspeed_mm")
-
-
-SECONDS_TO_SAY_IT = 5.0
-"""How long the ranks that are silent about an error they all found let the one live that says it: the launcher ends
-every rank once the first has gone."""
 
 
 def choose_host(argv: Sequence[str]) -> ModuleType:
@@ -33,40 +26,16 @@ def choose_host(argv: Sequence[str]) -> ModuleType:
     A UserError is printed and ends the process with code 2. From here on Ctrl-C, where nothing else takes it, ends it
     with one line and code 130.
     """
-    sys.excepthook = _without_traceback_of_an_interrupt
+    end_in_a_line_when_interrupted()
     end_with_launcher(os.environ)
     try:
         check_launched(os.environ, _wanted(argv).ai_framework)
     except UserError as error:
-        _give_up(error, says_it=True)
+        end(error)
     try:
         return find_host(argv)
-    except UserError as error:  # every rank finds the same; one says it
-        _give_up(error, says_it())
-
-
-def _give_up(error: UserError, says_it: bool) -> NoReturn:
-    if says_it:
-        print(f"\n{error}", file=sys.stderr, flush=True)
-    else:
-        time.sleep(SECONDS_TO_SAY_IT)
-    sys.exit(USER_ERROR)
-
-
-def _without_traceback_of_an_interrupt(
-    kind: type[BaseException], error: BaseException, trace: TracebackType | None
-) -> None:
-    if not issubclass(kind, KeyboardInterrupt):
-        sys.__excepthook__(kind, error, trace)
-        return
-    if says_it():
-        print("interrupted", file=sys.__stderr__, flush=True)  # (torch swaps sys.stderr while it is imported)
-    sys.exit(130)
-
-
-def says_it() -> bool:
-    """Return whether this process says what all of them find: the first of each node, or of all under msrun."""
-    return os.environ.get("LOCAL_RANK", os.environ.get("RANK", os.environ.get("RANK_ID", "0"))) == "0"
+    except UserError as error:
+        end(error, found_by_all=True)
 
 
 def find_host(argv: Sequence[str]) -> ModuleType:

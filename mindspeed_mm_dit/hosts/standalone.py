@@ -7,22 +7,19 @@ A training script written for one host runs in the other: ``pretrain`` has the s
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 import time
-import traceback
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from enum import Enum
-from typing import Any, NoReturn
+from typing import Any
 
 from mindspeed_mm_dit import __version__
 from mindspeed_mm_dit.configs.arguments import build_parser
-from mindspeed_mm_dit.errors import StepError, UserError
+from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import active, runtime
-from mindspeed_mm_dit.hosts.choose import SECONDS_TO_SAY_IT, says_it
-from mindspeed_mm_dit.hosts.preflight import preflight
-from mindspeed_mm_dit.training.exit_codes import USER_ERROR
+from mindspeed_mm_dit.hosts.ending import end, leave_for_launcher, say
+from mindspeed_mm_dit.hosts.standalone_preflight import preflight
 from mindspeed_mm_dit.training.loop import train
 from mindspeed_mm_dit.training.progress import claimed_save, open_progress
 from mindspeed_mm_dit.training.report import how_to_resume
@@ -69,33 +66,14 @@ def pretrain(
     try:
         args = _parse(extra_args_provider)
         args.mm = preflight(args)
-        runtime.check_backend(args.distributed_backend)
-        engine_module = importlib.import_module(f"mindspeed_mm_dit.training.{active()}.engine")
-        engine_module.check_sharding(args.mm)
-    except UserError as error:  # every rank finds the same; one says it
-        _give_up(error, says_it=says_it())
-    try:
-        ended = _run(args, engine_module, train_valid_test_dataset_provider, model_provider, forward_step_func)
     except UserError as error:
-        _give_up(error, says_it=says_it() or not error.is_shared)
+        end(error, found_by_all=True)
+    try:
+        ended = _run(args, train_valid_test_dataset_provider, model_provider, forward_step_func)
+    except UserError as error:
+        end(error)
     if ended:
         sys.exit(ended.code)
-
-
-def _give_up(error: UserError, says_it: bool) -> NoReturn:
-    runtime.report_failure(error)
-    if says_it:
-        _say(error)
-    else:
-        time.sleep(SECONDS_TO_SAY_IT)
-    sys.stdout.flush()
-    os._exit(USER_ERROR)  # at once: the other ranks may wait for this one, and the launcher ends them
-
-
-def _say(error: UserError) -> None:
-    if isinstance(error, StepError):  # the fault may be ours
-        traceback.print_exception(error.__cause__)
-    print(f"\n{error}", file=sys.stderr, flush=True)
 
 
 def _parse(extra_args_provider: Callable[[ArgumentParser], ArgumentParser] | None) -> Namespace:
@@ -109,12 +87,12 @@ def _parse(extra_args_provider: Callable[[ArgumentParser], ArgumentParser] | Non
 
 def _run(
     args: Namespace,
-    engine_module: Any,
     dataset_provider: Callable[[Any], tuple[Any, Any, Any]],
     model_provider: Callable[..., Any],
     forward_step: Callable[..., Any],
 ) -> Stop | None:
     started = time.monotonic()
+    engine_module = importlib.import_module(f"mindspeed_mm_dit.training.{active()}.engine")
     runtime.initialize(args.distributed_backend, args.micro_batch_size, args.global_batch_size)
     _announce(args)
     with StopRequest() as stop, claimed_save(args) as claim:
@@ -129,11 +107,11 @@ def _run(
         except UserError:
             progress.let_the_write_end()
             if stop.error:  # which asked the run to end
-                _say(stop.error)
+                say(stop.error)
             raise
         if ended and ended.error:
-            runtime.report_failure(ended.error)
-            _say(ended.error)
+            leave_for_launcher(ended.error)
+            say(ended.error)
         if ended:
             print_rank_0(how_to_resume(args, progress.iteration))
         runtime.barrier()

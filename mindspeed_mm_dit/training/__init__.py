@@ -1,1 +1,1 @@
-"""The run: host, train step, sharding, moving average, learning rate, log."""
+"""The run: train step, sharding, moving average, learning rate, log."""

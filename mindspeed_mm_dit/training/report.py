@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore
 from mindspeed_mm_dit.framework import active, runtime
 from mindspeed_mm_dit.framework.launched import without_launcher
+from mindspeed_mm_dit.training.exit_codes import USER_ERROR
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def report(args: Namespace) -> None:
             file=sys.stderr,
             flush=True,
         )
-        sys.exit(2)
+        sys.exit(USER_ERROR)
 
 
 def how_to_resume(args: Namespace, iteration: int) -> str:

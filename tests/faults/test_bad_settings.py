@@ -26,7 +26,7 @@ from mindspeed_mm_dit.configs.model import (
 )
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.errors import ConfigError, UserError
-from mindspeed_mm_dit.hosts.preflight import preflight
+from mindspeed_mm_dit.hosts.standalone_preflight import preflight
 from mindspeed_mm_dit.planning.fit import Place, check_model_fits
 from mindspeed_mm_dit.training.start import find_start
 from tests.autoencoder_kl_fixtures import SD_VAE
@@ -114,7 +114,6 @@ def check(tmp_path, monkeypatch):
         args.mm = preflight(args)
         from mindspeed_mm_dit.training.pytorch import engine
 
-        engine.check_sharding(args.mm)
         return find_start(args, engine.checkpoints), args
 
     return check

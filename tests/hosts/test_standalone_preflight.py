@@ -9,7 +9,7 @@ from PIL import Image
 
 from mindspeed_mm_dit.configs.arguments import build_parser, dit_flags
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.hosts.preflight import preflight
+from mindspeed_mm_dit.hosts.standalone_preflight import preflight
 from tests.training.launch import Configs
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from megatron.core.enums import ModelType
 from megatron.training import get_args as get_host_args
@@ -16,7 +15,7 @@ from mindspeed_mm.configs.config import mm_extra_args_provider
 from mindspeed_mm.training import pretrain as pretrain_in_host
 
 from mindspeed_mm_dit.errors import UserError
-from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.hosts.ending import end
 from mindspeed_mm_dit.hosts.megatron.commandline import launched_as, parse, wants_mindspore
 from mindspeed_mm_dit.hosts.megatron.composite import (
     HostedDiT,
@@ -91,16 +90,8 @@ def pretrain(
             args_defaults=args_defaults,
         )
     except UserError as error:
-        give_up(error)
+        end(error)
     note_facts(get_args())
-
-
-def give_up(error: UserError) -> NoReturn:
-    """Print ``error``, leave it where the launcher looks for it, and end this process at once with code 2."""
-    runtime.report_failure(error)
-    print(f"\n{error}", file=sys.stderr, flush=True)
-    sys.stdout.flush()
-    os._exit(2)  # the other ranks may wait for this one, and the launcher ends them
 
 
 __all__ = [

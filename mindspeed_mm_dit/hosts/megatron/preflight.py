@@ -10,22 +10,16 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from mindspeed_mm_dit.configs.data import load_data_config
-from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, load_fsdp2_config
-from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.model import spelled_out as looked_up
-from mindspeed_mm_dit.configs.precision import Precision, Way, decide
+from mindspeed_mm_dit.configs.precision import Way
 from mindspeed_mm_dit.configs.strict import read_json
-from mindspeed_mm_dit.data.dataset import check_fit
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
 from mindspeed_mm_dit.hosts.megatron.commandline import launched_as, parse
 from mindspeed_mm_dit.hosts.megatron.contract import where
-from mindspeed_mm_dit.hosts.preflight import check_autoencoder
-from mindspeed_mm_dit.planning.fit import Place, check_model_fits
-from mindspeed_mm_dit.training.batches import image_indices
-from mindspeed_mm_dit.training.classes import say_data
-from mindspeed_mm_dit.training.mm_args import MultiModalArguments, with_facts
+from mindspeed_mm_dit.hosts.preflight import HostFacts, check_configs, say_images
+from mindspeed_mm_dit.planning.fit import Place
+from mindspeed_mm_dit.training.mm_args import MultiModalArguments
 
 
 def check_before_import(argv: Sequence[str]) -> None:
@@ -41,12 +35,15 @@ def check_before_import(argv: Sequence[str]) -> None:
         if all(getattr(flags, name) is None for name in names):
             raise ConfigError(" or ".join(f"--{name.replace('_', '-')}" for name in names), "is required")
     _check_tool(flags)
-    if flags.use_torch_fsdp2 and flags.ai_framework != "mindspore":
-        _check_fsdp2(flags)
+    with_fsdp2 = flags.use_torch_fsdp2 and flags.ai_framework != "mindspore"
+    if with_fsdp2:
+        _check_flags_of_fsdp2(flags)
     _say_without_effect(flags)
     mm = read_configs(flags)
+    if with_fsdp2:
+        _check_wrapped(flags, mm)
     if launched_as()[0] == 0:
-        say_data(*image_indices(mm, flags.seed), mm.model.predictor.num_classes)
+        say_images(flags, mm)
 
 
 def spelled_out(argv: Sequence[str]) -> list[str]:
@@ -74,7 +71,7 @@ def _tools_json() -> Path:
     return (where("mindspeed_mm") or Path("mindspeed_mm")) / "tools" / "tools.json"
 
 
-def _check_fsdp2(flags: Namespace) -> None:
+def _check_flags_of_fsdp2(flags: Namespace) -> None:
     if os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
         raise ConfigError(
             "CUDA_DEVICE_MAX_CONNECTIONS = 1",
@@ -92,20 +89,15 @@ def _check_fsdp2(flags: Namespace) -> None:
             "with FSDP2 a DiT is saved as torch_dcp, which the standalone host reads as well",
             "drop the flag",
         )
-    fsdp2 = load_fsdp2_config(flags.fsdp2_config_path)
-    _precision(flags, fsdp2)
-    if not fsdp2.sub_modules_to_wrap:
+
+
+def _check_wrapped(flags: Namespace, mm: MultiModalArguments) -> None:
+    if mm.fsdp2 is not None and not mm.fsdp2.sub_modules_to_wrap:
         raise ConfigError(
             f"{flags.fsdp2_config_path}: sub_modules_to_wrap",
             "is missing or empty: MindSpeed-MM fails on it",
             "name the modules to wrap, e.g. predictor.blocks.{*}",
         )
-
-
-def _precision(flags: Namespace, fsdp2: Fsdp2Config) -> Precision:
-    """Return what a step computes in: with the host's FSDP2 what fsdp2.yaml says, for it has no autocast."""
-    offered: tuple[Way, ...] = ("fsdp2",)
-    return decide(flags.bf16, fsdp2, offered, "MindSpeed-MM")
 
 
 def _say_without_effect(flags: Namespace) -> None:
@@ -118,28 +110,23 @@ def _say_without_effect(flags: Namespace) -> None:
 
 
 def read_configs(flags: Namespace) -> MultiModalArguments:
-    """Read every config file, check all of it together with the images, and return the configs.
-
-    Raises:
-        UserError: whatever is wrong, with setting, value, reason and cure.
-    """
-    world_size = launched_as()[1]
-    model_json = looked_up(read_json(flags.mm_model, "--mm-model"), flags.mm_model)
-    fsdp2 = load_fsdp2_config(flags.fsdp2_config_path) if flags.use_torch_fsdp2 else None
-    mm = MultiModalArguments(
-        model=model_config_from_mapping(model_json, flags.mm_model),
-        data=load_data_config(flags.mm_data),
-        fsdp2=fsdp2,
-        model_json=model_json,
-        precision=_precision(flags, fsdp2) if fsdp2 else None,
+    """Do what ``check_configs`` says, with what is known of MindSpeed-MM before it is imported."""
+    rank, world_size = launched_as()
+    as_fsdp2_yaml_says: tuple[Way, ...] = ("fsdp2",)  # the host has no autocast
+    host = HostFacts(
+        name="MindSpeed-MM",
+        rank=rank,
+        world_size=world_size,
+        machine=Place("this machine", host_memory_bytes()),
+        device=None,
+        ways_to_bf16=as_fsdp2_yaml_says if flags.use_torch_fsdp2 else None,
+        check_sharding=_check_sharding,
     )
-    check_model_fits(mm.model, Place("this machine", host_memory_bytes()))
-    check_autoencoder(mm)
+    return check_configs(flags, host)
+
+
+def _check_sharding(mm: MultiModalArguments) -> None:
     if mm.fsdp2 is not None:
-        mm.fsdp2.shard_ranks(world_size)
         from mindspeed_mm_dit.training.pytorch.engine import check_sharding  # (FSDP2 is PyTorch's alone)
 
         check_sharding(mm)
-    train, _ = image_indices(mm, flags.seed)
-    check_fit(mm.model, mm.data, len(train), flags.global_batch_size or flags.micro_batch_size * world_size)
-    return with_facts(mm, train)

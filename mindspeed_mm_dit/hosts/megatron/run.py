@@ -11,6 +11,7 @@ import sys
 
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import activate
+from mindspeed_mm_dit.hosts.ending import end
 from mindspeed_mm_dit.hosts.megatron.commandline import wants_mindspore
 
 
@@ -27,7 +28,7 @@ def main() -> None:
     try:
         importlib.import_module("mindspeed_mm_dit.hosts.megatron.register").register()
     except UserError as error:
-        sys.exit(str(error))
+        end(error, found_by_all=True)
     runpy.run_path(script, run_name="__main__")
 
 

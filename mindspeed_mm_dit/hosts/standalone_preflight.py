@@ -1,0 +1,88 @@
+"""What the standalone host alone checks before a device is touched: its flags, where it writes, and its report."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from argparse import Namespace
+from pathlib import Path
+
+from mindspeed_mm_dit.checkpoint.store import check_is_no_checkpoint
+from mindspeed_mm_dit.configs.arguments import check_arguments
+from mindspeed_mm_dit.configs.limits import MOST_GUIDANCE, check_between
+from mindspeed_mm_dit.configs.model import ModelConfig
+from mindspeed_mm_dit.configs.outputs import check_output_file, check_output_folder
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.framework import active, runtime
+from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
+from mindspeed_mm_dit.hosts.preflight import HostFacts, check_configs, say_images
+from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of
+from mindspeed_mm_dit.planning.fit import Place
+from mindspeed_mm_dit.training.mm_args import MultiModalArguments
+
+
+def preflight(args: Namespace) -> MultiModalArguments:
+    """Check flags, config files, images and outputs, and return the configs; dependent flags are filled in.
+
+    Raises:
+        UserError: whatever is wrong, with setting, value, reason and cure.
+    """
+    host = host_facts()
+    check_arguments(args, host.world_size)
+    mm = check_configs(args, host)
+    check_report(args, mm.model)
+    runtime.check_backend(args.distributed_backend)
+    if host.rank == 0:
+        check_outputs(args)
+        say_images(args, mm)
+    return mm
+
+
+def host_facts() -> HostFacts:
+    """Return what the checks of all hosts have to know of this one."""
+    world_size, machine = runtime.world_size(), _machine()
+    num_bytes = runtime.device_memory_bytes()
+    device = Place(runtime.device_name(), num_bytes) if num_bytes is not None else None
+    return HostFacts(
+        name=f"{active()} on {runtime.device_type()}",
+        rank=runtime.rank(),
+        world_size=world_size,
+        machine=machine,
+        device=machine if runtime.device_type() == "cpu" else device,
+        ways_to_bf16=runtime.WAYS_TO_BF16,
+        check_sharding=importlib.import_module(f"mindspeed_mm_dit.training.{active()}.engine").check_sharding,
+    )
+
+
+def _machine() -> Place:
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+    sharers = min(int(ranks), runtime.world_size()) if ranks.isdecimal() else 1
+    return Place("this machine", host_memory_bytes(), sharers)
+
+
+def check_report(args: Namespace, model: ModelConfig) -> None:
+    """Raise ConfigError for a report that could not be drawn once the training is over."""
+    check_between("--report-cfg-scale", args.report_cfg_scale, 0.0, MOST_GUIDANCE)
+    if not args.report:
+        return
+    if not args.save:
+        raise ConfigError("--report", "is drawn from a checkpoint, and none is saved", "add --save DIR")
+    name = args.report_sampler = args.report_sampler or objective_of(model.diffusion).quick_sampler
+    try:
+        sampler = find_sampler(model.diffusion, name, "--report-sampler")
+        sampler.check(model.diffusion, args.report_steps, sampler.options())
+    except ConfigError as error:
+        if error.what.startswith("--steps"):
+            raise ConfigError(f"--report-steps = {args.report_steps}", error.reason, error.cure) from None
+        raise
+
+
+def check_outputs(args: Namespace) -> None:
+    """Raise ConfigError or CheckpointError for a folder that a run could not, or should not, write to."""
+    if args.save:
+        check_output_folder("--save", args.save, make=False)
+        check_is_no_checkpoint("--save", os.path.abspath(args.save))
+        if args.report:
+            check_output_file("--report", Path(args.save).parent / "samples.png")
+    if args.tensorboard_dir:
+        check_output_folder("--tensorboard-dir", args.tensorboard_dir, make=False)

@@ -1,0 +1,77 @@
+"""How a run ends on what is wrong: who says it, what the shell is told, and what the launcher finds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from mindspeed_mm_dit.hosts.ending import SECONDS_TO_SAY_IT
+from tests.conftest import ROOT
+
+CODE = """
+import sys
+from mindspeed_mm_dit.errors import ConfigError, StepError
+from mindspeed_mm_dit.framework import activate
+from mindspeed_mm_dit.hosts.ending import end, end_in_a_line_when_interrupted
+print("said before")
+{}
+"""
+
+
+def ended(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run ``code`` in a process of its own."""
+    environment = {"PYTHONPATH": str(ROOT), **variables}
+    return subprocess.run(
+        [sys.executable, "-c", CODE.format(code)], env=environment, text=True, capture_output=True, timeout=120
+    )
+
+
+ERROR = "ConfigError('a', 'is wrong')"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "says"),
+    [
+        (ERROR, {}, True),
+        (f"{ERROR}, found_by_all=True", {}, True),
+        (ERROR, {"LOCAL_RANK": "1"}, True),
+        (f"{ERROR}, found_by_all=True", {"LOCAL_RANK": "1"}, False),
+        (f"{ERROR}, found_by_all=True", {"LOCAL_RANK": "0", "RANK": "8"}, True),
+        (f"{ERROR}, found_by_all=True", {"RANK_ID": "1"}, False),
+    ],
+)
+def test_what_all_ranks_find_is_said_by_one_and_the_others_let_it_speak(arguments, variables, says):
+    started = time.monotonic()
+    process = ended(f"end({arguments})", **variables)
+    assert process.returncode == 2 and process.stdout == "said before\n"
+    assert process.stderr == ("\nConfigError: a: is wrong\n" if says else "")
+    assert says or time.monotonic() - started > SECONDS_TO_SAY_IT
+
+
+def test_an_error_that_is_shared_is_one_that_all_ranks_find():
+    process = ended(f"error = {ERROR}; error.is_shared = True; end(error)", LOCAL_RANK="1")
+    assert (process.returncode, process.stderr) == (2, "")
+
+
+def test_a_failed_step_shows_what_led_to_it():
+    process = ended("try: 1 / 0\nexcept ZeroDivisionError as e:\n    error = StepError('s', 'failed')\n"
+                    "    error.__cause__ = e\n    end(error)")  # fmt: skip
+    assert process.returncode == 2
+    assert process.stderr.endswith("ZeroDivisionError: division by zero\n\nStepError: s: failed\n")
+
+
+def test_torchrun_is_left_the_reason_once_a_framework_is_active(tmp_path):
+    path = tmp_path / "error.json"
+    ended(f"end({ERROR})", TORCHELASTIC_ERROR_FILE=str(path))
+    assert not path.exists()
+    ended(f"activate('pytorch')\nend({ERROR})", TORCHELASTIC_ERROR_FILE=str(path))
+    assert "is wrong" in json.dumps(json.loads(path.read_text()))
+
+
+def test_an_interrupt_that_nothing_takes_is_one_line_and_code_130():
+    process = ended("end_in_a_line_when_interrupted()\nraise KeyboardInterrupt")
+    assert (process.returncode, process.stderr) == (130, "interrupted\n")

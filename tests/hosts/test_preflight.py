@@ -1,0 +1,76 @@
+"""The checks of every host, and what in them depends on the host."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from argparse import Namespace
+
+import pytest
+
+from mindspeed_mm_dit.errors import ConfigError, PlatformError
+from mindspeed_mm_dit.hosts.preflight import HostFacts, check_configs, say_images
+from mindspeed_mm_dit.planning.fit import Place
+from tests.conftest import ROOT
+
+ROOM = Place("this machine", 2**34)
+HOST = HostFacts("a host", 0, 1, ROOM, None, (), lambda mm: None)
+
+
+@pytest.fixture
+def args(tmp_path, digits_folder):
+    """The flags that the checks read, with the embedded default's configs."""
+    data = json.loads((ROOT / "examples/dit/data.json").read_text())
+    data["dataset_param"]["data_folder"] = str(digits_folder)
+    (tmp_path / "data.json").write_text(json.dumps(data))
+    (tmp_path / "fsdp2.yaml").write_text("sharding_size: 2\nparam_dtype: bf16\n")
+    return Namespace(
+        mm_model=str(ROOT / "examples/dit/model.json"), mm_data=str(tmp_path / "data.json"), seed=1,
+        use_torch_fsdp2=False, fsdp2_config_path=str(tmp_path / "fsdp2.yaml"), bf16=False, eval_interval=None,
+        micro_batch_size=4, global_batch_size=None,
+    )  # fmt: skip
+
+
+def test_the_configs_come_back_with_what_checkpoints_keep(args):
+    mm = check_configs(args, HOST)
+    assert mm.fsdp2 is None and str(mm.precision) == "float32"
+    assert mm.classes == tuple("0123456789") and mm.pictures and mm.model_json["predictor"]["hidden_size"] == 128
+
+
+def test_a_host_offers_its_own_ways_to_bf16_or_decides_by_itself(args):
+    args.bf16 = True
+    with pytest.raises(PlatformError, match="a host does not train in bfloat16 here"):
+        check_configs(args, HOST)
+    ways = dataclasses.replace(HOST, ways_to_bf16=("autocast",))
+    assert str(check_configs(args, ways).precision).startswith("bfloat16 under autocast")
+    assert check_configs(args, dataclasses.replace(HOST, ways_to_bf16=None)).precision is None
+
+
+def test_a_model_has_to_fit_where_it_is_built_and_where_it_is_computed(args, capsys):
+    with pytest.raises(ConfigError, match=r"of 1,274,372 parameters need .* and this machine has"):
+        check_configs(args, dataclasses.replace(HOST, machine=Place("this machine", 2**20)))
+    with pytest.raises(ConfigError, match=r"AdamW's moments .* and a card has"):
+        check_configs(args, dataclasses.replace(HOST, device=Place("a card", 2**24)))
+    args.micro_batch_size = 1000
+    check_configs(args, dataclasses.replace(HOST, device=Place("a card", 2**25)))
+    assert "--micro-batch-size = 1000: a step may need" in capsys.readouterr().err
+    check_configs(args, dataclasses.replace(HOST, device=Place("a card", 2**25), rank=1))
+    assert capsys.readouterr().err == ""
+
+
+def test_fsdp2_yaml_is_checked_against_the_ranks_and_by_the_host(args):
+    args.use_torch_fsdp2 = True
+    host = dataclasses.replace(HOST, ways_to_bf16=("fsdp2",))
+    with pytest.raises(ConfigError, match="sharding_size = 2"):
+        check_configs(args, host)
+    asked = []
+    mm = check_configs(args, dataclasses.replace(host, world_size=2, check_sharding=asked.append))
+    assert [found.fsdp2 for found in asked] == [mm.fsdp2]
+
+
+def test_what_is_learned_from_is_said_and_a_validation_without_images_warned_of(args, capsys):
+    mm = check_configs(args, HOST)
+    args.eval_interval = 5
+    say_images(args, mm)
+    said = capsys.readouterr()
+    assert "1797 images to train on" in said.out and "--eval-interval = 5: no image is held out" in said.err
