@@ -49,7 +49,7 @@ def validation_draw_of(config: Any) -> Callable[[int, np.ndarray, tuple[int, ...
     """
 
     def draw(seed: int, positions: np.ndarray, shape: tuple[int, ...]) -> Arrays:
-        shares = evenly_spread(positions - VALIDATION_POSITIONS)
+        shares = evenly_spread(positions - VALIDATION_POSITIONS + 1)  # (at point 0, the data, weights may be infinite)
         noise = normals(seed, Stream.NOISE, positions, shape)
         return {**objective_of(config).draws_at(config, shares, noise), NOISE_SHARE: shares.astype(np.float32)}
 

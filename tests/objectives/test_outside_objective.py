@@ -116,7 +116,7 @@ def test_it_is_validated(framework, config, monkeypatch):
     found = loop.validate(Namespace(eval_iters=2), engine, None, iter([batch, batch]), StopRequest())
     each = ((pixels / 127.5 - 1) ** 2).mean((1, 2, 3))
     assert found.mean == pytest.approx(each.mean(), rel=1e-6)
-    places = {"0-25": [0, 4], "25-50": [2, 6], "50-75": [1, 5], "75-100": [3, 7]}
+    places = {"0-25": [3, 7], "25-50": [1, 5], "50-75": [0, 4], "75-100": [2, 6]}
     assert found.quarters == pytest.approx({name: each[own].mean() for name, own in places.items()}, rel=1e-6)
 
 

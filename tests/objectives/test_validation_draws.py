@@ -30,6 +30,7 @@ def held_out(config, first, count):
 def test_each_quarter_has_as_many_samples_as_any_other(name, count):
     shares = held_out(CONFIGS[name], 0, count)[NOISE_SHARE]
     np.testing.assert_array_equal(sums_by_quarter(np.ones(count), shares)[1], [count / 4] * 4)
+    assert shares.min() > 0 and shares.max() < 1  # at the ends a path or a weight may be singular
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -54,7 +55,7 @@ def test_a_held_out_batch_is_a_training_batch_with_its_shares(name):
 def test_the_share_of_noise_is_t_over_T_of_a_gaussian_process():
     """As many samples as there are timesteps draw each of them once."""
     found = held_out(GaussianDiffusionConfig(num_train_timesteps=64), 0, 64)
-    np.testing.assert_array_equal(found["timesteps"], found[NOISE_SHARE] * 64)
+    np.testing.assert_array_equal(found["timesteps"], np.floor(found[NOISE_SHARE] * 64))
     assert sorted(found["timesteps"]) == list(range(64))
 
 
