@@ -61,7 +61,7 @@ def run_python(words: list[str], folder: Path, ranks: int = 1, **extra: str) -> 
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)] if ranks > 1 else []
     done = subprocess.run(
         [os.environ["MINDSPEED_MM_PYTHON"], *launcher, *words],
-        env={**environment(), **extra}, cwd=folder, text=True, timeout=300, check=False,
+        env={**environment(), **extra}, cwd=folder, text=True, timeout=900, check=False,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     return Outcome(done.returncode, done.stdout)
