@@ -3,9 +3,12 @@
 here                              there
 model.<name>                      model.<name>
 ema.<name>                        model.ema.<name>
-optimizer.state.<name>.exp_avg    optimizer.state.<number>.exp_avg     (exp_avg_sq likewise)
-optimizer.state.<name>.step       optimizer.param_groups.<group>.step, or optimizer.state.<number>.step
+optimizer.state.<name>.exp_avg    optimizer.state.<owner>.exp_avg     (exp_avg_sq likewise)
+optimizer.state.<name>.step       optimizer.state.<owner>.step, or optimizer.param_groups.<group>.step
 -                                 args, iteration, opt_param_scheduler.*, ... (pickled)
+
+<owner> is the parameter's name in the composite, predictor.<name>, or its number in the optimizer: which of the two
+depends on the MindSpeed that wrote the checkpoint (docs/mindspeed_mm.md).
 """
 
 from __future__ import annotations
@@ -18,13 +21,16 @@ from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.errors import CheckpointError
 
 EMA = "model.ema."
+STATE, GROUPS, MOMENT = "optimizer.state.", "optimizer.param_groups.", ".exp_avg"
+PREDICTOR = "predictor."
+"""Where the composite holds the network: what their names of parameters begin with."""
 NO_DECAY = ".bias"
 """Names with this ending are in the second group of AdamW, which does not decay."""
 
 
 def is_theirs(stored: Collection[str]) -> bool:
     """Return whether MindSpeed-MM wrote the checkpoint whose tensors have the names ``stored``."""
-    return any(name.startswith((EMA, "optimizer.param_groups.", "optimizer.state.0.")) for name in stored)
+    return any(name.startswith((EMA, GROUPS, f"{STATE}0.", f"{STATE}{PREDICTOR}")) for name in stored)
 
 
 def our_name(stored: str) -> str:
@@ -38,41 +44,47 @@ def their_names(ours: Collection[str], stored: Collection[str]) -> dict[str, str
     ``stored``: every name in the checkpoint.
     Raises CheckpointError when the optimizer there has other parameters.
     """
-    numbers = _numbers(_optimized(ours), stored)
+    owners = _owners(_optimized(ours), _optimized(stored), stored)
     names = {}
     for name in ours:
         if name.startswith("ema."):
             names[name] = f"{EMA}{name[4:]}"
-        elif name.startswith("optimizer.state."):
-            parameter, _, quantity = name[len("optimizer.state.") :].rpartition(".")
-            number, group = numbers[parameter]
-            own = f"optimizer.state.{number}.{quantity}"
-            names[name] = own if own in stored else f"optimizer.param_groups.{group}.{quantity}"
+        elif name.startswith(STATE):
+            parameter, _, quantity = name[len(STATE) :].rpartition(".")
+            owner, group = owners[parameter]
+            own = f"{STATE}{owner}.{quantity}"
+            names[name] = own if own in stored else f"{GROUPS}{group}.{quantity}"
         else:
             names[name] = name
     return names
 
 
-def _optimized(ours: Collection[str]) -> list[str]:
-    """Names of the trained parameters, in the model's order."""
-    start, end = "optimizer.state.", ".exp_avg"
-    return [name[len(start) : -len(end)] for name in ours if name.startswith(start) and name.endswith(end)]
+def _optimized(names: Collection[str]) -> list[str]:
+    """Return whose moments ``names`` are, in their order: parameters of ours, or owners of theirs."""
+    return [name[len(STATE) : -len(MOMENT)] for name in names if name.startswith(STATE) and name.endswith(MOMENT)]
 
 
-def _numbers(parameters: list[str], stored: Collection[str]) -> dict[str, tuple[int, int]]:
-    """Return parameter -> (its number in their optimizer, its group): group by group, in the model's order."""
-    count = len({name.split(".")[2] for name in stored if name.startswith("optimizer.state.")})
-    if parameters and count != len(parameters):
-        raise CheckpointError(
-            "--load",
-            f"the optimizer in the checkpoint has {count} parameters, this model trains {len(parameters)}",
-            "pass --no-load-optim to start with a new optimizer state",
-        )
-    split = any(name.startswith("optimizer.param_groups.1.") for name in stored)
-    groups = [[name for name in parameters if not split or not name.endswith(NO_DECAY)]]
-    groups.append([name for name in parameters if split and name.endswith(NO_DECAY)])
-    in_order = [(name, group) for group, names in enumerate(groups) for name in names]
-    return {name: (number, group) for number, (name, group) in enumerate(in_order)}
+def _owners(parameters: list[str], owners: list[str], stored: Collection[str]) -> dict[str, tuple[str, int]]:
+    """Return parameter -> (its owner in the checkpoint, its group there)."""
+    if not parameters:
+        return {}
+    if len(owners) != len(parameters):
+        raise _other_optimizer(f"has {len(owners)} parameters, this model trains {len(parameters)}")
+    split = any(name.startswith(f"{GROUPS}1.") for name in stored)
+    group_of = {name: int(split and name.endswith(NO_DECAY)) for name in parameters}
+    if all(owner.isdecimal() for owner in owners):  # group by group, each in the model's order
+        in_order = sorted(parameters, key=group_of.__getitem__)
+        return {name: (str(number), group_of[name]) for number, name in enumerate(in_order)}
+    there = set(owners)
+    for name in parameters:
+        if f"{PREDICTOR}{name}" not in there:
+            raise _other_optimizer(f"has no moments of {name}, which this model trains")
+    return {name: (f"{PREDICTOR}{name}", group_of[name]) for name in parameters}
+
+
+def _other_optimizer(reason: str) -> CheckpointError:
+    cure = "pass --no-load-optim to start with a new optimizer state"
+    return CheckpointError("--load", f"the optimizer in the checkpoint {reason}", cure)
 
 
 def entries_for_mindspeed_mm(facts: Mapping[str, Any], predictor: PredictorConfig) -> dict[str, Any]:

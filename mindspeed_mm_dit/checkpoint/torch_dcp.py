@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
 from mindspeed_mm_dit.checkpoint import checksums, mindspeed_mm
@@ -26,7 +26,7 @@ from mindspeed_mm_dit.checkpoint.fitting import check_names
 from mindspeed_mm_dit.checkpoint.mindspeed_mm import entries_for_mindspeed_mm
 from mindspeed_mm_dit.checkpoint.store import BackgroundWriter, unreadable
 from mindspeed_mm_dit.checkpoint.torch_checksums import SummingWriter
-from mindspeed_mm_dit.checkpoint.torch_pickles import SafeReader, TensorsOnly, read_metadata
+from mindspeed_mm_dit.checkpoint.torch_pickles import SafeReader, TensorsOnly, read_metadata, read_number
 from mindspeed_mm_dit.errors import CheckpointError
 
 State = dict[str, Any]
@@ -126,16 +126,19 @@ def read(state: State, path: Path, partial: bool = False) -> None:
 
     ``partial``: names that the checkpoint lacks keep their values.
     """
-    stored = read_metadata(path).state_dict_metadata.keys()
-    if not mindspeed_mm.is_theirs(stored):
+    stored = read_metadata(path).state_dict_metadata
+    if not mindspeed_mm.is_theirs(stored.keys()):
         _load(state, path, partial)
         return
     ours = _flatten(state)
-    theirs = mindspeed_mm.their_names(ours, stored)
+    theirs = mindspeed_mm.their_names(ours, stored.keys())
     wanted: dict[str, list[torch.Tensor]] = {}
     for name, value in ours.items():
         wanted.setdefault(theirs[name], []).append(value)
-    _load({name: values[0] for name, values in wanted.items()}, path, partial)
+    numbers = {name for name in wanted if isinstance(stored.get(name), BytesStorageMetadata)}
+    _load({name: values[0] for name, values in wanted.items() if name not in numbers}, path, partial)
+    for name in numbers:
+        wanted[name][0].fill_(read_number(path, name))
     for first, *rest in wanted.values():  # one step counter serves a whole group there
         for value in rest:
             value.copy_(first)

@@ -88,6 +88,21 @@ def _refused(what: str, name: str) -> CheckpointError:
     return CheckpointError(what, f"its pickle asks for {name}, which could run code and is not loaded", _CURE)
 
 
+def read_number(path: Path, name: str) -> float:
+    """Return the entry ``name`` of the checkpoint folder ``path``, a pickled number (a step counter of Adam).
+
+    Raises:
+        CheckpointError: it is anything else, which is not loaded.
+    """
+    for entry, file, content in _byte_entries(path):
+        if entry == name:
+            number = _harmless(f"{path / file}: {name}", content)
+            if isinstance(number, int | float):
+                return number
+            raise CheckpointError(f"{path / file}: {name}", f"is a {type(number).__name__}, not a number", _CURE)
+    raise CheckpointError(f"{path}: {name}", "is missing", _CURE)
+
+
 class SafeReader(dcp.FileSystemReader):
     """DCP's reader of a folder, its index read by :func:`read_metadata`."""
 
@@ -119,9 +134,9 @@ def check_pickles(folder: Path, known: Iterable[str]) -> None:
     with torch.serialization.safe_globals([found for name in known if (found := _found(name)) is not None]):
         for index in sorted(folder.rglob(INDEX)):
             for name, file, content in _byte_entries(index.parent):
-                _check_pickle(f"{index.parent / file}: {name}", content)
+                _harmless(f"{index.parent / file}: {name}", content)
         for path in sorted(folder.rglob("*.pt")):
-            _check_pickle(str(path), path)
+            _harmless(str(path), path)
 
 
 def _byte_entries(path: Path) -> Iterable[tuple[str, str, io.BytesIO]]:
@@ -134,9 +149,10 @@ def _byte_entries(path: Path) -> Iterable[tuple[str, str, io.BytesIO]]:
                 yield key.fqn, place.relative_path, io.BytesIO(file.read(place.length))
 
 
-def _check_pickle(what: str, content: Path | io.BytesIO) -> None:
+def _harmless(what: str, content: Path | io.BytesIO) -> Any:
+    """Return what a pickle holds that names none but known classes; of any other raise CheckpointError."""
     try:
-        torch.load(content, map_location="cpu", weights_only=True, mmap=isinstance(content, Path))
+        return torch.load(content, map_location="cpu", weights_only=True, mmap=isinstance(content, Path))
     except Exception as error:  # (a damaged file raises anything)
         named = re.search(r"GLOBAL (\S+)", str(error))
         if named is not None:

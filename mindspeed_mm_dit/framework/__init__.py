@@ -12,6 +12,8 @@ used; without a call the first use activates PyTorch. ``contract`` lists what ea
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
+import re
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -30,6 +32,9 @@ _INSTALL = {
     "(MSAdapter alone is not enough: this host runs on MindSpore itself)",
 }
 
+_OLDEST = {"pytorch": ("torch", "2.7"), "mindspore": ("mindspore", "2.7")}
+"""The oldest version that has what is used here (setup.py asks pip for it)."""
+
 _active: str | None = None
 
 
@@ -37,7 +42,7 @@ def activate(name: str) -> None:
     """Choose the framework ("pytorch" or "mindspore"), once in the life of a process.
 
     Raises:
-        PlatformError: the framework is not installed, or another one is active already.
+        PlatformError: the framework is not installed, too old, or another one is active already.
     """
     global _active
     if _active is not None and _active != name:
@@ -46,6 +51,7 @@ def activate(name: str) -> None:
         )
     if name not in FRAMEWORKS:
         raise PlatformError(f"--ai-framework = {name}", f"must be one of {', '.join(FRAMEWORKS)}")
+    _check_version(*_OLDEST[name], name)
     try:
         importlib.import_module(f"{__name__}.{name}")
     except ModuleNotFoundError as error:
@@ -55,6 +61,19 @@ def activate(name: str) -> None:
             f"install it into this Python environment: {_INSTALL[name]}",
         ) from error
     _active = name
+
+
+def _check_version(distribution: str, oldest: str, name: str) -> None:
+    try:
+        found = importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:  # not here, or a torch that is MSAdapter
+        return
+    if tuple(map(int, re.findall(r"\d+", found)[:2])) < tuple(map(int, oldest.split("."))):
+        raise PlatformError(
+            f"--ai-framework = {name}",
+            f"{distribution} {found} is too old",
+            f"install {distribution} {oldest} or newer",
+        )
 
 
 def is_active() -> bool:

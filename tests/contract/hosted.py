@@ -35,6 +35,12 @@ def tools_json() -> Path:
     return tree("MINDSPEED_MM_HOME") / "mindspeed_mm/tools/tools.json"
 
 
+def dcp_loader_of_mindspeed() -> str:
+    """Return the source of what MindSpeed loads torch_dcp with; where it lies depends on its age."""
+    own = tree("MINDSPEED_HOME") / "mindspeed/core/distributed/torch_fully_sharded_data_parallel/checkpointing.py"
+    return (own if own.is_file() else tree("MINDSPEED_HOME") / "mindspeed/checkpointing.py").read_text()
+
+
 @lru_cache(maxsize=1)
 def environment() -> dict[str, str]:
     """Return the environment of a run in the host."""
@@ -55,7 +61,7 @@ def run_python(words: list[str], folder: Path, ranks: int = 1, **extra: str) -> 
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)] if ranks > 1 else []
     done = subprocess.run(
         [os.environ["MINDSPEED_MM_PYTHON"], *launcher, *words],
-        env={**environment(), **extra}, cwd=folder, text=True, timeout=300, check=False,
+        env={**environment(), **extra}, cwd=folder, text=True, timeout=900, check=False,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     return Outcome(done.returncode, done.stdout)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
 
-from mindspeed_mm_dit.hosts.megatron.contract import RELIED_ON
+from mindspeed_mm_dit.errors import ConfigError, PlatformError
+from mindspeed_mm_dit.hosts.megatron import pairs
+from mindspeed_mm_dit.hosts.megatron.contract import RELIED_ON, check_host, lacks
 from tests.conftest import ROOT
-from tests.contract.hosted import needs_trees, tree
+from tests.contract.hosted import TREES, needs_trees, tree
 
 ROOM = ROOT / "mindspeed_mm_dit/hosts/megatron"
 HOST = ("megatron", "mindspeed", "mindspeed_mm", "checkpoint")
@@ -35,27 +38,101 @@ def test_only_the_room_imports_mindspeed() -> None:
 
 @needs_trees
 @pytest.mark.parametrize("module", RELIED_ON)
-def test_the_host_has_what_the_list_says(module: str) -> None:
-    homes = {"megatron": "MEGATRON_HOME", "mindspeed": "MINDSPEED_HOME"}
-    path = tree(homes.get(module.split(".")[0], "MINDSPEED_MM_HOME")) / module.replace(".", "/")
-    file = path.with_suffix(".py") if path.with_suffix(".py").is_file() else path / "__init__.py"
-    known = {name: node for node in ast.parse(file.read_text()).body for name in _names(node)}
-    for name, parameters in RELIED_ON[module].items():
-        assert name in known, f"{module} has no {name}"
-        if parameters is not None:
-            assert _parameters(known[name]) == parameters, f"{module}.{name}"
+def test_the_host_has_what_the_list_says(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for home in reversed(TREES):
+        monkeypatch.syspath_prepend(str(tree(home)))
+    assert lacks([module]) == []
 
 
-def _names(node: ast.stmt) -> list[str]:
-    if isinstance(node, ast.FunctionDef | ast.ClassDef):
-        return [node.name]
-    if isinstance(node, ast.Assign):
-        return [target.id for target in node.targets if isinstance(target, ast.Name)]
-    return [alias.asname or alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) else []
+@needs_trees
+def test_the_pair_is_a_tested_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for home in reversed(TREES):
+        monkeypatch.syspath_prepend(str(tree(home)))
+    assert pairs.warnings("0.12.1") == []
 
 
-def _parameters(node: ast.stmt) -> tuple[str, ...]:
-    if isinstance(node, ast.ClassDef):
-        node = next(n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__")
-    assert isinstance(node, ast.FunctionDef)
-    return tuple(argument.arg for argument in node.args.args if argument.arg != "self")
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tree with every module and name that we rely on, and nothing behind them."""
+    for module, names in RELIED_ON.items():
+        is_package = any(other.startswith(f"{module}.") for other in RELIED_ON)
+        defined = [f"{name} = 1" if of is None else f"def {name}({', '.join(of)}): ..." for name, of in names.items()]
+        _add(tmp_path, f"{module}.__init__" if is_package else module, "\n".join(defined))
+    _add(tmp_path, "megatron.training.__init__", "from x import get_args\nif 1:\n    from y import print_rank_0")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def _add(root: Path, module: str, source: str = "") -> None:
+    file = root / f"{module.replace('.', '/')}.py"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(source)
+
+
+def test_a_host_with_all_we_rely_on_is_taken(host: Path) -> None:
+    check_host(mindspore=True, in_their_scripts=True)
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "missing"),
+    [
+        ("mindspeed_mm.training", "", "mindspeed_mm.training.pretrain"),
+        ("mindspeed_mm.training", "def pretrain(config): ...", "mindspeed_mm.training.pretrain(train_valid_test"),
+        ("mindspeed_mm.training", None, "lacks mindspeed_mm.training, which"),
+        ("mindspeed.megatron_adaptor", None, "lacks mindspeed.megatron_adaptor, which"),
+    ],
+)
+def test_what_the_host_lacks_is_named_before_it_is_imported(
+    host: Path, module: str, source: str | None, missing: str
+) -> None:
+    file = host / f"{module.replace('.', '/')}.py"
+    file.unlink() if source is None else file.write_text(source)
+    with pytest.raises(PlatformError, match=re.escape(missing)) as raised:
+        check_host(mindspore=False)
+    assert "MindSpeed-MM v26.1.0 with MindSpeed 26.1.0_core_r0.12.1" in str(raised.value)
+
+
+def test_what_only_a_script_of_the_host_needs_is_not_asked_for_by_ours(host: Path) -> None:
+    (host / "mindspeed_mm/models/predictor/predict_model.py").unlink()
+    check_host(mindspore=False)
+    with pytest.raises(PlatformError, match="predict_model"):
+        check_host(mindspore=False, in_their_scripts=True)
+
+
+def test_a_shell_of_the_native_engine_is_refused(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NON_MEGATRON", "true")
+    with pytest.raises(ConfigError, match=r"NON_MEGATRON = true: .*\n.*unset NON_MEGATRON"):
+        check_host(mindspore=False)
+
+
+def marked(root: Path, mm: int, mindspeed: int) -> None:
+    """Write the marks of the first ``mm`` releases of MindSpeed-MM and the first ``mindspeed`` of MindSpeed."""
+    for mark in (*pairs.MINDSPEED_MM[:mm], *pairs.MINDSPEED[:mindspeed]):
+        _add(root, mark.module)
+
+
+@pytest.mark.parametrize(("mm", "mindspeed"), [(1, 1), (1, 2), (2, 3), (3, 4)])
+def test_a_tested_pair_is_known_by_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mm: int, mindspeed: int
+) -> None:
+    marked(tmp_path, mm, mindspeed)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert (pairs.recognise(pairs.MINDSPEED_MM), pairs.recognise(pairs.MINDSPEED)) in pairs.TESTED
+    assert pairs.warnings("0.12.1") == []
+
+
+def test_another_pair_is_warned_of_with_the_tested_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    marked(tmp_path, 2, 2)
+    _add(tmp_path, "mindspeed.__init__", "__version__ = '0.12.1'")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    pair, core = pairs.warnings("0.13.0")
+    assert "MindSpeed-MM (v26.1.0, by its modules) with MindSpeed (26.0.0_core_r0.12.1, by its modules)" in pair
+    assert all(f"MindSpeed-MM {mm} with MindSpeed {mindspeed}" in pair for mm, mindspeed in pairs.TESTED)
+    assert "Megatron-LM core_v0.13.0 was not tested; tested: core_v0.12.1" in core
+
+
+def test_a_tree_older_than_any_tested_is_said_to_be_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("mindspeed", "mindspeed_mm"):
+        _add(tmp_path, f"{package}.__init__")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert "MindSpeed (older than any tested, by its modules)" in pairs.warnings("0.12.1")[0]

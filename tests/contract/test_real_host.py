@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mindspeed_mm_dit.checkpoint.weights import read_weights
-from mindspeed_mm_dit.configs.data import load_data_config
-from mindspeed_mm_dit.configs.model import load_model_config
-from mindspeed_mm_dit.data.dataset import build_samples
-from mindspeed_mm_dit.data.folder import open_index
 from mindspeed_mm_dit.evaluation.logs import parse_validation
-from mindspeed_mm_dit.objectives.registry import draw_of
-from tests.contract.hosted import FLAGS, TwoHosts, needs_trees, run_python, tools_json, tree
+from tests.conftest import ROOT
+from tests.contract.hosted import (
+    FLAGS,
+    TwoHosts,
+    dcp_loader_of_mindspeed,
+    environment,
+    needs_trees,
+    run_python,
+    tools_json,
+    tree,
+)
 from tests.training.launch import Outcome
 
 pytestmark = [needs_trees, pytest.mark.ranks]
@@ -54,21 +61,54 @@ def test_both_hosts_print_the_same_losses(hosts: TwoHosts, straight: Outcome, ra
     assert printed(there) == printed(good(hosts.train("standalone", 4, ranks=ranks)))
 
 
-@pytest.mark.parametrize("first", HOSTS)
-@pytest.mark.parametrize("second", HOSTS)
+@pytest.fixture(scope="module")
+def two_steps(hosts: TwoHosts) -> Callable[[str, int], tuple[str, Outcome]]:
+    """(host, ranks) -> the folder of a run of two steps that was given an empty folder to load, and what it printed."""
+
+    @cache
+    def run(host: str, ranks: int) -> tuple[str, Outcome]:
+        name = f"{host}_{ranks}"
+        return name, good(hosts.train(host, 2, f"--save {name} --load {name}", ranks))
+
+    return run
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("mindspeed-mm", "mindspeed-mm"), ("mindspeed-mm", "standalone"), ("standalone", "mindspeed-mm")],
+)
 def test_a_run_goes_on_in_the_other_host_as_if_uninterrupted(
-    hosts: TwoHosts, straight: Outcome, first: str, second: str
+    hosts: TwoHosts, straight: Outcome, two_steps: Callable, first: str, second: str, ranks: int
 ) -> None:
-    place = f"--save {first}_{second} --load {first}_{second}"
-    good(hosts.train(first, 2, place))
-    resumed = good(hosts.train(second, 4, place))
-    assert printed(resumed) == {step: line for step, line in printed(straight).items() if step > 2}
+    name, started = two_steps(first, ranks)
+    place = f"{name}_{second}"
+    shutil.copytree(hosts.folder / name, hosts.folder / place)
+    resumed = good(hosts.train(second, 4, f"--save {place} --load {place}", ranks))
+    assert {**printed(started), **printed(resumed)} == printed(straight)
     for use_ema in (True, False):
         expected = read_weights(hosts.folder / "straight/iter_0000004", use_ema)
-        found = read_weights(hosts.folder / f"{first}_{second}/iter_0000004", use_ema)
+        found = read_weights(hosts.folder / f"{place}/iter_0000004", use_ema)
         assert found.keys() == expected.keys()
-        for name, value in expected.items():  # AdamW's rounding differs between the two fused kernels
-            np.testing.assert_allclose(found[name], value, atol=1e-6, err_msg=name)
+        for key, value in expected.items():  # AdamW's rounding differs between the two fused kernels
+            np.testing.assert_allclose(found[key], value, atol=1e-6, err_msg=key)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_load_of_an_empty_folder_starts_adam_at_its_first_step(
+    straight: Outcome, two_steps: Callable, ranks: int
+) -> None:
+    _, fresh = two_steps("mindspeed-mm", ranks)
+    assert printed(fresh) == {step: line for step, line in printed(straight).items() if step <= 2}
+    # Since 2025-12-06 MindSpeed's torch_dcp loader takes a step of its own; one line says that it is undone.
+    steps_while_loading = "get_optimizer_state_dict" in dcp_loader_of_mindspeed()
+    assert fresh.output.count("note: MindSpeed stepped AdamW while it loaded") == int(steps_while_loading)
+
+
+def test_finetuning_starts_adam_at_its_first_step(hosts: TwoHosts, straight: Outcome) -> None:
+    flags = ("--load straight --finetune", "--load straight --finetune --no-load-optim")
+    lines = [printed(good(hosts.train("mindspeed-mm", 2, words))) for words in flags]
+    assert lines[0] == lines[1] and len(lines[0]) == 2
 
 
 def test_the_hosts_moving_average_is_not_its_weights(hosts: TwoHosts, straight: Outcome) -> None:
@@ -138,8 +178,8 @@ def test_our_predictor_trains_in_the_unmodified_pretrain_sora(hosts: TwoHosts, s
 
 def _train_in_sora(hosts: TwoHosts) -> Outcome:
     """Four steps in the host's own entry script, on features that carry our draws."""
-    folder = hosts.folder / "sora"
-    _write_features(hosts, folder)
+    tool = "-m mindspeed_mm_dit.hosts.megatron.features --mm-model model.json --mm-data data.json --samples 32"
+    good(run_python([*tool.split(), "--save-dir", "sora"], hosts.folder))
     script = str(tree("MINDSPEED_MM_HOME") / "pretrain_sora.py")
     flags = (
         f"--mm-model sora/model.json --mm-data sora/data.json --mm-tool {tools_json()} {FLAGS} --train-iters 4 "
@@ -177,31 +217,6 @@ def test_features_with_some_of_the_draws_are_refused_by_name(tmp_path: Path) -> 
     assert "drawn_timesteps: lacks drawn_noise, drawn_coefficients" in good(run_python(["-c", code], tmp_path)).output
 
 
-def _write_features(hosts: TwoHosts, folder: Path) -> None:
-    """Write the first batches of a run as the host's own FeatureDataset reads them."""
-    torch = pytest.importorskip("torch")
-    folder.mkdir()
-    model, data = load_model_config(hosts.folder / "model.json"), load_data_config(hosts.folder / "data.json")
-    index = open_index(data.dataset_param, model.predictor.num_classes)
-    batch = build_samples(model, data, index, 1234, 8, draw_of(model.diffusion)).batch(np.arange(32))
-    drawn = [name for name in batch if name not in ("pixels", "labels")]
-    for i in range(32):
-        sample = {
-            "video": torch.from_numpy(batch["pixels"][i]),
-            "prompt_ids": torch.tensor(batch["labels"][i]),
-            "prompt_mask": torch.ones(1),
-            **{f"drawn_{name}": torch.tensor(batch[name][i]) for name in drawn},
-        }
-        torch.save(sample, folder / f"{i}.pt")
-    (folder / "index.json").write_text(json.dumps([{"file": f"{i}.pt"} for i in range(32)]))
-    basic = {"data_path": "sora/index.json", "data_folder": "sora"}
-    param = {"dataset_type": "feature", "basic_parameters": basic, "preprocess_parameters": {}}
-    loader = {"dataloader_mode": "sampler", "shuffle": False, "drop_last": True}
-    (folder / "data.json").write_text(json.dumps({"dataset_param": param, "dataloader_param": loader}))
-    settings = {**hosts.model, "load_video_features": False, "load_text_features": True, "task": "t2v"}
-    (folder / "model.json").write_text(json.dumps(settings))
-
-
 def test_registration_is_idempotent_and_refuses_a_foreign_entry(tmp_path: Path) -> None:
     code = (
         "import torch, torch_npu, mindspeed.megatron_adaptor\n"
@@ -216,6 +231,13 @@ def test_registration_is_idempotent_and_refuses_a_foreign_entry(tmp_path: Path) 
     )
     outcome = good(run_python(["-c", code], tmp_path))
     assert "PREDICTOR_MODEL_MAPPINGS['dit']" in outcome.output and "Foreign" in outcome.output
+
+
+def test_mm_dit_samples_what_the_host_trained(hosts: TwoHosts, straight: Outcome) -> None:
+    flags = "sample --checkpoint straight --classes 0,1 --num-per-class 1 --sampler ddim --steps 2 --output a.npz"
+    good(run_python(["-m", "mindspeed_mm_dit.cli.main", *flags.split()], hosts.folder, PYTHONPATH=str(ROOT)))
+    with np.load(hosts.folder / "a.npz") as drawn:
+        assert drawn["arr_0"].shape[0] == 2 and drawn["arr_0"].std() > 0
 
 
 def test_mm_convert_takes_weights_to_the_host_and_back(hosts: TwoHosts, straight: Outcome) -> None:
@@ -244,8 +266,6 @@ def test_a_broken_installation_is_an_error_with_its_cause(hosts: TwoHosts, tmp_p
     broken.mkdir()
     (broken / "__init__.py").write_text("")
     (broken / "megatron_adaptor.py").write_text("raise RuntimeError('no CANN here')")
-    from tests.contract.hosted import environment
-
     path = f"{tmp_path}:{environment()['PYTHONPATH']}"
     outcome = hosts.train("mindspeed-mm", 1, PYTHONPATH=path)
     assert outcome.code == 2

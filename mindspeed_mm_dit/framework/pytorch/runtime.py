@@ -60,6 +60,7 @@ def initialize(backend: str | None, micro_batch_size: int, global_batch_size: in
     """Join the process group torchrun describes (a group of one without it) and choose the device."""
     global _flags_group
     backend = check_backend(backend)
+    parallel_state, microbatches = _megatron()
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0")):
         os.environ.setdefault(name, value)
     # A group of one needs no port for others to find it, and listens on none.
@@ -72,7 +73,6 @@ def initialize(backend: str | None, micro_batch_size: int, global_batch_size: in
         # A CPU backend stays at hand for asynchronous checkpoints and for flags, whatever the device.
         backends = backend if backend == "gloo" else f"cpu:gloo,{device_type()}:{backend}"
         dist.init_process_group(backends, **alone)
-    parallel_state, microbatches = _megatron()
     if not parallel_state.model_parallel_is_initialized():
         parallel_state.initialize_model_parallel()
         microbatches.init_num_microbatches_calculator(
@@ -94,7 +94,14 @@ def _megatron():  # type: ignore[no-untyped-def]
     """Import megatron-core, which warns at length about accelerator packages that are not needed here."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from megatron.core import num_microbatches_calculator, parallel_state
+        try:
+            from megatron.core import num_microbatches_calculator, parallel_state
+        except ModuleNotFoundError as error:
+            raise PlatformError(
+                "--host = standalone",
+                f"on PyTorch it needs megatron-core, which cannot be imported here: {error}",
+                "pip install megatron-core, or put a Megatron-LM tree on PYTHONPATH",
+            ) from error
     return parallel_state, num_microbatches_calculator
 
 

@@ -10,8 +10,9 @@ from types import ModuleType
 
 from mindspeed_mm_dit import __version__
 from mindspeed_mm_dit.errors import PlatformError, UserError
+from mindspeed_mm_dit.hosts.megatron import pairs
 from mindspeed_mm_dit.hosts.megatron.commandline import complete, launched_as, wants_mindspore
-from mindspeed_mm_dit.hosts.megatron.contract import version_warnings, where
+from mindspeed_mm_dit.hosts.megatron.contract import check_host, where
 from mindspeed_mm_dit.hosts.megatron.preflight import check_before_import, spelled_out
 
 ROOM = "mindspeed_mm_dit.hosts.megatron"
@@ -27,8 +28,9 @@ def attach(argv: Sequence[str]) -> ModuleType:
 
     Raises:
         UserError: the command line or a config file cannot be used.
-        PlatformError: the host is installed and broken; the cause is named.
+        PlatformError: the host is installed and broken, or not what we rely on; the cause is named.
     """
+    check_host(wants_mindspore(argv))
     check_before_import(argv)
     sys.argv[1:] = complete(spelled_out(argv))
     if "MS_WORKER_NUM" not in os.environ:  # (msrun sets names of its own)
@@ -40,20 +42,28 @@ def attach(argv: Sequence[str]) -> ModuleType:
         except UserError:
             raise
         except Exception as error:  # (whatever a broken installation raises)
-            raise PlatformError(
-                "--host = mindspeed-mm",
-                f"it is installed, but importing {name} fails: {type(error).__name__}: {error}",
-                "repair the installation (docs/mindspeed_mm.md lists versions that go together), "
-                "or pass --host standalone",
-            ) from error
+            raise _broken(name, error) from error
     _announce()
     return sys.modules[f"{ROOM}.host"]
+
+
+def _broken(name: str, error: Exception) -> PlatformError:
+    """Return what to say where the import of ``name`` ended with ``error``."""
+    torch = getattr(sys.modules.get("torch"), "__version__", "none")
+    return PlatformError(
+        "--host = mindspeed-mm",
+        f"it is installed, but importing {name} fails: {type(error).__name__}: {error}",
+        f"repair the installation (PyTorch {torch} is here, MindSpeed-MM asks for {pairs.TORCH}; docs/mindspeed_mm.md "
+        "lists versions that go together), or pass --host standalone",
+    )
 
 
 def _announce() -> None:
     if launched_as()[0] == 0:
         print(f"mindspeed_mm_dit {__version__}, host: MindSpeed-MM in {where('mindspeed_mm')}", flush=True)
-        for line in version_warnings():
+        from megatron.core.package_info import __version__ as megatron
+
+        for line in pairs.warnings(str(megatron)):
             print(line, file=sys.stderr)
 
 

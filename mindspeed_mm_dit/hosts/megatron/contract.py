@@ -1,19 +1,17 @@
-"""What this room relies on in the host, as one checked list, and the versions it was run with.
+"""What this room relies on in the host, as one list, and whether the host has it.
 
-tests/contract compares the list with our imports, and with unpacked trees of the host where there are any.
+The list is looked at whenever the host is attached; tests/contract compares it with our imports.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
-from collections.abc import Mapping
+import ast
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-KNOWN_MEGATRON = ("0.12.1",)
-KNOWN_MINDSPEED = ("0.12.1",)
-KNOWN_MINDSPEED_MM = ("v26.0.0", "master of 2026-08-08 (57069cd5)")
-"""MindSpeed-MM itself says version 0.1 in all of them; it is recognised by RELIED_ON."""
+from mindspeed_mm_dit.errors import ConfigError, PlatformError
+from mindspeed_mm_dit.hosts.megatron import pairs
 
 RELIED_ON: Mapping[str, Mapping[str, tuple[str, ...] | None]] = {
     "megatron.core.enums": {"ModelType": None},
@@ -46,35 +44,85 @@ RELIED_ON: Mapping[str, Mapping[str, tuple[str, ...] | None]] = {
 """Module -> name -> parameters of the function or of the class's constructor (None: not called by us)."""
 
 
-def version_warnings() -> list[str]:
-    """Return a line for each part of the host whose version nobody has run this project with."""
-    found = {
-        "megatron-core": (_megatron_version(), KNOWN_MEGATRON),
-        "mindspeed": (_version("mindspeed"), KNOWN_MINDSPEED),
-    }
-    return [
-        f"warning: {name} {version} is unknown here; known are {', '.join(known)} (docs/mindspeed_mm.md)"
-        for name, (version, known) in found.items()
-        if version is not None and version not in known
-    ]
+IN_THEIR_SCRIPTS = (
+    "mindspeed_mm.models.ae.base",
+    "mindspeed_mm.models.diffusion.diffusion_model",
+    "mindspeed_mm.models.predictor.predict_model",
+)
+"""What only our models in the host's own scripts need (``run``), ..."""
+CONVERTING = ("checkpoint.common.converter", "checkpoint.convert_cli")
+"""... only the converter, ..."""
+ON_MINDSPORE = ("mindspeed_mm.mindspore.mindspore_adaptor",)
+"""... and only --ai-framework mindspore."""
 
 
-def _version(distribution: str) -> str | None:
-    """Return the version of an installed distribution; None for an unpacked tree on PYTHONPATH."""
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
+def check_host(mindspore: bool, in_their_scripts: bool = False) -> None:
+    """Check, before the host is imported, that it is the one this room relies on.
+
+    mindspore: it is to compute on MindSpore; in_their_scripts: a script of its own is run, not pretrain_dit.py.
+
+    Raises:
+        ConfigError: the shell asks it to go without Megatron.
+        PlatformError: something is missing in it; what it is.
+    """
+    if os.environ.get("NON_MEGATRON") == "true":  # (MindSpeed-MM passes over any other value)
+        raise ConfigError(
+            "NON_MEGATRON = true",
+            "with it MindSpeed-MM starts its native engine, without Megatron; this run trains in Megatron",
+            "unset NON_MEGATRON, or pass --host standalone",
+        )
+    spared = {*CONVERTING, *(() if mindspore else ON_MINDSPORE), *(() if in_their_scripts else IN_THEIR_SCRIPTS)}
+    missing = lacks(module for module in RELIED_ON if module not in spared)
+    if missing:
+        raise PlatformError(
+            "--host = mindspeed-mm",
+            f"what is installed lacks {', '.join(missing)}, which this project relies on",
+            f"install a tested pair ({pairs.in_words()}) with Megatron-LM {pairs.MEGATRON}; see docs/mindspeed_mm.md",
+        )
+
+
+def lacks(modules: Iterable[str]) -> list[str]:
+    """Return what the host here lacks of RELIED_ON, of the parts ``modules``, in words; nothing is imported."""
+    found = []
+    for module in modules:
+        file = pairs.source_of(module)
+        if file is None:
+            found.append(module)
+            continue
+        there = {name: node for node in _top_level(ast.parse(file.read_text("utf-8"))) for name in _names(node)}
+        for name, parameters in RELIED_ON[module].items():
+            if name not in there and "*" not in there:
+                found.append(f"{module}.{name}")
+            elif parameters is not None and _parameters(there.get(name)) not in (None, parameters):
+                found.append(f"{module}.{name}({', '.join(parameters)})")
+    return found
+
+
+def _top_level(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the statements of a module, and those under an ``if`` or ``try`` of it."""
+    for child in ast.iter_child_nodes(node):
+        yield child
+        if isinstance(child, ast.If | ast.Try):
+            yield from _top_level(child)
+
+
+def _names(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return [node.name]
+    if isinstance(node, ast.Assign):
+        return [target.id for target in node.targets if isinstance(target, ast.Name)]
+    return [alias.asname or alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) else []
+
+
+def _parameters(node: ast.AST | None) -> tuple[str, ...] | None:
+    """Return the parameters of a function or of a class's constructor; None where its source does not tell."""
+    if isinstance(node, ast.ClassDef):
+        node = next((n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None)
+    if not isinstance(node, ast.FunctionDef):
         return None
-
-
-def _megatron_version() -> str | None:
-    from megatron.core.package_info import __version__
-
-    return str(__version__)
+    return tuple(argument.arg for argument in node.args.args if argument.arg != "self")
 
 
 def where(package: str) -> Path | None:
     """Return the folder of an installed package or unpacked tree."""
-    spec = importlib.util.find_spec(package)
-    places = spec.submodule_search_locations if spec else None
-    return Path(next(iter(places))) if places else None
+    return next(iter(pairs.folders(package)), None)

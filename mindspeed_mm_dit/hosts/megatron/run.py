@@ -13,6 +13,7 @@ from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.hosts.ending import end
 from mindspeed_mm_dit.hosts.megatron.commandline import wants_mindspore
+from mindspeed_mm_dit.hosts.megatron.contract import check_host
 
 
 def main() -> None:
@@ -22,6 +23,10 @@ def main() -> None:
     activate("pytorch")
     script = sys.argv[1]
     sys.argv[:] = sys.argv[1:]
+    try:
+        check_host(wants_mindspore(sys.argv), in_their_scripts=True)
+    except UserError as error:
+        sys.exit(str(error))
     gate = ("mindspeed_mm.mindspore.mindspore_adaptor",) if wants_mindspore(sys.argv) else ()
     for name in ("torch", "torch_npu", "mindspeed.megatron_adaptor", *gate):
         importlib.import_module(name)

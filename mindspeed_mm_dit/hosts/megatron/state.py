@@ -1,13 +1,15 @@
-"""What the host does not keep of a run: the moving average, and Adam's moments over a resume.
+"""What the host does not keep of a run: the moving average, and the state in which Adam takes its first step.
 
-The host has no moving average for predictors, and with torch_dcp it loads an optimizer whose state is still
-empty, so the moments stay on disk. Both are read here, through PyTorch's own optimizer hooks.
+The host has no moving average for predictors. With torch_dcp an older MindSpeed loads an optimizer whose state is still
+empty, so the moments stay on disk; a newer one takes a step to fill it, which nothing takes back where no moments are
+loaded then. Here the first step starts from the checkpoint's moments, or from none, through PyTorch's own hooks.
 """
 
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +74,7 @@ class RunState:
     def __init__(self) -> None:
         self.average: HostedAverage | None = None
         self._parameters: dict[str, Tensor] = {}
-        self._moments_at: Path | None = None
+        self._before_first_step: Callable[[torch.optim.Optimizer], None] | None = None
 
     def start(self, model: HostedDiT, args: Namespace) -> None:
         """Begin with ``model`` as the host has sharded and loaded it.
@@ -83,9 +85,10 @@ class RunState:
         self._parameters = model.predictor.state_dict(keep_vars=True)
         self.average = HostedAverage(self._parameters, args.ema_decay)
         self.average.averages.update(model.loaded_averages)
-        resumed = args.load is not None and args.iteration > 0 and not args.finetune
-        if resumed and args.ckpt_format == "torch_dcp":
-            self._read(CheckpointStore(args.load).path(args.iteration), with_moments=not args.no_load_optim)
+        if args.ckpt_format == "torch_dcp":  # (of the other formats the host loads all of the state, and takes no step)
+            self._before_first_step = _undo_steps_while_loading
+            if args.load is not None and args.iteration > 0 and not args.finetune:
+                self._read(CheckpointStore(args.load).path(args.iteration), with_moments=not args.no_load_optim)
         self._hook_into_the_optimizer()
 
     def averages(self) -> Mapping[str, Tensor]:
@@ -113,15 +116,17 @@ class RunState:
         if "ema" in kinds:
             torch_dcp.read({"ema": self.average.averages}, path)
         if with_moments and "optimizer" in kinds:
-            self._moments_at = path
+            self._before_first_step = partial(self._read_moments, path)
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Give the optimizer of a resumed run its moments, before its first step."""
-        if self._moments_at is None or not _steps(optimizer, self._parameters):
-            return
+        """Put the optimizer into the state that its first step starts from."""
+        if self._before_first_step is not None and _steps(optimizer, self._parameters):
+            prepare, self._before_first_step = self._before_first_step, None
+            prepare(optimizer)
+
+    def _read_moments(self, path: Path, optimizer: torch.optim.Optimizer) -> None:
         from mindspeed_mm_dit.checkpoint import torch_dcp
 
-        path, self._moments_at = self._moments_at, None
         trained = {name: p for name, p in self._parameters.items() if p.requires_grad}
         moments = {name: _zero_moments(p) for name, p in trained.items()}
         torch_dcp.read({"optimizer": {"state": moments}}, path)
@@ -156,6 +161,17 @@ class HostedAverage(MovingAverage):
             self._parameters = {name: p.detach().float() for name, p in live.items()}
             self.update()
             self._parameters = live
+
+
+def _undo_steps_while_loading(optimizer: torch.optim.Optimizer) -> None:
+    """Empty the state of an optimizer that loads no moments, and say so if it was stepped all the same."""
+    counts = [group.pop("step", None) for group in optimizer.param_groups]
+    if optimizer.state or any(count is not None for count in counts):
+        optimizer.state.clear()
+        print_rank_0(
+            "note: MindSpeed stepped AdamW while it loaded (torch_dcp), without gradients; "
+            "that step is undone, so that the first one counts as the first"
+        )
 
 
 def _zero_moments(p: Tensor) -> dict[str, Tensor]:

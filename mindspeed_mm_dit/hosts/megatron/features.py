@@ -1,0 +1,118 @@
+"""Features as files, which MindSpeed-MM's own pretrain_sora.py trains on, from a model.json and a data.json of ours.
+
+    python -m mindspeed_mm_dit.hosts.megatron.features --mm-model model.json --mm-data data.json \\
+        --samples 32000 --save-dir features
+
+Sample ``p`` of a run becomes ``<p>.pt``: ``video`` (pixels, or scaled latents where data.json names a cache),
+``prompt_ids`` (the class label, or the null class), ``prompt_mask``, and ``drawn_*``, what the objective draws.
+``model.json``, ``data.json`` and ``index.json`` beside them are those to give the host: its steps are then the steps
+of pretrain_dit.py with the same seed, as many samples as there are. Needs neither the host nor PyTorch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mindspeed_mm_dit.configs.data import DataConfig, load_data_config
+from mindspeed_mm_dit.configs.limits import check_between
+from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, ModelConfig, PixelConfig, load_model_config, spelled_out
+from mindspeed_mm_dit.configs.outputs import check_output_folder
+from mindspeed_mm_dit.configs.strict import read_json
+from mindspeed_mm_dit.data.dataset import Batch, TrainingSamples, build_samples
+from mindspeed_mm_dit.data.folder import open_index, split_index
+from mindspeed_mm_dit.errors import UserError
+from mindspeed_mm_dit.framework.torch_file import write_torch_file
+from mindspeed_mm_dit.objectives.registry import draw_of
+
+AutoencoderConfig = AutoencoderKLConfig | PixelConfig
+
+SAMPLES_AT_ONCE = 64
+IMAGE = ("pixels", "latent_mean", "latent_std", "posterior_noise", "labels")
+"""What a batch holds besides the draws of the objective."""
+
+
+def main() -> None:
+    """Read the command line and write the features."""
+    parser = argparse.ArgumentParser(prog=f"python -m {__spec__.name}", allow_abbrev=False)
+    parser.add_argument("--mm-model", required=True, metavar="JSON", help="model.json of pretrain_dit.py")
+    parser.add_argument("--mm-data", required=True, metavar="JSON", help="data.json of pretrain_dit.py")
+    parser.add_argument("--samples", required=True, type=int, help="steps of the run times its global batch size")
+    parser.add_argument("--save-dir", required=True, metavar="DIR", help="folder to write")
+    parser.add_argument("--seed", type=int, default=1234, help="that of the run (default 1234)")
+    args = parser.parse_args()
+    try:
+        write_features(args.mm_model, args.mm_data, args.samples, args.save_dir, args.seed)
+    except UserError as error:
+        sys.exit(str(error))
+
+
+def write_features(model_json: str, data_json: str, count: int, folder: str, seed: int) -> None:
+    """Write samples 0 to ``count`` of a run, and the configs to train on them, into ``folder``.
+
+    Raises:
+        UserError: a config, an image or the folder cannot be used.
+    """
+    check_between("--samples", count, 1, 2**31)
+    model, data = load_model_config(model_json), load_data_config(data_json)
+    samples = open_samples(model, data, seed)
+    check_output_folder("--save-dir", folder)
+    for start in range(0, count, SAMPLES_AT_ONCE):
+        positions = np.arange(start, min(start + SAMPLES_AT_ONCE, count))
+        batch = samples.batch(positions)
+        for row, position in enumerate(positions):
+            write_torch_file(Path(folder) / f"{position}.pt", feature(batch, row, model.ae))
+    whole = spelled_out(read_json(model_json, "--mm-model"), model_json)
+    for name, content in their_configs(whole, data, count, folder).items():
+        (Path(folder) / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def open_samples(model: ModelConfig, data: DataConfig, seed: int) -> TrainingSamples:
+    """Return the samples of a run, by position; the images that data.json holds out are left out."""
+    index = open_index(data.dataset_param, model.predictor.num_classes)
+    train, _ = split_index(index, data.dataset_param.valid_fraction, seed)
+    return build_samples(model, data, train, seed, 1, draw_of(model.diffusion))
+
+
+def feature(batch: Batch, row: int, ae: AutoencoderConfig) -> dict[str, np.ndarray]:
+    """Return one sample of a batch under the host's names."""
+    drawn = {f"drawn_{name}": np.asarray(array[row]) for name, array in batch.items() if name not in IMAGE}
+    return {
+        "video": video(batch, row, ae),
+        "prompt_ids": np.asarray(batch["labels"][row]),
+        "prompt_mask": np.ones(1, np.float32),
+        **drawn,
+    }
+
+
+def video(batch: Batch, row: int, ae: AutoencoderConfig) -> np.ndarray:
+    """Return the pixels (C, H, W) uint8 of a sample, or its scaled latents (C, h, w) float32."""
+    if "pixels" in batch:
+        return batch["pixels"][row]
+    assert isinstance(ae, AutoencoderKLConfig), "pixels need no cache"
+    latents = batch["latent_mean"][row]
+    if "posterior_noise" in batch:
+        latents = latents + batch["latent_std"][row] * batch["posterior_noise"][row]
+    return latents * np.float32(ae.scaling_factor)
+
+
+def their_configs(model_json: dict[str, Any], data: DataConfig, count: int, folder: str) -> dict[str, Any]:
+    """Return what the host reads: name of the file -> content."""
+    latents = data.dataset_param.latents is not None
+    basic = {"data_path": f"{folder}/index.json", "data_folder": str(folder)}
+    param = {"dataset_type": "feature", "basic_parameters": basic, "preprocess_parameters": {}}
+    loader = {"dataloader_mode": "sampler", "shuffle": False, "drop_last": True}
+    return {
+        "model.json": {**model_json, "load_video_features": latents, "load_text_features": True, "task": "t2v"},
+        "data.json": {"dataset_param": param, "dataloader_param": loader},
+        "index.json": [{"file": f"{position}.pt"} for position in range(count)],
+    }
+
+
+if __name__ == "__main__":
+    main()
