@@ -89,6 +89,12 @@ def load_clips_config(path: str | Path, flag: str = "--mm-data") -> ClipsConfig:
     return from_mapping(ClipsConfig, content, str(path))
 
 
+def is_clips(path: str | Path, flag: str) -> bool:
+    """Return whether the data.json that ``flag`` names is one of clips."""
+    section = read_json(path, flag).get("dataset_param")
+    return isinstance(section, dict) and section.get("dataset_type") == ClipsParam.dataset_type
+
+
 def check_patches(param: ClipsParam, latent_shape: tuple[int, ...], patch: tuple[int, int, int]) -> None:
     """Raise ConfigError unless latents (C, f, h, w) of the clips can be cut into patches (pf, ph, pw)."""
     names = ("num_frames", "max_height", "max_width")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -32,6 +33,8 @@ DECODE_CHECK_LIMIT = 1000
 CACHE_BYTES = 256 * 2**20
 """Clips that fit in this are decoded once and kept, where each is always the same frames."""
 PROBLEMS_SHOWN = 100
+NO_CAPTION = -1
+"""In the place of a caption's number: the empty one."""
 BUILTIN_CLIPS = {"moving_digits": write_moving_digits}
 
 
@@ -197,7 +200,8 @@ class ClipReader:
 
     def __init__(self, index: ClipIndex, param: ClipsParam) -> None:
         self.index, self.param = index, param
-        fits = len(index) * int(np.prod(param.pixels_shape)) <= CACHE_BYTES
+        bytes_a_clip = math.prod(param.pixels_shape) * (1 if param.crop == "exact" else 4)
+        fits = len(index) * bytes_a_clip <= CACHE_BYTES
         self._decoded: dict[int, np.ndarray] | None = {} if fits and param.clip_start == "first" else None
 
     def read(self, clips: np.ndarray, starts: np.ndarray) -> np.ndarray:
@@ -232,10 +236,11 @@ class ClipReader:
         return read_frames(path, frame_numbers(self.param.num_frames, clip.step, int(start * (clip.spare + 1))))
 
 
-class ClipSamples:
-    """The samples of a run, by position; safe to call from several threads.
+class Samples:
+    """The positions of a run as clips, captions and draws.
 
-    latent_shape: (C, f, h, w) of a sample's latents, which ``draw``, the objective's, is asked for.
+    latent_shape: (C, f, h, w) of a sample's latents, which ``draw``, the objective's, is asked for; posterior_noise:
+    whether latents are drawn from their posterior, so that a sample carries noise for it.
     """
 
     def __init__(
@@ -246,33 +251,55 @@ class ClipSamples:
         seed: int,
         draw: Draw,
         latent_shape: tuple[int, ...],
+        posterior_noise: bool = False,
     ) -> None:
-        self.reader, self.order, self.seed = ClipReader(index, param), order, seed
-        self._draw, self._latent_shape = draw, latent_shape
+        self.index, self.param, self.order, self.seed = index, param, order, seed
+        self._draw, self._latent_shape, self._posterior_noise = draw, latent_shape, posterior_noise
+
+    def chosen_captions(self, positions: np.ndarray) -> np.ndarray:
+        """Return which of its clip's captions stands at each of ``positions`` (B,), int64; NO_CAPTION where dropped."""
+        dropped = draws.coins(self.seed, Stream.LABEL_DROP, positions, self.param.caption_dropout_prob)
+        offered = [len(self.index.clips[clip].entry.captions) for clip in self.order.images(positions).tolist()]
+        chosen = draws.uniforms(self.seed, Stream.CAPTION, positions) * offered
+        return np.where(dropped, NO_CAPTION, chosen.astype(np.int64))
+
+    def drawn(self, positions: np.ndarray) -> Batch:
+        """Return what the objective draws and, for a sampled posterior, posterior_noise (B, C, f, h, w) float32."""
+        batch = self._draw(self.seed, positions, self._latent_shape)
+        if not self._posterior_noise:
+            return batch
+        noise = draws.normals(self.seed, Stream.POSTERIOR, positions, self._latent_shape)
+        return {**batch, "posterior_noise": noise}
+
+
+class ClipSamples(Samples):
+    """The samples of a run, by position, from the files of the clips; safe to call from several threads."""
+
+    def __init__(self, index: ClipIndex, param: ClipsParam, *args: Any, **kwargs: Any) -> None:
+        super().__init__(index, param, *args, **kwargs)
+        self._reader = ClipReader(index, param)
 
     def batch(self, positions: np.ndarray) -> Batch:
         """Return the samples at ``positions`` (B,) int64.
 
-        pixels (B, 3, F, H, W) uint8; caption (B,) of strings, empty where the coin drops it; what the objective draws.
+        pixels (B, 3, F, H, W), uint8 (float32 with ``crop`` "mindspeed_mm"); caption (B,) of strings, empty where the
+        coin drops it; and the draws.
         """
         clips = self.order.images(positions)
         return {
-            "pixels": self.reader.read(clips, self._starts(positions)),
+            "pixels": self._reader.read(clips, self._starts(positions)),
             "caption": self.captions(positions),
-            **self._draw(self.seed, positions, self._latent_shape),
+            **self.drawn(positions),
         }
 
     def captions(self, positions: np.ndarray) -> np.ndarray:
         """Return the caption at each of ``positions`` (B,), (B,) of strings; no video is opened."""
-        param, clips = self.reader.param, self.order.images(positions)
-        dropped = draws.coins(self.seed, Stream.LABEL_DROP, positions, param.caption_dropout_prob)
-        chosen = draws.uniforms(self.seed, Stream.CAPTION, positions)
-        offered = [self.reader.index.clips[clip].entry.captions for clip in clips.tolist()]
+        numbers = zip(self.order.images(positions).tolist(), self.chosen_captions(positions).tolist())
         return np.array(
-            ["" if drop else some[int(u * len(some))] for drop, some, u in zip(dropped, offered, chosen.tolist())]
+            ["" if number == NO_CAPTION else self.index.clips[clip].entry.captions[number] for clip, number in numbers]
         )
 
     def _starts(self, positions: np.ndarray) -> np.ndarray:
-        if self.reader.param.clip_start == "first":
+        if self.param.clip_start == "first":
             return np.zeros(len(positions))
         return draws.uniforms(self.seed, Stream.CLIP_START, positions)

@@ -26,7 +26,7 @@ class ClipData:
 
 
 def open_clip_data(
-    param: ClipsParam, ae: WanVAEConfig, text_encoder: TextEncoderConfig, patch: tuple[int, int, int]
+    param: ClipsParam, ae: WanVAEConfig, text_encoder: TextEncoderConfig, patch: tuple[int, int, int] = (1, 1, 1)
 ) -> ClipData:
     """Open the clips of data.json for the autoencoder, text encoder and patch (pf, ph, pw) of model.json.
 
