@@ -25,7 +25,7 @@ def cache_clips(args: argparse.Namespace, shard_clips: int) -> int:
     from mindspeed_mm_dit.configs.clips import load_clips_config
     from mindspeed_mm_dit.configs.encoders import load_encoders
     from mindspeed_mm_dit.configs.outputs import check_output_folder
-    from mindspeed_mm_dit.data.clips import ClipReader
+    from mindspeed_mm_dit.data.clip_samples import ClipReader
     from mindspeed_mm_dit.data.features import feature_identity
     from mindspeed_mm_dit.framework import runtime
     from mindspeed_mm_dit.models.autoencoder_kl_wan import AutoencoderKLWan

@@ -1,40 +1,30 @@
-"""Clips with captions: the index of an annotation, every clip checked, and their pixels and captions by position."""
+"""The index of an annotation: clips with captions, each of them checked."""
 
 from __future__ import annotations
 
 import hashlib
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 from tqdm import tqdm
 
 from mindspeed_mm_dit.configs.clips import ClipsParam
-from mindspeed_mm_dit.data import draws
 from mindspeed_mm_dit.data.annotation import KEYS, Entry, Line, UnusableEntry, entry_of, read_annotation
 from mindspeed_mm_dit.data.builtin import provide
-from mindspeed_mm_dit.data.dataset import Batch, Draw
-from mindspeed_mm_dit.data.draws import Stream
 from mindspeed_mm_dit.data.files import UnusableFile, check_file
-from mindspeed_mm_dit.data.frames import SAME_RATE, check_proportions, fit_frames, frame_numbers, step_between
+from mindspeed_mm_dit.data.frames import SAME_RATE, check_proportions, frame_numbers, step_between
 from mindspeed_mm_dit.data.moving_digits import write_moving_digits
-from mindspeed_mm_dit.data.order import SampleOrder
 from mindspeed_mm_dit.data.transforms import load_still, readable_formats
-from mindspeed_mm_dit.data.video_file import VideoFacts, look_at_video, read_frames
+from mindspeed_mm_dit.data.video_file import VideoFacts, look_at_video
 from mindspeed_mm_dit.errors import DataError
 
 DECODE_CHECK_LIMIT = 1000
 """Of up to so many clips every frame is decoded before a run; of more, the first frame, and the others are counted."""
-CACHE_BYTES = 256 * 2**20
-"""Clips that fit in this are decoded once and kept, where each is always the same frames."""
 PROBLEMS_SHOWN = 100
-NO_CAPTION = -1
-"""In the place of a caption's number: the empty one."""
 BUILTIN_CLIPS = {"moving_digits": write_moving_digits}
 
 
@@ -145,7 +135,7 @@ def _mark_bad_captions(looks: list[_Look], caption_problems: CaptionProblems) ->
 
 
 def _facts_of(path: Path, param: ClipsParam, decode: bool) -> VideoFacts:
-    if not _is_still(path):
+    if not is_still(path):
         return look_at_video(path, decode)
     height, width = load_still(path, max(param.size)).shape[:2]
     return VideoFacts(1, None, (height, width))
@@ -171,7 +161,8 @@ def _clip_of(entry: Entry, facts: VideoFacts, param: ClipsParam) -> Clip:
     return Clip(entry, step, there - needed)
 
 
-def _is_still(path: Path) -> bool:
+def is_still(path: Path) -> bool:
+    """Return whether a clip is a picture, by its name."""
     return path.suffix.lower() in readable_formats()
 
 
@@ -193,113 +184,3 @@ def _digest_of(clips: tuple[Clip, ...], looks: list[_Look]) -> str:
     texts = ("\0".join((clip.entry.path, str(size), *clip.entry.captions)) for clip, size in zip(clips, sizes))
     digest = hashlib.sha256("\n".join(texts).encode("utf-8", "surrogateescape"))
     return f"{len(clips):,} clips, {digest.hexdigest()[:12]}"
-
-
-class ClipReader:
-    """The pixels of an index's clips; safe to call from several threads."""
-
-    def __init__(self, index: ClipIndex, param: ClipsParam) -> None:
-        self.index, self.param = index, param
-        bytes_a_clip = math.prod(param.pixels_shape) * (1 if param.crop == "exact" else 4)
-        fits = len(index) * bytes_a_clip <= CACHE_BYTES
-        self._decoded: dict[int, np.ndarray] | None = {} if fits and param.clip_start == "first" else None
-
-    def read(self, clips: np.ndarray, starts: np.ndarray) -> np.ndarray:
-        """Return pixels (B, 3, F, H, W) of ``clips`` (B,), uint8 (float32 with ``crop`` "mindspeed_mm").
-
-        starts: (B,) in [0, 1), where each begins, from its first frame to the last from which it is long enough.
-        Raises:
-            DataError: naming a file that cannot be read, and why.
-        """
-        return np.stack([self._pixels(clip, start) for clip, start in zip(clips.tolist(), starts.tolist())])
-
-    def _pixels(self, number: int, start: float) -> np.ndarray:
-        if self._decoded is not None and number in self._decoded:
-            return self._decoded[number]
-        clip = self.index.clips[number]
-        path = Path(self.param.data_folder) / clip.entry.path
-        try:
-            pixels = fit_frames(self._frames(path, clip, start), self.param.size, self.param.crop)
-        except UnusableFile as problem:
-            raise DataError(
-                str(path), f"{problem} (line {clip.entry.line} of {self.param.json_path})",
-                "repair the file or take its line out; a run can be resumed from its last checkpoint",
-            ) from None  # fmt: skip
-        if self._decoded is not None:
-            self._decoded[number] = pixels
-        return pixels
-
-    def _frames(self, path: Path, clip: Clip, start: float) -> np.ndarray:
-        """Return frames (F, h, w, 3) uint8 as they stand in the file."""
-        if _is_still(path):
-            return load_still(path, max(self.param.size))[None]
-        return read_frames(path, frame_numbers(self.param.num_frames, clip.step, int(start * (clip.spare + 1))))
-
-
-class Samples:
-    """The positions of a run as clips, captions and draws.
-
-    latent_shape: (C, f, h, w) of a sample's latents, which ``draw``, the objective's, is asked for; posterior_noise:
-    whether latents are drawn from their posterior, so that a sample carries noise for it.
-    """
-
-    def __init__(
-        self,
-        index: ClipIndex,
-        param: ClipsParam,
-        order: SampleOrder,
-        seed: int,
-        draw: Draw,
-        latent_shape: tuple[int, ...],
-        posterior_noise: bool = False,
-    ) -> None:
-        self.index, self.param, self.order, self.seed = index, param, order, seed
-        self._draw, self._latent_shape, self._posterior_noise = draw, latent_shape, posterior_noise
-
-    def chosen_captions(self, positions: np.ndarray) -> np.ndarray:
-        """Return which of its clip's captions stands at each of ``positions`` (B,), int64; NO_CAPTION where dropped."""
-        dropped = draws.coins(self.seed, Stream.LABEL_DROP, positions, self.param.caption_dropout_prob)
-        offered = [len(self.index.clips[clip].entry.captions) for clip in self.order.images(positions).tolist()]
-        chosen = draws.uniforms(self.seed, Stream.CAPTION, positions) * offered
-        return np.where(dropped, NO_CAPTION, chosen.astype(np.int64))
-
-    def drawn(self, positions: np.ndarray) -> Batch:
-        """Return what the objective draws and, for a sampled posterior, posterior_noise (B, C, f, h, w) float32."""
-        batch = self._draw(self.seed, positions, self._latent_shape)
-        if not self._posterior_noise:
-            return batch
-        noise = draws.normals(self.seed, Stream.POSTERIOR, positions, self._latent_shape)
-        return {**batch, "posterior_noise": noise}
-
-
-class ClipSamples(Samples):
-    """The samples of a run, by position, from the files of the clips; safe to call from several threads."""
-
-    def __init__(self, index: ClipIndex, param: ClipsParam, *args: Any, **kwargs: Any) -> None:
-        super().__init__(index, param, *args, **kwargs)
-        self._reader = ClipReader(index, param)
-
-    def batch(self, positions: np.ndarray) -> Batch:
-        """Return the samples at ``positions`` (B,) int64.
-
-        pixels (B, 3, F, H, W), uint8 (float32 with ``crop`` "mindspeed_mm"); caption (B,) of strings, empty where the
-        coin drops it; and the draws.
-        """
-        clips = self.order.images(positions)
-        return {
-            "pixels": self._reader.read(clips, self._starts(positions)),
-            "caption": self.captions(positions),
-            **self.drawn(positions),
-        }
-
-    def captions(self, positions: np.ndarray) -> np.ndarray:
-        """Return the caption at each of ``positions`` (B,), (B,) of strings; no video is opened."""
-        numbers = zip(self.order.images(positions).tolist(), self.chosen_captions(positions).tolist())
-        return np.array(
-            ["" if number == NO_CAPTION else self.index.clips[clip].entry.captions[number] for clip, number in numbers]
-        )
-
-    def _starts(self, positions: np.ndarray) -> np.ndarray:
-        if self.param.clip_start == "first":
-            return np.zeros(len(positions))
-        return draws.uniforms(self.seed, Stream.CLIP_START, positions)

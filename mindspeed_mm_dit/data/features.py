@@ -16,14 +16,13 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from mindspeed_mm_dit.configs.clips import ClipsParam
 from mindspeed_mm_dit.configs.encoders import Encoders
 from mindspeed_mm_dit.configs.strict import from_mapping
-from mindspeed_mm_dit.data.clips import NO_CAPTION, Samples
+from mindspeed_mm_dit.data.clip_samples import NO_CAPTION, ClipDraws
 from mindspeed_mm_dit.data.dataset import Batch
 from mindspeed_mm_dit.data.files import UnusableFile, read_bytes
 from mindspeed_mm_dit.data.latents import digest_of_files, first_not_finite, map_shard
@@ -232,17 +231,13 @@ class FeatureCache:
         return batch
 
 
-class FeatureSamples(Samples):
-    """The samples of a run, by position, from a cache; safe to call from several threads."""
+class FeatureSamples:
+    """The samples of a run from a cache; safe to call from several threads."""
 
-    def __init__(self, cache: FeatureCache, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._cache = cache
+    def __init__(self, cache: FeatureCache, drawn: ClipDraws) -> None:
+        self._cache, self._drawn = cache, drawn
 
     def batch(self, positions: np.ndarray) -> Batch:
-        """Return the samples at ``positions`` (B,) int64: what ``FeatureCache.read`` gives, and the draws.
-
-        Captions are chosen and dropped as ``ClipSamples`` does, so a run learns the same with a cache and without.
-        """
-        clips = self.order.images(positions)
-        return {**self._cache.read(clips, self.chosen_captions(positions)), **self.drawn(positions)}
+        """Return the samples at ``positions`` (B,) int64: what ``FeatureCache.read`` gives, and the other draws."""
+        clips = self._drawn.order.images(positions)
+        return {**self._cache.read(clips, self._drawn.captions(positions)), **self._drawn.others(positions)}

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from mindspeed_mm_dit.data.clips import ClipReader
+from mindspeed_mm_dit.data.clip_samples import ClipReader
 from mindspeed_mm_dit.data.features import (
     INDEX,
     NULL,

@@ -8,7 +8,8 @@ from PIL import Image
 
 from mindspeed_mm_dit.configs.clips import ClipsParam
 from mindspeed_mm_dit.data import draws
-from mindspeed_mm_dit.data.clips import ClipReader, ClipSamples, open_clips
+from mindspeed_mm_dit.data.clip_samples import ClipDraws, ClipReader, ClipSamples
+from mindspeed_mm_dit.data.clips import open_clips
 from mindspeed_mm_dit.data.draws import Stream
 from mindspeed_mm_dit.data.loader import load_batches
 from mindspeed_mm_dit.data.order import SampleOrder, micro_batches
@@ -43,7 +44,8 @@ def frames_read(param, clip=0, start=0.0):
 
 def samples(param, seed=0, draw=lambda seed, positions, shape: {}):
     index = open_clips(param)
-    return ClipSamples(index, param, SampleOrder(len(index), seed), seed, draw, (16, 2, 2, 3))
+    drawn = ClipDraws(index, SampleOrder(len(index), seed), seed, param.caption_dropout_prob, draw, (16, 2, 2, 3))
+    return ClipSamples(ClipReader(index, param), drawn)
 
 
 def test_a_sample_is_the_first_frames_and_its_caption(tmp_path):

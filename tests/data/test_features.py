@@ -14,7 +14,8 @@ from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.clips import load_clips_config
 from mindspeed_mm_dit.configs.encoders import load_encoders
 from mindspeed_mm_dit.data import moving_digits
-from mindspeed_mm_dit.data.clips import ClipSamples, open_clips
+from mindspeed_mm_dit.data.clip_samples import ClipDraws, ClipReader, ClipSamples
+from mindspeed_mm_dit.data.clips import open_clips
 from mindspeed_mm_dit.data.features import FeatureCache, FeatureSamples, feature_identity
 from mindspeed_mm_dit.data.order import SampleOrder
 from mindspeed_mm_dit.errors import ConfigError, DataError
@@ -68,9 +69,9 @@ def test_a_run_learns_the_same_with_a_cache_and_without(framework, digits, tmp_p
     assert cached(tmp_path, digits, text={"zero_padding": zero_padding}) == 0
     index, param, identity = opened(tmp_path)
     positions = np.arange(20)
-    made = [index, param, SampleOrder(CLIPS, 1), 1, lambda seed, positions, shape: {}, (16, 3, 4, 4), True]
-    with_cache = FeatureSamples(FeatureCache(tmp_path / "cache", identity), *made).batch(positions)
-    without = ClipSamples(*made).batch(positions)
+    drawn = ClipDraws(index, SampleOrder(CLIPS, 1), 1, 0.4, lambda seed, positions, shape: {}, (16, 3, 4, 4), True)
+    with_cache = FeatureSamples(FeatureCache(tmp_path / "cache", identity), drawn).batch(positions)
+    without = ClipSamples(ClipReader(index, param), drawn).batch(positions)
     encoders, numpy = load_encoders(tmp_path / "model.json"), framework.ops.numpy
     images = framework.ops.tensor(without["pixels"].astype(np.float32)) / 127.5 - 1
     mean, std = AutoencoderKLWan(encoders.ae).moments(images)

@@ -10,7 +10,8 @@ pytest.importorskip("tokenizers", reason="requirements/video.txt")
 
 from mindspeed_mm_dit.configs.clips import ClipsParam
 from mindspeed_mm_dit.data import moving_digits
-from mindspeed_mm_dit.data.clips import ClipReader, open_clips
+from mindspeed_mm_dit.data.clip_samples import ClipReader
+from mindspeed_mm_dit.data.clips import open_clips
 from mindspeed_mm_dit.data.moving_digits import CAPTIONS, moving, write_moving_digits
 from mindspeed_mm_dit.errors import DataError
 
