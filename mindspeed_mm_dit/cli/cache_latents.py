@@ -29,7 +29,12 @@ out with skip_bad_images.
 Then add "latents": "data/imagenet256-latents" to dataset_param of data.json. Mean and standard deviation of each
 image's posterior are kept, as it is and mirrored, so training draws its latents anew every epoch and loses
 nothing. Run again after an interruption: finished shards are kept. Size on disk at 256 pixels and fp32: 64 KiB an
-image, of which fp16 takes half."""
+image, of which fp16 takes half.
+
+Where data.json is of clips (dataset_type "clips"), their latents and the states of their captions are kept; of
+model.json the sections ae and text_encoder are read, and clips are encoded one at a time (docs/clips.md)."""
+
+SHARD_IMAGES, SHARD_CLIPS = 4096, 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", required=True, metavar="JSON", help="data.json: the images")
     parser.add_argument("--output", required=True, metavar="DIR", help="folder of the cache")
     parser.add_argument("--batch-size", type=int, default=16, metavar="N", help="images encoded together (default 16)")
-    parser.add_argument("--shard-images", type=int, default=4096, metavar="N", help="images in a file (default 4096)")
+    shard = f"images in a file (default {SHARD_IMAGES}), or clips (default {SHARD_CLIPS})"
+    parser.add_argument("--shard-images", type=int, metavar="N", help=shard)
     parser.add_argument("--dtype", choices=("fp32", "fp16"), default="fp32", help="precision on disk (default fp32)")
     parser.add_argument("--num-workers", type=int, default=2, metavar="N", help="threads that decode (default 2)")
     parser.add_argument("--ai-framework", choices=("pytorch", "mindspore"), default="pytorch")
@@ -47,6 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Encode what is missing."""
     _check_flags(args)
+    from mindspeed_mm_dit.configs.clips import is_clips
+
+    if is_clips(args.data, "--data"):
+        from mindspeed_mm_dit.cli.cache_clips import cache_clips
+
+        return cache_clips(args, args.shard_images or SHARD_CLIPS)
     from mindspeed_mm_dit.framework import activate
 
     activate(args.ai_framework)
@@ -59,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 
     model = load_model_config(args.model)
     identity, index, names = _checked_images(args, model, says_notes=runtime.rank() == 0)
-    settings = EncodeSettings(args.batch_size, args.shard_images, args.dtype, args.num_workers)
+    settings = EncodeSettings(args.batch_size, args.shard_images or SHARD_IMAGES, args.dtype, args.num_workers)
     writer = CacheWriter(Path(args.output), index, names, identity, settings)
     shards = writer.missing(runtime.rank(), runtime.world_size())
     images = sum(len(writer.index.rows_of(shard)) for shard in shards)
@@ -80,7 +92,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_flags(args: argparse.Namespace) -> None:
     check_between("--batch-size", args.batch_size, 1, LARGEST)
-    check_between("--shard-images", args.shard_images, 1, LARGEST)
+    if args.shard_images is not None:
+        check_between("--shard-images", args.shard_images, 1, LARGEST)
     check_between("--num-workers", args.num_workers, 0, MOST_THREADS)
 
 

@@ -14,6 +14,10 @@ MOST_SAMPLES = 2**62
 """Samples that a run can consume; the positions from there on are validation's."""
 MOST_THREADS = 1024
 """Threads that prepare batches."""
+MOST_FRAMES = 100_000
+"""Frames of a clip: an hour at 24 a second, and more than any model takes."""
+MOST_PIXELS = 32_768
+"""Height or width of a clip, in pixels."""
 MOST_GUIDANCE = 1000.0
 """Scale of classifier-free guidance; samples are of no use from about 20 on, and no numbers far beyond this."""
 FLOAT32 = (1e-38, 3e38)

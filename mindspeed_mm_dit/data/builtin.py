@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,9 +36,8 @@ def write_digits(folder: Path) -> None:
     from sklearn.datasets import load_digits
 
     digits = load_digits()
-    aside = folder.with_name(f".{folder.name}.{os.getpid()}")
     pixels = np.round(digits.images * (255 / 16)).astype(np.uint8)
-    try:
+    with written_aside(folder) as aside:
         for label in range(10):
             (aside / str(label)).mkdir(parents=True, exist_ok=True)
         with open(aside / "labels.csv", "w", newline="", encoding="utf-8") as file:
@@ -47,6 +47,14 @@ def write_digits(folder: Path) -> None:
                 path = f"{label}/{number:04d}.png"
                 Image.fromarray(image).save(aside / path)
                 writer.writerow([path, label])
+
+
+@contextmanager
+def written_aside(folder: Path) -> Iterator[Path]:
+    """Give a place beside ``folder`` that is renamed to it at the end, unless another rank was first."""
+    aside = folder.with_name(f".{folder.name}.{os.getpid()}")
+    try:
+        yield aside
         if not folder.exists():
             os.rename(aside, folder)
     except OSError:
@@ -59,8 +67,8 @@ def write_digits(folder: Path) -> None:
 BUILTIN_SOURCES = {"digits": Source(write_digits, num_images=1797, num_classes=10)}
 
 
-def provide(source: str, folder: Path) -> None:
-    """Write a built-in data set to ``folder`` unless it is there.
+def provide(source: str, folder: Path, write: Callable[[Path], None]) -> None:
+    """Have ``write`` fill ``folder`` with the built-in data set ``source`` unless it is there.
 
     Raises:
         DataError: the folder has another name than the data set (so a path that was mistyped, or a ``source`` that was
@@ -71,15 +79,15 @@ def provide(source: str, folder: Path) -> None:
         raise DataError(
             f"dataset_param.data_folder = {folder}",
             f"{'is there' if there else 'there is no such folder'}, and dataset_param.source is {source!r}, "
-            f"built-in images whose folder must be named {source}",
-            f'for images of your own {"" if there else "correct data_folder and "}drop "source" from data.json; '
-            f"for the built-in ones name a folder .../{source}",
+            f"built-in data whose folder must be named {source}",
+            f'for data of your own {"" if there else "correct data_folder and "}drop "source" from data.json; '
+            f"for the built-in data name a folder .../{source}",
         )
     if there:
         return
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        BUILTIN_SOURCES[source].write(folder)
+        write(folder)
     except (OSError, ValueError) as error:
         raise DataError(
             f"dataset_param.data_folder = {folder}",

@@ -25,6 +25,8 @@ class Stream(IntEnum):
     VALID_SPLIT = 7
     SAMPLE_START = 8
     SAMPLE_NOISE = 9
+    CAPTION = 10
+    CLIP_START = 11
 
 
 VALIDATION_POSITIONS = 1 << 62
@@ -70,8 +72,13 @@ def normals(seed: int, stream: Stream, positions: np.ndarray, shape: tuple[int, 
     return out
 
 
+def uniforms(seed: int, stream: Stream, positions: np.ndarray) -> np.ndarray:
+    """Numbers uniform in [0, 1), (B,) float64."""
+    return np.array([generator(seed, stream, p).random() for p in positions.tolist()])
+
+
 def coins(seed: int, stream: Stream, positions: np.ndarray, probability: float) -> np.ndarray:
     """True with ``probability``, (B,) bool."""
     if probability == 0:
         return np.zeros(len(positions), bool)
-    return np.array([generator(seed, stream, p).random() < probability for p in positions.tolist()])
+    return uniforms(seed, stream, positions) < probability

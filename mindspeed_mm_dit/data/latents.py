@@ -35,7 +35,7 @@ CROP = "upright by EXIF, 16 bits scaled to 8, halve by box, scale bicubically, c
 
 MAKE_AGAIN = "remove it and run mm-dit cache-latents again: it keeps the other shards"
 
-_DTYPES = {"F32": np.float32, "F16": np.float16}
+_DTYPES = {"F32": np.float32, "F16": np.float16, "I64": np.int64}
 
 
 @dataclass(frozen=True)
@@ -99,19 +99,19 @@ def identity_of(model: ModelConfig, data: DataConfig) -> CacheIdentity:
 
 
 @lru_cache(maxsize=4)
-def digest_of_files(path: str) -> str:
-    """Return the SHA-256 over the weights and config files at ``path`` (a folder or one file)."""
+def digest_of_files(path: str, setting: str = "ae.from_pretrained") -> str:
+    """Return the SHA-256 over the weights and config files at ``path``, a folder or one file; ``setting`` names it."""
     root = Path(path)
     if not root.exists():
-        raise DataError(f"ae.from_pretrained = {path}", "there is no such file or folder", "correct the path")
-    suffixes = {".json", ".safetensors", ".bin", ".pt", ".pth", ".ckpt"}
+        raise DataError(f"{setting} = {path}", "there is no such file or folder", "correct the path")
+    suffixes = {".json", ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".model"}
     files = sorted(file for file in root.iterdir() if file.suffix in suffixes) if root.is_dir() else [root]
     digest = hashlib.sha256()
     for file in files:
         try:
             add_content(digest, file)
         except UnusableFile as problem:
-            raise DataError(f"ae.from_pretrained = {path}", f"{file} {problem}", "copy the autoencoder again") from None
+            raise DataError(f"{setting} = {path}", f"{file} {problem}", "copy the files again") from None
     return digest.hexdigest()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mindspeed_mm_dit.configs.data import DatasetParam
-from mindspeed_mm_dit.data.builtin import check_is_source, provide
+from mindspeed_mm_dit.data.builtin import BUILTIN_SOURCES, check_is_source, provide
 from mindspeed_mm_dit.data.files import is_folder, reason_of
 from mindspeed_mm_dit.data.labels_csv import is_index, read_labels
 from mindspeed_mm_dit.data.transforms import readable_formats
@@ -39,7 +39,7 @@ def list_images(param: DatasetParam) -> Listing:
     """
     folder = Path(param.data_folder)
     if param.source is not None:
-        provide(param.source, folder)
+        provide(param.source, folder, BUILTIN_SOURCES[param.source].write)
     if not param.data_folder or not is_folder(folder):
         raise DataError(
             f"dataset_param.data_folder = {param.data_folder}",

@@ -91,8 +91,22 @@ def load_pixels(path: str, size: int, channels: int) -> np.ndarray:
     Raises UnusableFile.
     """
     with open_image(path, size) as image:
-        pixels = np.asarray(center_crop(_upright(_of_8_bits(image)).convert(_MODES[channels]), size))
+        pixels = np.asarray(center_crop(_plain(image, channels), size))
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
+
+
+def load_still(path: str | Path, size: int) -> np.ndarray:
+    """Read an image file in its own size, (h, w, 3) uint8 RGB, to be scaled to ``size``; otherwise as ``load_pixels``.
+
+    Raises UnusableFile.
+    """
+    with open_image(path, size) as image:
+        return np.asarray(_plain(image, 3))
+
+
+def _plain(image: Image.Image, channels: int) -> Image.Image:
+    """Return a picture upright, with 8 bits a pixel, in grey (1 channel) or RGB (3)."""
+    return _upright(_of_8_bits(image)).convert(_MODES[channels])
 
 
 def _is_of_16_bits(image: Image.Image) -> bool:

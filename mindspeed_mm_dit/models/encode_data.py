@@ -126,7 +126,7 @@ class CacheWriter:
             done += len(pixels)
             on_images(len(pixels))
         tensors = {name: np.concatenate(parts) for name, parts in kept.items()}
-        _replace(shard_path(self.folder, shard), lambda aside: save_file(tensors, aside, self._metadata))
+        replace_file(shard_path(self.folder, shard), lambda aside: save_file(tensors, aside, self._metadata))
 
     def _check_finite(self, parts: list[np.ndarray], first_row: int) -> None:
         bad = first_not_finite(*parts)
@@ -150,8 +150,8 @@ class CacheWriter:
         if not all(shard_path(self.folder, shard).exists() for shard in range(self.index.num_shards)):
             return False
         index = json.dumps(asdict(self.index), indent=1) + "\n"
-        _replace(self.folder / IMAGES, lambda aside: aside.write_bytes(_bytes_of(self._csv)))
-        _replace(self.folder / INDEX, lambda aside: aside.write_bytes(_bytes_of(index)))
+        replace_file(self.folder / IMAGES, lambda aside: aside.write_bytes(_bytes_of(self._csv)))
+        replace_file(self.folder / INDEX, lambda aside: aside.write_bytes(_bytes_of(index)))
         return True
 
 
@@ -185,7 +185,7 @@ def _bytes_of(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
+def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     """Have ``write`` fill a file beside ``path`` and move it there; raises DataError where that fails."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +12,7 @@ from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.models.autoencoder import draw_latents
 from mindspeed_mm_dit.models.autoencoder_kl.files import find_weights
+from mindspeed_mm_dit.models.pretrained import quiet
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKL as DiffusersAutoencoderKL
@@ -59,11 +57,12 @@ class AutoencoderKL:
 
 def _load(config: AutoencoderKLConfig) -> DiffusersAutoencoderKL:
     from diffusers import AutoencoderKL as DiffusersAutoencoderKL
+    from diffusers.utils import logging
 
     find_weights(config)
     path = Path(config.from_pretrained)
     try:
-        with _quiet_diffusers():
+        with quiet(logging):
             if path.is_dir():
                 module = DiffusersAutoencoderKL.from_pretrained(path, local_files_only=True)
             else:
@@ -73,16 +72,3 @@ def _load(config: AutoencoderKLConfig) -> DiffusersAutoencoderKL:
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise CheckpointError(f"ae.from_pretrained = {path}", f"diffusers cannot load it: {error}") from error
     return module
-
-
-@contextmanager
-def _quiet_diffusers() -> Iterator[None]:
-    """Keep diffusers from advising accelerate, and from calling a folder with a .bin an error; exceptions pass."""
-    from diffusers.utils import logging as diffusers_logging
-
-    before = diffusers_logging.get_verbosity()
-    diffusers_logging.set_verbosity(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        diffusers_logging.set_verbosity(before)

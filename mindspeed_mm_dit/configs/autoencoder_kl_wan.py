@@ -1,0 +1,157 @@
+"""Section ``ae`` of model.json with Wan's video autoencoder, and what the autoencoder's own config.json says."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from mindspeed_mm_dit.configs.limits import check_between, check_path
+from mindspeed_mm_dit.configs.strict import from_mapping, read_json
+from mindspeed_mm_dit.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class TilingParam:
+    """Section ``tiling_param``: how large frames are coded in overlapping tiles; in pixels, multiples of 8."""
+
+    tile_sample_min_height: int = 256
+    """Height of a tile, and the largest that is coded in one piece."""
+    tile_sample_min_width: int = 256
+    """Width of a tile, and the largest that is coded in one piece."""
+    tile_sample_stride_height: int = 192
+    """From the top of one tile to the top of the next; the rest overlaps and is blended."""
+    tile_sample_stride_width: int = 192
+    """From the left of one tile to the left of the next."""
+
+    def __post_init__(self) -> None:
+        for side in ("height", "width"):
+            tile, stride = getattr(self, f"tile_sample_min_{side}"), getattr(self, f"tile_sample_stride_{side}")
+            if not 1 <= stride <= tile:
+                raise ConfigError(
+                    f"ae.tiling_param.tile_sample_stride_{side} = {stride}",
+                    f"must be at least 1 and at most tile_sample_min_{side} = {tile}, or tiles leave gaps",
+                    "MindSpeed-MM's examples have 192 of 256",
+                )
+
+
+@dataclass(frozen=True)
+class WanVAEConfig:
+    """Section ``ae`` with ``model_id`` "wan_video_vae": diffusers' AutoencoderKLWan, frozen."""
+
+    from_pretrained: str
+    """Local diffusers folder: config.json and weights."""
+    latent_channels: int = 16
+    """Channels of a latent."""
+    spatial_factor: int = 8
+    """Height of a frame over height of its latent."""
+    temporal_factor: int = 4
+    """Frames that each latent frame after the first stands for; the first stands for one."""
+    dtype: Literal["fp32", "bf16"] = "fp32"
+    """Precision in which the autoencoder runs."""
+    do_sample: bool = False
+    """Train on a draw from the posterior or, as Wan does, on its mean."""
+    enable_tiling: bool = False
+    """Code large frames in tiles, which needs less memory and is not exactly the same."""
+    tiling_param: dict | None = None
+    """Keys of :class:`TilingParam`; null for its defaults."""
+    norm_latents: Literal[True] = True
+    """Latents are normalised; MindSpeed-MM's key, with the one value that is known here."""
+    norm_mode: Literal["channel_specified_shift_scale"] = "channel_specified_shift_scale"
+    """By the mean and the standard deviation of each channel, from the autoencoder's config.json."""
+    model_id: Literal["wan_video_vae"] = "wan_video_vae"
+    """MindSpeed-MM's name of it."""
+
+    channels = 3
+
+    def __post_init__(self) -> None:
+        check_path("ae.from_pretrained", self.from_pretrained)
+        for name in ("latent_channels", "spatial_factor", "temporal_factor"):
+            check_between(f"ae.{name}", getattr(self, name), 1, 4096)
+        self.tiling()
+
+    @property
+    def samples_posterior(self) -> bool:
+        """Whether a training sample carries posterior noise."""
+        return self.do_sample
+
+    def tiling(self) -> TilingParam:
+        """Return the tiles; raises ConfigError."""
+        return from_mapping(TilingParam, self.tiling_param or {}, "ae: tiling_param")
+
+    def latent_shape(self, frames: int, height: int, width: int) -> tuple[int, int, int, int]:
+        """Return (C, f, h, w) of the latents of a video of ``frames`` frames of ``height`` x ``width`` pixels.
+
+        Raises:
+            ConfigError: the autoencoder would drop frames, or cannot halve height or width often enough.
+        """
+        if (frames - 1) % self.temporal_factor:
+            lower = frames - (frames - 1) % self.temporal_factor
+            raise ConfigError(
+                f"dataset_param.num_frames = {frames}",
+                f"the autoencoder takes one frame and then {self.temporal_factor} at a time: it would drop the last "
+                f"{(frames - 1) % self.temporal_factor}",
+                f"use {lower} or {lower + self.temporal_factor}",
+            )
+        for name, size in (("max_height", height), ("max_width", width)):
+            if size % self.spatial_factor:
+                lower = size - size % self.spatial_factor
+                raise ConfigError(
+                    f"dataset_param.{name} = {size}",
+                    f"is no multiple of the autoencoder's factor: {size} % {self.spatial_factor} = "
+                    f"{size % self.spatial_factor}",
+                    f"use {f'{lower} or ' if lower else ''}{lower + self.spatial_factor}",
+                )
+        f = (frames - 1) // self.temporal_factor + 1
+        return self.latent_channels, f, height // self.spatial_factor, width // self.spatial_factor
+
+
+@dataclass(frozen=True)
+class WanLatentFacts:
+    """The keys of diffusers' config.json that decide what latents are, with diffusers' defaults."""
+
+    latents_mean: tuple[float, ...]
+    """Mean of each channel over the autoencoder's training data."""
+    latents_std: tuple[float, ...]
+    """Standard deviation of each channel."""
+    z_dim: int = 16
+    """Channels of a latent."""
+    scale_factor_spatial: int = 8
+    """Height of a frame over height of its latent."""
+    scale_factor_temporal: int = 4
+    """Frames that a latent frame stands for."""
+
+
+def read_latent_facts(config: WanVAEConfig) -> WanLatentFacts:
+    """Read the autoencoder's config.json; no weights are read.
+
+    Raises:
+        ConfigError: there is none, it is of another autoencoder, or model.json contradicts it.
+    """
+    path = Path(config.from_pretrained) / "config.json"
+    content = read_json(path, "ae.from_pretrained")
+    kind = content.get("_class_name", "AutoencoderKLWan")
+    if kind != "AutoencoderKLWan":
+        raise ConfigError(f"ae.from_pretrained = {path}", f"is of {kind!r}, not of AutoencoderKLWan", "name Wan's vae/")
+    known = {field.name for field in dataclasses.fields(WanLatentFacts)}
+    facts = from_mapping(WanLatentFacts, {key: content[key] for key in content if key in known}, str(path))
+    told = {
+        "latent_channels": facts.z_dim,
+        "spatial_factor": facts.scale_factor_spatial,
+        "temporal_factor": facts.scale_factor_temporal,
+    }
+    for key, value in told.items():
+        if getattr(config, key) != value:
+            raise ConfigError(
+                f"ae.{key} = {getattr(config, key)}",
+                f"contradicts the autoencoder, whose {path} makes it {value}",
+                f'write "{key}": {value}',
+            )
+    if not len(facts.latents_mean) == len(facts.latents_std) == facts.z_dim or min(facts.latents_std) <= 0:
+        raise ConfigError(
+            f"{path}: latents_mean, latents_std",
+            f"must be {facts.z_dim} numbers each, and the latter positive",
+            "copy the autoencoder again",
+        )
+    return facts

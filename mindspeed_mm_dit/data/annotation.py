@@ -1,0 +1,186 @@
+"""The annotation of a set of clips, as MindSpeed-MM has it: one JSON list, or one object a line.
+
+    {"path": "videos/1.mp4", "cap": "A dog runs.", "num_frames": 81, "fps": 24, "resolution": {"height": 480, ...}}
+
+``cap`` may be a list, of which one is drawn each time; the resolution may be a pair [height, width]. num_frames, fps
+and resolution may be absent: the file itself says them. No video is opened here.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mindspeed_mm_dit.configs.limits import shown
+from mindspeed_mm_dit.data.files import UnusableFile, read_bytes
+from mindspeed_mm_dit.errors import DataError
+
+KEYS = ("path", "cap", "num_frames", "fps", "resolution")
+CUTTING_KEYS = ("cut", "crop")
+"""Keys with which some models of MindSpeed-MM take a part of a video; to ignore them would train on other clips."""
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+_PAIR_IN_BRACES = re.compile(r"\{\s*\d+\s*,\s*\d+\s*\}")
+
+
+class UnusableEntry(Exception):
+    """An entry that names no clip; the message goes on where "line 7" ends."""
+
+
+class Entry(NamedTuple):
+    """A clip as the annotation describes it."""
+
+    line: int
+    """Where it begins in the annotation, from 1."""
+    path: str
+    """Path of the video or picture below ``data_folder``, in its shortest form."""
+    captions: tuple[str, ...]
+    """What is seen; where there are several, one is drawn each time."""
+    num_frames: int | None = None
+    """Frames of the video; those after them are not used."""
+    fps: float | None = None
+    """Its frames a second."""
+    size: tuple[int, int] | None = None
+    """(H, W) of a frame, in pixels."""
+
+
+class Line(NamedTuple):
+    """An object of the annotation that has not been looked at yet."""
+
+    line: int
+    content: Any
+
+
+def read_annotation(path: Path) -> list[Line]:
+    """Return the objects of a .json or .jsonl; raises DataError naming file and line where it is neither."""
+    try:
+        text = read_bytes(path).decode("utf-8-sig")
+    except UnusableFile as problem:
+        cure = "correct the path, or write the annotation there"
+        raise DataError(f"dataset_param.json_path = {path}", str(problem), cure) from None
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        byte = f"byte {error.object[error.start]:#04x}"
+        raise DataError(f"{path}: line {line}", f"is not UTF-8: {byte}", "save the file as UTF-8") from None
+    lines = list(_objects_by_line(path, text) if path.suffix == ".jsonl" else _objects_of_list(path, text))
+    if not lines:
+        raise DataError(f"dataset_param.json_path = {path}", "lists no clips", "write an object for each clip")
+    return lines
+
+
+def entry_of(line: Line) -> Entry:
+    """Return what an object of the annotation says; raises UnusableEntry."""
+    content = line.content
+    if not isinstance(content, dict):
+        raise UnusableEntry(f"is no object with path and cap, but {shown(content)}")
+    for key in CUTTING_KEYS:
+        if content.get(key) is not None:
+            raise UnusableEntry(f"has the key {key}, which takes a part of a video: cut the file instead and drop it")
+    return Entry(
+        line.line,
+        _path_of(content),
+        _captions_of(content),
+        _whole_number(content, "num_frames"),
+        _rate_of(content),
+        _size_of(content.get("resolution")),
+    )
+
+
+def _objects_by_line(path: Path, text: str) -> Iterator[Line]:
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            try:
+                yield Line(number, json.loads(line))
+            except (ValueError, RecursionError) as error:
+                raise _not_json(path, number, error, line) from None
+
+
+def _objects_of_list(path: Path, text: str) -> Iterator[Line]:
+    """Yield each object of a JSON list with the line that it begins in."""
+    decoder, at, line = json.JSONDecoder(), _after_space(text, 0), 1
+    try:
+        if text[at : at + 1] != "[":
+            raise json.JSONDecodeError("the annotation is no list: expecting '['", text, at)
+        at, counted = _after_space(text, at + 1), 0
+        while text[at : at + 1] != "]":
+            line, counted = line + text.count("\n", counted, at), at
+            content, at = decoder.raw_decode(text, at)
+            yield Line(line, content)
+            at = _after_space(text, at)
+            if text[at : at + 1] == ",":
+                at = _after_space(text, at + 1)
+            elif text[at : at + 1] != "]":
+                raise json.JSONDecodeError("Expecting ',' or ']'", text, at)
+    except json.JSONDecodeError as error:
+        raise _not_json(path, error.lineno, error, text[max(0, error.pos - 40) :][:120]) from None
+    except (ValueError, RecursionError) as error:
+        raise _not_json(path, line, error, "") from None
+
+
+def _after_space(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    assert found is not None, "it matches nothing too"
+    return found.end()
+
+
+def _not_json(path: Path, line: int, error: Exception, around: str) -> DataError:
+    pair = _PAIR_IN_BRACES.search(around)
+    if pair:
+        return DataError(
+            f"{path}: line {line}",
+            f"is not JSON: {pair[0]} is neither an object nor a list (MindSpeed-MM's tutorial prints it so)",
+            'write "resolution": [480, 832], or {"height": 480, "width": 832}',
+        )
+    reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error) or type(error).__name__
+    cure = "write a list of objects" if path.suffix == ".json" else "write one object a line"
+    return DataError(f"{path}: line {line}", f"is not JSON: {reason}", f"{cure}, as json.dump does")
+
+
+def _path_of(content: dict[str, Any]) -> str:
+    path = content.get("path")
+    if not isinstance(path, str) or not path.strip():
+        raise UnusableEntry("has no path" if path in (None, "") else f"has the path {shown(path)}, which is none")
+    short = posixpath.normpath(path)
+    if short.startswith(("/", "../")) or short in ("..", "."):
+        raise UnusableEntry(f"names {path}, which leaves dataset_param.data_folder")
+    return short
+
+
+def _captions_of(content: dict[str, Any]) -> tuple[str, ...]:
+    given = content.get("cap")
+    captions = tuple(given) if isinstance(given, list) else (given,)
+    if not captions or any(not isinstance(caption, str) or not caption.strip() for caption in captions):
+        raise UnusableEntry(
+            "has no caption" if given in (None, "", []) else f"has the caption {shown(given)}, which is none"
+        )
+    return captions
+
+
+def _whole_number(content: dict[str, Any], key: str) -> int | None:
+    value = content.get(key)
+    if value is not None and (type(value) is not int or value < 1):
+        raise UnusableEntry(f"has {key} = {shown(value)}, no positive whole number")
+    return value
+
+
+def _rate_of(content: dict[str, Any]) -> float | None:
+    value = content.get("fps")
+    if value is not None and (type(value) not in (int, float) or not 0 < value < 1e6):
+        raise UnusableEntry(f"has fps = {shown(value)}, no positive number")
+    return value
+
+
+def _size_of(resolution: Any) -> tuple[int, int] | None:
+    """Return (H, W) of an object {height, width} or of a pair."""
+    if resolution is None:
+        return None
+    pair = (resolution.get("height"), resolution.get("width")) if isinstance(resolution, dict) else resolution
+    if not isinstance(pair, (list, tuple)) or len(pair) != 2 or any(type(n) is not int or n < 1 for n in pair):
+        raise UnusableEntry(
+            f"has the resolution {shown(resolution)}: write [height, width], or an object with height and width"
+        )
+    return pair[0], pair[1]

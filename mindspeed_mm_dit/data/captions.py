@@ -1,0 +1,112 @@
+"""From captions to token ids, as MindSpeed-MM's tutorial and Wan prepare them. No framework."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mindspeed_mm_dit.configs.limits import LARGEST, shown
+from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig
+from mindspeed_mm_dit.errors import DataError, PlatformError
+
+NEEDED = "install the packages of requirements/video.txt"
+
+
+class Tokens(NamedTuple):
+    """Captions as an encoder reads them."""
+
+    ids: np.ndarray
+    """(B, L) int64."""
+    mask: np.ndarray
+    """(B, L) int64: 1 for a token, the end of the caption included, 0 for padding."""
+
+
+def clean_caption(caption: str) -> str:
+    """Repair the encoding of a caption, replace HTML's names of characters, and make every space a single one.
+
+    These are basic_clean and whitespace_clean of MindSpeed-MM, and the cleaning that Wan was trained with.
+    """
+    try:
+        import ftfy
+    except ImportError as error:
+        raise PlatformError("captions", f"are repaired with ftfy, which cannot be used here: {error}", NEEDED) from None
+    return re.sub(r"\s+", " ", html.unescape(html.unescape(ftfy.fix_text(caption)))).strip()
+
+
+class CaptionTokenizer:
+    """The tokenizer of a text encoder, from its local folder."""
+
+    def __init__(self, config: TextEncoderConfig) -> None:
+        self.config = config
+        self._tokenizer = _load(config)
+
+    @property
+    def vocabulary_size(self) -> int:
+        """How many ids there are."""
+        return len(self._tokenizer)
+
+    @property
+    def special_ids(self) -> dict[str, int | None]:
+        """Ids of the padding and of the end of a caption, by the names that an encoder's config.json has for them."""
+        return {"pad_token_id": self._tokenizer.pad_token_id, "eos_token_id": self._tokenizer.eos_token_id}
+
+    def lengths(self, captions: Iterable[str]) -> list[int]:
+        """Return the tokens of each cleaned caption, its end included, however many."""
+        cleaned = [clean_caption(caption) for caption in captions]
+        return [len(ids) for ids in self._tokenizer(cleaned)["input_ids"]] if cleaned else []
+
+    def __call__(self, captions: Sequence[str]) -> Tokens:
+        """Return ids and mask of captions (B,), cleaned, ended, padded to ``max_length``; longer ones are cut there.
+
+        The empty caption is the end alone: what a dropped caption becomes, and the null condition of guidance.
+        """
+        found = self._tokenizer(
+            [clean_caption(caption) for caption in captions], max_length=self.config.max_length, padding="max_length",
+            truncation=True, return_attention_mask=True, add_special_tokens=True, return_tensors="np",
+        )  # fmt: skip
+        return Tokens(found["input_ids"].astype(np.int64), found["attention_mask"].astype(np.int64))
+
+
+def caption_problems(tokenizer: CaptionTokenizer, captions: Sequence[str]) -> list[str]:
+    """Return what is wrong with each of ``captions``, as what follows the name of its place; "" for a good one.
+
+    One is wrong that is empty once cleaned, or longer than ``max_length`` tokens (which passes with ``truncate``).
+    """
+    most = LARGEST if tokenizer.config.truncate else tokenizer.config.max_length
+    problems = []
+    for caption, length in zip(captions, tokenizer.lengths(captions)):
+        if not clean_caption(caption):
+            problems.append(f"has the caption {shown(caption)}, of which cleaning leaves nothing")
+        elif length > most:
+            problems.append(
+                f"has a caption of {length} tokens, and text_encoder.max_length is {most} (text_encoder.truncate cuts "
+                f"longer ones): {shown(caption)}"
+            )
+        else:
+            problems.append("")
+    return problems
+
+
+def _load(config: TextEncoderConfig) -> Any:
+    folder = config.tokenizer_folder
+    if not folder.is_dir():
+        raise DataError(
+            f"text_encoder.tokenizer = {folder}", "there is no such folder; nothing is downloaded",
+            "name the folder of the encoder's tokenizer",
+        )  # fmt: skip
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        reason = f"is read with transformers, which cannot be used here: {error}"
+        raise PlatformError(f"text_encoder.tokenizer = {folder}", reason, NEEDED) from None
+    try:
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except Exception as error:  # (whatever a damaged file makes of it)
+        raise DataError(
+            f"text_encoder.tokenizer = {folder}", f"is no tokenizer that transformers can load: {error}",
+            "copy the folder again",
+        ) from None  # fmt: skip

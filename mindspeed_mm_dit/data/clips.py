@@ -1,0 +1,186 @@
+"""The index of an annotation: clips with captions, each of them checked."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from tqdm import tqdm
+
+from mindspeed_mm_dit.configs.clips import ClipsParam
+from mindspeed_mm_dit.data.annotation import KEYS, Entry, Line, UnusableEntry, entry_of, read_annotation
+from mindspeed_mm_dit.data.builtin import provide
+from mindspeed_mm_dit.data.files import UnusableFile, check_file
+from mindspeed_mm_dit.data.frames import SAME_RATE, check_proportions, frame_numbers, step_between
+from mindspeed_mm_dit.data.moving_digits import write_moving_digits
+from mindspeed_mm_dit.data.transforms import load_still, readable_formats
+from mindspeed_mm_dit.data.video_file import VideoFacts, look_at_video
+from mindspeed_mm_dit.errors import DataError
+
+DECODE_CHECK_LIMIT = 1000
+"""Of up to so many clips every frame is decoded before a run; of more, the first frame, and the others are counted."""
+PROBLEMS_SHOWN = 100
+BUILTIN_CLIPS = {"moving_digits": write_moving_digits}
+
+
+class Clip(NamedTuple):
+    """A clip that can be used."""
+
+    entry: Entry
+    """What the annotation says of it."""
+    step: float
+    """Frames of the video between two of the clip."""
+    spare: int
+    """Frames of the video that a clip may begin later than at the first."""
+
+
+@dataclass(frozen=True)
+class ClipIndex:
+    """The clips of an annotation that can be used, in its order."""
+
+    clips: tuple[Clip, ...]
+    """One for each entry that is no problem."""
+    skipped: int = 0
+    """Entries left out."""
+    problems: tuple[str, ...] = ()
+    """Each entry that was left out, by its line, with the reason."""
+    notes: tuple[str, ...] = ()
+    """What else a user should know: lines that begin with "note: " or "warning: "."""
+    digest: str = ""
+    """How many clips there are, and a digest of their paths, sizes in bytes and captions."""
+
+    def __len__(self) -> int:
+        return len(self.clips)
+
+
+class _Look(NamedTuple):
+    """What was found of one entry: a clip and the bytes of its file, or a problem."""
+
+    clip: Clip | None
+    bytes: int = 0
+    problem: str = ""
+
+
+CaptionProblems = Callable[[Sequence[str]], list[str]]
+"""Captions -> what is wrong with each of them, "" for a good one (``captions.caption_problems``)."""
+
+
+def open_clips(param: ClipsParam, caption_problems: CaptionProblems | None = None) -> ClipIndex:
+    """Read the annotation and check every clip: its captions, its file, and that the file is what is said of it.
+
+    Raises:
+        DataError: naming every clip that cannot be used, by file and line (``skip_bad_clips`` leaves them out).
+    """
+    provide_clips(param)
+    path = Path(param.json_path)
+    lines = read_annotation(path)
+    decode = len(lines) <= DECODE_CHECK_LIMIT
+    with ThreadPoolExecutor() as pool:
+        looking = pool.map(lambda line: _look(line, param, decode), lines)
+        looks = list(tqdm(looking, "checking clips", len(lines), unit="clip", delay=2, disable=None))
+    if caption_problems is not None:
+        _mark_bad_captions(looks, caption_problems)
+    clips = tuple(look.clip for look in looks if look.clip is not None)
+    problems = tuple(f"line {line.line} {look.problem}" for line, look in zip(lines, looks) if look.clip is None)
+    if problems and not (param.skip_bad_clips and clips):
+        raise DataError(
+            str(path), f"{len(problems)} of {len(lines)} clips cannot be used{_listed(problems)}",
+            "correct these lines or files, or set dataset_param.skip_bad_clips to true",
+        )  # fmt: skip
+    return ClipIndex(clips, len(problems), problems, _notes(lines, clips, decode, param), _digest_of(clips, looks))
+
+
+def provide_clips(param: ClipsParam) -> None:
+    """Write the built-in clips that ``param`` asks for, unless they are there."""
+    if param.source is not None:
+        provide(param.source, Path(param.data_folder), BUILTIN_CLIPS[param.source])
+
+
+def _listed(problems: tuple[str, ...]) -> str:
+    """Return the first PROBLEMS_SHOWN of ``problems``, each on a new line, and how many more there are."""
+    more = len(problems) - PROBLEMS_SHOWN
+    rest = f"\n    ... and {more:,} more" if more > 0 else ""
+    return "".join(f"\n    {problem}" for problem in problems[:PROBLEMS_SHOWN]) + rest
+
+
+def _look(line: Line, param: ClipsParam, decode: bool) -> _Look:
+    try:
+        entry = entry_of(line)
+    except UnusableEntry as problem:
+        return _Look(None, problem=str(problem))
+    path = Path(param.data_folder) / entry.path
+    try:
+        facts = _facts_of(path, param, decode)
+        return _Look(_clip_of(entry, facts, param), check_file(path))
+    except UnusableFile as problem:
+        return _Look(None, problem=f"{path} {problem}")
+
+
+def _mark_bad_captions(looks: list[_Look], caption_problems: CaptionProblems) -> None:
+    """Replace what was found of each clip that has a caption with a problem by that."""
+    captions = [
+        (number, caption)
+        for number, look in enumerate(looks)
+        if look.clip is not None
+        for caption in look.clip.entry.captions
+    ]
+    for (number, _), problem in zip(captions, caption_problems([caption for _, caption in captions])):
+        if problem:
+            looks[number] = _Look(None, problem=problem)
+
+
+def _facts_of(path: Path, param: ClipsParam, decode: bool) -> VideoFacts:
+    if not is_still(path):
+        return look_at_video(path, decode)
+    height, width = load_still(path, max(param.size)).shape[:2]
+    return VideoFacts(1, None, (height, width))
+
+
+def _clip_of(entry: Entry, facts: VideoFacts, param: ClipsParam) -> Clip:
+    """Compare a file with what the annotation says of it; raises UnusableFile."""
+    if entry.size is not None and entry.size != facts.size:
+        (h, w), (high, wide) = facts.size, entry.size
+        raise UnusableFile(f"has frames of {h} x {w}, and the annotation says {high} x {wide}")
+    if entry.fps is not None and facts.fps is not None and abs(entry.fps - facts.fps) >= SAME_RATE:
+        raise UnusableFile(f"has {facts.fps:g} frames a second, and the annotation says {entry.fps:g}")
+    if entry.num_frames is not None and entry.num_frames > facts.num_frames:
+        raise UnusableFile(f"has {facts.num_frames} frames, and the annotation says {entry.num_frames}")
+    fps = facts.fps or entry.fps
+    if param.train_fps is not None and fps is None and facts.num_frames > 1:
+        raise UnusableFile(f"does not say its frames a second, and train_fps = {param.train_fps:g} needs them")
+    step = step_between(fps, param.train_fps)
+    there, needed = entry.num_frames or facts.num_frames, 1 + int(frame_numbers(param.num_frames, step)[-1])
+    if there < needed:
+        raise UnusableFile(f"is short: it has {there} frames, and num_frames = {param.num_frames} needs {needed}")
+    check_proportions(facts.size, param.size)
+    return Clip(entry, step, there - needed)
+
+
+def is_still(path: Path) -> bool:
+    """Return whether a clip is a picture, by its name."""
+    return path.suffix.lower() in readable_formats()
+
+
+def _notes(lines: list[Line], clips: tuple[Clip, ...], decode: bool, param: ClipsParam) -> tuple[str, ...]:
+    notes = []
+    unused = Counter(key for line in lines if isinstance(line.content, dict) for key in line.content if key not in KEYS)
+    if unused:
+        notes.append(f"note: keys of {param.json_path} that are not used: {', '.join(sorted(unused))}")
+    if not decode:
+        notes.append(f"note: of {len(lines):,} clips only the first frame was decoded, and the others were counted")
+    slow = sum(clip.step < 1 for clip in clips)
+    if slow:
+        notes.append(f"warning: {slow:,} of {len(clips):,} videos are slower than train_fps: some frames are repeated")
+    return tuple(notes)
+
+
+def _digest_of(clips: tuple[Clip, ...], looks: list[_Look]) -> str:
+    sizes = [look.bytes for look in looks if look.clip is not None]
+    texts = ("\0".join((clip.entry.path, str(size), *clip.entry.captions)) for clip, size in zip(clips, sizes))
+    digest = hashlib.sha256("\n".join(texts).encode("utf-8", "surrogateescape"))
+    return f"{len(clips):,} clips, {digest.hexdigest()[:12]}"

@@ -1,0 +1,101 @@
+"""The embedded clips: scikit-learn's handwritten digits, each moving over a black canvas, with a caption.
+
+    annotation.json            path, cap, num_frames, fps and resolution of each clip
+    videos/0000.mp4 ...        32 x 32 pixels, 9 frames, 8 a second
+    tokenizer/, text_encoder/  an encoder of the captions (``small_text_encoder``)
+
+"a seven moves left": the digit starts at the right edge, in a row drawn for it, and goes two pixels a frame.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from mindspeed_mm_dit.data.builtin import written_aside
+from mindspeed_mm_dit.data.draws import philox
+from mindspeed_mm_dit.data.small_text_encoder import write_text_encoder, write_tokenizer
+from mindspeed_mm_dit.data.video_file import pyav
+
+NUM_CLIPS = 1000
+CANVAS, NUM_FRAMES, FPS = 32, 9, 8
+"""Pixels of height and width; frames of a clip; frames a second."""
+STEP = 2
+"""Pixels from one frame to the next: a digit of 16 crosses the canvas in NUM_FRAMES."""
+NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+DIRECTIONS = {"left": (0, -1), "right": (0, 1), "up": (-1, 0), "down": (1, 0)}
+"""Steps (rows, columns) of each word."""
+CAPTIONS = tuple(f"a {name} moves {direction}" for name in NAMES for direction in DIRECTIONS)
+"""Every caption that there is."""
+
+
+def write_moving_digits(folder: Path) -> None:
+    """Write NUM_CLIPS clips, their annotation, and an encoder of the captions to ``folder``, which is not there.
+
+    The same files each time, by one version of PyAV. Written aside and renamed, so a folder that is there is whole.
+    """
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    entries = []
+    with written_aside(folder) as aside:
+        (aside / "videos").mkdir(parents=True)
+        for number, (image, digit) in enumerate(zip(digits.images[:NUM_CLIPS], digits.target)):
+            direction, place = _draw(number)
+            path = f"videos/{number:04d}.mp4"
+            write_video(aside / path, moving(image, direction, place), FPS)
+            entries.append(
+                {
+                    "path": path,
+                    "cap": f"a {NAMES[digit]} moves {direction}",
+                    "num_frames": NUM_FRAMES,
+                    "fps": FPS,
+                    "resolution": {"height": CANVAS, "width": CANVAS},
+                }
+            )
+        (aside / "annotation.json").write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
+        write_tokenizer(aside / "tokenizer", CAPTIONS)
+        write_text_encoder(aside / "text_encoder", aside / "tokenizer")
+
+
+def _draw(number: int) -> tuple[str, int]:
+    """Return the direction of a clip, and the row or column that its digit moves in."""
+    generator = philox((0, 0), (0, 0, number, 0))
+    return list(DIRECTIONS)[generator.integers(len(DIRECTIONS))], int(generator.integers(CANVAS // 2 + 1))
+
+
+def moving(image: np.ndarray, direction: str, place: int) -> np.ndarray:
+    """Return frames (F, 32, 32, 3) uint8 of a digit (8, 8), levels 0 ... 16, drawn twice as large.
+
+    place: 0 ... 16, its row for left and right, its column for up and down.
+    """
+    digit = np.round(np.kron(image, np.ones((2, 2))) * (255 / 16)).astype(np.uint8)
+    step, size = DIRECTIONS[direction], len(digit)
+    frames = np.zeros((NUM_FRAMES, CANVAS, CANVAS, 3), np.uint8)
+    for number, frame in enumerate(frames):
+        row, column = (_place_along(way, number, place) for way in step)
+        frame[row : row + size, column : column + size] = digit[:, :, None]
+    return frames
+
+
+def _place_along(way: int, frame: int, place: int) -> int:
+    """Return where along one axis a digit begins that moves ``way`` (-1, 0, 1) there."""
+    if way == 0:
+        return place
+    return STEP * frame if way > 0 else CANVAS // 2 - STEP * frame
+
+
+def write_video(path: Path, frames: np.ndarray, fps: int) -> None:
+    """Write frames (F, H, W, 3) uint8, H and W even, as MPEG-4 at a quality that is hard to tell from them."""
+    av = pyav()
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mpeg4", rate=fps)
+        stream.height, stream.width = frames.shape[1:3]
+        stream.pix_fmt, stream.codec_context.thread_count = "yuv420p", 1
+        stream.codec_context.qmin = stream.codec_context.qmax = 1
+        stream.codec_context.bit_rate = 1 << 25
+        for frame in frames:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        container.mux(stream.encode())

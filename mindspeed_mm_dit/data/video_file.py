@@ -1,0 +1,107 @@
+"""From a video file to frames, with PyAV (FFmpeg). No framework."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mindspeed_mm_dit.data.files import UnusableFile, check_file, reason_of
+from mindspeed_mm_dit.errors import PlatformError
+
+
+class VideoFacts(NamedTuple):
+    """What a video is."""
+
+    num_frames: int
+    """Frames that it has: counted where they were decoded, else as many as there are packets of it."""
+    fps: float | None
+    """Frames a second on average; None for a still, or where the file does not say."""
+    size: tuple[int, int]
+    """(H, W) of a frame as it is shown, in pixels."""
+
+
+@lru_cache(maxsize=1)
+def pyav() -> ModuleType:
+    """Import PyAV; raises PlatformError where it is not installed."""
+    try:
+        import av
+    except ImportError as error:
+        raise PlatformError(
+            "dataset_type = 'clips'", f"videos are decoded with PyAV, which cannot be used here: {error}",
+            "install the packages of requirements/video.txt, or pip install av",
+        ) from None  # fmt: skip
+    return av
+
+
+def look_at_video(path: str | Path, decode: bool) -> VideoFacts:
+    """Return the facts of a video; its first frame is decoded, all of them with ``decode``. Raises UnusableFile."""
+    with _opened(path) as (container, stream):
+        fps = float(stream.average_rate) if stream.average_rate else None
+        frames = _frames(container, stream)
+        try:
+            height, width, _ = _upright(next(frames)).shape
+        except StopIteration:
+            raise UnusableFile("holds no frame that can be decoded") from None
+        if decode:
+            return VideoFacts(1 + sum(1 for _ in frames), fps, (height, width))
+    return VideoFacts(_count_packets(path), fps, (height, width))
+
+
+def _count_packets(path: str | Path) -> int:
+    with _opened(path) as (container, stream):
+        return sum(1 for packet in container.demux(stream) if packet.size)
+
+
+def read_frames(path: str | Path, numbers: np.ndarray) -> np.ndarray:
+    """Return the frames ``numbers`` (F,), ascending from 0, of a video as (F, H, W, 3) uint8 RGB.
+
+    Raises:
+        UnusableFile: it cannot be decoded so far, or ends before.
+    """
+    last = int(numbers[-1])
+    wanted, found, there = set(numbers.tolist()), {}, 0
+    with _opened(path) as (container, stream):
+        for number, frame in enumerate(islice(_frames(container, stream), last + 1)):
+            there = number + 1
+            if number in wanted:
+                found[number] = _upright(frame)
+    if there <= last:
+        raise UnusableFile(f"has {there} frames, and frame {last + 1} is needed")
+    return np.stack([found[number] for number in numbers.tolist()])
+
+
+@contextmanager
+def _opened(path: str | Path) -> Iterator[tuple[Any, Any]]:
+    """Open a file and its first video stream. Raises UnusableFile for whatever is wrong, here or in the block."""
+    av = pyav()
+    if check_file(path) == 0:
+        raise UnusableFile("is empty")
+    try:
+        with av.open(str(path), metadata_errors="ignore") as container:
+            if not container.streams.video:
+                raise UnusableFile("holds no video, or is damaged")
+            yield container, container.streams.video[0]
+    except UnusableFile:
+        raise
+    except Exception as error:  # a decoder that meets damaged bytes raises anything
+        raise UnusableFile(f"cannot be decoded: {reason_of(error)}") from error
+
+
+def _frames(container: Any, stream: Any) -> Iterator[Any]:
+    """Yield the frames in the order in which they are shown; raises UnusableFile at one that was patched up."""
+    for number, frame in enumerate(container.decode(stream)):
+        if frame.is_corrupt:
+            raise UnusableFile(f"cannot be decoded: frame {number + 1} is damaged")
+        yield frame
+
+
+def _upright(frame: Any) -> np.ndarray:
+    """Return a frame as (H, W, 3) uint8 RGB, turned as the file says that it is to be shown."""
+    return np.ascontiguousarray(np.rot90(frame.to_ndarray(format="rgb24"), round(frame.rotation / 90)))

@@ -1,0 +1,84 @@
+"""Wan's video autoencoder (Wan et al. 2025) on PyTorch: diffusers' AutoencoderKLWan, frozen.
+
+Raw latents are what the network gives; normalised latents are what a model learns: (raw - mean) / std of each channel,
+with the numbers of the autoencoder's config.json. MindSpeed-MM's ``wan_video_vae`` encodes to normalised latents too,
+but decodes raw ones; ours takes back what ``encode`` gave.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mindspeed_mm_dit.configs.autoencoder_kl_wan import WanVAEConfig, read_latent_facts
+from mindspeed_mm_dit.errors import CheckpointError
+from mindspeed_mm_dit.framework.pytorch import runtime
+from mindspeed_mm_dit.models.pretrained import check_complete, quiet
+
+
+class AutoencoderKLWan:
+    """Encodes videos to normalised latents and back; holds its module outside the composite's parameters."""
+
+    def __init__(self, config: WanVAEConfig) -> None:
+        self.config = config
+        self._dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[config.dtype]
+        facts = read_latent_facts(config)
+        self._mean, self._std = (
+            torch.tensor(numbers, device=runtime.device()).reshape(1, -1, 1, 1, 1)
+            for numbers in (facts.latents_mean, facts.latents_std)
+        )  # (1, C, 1, 1, 1)
+        self.module = runtime.freeze(_load(config), config.dtype)
+        if config.enable_tiling:
+            self.module.enable_tiling(**dataclasses.asdict(config.tiling()))
+
+    def encode(self, videos: Tensor, posterior_noise: Tensor | None = None) -> Tensor:
+        """Videos (B, 3, F, H, W) in [-1, 1] -> normalised latents (B, C, f, h, w) float32.
+
+        With ``posterior_noise`` (B, C, f, h, w) a draw from the posterior, without it its mean.
+        Raises ConfigError for F, H or W that the autoencoder does not take whole.
+        """
+        mean, std = self.moments(videos)
+        return self.normalised(mean, std, posterior_noise)
+
+    @torch.no_grad()
+    def moments(self, videos: Tensor) -> tuple[Tensor, Tensor]:
+        """Videos (B, 3, F, H, W) in [-1, 1] -> mean and std of their raw latents, (B, C, f, h, w) float32."""
+        self.config.latent_shape(*videos.shape[2:])
+        with self._own_precision():
+            posterior = self.module.encode(videos.to(self._dtype)).latent_dist
+        return posterior.mean.float(), posterior.std.float()
+
+    def normalised(self, mean: Tensor, std: Tensor | None = None, posterior_noise: Tensor | None = None) -> Tensor:
+        """Mean and std of raw latents (B, C, f, h, w) -> normalised latents, drawn if there is noise to draw with."""
+        raw = mean if posterior_noise is None else mean + std * posterior_noise
+        return (raw - self._mean) / self._std
+
+    @torch.no_grad()
+    def decode(self, latents: Tensor) -> Tensor:
+        """Normalised latents (B, C, f, h, w) -> videos (B, 3, F, H, W) float32 in [-1, 1], F = 1 + 4 (f - 1)."""
+        raw = (latents.float() * self._std + self._mean).to(self._dtype)
+        with self._own_precision():
+            return self.module.decode(raw).sample.float()
+
+    def _own_precision(self) -> torch.autocast:
+        """``ae.dtype`` decides, also inside the autocast of a bf16 training step."""
+        return torch.autocast(runtime.device_type(), enabled=False)
+
+
+def _load(config: WanVAEConfig) -> Any:
+    from diffusers import AutoencoderKLWan as DiffusersAutoencoderKLWan
+    from diffusers.utils import logging
+
+    what = f"ae.from_pretrained = {config.from_pretrained}"
+    try:
+        with quiet(logging):
+            module, found = DiffusersAutoencoderKLWan.from_pretrained(
+                config.from_pretrained, local_files_only=True, output_loading_info=True
+            )
+    except Exception as error:  # (whatever damaged files make of it)
+        raise CheckpointError(what, f"diffusers cannot load it: {error}", "copy the folder again") from error
+    check_complete(what, found)
+    return module

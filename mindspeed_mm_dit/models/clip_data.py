@@ -1,0 +1,43 @@
+"""Clips, tokenizer and latents of a text-to-video run, checked against each other before any weights are read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from mindspeed_mm_dit.configs.autoencoder_kl_wan import WanVAEConfig, read_latent_facts
+from mindspeed_mm_dit.configs.clips import ClipsParam, check_patches
+from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig
+from mindspeed_mm_dit.data.captions import CaptionTokenizer, caption_problems
+from mindspeed_mm_dit.data.clips import ClipIndex, open_clips, provide_clips
+from mindspeed_mm_dit.models.text_encoder import open_tokenizer
+
+
+@dataclass(frozen=True)
+class ClipData:
+    """What a run learns from, found to fit together."""
+
+    index: ClipIndex
+    """The clips, their captions readable by the tokenizer."""
+    tokenizer: CaptionTokenizer
+    """That of the text encoder."""
+    latent_shape: tuple[int, int, int, int]
+    """(C, f, h, w) of the latents of a clip."""
+
+
+def open_clip_data(
+    param: ClipsParam, ae: WanVAEConfig, text_encoder: TextEncoderConfig, patch: tuple[int, int, int] = (1, 1, 1)
+) -> ClipData:
+    """Open the clips of data.json for the autoencoder, text encoder and patch (pf, ph, pw) of model.json.
+
+    Raises:
+        ConfigError: frames or size do not fit autoencoder or patch, model.json contradicts the autoencoder's
+            config.json, or tokenizer and encoder do not belong together.
+        DataError: naming every clip and caption that cannot be used, by file and line.
+    """
+    provide_clips(param)
+    latent_shape = ae.latent_shape(param.num_frames, *param.size)
+    check_patches(param, latent_shape, patch)
+    read_latent_facts(ae)
+    tokenizer = open_tokenizer(text_encoder)
+    return ClipData(open_clips(param, partial(caption_problems, tokenizer)), tokenizer, latent_shape)

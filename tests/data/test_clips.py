@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mindspeed_mm_dit.configs.clips import ClipsParam
+from mindspeed_mm_dit.data import draws
+from mindspeed_mm_dit.data.clip_samples import ClipDraws, ClipReader, ClipSamples
+from mindspeed_mm_dit.data.clips import open_clips
+from mindspeed_mm_dit.data.draws import Stream
+from mindspeed_mm_dit.data.loader import load_batches
+from mindspeed_mm_dit.data.order import SampleOrder, micro_batches
+from mindspeed_mm_dit.errors import ConfigError, DataError
+
+pytest.importorskip("av", reason="requirements/video.txt")
+
+from mindspeed_mm_dit.data.moving_digits import write_video
+
+FRAMES = 12
+LEVELS = 20 * np.arange(FRAMES)
+"""Each frame of ``video`` is grey of one level, so that a pixel tells its frame."""
+
+
+def video(folder, name, frames=FRAMES, size=(16, 24), fps=8):
+    pixels = np.broadcast_to((20 * np.arange(frames)).astype(np.uint8)[:, None, None, None], (frames, *size, 3))
+    write_video(folder / name, pixels, fps)
+    return {"path": name, "cap": name, "num_frames": frames, "fps": fps, "resolution": list(size)}
+
+
+def param(folder, entries, **changes):
+    (folder / "annotation.json").write_text(json.dumps(entries, indent=None).replace("}, {", "},\n{"))
+    settings = {"num_frames": 5, "max_height": 16, "max_width": 24, "caption_dropout_prob": 0.0}
+    return ClipsParam(str(folder), str(folder / "annotation.json"), **settings | changes)
+
+
+def frames_read(param, clip=0, start=0.0):
+    """Return which frames of ``video`` a clip is made of."""
+    pixels = ClipReader(open_clips(param), param).read(np.array([clip]), np.array([start]))[0]
+    return np.round(pixels.astype(float).mean((0, 2, 3)) / 20).astype(int).tolist()
+
+
+def samples(param, seed=0, draw=lambda seed, positions, shape: {}):
+    index = open_clips(param)
+    drawn = ClipDraws(index, SampleOrder(len(index), seed), seed, param.caption_dropout_prob, draw, (16, 2, 2, 3))
+    return ClipSamples(ClipReader(index, param), drawn)
+
+
+def test_a_sample_is_the_first_frames_and_its_caption(tmp_path):
+    entries = [video(tmp_path, "a.mp4"), video(tmp_path, "b.mp4")]
+    made = samples(param(tmp_path, entries))
+    batch = made.batch(np.arange(2))
+    assert batch["pixels"].shape == (2, 3, 5, 16, 24) and batch["pixels"].dtype == np.uint8
+    assert np.abs(batch["pixels"].astype(int) - LEVELS[:5, None, None]).max() <= 2  # what MPEG-4 and YUV lose
+    assert sorted(batch["caption"].tolist()) == ["a.mp4", "b.mp4"]
+
+
+def test_train_fps_leaves_frames_out_and_takes_some_of_a_slower_video_twice(tmp_path):
+    fast, slow = video(tmp_path, "fast.mp4", fps=20), video(tmp_path, "slow.mp4", fps=4)
+    asked = param(tmp_path, [fast, slow], train_fps=8)
+    assert frames_read(asked, 0) == [0, 2, 5, 7, 10]
+    assert frames_read(asked, 1) == [0, 0, 1, 1, 2]
+    assert "warning: 1 of 2 videos are slower than train_fps: some frames are repeated" in open_clips(asked).notes
+
+
+def test_a_clip_begins_anywhere_from_which_it_is_long_enough(tmp_path):
+    asked = param(tmp_path, [video(tmp_path, "a.mp4")], clip_start="random")
+    assert frames_read(asked, start=0.0) == [0, 1, 2, 3, 4]
+    assert frames_read(asked, start=0.999) == [7, 8, 9, 10, 11]
+
+
+def test_frames_after_num_frames_of_the_annotation_are_not_used(tmp_path):
+    asked = param(tmp_path, [video(tmp_path, "a.mp4") | {"num_frames": 6}], clip_start="random")
+    assert frames_read(asked, start=0.999) == [1, 2, 3, 4, 5]
+
+
+def test_a_still_is_a_video_of_one_frame(tmp_path):
+    Image.new("RGB", (24, 16), (7, 8, 9)).save(tmp_path / "a.png")
+    asked = param(tmp_path, [{"path": "a.png", "cap": "a"}], num_frames=1)
+    assert ClipReader(open_clips(asked), asked).read(np.zeros(1, int), np.zeros(1))[0, :, 0, 0, 0].tolist() == [7, 8, 9]
+    with pytest.raises(DataError, match=r"line 1 .*a.png is short: it has 1 frames, and num_frames = 5 needs 5"):
+        open_clips(param(tmp_path, [{"path": "a.png", "cap": "a"}]))
+
+
+def broken_set(folder):
+    """Return an annotation in which every second line has another fault."""
+    good = video(folder, "good.mp4")
+    whole = (folder / "good.mp4").read_bytes()
+    (folder / "damaged.mp4").write_bytes(whole[: len(whole) // 3])
+    (folder / "empty.mp4").write_bytes(b"")
+    (folder / "text.mp4").write_text("no video")
+    return [
+        good,
+        video(folder, "short.mp4", frames=4),
+        good,
+        {"path": "damaged.mp4", "cap": "a"},
+        good,
+        good | {"resolution": {"height": 480, "width": 832}},
+        good,
+        {"path": "good.mp4"},
+        good,
+        {"path": "gone.mp4", "cap": "a"},
+        good,
+        {"path": "empty.mp4", "cap": "a"},
+        good,
+        good | {"num_frames": 81},
+        good,
+        good | {"fps": 30},
+        good,
+        {"path": "text.mp4", "cap": "a"},
+    ]
+
+
+FAULTS = [
+    "line 2 {0}/short.mp4 is short: it has 4 frames, and num_frames = 5 needs 5",
+    "line 4 {0}/damaged.mp4 holds no video, or is damaged",
+    "line 6 {0}/good.mp4 has frames of 16 x 24, and the annotation says 480 x 832",
+    "line 8 has no caption",
+    "line 10 {0}/gone.mp4 is listed but missing",
+    "line 12 {0}/empty.mp4 is empty",
+    "line 14 {0}/good.mp4 has 12 frames, and the annotation says 81",
+    "line 16 {0}/good.mp4 has 8 frames a second, and the annotation says 30",
+    "line 18 {0}/text.mp4 cannot be decoded: ",
+]
+
+
+def test_every_clip_that_cannot_be_used_is_named_with_its_line(tmp_path):
+    with pytest.raises(DataError) as raised:
+        open_clips(param(tmp_path, broken_set(tmp_path)))
+    text = str(raised.value)
+    assert f"{tmp_path}/annotation.json: 9 of 18 clips cannot be used" in text
+    places = [text.index(fault.format(tmp_path)) for fault in FAULTS]
+    assert places == sorted(places)
+
+
+def test_a_caption_that_the_text_encoder_cannot_read_is_a_problem_of_its_line(tmp_path):
+    entries = [video(tmp_path, f"{n}.mp4") | {"cap": ["good", caption]} for n, caption in enumerate(["good", "bad"])]
+
+    def problems(captions):
+        return ["is bad" if caption == "bad" else "" for caption in captions]
+
+    with pytest.raises(DataError, match="1 of 2 clips cannot be used\n    line 2 is bad\n"):
+        open_clips(param(tmp_path, entries), problems)
+    assert len(open_clips(param(tmp_path, entries, skip_bad_clips=True), problems)) == 1
+
+
+def test_clips_that_cannot_be_used_may_be_left_out(tmp_path):
+    asked = param(tmp_path, broken_set(tmp_path), skip_bad_clips=True)
+    index = open_clips(asked)
+    assert (len(index), index.skipped, len(index.problems)) == (9, 9, 9)
+    assert index.digest.startswith("9 clips, ")
+
+
+def test_of_many_clips_the_frames_are_counted_and_not_decoded(tmp_path, monkeypatch):
+    monkeypatch.setattr("mindspeed_mm_dit.data.clips.DECODE_CHECK_LIMIT", 1)
+    entries = [video(tmp_path, "a.mp4"), video(tmp_path, "b.mp4", frames=4)]
+    with pytest.raises(DataError, match=r"line 2 .*b.mp4 is short: it has 4 frames"):
+        open_clips(param(tmp_path, entries))
+    index = open_clips(param(tmp_path, entries[:1] * 2))
+    assert index.clips[0].spare == 7
+    assert index.notes == ("note: of 2 clips only the first frame was decoded, and the others were counted",)
+
+
+def test_keys_that_are_not_used_are_said(tmp_path):
+    index = open_clips(param(tmp_path, [video(tmp_path, "a.mp4") | {"aesthetic": 5.1}]))
+    assert index.notes == (f"note: keys of {tmp_path}/annotation.json that are not used: aesthetic",)
+
+
+def test_a_video_that_is_damaged_after_the_check_is_named_with_its_line(tmp_path):
+    asked = param(tmp_path, [video(tmp_path, "a.mp4")])
+    reader = ClipReader(open_clips(asked), asked)
+    (tmp_path / "a.mp4").write_bytes(b"")
+    with pytest.raises(DataError, match=r"a.mp4: is empty \(line 1 of .*annotation.json\)"):
+        reader.read(np.zeros(1, int), np.zeros(1))
+
+
+def test_a_phones_video_stands_upright(tmp_path):
+    frames = np.zeros((2, 16, 24, 3), np.uint8)
+    frames[:, :8, :8] = 255  # bright at the upper left
+    write_video(tmp_path / "a.mp4", frames, 8)
+    content = (tmp_path / "a.mp4").read_bytes()
+    matrix = [0x10000, 0, 0, 0, 0x10000, 0, 0, 0, 0x40000000]
+    turned = [0, 0x10000, 0, 0xFFFF0000, 0, 0, 0, 0, 0x40000000]  # clockwise by 90 degrees when it is shown
+    old, new = (b"".join(number.to_bytes(4, "big") for number in numbers) for numbers in (matrix, turned))
+    track = content.index(b"tkhd")
+    (tmp_path / "a.mp4").write_bytes(content[:track] + content[track:].replace(old, new, 1))
+    asked = param(tmp_path, [{"path": "a.mp4", "cap": "a"}], num_frames=2, max_height=24, max_width=16)
+    shown = ClipReader(open_clips(asked), asked).read(np.zeros(1, int), np.zeros(1))[0, 0, 0]
+    assert shown[:8, 8:].min() > 240 and shown[8:].max() < 16  # the upper right
+
+
+def test_draws_follow_the_position_and_not_the_batch(tmp_path):
+    entries = [video(tmp_path, f"{n}.mp4") | {"cap": [f"{n}a", f"{n}b"]} for n in range(3)]
+    made = samples(param(tmp_path, entries, clip_start="random", caption_dropout_prob=0.3), seed=7)
+    whole = made.batch(np.arange(30))
+    for ranks, micro in ((1, 10), (2, 5), (3, 2)):
+        streams = [load_batches(made, micro_batches(0, micro, rank, ranks), 2, 3) for rank in range(ranks)]
+        rounds = [next(stream) for _ in range(30 // (micro * ranks)) for stream in streams]
+        for name in whole:
+            assert np.array_equal(np.concatenate([part[name] for part in rounds]), whole[name])
+    kinds = {caption[-1:] for caption in whole["caption"].tolist()}
+    assert kinds == {"", "a", "b"}
+
+
+def test_a_caption_is_dropped_by_its_positions_coin(tmp_path):
+    made = samples(param(tmp_path, [video(tmp_path, "a.mp4")], caption_dropout_prob=0.25), seed=3)
+    positions = np.arange(2000)
+    dropped = made.captions(positions) == ""
+    assert np.array_equal(dropped, draws.coins(3, Stream.LABEL_DROP, positions, 0.25))
+    assert 0.2 < dropped.mean() < 0.3
+
+
+def test_the_objectives_draws_come_along_for_the_latents(tmp_path):
+    asked = []
+    made = samples(param(tmp_path, [video(tmp_path, "a.mp4")]), draw=lambda *given: asked.append(given) or {"noise": 1})
+    assert made.batch(np.arange(1))["noise"] == 1
+    assert asked[0][0] == 0 and asked[0][2] == (16, 2, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_frames": 0}, "dataset_param.num_frames = 0"),
+        ({"max_width": 0}, "dataset_param.max_width = 0"),
+        ({"train_fps": 0.0}, "dataset_param.train_fps = 0.0"),
+        ({"caption_dropout_prob": 1.5}, "dataset_param.caption_dropout_prob = 1.5"),
+    ],
+)
+def test_settings_out_of_range_are_named(tmp_path, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        param(tmp_path, [], **changes)
+
+
+def test_the_annotation_is_json(tmp_path):
+    with pytest.raises(ConfigError, match=r"neither \.json nor \.jsonl"):
+        ClipsParam(str(tmp_path), "a.csv", 5, 16, 16)

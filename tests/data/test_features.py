@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+pytest.importorskip("torch")
+pytest.importorskip("av", reason="requirements/video.txt")
+pytest.importorskip("transformers", reason="requirements/video.txt")
+
+from mindspeed_mm_dit.cli.main import main
+from mindspeed_mm_dit.configs.clips import load_clips_config
+from mindspeed_mm_dit.configs.encoders import load_encoders
+from mindspeed_mm_dit.data import moving_digits
+from mindspeed_mm_dit.data.clip_samples import ClipDraws, ClipReader, ClipSamples
+from mindspeed_mm_dit.data.clips import open_clips
+from mindspeed_mm_dit.data.features import FeatureCache, FeatureSamples, feature_identity
+from mindspeed_mm_dit.data.order import SampleOrder
+from mindspeed_mm_dit.errors import ConfigError, DataError
+from tests.conftest import GOLDEN
+
+CLIPS = 5
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    patch = pytest.MonkeyPatch()
+    patch.setattr(moving_digits, "NUM_CLIPS", CLIPS)
+    folder = tmp_path_factory.mktemp("data") / "moving_digits"
+    moving_digits.write_moving_digits(folder)
+    patch.undo()
+    path = folder / "annotation.json"
+    entries = json.loads(path.read_text())
+    entries[1]["cap"] = [entries[1]["cap"], "a moves"]
+    path.write_text(json.dumps(entries))
+    return folder
+
+
+def write_configs(place, digits, data=None, ae=None, text=None):
+    """Write model.json and data.json, with changes; return the flags that name them."""
+    param = {"dataset_type": "clips", "data_folder": str(digits), "json_path": str(digits / "annotation.json"),
+             "num_frames": 9, "max_height": 32, "max_width": 32, "caption_dropout_prob": 0.4}  # fmt: skip
+    vae = {"model_id": "wan_video_vae", "from_pretrained": str(GOLDEN / "wan_vae_tiny"), "do_sample": True}
+    encoder = {"model_id": "UMT5", "from_pretrained": str(digits / "text_encoder"), "max_length": 8, "dtype": "fp32"}
+    (place / "data.json").write_text(json.dumps({"dataset_param": param | (data or {})}))
+    (place / "model.json").write_text(json.dumps({"ae": vae | (ae or {}), "text_encoder": encoder | (text or {})}))
+    return ["--model", str(place / "model.json"), "--data", str(place / "data.json")]
+
+
+def cached(place, digits, *flags, **changes):
+    names = write_configs(place, digits, **changes)
+    return main(["cache-latents", *names, "--output", str(place / "cache"), "--shard-images", "2", *flags])
+
+
+def opened(place):
+    """Return index, section dataset_param and the identity that a cache of it must have."""
+    param = load_clips_config(place / "data.json").dataset_param
+    index = open_clips(param)
+    return index, param, feature_identity(index.digest, param, load_encoders(place / "model.json"))
+
+
+@pytest.mark.parametrize("zero_padding", [False, True])
+def test_a_run_learns_the_same_with_a_cache_and_without(framework, digits, tmp_path, zero_padding):
+    from mindspeed_mm_dit.models.autoencoder_kl_wan import AutoencoderKLWan
+    from mindspeed_mm_dit.models.text_encoder import load_text_encoder
+
+    assert cached(tmp_path, digits, text={"zero_padding": zero_padding}) == 0
+    index, param, identity = opened(tmp_path)
+    positions = np.arange(20)
+    drawn = ClipDraws(index, SampleOrder(CLIPS, 1), 1, 0.4, lambda seed, positions, shape: {}, (16, 3, 4, 4), True)
+    with_cache = FeatureSamples(FeatureCache(tmp_path / "cache", identity), drawn).batch(positions)
+    without = ClipSamples(ClipReader(index, param), drawn).batch(positions)
+    encoders, numpy = load_encoders(tmp_path / "model.json"), framework.ops.numpy
+    images = framework.ops.tensor(without["pixels"].astype(np.float32)) / 127.5 - 1
+    mean, std = AutoencoderKLWan(encoders.ae).moments(images)
+    states, mask = load_text_encoder(encoders.text_encoder).encode(without["caption"].tolist())
+    assert with_cache["latent_mean"] == pytest.approx(numpy(mean), rel=1e-4, abs=1e-5)
+    assert with_cache["latent_std"] == pytest.approx(numpy(std), rel=1e-4, abs=1e-6)
+    assert with_cache["text_states"] == pytest.approx(numpy(states), abs=1e-5)
+    assert np.array_equal(with_cache["text_mask"], numpy(mask))
+    assert np.array_equal(with_cache["posterior_noise"], without["posterior_noise"])
+    assert {"", "a moves"} < set(without["caption"].tolist())
+
+
+def test_only_the_states_of_tokens_are_kept_where_padding_is_zero(framework, digits, tmp_path):
+    cached(tmp_path, digits, text={"zero_padding": True}, ae={"do_sample": False})
+    first = load_file(tmp_path / "cache/features-00000.safetensors")
+    assert first["captions"].tolist() == [1, 2] and first["tokens"].tolist() == [5, 5, 3]
+    assert first["states"].shape == (13, 64) and first["mean"].shape == (2, 16, 3, 4, 4) and "std" not in first
+    assert load_file(tmp_path / "cache/null.safetensors")["tokens"].tolist() == [1]
+    assert cached(tmp_path, digits, "--dtype", "fp16", text={"zero_padding": True}, ae={"do_sample": False}) == 2
+
+
+def test_a_cache_goes_on_where_it_was_interrupted(framework, digits, tmp_path, capsys):
+    cached(tmp_path, digits)
+    shards = sorted((tmp_path / "cache").glob("features-*"))
+    before, times = load_file(shards[1]), [shard.stat().st_mtime_ns for shard in shards]
+    assert len(shards) == 3 and "5 of 5 clips encoded" in capsys.readouterr().out
+    (tmp_path / "cache/index.json").unlink()
+    shards[1].unlink()
+    with pytest.raises(DataError, match=r"holds no finished cache of clips: index\.json is listed but missing"):
+        FeatureCache(tmp_path / "cache")
+    cached(tmp_path, digits)
+    assert "2 of 5 clips encoded" in capsys.readouterr().out
+    assert [shard.stat().st_mtime_ns == time for shard, time in zip(shards, times)] == [True, False, True]
+    again = load_file(shards[1])
+    assert again.keys() == before.keys() and all(np.array_equal(again[name], before[name]) for name in again)
+    FeatureCache(tmp_path / "cache", opened(tmp_path)[2])
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"data": {"num_frames": 5}}, "frames is '9 of 32 x 32"),
+        ({"data": {"crop": "mindspeed_mm"}}, "frames is"),
+        ({"ae": {"dtype": "bf16"}}, "autoencoder is"),
+        ({"ae": {"enable_tiling": True}}, "autoencoder is"),
+        ({"ae": {"do_sample": False}}, "with_std is True there and False here"),
+        ({"text": {"dtype": "bf16"}}, "text_encoder is"),
+        ({"text": {"max_length": 9}}, "max_length is 8 there and 9 here"),
+        ({"text": {"zero_padding": True}}, "zero_padding is False there and True here"),
+    ],
+)
+def test_a_cache_made_otherwise_is_refused_by_a_run_and_by_the_command(
+    framework, digits, tmp_path, capsys, changes, field
+):
+    cached(tmp_path, digits)
+    write_configs(tmp_path, digits, **changes)
+    with pytest.raises(ConfigError, match=f"was made with other settings: {field}"):
+        FeatureCache(tmp_path / "cache", opened(tmp_path)[2])
+    assert cached(tmp_path, digits, **changes) == 2
+    assert f"was made with other settings: {field}" in capsys.readouterr().err
+
+
+def test_features_that_are_not_finite_or_missing_are_named(framework, digits, tmp_path):
+    cached(tmp_path, digits)
+    path = tmp_path / "cache/features-00001.safetensors"
+    tensors = load_file(path)
+    tensors["mean"][1, 0, 0, 0, 0] = np.inf
+    save_file(tensors, path)
+    cache = FeatureCache(tmp_path / "cache")
+    cache.read(np.arange(3), np.zeros(3, int))
+    with pytest.raises(DataError, match=r"features-00001.safetensors: the features of clip 3 are not finite"):
+        cache.read(np.arange(5), np.zeros(5, int))
+    del tensors["tokens"]
+    save_file(tensors, path)
+    with pytest.raises(DataError, match="holds no tokens"):
+        FeatureCache(tmp_path / "cache")
+
+
+def test_clips_that_begin_anywhere_cannot_be_kept(framework, digits, tmp_path, capsys):
+    assert cached(tmp_path, digits, data={"clip_start": "random"}) == 2
+    assert "clips that begin elsewhere each time cannot be kept" in capsys.readouterr().err

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+pytest.importorskip("av", reason="requirements/video.txt")
+pytest.importorskip("tokenizers", reason="requirements/video.txt")
+
+from mindspeed_mm_dit.configs.clips import ClipsParam
+from mindspeed_mm_dit.data import moving_digits
+from mindspeed_mm_dit.data.clip_samples import ClipReader
+from mindspeed_mm_dit.data.clips import open_clips
+from mindspeed_mm_dit.data.moving_digits import CAPTIONS, moving, write_moving_digits
+from mindspeed_mm_dit.errors import DataError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    patch = pytest.MonkeyPatch()
+    patch.setattr(moving_digits, "NUM_CLIPS", 40)
+    place = tmp_path_factory.mktemp("a") / "moving_digits"
+    write_moving_digits(place)
+    again = tmp_path_factory.mktemp("b") / "moving_digits"
+    write_moving_digits(again)
+    patch.undo()
+    return place, again
+
+
+def contents(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_same_files_are_written_each_time(folder):
+    first, second = map(contents, folder)
+    assert len(first) == 40 + 1 + 2 + 2 and first == second
+
+
+def test_there_are_forty_captions_and_the_clips_are_of_them():
+    assert len(set(CAPTIONS)) == 40 and "a seven moves left" in CAPTIONS
+
+
+@pytest.mark.parametrize(
+    ("direction", "axis", "sign"), [("left", 2, -1), ("right", 2, 1), ("up", 1, -1), ("down", 1, 1)]
+)
+def test_a_digit_moves_two_pixels_a_frame_the_way_its_caption_says(direction, axis, sign):
+    frames = moving(np.full((8, 8), 16.0), direction, 5)
+    assert frames.shape == (9, 32, 32, 3) and (frames.sum((1, 2, 3)) == 16 * 16 * 3 * 255).all()
+    places = [np.flatnonzero(frame.any(tuple({0, 1, 2} - {axis - 1}))).min() for frame in frames]
+    assert np.diff(places).tolist() == [2 * sign] * 8 and min(places) == 0 and max(places) == 16
+    other = 3 - axis
+    assert all(np.flatnonzero(frame.any(tuple({0, 1, 2} - {other - 1}))).min() == 5 for frame in frames)
+
+
+def test_the_files_hold_what_was_drawn_to_a_few_levels(folder):
+    from sklearn.datasets import load_digits
+
+    entries = json.loads((folder[0] / "annotation.json").read_text())
+    param = ClipsParam(str(folder[0]), str(folder[0] / "annotation.json"), 9, 32, 32)
+    index = open_clips(param)
+    pixels = ClipReader(index, param).read(np.arange(40), np.zeros(40))
+    digits = load_digits()
+    for number, entry in enumerate(entries):
+        assert entry["cap"].split()[1] == moving_digits.NAMES[digits.target[number]]
+        drawn = moving(digits.images[number], *moving_digits._draw(number)).transpose(3, 0, 1, 2)
+        assert np.abs(pixels[number].astype(int) - drawn).max() <= 8  # of 255, lost in MPEG-4 and YUV
+
+
+def test_they_are_written_where_a_data_json_first_names_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(moving_digits, "NUM_CLIPS", 3)
+    place = tmp_path / "data" / "moving_digits"
+    param = ClipsParam(str(place), str(place / "annotation.json"), 9, 32, 32, source="moving_digits")
+    before = open_clips(param)
+    assert len(before) == 3 and open_clips(param) == before
+    with pytest.raises(DataError, match="must be named moving_digits"):
+        open_clips(ClipsParam(str(tmp_path / "mine"), "a.json", 9, 32, 32, source="moving_digits"))

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from mindspeed_mm_dit.configs.autoencoder_kl_wan import WanVAEConfig, read_latent_facts
+from mindspeed_mm_dit.configs.clips import ClipsParam, check_patches
+from mindspeed_mm_dit.configs.strict import from_mapping
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError
+from tests.conftest import FRAMEWORK, GOLDEN
+
+VAE = GOLDEN / "wan_vae_tiny"
+
+needs_pytorch = pytest.mark.skipif(FRAMEWORK != "pytorch", reason="Wan's autoencoder runs on PyTorch")
+
+
+@pytest.fixture
+def copied(tmp_path):
+    return shutil.copytree(VAE, tmp_path / "vae")
+
+
+def change_config(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def autoencoder(folder=VAE, **changes):
+    from mindspeed_mm_dit.models.autoencoder_kl_wan import AutoencoderKLWan
+
+    return AutoencoderKLWan(WanVAEConfig(str(folder), **changes))
+
+
+@pytest.fixture(scope="module")
+def video():
+    with np.load(GOLDEN / "t2v_tiny.npz") as file:
+        return file["vae/video"]
+
+
+def test_latents_of_wans_sizes():
+    config = WanVAEConfig("vae")
+    assert config.latent_shape(81, 480, 832) == (16, 21, 60, 104)
+    assert config.latent_shape(1, 8, 8) == (16, 1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ((80, 480, 832), r"dataset_param.num_frames = 80: .* drop the last 3\n    Cure: use 77 or 81"),
+        ((81, 484, 832), r"dataset_param.max_height = 484: .*484 % 8 = 4\n    Cure: use 480 or 488"),
+        ((81, 480, 4), r"dataset_param.max_width = 4: .*\n    Cure: use 8"),
+    ],
+)
+def test_sizes_that_the_autoencoder_does_not_take_whole_are_named(sizes, message):
+    with pytest.raises(ConfigError, match=message):
+        WanVAEConfig("vae").latent_shape(*sizes)
+
+
+def test_latents_that_patches_do_not_fill_are_named():
+    param = ClipsParam("a", "a.json", 81, 488, 832)
+    latent = WanVAEConfig("vae").latent_shape(81, 488, 832)
+    with pytest.raises(ConfigError, match=r"dataset_param.max_height = 488: .*61 % 2 = 1\n.*patch_size = \[1, 2, 2\]"):
+        check_patches(param, latent, (1, 2, 2))
+    check_patches(param, latent, (1, 1, 2))
+
+
+def test_mindspeed_mms_section_is_read_as_it_stands():
+    section = {
+        "model_id": "wan_video_vae", "from_pretrained": "./ckpt/vae/", "dtype": "bf16", "enable_tiling": False,
+        "tiling_param": {"tile_sample_min_height": 256, "tile_sample_min_width": 256,
+                         "tile_sample_stride_height": 192, "tile_sample_stride_width": 128},
+        "norm_latents": True, "norm_mode": "channel_specified_shift_scale", "do_sample": False,
+    }  # fmt: skip
+    config = from_mapping(WanVAEConfig, section, "model.json: ae")
+    assert config.tiling().tile_sample_stride_width == 128
+    with pytest.raises(ConfigError, match="tile_sample_stride_width = 300: must be at least 1 and at most"):
+        from_mapping(WanVAEConfig, section | {"tiling_param": {"tile_sample_stride_width": 300}}, "ae")
+    with pytest.raises(ConfigError, match="Did you mean 'tile_sample_min_width'"):
+        from_mapping(WanVAEConfig, section | {"tiling_param": {"tile_sample_min_with": 256}}, "ae")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"z_dim": 48}, r"ae.latent_channels = 16: contradicts the autoencoder.*makes it 48"),
+        ({"scale_factor_spatial": 16}, r"ae.spatial_factor = 8: contradicts"),
+        ({"scale_factor_temporal": 8}, r"ae.temporal_factor = 4: contradicts"),
+        ({"latents_mean": [0.0] * 15}, "must be 16 numbers each"),
+        ({"latents_std": [1.0] * 15 + [0.0]}, "and the latter positive"),
+        ({"_class_name": "AutoencoderKL"}, "is of 'AutoencoderKL', not of AutoencoderKLWan"),
+    ],
+)
+def test_an_autoencoder_that_is_another_than_model_json_says_is_refused(copied, changes, message):
+    change_config(copied, **changes)
+    with pytest.raises(ConfigError, match=message):
+        read_latent_facts(WanVAEConfig(str(copied)))
+
+
+def test_the_numbers_of_the_normalisation_are_those_of_config_json(copied):
+    change_config(copied, latents_mean=[1.0] * 16, latents_std=[2.0] * 16)
+    facts = read_latent_facts(WanVAEConfig(str(copied)))
+    assert facts.latents_mean == (1.0,) * 16 and facts.latents_std == (2.0,) * 16
+
+
+@needs_pytorch
+def test_decode_takes_back_what_encode_gave(framework, video):
+    ae, images = autoencoder(), framework.ops.tensor(video)
+    mean, _ = ae.moments(images)
+    direct = framework.ops.numpy(ae.module.decode(mean).sample)
+    assert framework.ops.numpy(ae.decode(ae.encode(images))) == pytest.approx(direct, abs=1e-4)
+
+
+@needs_pytorch
+def test_a_draw_from_the_posterior_is_mean_plus_noise_times_std(framework, video):
+    ae, images = autoencoder(do_sample=True), framework.ops.tensor(video)
+    mean, std = map(framework.ops.numpy, ae.moments(images))
+    noise = np.random.default_rng(0).standard_normal(mean.shape, np.float32)
+    drawn = framework.ops.numpy(ae.encode(images, framework.ops.tensor(noise)))
+    facts = read_latent_facts(ae.config)
+    centre, spread = (np.reshape(x, (1, 16, 1, 1, 1)) for x in (facts.latents_mean, facts.latents_std))
+    assert drawn == pytest.approx((mean + std * noise - centre) / spread, rel=1e-4, abs=1e-5)
+
+
+@needs_pytorch
+def test_the_first_latent_frame_is_that_of_a_still(framework, video):
+    ae = autoencoder()
+    latents, still = (framework.ops.numpy(ae.encode(framework.ops.tensor(x))) for x in (video, video[:, :, :1]))
+    assert latents.shape[2] == 3 and latents[:, :, :1] == pytest.approx(still, abs=1e-5)
+
+
+@needs_pytorch
+def test_tiles_change_large_frames_alone_and_a_little(framework, video):
+    tiles = {f"tile_sample_{kind}_{side}": size
+             for kind, size in (("min", 24), ("stride", 16)) for side in ("height", "width")}  # fmt: skip
+    whole, tiled, small = (
+        framework.ops.numpy(autoencoder(**settings).encode(framework.ops.tensor(video)))
+        for settings in ({}, {"enable_tiling": True, "tiling_param": tiles}, {"enable_tiling": True})
+    )
+    assert np.array_equal(whole, small)
+    assert 1e-4 < np.linalg.norm(tiled - whole) / np.linalg.norm(whole) < 0.5
+
+
+@needs_pytorch
+def test_bf16_is_near_fp32_and_frames_that_would_be_dropped_are_refused(framework, video):
+    images = framework.ops.tensor(video)
+    exact, rounded = (framework.ops.numpy(autoencoder(dtype=dtype).encode(images)) for dtype in ("fp32", "bf16"))
+    assert rounded.dtype == np.float32 and 1e-4 < np.linalg.norm(rounded - exact) / np.linalg.norm(exact) < 5e-2
+    with pytest.raises(ConfigError, match="num_frames = 8"):
+        autoencoder().encode(images[:, :, :8])
+
+
+@needs_pytorch
+def test_weights_that_are_missing_are_named(framework, copied):
+    from safetensors.numpy import load_file, save_file
+
+    path = copied / "diffusion_pytorch_model.safetensors"
+    weights = load_file(path)
+    del weights["encoder.conv_in.weight"]
+    save_file(weights, path, {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"encoder\.conv_in\.weight"):
+        autoencoder(copied)

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers", reason="requirements/video.txt")
+
+from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig
+from mindspeed_mm_dit.data.moving_digits import CAPTIONS
+from mindspeed_mm_dit.data.small_text_encoder import write_text_encoder, write_tokenizer
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError
+from mindspeed_mm_dit.models.text_encoder import load_text_encoder, open_tokenizer
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text")
+    write_tokenizer(folder / "tokenizer", CAPTIONS)
+    write_text_encoder(folder / "text_encoder", folder / "tokenizer")
+    return folder
+
+
+@pytest.fixture
+def copied(text, tmp_path):
+    return shutil.copytree(text, tmp_path / "text")
+
+
+def config(folder, **changes):
+    return TextEncoderConfig(str(folder / "text_encoder"), **{"max_length": 8, "dtype": "fp32"} | changes)
+
+
+def change_config(folder, **changes):
+    path = folder / "text_encoder/config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.fixture
+def encoder(framework, text):
+    return load_text_encoder(config(text))
+
+
+def test_the_small_encoder_tells_every_two_captions_apart(encoder, framework):
+    states, mask = map(framework.ops.numpy, encoder.encode(CAPTIONS))
+    assert states.shape == (40, 8, 64) and states.dtype == np.float32 and mask.sum(1).tolist() == [5] * 40
+    flat = states.reshape(40, -1)
+    apart = np.sqrt(((flat[:, None] - flat[None]) ** 2).mean(-1))[~np.eye(40, dtype=bool)]
+    assert apart.min() > 0.25  # states are about 1 in root mean square
+
+
+def test_the_small_encoder_is_as_transformers_saves_one(encoder, tmp_path):
+    from safetensors.numpy import load_file
+
+    encoder.network.module.save_pretrained(tmp_path)
+    saved, written = (
+        load_file(tmp_path / "model.safetensors"),
+        load_file(f"{encoder.tokenizer.config.from_pretrained}/model.safetensors"),
+    )
+    assert saved.keys() == written.keys() and all(np.array_equal(saved[name], written[name]) for name in saved)
+
+
+def test_a_caption_has_the_same_states_in_any_batch(encoder, framework):
+    together = framework.ops.numpy(encoder.encode(["a seven moves left", "a", ""])[0])
+    for row, caption in enumerate(("a seven moves left", "a", "")):
+        alone = framework.ops.numpy(encoder.encode([caption])[0])[0]
+        assert alone == pytest.approx(together[row], abs=1e-5)
+
+
+def test_the_null_condition_is_the_empty_caption(encoder, framework):
+    null, mask = map(framework.ops.numpy, encoder.encode_null())
+    assert null.shape == (1, 8, 64) and mask.tolist() == [[1] + [0] * 7]
+    assert np.array_equal(null, framework.ops.numpy(encoder.encode([" "])[0]))
+
+
+def test_padding_comes_back_as_it_is_or_as_zero(framework, text, encoder):
+    kept, mask = map(framework.ops.numpy, encoder.encode(["a one moves up"]))
+    zero = framework.ops.numpy(load_text_encoder(config(text, zero_padding=True)).encode(["a one moves up"])[0])
+    assert np.abs(kept[mask == 0]).max() > 0.1 and not zero[mask == 0].any()
+    assert np.array_equal(kept[mask == 1], zero[mask == 1])
+
+
+def test_bf16_is_near_fp32(framework, text, encoder):
+    exact = framework.ops.numpy(encoder.encode(CAPTIONS)[0])
+    rounded = framework.ops.numpy(load_text_encoder(config(text, dtype="bf16")).encode(CAPTIONS)[0])
+    error = np.linalg.norm(rounded - exact) / np.linalg.norm(exact)
+    assert 1e-4 < error < 3e-2  # bfloat16 has 8 bits
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocab_size": 18}, "the encoder has vocab_size = 18, and the tokenizer 19 ids"),
+        ({"vocab_size": 256384}, "the encoder has vocab_size = 256384, and the tokenizer 19 ids"),
+        ({"eos_token_id": 2}, "the encoder has eos_token_id = 2, and the tokenizer 1"),
+        ({"model_type": "t5"}, "is of a 't5', not of a 'umt5'"),
+    ],
+)
+def test_a_tokenizer_of_another_encoder_is_refused_before_weights_are_read(copied, changes, message):
+    (copied / "text_encoder/model.safetensors").unlink()
+    open_tokenizer(config(copied))
+    change_config(copied, **changes)
+    with pytest.raises(ConfigError, match=message):
+        open_tokenizer(config(copied))
+
+
+def test_weights_that_are_missing_or_of_another_shape_are_named(framework, copied):
+    from safetensors.numpy import load_file, save_file
+
+    path = copied / "text_encoder/model.safetensors"
+    weights = load_file(path)
+    save_file({name: array for name, array in weights.items() if "block.1" not in name}, path, {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"weight encoder\.block\.1\S+ is missing, and so are 9 more"):
+        load_text_encoder(config(copied))
+    path.write_bytes(b"no weights")
+    with pytest.raises(CheckpointError, match="transformers cannot load it"):
+        load_text_encoder(config(copied))
+
+
+def test_mindspeed_mms_section_is_read_as_it_stands():
+    from mindspeed_mm_dit.configs.strict import from_mapping
+
+    section = {"model_id": "UMT5", "hub_backend": "hf", "from_pretrained": "./ckpt/text_encoder/", "dtype": "bf16"}
+    assert from_mapping(TextEncoderConfig, section, "model.json: text_encoder").max_length == 512
