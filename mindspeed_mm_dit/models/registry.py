@@ -14,7 +14,7 @@ from typing import Any
 
 from mindspeed_mm_dit.configs.model import AE_CONFIGS, PREDICTOR_CONFIGS
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.models.autoencoder import PixelAutoencoder, load_autoencoder_kl
+from mindspeed_mm_dit.models.autoencoder import NoAutoencoder, PixelAutoencoder, load_autoencoder_kl
 from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES, register_objective
 
@@ -22,6 +22,11 @@ Builder = Callable[[Any], Any]
 
 PREDICTOR_MODEL_MAPPINGS: dict[str, Builder] = {"dit": DiT}
 AE_MODEL_MAPPINGS: dict[str, Builder] = {"pixel": PixelAutoencoder, "autoencoder_kl": load_autoencoder_kl}
+
+
+def load_autoencoder(config: Any, encodes: bool = True) -> Any:
+    """Load the autoencoder of section "ae"; of one that ``encodes`` nothing the weights stay on disk."""
+    return AE_MODEL_MAPPINGS[config.model_id](config) if encodes else NoAutoencoder(config)
 
 
 def register(
@@ -42,6 +47,7 @@ __all__ = [
     "OBJECTIVES",
     "PREDICTOR_CONFIGS",
     "PREDICTOR_MODEL_MAPPINGS",
+    "load_autoencoder",
     "register",
     "register_objective",
 ]
