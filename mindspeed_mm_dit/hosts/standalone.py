@@ -22,6 +22,7 @@ from mindspeed_mm_dit.framework import active, runtime
 from mindspeed_mm_dit.hosts.ending import end, leave_for_launcher, say
 from mindspeed_mm_dit.hosts.standalone_preflight import preflight
 from mindspeed_mm_dit.models import registry
+from mindspeed_mm_dit.training.contract import EngineModule
 from mindspeed_mm_dit.training.loop import train
 from mindspeed_mm_dit.training.progress import claimed_save, open_progress
 from mindspeed_mm_dit.training.report import how_to_resume
@@ -100,7 +101,7 @@ def _run(
     forward_step: Callable[..., Any],
 ) -> Stop | None:
     started = time.monotonic()
-    engine_module = importlib.import_module(f"mindspeed_mm_dit.training.{active()}.engine")
+    engine_module: EngineModule = importlib.import_module(f"mindspeed_mm_dit.training.{active()}.engine")
     runtime.initialize(args.distributed_backend, args.micro_batch_size, args.global_batch_size)
     _announce(args)
     with StopRequest() as stop, claimed_save(args) as claim:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from mindspeed_mm_dit.errors import ConvergenceError, DataError, StepError, UserError
 from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.training.contract import Engine, ForwardStep
 from mindspeed_mm_dit.training.log import RunLog, StepRecord
 from mindspeed_mm_dit.training.lr import LearningRate
 from mindspeed_mm_dit.training.progress import Progress
@@ -21,8 +22,8 @@ from mindspeed_mm_dit.training.utilisation import meter
 
 def train(
     args: Namespace,
-    engine: Any,
-    forward_step: Callable[..., Any],
+    engine: Engine,
+    forward_step: ForwardStep,
     train_batches: Iterator[Any],
     valid_batches: Iterable[Any] | None,
     progress: Progress,
