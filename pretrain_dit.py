@@ -25,8 +25,7 @@ Tensor = Any  # a tensor of the chosen framework
 def model_provider(pre_process: bool = True, post_process: bool = True) -> DiTModel:
     """Build the composite that model.json describes."""
     host.print_rank_0("building DiT model ...")
-    mm = host.get_args().mm
-    return DiTModel(mm.model, with_autoencoder=mm.data.dataset_param.latents is None)
+    return DiTModel(host.get_args().mm.model, host.load_autoencoder())
 
 
 def get_batch(data_iterator: Iterator[dict[str, Any]]) -> dict[str, Tensor]:

@@ -37,6 +37,7 @@ from mindspeed_mm_dit.data.folder import open_index
 from mindspeed_mm_dit.data.transforms import load_pixels
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.models.composite import DiTModel
+from mindspeed_mm_dit.models.registry import load_autoencoder
 from mindspeed_mm_dit.objectives.registry import draw_of
 from mindspeed_mm_dit.training.pytorch.engine import Engine
 
@@ -120,7 +121,7 @@ def our_step(home: Path, args: Namespace, cached: bool, bf16: bool) -> Callable[
         samples.reader._decoded = None  # a real data set does not fit into memory
     runtime.initialize(None, args.batch, args.batch)
     precision = AUTOCAST if bf16 else FLOAT32
-    engine = Engine(DiTModel(model, with_autoencoder=not cached), engine_flags(), None, precision)
+    engine = Engine(DiTModel(model, load_autoencoder(model.ae, encodes=not cached)), engine_flags(), None, precision)
     stream = (samples.batch(np.arange(n, n + args.batch)) for n in itertools.count(0, args.batch))
 
     def forward_step(source: Any, composite: Any) -> Any:

@@ -26,6 +26,7 @@ from train_throughput import NUM_CLASSES, model_config
 from mindspeed_mm_dit.configs.presets import PRESETS
 from mindspeed_mm_dit.evaluation.digits import digits_accuracy
 from mindspeed_mm_dit.framework.pytorch import runtime
+from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.sampling.generate import SampleSettings, generate, states
@@ -87,7 +88,8 @@ def score(args: Namespace, report: Report) -> None:
 def our_model(args: Namespace, precision: str) -> Any:
     """Return the composite with random weights, as ``load_model`` prepares it."""
     torch.manual_seed(0)
-    model = runtime.freeze(DiTModel(model_config(args), with_autoencoder=False))
+    config = model_config(args)
+    model = runtime.freeze(DiTModel(config, NoAutoencoder(config.ae)))
     if precision == "bf16":
         runtime.bf16_products(model.predictor)
     if args.torch_compile:

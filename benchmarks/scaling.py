@@ -69,6 +69,7 @@ def worker(args: Namespace) -> None:
 
     from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
     from mindspeed_mm_dit.framework.pytorch import runtime
+    from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
     from mindspeed_mm_dit.models.composite import DiTModel
     from mindspeed_mm_dit.planning.memory import Layout, memory
     from mindspeed_mm_dit.training.pytorch.engine import Engine
@@ -80,7 +81,7 @@ def worker(args: Namespace) -> None:
     flags = engine_flags(ema_decay=0.99, clip_grad=1.0)
     args.batch, args.size = args.micro_batch, 32
     config = model_config(args)
-    engine = Engine(DiTModel(config, with_autoencoder=False), flags, fsdp2)
+    engine = Engine(DiTModel(config, NoAutoencoder(config.ae)), flags, fsdp2)
     stream = batches(args)
 
     def forward_step(source, model):

@@ -26,6 +26,7 @@ from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, GaussianDiffusio
 from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32
 from mindspeed_mm_dit.configs.presets import PRESETS
 from mindspeed_mm_dit.framework.pytorch import runtime
+from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.planning.arithmetic import train_flop
 from mindspeed_mm_dit.planning.peaks import peak_tflops
@@ -111,7 +112,7 @@ def our_step(args: Namespace, precision: str) -> Callable[[], Any]:
     runtime.initialize(None, args.batch, args.batch)
     flags = engine_flags(torch_compile=args.torch_compile, tf32=args.tf32)
     own_precision = AUTOCAST if precision == "bf16" else FLOAT32
-    engine = Engine(DiTModel(config, with_autoencoder=False), flags, None, own_precision)
+    engine = Engine(DiTModel(config, NoAutoencoder(config.ae)), flags, None, own_precision)
 
     def forward_step(stream: Iterator[Any], model: Any) -> tuple[Any, Any]:
         return model(**runtime.to_device(next(stream))), lambda losses: (losses.mean(), {"loss": losses.mean()})

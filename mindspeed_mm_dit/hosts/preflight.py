@@ -92,13 +92,12 @@ def _check_memory(args: Namespace, mm: MultiModalArguments, host: HostFacts) -> 
         return
     layout = Layout.of(mm.fsdp2, mm.precision, host.world_size)
     check_state_fits(mm.model, layout, host.device)
-    online_vae = mm.data.dataset_param.latents is None
-    warning = tight_step(mm.model, layout, args.micro_batch_size, online_vae, host.device)
+    warning = tight_step(mm.model, layout, args.micro_batch_size, mm.encodes_images, host.device)
     if warning and host.rank == 0:
         print(warning, file=sys.stderr)
 
 
 def _check_autoencoder(mm: MultiModalArguments) -> None:
     """Raise CheckpointError unless the weights of the autoencoder that encodes the images are there."""
-    if isinstance(mm.model.ae, AutoencoderKLConfig) and mm.data.dataset_param.latents is None:
+    if isinstance(mm.model.ae, AutoencoderKLConfig) and mm.encodes_images:
         find_weights(mm.model.ae)

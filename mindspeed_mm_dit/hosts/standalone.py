@@ -1,7 +1,8 @@
 """Our own host: MindSpeed-MM's names, flags and log line, without MindSpeed-MM.
 
 A training script written for one host runs in the other: ``pretrain`` has the same signature, and
-``get_args``, ``print_rank_0`` and ``average_losses_across_data_parallel_group`` mean the same.
+``get_args``, ``print_rank_0`` and ``average_losses_across_data_parallel_group`` mean the same. ``load_autoencoder`` is
+a name of our own: how weights get into memory while a model is built is the host's business.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import active, runtime
 from mindspeed_mm_dit.hosts.ending import end, leave_for_launcher, say
 from mindspeed_mm_dit.hosts.standalone_preflight import preflight
+from mindspeed_mm_dit.models import registry
+from mindspeed_mm_dit.training.contract import EngineModule
 from mindspeed_mm_dit.training.loop import train
 from mindspeed_mm_dit.training.progress import claimed_save, open_progress
 from mindspeed_mm_dit.training.report import how_to_resume
@@ -41,6 +44,12 @@ def get_args() -> Namespace:
     """Return the flags of this run; ``args.mm`` holds the config files."""
     assert _args is not None, "pretrain() has not parsed the command line yet"
     return _args
+
+
+def load_autoencoder() -> Any:
+    """Load what encodes the images of this run; where all latents are cached, its weights stay on disk."""
+    mm = get_args().mm
+    return registry.load_autoencoder(mm.model.ae, mm.encodes_images)
 
 
 def average_losses_across_data_parallel_group(losses: list[Any]) -> list[Any]:
@@ -92,7 +101,7 @@ def _run(
     forward_step: Callable[..., Any],
 ) -> Stop | None:
     started = time.monotonic()
-    engine_module = importlib.import_module(f"mindspeed_mm_dit.training.{active()}.engine")
+    engine_module: EngineModule = importlib.import_module(f"mindspeed_mm_dit.training.{active()}.engine")
     runtime.initialize(args.distributed_backend, args.micro_batch_size, args.global_batch_size)
     _announce(args)
     with StopRequest() as stop, claimed_save(args) as claim:
@@ -135,6 +144,7 @@ __all__ = [
     "ModelType",
     "average_losses_across_data_parallel_group",
     "get_args",
+    "load_autoencoder",
     "pretrain",
     "print_rank_0",
 ]

@@ -9,10 +9,10 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.framework import nn, ops, runtime
-from mindspeed_mm_dit.models.autoencoder import NoAutoencoder, draw_latents
+from mindspeed_mm_dit.models.autoencoder import draw_latents
 from mindspeed_mm_dit.models.init import check_declared, initial_weights
 from mindspeed_mm_dit.models.pixels import to_images
-from mindspeed_mm_dit.models.registry import AE_MODEL_MAPPINGS, PREDICTOR_MODEL_MAPPINGS
+from mindspeed_mm_dit.models.registry import PREDICTOR_MODEL_MAPPINGS, load_autoencoder
 from mindspeed_mm_dit.objectives.registry import objective_of
 
 Tensor = Any
@@ -24,13 +24,13 @@ class DiTModel(nn.Module):
     Only the predictor has weights that are trained and saved. Nothing here is random: what an objective
     draws, dropped labels and posterior noise come with the batch. Arguments go by name, as the batch names them.
 
-    ``with_autoencoder=False`` leaves its weights on disk, for a model that is only given cached latents.
+    ``autoencoder``: that of section "ae", where it is in memory already, or a NoAutoencoder for a model that is only
+    given cached latents; None loads it.
     """
 
-    def __init__(self, config: ModelConfig, with_autoencoder: bool = True) -> None:
+    def __init__(self, config: ModelConfig, autoencoder: Any = None) -> None:
         super().__init__()
-        load_autoencoder = AE_MODEL_MAPPINGS[config.ae.model_id] if with_autoencoder else NoAutoencoder
-        self.ae: Any = load_autoencoder(config.ae)
+        self.ae: Any = load_autoencoder(config.ae) if autoencoder is None else autoencoder
         self.diffusion = objective_of(config.diffusion).build(config.diffusion)
         self.predictor = PREDICTOR_MODEL_MAPPINGS[config.predictor.model_id](config.predictor)
         names = config.predictor.condition.names

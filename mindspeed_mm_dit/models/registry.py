@@ -16,6 +16,7 @@ from typing import Any
 from mindspeed_mm_dit.configs.model import AE_CONFIGS, PREDICTOR_CONFIGS
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import own
+from mindspeed_mm_dit.models.autoencoder import NoAutoencoder, PixelAutoencoder
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES, register_objective
 
 Builder = Callable[[Any], Any]
@@ -27,18 +28,17 @@ def _dit(config: Any) -> Any:
     return DiT(config)
 
 
-def _pixel(config: Any) -> Any:
-    from mindspeed_mm_dit.models.autoencoder import PixelAutoencoder
-
-    return PixelAutoencoder(config)
-
-
 def _autoencoder_kl(config: Any) -> Any:
     return own("mindspeed_mm_dit.models.autoencoder_kl").AutoencoderKL(config)
 
 
 PREDICTOR_MODEL_MAPPINGS: dict[str, Builder] = {"dit": _dit}
-AE_MODEL_MAPPINGS: dict[str, Builder] = {"pixel": _pixel, "autoencoder_kl": _autoencoder_kl}
+AE_MODEL_MAPPINGS: dict[str, Builder] = {"pixel": PixelAutoencoder, "autoencoder_kl": _autoencoder_kl}
+
+
+def load_autoencoder(config: Any, encodes: bool = True) -> Any:
+    """Load the autoencoder of section "ae"; of one that ``encodes`` nothing the weights stay on disk."""
+    return AE_MODEL_MAPPINGS[config.model_id](config) if encodes else NoAutoencoder(config)
 
 
 def register(
@@ -59,6 +59,7 @@ __all__ = [
     "OBJECTIVES",
     "PREDICTOR_CONFIGS",
     "PREDICTOR_MODEL_MAPPINGS",
+    "load_autoencoder",
     "register",
     "register_objective",
 ]

@@ -16,6 +16,7 @@ from mindspeed_mm_dit.errors import ConvergenceError, DataError, StepError, User
 from mindspeed_mm_dit.evaluation.validation import ValidationLoss, sums_by_quarter
 from mindspeed_mm_dit.framework import ops, runtime
 from mindspeed_mm_dit.objectives.contract import NOISE_SHARE
+from mindspeed_mm_dit.training.contract import Engine, ForwardStep
 from mindspeed_mm_dit.training.log import RunLog, StepRecord
 from mindspeed_mm_dit.training.lr import LearningRate
 from mindspeed_mm_dit.training.progress import Progress
@@ -25,8 +26,8 @@ from mindspeed_mm_dit.training.utilisation import meter
 
 def train(
     args: Namespace,
-    engine: Any,
-    forward_step: Callable[..., Any],
+    engine: Engine,
+    forward_step: ForwardStep,
     train_batches: Iterator[Any],
     valid_batches: Iterable[Any] | None,
     progress: Progress,

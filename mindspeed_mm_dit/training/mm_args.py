@@ -32,6 +32,11 @@ class MultiModalArguments:
     autoencoder: str = ""
     """Which autoencoder it is: a digest of its files; kept in every checkpoint."""
 
+    @property
+    def encodes_images(self) -> bool:
+        """Whether images are encoded as they come, rather than read from a latent cache."""
+        return self.data.dataset_param.latents is None
+
 
 def with_facts(mm: MultiModalArguments, images: ImageIndex) -> MultiModalArguments:
     """Return ``mm`` with what every checkpoint keeps of the images and the autoencoder."""

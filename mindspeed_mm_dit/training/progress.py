@@ -12,6 +12,7 @@ from mindspeed_mm_dit.checkpoint.store import CheckpointStore, unwritten
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.training.changes import run_facts
+from mindspeed_mm_dit.training.contract import Checkpoints, Engine
 from mindspeed_mm_dit.training.start import Start, is_save, print_rank_0
 
 
@@ -21,7 +22,7 @@ class Progress:
     A save that fails is said at once, by the first rank, and costs nothing but itself; all ranks go on alike.
     """
 
-    def __init__(self, args: Namespace, engine: Any, checkpoints: Any, claim: Claim | None) -> None:
+    def __init__(self, args: Namespace, engine: Engine, checkpoints: Checkpoints, claim: Claim | None) -> None:
         self.iteration = 0
         self.consumed_samples = 0
         self._args, self._engine, self._checkpoints = args, engine, checkpoints
@@ -142,7 +143,9 @@ def claimed_save(args: Namespace) -> Iterator[Claim | None]:
     claim.release()
 
 
-def open_progress(args: Namespace, engine: Any, checkpoints: Any, claim: Claim | None, start: Start | None) -> Progress:
+def open_progress(
+    args: Namespace, engine: Engine, checkpoints: Checkpoints, claim: Claim | None, start: Start | None
+) -> Progress:
     """Return the progress of a run: where ``start`` left it, or at the beginning."""
     progress = Progress(args, engine, checkpoints, claim)
     if start is not None:

@@ -17,6 +17,7 @@ from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.training.changes import changes, run_facts, table_of
 from mindspeed_mm_dit.training.classes import check_classes
+from mindspeed_mm_dit.training.contract import Checkpoints
 
 
 class Start(NamedTuple):
@@ -28,7 +29,7 @@ class Start(NamedTuple):
     """Its run.json; empty where another program wrote it."""
 
 
-def find_start(args: Namespace, checkpoints: Any) -> Start | None:
+def find_start(args: Namespace, checkpoints: Checkpoints) -> Start | None:
     """Return the newest undamaged checkpoint of --load, known to fit this run; None starts anew.
 
     Every rank must call this: they share the reading. No model is needed. ``checkpoints``: the module that reads the
@@ -50,7 +51,7 @@ def find_start(args: Namespace, checkpoints: Any) -> Start | None:
     return start
 
 
-def _newest(args: Namespace, checkpoints: Any) -> Start | None:
+def _newest(args: Namespace, checkpoints: Checkpoints) -> Start | None:
     store = CheckpointStore(args.load)
     if os.path.exists(args.load) and not os.path.isdir(args.load) and not os.path.isfile(args.load):
         raise CheckpointError(f"--load = {args.load}", "is no folder", "name the folder that --save named")
@@ -83,7 +84,7 @@ def _problem_on_any_rank(problem_of: Callable[..., str | None], path: Path) -> s
     return problem or "another rank finds it damaged"
 
 
-def _check_fits(args: Namespace, start: Start, checkpoints: Any) -> None:
+def _check_fits(args: Namespace, start: Start, checkpoints: Checkpoints) -> None:
     path, _, facts = start
     check_classes(facts, args.mm.classes, path)
     if "model" in facts:

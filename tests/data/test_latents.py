@@ -21,6 +21,7 @@ from mindspeed_mm_dit.data.folder import open_index, split_index
 from mindspeed_mm_dit.data.latents import LatentCache, check_latents, shard_path
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.objectives.registry import draw_of
 
@@ -105,7 +106,7 @@ def test_losses_equal_those_of_encoding_online(home, made, objective):
     model = DiTModel(load_model_config(home / name))
     for p in model.predictor.parameters():
         p.data += 0.02 * torch.randn_like(p)
-    without_vae = DiTModel(load_model_config(home / name), with_autoencoder=False)
+    without_vae = DiTModel(load_model_config(home / name), NoAutoencoder(model.ae.config))
     without_vae.load_state_dict(model.state_dict())
     online, cached = samples(home, None, name), samples(home, made, name)
     for start in (0, 40):

@@ -25,6 +25,7 @@ from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, GaussianDiffusio
 from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32, SHARDED_BF16
 from mindspeed_mm_dit.configs.presets import PRESETS
 from mindspeed_mm_dit.framework.pytorch import ops, runtime
+from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.objectives.gaussian.process import GaussianDiffusion
@@ -159,7 +160,7 @@ def test_the_peak_of_a_step_is_within_a_tenth_of_the_plan(layout, batch):
     planned = memory(model, layout, online_vae=False)
     runtime.initialize(None, batch, 2 * batch)
     try:
-        engine = Engine(DiTModel(model, with_autoencoder=False), flags, fsdp2)
+        engine = Engine(DiTModel(model, NoAutoencoder(model.ae)), flags, fsdp2)
         engine.train_step(forward_step, cached_latents(model, batch), 1e-4)
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
             engine.train_step(forward_step, cached_latents(model, batch), 1e-4)

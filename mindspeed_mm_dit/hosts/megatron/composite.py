@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from mindspeed_mm_dit.checkpoint.fitting import check_names
 from mindspeed_mm_dit.models.composite import DiTModel
-from mindspeed_mm_dit.models.registry import AE_MODEL_MAPPINGS
 
 _register_parameter = nn.Module.register_parameter  # before the host replaces it while it builds a model
 
@@ -24,22 +23,30 @@ EMA = "ema."
 """Prefix of the moving average among the tensors of a saved model."""
 
 
-class HostedDiT(DiTModel, MultiModalModule, FSDP2Mixin):
-    """A DiTModel with Megatron's surface; checkpoints hold the predictor under its own names.
+class HostedDiT(MultiModalModule, FSDP2Mixin):
+    """A DiTModel inside Megatron's surface; checkpoints hold the predictor under its own names.
 
+    Its children are those of the composite, so the paths of fsdp2.yaml begin with ``predictor`` here as there.
     ``averages`` gives the moving average to save beside it, by name.
     """
 
     share_embeddings_and_output_weights = False  # there are none for Megatron to keep equal
 
     def __init__(self, model: DiTModel, averages: Callable[[], Mapping[str, Tensor]]) -> None:
-        MultiModalModule.__init__(self, core_transformer_config_from_args(get_args()))
-        self.ae, self.diffusion, self.predictor = model.ae, model.diffusion, model.predictor
-        self.initial_weights = model.initial_weights  # type: ignore[method-assign]
+        super().__init__(core_transformer_config_from_args(get_args()))
+        FSDP2Mixin.__init__(self)  # (Megatron's classes call none beside their own)
+        self._composite = (model,)  # in a tuple: a child of its own would lengthen every name
+        self.diffusion, self.predictor = model.diffusion, model.predictor
         self._averages = averages
         self._constants = {name: buffer.clone() for name, buffer in self.named_buffers()}
         self.loaded_averages: dict[str, Tensor] = {}
         """Averages that came with the model's own tensors (--ckpt-format torch)."""
+
+    def forward(self, **batch: Tensor) -> Tensor:
+        """Return the training loss of each sample, (B,) float32, as the composite does."""
+        (composite,) = self._composite
+        composite.predictor = self.predictor  # the host may have put a wrapper in its place, e.g. to recompute it
+        return composite(**batch)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Return the predictor's tensors under the names of the published checkpoints."""
@@ -71,7 +78,7 @@ class HostedDiT(DiTModel, MultiModalModule, FSDP2Mixin):
 
     def post_meta_init(self) -> None:
         """Fill a model that was built without memory: weights, frozen positions and constants."""
-        load_arrays(self.predictor, self.initial_weights(get_args().seed))
+        load_arrays(self.predictor, self._composite[0].initial_weights(get_args().seed))
         self.restore_constants()
 
 
@@ -115,17 +122,3 @@ def real_memory() -> Iterator[None]:
         yield
     finally:
         nn.Module.register_parameter = patched
-
-
-def load_autoencoders_in_real_memory() -> None:
-    """Let every autoencoder of a model.json load its weights even while the host builds without memory."""
-    for model_id, build in AE_MODEL_MAPPINGS.items():
-        AE_MODEL_MAPPINGS[model_id] = _in_real_memory(build)
-
-
-def _in_real_memory(build: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def load(config: Any) -> Any:
-        with real_memory():
-            return build(config)
-
-    return load

@@ -17,15 +17,12 @@ from mindspeed_mm.training import pretrain as pretrain_in_host
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.hosts.ending import end
 from mindspeed_mm_dit.hosts.megatron.commandline import launched_as, parse, wants_mindspore
-from mindspeed_mm_dit.hosts.megatron.composite import (
-    HostedDiT,
-    load_arrays,
-    load_autoencoders_in_real_memory,
-)
+from mindspeed_mm_dit.hosts.megatron.composite import HostedDiT, load_arrays, real_memory
 from mindspeed_mm_dit.hosts.megatron.facts import note_facts
 from mindspeed_mm_dit.hosts.megatron.preflight import read_configs
 from mindspeed_mm_dit.hosts.megatron.state import RunState, check_checkpoint, check_pickles_of
 from mindspeed_mm_dit.hosts.megatron.validation import held_out_step, validation_forever
+from mindspeed_mm_dit.models import registry
 from mindspeed_mm_dit.training.mm_args import MultiModalArguments
 
 NAME = "MindSpeed-MM"
@@ -39,6 +36,13 @@ def get_args() -> Namespace:
     if _mm is None:
         _mm = read_configs(parse(sys.argv[1:]))
     return Namespace(**{**vars(get_host_args()), "mm": _mm})
+
+
+def load_autoencoder() -> Any:
+    """Load what encodes the images of this run, in real memory even while the host builds a model without any."""
+    mm = get_args().mm
+    with real_memory():
+        return registry.load_autoencoder(mm.model.ae, mm.encodes_images)
 
 
 def pretrain(
@@ -76,7 +80,6 @@ def pretrain(
         return extra_args_provider(parser) if extra_args_provider else parser
 
     provide_data.is_distributed = True  # type: ignore[attr-defined]
-    load_autoencoders_in_real_memory()
     try:
         if launched_as()[0] == 0 and not wants_mindspore(sys.argv[1:]):  # (MSAdapter has no torch_dcp)
             check_pickles_of(parse(sys.argv[1:]).load)
@@ -99,6 +102,7 @@ __all__ = [
     "ModelType",
     "average_losses_across_data_parallel_group",
     "get_args",
+    "load_autoencoder",
     "pretrain",
     "print_rank_0",
 ]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import mindspore
 import numpy as np
 from mindspore import Tensor, ops
 
@@ -16,23 +15,14 @@ from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.configs.precision import FLOAT32, Precision
 from mindspeed_mm_dit.framework.mindspore import runtime
 from mindspeed_mm_dit.framework.mindspore.optim import trained
+from mindspeed_mm_dit.training.contract import ForwardStep, StepResult
 from mindspeed_mm_dit.training.mindspore import sharding
 from mindspeed_mm_dit.training.mindspore.adamw import FlatAdamW
 from mindspeed_mm_dit.training.mindspore.flat import Layout
+from mindspeed_mm_dit.training.mindspore.script_loss import CompiledLoss, InterpretedLoss
 from mindspeed_mm_dit.training.mm_args import MultiModalArguments
 
 __all__ = ["Engine", "StepResult", "check_sharding", "checkpoints"]
-
-ForwardStep = Callable[[Iterator[Any], Any], tuple[Tensor, Callable[[Tensor], tuple[Tensor, dict[str, Tensor]]]]]
-
-
-class StepResult(NamedTuple):
-    """Scalars on the device; reading them waits for it."""
-
-    loss: Tensor
-    """Mean loss over the global batch."""
-    grad_norm: Tensor
-    """Norm of the gradient before clipping."""
 
 
 class Engine:
@@ -50,9 +40,11 @@ class Engine:
         self._shards = sharding.Shards.create(fsdp2)
         self.layout = Layout(tuple(names), tuple(shapes.values()), self._shards.count)
         self.optimizer = self._build_optimizer()
-        compile_ = (lambda function: function) if args.pynative else mindspore.jit
-        self._losses = _Losses(model)
-        self._gradients = compile_(mindspore.value_and_grad(self._losses, None, self._parameters, has_aux=True))
+        self._loss = (
+            InterpretedLoss(model, self._parameters)
+            if args.pynative
+            else CompiledLoss(model, self._parameters, args.micro_batch_size)
+        )
 
     def _build_optimizer(self) -> FlatAdamW:
         args, layout = self.args, self.layout
@@ -69,40 +61,22 @@ class Engine:
         count = runtime.num_microbatches()
         gradient, reported = None, []
         for _ in range(count):
-            (_, losses), found = self._gradients(*self._inputs(forward_step, batches))
+            loss, found = self._loss.gradient(forward_step, batches)
             vector = self.layout.vector(found) / count
             gradient = vector if gradient is None else gradient + vector
-            reported.append(losses.mean())
+            reported.append(loss)
         gradient = runtime.mean_vector_over_ranks(gradient)
         norm = ops.norm(gradient)
         if self.args.clip_grad:
             gradient = gradient * ops.clamp(self.args.clip_grad / (norm + 1e-6), None, 1.0)
         own = self.optimizer.step(self._shards.own(gradient), lr)
         self.layout.assign(self._parameters, self._shards.whole(own))
-        (loss,) = runtime.mean_over_ranks([sum(reported) / count])
-        return StepResult(loss, norm)
+        return StepResult(sum(reported) / count, norm)
 
     def eval_step(self, forward_step: ForwardStep, batches: Iterator[Any]) -> Tensor:
         """Return the loss of each sample of this worker's part of a global batch, (B,)."""
         count = runtime.num_microbatches()
-        return ops.cat([self._losses(*self._inputs(forward_step, batches))[1] for _ in range(count)], 0)
-
-    def _inputs(self, forward_step: ForwardStep, batches: Iterator[Any]) -> tuple[Tensor, ...]:
-        """Return (latents, condition ..., draws ...) of the micro-batch that ``forward_step`` fetches.
-
-        The script's forward step is run with a stand-in for the model that notes what it is given; the
-        encoding, which is not trained, stays outside the compiled graph.
-        """
-        noted: dict[str, Tensor] = {}
-
-        def note(**batch: Tensor) -> Tensor:
-            noted.update(batch)
-            return noted[self.model.loss_names[0]]
-
-        forward_step(batches, note)
-        images = ("pixels", "posterior_noise", "latent_mean", "latent_std")
-        latents = self.model.latents(**{name: noted[name] for name in images if name in noted})
-        return latents, *(noted[name] for name in self.model.loss_names)
+        return ops.cat([self._loss.of_samples(forward_step, batches) for _ in range(count)], 0)
 
     # --- state -------------------------------------------------------------------------------------------
 
@@ -142,18 +116,6 @@ class Engine:
     def num_parameters(self) -> int:
         """Return the number of parameters of the predictor."""
         return sum(p.size for p in self.predictor.get_parameters())
-
-
-class _Losses(mindspore.nn.Cell):
-    """What is compiled: (latents, condition ..., draws ...) -> (mean loss, loss of each sample)."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__(auto_prefix=False)
-        self.model = model
-
-    def construct(self, latents: Tensor, *given: Tensor) -> tuple[Tensor, Tensor]:
-        losses = self.model.losses(latents, *given)
-        return losses.mean(), losses
 
 
 def check_sharding(mm: MultiModalArguments) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from mindspeed_mm_dit.configs.precision import FLOAT32, Precision
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.framework.pytorch.optim import adamw, split_by_kind
 from mindspeed_mm_dit.models.registry import PREDICTOR_MODEL_MAPPINGS
+from mindspeed_mm_dit.training.contract import ForwardStep, StepResult
 from mindspeed_mm_dit.training.mm_args import MultiModalArguments
 from mindspeed_mm_dit.training.pytorch.ema import MovingAverage
 from mindspeed_mm_dit.training.pytorch.parallel import (
@@ -30,19 +31,7 @@ from mindspeed_mm_dit.training.pytorch.parallel import (
     unwrap,
 )
 
-ForwardStep = Callable[[Iterator[Any], nn.Module], tuple[Tensor, Callable[[Tensor], tuple[Tensor, dict[str, Tensor]]]]]
-
-
 __all__ = ["Engine", "StepResult", "check_sharding", "checkpoints"]
-
-
-class StepResult(NamedTuple):
-    """Scalars on the device; reading them waits for it."""
-
-    loss: Tensor
-    """Mean loss over the global batch."""
-    grad_norm: Tensor
-    """Norm of the gradient before clipping."""
 
 
 class Engine:

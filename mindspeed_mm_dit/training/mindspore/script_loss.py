@@ -1,0 +1,147 @@
+"""The gradient of the loss that a training script computes, with the network compiled to one graph.
+
+Graphs are compiled from the networks, not from scripts. A script makes its loss L of the losses l_i of the samples, so
+
+    dL/dw = sum_i a_i dl_i/dw    with    a_i = dL/dl_i.
+
+One graph gives all l_i and that sum for weights a that go in. The script is run as it is written, and differentiated by
+the l_i there: the a of the last micro-batch (at first those of a mean) go in, and where others come out of the script,
+the graph is run once more with these. A loss that is linear in the l_i, such as their mean, never needs that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import mindspore
+import numpy as np
+from mindspore import Parameter, Tensor, ops
+
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.framework.mindspore.ops import no_grad
+from mindspeed_mm_dit.training.contract import ForwardStep
+
+IMAGES = ("pixels", "posterior_noise", "latent_mean", "latent_std")
+"""What of a batch becomes latents; nothing in that is trained."""
+
+
+class InterpretedLoss:
+    """The loss of a micro-batch, and its gradient, as a script computes it: all of it operator by operator.
+
+    model: the composite; parameters: those that the gradient is taken by.
+    """
+
+    def __init__(self, model: Any, parameters: Sequence[Parameter]) -> None:
+        self._model, self._parameters = model, parameters
+
+    def of_samples(self, forward_step: ForwardStep, batches: Iterator[Any]) -> Tensor:
+        """Return the loss of each sample of the next micro-batch, (B,)."""
+        return forward_step(batches, self._losses)[0]
+
+    def gradient(self, forward_step: ForwardStep, batches: Iterator[Any]) -> tuple[Tensor, Sequence[Tensor]]:
+        """Return the loss that the script reports of the next micro-batch, and the gradient of the one it minimises."""
+
+        def loss() -> tuple[Tensor, Tensor]:
+            return self._of_script(forward_step, batches)
+
+        (_, reported), gradient = mindspore.value_and_grad(loss, None, self._parameters, has_aux=True)()
+        return reported, gradient
+
+    def _of_script(self, forward_step: ForwardStep, batches: Iterator[Any]) -> tuple[Tensor, Tensor]:
+        return _run_script(forward_step, batches, self._losses)
+
+    def _losses(self, **batch: Tensor) -> Tensor:
+        return self._model.losses(*self._inputs(batch))
+
+    def _inputs(self, batch: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        """Return (latents, condition ..., draws ...) of a batch; the encoding is never compiled here."""
+        latents = self._model.latents(**{name: batch[name] for name in IMAGES if name in batch})
+        return latents, *(batch[name] for name in self._model.loss_names)
+
+
+class CompiledLoss(InterpretedLoss):
+    """The same with the network compiled; ``micro_batch_size``: the samples of a micro-batch, B."""
+
+    def __init__(self, model: Any, parameters: Sequence[Parameter], micro_batch_size: int) -> None:
+        super().__init__(model, parameters)
+        gradient = mindspore.value_and_grad(_WeightedLosses(model), None, parameters, has_aux=True)
+        self._losses_and_gradient = mindspore.jit(gradient)
+        self._weights = np.full(micro_batch_size, 1 / micro_batch_size, np.float32)
+
+    def gradient(self, forward_step: ForwardStep, batches: Iterator[Any]) -> tuple[Tensor, Sequence[Tensor]]:
+        """Do what :class:`InterpretedLoss` does.
+
+        Raises:
+            ConfigError: the script does not call the model once with a whole micro-batch.
+        """
+        calls: list[tuple[tuple[Tensor, ...], Sequence[Tensor]]] = []
+
+        def loss(shift: Tensor) -> tuple[Tensor, Tensor]:  # by which each l_i is more than it is: zeros
+            def model(**batch: Tensor) -> Tensor:
+                with no_grad():
+                    inputs = self._inputs(batch)
+                    _check_size(inputs[0].shape[0], len(self._weights))
+                    losses, found = self._run(self._weights, inputs)
+                calls.append((inputs, found))
+                return losses + shift
+
+            return _run_script(forward_step, batches, model)
+
+        shift = Tensor(np.zeros_like(self._weights))
+        (_, reported), weights = mindspore.value_and_grad(loss, 0, None, has_aux=True)(shift)
+        _check_calls(len(calls))
+        ((inputs, found),) = calls
+        return reported, self._with_weights(weights.asnumpy(), inputs, found)
+
+    def _with_weights(
+        self, weights: np.ndarray, inputs: tuple[Tensor, ...], found: Sequence[Tensor]
+    ) -> Sequence[Tensor]:
+        """Return the gradient for ``weights``: the one that was ``found``, if it was with these."""
+        if np.array_equal(weights, self._weights):
+            return found
+        self._weights = weights
+        return self._run(weights, inputs)[1]
+
+    def _run(self, weights: np.ndarray, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Sequence[Tensor]]:
+        (_, losses), gradient = self._losses_and_gradient(Tensor(weights), *inputs)
+        return losses, gradient
+
+
+def _run_script(
+    forward_step: ForwardStep, batches: Iterator[Any], model: Callable[..., Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Return (the loss to minimise, the one to report)."""
+    output, loss_func = forward_step(batches, model)
+    minimised, metrics = loss_func(output)
+    return minimised, metrics["loss"]
+
+
+class _WeightedLosses(mindspore.nn.Cell):
+    """(weights (B,), latents, condition ..., draws ...) -> (weighted sum of the losses, loss of each sample (B,))."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(auto_prefix=False)
+        self.model = model
+
+    def construct(self, weights: Tensor, latents: Tensor, *given: Tensor) -> tuple[Tensor, Tensor]:
+        losses = self.model.losses(latents, *given)
+        return ops.sum(weights * losses), losses
+
+
+def _check_size(samples: int, micro_batch_size: int) -> None:
+    if samples != micro_batch_size:
+        raise ConfigError(
+            f"forward_step: model(**batch) with {samples} samples",
+            f"a compiled step needs whole micro-batches, of {micro_batch_size} (--micro-batch-size)",
+            "hand the whole batch to the model, or add --pynative, which is slower",
+        )
+
+
+def _check_calls(count: int) -> None:
+    if count != 1:
+        raise ConfigError(
+            "forward_step",
+            f"calls the model {count} times for a micro-batch, and a compiled step needs one call",
+            "call the model once and leave the rest to loss_func, or add --pynative, which is slower",
+        )

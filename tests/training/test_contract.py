@@ -1,0 +1,56 @@
+"""Both engines and both modules of checkpoints offer what the contract says; they are read, not imported."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+
+import pytest
+
+from mindspeed_mm_dit.training import contract
+from tests.conftest import ROOT
+
+PACKAGE = ROOT / "mindspeed_mm_dit"
+ENGINES = [PACKAGE / f"training/{framework}/engine.py" for framework in ("pytorch", "mindspore")]
+CHECKPOINTS = [PACKAGE / f"checkpoint/{name}.py" for name in ("torch_dcp", "mindspore_ckpt")]
+
+
+def names_of(body: list[ast.stmt]) -> dict[str, ast.stmt]:
+    """Return functions, classes and imports of a file or class by name."""
+    found = {node.name: node for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    imported = [node for node in body if isinstance(node, ast.ImportFrom)]
+    return {**{alias.asname or alias.name: node for node in imported for alias in node.names}, **found}
+
+
+def names_asked_for(protocol: type) -> list[str]:
+    return [name for name in vars(protocol) if not name.startswith("_")]
+
+
+def parameters_of(function: ast.FunctionDef) -> list[tuple[str, bool]]:
+    """(name, whether it may be left out) of each parameter."""
+    arguments = function.args.args
+    required = len(arguments) - len(function.args.defaults)
+    return [(argument.arg, position >= required) for position, argument in enumerate(arguments)]
+
+
+@pytest.mark.parametrize("path", ENGINES, ids=lambda path: path.parent.name)
+def test_an_engine_module_has_the_names_and_its_engine_the_methods(path):
+    names = names_of(ast.parse(path.read_text()).body)
+    assert set(names_asked_for(contract.EngineModule)) <= set(names)
+    methods = names_of(names["Engine"].body)
+    for name in names_asked_for(contract.Engine):
+        wanted = inspect.signature(getattr(contract.Engine, name)).parameters.values()
+        assert parameters_of(methods[name]) == [(p.name, p.default is not p.empty) for p in wanted], name
+
+
+@pytest.mark.parametrize("path", CHECKPOINTS, ids=lambda path: path.stem)
+def test_a_module_of_checkpoints_has_the_names(path):
+    names = names_of(ast.parse(path.read_text()).body)
+    assert set(names_asked_for(contract.Checkpoints)) <= set(names)
+    assert "write" in names_of(names["Writer"].body)
+
+
+def test_the_contract_asks_for_what_a_run_uses():
+    assert names_asked_for(contract.Engine) == ["train_step", "eval_step", "state", "load", "num_parameters"]
+    asked = {"Writer", "problem_of", "has_optimizer", "check_architecture", "entries_for_mindspeed_mm"}
+    assert set(names_asked_for(contract.Checkpoints)) == asked
