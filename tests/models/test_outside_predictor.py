@@ -1,4 +1,4 @@
-"""A predictor from outside the package: trained, sampled, planned and converted with no change anywhere else."""
+"""A predictor and an objective from outside the package: trained, sampled, planned and converted by every command."""
 
 from __future__ import annotations
 
@@ -12,23 +12,28 @@ import numpy as np
 import pytest
 
 from mindspeed_mm_dit.checkpoint.formats import pt
-from mindspeed_mm_dit.configs.model import PREDICTOR_CONFIGS, model_config_from_mapping
+from mindspeed_mm_dit.configs.model import DIFFUSION_CONFIGS, PREDICTOR_CONFIGS, model_config_from_mapping
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.registry import PREDICTOR_MODEL_MAPPINGS, register
-from mindspeed_mm_dit.objectives.registry import draw_of
-from tests import outside_predictor
+from mindspeed_mm_dit.objectives.registry import OBJECTIVES, draw_of
 from tests.conftest import ROOT
+from tests.outside import plugin, predictor
 from tests.training.launch import Configs
 
 PREDICTOR = {"model_id": "residual", "input_size": 8, "num_classes": 10, "in_channels": 1}
 FLOW = {"model_id": "flow_matching"}
+DENOISE = {"model_id": "denoise", "strength": 0.25}
 
 
 @pytest.fixture
 def joined():
-    outside_predictor.join()
+    plugin.join()
     yield
-    del PREDICTOR_MODEL_MAPPINGS["residual"], PREDICTOR_CONFIGS["residual"]
+    for table, name in (
+        (PREDICTOR_MODEL_MAPPINGS, "residual"), (PREDICTOR_CONFIGS, "residual"),
+        (OBJECTIVES, "denoise"), (DIFFUSION_CONFIGS, "denoise"),
+    ):  # fmt: skip
+        del table[name]
 
 
 @pytest.fixture
@@ -63,7 +68,7 @@ def test_a_network_that_differs_from_its_config_is_not_built(framework, config, 
     from mindspeed_mm_dit.models.composite import DiTModel
 
     wider = dataclasses.replace(config.predictor, width=33)
-    monkeypatch.setitem(PREDICTOR_MODEL_MAPPINGS, "residual", lambda _: outside_predictor.build(wider))
+    monkeypatch.setitem(PREDICTOR_MODEL_MAPPINGS, "residual", lambda _: predictor.build(wider))
     with pytest.raises(ConfigError, match=r"predictor 'residual': parameter first.bias: is \(33,\) in the network"):
         DiTModel(config)
 
@@ -78,13 +83,13 @@ def configs(tmp_path, digits_folder):
     """Config files whose model.json names the predictor of a package that is installed for ``mm_dit`` alone."""
     configs = Configs.create(tmp_path / "configs", digits_folder)
     model = json.loads((configs.folder / "model.json").read_text())
-    (configs.folder / "model.json").write_text(json.dumps({**model, "predictor": PREDICTOR, "diffusion": FLOW}))
+    (configs.folder / "model.json").write_text(json.dumps({**model, "predictor": PREDICTOR, "diffusion": DENOISE}))
     return configs
 
 
 @pytest.fixture
 def path(tmp_path):
-    return outside_predictor.install(tmp_path / "site")
+    return plugin.install(tmp_path / "site")
 
 
 def mm_dit(path, *words):
@@ -127,9 +132,6 @@ def test_a_run_trains_it_resumes_it_and_every_command_knows_it(configs, path, tm
 
 
 def test_a_plugin_that_fails_is_named(configs, tmp_path):
-    facts = tmp_path / "site" / "broken-1.0.dist-info"
-    facts.mkdir(parents=True)
-    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
-    (facts / "entry_points.txt").write_text("[mindspeed_mm_dit.plugins]\nbroken = tests.conftest:nothing\n")
-    outcome = configs.run(f"{FLAGS} --train-iters 1", PYTHONPATH=f"{ROOT}:{tmp_path / 'site'}")
-    assert outcome.code == 2 and "plugin broken (tests.conftest:nothing): fails: AttributeError" in outcome.output
+    broken = plugin.install(tmp_path / "site", "tests.conftest:nothing")
+    outcome = configs.run(f"{FLAGS} --train-iters 1", PYTHONPATH=broken)
+    assert outcome.code == 2 and "plugin outside (tests.conftest:nothing): fails: AttributeError" in outcome.output

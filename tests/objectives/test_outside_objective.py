@@ -3,68 +3,16 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from mindspeed_mm_dit.configs.model import DIFFUSION_CONFIGS, model_config_from_mapping
-from mindspeed_mm_dit.data.draws import VALIDATION_POSITIONS, Stream, generator, normals
+from mindspeed_mm_dit.data.draws import VALIDATION_POSITIONS
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.objectives.contract import NoOptions, Objective, Sampler
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES, draw_of, register_objective, validation_draw_of
-
-
-@dataclass(frozen=True)
-class DenoiseConfig:
-    """Noise of one strength, taken away in one step."""
-
-    strength: float = 0.5
-    model_id: str = "denoise"
-    kept_tensors = 4
-
-    def check_output(self, in_channels: int, out_channels: int) -> None:
-        if in_channels != out_channels:
-            raise ConfigError("predictor.learn_sigma", "a denoiser has no variance")
-
-
-def build(config):
-    from mindspeed_mm_dit.framework import nn, ops
-
-    class Denoise(nn.Module):
-        draw_names = ("times", "noise")
-
-        def noised(self, x, times, noise):
-            return x + config.strength * noise
-
-        def loss(self, output, x, noised, times, noise):
-            return ops.mean_per_sample((output - x) * (output - x))
-
-    return Denoise()
-
-
-def draws(config, seed, positions, shape):
-    return draws_at(
-        config,
-        np.array([generator(seed, Stream.TIMESTEP, p).random() for p in positions.tolist()]),
-        normals(seed, Stream.NOISE, positions, shape),
-    )
-
-
-def draws_at(config, shares, noise):
-    return {"times": shares.astype(np.float32), "noise": noise}
-
-
-def chain(process, ask, start, noise_at, steps, options):
-    from mindspeed_mm_dit.framework import ops
-
-    for _ in range(steps):
-        start = ask(start, ops.tensor(np.ones(start.shape[0], np.float32)), 1.0)
-        yield start
-
-
-DENOISE = Objective(DenoiseConfig, build, draws, draws_at, {"once": Sampler(chain, NoOptions)}, "once")
+from tests.outside.objective import DENOISE
 
 
 @pytest.fixture

@@ -1,10 +1,9 @@
-"""A predictor as another package brings it: its config, its network, and the function that its entry point names."""
+"""A predictor as another package brings it: its config and its network."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from mindspeed_mm_dit.configs.condition import ClassLabel
@@ -103,19 +102,3 @@ def build(config: ResidualConfig) -> Any:
             return ops.reshape(self.last(x), (x.shape[0], *config.latent_shape))
 
     return Residual()
-
-
-def join() -> None:
-    """Make ``model_id`` "residual" known."""
-    from mindspeed_mm_dit.models.registry import PREDICTOR_CONFIGS, PREDICTOR_MODEL_MAPPINGS, register
-
-    register(PREDICTOR_MODEL_MAPPINGS, PREDICTOR_CONFIGS, "residual", ResidualConfig, build)
-
-
-def install(folder: Path) -> str:
-    """Write what pip writes of a package with this plugin into ``folder``, and return the PYTHONPATH that has it."""
-    facts = folder / "residual-1.0.dist-info"
-    facts.mkdir(parents=True)
-    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: residual\nVersion: 1.0\n")
-    (facts / "entry_points.txt").write_text("[mindspeed_mm_dit.plugins]\nresidual = tests.outside_predictor:join\n")
-    return f"{Path(__file__).parents[1]}:{folder}"

@@ -1,0 +1,1 @@
+"""A predictor and an objective as another package brings them."""

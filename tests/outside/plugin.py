@@ -1,0 +1,31 @@
+"""What makes them known: the function that an entry point names, and what pip writes of a package that has one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.conftest import ROOT
+from tests.outside.objective import DENOISE
+from tests.outside.predictor import ResidualConfig, build
+
+
+def join() -> None:
+    """Make predictor "residual" and objective "denoise" known."""
+    from mindspeed_mm_dit.models.registry import (
+        PREDICTOR_CONFIGS,
+        PREDICTOR_MODEL_MAPPINGS,
+        register,
+        register_objective,
+    )
+
+    register(PREDICTOR_MODEL_MAPPINGS, PREDICTOR_CONFIGS, "residual", ResidualConfig, build)
+    register_objective("denoise", DENOISE)
+
+
+def install(folder: Path, function: str = "tests.outside.plugin:join") -> str:
+    """Write into ``folder`` what pip writes of a package with this plugin; return the PYTHONPATH that has it."""
+    facts = folder / "outside-1.0.dist-info"
+    facts.mkdir(parents=True)
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: outside\nVersion: 1.0\n")
+    (facts / "entry_points.txt").write_text(f"[mindspeed_mm_dit.plugins]\noutside = {function}\n")
+    return f"{ROOT}:{folder}"
