@@ -250,6 +250,8 @@ def _print(comparison: Comparison) -> None:
     Console(width=None if sys.stdout.isatty() else 110).print(table)
     if comparison.culprit is not None:
         print(f"first layer past tolerance: {comparison.culprit.name}")
+    if comparison.growth is not None:
+        print(f"note: {comparison.growth.words()}")
     if comparison.speeds is not None:
         speeds = zip(comparison.labels, comparison.speeds)
         print("training: " + ", ".join(f"{label} {speed:.1f} images/s" for label, speed in speeds))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mindspeed_mm_dit.evaluation.compare import REASONS, Check, Finding, LayerFinding, first_past
+from mindspeed_mm_dit.evaluation.growth import Growth, steady_growth
 from mindspeed_mm_dit.evaluation.sides import Training
 
 if TYPE_CHECKING:
@@ -72,6 +73,11 @@ class Comparison:
         """The first layer past tolerance, if there is one."""
         (tolerance,) = {check.tolerance for check in self.checks if check.name == "forward"}
         return first_past(self.layers, tolerance)
+
+    @property
+    def growth(self) -> Growth | None:
+        """How the losses part, if that is as rounding does at a high learning rate; the verdict stands."""
+        return steady_growth(self.losses, self.checks)
 
 
 def write_report(path: Path, comparison: Comparison) -> None:
@@ -139,7 +145,8 @@ def _training_parts(c: Comparison) -> list[str]:
         for finding, number in zip(c.losses, c.training[0].losses)
     ]
     return [
-        f"<h2>The first {len(rows)} steps of training</h2>", _image(_loss_figure(c, c.training)),
+        f"<h2>The first {len(rows)} steps of training</h2>",
+        *([f"<p>Note: {escape(c.growth.words())}.</p>"] if c.growth else []), _image(_loss_figure(c, c.training)),
         _folded("every step", _table(("", *c.labels, "relative difference"), rows)),
         "<h2>Speed</h2>", _table(("", "training images/s (median of the second half of the steps)"), speeds),
     ]  # fmt: skip
