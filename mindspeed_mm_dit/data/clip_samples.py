@@ -129,8 +129,6 @@ class ClipSamples:
 
     def captions(self, positions: np.ndarray) -> np.ndarray:
         """Return the caption at each of ``positions`` (B,), (B,) of strings; no video is opened."""
-        numbers = zip(self._drawn.order.images(positions).tolist(), self._drawn.captions(positions).tolist())
-        clips = self._drawn.index.clips
-        return np.array(
-            ["" if number == NO_CAPTION else clips[clip].entry.captions[number] for clip, number in numbers]
-        )
+        clips, numbers = self._drawn.order.images(positions).tolist(), self._drawn.captions(positions).tolist()
+        offered = [self._drawn.index.clips[clip].entry.captions for clip in clips]
+        return np.array(["" if number == NO_CAPTION else some[number] for some, number in zip(offered, numbers)])

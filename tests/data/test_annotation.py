@@ -108,3 +108,5 @@ def test_lines_are_right_however_the_list_is_written(tmp_path):
     path = tmp_path / "a.json"
     path.write_text("\n\n" + json.dumps([{"path": f"{n}"} for n in range(3)], indent=2))
     assert [line.line for line in read_annotation(path)] == [4, 7, 10]
+    path.write_text('[\n{"path": "a"},\n{"path": "b"}, {"path": "c"},\n\n{"path": "d"}]')
+    assert [line.line for line in read_annotation(path)] == [2, 3, 3, 5]

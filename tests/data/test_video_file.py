@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("av", reason="requirements/video.txt")
+
+from mindspeed_mm_dit.data.files import UnusableFile
+from mindspeed_mm_dit.data.moving_digits import write_video
+from mindspeed_mm_dit.data.video_file import look_at_video, read_frames
+
+FRAMES = 6
+
+
+@pytest.fixture
+def path(tmp_path):
+    levels = (40 * np.arange(FRAMES)).astype(np.uint8)[:, None, None, None]
+    write_video(tmp_path / "a.mp4", np.broadcast_to(levels, (FRAMES, 16, 24, 3)), 8)
+    return tmp_path / "a.mp4"
+
+
+def test_the_frames_that_are_asked_for_are_read_also_twice(path):
+    frames = read_frames(path, np.array([1, 1, 4, 5]))
+    assert frames.shape == (4, 16, 24, 3) and frames.dtype == np.uint8
+    assert np.round(frames.mean((1, 2, 3)) / 40).tolist() == [1, 1, 4, 5]
+
+
+def test_a_video_that_ends_one_frame_before_is_named(path):
+    with pytest.raises(UnusableFile, match="has 6 frames, and frame 7 is needed"):
+        read_frames(path, np.array([0, 6]))
+
+
+@pytest.mark.parametrize("decode", [False, True])
+def test_what_a_video_is(path, decode):
+    assert look_at_video(path, decode) == (6, 8.0, (16, 24))
+
+
+def test_a_file_without_a_picture_is_no_video(tmp_path):
+    import wave
+
+    with wave.open(str(tmp_path / "a.wav"), "wb") as sound:
+        sound.setparams((1, 2, 8000, 0, "NONE", "not compressed"))
+        sound.writeframes(bytes(1600))
+    with pytest.raises(UnusableFile, match="holds no video"):
+        look_at_video(tmp_path / "a.wav", decode=True)
