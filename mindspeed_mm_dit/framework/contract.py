@@ -15,6 +15,7 @@ NN = {
     "GroupNorm": "(groups, channels, eps=1e-5): over each group of channels of (B, C, H, W); weight (C,), bias (C,)",
     "SiLU": "x * sigmoid(x)",
     "GELU": "(approximate='tanh')",
+    "parameter": "(shape) -> a trained parameter of a module that is no layer of this list, zeros at first",
     "frozen_parameter": "(float32 array) -> a parameter that is saved and never trained",
     "set_constant": "(module, name, array): a tensor of the module that is neither saved nor trained",
 }
@@ -25,6 +26,8 @@ OPS = {
     "reshape": "(x, shape)",
     "permute": "(x, axes)",
     "contiguous": "(x): the same values, in memory in the order of the axes",
+    "broadcast_to": "(x, shape): axes of length 1 repeated",
+    "linear": "(x (..., in), weight (out, in), bias (out,)) -> x W^T + b",
     "exp": "(x)",
     "expm1": "(x): exp(x) - 1, with its digits near 0",
     "log": "(x)",

@@ -16,6 +16,7 @@ from mindspore import ops as msops
 from mindspore.nn import CellList as ModuleList
 from mindspore.nn import SequentialCell as Sequential
 
+from mindspeed_mm_dit.framework.mindspore.ops import linear
 from mindspeed_mm_dit.framework.mindspore.runtime import ON_CPU
 
 GELU_LINEAR = 2 * math.sqrt(2 / math.pi)
@@ -23,7 +24,7 @@ GELU_CUBIC = 0.044715 * GELU_LINEAR
 
 __all__ = [
     "GELU", "Conv2d", "Embedding", "GroupNorm", "LayerNorm", "Linear", "Module", "ModuleList", "RMSNorm", "Sequential",
-    "SiLU", "frozen_parameter", "set_constant",
+    "SiLU", "frozen_parameter", "parameter", "set_constant",
 ]  # fmt: skip
 
 
@@ -53,9 +54,7 @@ class Linear(Module):
         self.bias = _zeros(out_features) if bias else None
 
     def forward(self, x: Any) -> Any:
-        if ON_CPU:
-            return msops.dense(x, self.weight, self.bias)
-        return mint.nn.functional.linear(x, self.weight, self.bias)  # Ascend's fast form; untested there
+        return linear(x, self.weight, self.bias)
 
 
 class Conv2d(Module):
@@ -160,6 +159,11 @@ class GELU(Module):
 def _gelu_by_sigmoid(x: Any) -> Any:
     """x * (1 + tanh u) / 2 as x * sigmoid(2 u) (Hendrycks & Gimpel 2016): 7 times the speed of the CPU's own kernel."""
     return x * msops.sigmoid(x * (GELU_LINEAR + GELU_CUBIC * x * x))
+
+
+def parameter(shape: tuple[int, ...]) -> Parameter:
+    """Return a trained parameter, zeros at first."""
+    return _zeros(*shape)
 
 
 def frozen_parameter(array: np.ndarray) -> Parameter:

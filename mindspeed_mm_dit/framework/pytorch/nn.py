@@ -20,8 +20,13 @@ from torch.nn import (
 
 __all__ = [
     "GELU", "Conv2d", "Embedding", "GroupNorm", "LayerNorm", "Linear", "Module", "ModuleList", "RMSNorm", "Sequential",
-    "SiLU", "frozen_parameter", "set_constant",
+    "SiLU", "frozen_parameter", "parameter", "set_constant",
 ]  # fmt: skip
+
+
+def parameter(shape: tuple[int, ...]) -> torch.nn.Parameter:
+    """Return a trained parameter, zeros at first."""
+    return torch.nn.Parameter(torch.zeros(shape))
 
 
 def frozen_parameter(array: np.ndarray) -> torch.nn.Parameter:
