@@ -13,6 +13,7 @@ from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
 from mindspeed_mm_dit.configs.limits import LARGEST, check_path, shown
 from mindspeed_mm_dit.configs.presets import PRESETS
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
+from mindspeed_mm_dit.configs.wan_flow import WanFlowConfig
 from mindspeed_mm_dit.errors import ConfigError, nearest
 
 
@@ -159,6 +160,7 @@ PREDICTOR_CONFIGS: dict[str, type] = {"dit": DiTConfig}
 DIFFUSION_CONFIGS: dict[str, type] = {
     "gaussian_diffusion": GaussianDiffusionConfig,
     "flow_matching": FlowMatchingConfig,
+    "wan_flow_match_scheduler": WanFlowConfig,
 }
 AE_CONFIGS: dict[str, type] = {"pixel": PixelConfig, "autoencoder_kl": AutoencoderKLConfig}
 
