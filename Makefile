@@ -16,7 +16,7 @@ MS_PLACES := --save outputs/digits-mindspore/checkpoints --load outputs/digits-m
 # What is tested on either framework, each in its own environment.
 SEAM_TESTS := tests/test_framework_contract.py tests/objectives/gaussian/test_loss_in_float32.py tests/golden \
   tests/objectives/test_flow_path.py tests/objectives/test_outside_objective.py \
-  tests/models/test_autoencoder_kl.py tests/mindspore/test_sharding.py tests/mindspore/test_step.py
+  tests/models/test_autoencoder_kl.py tests/models/test_outside_predictor.py tests/mindspore/test_sharding.py tests/mindspore/test_step.py
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 .PHONY: demo demo-mindspore test check mutants clean

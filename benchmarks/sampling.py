@@ -91,7 +91,7 @@ def our_model(args: Namespace, precision: str) -> Any:
     if precision == "bf16":
         runtime.bf16_products(model.predictor)
     if args.torch_compile:
-        runtime.compile_blocks(model.predictor)
+        runtime.compile_blocks(model.blocks)
     return model
 
 

@@ -21,12 +21,13 @@ import numpy as np
 import torch
 from common import CLOCKS, Apart, Report, engine_flags, interleave, ratio, reference_checkout
 
-from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, DiTConfig, GaussianDiffusionConfig, ModelConfig
+from mindspeed_mm_dit.configs.dit import DiTConfig
+from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, GaussianDiffusionConfig, ModelConfig
 from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32
 from mindspeed_mm_dit.configs.presets import PRESETS
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.models.composite import DiTModel
-from mindspeed_mm_dit.planning.model_size import train_flop
+from mindspeed_mm_dit.planning.arithmetic import train_flop
 from mindspeed_mm_dit.planning.peaks import peak_tflops
 from mindspeed_mm_dit.training.pytorch.engine import Engine
 

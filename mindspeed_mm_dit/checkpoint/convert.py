@@ -12,16 +12,13 @@ from typing import Any, NamedTuple
 from mindspeed_mm_dit.checkpoint import checksums
 from mindspeed_mm_dit.checkpoint.formats import FORMATS, Room, of_source, of_target
 from mindspeed_mm_dit.checkpoint.formats.diffusers import with_vae_config
-from mindspeed_mm_dit.checkpoint.shapes import Shapes, dit_config, dit_shapes, vae_config, vae_shapes
+from mindspeed_mm_dit.checkpoint.shapes import Shapes, predictor_of, vae_config, vae_shapes
 from mindspeed_mm_dit.checkpoint.state import Arrays, State
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore, find_checkpoint
 from mindspeed_mm_dit.checkpoint.weights import check_names
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.outputs import check_output_folder
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
-
-_FROZEN = "pos_embed"  # the tensor of a DiT that is not trained and has no optimizer state
-
 
 DIFFUSERS_CAVEAT = (
     "diffusers spaces the 128 timestep frequencies by 1/127, the published DiT by 1/128; its outputs equal ours once "
@@ -81,12 +78,12 @@ def convert(
     state, notes = fit(state, FORMATS[target_format].room, weights)
     if FORMATS[source_format].room is Room.TRAINING and not checksums.are_in(source):
         notes.append("SOURCE has no checksums: whether it is what was written is not known")
-    if state.kind == "dit" and "diffusers" in (source_format, target_format):
+    if not state.is_autoencoder and "diffusers" in (source_format, target_format):
         notes.append(DIFFUSERS_CAVEAT)
-    if state.kind == "vae" and target_format == "diffusers":
+    if state.is_autoencoder and target_format == "diffusers":
         state, assumed = with_vae_config(state)
         notes += assumed
-    elif state.kind == "vae" and state.config and target_format != "safetensors":
+    elif state.is_autoencoder and state.config and target_format != "safetensors":
         notes.append(
             f"a {target_format} file has no room for config.json: put a copy beside it, where it is looked for"
         )
@@ -97,10 +94,10 @@ def convert(
 
 
 def _described(state: State, description: dict[str, Any]) -> State:
-    if state.kind == "vae" and "ae" in description:  # a model.json; of config.json it knows one key
+    if state.is_autoencoder and "ae" in description:  # a model.json; of config.json it knows one key
         section = description["ae"] if isinstance(description["ae"], dict) else {}
         return replace(state, config=state.config | {k: v for k, v in section.items() if k == "scaling_factor"})
-    if state.kind == "vae":
+    if state.is_autoencoder:
         if "_class_name" not in description:
             raise ConfigError("--model", "is neither a model.json nor diffusers' config.json of an autoencoder")
         return replace(state, config=description)
@@ -126,10 +123,16 @@ def check(state: State, what: str) -> None:
     """Raise CheckpointError, naming the tensors, unless every tree is that of one and the same network."""
     shapes = {tree: _shapes(arrays) for tree, arrays in state.trees.items()}
     first = shapes[next(iter(shapes))]
-    wanted = vae_shapes(vae_config(first)) if state.kind == "vae" else dit_shapes(dit_config(first))
+    if state.is_autoencoder:
+        kind, wanted = "autoencoder_kl", vae_shapes(vae_config(first))
+        trained = wanted
+    else:
+        predictor = predictor_of(first, state.facts)
+        kind, wanted = predictor.model_id, predictor.parameters().shapes()
+        trained = predictor.parameters().shapes(trained_only=True)
     for tree, found in shapes.items():
-        names = _optimizer_shapes(wanted) if tree == "optimizer" else wanted
-        reason = f"the tensors of {tree!r} are not those of one {state.kind} network"
+        names = _optimizer_shapes(trained) if tree == "optimizer" else wanted
+        reason = f"the tensors of {tree!r} are not those of one {kind} network"
         check_names(names, found, what, reason, "copy or download it again")
 
 
@@ -137,8 +140,7 @@ def _shapes(arrays: Arrays) -> Shapes:
     return {name: array.shape for name, array in arrays.items()}
 
 
-def _optimizer_shapes(weights: Shapes) -> Shapes:
-    trained = {name: shape for name, shape in weights.items() if name != _FROZEN}
+def _optimizer_shapes(trained: Shapes) -> Shapes:
     return {
         f"state.{name}.{kind}": () if kind == "step" else shape
         for name, shape in trained.items()
@@ -169,7 +171,7 @@ def fit(state: State, room: Room, weights: str | None) -> tuple[State, list[str]
 def _for_training(state: State, weights: str | None) -> tuple[State, list[str]]:
     """Give --load what it needs: both sets of weights."""
     trees, notes = dict(state.trees), []
-    if state.kind != "dit":
+    if state.is_autoencoder:
         raise CheckpointError("SOURCE", "is an autoencoder: no run trains it", "convert to a file or to diffusers")
     if weights is not None:
         raise ConfigError(f"--weights = {weights}", "a checkpoint folder holds both", "leave the flag out")

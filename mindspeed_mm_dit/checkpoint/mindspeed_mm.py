@@ -14,6 +14,7 @@ from argparse import Namespace
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.errors import CheckpointError
 
 EMA = "model.ema."
@@ -74,7 +75,7 @@ def _numbers(parameters: list[str], stored: Collection[str]) -> dict[str, tuple[
     return {name: (number, group) for number, (name, group) in enumerate(in_order)}
 
 
-def entries_for_mindspeed_mm(facts: Mapping[str, Any], predictor: Any) -> dict[str, Any]:
+def entries_for_mindspeed_mm(facts: Mapping[str, Any], predictor: PredictorConfig) -> dict[str, Any]:
     """Return what MindSpeed-MM must find beside the tensors to resume from a checkpoint of ours.
 
     ``facts``: the run's facts; ``predictor``: its config. Megatron compares the sizes in ``args`` with the
@@ -83,8 +84,8 @@ def entries_for_mindspeed_mm(facts: Mapping[str, Any], predictor: Any) -> dict[s
     samples = facts["consumed_samples"]
     return {
         "args": Namespace(
-            num_layers=predictor.num_layers,
-            hidden_size=predictor.hidden_size,
+            num_layers=predictor.parameters().num_blocks,
+            hidden_size=predictor.block_input // predictor.num_tokens,
             num_attention_heads=predictor.num_heads,
             add_position_embedding=True,
             tensor_model_parallel_size=1,

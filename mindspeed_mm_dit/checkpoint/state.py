@@ -1,4 +1,4 @@
-"""What stands in a checkpoint of any format, by the published names, and what kind of network it is."""
+"""What stands in a checkpoint of any format, by the published names, and whether it is an autoencoder."""
 
 from __future__ import annotations
 
@@ -28,13 +28,9 @@ class State:
     """The content of diffusers' config.json, empty where there is none."""
 
     @property
-    def kind(self) -> str:
-        """Return "dit" or "vae", told by names that each of them always has."""
-        for kind, mark in (("dit", "x_embedder.proj."), ("vae", "decoder.conv_in.")):
-            if any(name.startswith(mark) for name in self.weights):
-                return kind
-        names = ", ".join(list(self.weights)[:5])
-        raise CheckpointError("SOURCE", f"holds neither a DiT nor an AutoencoderKL; its tensors are: {names}, ...")
+    def is_autoencoder(self) -> bool:
+        """Return whether it is an AutoencoderKL and no predictor, told by a name that each of them always has."""
+        return any(name.startswith("decoder.conv_in.") for name in self.weights)
 
     @property
     def weights(self) -> Arrays:

@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
             f"--micro-batch-size {chosen.micro_batch_size} --global-batch-size {global_batch(request)} "
             "--use-torch-fsdp2 --bf16"
         )
-        Path(args.write_fsdp2).write_text(fsdp2_yaml(chosen, header), encoding="utf-8")
+        Path(args.write_fsdp2).write_text(fsdp2_yaml(model, chosen, header), encoding="utf-8")
         print(f"\n{args.write_fsdp2}: written")
     return 0
 
@@ -117,11 +117,13 @@ def check_batch(request: Request) -> None:
 
 def print_model(model: ModelConfig) -> None:
     """Print parameters and arithmetic."""
-    from mindspeed_mm_dit.planning.model_size import count, forward_multiply_adds, shapes, train_flop
+    from mindspeed_mm_dit.configs.predictor import count
+    from mindspeed_mm_dit.planning.arithmetic import train_flop
 
-    parts = shapes(model.predictor)
-    print(f"parameters       {parts.num_elements():,} ({count(parts.block):,} in each of {parts.num_blocks} blocks)")
-    print(f"forward          {forward_multiply_adds(model.predictor) / 1e9:,.2f} G multiply-adds an image")
+    parameters = model.predictor.parameters()
+    in_block = count(parameters.block.values())
+    print(f"parameters       {parameters.num_elements():,} ({in_block:,} in each of {parameters.num_blocks} blocks)")
+    print(f"forward          {model.predictor.multiply_adds() / 1e9:,.2f} G multiply-adds an image")
     print(f"train step       {train_flop(model.predictor) / 1e12:,.3f} TFLOP an image")
 
 

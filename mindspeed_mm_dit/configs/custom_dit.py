@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mindspeed_mm_dit.configs.video_transformer import VideoTransformerSizes
+from mindspeed_mm_dit.configs.video_transformer import TUTORIAL_LATENTS, VideoTransformerConfig
 
 
 @dataclass(frozen=True)
-class CustomDiTConfig(VideoTransformerSizes):
+class CustomDiTConfig(VideoTransformerConfig):
     """The text-to-video DiT of MindSpeed-MM's tutorial "develop a new model", under its keys and defaults."""
 
     num_layers: int = 40
@@ -31,11 +31,12 @@ class CustomDiTConfig(VideoTransformerSizes):
     """Width of the MLP's hidden layer."""
     rope_max_seq_len: int = 1024
     """Largest number of patches along frames, height or width; no weight depends on it."""
+    latent_size: tuple[int, int, int] = TUTORIAL_LATENTS
+    """Frames, height and width of the latents, in latent pixels; no weight depends on it, and no key of the others'."""
     model_id: str = "custom_dit"
     """Key in PREDICTOR_MODEL_MAPPINGS."""
 
     eps = 1e-5
     """Of all norms, as in the tutorial; no key of model.json."""
-
-    def __post_init__(self) -> None:
-        self.check_sizes("num_heads", "head_dim")
+    affine_norms = ("norm1", "norm3")
+    kept_norms = 4

@@ -55,3 +55,16 @@ def check_path(what: str, path: str) -> None:
         reason = "is longer than a path, or a name in it, can be"
     if reason:
         raise ConfigError(f"{what} = {shown(path)}", reason, "correct the path")
+
+
+def require_positive(config: Any, section: str, *names: str) -> None:
+    """Raise ConfigError unless every field ``names`` of a section's config is a positive whole number."""
+    for name in names:
+        value = getattr(config, name)
+        if value < 1 or isinstance(value, bool):
+            raise ConfigError(f"{section}.{name} = {value}", "must be a positive whole number")
+
+
+def divisors(number: int) -> str:
+    """Return the divisors of ``number`` up to 64, for the cure of an error."""
+    return ", ".join(str(d) for d in range(1, min(number, 64) + 1) if number % d == 0)

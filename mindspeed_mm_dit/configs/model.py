@@ -8,92 +8,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mindspeed_mm_dit.configs.autoencoder_files import with_latent_facts
+from mindspeed_mm_dit.configs.custom_dit import CustomDiTConfig
+from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
 from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
-from mindspeed_mm_dit.configs.limits import LARGEST, check_path, shown
+from mindspeed_mm_dit.configs.limits import check_path, require_positive, shown
+from mindspeed_mm_dit.configs.plugins import load_plugins
+from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.configs.presets import PRESETS
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
+from mindspeed_mm_dit.configs.wan import WanConfig
 from mindspeed_mm_dit.configs.wan_flow import WanFlowConfig
 from mindspeed_mm_dit.errors import ConfigError, nearest
-
-
-@dataclass(frozen=True)
-class DiTConfig:
-    """Section ``predictor`` with ``model_id`` "dit"."""
-
-    input_size: int
-    """Height and width of the (square) latents, in latent pixels."""
-    num_classes: int
-    """Number of classes; label ``num_classes`` itself is the null class of guidance."""
-    in_channels: int = 4
-    """Channels of the latents."""
-    patch_size: int = 2
-    """Height and width of a patch, in latent pixels."""
-    hidden_size: int = 1152
-    """Width D of a token."""
-    num_layers: int = 28
-    """Number of transformer blocks."""
-    num_heads: int = 16
-    """Attention heads; must divide ``hidden_size``."""
-    mlp_ratio: float = 4.0
-    """Width of the MLP's hidden layer over ``hidden_size``."""
-    class_dropout_prob: float = 0.1
-    """Probability that a training label becomes the null class; 0 leaves the null class out."""
-    learn_sigma: bool = True
-    """Predict the variance too: twice the output channels."""
-    model_id: str = "dit"
-    """Key in PREDICTOR_MODEL_MAPPINGS."""
-
-    def __post_init__(self) -> None:
-        _require_positive(self, "predictor", "input_size", "num_classes", "in_channels", "patch_size", "hidden_size",
-                          "num_layers", "num_heads")  # fmt: skip
-        if self.hidden_size % self.num_heads:
-            raise ConfigError(
-                f"predictor.num_heads = {self.num_heads}",
-                f"does not divide hidden_size: {self.hidden_size} % {self.num_heads} = "
-                f"{self.hidden_size % self.num_heads}",
-                f"use one of {_divisors(self.hidden_size)}",
-            )
-        if self.hidden_size % 4:
-            raise ConfigError(
-                f"predictor.hidden_size = {self.hidden_size}", "2-D sin-cos positions need a multiple of 4"
-            )
-        if self.input_size % self.patch_size:
-            raise ConfigError(
-                f"predictor.patch_size = {self.patch_size}",
-                f"does not divide input_size: {self.input_size} % {self.patch_size} = "
-                f"{self.input_size % self.patch_size}",
-                f"use one of {_divisors(self.input_size)}, or another input_size",
-            )
-        if not 1 <= self.hidden_size * self.mlp_ratio <= LARGEST:
-            raise ConfigError(
-                f"predictor.mlp_ratio = {self.mlp_ratio}",
-                f"leaves the MLP's hidden layer without a width: hidden_size({self.hidden_size}) * mlp_ratio must be "
-                "at least 1, and no more than a tensor can have",
-                "the published DiT has 4.0",
-            )
-        if not 0.0 <= self.class_dropout_prob < 1.0:
-            raise ConfigError(f"predictor.class_dropout_prob = {self.class_dropout_prob}", "must lie in [0, 1)")
-
-    @property
-    def out_channels(self) -> int:
-        """Channels of the network's output."""
-        return self.in_channels * 2 if self.learn_sigma else self.in_channels
-
-    @property
-    def num_tokens(self) -> int:
-        """Sequence length N."""
-        return (self.input_size // self.patch_size) ** 2
-
-    @property
-    def num_embeddings(self) -> int:
-        """Rows of the label table: the classes and, if labels are ever dropped, the null class."""
-        return self.num_classes + (1 if self.class_dropout_prob > 0 else 0)
-
-    @property
-    def null_label(self) -> int:
-        """The label of the null class."""
-        return self.num_classes
 
 
 @dataclass(frozen=True)
@@ -142,7 +68,7 @@ class AutoencoderKLConfig:
 
     def __post_init__(self) -> None:
         check_path("ae.from_pretrained", self.from_pretrained)
-        _require_positive(self, "ae", "latent_channels", "downsample_factor")
+        require_positive(self, "ae", "latent_channels", "downsample_factor")
         if not 1e-6 <= abs(self.scaling_factor) <= 1e6:
             raise ConfigError(
                 f"ae.scaling_factor = {self.scaling_factor}",
@@ -156,7 +82,11 @@ class AutoencoderKLConfig:
         return self.sample_posterior
 
 
-PREDICTOR_CONFIGS: dict[str, type] = {"dit": DiTConfig}
+PREDICTOR_CONFIGS: dict[str, type[PredictorConfig]] = {
+    "dit": DiTConfig,
+    "custom_dit": CustomDiTConfig,
+    "wan": WanConfig,
+}
 DIFFUSION_CONFIGS: dict[str, type] = {
     "gaussian_diffusion": GaussianDiffusionConfig,
     "flow_matching": FlowMatchingConfig,
@@ -179,6 +109,12 @@ class ModelConfig:
     """Free text: what the configuration is, what it costs."""
 
     def __post_init__(self) -> None:
+        if len(self.predictor.latent_shape) != 3:
+            raise ConfigError(
+                f"predictor.model_id = {self.predictor.model_id!r}",
+                f"learns videos by their texts, and the autoencoder '{self.ae.model_id}' makes latents of images",
+                "use model_id 'dit' for images with labels; data and autoencoders of videos are not offered yet",
+            )
         if self.predictor.in_channels != self.ae.latent_channels:
             raise ConfigError(
                 f"predictor.in_channels = {self.predictor.in_channels}",
@@ -194,8 +130,8 @@ class ModelConfig:
 
     @property
     def latent_shape(self) -> tuple[int, ...]:
-        """(C, H, W) of a latent."""
-        return (self.predictor.in_channels, self.predictor.input_size, self.predictor.input_size)
+        """(C, ...) of a latent, of any rank."""
+        return tuple(self.predictor.latent_shape)
 
 
 def load_model_config(path: str | Path) -> ModelConfig:
@@ -204,7 +140,8 @@ def load_model_config(path: str | Path) -> ModelConfig:
 
 
 def model_config_from_mapping(content: Mapping[str, Any], where: str) -> ModelConfig:
-    """Build a :class:`ModelConfig` from the parsed JSON of ``where``."""
+    """Build a :class:`ModelConfig` from the parsed JSON of ``where``; plugins are loaded first."""
+    load_plugins()
     content = spelled_out(content, where)
     sections = {
         name: _section(content, name, kinds, where)
@@ -259,14 +196,3 @@ def _with_preset(content: Mapping[str, Any], where: str) -> dict[str, Any]:
                 f"drop either the preset or {key}",
             )
     return {**content, "predictor": given}
-
-
-def _require_positive(config: Any, section: str, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if value < 1 or isinstance(value, bool):
-            raise ConfigError(f"{section}.{name} = {value}", "must be a positive whole number")
-
-
-def _divisors(number: int) -> str:
-    return ", ".join(str(d) for d in range(1, min(number, 64) + 1) if number % d == 0)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from mindspeed_mm_dit.configs.video_transformer import VideoTransformerSizes
+from mindspeed_mm_dit.configs.video_transformer import TUTORIAL_LATENTS, VideoTransformerConfig
 from mindspeed_mm_dit.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class WanConfig(VideoTransformerSizes):
+class WanConfig(VideoTransformerConfig):
     """Wan 2.1 text-to-video (Wan Team 2025), under the keys of a published ``transformer/config.json``; those of the
     14B model are the defaults."""
 
@@ -46,11 +46,17 @@ class WanConfig(VideoTransformerSizes):
     """Of image-to-video, which is not offered."""
     pos_embed_seq_len: None = None
     """Of image-to-video, which is not offered."""
+    latent_size: tuple[int, int, int] = TUTORIAL_LATENTS
+    """Frames, height and width of the latents, in latent pixels; no weight depends on it, and no key of the others'."""
     model_id: str = "wan"
     """Key in PREDICTOR_MODEL_MAPPINGS."""
 
+    heads_key, head_dim_key = "num_attention_heads", "attention_head_dim"
+    affine_norms = ("norm2",)
+    kept_norms = 6
+
     def __post_init__(self) -> None:
-        self.check_sizes("num_attention_heads", "attention_head_dim")
+        super().__post_init__()
         if not self.cross_attn_norm:
             raise ConfigError(
                 "predictor.cross_attn_norm = false",
@@ -59,7 +65,7 @@ class WanConfig(VideoTransformerSizes):
             )
 
     @property
-    def num_heads(self) -> int:
+    def num_heads(self) -> int:  # type: ignore[override]
         """Attention heads."""
         return self.num_attention_heads
 

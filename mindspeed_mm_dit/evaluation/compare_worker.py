@@ -84,7 +84,7 @@ def measure(job: Job) -> None:
     config = load_model_config(job.model)
     predictor = PREDICTOR_MODEL_MAPPINGS[config.predictor.model_id](config.predictor)
     diffusion = runtime.to_runtime_device(objective_of(config.diffusion).build(config.diffusion))
-    _load_weights(predictor, job)
+    _load_weights(predictor, config, job)
     predictor = runtime.to_runtime_device(predictor)
     if job.start is not None:
         _write_start(predictor, Path(job.start), job.seed)
@@ -122,7 +122,7 @@ def draw_inputs(config: ModelConfig, seed: int, count: int) -> Arrays:
 # --- weights ---------------------------------------------------------------------------------------------
 
 
-def _load_weights(predictor: Any, job: Job) -> None:
+def _load_weights(predictor: Any, config: ModelConfig, job: Job) -> None:
     """Give the predictor the weights of the job, and leave them in its file for the other side."""
     from safetensors.numpy import load_file, save_file
 
@@ -134,7 +134,7 @@ def _load_weights(predictor: Any, job: Job) -> None:
         runtime.load_arrays(predictor, load_file(job.weights))
         return
     if job.checkpoint is None:
-        weights = _drawn(predictor, job.seed)
+        weights = _drawn(config, job.seed)
     else:
         weights = read_weights(find_checkpoint(job.checkpoint))
         found = {name: array.shape for name, array in weights.items()}
@@ -143,11 +143,11 @@ def _load_weights(predictor: Any, job: Job) -> None:
     save_file(_arrays(predictor), job.weights)
 
 
-def _drawn(predictor: Any, seed: int) -> Arrays:
+def _drawn(config: ModelConfig, seed: int) -> Arrays:
     from mindspeed_mm_dit.models.init import initial_weights
 
-    trained = {name: tuple(p.shape) for name, p in predictor.named_parameters() if p.requires_grad}
-    return {name: _nudged(name, value, seed) for name, value in initial_weights(trained, seed).items()}
+    drawn = initial_weights(config.predictor.parameters(), seed)
+    return {name: _nudged(name, value, seed) for name, value in drawn.items()}
 
 
 def _nudged(name: str, value: np.ndarray, seed: int) -> np.ndarray:

@@ -13,8 +13,8 @@ import numpy as np
 from mindspeed_mm_dit.checkpoint.shapes import check_claimed_sizes
 from mindspeed_mm_dit.checkpoint.store import find_checkpoint
 from mindspeed_mm_dit.checkpoint.weights import check_names, read_weights
+from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.limits import shown
-from mindspeed_mm_dit.configs.model import DiTConfig
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.data.files import UnusableFile, check_file
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.model import DiTConfig
+from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.errors import CheckpointError
 
 _BATCH = ("x0", "x1", "noise")

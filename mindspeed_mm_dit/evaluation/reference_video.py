@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from mindspeed_mm_dit.checkpoint.shapes import check_claimed_sizes
 from mindspeed_mm_dit.checkpoint.store import find_checkpoint
 from mindspeed_mm_dit.checkpoint.weights import check_names, choose_tree, read_weights
 from mindspeed_mm_dit.configs.custom_dit import CustomDiTConfig
@@ -31,7 +32,7 @@ Tensor = Any
 Parts = Mapping[str, str | Path]
 """Flag -> file or folder with the weights of one part of the model."""
 
-NETWORKS: dict[str, tuple[str, type[Any], Any]] = {
+NETWORKS: dict[str, tuple[str, type[CustomDiTConfig] | type[WanConfig], Any]] = {
     "dit": ("--checkpoint", CustomDiTConfig, CustomDiT),
     "wan": ("--wan", WanConfig, Wan),
 }
@@ -61,13 +62,15 @@ class VideoReference:
         flag, config_class, network = NETWORKS[kind]
         weights, own = _read(find_checkpoint(self.parts[flag]))
         sizes = own or _sizes(self.given["config"], diffusers=kind == "wan")
-        try:
-            config = from_mapping(config_class, sizes, f"{flag}: config" if own else "--reference: config")
+        what = f"{flag}: config" if own else "--reference: config"
+        try:  # as if latents were one patch: those of the file are checked next
+            config = from_mapping(config_class, {**sizes, "latent_size": sizes.get("patch_size")}, what)
         except ConfigError as error:
             raise CheckpointError(error.what, error.reason, error.cure) from None
         _check_inputs(self.given, config)
+        check_claimed_sizes(config, what)
+        check_names(config.parameters().shapes(), {name: a.shape for name, a in weights.items()}, flag)
         model = network(config)
-        check_names(runtime.shapes(model), {name: a.shape for name, a in weights.items()}, flag)
         runtime.load_arrays(model, weights)
         return runtime.compiled(runtime.to_runtime_device(model))
 

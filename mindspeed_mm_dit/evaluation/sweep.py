@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from mindspeed_mm_dit.checkpoint.shapes import dit_shapes
+from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
-from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, DiTConfig, ModelConfig
+from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, ModelConfig
 from mindspeed_mm_dit.evaluation.compare import TOLERANCE, Measured, check_findings, compare_gradients, relative_error
 from mindspeed_mm_dit.evaluation.compare_worker import Job, draw_inputs
 from mindspeed_mm_dit.evaluation.sides import Side
@@ -130,7 +130,7 @@ def sweep(models: Sequence[ModelConfig], sides: tuple[Side, Side], folder: Path)
 def random_weights(config: DiTConfig, seed: int) -> dict[str, np.ndarray]:
     """Draw all trained weights of a DiT, none of them zero, such that signals keep about their size."""
     draw = np.random.default_rng(seed)
-    shapes = {name: shape for name, shape in dit_shapes(config).items() if name != "pos_embed"}
+    shapes = config.parameters().shapes(trained_only=True)
     return {
         name: draw.standard_normal(shape, np.float32)
         * np.float32(0.7 / math.sqrt(math.prod(shape[1:])) if len(shape) > 1 else 0.02)

@@ -15,7 +15,7 @@ NN = {
     "GroupNorm": "(groups, channels, eps=1e-5): over each group of channels of (B, C, H, W); weight (C,), bias (C,)",
     "SiLU": "x * sigmoid(x)",
     "GELU": "(approximate='tanh')",
-    "parameter": "(shape) -> a trained parameter of a module that is no layer of this list, zeros at first",
+    "parameter": "(shape) -> a trained parameter, float32; its values come later",
     "frozen_parameter": "(float32 array) -> a parameter that is saved and never trained",
     "set_constant": "(module, name, array): a tensor of the module that is neither saved nor trained",
 }
@@ -80,7 +80,7 @@ RUNTIME = {
     "free_memory": "(): give back the device's memory that nothing uses",
     "report_failure": "(error): leave the reason where the launcher looks for it",
     "compiled": "(module) -> the module, its forward compiled where the interpreted one is slow",
-    "compile_blocks": "(predictor): compile its blocks in place for --torch-compile, or refuse it by name",
+    "compile_blocks": "(blocks): compile each in place for --torch-compile, or refuse it by name",
     "versions": "() -> {package: version}",
 }
 

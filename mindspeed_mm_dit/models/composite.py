@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
+import numpy as np
+
 from mindspeed_mm_dit.configs.model import ModelConfig
-from mindspeed_mm_dit.framework import nn, ops
+from mindspeed_mm_dit.framework import nn, ops, runtime
 from mindspeed_mm_dit.models.autoencoder import NoAutoencoder, draw_latents
+from mindspeed_mm_dit.models.init import check_declared, initial_weights
 from mindspeed_mm_dit.models.registry import AE_MODEL_MAPPINGS, PREDICTOR_MODEL_MAPPINGS
 from mindspeed_mm_dit.objectives.registry import objective_of
 
@@ -28,6 +32,17 @@ class DiTModel(nn.Module):
         self.ae: Any = load_autoencoder(config.ae)
         self.diffusion = objective_of(config.diffusion).build(config.diffusion)
         self.predictor = PREDICTOR_MODEL_MAPPINGS[config.predictor.model_id](config.predictor)
+        self._parameters_declared = config.predictor.parameters()
+        check_declared(self._parameters_declared.shapes(), runtime.shapes(self.predictor), config.predictor.model_id)
+
+    def initial_weights(self, seed: int) -> dict[str, np.ndarray]:
+        """Return what every parameter of the predictor begins as, float32, by name: a function of ``seed`` alone."""
+        return initial_weights(self._parameters_declared, seed)
+
+    @property
+    def blocks(self) -> Any:
+        """The predictor's blocks, in order."""
+        return functools.reduce(getattr, self._parameters_declared.stem.split("."), self.predictor)
 
     def forward(
         self,

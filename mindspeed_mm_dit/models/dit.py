@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindspeed_mm_dit.configs.model import DiTConfig
+from mindspeed_mm_dit.configs.dit import FREQUENCY_WIDTH, DiTConfig
 from mindspeed_mm_dit.framework import nn, ops
 from mindspeed_mm_dit.models.positions import sincos_positions_2d, timestep_frequencies
 
 Tensor = Any  # a tensor of the active framework
-
-FREQUENCY_WIDTH = 256
-"""Width of the sinusoidal timestep code."""
 
 
 def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
@@ -104,12 +101,12 @@ class Mlp(nn.Module):
 class DiTBlock(nn.Module):
     """Transformer block with adaLN-Zero: the condition sets shift, scale and gate of both branches."""
 
-    def __init__(self, hidden_size: int, num_heads: int, mlp_ratio: float) -> None:
+    def __init__(self, hidden_size: int, num_heads: int, mlp_hidden_size: int) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(hidden_size, eps=1e-6, elementwise_affine=False)
         self.attn = Attention(hidden_size, num_heads)
         self.norm2 = nn.LayerNorm(hidden_size, eps=1e-6, elementwise_affine=False)
-        self.mlp = Mlp(hidden_size, int(hidden_size * mlp_ratio))
+        self.mlp = Mlp(hidden_size, mlp_hidden_size)
         self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(hidden_size, 6 * hidden_size))
 
     def forward(self, x: Tensor, c: Tensor) -> Tensor:
@@ -145,7 +142,9 @@ class DiT(nn.Module):
         self.x_embedder = PatchEmbed(config.in_channels, P, D)
         self.t_embedder = TimestepEmbedder(D)
         self.y_embedder = LabelEmbedder(config.num_embeddings, D)
-        self.blocks = nn.ModuleList([DiTBlock(D, config.num_heads, config.mlp_ratio) for _ in range(config.num_layers)])
+        self.blocks = nn.ModuleList(
+            [DiTBlock(D, config.num_heads, config.mlp_hidden_size) for _ in range(config.num_layers)]
+        )
         self.final_layer = FinalLayer(D, P, config.out_channels)
 
     def forward(self, x: Tensor, t: Tensor, y: Tensor) -> Tensor:

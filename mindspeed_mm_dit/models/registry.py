@@ -2,9 +2,10 @@
 
 OBJECTIVES is what it calls DIFFUSION_MODEL_MAPPINGS.
 
-An entry builds its object from the frozen dataclass of its section. To add a predictor: write its
-config class and its module, then ``register(PREDICTOR_MODEL_MAPPINGS, PREDICTOR_CONFIGS, ...)``;
-an objective with ``register_objective``.
+An entry builds its object from the frozen dataclass of its section. To add a predictor: write its config class
+(``configs/predictor.py``) and its module, then ``register(PREDICTOR_MODEL_MAPPINGS, PREDICTOR_CONFIGS, ...)``; an
+objective with ``register_objective``; from another package by a plugin (``configs/plugins.py``). No framework is
+imported before something is built.
 """
 
 from __future__ import annotations
@@ -14,18 +15,47 @@ from typing import Any
 
 from mindspeed_mm_dit.configs.model import AE_CONFIGS, PREDICTOR_CONFIGS
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.models.autoencoder import PixelAutoencoder, load_autoencoder_kl
-from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES, register_objective
 
 Builder = Callable[[Any], Any]
 
-PREDICTOR_MODEL_MAPPINGS: dict[str, Builder] = {"dit": DiT}
-AE_MODEL_MAPPINGS: dict[str, Builder] = {"pixel": PixelAutoencoder, "autoencoder_kl": load_autoencoder_kl}
+
+def _dit(config: Any) -> Any:
+    from mindspeed_mm_dit.models.dit import DiT
+
+    return DiT(config)
+
+
+def _custom_dit(config: Any) -> Any:
+    from mindspeed_mm_dit.models.custom_dit import CustomDiT
+
+    return CustomDiT(config)
+
+
+def _wan(config: Any) -> Any:
+    from mindspeed_mm_dit.models.wan import Wan
+
+    return Wan(config)
+
+
+def _pixel(config: Any) -> Any:
+    from mindspeed_mm_dit.models.autoencoder import PixelAutoencoder
+
+    return PixelAutoencoder(config)
+
+
+def _autoencoder_kl(config: Any) -> Any:
+    from mindspeed_mm_dit.models.autoencoder import load_autoencoder_kl
+
+    return load_autoencoder_kl(config)
+
+
+PREDICTOR_MODEL_MAPPINGS: dict[str, Builder] = {"dit": _dit, "custom_dit": _custom_dit, "wan": _wan}
+AE_MODEL_MAPPINGS: dict[str, Builder] = {"pixel": _pixel, "autoencoder_kl": _autoencoder_kl}
 
 
 def register(
-    mappings: dict[str, Builder], configs: dict[str, type], model_id: str, config: type, build: Builder
+    mappings: dict[str, Builder], configs: dict[str, Any], model_id: str, config: type, build: Builder
 ) -> None:
     """Add ``model_id`` to a table and its config class to the matching table of configs.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mindspeed_mm_dit.configs.video_transformer import VideoTransformerSizes
+from mindspeed_mm_dit.configs.video_transformer import VideoTransformerConfig
 from mindspeed_mm_dit.framework import nn, ops
 from mindspeed_mm_dit.models.positions import rotary_tables, timestep_frequencies
 
@@ -22,7 +22,7 @@ Grid = tuple[int, int, int]
 class PatchEmbedding(nn.Module):
     """A convolution whose stride is its kernel: patches, then one matrix product."""
 
-    def __init__(self, config: VideoTransformerSizes) -> None:
+    def __init__(self, config: VideoTransformerConfig) -> None:
         super().__init__()
         self.patch_size = config.patch_size
         self.weight = nn.parameter((config.hidden_size, config.in_channels, *config.patch_size))
@@ -76,7 +76,7 @@ class TwoLayers(nn.Module):
 class ConditionEmbedder(nn.Module):
     """Embed timesteps and the states of a text encoder."""
 
-    def __init__(self, config: VideoTransformerSizes) -> None:
+    def __init__(self, config: VideoTransformerConfig) -> None:
         super().__init__()
         D = config.hidden_size
         self.time_embedder = TwoLayers(config.freq_dim, D, nn.SiLU())
@@ -149,7 +149,7 @@ class FeedForward(nn.Module):
 class VideoBlock(nn.Module):
     """Attention to the video, attention to the text, MLP; the time sets shift, scale and gate of the first and last."""
 
-    def __init__(self, config: VideoTransformerSizes, affine: bool) -> None:
+    def __init__(self, config: VideoTransformerConfig, affine: bool) -> None:
         super().__init__()
         D, eps = config.hidden_size, config.eps
         self.norm1 = nn.LayerNorm(D, eps=eps, elementwise_affine=affine)

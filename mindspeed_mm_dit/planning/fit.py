@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mindspeed_mm_dit.configs.model import DiTConfig, ModelConfig
+from mindspeed_mm_dit.configs.model import ModelConfig
+from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.planning.memory import Layout, Memory, memory
-from mindspeed_mm_dit.planning.model_size import shapes
 
 GIB = 2**30
 BLOCK_BYTES = 36_000
@@ -29,29 +30,22 @@ class Place:
 
 
 def check_model_fits(model: ModelConfig, place: Place) -> None:
-    """Raise ConfigError unless the weights alone, float32 and whole on each rank, fit into ``place``.
-
-    A predictor of another kind than DiT has no plan, and passes.
-    """
-    if isinstance(model.predictor, DiTConfig):
-        need = place.sharers * host_bytes(model.predictor)
-        _check(model.predictor, need, "the weights of {} parameters need {}", place)
+    """Raise ConfigError unless the weights alone, float32 and whole on each rank, fit into ``place``."""
+    need = place.sharers * host_bytes(model.predictor)
+    _check(model.predictor, need, "the weights of {} parameters need {}", place)
 
 
 def check_state_fits(model: ModelConfig, layout: Layout, place: Place) -> None:
     """Raise ConfigError unless weights, gradients, AdamW's moments and average of a rank fit into ``place``.
 
-    They are exact in the plan, so what is refused could not have run. A predictor of another kind passes.
+    They are exact in the plan, so what is refused could not have run.
     """
-    if isinstance(model.predictor, DiTConfig):
-        need = place.sharers * state_bytes(memory(model, layout))
-        _check(model.predictor, need, "weights, gradients, AdamW's moments and average of {} parameters need {}", place)
+    need = place.sharers * state_bytes(memory(model, layout))
+    _check(model.predictor, need, "weights, gradients, AdamW's moments and average of {} parameters need {}", place)
 
 
 def tight_step(model: ModelConfig, layout: Layout, micro_batch_size: int, online_vae: bool, place: Place) -> str | None:
     """Return a warning where a whole step is estimated to need more than ``place`` has, or None."""
-    if not isinstance(model.predictor, DiTConfig):
-        return None
     plan = memory(model, layout, online_vae)
     need = place.sharers * plan.total(micro_batch_size)
     if need <= place.num_bytes:
@@ -64,9 +58,10 @@ def tight_step(model: ModelConfig, layout: Layout, micro_batch_size: int, online
     )
 
 
-def host_bytes(config: DiTConfig) -> int:
+def host_bytes(predictor: PredictorConfig) -> int:
     """Return the bytes that a network takes where it is built: weights, and the objects that hold them."""
-    return 4 * shapes(config).num_elements() + BLOCK_BYTES * config.num_layers
+    parameters = predictor.parameters()
+    return 4 * parameters.num_elements() + BLOCK_BYTES * parameters.num_blocks
 
 
 def state_bytes(plan: Memory) -> int:
@@ -74,29 +69,26 @@ def state_bytes(plan: Memory) -> int:
     return plan.weights + plan.gradients + plan.optimizer + plan.ema
 
 
-def _check(config: DiTConfig, need: int, words: str, place: Place) -> None:
+def _check(predictor: PredictorConfig, need: int, words: str, place: Place) -> None:
     if need > place.num_bytes:
-        name = dominant_setting(config)
+        name = dominant_setting(predictor)
         shared = f", which {place.sharers} ranks share" if place.sharers > 1 else ""
         raise ConfigError(
-            f"predictor.{name} = {getattr(config, name)}",
-            f"{words.format(f'{shapes(config).num_elements():,}', _gib(need))}, and {place.name} has "
+            f"predictor.{name} = {getattr(predictor, name)}",
+            f"{words.format(f'{predictor.parameters().num_elements():,}', _gib(need))}, and {place.name} has "
             f"{_gib(place.num_bytes)}{shared}",
             f"use a smaller {name}, or more devices (mm-dit plan says how many)",
         )
 
 
-def dominant_setting(config: DiTConfig) -> str:
-    """Return the setting that makes a network large: the one whose value in DiT-XL/2 would make it smallest."""
-    published: dict[str, dict[str, Any]] = {
-        "hidden_size": {"hidden_size": 1152, "num_heads": 16},
-        "num_layers": {"num_layers": 28},
-        "num_classes": {"num_classes": 1000},
-        "input_size": {"input_size": 16 * config.patch_size},
-        "mlp_ratio": {"mlp_ratio": min(4.0, config.mlp_ratio)},
-        "in_channels": {"in_channels": 4},
-    }
-    return min(published, key=lambda name: host_bytes(dataclasses.replace(config, **published[name])))
+def dominant_setting(predictor: PredictorConfig) -> str:
+    """Return the setting that makes a network large: the one whose ordinary value would make it smallest."""
+    ordinary = predictor.settings_of_size()
+    return min(ordinary, key=lambda name: host_bytes(_replaced(predictor, ordinary[name])), default="model_id")
+
+
+def _replaced(predictor: Any, values: Mapping[str, Any]) -> Any:
+    return dataclasses.replace(predictor, **values)
 
 
 def _gib(num_bytes: float) -> str:

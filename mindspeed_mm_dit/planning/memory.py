@@ -6,12 +6,13 @@ backward, counted from the network's code; what a kernel needs for a moment is a
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, ModelConfig
 from mindspeed_mm_dit.configs.precision import SHARDED_BF16, Precision
-from mindspeed_mm_dit.planning.model_size import count, shapes
+from mindspeed_mm_dit.configs.predictor import Kept, count
 
 RESERVE = 0.08
 """Part of a device's memory kept free for the context, the collectives' buffers and fragmentation."""
@@ -20,15 +21,12 @@ SD_VAE_PARAMETERS = 83_653_863
 _VAE_WIDTH, _VAE_LIVE = 128, 4
 """Channels of its widest layer at full resolution, and how many such tensors an encode holds at once."""
 
-# Tokens' vectors of width D that a block keeps for backward, by what computes them, and bytes of an element of each.
-_KEPT = {
-    # way to bfloat16: (into and out of the two norms, all other vectors); CUDA's autocast has norms in float32
+_ELEMENT_BYTES = {
+    # way to bfloat16: (into and out of norms, all else of the step's precision); CUDA's autocast has norms in float32
     None: (4, 4),
     "autocast": (4, 2),
     "fsdp2": (2, 2),
 }
-_NORM_VECTORS = 4  # x and its normalised form, twice
-_OTHER_VECTORS = 8  # modulated twice; q, k, v; attention; both branches' results
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ class Layout:
             world_size,
             fsdp2.shard_ranks(world_size),
             precision,
-            recompute=any("blocks" in path for path in fsdp2.recompute_modules or ()),
+            recompute=bool(fsdp2.recompute_modules),
             prefetch=fsdp2.num_to_forward_prefetch or 0,
             reshard_after_forward=bool(fsdp2.reshard_after_forward),
         )
@@ -97,8 +95,8 @@ class Memory:
 
 def memory(model: ModelConfig, layout: Layout, online_vae: bool = True) -> Memory:
     """Return what a rank holds; ``online_vae``: images are encoded in the step, and not read from a cache."""
-    parts, S = shapes(model.predictor), layout.shard_ranks
-    trained, everything = parts.num_elements(S, trained_only=True), parts.num_elements(S)
+    parameters, S = model.predictor.parameters(), layout.shard_ranks
+    trained, everything = parameters.num_elements(S, trained_only=True), parameters.num_elements(S)
     activations, workspace = activation_bytes(model, layout)
     return Memory(
         weights=4 * everything,
@@ -114,42 +112,41 @@ def memory(model: ModelConfig, layout: Layout, online_vae: bool = True) -> Memor
 
 def activation_bytes(model: ModelConfig, layout: Layout) -> tuple[int, int]:
     """Return (kept from forward to backward, held for a moment) of one image, bytes."""
+    predictor, blocks = model.predictor, model.predictor.parameters().num_blocks
+    element = _ELEMENT_BYTES[layout.precision.way][1]
     block = block_activation_bytes(model, layout.precision)
-    config, (norm_bytes, element) = model.predictor, _KEPT[layout.precision.way]
-    tokens = config.num_tokens * config.hidden_size
-    ends = tokens * (2 * norm_bytes + element) + _loss_bytes(model)
-    gradients = 2 * int(tokens * config.mlp_ratio) * element  # of the MLP's hidden layer, in and out
+    ends = _kept_bytes(predictor.kept_by_ends(), layout.precision) + _loss_bytes(model)
+    gradients = 2 * predictor.widest * element
     if layout.recompute:
-        return config.num_layers * tokens * element + ends, block + gradients
-    return config.num_layers * block + ends, gradients
+        return blocks * predictor.block_input * element + ends, block + gradients
+    return blocks * block + ends, gradients
 
 
 def block_activation_bytes(model: ModelConfig, precision: Precision) -> int:
     """Bytes one transformer block keeps of one image for backward."""
-    config = model.predictor
-    norms, others = _KEPT[precision.way]
-    vectors = _NORM_VECTORS * norms + (_OTHER_VECTORS + 2 * config.mlp_ratio) * others
-    statistics = config.num_tokens * (4 * 4 + 4 * config.num_heads)  # of the norms; log-sum-exp of attention
-    condition = config.hidden_size * (2 + 6 + 2) * norms  # silu in and out, six modulations, 1 + scale
-    return int(config.num_tokens * config.hidden_size * vectors) + statistics + condition
+    return _kept_bytes(model.predictor.kept_by_block(), precision)
+
+
+def _kept_bytes(kept: Kept, precision: Precision) -> int:
+    norm, other = _ELEMENT_BYTES[precision.way]
+    return int(kept.norm * norm + kept.other * other) + 4 * kept.full
 
 
 def _loss_bytes(model: ModelConfig) -> int:
     """Bytes the losses keep, float32 whatever the precision."""
-    channels, height, width = model.latent_shape
-    return 4 * model.diffusion.kept_tensors * channels * height * width
+    return 4 * model.diffusion.kept_tensors * math.prod(model.latent_shape)
 
 
 def _gathered_bytes(model: ModelConfig, layout: Layout) -> int:
-    parts = shapes(model.predictor)
+    parameters = model.predictor.parameters()
     if layout.precision.way == "autocast":
-        return 2 * parts.num_elements(trained_only=True)  # a copy of each weight is kept until backward is over
+        return 2 * parameters.num_elements(trained_only=True)  # a copy of each weight is kept until backward is over
     if layout.shard_ranks == 1 and layout.precision.way is None:
         return 0
     element = 2 if layout.precision.way == "fsdp2" else 4
-    largest = max(count(parts.block), count(parts.ends))
+    largest = max(count(parameters.block.values()), count(p for p in parameters.ends if p.trained))
     if not layout.reshard_after_forward:
-        return element * (parts.num_elements() + largest)
+        return element * (parameters.num_elements() + largest)
     return element * largest * (2 + layout.prefetch)  # in use and ahead, and the gradient being reduced
 
 

@@ -82,18 +82,21 @@ def candidates(request: Request) -> list[Layout]:
     return plain + [dataclasses.replace(layout, recompute=True) for layout in plain if layout.reshard_after_forward]
 
 
-def fsdp2_yaml(recommendation: Recommendation, header: str) -> str:
+def fsdp2_yaml(model: ModelConfig, recommendation: Recommendation, header: str) -> str:
     """Return fsdp2.yaml, each line with its reason as a comment."""
     layout = recommendation.layout
     prefetch = layout.prefetch if layout.shard_ranks > 1 else 0
+    parameters = model.predictor.parameters()
+    blocks = f"predictor.{parameters.stem}.{{*}}"
+    last = dict.fromkeys(f"predictor.{name.partition('.')[0]}" for name in parameters.after if "." in name)
     values: dict[str, object] = {
         "sharding_size": "auto" if 1 < layout.shard_ranks == layout.world_size else layout.shard_ranks,
-        "sub_modules_to_wrap": ["predictor.blocks.{*}", "predictor.final_layer"],
+        "sub_modules_to_wrap": [blocks, *last],
         "reshard_after_forward": layout.reshard_after_forward,
         "param_dtype": "bf16",
         "reduce_dtype": "fp32",
         "cast_forward_inputs": False,
-        "recompute_modules": ["predictor.blocks.{*}"] if layout.recompute else [],
+        "recompute_modules": [blocks] if layout.recompute else [],
         "use_reentrant": False,
         "num_to_forward_prefetch": prefetch,
         "num_to_backward_prefetch": prefetch,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mindspeed_mm_dit.configs.model import ModelConfig
+from mindspeed_mm_dit.planning.arithmetic import recompute_flop, train_flop
 from mindspeed_mm_dit.planning.memory import Layout
-from mindspeed_mm_dit.planning.model_size import recompute_flop, shapes, train_flop
 
 PAPER_STEPS, PAPER_BATCH = 7_000_000, 256
 """Length of the published training (Peebles & Xie 2023): optimizer steps, and images in each."""
@@ -33,13 +33,13 @@ def traffic(model: ModelConfig, layout: Layout, micro_batches: int = 1) -> Traff
     A ring over n ranks sends (n - 1) / n of the tensor to gather or reduce-scatter it, twice that to all-reduce.
     Gradients are reduced in float32, sharded ones after every micro-batch.
     """
-    parts, S = shapes(model.predictor), layout.shard_ranks
+    parameters, S = model.predictor.parameters(), layout.shard_ranks
     replicas = layout.world_size // S
     weight = 2 if layout.precision.way == "fsdp2" else 4
-    trained = parts.num_elements(trained_only=True)
+    trained = parameters.num_elements(trained_only=True)
     gathers = 2 if layout.reshard_after_forward else 1
     ring = (S - 1) / S
-    gathered = ring * weight * parts.num_elements() * gathers
+    gathered = ring * weight * parameters.num_elements() * gathers
     reduced = ring * 4 * trained
     averaged = 2 * (replicas - 1) / replicas * 4 * trained / S
     rounds = micro_batches if S > 1 else 1

@@ -71,7 +71,7 @@ def load_model(
     if bf16:
         runtime.bf16_products(model.predictor)
     if torch_compile:
-        runtime.compile_blocks(model.predictor)
+        runtime.compile_blocks(model.blocks)
     return runtime.freeze(model), config
 
 

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mindspeed_mm_dit.checkpoint import checksums
-from mindspeed_mm_dit.checkpoint.shapes import dit_shapes
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore, read_facts, without_optimizer
-from mindspeed_mm_dit.configs.model import DiTConfig, ModelConfig, model_config_from_mapping
+from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mapping
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.training.changes import changes, run_facts, table_of
@@ -91,8 +90,7 @@ def _check_fits(args: Namespace, start: Start, checkpoints: Any) -> None:
         _check_model(args.mm.model, facts["model"], path)
     if table := table_of(changes(facts, run_facts(args, 0, 0))):
         print_rank_0(table)
-    if isinstance(args.mm.model.predictor, DiTConfig):
-        checkpoints.check_architecture(path, dit_shapes(args.mm.model.predictor))
+    checkpoints.check_architecture(path, args.mm.model.predictor.parameters().shapes())
     if not args.no_load_optim and not checkpoints.has_optimizer(path):
         raise without_optimizer(path)
 

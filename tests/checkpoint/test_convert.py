@@ -16,12 +16,12 @@ import pytest
 from mindspeed_mm_dit.checkpoint.convert import convert
 from mindspeed_mm_dit.checkpoint.formats import FORMATS, of_source, of_target
 from mindspeed_mm_dit.checkpoint.rules import diffusers_shapes, from_diffusers, to_diffusers
-from mindspeed_mm_dit.checkpoint.shapes import dit_config, dit_shapes, vae_config, vae_shapes
+from mindspeed_mm_dit.checkpoint.shapes import vae_config, vae_shapes
 from mindspeed_mm_dit.checkpoint.state import State
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore, find_checkpoint, read_facts
 from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.cli.main import main
-from mindspeed_mm_dit.configs.model import DiTConfig
+from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, PlatformError
 from mindspeed_mm_dit.framework.mindspore_file import read_mindspore_file, write_mindspore_file
 from mindspeed_mm_dit.framework.torch_file import read_torch_file, write_torch_file
@@ -57,7 +57,7 @@ def random_arrays(shapes, seed):
 
 
 def dit_arrays(seed=0):
-    return random_arrays(dit_shapes(TINY), seed) | {"pos_embed": sincos_positions_2d(16, 4)[None]}
+    return random_arrays(TINY.parameters().shapes(), seed) | {"pos_embed": sincos_positions_2d(16, 4)[None]}
 
 
 def training_state():
@@ -230,14 +230,14 @@ def test_the_rules_use_every_tensor_once_and_undo_themselves():
 
 
 def test_shapes_tell_the_architecture():
-    assert dit_config(dit_shapes(TINY), num_heads=2) == TINY
+    assert dataclasses.replace(DiTConfig.of_shapes(TINY.parameters().shapes()), num_heads=2) == TINY
     assert vae_config(vae_shapes(TINY_VAE), norm_num_groups=4) == TINY_VAE
 
 
 def test_shapes_are_those_of_the_published_model():
     published = read_torch_file(GOLDEN / "dit_tiny_p2.pt")["model"]
     shapes = {name: array.shape for name, array in published.items()}
-    assert dit_shapes(dit_config(shapes)) == shapes
+    assert DiTConfig.of_shapes(shapes).parameters().shapes() == shapes
 
 
 @needs_diffusers
@@ -447,7 +447,7 @@ def test_unknown_and_missing_sources_are_refused(tmp_path):
     with pytest.raises(CheckpointError, match="no such file or folder"):
         convert(tmp_path / "none", tmp_path / "b.pt")
     write_torch_file(tmp_path / "a.pt", {"w": np.zeros(2, np.float32)})
-    with pytest.raises(CheckpointError, match="neither a DiT nor an AutoencoderKL; its tensors are: w"):
+    with pytest.raises(CheckpointError, match="neither a known predictor nor an AutoencoderKL; its tensors are: w"):
         convert(tmp_path / "a.pt", tmp_path / "b.ckpt")
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from mindspeed_mm_dit.configs.arguments import build_parser, check_arguments, dit_flags
 from mindspeed_mm_dit.configs.data import DataloaderParam, DatasetParam
-from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, DiTConfig, GaussianDiffusionConfig, PixelConfig
+from mindspeed_mm_dit.configs.dit import DiTConfig
+from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, GaussianDiffusionConfig, PixelConfig
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.objectives.gaussian.objective import Clip
 from mindspeed_mm_dit.sampling.generate import SampleSettings

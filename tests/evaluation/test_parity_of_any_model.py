@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from mindspeed_mm_dit.configs.model import DiTConfig, GaussianDiffusionConfig
+from mindspeed_mm_dit.configs.dit import DiTConfig
+from mindspeed_mm_dit.configs.model import GaussianDiffusionConfig
 from mindspeed_mm_dit.evaluation.parity import compare
 from mindspeed_mm_dit.evaluation.sweep import random_weights
 from mindspeed_mm_dit.framework.pytorch import optim, runtime

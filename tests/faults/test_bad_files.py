@@ -11,11 +11,10 @@ import pytest
 
 from mindspeed_mm_dit.checkpoint.convert import convert
 from mindspeed_mm_dit.checkpoint.formats import diffusers, safetensors
-from mindspeed_mm_dit.checkpoint.shapes import dit_config, dit_shapes
 from mindspeed_mm_dit.checkpoint.state import State
 from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.cli.main import main
-from mindspeed_mm_dit.configs.model import DiTConfig
+from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.errors import CheckpointError, DataError
 from mindspeed_mm_dit.evaluation.logs import read_curve
 from mindspeed_mm_dit.evaluation.parity import compare
@@ -31,7 +30,7 @@ GAUSSIAN_KEYS = ("config", "x0", "noise", "t", "y", "x_t")
 @pytest.fixture
 def diffusers_folder(tmp_path):
     """A DiT of two blocks as diffusers writes it."""
-    weights = {name: np.zeros(shape, np.float32) for name, shape in dit_shapes(TINY).items()}
+    weights = {name: np.zeros(shape, np.float32) for name, shape in TINY.parameters().shapes().items()}
     weights["pos_embed"] = sincos_positions_2d(16, 4)[None]
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -61,8 +60,8 @@ def test_sizes_of_a_config_json_are_checked_before_they_are_believed(diffusers_f
 
 @pytest.mark.parametrize("number", ["999999999999", "²"])
 def test_the_number_in_a_tensors_name_is_not_counted_to(number):
-    shapes = {**dit_shapes(TINY), f"blocks.{number}.mlp.fc1.bias": (64,)}
-    assert dit_config(shapes, 2).num_layers == 2 + number.isdecimal()
+    shapes = {**TINY.parameters().shapes(), f"blocks.{number}.mlp.fc1.bias": (64,)}
+    assert DiTConfig.of_shapes(shapes).num_layers == 2 + number.isdecimal()
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "pipe in a TensorBoard folder"])

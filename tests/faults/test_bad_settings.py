@@ -13,7 +13,6 @@ import yaml
 from PIL import Image
 
 from mindspeed_mm_dit.checkpoint import mindspore_ckpt
-from mindspeed_mm_dit.checkpoint.shapes import dit_shapes
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.arguments import build_parser, dit_flags
 from mindspeed_mm_dit.configs.data import DataloaderParam, DatasetParam
@@ -206,7 +205,7 @@ def test_a_file_that_is_no_config_is_named_in_time(tmp_path, name):
 def state_of(config):
     """Return what a checkpoint of ``config`` holds, zeros all of it, by our names."""
     state = {}
-    for name, shape in dit_shapes(config).items():
+    for name, shape in config.parameters().shapes().items():
         state |= {f"{tree}.{name}": np.zeros(shape, np.float32) for tree in ("model", "ema")}
         state[f"optimizer.state.{name}.exp_avg"] = np.zeros(shape, np.float32)
     return state
@@ -269,10 +268,10 @@ def test_a_fitting_load_is_found_whichever_host_wrote_it(check, places):
 
 def test_a_checkpoint_of_mindspore_is_judged_by_its_shapes_alone(places):
     path = places / "mindspore" / "iter_0000007"
-    mindspore_ckpt.check_architecture(path, dit_shapes(OURS))
+    mindspore_ckpt.check_architecture(path, OURS.parameters().shapes())
     assert mindspore_ckpt.has_optimizer(path)
     with pytest.raises(UserError, match=r"x_embedder.proj.weight is \(32, 1, 2, 2\), this model has \(64, 1, 2, 2\)"):
-        mindspore_ckpt.check_architecture(path, dit_shapes(WIDER))
+        mindspore_ckpt.check_architecture(path, WIDER.parameters().shapes())
 
 
 # --- the autoencoder ---------------------------------------------------------------------------------------
@@ -327,7 +326,7 @@ def weights(tmp_path_factory):
     for name, changes in (("model", {}), ("huge", {"num_layers": 10**8})):
         content["predictor"] = {**TINY, "model_id": "dit", **changes}
         (folder / f"{name}.json").write_text(json.dumps(content))
-    save_file({name: np.zeros(shape, np.float32) for name, shape in dit_shapes(DiTConfig(**TINY)).items()},
+    save_file({name: np.zeros(shape, np.float32) for name, shape in DiTConfig(**TINY).parameters().shapes().items()},
               folder / "w.safetensors")  # fmt: skip
     return folder
 

@@ -9,7 +9,7 @@ import math
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.configs.model import DiTConfig
+from mindspeed_mm_dit.configs.dit import DiTConfig
 
 WIDTH, HEADS = 16, 2
 

@@ -6,10 +6,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
-from mindspeed_mm_dit.configs.model import DiTConfig
 from mindspeed_mm_dit.configs.presets import PRESETS
-from mindspeed_mm_dit.planning.model_size import count, shapes
 
 WORLDS = [8, 64, 512]
 
@@ -44,9 +43,10 @@ def test_the_slices_of_all_workers_make_the_state_once(worker_of, world):
 def test_dit_xl_2_divides_evenly(mindspore, world):
     from mindspeed_mm_dit.training.mindspore.flat import Layout
 
-    trained = shapes(DiTConfig(input_size=32, num_classes=1000, **PRESETS["DiT-XL/2"])).trained
-    layout = Layout(tuple(map(str, range(len(trained)))), trained, world)
-    assert 0 <= layout.slice_length * world - count(trained) < world
+    parameters = DiTConfig(input_size=32, num_classes=1000, **PRESETS["DiT-XL/2"]).parameters()
+    trained = parameters.shapes(trained_only=True)
+    layout = Layout(tuple(trained), tuple(trained.values()), world)
+    assert 0 <= layout.slice_length * world - parameters.num_elements(trained_only=True) < world
 
 
 @pytest.mark.parametrize("world", WORLDS)

@@ -7,21 +7,24 @@ import dataclasses
 import numpy as np
 import pytest
 
+from mindspeed_mm_dit.checkpoint.shapes import predictor_of
+from mindspeed_mm_dit.configs import video_transformer
 from mindspeed_mm_dit.configs.custom_dit import CustomDiTConfig
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.configs.wan import WanConfig
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.evaluation.compare import relative_error
+from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.positions import rotary_tables
 from tests.conftest import FRAMEWORK
 
 CUSTOM = CustomDiTConfig(
     num_layers=2, num_heads=3, head_dim=18, patch_size=(2, 1, 3), in_channels=5, out_channels=4, text_dim=10,
-    freq_dim=12, ffn_dim=40, rope_max_seq_len=8,
+    freq_dim=12, ffn_dim=40, rope_max_seq_len=8, latent_size=(4, 3, 6),
 )  # fmt: skip
 WAN = WanConfig(
     num_layers=2, num_attention_heads=3, attention_head_dim=18, patch_size=(2, 1, 3), in_channels=5, out_channels=4,
-    text_dim=10, freq_dim=12, ffn_dim=40, rope_max_seq_len=8, eps=1e-4,
+    text_dim=10, freq_dim=12, ffn_dim=40, rope_max_seq_len=8, eps=1e-4, latent_size=(4, 3, 6),
 )  # fmt: skip
 DRAW = np.random.default_rng(0)
 X = DRAW.standard_normal((2, 5, 4, 3, 6)).astype(np.float32)
@@ -51,7 +54,7 @@ def test_wan_is_diffusers_transformer_at_any_sizes(framework):
     from diffusers import WanTransformer3DModel
 
     model, weights = with_random_weights(framework, "wan")
-    sizes = {key: value for key, value in dataclasses.asdict(WAN).items() if key != "model_id"}
+    sizes = {key: value for key, value in dataclasses.asdict(WAN).items() if key not in ("model_id", "latent_size")}
     theirs = WanTransformer3DModel(**sizes)
     theirs.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
     with torch.no_grad():
@@ -75,6 +78,61 @@ def test_a_sample_does_not_depend_on_its_batch_and_one_time_does_for_all(framewo
 def test_states_of_a_text_may_come_with_an_axis_of_prompts(framework, kind):
     model, _ = with_random_weights(framework, kind)
     assert (output(framework, model, text=TEXT[:, None]) == output(framework, model)).all()
+
+
+@pytest.mark.parametrize("config", [CUSTOM, WAN], ids=["custom_dit", "wan"])
+def test_the_config_declares_just_the_parameters_of_the_network_and_is_found_by_their_shapes(framework, config):
+    from mindspeed_mm_dit.models.registry import PREDICTOR_MODEL_MAPPINGS
+
+    shapes = framework.runtime.shapes(PREDICTOR_MODEL_MAPPINGS[config.model_id](config))
+    assert config.parameters().shapes() == shapes
+    found = predictor_of(shapes, {})
+    assert type(found) is type(config) and found.parameters().shapes() == shapes
+
+
+def test_parameters_begin_as_in_wan_s_own_code():
+    begun = initial_weights(WAN.parameters(), 0)
+    assert not begun["proj_out.weight"].any() and (begun["blocks.1.attn2.norm_k.weight"] == 1).all()
+    assert (begun["blocks.0.norm2.weight"] == 1).all() and not begun["blocks.0.norm2.bias"].any()
+    assert begun["blocks.0.scale_shift_table"].std() == pytest.approx(54**-0.5, rel=0.2)
+    assert begun["condition_embedder.text_embedder.linear_2.weight"].std() == pytest.approx(0.02, rel=0.1)
+    assert abs(begun["patch_embedding.weight"]).max() <= (6 / (54 + 5 * 2 * 3)) ** 0.5
+    assert abs(begun["blocks.0.ffn.net.2.weight"]).max() > 0.9 * (6 / (54 + 40)) ** 0.5
+
+
+def test_the_published_networks_have_their_published_number_of_parameters():
+    """diffusers 0.35.2 builds WanTransformer3DModel with as many, 1.3B and 14B."""
+    small = WanConfig(num_attention_heads=12, num_layers=30, ffn_dim=8960)
+    assert small.parameters().num_elements() == 1_418_996_800
+    assert WanConfig().parameters().num_elements() == 14_288_491_584
+
+
+@pytest.mark.skipif(FRAMEWORK != "pytorch", reason="counts what PyTorch does")
+@pytest.mark.parametrize("kind", ["custom_dit", "wan"])
+def test_arithmetic_and_memory_are_what_pytorch_counts(framework, kind, monkeypatch):
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    monkeypatch.setattr(video_transformer, "TEXT_LENGTH", 7)
+    model, _ = with_random_weights(framework, kind)
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):  # of others it counts no products
+        output(framework, model, X[:1], T[:1], TEXT[:1])
+    assert counter.get_total_flops() == 2 * model.config.multiply_adds()
+    kept = {}
+
+    def pack(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    cos, sin = model.rope(2, 3, 2)
+    x, text, time = (torch.randn(1, *shape, requires_grad=True) for shape in ((12, 54), (7, 54), (6, 54)))
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = model.blocks[0](x, text, time, cos, sin)
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()} | {cos.data_ptr(), sin.data_ptr()}
+    found = sum(size for place, size in kept.items() if place not in weights) / 4
+    planned = model.config.kept_by_block()
+    assert result.shape == x.shape and planned.norm + planned.other + planned.full == pytest.approx(found, rel=0.03)
 
 
 @pytest.mark.parametrize("kind", ["custom_dit", "wan"])
@@ -102,6 +160,11 @@ def test_sizes_that_no_network_has_are_refused():
         ({"patch_size": [1, 0, 2]}, r"predictor.patch_size = \[1, 0, 2\]"),
         ({"freq_dim": 13}, "predictor.freq_dim = 13: must be even"),
         ({"num_layers": 0}, "predictor.num_layers = 0: must be at least 1"),
+        (
+            {"rope_max_seq_len": 51},
+            "104]: latents of width 104: are 52 patches, more than predictor.rope_max_seq_len = 51",
+        ),
+        ({"latent_size": [13, 60]}, r"latent_size = \[13, 60\]: latents of shape"),
         ({"num_attention_heads": 2}, "unknown key"),
     ):
         with pytest.raises(ConfigError, match=words):
@@ -135,12 +198,11 @@ def test_a_published_config_json_is_read_as_it_stands():
         ((4, 4, 3, 6), "takes"),
         ((5, 3, 3, 6), "frames 3: do not fit"),
         ((5, 4, 3, 7), "width 7: do not fit"),
-        ((5, 18, 3, 6), "rope_max_seq_len = 8: is less than the 9 patches of latents of frames 18"),
+        ((5, 18, 3, 6), "frames 18: are 9 patches, more than predictor.rope_max_seq_len = 8"),
         ((5, 4, 6), "takes"),
     ],
 )
 def test_latents_that_do_not_fit_are_refused(shape, words):
     CUSTOM.check_latents((5, 16, 8, 24))
-    assert CUSTOM.num_tokens((5, 16, 8, 24)) == 8 * 8 * 8
     with pytest.raises(ConfigError, match=words):
         CUSTOM.check_latents(shape)

@@ -75,12 +75,10 @@ def config(model_json):
 def test_it_is_trained_and_sampled(framework, config):
     from mindspeed_mm_dit.framework import optim, runtime
     from mindspeed_mm_dit.models.composite import DiTModel
-    from mindspeed_mm_dit.models.init import initial_weights
     from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
 
     model = DiTModel(config)
-    shapes = {name: shape for name, shape in runtime.shapes(model.predictor).items() if name != "pos_embed"}
-    runtime.load_arrays(model.predictor, initial_weights(shapes, 0))
+    runtime.load_arrays(model.predictor, model.initial_weights(0))
     batch = draw_of(config.diffusion)(0, np.arange(4), config.latent_shape)
     pixels = np.random.default_rng(0).integers(0, 256, (4, 1, 8, 8), np.uint8)
     given = runtime.to_device({"labels": np.arange(4), "pixels": pixels, **batch})

@@ -7,9 +7,11 @@ import time
 
 import pytest
 
+from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
-from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, DiTConfig, GaussianDiffusionConfig, ModelConfig
+from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, GaussianDiffusionConfig, ModelConfig
 from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32, SHARDED_BF16
+from mindspeed_mm_dit.configs.predictor import count
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.planning.fit import (
     Place,
@@ -21,7 +23,6 @@ from mindspeed_mm_dit.planning.fit import (
     tight_step,
 )
 from mindspeed_mm_dit.planning.memory import Layout, memory
-from mindspeed_mm_dit.planning.model_size import count, shapes
 
 GIB = 2**30
 XL = DiTConfig(input_size=32, num_classes=1000)
@@ -55,9 +56,10 @@ def test_a_size_that_cannot_be_is_refused_with_what_is_needed_and_what_there_is(
 
 @pytest.mark.parametrize("shards", [1, 7])
 def test_the_closed_form_counts_what_the_shapes_say(shards):
-    parts = shapes(XL)
-    assert parts.num_elements(shards) == count(parts.all, shards)
-    assert parts.num_elements(shards, trained_only=True) == count(parts.trained, shards)
+    parameters = XL.parameters()
+    each = [parameter for _, parameter in parameters]
+    assert parameters.num_elements(shards) == count(each, shards)
+    assert parameters.num_elements(shards, trained_only=True) == count([p for p in each if p.trained], shards)
 
 
 def test_what_fits_exactly_passes_and_a_byte_less_does_not():
@@ -71,14 +73,6 @@ def test_what_fits_exactly_passes_and_a_byte_less_does_not():
     check_model_fits(model, Place("this machine", host_bytes(XL)))
     with pytest.raises(ConfigError, match="which 2 ranks share"):
         check_model_fits(model, Place("this machine", host_bytes(XL), sharers=2))
-
-
-def test_a_predictor_without_a_plan_passes():
-    model = model_of(hidden_size=10**9)
-    object.__setattr__(model, "predictor", object())
-    check_model_fits(model, Place("a GPU", 1))
-    check_state_fits(model, Layout(), Place("a GPU", 1))
-    assert tight_step(model, Layout(), 1, True, Place("a GPU", 1)) is None
 
 
 def test_a_step_that_may_not_fit_is_a_warning_with_the_batch_that_does():

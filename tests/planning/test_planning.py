@@ -19,8 +19,9 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from mindspeed_mm_dit.cli.main import main
+from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, load_fsdp2_config, resolve_paths
-from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, DiTConfig, GaussianDiffusionConfig, ModelConfig
+from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, GaussianDiffusionConfig, ModelConfig
 from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32, SHARDED_BF16
 from mindspeed_mm_dit.configs.presets import PRESETS
 from mindspeed_mm_dit.framework.pytorch import ops, runtime
@@ -28,7 +29,6 @@ from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.objectives.gaussian.process import GaussianDiffusion
 from mindspeed_mm_dit.planning.memory import Layout, activation_bytes, memory
-from mindspeed_mm_dit.planning.model_size import count, forward_multiply_adds, shapes
 from mindspeed_mm_dit.planning.peaks import peak_tflops, utilisation
 from mindspeed_mm_dit.planning.recommend import Request, recommend
 from mindspeed_mm_dit.planning.traffic import Links, Traffic, step_time, traffic
@@ -54,15 +54,16 @@ def model_of(preset="DiT-XL/2", size=32, **predictor):
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_parameter_counts_are_the_published_ones(preset):
-    assert count(shapes(model_of(preset).predictor).all) == PUBLISHED[preset]
+    assert model_of(preset).predictor.parameters().num_elements() == PUBLISHED[preset]
 
 
 def test_shapes_are_those_of_the_network():
     config = model_of(hidden_size=48, num_layers=2, num_heads=3, patch_size=4).predictor
     network = DiT(config)
-    found = sorted(tuple(p.shape) for p in network.parameters())
-    assert sorted(shapes(config).all) == found
-    assert sorted(shapes(config).trained) == sorted(tuple(p.shape) for p in network.parameters() if p.requires_grad)
+    found = {name: tuple(p.shape) for name, p in network.named_parameters()}
+    trained = {name: tuple(p.shape) for name, p in network.named_parameters() if p.requires_grad}
+    assert list(config.parameters().shapes().items()) == list(found.items())
+    assert config.parameters().shapes(trained_only=True) == trained
 
 
 def test_multiply_adds_are_those_pytorch_counts():
@@ -73,7 +74,7 @@ def test_multiply_adds_are_those_pytorch_counts():
     counter = FlopCounterMode(display=False)  # it knows attention by its matrix products only
     with counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         network(draw, torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64))
-    assert counter.get_total_flops() == 2 * 2 * forward_multiply_adds(config)
+    assert counter.get_total_flops() == 2 * 2 * config.multiply_adds()
 
 
 @pytest.mark.parametrize("recompute", [False, True])
@@ -222,7 +223,8 @@ def test_two_ranks_hold_half_of_what_one_holds():
 
 def test_traffic_follows_the_ring():
     model = model_of()
-    everything, trained = count(shapes(model.predictor).all), count(shapes(model.predictor).trained)
+    parameters = model.predictor.parameters()
+    everything, trained = parameters.num_elements(), parameters.num_elements(trained_only=True)
     replicated = traffic(model, Layout(8, 1))
     assert (replicated.within_shards, replicated.between_replicas) == (0, round(2 * 7 / 8 * 4 * trained))
     sharded = traffic(model, Layout(8, 8))

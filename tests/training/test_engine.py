@@ -14,6 +14,7 @@ from mindspeed_mm_dit.checkpoint import torch_dcp
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32
+from mindspeed_mm_dit.configs.predictor import Parameters, linear
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.training.pytorch import engine as room
@@ -23,7 +24,12 @@ FLAGS = Namespace(
     seed=3, tf32=False, torch_compile=False, adam_beta1=0.8, adam_beta2=0.9, adam_eps=1e-3,
     weight_decay=0.1, ema_decay=0.75, clip_grad=1.0,
 )  # fmt: skip
-SHAPES = {"linear.weight": (4, 3), "linear.bias": (4,)}
+PARAMETERS = Parameters(linear("linear", 4, 3), {}, 0)
+SHAPES = PARAMETERS.shapes()
+
+
+def drawn(seed):
+    return initial_weights(PARAMETERS, seed)
 
 
 class Model(torch.nn.Module):
@@ -34,6 +40,9 @@ class Model(torch.nn.Module):
         self.predictor = torch.nn.Module()
         self.predictor.linear = torch.nn.Linear(3, 4)
         self.predictor.table = torch.nn.Parameter(torch.full((2, 2), 7.0), requires_grad=False)
+
+    def initial_weights(self, seed):
+        return drawn(seed)
 
     def forward(self, x, y):
         return ((self.predictor.linear(x) - y) ** 2).mean(1)
@@ -77,9 +86,9 @@ class Reference:
 
     def __init__(self, clip):
         self.clip, self.steps = clip, 0
-        start = {name: array * np.float32(0.01) for name, array in initial_weights(SHAPES, FLAGS.seed).items()}
+        start = {name: array * np.float32(0.01) for name, array in drawn(FLAGS.seed).items()}
         self.weights = {name: array.astype(np.float64) for name, array in start.items()}
-        self.average = {name: array.astype(np.float64) for name, array in initial_weights(SHAPES, FLAGS.seed).items()}
+        self.average = {name: array.astype(np.float64) for name, array in drawn(FLAGS.seed).items()}
         self.first, self.second = ({name: np.zeros(shape) for name, shape in SHAPES.items()} for _ in range(2))
 
     def loss(self, micro_batches):
@@ -214,7 +223,7 @@ def test_bf16_is_the_precision_of_products(engine, bf16):
 
 def test_the_weights_come_from_the_seed(monkeypatch):
     first, second = (Engine(Model(), Namespace(**{**vars(FLAGS), "seed": seed}), None) for seed in (3, 4))
-    for name, array in initial_weights(SHAPES, 3).items():
+    for name, array in drawn(3).items():
         np.testing.assert_array_equal(first.state()["model"][name], array)
     assert not torch.equal(first.predictor.linear.weight, second.predictor.linear.weight)
 

@@ -10,9 +10,11 @@ from typing import Any
 
 from mindspeed_mm_dit.checkpoint import rules
 from mindspeed_mm_dit.checkpoint.formats import pt, safetensors
-from mindspeed_mm_dit.checkpoint.shapes import check_claimed_sizes, count_of, dit_config, vae_config
+from mindspeed_mm_dit.checkpoint.shapes import check_claimed_sizes, predictor_of, vae_config
 from mindspeed_mm_dit.checkpoint.state import Arrays, State
-from mindspeed_mm_dit.configs.model import DiTConfig, model_config_from_mapping
+from mindspeed_mm_dit.configs.dit import DiTConfig
+from mindspeed_mm_dit.configs.model import model_config_from_mapping
+from mindspeed_mm_dit.configs.predictor import PredictorConfig, count_of
 from mindspeed_mm_dit.configs.presets import PRESETS
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
@@ -108,10 +110,10 @@ def _check_claims(network: DiTConfig, arrays: Arrays, folder: Path) -> None:
 def write(path: Path, state: State) -> None:
     """Write config.json and weights; a config.json read from diffusers is kept as it is."""
     shapes = {name: array.shape for name, array in state.weights.items()}
-    if state.kind == "vae":
+    if state.is_autoencoder:
         arrays, config = state.weights, with_vae_config(state)[0].config
     else:
-        network = dit_config(shapes, _num_heads(state))
+        network = _published(predictor_of(shapes, state.facts), state)
         arrays = rules.to_diffusers(state.weights, network)
         config = state.config or _dit_json(network)
     (path / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
@@ -150,13 +152,20 @@ def _dit_json(network: DiTConfig) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _num_heads(state: State) -> int:
+def _published(predictor: PredictorConfig, state: State) -> DiTConfig:
+    """Return the DiT with its number of heads; raises ConfigError for a predictor that diffusers does not have."""
+    if not isinstance(predictor, DiTConfig):
+        raise ConfigError(f"predictor {predictor.model_id!r}", "has no form among diffusers' models here",
+                          "convert to safetensors, .pt or .ckpt")  # fmt: skip
+    return dataclasses.replace(predictor, num_heads=_num_heads(predictor, state))
+
+
+def _num_heads(found: DiTConfig, state: State) -> int:
     """Return the number of heads: of config.json, of model.json, or of the published model of these sizes."""
     if state.config:
         return int(state.config["num_attention_heads"])
     if "model" in state.facts:
         return int(model_config_from_mapping(state.facts["model"], "model.json").predictor.num_heads)
-    found = dit_config({name: array.shape for name, array in state.weights.items()})
     for sizes in PRESETS.values():
         if (sizes["hidden_size"], sizes["num_layers"]) == (found.hidden_size, found.num_layers):
             return sizes["num_heads"]

@@ -162,8 +162,8 @@ def _gelu_by_sigmoid(x: Any) -> Any:
 
 
 def parameter(shape: tuple[int, ...]) -> Parameter:
-    """Return a trained parameter, zeros at first."""
-    return _zeros(*shape)
+    """Return a trained parameter of a module; the values come later."""
+    return Parameter(Tensor(np.zeros(shape, np.float32)))
 
 
 def frozen_parameter(array: np.ndarray) -> Parameter:

@@ -6,7 +6,7 @@ import contextlib
 import gc
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import NoReturn
 
@@ -220,7 +220,7 @@ def compiled(module: mindspore.nn.Cell) -> mindspore.nn.Cell:
     return module
 
 
-def compile_blocks(predictor: mindspore.nn.Cell) -> NoReturn:
+def compile_blocks(blocks: Iterable[mindspore.nn.Cell]) -> NoReturn:
     """Refuse --torch-compile."""
     raise PlatformError("--torch-compile", "is PyTorch's", "leave it out: MindSpore compiles by itself")
 

@@ -25,7 +25,7 @@ __all__ = [
 
 
 def parameter(shape: tuple[int, ...]) -> torch.nn.Parameter:
-    """Return a trained parameter, zeros at first."""
+    """Return a trained parameter of a module; the values come later."""
     return torch.nn.Parameter(torch.zeros(shape))
 
 

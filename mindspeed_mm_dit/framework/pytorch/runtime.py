@@ -7,7 +7,7 @@ import os
 import platform
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import torch
@@ -269,7 +269,7 @@ def compiled(module: torch.nn.Module) -> torch.nn.Module:
     return module
 
 
-def compile_blocks(predictor: torch.nn.Module) -> None:
+def compile_blocks(blocks: Iterable[torch.nn.Module]) -> None:
     """Compile the forward of each transformer block in place (--torch-compile); equal blocks share a compilation.
 
     Recompute and the hooks of FSDP2, which come later, stay outside of what is compiled.
@@ -284,7 +284,7 @@ def compile_blocks(predictor: torch.nn.Module) -> None:
             "install one, or drop the flag",
         )
     torch._dynamo.config.optimize_ddp = False  # it would cut a block's graph where DDP's buckets end
-    for block in predictor.blocks:
+    for block in blocks:
         block.forward = torch.compile(block.forward)
 
 

@@ -16,8 +16,6 @@ from torch import Tensor, nn
 
 from mindspeed_mm_dit.checkpoint.weights import check_names
 from mindspeed_mm_dit.models.composite import DiTModel
-from mindspeed_mm_dit.models.init import initial_weights
-from mindspeed_mm_dit.models.positions import sincos_positions_2d
 from mindspeed_mm_dit.models.registry import AE_MODEL_MAPPINGS
 
 _register_parameter = nn.Module.register_parameter  # before the host replaces it while it builds a model
@@ -37,6 +35,7 @@ class HostedDiT(DiTModel, MultiModalModule, FSDP2Mixin):
     def __init__(self, model: DiTModel, averages: Callable[[], Mapping[str, Tensor]]) -> None:
         MultiModalModule.__init__(self, core_transformer_config_from_args(get_args()))
         self.ae, self.diffusion, self.predictor = model.ae, model.diffusion, model.predictor
+        self.initial_weights = model.initial_weights  # type: ignore[method-assign]
         self._averages = averages
         self._constants = {name: buffer.clone() for name, buffer in self.named_buffers()}
         self.loaded_averages: dict[str, Tensor] = {}
@@ -72,14 +71,8 @@ class HostedDiT(DiTModel, MultiModalModule, FSDP2Mixin):
 
     def post_meta_init(self) -> None:
         """Fill a model that was built without memory: weights, frozen positions and constants."""
-        fill_from_seed(self.predictor, get_args().seed)
+        load_arrays(self.predictor, self.initial_weights(get_args().seed))
         self.restore_constants()
-
-
-def set_initial_weights(predictor: nn.Module, seed: int) -> None:
-    """Set the trained weights of a predictor from the seed, sharded or not."""
-    shapes = {name: tuple(p.shape) for name, p in _parameters(predictor).items() if p.requires_grad}
-    _load_arrays(predictor, initial_weights(shapes, seed))
 
 
 def _parameters(predictor: nn.Module) -> dict[str, nn.Parameter]:
@@ -87,7 +80,7 @@ def _parameters(predictor: nn.Module) -> dict[str, nn.Parameter]:
     return dict(predictor.state_dict(keep_vars=True))
 
 
-def _load_arrays(predictor: nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
+def load_arrays(predictor: nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
     """Write ``arrays`` into parameters; into a sharded one each rank writes its own part."""
     parameters = _parameters(predictor)
     with torch.no_grad():
@@ -103,14 +96,6 @@ def _own_part(value: Tensor, sharded: Any) -> Tensor:
     from torch.distributed.tensor import distribute_tensor
 
     return distribute_tensor(value, sharded.device_mesh, sharded.placements, src_data_rank=None).to_local()
-
-
-def fill_from_seed(predictor: nn.Module, seed: int) -> None:
-    """Fill every parameter of a DiT: trained weights from the seed, and the frozen positions."""
-    set_initial_weights(predictor, seed)
-    config = predictor.config
-    positions = sincos_positions_2d(config.hidden_size, config.input_size // config.patch_size)
-    _load_arrays(predictor, {"pos_embed": positions[None]})
 
 
 def restore(module: nn.Module, constants: Mapping[str, Tensor]) -> None:

@@ -21,8 +21,8 @@ from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.hosts.megatron.commandline import launched_as, parse, wants_mindspore
 from mindspeed_mm_dit.hosts.megatron.composite import (
     HostedDiT,
+    load_arrays,
     load_autoencoders_in_real_memory,
-    set_initial_weights,
 )
 from mindspeed_mm_dit.hosts.megatron.facts import note_facts
 from mindspeed_mm_dit.hosts.megatron.preflight import read_configs
@@ -59,7 +59,7 @@ def pretrain(
         check_checkpoint(get_args())
         model = model_provider(*args, **kwargs)
         if not get_host_args().init_model_with_meta_device:
-            set_initial_weights(model.predictor, get_host_args().seed)
+            load_arrays(model.predictor, model.initial_weights(get_host_args().seed))
         hosted[:] = [HostedDiT(model, state.averages)]
         return hosted[0]
 

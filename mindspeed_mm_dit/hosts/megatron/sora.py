@@ -14,11 +14,13 @@ import torch
 from megatron.training import get_args
 from torch import Tensor
 
-from mindspeed_mm_dit.configs.model import AE_CONFIGS, DiTConfig
+from mindspeed_mm_dit.configs.dit import DiTConfig
+from mindspeed_mm_dit.configs.model import AE_CONFIGS
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.errors import DataError
-from mindspeed_mm_dit.hosts.megatron.composite import fill_from_seed, real_memory, restore
+from mindspeed_mm_dit.hosts.megatron.composite import load_arrays, real_memory, restore
 from mindspeed_mm_dit.models.dit import DiT
+from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.registry import AE_MODEL_MAPPINGS
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES
 
@@ -39,7 +41,7 @@ class SoRADiT(DiT):
         super().__init__(_config(DiTConfig, section, "predictor"))
         self._constants = {name: buffer.clone() for name, buffer in self.named_buffers()}
         if not self.pos_embed.is_meta:
-            fill_from_seed(self, get_args().seed)
+            self._fill()
 
     def forward(self, x: Tensor, timestep: Tensor, prompt: Tensor, **_: Any) -> Tensor:  # type: ignore[override]
         """Predict at (x, timestep) for the class labels ``prompt`` (B,); masks and shapes mean nothing to a DiT."""
@@ -50,9 +52,12 @@ class SoRADiT(DiT):
 
     def smart_apply(self, initialise: Callable[..., Any]) -> SoRADiT:
         """Fill a model that was built without memory; the host would draw everything at random."""
-        fill_from_seed(self, get_args().seed)
+        self._fill()
         restore(self, self._constants)
         return self
+
+    def _fill(self) -> None:
+        load_arrays(self, initial_weights(self.config.parameters(), get_args().seed))
 
 
 class SoRADiffusion:

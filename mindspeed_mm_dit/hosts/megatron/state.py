@@ -15,7 +15,6 @@ import torch
 from megatron.training import print_rank_0
 from torch import Tensor
 
-from mindspeed_mm_dit.checkpoint.shapes import dit_shapes
 from mindspeed_mm_dit.checkpoint.store import TRACKER, CheckpointStore, read_facts
 from mindspeed_mm_dit.checkpoint.weights import check_whole
 from mindspeed_mm_dit.framework import runtime
@@ -60,7 +59,7 @@ def check_checkpoint(args: Namespace) -> None:
     name = tracker.read_text(encoding="utf-8").strip()
     path = Path(args.load) / name if name == "release" else CheckpointStore(args.load).path(int(name))
     check_whole(path, lambda path: torch_dcp.problem_of(path, runtime.rank(), runtime.world_size()))
-    torch_dcp.check_architecture(path, dit_shapes(args.mm.model.predictor))
+    torch_dcp.check_architecture(path, args.mm.model.predictor.parameters().shapes())
     facts = read_facts(path)
     check_classes(facts, args.mm.classes, path)
     if table := table_of(changes(facts, run_facts(args, 0, 0))):

@@ -16,7 +16,6 @@ from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.configs.precision import FLOAT32, Precision
 from mindspeed_mm_dit.framework.mindspore import runtime
 from mindspeed_mm_dit.framework.mindspore.optim import trained
-from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.training.mindspore import sharding
 from mindspeed_mm_dit.training.mindspore.adamw import FlatAdamW
 from mindspeed_mm_dit.training.mindspore.flat import Layout
@@ -43,11 +42,11 @@ class Engine:
         assert precision.way is None, "runtime.WAYS_TO_BF16 offers none"
         runtime.allow_tf32(args.tf32)
         if args.torch_compile:
-            runtime.compile_blocks(model.predictor)
+            runtime.compile_blocks(model.blocks)
         self.args, self.model, self.predictor = args, model, model.predictor
         names, self._parameters = trained(self.predictor)
         shapes = {name: tuple(p.shape) for name, p in zip(names, self._parameters)}
-        runtime.load_arrays(self.predictor, initial_weights(shapes, args.seed))
+        runtime.load_arrays(self.predictor, model.initial_weights(args.seed))
         self._shards = sharding.Shards.create(fsdp2)
         self.layout = Layout(tuple(names), tuple(shapes.values()), self._shards.count)
         self.optimizer = self._build_optimizer()

@@ -19,7 +19,6 @@ from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.configs.precision import FLOAT32, Precision
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.framework.pytorch.optim import adamw, split_by_kind
-from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.registry import PREDICTOR_MODEL_MAPPINGS
 from mindspeed_mm_dit.training.mm_args import MultiModalArguments
 from mindspeed_mm_dit.training.pytorch.ema import MovingAverage
@@ -56,7 +55,7 @@ class Engine:
         runtime.allow_tf32(args.tf32)
         initialise(model, args.seed)
         if args.torch_compile:
-            runtime.compile_blocks(model.predictor)
+            runtime.compile_blocks(model.blocks)
         self.model = shard(model, fsdp2) if fsdp2 else replicate(model)
         self.predictor: nn.Module = unwrap(self.model).predictor
         self.optimizer = adamw(self.predictor, (args.adam_beta1, args.adam_beta2), args.adam_eps, args.weight_decay)
@@ -164,5 +163,4 @@ def check_sharding(mm: MultiModalArguments) -> None:
 
 def initialise(model: nn.Module, seed: int) -> None:
     """Set the predictor's weights from the seed; every rank draws the same."""
-    trained = {name: tuple(p.shape) for name, p in model.predictor.named_parameters() if p.requires_grad}
-    runtime.load_arrays(model.predictor, initial_weights(trained, seed))
+    runtime.load_arrays(model.predictor, model.initial_weights(seed))

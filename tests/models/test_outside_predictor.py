@@ -1,0 +1,135 @@
+"""A predictor from outside the package: trained, sampled, planned and converted with no change anywhere else."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from mindspeed_mm_dit.checkpoint.formats import pt
+from mindspeed_mm_dit.configs.model import PREDICTOR_CONFIGS, model_config_from_mapping
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.models.registry import PREDICTOR_MODEL_MAPPINGS, register
+from mindspeed_mm_dit.objectives.registry import draw_of
+from tests import outside_predictor
+from tests.conftest import ROOT
+from tests.training.launch import Configs
+
+PREDICTOR = {"model_id": "residual", "input_size": 8, "num_classes": 10, "in_channels": 1}
+FLOW = {"model_id": "flow_matching"}
+
+
+@pytest.fixture
+def joined():
+    outside_predictor.join()
+    yield
+    del PREDICTOR_MODEL_MAPPINGS["residual"], PREDICTOR_CONFIGS["residual"]
+
+
+@pytest.fixture
+def config(joined, model_json):
+    return model_config_from_mapping({**model_json, "predictor": PREDICTOR, "diffusion": FLOW}, "model.json")
+
+
+def test_it_is_trained_and_sampled(framework, config):
+    from mindspeed_mm_dit.framework import optim, runtime
+    from mindspeed_mm_dit.models.composite import DiTModel
+    from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
+
+    model = DiTModel(config)
+    runtime.load_arrays(model.predictor, model.initial_weights(0))
+    draws = draw_of(config.diffusion)(0, np.arange(8), config.latent_shape)
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 1, 8, 8), np.uint8)
+    given = runtime.to_device({"labels": np.arange(8), "pixels": pixels, **draws})
+
+    def losses():
+        return model(**given)
+
+    first, gradients = optim.gradients(model.predictor, losses)
+    assert gradients.keys() == config.predictor.parameters().shapes(trained_only=True).keys()
+    for _ in range(30):
+        optim.adamw_step(model.predictor, losses, 1e-2)
+    last, _ = optim.gradients(model.predictor, losses)
+    assert last.mean() < 0.9 * first.mean()
+    assert generate(model, config, np.array([1, 2]), SampleSettings("heun", 4)).shape == (2, 8, 8, 1)
+
+
+def test_a_network_that_differs_from_its_config_is_not_built(framework, config, monkeypatch):
+    from mindspeed_mm_dit.models.composite import DiTModel
+
+    wider = dataclasses.replace(config.predictor, width=33)
+    monkeypatch.setitem(PREDICTOR_MODEL_MAPPINGS, "residual", lambda _: outside_predictor.build(wider))
+    with pytest.raises(ConfigError, match=r"predictor 'residual': parameter first.bias: is \(33,\) in the network"):
+        DiTModel(config)
+
+
+def test_its_name_is_its_own(joined):
+    with pytest.raises(ConfigError, match="'residual': is registered already"):
+        register(PREDICTOR_MODEL_MAPPINGS, PREDICTOR_CONFIGS, "residual", int, int)
+
+
+@pytest.fixture
+def configs(tmp_path, digits_folder):
+    """Config files whose model.json names the predictor of a package that is installed for ``mm_dit`` alone."""
+    configs = Configs.create(tmp_path / "configs", digits_folder)
+    model = json.loads((configs.folder / "model.json").read_text())
+    (configs.folder / "model.json").write_text(json.dumps({**model, "predictor": PREDICTOR, "diffusion": FLOW}))
+    return configs
+
+
+@pytest.fixture
+def path(tmp_path):
+    return outside_predictor.install(tmp_path / "site")
+
+
+def mm_dit(path, *words):
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "mindspeed_mm_dit.cli.main", *map(str, words)]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+FLAGS = "--lr 1e-3 --lr-decay-style constant --global-batch-size 8 --log-interval 1"
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_run_trains_it_resumes_it_and_every_command_knows_it(configs, path, tmp_path, sharded, framework):
+    if framework.active() != "pytorch":
+        pytest.skip("starts PyTorch runs")
+    fsdp2 = configs.folder / "fsdp2.yaml"
+    fsdp2.write_text("sharding_size: auto\nsub_modules_to_wrap:\n  - predictor.stages.{*}\n")
+    flags = f"{FLAGS} --use-torch-fsdp2 --fsdp2-config-path {fsdp2}" if sharded else FLAGS
+    whole = configs.run(f"{FLAGS} --train-iters 4", PYTHONPATH=path)
+    assert whole.code == 0, whole.output
+    saved = tmp_path / "checkpoints"
+    first = configs.run(f"{flags} --train-iters 2 --save {saved}", 2, PYTHONPATH=path)
+    last = configs.run(f"{flags} --train-iters 4 --save {saved} --load {saved}", 2, PYTHONPATH=path)
+    assert last.code == 0, first.output + last.output
+    for iteration, loss in (first.losses | last.losses).items():
+        assert loss == pytest.approx(whole.losses[iteration], rel=2e-6), iteration
+    if sharded:
+        return
+    mm_dit(path, "sample", "--checkpoint", saved, "--classes", "3", "--steps", "3", "--output", tmp_path / "three.png")
+    machine = ("--global-batch-size", "8", "--world-size", "1", "--device-memory-gib", "8")
+    assert "in each of 2 blocks" in mm_dit(path, "plan", "--model", configs.folder / "model.json", *machine)
+    mm_dit(path, "convert", saved, tmp_path / "one.pt")
+    mm_dit(path, "convert", tmp_path / "one.pt", tmp_path / "two", "--to", "mindspore",
+           "--model", configs.folder / "model.json")  # fmt: skip
+    mm_dit(path, "convert", tmp_path / "two", tmp_path / "three.pt")
+    one, three = (pt.read(tmp_path / f"{name}.pt").trees["ema"] for name in ("one", "three"))
+    assert one.keys() == three.keys() and all(np.array_equal(one[name], three[name]) for name in one)
+
+
+def test_a_plugin_that_fails_is_named(configs, tmp_path):
+    facts = tmp_path / "site" / "broken-1.0.dist-info"
+    facts.mkdir(parents=True)
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
+    (facts / "entry_points.txt").write_text("[mindspeed_mm_dit.plugins]\nbroken = tests.conftest:nothing\n")
+    outcome = configs.run(f"{FLAGS} --train-iters 1", PYTHONPATH=f"{ROOT}:{tmp_path / 'site'}")
+    assert outcome.code == 2 and "plugin broken (tests.conftest:nothing): fails: AttributeError" in outcome.output
