@@ -168,6 +168,22 @@ def test_no_gradient_passes_stop_gradient_and_no_grad(framework):
     np.testing.assert_allclose(gradient(framework, product_under_no_grad, x)[0], 2 * x, **CLOSE)
 
 
+def test_linear_with_a_weight_of_its_own_and_its_gradients(framework):
+    ops, w, b, x = framework.ops, draw(5, 7), draw(5, seed=1), draw(2, 3, 7, seed=2)
+    np.testing.assert_allclose(ops.numpy(ops.linear(*map(ops.tensor, (x, w, b)))), x @ w.T + b, **CLOSE)
+    of_x, of_w, of_b = gradient(framework, ops.linear, x, w, b)
+    np.testing.assert_allclose(of_x, np.broadcast_to(w.sum(0), x.shape), **CLOSE)
+    np.testing.assert_allclose(of_w, np.broadcast_to(x.sum((0, 1)), w.shape), **CLOSE)
+    assert of_b.tolist() == [6] * 5
+
+
+def test_broadcasting_repeats_and_its_gradient_adds_up(framework):
+    ops, x, weight = framework.ops, draw(2, 1, 3, 1), draw(2, 4, 3, 5, seed=1)
+    assert (ops.numpy(ops.broadcast_to(ops.tensor(x), (2, 4, 3, 5))) == np.broadcast_to(x, (2, 4, 3, 5))).all()
+    (slope,) = gradient(framework, lambda t: ops.broadcast_to(t, weight.shape) * ops.tensor(weight), x)
+    np.testing.assert_allclose(slope, weight.sum((1, 3), keepdims=True), **CLOSE)
+
+
 def test_linear(framework):
     ops, w, b, x = framework.ops, draw(5, 7), draw(5), draw(2, 3, 7)
     layer = load(framework, framework.nn.Linear(7, 5), weight=w, bias=b)

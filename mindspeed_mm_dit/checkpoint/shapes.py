@@ -8,6 +8,7 @@ from typing import Any
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.model import PREDICTOR_CONFIGS, model_config_from_mapping
 from mindspeed_mm_dit.configs.predictor import PredictorConfig, Shape, count_of, shape_of
+from mindspeed_mm_dit.configs.video_transformer import VideoTransformerConfig
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
 from mindspeed_mm_dit.models.autoencoder_kl.files import KLArchitecture
@@ -19,8 +20,8 @@ _POSITION_BYTES = 24
 """What one element of the position code takes beside its weight while it is made: sines and cosines in float64."""
 
 
-def check_claimed_sizes(config: DiTConfig, what: str) -> None:
-    """Raise CheckpointError where this machine could not hold a DiT of the sizes that the file ``what`` claims."""
+def check_claimed_sizes(config: DiTConfig | VideoTransformerConfig, what: str) -> None:
+    """Raise CheckpointError where this machine could not hold a network of the sizes that the file ``what`` claims."""
     need = host_bytes(config) + _POSITION_BYTES * config.num_tokens * config.hidden_size
     if need > host_memory_bytes():
         raise CheckpointError(

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mindspeed_mm_dit.errors import ConfigError
+
 Arrays = dict[str, np.ndarray]
 
 
@@ -63,3 +65,26 @@ class ClassLabel(Condition):
         if self.has_null:
             labels[-1] = self.num_classes
         return {"labels": labels}
+
+
+@dataclass(frozen=True)
+class TextStates(Condition):
+    """``text`` (B, L, D) float32: the states of a text encoder, L tokens of width D.
+
+    Captions are dropped where they are read, and the null condition is the encoding of the empty one: a text encoder,
+    or features that were made with it, has it.
+    """
+
+    length: int
+    width: int
+    names = ("text",)
+    dropout = 0.0
+
+    def null(self, count: int) -> Arrays:
+        """Raise ConfigError: without a text encoder nobody knows it."""
+        raise ConfigError("predictor: its text", "has a null value that a text encoder alone can tell")
+
+    def examples(self, count: int) -> Arrays:
+        """Return states of no caption, normally distributed."""
+        states = np.random.default_rng(0).standard_normal((count, self.length, self.width), np.float32)
+        return {"text": states}

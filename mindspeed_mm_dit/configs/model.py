@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mindspeed_mm_dit.configs.autoencoder_files import with_latent_facts
+from mindspeed_mm_dit.configs.custom_dit import CustomDiTConfig
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
 from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
@@ -16,6 +17,8 @@ from mindspeed_mm_dit.configs.plugins import load_plugins
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.configs.presets import PRESETS
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
+from mindspeed_mm_dit.configs.wan import WanConfig
+from mindspeed_mm_dit.configs.wan_flow import WanFlowConfig
 from mindspeed_mm_dit.errors import ConfigError, nearest
 
 
@@ -79,10 +82,15 @@ class AutoencoderKLConfig:
         return self.sample_posterior
 
 
-PREDICTOR_CONFIGS: dict[str, type[PredictorConfig]] = {"dit": DiTConfig}
+PREDICTOR_CONFIGS: dict[str, type[PredictorConfig]] = {
+    "dit": DiTConfig,
+    "custom_dit": CustomDiTConfig,
+    "wan": WanConfig,
+}
 DIFFUSION_CONFIGS: dict[str, type] = {
     "gaussian_diffusion": GaussianDiffusionConfig,
     "flow_matching": FlowMatchingConfig,
+    "wan_flow_match_scheduler": WanFlowConfig,
 }
 AE_CONFIGS: dict[str, type] = {"pixel": PixelConfig, "autoencoder_kl": AutoencoderKLConfig}
 
@@ -101,6 +109,12 @@ class ModelConfig:
     """Free text: what the configuration is, what it costs."""
 
     def __post_init__(self) -> None:
+        if len(self.predictor.latent_shape) != 3:
+            raise ConfigError(
+                f"predictor.model_id = {self.predictor.model_id!r}",
+                f"learns videos by their texts, and the autoencoder '{self.ae.model_id}' makes latents of images",
+                "use model_id 'dit' for images with labels; data and autoencoders of videos are not offered yet",
+            )
         if self.predictor.in_channels != self.ae.latent_channels:
             raise ConfigError(
                 f"predictor.in_channels = {self.predictor.in_channels}",

@@ -1,14 +1,16 @@
 """Every quantity of a file of reference values, recomputed by the active framework and judged.
 
 ``float64/<result>`` in a file is what the same program gives in float64. What else may stand there is known to the
-two kinds of files: ``parity_gaussian`` (DiT) and ``parity_flow`` (SiT).
+kinds of files: ``parity_gaussian`` (DiT), ``parity_flow`` (SiT) and ``parity_video`` (text to video).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -16,7 +18,8 @@ from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.evaluation.compare import relative_error
 from mindspeed_mm_dit.evaluation.parity_flow import FlowParity, is_flow
 from mindspeed_mm_dit.evaluation.parity_gaussian import GaussianParity
-from mindspeed_mm_dit.evaluation.reference import Reference
+from mindspeed_mm_dit.evaluation.parity_video import VideoParity, is_video
+from mindspeed_mm_dit.evaluation.reference import Given, Reference, read_arrays
 from mindspeed_mm_dit.evaluation.reference_inputs import check_inputs
 
 PUBLISHED_ERRORS = 2.0
@@ -47,24 +50,62 @@ class Finding:
         return self.error <= self.tolerance
 
 
-def compare(reference: str | Path, checkpoint: str | Path, tolerance: float, table_tolerance: float) -> list[Finding]:
+class Quantities(Protocol):
+    """The quantities of one kind of files."""
+
+    def value(self, name: str) -> np.ndarray:
+        """Return our value of the result ``name``."""
+
+    def tolerance(self, name: str, tolerance: float, table_tolerance: float) -> float:
+        """Return the largest relative error of ``name`` that passes."""
+
+
+def compare(
+    reference: str | Path,
+    checkpoint: str | Path,
+    tolerance: float,
+    table_tolerance: float,
+    parts: Mapping[str, str | Path] | None = None,
+    on_left_out: Callable[[str, str], None] = lambda group, why: None,
+) -> list[Finding]:
     """Recompute and compare every result in ``reference``.
 
-    Raises CheckpointError for a file without ``config`` or results, with a key that means nothing to us, with inputs
-    that the network cannot be given, or with values that cannot be those of one quantity.
+    Args:
+        parts: flag -> weights of further parts of a model of text to video.
+        on_left_out: called with each group of results that is not checked, and why.
+
+    Raises CheckpointError for a file without results, or of images without ``config``, with a key that means nothing to
+    us, with inputs that the network cannot be given, or with values that cannot be those of one quantity.
     """
-    read = Reference(reference, checkpoint)
-    names = dict.fromkeys(key.removeprefix(_FLOAT64) for key in read.given)
-    kind: type[FlowParity] | type[GaussianParity] = FlowParity if is_flow(names) else GaussianParity
-    results = [name for name in names if not kind.inputs.fullmatch(name)]
+    given = read_arrays(reference)
+    names = list(dict.fromkeys(key.removeprefix(_FLOAT64) for key in given))
+    if is_video(names):
+        ours, results = _of_video(given, names, {"--checkpoint": checkpoint, **(parts or {})}, on_left_out)
+    else:
+        ours, results = _of_images(given, names, checkpoint)
     if not results:
         raise CheckpointError(f"--reference = {reference}", "has no results to compare, only inputs")
-    check_inputs(read.given, read.config, kind.num_timesteps)
-    ours = kind(read)
     return [
-        _finding(name, ours.value(name), read.given, ours.tolerance(name, tolerance, table_tolerance))
-        for name in results
+        _finding(name, ours.value(name), given, ours.tolerance(name, tolerance, table_tolerance)) for name in results
     ]
+
+
+def _of_images(given: Given, names: list[str], checkpoint: str | Path) -> tuple[Quantities, list[str]]:
+    """Return what recomputes a file of DiT or SiT, and which of ``names`` are results."""
+    read = Reference(given, checkpoint)
+    kind: type[FlowParity] | type[GaussianParity] = FlowParity if is_flow(names) else GaussianParity
+    check_inputs(given, read.config, kind.num_timesteps)
+    return kind(read), [name for name in names if not kind.inputs.fullmatch(name)]
+
+
+def _of_video(
+    given: Given, names: list[str], parts: Mapping[str, str | Path], on_left_out: Callable[[str, str], None]
+) -> tuple[Quantities, list[str]]:
+    """Return the same of a file of text to video."""
+    video = VideoParity(given, parts)
+    for group, why in video.left_out(names).items():
+        on_left_out(group, why)
+    return video, video.results(names)
 
 
 def _finding(name: str, ours: np.ndarray, given: dict[str, np.ndarray], tolerance: float) -> Finding:

@@ -27,27 +27,27 @@ ADAMW_LR = 1e-4
 
 _CONFIG = ("hidden_size", "num_layers", "num_heads", "patch_size", "input_size", "in_channels", "num_classes")
 """What the numbers of ``config`` are."""
-_FORMAT = "see docs/parity.md for the format"
+FORMAT = "see docs/parity.md for the format"
 
 
 class Given(dict[str, np.ndarray]):
     """The arrays of a file of reference values by name; one that is asked for and missing is a CheckpointError."""
 
     def __missing__(self, name: str) -> np.ndarray:
-        raise CheckpointError(f"--reference: {name}", "is missing, and other values of the file need it", _FORMAT)
+        raise CheckpointError(f"--reference: {name}", "is missing, and other values of the file need it", FORMAT)
 
 
 class Reference:
-    """The arrays of ``path``, an .npz, and DiTs with the weights of ``checkpoint``.
+    """The arrays ``given`` by a file, and DiTs with the weights of ``checkpoint``.
 
     Raises CheckpointError for a file without ``config`` (hidden, depth, heads, patch, input size, channels, classes),
     for sizes that no network has or this machine cannot hold, and for weights of another network.
     """
 
-    def __init__(self, path: str | Path, checkpoint: str | Path) -> None:
-        self.given = _read(path)
-        if "config" not in self.given:
-            raise CheckpointError(f"--reference = {path}", "has no 'config'", _FORMAT)
+    def __init__(self, given: Given, checkpoint: str | Path) -> None:
+        self.given = given
+        if "config" not in given:
+            raise CheckpointError("--reference", "has no 'config'", FORMAT)
         self.config = _network(self.given["config"])
         self._weights = read_weights(find_checkpoint(checkpoint), use_ema=False)
 
@@ -59,7 +59,7 @@ class Reference:
         return runtime.to_runtime_device(model)
 
 
-def _read(path: str | Path) -> Given:
+def read_arrays(path: str | Path) -> Given:
     """Read the arrays of an .npz; raises CheckpointError for what is none, and for arrays that are no numbers."""
     try:
         if os.path.lexists(path):
@@ -71,10 +71,10 @@ def _read(path: str | Path) -> Given:
             given = Given(file)
     except (OSError, ValueError, EOFError, LookupError, MemoryError, NotImplementedError, RuntimeError,
             UnusableFile, zipfile.BadZipFile, zlib.error) as error:  # fmt: skip
-        raise CheckpointError(f"--reference = {path}", f"is not an .npz of arrays: {error}", _FORMAT) from None
+        raise CheckpointError(f"--reference = {path}", f"is not an .npz of arrays: {error}", FORMAT) from None
     for name, array in given.items():
         if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
-            raise CheckpointError(f"--reference: {name}", "is no array of real numbers", _FORMAT)
+            raise CheckpointError(f"--reference: {name}", "is no array of real numbers", FORMAT)
     return given
 
 
@@ -82,7 +82,7 @@ def _network(sizes: np.ndarray) -> DiTConfig:
     """Return the network that ``config`` of a file describes."""
     what = f"--reference: config = {shown(sizes.tolist())}"
     if sizes.shape != (len(_CONFIG),) or sizes.dtype.kind not in "iu":
-        raise CheckpointError(what, f"must be {len(_CONFIG)} whole numbers: {', '.join(_CONFIG)}", _FORMAT)
+        raise CheckpointError(what, f"must be {len(_CONFIG)} whole numbers: {', '.join(_CONFIG)}", FORMAT)
     try:
         config = from_mapping(DiTConfig, dict(zip(_CONFIG, sizes.tolist())), what)
     except ConfigError as error:
@@ -93,4 +93,4 @@ def _network(sizes: np.ndarray) -> DiTConfig:
 
 def unknown_quantity(name: str) -> CheckpointError:
     """Return the error of a key that means nothing to us."""
-    return CheckpointError(f"--reference: {name}", "is no quantity this command knows", _FORMAT)
+    return CheckpointError(f"--reference: {name}", "is no quantity this command knows", FORMAT)

@@ -27,6 +27,8 @@ OPS = {
     "reshape": "(x, shape)",
     "permute": "(x, axes)",
     "contiguous": "(x): the same values, in memory in the order of the axes",
+    "broadcast_to": "(x, shape): axes of length 1 repeated",
+    "linear": "(x (..., in), weight (out, in), bias (out,)) -> x W^T + b",
     "exp": "(x)",
     "expm1": "(x): exp(x) - 1, with its digits near 0",
     "log": "(x)",

@@ -28,3 +28,17 @@ def timestep_frequencies(width: int, max_period: float = 10000.0) -> np.ndarray:
     half = width // 2
     exponent = np.float32(-math.log(max_period)) * np.arange(half, dtype=np.float32) / np.float32(half)
     return np.exp(exponent.astype(np.float64)).astype(np.float32)
+
+
+def rotary_tables(head_dim: int, length: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return cosines and sines of rotary positions for frames, rows and columns, each (length, pairs) float32.
+
+    Rows and columns have head_dim // 6 pairs each, frames the rest. Pair i of n turns by
+    position * 10000**(-i / n), made in float64 (Su et al. 2021, section 3.2.2).
+    """
+    of_rows = head_dim // 6
+    tables = []
+    for pairs in (head_dim // 2 - 2 * of_rows, of_rows, of_rows):
+        angles = np.outer(np.arange(length), 10000.0 ** (-np.arange(pairs) / pairs))
+        tables.append((np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)))
+    return tables

@@ -28,11 +28,23 @@ def _dit(config: Any) -> Any:
     return DiT(config)
 
 
+def _custom_dit(config: Any) -> Any:
+    from mindspeed_mm_dit.models.custom_dit import CustomDiT
+
+    return CustomDiT(config)
+
+
+def _wan(config: Any) -> Any:
+    from mindspeed_mm_dit.models.wan import Wan
+
+    return Wan(config)
+
+
 def _autoencoder_kl(config: Any) -> Any:
     return own("mindspeed_mm_dit.models.autoencoder_kl").AutoencoderKL(config)
 
 
-PREDICTOR_MODEL_MAPPINGS: dict[str, Builder] = {"dit": _dit}
+PREDICTOR_MODEL_MAPPINGS: dict[str, Builder] = {"dit": _dit, "custom_dit": _custom_dit, "wan": _wan}
 AE_MODEL_MAPPINGS: dict[str, Builder] = {"pixel": PixelAutoencoder, "autoencoder_kl": _autoencoder_kl}
 
 

@@ -17,8 +17,13 @@ from mindspeed_mm_dit.errors import ConfigError, nearest
 from mindspeed_mm_dit.objectives.contract import NOISE_SHARE, Arrays, Objective, Sampler
 from mindspeed_mm_dit.objectives.flow.objective import FLOW_MATCHING
 from mindspeed_mm_dit.objectives.gaussian.objective import GAUSSIAN_DIFFUSION
+from mindspeed_mm_dit.objectives.wan_flow.objective import WAN_FLOW
 
-OBJECTIVES: dict[str, Objective] = {"gaussian_diffusion": GAUSSIAN_DIFFUSION, "flow_matching": FLOW_MATCHING}
+OBJECTIVES: dict[str, Objective] = {
+    "gaussian_diffusion": GAUSSIAN_DIFFUSION,
+    "flow_matching": FLOW_MATCHING,
+    "wan_flow_match_scheduler": WAN_FLOW,
+}
 
 
 def register_objective(model_id: str, objective: Objective) -> None:

@@ -16,6 +16,7 @@ from mindspore import ops as msops
 from mindspore.nn import CellList as ModuleList
 from mindspore.nn import SequentialCell as Sequential
 
+from mindspeed_mm_dit.framework.mindspore.ops import linear
 from mindspeed_mm_dit.framework.mindspore.runtime import ON_CPU
 
 GELU_LINEAR = 2 * math.sqrt(2 / math.pi)
@@ -55,9 +56,7 @@ class Linear(Module):
         self.bias = _zeros(out_features) if bias else None
 
     def forward(self, x: Any) -> Any:
-        if ON_CPU:
-            return msops.dense(x, self.weight, self.bias)
-        return mint.nn.functional.linear(x, self.weight, self.bias)  # Ascend's fast form; untested there
+        return linear(x, self.weight, self.bias)
 
 
 class Conv2d(Module):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import mindspore
 import numpy as np
-from mindspore import Tensor, float32, float64
+from mindspore import Tensor, float32, float64, mint
 from mindspore import _no_grad as no_grad
 from mindspore import ops as msops
-from mindspore.ops import cat, chunk, cos, pad, permute, reshape, sin, stop_gradient, where
+from mindspore.ops import broadcast_to, cat, chunk, cos, pad, permute, reshape, sin, stop_gradient, where
 
 from mindspeed_mm_dit.framework.mindspore import runtime
 from mindspeed_mm_dit.framework.mindspore.runtime import ON_CPU
@@ -16,15 +16,22 @@ MASKED = -1e30
 """Score of what a mask hides: its exponential is 0, and no difference of two of them is undefined."""
 
 __all__ = [
-    "addcmul", "attention", "cast_like", "cat", "chunk", "clamp", "contiguous", "cos", "exp", "expm1", "log",
-    "mean_per_sample", "no_grad", "numpy", "pad", "permute", "reshape", "rotary", "sigmoid", "sin", "stop_gradient",
-    "take", "tensor", "to_float32", "upsample_nearest_2x", "where",
+    "addcmul", "attention", "broadcast_to", "cast_like", "cat", "chunk", "clamp", "contiguous", "cos", "exp", "expm1",
+    "linear", "log", "mean_per_sample", "no_grad", "numpy", "pad", "permute", "reshape", "rotary", "sigmoid", "sin",
+    "stop_gradient", "take", "tensor", "to_float32", "upsample_nearest_2x", "where",
 ]  # fmt: skip
 
 
 def _exact(x: Tensor) -> Tensor:
     """``x`` in float64 on a CPU, whose float32 exp, log and their kin are approximations."""
     return x.astype(float64) if ON_CPU else x
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x W^T + b: (..., in) -> (..., out)."""
+    if ON_CPU:
+        return msops.dense(x, weight, bias)
+    return mint.nn.functional.linear(x, weight, bias)  # Ascend's fast form; untested there
 
 
 def exp(x: Tensor) -> Tensor:

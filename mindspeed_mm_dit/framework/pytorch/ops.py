@@ -6,6 +6,7 @@ import numpy as np
 from torch import (
     Tensor,
     addcmul,
+    broadcast_to,
     cat,
     chunk,
     clamp,
@@ -21,15 +22,15 @@ from torch import (
     stack,
     where,
 )
-from torch.nn.functional import interpolate, pad
+from torch.nn.functional import interpolate, linear, pad
 from torch.nn.functional import scaled_dot_product_attention as attention
 
 from mindspeed_mm_dit.framework.pytorch import runtime
 
 __all__ = [
-    "addcmul", "attention", "cast_like", "cat", "chunk", "clamp", "contiguous", "cos", "exp", "expm1", "log",
-    "mean_per_sample", "no_grad", "numpy", "pad", "permute", "reshape", "rotary", "sigmoid", "sin", "stop_gradient",
-    "take", "tensor", "to_float32", "upsample_nearest_2x", "where",
+    "addcmul", "attention", "broadcast_to", "cast_like", "cat", "chunk", "clamp", "contiguous", "cos", "exp", "expm1",
+    "linear", "log", "mean_per_sample", "no_grad", "numpy", "pad", "permute", "reshape", "rotary", "sigmoid", "sin",
+    "stop_gradient", "take", "tensor", "to_float32", "upsample_nearest_2x", "where",
 ]  # fmt: skip
 
 

@@ -18,9 +18,12 @@ from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.hosts.megatron.sora import SoRAAutoencoder, SoRADiffusion, SoRADiT
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES
 
+_OUR_OBJECTIVES = [name for name in OBJECTIVES if name != "wan_flow_match_scheduler"]
+"""Those that the host does not have itself."""
+
 OURS: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
     ("PREDICTOR_MODEL_MAPPINGS", PREDICTOR_MODEL_MAPPINGS, {"dit": SoRADiT}),
-    ("DIFFUSION_MODEL_MAPPINGS", DIFFUSION_MODEL_MAPPINGS, dict.fromkeys(OBJECTIVES, SoRADiffusion)),
+    ("DIFFUSION_MODEL_MAPPINGS", DIFFUSION_MODEL_MAPPINGS, dict.fromkeys(_OUR_OBJECTIVES, SoRADiffusion)),
     ("AE_MODEL_MAPPINGS", AE_MODEL_MAPPINGS, {"autoencoder_kl": SoRAAutoencoder, "pixel": SoRAAutoencoder}),
 )
 """(name of the host's table, the table, our entries)."""

@@ -37,11 +37,11 @@ class FlowMatching(nn.Module):
 
     def noised(self, x: Tensor, timesteps: Tensor, noise: Tensor, coefficients: Tensor) -> Tensor:
         """Mix data and noise: x_t = alpha x + sigma noise (Ma et al. 2024, eq. 1)."""
-        return _column(coefficients, ALPHA, x) * x + _column(coefficients, SIGMA, x) * noise
+        return column(coefficients, ALPHA, x) * x + column(coefficients, SIGMA, x) * noise
 
     def target(self, x: Tensor, noise: Tensor, coefficients: Tensor) -> Tensor:
         """Return the velocity of the path between data ``x`` and ``noise`` (Ma et al. 2024, eq. 3)."""
-        return _column(coefficients, D_ALPHA, x) * x + _column(coefficients, D_SIGMA, x) * noise
+        return column(coefficients, D_ALPHA, x) * x + column(coefficients, D_SIGMA, x) * noise
 
     def loss(
         self, output: Tensor, x: Tensor, noised: Tensor, timesteps: Tensor, noise: Tensor, coefficients: Tensor
@@ -56,7 +56,7 @@ class FlowMatching(nn.Module):
         elif self.prediction_type == "noise":
             error = predicted - noise
         else:
-            error = _column(coefficients, SIGMA, x) * predicted + noise
+            error = column(coefficients, SIGMA, x) * predicted + noise
         return coefficients[:, WEIGHT] * ops.mean_per_sample(error * error)
 
     def velocity(self, output: Tensor, x: Tensor, t: np.ndarray) -> Tensor:
@@ -85,5 +85,6 @@ def as_factor(values: np.ndarray, x: Tensor) -> Tensor:
     return ops.tensor(values.astype(np.float32).reshape(-1, *(1 for _ in x.shape[1:])))
 
 
-def _column(coefficients: Tensor, column: int, x: Tensor) -> Tensor:
-    return ops.reshape(coefficients[:, column], (x.shape[0],) + (1,) * (len(x.shape) - 1))
+def column(coefficients: Tensor, number: int, x: Tensor) -> Tensor:
+    """Return a column of ``coefficients`` (B, ...) as a tensor that multiplies the samples of ``x`` (B, ...)."""
+    return ops.reshape(coefficients[:, number], (x.shape[0],) + (1,) * (len(x.shape) - 1))

@@ -1,0 +1,222 @@
+"""The two video transformers, ``custom_dit`` and ``wan``, on paper: checks, parameters, arithmetic and memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from mindspeed_mm_dit.configs.condition import TextStates
+from mindspeed_mm_dit.configs.limits import LARGEST, check_between
+from mindspeed_mm_dit.configs.predictor import (
+    Initial,
+    Kept,
+    Normal,
+    Parameter,
+    Parameters,
+    PredictorConfig,
+    Shape,
+    count_of,
+    linear,
+    shape_of,
+)
+from mindspeed_mm_dit.errors import ConfigError
+
+TEXT_LENGTH = 512
+"""Tokens of a text, for arithmetic and memory: what Wan's and the tutorial's texts are padded to."""
+TUTORIAL_LATENTS = (13, 60, 104)
+"""Latents of the tutorial's videos of 49 frames of 480 x 832 pixels."""
+LONGEST_SIDE = 65_536
+"""Patches along one axis that tables of positions are made for."""
+_AXES = ("frames", "height", "width")
+_WIDEST_HEAD = 128
+"""Width of a head where only shapes are known: that of every published Wan."""
+
+
+class VideoTransformerConfig(PredictorConfig):
+    """What both have in common; the fields are those of the dataclass that inherits."""
+
+    heads_key: ClassVar = "num_heads"
+    """What the section calls the number of heads."""
+    head_dim_key: ClassVar = "head_dim"
+    """What it calls the width of a head."""
+    affine_norms: ClassVar[tuple[str, ...]]
+    """Norms of a block that have weights, beside those of queries and keys."""
+    kept_norms: ClassVar[int]
+    """Tensors of the size of the tokens that a block keeps of its norms: into each, and out."""
+
+    if TYPE_CHECKING:
+        num_layers: int
+        patch_size: tuple[int, int, int]
+        text_dim: int
+        freq_dim: int
+        ffn_dim: int
+        rope_max_seq_len: int
+        latent_size: tuple[int, int, int]
+        eps: float
+
+        @property
+        def head_dim(self) -> int: ...  # noqa: D102
+
+    def __post_init__(self) -> None:
+        sizes = {self.heads_key: self.num_heads, self.head_dim_key: self.head_dim}
+        names = ("num_layers", "in_channels", "out_channels", "text_dim", "freq_dim", "ffn_dim")
+        for name, value in {**sizes, **{name: getattr(self, name) for name in names}}.items():
+            check_between(f"predictor.{name}", value, 1, LARGEST)
+        check_between("predictor.rope_max_seq_len", self.rope_max_seq_len, 1, LONGEST_SIDE)
+        if len(self.patch_size) != 3 or min(self.patch_size) < 1:
+            raise ConfigError(
+                f"predictor.patch_size = {list(self.patch_size)}",
+                "must be three positive whole numbers: frames, height and width of a patch",
+                "Wan has [1, 2, 2]",
+            )
+        if self.head_dim < 6 or self.head_dim % 2:
+            raise ConfigError(
+                f"predictor.{self.head_dim_key} = {self.head_dim}",
+                "rotary positions turn pairs, of frames, rows and columns: it must be even, and at least 6",
+                "Wan has 128",
+            )
+        if self.freq_dim % 2:
+            raise ConfigError(
+                f"predictor.freq_dim = {self.freq_dim}", "must be even: half of the code are cosines, half sines"
+            )
+        if not 0 < self.eps < 1:
+            raise ConfigError(f"predictor.eps = {self.eps}", "must lie between 0 and 1", "Wan has 1e-6")
+        try:
+            self.check_latents(self.latent_shape)
+        except ConfigError as error:
+            what = f"predictor.latent_size = {list(self.latent_size)}"
+            raise ConfigError(what, f"{error.what}: {error.reason}", error.cure) from None
+
+    def check_latents(self, shape: Shape) -> None:
+        """Raise ConfigError unless the network can be given latents of ``shape`` (C, F, H, W)."""
+        if len(shape) != 4 or shape[0] != self.in_channels or min(shape) < 1:
+            raise ConfigError(
+                f"latents of shape {shape}", f"the predictor takes ({self.in_channels}, frames, height, width)"
+            )
+        for axis, size, patch in zip(_AXES, shape[1:], self.patch_size):
+            if size % patch:
+                raise ConfigError(
+                    f"latents of {axis} {size}",
+                    f"do not fit predictor.patch_size {list(self.patch_size)}: {size} % {patch} = {size % patch}",
+                    f"use a multiple of {patch}",
+                )
+            if size // patch > self.rope_max_seq_len:
+                raise ConfigError(
+                    f"latents of {axis} {size}",
+                    f"are {size // patch} patches, more than predictor.rope_max_seq_len = {self.rope_max_seq_len}",
+                    "set it as high as the longest side in patches; no weight depends on it",
+                )
+
+    @property
+    def hidden_size(self) -> int:
+        """Width D of a token."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def latent_shape(self) -> Shape:
+        """(C, F, H, W) of a latent."""
+        return (self.in_channels, *self.latent_size)
+
+    @property
+    def condition(self) -> TextStates:
+        """The states of a text."""
+        return TextStates(TEXT_LENGTH, self.text_dim)
+
+    @property
+    def num_tokens(self) -> int:
+        """Sequence length N."""
+        return math.prod(size // patch for size, patch in zip(self.latent_size, self.patch_size))
+
+    def parameters(self) -> Parameters:
+        """Return the parameters under diffusers' names.
+
+        They begin as in Wan's own code (Wan Team 2025): linear layers by Xavier, those that embed time and text by a
+        normal of 0.02, the last one at zero; tables of modulation by a normal of D^(-1/2).
+        """
+        D, patch = self.hidden_size, math.prod(self.patch_size)
+        before = {
+            **linear("patch_embedding", D, self.in_channels, *self.patch_size),
+            **_two_layers("condition_embedder.time_embedder", self.freq_dim, D),
+            **linear("condition_embedder.time_proj", 6 * D, D),
+            **_two_layers("condition_embedder.text_embedder", self.text_dim, D),
+        }
+        block = {"scale_shift_table": Parameter((1, 6, D), Normal(D**-0.5))}
+        for attention in ("attn1", "attn2"):
+            for name in ("to_q", "to_k", "to_v", "to_out.0"):
+                block |= linear(f"{attention}.{name}", D, D)
+            block |= {f"{attention}.{name}.weight": Parameter((D,), Initial.ONES) for name in ("norm_q", "norm_k")}
+        for name in self.affine_norms:
+            block |= {f"{name}.weight": Parameter((D,), Initial.ONES), f"{name}.bias": Parameter((D,))}
+        block |= linear("ffn.net.0.proj", self.ffn_dim, D) | linear("ffn.net.2", D, self.ffn_dim)
+        after = {
+            **linear("proj_out", self.out_channels * patch, D, initial=Initial.ZEROS),
+            "scale_shift_table": Parameter((1, 2, D), Normal(D**-0.5)),
+        }
+        return Parameters(before, block, self.num_layers, after)
+
+    def multiply_adds(self) -> int:
+        """Multiply-adds of one video in one forward pass, its text being of TEXT_LENGTH tokens."""
+        D, N, L, patch = self.hidden_size, self.num_tokens, TEXT_LENGTH, math.prod(self.patch_size)
+        attention = 4 * N * D * D + 2 * N * N * D
+        attention_to_text = 2 * (N + L) * D * D + 2 * N * L * D
+        block = attention + attention_to_text + 2 * N * D * self.ffn_dim
+        ends = N * D * patch * (self.in_channels + self.out_channels) + L * (self.text_dim + D) * D
+        return self.num_layers * block + ends + (self.freq_dim + 7 * D) * D
+
+    def kept_by_block(self) -> Kept:
+        """What one block keeps of a video for backward."""
+        N, L, D = self.num_tokens, TEXT_LENGTH, self.hidden_size
+        # modulated twice; q and k raw, normed and turned, v, attention twice, its branch; to the text: q raw, normed
+        # and weighted, attention twice; the MLP's branch
+        of_tokens = 2 + 10 + 5 + 1
+        return Kept(
+            norm=self.kept_norms * N * D + (6 + 2) * D,  # six modulations, 1 + scale
+            other=of_tokens * N * D + 2 * N * self.ffn_dim + 4 * L * D,
+            full=N * (4 + 3 + 2 * self.num_heads) + L,  # of the norms; log-sum-exp of attention
+        )
+
+    def kept_by_ends(self) -> Kept:
+        """What embedders and last layer keep of a video for backward."""
+        of_text = TEXT_LENGTH * (self.text_dim + 3 * self.hidden_size)
+        return Kept(norm=2 * self.block_input, other=self.block_input + of_text + math.prod(self.latent_shape))
+
+    @property
+    def block_input(self) -> int:
+        """Elements of a video that go into a block: N D."""
+        return self.num_tokens * self.hidden_size
+
+    @property
+    def widest(self) -> int:
+        """Elements of a video in the MLP's hidden layer."""
+        return self.num_tokens * self.ffn_dim
+
+    def settings_of_size(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return the settings that make the network large, each with the value that Wan 1.3B has."""
+        ordinary = {
+            self.heads_key: 12, self.head_dim_key: 128, "num_layers": 30, "ffn_dim": 8960, "text_dim": 4096,
+            "freq_dim": 256, "out_channels": 16,
+        }  # fmt: skip
+        return {name: {name: value} for name, value in ordinary.items()}
+
+    @classmethod
+    def of_shapes(cls, shapes: Mapping[str, Shape]) -> Any:
+        """Return the architecture that ``shapes`` tell, with heads of Wan's width where they fit."""
+        if not all(f"blocks.0.{name}.weight" in shapes for name in ("attn2.to_q", "attn2.norm_q", *cls.affine_norms)):
+            return None
+        D, C, *patch = shape_of(shapes, "patch_embedding.weight", 5)
+        head_dim = _WIDEST_HEAD if D % _WIDEST_HEAD == 0 else D
+        sizes: dict[str, Any] = {cls.heads_key: D // head_dim, cls.head_dim_key: head_dim}
+        return cls(
+            **sizes, num_layers=count_of(shapes, "blocks"), patch_size=tuple(patch), in_channels=C,
+            out_channels=shape_of(shapes, "proj_out.weight", 2)[0] // math.prod(patch),
+            text_dim=shape_of(shapes, "condition_embedder.text_embedder.linear_1.weight", 2)[1],
+            freq_dim=shape_of(shapes, "condition_embedder.time_embedder.linear_1.weight", 2)[1],
+            ffn_dim=shape_of(shapes, "blocks.0.ffn.net.0.proj.weight", 2)[0], latent_size=tuple(patch),
+        )  # type: ignore[call-arg]  # fmt: skip
+
+
+def _two_layers(name: str, in_features: int, width: int) -> dict[str, Parameter]:
+    """Return the layers of an embedder, by their names."""
+    first = linear(f"{name}.linear_1", width, in_features, initial=Normal(0.02))
+    return first | linear(f"{name}.linear_2", width, width, initial=Normal(0.02))

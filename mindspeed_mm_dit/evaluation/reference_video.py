@@ -1,0 +1,141 @@
+"""A file of reference values of text to video, its networks, and what a group of its quantities has to offer.
+
+The names in such a file begin with the group they belong to: ``dit/output`` is of the group ``dit``.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mindspeed_mm_dit.checkpoint.fitting import check_names
+from mindspeed_mm_dit.checkpoint.shapes import check_claimed_sizes
+from mindspeed_mm_dit.checkpoint.store import find_checkpoint
+from mindspeed_mm_dit.checkpoint.weights import choose_tree, read_weights
+from mindspeed_mm_dit.configs.custom_dit import CustomDiTConfig
+from mindspeed_mm_dit.configs.limits import shown
+from mindspeed_mm_dit.configs.strict import from_mapping
+from mindspeed_mm_dit.configs.wan import WanConfig
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError
+from mindspeed_mm_dit.evaluation.reference import FORMAT, Given
+from mindspeed_mm_dit.framework import ops, runtime
+from mindspeed_mm_dit.framework.torch_file import read_torch_file
+from mindspeed_mm_dit.models.custom_dit import CustomDiT
+from mindspeed_mm_dit.models.wan import Wan
+
+Tensor = Any
+Parts = Mapping[str, str | Path]
+"""Flag -> file or folder with the weights of one part of the model."""
+
+NETWORKS: dict[str, tuple[str, type[CustomDiTConfig] | type[WanConfig], Any]] = {
+    "dit": ("--checkpoint", CustomDiTConfig, CustomDiT),
+    "wan": ("--wan", WanConfig, Wan),
+}
+"""Group -> flag of its weights, config, network."""
+_SIZES = ("num_layers", "num_heads", "head_dim", "patch_size", "in_channels", "out_channels", "text_dim", "freq_dim",
+          "ffn_dim", "rope_max_seq_len")  # fmt: skip
+"""What the numbers of ``config`` are; ``patch_size`` has three."""
+_DIFFUSERS = {"num_heads": "num_attention_heads", "head_dim": "attention_head_dim"}
+
+
+class VideoReference:
+    """The arrays of a file, and networks with the weights of ``parts``."""
+
+    def __init__(self, given: Given, parts: Parts) -> None:
+        self.given, self.parts = given, parts
+        self.network = cache(self._network)
+
+    def input(self, name: str) -> Tensor:
+        """Return an array of the file as a tensor."""
+        return ops.tensor(self.given[name])
+
+    def _network(self, kind: str) -> Any:
+        """Return the network of the group ``kind``, its config as ``.config``.
+
+        Raises CheckpointError for sizes that no network has, inputs that it cannot be given, and weights of another.
+        """
+        flag, config_class, network = NETWORKS[kind]
+        weights, own = _read(find_checkpoint(self.parts[flag]))
+        sizes = own or _sizes(self.given["config"], diffusers=kind == "wan")
+        what = f"{flag}: config" if own else "--reference: config"
+        try:  # as if latents were one patch: those of the file are checked next
+            config = from_mapping(config_class, {**sizes, "latent_size": sizes.get("patch_size")}, what)
+        except ConfigError as error:
+            raise CheckpointError(error.what, error.reason, error.cure) from None
+        _check_inputs(self.given, config)
+        check_claimed_sizes(config, what)
+        check_names(config.parameters().shapes(), {name: a.shape for name, a in weights.items()}, flag)
+        model = network(config)
+        runtime.load_arrays(model, weights)
+        return runtime.compiled(runtime.to_runtime_device(model))
+
+
+class Group(ABC):
+    """The quantities whose names begin alike, each recomputed when it is asked for."""
+
+    part: str | None
+    """Flag of the weights that all of them need."""
+    inputs: re.Pattern[str]
+    """Names, without the group's, that are given."""
+
+    def __init__(self, reference: VideoReference) -> None:
+        self._reference, self._given = reference, reference.given
+
+    @abstractmethod
+    def value(self, name: str) -> np.ndarray | None:
+        """Return our value of the result ``name``, without the group's; None for a name that means nothing here."""
+
+
+def check_shape(given: Given, name: str, wanted: tuple[int, ...]) -> None:
+    """Raise CheckpointError unless the array ``name`` of a file has the shape ``wanted``."""
+    if given[name].shape != wanted:
+        raise CheckpointError(f"--reference: {name}", f"has the shape {given[name].shape}, expected {wanted}", FORMAT)
+
+
+def _check_inputs(given: Given, config: Any) -> None:
+    """Raise CheckpointError, naming the array, for inputs that ``config``'s network cannot be given together."""
+    latents = [name for name in ("dit/x", "sample/start") if name in given]
+    for name in latents:
+        try:
+            config.check_latents(given[name].shape[1:])
+        except ConfigError as error:
+            raise CheckpointError(f"--reference: {name}: {error.what}", error.reason, error.cure) from None
+        check_shape(given, name, given[latents[0]].shape)
+    x, text = given[latents[0] if latents else "dit/x"], given["dit/text"]
+    B, L = len(x), text.shape[-2] if text.ndim > 2 else 0
+    wanted = {
+        "dit/text": (B, 1, L, config.text_dim) if text.ndim == 4 else (B, L, config.text_dim), "dit/t": (B,),
+        "dit/t_shared": (1,), "dit/target": (B, config.out_channels, *x.shape[2:]), "sample/negative_text": text.shape,
+    }  # fmt: skip
+    for name, shape in wanted.items():
+        if name in given:
+            check_shape(given, name, shape)
+
+
+def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Return weights, and the ``config`` beside them in a .pt; keys with an underscore are diffusers' own."""
+    if path.suffix not in (".pt", ".pth", ".bin"):
+        return read_weights(path, use_ema=False), {}
+    content = read_torch_file(path)
+    config = content.get("config")
+    own = {k: v for k, v in config.items() if not str(k).startswith("_")} if isinstance(config, Mapping) else {}
+    return choose_tree(content, False, path), own
+
+
+def _sizes(config: np.ndarray, diffusers: bool) -> dict[str, Any]:
+    """Return the sizes in ``config`` of a file by the keys of a section ``predictor``."""
+    if config.shape != (len(_SIZES) + 2,) or config.dtype.kind not in "iu":
+        raise CheckpointError(
+            f"--reference: config = {shown(config.tolist())}",
+            f"must be {len(_SIZES) + 2} whole numbers: {', '.join(_SIZES)}, of which patch_size has three",
+            FORMAT,
+        )
+    numbers = config.tolist()
+    sizes = dict(zip(_SIZES, [*numbers[:3], numbers[3:6], *numbers[6:]]))
+    return {_DIFFUSERS.get(key, key): value for key, value in sizes.items()} if diffusers else sizes

@@ -1,0 +1,210 @@
+"""What Wan (Wan Team 2025) and the tutorial's CustomDiT share: all but the order of a block.
+
+A transformer over patches of noised video latents, steered by a timestep and by a text. Parameters carry diffusers'
+names. Letters: B batch, C channels, F H W frames, height and width of latents, f h w the same in patches, N = f h w
+tokens, L tokens of text, D width of a token, d of a head.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from mindspeed_mm_dit.configs.video_transformer import VideoTransformerConfig
+from mindspeed_mm_dit.framework import nn, ops
+from mindspeed_mm_dit.models.positions import rotary_tables, timestep_frequencies
+
+Tensor = Any  # a tensor of the active framework
+Grid = tuple[int, int, int]
+"""(f, h, w)."""
+
+
+class PatchEmbedding(nn.Module):
+    """A convolution whose stride is its kernel: patches, then one matrix product."""
+
+    def __init__(self, config: VideoTransformerConfig) -> None:
+        super().__init__()
+        self.patch_size = config.patch_size
+        self.weight = nn.parameter((config.hidden_size, config.in_channels, *config.patch_size))
+        self.bias = nn.parameter((config.hidden_size,))
+
+    def forward(self, x: Tensor) -> Tensor:
+        (B, C, F, H, W), (p, q, r) = x.shape, self.patch_size
+        x = ops.reshape(x, (B, C, F // p, p, H // q, q, W // r, r))  # (B, C, f, p, h, q, w, r)
+        x = ops.permute(x, (0, 2, 4, 6, 1, 3, 5, 7))  # (B, f, h, w, C, p, q, r)
+        x = ops.reshape(x, (B, -1, C * p * q * r))  # (B, N, C p q r)
+        weight = ops.reshape(self.weight, (self.weight.shape[0], -1))  # (D, C p q r)
+        return ops.linear(ops.cast_like(x, weight), weight, self.bias)  # (B, N, D)
+
+
+class RotaryPositions(nn.Module):
+    """Cosines and sines of the angles by which a position turns queries and keys, in three axes (Su et al. 2021)."""
+
+    def __init__(self, head_dim: int, length: int) -> None:
+        super().__init__()
+        for axis, (cos, sin) in zip("fhw", rotary_tables(head_dim, length)):
+            nn.set_constant(self, f"cos_{axis}", cos)
+            nn.set_constant(self, f"sin_{axis}", sin)
+
+    def forward(self, f: int, h: int, w: int) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines, each (N, d / 2) float32, tokens in the order of frames, rows, columns."""
+        cos = self._spread(self.cos_f[:f], self.cos_h[:h], self.cos_w[:w])
+        return cos, self._spread(self.sin_f[:f], self.sin_h[:h], self.sin_w[:w])
+
+    def _spread(self, of_frames: Tensor, of_rows: Tensor, of_columns: Tensor) -> Tensor:
+        (f, i), (h, j), (w, k) = of_frames.shape, of_rows.shape, of_columns.shape
+        of_frames = ops.broadcast_to(ops.reshape(of_frames, (f, 1, 1, i)), (f, h, w, i))
+        of_rows = ops.broadcast_to(ops.reshape(of_rows, (1, h, 1, j)), (f, h, w, j))
+        of_columns = ops.broadcast_to(ops.reshape(of_columns, (1, 1, w, k)), (f, h, w, k))
+        return ops.reshape(ops.cat([of_frames, of_rows, of_columns], 3), (f * h * w, i + j + k))
+
+
+class TwoLayers(nn.Module):
+    """Two linear layers around an activation."""
+
+    def __init__(self, in_features: int, hidden_size: int, activation: Any) -> None:
+        super().__init__()
+        self.linear_1 = nn.Linear(in_features, hidden_size)
+        self.activation = activation
+        self.linear_2 = nn.Linear(hidden_size, hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear_1(ops.cast_like(x, self.linear_1.weight))  # (..., D)
+        return self.linear_2(self.activation(x))  # (..., D)
+
+
+class ConditionEmbedder(nn.Module):
+    """Embed timesteps and the states of a text encoder."""
+
+    def __init__(self, config: VideoTransformerConfig) -> None:
+        super().__init__()
+        D = config.hidden_size
+        self.time_embedder = TwoLayers(config.freq_dim, D, nn.SiLU())
+        self.act_fn = nn.SiLU()
+        self.time_proj = nn.Linear(D, 6 * D)
+        self.text_embedder = TwoLayers(config.text_dim, D, nn.GELU(approximate="tanh"))
+        nn.set_constant(self, "frequencies", timestep_frequencies(config.freq_dim))
+
+    def forward(self, t: Tensor, text: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the embedded time (B, D), what modulates each block (B, 6 D), and the embedded text (B, L, D)."""
+        angles = ops.to_float32(t)[:, None] * self.frequencies[None]  # (B, freq_dim / 2)
+        time = self.time_embedder(ops.cat([ops.cos(angles), ops.sin(angles)], 1))  # (B, D)
+        return time, self.time_proj(self.act_fn(time)), self.text_embedder(text)
+
+
+class Attention(nn.Module):
+    """Multi-head attention; queries and keys are normed over the whole width before they are split into heads."""
+
+    def __init__(self, hidden_size: int, num_heads: int, eps: float) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.to_q = nn.Linear(hidden_size, hidden_size)
+        self.to_k = nn.Linear(hidden_size, hidden_size)
+        self.to_v = nn.Linear(hidden_size, hidden_size)
+        self.to_out = nn.Sequential(nn.Linear(hidden_size, hidden_size))
+        self.norm_q = nn.RMSNorm(hidden_size, eps=eps)
+        self.norm_k = nn.RMSNorm(hidden_size, eps=eps)
+
+    def forward(self, x: Tensor, source: Tensor, cos: Tensor | None = None, sin: Tensor | None = None) -> Tensor:
+        """Look from ``x`` (B, N, D) at ``source`` (B, M, D); cos, sin: positions (N, d / 2), where they count."""
+        q = self._heads(self.norm_q(self.to_q(x)))  # (B, heads, N, d)
+        k = self._heads(self.norm_k(self.to_k(source)))  # (B, heads, M, d)
+        v = self._heads(self.to_v(source))  # (B, heads, M, d)
+        if cos is not None:
+            q, k = ops.rotary(q, cos, sin), ops.rotary(k, cos, sin)
+        x = ops.attention(ops.cast_like(q, v), ops.cast_like(k, v), v)  # (B, heads, N, d)
+        x = ops.permute(x, (0, 2, 1, 3))  # (B, N, heads, d)
+        return self.to_out(ops.reshape(x, (x.shape[0], x.shape[1], -1)))  # (B, N, D)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        B, N, D = x.shape
+        x = ops.reshape(x, (B, N, self.num_heads, D // self.num_heads))  # (B, N, heads, d)
+        return ops.permute(x, (0, 2, 1, 3))  # (B, heads, N, d)
+
+
+class Projection(nn.Module):
+    """The linear layer ``proj``, in the place it has among diffusers' names."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.proj = nn.Linear(in_features, out_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.proj(x)
+
+
+class FeedForward(nn.Module):
+    """Two linear layers around a GELU, ``net.0.proj`` and ``net.2``."""
+
+    def __init__(self, hidden_size: int, ffn_dim: int) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            Projection(hidden_size, ffn_dim), nn.GELU(approximate="tanh"), nn.Linear(ffn_dim, hidden_size)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)  # (B, N, D)
+
+
+class VideoBlock(nn.Module):
+    """Attention to the video, attention to the text, MLP; the time sets shift, scale and gate of the first and last."""
+
+    def __init__(self, config: VideoTransformerConfig, affine: bool) -> None:
+        super().__init__()
+        D, eps = config.hidden_size, config.eps
+        self.norm1 = nn.LayerNorm(D, eps=eps, elementwise_affine=affine)
+        self.attn1 = Attention(D, config.num_heads, eps)
+        self.attn2 = Attention(D, config.num_heads, eps)
+        self.norm3 = nn.LayerNorm(D, eps=eps, elementwise_affine=affine)
+        self.ffn = FeedForward(D, config.ffn_dim)
+        self.scale_shift_table = nn.parameter((1, 6, D))
+
+    def forward(self, x: Tensor, text: Tensor, time: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Return tokens (B, N, D); text: (B, L, D); time: (B, 6, D); cos, sin: (N, d / 2)."""
+        modulation = ops.chunk(self.scale_shift_table + time, 6, 1)  # 6 x (B, 1, D)
+        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = modulation
+        normed = ops.addcmul(shift, self.norm1(x), 1 + scale)  # (B, N, D)
+        x = ops.addcmul(x, gate, self.attn1(normed, normed, cos, sin))  # (B, N, D)
+        x = x + self.attn2(self.asking(x, normed), text)  # (B, N, D)
+        return ops.addcmul(x, mlp_gate, self.ffn(ops.addcmul(mlp_shift, self.norm3(x), 1 + mlp_scale)))  # (B, N, D)
+
+    def asking(self, x: Tensor, normed: Tensor) -> Tensor:
+        """Return what looks at the text, (B, N, D), of the tokens ``x`` and of what self-attention was given."""
+        raise NotImplementedError
+
+
+class VideoTransformer(nn.Module):
+    """The predictor: noised video latents, timestep and text to prediction. ``block`` builds one of its blocks."""
+
+    def __init__(self, config: Any, block: Any) -> None:
+        super().__init__()
+        self.config = config
+        D = config.hidden_size
+        self.rope = RotaryPositions(config.head_dim, config.rope_max_seq_len)
+        self.patch_embedding = PatchEmbedding(config)
+        self.condition_embedder = ConditionEmbedder(config)
+        self.blocks = nn.ModuleList([block(config) for _ in range(config.num_layers)])
+        self.norm_out = nn.LayerNorm(D, eps=config.eps, elementwise_affine=False)
+        self.proj_out = nn.Linear(D, config.out_channels * math.prod(config.patch_size))
+        self.scale_shift_table = nn.parameter((1, 2, D))
+
+    def forward(self, x: Tensor, t: Tensor, text: Tensor) -> Tensor:
+        """Predict.
+
+        x: (B, C, F, H, W) noised latents that ``config.check_latents`` lets pass; t: (B,) or, one for all, (1,) times
+        from 0 (data) to 1000 (noise), not necessarily whole; text: (B, L, text_dim) or (B, 1, L, text_dim) states of
+        the text encoder, all of which are looked at. Returns (B, out_channels, F, H, W) in the dtype of the weights.
+        """
+        (B, _, F, H, W), (p, q, r) = x.shape, self.config.patch_size
+        f, h, w = F // p, H // q, W // r
+        text = ops.reshape(text, (B, -1, text.shape[-1]))  # (B, L, text_dim)
+        time, modulation, text = self.condition_embedder(t, text)  # (B, D), (B, 6 D), (B, L, D)
+        modulation = ops.reshape(modulation, (modulation.shape[0], 6, -1))  # (B, 6, D)
+        cos, sin = self.rope(f, h, w)  # 2 x (N, d / 2)
+        x = self.patch_embedding(x)  # (B, N, D)
+        for block in self.blocks:
+            x = block(x, text, modulation, cos, sin)  # (B, N, D)
+        shift, scale = ops.chunk(self.scale_shift_table + time[:, None], 2, 1)  # 2 x (B, 1, D)
+        x = self.proj_out(ops.addcmul(shift, self.norm_out(x), 1 + scale))  # (B, N, p q r C)
+        x = ops.reshape(x, (B, f, h, w, p, q, r, -1))  # (B, f, h, w, p, q, r, C)
+        return ops.reshape(ops.permute(x, (0, 7, 1, 4, 2, 5, 3, 6)), (B, -1, F, H, W))  # (B, C, F, H, W)

@@ -1,0 +1,38 @@
+"""What is drawn for a training batch: rows of the table of times, and noise. No framework."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mindspeed_mm_dit.configs.wan_flow import WanFlowConfig
+from mindspeed_mm_dit.data.draws import Stream, generator, normals
+from mindspeed_mm_dit.objectives.contract import Arrays
+from mindspeed_mm_dit.objectives.wan_flow.schedule import training_table
+
+
+def draws(config: WanFlowConfig, seed: int, positions: np.ndarray, shape: tuple[int, ...]) -> Arrays:
+    """Return timesteps (B,) in (0, T], noise (B, *shape), and coefficients (B, 2), each float32.
+
+    ``positions`` (B,) are those of one micro-batch, of which the first decides where all share one time.
+    """
+    first, end = config.trained_rows
+    deciding = positions if config.timestep_per == "sample" else np.repeat(positions[:1], len(positions))
+    rows = [generator(seed, Stream.TIMESTEP, position).integers(first, end) for position in deciding.tolist()]
+    return batch(config, np.array(rows), normals(seed, Stream.NOISE, positions, shape))
+
+
+def draws_at(config: WanFlowConfig, shares: np.ndarray, noise: np.ndarray) -> Arrays:
+    """Return the same for the trained rows that are ``shares`` (B,) of the way from data to noise."""
+    first, end = config.trained_rows
+    return batch(config, np.rint(end - 1 - shares * (end - 1 - first)).astype(np.int64), noise)
+
+
+def batch(config: WanFlowConfig, rows: np.ndarray, noise: np.ndarray) -> Arrays:
+    """Return what a training batch holds at ``rows`` (B,) of the table: coefficients are sigma and weight."""
+    table = training_table(config)
+    sigmas = table.sigmas[rows]
+    return {
+        "timesteps": (config.num_train_timesteps * sigmas).astype(np.float32),
+        "noise": noise,
+        "coefficients": np.stack([sigmas, table.weights[rows]], 1).astype(np.float32),
+    }

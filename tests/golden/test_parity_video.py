@@ -1,0 +1,142 @@
+"""mm-dit parity on the reference values of text to video, and on files that are not quite that."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mindspeed_mm_dit.cli.main import main
+from tests.conftest import FRAMEWORK, GOLDEN
+
+FILE, CHECKPOINT, WAN = GOLDEN / "t2v_tiny.npz", GOLDEN / "t2v_tiny.pt", GOLDEN / "wan_tiny.pt"
+CHOSEN = ["--checkpoint", str(CHECKPOINT), "--ai-framework", FRAMEWORK]
+
+about_the_report = pytest.mark.skipif(FRAMEWORK != "pytorch", reason="the same words on every framework")
+
+
+@pytest.fixture
+def compare(framework):
+    """The comparison, on the framework of this test run."""
+    from mindspeed_mm_dit.evaluation.parity import compare
+
+    return compare
+
+
+@pytest.fixture(scope="module")
+def video():
+    with np.load(FILE) as file:
+        return dict(file)
+
+
+def written(folder, video, *kept, **changed):
+    """A file of the config, the inputs, and what else is ``kept``; names in ``changed`` have __ for a slash."""
+    names = ("config", "dit/x", "dit/t", "dit/text", *kept)
+    arrays = {name: video[name] for name in names} | {key.replace("__", "/"): a for key, a in changed.items()}
+    np.savez(folder / "part.npz", **{name: array for name, array in arrays.items() if array is not None})
+    return folder / "part.npz"
+
+
+def test_every_quantity_of_the_networks_the_times_and_the_chains_is_reproduced(compare):
+    left_out = {}
+    findings = compare(FILE, CHECKPOINT, 1e-5, 1e-12, {"--wan": WAN}, left_out.__setitem__)
+    assert len(findings) == 180
+    assert [f for f in findings if not f.good] == []
+    assert max(f.tolerance for f in findings) == 1e-5
+    assert {f.name.split("/")[0] for f in findings} == {"dit", "wan", "sched", "sample"}
+    assert set(left_out) == {"diffusers_euler", "vae", "umt5", "step", "prep"}
+
+
+@about_the_report
+def test_a_group_without_its_weights_is_left_out_and_said(tmp_path, video, capsys):
+    path = written(tmp_path, video, "wan/output", "sched/shift3/sigmas")
+    assert main(["parity", "--reference", str(path), *CHOSEN]) == 0
+    said = capsys.readouterr().out
+    assert "1 of 1 quantities within tolerance" in said and "not checked: wan/ (needs --wan)" in said
+
+
+@about_the_report
+@pytest.mark.parametrize("name", ["dit/output", "dit/grad_norm/patch_embedding.bias", "sched/shift5/loss"])
+def test_a_wrong_value_gives_exit_code_1_and_is_named(tmp_path, video, capsys, name):
+    needed = ("dit/target", "sched/x0", "sched/noise", "sched/model_output", "sched/index")
+    path = written(tmp_path, video, *needed, **{name: video[name] * 1.0001})
+    assert main(["parity", "--reference", str(path), *CHOSEN]) == 1
+    row = next(line for line in capsys.readouterr().out.splitlines() if name in line)
+    assert "DIFFERS" in row
+
+
+@about_the_report
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("dit/after_block2", "is no quantity this command knows"),
+        ("dit/grad_norm/blocks.0.norm1.wait", "is no parameter of this network"),
+        ("sched/shift5/nothing", "is no quantity this command knows"),
+        ("sched/shift5.5.5/sigmas", "is no quantity this command knows"),
+        ("sched/shift5/infer0/sigmas", "is no quantity this command knows"),
+        ("sample/result_cfg", "is no quantity this command knows"),
+        ("dat/output", "is no quantity this command knows"),
+    ],
+)
+def test_a_key_that_means_nothing_is_an_error(tmp_path, video, capsys, key, words):
+    path = written(tmp_path, video, "dit/target", **{key: np.zeros(1)})
+    assert main(["parity", "--reference", str(path), *CHOSEN]) == 2
+    assert f"--reference: {key}: {words}" in capsys.readouterr().err
+
+
+@about_the_report
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"dit__x": np.zeros((3, 16, 3, 4, 5), np.float32)}, "dit/x: latents of width 5: do not fit"),
+        (
+            {"dit__x": np.zeros((3, 16, 65, 2, 2), np.float32)},
+            "frames 65: are 65 patches, more than predictor.rope_max_seq_len = 64",
+        ),
+        ({"dit__x": np.zeros(3, np.float32)}, "dit/x: latents of shape ()"),
+        ({"dit__t": np.zeros(2, np.float32)}, "dit/t: has the shape (2,), expected (3,)"),
+        ({"dit__text": np.zeros((3, 7, 31), np.float32)}, "dit/text: has the shape (3, 7, 31), expected (3, 7, 32)"),
+        ({"dit__text": None}, "dit/text: is missing"),
+        ({"config": None}, ""),  # the weights bring their own
+        ({"config": np.zeros(3, np.int64)}, ""),
+    ],
+)
+def test_inputs_that_the_network_cannot_be_given_are_named(tmp_path, video, capsys, changed, words):
+    path = written(tmp_path, video, "dit/output", **changed)
+    assert main(["parity", "--reference", str(path), *CHOSEN]) == (2 if words else 0)
+    assert words in capsys.readouterr().err
+
+
+@about_the_report
+def test_weights_without_a_config_take_the_one_of_the_file(tmp_path, video, capsys):
+    from mindspeed_mm_dit.framework.torch_file import read_torch_file, write_torch_file
+
+    for source, target in ((CHECKPOINT, "dit.pt"), (WAN, "wan.pt")):
+        write_torch_file(tmp_path / target, dict(read_torch_file(source)["model"]))
+    path = written(tmp_path, video, "dit/output", "wan/output")
+    given = ["--checkpoint", str(tmp_path / "dit.pt"), "--wan", str(tmp_path / "wan.pt"), "--ai-framework", FRAMEWORK]
+    assert main(["parity", "--reference", str(path), *given]) == 0
+    assert "2 of 2 quantities within tolerance" in capsys.readouterr().out
+    path = written(tmp_path, video, "dit/output", config=np.zeros(3, np.int64))
+    assert main(["parity", "--reference", str(path), *given]) == 2
+    assert "config = [0, 0, 0]: must be 12 whole numbers" in capsys.readouterr().err
+    path = written(tmp_path, video, "dit/output", config=video["config"] + 1)
+    assert main(["parity", "--reference", str(path), *given]) == 2
+
+
+@about_the_report
+def test_weights_of_another_network_are_refused(tmp_path, video, capsys):
+    path = written(tmp_path, video, "dit/output")
+    assert main(["parity", "--reference", str(path), "--checkpoint", str(WAN), "--ai-framework", FRAMEWORK]) == 2
+    assert "config" in capsys.readouterr().err
+
+
+def test_tables_of_other_lengths_and_shifts_are_made(compare, tmp_path):
+    """T is the length of the tables in the file: here 8 rows, shift 2, by hand."""
+    even = 1 - np.arange(8) / 8
+    sigmas = 2 * even / (1 + even)
+    bell = np.exp(-2 * (sigmas - 0.5) ** 2)
+    weights = (bell - bell.min()) * 8 / (bell - bell.min()).sum()
+    tables = {"sched/shift2/sigmas": sigmas, "sched/shift2/weights": weights, "sched/shift2/timesteps": 8 * sigmas}
+    np.savez(tmp_path / "tables.npz", **tables)
+    findings = compare(tmp_path / "tables.npz", "unused.pt", 1e-12, 1e-12)
+    assert len(findings) == 3 and all(f.good for f in findings)

@@ -1,0 +1,208 @@
+"""CustomDiT and Wan: held to diffusers at sizes of their own, and to what must not matter."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from mindspeed_mm_dit.checkpoint.shapes import predictor_of
+from mindspeed_mm_dit.configs import video_transformer
+from mindspeed_mm_dit.configs.custom_dit import CustomDiTConfig
+from mindspeed_mm_dit.configs.strict import from_mapping
+from mindspeed_mm_dit.configs.wan import WanConfig
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.evaluation.compare import relative_error
+from mindspeed_mm_dit.models.init import initial_weights
+from mindspeed_mm_dit.models.positions import rotary_tables
+from tests.conftest import FRAMEWORK
+
+CUSTOM = CustomDiTConfig(
+    num_layers=2, num_heads=3, head_dim=18, patch_size=(2, 1, 3), in_channels=5, out_channels=4, text_dim=10,
+    freq_dim=12, ffn_dim=40, rope_max_seq_len=8, latent_size=(4, 3, 6),
+)  # fmt: skip
+WAN = WanConfig(
+    num_layers=2, num_attention_heads=3, attention_head_dim=18, patch_size=(2, 1, 3), in_channels=5, out_channels=4,
+    text_dim=10, freq_dim=12, ffn_dim=40, rope_max_seq_len=8, eps=1e-4, latent_size=(4, 3, 6),
+)  # fmt: skip
+DRAW = np.random.default_rng(0)
+X = DRAW.standard_normal((2, 5, 4, 3, 6)).astype(np.float32)
+T, TEXT = np.array([1000, 12.5], np.float32), DRAW.standard_normal((2, 7, 10)).astype(np.float32)
+
+
+def with_random_weights(framework, kind):
+    from mindspeed_mm_dit.models.custom_dit import CustomDiT
+    from mindspeed_mm_dit.models.wan import Wan
+
+    model = Wan(WAN) if kind == "wan" else CustomDiT(CUSTOM)
+    draw = np.random.default_rng(1)
+    shapes = framework.runtime.shapes(model)
+    weights = {name: (0.3 * draw.standard_normal(shape)).astype(np.float32) for name, shape in shapes.items()}
+    framework.runtime.load_arrays(model, weights)
+    return framework.runtime.to_runtime_device(model), weights
+
+
+def output(framework, model, x=X, t=T, text=TEXT):
+    with framework.ops.no_grad():
+        return framework.ops.numpy(model(*map(framework.ops.tensor, (x, t, text))))
+
+
+@pytest.mark.skipif(FRAMEWORK != "pytorch", reason="diffusers is written for PyTorch")
+def test_wan_is_diffusers_transformer_at_any_sizes(framework):
+    import torch
+    from diffusers import WanTransformer3DModel
+
+    model, weights = with_random_weights(framework, "wan")
+    sizes = {key: value for key, value in dataclasses.asdict(WAN).items() if key not in ("model_id", "latent_size")}
+    theirs = WanTransformer3DModel(**sizes)
+    theirs.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
+    with torch.no_grad():
+        wanted = theirs(*map(torch.from_numpy, (X, T, TEXT))).sample.numpy()
+    found = output(framework, model)
+    assert found.shape == (2, 4, 4, 3, 6)
+    assert relative_error(found, wanted) < 2e-6
+
+
+@pytest.mark.parametrize("kind", ["custom_dit", "wan"])
+def test_a_sample_does_not_depend_on_its_batch_and_one_time_does_for_all(framework, kind):
+    model, _ = with_random_weights(framework, kind)
+    both, last = output(framework, model), output(framework, model, X[1:], T[1:], TEXT[1:])
+    np.testing.assert_allclose(both[1:], last, rtol=1e-4, atol=1e-4 * np.abs(last).max())
+    shared = output(framework, model, t=T[:1])
+    np.testing.assert_allclose(shared[:1], both[:1], rtol=1e-4, atol=1e-4 * np.abs(both).max())
+    assert relative_error(shared[1:], both[1:]) > 0.01
+
+
+@pytest.mark.parametrize("kind", ["custom_dit", "wan"])
+def test_states_of_a_text_may_come_with_an_axis_of_prompts(framework, kind):
+    model, _ = with_random_weights(framework, kind)
+    assert (output(framework, model, text=TEXT[:, None]) == output(framework, model)).all()
+
+
+@pytest.mark.parametrize("config", [CUSTOM, WAN], ids=["custom_dit", "wan"])
+def test_the_config_declares_just_the_parameters_of_the_network_and_is_found_by_their_shapes(framework, config):
+    from mindspeed_mm_dit.models.registry import PREDICTOR_MODEL_MAPPINGS
+
+    shapes = framework.runtime.shapes(PREDICTOR_MODEL_MAPPINGS[config.model_id](config))
+    assert config.parameters().shapes() == shapes
+    found = predictor_of(shapes, {})
+    assert type(found) is type(config) and found.parameters().shapes() == shapes
+
+
+def test_parameters_begin_as_in_wan_s_own_code():
+    begun = initial_weights(WAN.parameters(), 0)
+    assert not begun["proj_out.weight"].any() and (begun["blocks.1.attn2.norm_k.weight"] == 1).all()
+    assert (begun["blocks.0.norm2.weight"] == 1).all() and not begun["blocks.0.norm2.bias"].any()
+    assert begun["blocks.0.scale_shift_table"].std() == pytest.approx(54**-0.5, rel=0.2)
+    assert begun["condition_embedder.text_embedder.linear_2.weight"].std() == pytest.approx(0.02, rel=0.1)
+    assert abs(begun["patch_embedding.weight"]).max() <= (6 / (54 + 5 * 2 * 3)) ** 0.5
+    assert abs(begun["blocks.0.ffn.net.2.weight"]).max() > 0.9 * (6 / (54 + 40)) ** 0.5
+
+
+def test_the_published_networks_have_their_published_number_of_parameters():
+    """diffusers 0.35.2 builds WanTransformer3DModel with as many, 1.3B and 14B."""
+    small = WanConfig(num_attention_heads=12, num_layers=30, ffn_dim=8960)
+    assert small.parameters().num_elements() == 1_418_996_800
+    assert WanConfig().parameters().num_elements() == 14_288_491_584
+
+
+@pytest.mark.skipif(FRAMEWORK != "pytorch", reason="counts what PyTorch does")
+@pytest.mark.parametrize("kind", ["custom_dit", "wan"])
+def test_arithmetic_and_memory_are_what_pytorch_counts(framework, kind, monkeypatch):
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    monkeypatch.setattr(video_transformer, "TEXT_LENGTH", 7)
+    model, _ = with_random_weights(framework, kind)
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):  # of others it counts no products
+        output(framework, model, X[:1], T[:1], TEXT[:1])
+    assert counter.get_total_flops() == 2 * model.config.multiply_adds()
+    kept = {}
+
+    def pack(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    cos, sin = model.rope(2, 3, 2)
+    x, text, time = (torch.randn(1, *shape, requires_grad=True) for shape in ((12, 54), (7, 54), (6, 54)))
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = model.blocks[0](x, text, time, cos, sin)
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()} | {cos.data_ptr(), sin.data_ptr()}
+    found = sum(size for place, size in kept.items() if place not in weights) / 4
+    planned = model.config.kept_by_block()
+    assert result.shape == x.shape and planned.norm + planned.other + planned.full == pytest.approx(found, rel=0.03)
+
+
+@pytest.mark.parametrize("kind", ["custom_dit", "wan"])
+def test_the_same_weights_take_every_number_of_frames_height_and_width(framework, kind):
+    model, _ = with_random_weights(framework, kind)
+    for shape in ((2, 5, 2, 1, 3), (2, 5, 8, 7, 24)):
+        assert output(framework, model, np.ones(shape, np.float32)).shape == (2, 4, *shape[2:])
+
+
+def test_rotary_positions_turn_by_frame_row_and_column():
+    """Wan's head of 128: 22, 21 and 21 pairs, the first of each turning by one radian a patch."""
+    tables = rotary_tables(128, 5)
+    assert [cos.shape for cos, _ in tables] == [(5, 22), (5, 21), (5, 21)]
+    for cos, sin in tables:
+        np.testing.assert_allclose(np.arctan2(sin, cos)[:4, 0], np.arange(4), rtol=1e-6)
+        pairs = cos.shape[1]
+        np.testing.assert_allclose(np.arctan2(sin, cos)[4, -1], 4 * 10000 ** (1 / pairs - 1), rtol=1e-4)
+
+
+def test_sizes_that_no_network_has_are_refused():
+    for wrong, words in (
+        ({"head_dim": 9}, "predictor.head_dim = 9: rotary positions turn pairs"),
+        ({"head_dim": 4}, "predictor.head_dim = 4"),
+        ({"patch_size": [1, 2]}, r"predictor.patch_size = \[1, 2\]: must be three"),
+        ({"patch_size": [1, 0, 2]}, r"predictor.patch_size = \[1, 0, 2\]"),
+        ({"freq_dim": 13}, "predictor.freq_dim = 13: must be even"),
+        ({"num_layers": 0}, "predictor.num_layers = 0: must be at least 1"),
+        (
+            {"rope_max_seq_len": 51},
+            "104]: latents of width 104: are 52 patches, more than predictor.rope_max_seq_len = 51",
+        ),
+        ({"latent_size": [13, 60]}, r"latent_size = \[13, 60\]: latents of shape"),
+        ({"num_attention_heads": 2}, "unknown key"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            from_mapping(CustomDiTConfig, wrong, "model.json: predictor")
+    for wrong, words in (
+        ({"attention_head_dim": 9}, "predictor.attention_head_dim = 9"),
+        ({"num_attention_heads": 0}, "predictor.num_attention_heads = 0"),
+        ({"eps": 0.0}, "predictor.eps = 0.0"),
+        ({"cross_attn_norm": False}, "predictor.cross_attn_norm = false"),
+        ({"qk_norm": "rms_norm"}, "qk_norm = 'rms_norm'"),
+        ({"image_dim": 1280}, "image_dim = 1280: expected null"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            from_mapping(WanConfig, wrong, "model.json: predictor")
+
+
+def test_a_published_config_json_is_read_as_it_stands():
+    """That of Wan 2.1 T2V 1.3B, without the two keys that diffusers keeps for itself."""
+    published = {
+        "added_kv_proj_dim": None, "attention_head_dim": 128, "cross_attn_norm": True, "eps": 1e-06, "ffn_dim": 8960,
+        "freq_dim": 256, "image_dim": None, "in_channels": 16, "num_attention_heads": 12, "num_layers": 30,
+        "out_channels": 16, "patch_size": [1, 2, 2], "qk_norm": "rms_norm_across_heads", "rope_max_seq_len": 1024,
+        "text_dim": 4096,
+    }  # fmt: skip
+    assert from_mapping(WanConfig, published, "config.json").hidden_size == 1536
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ((4, 4, 3, 6), "takes"),
+        ((5, 3, 3, 6), "frames 3: do not fit"),
+        ((5, 4, 3, 7), "width 7: do not fit"),
+        ((5, 18, 3, 6), "frames 18: are 9 patches, more than predictor.rope_max_seq_len = 8"),
+        ((5, 4, 6), "takes"),
+    ],
+)
+def test_latents_that_do_not_fit_are_refused(shape, words):
+    CUSTOM.check_latents((5, 16, 8, 24))
+    with pytest.raises(ConfigError, match=words):
+        CUSTOM.check_latents(shape)

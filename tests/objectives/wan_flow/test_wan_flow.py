@@ -1,0 +1,187 @@
+"""The tables, the draws, the loss and the chains of Wan's flow matching, against closed forms and diffusers."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from mindspeed_mm_dit.configs.strict import from_mapping
+from mindspeed_mm_dit.configs.wan_flow import WanFlowConfig
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.evaluation.compare import relative_error
+from mindspeed_mm_dit.objectives.registry import draw_of, objective_of, sampler_options
+from mindspeed_mm_dit.objectives.wan_flow.draws import batch, draws, draws_at
+from mindspeed_mm_dit.objectives.wan_flow.schedule import euler_sigmas, multistep_sigmas, training_table
+from tests.conftest import FRAMEWORK
+
+TUTORIAL = WanFlowConfig(shift=5.0, sigma_min=0.0, extra_one_step=True)
+SHAPE = (4, 3, 2, 2)
+START = np.random.default_rng(0).standard_normal((3, *SHAPE)).astype(np.float32)
+
+
+def test_the_table_runs_from_noise_to_data_and_its_weights_have_mean_1():
+    sigmas, weights = training_table(TUTORIAL)
+    assert len(sigmas) == len(weights) == 1000
+    assert sigmas[0] == 1 and weights[0] == 0 and weights.mean() == pytest.approx(1, abs=1e-12)
+    assert sigmas[500] == pytest.approx(5 / 6)  # 5 / 2 / (1 + 4 / 2)
+    assert sigmas[-1] == pytest.approx(0.005 / 1.004) and (np.diff(sigmas) < 0).all()
+    assert abs(sigmas[weights.argmax()] - 0.5) < 2e-3
+
+
+def test_without_one_row_more_the_table_ends_at_sigma_min():
+    config = dataclasses.replace(TUTORIAL, shift=1.0, sigma_min=0.25, sigma_max=0.75, extra_one_step=False)
+    assert euler_sigmas(config, 3).tolist() == [0.75, 0.5, 0.25, 0]
+    assert euler_sigmas(dataclasses.replace(config, extra_one_step=True), 2).tolist() == [0.75, 0.5, 0]
+
+
+def test_draws_are_rows_of_the_table_by_position_and_reach_all_that_is_trained_on():
+    config = dataclasses.replace(TUTORIAL, num_train_timesteps=10, min_timestep_boundary=0.2, max_timestep_boundary=0.7)
+    found = draws(config, 3, np.arange(300), (1, 1, 1, 1))
+    sigmas, weights = training_table(config)
+    rows = [int(np.abs(10 * sigmas - t).argmin()) for t in found["timesteps"]]
+    assert set(rows) == {2, 3, 4, 5, 6}
+    np.testing.assert_array_equal(found["coefficients"], np.float32(np.stack([sigmas[rows], weights[rows]], 1)))
+    again = draws(config, 3, np.arange(300)[100:102], (1, 1, 1, 1))
+    for name, array in again.items():
+        assert (array == found[name][100:102]).all(), name
+
+
+def test_one_time_a_micro_batch_is_that_of_its_first_sample():
+    shared = dataclasses.replace(TUTORIAL, timestep_per="micro_batch")
+    own, all_one = draws(TUTORIAL, 0, np.arange(5, 9), SHAPE), draws(shared, 0, np.arange(5, 9), SHAPE)
+    assert len(set(own["timesteps"])) == 4 and set(all_one["timesteps"]) == {own["timesteps"][0]}
+    assert (all_one["noise"] == own["noise"]).all()
+
+
+def test_chosen_times_run_from_data_to_noise():
+    found = draws_at(TUTORIAL, np.array([0.0, 0.5, 1.0]), START)
+    sigmas = training_table(TUTORIAL).sigmas
+    np.testing.assert_allclose(found["timesteps"], 1000 * sigmas[[999, 500, 0]], rtol=1e-6)
+
+
+def test_a_perfect_velocity_has_no_loss_and_the_weight_is_the_rows(framework):
+    ops, config = framework.ops, TUTORIAL
+    process = objective_of(config).build(config)
+    x = np.random.default_rng(1).standard_normal(START.shape).astype(np.float32)
+    drawn = batch(config, np.array([1, 500, 999]), START)
+    given = [ops.tensor(drawn[name]) for name in process.draw_names]
+    noised = ops.numpy(process.noised(ops.tensor(x), *given))
+    sigma = drawn["coefficients"][:, 0].reshape(3, 1, 1, 1, 1)
+    np.testing.assert_allclose(noised, (1 - sigma) * x + sigma * START, rtol=1e-5, atol=1e-6)
+    losses = [
+        ops.numpy(process.loss(ops.tensor(START - x + off), ops.tensor(x), ops.tensor(noised), *given))
+        for off in (0, 2)
+    ]
+    assert losses[0].max() < 1e-10
+    np.testing.assert_allclose(losses[1], 4 * drawn["coefficients"][:, 1], rtol=1e-5)
+
+
+def gaussian_velocity(spread):
+    """The velocity of data N(0, spread^2), under which every x_t is the noise times the standard deviation there."""
+
+    def ask(x, timesteps, sigma):
+        variance = ((1 - sigma) * spread) ** 2 + sigma**2
+        slope = (sigma - (1 - sigma) * spread**2) / variance
+        return x * float(slope[0])
+
+    return ask
+
+
+def end_of(framework, name, steps, config=TUTORIAL, ask=None):
+    objective = objective_of(config)
+    options = sampler_options(config, name, {})
+    chain = objective.samplers[name].chain
+    *_, last = chain(objective.build(config), ask or gaussian_velocity(2.0), framework.ops.tensor(START), None, steps,
+                     options)  # fmt: skip
+    return framework.ops.numpy(last)
+
+
+def test_euler_is_of_first_order(framework):
+    found = np.array([relative_error(end_of(framework, "euler", n), 2 * START) for n in (20, 40, 80)])
+    np.testing.assert_allclose(np.log2(found[:-1] / found[1:]), 1, atol=0.15)
+
+
+def test_unipc_is_of_second_order_and_better_than_euler(framework):
+    """Its grid begins one training time below pure noise: the end it comes to is that of the same start from there."""
+    config = dataclasses.replace(TUTORIAL, shift=1.0, num_train_timesteps=100)
+    sigma = multistep_sigmas(config, 1)[0]
+    wanted = 2 * START / np.sqrt((2 * (1 - sigma)) ** 2 + sigma**2)
+    found = np.array([relative_error(end_of(framework, "unipc", n, config), wanted) for n in (10, 20, 40)])
+    assert (np.log2(found[:-1] / found[1:]) > 1.7).all()
+    assert found[0] < 0.2 * relative_error(end_of(framework, "euler", 10, config), 2 * START)
+
+
+def test_one_step_ends_in_the_data_that_the_network_sees(framework):
+    for name in ("euler", "unipc"):
+        sigma = 1.0 if name == "euler" else multistep_sigmas(TUTORIAL, 1)[0]
+        found = end_of(framework, name, 1, ask=lambda x, t, sigma: 0.25 * x)
+        np.testing.assert_allclose(found, START - sigma * 0.25 * START, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(FRAMEWORK != "pytorch", reason="diffusers is written for PyTorch")
+@pytest.mark.parametrize("steps", [1, 2, 3, 10, 50])
+@pytest.mark.parametrize("shift", [3.0, 5.0])
+def test_unipc_walks_as_diffusers_does(framework, steps, shift):
+    import torch
+    from diffusers import UniPCMultistepScheduler
+
+    config = dataclasses.replace(TUTORIAL, shift=shift)
+    theirs = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=shift)
+    theirs.set_timesteps(steps)
+    np.testing.assert_allclose(theirs.sigmas.numpy(), multistep_sigmas(config, steps), atol=1e-7)
+    x, told = torch.from_numpy(START), []
+
+    def curved(x):
+        return torch.sin(3 * x) + 0.3 * x
+
+    def ask(x, t, sigma):
+        told.append(t[0].item())
+        return curved(x)
+
+    for t in theirs.timesteps:
+        x = theirs.step(curved(x), t, x).prev_sample
+    assert relative_error(end_of(framework, "unipc", steps, config, ask), x.numpy()) < 1e-5
+    assert [int(t + 1e-3) for t in told] == theirs.timesteps.tolist()
+
+
+def test_the_network_is_told_the_times_it_was_trained_at(framework):
+    told = []
+    end_of(framework, "euler", 4, ask=lambda x, t, sigma: told.append((framework.ops.numpy(t), sigma)) or 0 * x)
+    for (t, sigma), wanted in zip(told, euler_sigmas(TUTORIAL, 4), strict=False):
+        np.testing.assert_allclose(t, np.full(3, 1000 * wanted), rtol=1e-6)
+        np.testing.assert_allclose(sigma, np.full(3, wanted))
+
+
+def test_the_host_s_section_is_read_as_it_stands():
+    section = {
+        "model_id": "wan_flow_match_scheduler", "num_train_timesteps": 1000, "shift": 5, "sigma_min": 0.0,
+        "extra_one_step": True,
+    }  # fmt: skip
+    config = from_mapping(WanFlowConfig, section, "model.json: diffusion")
+    assert config == TUTORIAL
+    assert draw_of(config)(0, np.arange(2), SHAPE)["noise"].shape == (2, *SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"num_train_timesteps": 2}, "num_train_timesteps = 2: must be at least 3"),
+        ({"shift": 0.0}, "diffusion.shift = 0.0"),
+        ({"sigma_min": 1.0}, "sigma_min = 1.0, sigma_max = 1.0: must satisfy"),
+        ({"min_timestep_boundary": 0.5, "max_timestep_boundary": 0.5}, "leave none of 1000 timesteps"),
+        ({"min_timestep_boundary": 0.5, "max_timestep_boundary": 1.5}, "0 <= min < max <= 1"),
+        ({"timestep_per": "batch"}, "expected 'sample' or 'micro_batch'"),
+        ({"inverse_timesteps": True}, "unknown key"),
+    ],
+)
+def test_settings_that_make_no_table_are_refused(wrong, words):
+    with pytest.raises(ConfigError, match=words):
+        from_mapping(WanFlowConfig, wrong, "model.json: diffusion")
+
+
+def test_a_network_with_other_channels_of_output_is_refused():
+    TUTORIAL.check_output(16, 16)
+    with pytest.raises(ConfigError, match="predictor: 32 channels of output"):
+        TUTORIAL.check_output(16, 32)
