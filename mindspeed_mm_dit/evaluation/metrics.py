@@ -53,10 +53,10 @@ def gaussian_of(features: np.ndarray) -> Gaussian:
 def frechet_distance(a: Gaussian, b: Gaussian) -> float:
     """Return the squared 2-Wasserstein distance of two Gaussians, the "FID" of Heusel et al. 2017 (eq. 6).
 
-    The trace of (A B)^(1/2) is the sum of the singular values of A^(1/2) B^(1/2), whose roots are those of eigenvalues:
-    no root of a matrix that is not symmetric is taken, which some builds of LAPACK get wrong where it is singular.
+    With A = F F^T and B = G G^T, of eigenvectors and roots of eigenvalues, the trace of (A B)^(1/2) is the sum of the
+    singular values of F^T G. No root of a matrix is taken, which some builds of LAPACK get wrong where it is singular.
     """
-    cross = np.linalg.svd(_root(a.covariance) @ _root(b.covariance), compute_uv=False).sum()
+    cross = np.linalg.svd(_factor(a.covariance).T @ _factor(b.covariance), compute_uv=False).sum()
     apart = a.mean - b.mean
     return float(max(apart @ apart + np.trace(a.covariance) + np.trace(b.covariance) - 2 * cross, 0.0))
 
@@ -87,11 +87,11 @@ def squared_distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return squared
 
 
-def _root(covariance: np.ndarray) -> np.ndarray:
-    """Return the symmetric root of a positive semi-definite matrix; eigenvalues that are rounding count as 0."""
+def _factor(covariance: np.ndarray) -> np.ndarray:
+    """Return F (D, rank) with F F^T = ``covariance``; eigenvalues that are rounding count as 0."""
     values, vectors = np.linalg.eigh(covariance)
-    floor = values[-1] * len(values) * np.finfo(np.float64).eps
-    return (vectors * np.sqrt(np.where(values > floor, values, 0.0))) @ vectors.T
+    kept = values > values[-1] * len(values) * np.finfo(np.float64).eps
+    return vectors[:, kept] * np.sqrt(values[kept])
 
 
 def _score_of_split(logits: np.ndarray) -> float:
