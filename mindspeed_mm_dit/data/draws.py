@@ -25,6 +25,7 @@ class Stream(IntEnum):
     VALID_SPLIT = 7
     SAMPLE_START = 8
     SAMPLE_NOISE = 9
+    SAMPLE_LABEL = 10
 
 
 VALIDATION_POSITIONS = 1 << 62
