@@ -82,15 +82,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Draw what is missing, score, and write."""
     from mindspeed_mm_dit.evaluation.pictures import open_pictures
-    from mindspeed_mm_dit.framework import activate, runtime
+    from mindspeed_mm_dit.framework import activate
     from mindspeed_mm_dit.framework.launched import check_launched, end_with_launcher
     from mindspeed_mm_dit.hosts.choose import SECONDS_TO_SAY_IT, says_it
 
     end_with_launcher(os.environ)
     try:
+        _check_flags(args)
         check_launched(os.environ, args.ai_framework)
         activate(args.ai_framework)
-        _check_flags(args)
+        from mindspeed_mm_dit.framework import runtime  # which is the active one's
+
         first = runtime.rank() == 0
         if args.statistics:
             return _make_statistics(args) if first else 0
@@ -118,6 +120,11 @@ def _check_flags(args: argparse.Namespace) -> None:
     check_between("--batch-size", args.batch_size, 1, MOST_IMAGES)
     if args.image_size is not None:
         check_between("--image-size", args.image_size, 1, 1 << 14)
+    if args.inception and args.ai_framework != "pytorch":
+        raise ConfigError(
+            f"--inception = {args.inception}", "is a network of PyTorch",
+            "score samples.npz with --samples where PyTorch is, without --ai-framework",
+        )  # fmt: skip
     if args.statistics:
         if not args.inception:
             raise ConfigError("--statistics", "are made with --inception", "add --inception FILE")

@@ -64,7 +64,7 @@ class DigitsScores:
         """Return what a run ends with."""
         return (
             f"digits score: {self.accuracy:.1%} of {self.images} samples are read as the digit that was asked for, "
-            f"variety {self.variety:.0%} of real digits', {self.copies} copies of training pictures"
+            f"variety {self.variety:.0%} of real digits', copies of training pictures: {self.copies}"
         )
 
 

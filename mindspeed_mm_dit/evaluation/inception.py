@@ -20,7 +20,7 @@ from mindspeed_mm_dit.configs.limits import check_path
 from mindspeed_mm_dit.data.files import UnusableFile, check_file
 from mindspeed_mm_dit.errors import CheckpointError, PlatformError
 from mindspeed_mm_dit.evaluation.pictures import POOL, SPATIAL, Pictures, sha256_of
-from mindspeed_mm_dit.framework import active, ops, runtime
+from mindspeed_mm_dit.framework import ops, runtime
 
 _SPATIAL_CHANNELS = 7
 _PACKAGE = "torch_fidelity"
@@ -45,15 +45,10 @@ class Inception:
         """Read the weights.
 
         Raises:
-            PlatformError: torch-fidelity is not installed, or PyTorch is not the framework of this process.
+            PlatformError: torch-fidelity is not installed.
             CheckpointError: the file is none of this network's weights; code that it may hold is not run.
         """
         what = f"--inception = {path}"
-        if active() != "pytorch":
-            raise PlatformError(
-                what, "the network is torch-fidelity's, which needs PyTorch",
-                "leave --inception out, and score samples.npz with --samples where PyTorch is",
-            )  # fmt: skip
         build = _network_class()
         weights = _read_weights(what, path)
         self.sha256 = sha256_of(path)

@@ -21,8 +21,10 @@ from mindspeed_mm_dit.evaluation.metrics import Gaussian
 
 POOL, SPATIAL = 2048, 17 * 17 * 7
 """Features of an image that the Inception makes: of the last pooling, and 7 channels of ``mixed_6/conv``."""
-IMAGES, LABELS, MADE_BY = "arr_0", "arr_1", "inception_sha256"
-"""Names in an npz: images, their labels (not in every file), and the weights that made statistics (in ours)."""
+IMAGES, LABELS = "arr_0", "arr_1"
+"""Names in an npz: images, and their labels, which are not in every file."""
+MADE_BY, MADE_OF = "inception_sha256", "scaled_and_jpegs"
+"""Beside statistics of ours: the weights that made them, and how many of their pictures were scaled, and were JPEGs."""
 STATISTICS = {"pool": ("mu", "sigma"), "spatial": ("mu_s", "sigma_s")}
 """Names of mean and covariance of the features of a reference."""
 WIDTHS = {"mu": POOL, "mu_s": SPATIAL}
@@ -48,10 +50,10 @@ class Pictures:
     """Of "pool" features and perhaps "spatial" ones, over the set that the images are some of."""
     made_by: str = ""
     """SHA-256 of the Inception's weights that the statistics were made with, where it is known."""
-    jpegs: int = 0
-    """Images that come from a JPEG."""
     resized: int = 0
-    """Images that were scaled or cut."""
+    """Images that were scaled or cut; of statistics, those that these were made of."""
+    jpegs: int = 0
+    """Images that come from a JPEG, likewise."""
 
 
 def open_pictures(flag: str, path: str | Path, image_size: int | None = None) -> Pictures:
@@ -98,7 +100,7 @@ class _Npz:
         shape = self._image_shape()
         labels = self._labels(shape[0])
         return Pictures(
-            self._what, shape[0], shape[1:], self._batches, labels, statistics, self._made_by() if statistics else ""
+            self._what, shape[0], shape[1:], self._batches, labels, statistics, self._made_by(), *self._made_of()
         )
 
     def _image_shape(self) -> tuple[int, int, int, int]:
@@ -155,6 +157,10 @@ class _Npz:
     def _made_by(self) -> str:
         return str(self._array(MADE_BY)) if MADE_BY in self._names else ""
 
+    def _made_of(self) -> tuple[int, int]:
+        resized, jpegs = self._array(MADE_OF).tolist() if MADE_OF in self._names else (0, 0)
+        return resized, jpegs
+
     def _array(self, name: str) -> np.ndarray:
         try:
             with np.load(self._path, allow_pickle=False) as file:
@@ -198,7 +204,7 @@ def _open_folder(what: str, folder: Path, image_size: int | None) -> Pictures:
         raise DataError(what, f"{off[0].name} is not {size} x {size} as {paths[0].name} is", "add --image-size")
     return Pictures(
         what, len(paths), (size, size, 3), lambda batch: _decoded(paths, size, batch), _labels_of(folder, paths),
-        jpegs=sum(path.suffix.lower() in _JPEG for path in paths), resized=len(off),
+        resized=len(off), jpegs=sum(path.suffix.lower() in _JPEG for path in paths),
     )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from mindspeed_mm_dit.evaluation.metrics import (
     inception_score,
     precision_recall,
 )
-from mindspeed_mm_dit.evaluation.pictures import IMAGES, MADE_BY, STATISTICS, Pictures
+from mindspeed_mm_dit.evaluation.pictures import IMAGES, MADE_BY, MADE_OF, STATISTICS, Pictures
 from mindspeed_mm_dit.evaluation.traps import traps
 
 KEPT_IMAGES = 10_000
@@ -111,6 +111,7 @@ def write_statistics(path: Path, pictures: Pictures, features: Features, network
         kept.append(images[chosen[(chosen >= start) & (chosen < start + len(images))] - start])
         start += len(images)
     arrays = {IMAGES: np.concatenate(kept), MADE_BY: np.array(network.sha256)}
+    arrays[MADE_OF] = np.array([pictures.resized, pictures.jpegs])
     for kind, gaussian in _statistics(features).items():
         arrays |= dict(zip(STATISTICS[kind], (gaussian.mean, gaussian.covariance)))
     aside = path.with_name(f".{path.name}.{os.getpid()}")

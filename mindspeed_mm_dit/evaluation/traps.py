@@ -44,11 +44,9 @@ def _traps_of_files(pictures: Pictures) -> list[str]:
     found = []
     if pictures.resized:
         found.append(
-            f"{pictures.what}: {pictures.resized:,} of {pictures.count:,} pictures were scaled or cut to "
-            f"{pictures.shape[0]} x {pictures.shape[1]}: how they are scaled moves FID by more than models differ"
+            f"{pictures.what}: {pictures.resized:,} picture(s) were scaled or cut to {pictures.shape[0]} x "
+            f"{pictures.shape[1]}: how they are scaled moves FID by more than models differ"
         )
     if pictures.jpegs:
-        found.append(
-            f"{pictures.what}: {pictures.jpegs:,} of {pictures.count:,} pictures are JPEGs, whose compression moves FID"
-        )
+        found.append(f"{pictures.what}: {pictures.jpegs:,} picture(s) are JPEGs, whose compression moves FID")
     return found

@@ -171,6 +171,7 @@ def test_an_npz_is_scored_without_a_model(alone, tmp_path, capsys):
         (("--statistics", "pictures"), "add --inception"),
         (("--statistics", "pictures", "--inception", "w.pth"), "is an .npz"),
         (("--checkpoint", "c", "--reference", "digits", "--num", "0"), "--num = 0"),
+        (("--samples", "a.npz", "--inception", "w.pth", "--ai-framework", "mindspore"), "is a network of PyTorch"),
     ],
 )
 def test_flags_that_make_no_evaluation_are_named(tmp_path, flags, words, capsys):

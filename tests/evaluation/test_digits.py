@@ -72,4 +72,4 @@ def test_the_classifier_is_right_on_97_of_100_real_digits_it_has_not_seen():
 
 def test_the_line_says_score_variety_and_copies():
     line = scores_of_real_digits(50).line
-    assert line.startswith("digits score: ") and "variety" in line and line.endswith(" 50 copies of training pictures")
+    assert line.startswith("digits score: ") and "variety" in line and line.endswith("copies of training pictures: 50")

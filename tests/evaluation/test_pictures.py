@@ -91,7 +91,7 @@ def test_pictures_of_several_sizes_need_a_size_and_are_counted(tmp_path):
     pictures = open_pictures("--reference", tmp_path, 6)
     assert (pictures.count, pictures.resized, pictures.jpegs, pictures.shape) == (3, 1, 1, (6, 6, 3))
     said = "\n".join(traps(pictures))
-    assert "1 of 3 pictures were scaled or cut to 6 x 6" in said and "1 of 3 pictures are JPEGs" in said
+    assert "1 picture(s) were scaled or cut to 6 x 6" in said and "1 picture(s) are JPEGs" in said
 
 
 def test_a_folder_without_pictures_and_a_damaged_picture_are_named(tmp_path):
@@ -119,4 +119,8 @@ def test_statistics_without_images_or_without_spatial_features_are_said(tmp_path
     said = "\n".join(traps(samples, alone))
     assert "JAX" in said and "precision and recall are left out" in said
     whole = open_pictures("--reference", saved(tmp_path, IMAGES, **STATISTICS, **SPATIAL))
+    scaled = open_pictures("--reference", saved(tmp_path, IMAGES, **STATISTICS, scaled_and_jpegs=np.array([2, 5])))
+    assert "2 picture(s) were scaled" in str(traps(samples, scaled)) and "5 picture(s) are JPEGs" in str(
+        traps(samples, scaled)
+    )
     assert traps(samples, whole) == [] and set(whole.statistics) == {"pool", "spatial"}
