@@ -98,6 +98,8 @@ class Shards:
     def begin(self) -> None:
         """Make the folder and say in it what is drawn; for one rank."""
         (self.folder / PARTS).mkdir(parents=True, exist_ok=True)
+        for left in [*self.folder.glob(f".{JOINED}.*"), *self.folder.glob(f"{PARTS}/.*.npy.*")]:  # by a kill
+            left.unlink()
         content = json.dumps(self.drawing.as_json(), indent=1) + "\n"
         _replace(self.folder / DRAWING, lambda aside: aside.write_text(content, encoding="utf-8"))
 

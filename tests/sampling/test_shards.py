@@ -70,8 +70,12 @@ def test_a_file_that_is_not_whole_is_named_and_nothing_joined(tmp_path):
 
 def test_a_file_being_written_when_the_process_was_killed_counts_for_nothing(tmp_path):
     shards = filled(tmp_path, 0, 1)
-    (tmp_path / "images/.000002.npy.123").write_bytes(b"half")
+    for left in ("images/.000002.npy.123", ".samples.npz.123"):
+        (tmp_path / left).write_bytes(b"half")
     assert shards.missing() == [2]
+    shards.begin()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["drawing.json", "images"]
+    assert sorted(path.name for path in (tmp_path / "images").iterdir()) == ["000000.npy", "000001.npy"]
 
 
 @pytest.mark.parametrize(
