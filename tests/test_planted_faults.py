@@ -74,6 +74,14 @@ FAULTS = {
         "lambda array, n: np.split(array, n)[::-1], lambda parts: np.concatenate(parts[::-1])",
         "tests/checkpoint/test_convert.py -k outputs_equal",
     ),
+    "scores": Fault(
+        "evaluation/metrics.py", "covariance / (len(features) - 1)", "covariance / len(features)",
+        "tests/evaluation/test_metrics.py -k torch_fidelity",
+    ),
+    "evaluated images": Fault(
+        "sampling/shards.py", "first_number=int(numbers[0])", "first_number=0",
+        "tests/cli/test_evaluate.py -k of_their_numbers",
+    ),
 }  # fmt: skip
 
 

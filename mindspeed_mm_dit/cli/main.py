@@ -15,6 +15,7 @@ from mindspeed_mm_dit.errors import PlatformError, UserError
 
 COMMANDS = {
     "sample": "draw images from a trained model",
+    "evaluate": "score a model by many samples: FID, Inception Score, precision and recall",
     "plan": "say what a run will need: memory, largest micro-batch, traffic, time",
     "cache-latents": "encode a data set once, so that no training step has to",
     "parity": "compare this implementation with a file of reference values",

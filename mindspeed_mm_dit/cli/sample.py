@@ -16,6 +16,7 @@ from mindspeed_mm_dit.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from mindspeed_mm_dit.configs.model import ModelConfig
+    from mindspeed_mm_dit.sampling.generate import SampleSettings
 
 MOST_IMAGES = 1_000_000
 """That one command draws; the usual scores take 50,000."""
@@ -34,9 +35,27 @@ per class. An image depends on --seed, its number and the settings, not on --bat
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the command."""
+    add_model(parser, required=True)
+    parser.add_argument(
+        "--classes",
+        metavar="LIST",
+        help="labels, such as 0-9 or 1,5,7-9, or names that the checkpoint knows, such as cat,dog "
+        "(default: the first 10)",
+    )
+    parser.add_argument("--num-per-class", type=int, default=4, metavar="N", help="images of each class (default 4)")
+    add_chain(parser)
+    add_drawing(parser)
+    parser.add_argument(
+        "--output", required=True, metavar="FILE", help=".npz for numbers, .png, .jpg or .jpeg for a picture"
+    )
+    add_sampler_options(parser)
+
+
+def add_model(parser: argparse.ArgumentParser, required: bool) -> None:
+    """Declare which model draws."""
     parser.add_argument(
         "--checkpoint",
-        required=True,
+        required=required,
         metavar="PATH",
         help="checkpoint folder (the newest one in it), .pt as published, or .safetensors",
     )
@@ -51,14 +70,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="ema",
         help="the moving average (default) or the weights being trained",
     )
-    parser.add_argument(
-        "--classes",
-        metavar="LIST",
-        help="labels, such as 0-9 or 1,5,7-9, or names that the checkpoint knows, such as cat,dog "
-        "(default: the first 10)",
-    )
-    parser.add_argument("--num-per-class", type=int, default=4, metavar="N", help="images of each class (default 4)")
-    add_chain(parser)
+
+
+def add_drawing(parser: argparse.ArgumentParser) -> None:
+    """Declare the seed, and what changes memory and speed."""
     parser.add_argument("--seed", type=int, default=0, help="decides all noise (default 0)")
     parser.add_argument("--batch-size", type=int, default=64, metavar="N", help="images drawn together (default 64)")
     parser.add_argument("--bf16", action="store_true", help="run the network's matrix products in bfloat16")
@@ -66,13 +81,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--torch-compile", action="store_true", help="compile each block: a minute at the start, then faster steps"
     )
     parser.add_argument("--ai-framework", choices=("pytorch", "mindspore"), default="pytorch")
-    parser.add_argument(
-        "--output", required=True, metavar="FILE", help=".npz for numbers, .png, .jpg or .jpeg for a picture"
-    )
-    add_sampler_options(parser)
 
 
-def add_chain(parser: argparse.ArgumentParser) -> None:
+def add_chain(parser: argparse.ArgumentParser, cfg_scale: float = 4.0) -> None:
     """Declare how the way from noise to images is walked, and guided."""
     parser.add_argument(
         "--sampler",
@@ -84,8 +95,8 @@ def add_chain(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cfg-scale",
         type=float,
-        default=4.0,
-        help="classifier-free guidance: 1 is none, larger is closer to the class (default 4)",
+        default=cfg_scale,
+        help=f"classifier-free guidance: 1 is none, larger is closer to the class (default {cfg_scale:g})",
     )
     parser.add_argument(
         "--cfg-channels",
@@ -138,27 +149,13 @@ def run(args: argparse.Namespace) -> int:
     from mindspeed_mm_dit.framework import activate
 
     activate(args.ai_framework)
-    from mindspeed_mm_dit.framework import runtime
-    from mindspeed_mm_dit.objectives.guidance import Guidance
-    from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of, sampler_options
-    from mindspeed_mm_dit.sampling.generate import SampleSettings, check_labels, generate
+    from mindspeed_mm_dit.sampling.generate import check_labels, generate
     from mindspeed_mm_dit.sampling.grid import check_size, save_samples
     from mindspeed_mm_dit.sampling.load import describe, load_model
 
     check_output(Path(args.output))
     _, config, names = describe(args.checkpoint, args.model)
-    settings = SampleSettings(
-        sampler=args.sampler or next(iter(objective_of(config.diffusion).samplers)),
-        steps=_positive("--steps", args.steps),
-        guidance=Guidance(args.cfg_scale, args.cfg_channels, parse_interval(args.cfg_interval)),
-        seed=args.seed,
-        batch_size=_positive("--batch-size", args.batch_size),
-        options=sampler_options_of(args),
-        bf16=args.bf16,
-    )
-    runtime.low_precision(settings.bf16)  # refuses what it cannot do
-    options = sampler_options(config.diffusion, settings.sampler, settings.options)
-    find_sampler(config.diffusion, settings.sampler).check(config.diffusion, settings.steps, options)
+    settings = settings_of(args, config)
     num_classes = config.predictor.num_classes
     wanted = f"0-{min(10, num_classes) - 1}" if args.classes is None else args.classes
     classes = np.array(parse_classes(wanted, names, num_classes), np.int64)
@@ -178,6 +175,34 @@ def run(args: argparse.Namespace) -> int:
     save_samples(args.output, images, labels, names=names)
     print(f"{args.output}: {len(images)} images in {seconds:.1f} s, {len(images) / seconds:.2f} images/s")
     return 0
+
+
+def settings_of(args: argparse.Namespace, config: ModelConfig) -> SampleSettings:
+    """Return how the flags draw from a model of ``config``.
+
+    Raises:
+        ConfigError: there is no such sampler, it does not take these steps or options, or the guidance cannot be.
+        PlatformError: --bf16 where the framework does not offer it.
+    """
+    from mindspeed_mm_dit.framework import runtime
+    from mindspeed_mm_dit.objectives.guidance import Guidance
+    from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of, sampler_options
+    from mindspeed_mm_dit.sampling.generate import SampleSettings, check_guidance
+
+    settings = SampleSettings(
+        sampler=args.sampler or next(iter(objective_of(config.diffusion).samplers)),
+        steps=_positive("--steps", args.steps),
+        guidance=Guidance(args.cfg_scale, args.cfg_channels, parse_interval(args.cfg_interval)),
+        seed=args.seed,
+        batch_size=_positive("--batch-size", args.batch_size),
+        options=sampler_options_of(args),
+        bf16=args.bf16,
+    )
+    runtime.low_precision(settings.bf16)  # refuses what it cannot do
+    options = sampler_options(config.diffusion, settings.sampler, settings.options)
+    find_sampler(config.diffusion, settings.sampler).check(config.diffusion, settings.steps, options)
+    check_guidance(settings.guidance, config)
+    return settings
 
 
 def parse_classes(text: str, names: Sequence[str] = (), num_classes: int = MOST_IMAGES) -> list[int]:

@@ -27,6 +27,7 @@ class Stream(IntEnum):
     SAMPLE_NOISE = 9
     CAPTION = 10
     CLIP_START = 11
+    SAMPLE_LABEL = 12
 
 
 VALIDATION_POSITIONS = 1 << 62

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,18 +13,11 @@ import numpy as np
 
 from mindspeed_mm_dit.evaluation.compare import REASONS, Check, Finding, LayerFinding, first_past
 from mindspeed_mm_dit.evaluation.growth import Growth, steady_growth
+from mindspeed_mm_dit.evaluation.html import embed, folded, image, table, write_page
 from mindspeed_mm_dit.evaluation.sides import Training
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
-table { border-collapse: collapse; margin: 1rem 0 } td, th { padding: .2rem .8rem; border-bottom: 1px solid #ddd }
-th { text-align: left } td.n { text-align: right; font-variant-numeric: tabular-nums } img { max-width: 100% }
-.PASS { color: #176f2c; font-weight: bold } .FAIL { color: #b3261e; font-weight: bold } tr.bad { background: #fde8e6 }
-figure { display: inline-block; margin: 0 1rem 1rem 0 } code { font-size: .92em }
-"""
 
 
 @dataclass(frozen=True)
@@ -89,16 +80,14 @@ def write_report(path: Path, comparison: Comparison) -> None:
         f"<h1>{escape(title)}: <span class={verdict}>{verdict}</span></h1>",
         f"<p>{datetime.now():%Y-%m-%d %H:%M}. Error is the norm of the difference over the norm of the reference, "
         f"{escape(c.labels[0])}.</p>",
-        _table(("", ""), [(name, value) for name, value in c.about.items()]),
+        table(("", ""), [(name, value) for name, value in c.about.items()]),
         "<h2>Verdict</h2>", _verdict(c.checks), *_reasons(c.checks),
-        "<h2>Forward, layer by layer</h2>", _forward_text(c), _image(_layer_figure(c)), _layer_table(c),
-        "<h2>Gradients, parameter by parameter</h2>", _image(_gradient_figure(c)), _gradient_table(c),
+        "<h2>Forward, layer by layer</h2>", _forward_text(c), image(_layer_figure(c)), _layer_table(c),
+        "<h2>Gradients, parameter by parameter</h2>", image(_gradient_figure(c)), _gradient_table(c),
         *_training_parts(c), *_sample_parts(c),
         "<h2>Versions</h2>", _versions(c),
     ]  # fmt: skip
-    page = f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(title)}</title><style>{_STYLE}</style>"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page + "\n".join(parts) + "</html>\n", encoding="utf-8")
+    write_page(path, title, parts)
 
 
 def _verdict(checks: Sequence[Check]) -> str:
@@ -106,7 +95,7 @@ def _verdict(checks: Sequence[Check]) -> str:
         (check.name, f"{check.error:.2e}", check.where, f"{check.tolerance:.0e}", "PASS" if check.good else "FAIL")
         for check in checks
     ]
-    return _table(("check", "error", "where", "tolerance", "verdict"), rows, [not check.good for check in checks])
+    return table(("check", "error", "where", "tolerance", "verdict"), rows, [not check.good for check in checks])
 
 
 def _reasons(checks: Sequence[Check]) -> list[str]:
@@ -125,15 +114,15 @@ def _forward_text(c: Comparison) -> str:
 def _layer_table(c: Comparison) -> str:
     rows = [(layer.name, f"{layer.input_error:.2e}", f"{layer.error:.2e}") for layer in c.layers]
     heads = ("layer, in order of execution", "error of its inputs", "error of its output")
-    return _folded(f"all {len(rows)} layers", _table(heads, rows, [layer == c.culprit for layer in c.layers]))
+    return folded(f"all {len(rows)} layers", table(heads, rows, [layer == c.culprit for layer in c.layers]))
 
 
 def _gradient_table(c: Comparison) -> str:
     tolerance = next(check.tolerance for check in c.checks if check.name == "gradients")
     ordered = sorted(c.gradients, key=lambda finding: -finding.error)
     rows = [(finding.name, f"{finding.norm:.3e}", f"{finding.error:.2e}") for finding in ordered]
-    table = _table(("parameter, worst first", "norm", "error"), rows, [f.error > tolerance for f in ordered])
-    return _folded(f"all {len(rows)} parameters", table)
+    heads = ("parameter, worst first", "norm", "error")
+    return folded(f"all {len(rows)} parameters", table(heads, rows, [f.error > tolerance for f in ordered]))
 
 
 def _training_parts(c: Comparison) -> list[str]:
@@ -146,9 +135,9 @@ def _training_parts(c: Comparison) -> list[str]:
     ]
     return [
         f"<h2>The first {len(rows)} steps of training</h2>",
-        *([f"<p>Note: {escape(c.growth.words())}.</p>"] if c.growth else []), _image(_loss_figure(c, c.training)),
-        _folded("every step", _table(("", *c.labels, "relative difference"), rows)),
-        "<h2>Speed</h2>", _table(("", "training images/s (median of the second half of the steps)"), speeds),
+        *([f"<p>Note: {escape(c.growth.words())}.</p>"] if c.growth else []), image(_loss_figure(c, c.training)),
+        folded("every step", table(("", *c.labels, "relative difference"), rows)),
+        "<h2>Speed</h2>", table(("", "training images/s (median of the second half of the steps)"), speeds),
     ]  # fmt: skip
 
 
@@ -156,7 +145,7 @@ def _sample_parts(c: Comparison) -> list[str]:
     if c.samples is None:
         return []
     pictures = "".join(
-        f"<figure>{_embed(png, label)}<figcaption>{escape(label)}</figcaption></figure>"
+        f"<figure>{embed(png, label)}<figcaption>{escape(label)}</figcaption></figure>"
         for label, png in zip(c.labels, c.samples.pictures)
     )
     return [
@@ -170,7 +159,7 @@ def _sample_parts(c: Comparison) -> list[str]:
 
 def _versions(c: Comparison) -> str:
     names = list(dict.fromkeys([*c.facts[0], *c.facts[1]]))
-    return _table(("", *c.labels), [(name, *(facts.get(name, "-") for facts in c.facts)) for name in names])
+    return table(("", *c.labels), [(name, *(facts.get(name, "-") for facts in c.facts)) for name in names])
 
 
 # --- pictures --------------------------------------------------------------------------------------------
@@ -220,34 +209,3 @@ def _loss_figure(c: Comparison, training: tuple[Training, Training]) -> Figure:
     below.axhline(check.tolerance, color="0.3", linestyle="--", linewidth=1)
     below.set(xlabel="step", ylabel="relative difference", yscale="log")
     return figure
-
-
-# --- HTML ------------------------------------------------------------------------------------------------
-
-
-def _image(figure: Figure) -> str:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    return _embed(buffer.getvalue(), "")
-
-
-def _embed(png: bytes, alt: str) -> str:
-    return f'<img alt="{escape(alt)}" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], bad: Sequence[bool] = ()) -> str:
-    head = f"<tr>{''.join(f'<th>{escape(text)}</th>' for text in heads)}</tr>" if any(heads) else ""
-    lines = [
-        f"<tr{' class=bad' if number < len(bad) and bad[number] else ''}>{''.join(map(_cell, row))}</tr>"
-        for number, row in enumerate(rows)
-    ]
-    return f"<table>{head}{''.join(lines)}</table>"
-
-
-def _cell(text: str) -> str:
-    kind = text if text in ("PASS", "FAIL") else "n" if text[:1].isdigit() else ""
-    return f"<td class='{kind}'>{escape(text)}</td>"
-
-
-def _folded(summary: str, content: str) -> str:
-    return f"<details><summary>{escape(summary)}</summary>{content}</details>"

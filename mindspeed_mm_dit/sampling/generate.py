@@ -51,6 +51,7 @@ def generate(
     labels: np.ndarray,
     settings: SampleSettings,
     on_step: Callable[[int], None] = lambda images: None,
+    first_number: int = 0,
 ) -> np.ndarray:
     """Draw one image per label.
 
@@ -58,20 +59,28 @@ def generate(
         model: the composite (ae, diffusion, predictor).
         labels: (N,) int64 in [0, num_classes).
         on_step: called after every sampling step with the number of images it worked on.
+        first_number: of the first image; an image's noise depends on its number.
 
     Returns:
         Images, (N, H, W, 3 or 1) uint8.
     """
     check_labels(labels, config)
-    if settings.guidance.scale != 1.0 and not config.predictor.condition.has_null:
+    check_guidance(settings.guidance, config)
+    numbers = first_number + np.arange(len(labels))
+    parts = max(1, -(-len(labels) // settings.batch_size))
+    batches = zip(np.array_split(labels, parts), np.array_split(numbers, parts))
+    with ops.no_grad():
+        return np.concatenate([_generate_batch(model, config, y, n, settings, on_step) for y, n in batches])
+
+
+def check_guidance(guidance: Guidance, config: ModelConfig) -> None:
+    """Raise ConfigError for guidance of a model that knows no null class."""
+    if guidance.scale != 1.0 and not config.predictor.condition.has_null:
         raise ConfigError(
-            f"--cfg-scale = {settings.guidance.scale}",
+            f"--cfg-scale = {guidance.scale}",
             "this model was trained without dropped labels: it has no null class",
             "use --cfg-scale 1",
         )
-    batches = np.array_split(np.arange(len(labels)), max(1, -(-len(labels) // settings.batch_size)))
-    with ops.no_grad():
-        return np.concatenate([_generate_batch(model, config, labels, n, settings, on_step) for n in batches])
 
 
 def check_labels(labels: np.ndarray, config: ModelConfig) -> None:
@@ -93,7 +102,7 @@ def _generate_batch(
     on_step: Callable[[int], None],
 ) -> np.ndarray:
     latents = None
-    for state in states(model, config, {"labels": labels[numbers]}, numbers, settings):
+    for state in states(model, config, {"labels": labels}, numbers, settings):
         latents = state
         on_step(len(numbers))
     images = decode(model.ae, latents, config.image_size)

@@ -18,7 +18,7 @@ JOB = json.loads(sys.argv[1])
 activate(JOB["ai_framework"])  # before anything that needs a framework
 
 from mindspeed_mm_dit.evaluation.curves import draw_loss
-from mindspeed_mm_dit.evaluation.digits import digits_accuracy
+from mindspeed_mm_dit.evaluation.digits import score_digits
 from mindspeed_mm_dit.evaluation.logs import Curve, read_validation
 from mindspeed_mm_dit.evaluation.scalars import read_scalar
 from mindspeed_mm_dit.objectives.guidance import Guidance
@@ -47,10 +47,7 @@ def draw(job: ReportJob) -> None:
     for name, place in lines:
         print(f"{name + ':':<13} {place}")
     if job.scores_digits:
-        share = digits_accuracy(images, labels)
-        print(
-            f"digits score: {share:.1%} of {len(labels)} samples are read as the digit that was asked for", flush=True
-        )
+        print(score_digits(images, labels).line, flush=True)
 
 
 def _samples(job: ReportJob) -> tuple[np.ndarray, np.ndarray]:

@@ -1,0 +1,117 @@
+"""What an evaluation found, with every setting that moves it: report.json, and one page."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from html import escape
+from pathlib import Path
+from typing import Any, Protocol
+
+from mindspeed_mm_dit.evaluation.html import embed, table, write_page
+from mindspeed_mm_dit.evaluation.pictures import Pictures
+
+REPORT, PAGE = "report.json", "report.html"
+
+_NAMES = {
+    "fid": "FID", "sfid": "sFID", "inception_score": "Inception Score", "precision": "precision", "recall": "recall",
+    "accuracy": "read as asked", "frechet": "Frechet distance", "variety": "variety within a class", "copies": "copies",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a judge says of a set of images, and what of the judge decides it."""
+
+    scores: Mapping[str, float | None]
+    """By name; None is one that the reference does not allow."""
+    yardstick: Mapping[str, float | None]
+    """The same scores of as many real images, or of all there are; empty where they are not known."""
+    reference: Mapping[str, Any]
+    """What the images were compared with."""
+    features: Mapping[str, Any]
+    """What they were seen through."""
+    notes: Sequence[str]
+    """What makes the scores say something else than they seem to."""
+
+
+class Judge(Protocol):
+    """Scores images by a reference that it holds."""
+
+    def check(self, what: str, shape: tuple[int, int, int], count: int, has_labels: bool) -> None:
+        """Raise ConfigError unless ``count`` images of ``shape`` (H, W, C), which ``what`` names, can be scored."""
+
+    def judge(self, samples: Pictures) -> Judgement:
+        """Score ``samples``."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A judgement, and all that decided the images it is of."""
+
+    images: Mapping[str, Any]
+    """Where the images come from: the drawing, or file and hash."""
+    judgement: Judgement
+    reference_sha256: str
+    """Of the file, or of the files of the folder."""
+    versions: Mapping[str, str]
+    computed: Mapping[str, Any]
+    """What moves the images by rounding alone: ranks, batch size, device."""
+
+    def lines(self) -> list[str]:
+        """Return the scores, then the notes, for the terminal."""
+        found = self.judgement
+        wide = max(len(_NAMES[name]) for name in found.scores)
+        rows = [f"{_NAMES[name]:<{wide}}  {shown_score(name, value)}" for name, value in found.scores.items()]
+        return rows + [f"note: {note}" for note in found.notes]
+
+    def write(self, folder: Path, grid_png: bytes) -> None:
+        """Write report.json and report.html, with a picture of samples, into ``folder``."""
+        content = _finite(asdict(self))
+        text = json.dumps(content, indent=1, allow_nan=False) + "\n"
+        (folder / REPORT).write_text(text, encoding="utf-8")
+        found, settings = self.judgement, dict(content)
+        settings |= {name: settings["judgement"][name] for name in ("reference", "features")}
+        del settings["judgement"]
+        parts = [
+            "<h1>Evaluation</h1>", _score_table(found), *(f"<p>Note: {escape(note)}</p>" for note in found.notes),
+            "<h2>Samples</h2>", embed(grid_png, "samples, one row a class"),
+            "<h2>Settings</h2>", table(("", ""), list(_flat(settings))),
+        ]  # fmt: skip
+        write_page(folder / PAGE, "Evaluation", parts)
+
+
+def _score_table(found: Judgement) -> str:
+    columns = [found.scores, found.yardstick] if found.yardstick else [found.scores]
+    heads = ("", "samples", "real images")[: 1 + len(columns)]
+    return table(
+        heads, [(_NAMES[name], *(shown_score(name, each.get(name)) for each in columns)) for name in found.scores]
+    )
+
+
+def shown_score(name: str, value: float | None) -> str:
+    """Return a score as it is read: shares of one in percent, where there is none a dash."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    if name in ("accuracy", "variety"):
+        return f"{value:.1%}"
+    return str(value) if isinstance(value, int) else f"{value:.4f}"
+
+
+def _finite(value: Any) -> Any:
+    """Replace numbers that JSON does not have by null."""
+    if isinstance(value, Mapping):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{before}{name}.")
+        else:
+            yield f"{before}{name}", str(value)

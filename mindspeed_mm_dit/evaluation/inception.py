@@ -1,0 +1,143 @@
+"""The Inception of TensorFlow 1 whose features the published scores are made of: torch-fidelity's network, PyTorch."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import io
+import pickle
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mindspeed_mm_dit.configs.limits import check_path
+from mindspeed_mm_dit.data.files import UnusableFile, check_file
+from mindspeed_mm_dit.errors import CheckpointError, PlatformError
+from mindspeed_mm_dit.evaluation.pictures import POOL, SPATIAL, Pictures, sha256_of
+from mindspeed_mm_dit.framework import ops, runtime
+
+_SPATIAL_CHANNELS = 7
+_PACKAGE = "torch_fidelity"
+
+
+@dataclass(frozen=True)
+class Features:
+    """What the Inception sees in a set of images."""
+
+    pool: np.ndarray
+    """(N, 2048) float32."""
+    spatial: np.ndarray
+    """(N, 2023) float32: height, width, channel."""
+    logits: np.ndarray
+    """(N, 1008) float32, without the bias, as ADM's evaluator has them."""
+
+
+class Inception:
+    """The network with weights from a file, on the device of this process, in float32."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Read the weights.
+
+        Raises:
+            PlatformError: torch-fidelity is not installed.
+            CheckpointError: the file is none of this network's weights; code that it may hold is not run.
+        """
+        what = f"--inception = {path}"
+        build = _network_class()
+        weights = _read_weights(what, path)
+        self.sha256 = sha256_of(path)
+        self._network = runtime.freeze(_built(build, weights, what))
+        self._network.Mixed_6d.branch1x1.register_forward_hook(self._keep)
+        self._spatial: Any = None
+
+    def features(
+        self, pictures: Pictures, batch_size: int, on_images: Callable[[int], object] = lambda images: None
+    ) -> Features:
+        """Return the features of all ``pictures``; ``on_images`` is called with the images of each batch.
+
+        Raises CheckpointError where they are not finite: the weights are damaged.
+        """
+        runtime.allow_tf32(False)  # not before: samples are drawn as mm-dit sample draws them
+        pool, spatial = (np.empty((pictures.count, width), np.float32) for width in (POOL, SPATIAL))
+        done = 0
+        for images in pictures.batches(batch_size):
+            rows = slice(done, done + len(images))
+            pool[rows], spatial[rows] = self.of_batch(images)
+            done += len(images)
+            on_images(len(images))
+        if not (np.isfinite(pool).all() and np.isfinite(spatial).all()):
+            raise CheckpointError("--inception", f"makes features of {pictures.what} that are not finite")
+        return Features(pool, spatial, pool @ ops.numpy(self._network.fc.weight).T)
+
+    def of_batch(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return pool (B, 2048) and spatial (B, 2023) features, float32, of images (B, H, W, 3 or 1) uint8."""
+        colours = np.repeat(images, 3, axis=3) if images.shape[3] == 1 else images
+        with ops.no_grad():
+            (pool,) = self._network(ops.tensor(np.ascontiguousarray(colours.transpose(0, 3, 1, 2))))
+            spatial = ops.numpy(self._spatial[:, :_SPATIAL_CHANNELS]).transpose(0, 2, 3, 1)  # (B, 17, 17, 7)
+        return ops.numpy(pool), spatial.reshape(len(images), -1)
+
+    def _keep(self, module: Any, inputs: Any, output: Any) -> None:
+        self._spatial = output
+
+
+def _network_class() -> type:
+    """Return torch-fidelity's Inception; its package would also import torchvision, of which nothing is needed."""
+    spec = importlib.util.find_spec(_PACKAGE)
+    if spec is None:
+        raise PlatformError(
+            "--inception", f"needs the package {_PACKAGE}, which is not installed",
+            "pip install --no-deps torch-fidelity (what it depends on is here, or not used)",
+        )  # fmt: skip
+    if _PACKAGE in sys.modules:
+        return importlib.import_module(f"{_PACKAGE}.feature_extractor_inceptionv3").FeatureExtractorInceptionV3
+    sys.modules[_PACKAGE] = importlib.util.module_from_spec(spec)  # known, and not executed
+    try:
+        return importlib.import_module(f"{_PACKAGE}.feature_extractor_inceptionv3").FeatureExtractorInceptionV3
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] == _PACKAGE]:
+            del sys.modules[name]
+
+
+def _read_weights(what: str, path: str | Path) -> dict[str, torch.Tensor]:
+    """Read a state dict of either of PyTorch's formats: weights of that age may be in the one before PyTorch 1.6."""
+    check_path("--inception", str(path))
+    try:
+        check_file(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            weights = torch.load(path, map_location="cpu", weights_only=True)  # tensors and plain values, no code
+    except UnusableFile as problem:
+        raise CheckpointError(what, str(problem), "name the .pth of torch-fidelity's Inception") from None
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError, LookupError, TypeError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0][:200]
+        raise CheckpointError(what, f"holds no weights that can be read without running code: {reason}") from None
+    if not isinstance(weights, dict) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
+        raise CheckpointError(what, "is no dict of tensors, and so no Inception", _CURE)
+    return weights
+
+
+_CURE = "use weights-inception-2015-12-05-6726825d.pth of torch-fidelity's release v0.2.0 (docs/evaluation.md)"
+
+
+def _built(build: type, weights: dict[str, torch.Tensor], what: str) -> Any:
+    """Return the network with ``weights``. Its constructor unpickles a file: it is given one that holds only these."""
+    head = weights.get("fc.weight")
+    if head is not None and tuple(head.shape) == (1000, POOL):
+        raise CheckpointError(
+            what, "is torchvision's Inception, of 1,000 classes: published scores are made of another's features", _CURE
+        )  # fmt: skip
+    held = io.BytesIO()
+    torch.save(weights, held)
+    held.seek(0)
+    try:
+        return build(_PACKAGE, ["2048"], feature_extractor_weights_path=held)
+    except RuntimeError as error:
+        lines = [line.strip() for line in str(error).splitlines()[1:]] or [str(error)]
+        raise CheckpointError(what, f"is no Inception of TensorFlow: {lines[0][:200]}", _CURE) from None

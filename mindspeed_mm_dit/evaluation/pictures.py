@@ -1,0 +1,252 @@
+"""Sets of images to score, from ADM's ``.npz`` or a folder: checked by their headers, then read some at a time."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from mindspeed_mm_dit.configs.limits import check_path, shown
+from mindspeed_mm_dit.data.check import look_at
+from mindspeed_mm_dit.data.files import UnusableFile, add_content, check_file, reason_of
+from mindspeed_mm_dit.data.transforms import load_pixels, open_image, readable_formats
+from mindspeed_mm_dit.errors import ConfigError, DataError
+from mindspeed_mm_dit.evaluation.metrics import Gaussian
+
+POOL, SPATIAL = 2048, 17 * 17 * 7
+"""Features of an image that the Inception makes: of the last pooling, and 7 channels of ``mixed_6/conv``."""
+IMAGES, LABELS = "arr_0", "arr_1"
+"""Names in an npz: images, and their labels, which are not in every file."""
+MADE_BY, MADE_OF = "inception_sha256", "scaled_and_jpegs"
+"""Beside statistics of ours: the weights that made them, and how many of their pictures were scaled, and were JPEGs."""
+STATISTICS = {"pool": ("mu", "sigma"), "spatial": ("mu_s", "sigma_s")}
+"""Names of mean and covariance of the features of a reference."""
+WIDTHS = {"mu": POOL, "mu_s": SPATIAL}
+_JPEG = (".jpg", ".jpeg", ".jpe", ".jfif")
+Batches = Callable[[int], Iterator[np.ndarray]]
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Images of one size, or the statistics of their features, or both."""
+
+    what: str
+    """The flag and its value, as errors name it."""
+    count: int
+    """Images; 0 where there are statistics alone."""
+    shape: tuple[int, int, int]
+    """Height, width, channels (1 or 3) of each."""
+    batches: Batches
+    """Images of a batch -> all images in order, (B, H, W, C) uint8."""
+    labels: np.ndarray | None = None
+    """(count,) int64, where they are known."""
+    statistics: dict[str, Gaussian] | None = None
+    """Of "pool" features and perhaps "spatial" ones, over the set that the images are some of."""
+    made_by: str = ""
+    """SHA-256 of the Inception's weights that the statistics were made with, where it is known."""
+    resized: int = 0
+    """Images that were scaled or cut; of statistics, those that these were made of."""
+    jpegs: int = 0
+    """Images that come from a JPEG, likewise."""
+
+
+def open_pictures(flag: str, path: str | Path, image_size: int | None = None) -> Pictures:
+    """Look at an npz or a folder of images; none of them is decoded yet.
+
+    image_size: that pictures of a folder are brought to, as DiT prepares ImageNet; None where all have one.
+
+    Raises:
+        ConfigError, DataError: nothing is there, or it cannot be scored: named with what is wrong.
+    """
+    check_path(flag, str(path))
+    what, path = f"{flag} = {path}", Path(path)
+    if path.is_dir():
+        return _open_folder(what, path, image_size)
+    try:
+        check_file(path)
+    except UnusableFile as problem:
+        words = "there is no such file or folder" if not os.path.lexists(path) else str(problem)
+        raise ConfigError(what, words, "name an .npz or a folder of images") from None
+    if not zipfile.is_zipfile(path):
+        raise DataError(what, "is no .npz", "name a file that np.savez wrote, or a folder of images")
+    return _Npz(what, path).pictures()
+
+
+# --- npz -------------------------------------------------------------------------------------------------------
+
+
+class _Npz:
+    """An npz whose big array is read as it is needed; objects in it, which could run code, are never unpickled."""
+
+    def __init__(self, what: str, path: Path) -> None:
+        self._what, self._path = what, path
+        with zipfile.ZipFile(path) as archive:
+            self._names = {name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")}
+
+    def pictures(self) -> Pictures:
+        """Return what the file holds."""
+        statistics = self._statistics()
+        if IMAGES not in self._names:
+            if statistics:
+                return Pictures(self._what, 0, (0, 0, 0), lambda size: iter(()), None, statistics, self._made_by())
+            found = ", ".join(sorted(self._names)) or "nothing"
+            raise DataError(self._what, f"holds {found}, and neither images ({IMAGES}) nor statistics (mu, sigma)")
+        shape = self._image_shape()
+        labels = self._labels(shape[0])
+        return Pictures(
+            self._what, shape[0], shape[1:], self._batches, labels, statistics, self._made_by(), *self._made_of()
+        )
+
+    def _image_shape(self) -> tuple[int, int, int, int]:
+        with zipfile.ZipFile(self._path) as archive, archive.open(f"{IMAGES}.npy") as member:
+            shape, fortran, dtype = self._header(member)
+            have, need = archive.getinfo(f"{IMAGES}.npy").file_size - member.tell(), int(np.prod(shape, dtype=object))
+        if dtype != np.uint8:
+            raise DataError(f"{self._what}: {IMAGES}", f"has the dtype {dtype}, expected uint8", "save 0 ... 255")
+        if len(shape) != 4 or shape[3] not in (1, 3) or min(shape) < 1:
+            raise DataError(
+                f"{self._what}: {IMAGES}", f"has the shape {shown(shape)}, expected (N, height, width, 3 or 1)"
+            )
+        if fortran or have != need:
+            reason = "is in Fortran's order" if fortran else f"holds {have:,} bytes where {need:,} are due"
+            raise DataError(f"{self._what}: {IMAGES}", reason, "write it again with np.savez")
+        return shape  # type: ignore[return-value]
+
+    def _batches(self, size: int) -> Iterator[np.ndarray]:
+        with zipfile.ZipFile(self._path) as archive, archive.open(f"{IMAGES}.npy") as member:
+            (count, *shape), _, _ = self._header(member)
+            for start in range(0, count, size):
+                here = min(size, count - start)
+                content = member.read(here * int(np.prod(shape)))
+                yield np.frombuffer(content, np.uint8).reshape(here, *shape)
+
+    def _labels(self, count: int) -> np.ndarray | None:
+        if LABELS not in self._names:
+            return None
+        labels = self._array(LABELS)
+        if labels.shape != (count,) or labels.dtype.kind not in "iu":
+            raise DataError(
+                f"{self._what}: {LABELS}",
+                f"has the shape {shown(labels.shape)} and dtype {labels.dtype}, expected ({count},) of whole numbers",
+            )
+        return labels.astype(np.int64)
+
+    def _statistics(self) -> dict[str, Gaussian] | None:
+        there = {kind: pair for kind, pair in STATISTICS.items() if set(pair) <= self._names}
+        return {kind: self._gaussian(*pair) for kind, pair in there.items()} if "pool" in there else None
+
+    def _gaussian(self, mean_name: str, covariance_name: str) -> Gaussian:
+        mean, covariance = self._array(mean_name), self._array(covariance_name)
+        what, width = f"{self._what}: {mean_name}, {covariance_name}", WIDTHS[mean_name]
+        if (mean.shape, covariance.shape) != ((width,), (width, width)) or not _are_real(mean, covariance):
+            raise DataError(
+                what,
+                f"are {mean.shape} {mean.dtype} and {covariance.shape} {covariance.dtype}, expected ({width},) and "
+                f"({width}, {width}) of real numbers: they are of another network",
+            )
+        if not (np.isfinite(mean).all() and np.isfinite(covariance).all()):
+            raise DataError(what, "hold numbers that are not finite", "copy or make the file again")
+        return Gaussian(mean.astype(np.float64), covariance.astype(np.float64))
+
+    def _made_by(self) -> str:
+        return str(self._array(MADE_BY)) if MADE_BY in self._names else ""
+
+    def _made_of(self) -> tuple[int, int]:
+        resized, jpegs = self._array(MADE_OF).tolist() if MADE_OF in self._names else (0, 0)
+        return resized, jpegs
+
+    def _array(self, name: str) -> np.ndarray:
+        try:
+            with np.load(self._path, allow_pickle=False) as file:
+                return np.asarray(file[name])
+        except (ValueError, OSError, zipfile.BadZipFile) as error:
+            raise DataError(f"{self._what}: {name}", f"cannot be read: {reason_of(error)}", "copy it again") from None
+
+    def _header(self, member: Any) -> tuple[tuple[int, ...], bool, np.dtype]:
+        try:
+            return _read_header(member)
+        except (ValueError, OSError, zipfile.BadZipFile) as error:
+            raise DataError(f"{self._what}: {IMAGES}", f"cannot be read: {reason_of(error)}", "copy it again") from None
+
+
+def _are_real(*arrays: np.ndarray) -> bool:
+    return all(array.dtype.kind == "f" for array in arrays)
+
+
+def _read_header(member: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Return shape, whether in Fortran's order, and dtype of an .npy."""
+    version = np.lib.format.read_magic(member)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    return read(member)
+
+
+# --- a folder --------------------------------------------------------------------------------------------------
+
+
+def _open_folder(what: str, folder: Path, image_size: int | None) -> Pictures:
+    """Return the pictures below ``folder``, in the order of their names; folders in it are classes."""
+    pictures = (path for path in folder.rglob("*") if path.suffix.lower() in readable_formats())
+    paths = sorted(path for path in pictures if not path.name.startswith("."))
+    if not paths:
+        raise DataError(what, "holds no images", "name a folder of pictures, or an .npz")
+    size = image_size or _size_of(what, paths[0])
+    for path, look in zip(paths, look_at(paths, size, decode=False)):
+        if look.problem is not None:
+            raise DataError(str(path), look.problem, "repair or remove it")
+    off = [path for path in paths if _dimensions(path, size) != (size, size)]
+    if off and image_size is None:
+        raise DataError(what, f"{off[0].name} is not {size} x {size} as {paths[0].name} is", "add --image-size")
+    return Pictures(
+        what, len(paths), (size, size, 3), lambda batch: _decoded(paths, size, batch), _labels_of(folder, paths),
+        resized=len(off), jpegs=sum(path.suffix.lower() in _JPEG for path in paths),
+    )  # fmt: skip
+
+
+def _size_of(what: str, path: Path) -> int:
+    width, height = _dimensions(path, 1)
+    if width != height:
+        raise DataError(what, f"{path.name} is {width} x {height}, no square", "add --image-size")
+    return width
+
+
+def _dimensions(path: Path, size: int) -> tuple[int, int]:
+    try:
+        with open_image(path, size) as image:
+            return image.size
+    except UnusableFile as problem:
+        raise DataError(str(path), str(problem), "repair or remove it") from None
+
+
+def _decoded(paths: list[Path], size: int, batch: int) -> Iterator[np.ndarray]:
+    for start in range(0, len(paths), batch):
+        yield np.stack([_pixels(path, size) for path in paths[start : start + batch]])
+
+
+def _pixels(path: Path, size: int) -> np.ndarray:
+    try:
+        return load_pixels(str(path), size, 3).transpose(1, 2, 0)
+    except UnusableFile as problem:
+        raise DataError(str(path), str(problem), "repair or remove it") from None
+
+
+def _labels_of(folder: Path, paths: list[Path]) -> np.ndarray | None:
+    """Return the class of each picture, by the folder it lies in; None where all lie in one."""
+    classes = [path.relative_to(folder).parts[0] if path.parent != folder else "" for path in paths]
+    names = sorted(set(classes))
+    return np.array([names.index(name) for name in classes], np.int64) if len(names) > 1 else None
+
+
+def sha256_of(path: str | Path) -> str:
+    """Return the SHA-256 of a file, or of the names and contents of all files below a folder."""
+    root, digest = Path(path), hashlib.sha256()
+    files = sorted(file for file in root.rglob("*") if file.is_file()) if root.is_dir() else [root]
+    for file in files:
+        digest.update(b"" if file == root else f"{file.relative_to(root)}\0".encode("utf-8", "surrogateescape"))
+        add_content(digest, file)
+    return digest.hexdigest()

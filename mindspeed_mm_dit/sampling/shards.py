@@ -1,0 +1,205 @@
+"""Many images drawn into one folder by several ranks, in files of so many each; what is there is not drawn again.
+
+    drawing.json         what decides the images: a folder is gone on with where it is the same
+    images/000000.npy    images 0 ... 249, (250, H, W, C) uint8; a file appears under its name when it is whole
+    samples.npz          all of them and their labels, once they are there; the files are then removed
+
+Image n depends on the drawing and n alone, so it does not matter which rank draws it, or when.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from mindspeed_mm_dit.configs.model import ModelConfig
+from mindspeed_mm_dit.data.draws import Stream, generator
+from mindspeed_mm_dit.errors import ConfigError, DataError
+from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
+
+SHARD_IMAGES = 250
+"""Images of a file, and so what a kill costs a rank at most."""
+DRAWING, PARTS, JOINED = "drawing.json", "images", "samples.npz"
+LabelRule = Literal["equal", "random"]
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """What decides the images of an evaluation: two drawings that are equal are the same images, up to rounding."""
+
+    num: int
+    """Images."""
+    labels: LabelRule
+    """Image n has label n modulo the classes ("equal"), or one drawn uniformly for n ("random", as DiT's samples)."""
+    seed: int
+    """Decides all noise, and the random labels."""
+    sampler: str
+    steps: int
+    options: dict[str, Any]
+    """What else the sampler was told."""
+    cfg_scale: float
+    cfg_channels: str
+    cfg_interval: list[float]
+    """Guided part, by the share of noise."""
+    weights: str
+    """"ema", the average, or "model"."""
+    checkpoint_sha256: str
+    """Of the file, or of the facts and checksums in a checkpoint folder."""
+    autoencoder_sha256: str
+    """Of its files; empty where images are drawn as pixels."""
+    model: dict[str, Any]
+    """model.json, every key spelled out."""
+    bf16: bool
+    ai_framework: str
+    images_per_file: int = SHARD_IMAGES
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as JSON has it: tuples are lists."""
+        return json.loads(json.dumps(asdict(self)))
+
+
+def draw_labels(rule: LabelRule, num: int, num_classes: int, seed: int) -> np.ndarray:
+    """Return the label of each of ``num`` images, (num,) int64; the first of them do not depend on ``num``."""
+    if rule == "equal":
+        return np.arange(num, dtype=np.int64) % num_classes
+    return np.array([generator(seed, Stream.SAMPLE_LABEL, n).integers(num_classes) for n in range(num)], np.int64)
+
+
+class Shards:
+    """The folder of one drawing."""
+
+    def __init__(self, folder: Path, drawing: Drawing) -> None:
+        """Look at ``folder``, which may be new, empty, or of the same drawing.
+
+        Raises:
+            ConfigError: it holds the images of another drawing; the settings that differ are named.
+        """
+        self.folder, self.drawing, self.joined = folder, drawing, folder / JOINED
+        there, here, what = read_drawing(folder), drawing.as_json(), f"--output = {folder}"
+        if there is None:
+            if self.joined.exists() or any(folder.glob(f"{PARTS}/*.npy")):
+                raise ConfigError(what, f"holds images and no {DRAWING} that says which", "name another folder")
+        elif there != here:
+            differ = [name for name in sorted({*there, *here}) if there.get(name) != here.get(name)]
+            words = [f"{name} was {there.get(name)!r}, is {here.get(name)!r}" for name in differ if name != "model"]
+            raise ConfigError(
+                what, f"holds images of another evaluation: {'; '.join(words) or 'model.json is another'}",
+                "name another folder, or repeat its settings to go on with it",
+            )  # fmt: skip
+
+    def begin(self) -> None:
+        """Make the folder and say in it what is drawn; for one rank."""
+        (self.folder / PARTS).mkdir(parents=True, exist_ok=True)
+        for left in [*self.folder.glob(f".{JOINED}.*"), *self.folder.glob(f"{PARTS}/.*.npy.*")]:  # by a kill
+            left.unlink()
+        content = json.dumps(self.drawing.as_json(), indent=1) + "\n"
+        _replace(self.folder / DRAWING, lambda aside: aside.write_text(content, encoding="utf-8"))
+
+    def missing(self) -> list[int]:
+        """Return the numbers of the files that are still to be drawn."""
+        return [] if self.joined.exists() else [shard for shard in self._all() if not self._path(shard).exists()]
+
+    def _all(self) -> range:
+        return range(-(-self.drawing.num // self.drawing.images_per_file))
+
+    def numbers(self, shard: int) -> np.ndarray:
+        """Return the numbers of the images in a file."""
+        start = shard * self.drawing.images_per_file
+        return np.arange(start, min(start + self.drawing.images_per_file, self.drawing.num))
+
+    def write(self, shard: int, images: np.ndarray) -> None:
+        """Write the images (N, H, W, C) uint8 of a file; raises DataError where the disk does not take it."""
+        assert len(images) == len(self.numbers(shard))
+
+        def save(aside: Path) -> None:
+            with open(aside, "wb") as file:
+                np.save(file, images)
+
+        _replace(self._path(shard), save)
+
+    def join(self, labels: np.ndarray) -> None:
+        """Write all images and ``labels`` (num,) as ADM's npz, a file at a time, and remove the files; for one rank.
+
+        Equal images are equal bytes: no time stands in it. Raises DataError where a file is missing, or not whole.
+        """
+        if missing := self.missing():
+            raise DataError(
+                f"{self.folder}/{PARTS}", f"lacks {len(missing)} of its files, {self._path(missing[0]).name} first",
+                "every rank must see the same --output: use a disk that all machines share",
+            )  # fmt: skip
+        if not self.joined.exists():
+            _replace(self.joined, lambda aside: self._write_joined(aside, labels))
+        shutil.rmtree(self.folder / PARTS, ignore_errors=True)
+
+    def _write_joined(self, path: Path, labels: np.ndarray) -> None:
+        shape = self._load(0).shape[1:]
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+            with archive.open(zipfile.ZipInfo("arr_0.npy"), "w", force_zip64=True) as member:
+                header = {"descr": "|u1", "fortran_order": False, "shape": (self.drawing.num, *shape)}
+                np.lib.format.write_array_header_1_0(member, header)
+                for part in self._parts(shape):
+                    member.write(part.tobytes())
+            with archive.open(zipfile.ZipInfo("arr_1.npy"), "w") as member:
+                np.lib.format.write_array(member, labels)
+
+    def _parts(self, shape: tuple[int, ...]) -> Iterator[np.ndarray]:
+        for shard in self._all():
+            images = self._load(shard)
+            if images.shape != (len(self.numbers(shard)), *shape) or images.dtype != np.uint8:
+                raise DataError(str(self._path(shard)), f"holds {images.shape} {images.dtype}", "remove it, run again")
+            yield images
+
+    def _load(self, shard: int) -> np.ndarray:
+        try:
+            return np.load(self._path(shard), allow_pickle=False)
+        except (ValueError, OSError, EOFError) as error:
+            raise DataError(str(self._path(shard)), f"is damaged: {error}", "remove it, and run again") from None
+
+    def _path(self, shard: int) -> Path:
+        return self.folder / PARTS / f"{shard:06d}.npy"
+
+
+def read_drawing(folder: Path) -> dict[str, Any] | None:
+    """Return what drawing.json in ``folder`` says, or None where there is none, or none that can be read."""
+    try:
+        content = json.loads((folder / DRAWING).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _replace(path: Path, write: Callable[[Path], object]) -> None:
+    """Have ``write`` fill a file beside ``path`` and move it there; raises DataError where that fails."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        write(aside)
+        os.replace(aside, path)
+    except DataError:
+        aside.unlink(missing_ok=True)
+        raise
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        cure = "make room and run again: images that are there are kept"
+        raise DataError(str(path), f"cannot be written: {error.strerror or error}", cure) from None
+
+
+def draw_missing(
+    shards: Shards,
+    files: Sequence[int],
+    labels: np.ndarray,
+    model: tuple[Any, ModelConfig],
+    settings: SampleSettings,
+    on_step: Callable[[int], None] = lambda images: None,
+) -> None:
+    """Draw ``files`` of ``shards`` one after another; ``labels`` (num,) are those of all images."""
+    for shard in files:
+        numbers = shards.numbers(shard)
+        shards.write(shard, generate(*model, labels[numbers], settings, on_step, first_number=int(numbers[0])))

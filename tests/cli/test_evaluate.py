@@ -1,0 +1,261 @@
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors.numpy import save_file
+
+from mindspeed_mm_dit.checkpoint.shapes import dit_shapes
+from mindspeed_mm_dit.cli.main import main
+from mindspeed_mm_dit.configs.model import model_config_from_mapping
+from mindspeed_mm_dit.evaluation.sweep import random_weights
+from mindspeed_mm_dit.objectives.guidance import Guidance
+from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
+from mindspeed_mm_dit.sampling.load import load_model
+from tests.conftest import ROOT
+
+CHAIN = ("--sampler", "ddim", "--steps", "2", "--cfg-scale", "1.5", "--reference", "digits")
+
+
+@pytest.fixture(scope="module")
+def untrained(tmp_path_factory) -> tuple[str, ...]:
+    """Flags that name a small model of digits with random weights."""
+    folder = tmp_path_factory.mktemp("untrained")
+    model = json.loads((ROOT / "examples/dit/model.json").read_text())
+    model["predictor"].update(hidden_size=32, num_layers=1, num_heads=2)
+    (folder / "model.json").write_text(json.dumps(model))
+    predictor = model_config_from_mapping(model, "model.json").predictor
+    positions = np.zeros(dit_shapes(predictor)["pos_embed"], np.float32)
+    save_file({**random_weights(predictor, 0), "pos_embed": positions}, folder / "weights.safetensors")
+    return ("--checkpoint", f"{folder}/weights.safetensors", "--model", f"{folder}/model.json")
+
+
+def evaluate(*flags: object) -> int:
+    return main(["evaluate", *map(str, flags)])
+
+
+def start(*flags: object, ranks: int = 1) -> subprocess.Popen:
+    """Start the command as a user does, on one or several ranks."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)] if ranks > 1 else []
+    separator = ["--"] if ranks > 1 else []
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, *launcher, "-m", "mindspeed_mm_dit.cli.main", *separator, "evaluate", *map(str, flags)]
+    return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def digest(folder: Path) -> str:
+    return hashlib.sha256((folder / "samples.npz").read_bytes()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def alone(untrained, tmp_path_factory) -> Path:
+    """The report of one process that nothing interrupted: 1,100 images in five files."""
+    folder = tmp_path_factory.mktemp("alone") / "report"
+    assert evaluate(*untrained, *CHAIN, "--num", 1100, "--output", folder) == 0
+    return folder
+
+
+def test_a_report_has_the_scores_with_every_setting_that_moves_them(alone, untrained):
+    report = json.loads((alone / "report.json").read_text())
+    images, judgement = report["images"], report["judgement"]
+    expected = {"num": 1100, "labels": "equal", "seed": 0, "sampler": "ddim", "steps": 2, "cfg_scale": 1.5,
+                "cfg_channels": "3", "cfg_interval": [0.0, 1.0], "weights": "ema", "bf16": False}  # fmt: skip
+    assert {name: images[name] for name in expected} == expected
+    assert images["checkpoint_sha256"] == hashlib.sha256(Path(untrained[1]).read_bytes()).hexdigest()
+    assert {"accuracy", "frechet", "precision", "recall", "variety", "copies"} == set(judgement["scores"])
+    assert judgement["yardstick"]["variety"] == pytest.approx(1.0, abs=0.05)
+    assert any("1,100 images" in note for note in judgement["notes"]) and "torch" in report["versions"]
+    page = (alone / "report.html").read_text()
+    assert "data:image/png;base64," in page and "cfg_interval" in page and "http" not in page.split("</style>")[1]
+
+
+def test_images_of_every_file_have_the_noise_of_their_numbers(alone, untrained):
+    """Image 260 lies in the second file; drawn from its number by hand it is the same, up to rounding."""
+    settings = SampleSettings("ddim", 2, Guidance(1.5, "3"))
+    model = load_model(untrained[1], untrained[3])
+    by_hand = generate(*model, np.array([260 % 10]), settings, first_number=260)
+    with np.load(alone / "samples.npz") as file:
+        assert abs(file["arr_0"][260].astype(int) - by_hand[0]).max() <= 1
+        assert abs(file["arr_0"][10].astype(int) - by_hand[0]).max() > 1  # the same class, another number
+
+
+def test_the_npz_is_adms_with_as_many_images_of_each_class(alone):
+    with np.load(alone / "samples.npz") as file:
+        assert file["arr_0"].shape == (1100, 8, 8, 1) and file["arr_0"].dtype == np.uint8
+        assert np.bincount(file["arr_1"]).tolist() == [110] * 10
+
+
+@pytest.mark.ranks
+def test_two_ranks_draw_the_bytes_of_one(alone, untrained, tmp_path):
+    run = start(*untrained, *CHAIN, "--num", 1100, "--output", tmp_path / "report", ranks=2)
+    output, _ = run.communicate(timeout=600)
+    assert run.returncode == 0, output
+    assert "on 2 rank(s)" in output and output.count("read as asked") == 1
+    assert digest(tmp_path / "report") == digest(alone)
+    scores = [json.loads((folder / "report.json").read_text())["judgement"] for folder in (alone, tmp_path / "report")]
+    assert scores[0] == scores[1]
+
+
+@pytest.mark.ranks
+def test_a_killed_evaluation_reports_nothing_and_goes_on_to_the_same_bytes(alone, untrained, tmp_path):
+    folder = tmp_path / "report"
+    run = start(*untrained, *CHAIN, "--num", 1100, "--output", folder)
+    deadline = time.monotonic() + 600
+    while not list(folder.glob("images/0*.npy")) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    run.kill()
+    run.communicate()
+    kept = len(list(folder.glob("images/0*.npy")))
+    assert 1 <= kept < 5 and not (folder / "samples.npz").exists() and not (folder / "report.json").exists()
+    again = start(*untrained, *CHAIN, "--num", 1100, "--output", folder, ranks=2)
+    output, _ = again.communicate(timeout=600)
+    assert again.returncode == 0, output
+    drawn = int(re.search(r"([\d,]+) of 1,100 images drawn now", output)[1].replace(",", ""))
+    assert 1100 - drawn >= 250 * kept - 150  # (the last file has 100)
+    assert digest(folder) == digest(alone)
+
+
+def test_the_batch_size_changes_no_more_than_rounding(alone, untrained, tmp_path):
+    assert evaluate(*untrained, *CHAIN, "--num", 1100, "--batch-size", 17, "--output", tmp_path) == 0
+    a, b = (np.load(folder / "samples.npz")["arr_0"].astype(int) for folder in (alone, tmp_path))
+    assert abs(a - b).max() <= 1
+
+
+def test_the_same_command_again_draws_nothing(alone, untrained, capsys):
+    before = digest(alone)
+    assert evaluate(*untrained, *CHAIN, "--num", 1100, "--output", alone) == 0
+    assert "0 of 1,100 images drawn now" in capsys.readouterr().out and digest(alone) == before
+
+
+def test_other_settings_in_the_same_folder_are_refused_by_name(alone, untrained, capsys):
+    assert evaluate(*untrained, *CHAIN, "--num", 1100, "--cfg-interval", "0.2,0.8", "--output", alone) == 2
+    assert "cfg_interval was [0.0, 1.0], is [0.2, 0.8]" in capsys.readouterr().err
+
+
+def test_samples_of_fewer_images_than_asked_are_never_scored(untrained, tmp_path, capsys):
+    flags = (*untrained, *CHAIN, "--num", 30, "--output", tmp_path)
+    assert evaluate(*flags) == 0
+    with np.load(tmp_path / "samples.npz") as file:
+        images, labels = file["arr_0"][:-1], file["arr_1"][:-1]
+    np.savez(tmp_path / "samples.npz", images, labels)
+    (tmp_path / "report.json").unlink()
+    assert evaluate(*flags) == 2
+    assert "holds 29 images, and 30 were asked for" in capsys.readouterr().err
+    assert not (tmp_path / "report.json").exists()
+
+
+def test_an_npz_is_scored_without_a_model(alone, tmp_path, capsys):
+    assert evaluate("--samples", alone / "samples.npz", "--reference", "digits", "--output", tmp_path) == 0
+    found, drawn = (json.loads((f / "report.json").read_text())["judgement"]["scores"] for f in (tmp_path, alone))
+    assert found == drawn
+    assert json.loads((tmp_path / "report.json").read_text())["images"]["sha256"] == digest(alone)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ((), "nothing to score"),
+        (("--samples", "a.npz", "--statistics", "b"), "--samples and --statistics exclude each other"),
+        (("--samples", "a.npz"), "--reference: is needed"),
+        (("--samples", "a.npz", "--reference", "digits"), "no such file"),
+        (("--statistics", "pictures"), "add --inception"),
+        (("--statistics", "pictures", "--inception", "w.pth"), "is an .npz"),
+        (("--checkpoint", "c", "--reference", "digits", "--num", "0"), "--num = 0"),
+        (("--samples", "a.npz", "--inception", "w.pth", "--ai-framework", "mindspore"), "is a network of PyTorch"),
+    ],
+)
+def test_flags_that_make_no_evaluation_are_named(tmp_path, flags, words, capsys):
+    assert evaluate(*flags, "--output", tmp_path / "report") == 2
+    assert words in capsys.readouterr().err and not (tmp_path / "report").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--num", 19), "wants at least 20"),
+        (("--steps", 0), "--steps = 0"),
+        (("--sampler", "euler"), "is for flow_matching"),
+        (("--num", 1_000_001), "--num = 1000001"),
+    ],
+)
+def test_what_cannot_be_drawn_is_named_before_a_folder_is_made(untrained, tmp_path, flags, words, capsys):
+    assert evaluate(*untrained, *CHAIN, *flags, "--output", tmp_path / "report") == 2
+    assert words in capsys.readouterr().err and not (tmp_path / "report").exists()
+
+
+def test_images_of_another_kind_are_refused_by_the_digits(tmp_path, capsys):
+    np.savez(tmp_path / "colour.npz", np.zeros((20, 8, 8, 3), np.uint8), np.zeros(20, int))
+    np.savez(tmp_path / "unlabelled.npz", np.zeros((20, 8, 8, 1), np.uint8))
+    for name, words in (("colour", "are real digits of 8 x 8, grey"), ("unlabelled", "has no labels")):
+        flags = ("--samples", tmp_path / f"{name}.npz", "--reference", "digits", "--output", tmp_path / "report")
+        assert evaluate(*flags) == 2
+        assert words in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    """Random weights of the Inception; skips where torch-fidelity is not installed."""
+    if importlib.util.find_spec("torch_fidelity") is None:
+        pytest.skip("pip install --no-deps torch-fidelity")
+    import io
+
+    import torch
+
+    from mindspeed_mm_dit.evaluation import inception
+
+    network_class, held = inception._network_class(), io.BytesIO()
+    torch.save({}, held)
+    held.seek(0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(network_class, "load_state_dict", lambda self, state: None)
+        network = network_class("random", ["2048"], feature_extractor_weights_path=held)
+    path = tmp_path_factory.mktemp("inception") / "random.pth"
+    torch.save(network.state_dict(), path)
+    return path
+
+
+@pytest.fixture
+def folder_of_pictures(tmp_path):
+    (tmp_path / "pictures").mkdir()
+    for number, image in enumerate(np.random.default_rng(0).integers(0, 256, (6, 16, 16, 3), np.uint8)):
+        Image.fromarray(image).save(tmp_path / "pictures" / f"{number}.png")
+    return tmp_path / "pictures"
+
+
+def test_statistics_of_a_folder_score_like_the_folder(weights, folder_of_pictures, tmp_path, capsys):
+    samples = np.random.default_rng(1).integers(0, 256, (8, 16, 16, 3), np.uint8)
+    np.savez(tmp_path / "samples.npz", samples)
+    common = ("--inception", weights, "--batch-size", 8)
+    assert evaluate("--statistics", folder_of_pictures, *common, "--output", tmp_path / "reference.npz") == 0
+    found = []
+    for name, reference in (("a", folder_of_pictures), ("b", tmp_path / "reference.npz")):
+        flags = ("--samples", tmp_path / "samples.npz", "--reference", reference, "--output", tmp_path / name)
+        assert evaluate(*flags, *common) == 0
+        found.append(json.loads((tmp_path / name / "report.json").read_text())["judgement"])
+    assert found[0]["scores"] == pytest.approx(found[1]["scores"], rel=1e-6)
+    assert set(found[0]["scores"]) == {"fid", "sfid", "inception_score", "precision", "recall"}
+    assert found[0]["features"]["weights_sha256"] == hashlib.sha256(weights.read_bytes()).hexdigest()
+    assert "FID" in capsys.readouterr().out
+
+
+def test_a_reference_of_another_size_or_other_weights_is_named_before_the_work(weights, folder_of_pictures, tmp_path,
+                                                                               capsys):  # fmt: skip
+    np.savez(tmp_path / "samples.npz", np.zeros((8, 32, 32, 3), np.uint8))
+    np.savez(tmp_path / "small.npz", np.zeros((8, 16, 16, 3), np.uint8))
+    foreign = {"mu": np.zeros(2048), "sigma": np.eye(2048), "inception_sha256": np.array("ab" * 32)}
+    np.savez(tmp_path / "foreign.npz", **foreign)
+    flags = ("--samples", tmp_path / "samples.npz", "--inception", weights, "--output", tmp_path / "report")
+    for name, words in (("small", "images of 16 x 16, and --samples"), ("foreign", "an Inception of other weights")):
+        assert evaluate(*flags, "--reference", tmp_path / f"{name}.npz") == 2
+        assert words in capsys.readouterr().err
+    assert not (tmp_path / "report").exists()

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import zipfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mindspeed_mm_dit.errors import ConfigError, DataError
+from mindspeed_mm_dit.evaluation.pictures import open_pictures, sha256_of
+from mindspeed_mm_dit.evaluation.traps import traps
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (10, 6, 6, 3), np.uint8)
+STATISTICS = {"mu": np.zeros(2048), "sigma": np.eye(2048)}
+SPATIAL = {"mu_s": np.zeros(2023), "sigma_s": np.eye(2023)}
+
+
+def saved(tmp_path, *arrays, **named):
+    np.savez(tmp_path / "set.npz", *arrays, **named)
+    return tmp_path / "set.npz"
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+@pytest.mark.parametrize("batch", [1, 4, 10, 64])
+def test_an_npz_is_read_a_batch_at_a_time(tmp_path, save, batch):
+    save(tmp_path / "set.npz", IMAGES, np.arange(10))
+    pictures = open_pictures("--samples", tmp_path / "set.npz")
+    assert pictures.count == 10 and pictures.shape == (6, 6, 3) and pictures.labels.tolist() == list(range(10))
+    for _ in range(2):  # again and again
+        parts = list(pictures.batches(batch))
+        assert max(map(len, parts)) <= batch
+        np.testing.assert_array_equal(np.concatenate(parts), IMAGES)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"arr_0": IMAGES.astype(np.float32)}, "dtype float32, expected uint8"),
+        ({"arr_0": IMAGES[0]}, r"shape \(6, 6, 3\), expected \(N, height, width, 3 or 1\)"),
+        ({"arr_0": IMAGES.transpose(0, 3, 1, 2).copy()}, r"shape \(10, 3, 6, 6\)"),
+        ({"arr_0": IMAGES[:0]}, r"shape \(0, 6, 6, 3\)"),
+        ({"arr_0": np.asfortranarray(IMAGES)}, "Fortran"),
+        ({"arr_0": np.array([None])}, "dtype object"),
+        ({"arr_0": IMAGES, "arr_1": np.arange(9)}, r"arr_1: has the shape \(9,\)"),
+        ({"arr_0": IMAGES, "arr_1": np.zeros(10)}, "float64, expected .* whole numbers"),
+        ({"images": IMAGES}, "holds images, and neither images"),
+        ({"mu": np.zeros(64), "sigma": np.eye(64)}, "of another network"),
+        ({"mu": np.zeros(2048), "sigma": np.eye(64)}, "of another network"),
+        ({"mu": np.zeros(2048), "sigma": np.full((2048, 2048), np.nan)}, "not finite"),
+        ({"mu": np.zeros(2048, int), "sigma": np.eye(2048)}, "of real numbers"),
+    ],
+)
+def test_an_npz_that_cannot_be_scored_is_named(tmp_path, arrays, words):
+    with pytest.raises(DataError, match=words):
+        open_pictures("--samples", saved(tmp_path, **arrays))
+
+
+def test_an_npz_cut_short_is_named(tmp_path):
+    path = saved(tmp_path, IMAGES)
+    with zipfile.ZipFile(path) as archive:
+        content = archive.read("arr_0.npy")
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("arr_0.npy", content[:-1])
+    with pytest.raises(DataError, match="holds 1,079 bytes where 1,080 are due"):
+        open_pictures("--samples", path)
+    path.write_bytes(b"PK")
+    with pytest.raises(DataError, match=r"is no \.npz"):
+        open_pictures("--samples", path)
+    with pytest.raises(ConfigError, match="there is no such file"):
+        open_pictures("--samples", tmp_path / "none.npz")
+
+
+def test_a_folder_is_read_in_the_order_of_names_with_its_folders_as_classes(tmp_path):
+    for number, image in enumerate(IMAGES):
+        place = tmp_path / ("cat" if number < 4 else "dog")
+        place.mkdir(exist_ok=True)
+        Image.fromarray(image).save(place / f"{number}.png")
+    pictures = open_pictures("--reference", tmp_path)
+    np.testing.assert_array_equal(np.concatenate(list(pictures.batches(3))), IMAGES)
+    assert pictures.labels.tolist() == [0] * 4 + [1] * 6
+    before = sha256_of(tmp_path)
+    Image.fromarray(IMAGES[0]).save(tmp_path / "dog" / "9.png")
+    assert sha256_of(tmp_path) != before
+
+
+def test_pictures_of_several_sizes_need_a_size_and_are_counted(tmp_path):
+    for size, name in ((6, "a.png"), (12, "b.png"), (6, "c.jpg")):
+        Image.new("RGB", (size, size)).save(tmp_path / name)
+    with pytest.raises(DataError, match="--image-size"):
+        open_pictures("--reference", tmp_path)
+    pictures = open_pictures("--reference", tmp_path, 6)
+    assert (pictures.count, pictures.resized, pictures.jpegs, pictures.shape) == (3, 1, 1, (6, 6, 3))
+    said = "\n".join(traps(pictures))
+    assert "1 picture(s) were scaled or cut to 6 x 6" in said and "1 picture(s) are JPEGs" in said
+
+
+def test_a_folder_without_pictures_and_a_damaged_picture_are_named(tmp_path):
+    with pytest.raises(DataError, match="holds no images"):
+        open_pictures("--reference", tmp_path)
+    (tmp_path / "a.png").write_bytes(b"\x89PNG")
+    with pytest.raises(DataError, match=r"a\.png"):
+        open_pictures("--reference", tmp_path)
+
+
+def test_few_images_and_unequal_labels_are_said(tmp_path):
+    few = open_pictures("--samples", saved(tmp_path, IMAGES, np.array([0] * 7 + [1] * 3)))
+    said = traps(few)
+    assert any("10 images" in line for line in said) and any("3 to 7 images of a class" in line for line in said)
+
+
+def test_many_images_of_equal_labels_say_nothing(tmp_path):
+    many = np.zeros((10_000, 1, 1, 3), np.uint8)
+    assert traps(open_pictures("--samples", saved(tmp_path, many, np.arange(10_000) % 10))) == []
+
+
+def test_statistics_without_images_or_without_spatial_features_are_said(tmp_path):
+    samples = open_pictures("--samples", saved(tmp_path, np.zeros((10_000, 1, 1, 3), np.uint8)))
+    alone = open_pictures("--reference", saved(tmp_path, **STATISTICS))
+    said = "\n".join(traps(samples, alone))
+    assert "JAX" in said and "precision and recall are left out" in said
+    whole = open_pictures("--reference", saved(tmp_path, IMAGES, **STATISTICS, **SPATIAL))
+    scaled = open_pictures("--reference", saved(tmp_path, IMAGES, **STATISTICS, scaled_and_jpegs=np.array([2, 5])))
+    assert "2 picture(s) were scaled" in str(traps(samples, scaled)) and "5 picture(s) are JPEGs" in str(
+        traps(samples, scaled)
+    )
+    assert traps(samples, whole) == [] and set(whole.statistics) == {"pool", "spatial"}
