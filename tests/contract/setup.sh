@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Set up what a run inside MindSpeed-MM on a CPU, and tests/contract, need: bash tests/contract/setup.sh DIR [PAIR ...]
 #
-#   DIR/venv                      one interpreter for both routes, all pairs and this project (PyTorch 2.7.1, 7 GB)
+#   DIR/venv                      one interpreter for both routes, all pairs and this project (PyTorch 2.7.1, 6 GB)
 #   DIR/megatron                  Megatron-LM core_v0.12.1, which the old route trains in
 #   DIR/PAIR/mindspeed_mm, .../mindspeed          the trees; PAIR: v26.0.0 v26.0.0-93c45456 v26.1.0 master (all)
 #   DIR/PAIR/old.env, DIR/PAIR/native.env         to be sourced: a shell that trains by that route, and its tests
