@@ -163,10 +163,12 @@ class VideoBlock(nn.Module):
         """Return tokens (B, N, D); text: (B, L, D); time: (B, 6, D); cos, sin: (N, d / 2)."""
         modulation = ops.chunk(self.scale_shift_table + time, 6, 1)  # 6 x (B, 1, D)
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = modulation
-        normed = ops.addcmul(shift, self.norm1(x), 1 + scale)  # (B, N, D)
-        x = ops.addcmul(x, gate, self.attn1(normed, normed, cos, sin))  # (B, N, D)
+        # Modulation may be of higher precision than the tokens, which stay in theirs, as diffusers' do.
+        normed = ops.cast_like(ops.addcmul(shift, self.norm1(x), 1 + scale), x)  # (B, N, D)
+        x = ops.cast_like(ops.addcmul(x, gate, self.attn1(normed, normed, cos, sin)), x)  # (B, N, D)
         x = x + self.attn2(self.asking(x, normed), text)  # (B, N, D)
-        return ops.addcmul(x, mlp_gate, self.ffn(ops.addcmul(mlp_shift, self.norm3(x), 1 + mlp_scale)))  # (B, N, D)
+        normed = ops.cast_like(ops.addcmul(mlp_shift, self.norm3(x), 1 + mlp_scale), x)  # (B, N, D)
+        return ops.cast_like(ops.addcmul(x, mlp_gate, self.ffn(normed)), x)  # (B, N, D)
 
     def asking(self, x: Tensor, normed: Tensor) -> Tensor:
         """Return what looks at the text, (B, N, D), of the tokens ``x`` and of what self-attention was given."""
