@@ -56,7 +56,8 @@ class InterpretedLoss:
 
     def _inputs(self, batch: dict[str, Tensor]) -> tuple[Tensor, ...]:
         """Return (latents, condition ..., draws ...) of a batch; the encoding is never compiled here."""
-        latents = self._model.latents(**{name: batch[name] for name in IMAGES if name in batch})
+        with no_grad():
+            latents = self._model.latents(**{name: batch[name] for name in IMAGES if name in batch})
         return latents, *(batch[name] for name in self._model.loss_names)
 
 
