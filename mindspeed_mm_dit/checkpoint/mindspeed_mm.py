@@ -6,6 +6,8 @@ ema.<name>                        model.ema.<name>
 optimizer.state.<name>.exp_avg    optimizer.state.<number>.exp_avg     (exp_avg_sq likewise)
 optimizer.state.<name>.step       optimizer.param_groups.<group>.step, or optimizer.state.<number>.step
 -                                 args, iteration, opt_param_scheduler.*, ... (pickled)
+
+The native engine has the averages there too, and the optimizer under our names.
 """
 
 from __future__ import annotations
@@ -37,10 +39,13 @@ def their_names(ours: Collection[str], stored: Collection[str]) -> dict[str, str
     ``stored``: every name in the checkpoint.
     Raises CheckpointError when the optimizer there has other parameters.
     """
-    numbers = _numbers(_optimized(ours), stored)
+    optimized = _optimized(ours)
+    numbers = {} if _has_names_of_ours(optimized, stored) else _numbers(optimized, stored)
     names = {}
     for name in ours:
-        if name.startswith("ema."):
+        if not numbers and name.startswith("optimizer.state."):
+            names[name] = name
+        elif name.startswith("ema."):
             names[name] = f"{EMA}{name[4:]}"
         elif name.startswith("optimizer.state."):
             parameter, _, quantity = name[len("optimizer.state.") :].rpartition(".")
@@ -56,6 +61,11 @@ def _optimized(ours: Collection[str]) -> list[str]:
     """Names of the trained parameters, in the model's order."""
     start, end = "optimizer.state.", ".exp_avg"
     return [name[len(start) : -len(end)] for name in ours if name.startswith(start) and name.endswith(end)]
+
+
+def _has_names_of_ours(parameters: list[str], stored: Collection[str]) -> bool:
+    """Return whether the optimizer's tensors go by the names of the weights, as in the native engine."""
+    return all(f"optimizer.state.{name}.exp_avg" in stored for name in parameters)
 
 
 def _numbers(parameters: list[str], stored: Collection[str]) -> dict[str, tuple[int, int]]:

@@ -1,0 +1,142 @@
+"""What can be checked before the engine builds anything."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any
+
+import yaml
+
+from mindspeed_mm_dit.configs.data import load_data_config
+from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
+from mindspeed_mm_dit.configs.limits import shown
+from mindspeed_mm_dit.configs.model import model_config_from_mapping, spelled_out
+from mindspeed_mm_dit.configs.precision import Way, decide
+from mindspeed_mm_dit.configs.strict import read_json, read_text
+from mindspeed_mm_dit.data.dataset import check_fit
+from mindspeed_mm_dit.errors import ConfigError, nearest
+from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.hosts.native.settings import DATA_ID, MODEL_ID, OURS, REQUIRED, get
+from mindspeed_mm_dit.hosts.preflight import check_autoencoder, check_memory, check_outputs
+from mindspeed_mm_dit.training.batches import image_indices
+from mindspeed_mm_dit.training.classes import say_data
+from mindspeed_mm_dit.training.mm_args import MultiModalArguments, with_facts
+
+NOT_DECLARED = ("features.recompute", "inference")
+"""Keys that the engine reads and does not declare."""
+OPEN = ("parallel.tp_plan", "parallel.ep_plan", "data.dataset_param.attr", "inference", "training.quantization_plan")
+"""Sections that are not looked into: a DiT has no use for them."""
+
+
+def check_keys(path: str) -> None:
+    """Raise ConfigError for a key of the yaml that nobody reads, or one that is needed and missing.
+
+    The engine takes any key without a word.
+    """
+    from mindspeed_mm.fsdp.params.argument import Arguments
+
+    content = yaml.safe_load(read_text(path, "CONFIG"))
+    if not isinstance(content, dict):
+        raise ConfigError(path, "expected sections: parallel, model, data, features, training, tools")
+    _check_section(content, Arguments, "", path)
+    for key in REQUIRED:
+        if not isinstance(get(content, key), str):
+            raise ConfigError(
+                f"{path}: {key}", "is required and missing", "name the JSON file, as --mm-model and --mm-data do"
+            )
+    for key, wanted in (("model.model_id", MODEL_ID), ("data.dataset_param.dataset_type", DATA_ID)):
+        if get(content, key) != wanted:
+            raise ConfigError(f"{path}: {key} = {get(content, key)}", "is not ours", f"write {wanted}")
+
+
+def _check_section(content: dict[str, Any], section: Any, prefix: str, path: str) -> None:
+    known = {name: field.annotation for name, field in section.model_fields.items()}
+    ours = [key.removeprefix(prefix) for key in (*OURS, *NOT_DECLARED) if key.startswith(prefix)]
+    for name, value in content.items():
+        key = f"{prefix}{name}"
+        if name not in known and name not in ours:
+            raise ConfigError(f"{path}: {key} = {shown(value)}", "unknown key", nearest(str(name), [*known, *ours]))
+        kind = known.get(name)
+        if isinstance(value, dict) and hasattr(kind, "model_fields") and key not in OPEN:
+            _check_section(value, kind, f"{key}.", path)
+
+
+def check(read: Any, flags: Namespace, fsdp2: Fsdp2Config | None) -> MultiModalArguments:
+    """Check the engine's arguments ``read``, our ``flags`` made of them, and the config files; return the configs.
+
+    Raises:
+        UserError: whatever is wrong, with setting, value, reason and cure.
+    """
+    _check_engine(read)
+    model_json = spelled_out(read_json(flags.mm_model, "model.mm_model"), flags.mm_model)
+    offered: tuple[Way, ...] = ("fsdp2",) if fsdp2 else ("autocast",)
+    mm = MultiModalArguments(
+        model=model_config_from_mapping(model_json, flags.mm_model),
+        data=load_data_config(flags.mm_data, "data.dataset_param.mm_data"),
+        fsdp2=fsdp2,
+        model_json=model_json,
+        precision=decide(flags.bf16 and fsdp2 is None, fsdp2, offered, "MindSpeed-MM's native engine"),
+    )
+    check_memory(flags, mm, runtime.world_size())
+    check_autoencoder(mm)
+    _check_patterns(read, mm)
+    train, valid = image_indices(mm, flags.seed)
+    check_fit(mm.model, mm.data, len(train), flags.global_batch_size)
+    if runtime.rank() == 0:
+        check_outputs(flags)
+        say_data(train, valid, mm.model.predictor.num_classes)
+    return with_facts(mm, train)
+
+
+def _check_engine(read: Any) -> None:
+    """Refuse what the engine offers and would do to a DiT something else than it says."""
+    parallel, training, loader = read.parallel, read.training, read.data.dataloader_param
+    for name in ("ring_attention_size", "ulysses_parallel_size", "expert_parallel_size"):
+        if getattr(parallel, name) != 1:
+            raise ConfigError(
+                f"parallel.{name} = {getattr(parallel, name)}", "a DiT is trained data-parallel only", "use 1"
+            )
+    dtype = parallel.fsdp_plan.param_dtype
+    if (
+        parallel.fully_shard_parallel_size == 1
+        and not training.init_model_with_meta_device
+        and dtype not in (None, "fp32")
+    ):
+        raise ConfigError(
+            f"parallel.fsdp_plan.param_dtype = {dtype}",
+            "with fully_shard_parallel_size 1 the engine makes weights, moments and average of this type",
+            "drop it and write model.bf16: true, or write training.init_model_with_meta_device: true",
+        )
+    if read.features.loss_cfg.loss_type != "raw":
+        raise ConfigError(
+            f"features.loss_cfg.loss_type = {read.features.loss_cfg.loss_type}", "the model knows its loss", "write raw"
+        )
+    if loader.dataloader_mode != "base" or loader.num_workers:
+        raise ConfigError(
+            f"data.dataloader_param: dataloader_mode = {loader.dataloader_mode}, num_workers = {loader.num_workers}",
+            "positions, and so the draws, are kept by our data set, which has threads of its own",
+            "write base and 0; the threads are data.dataset_param.num_workers",
+        )
+    if training.lora.enable:
+        raise ConfigError("training.lora.enable = True", "a DiT is trained whole here", "drop it")
+
+
+def _check_patterns(read: Any, mm: MultiModalArguments) -> None:
+    """Raise ConfigError for a pattern of modules that matches none: the engine checks them together only."""
+    import torch
+    from mindspeed.fsdp.utils.str_match import module_name_match
+
+    from mindspeed_mm_dit.models.registry import PREDICTOR_MODEL_MAPPINGS
+
+    with torch.device("meta"):
+        predictor = PREDICTOR_MODEL_MAPPINGS[mm.model.predictor.model_id](mm.model.predictor)
+    names = [name for name, _ in predictor.named_modules() if name]
+    plan = read.parallel.fsdp_plan
+    for setting, patterns in (
+        ("parallel.fsdp_plan.apply_modules", plan.apply_modules),
+        ("parallel.fsdp_plan.ignored_modules", plan.ignored_modules),
+        ("features.recompute_plan.apply_modules", read.features.recompute_plan.apply_modules),
+    ):
+        for pattern in patterns or ():
+            if not any(module_name_match(pattern, name) for name in names):
+                raise ConfigError(f"{setting}: {pattern}", "matches no module", nearest(pattern, names))
