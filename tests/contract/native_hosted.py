@@ -7,17 +7,18 @@ NPU_ON_CPU                         a folder with a torch_npu that answers on a C
 
 from __future__ import annotations
 
+import functools
 import os
+import shutil
 import subprocess
 from functools import lru_cache
 from pathlib import Path
 
 import pytest
-import yaml
 
+from mindspeed_mm_dit.checkpoint.store import TRACKER
 from mindspeed_mm_dit.hosts.native.commandline import as_text, parse, yaml_for
 from mindspeed_mm_dit.hosts.native.contract import KNOWN_TORCH, TRAINER
-from mindspeed_mm_dit.hosts.native.settings import put
 from tests.conftest import ROOT
 from tests.contract.hosted import TwoHosts
 from tests.training.launch import Outcome
@@ -82,12 +83,14 @@ class NativeAndStandalone(TwoHosts):
     def yaml(
         self, name: str, iterations: int, flags: str = "", ranks: int = 1, fsdp2: bool = True, **keys: object
     ) -> Path:
-        """Write the yaml of a run; ``keys``: what stands in it besides, "__" for the dots."""
+        """Write the yaml of a run; ``keys``: what stands in it instead, "__" for the dots."""
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(self.folder)
             content = yaml_for(parse(self.words(iterations, flags, fsdp2), ranks), ranks)
         for key, value in keys.items():
-            put(content, key.replace("__", "."), value)
+            *sections, leaf = key.split("__")
+            place = functools.reduce(lambda inside, section: inside.setdefault(section, {}), sections, content)
+            place[leaf] = value
         path = self.folder / f"{name}.yaml"
         path.write_text(as_text(content), encoding="utf-8")
         return path
@@ -102,6 +105,10 @@ class NativeAndStandalone(TwoHosts):
         words = [*self.words(iterations, flags, fsdp2), "--host", host]
         return run_python([str(ROOT / "pretrain_dit.py"), *words], self.folder, ranks)
 
-    def read(self, path: Path) -> dict:
-        """Return a yaml."""
-        return yaml.safe_load(path.read_text())
+    def copy(self, name: str, iteration: int) -> str:
+        """Return the name of a folder with one of the checkpoints in the folder ``name``, as a run left it there."""
+        place = self.folder / f"{name}_{iteration}"
+        if not place.is_dir():
+            shutil.copytree(self.folder / name / f"iter_{iteration:07d}", place / f"iter_{iteration:07d}")
+            (place / TRACKER).write_text(f"{iteration}")
+        return place.name

@@ -8,6 +8,7 @@ such file is opened (the engine would unpickle it without a look).
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,17 @@ from mindspeed_mm.fsdp.checkpoint.dcp_checkpointer import DistributedCheckpointe
 from mindspeed_mm_dit.checkpoint import torch_dcp
 from mindspeed_mm_dit.checkpoint.mindspeed_mm import EMA
 from mindspeed_mm_dit.checkpoint.shapes import dit_shapes
-from mindspeed_mm_dit.checkpoint.store import RUN_FACTS, TRACKER, CheckpointStore, read_facts, without_optimizer
-from mindspeed_mm_dit.checkpoint.torch_pickles import check_pickles, read_metadata
+from mindspeed_mm_dit.checkpoint.store import RUN_FACTS, TRACKER, CheckpointStore, read_facts
+from mindspeed_mm_dit.checkpoint.torch_pickles import check_entries, read_metadata
 from mindspeed_mm_dit.checkpoint.weights import check_whole
 from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.hosts.native.contract import check_replaced
 from mindspeed_mm_dit.hosts.native.run import Run, current
-from mindspeed_mm_dit.training.changes import changes, run_facts, table_of
-from mindspeed_mm_dit.training.classes import check_classes
+from mindspeed_mm_dit.training.changes import run_facts
 from mindspeed_mm_dit.training.loop import learning_rate
-from mindspeed_mm_dit.training.start import print_rank_0
+from mindspeed_mm_dit.training.start import Start, check_fits, check_is_free, is_save, print_rank_0
 
 _save_extra_state = DistributedCheckpointer._save_extra_state
 
@@ -56,9 +56,9 @@ def save_extra_state(checkpoint_dir: str, state: dict[str, Any]) -> None:
 def load_extra_state(checkpoint_dir: str, state: dict[str, Any]) -> None:
     """Go on from a checkpoint whose weights and, where they have the engine's names, moments it has just read."""
     run, path = current(), Path(checkpoint_dir)
-    facts, iteration = read_facts(path), int(path.name.removeprefix("iter_"))
+    facts, iteration = read_facts(path), _iteration(path)
     run.consumed_samples = facts.get("consumed_samples", iteration * run.flags.global_batch_size)
-    _read_what_the_engine_does_not_find(run, path, state.get("optimizer"))
+    _read_average(run, path)
     run.first_lr = learning_rate(run.flags).at(iteration)
     state["extra_state"] = {
         "iteration": iteration,
@@ -69,41 +69,52 @@ def load_extra_state(checkpoint_dir: str, state: dict[str, Any]) -> None:
     print_rank_0(f"resumed from {path}: iteration {iteration}, {run.consumed_samples} samples consumed")
 
 
-def _read_what_the_engine_does_not_find(run: Run, path: Path, optimizer: Any) -> None:
-    """Read the average, and the moments of ``optimizer`` unless it is None, that another host wrote."""
-    stored = read_metadata(path).state_dict_metadata.keys()
-    average = run.model.moving_average()
+def _read_average(run: Run, path: Path) -> None:
+    """Read the average that another host wrote, or begin one where there is none."""
+    stored, average = read_metadata(path).state_dict_metadata.keys(), run.model.moving_average()
     if any(name.startswith("ema.") for name in stored):
         torch_dcp.read({"ema": average.averages}, path)
     elif not any(name.startswith(EMA) for name in stored):
         average.begin_again()
-    if optimizer is not None and "optimizer.state.0.exp_avg" in stored:  # numbers, not names
-        trained = {name: p for name, p in run.model.named_parameters() if p.requires_grad}
-        torch_dcp.read({"optimizer": {"state": {name: optimizer.state[p] for name, p in trained.items()}}}, path)
 
 
 def check(run: Run) -> None:
-    """Look at the checkpoint that ``training.load`` stands at before a model is built for it.
+    """Look at the checkpoint that ``training.load`` stands at, and at ``training.save``, before a model is built.
 
     Every rank must call this: each reads its share of the files.
 
     Raises:
         CheckpointError: it is damaged, could run code, or is of another model; what is named.
+        ConfigError: training.save holds the checkpoints of another run, which this one would mix with its own.
     """
     flags = run.flags
-    if flags.load is None:
+    path = find(flags.load) if flags.load is not None else None
+    if flags.save is not None and not is_save(flags.load, flags):
+        check_is_free(CheckpointStore(flags.save), _iteration(path) if path else 0)
+    if path is None:
         return
-    path = find(flags.load)
-    if runtime.rank() == 0:  # the engine loads the pickles of its index without a look
-        check_pickles(path, ())
+    if runtime.rank() == 0:
+        check_entries(path, ("model.", "optimizer."))  # what the engine asks for, it unpickles without a look
     check_whole(path, lambda path: torch_dcp.problem_of(path, runtime.rank(), runtime.world_size()))
-    torch_dcp.check_architecture(path, dit_shapes(flags.mm.model.predictor))
-    if not flags.no_load_optim and not torch_dcp.has_optimizer(path):
-        raise without_optimizer(path)
-    facts = read_facts(path)
-    check_classes(facts, flags.mm.classes, path)
-    if table := table_of(changes(facts, run_facts(flags, 0, 0))):
-        print_rank_0(table)
+    _refuse_numbered_moments(path, flags)
+    check_fits(flags, Start(path, _iteration(path), read_facts(path)), torch_dcp)
+
+
+def _refuse_numbered_moments(path: Path, flags: Namespace) -> None:
+    """Raise CheckpointError for moments that the engine would pass over in silence: they go by other names."""
+    stored = [name for name in read_metadata(path).state_dict_metadata if name.startswith("optimizer.state.")]
+    names = {f"optimizer.state.{name}.exp_avg" for name in dit_shapes(flags.mm.model.predictor)}
+    if stored and not flags.no_load_optim and not names & set(stored):
+        raise CheckpointError(
+            f"training.load = {path.parent}",
+            f"names the moments in {path.name} as MindSpeed-MM's old route does, where the native engine finds none",
+            f"convert it (pretrain.sh --host standalone --load {path.parent} --save NEW --train-iters "
+            f"{_iteration(path)}) and load NEW; or load weights and average alone: training.no_load_optim: true",
+        )
+
+
+def _iteration(path: Path) -> int:
+    return int(path.name.removeprefix("iter_"))
 
 
 def find(load: str) -> Path:

@@ -70,7 +70,7 @@ class TrainedPredictor(nn.Module):
 
     def forward(self, use_cache: bool = False, **batch: Tensor) -> Scored:
         """Return the mean loss of a micro-batch, its floats given as bits (``bits``); ``use_cache`` means nothing."""
-        with torch.autocast(runtime.device_type(), torch.bfloat16, enabled=self.run.autocast):
+        with torch.autocast(batch["labels"].device.type, torch.bfloat16, enabled=self.run.autocast):
             losses = self.composite[0](**unpacked(batch))  # (B,)
         return Scored(loss=losses.mean())
 

@@ -29,8 +29,8 @@ class LoopbackRendezvous(RendezvousHandler):
         self._listening = socket.create_server((address, int(port)), backlog=1024)
         self._store = TCPStore(
             address, int(port), 1, True, timedelta(seconds=STORE_SECONDS),
-            multi_tenant=True, master_listen_fd=self._listening.detach(),
-        )  # fmt: skip
+            multi_tenant=True, master_listen_fd=self._listening.detach(), use_libuv=False,
+        )  # fmt: skip (PyTorch 2.7's other backend takes no socket that listens already)
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Return at once: there is no other node."""
