@@ -27,10 +27,11 @@ class LoopbackRendezvous(RendezvousHandler):
         address, port = parameters.endpoint.split(":")
         self._info = RendezvousStoreInfo(address, int(port))
         self._listening = socket.create_server((address, int(port)), backlog=1024)
+        # PyTorch 2.7's libuv takes no socket that listens already.
         self._store = TCPStore(
             address, int(port), 1, True, timedelta(seconds=STORE_SECONDS),
             multi_tenant=True, master_listen_fd=self._listening.detach(), use_libuv=False,
-        )  # fmt: skip (PyTorch 2.7's other backend takes no socket that listens already)
+        )  # fmt: skip
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Return at once: there is no other node."""
