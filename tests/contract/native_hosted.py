@@ -95,10 +95,11 @@ class NativeAndStandalone(TwoHosts):
         path.write_text(as_text(content), encoding="utf-8")
         return path
 
-    def engine(self, path: Path, ranks: int = 1) -> Outcome:
-        """Run upstream's own trainer.py on a yaml."""
+    def engine(self, path: Path, ranks: int = 1, script: Path | None = None) -> Outcome:
+        """Run upstream's own trainer.py on a yaml; ``script``: what is to start it."""
         trainer = Path(os.environ["MINDSPEED_MM_HOME"]) / "mindspeed_mm" / TRAINER
-        return run_python([str(trainer), str(path)], self.folder, ranks, NON_MEGATRON="true")
+        words = [str(script), str(trainer)] if script else [str(trainer)]
+        return run_python([*words, str(path)], self.folder, ranks, NON_MEGATRON="true")
 
     def train(self, host: str, iterations: int, flags: str = "", ranks: int = 1, fsdp2: bool = True) -> Outcome:  # type: ignore[override]
         """Run pretrain_dit.py in ``host``."""

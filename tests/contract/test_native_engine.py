@@ -153,3 +153,16 @@ def test_precision_recomputation_and_building_without_memory_change_no_number(
     path = runs.yaml("bf16", 4, "--bf16")
     assert "init_model_with_meta_device: true" in path.read_text() and "recompute: true" in path.read_text()
     assert good(runs.engine(path)).losses == pytest.approx(good(runs.train("standalone", 4, "--bf16")).losses, **CLOSE)
+
+
+def test_an_id_that_another_plugin_holds_is_named(runs: NativeAndStandalone) -> None:
+    script = runs.folder / "taken.py"
+    script.write_text(
+        "import runpy, sys\n"
+        "from mindspeed_mm.fsdp.utils.register import model_register\n"
+        "model_register.register('mindspeed_mm_dit')(dict)\n"
+        "del sys.argv[0]\n"
+        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
+    )
+    outcome = runs.engine(runs.yaml("taken", 2, fsdp2=False), script=script)
+    assert outcome.code != 0 and "model.model_id = mindspeed_mm_dit: is taken by builtins.dict" in outcome.output

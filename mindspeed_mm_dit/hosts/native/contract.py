@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mindspeed_mm_dit.errors import PlatformError
 
-KNOWN_MINDSPEED_MM = ("v26.1.0", "master of 2026 (57069cd5)")
+KNOWN_MINDSPEED_MM = ("v26.1.0", "master (57069cd5)")
 KNOWN_TORCH = ("2.7.1", "2.9.0")
 """The engine replaces private parts of FSDP2, and looks at the version before it does."""
 TRAINER = "fsdp/train/trainer.py"

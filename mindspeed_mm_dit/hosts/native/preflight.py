@@ -82,6 +82,12 @@ def check(read: Any, flags: Namespace, fsdp2: Fsdp2Config | None) -> MultiModalA
     _check_patterns(read, mm)
     train, valid = image_indices(mm, flags.seed)
     check_fit(mm.model, mm.data, len(train), flags.global_batch_size)
+    if flags.eval_interval and not len(valid):
+        raise ConfigError(
+            f"training.val_interval = {flags.eval_interval} (--eval-interval)",
+            f"no image is held out: dataset_param.valid_fraction = {mm.data.dataset_param.valid_fraction} in data.json",
+            "set valid_fraction, or drop the interval",
+        )
     if runtime.rank() == 0:
         check_outputs(flags)
         say_data(train, valid, mm.model.predictor.num_classes)
@@ -119,6 +125,20 @@ def _check_engine(read: Any) -> None:
         )
     if training.lora.enable:
         raise ConfigError("training.lora.enable = True", "a DiT is trained whole here", "drop it")
+    if training.train_epochs is not None:
+        raise ConfigError(f"training.train_epochs = {training.train_epochs}", "a run has no epochs", "use train_iters")
+    if read.data.val_dataset_param is not None:
+        raise ConfigError(
+            "data.val_dataset_param",
+            "the images held out are those of data.json",
+            "drop it, and set valid_fraction there",
+        )
+    if parallel.fsdp_plan.ignored_modules and parallel.world_size > 1:
+        raise ConfigError(
+            f"parallel.fsdp_plan.ignored_modules = {parallel.fsdp_plan.ignored_modules}",
+            "the engine does not average their gradients over the ranks, so that these would train apart",
+            "drop it, or use --host standalone, which averages them",
+        )
 
 
 def _check_patterns(read: Any, mm: MultiModalArguments) -> None:
