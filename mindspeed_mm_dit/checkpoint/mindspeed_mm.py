@@ -8,7 +8,8 @@ optimizer.state.<name>.step       optimizer.state.<owner>.step, or optimizer.par
 -                                 args, iteration, opt_param_scheduler.*, ... (pickled)
 
 <owner> is the parameter's name in the composite, predictor.<name>, or its number in the optimizer: which of the two
-depends on the MindSpeed that wrote the checkpoint (docs/mindspeed_mm.md).
+depends on the MindSpeed that wrote the checkpoint (docs/mindspeed_mm.md). The native engine has the averages there too,
+and the optimizer under our names.
 """
 
 from __future__ import annotations
@@ -44,10 +45,14 @@ def their_names(ours: Collection[str], stored: Collection[str]) -> dict[str, str
     ``stored``: every name in the checkpoint.
     Raises CheckpointError when the optimizer there has other parameters.
     """
-    owners = _owners(_optimized(ours), _optimized(stored), stored)
+    optimized = _optimized(ours)
+    named = _has_names_of_ours(optimized, stored)
+    owners = {} if named else _owners(optimized, _optimized(stored), stored)
     names = {}
     for name in ours:
-        if name.startswith("ema."):
+        if named and name.startswith(STATE):
+            names[name] = name
+        elif name.startswith("ema."):
             names[name] = f"{EMA}{name[4:]}"
         elif name.startswith(STATE):
             parameter, _, quantity = name[len(STATE) :].rpartition(".")
@@ -62,6 +67,11 @@ def their_names(ours: Collection[str], stored: Collection[str]) -> dict[str, str
 def _optimized(names: Collection[str]) -> list[str]:
     """Return whose moments ``names`` are, in their order: parameters of ours, or owners of theirs."""
     return [name[len(STATE) : -len(MOMENT)] for name in names if name.startswith(STATE) and name.endswith(MOMENT)]
+
+
+def _has_names_of_ours(parameters: list[str], stored: Collection[str]) -> bool:
+    """Return whether the optimizer's tensors go by the names of the weights, as in the native engine."""
+    return all(f"{STATE}{name}{MOMENT}" in stored for name in parameters)
 
 
 def _owners(parameters: list[str], owners: list[str], stored: Collection[str]) -> dict[str, tuple[str, int]]:

@@ -21,7 +21,8 @@ bytes sent, time, for PyTorch. Closed form: no device and no framework is touche
 
   mm-dit plan --model examples/dit/imagenet256/model.json --world-size 8 --device-memory-gib 80
   mm-dit plan --model model.json --world-size 64 --device-memory-gib 64 --link-gbps 200 --peak-tflops 376 \\
-      --write-fsdp2 fsdp2.yaml"""
+      --write-fsdp2 fsdp2.yaml
+  mm-dit plan --write-native examples/dit/imagenet256 --world-size 8"""
 
 MOST = 10**9
 """Of anything that is planned with: devices, images, GiB, gigabits and TFLOP a second."""
@@ -29,9 +30,9 @@ MOST = 10**9
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the command."""
-    parser.add_argument("--model", required=True, metavar="JSON", help="model.json")
+    parser.add_argument("--model", metavar="JSON", help="model.json")
     parser.add_argument("--world-size", type=int, required=True, metavar="N", help="devices")
-    parser.add_argument("--device-memory-gib", type=float, required=True, metavar="M", help="memory of one, GiB")
+    parser.add_argument("--device-memory-gib", type=float, metavar="M", help="memory of one, GiB")
     parser.add_argument("--global-batch-size", type=int, default=256, metavar="N", help="images a step (default 256)")
     parser.add_argument("--micro-batch-size", type=int, metavar="N", help="default: the largest that fits")
     parser.add_argument("--node-size", type=int, default=8, metavar="N", help="devices of a node (default 8)")
@@ -41,6 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--peak-tflops", type=float, default=989.0, help="bf16 peak of a device (default 989, an H100)")
     parser.add_argument("--mfu", type=float, default=0.4, help="share of the peak that is reached (default 0.4)")
     parser.add_argument("--write-fsdp2", metavar="YAML", help="write the recommended fsdp2.yaml, with its reasons")
+    parser.add_argument(
+        "--write-native", metavar="DIR", help="print no plan but the yaml with which MindSpeed-MM's native FSDP2 "
+        "engine does what model.json, data.json, fsdp2.yaml and train.args of a folder say",
+    )  # fmt: skip
     parser.add_argument("--overwrite", action="store_true", help="let --write-fsdp2 replace a file")
 
 
@@ -50,6 +55,8 @@ def run(args: argparse.Namespace) -> int:
     from mindspeed_mm_dit.planning.recommend import GIB, Request, fsdp2_yaml, recommend
 
     check_arguments(args)
+    if args.write_native:
+        return write_native(args)
     model = load_model_config(args.model)
     request = Request(
         world_size=args.world_size,
@@ -82,10 +89,21 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def write_native(args: argparse.Namespace) -> int:
+    """Print the yaml of a folder of configs for the native engine."""
+    from mindspeed_mm_dit.hosts.native.commandline import yaml_of_config
+
+    print(yaml_of_config(args.write_native, args.world_size), end="")
+    return 0
+
+
 def check_arguments(args: argparse.Namespace) -> None:
     """Refuse what cannot be planned for, or written."""
     from mindspeed_mm_dit.configs.outputs import check_output_file
 
+    for flag in () if args.write_native else ("model", "device_memory_gib"):
+        if getattr(args, flag) is None:
+            raise ConfigError(f"--{flag.replace('_', '-')}", "is required", "mm-dit plan --help explains every flag")
     for flag in ("world_size", "device_memory_gib", "global_batch_size", "micro_batch_size", "node_size", "link_gbps",
                  "node_link_gbps", "mfu", "peak_tflops"):  # fmt: skip
         value = getattr(args, flag)

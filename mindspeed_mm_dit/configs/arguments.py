@@ -202,9 +202,9 @@ def dit_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     group = parser.add_argument_group("DiT")
     group.add_argument(
         "--host",
-        choices=("auto", "standalone", "mindspeed-mm"),
+        choices=("auto", "standalone", "mindspeed-mm", "mindspeed-mm-native"),
         default="auto",
-        help="training host; auto: the real MindSpeed-MM where it is installed",
+        help="training host; auto: the real MindSpeed-MM where it is installed (native: its FSDP2 engine)",
     )
     group.add_argument(
         "--ema-decay",

@@ -1,11 +1,13 @@
 """Which program runs the training: the real MindSpeed-MM where it is installed, else our standalone host.
 
-The choice is made once and said in one line. A MindSpeed-MM that is installed and broken is an error.
+MindSpeed-MM has two routes, the old one on Megatron and its native FSDP2 engine. The choice is made once and said in
+one line. A MindSpeed-MM that is installed and broken is an error.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import importlib.util
 import os
 import sys
@@ -16,8 +18,10 @@ from mindspeed_mm_dit.errors import PlatformError, UserError
 from mindspeed_mm_dit.framework import FRAMEWORKS, activate
 from mindspeed_mm_dit.framework.launched import check_launched, end_with_launcher
 from mindspeed_mm_dit.hosts.ending import end, end_in_a_line_when_interrupted, says_it
+from mindspeed_mm_dit.hosts.native.contract import KNOWN_TORCH
 
 HOST_PACKAGES = ("mindspeed", "megatron.training", "mindspeed_mm")
+NATIVE = "mindspeed-mm-native"
 
 
 def choose_host(argv: Sequence[str]) -> ModuleType:
@@ -47,6 +51,8 @@ def find_host(argv: Sequence[str]) -> ModuleType:
     """
     wanted = _wanted(argv)
     missing = [name for name in HOST_PACKAGES if not _is_installed(name)]
+    if wanted.host == NATIVE or (wanted.host == "auto" and _prefers_native(missing)):
+        return _native(argv)
     if wanted.host == "mindspeed-mm" and missing:
         raise PlatformError(
             "--host = mindspeed-mm",
@@ -63,6 +69,46 @@ def find_host(argv: Sequence[str]) -> ModuleType:
     from mindspeed_mm_dit.hosts import standalone
 
     return standalone
+
+
+def _native(argv: Sequence[str]) -> ModuleType:
+    os.environ["NON_MEGATRON"] = "true"  # MindSpeed-MM looks at it while it is imported
+    activate("pytorch")
+    from mindspeed_mm_dit.hosts.native import host
+
+    return host.attach(argv)
+
+
+def _prefers_native(missing: Sequence[str]) -> bool:
+    """Return whether --host auto takes the native engine; where there are two routes, say which it takes and why."""
+    if "mindspeed_mm" in missing or not _has_native():
+        return False
+    asked, is_known = os.environ.get("NON_MEGATRON") == "true", _torch_version() in KNOWN_TORCH
+    if asked:
+        taken, reason = NATIVE, "NON_MEGATRON is true"
+    elif missing and is_known:
+        taken, reason = NATIVE, f"{', '.join(missing)} cannot be found, which the old route needs"
+    elif missing:
+        return False
+    else:
+        taken, reason = "mindspeed-mm, the old route", "Megatron-LM is here, and NON_MEGATRON is not true"
+    if says_it():
+        print(f"note: --host auto takes {taken}: {reason}", file=sys.stderr)
+    return taken == NATIVE
+
+
+def _has_native() -> bool:
+    """Return whether the folders of the native engine are there; to import a parent would be to start it."""
+    specs = [importlib.util.find_spec(name) for name in ("mindspeed", "mindspeed_mm")]
+    places = [list(spec.submodule_search_locations or ()) if spec else [] for spec in specs]
+    return all(any(os.path.isdir(os.path.join(place, "fsdp")) for place in found) for found in places)
+
+
+def _torch_version() -> str:
+    try:
+        return importlib.metadata.version("torch").partition("+")[0]
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def _wanted(argv: Sequence[str]) -> argparse.Namespace:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from mindspeed_mm_dit.configs.data import load_data_config
-from mindspeed_mm_dit.configs.fsdp2 import load_fsdp2_config
+from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, load_fsdp2_config
 from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, model_config_from_mapping, spelled_out
 from mindspeed_mm_dit.configs.precision import Way, decide
 from mindspeed_mm_dit.configs.strict import read_json
@@ -37,18 +37,27 @@ class HostFacts:
     """How a step may compute in bfloat16; None: the host decides by flags of its own what a step computes in."""
     check_sharding: Callable[[MultiModalArguments], None]
     """Raises ConfigError for what in fsdp2.yaml does not fit the model, or is not offered."""
+    mm_model: str = "--mm-model"
+    """What names model.json."""
+    mm_data: str = "--mm-data"
+    """What names data.json."""
 
 
-def check_configs(args: Namespace, host: HostFacts) -> MultiModalArguments:
-    """Read every config file, check all of it together with the images, and return the configs.
+def fsdp2_of(args: Namespace) -> Fsdp2Config | None:
+    """Return the fsdp2.yaml of a run; None without --use-torch-fsdp2."""
+    return load_fsdp2_config(args.fsdp2_config_path) if args.use_torch_fsdp2 else None
 
-    ``args``: the flags --mm-model, --mm-data, --use-torch-fsdp2, --fsdp2-config-path, --bf16, --seed,
-    --micro-batch-size and --global-batch-size; of the last two one may be None.
+
+def check_configs(args: Namespace, host: HostFacts, fsdp2: Fsdp2Config | None) -> MultiModalArguments:
+    """Read every other config file, check all of it together with the images, and return the configs.
+
+    ``args``: the flags --mm-model, --mm-data, --bf16, --seed, --micro-batch-size and --global-batch-size; of the last
+    two one may be None.
 
     Raises:
         UserError: whatever is wrong, with setting, value, reason and cure.
     """
-    mm = _read(args, host)
+    mm = _read(args, host, fsdp2)
     if mm.fsdp2 is not None:
         mm.fsdp2.shard_ranks(host.world_size)
     _check_memory(args, mm, host)
@@ -71,13 +80,12 @@ def say_images(args: Namespace, mm: MultiModalArguments) -> None:
         )
 
 
-def _read(args: Namespace, host: HostFacts) -> MultiModalArguments:
-    model_json = spelled_out(read_json(args.mm_model, "--mm-model"), args.mm_model)
-    fsdp2 = load_fsdp2_config(args.fsdp2_config_path) if args.use_torch_fsdp2 else None
+def _read(args: Namespace, host: HostFacts, fsdp2: Fsdp2Config | None) -> MultiModalArguments:
+    model_json = spelled_out(read_json(args.mm_model, host.mm_model), args.mm_model)
     ways = host.ways_to_bf16
     return MultiModalArguments(
         model=model_config_from_mapping(model_json, args.mm_model),
-        data=load_data_config(args.mm_data),
+        data=load_data_config(args.mm_data, host.mm_data),
         fsdp2=fsdp2,
         model_json=model_json,
         precision=None if ways is None else decide(args.bf16, fsdp2, ways, host.name),

@@ -1,4 +1,4 @@
-"""What the standalone host alone checks before a device is touched: its flags, where it writes, and its report."""
+"""What the standalone host checks before a device is touched: its flags, where it writes, and its report."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mindspeed_mm_dit.configs.outputs import check_output_file, check_output_fol
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import active, runtime
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
-from mindspeed_mm_dit.hosts.preflight import HostFacts, check_configs, say_images
+from mindspeed_mm_dit.hosts.preflight import HostFacts, check_configs, fsdp2_of, say_images
 from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of
 from mindspeed_mm_dit.planning.fit import Place
 from mindspeed_mm_dit.training.mm_args import MultiModalArguments
@@ -29,7 +29,7 @@ def preflight(args: Namespace) -> MultiModalArguments:
     """
     host = host_facts()
     check_arguments(args, host.world_size)
-    mm = check_configs(args, host)
+    mm = check_configs(args, host, fsdp2_of(args))
     check_report(args, mm.model)
     runtime.check_backend(args.distributed_backend)
     if host.rank == 0:

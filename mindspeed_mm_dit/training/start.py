@@ -42,9 +42,9 @@ def find_start(args: Namespace, checkpoints: Checkpoints) -> Start | None:
     try:
         start = _newest(args, checkpoints) if args.load else None
         if start is not None:
-            _check_fits(args, start, checkpoints)
+            check_fits(args, start, checkpoints)
         if args.save and not is_save(args.load, args):
-            _check_is_free(CheckpointStore(args.save), start.iteration if start else 0)
+            check_is_free(CheckpointStore(args.save), start.iteration if start else 0)
     except UserError as error:
         error.is_shared = True  # all ranks look at one folder
         raise
@@ -84,7 +84,8 @@ def _problem_on_any_rank(problem_of: Callable[..., str | None], path: Path) -> s
     return problem or "another rank finds it damaged"
 
 
-def _check_fits(args: Namespace, start: Start, checkpoints: Checkpoints) -> None:
+def check_fits(args: Namespace, start: Start, checkpoints: Checkpoints) -> None:
+    """Raise CheckpointError for a checkpoint of another model or without moments; print what else has changed since."""
     path, _, facts = start
     check_classes(facts, args.mm.classes, path)
     if "model" in facts:
@@ -101,7 +102,8 @@ def is_save(folder: str | None, args: Namespace) -> bool:
     return bool(folder and args.save) and os.path.realpath(folder or "") == os.path.realpath(args.save)
 
 
-def _check_is_free(store: CheckpointStore, iteration: int) -> None:
+def check_is_free(store: CheckpointStore, iteration: int) -> None:
+    """Raise ConfigError where the folder to save to holds later checkpoints than ``iteration``, of another run."""
     there = store.iterations()
     if there and there[-1] > iteration:
         raise ConfigError(

@@ -73,6 +73,13 @@ def test_weights_are_read_whatever_the_optimizer_trains() -> None:
     assert mindspeed_mm.their_names(["ema.a.weight"], by_name(PARAMETERS[:1])) == {"ema.a.weight": "model.ema.a.weight"}
 
 
+def test_the_native_engine_has_our_names_for_the_optimizer_and_its_own_for_the_average() -> None:
+    names = mindspeed_mm.their_names(
+        [*OURS, "ema.a.weight"], [*OURS, "model.ema.a.weight", "optimizer.param_groups.0.lr"]
+    )
+    assert names == {**{name: name for name in OURS}, "ema.a.weight": "model.ema.a.weight"}
+
+
 def test_averages_are_known_by_our_name_whoever_wrote_them() -> None:
     assert mindspeed_mm.our_name("model.ema.a.weight") == "ema.a.weight"
     assert mindspeed_mm.our_name("model.a.weight") == "model.a.weight"

@@ -32,7 +32,7 @@ def args(tmp_path, digits_folder):
 
 
 def test_the_configs_come_back_with_what_checkpoints_keep(args):
-    mm = check_configs(args, HOST)
+    mm = check_configs(args, HOST, None)
     assert mm.fsdp2 is None and str(mm.precision) == "float32"
     assert mm.classes == tuple("0123456789") and mm.pictures and mm.model_json["predictor"]["hidden_size"] == 128
 
@@ -40,21 +40,21 @@ def test_the_configs_come_back_with_what_checkpoints_keep(args):
 def test_a_host_offers_its_own_ways_to_bf16_or_decides_by_itself(args):
     args.bf16 = True
     with pytest.raises(PlatformError, match="a host does not train in bfloat16 here"):
-        check_configs(args, HOST)
+        check_configs(args, HOST, None)
     ways = dataclasses.replace(HOST, ways_to_bf16=("autocast",))
-    assert str(check_configs(args, ways).precision).startswith("bfloat16 under autocast")
-    assert check_configs(args, dataclasses.replace(HOST, ways_to_bf16=None)).precision is None
+    assert str(check_configs(args, ways, None).precision).startswith("bfloat16 under autocast")
+    assert check_configs(args, dataclasses.replace(HOST, ways_to_bf16=None), None).precision is None
 
 
 def test_a_model_has_to_fit_where_it_is_built_and_where_it_is_computed(args, capsys):
     with pytest.raises(ConfigError, match=r"of 1,274,372 parameters need .* and this machine has"):
-        check_configs(args, dataclasses.replace(HOST, machine=Place("this machine", 2**20)))
+        check_configs(args, dataclasses.replace(HOST, machine=Place("this machine", 2**20)), None)
     with pytest.raises(ConfigError, match=r"AdamW's moments .* and a card has"):
-        check_configs(args, dataclasses.replace(HOST, device=Place("a card", 2**24)))
+        check_configs(args, dataclasses.replace(HOST, device=Place("a card", 2**24)), None)
     args.micro_batch_size = 1000
-    check_configs(args, dataclasses.replace(HOST, device=Place("a card", 2**25)))
+    check_configs(args, dataclasses.replace(HOST, device=Place("a card", 2**25)), None)
     assert "--micro-batch-size = 1000: a step may need" in capsys.readouterr().err
-    check_configs(args, dataclasses.replace(HOST, device=Place("a card", 2**25), rank=1))
+    check_configs(args, dataclasses.replace(HOST, device=Place("a card", 2**25), rank=1), None)
     assert capsys.readouterr().err == ""
 
 
@@ -64,12 +64,12 @@ def test_fsdp2_yaml_is_checked_against_the_ranks_and_by_the_host(args):
     with pytest.raises(ConfigError, match="sharding_size = 2"):
         check_configs(args, host)
     asked = []
-    mm = check_configs(args, dataclasses.replace(host, world_size=2, check_sharding=asked.append))
+    mm = check_configs(args, dataclasses.replace(host, world_size=2, check_sharding=asked.append), None)
     assert [found.fsdp2 for found in asked] == [mm.fsdp2]
 
 
 def test_what_is_learned_from_is_said_and_a_validation_without_images_warned_of(args, capsys):
-    mm = check_configs(args, HOST)
+    mm = check_configs(args, HOST, None)
     args.eval_interval = 5
     say_images(args, mm)
     said = capsys.readouterr()

@@ -69,7 +69,7 @@ def check_host(mindspore: bool, in_their_scripts: bool = False) -> None:
         raise ConfigError(
             "NON_MEGATRON = true",
             "with it MindSpeed-MM starts its native engine, without Megatron; this run trains in Megatron",
-            "unset NON_MEGATRON, or pass --host standalone",
+            "unset NON_MEGATRON, or pass --host mindspeed-mm-native",
         )
     spared = {*CONVERTING, *(() if mindspore else ON_MINDSPORE), *(() if in_their_scripts else IN_THEIR_SCRIPTS)}
     missing = lacks(module for module in RELIED_ON if module not in spared)

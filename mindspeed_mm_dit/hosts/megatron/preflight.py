@@ -17,7 +17,7 @@ from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
 from mindspeed_mm_dit.hosts.megatron.commandline import launched_as, parse
 from mindspeed_mm_dit.hosts.megatron.contract import where
-from mindspeed_mm_dit.hosts.preflight import HostFacts, check_configs, say_images
+from mindspeed_mm_dit.hosts.preflight import HostFacts, check_configs, fsdp2_of, say_images
 from mindspeed_mm_dit.planning.fit import Place
 from mindspeed_mm_dit.training.mm_args import MultiModalArguments
 
@@ -122,7 +122,7 @@ def read_configs(flags: Namespace) -> MultiModalArguments:
         ways_to_bf16=as_fsdp2_yaml_says if flags.use_torch_fsdp2 else None,
         check_sharding=_check_sharding,
     )
-    return check_configs(flags, host)
+    return check_configs(flags, host, fsdp2_of(flags))
 
 
 def _check_sharding(mm: MultiModalArguments) -> None:

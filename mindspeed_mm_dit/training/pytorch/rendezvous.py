@@ -27,9 +27,10 @@ class LoopbackRendezvous(RendezvousHandler):
         address, port = parameters.endpoint.split(":")
         self._info = RendezvousStoreInfo(address, int(port))
         self._listening = socket.create_server((address, int(port)), backlog=1024)
+        # PyTorch 2.7's libuv takes no socket that listens already.
         self._store = TCPStore(
             address, int(port), 1, True, timedelta(seconds=STORE_SECONDS),
-            multi_tenant=True, master_listen_fd=self._listening.detach(),
+            multi_tenant=True, master_listen_fd=self._listening.detach(), use_libuv=False,
         )  # fmt: skip
 
     def next_rendezvous(self) -> RendezvousInfo:

@@ -1,0 +1,27 @@
+"""What happens when the engine imports this package: check the run, register model and data, hang in the hooks.
+
+The engine imports the modules of a plugin in the order of their names, before it makes a process group or a model.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from mindspeed_mm_dit.errors import UserError
+from mindspeed_mm_dit.framework import activate
+
+
+def attach() -> None:
+    """Make the running engine ours; what is wrong is said by one rank, and ends this process with code 2."""
+    activate("pytorch")
+    from mindspeed_mm_dit.hosts.ending import end
+    from mindspeed_mm_dit.hosts.native import register, run
+
+    try:
+        run.begin(sys.argv)
+        register.register()
+    except UserError as error:
+        end(error, found_by_all=True)
+
+
+attach()

@@ -1,0 +1,82 @@
+"""The command line of every host, and the yaml of the engine that means the same. No framework."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mindspeed_mm_dit.checkpoint.store import TRACKER
+from mindspeed_mm_dit.configs.arguments import build_parser, check_arguments, dit_flags
+from mindspeed_mm_dit.configs.fsdp2 import load_fsdp2_config
+from mindspeed_mm_dit.configs.train_args import read_train_args
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.hosts.native.settings import yaml_of
+
+NO_EFFECT = ("keep_last", "no_async_save", "torch_compile", "tf32", "peak_tflops")
+"""Flags of the standalone host that the engine has nothing for."""
+
+
+def parse(argv: Sequence[str], world_size: int) -> Namespace:
+    """Read the flags of a run on ``world_size`` ranks and check them against each other.
+
+    Raises:
+        ConfigError: naming the flag.
+    """
+    parser = build_parser()
+    dit_flags(parser)
+    flags = parser.parse_strictly(argv)
+    check_arguments(flags, world_size)
+    if flags.ai_framework != "pytorch":
+        raise ConfigError(
+            f"--ai-framework = {flags.ai_framework}",
+            "MindSpeed-MM's native engine runs on PyTorch",
+            "use pytorch, or --host standalone",
+        )
+    return flags
+
+
+def without_effect(flags: Namespace) -> list[str]:
+    """Return the flags given that change nothing here."""
+    usual = parse_defaults()
+    given = [name for name in NO_EFFECT if getattr(flags, name) != getattr(usual, name)]
+    return [f"--{name.replace('_', '-')}" for name in given]
+
+
+def parse_defaults() -> Namespace:
+    """Return the flags of a command line that gives none but those required."""
+    parser = build_parser()
+    dit_flags(parser)
+    return parser.parse_strictly(["--mm-model", "x", "--mm-data", "x", "--train-iters", "1", "--lr", "1"])
+
+
+def yaml_for(flags: Namespace, world_size: int) -> dict[str, Any]:
+    """Return the engine's yaml for ``flags`` and the fsdp2.yaml they name, checked against ``world_size``."""
+    fsdp2 = load_fsdp2_config(flags.fsdp2_config_path) if flags.use_torch_fsdp2 else None
+    if fsdp2 is not None:
+        fsdp2.shard_ranks(world_size)
+    return yaml_of(flags, fsdp2, world_size)
+
+
+def leave_out_an_empty_load(flags: Namespace) -> None:
+    """Begin anew where --load holds no checkpoint, as every host does; the engine fails on it."""
+    if flags.load is not None and not (Path(flags.load) / TRACKER).is_file():
+        flags.load = None
+
+
+def yaml_of_config(folder: str | Path, world_size: int) -> str:
+    """Return the engine's yaml for a folder with model.json, data.json, fsdp2.yaml and train.args."""
+    folder = Path(folder)
+    files = ("--mm-model", "model.json"), ("--mm-data", "data.json"), ("--fsdp2-config-path", "fsdp2.yaml")
+    named = [word for flag, name in files for word in (flag, str(folder / name))]
+    flags = parse([*named, *read_train_args(folder / "train.args")], world_size)
+    flags.load = None  # (the engine fails where there is no checkpoint yet)
+    return as_text(yaml_for(flags, world_size))
+
+
+def as_text(content: dict[str, Any]) -> str:
+    """Return a yaml as it is written to a file."""
+    return yaml.safe_dump(content, sort_keys=False, width=110)

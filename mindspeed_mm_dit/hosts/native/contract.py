@@ -1,0 +1,88 @@
+"""What this room relies on in the engine, and what it replaces there, as checked lists.
+
+tests/contract compares the lists with our imports, and with an unpacked tree where there is one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+
+from mindspeed_mm_dit.errors import PlatformError
+
+KNOWN_MINDSPEED_MM = ("v26.1.0", "master (57069cd5)")
+KNOWN_TORCH = ("2.7.1", "2.9.0")
+"""The engine replaces private parts of FSDP2, and looks at the version before it does."""
+TRAINER = "fsdp/train/trainer.py"
+
+RELIED_ON: Mapping[str, Mapping[str, tuple[str, ...] | None]] = {
+    "mindspeed.fsdp.utils.str_match": {"module_name_match": ("pattern", "string")},
+    "mindspeed_mm.config.config_manager": {"ConfigManager": None},
+    "mindspeed_mm.fsdp.checkpoint.dcp_checkpointer": {"DistributedCheckpointer": None},
+    "mindspeed_mm.fsdp.data.dataloader.data_collator": {"DATA_COLLATOR": None},
+    "mindspeed_mm.fsdp.models.base_model": {"BaseModel": None},
+    "mindspeed_mm.fsdp.params.argument": {"Arguments": None},
+    "mindspeed_mm.fsdp.utils.register": {"data_register": None, "model_register": None},
+}
+"""Module -> name -> parameters of the function (None: not called by us, or called with what every class takes)."""
+
+REPLACED: Mapping[str, tuple[str, ...]] = {
+    "_save_extra_state": ("checkpoint_dir", "state"),
+    "_load_extra_state": ("checkpoint_dir", "state"),
+}
+"""Functions of DistributedCheckpointer that ours stand in for (``checkpoints``), with their parameters; nothing else
+of the engine is replaced."""
+
+
+def check_replaced(checkpointer: type) -> None:
+    """Raise PlatformError unless the engine's ``checkpointer`` has the functions that are replaced, as we know them."""
+    for name, parameters in REPLACED.items():
+        function = getattr(checkpointer, name, None)
+        found = tuple(inspect.signature(function).parameters) if function else None
+        if found != parameters:
+            raise PlatformError(
+                f"mindspeed_mm {checkpointer.__name__}.{name}",
+                f"has the parameters {found}, and {parameters} are replaced here",
+                f"use MindSpeed-MM {KNOWN_MINDSPEED_MM[0]} (docs/mindspeed_mm.md)",
+            )
+
+
+def check_engine() -> None:
+    """Raise PlatformError where the engine is not installed or cannot run; nothing of it is imported."""
+    import torch
+
+    what = "--host = mindspeed-mm-native"
+    mindspeed = where("mindspeed")
+    missing = [name for name in ("mindspeed_mm", "mindspeed") if where(name) is None]
+    if missing or mindspeed is None:
+        cure = "install MindSpeed-MM (it is not on PyPI), or leave --host out"
+        raise PlatformError(what, f"{', '.join(missing)} cannot be found", cure)
+    if not trainer_script().is_file():
+        raise PlatformError(what, f"this MindSpeed-MM has no {TRAINER}", f"use {KNOWN_MINDSPEED_MM[0]}")
+    if not (mindspeed / "fsdp").is_dir():
+        raise PlatformError(
+            what,
+            f"the MindSpeed in {mindspeed} has no mindspeed.fsdp",
+            "use the branch that goes with your MindSpeed-MM, 26.1.0_core_r0.12.1 for v26.1.0",
+        )
+    version = torch.__version__.partition("+")[0]
+    if version not in KNOWN_TORCH:
+        raise PlatformError(
+            what,
+            f"the engine takes PyTorch {' or '.join(KNOWN_TORCH)}, this is {version}",
+            "install one of them, or use --host standalone",
+        )
+
+
+def trainer_script() -> Path:
+    """Return the engine's entry script."""
+    return (where("mindspeed_mm") or Path("mindspeed_mm")) / TRAINER
+
+
+def where(package: str) -> Path | None:
+    """Return the folder of an installed package or unpacked tree."""
+    spec = importlib.util.find_spec(package)
+    places = spec.submodule_search_locations if spec else None
+    return Path(next(iter(places))) if places else None

@@ -1,0 +1,63 @@
+"""The batches of a run as the engine's data loader wants them; positions, draws and threads are every host's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import IterableDataset
+
+from mindspeed_mm_dit.data.dataset import TrainingSamples, build_samples
+from mindspeed_mm_dit.data.draws import VALIDATION_POSITIONS
+from mindspeed_mm_dit.data.loader import load_batches
+from mindspeed_mm_dit.data.order import micro_batches
+from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.hosts.native.bits import packed
+from mindspeed_mm_dit.hosts.native.run import Run, current
+from mindspeed_mm_dit.objectives.registry import draw_of, validation_draw_of
+from mindspeed_mm_dit.training.batches import image_indices
+
+
+class Batches(IterableDataset):
+    """Micro-batches of this rank from position ``start`` of the run on; every ``iter`` starts there again."""
+
+    def __init__(self, run: Run, samples: TrainingSamples, start: Callable[[], int], count: int | None) -> None:
+        self._run, self._samples, self._start, self._count = run, samples, start, count
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        """Yield batches, floats as bits; ``count`` of them, or without end."""
+        flags = self._run.flags
+        positions = micro_batches(self._start(), flags.micro_batch_size, runtime.rank(), runtime.world_size())
+        if self._count is not None:
+            positions = (own for own, _ in zip(positions, range(self._count)))
+        rounds = flags.global_batch_size // flags.micro_batch_size // runtime.world_size()
+        prefetch = max(flags.mm.data.dataloader_param.prefetch_batches, rounds)
+        return map(packed, load_batches(self._samples, positions, flags.num_workers, prefetch))
+
+
+def datasets(**_: Any) -> tuple[Batches, Batches | None]:
+    """Return what to train on and, where images are held out, what to validate on (the engine's data builder)."""
+    run = current()
+    flags, mm = run.flags, run.flags.mm
+    train, valid = image_indices(mm, flags.seed)
+    draw, held_out_draw = draw_of(mm.model.diffusion), validation_draw_of(mm.model.diffusion)
+    samples = build_samples(mm.model, mm.data, train, flags.seed, flags.global_batch_size, draw)
+    training = Batches(run, samples, lambda: run.consumed_samples, None)
+    if not len(valid):
+        return training, None
+    held_out = build_samples(mm.model, mm.data, valid, flags.seed, 1, held_out_draw)
+    rounds = flags.eval_iters * flags.global_batch_size // flags.micro_batch_size // runtime.world_size()
+    return training, Batches(run, held_out, lambda: VALIDATION_POSITIONS, rounds)
+
+
+class OneBatch:
+    """The engine's collator for a data set that makes whole batches."""
+
+    def __init__(self, **_: Any) -> None:
+        """Take what the engine tells a collator; there is nothing to be set."""
+
+    def __call__(self, batches: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Return the only one."""
+        (batch,) = batches
+        return batch

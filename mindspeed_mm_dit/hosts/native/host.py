@@ -1,0 +1,103 @@
+"""The native engine as pretrain_dit.py sees it: the names of ``hosts.standalone``, answered by its trainer.py."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import tempfile
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from mindspeed_mm_dit import __version__
+from mindspeed_mm_dit.errors import UserError
+from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.hosts.ending import end
+from mindspeed_mm_dit.hosts.native import commandline
+from mindspeed_mm_dit.hosts.native.contract import check_engine, trainer_script
+from mindspeed_mm_dit.hosts.standalone_preflight import check_report
+from mindspeed_mm_dit.training.start import print_rank_0
+
+NAME = "mindspeed-mm-native"
+
+ONE_PROCESS = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+"""What a launcher sets; without one the run is a single process."""
+
+_args: Namespace | None = None
+
+
+class ModelType(Enum):
+    """Megatron's kinds of model; a DiT is the first."""
+
+    encoder_or_decoder = 1
+
+
+def attach(argv: Sequence[str]) -> Any:
+    """Check that the engine is one we know; return this module.
+
+    Raises:
+        PlatformError: it is not here, or cannot run.
+    """
+    check_engine()
+    for name, value in ONE_PROCESS.items():
+        os.environ.setdefault(name, value)
+    return sys.modules[__name__]
+
+
+def get_args() -> Namespace:
+    """Return the flags of this run; ``args.mm`` holds the config files once the engine has read its yaml."""
+    assert _args is not None, "pretrain() has not parsed the command line yet"
+    from mindspeed_mm_dit.hosts.native.run import current
+
+    return Namespace(**{**vars(_args), "mm": current().flags.mm})
+
+
+def average_losses_across_data_parallel_group(losses: list[Any]) -> list[Any]:
+    """Return ``losses``: the engine averages them itself."""
+    return losses
+
+
+def pretrain(*_: Any, extra_args_provider: Callable[..., Any] | None = None, **__: Any) -> None:
+    """Write the yaml that the command line means and run upstream's trainer on it.
+
+    Model and data come from the plugin, which the yaml names, not from the providers that other hosts are given.
+    """
+    global _args
+    try:
+        _args = commandline.parse(sys.argv[1:], runtime.world_size())
+        path = _written(_args)
+    except UserError as error:  # every rank finds the same
+        end(error, found_by_all=True)
+    trainer = trainer_script()
+    print_rank_0(f"mindspeed_mm_dit {__version__}, host: {NAME}, {trainer} {path}")
+    sys.argv[:] = [str(trainer), str(path)]
+    runpy.run_path(str(trainer), run_name="__main__")
+
+
+def _written(args: Namespace) -> Path:
+    """Write the yaml of this run to a new place and return its path; flags without effect are said."""
+    commandline.leave_out_an_empty_load(args)
+    content = commandline.yaml_for(args, runtime.world_size())
+    from mindspeed_mm_dit.configs.model import model_config_from_mapping
+    from mindspeed_mm_dit.configs.strict import read_json
+
+    check_report(args, model_config_from_mapping(read_json(args.mm_model, "--mm-model"), args.mm_model))
+    for flag in commandline.without_effect(args) if runtime.rank() == 0 else ():
+        print(f"note: {flag} is a flag of the standalone host; the native engine does not know it", file=sys.stderr)
+    path = Path(tempfile.mkdtemp(prefix="mindspeed_mm_dit_")) / "native.yaml"
+    path.write_text(commandline.as_text(content), encoding="utf-8")
+    return path
+
+
+__all__ = [
+    "NAME",
+    "ModelType",
+    "attach",
+    "average_losses_across_data_parallel_group",
+    "get_args",
+    "pretrain",
+    "print_rank_0",
+]

@@ -1,0 +1,156 @@
+"""What can be checked before the engine builds anything."""
+
+from __future__ import annotations
+
+import dataclasses
+from argparse import Namespace
+from typing import Any
+
+import yaml
+
+from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
+from mindspeed_mm_dit.configs.limits import shown
+from mindspeed_mm_dit.configs.precision import Way
+from mindspeed_mm_dit.configs.strict import read_text
+from mindspeed_mm_dit.errors import ConfigError, nearest
+from mindspeed_mm_dit.hosts.native.settings import DATA_ID, MODEL_ID, OURS, REQUIRED, get
+from mindspeed_mm_dit.hosts.preflight import check_configs, say_images
+from mindspeed_mm_dit.hosts.standalone_preflight import check_outputs, host_facts
+from mindspeed_mm_dit.training.batches import image_indices
+from mindspeed_mm_dit.training.mm_args import MultiModalArguments
+
+NOT_DECLARED = ("features.recompute", "inference")
+"""Keys that the engine reads and does not declare."""
+OPEN = ("parallel.tp_plan", "parallel.ep_plan", "data.dataset_param.attr", "inference", "training.quantization_plan")
+"""Sections that are not looked into: a DiT has no use for them."""
+
+
+def check_keys(path: str) -> None:
+    """Raise ConfigError for a key of the yaml that nobody reads, or one that is needed and missing.
+
+    The engine takes any key without a word.
+    """
+    from mindspeed_mm.fsdp.params.argument import Arguments
+
+    content = yaml.safe_load(read_text(path, "CONFIG"))
+    if not isinstance(content, dict):
+        raise ConfigError(path, "expected sections: parallel, model, data, features, training, tools")
+    _check_section(content, Arguments, "", path)
+    for key in REQUIRED:
+        if not isinstance(get(content, key), str):
+            raise ConfigError(
+                f"{path}: {key}", "is required and missing", "name the JSON file, as --mm-model and --mm-data do"
+            )
+    for key, wanted in (("model.model_id", MODEL_ID), ("data.dataset_param.dataset_type", DATA_ID)):
+        if get(content, key) != wanted:
+            raise ConfigError(f"{path}: {key} = {get(content, key)}", "is not ours", f"write {wanted}")
+
+
+def _check_section(content: dict[str, Any], section: Any, prefix: str, path: str) -> None:
+    known = {name: field.annotation for name, field in section.model_fields.items()}
+    ours = [key.removeprefix(prefix) for key in (*OURS, *NOT_DECLARED) if key.startswith(prefix)]
+    for name, value in content.items():
+        key = f"{prefix}{name}"
+        if name not in known and name not in ours:
+            raise ConfigError(f"{path}: {key} = {shown(value)}", "unknown key", nearest(str(name), [*known, *ours]))
+        kind = known.get(name)
+        if isinstance(value, dict) and hasattr(kind, "model_fields") and key not in OPEN:
+            _check_section(value, kind, f"{key}.", path)
+
+
+def check(read: Any, flags: Namespace, fsdp2: Fsdp2Config | None) -> MultiModalArguments:
+    """Check the engine's arguments ``read``, our ``flags`` made of them, and the config files; return the configs.
+
+    Raises:
+        UserError: whatever is wrong, with setting, value, reason and cure.
+    """
+    _check_engine(read)
+    offered: tuple[Way, ...] = ("fsdp2",) if fsdp2 else ("autocast",)
+    host = dataclasses.replace(
+        host_facts(),
+        name="MindSpeed-MM's native engine",
+        ways_to_bf16=offered,
+        check_sharding=lambda mm: _check_patterns(read, mm),
+        mm_model="model.mm_model",
+        mm_data="data.dataset_param.mm_data",
+    )
+    bf16 = flags.bf16 and fsdp2 is None  # (of FSDP2 the yaml's param_dtype says it)
+    mm = check_configs(Namespace(**{**vars(flags), "bf16": bf16}), host, fsdp2)
+    if flags.eval_interval and not len(image_indices(mm, flags.seed)[1]):
+        raise ConfigError(
+            f"training.val_interval = {flags.eval_interval} (--eval-interval)",
+            f"no image is held out: dataset_param.valid_fraction = {mm.data.dataset_param.valid_fraction} in data.json",
+            "set valid_fraction, or drop the interval",
+        )
+    if host.rank == 0:
+        check_outputs(flags)
+        say_images(flags, mm)
+    return mm
+
+
+def _check_engine(read: Any) -> None:
+    """Refuse what the engine offers and would do to a DiT something else than it says."""
+    parallel, training, loader = read.parallel, read.training, read.data.dataloader_param
+    for name in ("ring_attention_size", "ulysses_parallel_size", "expert_parallel_size"):
+        if getattr(parallel, name) != 1:
+            raise ConfigError(
+                f"parallel.{name} = {getattr(parallel, name)}", "a DiT is trained data-parallel only", "use 1"
+            )
+    dtype = parallel.fsdp_plan.param_dtype
+    if (
+        parallel.fully_shard_parallel_size == 1
+        and not training.init_model_with_meta_device
+        and dtype not in (None, "fp32")
+    ):
+        raise ConfigError(
+            f"parallel.fsdp_plan.param_dtype = {dtype}",
+            "with fully_shard_parallel_size 1 the engine makes weights, moments and average of this type",
+            "drop it and write model.bf16: true, or write training.init_model_with_meta_device: true",
+        )
+    if read.features.loss_cfg.loss_type != "raw":
+        raise ConfigError(
+            f"features.loss_cfg.loss_type = {read.features.loss_cfg.loss_type}", "the model knows its loss", "write raw"
+        )
+    if loader.dataloader_mode != "base" or loader.num_workers:
+        raise ConfigError(
+            f"data.dataloader_param: dataloader_mode = {loader.dataloader_mode}, num_workers = {loader.num_workers}",
+            "positions, and so the draws, are kept by our data set, which has threads of its own",
+            "write base and 0; the threads are data.dataset_param.num_workers",
+        )
+    if training.lora.enable:
+        raise ConfigError("training.lora.enable = True", "a DiT is trained whole here", "drop it")
+    if training.train_epochs is not None:
+        raise ConfigError(f"training.train_epochs = {training.train_epochs}", "a run has no epochs", "use train_iters")
+    if read.data.val_dataset_param is not None:
+        raise ConfigError(
+            "data.val_dataset_param",
+            "the images held out are those of data.json",
+            "drop it, and set valid_fraction there",
+        )
+    if parallel.fsdp_plan.ignored_modules and parallel.world_size > 1:
+        raise ConfigError(
+            f"parallel.fsdp_plan.ignored_modules = {parallel.fsdp_plan.ignored_modules}",
+            "the engine does not average their gradients over the ranks, so that these would train apart",
+            "drop it, or use --host standalone, which averages them",
+        )
+
+
+def _check_patterns(read: Any, mm: MultiModalArguments) -> None:
+    """Raise ConfigError for a pattern of modules that matches none: the engine checks them together only."""
+    import torch
+    from mindspeed.fsdp.utils.str_match import module_name_match
+
+    from mindspeed_mm_dit.models.registry import PREDICTOR_MODEL_MAPPINGS
+
+    with torch.device("meta"):
+        predictor = PREDICTOR_MODEL_MAPPINGS[mm.model.predictor.model_id](mm.model.predictor)
+    names = [name for name, _ in predictor.named_modules() if name]
+    plan = read.parallel.fsdp_plan
+    for setting, patterns in (
+        ("parallel.fsdp_plan.apply_modules", plan.apply_modules),
+        ("parallel.fsdp_plan.ignored_modules", plan.ignored_modules),
+        ("features.recompute_plan.apply_modules", read.features.recompute_plan.apply_modules),
+    ):
+        for pattern in patterns or ():
+            if not any(module_name_match(pattern, name) for name in names):
+                raise ConfigError(f"{setting}: {pattern}", "matches no module", nearest(pattern, names))

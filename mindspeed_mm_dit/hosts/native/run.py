@@ -1,0 +1,76 @@
+"""The run that the engine is about to do, read from its yaml and checked before anything is built."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from argparse import Namespace
+from collections.abc import Sequence
+from typing import Any
+
+from mindspeed_mm_dit.configs.precision import Precision
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.hosts.native.settings import OURS, flags_of, fsdp2_of, recomputed
+
+
+class Run:
+    """One run: what the yaml says in the words of our flags (``flags.mm``: the config files), and how far it is."""
+
+    def __init__(self, flags: Namespace, recomputed: Sequence[str]) -> None:
+        self.flags, self.recomputed = flags, recomputed
+        self.consumed_samples = 0
+        """Position that training begins at."""
+        self.model: Any = None
+        """The ``TrainedPredictor``, once it is built."""
+        self.first_lr: float | None = None
+        """Learning rate of the first step of a resumed run; None once it is taken."""
+
+    @property
+    def autocast(self) -> bool:
+        """Whether matrix products cast their inputs to bfloat16 (with FSDP2 ``param_dtype`` does it)."""
+        precision: Precision = self.flags.mm.precision
+        return precision.way == "autocast"
+
+
+_current: Run | None = None
+
+
+def current() -> Run:
+    """Return the run of this process."""
+    assert _current is not None, "the engine has not imported the plugin"
+    return _current
+
+
+def begin(argv: Sequence[str]) -> None:
+    """Read and check the run that ``argv``, the engine's command line, asks for.
+
+    Raises:
+        UserError: whatever is wrong, with setting, value, reason and cure.
+    """
+    global _current
+    from mindspeed_mm_dit.hosts.native.preflight import check, check_keys
+
+    if len(argv) < 2 or not argv[1].endswith((".yaml", ".yml")):
+        raise ConfigError("command line", "names no yaml", "trainer.py CONFIG.yaml [training.lr=1e-4 ...]")
+    check_keys(argv[1])
+    read = engine_arguments()
+    flags = flags_of(read, lookup)
+    flags.mm = check(read, flags, fsdp2_of(read))
+    _current = Run(flags, recomputed(read))
+
+
+def engine_arguments() -> Any:
+    """Return the engine's own reading of yaml and command line, which it prints itself a second before."""
+    from mindspeed_mm.config.config_manager import ConfigManager
+    from mindspeed_mm.fsdp.params.argument import Arguments
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        return ConfigManager(config_class=Arguments).load_and_parse()
+
+
+def lookup(read: Any, key: str) -> Any:
+    """Return the value of a dotted key of the engine's arguments; of a key of ours, its default if it is not there."""
+    *path, leaf = key.split(".")
+    for part in path:
+        read = getattr(read, part)
+    return getattr(read, leaf, None) if key not in OURS else getattr(read, leaf, OURS[key])

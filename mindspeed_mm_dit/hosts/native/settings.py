@@ -1,0 +1,230 @@
+"""The keys of the engine's yaml that say what flags and files of every host say, both ways. No framework.
+
+Sections ``parallel``, ``training``, ``features`` and ``tools`` are the engine's; of ``model`` and ``data`` we add keys.
+"""
+
+from __future__ import annotations
+
+import re
+from argparse import Namespace
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
+from mindspeed_mm_dit.errors import ConfigError
+
+MODEL_ID = DATA_ID = COLLATOR_ID = "mindspeed_mm_dit"
+PLUGIN = "mindspeed_mm_dit.hosts.native"
+
+FLAGS = {
+    "model.mm_model": "mm_model",
+    "model.ema_decay": "ema_decay",
+    "model.bf16": "bf16",
+    "data.dataset_param.mm_data": "mm_data",
+    "data.dataset_param.num_workers": "num_workers",
+    "data.dataset_param.eval_iters": "eval_iters",
+    "training.micro_batch_size": "micro_batch_size",
+    "training.train_iters": "train_iters",
+    "training.seed": "seed",
+    "training.lr": "lr",
+    "training.lr_min": "min_lr",
+    "training.lr_start": "lr_warmup_init",
+    "training.lr_decay_style": "lr_decay_style",
+    "training.adam_beta1": "adam_beta1",
+    "training.adam_beta2": "adam_beta2",
+    "training.adam_eps": "adam_eps",
+    "training.weight_decay": "weight_decay",
+    "training.clip_grad": "clip_grad",
+    "training.log_interval": "log_interval",
+    "training.save": "save",
+    "training.load": "load",
+    "training.no_load_optim": "no_load_optim",
+    "training.no_save_optim": "no_save_optim",
+    "tools.tensorboard_dir": "tensorboard_dir",
+}
+"""Key of the yaml -> flag that means the same."""
+
+OURS = {
+    "model.mm_model": None,
+    "model.ema_decay": 0.9999,
+    "model.bf16": False,
+    "data.dataset_param.mm_data": None,
+    "data.dataset_param.num_workers": 2,
+    "data.dataset_param.eval_iters": 10,
+    "tools.tensorboard_dir": None,
+}
+"""Keys that the engine does not know, with their defaults."""
+
+THEIRS = {
+    "parallel.fsdp_plan.cast_forward_inputs": True,
+    "parallel.fsdp_plan.reshard_after_forward": True,
+    "parallel.fsdp_plan.num_to_forward_prefetch": 0,
+    "parallel.fsdp_plan.num_to_backward_prefetch": 0,
+    "parallel.fsdp_plan.cpu_offload": False,
+    "training.lr_min": 0.0,
+    "training.lr_start": 0.0,
+    "training.lr_decay_style": "constant",
+    "training.lr_decay_ratio": 1.0,
+    "training.lr_warmup_ratio": 0.0,
+    "training.adam_beta1": 0.9,
+    "training.adam_beta2": 0.999,
+    "training.adam_eps": 1e-8,
+    "training.weight_decay": 0.0,
+    "training.log_interval": 1,
+    "training.no_load_optim": False,
+    "training.no_save_optim": False,
+    "training.val_interval": 0,
+}
+"""Defaults of the engine; a yaml that we write leaves them out."""
+
+REQUIRED = ("model.mm_model", "data.dataset_param.mm_data")
+
+SHARDING = {
+    "param_dtype": "param_dtype",
+    "reduce_dtype": "reduce_dtype",
+    "output_dtype": "output_dtype",
+    "cast_forward_inputs": "cast_forward_inputs",
+    "reshard_after_forward": "reshard_after_forward",
+    "num_to_forward_prefetch": "num_to_forward_prefetch",
+    "num_to_backward_prefetch": "num_to_backward_prefetch",
+    "cpu_offload": "offload_to_cpu",
+}
+"""Key of parallel.fsdp_plan -> key of fsdp2.yaml that means the same."""
+
+ROOT = "predictor."
+"""What paths of fsdp2.yaml begin with: the engine's model is the predictor itself."""
+
+
+def flags_of(read: Any, lookup: Any) -> Namespace:
+    """Return the flags that the engine's arguments ``read`` stand for; ``lookup(read, key)`` finds a key's value."""
+    flags = Namespace(**{flag: lookup(read, key) for key, flag in FLAGS.items()})
+    training = read.training
+    flags.global_batch_size = training.global_batch_size
+    flags.save_interval = training.save_interval or None
+    flags.eval_interval = training.val_interval or None
+    flags.lr_warmup_iters = int(training.train_iters * training.lr_warmup_ratio)
+    flags.lr_decay_iters = int(training.train_iters * training.lr_decay_ratio)
+    flags.report = False  # (the command that asks for one draws it)
+    return flags
+
+
+def yaml_of(flags: Namespace, fsdp2: Fsdp2Config | None, world_size: int) -> dict[str, Any]:
+    """Return the engine's yaml for a command line: ``flags`` and what fsdp2.yaml says (None: every rank holds all).
+
+    Raises:
+        ConfigError: the engine cannot do what a flag asks for.
+    """
+    _check_schedule(flags)
+    content: dict[str, Any] = {name: {} for name in ("parallel", "model", "data", "features", "training", "tools")}
+    _shard(content, fsdp2, world_size)
+    put(content, "model.model_id", MODEL_ID)
+    put(content, "model.model_name_or_path", "none")
+    put(content, "data.dataset_param.dataset_type", DATA_ID)
+    loader = {"dataloader_mode": "base", "sampler_type": "none", "shuffle": False, "drop_last": True}
+    loader |= {"pin_memory": False, "num_workers": 0, "collate_param": {"collator_id": COLLATOR_ID}}
+    put(content, "data.dataloader_param", loader)
+    put(content, "training.plugin", [PLUGIN])
+    for key, flag in FLAGS.items():
+        value = getattr(flags, flag)
+        if value is not None and (key != "model.bf16" or fsdp2 is None):  # (fsdp2.yaml has said it)
+            put(content, key, value)
+    micro_batches = flags.global_batch_size // flags.micro_batch_size // world_size
+    put(content, "training.gradient_accumulation_steps", micro_batches)
+    put(content, "training.lr_warmup_ratio", _share(flags.lr_warmup_iters, flags.train_iters))
+    put(content, "training.lr_decay_ratio", _share(flags.lr_decay_iters or flags.train_iters, flags.train_iters))
+    put(content, "training.save_interval", flags.save_interval or 0)
+    put(content, "training.val_interval", flags.eval_interval or 0)
+    return content
+
+
+def _check_schedule(flags: Namespace) -> None:
+    if flags.lr_decay_style == "inverse-square-root":
+        raise ConfigError(
+            "--lr-decay-style = inverse-square-root",
+            "MindSpeed-MM's native engine does not have it",
+            "use constant, linear or cosine, or another --host",
+        )
+    if flags.lr_decay_style == "linear" and (flags.min_lr or (flags.lr_decay_iters or 0) not in (0, flags.train_iters)):
+        raise ConfigError(
+            "--lr-decay-style = linear",
+            "MindSpeed-MM's native engine lets it end at 0, after --train-iters",
+            "drop --min-lr and --lr-decay-iters, or use --lr-decay-style cosine",
+        )
+
+
+def _share(steps: int, of: int) -> float:
+    """Return a ratio from which ``int(of * ratio)`` gives ``steps`` back, and 0 and 1 as such."""
+    return steps / of if steps in (0, of) else (steps + 0.5) / of
+
+
+def _shard(content: dict[str, Any], fsdp2: Fsdp2Config | None, world_size: int) -> None:
+    """Say in the engine's words what fsdp2.yaml says; None: every rank holds all (the engine's DDP)."""
+    put(content, "parallel.fully_shard_parallel_size", (fsdp2.sharding_size or 1) if fsdp2 else 1)
+    if fsdp2 is None:
+        return
+    put(content, "parallel.fsdp_plan.apply_modules", patterns(fsdp2.sub_modules_to_wrap))
+    if fsdp2.ignored_modules:
+        put(content, "parallel.fsdp_plan.ignored_modules", patterns(fsdp2.ignored_modules))
+    if type(fsdp2.reshard_after_forward) is int:
+        raise ConfigError(
+            f"fsdp2.yaml: reshard_after_forward = {fsdp2.reshard_after_forward}",
+            "MindSpeed-MM's native engine knows true and false only",
+            "use one of them",
+        )
+    for key, name in SHARDING.items():
+        if (value := getattr(fsdp2, name)) is not None:
+            put(content, f"parallel.fsdp_plan.{key}", value)
+    if fsdp2.recompute_modules:
+        put(content, "features.recompute", True)
+        put(content, "features.recompute_plan.apply_modules", patterns(fsdp2.recompute_modules))
+        put(content, "features.recompute_plan.use_reentrant", fsdp2.use_reentrant)
+    if fsdp2.shard_ranks(world_size) == 1 and fsdp2.param_dtype not in (None, "fp32"):
+        put(content, "training.init_model_with_meta_device", True)  # else the weights themselves are of that type
+
+
+def fsdp2_of(read: Any) -> Fsdp2Config | None:
+    """Return what the engine's arguments say of sharding in the words of fsdp2.yaml; None for its DDP."""
+    parallel, plan = read.parallel, read.parallel.fsdp_plan
+    if parallel.fully_shard_parallel_size == 1 and not read.training.init_model_with_meta_device:
+        return None
+    known = {name: getattr(plan, key) for key, name in SHARDING.items()}
+    config = Fsdp2Config(**known, sharding_size=parallel.fully_shard_parallel_size)
+    return replace(config, recompute_modules=tuple(recomputed(read)) or None)
+
+
+def recomputed(read: Any) -> list[str]:
+    """Return the patterns of the modules whose activations are computed again."""
+    return list(read.features.recompute_plan.apply_modules) if getattr(read.features, "recompute", False) else []
+
+
+def patterns(paths: Iterable[str]) -> list[str]:
+    """Return paths of fsdp2.yaml as the engine has them: from the predictor down, without lists in braces."""
+    found = []
+    for path in paths:
+        match = re.search(r"\{([^{}]*,[^{}]*|\d+)\}", path)
+        parts = match[1].replace(" ", "").split(",") if match else [""]
+        for part in parts:
+            brace = f"{{{part}}}" if "-" in part else part
+            whole = path[: match.start()] + brace + path[match.end() :] if match else path
+            if whole.startswith(ROOT):  # (the predictor as a whole is the root, which is always wrapped)
+                found.append(whole.removeprefix(ROOT))
+    return found
+
+
+def put(content: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key of nested mappings, unless it is set without it."""
+    if {**OURS, **THEIRS}.get(key, put) == value:
+        return
+    *path, leaf = key.split(".")
+    for part in path:
+        content = content.setdefault(part, {})
+    content[leaf] = value
+
+
+def get(content: Mapping[str, Any], key: str) -> Any:
+    """Return the value of a dotted key of nested mappings, None where there is none."""
+    value: Any = content
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value

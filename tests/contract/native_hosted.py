@@ -1,0 +1,115 @@
+"""Run scripts in the unmodified native engine, from unpacked trees that environment variables name.
+
+MINDSPEED_MM_HOME MINDSPEED_HOME   the trees, with mindspeed_mm/fsdp and mindspeed/fsdp
+MINDSPEED_MM_NATIVE_PYTHON         a Python with PyTorch 2.7.1 or 2.9.0; MINDSPEED_MM_PYTHON serves too if it has that
+NPU_ON_CPU                         a folder with a torch_npu that answers on a CPU; not on an NPU
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+from mindspeed_mm_dit.checkpoint.store import TRACKER
+from mindspeed_mm_dit.hosts.native.commandline import as_text, parse, yaml_for
+from mindspeed_mm_dit.hosts.native.contract import KNOWN_TORCH, TRAINER
+from tests.conftest import ROOT
+from tests.contract.hosted import TwoHosts
+from tests.training.launch import Outcome
+
+PYTHON = os.environ.get("MINDSPEED_MM_NATIVE_PYTHON") or os.environ.get("MINDSPEED_MM_PYTHON") or ""
+
+
+@lru_cache(maxsize=1)
+def missing() -> str:
+    """Return what the engine needs and is not here; empty where all of it is."""
+    lacking = [name for name in ("MINDSPEED_MM_HOME", "MINDSPEED_HOME") if not os.environ.get(name)]
+    lacking += [] if PYTHON else ["MINDSPEED_MM_NATIVE_PYTHON"]
+    if lacking:
+        return f"not set: {', '.join(lacking)}"
+    for name, part in (("MINDSPEED_MM_HOME", f"mindspeed_mm/{TRAINER}"), ("MINDSPEED_HOME", "mindspeed/fsdp")):
+        if not (Path(os.environ[name]) / part).exists():
+            return f"{name} = {os.environ[name]} has no {part}"
+    version = "import importlib.metadata; print(importlib.metadata.version('torch').partition('+')[0])"
+    found = subprocess.run([PYTHON, "-c", version], capture_output=True, text=True, check=False).stdout.strip()
+    return "" if found in KNOWN_TORCH else f"{PYTHON} has PyTorch {found or 'none'}, not {' or '.join(KNOWN_TORCH)}"
+
+
+needs_engine = pytest.mark.skipif(bool(missing()), reason=f"{missing()} (MindSpeed-MM's native engine)")
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """Return the environment of a run in the engine."""
+    folders = [os.environ.get(name) for name in ("NPU_ON_CPU", "MINDSPEED_MM_HOME", "MINDSPEED_HOME")]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([folder for folder in folders if folder] + [str(ROOT)]),
+        "TORCHDYNAMO_DISABLE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        **extra,
+    }
+
+
+def run_python(words: list[str], folder: Path, ranks: int = 1, **extra: str) -> Outcome:
+    """Run the engine's Python with ``words`` in ``folder``."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
+    done = subprocess.run(
+        [PYTHON, *launcher, *words], env=environment(**extra), cwd=folder, text=True, timeout=600, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    return Outcome(done.returncode, done.stdout)
+
+
+FLAGS = "--micro-batch-size 2 --global-batch-size 8 --num-workers 0 --lr 1e-3 --lr-decay-style constant --ema-decay 0.9"
+
+
+class NativeAndStandalone(TwoHosts):
+    """One folder of configs, trained in the native engine and in the standalone host."""
+
+    def words(self, iterations: int, flags: str, fsdp2: bool) -> list[str]:
+        """Return the command line of a run."""
+        sharding = ["--use-torch-fsdp2", "--fsdp2-config-path", "fsdp2.yaml"] if fsdp2 else []
+        config = ["--mm-model", "model.json", "--mm-data", "data.json", *sharding]
+        return [*config, *FLAGS.split(), "--train-iters", str(iterations), *flags.split()]
+
+    def yaml(
+        self, name: str, iterations: int, flags: str = "", ranks: int = 1, fsdp2: bool = True, **keys: object
+    ) -> Path:
+        """Write the yaml of a run; ``keys``: what stands in it instead, "__" for the dots."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(self.folder)
+            content = yaml_for(parse(self.words(iterations, flags, fsdp2), ranks), ranks)
+        for key, value in keys.items():
+            *sections, leaf = key.split("__")
+            place = functools.reduce(lambda inside, section: inside.setdefault(section, {}), sections, content)
+            place[leaf] = value
+        path = self.folder / f"{name}.yaml"
+        path.write_text(as_text(content), encoding="utf-8")
+        return path
+
+    def engine(self, path: Path, ranks: int = 1, script: Path | None = None) -> Outcome:
+        """Run upstream's own trainer.py on a yaml; ``script``: what is to start it."""
+        trainer = Path(os.environ["MINDSPEED_MM_HOME"]) / "mindspeed_mm" / TRAINER
+        words = [str(script), str(trainer)] if script else [str(trainer)]
+        return run_python([*words, str(path)], self.folder, ranks, NON_MEGATRON="true")
+
+    def train(self, host: str, iterations: int, flags: str = "", ranks: int = 1, fsdp2: bool = True) -> Outcome:  # type: ignore[override]
+        """Run pretrain_dit.py in ``host``."""
+        words = [*self.words(iterations, flags, fsdp2), "--host", host]
+        return run_python([str(ROOT / "pretrain_dit.py"), *words], self.folder, ranks)
+
+    def copy(self, name: str, iteration: int) -> str:
+        """Return the name of a folder with one of the checkpoints in the folder ``name``, as a run left it there."""
+        place = self.folder / f"{name}_{iteration}"
+        if not place.is_dir():
+            shutil.copytree(self.folder / name / f"iter_{iteration:07d}", place / f"iter_{iteration:07d}")
+            (place / TRACKER).write_text(f"{iteration}")
+        return place.name

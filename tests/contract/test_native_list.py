@@ -1,0 +1,88 @@
+"""The lists of what we rely on and replace in the native engine: complete, and true where a tree is at hand."""
+
+from __future__ import annotations
+
+import ast
+import os
+from pathlib import Path
+
+import pytest
+
+from mindspeed_mm_dit.hosts.native.contract import RELIED_ON, REPLACED, check_replaced
+from mindspeed_mm_dit.hosts.native.settings import FLAGS, OURS, SHARDING, THEIRS
+from tests.conftest import ROOT
+from tests.contract.native_hosted import needs_engine
+from tests.contract.test_list import imports
+
+ROOM = ROOT / "mindspeed_mm_dit/hosts/native"
+
+
+def source(module: str) -> ast.Module:
+    """A module of the unpacked trees."""
+    home = Path(os.environ["MINDSPEED_HOME" if module.startswith("mindspeed.") else "MINDSPEED_MM_HOME"])
+    return ast.parse((home / f"{module.replace('.', '/')}.py").read_text())
+
+
+def test_the_list_names_everything_the_room_imports_from_the_engine() -> None:
+    found = {pair for path in ROOM.glob("*.py") for pair in imports(path)}
+    assert found == {(module, name) for module, names in RELIED_ON.items() for name in names}
+
+
+def test_an_engine_with_other_functions_is_refused_by_name() -> None:
+    class DistributedCheckpointer:
+        @classmethod
+        def _save_extra_state(cls, checkpoint_dir: str, state: dict) -> None: ...
+
+        @classmethod
+        def _load_extra_state(cls, folder: str) -> None: ...
+
+    with pytest.raises(Exception, match=r"_load_extra_state: has the parameters \('folder',\)"):
+        check_replaced(DistributedCheckpointer)
+
+
+@needs_engine
+@pytest.mark.parametrize("module", RELIED_ON)
+def test_the_engine_has_what_the_list_says(module: str) -> None:
+    defined = {node.name: node for node in source(module).body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    assigned = {
+        t.id for n in source(module).body if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)
+    }
+    for name, parameters in RELIED_ON[module].items():
+        assert name in {*defined, *assigned}
+        if parameters is not None:
+            assert tuple(argument.arg for argument in defined[name].args.args) == parameters  # type: ignore[union-attr]
+
+
+@needs_engine
+def test_the_engine_has_the_functions_that_are_replaced() -> None:
+    body = source("mindspeed_mm.fsdp.checkpoint.dcp_checkpointer").body
+    (checkpointer,) = [n for n in body if isinstance(n, ast.ClassDef) and n.name == "DistributedCheckpointer"]
+    found = {
+        n.name: tuple(a.arg for a in n.args.args if a.arg != "cls") for n in checkpointer.body if hasattr(n, "args")
+    }
+    assert {name: found[name] for name in REPLACED} == REPLACED
+
+
+@needs_engine
+def test_the_engine_knows_the_keys_that_are_not_ours_and_their_defaults_are_those_left_out() -> None:
+    declared = defaults()
+    theirs = {*FLAGS, *(f"parallel.fsdp_plan.{key}" for key in SHARDING), *THEIRS} - set(OURS)
+    assert theirs <= set(declared)
+    assert {key: declared[key] for key in THEIRS} == THEIRS
+
+
+def defaults() -> dict[str, object]:
+    """Dotted key -> default of what the engine declares in ``training`` and ``parallel.fsdp_plan``."""
+    found: dict[str, object] = {}
+    for file, name, prefix in (
+        ("training_args", "TrainingArguments", "training."),
+        ("parallel_args", "FSDPPlanConfig", "parallel.fsdp_plan."),
+    ):
+        body = source(f"mindspeed_mm.fsdp.params.{file}").body
+        (declared,) = [node for node in body if isinstance(node, ast.ClassDef) and node.name == name]
+        for node in declared.body:
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+                keywords = {k.arg: k.value for k in node.value.keywords} if isinstance(node.value, ast.Call) else {}
+                value = keywords.get("default", node.value)
+                found[f"{prefix}{node.target.id}"] = value.value if isinstance(value, ast.Constant) else ...
+    return found

@@ -1,0 +1,73 @@
+"""Which of MindSpeed-MM's two routes --host auto takes, and what stops the native engine; no tree is needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mindspeed_mm_dit.errors import PlatformError
+from mindspeed_mm_dit.hosts import choose
+from mindspeed_mm_dit.hosts.native import contract
+
+NO_MEGATRON = ["megatron.training"]
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Trees that look like MindSpeed-MM and MindSpeed with the native engine."""
+    for name in ("mindspeed", "mindspeed_mm"):
+        (tmp_path / name / "fsdp/train").mkdir(parents=True)
+    (tmp_path / "mindspeed_mm" / contract.TRAINER).write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delenv("NON_MEGATRON", raising=False)
+    monkeypatch.setattr(choose, "_torch_version", lambda: "2.7.1")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("missing", "asked", "native", "said"),
+    [
+        (NO_MEGATRON, "", True, "megatron.training cannot be found, which the old route needs"),
+        ([], "", False, "takes mindspeed-mm, the old route: Megatron-LM is here"),
+        ([], "true", True, "NON_MEGATRON is true"),
+        (["mindspeed_mm"], "true", False, ""),
+    ],
+)
+def test_auto_says_which_route_it_takes_and_why(
+    engine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    missing: list[str], asked: str, native: bool, said: str,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("NON_MEGATRON", asked)
+    assert choose._prefers_native(missing) is native
+    printed = capsys.readouterr().err
+    assert said in printed and bool(said) == bool(printed)
+
+
+def test_auto_stays_standalone_under_a_pytorch_that_the_engine_refuses(
+    engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choose, "_torch_version", lambda: "2.13.0")
+    assert not choose._prefers_native(NO_MEGATRON)
+
+
+def test_the_engine_asks_for_its_own_pytorch(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch, "__version__", "2.13.0+cpu")
+    with pytest.raises(PlatformError, match=r"takes PyTorch 2\.7\.1 or 2\.9\.0, this is 2\.13\.0"):
+        contract.check_engine()
+    monkeypatch.setattr(torch, "__version__", "2.9.0+cpu")
+    contract.check_engine()
+
+
+def test_a_mindspeed_of_before_the_engine_is_named(engine: Path) -> None:
+    (engine / "mindspeed/fsdp/train").rmdir()
+    (engine / "mindspeed/fsdp").rmdir()
+    with pytest.raises(PlatformError, match=r"has no mindspeed\.fsdp"):
+        contract.check_engine()
+
+
+def test_an_engine_that_is_not_here_is_an_error() -> None:
+    with pytest.raises(PlatformError, match="mindspeed_mm, mindspeed cannot be found"):
+        contract.check_engine()

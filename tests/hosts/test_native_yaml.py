@@ -1,0 +1,120 @@
+"""What the native engine is told, in the words of its yaml; no tree is needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from mindspeed_mm_dit.cli.main import main
+from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.hosts.native.average import SavedAverage
+from mindspeed_mm_dit.hosts.native.bits import packed, unpacked
+from mindspeed_mm_dit.hosts.native.commandline import parse, yaml_for
+from mindspeed_mm_dit.hosts.native.curves import numbers_of
+from mindspeed_mm_dit.hosts.native.hooks import _decay
+from mindspeed_mm_dit.hosts.native.settings import get, patterns, yaml_of
+from tests.conftest import ROOT
+
+CONFIG = ["--mm-model", "model.json", "--mm-data", "data.json"]
+FLAGS = "--train-iters 100 --micro-batch-size 4 --global-batch-size 32 --lr 1e-3"
+
+
+def told(flags: str = "", ranks: int = 2) -> dict:
+    return yaml_for(parse([*CONFIG, *FLAGS.split(), *flags.split()], ranks), ranks)
+
+
+@pytest.mark.parametrize(("config", "ranks"), [("", 1), ("imagenet256", 8), ("digits_flow", 1)])
+def test_the_yaml_of_an_example_is_what_plan_prints_for_its_folder(
+    config: str, ranks: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    folder = f"examples/dit/{config}".rstrip("/")
+    assert main(["plan", "--write-native", folder, "--world-size", str(ranks)]) == 0
+    written = Path(folder, "native.yaml").read_text()
+    assert [line for line in written.splitlines() if not line.startswith("#")] == capsys.readouterr().out.splitlines()
+    assert f"--world-size {ranks}" in written and f"--nproc_per_node {ranks} " in written
+
+
+def test_a_yaml_has_the_six_sections_and_names_its_json_files() -> None:
+    content = told()
+    assert list(content) == ["parallel", "model", "data", "features", "training", "tools"]
+    assert content["model"]["mm_model"] == "model.json" and content["data"]["dataset_param"]["mm_data"] == "data.json"
+
+
+def test_what_the_engine_does_without_being_told_is_left_out() -> None:
+    training = told("--adam-beta1 0.9 --lr-decay-style constant --weight-decay 0")["training"]
+    assert not {"adam_beta1", "lr_decay_style", "weight_decay", "lr_warmup_ratio"} & set(training)
+
+
+def test_micro_batches_become_accumulation_steps() -> None:
+    assert get(told(ranks=2), "training.gradient_accumulation_steps") == 4  # 32 / 4 / 2 ranks
+
+
+@pytest.mark.parametrize("train_iters", [7, 100, 7_000_000])
+def test_the_engine_counts_as_many_steps_of_warm_up_and_decay_as_were_asked_for(train_iters: int) -> None:
+    for steps in {1, 3, train_iters // 3, train_iters - 1}:
+        content = told(f"--train-iters {train_iters} --lr-warmup-iters {steps} --lr-decay-style constant")
+        assert int(train_iters * get(content, "training.lr_warmup_ratio")) == steps  # the engine's formula
+
+
+@pytest.mark.parametrize("flags", ["--lr-decay-style inverse-square-root", "--lr-decay-style linear --min-lr 1e-5"])
+def test_a_schedule_that_the_engine_does_not_have_is_refused(flags: str) -> None:
+    with pytest.raises(ConfigError, match="--lr-decay-style"):
+        told(flags)
+
+
+def test_paths_begin_at_the_predictor_and_lists_in_braces_become_several() -> None:
+    paths = ["predictor.blocks.{*}", "predictor.blocks.{0-20,25}", "predictor.final_layer", "predictor"]
+    assert patterns(paths) == ["blocks.{*}", "blocks.{0-20}", "blocks.25", "final_layer"]
+
+
+def test_low_precision_of_an_unsharded_model_is_fsdp2s_and_not_that_of_its_weights() -> None:
+    flags = parse([*CONFIG, *FLAGS.split()], 1)
+    sharding = Fsdp2Config(param_dtype="bf16", sub_modules_to_wrap=("predictor.blocks.{*}",))
+    assert get(yaml_of(flags, sharding, 1), "training.init_model_with_meta_device") is True
+    assert get(yaml_of(flags, None, 1), "training.init_model_with_meta_device") is None
+
+
+def test_bits_come_back_as_the_floats_they_were_whatever_floats_are_cast_to(framework) -> None:  # type: ignore[no-untyped-def]
+    import numpy as np
+
+    batch = {"noise": np.random.default_rng(0).standard_normal((2, 3)).astype(np.float32), "labels": np.arange(2)}
+    moved = {name: x.to(torch.bfloat16) if x.is_floating_point() else x for name, x in packed(batch).items()}
+    assert {name: x.numpy().tobytes() for name, x in unpacked(moved).items()} == {
+        k: v.tobytes() for k, v in batch.items()
+    }
+
+
+def test_averages_are_buffers_under_the_names_of_their_weights() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Sequential(torch.nn.Linear(2, 2)))
+    average = SavedAverage(model, 0.5)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    with torch.no_grad():
+        for p in model.parameters():
+            p += 1
+    average.update()
+    saved = model.state_dict()
+    expected = {name: torch.lerp(value, saved[name], 0.5) for name, value in before.items()}
+    assert all(torch.equal(saved[f"ema.{name}"], value) for name, value in expected.items())
+    assert not [name for name, _ in model.named_parameters() if name.startswith("ema")]
+
+
+def test_weights_decay_as_adamw_lets_them() -> None:
+    p = torch.nn.Parameter(torch.randn(4, 4, generator=torch.Generator().manual_seed(0)))
+    other = torch.nn.Parameter(p.detach().clone())
+    p.grad = other.grad = torch.ones(4, 4)
+    torch.optim.AdamW([p], lr=0.1, weight_decay=0.3, fused=True).step()
+    _decay([other], 0.1 * 0.3)
+    torch.optim.AdamW([other], lr=0.1, weight_decay=0.0, fused=True).step()
+    assert torch.allclose(p, other, rtol=2e-7, atol=0)  # one rounding
+
+
+def test_the_engines_lines_are_read_as_curves() -> None:
+    line = "iteration   3/   4 | consumed samples: 24 | learning rate: 1.0E-03 | loss: 8.5E-01 | grad norm: 1.1 |"
+    assert numbers_of(line) == (3, {"train/learning_rate": 1e-3, "train/loss": 0.85, "train/grad_norm": 1.1})
+    line = " ** validation after iteration 2 ** | validation steps: 4 | validation loss: 9.0E-01 |"
+    assert numbers_of(line) == (2, {"valid/loss": 0.9})
+    assert numbers_of("Saved checkpoint to here") is None
