@@ -62,7 +62,7 @@ def test_fsdp2_yaml_is_checked_against_the_ranks_and_by_the_host(args):
     args.use_torch_fsdp2 = True
     host = dataclasses.replace(HOST, ways_to_bf16=("fsdp2",))
     with pytest.raises(ConfigError, match="sharding_size = 2"):
-        check_configs(args, host)
+        check_configs(args, host, None)
     asked = []
     mm = check_configs(args, dataclasses.replace(host, world_size=2, check_sharding=asked.append), None)
     assert [found.fsdp2 for found in asked] == [mm.fsdp2]
