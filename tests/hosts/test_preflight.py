@@ -9,7 +9,7 @@ from argparse import Namespace
 import pytest
 
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
-from mindspeed_mm_dit.hosts.preflight import HostFacts, check_configs, say_images
+from mindspeed_mm_dit.hosts.preflight import HostFacts, check_configs, fsdp2_of, say_images
 from mindspeed_mm_dit.planning.fit import Place
 from tests.conftest import ROOT
 
@@ -62,9 +62,9 @@ def test_fsdp2_yaml_is_checked_against_the_ranks_and_by_the_host(args):
     args.use_torch_fsdp2 = True
     host = dataclasses.replace(HOST, ways_to_bf16=("fsdp2",))
     with pytest.raises(ConfigError, match="sharding_size = 2"):
-        check_configs(args, host, None)
+        check_configs(args, host, fsdp2_of(args))
     asked = []
-    mm = check_configs(args, dataclasses.replace(host, world_size=2, check_sharding=asked.append), None)
+    mm = check_configs(args, dataclasses.replace(host, world_size=2, check_sharding=asked.append), fsdp2_of(args))
     assert [found.fsdp2 for found in asked] == [mm.fsdp2]
 
 
