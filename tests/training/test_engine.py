@@ -15,7 +15,7 @@ from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32
 from mindspeed_mm_dit.configs.predictor import Parameters, linear
-from mindspeed_mm_dit.errors import CheckpointError, ConfigError
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError, PlatformError
 from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.training.pytorch import engine as room
 from mindspeed_mm_dit.training.pytorch.engine import Engine, check_sharding
@@ -161,6 +161,14 @@ def test_a_sharded_step_is_the_same_step(engine, group_of_one, size):
     for name, tensor in state.items():
         whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
         torch.testing.assert_close(whole, wanted[name], rtol=1e-6, atol=1e-9)
+
+
+def test_a_backend_that_adds_up_where_it_is_asked_for_the_average_is_refused(engine, group_of_one, monkeypatch):
+    monkeypatch.setattr(torch.distributed, "reduce_scatter_tensor", lambda own, given, **_: own.fill_(2))
+    with pytest.raises(
+        PlatformError, match=f"gloo of PyTorch {torch.__version__.split('+')[0]}.* adds the gradients of ranks up"
+    ):
+        engine(Fsdp2Config())
 
 
 def test_a_gradient_of_just_the_allowed_norm_is_left_as_it_is(engine):

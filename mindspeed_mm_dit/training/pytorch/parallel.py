@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, resolve_paths
-from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.errors import ConfigError, PlatformError
 from mindspeed_mm_dit.framework.pytorch import runtime
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, None: None}
@@ -46,6 +46,7 @@ def shard(model: nn.Module, config: Fsdp2Config) -> nn.Module:
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     recompute(model, config)
     mesh = _mesh(config.shard_ranks(runtime.world_size()))
+    check_averages(mesh)
     ignored = {p for module in _modules(model, config.ignored_modules, "ignored_modules") for p in module.parameters()}
     for parameter in ignored:
         parameter.data = parameter.data.to(runtime.device())
@@ -69,6 +70,24 @@ def shard(model: nn.Module, config: Fsdp2Config) -> nn.Module:
     if not config.offload_to_cpu:
         model.to(runtime.device())  # constants; the parameters are there already
     return model
+
+
+def check_averages(mesh: DeviceMesh) -> None:
+    """Raise PlatformError where the ranks' gradients would be added up instead of averaged, as gloo once did."""
+    if runtime.device_type() != "cpu":
+        return
+    for dimension in range(mesh.ndim):
+        group = mesh.get_group(dimension)
+        own = torch.zeros(1)
+        dist.reduce_scatter_tensor(own, torch.ones(group.size()), op=dist.ReduceOp.AVG, group=group)
+        if own.item() != 1:
+            error = PlatformError(
+                "--use-torch-fsdp2",
+                f"gloo of PyTorch {torch.__version__} adds the gradients of ranks up where FSDP2 asks for their average",
+                "install a newer PyTorch (2.13 averages), or leave the flag out on a CPU",
+            )
+            error.is_shared = True
+            raise error
 
 
 def _offload(config: Fsdp2Config) -> OffloadPolicy:
