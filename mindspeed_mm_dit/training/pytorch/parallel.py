@@ -83,7 +83,7 @@ def check_averages(mesh: DeviceMesh) -> None:
         if own.item() != 1:
             error = PlatformError(
                 "--use-torch-fsdp2",
-                f"gloo of PyTorch {torch.__version__} adds the gradients of ranks up where FSDP2 asks for their average",
+                f"gloo of PyTorch {torch.__version__} adds gradients up where FSDP2 asks for their average",
                 "install a newer PyTorch (2.13 averages), or leave the flag out on a CPU",
             )
             error.is_shared = True
