@@ -76,10 +76,11 @@ def check_averages(mesh: DeviceMesh) -> None:
     """Raise PlatformError where the ranks' gradients would be added up instead of averaged, as gloo once did."""
     if runtime.device_type() != "cpu":
         return
+    reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)  # (its new name, its old)
     for dimension in range(mesh.ndim):
         group = mesh.get_group(dimension)
         own = torch.zeros(1)
-        dist.reduce_scatter_tensor(own, torch.ones(group.size()), op=dist.ReduceOp.AVG, group=group)
+        reduce_scatter(own, torch.ones(group.size()), op=dist.ReduceOp.AVG, group=group)
         if own.item() != 1:
             error = PlatformError(
                 "--use-torch-fsdp2",
