@@ -11,7 +11,8 @@ DESCRIPTION = """\
 Recompute every quantity in a file of reference values with the weights of a checkpoint, and compare.
 
   mm-dit parity --reference dit_tiny_p2.npz --checkpoint dit_tiny_p2.pt
-  mm-dit parity --reference t2v_tiny.npz --checkpoint t2v_tiny.pt --wan wan_tiny.pt
+  mm-dit parity --reference t2v_tiny.npz --checkpoint t2v_tiny.pt --wan wan_tiny.pt --vae wan_vae_tiny \\
+      --text-encoder umt5_tiny
 
 Prints ours, the reference's, the relative error (norm of the difference over norm of the reference) and a
 verdict for each; the exit code is 1 if one is past its tolerance. Where the file has float64 values beside the
@@ -29,6 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="weights they were computed with: a file, a checkpoint folder, or a folder of those (newest one)",
     )
     parser.add_argument("--wan", metavar="PATH", help="weights of Wan, for the values wan/ of a file of text to video")
+    parser.add_argument("--vae", metavar="DIR", help="Wan's autoencoder, for vae/ and step/latents of such a file")
+    parser.add_argument("--text-encoder", metavar="DIR", help="UMT5, for umt5/ and step/prompt_embeds of such a file")
     parser.add_argument("--ai-framework", choices=("pytorch", "mindspore"), default="pytorch")
     parser.add_argument("--tolerance", type=float, default=1e-5, help="largest relative error (default 1e-5)")
     parser.add_argument(
@@ -41,6 +44,10 @@ def run(args: argparse.Namespace) -> int:
     for flag in ("tolerance", "table_tolerance"):
         if not getattr(args, flag) >= 0:
             raise ConfigError(f"--{flag.replace('_', '-')} = {getattr(args, flag)}", "must be a number of at least 0")
+    for flag in ("vae", "text_encoder"):
+        if getattr(args, flag) and args.ai_framework != "pytorch":
+            raise ConfigError(f"--{flag.replace('_', '-')} = {getattr(args, flag)}", "runs on PyTorch alone",
+                              "leave it out: what else is in the file is compared without it")  # fmt: skip
     from rich.console import Console
     from rich.table import Table
 
@@ -50,7 +57,8 @@ def run(args: argparse.Namespace) -> int:
     from mindspeed_mm_dit.evaluation.parity import compare
     from mindspeed_mm_dit.framework import runtime
 
-    parts = {"--wan": args.wan} if args.wan else {}
+    given = {"--wan": args.wan, "--vae": args.vae, "--text-encoder": args.text_encoder}
+    parts = {flag: path for flag, path in given.items() if path}
     left_out: dict[str, str] = {}
     findings = compare(
         args.reference, args.checkpoint, args.tolerance, args.table_tolerance, parts, left_out.__setitem__

@@ -16,6 +16,7 @@ import numpy as np
 from mindspeed_mm_dit.configs.limits import check_between
 from mindspeed_mm_dit.configs.wan_flow import WanFlowConfig
 from mindspeed_mm_dit.errors import CheckpointError, nearest
+from mindspeed_mm_dit.evaluation.parity_clips import AutoencoderGroup, FramesGroup, TextGroup
 from mindspeed_mm_dit.evaluation.reference import Given, unknown_quantity
 from mindspeed_mm_dit.evaluation.reference_video import Group, Parts, VideoReference, check_shape
 from mindspeed_mm_dit.framework import ops, optim
@@ -30,6 +31,8 @@ Tensor = Any
 
 NUM_TRAIN_TIMESTEPS = 1000
 """Rows of the training tables, where a file has none."""
+STEP_LR = 1e-3
+"""Of the AdamW step in ``step/``."""
 SAMPLE_SHIFT, SAMPLE_STEPS = 5.0, 10
 """Of the chains, where a file does not say ``sample/shift`` and ``sample/steps``."""
 
@@ -209,7 +212,7 @@ class SampleGroup(Group):
         network = self._reference.network("dit")
         start, text, negative = map(self._reference.input, ("sample/start", "dit/text", "sample/negative_text"))
         with ops.no_grad():
-            ask = guided_network(network, text, negative, Guidance(scale))
+            ask = guided_network(network, [text], [negative], Guidance(scale))
             *_, last = euler_chain(_process(shift), ask, start, int(steps))
             return ops.numpy(last)
 
@@ -221,14 +224,91 @@ class SampleGroup(Group):
         return float(self._given[f"sample/{name}"])
 
 
+class StepGroup(Group):
+    """``step/``: one whole step of training, from video and tokens; all samples share one time.
+
+    Latents and states of the text are the file's where the parts that make them are not given.
+    """
+
+    part = "--checkpoint"
+    inputs = re.compile("video|prompt_ids|prompt_mask|noise|t|t_index|shift")
+
+    def __init__(self, reference: VideoReference) -> None:
+        super().__init__(reference)
+        self._process = _process(float(self._given["step/shift"]))
+        self._model = reference.fresh_network("dit")
+
+    @classmethod
+    def needs(cls, name: str) -> str | None:
+        """Return the flag of the weights that ``name`` needs."""
+        return {"latents": "--vae", "prompt_embeds": "--text-encoder"}.get(name, cls.part)
+
+    def value(self, name: str) -> np.ndarray | None:
+        """Return our value of ``name``."""
+        if found := re.fullmatch(r"grad_norm/(.+)", name):
+            return self._norms.get(found[1])
+        known: dict[str, Callable[[], np.ndarray]] = {
+            "latents": lambda: ops.numpy(self._latents),
+            "prompt_embeds": lambda: ops.numpy(self._text)[:, None],
+            "x_t": lambda: ops.numpy(self._x_t),
+            "model_output": lambda: self._step[0],
+            "loss": lambda: self._step[1],
+            "grad_norm_total": lambda: np.sqrt(sum(norm**2 for norm in self._norms.values())),
+            "loss_after_one_adamw_step": lambda: self._step[3],
+        }
+        return known[name]() if name in known else None
+
+    @cached_property
+    def _latents(self) -> Tensor:
+        reference = self._reference
+        if "--vae" not in reference.parts:
+            return reference.input("step/latents")
+        with ops.no_grad():
+            return reference.autoencoder.encode(reference.input("step/video"))
+
+    @cached_property
+    def _text(self) -> Tensor:
+        reference = self._reference
+        if "--text-encoder" not in reference.parts:
+            return reference.input("step/prompt_embeds")[:, 0]
+        return reference.text_encoder(*(ops.tensor(self._given[f"step/prompt_{x}"][:, 0]) for x in ("ids", "mask")))
+
+    @cached_property
+    def _draws(self) -> list[Tensor]:
+        noise = self._given["step/noise"]
+        drawn = batch(self._process.config, np.full(len(noise), int(self._given["step/t_index"])), noise)
+        return [ops.tensor(drawn[name]) for name in self._process.draw_names]
+
+    @cached_property
+    def _x_t(self) -> Tensor:
+        return self._process.noised(self._latents, *self._draws)
+
+    def _losses(self) -> Tensor:
+        output = self._model(self._x_t, self._draws[0], self._text)
+        return self._process.loss(output, self._latents, self._x_t, *self._draws)
+
+    @cached_property
+    def _step(self) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray], np.ndarray]:
+        """Output, loss and gradients before the step, and the loss after it."""
+        with ops.no_grad():
+            output = ops.numpy(self._model(self._x_t, self._draws[0], self._text))
+        losses, gradients = optim.gradients(self._model, self._losses)
+        optim.adamw_step(self._model, self._losses, STEP_LR)
+        with ops.no_grad():
+            after = ops.numpy(self._losses()).mean()
+        return output, losses.mean(), gradients, after
+
+    @cached_property
+    def _norms(self) -> dict[str, np.ndarray]:
+        return {name: np.asarray(np.linalg.norm(g.astype(np.float64))) for name, g in self._step[2].items()}
+
+
 GROUPS: dict[str, type[Group]] = {
-    "dit": CustomDiTGroup, "wan": WanGroup, "sched": ScheduleGroup, "sample": SampleGroup,
+    "dit": CustomDiTGroup, "wan": WanGroup, "sched": ScheduleGroup, "sample": SampleGroup, "step": StepGroup,
+    "vae": AutoencoderGroup, "umt5": TextGroup, "prep": FramesGroup,
 }  # fmt: skip
 """By the beginning of their names."""
-NOT_CHECKED = {
-    "diffusers_euler": "another table than MindSpeed-MM's, kept for information",
-    **dict.fromkeys(("vae", "umt5", "step", "prep"), "not known here"),
-}
+NOT_CHECKED = {"diffusers_euler": "another table than MindSpeed-MM's, kept for information"}
 """Groups of the format that nothing here recomputes, and why."""
 
 
@@ -245,34 +325,46 @@ class VideoParity:
         self._groups: dict[str, Group] = {}
 
     def left_out(self, names: Iterable[str]) -> dict[str, str]:
-        """Return the groups among ``names`` that are not checked, and why."""
-        given, known = self._reference.parts, {name: group.part for name, group in GROUPS.items()}
-        lacking = {name: f"needs {part}" for name, part in known.items() if part and part not in given}
-        there = {_group(name) for name in names}
-        return {group: why for group, why in {**lacking, **NOT_CHECKED}.items() if group in there}
+        """Return the groups among ``names`` that are not checked, or single results of one, and why."""
+        found = {}
+        for name in names:
+            group, _, rest = name.partition("/")
+            if group in NOT_CHECKED:
+                found[group] = NOT_CHECKED[group]
+            elif (flag := self._lacks(name)) and not _is_given(name):
+                found[group if flag == GROUPS[group].part else f"{group}/{rest}"] = f"needs {flag}"
+        return found
+
+    def _lacks(self, name: str) -> str | None:
+        """Return the flag of weights that are not given, and that ``name`` needs."""
+        group, _, rest = name.partition("/")
+        flag = GROUPS[group].needs(rest) if group in GROUPS else None
+        return flag if flag not in self._reference.parts else None
 
     def results(self, names: Iterable[str]) -> list[str]:
         """Return those of ``names`` that are to be recomputed."""
-        names = list(names)
-        left_out = self.left_out(names)
-        return [name for name in names if _group(name) not in left_out and not _is_given(name)]
+        return [
+            name for name in names if _group(name) not in NOT_CHECKED and not self._lacks(name) and not _is_given(name)
+        ]
 
-    @staticmethod
-    def tolerance(name: str, tolerance: float, table_tolerance: float) -> float:
+    def tolerance(self, name: str, tolerance: float, table_tolerance: float) -> float:
         """Return the largest relative error of ``name``; the tables of a file are in float32 too."""
-        return tolerance
+        return self._known(name).tolerance(name.partition("/")[2], tolerance)
 
     def value(self, name: str) -> np.ndarray:
         """Return our value of the result ``name``."""
-        group, _, rest = name.partition("/")
+        found = self._known(name).value(name.partition("/")[2])
+        if found is None:
+            raise unknown_quantity(name)
+        return np.asarray(found)
+
+    def _known(self, name: str) -> Group:
+        group = _group(name)
         if group not in GROUPS:
             raise unknown_quantity(name)
         if group not in self._groups:
             self._groups[group] = GROUPS[group](self._reference)
-        found = self._groups[group].value(rest)
-        if found is None:
-            raise unknown_quantity(name)
-        return np.asarray(found)
+        return self._groups[group]
 
 
 def _group(name: str) -> str:

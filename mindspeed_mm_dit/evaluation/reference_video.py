@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,26 @@ class VideoReference:
         """Return an array of the file as a tensor."""
         return ops.tensor(self.given[name])
 
+    @cached_property
+    def autoencoder(self) -> Any:
+        """Wan's, of --vae."""
+        from mindspeed_mm_dit.configs.autoencoder_kl_wan import WanVAEConfig
+        from mindspeed_mm_dit.models.autoencoder_kl_wan import AutoencoderKLWan
+
+        return AutoencoderKLWan(WanVAEConfig(str(self.parts["--vae"])))
+
+    @cached_property
+    def text_encoder(self) -> Any:
+        """UMT5, of --text-encoder, in float32."""
+        from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig
+        from mindspeed_mm_dit.models.umt5_pytorch import UMT5
+
+        return UMT5(TextEncoderConfig(str(self.parts["--text-encoder"]), dtype="fp32"))
+
+    def fresh_network(self, kind: str) -> Any:
+        """Return the network of the group ``kind`` for a use that changes its weights."""
+        return self._network(kind)
+
     def _network(self, kind: str) -> Any:
         """Return the network of the group ``kind``, its config as ``.config``.
 
@@ -80,7 +100,7 @@ class Group(ABC):
     """The quantities whose names begin alike, each recomputed when it is asked for."""
 
     part: str | None
-    """Flag of the weights that all of them need."""
+    """Flag of the weights that they need."""
     inputs: re.Pattern[str]
     """Names, without the group's, that are given."""
 
@@ -90,6 +110,15 @@ class Group(ABC):
     @abstractmethod
     def value(self, name: str) -> np.ndarray | None:
         """Return our value of the result ``name``, without the group's; None for a name that means nothing here."""
+
+    @classmethod
+    def needs(cls, name: str) -> str | None:
+        """Return the flag of the weights that the result ``name`` needs."""
+        return cls.part
+
+    def tolerance(self, name: str, tolerance: float) -> float:
+        """Return the largest relative error of ``name`` that passes, where ``tolerance`` is asked for."""
+        return tolerance
 
 
 def check_shape(given: Given, name: str, wanted: tuple[int, ...]) -> None:
