@@ -15,7 +15,6 @@ import pytest
 from PIL import Image
 from safetensors.numpy import save_file
 
-from mindspeed_mm_dit.checkpoint.shapes import dit_shapes
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.evaluation.sweep import random_weights
@@ -35,7 +34,7 @@ def untrained(tmp_path_factory) -> tuple[str, ...]:
     model["predictor"].update(hidden_size=32, num_layers=1, num_heads=2)
     (folder / "model.json").write_text(json.dumps(model))
     predictor = model_config_from_mapping(model, "model.json").predictor
-    positions = np.zeros(dit_shapes(predictor)["pos_embed"], np.float32)
+    positions = np.zeros(predictor.parameters().shapes()["pos_embed"], np.float32)
     save_file({**random_weights(predictor, 0), "pos_embed": positions}, folder / "weights.safetensors")
     return ("--checkpoint", f"{folder}/weights.safetensors", "--model", f"{folder}/model.json")
 

@@ -65,7 +65,7 @@ def test_compiled_blocks_have_the_same_gradients_and_are_compiled_where_they_are
         return found
 
     wanted = gradients()
-    runtime.compile_blocks(model.blocks)
+    runtime.compile_blocks(model.predictor.blocks)
     recompute(model, Fsdp2Config(recompute_modules=("predictor.blocks.{*}",), use_reentrant=use_reentrant))
     for name, gradient in gradients().items():
         error = (gradient - wanted[name]).abs().max() / wanted[name].abs().max()
