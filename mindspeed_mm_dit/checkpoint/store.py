@@ -34,10 +34,11 @@ _BEFORE = ".old.partial"
 
 
 class CheckpointStore:
-    """Names, order and life cycle of the checkpoints under ``root``."""
+    """Names, order and life cycle of the checkpoints under ``root``: the newest ``keep_last`` are kept, and those of
+    every ``retain_interval``-th iteration."""
 
-    def __init__(self, root: str | Path, keep_last: int = 2) -> None:
-        self.root, self.keep_last = Path(root), keep_last
+    def __init__(self, root: str | Path, keep_last: int = 2, retain_interval: int | None = None) -> None:
+        self.root, self.keep_last, self.retain_interval = Path(root), keep_last, retain_interval
 
     def path(self, iteration: int) -> Path:
         """Return where the complete checkpoint of ``iteration`` stands."""
@@ -65,7 +66,8 @@ class CheckpointStore:
         write_durably(self.root / TRACKER, f"{iteration}")
         # Later ones are left by a run that was resumed from further back; what was just written is never dropped.
         for old in [i for i in self.iterations() if i <= iteration][: -self.keep_last]:
-            shutil.rmtree(self.path(old), ignore_errors=True)
+            if not self.retain_interval or old % self.retain_interval:
+                shutil.rmtree(self.path(old), ignore_errors=True)
         return final
 
     def _replace(self, final: Path, aside: Path) -> None:

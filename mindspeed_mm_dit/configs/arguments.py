@@ -183,6 +183,15 @@ def _saving_and_logging(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--eval-iters", type=_batches, default=10, metavar="N", help="global batches in one validation; 0: none"
     )
+    group.add_argument(
+        "--exit-duration-in-mins", type=_positive_int, metavar="N", help="save and end after this many minutes"
+    )
+    group.add_argument(
+        "--save-retain-interval",
+        type=_positive_int,
+        metavar="N",
+        help="keep the checkpoints of every N-th step for good, beside those of --keep-last",
+    )
     group.add_argument("--log-interval", type=_positive_int, default=1, metavar="N", help="steps between log lines")
     group.add_argument("--tensorboard-dir", metavar="DIR", help="folder of the TensorBoard events")
     group.add_argument("--no-load-optim", action="store_true", help="do not load the optimizer's state")

@@ -104,7 +104,7 @@ def _run(
     engine_module: EngineModule = importlib.import_module(f"mindspeed_mm_dit.training.{active()}.engine")
     runtime.initialize(args.distributed_backend, args.micro_batch_size, args.global_batch_size)
     _announce(args)
-    with StopRequest() as stop, claimed_save(args) as claim:
+    with StopRequest(args.exit_duration_in_mins) as stop, claimed_save(args) as claim:
         start = find_start(args, engine_module.checkpoints)
         engine = engine_module.Engine(model_provider(), args, args.mm.fsdp2, args.mm.precision)
         print_rank_0(f"predictor: {engine.num_parameters():,} parameters; ready in {time.monotonic() - started:.1f} s")

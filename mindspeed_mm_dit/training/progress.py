@@ -30,7 +30,7 @@ class Progress:
         self._problem: UserError | None = None
         if claim is not None:
             self._claim = claim
-            self._store = CheckpointStore(args.save, args.keep_last)
+            self._store = CheckpointStore(args.save, args.keep_last, args.save_retain_interval)
             self._writer = checkpoints.Writer(not args.no_async_save, self._give_up_save)
 
     def advance(self) -> None:

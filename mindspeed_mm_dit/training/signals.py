@@ -1,7 +1,8 @@
-"""What asks a run to end before its last step, a signal or an error beside the step, and how all ranks hear of it."""
+"""What asks a run to end before its last step, and how all ranks hear of it: a signal, its time, an error."""
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import stat
@@ -26,15 +27,20 @@ class Stop:
     reason: str
     """In words for the log."""
     code: int
-    """Exit code of every rank: 128 and the signal's number, or 2 after an error."""
+    """Exit code of every rank: 128 and the signal's number, 0 when its time is over, or 2 after an error."""
     error: UserError | None = None
     """What went wrong on this rank."""
 
 
 class StopRequest:
-    """While entered, notes SIGTERM, SIGHUP and the first SIGINT; the ranks agree on them before each step."""
+    """While entered, notes SIGTERM, SIGHUP and the first SIGINT; the ranks agree on them before each step.
 
-    def __init__(self) -> None:
+    ``minutes``: after which the run is to end as well, counted from now; None: it has all the time there is.
+    """
+
+    def __init__(self, minutes: int | None = None) -> None:
+        self._minutes = minutes
+        self._over_at = math.inf if minutes is None else time.monotonic() + 60 * minutes
         self._signals: set[signal.Signals] = set()
         self._error: UserError | None = None
         self._interrupted_at: float | None = None
@@ -74,10 +80,17 @@ class StopRequest:
 
     def agree(self) -> Stop | None:
         """Return why every rank is to end now, None to go on; every rank must call this equally often."""
-        asked = runtime.each_on_any_rank([*(number in self._signals for number in SIGNALS), self._error is not None])
-        if asked[-1]:
+        is_over = time.monotonic() >= self._over_at
+        asked = runtime.each_on_any_rank(
+            [self._error is not None, is_over, *(number in self._signals for number in SIGNALS)]
+        )
+        failed, over, *signaled = asked
+        if failed:
             return Stop("stopped by an error", USER_ERROR, self._error)
-        return next((Stop(f"asked to stop by {n.name}", 128 + n) for n, on in zip(SIGNALS, asked) if on), None)
+        for number, on in zip(SIGNALS, signaled):
+            if on:
+                return Stop(f"asked to stop by {number.name}", 128 + number)
+        return Stop(f"the {self._minutes} minutes of --exit-duration-in-mins are over", 0) if over else None
 
 
 def _named(error: Exception) -> UserError:

@@ -78,6 +78,13 @@ def test_what_was_just_written_is_kept_and_so_are_later_ones(tmp_path):
     assert store.iterations() == [10, 15, 30, 40]
 
 
+def test_checkpoints_of_the_retain_interval_are_kept_for_good(tmp_path):
+    store = CheckpointStore(tmp_path, keep_last=1, retain_interval=20)
+    for iteration in (10, 20, 30, 40, 45, 50):
+        write(store, iteration)
+    assert store.iterations() == [20, 40, 50]
+
+
 def test_half_written_checkpoints_of_killed_runs_are_removed(tmp_path):
     store = CheckpointStore(tmp_path)
     write(store, 1)

@@ -180,8 +180,9 @@ def run(tmp_path, monkeypatch):
     """The progress of a run of one rank that saves into ``tmp_path / "save"``."""
     monkeypatch.setattr(progress_module, "run_facts", lambda args, iteration, consumed: {"iteration": iteration})
     checkpoints = SimpleNamespace(Writer=Writer, entries_for_mindspeed_mm=lambda facts, predictor: {})
-    args = Namespace(save=str(tmp_path / "save"), keep_last=2, no_async_save=False, no_save_optim=False,
-                     global_batch_size=8, mm=SimpleNamespace(model=SimpleNamespace(predictor=None)))  # fmt: skip
+    args = Namespace(save=str(tmp_path / "save"), keep_last=2, save_retain_interval=None, no_async_save=False,
+                     no_save_optim=False, global_batch_size=8,
+                     mm=SimpleNamespace(model=SimpleNamespace(predictor=None)))  # fmt: skip
     with claimed_save(args) as claim:
         yield open_progress(args, SimpleNamespace(state=lambda with_optimizer: {}), checkpoints, claim, None)
 

@@ -9,7 +9,7 @@ from mindspeed_mm_dit.training import signals
 
 
 def test_a_ctrl_c_that_a_launcher_passes_on_is_one_request_and_a_later_one_interrupts(framework, monkeypatch):
-    clock = SimpleNamespace(monotonic=lambda: clock.now)
+    clock = SimpleNamespace(monotonic=lambda: clock.now, now=0.0)
     monkeypatch.setattr(signals, "time", clock)
     before = signal.getsignal(signal.SIGINT)
     with signals.StopRequest() as stop:
@@ -30,6 +30,18 @@ def test_the_first_of_several_reasons_gives_the_code(framework):
         assert stop.agree().code == 143
         stop.note(OSError("gone"))
         assert stop.agree().code == 2
+
+
+def test_a_run_ends_well_when_its_minutes_are_over_unless_something_else_ends_it(framework, monkeypatch):
+    clock = SimpleNamespace(monotonic=lambda: clock.now, now=100.0)
+    monkeypatch.setattr(signals, "time", clock)
+    with signals.StopRequest(minutes=2) as stop:
+        clock.now = 219.9
+        assert stop.agree() is None
+        clock.now = 220.0
+        assert stop.agree() == signals.Stop("the 2 minutes of --exit-duration-in-mins are over", 0)
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.agree().code == 143
 
 
 def test_nohup_keeps_a_run_beyond_its_shell(framework):

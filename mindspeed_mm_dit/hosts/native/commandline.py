@@ -16,7 +16,15 @@ from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.hosts.native.settings import yaml_of
 
-NO_EFFECT = ("keep_last", "no_async_save", "torch_compile", "tf32", "peak_tflops")
+NO_EFFECT = (
+    "keep_last",
+    "save_retain_interval",
+    "exit_duration_in_mins",
+    "no_async_save",
+    "torch_compile",
+    "tf32",
+    "peak_tflops",
+)
 """Flags of the standalone host that the engine has nothing for."""
 
 
