@@ -141,26 +141,20 @@ class RunState:
 
 
 class HostedAverage(MovingAverage):
-    """A moving average of parameters given by name, kept in float32.
+    """A moving average that is moved when the next step begins or a checkpoint is written.
 
-    It is moved when the next step begins or a checkpoint is written, not in the optimizer's step: there
-    Megatron may not yet have copied its float32 weights to the model.
+    In the optimizer's step Megatron may not yet have copied its float32 weights to the model.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], decay: float) -> None:
-        self.decay = decay
+        super().__init__(parameters, decay)
         self.is_due = False
-        self._parameters = dict(parameters)
-        self.averages = {name: p.detach().float().clone() for name, p in parameters.items()}
 
     def catch_up(self) -> None:
         """Move the averages if the optimizer has stepped since the last call."""
         if self.is_due:
             self.is_due = False
-            live = self._parameters
-            self._parameters = {name: p.detach().float() for name, p in live.items()}
             self.update()
-            self._parameters = live
 
 
 def _undo_steps_while_loading(optimizer: torch.optim.Optimizer) -> None:

@@ -15,7 +15,7 @@ class SavedAverage(MovingAverage):
     """A moving average whose tensors are buffers of ``model``."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
-        super().__init__(model, decay)
+        super().__init__(dict(model.named_parameters()), decay)
         model.add_module(EMA, _holder(self.averages))
 
     @torch.no_grad()

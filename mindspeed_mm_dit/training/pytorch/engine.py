@@ -48,7 +48,7 @@ class Engine:
         self.model = shard(model, fsdp2) if fsdp2 else replicate(model)
         self.predictor: nn.Module = unwrap(self.model).predictor
         self.optimizer = adamw(self.predictor, (args.adam_beta1, args.adam_beta2), args.adam_eps, args.weight_decay)
-        self.ema = MovingAverage(self.predictor, args.ema_decay)
+        self.ema = MovingAverage(dict(self.predictor.named_parameters()), args.ema_decay)
         self._autocast = precision.way == "autocast"  # (FSDP2 does by itself what fsdp2.yaml asks for)
 
     def train_step(self, forward_step: ForwardStep, batches: Iterator[Any], lr: float) -> StepResult:
