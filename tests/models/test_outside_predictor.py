@@ -131,7 +131,7 @@ def test_a_run_trains_it_resumes_it_and_every_command_knows_it(configs, path, tm
     assert one.keys() == three.keys() and all(np.array_equal(one[name], three[name]) for name in one)
 
 
-def test_a_plugin_that_fails_is_named(configs, tmp_path):
+def test_a_plugin_that_fails_is_named(configs, tmp_path, framework):
     broken = plugin.install(tmp_path / "site", "tests.conftest:nothing")
-    outcome = configs.run(f"{FLAGS} --train-iters 1", PYTHONPATH=broken)
+    outcome = configs.run(f"{FLAGS} --train-iters 1 --ai-framework {framework.active()}", PYTHONPATH=broken)
     assert outcome.code == 2 and "plugin outside (tests.conftest:nothing): fails: AttributeError" in outcome.output
