@@ -1,4 +1,4 @@
-"""Train a class-conditional diffusion transformer, in MindSpeed-MM or in our standalone host.
+"""Train a diffusion transformer on images or clips, in MindSpeed-MM or in our standalone host.
 
 Run it through examples/dit/pretrain.sh, or with torchrun or msrun; ``--help`` explains every flag.
 """
@@ -25,7 +25,7 @@ Tensor = Any  # a tensor of the chosen framework
 def model_provider(pre_process: bool = True, post_process: bool = True) -> DiTModel:
     """Build the composite that model.json describes."""
     host.print_rank_0("building DiT model ...")
-    return DiTModel(host.get_args().mm.model, host.load_autoencoder())
+    return DiTModel(host.get_args().mm.model, *host.load_encoders())
 
 
 def get_batch(data_iterator: Iterator[dict[str, Any]]) -> dict[str, Tensor]:

@@ -23,34 +23,39 @@ def cache_clips(args: argparse.Namespace, shard_clips: int) -> int:
     from tqdm import tqdm
 
     from mindspeed_mm_dit.configs.clips import load_clips_config
-    from mindspeed_mm_dit.configs.encoders import load_encoders
+    from mindspeed_mm_dit.configs.model import load_model_config
     from mindspeed_mm_dit.configs.outputs import check_output_folder
     from mindspeed_mm_dit.data.clip_samples import ClipReader
     from mindspeed_mm_dit.data.features import feature_identity
     from mindspeed_mm_dit.framework import runtime
-    from mindspeed_mm_dit.models.autoencoder_kl_wan import AutoencoderKLWan
-    from mindspeed_mm_dit.models.clip_data import open_clip_data
+    from mindspeed_mm_dit.models.clip_data import check_clips, open_clip_data
     from mindspeed_mm_dit.models.encode_clips import ClipCacheWriter
+    from mindspeed_mm_dit.models.registry import load_autoencoder
     from mindspeed_mm_dit.models.text_encoder import load_text_encoder
 
-    param, encoders = load_clips_config(args.data, "--data").dataset_param, load_encoders(args.model)
+    param, model = load_clips_config(args.data, "--data").dataset_param, load_model_config(args.model)
+    text = model.text_encoder
+    if text is None:
+        raise ConfigError(f"{args.model}: text_encoder", "this section is required for clips and missing")
+    check_clips(param, model)
     if Path(param.data_folder).resolve() in Path(args.output).resolve().parents:
         raise ConfigError(
             f"--output = {args.output}", f"lies among the clips, in {param.data_folder}", "name a folder elsewhere"
         )
     check_output_folder("--output", args.output)
-    index = open_clip_data(param, *encoders).index
+    index = open_clip_data(param, model.ae, text).index
     if runtime.rank() == 0:
         for note in index.notes:
             print(note, file=sys.stderr)
-    identity = feature_identity(index.digest, param, encoders)
-    writer = ClipCacheWriter(Path(args.output), ClipReader(index, param), identity, shard_clips, args.dtype)
+    identity = feature_identity(index.digest, param, model.ae, text)
+    reader = ClipReader(index, param, model.ae.channels)
+    writer = ClipCacheWriter(Path(args.output), reader, identity, shard_clips, args.dtype)
     shards = writer.missing(runtime.rank(), runtime.world_size())
     clips = sum(len(writer.index.clips_of(shard)) for shard in shards)
-    text_encoder = cache(lambda: load_text_encoder(encoders.text_encoder))
+    text_encoder = cache(lambda: load_text_encoder(text))
     started = time.perf_counter()
     if shards:
-        autoencoder = AutoencoderKLWan(encoders.ae)
+        autoencoder = load_autoencoder(model.ae)
         with tqdm(total=clips, desc="encoding", unit="clip", disable=not sys.stderr.isatty()) as bar:
             for shard in shards:
                 writer.write(shard, autoencoder, text_encoder(), bar.update)

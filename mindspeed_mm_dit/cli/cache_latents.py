@@ -32,7 +32,7 @@ nothing. Run again after an interruption: finished shards are kept. Size on disk
 image, of which fp16 takes half.
 
 Where data.json is of clips (dataset_type "clips"), their latents and the states of their captions are kept; of
-model.json the sections ae and text_encoder are read, and clips are encoded one at a time (docs/clips.md)."""
+model.json also the section text_encoder is read, and clips are encoded one at a time (docs/clips.md)."""
 
 SHARD_IMAGES, SHARD_CLIPS = 4096, 64
 
@@ -53,9 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Encode what is missing."""
     _check_flags(args)
-    from mindspeed_mm_dit.configs.clips import is_clips
+    from mindspeed_mm_dit.configs.clips import ClipsParam
+    from mindspeed_mm_dit.configs.data_kinds import dataset_type
 
-    if is_clips(args.data, "--data"):
+    if dataset_type(args.data, "--data") == ClipsParam.dataset_type:
         from mindspeed_mm_dit.cli.cache_clips import cache_clips
 
         return cache_clips(args, args.shard_images or SHARD_CLIPS)

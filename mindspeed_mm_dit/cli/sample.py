@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from mindspeed_mm_dit.cli import sample_clips
 from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.configs.outputs import check_output_file
 from mindspeed_mm_dit.errors import ConfigError, nearest
@@ -22,15 +23,17 @@ MOST_IMAGES = 1_000_000
 """That one command draws; the usual scores take 50,000."""
 
 DESCRIPTION = """\
-Draw images of the classes you name from a trained model.
+Draw images of the classes you name, or clips of the prompts you write, from a trained model.
 
   mm-dit sample --checkpoint outputs/digits/checkpoints --classes 0-9 --output digits.png
   mm-dit sample --checkpoint outputs/pets/checkpoints --classes cat,dog --output pets.png
   mm-dit sample --checkpoint DiT-XL-2-256x256.pt --model examples/dit/imagenet256/model.json \\
       --classes 207,360,387 --num-per-class 4 --sampler ddpm --steps 250 --cfg-scale 4 --output samples.npz
+  mm-dit sample --checkpoint outputs/moving_digits/checkpoints --prompt "a seven moves left" --output seven.mp4
 
 An .npz holds arr_0, uint8 (N, H, W, C), and arr_1, the labels (N,); .png, .jpg and .jpeg are a picture of one row
-per class. An image depends on --seed, its number and the settings, not on --batch-size."""
+per class; clips are written as .mp4, .gif, .npz or .png, a strip of frames. An image or a clip depends on --seed, its
+number and the settings, not on --batch-size."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,9 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_chain(parser)
     add_drawing(parser)
     parser.add_argument(
-        "--output", required=True, metavar="FILE", help=".npz for numbers, .png, .jpg or .jpeg for a picture"
+        "--output",
+        required=True,
+        metavar="FILE",
+        help=".npz for numbers, .png, .jpg or .jpeg for a picture, .mp4 or .gif",
     )
     add_sampler_options(parser)
+    sample_clips.add_arguments(parser)
 
 
 def add_model(parser: argparse.ArgumentParser, required: bool) -> None:
@@ -89,9 +96,9 @@ def add_chain(parser: argparse.ArgumentParser, cfg_scale: float = 4.0) -> None:
         "--sampler",
         metavar="NAME",
         help="of a Gaussian model: ddpm (default), ddim, or dpm++, which needs about 20 steps; of flow matching: "
-        "sde-euler (default), sde-heun, euler, heun, or dopri5",
+        "sde-euler (default), sde-heun, euler, heun, or dopri5; of Wan's flow matching: euler (default), unipc",
     )
-    parser.add_argument("--steps", type=int, default=250, help="steps of the sampler (default 250)")
+    parser.add_argument("--steps", type=int, help="steps of the sampler (default 250, of a clip 50)")
     parser.add_argument(
         "--cfg-scale",
         type=float,
@@ -101,8 +108,7 @@ def add_chain(parser: argparse.ArgumentParser, cfg_scale: float = 4.0) -> None:
     parser.add_argument(
         "--cfg-channels",
         choices=("3", "all"),
-        default="3",
-        help="guide the first 3 latent channels, as the published DiT does (default), or all",
+        help="guide the first 3 latent channels, as the published DiT does (default), or all (default of clips)",
     )
     parser.add_argument(
         "--cfg-interval",
@@ -153,9 +159,13 @@ def run(args: argparse.Namespace) -> int:
     from mindspeed_mm_dit.sampling.grid import check_size, save_samples
     from mindspeed_mm_dit.sampling.load import describe, load_model
 
-    check_output(Path(args.output))
     _, config, names = describe(args.checkpoint, args.model)
     settings = settings_of(args, config)
+    if config.reads_texts:
+        return sample_clips.sample_clips(args, config, settings)
+    if texts := sample_clips.given(args):
+        raise ConfigError(texts[0], "this model is steered by classes, not by texts", "use --classes")
+    check_output(Path(args.output))
     num_classes = config.predictor.num_classes
     wanted = f"0-{min(10, num_classes) - 1}" if args.classes is None else args.classes
     classes = np.array(parse_classes(wanted, names, num_classes), np.int64)
@@ -185,14 +195,15 @@ def settings_of(args: argparse.Namespace, config: ModelConfig) -> SampleSettings
         PlatformError: --bf16 where the framework does not offer it.
     """
     from mindspeed_mm_dit.framework import runtime
-    from mindspeed_mm_dit.objectives.guidance import Guidance
+    from mindspeed_mm_dit.objectives.guidance import Guidance, GuidedChannels
     from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of, sampler_options
     from mindspeed_mm_dit.sampling.generate import SampleSettings, check_guidance
 
+    channels: GuidedChannels = args.cfg_channels or ("all" if config.reads_texts else "3")
     settings = SampleSettings(
         sampler=args.sampler or next(iter(objective_of(config.diffusion).samplers)),
-        steps=_positive("--steps", args.steps),
-        guidance=Guidance(args.cfg_scale, args.cfg_channels, parse_interval(args.cfg_interval)),
+        steps=_positive("--steps", (50 if config.reads_texts else 250) if args.steps is None else args.steps),
+        guidance=Guidance(args.cfg_scale, channels, parse_interval(args.cfg_interval)),
         seed=args.seed,
         batch_size=_positive("--batch-size", args.batch_size),
         options=sampler_options_of(args),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -54,7 +54,7 @@ class WanVAEConfig:
     """Train on a draw from the posterior or, as Wan does, on its mean."""
     enable_tiling: bool = False
     """Code large frames in tiles, which needs less memory and is not exactly the same."""
-    tiling_param: dict | None = None
+    tiling_param: dict | None = field(default=None, hash=False)
     """Keys of :class:`TilingParam`; null for its defaults."""
     norm_latents: Literal[True] = True
     """Latents are normalised; MindSpeed-MM's key, with the one value that is known here."""
@@ -64,6 +64,7 @@ class WanVAEConfig:
     """MindSpeed-MM's name of it."""
 
     channels = 3
+    encodes_kinds = ("videos",)
 
     def __post_init__(self) -> None:
         check_path("ae.from_pretrained", self.from_pretrained)
@@ -105,6 +106,10 @@ class WanVAEConfig:
                 )
         f = (frames - 1) // self.temporal_factor + 1
         return self.latent_channels, f, height // self.spatial_factor, width // self.spatial_factor
+
+    def clip_size(self, frames: int, height: int, width: int) -> tuple[int, int, int]:
+        """Return (F, H, W) of the clip that latents of this size are decoded to."""
+        return 1 + (frames - 1) * self.temporal_factor, height * self.spatial_factor, width * self.spatial_factor
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,11 @@ class ClipsParam:
     column of some shapes (479 of 480 x 832) and stretches the rest. Its pixels are no whole levels then."""
     caption_dropout_prob: float = 0.1
     """Probability that a training clip loses its caption; in [0, 1]."""
+    valid_fraction: float = 0.0
+    """Part of the clips held out for --eval-interval, chosen from the seed; in [0, 1)."""
+    features: str | None = None
+    """Folder that mm-dit cache-latents filled from these clips; neither clips nor captions are then encoded again, and
+    the clips themselves need not be there."""
     skip_bad_clips: bool = False
     """Leave out clips that cannot be used, and count them, instead of stopping."""
     source: Literal["moving_digits"] | None = None
@@ -56,6 +61,15 @@ class ClipsParam:
         if self.train_fps is not None:
             check_between("dataset_param.train_fps", self.train_fps, 0.01, 1000, "null takes every frame")
         check_between("dataset_param.caption_dropout_prob", self.caption_dropout_prob, 0, 1)
+        if self.features is not None:
+            check_path("dataset_param.features", self.features)
+        if not 0.0 <= self.valid_fraction < 1.0:
+            raise ConfigError(f"dataset_param.valid_fraction = {self.valid_fraction}", "must lie in [0, 1)")
+
+    @property
+    def cache(self) -> str | None:
+        """Where encoded clips and captions are read from instead of their files."""
+        return self.features
 
     @property
     def size(self) -> tuple[int, int]:
@@ -87,12 +101,6 @@ def load_clips_config(path: str | Path, flag: str = "--mm-data") -> ClipsConfig:
         if name in content:
             content[name] = from_mapping(cls, content[name], f"{path}: {name}")
     return from_mapping(ClipsConfig, content, str(path))
-
-
-def is_clips(path: str | Path, flag: str) -> bool:
-    """Return whether the data.json that ``flag`` names is one of clips."""
-    section = read_json(path, flag).get("dataset_param")
-    return isinstance(section, dict) and section.get("dataset_type") == ClipsParam.dataset_type
 
 
 def check_patches(param: ClipsParam, latent_shape: tuple[int, ...], patch: tuple[int, int, int]) -> None:

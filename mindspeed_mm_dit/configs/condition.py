@@ -79,6 +79,7 @@ class TextStates(Condition):
     width: int
     names = ("text",)
     dropout = 0.0
+    has_null = True
 
     def null(self, count: int) -> Arrays:
         """Raise ConfigError: without a text encoder nobody knows it."""

@@ -43,6 +43,11 @@ class DatasetParam:
         if not 0.0 <= self.valid_fraction < 1.0:
             raise ConfigError(f"dataset_param.valid_fraction = {self.valid_fraction}", "must lie in [0, 1)")
 
+    @property
+    def cache(self) -> str | None:
+        """Where encoded images are read from instead of their files."""
+        return self.latents
+
 
 @dataclass(frozen=True)
 class DataloaderParam:

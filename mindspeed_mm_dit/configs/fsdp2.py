@@ -20,6 +20,9 @@ from mindspeed_mm_dit.errors import ConfigError, nearest
 
 Dtype = Literal["bf16", "fp16", "fp32"]
 
+ENCODERS = ("ae", "text_encoder")
+"""Parts of a model that are frozen."""
+
 
 @dataclass(frozen=True)
 class Fsdp2Config:
@@ -50,7 +53,7 @@ class Fsdp2Config:
     num_to_backward_prefetch: int | None = 0
     """Units whose weights are gathered ahead in backward."""
     ignored_modules: tuple[str, ...] | None = None
-    """Paths of modules left alone: replicated, never sharded."""
+    """Paths of modules left alone: replicated, never sharded. "ae" and "text_encoder" may be named: they always are."""
     recompute_modules: tuple[str, ...] | None = None
     """Paths of modules whose activations are recomputed in backward."""
     use_reentrant: bool = True
@@ -78,6 +81,11 @@ class Fsdp2Config:
                 "a DiT has no experts",
                 "drop both keys",
             )
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """``ignored_modules`` without the encoders, which are no part of what is sharded."""
+        return tuple(path for path in self.ignored_modules or () if path not in ENCODERS)
 
     def shard_ranks(self, world_size: int) -> int:
         """Ranks that share one copy of the weights, checked against ``world_size``."""

@@ -1,4 +1,4 @@
-"""model.json: which predictor, diffusion and autoencoder a run is made of."""
+"""model.json: which predictor, diffusion, autoencoder and text encoder a run is made of."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mindspeed_mm_dit.configs.autoencoder_files import with_latent_facts
+from mindspeed_mm_dit.configs.autoencoder_kl_wan import WanVAEConfig
+from mindspeed_mm_dit.configs.condition import TextStates
 from mindspeed_mm_dit.configs.custom_dit import CustomDiTConfig
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
@@ -17,6 +19,7 @@ from mindspeed_mm_dit.configs.plugins import load_plugins
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.configs.presets import PRESETS
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
+from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig
 from mindspeed_mm_dit.configs.wan import WanConfig
 from mindspeed_mm_dit.configs.wan_flow import WanFlowConfig
 from mindspeed_mm_dit.errors import ConfigError, nearest
@@ -24,10 +27,10 @@ from mindspeed_mm_dit.errors import ConfigError, nearest
 
 @dataclass(frozen=True)
 class PixelConfig:
-    """Section ``ae`` with ``model_id`` "pixel": no autoencoder, the images are the latents."""
+    """Section ``ae`` with ``model_id`` "pixel": no autoencoder, the images, or the clips, are the latents."""
 
     channels: int = 3
-    """Channels of an image: 1 (grey) or 3 (RGB)."""
+    """Channels of an image or a frame: 1 (grey) or 3 (RGB)."""
     model_id: str = "pixel"
     """Key in AE_MODEL_MAPPINGS."""
 
@@ -37,11 +40,20 @@ class PixelConfig:
 
     downsample_factor = 1
     samples_posterior = False
+    encodes_kinds = ("images", "videos")
 
     @property
     def latent_channels(self) -> int:
         """Channels of a latent."""
         return self.channels
+
+    def latent_shape(self, frames: int, height: int, width: int) -> tuple[int, int, int, int]:
+        """Return (C, F, H, W) of a clip, as it is."""
+        return self.channels, frames, height, width
+
+    def clip_size(self, frames: int, height: int, width: int) -> tuple[int, int, int]:
+        """Return (F, H, W) of the clip that latents of this size are."""
+        return frames, height, width
 
 
 @dataclass(frozen=True)
@@ -65,6 +77,7 @@ class AutoencoderKLConfig:
     """Key in AE_MODEL_MAPPINGS."""
 
     channels = 3
+    encodes_kinds = ("images",)
 
     def __post_init__(self) -> None:
         check_path("ae.from_pretrained", self.from_pretrained)
@@ -92,7 +105,11 @@ DIFFUSION_CONFIGS: dict[str, type] = {
     "flow_matching": FlowMatchingConfig,
     "wan_flow_match_scheduler": WanFlowConfig,
 }
-AE_CONFIGS: dict[str, type] = {"pixel": PixelConfig, "autoencoder_kl": AutoencoderKLConfig}
+AE_CONFIGS: dict[str, type] = {
+    "pixel": PixelConfig,
+    "autoencoder_kl": AutoencoderKLConfig,
+    "wan_video_vae": WanVAEConfig,
+}
 
 
 @dataclass(frozen=True)
@@ -105,16 +122,13 @@ class ModelConfig:
     """An instance of one of DIFFUSION_CONFIGS."""
     predictor: Any
     """An instance of one of PREDICTOR_CONFIGS."""
+    text_encoder: TextEncoderConfig | None = None
+    """What reads captions, for a predictor that is steered by texts."""
     note: str = ""
     """Free text: what the configuration is, what it costs."""
 
     def __post_init__(self) -> None:
-        if len(self.predictor.latent_shape) != 3:
-            raise ConfigError(
-                f"predictor.model_id = {self.predictor.model_id!r}",
-                f"learns videos by their texts, and the autoencoder '{self.ae.model_id}' makes latents of images",
-                "use model_id 'dit' for images with labels; data and autoencoders of videos are not offered yet",
-            )
+        self._check_kinds()
         if self.predictor.in_channels != self.ae.latent_channels:
             raise ConfigError(
                 f"predictor.in_channels = {self.predictor.in_channels}",
@@ -123,10 +137,42 @@ class ModelConfig:
             )
         self.diffusion.check_output(self.predictor.in_channels, self.predictor.out_channels)
 
+    def _check_kinds(self) -> None:
+        """Raise ConfigError unless autoencoder and text encoder are of the kind that the predictor learns from."""
+        kind = "images" if len(self.predictor.latent_shape) == 3 else "videos"
+        if kind not in self.ae.encodes_kinds:
+            fitting = [name for name, config in AE_CONFIGS.items() if kind in getattr(config, "encodes_kinds", ())]
+            raise ConfigError(
+                f"ae.model_id = {self.ae.model_id!r}",
+                f"makes no latents of {kind}, which predictor {self.predictor.model_id!r} learns",
+                f"use {' or '.join(fitting)}",
+            )
+        if self.reads_texts and self.text_encoder is None:
+            raise ConfigError(
+                "text_encoder", f"this section is missing: predictor {self.predictor.model_id!r} is steered by texts",
+                'add {"model_id": "umt5", "from_pretrained": "folder"}',
+            )  # fmt: skip
+        if self.text_encoder is not None and not self.reads_texts:
+            raise ConfigError(
+                "text_encoder", f"predictor {self.predictor.model_id!r} is not steered by texts", "drop the section"
+            )
+
+    @property
+    def reads_texts(self) -> bool:
+        """Whether the predictor is steered by texts."""
+        return isinstance(self.predictor.condition, TextStates)
+
     @property
     def image_size(self) -> int:
         """Height and width of the images, in pixels."""
         return int(self.predictor.input_size * self.ae.downsample_factor)
+
+    @property
+    def sample_size(self) -> tuple[int, ...]:
+        """(H, W) of an image, or (F, H, W) of a clip, in pixels."""
+        if len(self.latent_shape) == 3:
+            return (self.image_size, self.image_size)
+        return tuple(self.ae.clip_size(*self.latent_shape[1:]))
 
     @property
     def latent_shape(self) -> tuple[int, ...]:
@@ -147,6 +193,8 @@ def model_config_from_mapping(content: Mapping[str, Any], where: str) -> ModelCo
         name: _section(content, name, kinds, where)
         for name, kinds in (("ae", AE_CONFIGS), ("diffusion", DIFFUSION_CONFIGS), ("predictor", PREDICTOR_CONFIGS))
     }
+    if "text_encoder" in content:
+        sections["text_encoder"] = from_mapping(TextEncoderConfig, content["text_encoder"], f"{where}: text_encoder")
     return from_mapping(ModelConfig, {**content, **sections}, where)
 
 

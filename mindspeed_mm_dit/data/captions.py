@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+import threading
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -38,11 +39,12 @@ def clean_caption(caption: str) -> str:
 
 
 class CaptionTokenizer:
-    """The tokenizer of a text encoder, from its local folder."""
+    """The tokenizer of a text encoder, from its local folder; safe to call from several threads."""
 
     def __init__(self, config: TextEncoderConfig) -> None:
         self.config = config
         self._tokenizer = _load(config)
+        self._lock = threading.Lock()  # (its padding and truncation are a state, set anew by each call)
 
     @property
     def vocabulary_size(self) -> int:
@@ -64,10 +66,12 @@ class CaptionTokenizer:
 
         The empty caption is the end alone: what a dropped caption becomes, and the null condition of guidance.
         """
-        found = self._tokenizer(
-            [clean_caption(caption) for caption in captions], max_length=self.config.max_length, padding="max_length",
-            truncation=True, return_attention_mask=True, add_special_tokens=True, return_tensors="np",
-        )  # fmt: skip
+        cleaned = [clean_caption(caption) for caption in captions]
+        with self._lock:
+            found = self._tokenizer(
+                cleaned, max_length=self.config.max_length, padding="max_length", truncation=True,
+                return_attention_mask=True, add_special_tokens=True, return_tensors="np",
+            )  # fmt: skip
         return Tokens(found["input_ids"].astype(np.int64), found["attention_mask"].astype(np.int64))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.clips import ClipsParam
 from mindspeed_mm_dit.data import draws
+from mindspeed_mm_dit.data.captions import Tokens
 from mindspeed_mm_dit.data.clips import Clip, ClipIndex, is_still
 from mindspeed_mm_dit.data.dataset import Batch, Draw
 from mindspeed_mm_dit.data.draws import Stream
@@ -29,14 +31,14 @@ NO_CAPTION = -1
 class ClipReader:
     """The pixels of an index's clips; safe to call from several threads."""
 
-    def __init__(self, index: ClipIndex, param: ClipsParam) -> None:
-        self.index, self.param = index, param
+    def __init__(self, index: ClipIndex, param: ClipsParam, channels: int = 3) -> None:
+        self.index, self.param, self._channels = index, param, channels
         bytes_a_clip = math.prod(param.pixels_shape) * (1 if param.crop == "exact" else 4)
         fits = len(index) * bytes_a_clip <= CACHE_BYTES
         self._decoded: dict[int, np.ndarray] | None = {} if fits and param.clip_start == "first" else None
 
     def read(self, clips: np.ndarray, starts: np.ndarray) -> np.ndarray:
-        """Return pixels (B, 3, F, H, W) of ``clips`` (B,), uint8 (float32 with ``crop`` "mindspeed_mm").
+        """Return pixels (B, 3 or 1, F, H, W) of ``clips`` (B,), uint8 (float32 with ``crop`` "mindspeed_mm").
 
         starts: (B,) in [0, 1), where each begins with ``clip_start`` "random", from its first frame to the last that
         leaves it long enough.
@@ -52,6 +54,7 @@ class ClipReader:
         path = Path(self.param.data_folder) / clip.entry.path
         try:
             pixels = fit_frames(self._frames(path, clip, start), self.param.size, self.param.crop)
+            pixels = pixels if self._channels == 3 else grey(pixels)
         except UnusableFile as problem:
             raise DataError(
                 str(path), f"{problem} (line {clip.entry.line} of {self.param.json_path})",
@@ -69,14 +72,22 @@ class ClipReader:
         return read_frames(path, frame_numbers(self.param.num_frames, clip.step, first))
 
 
+def grey(pixels: np.ndarray) -> np.ndarray:
+    """Return the luma (1, F, H, W) of colours (3, F, H, W), in their dtype (ITU-R BT.601, as Pillow's mode L)."""
+    luma = np.tensordot(np.array([0.299, 0.587, 0.114], np.float32), pixels, 1)[None]
+    return np.round(luma).astype(pixels.dtype) if pixels.dtype == np.uint8 else luma
+
+
 @dataclass(frozen=True)
 class ClipDraws:
     """What stands at each position of a run, as a function of the seed; the same for files and for a cache."""
 
-    index: ClipIndex
-    """The clips."""
+    clips: np.ndarray
+    """Numbers of the clips that stand somewhere, (N,) int64."""
+    offered: np.ndarray
+    """Captions of every clip there is, by its number, int64."""
     order: SampleOrder
-    """Which of them stands where."""
+    """Which of ``clips`` stands where."""
     seed: int
     """Of every draw."""
     caption_dropout_prob: float
@@ -88,11 +99,14 @@ class ClipDraws:
     posterior_noise: bool = False
     """Whether latents are drawn from their posterior, so that a sample carries noise for it."""
 
+    def clips_at(self, positions: np.ndarray) -> np.ndarray:
+        """Return the number of the clip at each of ``positions`` (B,), int64."""
+        return self.clips[self.order.images(positions)]
+
     def captions(self, positions: np.ndarray) -> np.ndarray:
         """Return which of its clip's captions stands at each of ``positions`` (B,), int64; NO_CAPTION where dropped."""
         dropped = draws.coins(self.seed, Stream.LABEL_DROP, positions, self.caption_dropout_prob)
-        offered = [len(self.index.clips[clip].entry.captions) for clip in self.order.images(positions).tolist()]
-        chosen = draws.uniforms(self.seed, Stream.CAPTION, positions) * offered
+        chosen = draws.uniforms(self.seed, Stream.CAPTION, positions) * self.offered[self.clips_at(positions)]
         return np.where(dropped, NO_CAPTION, chosen.astype(np.int64))
 
     def starts(self, positions: np.ndarray) -> np.ndarray:
@@ -111,24 +125,25 @@ class ClipDraws:
 class ClipSamples:
     """The samples of a run from the files of its clips; safe to call from several threads."""
 
-    def __init__(self, reader: ClipReader, drawn: ClipDraws) -> None:
-        self._reader, self._drawn = reader, drawn
+    def __init__(self, reader: ClipReader, drawn: ClipDraws, tokenizer: Callable[[Sequence[str]], Tokens]) -> None:
+        self._reader, self._drawn, self._tokenizer = reader, drawn, tokenizer
 
     def batch(self, positions: np.ndarray) -> Batch:
         """Return the samples at ``positions`` (B,) int64.
 
-        pixels (B, 3, F, H, W), uint8 (float32 with ``crop`` "mindspeed_mm"); caption (B,) of strings, empty where the
-        coin drops it; and the other draws.
+        pixels (B, 3 or 1, F, H, W), uint8 (float32 with ``crop`` "mindspeed_mm"); caption_ids and caption_mask (B, L)
+        int64, of the empty caption where the coin drops it; and the other draws.
         """
-        clips = self._drawn.order.images(positions)
+        tokens = self._tokenizer(self.captions(positions))
         return {
-            "pixels": self._reader.read(clips, self._drawn.starts(positions)),
-            "caption": self.captions(positions),
+            "pixels": self._reader.read(self._drawn.clips_at(positions), self._drawn.starts(positions)),
+            "caption_ids": tokens.ids,
+            "caption_mask": tokens.mask,
             **self._drawn.others(positions),
         }
 
-    def captions(self, positions: np.ndarray) -> np.ndarray:
-        """Return the caption at each of ``positions`` (B,), (B,) of strings; no video is opened."""
-        clips, numbers = self._drawn.order.images(positions).tolist(), self._drawn.captions(positions).tolist()
-        offered = [self._drawn.index.clips[clip].entry.captions for clip in clips]
-        return np.array(["" if number == NO_CAPTION else some[number] for some, number in zip(offered, numbers)])
+    def captions(self, positions: np.ndarray) -> list[str]:
+        """Return the caption at each of ``positions`` (B,); no video is opened."""
+        clips, numbers = self._drawn.clips_at(positions).tolist(), self._drawn.captions(positions).tolist()
+        offered = [self._reader.index.clips[clip].entry.captions for clip in clips]
+        return ["" if number == NO_CAPTION else some[number] for some, number in zip(offered, numbers)]

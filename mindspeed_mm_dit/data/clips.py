@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 from tqdm import tqdm
 
 from mindspeed_mm_dit.configs.clips import ClipsParam
@@ -56,6 +57,11 @@ class ClipIndex:
 
     def __len__(self) -> int:
         return len(self.clips)
+
+    @property
+    def offered(self) -> np.ndarray:
+        """Captions of each clip, (N,) int64."""
+        return np.array([len(clip.entry.captions) for clip in self.clips], np.int64)
 
 
 class _Look(NamedTuple):

@@ -16,12 +16,14 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from mindspeed_mm_dit.configs.autoencoder_kl_wan import WanVAEConfig
 from mindspeed_mm_dit.configs.clips import ClipsParam
-from mindspeed_mm_dit.configs.encoders import Encoders
 from mindspeed_mm_dit.configs.strict import from_mapping
+from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig
 from mindspeed_mm_dit.data.clip_samples import NO_CAPTION, ClipDraws
 from mindspeed_mm_dit.data.dataset import Batch
 from mindspeed_mm_dit.data.files import UnusableFile, read_bytes
@@ -79,8 +81,8 @@ class FeatureIndex:
         return range(shard * self.shard_clips, min((shard + 1) * self.shard_clips, self.num_clips))
 
 
-def feature_identity(clips: str, param: ClipsParam, encoders: Encoders) -> FeatureIdentity:
-    """Return the identity that a cache must have; ``clips``: digest of the index.
+def feature_identity(clips: str, param: ClipsParam, ae: Any, text: TextEncoderConfig) -> FeatureIdentity:
+    """Return the identity that a cache must have; ``clips``: digest of the index; ``ae``: section "ae".
 
     Raises ConfigError for clips that are other frames each time.
     """
@@ -89,20 +91,25 @@ def feature_identity(clips: str, param: ClipsParam, encoders: Encoders) -> Featu
             f"dataset_param.clip_start = {param.clip_start!r}", "clips that begin elsewhere each time cannot be kept",
             'set it to "first", or train without a cache',
         )  # fmt: skip
-    ae, text = encoders
     rate = "all" if param.train_fps is None else f"{param.train_fps:g}"
-    tiles = f", tiles {tuple(asdict(ae.tiling()).values())}" if ae.enable_tiling else ""
     own = digest_of_files(text.from_pretrained, "text_encoder.from_pretrained")
     tokenizer = digest_of_files(str(text.tokenizer_folder), "text_encoder.tokenizer")
     return FeatureIdentity(
         clips,
         f"{param.num_frames} of {param.max_height} x {param.max_width}, fps {rate}, crop {param.crop}",
-        f"{digest_of_files(ae.from_pretrained)}, {ae.dtype}{tiles}",
+        _autoencoder(ae),
         f"{own}, tokenizer {tokenizer}, {text.dtype}",
         text.zero_padding,
         text.max_length,
-        ae.do_sample,
+        ae.samples_posterior,
     )
+
+
+def _autoencoder(ae: Any) -> str:
+    if not isinstance(ae, WanVAEConfig):
+        return f"{ae.model_id}, {ae.channels} channels"
+    tiles = f", tiles {tuple(asdict(ae.tiling()).values())}" if ae.enable_tiling else ""
+    return f"{digest_of_files(ae.from_pretrained)}, {ae.dtype}{tiles}"
 
 
 def check_same(where: str, found: FeatureIdentity, wanted: FeatureIdentity) -> None:
@@ -147,6 +154,11 @@ class _Captions:
     def __len__(self) -> int:
         return len(self._tokens)
 
+    @property
+    def width(self) -> int:
+        """Width D of a state."""
+        return int(self._states.shape[1])
+
     def read(self, caption: int) -> tuple[np.ndarray, np.ndarray]:
         """Return states (L, D) float32 and mask (L,) int64 of one of them."""
         states = np.zeros((self._length, self._states.shape[1]), np.float32)
@@ -168,11 +180,17 @@ class _Shard:
         tensors = _tensors(path, *latents, "captions", "tokens", "states")
         self.path, self.latents = path, {name: tensors[name] for name in latents}
         self._captions = _Captions(path, tensors, identity)
+        self.width = self._captions.width
         counts = np.asarray(tensors["captions"])
         self._first = np.cumsum(counts) - counts
         rows = {len(array) for array in (counts, *self.latents.values())}
         if rows != {clips} or counts.sum() != len(self._captions):
             raise DataError(str(path), f"holds other clips or captions than the {clips} of the index", MAKE_AGAIN)
+
+    @property
+    def offered(self) -> np.ndarray:
+        """Captions of each clip, (clips,) int64."""
+        return np.diff(self._first, append=len(self._captions))
 
     def caption(self, row: int, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Return states (L, D) float32 and mask (L,) int64 of caption ``number`` of the clip in ``row``."""
@@ -189,15 +207,13 @@ def _tensors(path: Path, *names: str) -> dict[str, np.memmap]:
 class FeatureCache:
     """A complete cache, memory-mapped; safe to read from several threads and processes.
 
-    Raises ConfigError where it is not what ``wanted`` says, DataError where it is damaged.
+    Raises DataError where it is damaged.
     """
 
-    def __init__(self, folder: str | Path, wanted: FeatureIdentity | None = None) -> None:
+    def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.index = read_feature_index(self.folder)
         identity = self.index.identity
-        if wanted is not None:
-            check_same(str(folder), identity, wanted)
         null = self.folder / NULL
         self._null = _Captions(null, _tensors(null, "states", "tokens"), identity)
         self._shards = [
@@ -205,10 +221,24 @@ class FeatureCache:
             for shard in range(self.index.num_shards)
         ]
 
+    def check(self, wanted: FeatureIdentity) -> None:
+        """Raise ConfigError where the cache is not what ``wanted`` says."""
+        check_same(f"dataset_param.features = {self.folder}", self.index.identity, wanted)
+
+    @property
+    def offered(self) -> np.ndarray:
+        """Captions of each clip, (N,) int64."""
+        return np.concatenate([shard.offered for shard in self._shards])
+
+    @property
+    def shapes(self) -> set[tuple[tuple[int, ...], int]]:
+        """(C, f, h, w) of the latents and width D of the states; of a good cache one pair."""
+        return {(shard.latents["mean"].shape[1:], shard.width) for shard in self._shards}
+
     def read(self, clips: np.ndarray, captions: np.ndarray) -> Batch:
         """Return what is kept of ``clips`` (B,), each with its caption of the number in ``captions`` (B,), or -1: none.
 
-        latent_mean and, where it is kept, latent_std (B, C, f, h, w) float32, raw; text_states (B, L, D) float32;
+        latent_mean and, where it is kept, latent_std (B, C, f, h, w) float32, raw; text (B, L, D) float32, the states;
         text_mask (B, L) int64, 0 for padding.
         Raises:
             DataError: one is not finite, so a step with it would spoil the weights.
@@ -223,7 +253,7 @@ class FeatureCache:
             f"latent_{name}": np.stack([shard.latents[name][row] for shard, row in rows]).astype(np.float32)
             for name in self._shards[0].latents
         }
-        batch["text_states"] = np.stack([states for states, _ in texts])
+        batch["text"] = np.stack([states for states, _ in texts])
         bad = first_not_finite(*batch.values())
         if bad is not None:
             raise DataError(str(rows[bad][0].path), f"the features of clip {clips[bad]} are not finite", MAKE_AGAIN)
@@ -239,5 +269,5 @@ class FeatureSamples:
 
     def batch(self, positions: np.ndarray) -> Batch:
         """Return the samples at ``positions`` (B,) int64: what ``FeatureCache.read`` gives, and the other draws."""
-        clips = self._drawn.order.images(positions)
+        clips = self._drawn.clips_at(positions)
         return {**self._cache.read(clips, self._drawn.captions(positions)), **self._drawn.others(positions)}

@@ -17,7 +17,7 @@ import numpy as np
 from mindspeed_mm_dit.data.builtin import written_aside
 from mindspeed_mm_dit.data.draws import philox
 from mindspeed_mm_dit.data.small_text_encoder import write_text_encoder, write_tokenizer
-from mindspeed_mm_dit.data.video_file import pyav
+from mindspeed_mm_dit.data.video_file import write_video
 
 NUM_CLIPS = 1000
 CANVAS, NUM_FRAMES, FPS = 32, 9, 8
@@ -85,17 +85,3 @@ def _place_along(way: int, frame: int, place: int) -> int:
     if way == 0:
         return place
     return STEP * frame if way > 0 else CANVAS // 2 - STEP * frame
-
-
-def write_video(path: Path, frames: np.ndarray, fps: int) -> None:
-    """Write frames (F, H, W, 3) uint8, H and W even, as MPEG-4 at a quality that is hard to tell from them."""
-    av = pyav()
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("mpeg4", rate=fps)
-        stream.height, stream.width = frames.shape[1:3]
-        stream.pix_fmt, stream.codec_context.thread_count = "yuv420p", 1
-        stream.codec_context.qmin = stream.codec_context.qmax = 1
-        stream.codec_context.bit_rate = 1 << 25
-        for frame in frames:
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
-        container.mux(stream.encode())

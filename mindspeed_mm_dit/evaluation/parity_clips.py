@@ -21,7 +21,7 @@ class AutoencoderGroup(Group):
     def value(self, name: str) -> np.ndarray | None:
         """Return our value of ``name``."""
         autoencoder, (mean, std) = self._reference.autoencoder, self._moments
-        latents = autoencoder.normalised(mean)
+        latents = autoencoder.scaled(mean)
         known = {
             "mean": lambda: mean,
             "logvar": lambda: 2 * ops.log(std),

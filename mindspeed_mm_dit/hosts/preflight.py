@@ -7,17 +7,15 @@ from argparse import Namespace
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from mindspeed_mm_dit.configs.data import load_data_config
+from mindspeed_mm_dit.configs.data_kinds import load_any_data_config
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, load_fsdp2_config
-from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, model_config_from_mapping, spelled_out
+from mindspeed_mm_dit.configs.model import model_config_from_mapping, spelled_out
 from mindspeed_mm_dit.configs.precision import Way, decide
 from mindspeed_mm_dit.configs.strict import read_json
-from mindspeed_mm_dit.data.dataset import check_fit
-from mindspeed_mm_dit.models.autoencoder_kl.files import find_weights
+from mindspeed_mm_dit.models.registry import check_encoders
 from mindspeed_mm_dit.planning.fit import Place, check_model_fits, check_state_fits, tight_step
 from mindspeed_mm_dit.planning.memory import Layout
-from mindspeed_mm_dit.training.batches import image_indices
-from mindspeed_mm_dit.training.classes import say_data
+from mindspeed_mm_dit.training.data_sets import open_data_set
 from mindspeed_mm_dit.training.mm_args import MultiModalArguments, with_facts
 
 
@@ -61,20 +59,21 @@ def check_configs(args: Namespace, host: HostFacts, fsdp2: Fsdp2Config | None) -
     if mm.fsdp2 is not None:
         mm.fsdp2.shard_ranks(host.world_size)
     _check_memory(args, mm, host)
-    _check_autoencoder(mm)
+    if mm.encodes:
+        check_encoders(mm.model)
     host.check_sharding(mm)
-    train, _ = image_indices(mm, args.seed)
-    check_fit(mm.model, mm.data, len(train), args.global_batch_size or args.micro_batch_size * host.world_size)
-    return with_facts(mm, train)
+    data = open_data_set(mm, args.seed)
+    data.check(args.global_batch_size or args.micro_batch_size * host.world_size)
+    return with_facts(mm, data.facts())
 
 
-def say_images(args: Namespace, mm: MultiModalArguments) -> None:
-    """Print what the run learns from, and warn where --eval-interval is given and no image is held out."""
-    train, valid = image_indices(mm, args.seed)
-    say_data(train, valid, mm.model.predictor.num_classes)
-    if args.eval_interval and not len(valid):
+def say_data_set(args: Namespace, mm: MultiModalArguments) -> None:
+    """Print what the run learns from, and warn where --eval-interval is given and nothing is held out."""
+    data = open_data_set(mm, args.seed)
+    data.say()
+    if args.eval_interval and not data.num_valid:
         print(
-            f"warning: --eval-interval = {args.eval_interval}: no image is held out "
+            f"warning: --eval-interval = {args.eval_interval}: no {data.noun} is held out "
             f"(dataset_param.valid_fraction = {mm.data.dataset_param.valid_fraction}), so nothing is validated",
             file=sys.stderr,
         )
@@ -85,7 +84,7 @@ def _read(args: Namespace, host: HostFacts, fsdp2: Fsdp2Config | None) -> MultiM
     ways = host.ways_to_bf16
     return MultiModalArguments(
         model=model_config_from_mapping(model_json, args.mm_model),
-        data=load_data_config(args.mm_data, host.mm_data),
+        data=load_any_data_config(args.mm_data, host.mm_data),
         fsdp2=fsdp2,
         model_json=model_json,
         precision=None if ways is None else decide(args.bf16, fsdp2, ways, host.name),
@@ -100,12 +99,6 @@ def _check_memory(args: Namespace, mm: MultiModalArguments, host: HostFacts) -> 
         return
     layout = Layout.of(mm.fsdp2, mm.precision, host.world_size)
     check_state_fits(mm.model, layout, host.device)
-    warning = tight_step(mm.model, layout, args.micro_batch_size, mm.encodes_images, host.device)
+    warning = tight_step(mm.model, layout, args.micro_batch_size, mm.encodes, host.device)
     if warning and host.rank == 0:
         print(warning, file=sys.stderr)
-
-
-def _check_autoencoder(mm: MultiModalArguments) -> None:
-    """Raise CheckpointError unless the weights of the autoencoder that encodes the images are there."""
-    if isinstance(mm.model.ae, AutoencoderKLConfig) and mm.encodes_images:
-        find_weights(mm.model.ae)

@@ -1,7 +1,7 @@
 """Our own host: MindSpeed-MM's names, flags and log line, without MindSpeed-MM.
 
 A training script written for one host runs in the other: ``pretrain`` has the same signature, and
-``get_args``, ``print_rank_0`` and ``average_losses_across_data_parallel_group`` mean the same. ``load_autoencoder`` is
+``get_args``, ``print_rank_0`` and ``average_losses_across_data_parallel_group`` mean the same. ``load_encoders`` is
 a name of our own: how weights get into memory while a model is built is the host's business.
 """
 
@@ -46,10 +46,10 @@ def get_args() -> Namespace:
     return _args
 
 
-def load_autoencoder() -> Any:
-    """Load what encodes the images of this run; where all latents are cached, its weights stay on disk."""
+def load_encoders() -> tuple[Any, Any]:
+    """Load what encodes images, or clips and captions, of this run; where all are cached, weights stay on disk."""
     mm = get_args().mm
-    return registry.load_autoencoder(mm.model.ae, mm.encodes_images)
+    return registry.load_encoders(mm.model, mm.encodes)
 
 
 def average_losses_across_data_parallel_group(losses: list[Any]) -> list[Any]:
@@ -144,7 +144,7 @@ __all__ = [
     "ModelType",
     "average_losses_across_data_parallel_group",
     "get_args",
-    "load_autoencoder",
+    "load_encoders",
     "pretrain",
     "print_rank_0",
 ]

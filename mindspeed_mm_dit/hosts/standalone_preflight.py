@@ -15,7 +15,7 @@ from mindspeed_mm_dit.configs.outputs import check_output_file, check_output_fol
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import active, runtime
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
-from mindspeed_mm_dit.hosts.preflight import HostFacts, check_configs, fsdp2_of, say_images
+from mindspeed_mm_dit.hosts.preflight import HostFacts, check_configs, fsdp2_of, say_data_set
 from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of
 from mindspeed_mm_dit.planning.fit import Place
 from mindspeed_mm_dit.training.mm_args import MultiModalArguments
@@ -34,7 +34,7 @@ def preflight(args: Namespace) -> MultiModalArguments:
     runtime.check_backend(args.distributed_backend)
     if host.rank == 0:
         check_outputs(args)
-        say_images(args, mm)
+        say_data_set(args, mm)
     return mm
 
 

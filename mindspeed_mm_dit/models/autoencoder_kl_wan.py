@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mindspeed_mm_dit.configs.autoencoder_kl_wan import WanVAEConfig, read_latent_facts
+from mindspeed_mm_dit.configs.autoencoder_kl_wan import WanVAEConfig
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.pytorch import runtime
+from mindspeed_mm_dit.models.autoencoder import draw_latents, scaling_of, statistics_of
 from mindspeed_mm_dit.models.pretrained import check_complete, quiet
 
 
@@ -25,11 +26,7 @@ class AutoencoderKLWan:
     def __init__(self, config: WanVAEConfig) -> None:
         self.config = config
         self._dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[config.dtype]
-        facts = read_latent_facts(config)
-        self._mean, self._std = (
-            torch.tensor(numbers, device=runtime.device()).reshape(1, -1, 1, 1, 1)
-            for numbers in (facts.latents_mean, facts.latents_std)
-        )  # (1, C, 1, 1, 1)
+        self.scaled, (self._mean, self._std) = scaling_of(config), statistics_of(config)
         self.module = runtime.freeze(_load(config), config.dtype)
         if config.enable_tiling:
             self.module.enable_tiling(**dataclasses.asdict(config.tiling()))
@@ -41,7 +38,7 @@ class AutoencoderKLWan:
         Raises ConfigError for F, H or W that the autoencoder does not take whole.
         """
         mean, std = self.moments(videos)
-        return self.normalised(mean, std, posterior_noise)
+        return draw_latents(mean, std, posterior_noise, self.scaled)
 
     @torch.no_grad()
     def moments(self, videos: Tensor) -> tuple[Tensor, Tensor]:
@@ -50,11 +47,6 @@ class AutoencoderKLWan:
         with self._own_precision():
             posterior = self.module.encode(videos.to(self._dtype)).latent_dist
         return posterior.mean.float(), posterior.std.float()
-
-    def normalised(self, mean: Tensor, std: Tensor | None = None, posterior_noise: Tensor | None = None) -> Tensor:
-        """Mean and std of raw latents (B, C, f, h, w) -> normalised latents, drawn if there is noise to draw with."""
-        raw = mean if posterior_noise is None else mean + std * posterior_noise
-        return (raw - self._mean) / self._std
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:

@@ -7,9 +7,12 @@ from functools import partial
 
 from mindspeed_mm_dit.configs.autoencoder_kl_wan import WanVAEConfig, read_latent_facts
 from mindspeed_mm_dit.configs.clips import ClipsParam, check_patches
+from mindspeed_mm_dit.configs.model import ModelConfig, PixelConfig
+from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig
 from mindspeed_mm_dit.data.captions import CaptionTokenizer, caption_problems
 from mindspeed_mm_dit.data.clips import ClipIndex, open_clips, provide_clips
+from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.text_encoder import open_tokenizer
 
 
@@ -26,7 +29,10 @@ class ClipData:
 
 
 def open_clip_data(
-    param: ClipsParam, ae: WanVAEConfig, text_encoder: TextEncoderConfig, patch: tuple[int, int, int] = (1, 1, 1)
+    param: ClipsParam,
+    ae: WanVAEConfig | PixelConfig,
+    text_encoder: TextEncoderConfig,
+    patch: tuple[int, int, int] = (1, 1, 1),
 ) -> ClipData:
     """Open the clips of data.json for the autoencoder, text encoder and patch (pf, ph, pw) of model.json.
 
@@ -38,6 +44,33 @@ def open_clip_data(
     provide_clips(param)
     latent_shape = ae.latent_shape(param.num_frames, *param.size)
     check_patches(param, latent_shape, patch)
-    read_latent_facts(ae)
+    if isinstance(ae, WanVAEConfig):
+        read_latent_facts(ae)
     tokenizer = open_tokenizer(text_encoder)
     return ClipData(open_clips(param, partial(caption_problems, tokenizer)), tokenizer, latent_shape)
+
+
+def check_clips(param: ClipsParam, model: ModelConfig) -> None:
+    """Raise ConfigError unless the clips of data.json make latents of the size that model.json speaks of."""
+    latent_shape = model.ae.latent_shape(param.num_frames, *param.size)
+    check_patches(param, latent_shape, model.predictor.patch_size)
+    if latent_shape != model.latent_shape:
+        raise ConfigError(
+            f"predictor.latent_size = {list(model.latent_shape[1:])}",
+            f"clips of {param.num_frames} frames of {param.max_height} x {param.max_width} make latents of "
+            f"{list(latent_shape[1:])}",
+            f"write {list(latent_shape[1:])} (no weight depends on it), or change data.json",
+        )
+
+
+def check_text_width(model: ModelConfig) -> None:
+    """Raise ConfigError unless the states of the text encoder, by its config.json, have the predictor's text_dim."""
+    assert model.text_encoder is not None
+    path = f"{model.text_encoder.from_pretrained}/config.json"
+    width = read_json(path, "text_encoder.from_pretrained").get("d_model")
+    if width != model.predictor.text_dim:
+        raise ConfigError(
+            f"predictor.text_dim = {model.predictor.text_dim}",
+            f"the text encoder's states have width {width} (d_model in {path})",
+            f"write {width}",
+        )

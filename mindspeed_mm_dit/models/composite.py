@@ -1,4 +1,4 @@
-"""The composite that trains: autoencoder, diffusion and predictor; a batch in, the loss of each sample out."""
+"""The composite that trains: encoders, diffusion and predictor; a batch in, the loss of each sample out."""
 
 from __future__ import annotations
 
@@ -12,25 +12,29 @@ from mindspeed_mm_dit.framework import nn, ops, runtime
 from mindspeed_mm_dit.models.autoencoder import draw_latents
 from mindspeed_mm_dit.models.init import check_declared, initial_weights
 from mindspeed_mm_dit.models.pixels import to_images
-from mindspeed_mm_dit.models.registry import PREDICTOR_MODEL_MAPPINGS, load_autoencoder
+from mindspeed_mm_dit.models.registry import PREDICTOR_MODEL_MAPPINGS, load_encoders
+from mindspeed_mm_dit.models.text_encoder import TextEncoder
 from mindspeed_mm_dit.objectives.registry import objective_of
 
 Tensor = Any
 
 
 class DiTModel(nn.Module):
-    """Holds ae, diffusion and predictor, as MindSpeed-MM's SoRAModel does.
+    """Holds ae, text encoder, diffusion and predictor, as MindSpeed-MM's SoRAModel does.
 
     Only the predictor has weights that are trained and saved. Nothing here is random: what an objective
     draws, dropped labels and posterior noise come with the batch. Arguments go by name, as the batch names them.
 
-    ``autoencoder``: that of section "ae", where it is in memory already, or a NoAutoencoder for a model that is only
-    given cached latents; None loads it.
+    ``autoencoder``, ``text_encoder``: what ``registry.load_encoders`` has loaded, or a NoAutoencoder and None for a
+    model that is only given what a cache holds; without an autoencoder both are loaded.
     """
 
-    def __init__(self, config: ModelConfig, autoencoder: Any = None) -> None:
+    def __init__(self, config: ModelConfig, autoencoder: Any = None, text_encoder: TextEncoder | None = None) -> None:
         super().__init__()
-        self.ae: Any = load_autoencoder(config.ae) if autoencoder is None else autoencoder
+        if autoencoder is None:
+            autoencoder, text_encoder = load_encoders(config)
+        self.ae: Any = autoencoder
+        self.text_encoder = text_encoder
         self.diffusion = objective_of(config.diffusion).build(config.diffusion)
         self.predictor = PREDICTOR_MODEL_MAPPINGS[config.predictor.model_id](config.predictor)
         names = config.predictor.condition.names
@@ -53,16 +57,22 @@ class DiTModel(nn.Module):
         posterior_noise: Tensor | None = None,
         latent_mean: Tensor | None = None,
         latent_std: Tensor | None = None,
+        caption_ids: Tensor | None = None,
+        caption_mask: Tensor | None = None,
         **given: Tensor,
     ) -> Tensor:
         """Return the training loss of each sample, (B,) float32.
 
-        given: the condition, by its names (``labels`` (B,) int64), and what the objective draws, by its
-        ``draw_names``; what else is in the batch is left alone. posterior_noise: (B, C, h, w) float32.
-        The images come as pixels (B, 3 or 1, H, W) uint8, or from a latent cache as the mean and std of their
-        posterior, (B, C, h, w) float32, unscaled.
+        given: the condition, by its names (``labels`` (B,) int64, or ``text`` (B, L, D) float32), and what the
+        objective draws, by its ``draw_names``; what else is in the batch is left alone. A text may come as the tokens
+        of its caption instead, caption_ids and caption_mask (B, L) int64. posterior_noise: (B, C, ...) float32.
+        Images (B, 3 or 1, H, W) or clips (B, 3 or 1, F, H, W) come as pixels, uint8, or from a cache as the mean and
+        std of their posterior, (B, C, ...) float32, unscaled.
         """
         latents = self.latents(pixels, posterior_noise, latent_mean, latent_std)
+        if caption_ids is not None:
+            assert self.text_encoder is not None, "captions come where no cache holds their states"
+            given["text"] = self.text_encoder.network(caption_ids, caption_mask)
         return self.losses(latents, *(given[name] for name in self.loss_names))
 
     def latents(
@@ -72,13 +82,13 @@ class DiTModel(nn.Module):
         latent_mean: Tensor | None = None,
         latent_std: Tensor | None = None,
     ) -> Tensor:
-        """Return the scaled latents (B, C, h, w) float32 of a batch, encoded now or from a cache."""
+        """Return the scaled latents (B, C, ...) float32 of a batch, encoded now or from a cache."""
         if latent_mean is None:
             return self.encode(pixels, posterior_noise)
-        return draw_latents(latent_mean, latent_std, posterior_noise, self.ae.config.scaling_factor)
+        return draw_latents(latent_mean, latent_std, posterior_noise, self.ae.scaled)
 
     def encode(self, pixels: Tensor, posterior_noise: Tensor | None) -> Tensor:
-        """Turn pixels (B, 3 or 1, H, W) uint8 into scaled latents (B, C, h, w) float32; nothing here is trained."""
+        """Turn pixels (B, 3 or 1, ...) uint8 into scaled latents (B, C, ...) float32; nothing here is trained."""
         return ops.to_float32(self.ae.encode(to_images(pixels), posterior_noise))
 
     def losses(self, latents: Tensor, *given: Tensor) -> Tensor:

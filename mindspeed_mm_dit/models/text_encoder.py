@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mindspeed_mm_dit.configs.autoencoder_kl_wan import WanVAEConfig
+from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig
-from mindspeed_mm_dit.data.captions import CaptionTokenizer
+from mindspeed_mm_dit.data.captions import CaptionTokenizer, caption_problems
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
-from mindspeed_mm_dit.framework import active, ops
+from mindspeed_mm_dit.framework import active
 
 Tensor = Any
 
@@ -32,6 +34,8 @@ class TextEncoder:
 
         The mask is 1 for a token and 0 for padding. The states of the padding are zero with ``zero_padding``.
         """
+        from mindspeed_mm_dit.framework import ops
+
         tokens = self.tokenizer(captions)
         ids, mask = ops.tensor(tokens.ids), ops.tensor(tokens.mask)
         return self.network(ids, mask), mask
@@ -50,11 +54,7 @@ def load_text_encoder(config: TextEncoderConfig) -> TextEncoder:
         PlatformError: transformers is not installed, or the active framework is not PyTorch.
     """
     tokenizer = open_tokenizer(config)
-    if active() != "pytorch":
-        raise PlatformError(
-            f"text_encoder.model_id = {config.model_id!r}", f"the encoder runs on PyTorch alone, not on {active()}",
-            "use --ai-framework pytorch",
-        )  # fmt: skip
+    check_framework(config)
     from mindspeed_mm_dit.models.umt5_pytorch import UMT5
 
     return TextEncoder(tokenizer, UMT5(config))
@@ -77,6 +77,23 @@ def open_tokenizer(config: TextEncoderConfig) -> CaptionTokenizer:
         if encoder.get(name) != number:
             raise _strangers(config, f"the encoder has {name} = {encoder.get(name)}, and the tokenizer {number}")
     return tokenizer
+
+
+def check_framework(config: TextEncoderConfig | WanVAEConfig) -> None:
+    """Raise PlatformError where the encoder of captions, or of clips, cannot run on the active framework."""
+    if active() != "pytorch":
+        raise PlatformError(
+            f"model_id = {config.model_id!r}", f"runs on PyTorch alone, not on {active()}",
+            "encode once with PyTorch (mm-dit cache-latents), and name the folder in dataset_param.features",
+        )  # fmt: skip
+
+
+def check_captions(config: TextEncoderConfig, captions: Sequence[str]) -> None:
+    """Raise ConfigError for a caption that the encoder of ``config`` cannot read whole; no weights are read."""
+    problems = caption_problems(open_tokenizer(config), captions)
+    for caption, problem in zip(captions, problems):
+        if problem:
+            raise ConfigError(f"--prompt = {shown(caption)}", problem, "write it shorter, in words")
 
 
 def _strangers(config: TextEncoderConfig, reason: str) -> ConfigError:

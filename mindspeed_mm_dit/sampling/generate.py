@@ -1,8 +1,9 @@
-"""Draw images for labels. The noise of an image depends on (seed, its number) alone, not on the batch size."""
+"""Draw images for labels, clips for captions. The noise of one depends on (seed, its number), not on the batch size."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,7 @@ from mindspeed_mm_dit.models.pixels import to_pixels
 from mindspeed_mm_dit.objectives.guidance import Guidance, guided_network
 from mindspeed_mm_dit.objectives.registry import find_sampler, sampler_options
 
+Arrays = Mapping[str, np.ndarray]
 DECODED_PIXELS = 8 * 512**2
 """Pixels decoded at a time; the autoencoder of Stable Diffusion takes some 6 GiB for them in float32."""
 
@@ -65,12 +67,62 @@ def generate(
         Images, (N, H, W, 3 or 1) uint8.
     """
     check_labels(labels, config)
+
+    def conditions(rows: np.ndarray) -> tuple[Arrays, Arrays]:
+        return {"labels": labels[rows]}, config.predictor.condition.null(len(rows))
+
+    return _generate(model, config, len(labels), conditions, settings, on_step, first_number).transpose(0, 2, 3, 1)
+
+
+def generate_clips(
+    model: Any,
+    config: ModelConfig,
+    captions: Sequence[str],
+    settings: SampleSettings,
+    on_step: Callable[[int], None] = lambda clips: None,
+    negative: str = "",
+) -> np.ndarray:
+    """Draw one clip per caption, of the frames and the size that ``config`` has.
+
+    Args:
+        model: the composite, with its text encoder.
+        negative: what guidance leads away from; empty is the null condition that a model is trained with.
+        on_step: called after every sampling step with the number of clips it worked on.
+
+    Returns:
+        Clips, (N, F, H, W, 3 or 1) uint8.
+    """
+    without = _texts(model, [negative])["text"]
+
+    def conditions(rows: np.ndarray) -> tuple[Arrays, Arrays]:
+        given = _texts(model, [captions[row] for row in rows.tolist()])
+        return given, {"text": np.repeat(without, len(rows), 0)}
+
+    return _generate(model, config, len(captions), conditions, settings, on_step).transpose(0, 2, 3, 4, 1)
+
+
+def _texts(model: Any, captions: Sequence[str]) -> Arrays:
+    states, _ = model.text_encoder.encode(captions)
+    return {"text": ops.numpy(states)}  # (B, L, D)
+
+
+def _generate(
+    model: Any,
+    config: ModelConfig,
+    count: int,
+    conditions: Callable[[np.ndarray], tuple[Arrays, Arrays]],
+    settings: SampleSettings,
+    on_step: Callable[[int], None],
+    first_number: int = 0,
+) -> np.ndarray:
+    """Return samples (count, C, ...) uint8; ``conditions``: rows (B,) -> their conditions, and the null ones."""
     check_guidance(settings.guidance, config)
-    numbers = first_number + np.arange(len(labels))
-    parts = max(1, -(-len(labels) // settings.batch_size))
-    batches = zip(np.array_split(labels, parts), np.array_split(numbers, parts))
+    parts = np.array_split(np.arange(count), max(1, -(-count // settings.batch_size)))
     with ops.no_grad():
-        return np.concatenate([_generate_batch(model, config, y, n, settings, on_step) for y, n in batches])
+        batches = [
+            _generate_batch(model, config, *conditions(rows), first_number + rows, settings, on_step) for rows in parts
+        ]
+    return np.concatenate(batches)
 
 
 def check_guidance(guidance: Guidance, config: ModelConfig) -> None:
@@ -96,43 +148,53 @@ def check_labels(labels: np.ndarray, config: ModelConfig) -> None:
 def _generate_batch(
     model: Any,
     config: ModelConfig,
-    labels: np.ndarray,
+    condition: Arrays,
+    null: Arrays,
     numbers: np.ndarray,
     settings: SampleSettings,
     on_step: Callable[[int], None],
 ) -> np.ndarray:
     latents = None
-    for state in states(model, config, {"labels": labels}, numbers, settings):
+    for state in states(model, config, condition, numbers, settings, null):
         latents = state
         on_step(len(numbers))
-    images = decode(model.ae, latents, config.image_size)
+    images = decode(model.ae, latents, math.prod(config.sample_size))
     if not np.isfinite(images).all():
         raise ConvergenceError(
             f"samples with --cfg-scale {settings.guidance.scale:g}",
             "are not finite numbers",
             "use a smaller --cfg-scale, or --clip (Gaussian only); or the weights are those of a run that diverged",
         )
-    return to_pixels(images).transpose(0, 2, 3, 1)
+    return to_pixels(images)
 
 
-def decode(autoencoder: Any, latents: Any, image_size: int) -> np.ndarray:
-    """Return the images (N, C, H, W) float32 of scaled latents (N, c, h, w), some at a time: decoders want memory."""
-    some = max(1, DECODED_PIXELS // image_size**2)
+def decode(autoencoder: Any, latents: Any, pixels: int) -> np.ndarray:
+    """Return the images or clips (N, C, ...) float32 of scaled latents (N, c, ...), some at a time.
+
+    pixels: of one of them; decoders want memory.
+    """
+    some = max(1, DECODED_PIXELS // pixels)
     parts = [latents[start : start + some] for start in range(0, latents.shape[0], some)]
     return np.concatenate([ops.numpy(autoencoder.decode(part)) for part in parts])
 
 
 def states(
-    model: Any, config: ModelConfig, condition: Mapping[str, np.ndarray], numbers: np.ndarray, settings: SampleSettings
+    model: Any,
+    config: ModelConfig,
+    condition: Arrays,
+    numbers: np.ndarray,
+    settings: SampleSettings,
+    null: Arrays | None = None,
 ) -> Iterator[Any]:
     """Walk down the chain for the samples ``numbers``, of which ``condition`` has a row each.
 
-    The last state is their scaled latents.
+    null: what guidance leads away from; None asks the predictor's config. The last state is their scaled latents.
     """
     sampler = find_sampler(config.diffusion, settings.sampler)
     options = sampler_options(config.diffusion, settings.sampler, settings.options)
-    null = config.predictor.condition.null(len(numbers))
-    given, without = ([ops.tensor(side[name]) for name in null] for side in (condition, null))
+    names = config.predictor.condition.names
+    without_any = config.predictor.condition.null(len(numbers)) if null is None else null
+    given, without = ([ops.tensor(side[name]) for name in names] for side in (condition, without_any))
 
     def network(*inputs: Any) -> Any:
         with runtime.low_precision(settings.bf16):

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Iterator
-from functools import lru_cache
 
-from mindspeed_mm_dit.configs.data import DatasetParam
-from mindspeed_mm_dit.data.dataset import Batch, TrainingSamples, build_samples, check_sizes
+from mindspeed_mm_dit.data.dataset import Batch
 from mindspeed_mm_dit.data.draws import VALIDATION_POSITIONS
-from mindspeed_mm_dit.data.folder import ImageIndex, open_index, split_index
-from mindspeed_mm_dit.data.loader import load_batches
+from mindspeed_mm_dit.data.loader import BatchSource, load_batches
 from mindspeed_mm_dit.data.order import micro_batches
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.objectives.registry import draw_of, validation_draw_of
-from mindspeed_mm_dit.training.mm_args import MultiModalArguments
+from mindspeed_mm_dit.training.data_sets import open_data_set
 
 
 class BatchStream:
     """Micro-batches of this rank from one position of the run on; every ``iter`` starts there again."""
 
-    def __init__(self, args: Namespace, samples: TrainingSamples, start: int, num_workers: int) -> None:
+    def __init__(self, args: Namespace, samples: BatchSource, start: int, num_workers: int) -> None:
         self._args, self._samples, self._start, self._num_workers = args, samples, start, num_workers
 
     def __iter__(self) -> Iterator[Batch]:
@@ -32,25 +29,11 @@ class BatchStream:
 
 def train_valid_batches(args: Namespace) -> tuple[Iterator[Batch], BatchStream | None]:
     """Return the micro-batches to train on, from ``args.consumed_train_samples`` on, and those held out."""
-    train, valid = image_indices(args.mm, args.seed)
-    diffusion = args.mm.model.diffusion
-    samples = build_samples(args.mm.model, args.mm.data, train, args.seed, args.global_batch_size, draw_of(diffusion))
+    data, diffusion = open_data_set(args.mm, args.seed), args.mm.model.diffusion
+    samples = data.samples(draw_of(diffusion))
     training = iter(BatchStream(args, samples, args.consumed_train_samples, args.num_workers))
-    if not len(valid):
+    if not data.num_valid:
         return training, None
-    # Validation repeats its images if they are few: a batch may be larger than the held-out part.
-    held_out = build_samples(args.mm.model, args.mm.data, valid, args.seed, 1, validation_draw_of(diffusion))
+    # Validation repeats its samples if they are few: a batch may be larger than the held-out part.
+    held_out = data.samples(validation_draw_of(diffusion), held_out=True)
     return training, BatchStream(args, held_out, VALIDATION_POSITIONS, 0)
-
-
-def image_indices(mm: MultiModalArguments, seed: int) -> tuple[ImageIndex, ImageIndex]:
-    """Return the images to train on and those held out."""
-    check_sizes(mm.model, mm.data)
-    param = mm.data.dataset_param
-    return split_index(_index(param, mm.model.predictor.num_classes), param.valid_fraction, seed)
-
-
-@lru_cache(maxsize=1)
-def _index(param: DatasetParam, num_classes: int) -> ImageIndex:
-    """Open an index once a process: checking every image takes a while."""
-    return open_index(param, num_classes)

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from mindspeed_mm_dit import __version__
-from mindspeed_mm_dit.configs.model import AutoencoderKLConfig
 from mindspeed_mm_dit.framework import runtime
 
 SETTINGS = "settings"
@@ -19,6 +18,13 @@ _OPTIMIZER_FLAGS = (
     *("lr", "lr_decay_style", "lr_warmup_iters", "lr_warmup_init"),
     *("adam_beta1", "adam_beta2", "adam_eps", "weight_decay", "clip_grad"),
 )
+
+_DATA_SETTINGS = (
+    *("random_flip", "valid_fraction", "caption_dropout_prob"),
+    *("num_frames", "train_fps", "clip_start", "crop"),
+)
+_AE_SETTINGS = ("scaling_factor", "sample_posterior", "do_sample", "dtype")
+_TEXT_SETTINGS = ("max_length", "truncate", "zero_padding", "dtype")
 
 
 class Change(NamedTuple):
@@ -78,14 +84,12 @@ def _settings(args: Namespace) -> dict[str, Any]:
         settings["--min-lr"] = args.min_lr
         settings["--lr-decay-iters"] = args.lr_decay_iters or args.train_iters
     settings["precision"] = str(args.mm.precision or "")
-    settings["predictor.class_dropout_prob"] = model.predictor.class_dropout_prob
-    settings["dataset_param.random_flip"] = data.dataset_param.random_flip
-    settings["dataset_param.valid_fraction"] = data.dataset_param.valid_fraction
+    settings["predictor.class_dropout_prob"] = getattr(model.predictor, "class_dropout_prob", None)
+    settings |= {f"dataset_param.{name}": getattr(data.dataset_param, name, None) for name in _DATA_SETTINGS}
     settings["dataloader_param.shuffle"] = data.dataloader_param.shuffle
     settings["pictures"] = args.mm.pictures
     settings["autoencoder"] = args.mm.autoencoder
-    if isinstance(model.ae, AutoencoderKLConfig):
-        settings["ae.scaling_factor"] = model.ae.scaling_factor
-        settings["ae.sample_posterior"] = model.ae.sample_posterior
-        settings["ae.dtype"] = model.ae.dtype
+    settings |= {f"ae.{name}": getattr(model.ae, name, None) for name in _AE_SETTINGS}
+    if model.text_encoder is not None:
+        settings |= {f"text_encoder.{name}": getattr(model.text_encoder, name) for name in _TEXT_SETTINGS}
     return {name: value for name, value in settings.items() if value not in ("", None)}

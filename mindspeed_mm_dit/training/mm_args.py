@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mindspeed_mm_dit.configs.clips import ClipsConfig
 from mindspeed_mm_dit.configs.data import DataConfig
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
-from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, ModelConfig
+from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.precision import Precision
-from mindspeed_mm_dit.data.folder import ImageIndex
 from mindspeed_mm_dit.data.latents import digest_of_files
 
 
@@ -18,7 +19,7 @@ class MultiModalArguments:
     """What Megatron's ``args.mm`` holds: the parsed config files."""
 
     model: ModelConfig
-    data: DataConfig
+    data: DataConfig | ClipsConfig
     fsdp2: Fsdp2Config | None
     """None without --use-torch-fsdp2."""
     model_json: dict[str, Any]
@@ -28,18 +29,18 @@ class MultiModalArguments:
     classes: tuple[str, ...] = ()
     """Name of each label, kept in every checkpoint."""
     pictures: str = ""
-    """``ImageIndex.pictures``, kept in every checkpoint."""
+    """How many images or clips there are, and a digest of them; kept in every checkpoint."""
     autoencoder: str = ""
     """Which autoencoder it is: a digest of its files; kept in every checkpoint."""
 
     @property
-    def encodes_images(self) -> bool:
-        """Whether images are encoded as they come, rather than read from a latent cache."""
-        return self.data.dataset_param.latents is None
+    def encodes(self) -> bool:
+        """Whether images, or clips and captions, are encoded as they come, rather than read from a cache."""
+        return self.data.dataset_param.cache is None
 
 
-def with_facts(mm: MultiModalArguments, images: ImageIndex) -> MultiModalArguments:
-    """Return ``mm`` with what every checkpoint keeps of the images and the autoencoder."""
-    ae = mm.model.ae
-    autoencoder = f"files {digest_of_files(ae.from_pretrained)[:12]}" if isinstance(ae, AutoencoderKLConfig) else ""
-    return replace(mm, classes=images.classes, pictures=images.pictures, autoencoder=autoencoder)
+def with_facts(mm: MultiModalArguments, data: Mapping[str, Any]) -> MultiModalArguments:
+    """Return ``mm`` with what every checkpoint keeps of the data (``DataSet.facts``) and the autoencoder."""
+    weights = getattr(mm.model.ae, "from_pretrained", None)  # (pixels have none)
+    autoencoder = f"files {digest_of_files(weights)[:12]}" if weights else ""
+    return replace(mm, **data, autoencoder=autoencoder)

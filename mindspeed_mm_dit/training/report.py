@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore
 from mindspeed_mm_dit.framework import active, runtime
 from mindspeed_mm_dit.framework.launched import without_launcher
+from mindspeed_mm_dit.training.data_sets import open_data_set
 from mindspeed_mm_dit.training.exit_codes import USER_ERROR
 
 
@@ -28,6 +29,8 @@ class ReportJob:
     seed: int
     bf16: bool
     scores_digits: bool
+    captions: tuple[str, ...] = ()
+    """What to draw where texts steer the model."""
 
 
 def report(args: Namespace) -> None:
@@ -52,6 +55,7 @@ def report(args: Namespace) -> None:
         seed=args.seed,
         bf16=args.mm.precision.compute == "bf16" and runtime.SAMPLES_IN_BF16,
         scores_digits=args.mm.data.dataset_param.source == "digits",
+        captions=open_data_set(args.mm, args.seed).example_captions(),
     )
     command = [sys.executable, "-m", "mindspeed_mm_dit.training.report_worker", json.dumps(asdict(job))]
     sys.stdout.flush()

@@ -17,12 +17,14 @@ follow_to_death(signal.SIGTERM)  # a run that is ended leaves nothing behind
 JOB = json.loads(sys.argv[1])
 activate(JOB["ai_framework"])  # before anything that needs a framework
 
+from mindspeed_mm_dit.errors import PlatformError
 from mindspeed_mm_dit.evaluation.curves import draw_loss
 from mindspeed_mm_dit.evaluation.digits import score_digits
 from mindspeed_mm_dit.evaluation.logs import Curve, read_validation
 from mindspeed_mm_dit.evaluation.scalars import read_scalar
 from mindspeed_mm_dit.objectives.guidance import Guidance
-from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
+from mindspeed_mm_dit.sampling.clips import FPS, save_clips
+from mindspeed_mm_dit.sampling.generate import SampleSettings, generate, generate_clips
 from mindspeed_mm_dit.sampling.grid import save_samples
 from mindspeed_mm_dit.sampling.load import describe, load_model
 from mindspeed_mm_dit.training.report import ReportJob
@@ -41,13 +43,38 @@ def draw(job: ReportJob) -> None:
         training = Curve("training", *read_scalar(job.tensorboard_dir, "train/loss"))
         draw_loss(folder / "loss.png", training, read_validation(job.tensorboard_dir))
         lines.append(("loss curve", str(folder / "loss.png")))
-    images, labels = _samples(job)
-    save_samples(folder / "samples.png", images, labels, SAMPLES_SHOWN, describe(job.save, None).classes)
-    lines.append(("sample grid", str(folder / "samples.png")))
+    picture = folder / "samples.png"
+    last = (_draw_clips if describe(job.save, None).config.reads_texts else _draw_images)(job, picture)
+    if picture.exists():
+        lines.append(("samples", str(picture)))
     for name, place in lines:
         print(f"{name + ':':<13} {place}")
-    if job.scores_digits:
-        print(score_digits(images, labels).line, flush=True)
+    if last:
+        print(last, flush=True)
+
+
+def _draw_images(job: ReportJob, picture: Path) -> str:
+    """Draw a row of samples for each class, and return their score."""
+    images, labels = _samples(job)
+    save_samples(picture, images, labels, SAMPLES_SHOWN, describe(job.save, None).classes)
+    return score_digits(images, labels).line if job.scores_digits else ""
+
+
+def _draw_clips(job: ReportJob, picture: Path) -> str:
+    """Draw a strip of frames for each caption; where the text encoder cannot run, return how it is done elsewhere."""
+    try:
+        model, config = load_model(job.save, None, bf16=job.bf16)
+    except PlatformError as error:
+        return f"no clips are drawn: {error.what} {error.reason}; mm-dit sample draws them on PyTorch"
+    settings = SampleSettings(job.sampler, job.steps, Guidance(job.cfg_scale), job.seed, bf16=job.bf16)
+    with _bar(settings.steps * len(job.captions), "clip-step") as bar:
+        clips = generate_clips(model, config, job.captions, settings, bar.update)
+    save_clips(picture, clips, job.captions, FPS)
+    return ""
+
+
+def _bar(total: int, unit: str) -> tqdm:
+    return tqdm(total=total, desc="sampling", unit=unit, file=sys.stderr, disable=not sys.stderr.isatty())
 
 
 def _samples(job: ReportJob) -> tuple[np.ndarray, np.ndarray]:
@@ -61,13 +88,7 @@ def _samples(job: ReportJob) -> tuple[np.ndarray, np.ndarray]:
         seed=job.seed,
         bf16=job.bf16,
     )
-    with tqdm(
-        total=settings.steps * len(labels),
-        desc="sampling",
-        unit="image-step",
-        file=sys.stderr,
-        disable=not sys.stderr.isatty(),
-    ) as bar:
+    with _bar(settings.steps * len(labels), "image-step") as bar:
         return generate(model, config, labels, settings, bar.update), labels
 
 

@@ -8,7 +8,8 @@ from PIL import Image
 
 from mindspeed_mm_dit.configs.clips import ClipsParam
 from mindspeed_mm_dit.data import draws
-from mindspeed_mm_dit.data.clip_samples import ClipDraws, ClipReader, ClipSamples
+from mindspeed_mm_dit.data.captions import Tokens
+from mindspeed_mm_dit.data.clip_samples import ClipDraws, ClipReader, ClipSamples, grey
 from mindspeed_mm_dit.data.clips import open_clips
 from mindspeed_mm_dit.data.draws import Stream
 from mindspeed_mm_dit.data.loader import load_batches
@@ -17,7 +18,7 @@ from mindspeed_mm_dit.errors import ConfigError, DataError
 
 pytest.importorskip("av", reason="requirements/video.txt")
 
-from mindspeed_mm_dit.data.moving_digits import write_video
+from mindspeed_mm_dit.data.video_file import write_video
 
 FRAMES = 12
 LEVELS = 20 * np.arange(FRAMES)
@@ -44,8 +45,21 @@ def frames_read(param, clip=0, start=0.0):
 
 def samples(param, seed=0, draw=lambda seed, positions, shape: {}):
     index = open_clips(param)
-    drawn = ClipDraws(index, SampleOrder(len(index), seed), seed, param.caption_dropout_prob, draw, (16, 2, 2, 3))
-    return ClipSamples(ClipReader(index, param), drawn)
+    dropout, order, clips = param.caption_dropout_prob, SampleOrder(len(index), seed), np.arange(len(index))
+    drawn = ClipDraws(clips, index.offered, order, seed, dropout, draw, (16, 2, 2, 3))
+    return ClipSamples(ClipReader(index, param), drawn, tokens)
+
+
+def tokens(captions):
+    """Return the letters of each caption as its ids."""
+    longest = max(map(len, captions))
+    ids = np.array([[ord(letter) for letter in caption.ljust(longest, "\0")] for caption in captions], np.int64)
+    return Tokens(ids, np.sign(ids))
+
+
+def captions_of(batch):
+    """Return the captions that ``tokens`` made the ids of."""
+    return ["".join(map(chr, ids)).rstrip("\0") for ids in batch["caption_ids"].tolist()]
 
 
 def test_a_sample_is_the_first_frames_and_its_caption(tmp_path):
@@ -54,7 +68,7 @@ def test_a_sample_is_the_first_frames_and_its_caption(tmp_path):
     batch = made.batch(np.arange(2))
     assert batch["pixels"].shape == (2, 3, 5, 16, 24) and batch["pixels"].dtype == np.uint8
     assert np.abs(batch["pixels"].astype(int) - LEVELS[:5, None, None]).max() <= 2  # what MPEG-4 and YUV lose
-    assert sorted(batch["caption"].tolist()) == ["a.mp4", "b.mp4"]
+    assert sorted(captions_of(batch)) == ["a.mp4", "b.mp4"]
 
 
 def test_train_fps_leaves_frames_out_and_takes_some_of_a_slower_video_twice(tmp_path):
@@ -200,14 +214,14 @@ def test_draws_follow_the_position_and_not_the_batch(tmp_path):
         rounds = [next(stream) for _ in range(30 // (micro * ranks)) for stream in streams]
         for name in whole:
             assert np.array_equal(np.concatenate([part[name] for part in rounds]), whole[name])
-    kinds = {caption[-1:] for caption in whole["caption"].tolist()}
+    kinds = {caption[-1:] for caption in captions_of(whole)}
     assert kinds == {"", "a", "b"}
 
 
 def test_a_caption_is_dropped_by_its_positions_coin(tmp_path):
     made = samples(param(tmp_path, [video(tmp_path, "a.mp4")], caption_dropout_prob=0.25), seed=3)
     positions = np.arange(2000)
-    dropped = made.captions(positions) == ""
+    dropped = np.array(made.captions(positions)) == ""
     assert np.array_equal(dropped, draws.coins(3, Stream.LABEL_DROP, positions, 0.25))
     assert 0.2 < dropped.mean() < 0.3
 
@@ -236,3 +250,9 @@ def test_settings_out_of_range_are_named(tmp_path, changes, message):
 def test_the_annotation_is_json(tmp_path):
     with pytest.raises(ConfigError, match=r"neither \.json nor \.jsonl"):
         ClipsParam(str(tmp_path), "a.csv", 5, 16, 16)
+
+
+def test_grey_clips_are_the_luma_of_their_colours():
+    colours = np.random.default_rng(0).integers(0, 256, (3, 2, 4, 5), np.uint8)
+    frames = [np.asarray(Image.fromarray(frame).convert("L")) for frame in colours.transpose(1, 2, 3, 0)]
+    assert np.abs(grey(colours).astype(int) - np.array(frames)[None]).max() <= 1 and grey(colours).dtype == np.uint8

@@ -12,7 +12,7 @@ pytest.importorskip("transformers", reason="requirements/video.txt")
 
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.clips import load_clips_config
-from mindspeed_mm_dit.configs.encoders import load_encoders
+from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.data import moving_digits
 from mindspeed_mm_dit.data.clip_samples import ClipDraws, ClipReader, ClipSamples
 from mindspeed_mm_dit.data.clips import open_clips
@@ -22,6 +22,8 @@ from mindspeed_mm_dit.errors import ConfigError, DataError
 from tests.conftest import GOLDEN
 
 CLIPS = 5
+FLOW = {"model_id": "wan_flow_match_scheduler"}
+SMALL = {"model_id": "custom_dit", "num_layers": 1, "num_heads": 1, "head_dim": 8, "text_dim": 64, "ffn_dim": 8}
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +46,11 @@ def write_configs(place, digits, data=None, ae=None, text=None):
              "num_frames": 9, "max_height": 32, "max_width": 32, "caption_dropout_prob": 0.4}  # fmt: skip
     vae = {"model_id": "wan_video_vae", "from_pretrained": str(GOLDEN / "wan_vae_tiny"), "do_sample": True}
     encoder = {"model_id": "UMT5", "from_pretrained": str(digits / "text_encoder"), "max_length": 8, "dtype": "fp32"}
-    (place / "data.json").write_text(json.dumps({"dataset_param": param | (data or {})}))
-    (place / "model.json").write_text(json.dumps({"ae": vae | (ae or {}), "text_encoder": encoder | (text or {})}))
+    param |= data or {}
+    (place / "data.json").write_text(json.dumps({"dataset_param": param}))
+    predictor = {**SMALL, "latent_size": [(param["num_frames"] - 1) // 4 + 1, 4, 4]}
+    sections = {"ae": vae | (ae or {}), "text_encoder": encoder | (text or {}), "diffusion": FLOW}
+    (place / "model.json").write_text(json.dumps({**sections, "predictor": predictor}))
     return ["--model", str(place / "model.json"), "--data", str(place / "data.json")]
 
 
@@ -58,30 +63,36 @@ def opened(place):
     """Return index, section dataset_param and the identity that a cache of it must have."""
     param = load_clips_config(place / "data.json").dataset_param
     index = open_clips(param)
-    return index, param, feature_identity(index.digest, param, load_encoders(place / "model.json"))
+    model = load_model_config(place / "model.json")
+    return index, param, feature_identity(index.digest, param, model.ae, model.text_encoder)
 
 
 @pytest.mark.parametrize("zero_padding", [False, True])
 def test_a_run_learns_the_same_with_a_cache_and_without(framework, digits, tmp_path, zero_padding):
     from mindspeed_mm_dit.models.autoencoder_kl_wan import AutoencoderKLWan
-    from mindspeed_mm_dit.models.text_encoder import load_text_encoder
+    from mindspeed_mm_dit.models.text_encoder import load_text_encoder, open_tokenizer
 
     assert cached(tmp_path, digits, text={"zero_padding": zero_padding}) == 0
     index, param, identity = opened(tmp_path)
     positions = np.arange(20)
-    drawn = ClipDraws(index, SampleOrder(CLIPS, 1), 1, 0.4, lambda seed, positions, shape: {}, (16, 3, 4, 4), True)
-    with_cache = FeatureSamples(FeatureCache(tmp_path / "cache", identity), drawn).batch(positions)
-    without = ClipSamples(ClipReader(index, param), drawn).batch(positions)
-    encoders, numpy = load_encoders(tmp_path / "model.json"), framework.ops.numpy
+    model, cache = load_model_config(tmp_path / "model.json"), FeatureCache(tmp_path / "cache")
+    cache.check(identity)
+    assert np.array_equal(cache.offered, index.offered) and cache.shapes == {((16, 3, 4, 4), 64)}
+    no_draws = lambda seed, positions, shape: {}  # noqa: E731
+    drawn = ClipDraws(np.arange(CLIPS), index.offered, SampleOrder(CLIPS, 1), 1, 0.4, no_draws, (16, 3, 4, 4), True)
+    with_cache = FeatureSamples(cache, drawn).batch(positions)
+    files = ClipSamples(ClipReader(index, param), drawn, open_tokenizer(model.text_encoder))
+    without, captions, numpy = files.batch(positions), files.captions(positions), framework.ops.numpy
     images = framework.ops.tensor(without["pixels"].astype(np.float32)) / 127.5 - 1
-    mean, std = AutoencoderKLWan(encoders.ae).moments(images)
-    states, mask = load_text_encoder(encoders.text_encoder).encode(without["caption"].tolist())
+    mean, std = AutoencoderKLWan(model.ae).moments(images)
+    states, mask = load_text_encoder(model.text_encoder).encode(captions)
     assert with_cache["latent_mean"] == pytest.approx(numpy(mean), rel=1e-4, abs=1e-5)
     assert with_cache["latent_std"] == pytest.approx(numpy(std), rel=1e-4, abs=1e-6)
-    assert with_cache["text_states"] == pytest.approx(numpy(states), abs=1e-5)
+    assert with_cache["text"] == pytest.approx(numpy(states), abs=1e-5)
     assert np.array_equal(with_cache["text_mask"], numpy(mask))
+    assert np.array_equal(without["caption_mask"], numpy(mask))
     assert np.array_equal(with_cache["posterior_noise"], without["posterior_noise"])
-    assert {"", "a moves"} < set(without["caption"].tolist())
+    assert {"", "a moves"} < set(captions)
 
 
 def test_only_the_states_of_tokens_are_kept_where_padding_is_zero(framework, digits, tmp_path):
@@ -107,7 +118,7 @@ def test_a_cache_goes_on_where_it_was_interrupted(framework, digits, tmp_path, c
     assert [shard.stat().st_mtime_ns == time for shard, time in zip(shards, times)] == [True, False, True]
     again = load_file(shards[1])
     assert again.keys() == before.keys() and all(np.array_equal(again[name], before[name]) for name in again)
-    FeatureCache(tmp_path / "cache", opened(tmp_path)[2])
+    FeatureCache(tmp_path / "cache").check(opened(tmp_path)[2])
 
 
 @pytest.mark.parametrize(
@@ -129,7 +140,7 @@ def test_a_cache_made_otherwise_is_refused_by_a_run_and_by_the_command(
     cached(tmp_path, digits)
     write_configs(tmp_path, digits, **changes)
     with pytest.raises(ConfigError, match=f"was made with other settings: {field}"):
-        FeatureCache(tmp_path / "cache", opened(tmp_path)[2])
+        FeatureCache(tmp_path / "cache").check(opened(tmp_path)[2])
     assert cached(tmp_path, digits, **changes) == 2
     assert f"was made with other settings: {field}" in capsys.readouterr().err
 

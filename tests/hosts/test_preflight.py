@@ -9,7 +9,7 @@ from argparse import Namespace
 import pytest
 
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
-from mindspeed_mm_dit.hosts.preflight import HostFacts, check_configs, fsdp2_of, say_images
+from mindspeed_mm_dit.hosts.preflight import HostFacts, check_configs, fsdp2_of, say_data_set
 from mindspeed_mm_dit.planning.fit import Place
 from tests.conftest import ROOT
 
@@ -71,6 +71,6 @@ def test_fsdp2_yaml_is_checked_against_the_ranks_and_by_the_host(args):
 def test_what_is_learned_from_is_said_and_a_validation_without_images_warned_of(args, capsys):
     mm = check_configs(args, HOST, None)
     args.eval_interval = 5
-    say_images(args, mm)
+    say_data_set(args, mm)
     said = capsys.readouterr()
     assert "1797 images to train on" in said.out and "--eval-interval = 5: no image is held out" in said.err

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from mindspeed_mm_dit.cli.main import main
+from tests.clips_fixtures import clip_configs, write_clips
 from tests.conftest import ROOT
 from tests.training.launch import Configs, Outcome
 
@@ -163,3 +165,20 @@ def test_a_checkpoint_of_the_other_framework_is_refused_with_the_command_that_co
 def test_nothing_on_the_mindspore_path_imports_torch():
     code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is not None)"
     assert subprocess.run([PYTHON, "-c", code]).returncode == 0, "these tests prove it only in a venv without torch"
+
+
+def test_clips_are_learned_from_features_as_on_pytorch(tmp_path):
+    pytest.importorskip("av", reason="requirements/video.txt")
+    pytest.importorskip("transformers", reason="requirements/video.txt")
+    clips = write_clips(tmp_path)
+    configs = clip_configs(tmp_path / "configs", clips, features=str(tmp_path / "cache"), valid_fraction=0.2)
+    plain = clip_configs(tmp_path / "plain", clips, valid_fraction=0.2)
+    files = ("--model", str(plain.folder / "model.json"), "--data", str(plain.folder / "data.json"))
+    assert main(["cache-latents", *files, "--output", str(tmp_path / "cache")]) == 0
+    flags = STEPS.replace("--global-batch-size 32", "--global-batch-size 8") + "--eval-interval 20"
+    torch, mindspore = plain.run(flags), run(configs, flags)
+    assert len(torch.losses) == 20 and mindspore.losses.keys() == torch.losses.keys(), mindspore.output
+    for iteration, loss in torch.losses.items():
+        assert mindspore.losses[iteration] == pytest.approx(loss, rel=1e-5), iteration
+    refused = run(plain, flags)
+    assert refused.code == 2 and "runs on PyTorch alone" in refused.output and "mm-dit cache-latents" in refused.output

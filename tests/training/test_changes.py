@@ -123,7 +123,7 @@ def test_the_autoencoder_of_a_run_is_a_digest_of_its_files(tmp_path):
         "predictor": {"model_id": "dit", "preset": "DiT-S/2", "input_size": 8, "num_classes": 2},
     }
     mm = MultiModalArguments(model_config_from_mapping(model_json, "m"), DataConfig(DatasetParam("i", 8)), None, {})
-    images = SimpleNamespace(classes=(), pictures="")
+    images = {"classes": (), "pictures": ""}
     with pytest.raises(DataError, match=r"notes\.json is a folder, not a file"):
         with_facts(mm, images)
     (tmp_path / "notes.json").rmdir()

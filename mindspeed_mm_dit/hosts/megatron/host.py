@@ -38,11 +38,11 @@ def get_args() -> Namespace:
     return Namespace(**{**vars(get_host_args()), "mm": _mm})
 
 
-def load_autoencoder() -> Any:
-    """Load what encodes the images of this run, in real memory even while the host builds a model without any."""
+def load_encoders() -> tuple[Any, Any]:
+    """Load what encodes for this run, in real memory even while the host builds a model without any."""
     mm = get_args().mm
     with real_memory():
-        return registry.load_autoencoder(mm.model.ae, mm.encodes_images)
+        return registry.load_encoders(mm.model, mm.encodes)
 
 
 def pretrain(
@@ -102,7 +102,7 @@ __all__ = [
     "ModelType",
     "average_losses_across_data_parallel_group",
     "get_args",
-    "load_autoencoder",
+    "load_encoders",
     "pretrain",
     "print_rank_0",
 ]

@@ -17,7 +17,7 @@ from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
 from mindspeed_mm_dit.hosts.megatron.commandline import launched_as, parse
 from mindspeed_mm_dit.hosts.megatron.contract import where
-from mindspeed_mm_dit.hosts.preflight import HostFacts, check_configs, fsdp2_of, say_images
+from mindspeed_mm_dit.hosts.preflight import HostFacts, check_configs, fsdp2_of, say_data_set
 from mindspeed_mm_dit.planning.fit import Place
 from mindspeed_mm_dit.training.mm_args import MultiModalArguments
 
@@ -43,7 +43,7 @@ def check_before_import(argv: Sequence[str]) -> None:
     if with_fsdp2:
         _check_wrapped(flags, mm)
     if launched_as()[0] == 0:
-        say_images(flags, mm)
+        say_data_set(flags, mm)
 
 
 def spelled_out(argv: Sequence[str]) -> list[str]:

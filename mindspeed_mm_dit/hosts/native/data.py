@@ -8,21 +8,20 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from mindspeed_mm_dit.data.dataset import TrainingSamples, build_samples
 from mindspeed_mm_dit.data.draws import VALIDATION_POSITIONS
-from mindspeed_mm_dit.data.loader import load_batches
+from mindspeed_mm_dit.data.loader import BatchSource, load_batches
 from mindspeed_mm_dit.data.order import micro_batches
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.hosts.native.bits import packed
 from mindspeed_mm_dit.hosts.native.run import Run, current
 from mindspeed_mm_dit.objectives.registry import draw_of, validation_draw_of
-from mindspeed_mm_dit.training.batches import image_indices
+from mindspeed_mm_dit.training.data_sets import open_data_set
 
 
 class Batches(IterableDataset):
     """Micro-batches of this rank from position ``start`` of the run on; every ``iter`` starts there again."""
 
-    def __init__(self, run: Run, samples: TrainingSamples, start: Callable[[], int], count: int | None) -> None:
+    def __init__(self, run: Run, samples: BatchSource, start: Callable[[], int], count: int | None) -> None:
         self._run, self._samples, self._start, self._count = run, samples, start, count
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
@@ -40,13 +39,11 @@ def datasets(**_: Any) -> tuple[Batches, Batches | None]:
     """Return what to train on and, where images are held out, what to validate on (the engine's data builder)."""
     run = current()
     flags, mm = run.flags, run.flags.mm
-    train, valid = image_indices(mm, flags.seed)
-    draw, held_out_draw = draw_of(mm.model.diffusion), validation_draw_of(mm.model.diffusion)
-    samples = build_samples(mm.model, mm.data, train, flags.seed, flags.global_batch_size, draw)
-    training = Batches(run, samples, lambda: run.consumed_samples, None)
-    if not len(valid):
+    data = open_data_set(mm, flags.seed)
+    training = Batches(run, data.samples(draw_of(mm.model.diffusion)), lambda: run.consumed_samples, None)
+    if not data.num_valid:
         return training, None
-    held_out = build_samples(mm.model, mm.data, valid, flags.seed, 1, held_out_draw)
+    held_out = data.samples(validation_draw_of(mm.model.diffusion), held_out=True)
     rounds = flags.eval_iters * flags.global_batch_size // flags.micro_batch_size // runtime.world_size()
     return training, Batches(run, held_out, lambda: VALIDATION_POSITIONS, rounds)
 

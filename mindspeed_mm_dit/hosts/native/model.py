@@ -26,7 +26,7 @@ from mindspeed_mm_dit.hosts.native.bits import unpacked
 from mindspeed_mm_dit.hosts.native.run import Run, current
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.init import initial_weights
-from mindspeed_mm_dit.models.registry import load_autoencoder
+from mindspeed_mm_dit.models.registry import load_encoders
 
 _register_parameter = nn.Module.register_parameter  # before the engine replaces it to build without memory
 
@@ -69,7 +69,7 @@ class TrainedPredictor(nn.Module):
 
     def forward(self, use_cache: bool = False, **batch: Tensor) -> Scored:
         """Return the mean loss of a micro-batch, its floats given as bits (``bits``); ``use_cache`` means nothing."""
-        with torch.autocast(batch["labels"].device.type, torch.bfloat16, enabled=self.run.autocast):
+        with torch.autocast(next(iter(batch.values())).device.type, torch.bfloat16, enabled=self.run.autocast):
             losses = self.composite[0](**unpacked(batch))  # (B,)
         return Scored(loss=losses.mean())
 
@@ -93,8 +93,8 @@ def build(run: Run) -> nn.Module:
     """Return the predictor of ``run``, taught to answer with its loss; on the meta device if the engine says so."""
     mm = run.flags.mm
     with _real_memory():
-        autoencoder = load_autoencoder(mm.model.ae, mm.encodes_images)
-    composite = DiTModel(mm.model, autoencoder)
+        encoders = load_encoders(mm.model, mm.encodes)
+    composite = DiTModel(mm.model, *encoders)
     model, kind = composite.predictor, type(composite.predictor)
     del composite.predictor  # the module tree begins at the predictor
     composite.predictor = functools.partial(kind.forward, model)

@@ -14,9 +14,9 @@ from mindspeed_mm_dit.configs.precision import Way
 from mindspeed_mm_dit.configs.strict import read_text
 from mindspeed_mm_dit.errors import ConfigError, nearest
 from mindspeed_mm_dit.hosts.native.settings import DATA_ID, MODEL_ID, OURS, REQUIRED, get
-from mindspeed_mm_dit.hosts.preflight import check_configs, say_images
+from mindspeed_mm_dit.hosts.preflight import check_configs, say_data_set
 from mindspeed_mm_dit.hosts.standalone_preflight import check_outputs, host_facts
-from mindspeed_mm_dit.training.batches import image_indices
+from mindspeed_mm_dit.training.data_sets import open_data_set
 from mindspeed_mm_dit.training.mm_args import MultiModalArguments
 
 NOT_DECLARED = ("features.recompute", "inference")
@@ -76,15 +76,17 @@ def check(read: Any, flags: Namespace, fsdp2: Fsdp2Config | None) -> MultiModalA
     )
     bf16 = flags.bf16 and fsdp2 is None  # (of FSDP2 the yaml's param_dtype says it)
     mm = check_configs(Namespace(**{**vars(flags), "bf16": bf16}), host, fsdp2)
-    if flags.eval_interval and not len(image_indices(mm, flags.seed)[1]):
+    data = open_data_set(mm, flags.seed)
+    if flags.eval_interval and not data.num_valid:
         raise ConfigError(
             f"training.val_interval = {flags.eval_interval} (--eval-interval)",
-            f"no image is held out: dataset_param.valid_fraction = {mm.data.dataset_param.valid_fraction} in data.json",
+            f"no {data.noun} is held out: dataset_param.valid_fraction in data.json is "
+            f"{mm.data.dataset_param.valid_fraction}",
             "set valid_fraction, or drop the interval",
         )
     if host.rank == 0:
         check_outputs(flags)
-        say_images(flags, mm)
+        say_data_set(flags, mm)
     return mm
 
 

@@ -164,8 +164,8 @@ def _shard(content: dict[str, Any], fsdp2: Fsdp2Config | None, world_size: int) 
     if fsdp2 is None:
         return
     put(content, "parallel.fsdp_plan.apply_modules", patterns(fsdp2.sub_modules_to_wrap))
-    if fsdp2.ignored_modules:
-        put(content, "parallel.fsdp_plan.ignored_modules", patterns(fsdp2.ignored_modules))
+    if fsdp2.ignored:
+        put(content, "parallel.fsdp_plan.ignored_modules", patterns(fsdp2.ignored))
     if type(fsdp2.reshard_after_forward) is int:
         raise ConfigError(
             f"fsdp2.yaml: reshard_after_forward = {fsdp2.reshard_after_forward}",

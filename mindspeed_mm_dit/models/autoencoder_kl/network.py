@@ -11,7 +11,7 @@ from typing import Any
 
 from mindspeed_mm_dit.configs.model import AutoencoderKLConfig
 from mindspeed_mm_dit.framework import nn, ops, runtime
-from mindspeed_mm_dit.models.autoencoder import draw_latents
+from mindspeed_mm_dit.models.autoencoder import draw_latents, scaling_of
 from mindspeed_mm_dit.models.autoencoder_kl.files import KLArchitecture, read_autoencoder_kl, require_same_names
 
 Tensor = Any  # a tensor of the active framework
@@ -205,7 +205,7 @@ class AutoencoderKL:
     """Encodes images to scaled latents and back; holds its network outside the composite's parameters."""
 
     def __init__(self, config: AutoencoderKLConfig) -> None:
-        self.config = config
+        self.config, self.scaled = config, scaling_of(config)
         architecture, weights = read_autoencoder_kl(config)
         network = AutoencoderKLNetwork(architecture)
         shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
@@ -221,7 +221,7 @@ class AutoencoderKL:
         With ``posterior_noise`` (B, C, h, w) a draw from the posterior, without it its mean.
         """
         mean, std = self.moments(images)
-        return draw_latents(mean, std, posterior_noise, self.config.scaling_factor)
+        return draw_latents(mean, std, posterior_noise, self.scaled)
 
     def moments(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Images (B, 3, H, W) in [-1, 1] -> mean and std of their latents, (B, C, h, w) float32, unscaled."""

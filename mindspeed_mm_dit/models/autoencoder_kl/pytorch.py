@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.pytorch import runtime
-from mindspeed_mm_dit.models.autoencoder import draw_latents
+from mindspeed_mm_dit.models.autoencoder import draw_latents, scaling_of
 from mindspeed_mm_dit.models.autoencoder_kl.files import find_weights
 from mindspeed_mm_dit.models.pretrained import quiet
 
@@ -24,7 +24,7 @@ class AutoencoderKL:
     """Encodes images to scaled latents and back; holds its module outside the composite's parameters."""
 
     def __init__(self, config: AutoencoderKLConfig) -> None:
-        self.config = config
+        self.config, self.scaled = config, scaling_of(config)
         self._dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[config.dtype]
         self.module = runtime.freeze(_load(config), config.dtype).to(memory_format=torch.channels_last)
 
@@ -34,7 +34,7 @@ class AutoencoderKL:
         With ``posterior_noise`` (B, C, h, w) a draw from the posterior, without it its mean.
         """
         mean, std = self.moments(images)
-        return draw_latents(mean, std, posterior_noise, self.config.scaling_factor)
+        return draw_latents(mean, std, posterior_noise, self.scaled)
 
     @torch.no_grad()
     def moments(self, images: Tensor) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,7 @@ def check(config: Fsdp2Config) -> None:
     refused: dict[str, bool] = {
         "offload_to_cpu": config.offload_to_cpu,
         "recompute_modules": bool(config.recompute_modules),
-        "ignored_modules": bool(config.ignored_modules),
+        "ignored_modules": bool(config.ignored),
         "num_to_forward_prefetch": bool(config.num_to_forward_prefetch),
         "num_to_backward_prefetch": bool(config.num_to_backward_prefetch),
         "reshard_after_forward": not isinstance(config.reshard_after_forward, bool),

@@ -47,7 +47,7 @@ def shard(model: nn.Module, config: Fsdp2Config) -> nn.Module:
     recompute(model, config)
     mesh = _mesh(config.shard_ranks(runtime.world_size()))
     check_averages(mesh)
-    ignored = {p for module in _modules(model, config.ignored_modules, "ignored_modules") for p in module.parameters()}
+    ignored = {p for module in _modules(model, config.ignored, "ignored_modules") for p in module.parameters()}
     for parameter in ignored:
         parameter.data = parameter.data.to(runtime.device())
     options = {
@@ -117,8 +117,9 @@ def recompute(model: nn.Module, config: Fsdp2Config) -> None:
 
 def check_paths(config: Fsdp2Config, modules: Mapping[str, nn.Module]) -> None:
     """Raise ConfigError where a path of fsdp2.yaml names no module, or a list of them that is never called itself."""
-    for setting in ("sub_modules_to_wrap", "recompute_modules", "ignored_modules"):
-        for name in resolve_paths(getattr(config, setting) or (), modules, setting):
+    paths = {"sub_modules_to_wrap": config.sub_modules_to_wrap, "recompute_modules": config.recompute_modules}
+    for setting, named in {**paths, "ignored_modules": config.ignored}.items():
+        for name in resolve_paths(named or (), modules, setting):
             if isinstance(modules[name], nn.ModuleList) and setting != "ignored_modules":
                 raise ConfigError(
                     f"fsdp2.yaml: {setting}: {name}",

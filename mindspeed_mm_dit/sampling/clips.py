@@ -1,0 +1,90 @@
+"""Clips as files: videos, animations, strips of frames, and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from mindspeed_mm_dit.data.video_file import pyav, write_video
+from mindspeed_mm_dit.errors import ConfigError
+
+FPS = 16.0
+"""Frames a second of what is written: Wan's."""
+ANIMATIONS = (".mp4", ".gif")
+ENDINGS = (*ANIMATIONS, ".png", ".npz")
+"""Of the files that ``save_clips`` writes, in small or capital letters."""
+GAP_PIXELS, CELL_PIXELS, CAPTION_PIXELS = 2, 48, 18
+MOST_PIXELS = 1 << 28
+"""Of a strip."""
+
+
+def check_clips_file(path: Path, count: int, size: tuple[int, int, int]) -> None:
+    """Raise ConfigError for a file that ``count`` clips of ``size`` (F, H, W) could not be written to.
+
+    PlatformError where PyAV is needed and missing.
+    """
+    ending, (frames, height, width) = path.suffix.lower(), size
+    if ending not in ENDINGS:
+        raise ConfigError(f"--output = {path}", f"unknown ending {path.suffix!r}", f"use one of {', '.join(ENDINGS)}")
+    if ending == ".mp4":
+        pyav()
+        if height % 2 or width % 2:
+            reason = f"MPEG-4 wants even height and width, and a frame is {height} x {width}"
+            raise ConfigError(f"--output = {path}", reason, "use .gif, .png or .npz")
+    if ending == ".png" and count * frames * height * width > MOST_PIXELS:
+        raise ConfigError(f"--output = {path}", f"{count} clips make too large a picture", "use .mp4, .gif or .npz")
+
+
+def save_clips(path: Path, clips: np.ndarray, captions: Sequence[str], fps: float) -> list[Path]:
+    """Write clips (N, F, H, W, 3 or 1) uint8 and return the files.
+
+    ``.npz``: arr_0 the clips, arr_1 their captions. ``.png``: a row of frames for each, below its caption. ``.mp4`` and
+    ``.gif``: one file a clip, numbered where there are several.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    ending = path.suffix.lower()
+    if ending == ".npz":
+        with open(path, "wb") as file:  # given a name, NumPy would add its own ending to .NPZ
+            np.savez(file, clips, np.array(captions))
+        return [path]
+    if ending == ".png":
+        draw_strips(clips, captions).save(path)
+        return [path]
+    paths = [path] if len(clips) == 1 else [path.with_stem(f"{path.stem}-{n:04d}") for n in range(len(clips))]
+    for place, clip in zip(paths, clips):
+        (write_video if ending == ".mp4" else _write_gif)(place, np.broadcast_to(clip, (*clip.shape[:3], 3)), fps)
+    return paths
+
+
+def draw_strips(clips: np.ndarray, captions: Sequence[str]) -> Image.Image:
+    """Lay out clips (N, F, H, W, 3 or 1) uint8: the frames of each side by side, below its caption."""
+    _, frames, height, width = clips.shape[:4]
+    scale = max(1, -(-CELL_PIXELS // height))
+    step_x, step_y = width * scale + GAP_PIXELS, height * scale + GAP_PIXELS + CAPTION_PIXELS
+    picture = Image.new("RGB", (frames * step_x, len(clips) * step_y), "white")
+    pen, font = ImageDraw.Draw(picture), ImageFont.load_default(size=13)
+    for row, (clip, caption) in enumerate(zip(clips, captions)):
+        pen.text((2, row * step_y), _shown(caption, font, picture.width), fill="black", font=font)
+        for column, frame in enumerate(clip):
+            image = Image.fromarray(frame[..., 0] if frame.shape[-1] == 1 else frame)
+            cell = image.resize((width * scale, height * scale), Image.Resampling.NEAREST)
+            picture.paste(cell, (column * step_x, row * step_y + CAPTION_PIXELS))
+    return picture
+
+
+def _shown(caption: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> str:
+    """Return ``caption``, cut to ``width`` pixels; letters that the font does not have are replaced."""
+    text = caption.encode("latin-1", "replace").decode("latin-1")
+    if font.getlength(text) <= width - 4:
+        return text
+    while text and font.getlength(text + "...") > width - 4:
+        text = text[:-1]
+    return text + "..."
+
+
+def _write_gif(path: Path, frames: np.ndarray, fps: float) -> None:
+    first, *others = (Image.fromarray(frame) for frame in frames)
+    first.save(path, save_all=True, append_images=others, duration=round(1000 / fps), loop=0)

@@ -1,0 +1,171 @@
+"""Text to video as a run and its user meet it: files, features, ranks, resume, clips drawn, and what does not fit."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+pytest.importorskip("av", reason="requirements/video.txt")
+pytest.importorskip("transformers", reason="requirements/video.txt")
+
+from mindspeed_mm_dit.cli.main import main
+from tests.clips_fixtures import clip_configs, write_clips
+
+pytestmark = pytest.mark.ranks
+
+TOLERANCE = 2e-6
+STEPS = "--train-iters 6 --global-batch-size 8 --lr 1e-3 --lr-decay-style constant --eval-interval 6 "
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory):
+    return write_clips(tmp_path_factory.mktemp("clips"))
+
+
+@pytest.fixture(scope="module")
+def configs(tmp_path_factory, clips):
+    return clip_configs(tmp_path_factory.mktemp("configs"), clips, valid_fraction=0.2)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    return tmp_path_factory.mktemp("saved")
+
+
+@pytest.fixture(scope="module")
+def whole(configs, saved):
+    """One process, one micro-batch, from the files of the clips."""
+    outcome = configs.run(STEPS + f"--save {saved}")
+    assert outcome.code == 0 and len(outcome.losses) == 6, outcome.output
+    assert "19 clips to train on, 5 held out" in outcome.output
+    return outcome
+
+
+def same(outcome, whole):
+    assert outcome.losses.keys() == whole.losses.keys(), outcome.output
+    for iteration, loss in whole.losses.items():
+        assert outcome.losses[iteration] == pytest.approx(loss, rel=TOLERANCE), iteration
+    assert list(map(float, outcome.validations[6])) == pytest.approx(list(map(float, whole.validations[6])), rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def features(tmp_path_factory, configs, clips):
+    """Configs that name a cache, and no clips."""
+    place = tmp_path_factory.mktemp("features")
+    files = ("--model", str(configs.folder / "model.json"), "--data", str(configs.folder / "data.json"))
+    assert main(["cache-latents", *files, "--output", str(place / "cache"), "--shard-images", "10"]) == 0
+    found = clip_configs(place, clips, valid_fraction=0.2, features=str(place / "cache"))
+    data = json.loads((place / "data.json").read_text())
+    data["dataset_param"] |= {"data_folder": "nowhere", "json_path": "nowhere/annotation.json"}
+    (place / "data.json").write_text(json.dumps(data))
+    return found
+
+
+@pytest.mark.parametrize(("ranks", "flags"), [(1, ""), (2, "--micro-batch-size 2")])
+def test_features_teach_what_the_files_do(features, whole, ranks, flags):
+    same(features.run(STEPS + flags, ranks), whole)
+
+
+@pytest.mark.parametrize(("ranks", "sharded"), [(1, False), (2, False), (2, True), (4, True)])
+def test_ranks_and_micro_batches_do_not_change_what_is_learned(configs, whole, ranks, sharded):
+    (configs.folder / "auto.yaml").write_text("sub_modules_to_wrap: ['predictor.blocks.{*}']\nsharding_size: auto\n")
+    fsdp2 = f" --use-torch-fsdp2 --fsdp2-config-path {configs.folder}/auto.yaml" if sharded else ""
+    same(configs.run(STEPS + f"--micro-batch-size 2{fsdp2}", ranks), whole)
+
+
+def test_a_resumed_run_prints_the_same_lines(configs, whole, tmp_path):
+    first = configs.run(STEPS.replace("--train-iters 6", "--train-iters 3") + f"--save {tmp_path}")
+    last = configs.run(STEPS + f"--save {tmp_path} --load {tmp_path}")
+    assert last.lines == {iteration: line for iteration, line in whole.lines.items() if iteration > 3}, first.output
+
+
+def test_wan_learns_them_too(tmp_path, clips):
+    outcome = clip_configs(tmp_path, clips, predictor="wan").run("--train-iters 2 --global-batch-size 4 --lr 1e-3")
+    assert outcome.code == 0 and len(outcome.losses) == 2, outcome.output
+
+
+def sample(saved, output, *flags):
+    prompts = ("--prompt", "a seven moves left", "--prompt", "a one moves up")
+    return main(["sample", "--checkpoint", str(saved), *prompts, "--steps", "3", "--output", str(output), *flags])
+
+
+def test_a_clip_depends_on_its_prompt_seed_and_number_alone(whole, saved, tmp_path):
+    for name, flags in {"a": (), "b": ("--batch-size", "1"), "c": ("--seed", "1")}.items():
+        assert sample(saved, tmp_path / f"{name}.npz", *flags) == 0
+    a, b, c = (np.load(tmp_path / f"{name}.npz") for name in "abc")
+    assert a["arr_0"].shape == (2, 9, 32, 32, 1) and a["arr_1"].tolist() == ["a seven moves left", "a one moves up"]
+    assert np.abs(a["arr_0"].astype(int) - b["arr_0"]).max() <= 1 and (a["arr_0"] != c["arr_0"]).any()
+
+
+def test_clips_are_written_as_videos_animations_and_strips_of_other_lengths(whole, saved, tmp_path, capsys):
+    from mindspeed_mm_dit.data.video_file import look_at_video
+
+    assert sample(saved, tmp_path / "a.mp4", "--frames", "6", "--size", "16x24", "--fps", "8") == 0
+    facts = look_at_video(tmp_path / "a-0001.mp4", decode=True)
+    assert facts.num_frames == 6 and facts.size == (16, 24) and facts.fps == 8
+    assert sample(saved, tmp_path / "a.gif") == 0 and sample(saved, tmp_path / "a.png") == 0
+    assert (tmp_path / "a-0000.gif").stat().st_size and (tmp_path / "a.png").stat().st_size
+    assert "a-0000.mp4 ... a-0001.mp4: 2 clips of 6 x 16 x 24" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--frames", "7"), "--frames = 7: do not fit predictor.patch_size"),
+        (("--size", "12"), "--size = '12': is not HEIGHTxWIDTH"),
+        (("--prompt", "a b c d e f g h i j"), "has a caption of 11 tokens, and text_encoder.max_length is 8"),
+        (("--prompts", "nowhere.txt"), "--prompts = nowhere.txt: cannot be read"),
+        (("--output", "a.jpg"), "--output = a.jpg: unknown ending"),
+    ],
+)
+def test_what_cannot_be_drawn_is_named(whole, saved, tmp_path, capsys, flags, message):
+    assert sample(saved, tmp_path / "a.npz", *flags) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"text_encoder": None}, "text_encoder: this section is missing: predictor 'custom_dit' is steered by texts"),
+        ({"ae": {"model_id": "autoencoder_kl", "from_pretrained": "x"}}, "makes no latents of videos, which predictor"),
+        (
+            {"predictor": {"latent_size": [9, 16, 32]}},
+            "latent_size = [9, 16, 32]: clips of 9 frames of 32 x 32",
+        ),
+        (
+            {"predictor": {"patch_size": [2, 8, 8], "latent_size": [8, 32, 32]}},
+            "latents of 9, which the patch does",
+        ),
+        ({"predictor": {"text_dim": 32}}, "predictor.text_dim = 32: the text encoder's states have width 64"),
+        ({"data": {"json_path": "nowhere.json"}}, "dataset_param.json_path = nowhere.json"),
+        ({"data": {"dataset_type": "films"}}, "dataset_param.dataset_type = 'films': unknown kind of data set"),
+        ({"data": {"valid_fraction": 1.0}}, "dataset_param.valid_fraction = 1.0: must lie in [0, 1)"),
+        ({"data": {"features": "nowhere"}}, "nowhere: holds no finished cache of clips"),
+    ],
+)
+def test_what_does_not_fit_is_named_before_any_work(clips, tmp_path, changes, message):
+    configs = clip_configs(tmp_path, clips, **changes.get("data", {}))
+    path = tmp_path / "model.json"
+    model = json.loads(path.read_text())
+    for name, value in changes.items():
+        if name in model:
+            model[name] = value if name == "ae" or value is None else model[name] | value
+    path.write_text(json.dumps({name: section for name, section in model.items() if section is not None}))
+    outcome = configs.run("--train-iters 1 --global-batch-size 4 --lr 1e-3")
+    assert outcome.code == 2 and message in outcome.output, outcome.output
+    assert "building DiT model" not in outcome.output
+
+
+def test_images_and_clips_are_not_mixed_up(configs, tmp_path, clips, digits_folder):
+    from tests.training.launch import Configs
+
+    images = Configs.create(tmp_path, digits_folder)
+    (tmp_path / "data.json").write_text((configs.folder / "data.json").read_text())
+    outcome = images.run("--train-iters 1 --global-batch-size 4 --lr 1e-3")
+    assert outcome.code == 2 and "predictor 'dit' does not learn clips by their captions" in outcome.output
+    (tmp_path / "model.json").write_text((configs.folder / "model.json").read_text())
+    (tmp_path / "data.json").write_text(json.dumps({"dataset_param": {"data_folder": "data", "image_size": 8}}))
+    outcome = images.run("--train-iters 1 --global-batch-size 4 --lr 1e-3")
+    assert outcome.code == 2 and "predictor 'custom_dit' learns clips by their captions" in outcome.output
