@@ -28,7 +28,7 @@ def clip_configs(place: Path, clips: Path, predictor: str = "custom_dit", **data
     place.mkdir(parents=True, exist_ok=True)
     frames, size = moving_digits.NUM_FRAMES, moving_digits.CANVAS
     sizes = {
-        "custom_dit": {"num_heads": 2, "head_dim": 8, "text_dim": 64, "freq_dim": 16},
+        "custom_dit": {"num_heads": 4, "head_dim": 8, "text_dim": 64, "freq_dim": 16},
         "wan": {"num_attention_heads": 2, "attention_head_dim": 8, "text_dim": 64, "freq_dim": 16},
     }[predictor]
     model = {

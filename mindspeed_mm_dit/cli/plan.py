@@ -36,6 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--global-batch-size", type=int, default=256, metavar="N", help="images a step (default 256)")
     parser.add_argument("--micro-batch-size", type=int, metavar="N", help="default: the largest that fits")
     parser.add_argument("--node-size", type=int, default=8, metavar="N", help="devices of a node (default 8)")
+    parser.add_argument(
+        "--context-parallel-size",
+        type=int,
+        default=1,
+        metavar="N",
+        help="ranks that share a clip (default 1)",
+    )
     parser.add_argument("--latents", action="store_true", help="images come from a latent cache, not through the VAE")
     parser.add_argument("--link-gbps", type=float, metavar="G", help="gigabits a second a rank can send; adds times")
     parser.add_argument("--node-link-gbps", type=float, metavar="G", help="the same inside a node (default: equal)")
@@ -61,17 +68,19 @@ def run(args: argparse.Namespace) -> int:
     request = Request(
         world_size=args.world_size,
         device_bytes=args.device_memory_gib * GIB,
-        images_per_rank=max(1, args.global_batch_size // args.world_size),
+        images_per_rank=max(1, args.global_batch_size * args.context_parallel_size // args.world_size),
         micro_batch_size=args.micro_batch_size,
         node_size=args.node_size,
         online_vae=not args.latents,
+        sequence_ranks=args.context_parallel_size,
     )
+    check_sequence_ranks(model, request)
     check_batch(request)
     chosen = recommend(model, request)
-    if global_batch(request) != args.global_batch_size:
+    if request.global_batch_size != args.global_batch_size:
         print(
             f"note: {args.global_batch_size} images cannot be shared equally by {args.world_size} ranks, and training "
-            f"refuses them. This plan is for --global-batch-size {global_batch(request)}, "
+            f"refuses them. This plan is for --global-batch-size {request.global_batch_size}, "
             f"{request.images_per_rank} a rank.\n"
         )
     print_model(model)
@@ -81,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     if args.write_fsdp2:
         header = (
             f"Written by mm-dit plan for {args.model} on {args.world_size} devices of {args.device_memory_gib:g} GiB:\n"
-            f"--micro-batch-size {chosen.micro_batch_size} --global-batch-size {global_batch(request)} "
+            f"--micro-batch-size {chosen.micro_batch_size} --global-batch-size {request.global_batch_size} "
             "--use-torch-fsdp2 --bf16"
         )
         Path(args.write_fsdp2).write_text(fsdp2_yaml(model, chosen, header), encoding="utf-8")
@@ -104,8 +113,8 @@ def check_arguments(args: argparse.Namespace) -> None:
     for flag in () if args.write_native else ("model", "device_memory_gib"):
         if getattr(args, flag) is None:
             raise ConfigError(f"--{flag.replace('_', '-')}", "is required", "mm-dit plan --help explains every flag")
-    for flag in ("world_size", "device_memory_gib", "global_batch_size", "micro_batch_size", "node_size", "link_gbps",
-                 "node_link_gbps", "mfu", "peak_tflops"):  # fmt: skip
+    for flag in ("world_size", "context_parallel_size", "device_memory_gib", "global_batch_size", "micro_batch_size",
+                 "node_size", "link_gbps", "node_link_gbps", "mfu", "peak_tflops"):  # fmt: skip
         value = getattr(args, flag)
         if value is not None and not 0 < value <= MOST:
             raise ConfigError(f"--{flag.replace('_', '-')} = {shown(value)}", f"must be positive, and at most {MOST:,}")
@@ -122,13 +131,23 @@ def check_arguments(args: argparse.Namespace) -> None:
             )
 
 
+def check_sequence_ranks(model: ModelConfig, request: Request) -> None:
+    """Refuse ranks that cannot share a sample."""
+    ranks = request.sequence_ranks
+    if request.world_size % ranks:
+        raise ConfigError(
+            f"--context-parallel-size = {ranks}", f"does not divide --world-size {request.world_size}", "use a divisor"
+        )
+    model.predictor.check_context_parallel(ranks)
+
+
 def check_batch(request: Request) -> None:
     """Refuse a micro-batch that does not divide the images of a rank."""
     if request.images_per_rank % (request.micro_batch_size or 1):
         raise ConfigError(
             f"--micro-batch-size = {request.micro_batch_size}",
             f"does not divide the {request.images_per_rank} images of a step that each of {request.world_size} ranks "
-            f"has of --global-batch-size {global_batch(request)}",
+            f"has of --global-batch-size {request.global_batch_size}",
             "use a divisor of them, or change --global-batch-size",
         )
 
@@ -155,6 +174,8 @@ def print_memory(model: ModelConfig, request: Request, chosen: Recommendation) -
         f"\nrecommended      {layout.world_size} rank(s), weights shared by {layout.shard_ranks}, micro-batch {micro} "
         f"x {request.images_per_rank // micro} a step, recompute {'on' if layout.recompute else 'off'}, bf16"
     )
+    if (ranks := layout.sequence_ranks) > 1:
+        print(f"                 {ranks} ranks share a clip; what they exchange for it is not counted below")
     for name in ("weights", "gradients", "optimizer", "ema", "gathered", "vae"):
         print(f"  {name:<14} {getattr(plan, name) / GIB:8.2f} GiB")
     print(f"  {'activations':<14} {micro * plan.activations_per_image / GIB:8.2f} GiB of {micro} images")
@@ -188,7 +209,7 @@ def print_traffic(model: ModelConfig, request: Request, chosen: Recommendation, 
             images = chosen.micro_batch_size * rounds
             compute = step_time(model, layout, images, args.peak_tflops * 1e12 * args.mfu)
             travel = links.seconds(layout, sent)
-            days = PAPER_STEPS * PAPER_BATCH / global_batch(request) * max(compute, travel) / 86400
+            days = PAPER_STEPS * PAPER_BATCH / request.global_batch_size * max(compute, travel) / 86400
             print(f" {max(compute, travel) * 1e3:14.1f} ms {(compute + travel) * 1e3:6.1f} ms {days:6.2f} days", end="")
         print()
     if args.link_gbps:
@@ -210,9 +231,5 @@ def kinds(request: Request) -> dict[str, Layout]:
         found[f"sharded over {W}"] = Layout(W, W)
     if request.node_size < W and W % request.node_size == 0:
         found[f"hybrid, {request.node_size} a copy"] = Layout(W, request.node_size)
-    return found
-
-
-def global_batch(request: Request) -> int:
-    """Return the images of a step over all ranks."""
-    return request.images_per_rank * request.world_size
+    ranks = request.sequence_ranks
+    return {name: dataclasses.replace(layout, sequence_ranks=ranks) for name, layout in found.items()}

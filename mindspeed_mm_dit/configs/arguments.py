@@ -31,7 +31,6 @@ _WITHOUT_EFFECT = (
 _ONE_ONLY = (
     "--tensor-model-parallel-size",
     "--pipeline-model-parallel-size",
-    "--context-parallel-size",
     "--expert-model-parallel-size",
 )
 
@@ -114,6 +113,13 @@ def _batches_and_length(parser: argparse.ArgumentParser) -> None:
         type=_positive_int,
         metavar="N",
         help="images in one optimizer step on all ranks; default: micro batch x ranks. One of the two is needed",
+    )
+    group.add_argument(
+        "--context-parallel-size",
+        type=_positive_int,
+        default=1,
+        metavar="N",
+        help="ranks that share the tokens of a clip, and its heads while they attend (Ulysses); default 1",
     )
     group.add_argument("--train-iters", type=_positive_int, required=True, metavar="N", help="optimizer steps")
     group.add_argument(
@@ -267,6 +273,13 @@ def default_micro_batch(global_batch_size: int, world_size: int) -> int:
 
 def check_arguments(args: argparse.Namespace, world_size: int) -> None:
     """Fill dependent defaults and check flags against each other and ``world_size``, before any device work."""
+    if world_size % args.context_parallel_size:
+        raise ConfigError(
+            f"--context-parallel-size = {args.context_parallel_size}",
+            f"does not divide the {world_size} ranks",
+            "use a divisor of them",
+        )
+    world_size //= args.context_parallel_size  # groups of ranks that have samples of their own
     if args.global_batch_size is None and args.micro_batch_size is None:
         raise ConfigError("--micro-batch-size or --global-batch-size", "is required")
     if args.global_batch_size is None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.configs.condition import Condition
-from mindspeed_mm_dit.errors import CheckpointError
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 
 Shape = tuple[int, ...]
 
@@ -161,6 +161,13 @@ class PredictorConfig(ABC):
     @abstractmethod
     def widest(self) -> int:
         """Elements of a sample in the widest pair of gradients that backward holds at once."""
+
+    def check_context_parallel(self, ranks: int) -> None:
+        """Raise ConfigError unless ``ranks`` ranks can share the tokens of a sample."""
+        if ranks > 1:
+            raise ConfigError(
+                f"--context-parallel-size = {ranks}", "this predictor computes a sample on one rank", "use 1"
+            )
 
     def settings_of_size(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the settings that make a network large, each with the values that an ordinary network has."""

@@ -108,6 +108,16 @@ class VideoTransformerConfig(PredictorConfig):
                     "set it as high as the longest side in patches; no weight depends on it",
                 )
 
+    def check_context_parallel(self, ranks: int) -> None:
+        """Raise ConfigError unless the ranks can share heads and tokens evenly (Ulysses)."""
+        for what, number in ((f"predictor.{self.heads_key}", self.num_heads), ("tokens of a clip", self.num_tokens)):
+            if number % ranks:
+                raise ConfigError(
+                    f"--context-parallel-size = {ranks}",
+                    f"does not divide {what}: {number} % {ranks} = {number % ranks}",
+                    f"use a divisor of {math.gcd(self.num_heads, self.num_tokens)}",
+                )
+
     @property
     def hidden_size(self) -> int:
         """Width D of a token."""

@@ -45,6 +45,10 @@ OPS = {
     "attention": "(q (B, heads, N, d), k, v (B, heads, M, d), mask=None) -> softmax(q k^T / sqrt(d)) v; where a mask "
     "that broadcasts to (B, heads, N, M) is false, nothing is looked at",
     "rotary": "(x (B, heads, N, d), cos, sin (N, d / 2)): neighbours of the last axis turned as pairs, by position",
+    "split_tokens": "(x (B, N, D)) -> this rank's tokens of samples that --context-parallel-size ranks share",
+    "gather_tokens": "(x): the way back",
+    "tokens_to_heads": "(x (B, heads, N, d)): some tokens of every head -> every token of some heads, of such samples",
+    "heads_to_tokens": "(x): the way back",
     "stop_gradient": "(x)",
     "to_float32": "(x)",
     "cast_like": "(x, y): x in the dtype of y",
@@ -54,7 +58,8 @@ OPS = {
 }
 
 RUNTIME = {
-    "initialize": "(backend | None, micro, global batch): join the process group, choose the device",
+    "initialize": "(backend | None, micro, global batch, ranks that share a sample): join the group, choose the device",
+    "SHARES_SEQUENCES": "whether several ranks can share the tokens of a sample",
     "check_backend": "(name | None): refuse by name a backend that the device does not have",
     "shutdown": "(): leave the process group",
     "device_type": "() -> 'cpu', 'cuda' or 'npu'",
@@ -63,6 +68,8 @@ RUNTIME = {
     "WAYS_TO_BF16": "how a training step may compute in bfloat16: some of configs.precision.Way",
     "rank": "() -> rank of this process",
     "world_size": "() -> number of processes",
+    "data_rank": "() -> which samples of a batch are this rank's; ranks that share samples have the same",
+    "data_world_size": "() -> ranks, or groups of them, that have samples of their own",
     "to_device": "(batch of arrays) -> batch of tensors",
     "mean_over_ranks": "(list of scalar tensors) -> list of scalar tensors",
     "read_later": "(list of scalar tensors) -> a PendingRead: their values, without waiting for them now",

@@ -12,6 +12,7 @@ from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, load_fsdp2_config
 from mindspeed_mm_dit.configs.model import model_config_from_mapping, spelled_out
 from mindspeed_mm_dit.configs.precision import Way, decide
 from mindspeed_mm_dit.configs.strict import read_json
+from mindspeed_mm_dit.errors import PlatformError
 from mindspeed_mm_dit.models.registry import check_encoders
 from mindspeed_mm_dit.planning.fit import Place, check_model_fits, check_state_fits, tight_step
 from mindspeed_mm_dit.planning.memory import Layout
@@ -35,6 +36,8 @@ class HostFacts:
     """How a step may compute in bfloat16; None: the host decides by flags of its own what a step computes in."""
     check_sharding: Callable[[MultiModalArguments], None]
     """Raises ConfigError for what in fsdp2.yaml does not fit the model, or is not offered."""
+    shares_sequences: bool = False
+    """Whether ranks can share the tokens of a sample."""
     mm_model: str = "--mm-model"
     """What names model.json."""
     mm_data: str = "--mm-data"
@@ -61,6 +64,7 @@ def check_configs(args: Namespace, host: HostFacts, fsdp2: Fsdp2Config | None) -
     _check_memory(args, mm, host)
     if mm.encodes:
         check_encoders(mm.model)
+    _check_context_parallel(getattr(args, "context_parallel_size", 1), mm, host)
     host.check_sharding(mm)
     data = open_data_set(mm, args.seed)
     data.check(args.global_batch_size or args.micro_batch_size * host.world_size)
@@ -91,13 +95,20 @@ def _read(args: Namespace, host: HostFacts, fsdp2: Fsdp2Config | None) -> MultiM
     )
 
 
+def _check_context_parallel(ranks: int, mm: MultiModalArguments, host: HostFacts) -> None:
+    """Raise ConfigError or PlatformError unless ``ranks`` ranks can share a sample here."""
+    if ranks > 1 and not host.shares_sequences:
+        raise PlatformError(f"--context-parallel-size = {ranks}", f"is not offered in {host.name}", "use 1")
+    mm.model.predictor.check_context_parallel(ranks)
+
+
 def _check_memory(args: Namespace, mm: MultiModalArguments, host: HostFacts) -> None:
     """Raise ConfigError for a model that cannot fit here; warn on the first rank where a step may not."""
     check_model_fits(mm.model, host.machine)
     offloaded = mm.fsdp2 is not None and mm.fsdp2.offload_to_cpu and host.device != host.machine
     if host.device is None or mm.precision is None or offloaded:
         return
-    layout = Layout.of(mm.fsdp2, mm.precision, host.world_size)
+    layout = Layout.of(mm.fsdp2, mm.precision, host.world_size, getattr(args, "context_parallel_size", 1))
     check_state_fits(mm.model, layout, host.device)
     warning = tight_step(mm.model, layout, args.micro_batch_size, mm.encodes, host.device)
     if warning and host.rank == 0:

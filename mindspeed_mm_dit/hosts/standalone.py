@@ -102,7 +102,9 @@ def _run(
 ) -> Stop | None:
     started = time.monotonic()
     engine_module: EngineModule = importlib.import_module(f"mindspeed_mm_dit.training.{active()}.engine")
-    runtime.initialize(args.distributed_backend, args.micro_batch_size, args.global_batch_size)
+    runtime.initialize(
+        args.distributed_backend, args.micro_batch_size, args.global_batch_size, args.context_parallel_size
+    )
     _announce(args)
     with StopRequest(args.exit_duration_in_mins) as stop, claimed_save(args) as claim:
         start = find_start(args, engine_module.checkpoints)
@@ -130,12 +132,14 @@ def _run(
 
 def _announce(args: Namespace) -> None:
     versions = ", ".join(f"{name} {version}" for name, version in runtime.versions().items())
+    shared = args.context_parallel_size
+    groups = "rank(s)" if shared == 1 else f"group(s) of {shared} ranks that share a clip"
     sharding = f"FSDP2 {args.fsdp2_config_path or 'defaults'}" if args.mm.fsdp2 else "data parallel"
     print_rank_0(
         f"mindspeed_mm_dit {__version__}, host: {NAME}, framework: {active()} ({versions})\n"
         f"{runtime.world_size()} rank(s) on {runtime.device_name()}, {sharding}, {args.mm.precision}, "
-        f"global batch {args.global_batch_size} = {args.micro_batch_size} x {runtime.world_size()} rank(s) x "
-        f"{args.global_batch_size // args.micro_batch_size // runtime.world_size()} micro-batch(es)"
+        f"global batch {args.global_batch_size} = {args.micro_batch_size} x {runtime.data_world_size()} {groups} x "
+        f"{runtime.num_microbatches()} micro-batch(es)"
     )
 
 

@@ -50,6 +50,7 @@ def host_facts() -> HostFacts:
         machine=machine,
         device=machine if runtime.device_type() == "cpu" else device,
         ways_to_bf16=runtime.WAYS_TO_BF16,
+        shares_sequences=runtime.SHARES_SEQUENCES,
         check_sharding=importlib.import_module(f"mindspeed_mm_dit.training.{active()}.engine").check_sharding,
     )
 

@@ -106,13 +106,19 @@ class Attention(nn.Module):
         self.norm_k = nn.RMSNorm(hidden_size, eps=eps)
 
     def forward(self, x: Tensor, source: Tensor, cos: Tensor | None = None, sin: Tensor | None = None) -> Tensor:
-        """Look from ``x`` (B, N, D) at ``source`` (B, M, D); cos, sin: positions (N, d / 2), where they count."""
+        """Look from ``x`` (B, N, D) at ``source`` (B, M, D).
+
+        cos, sin: positions (N, d / 2), where the tokens of a video look at each other; there ranks may share them.
+        """
         q = self._heads(self.norm_q(self.to_q(x)))  # (B, heads, N, d)
         k = self._heads(self.norm_k(self.to_k(source)))  # (B, heads, M, d)
         v = self._heads(self.to_v(source))  # (B, heads, M, d)
-        if cos is not None:
+        if cos is None:  # each token of the video looks at the text by itself
+            x = ops.attention(ops.cast_like(q, v), ops.cast_like(k, v), v)  # (B, heads, N, d)
+        else:
+            q, k, v = ops.tokens_to_heads(q), ops.tokens_to_heads(k), ops.tokens_to_heads(v)
             q, k = ops.rotary(q, cos, sin), ops.rotary(k, cos, sin)
-        x = ops.attention(ops.cast_like(q, v), ops.cast_like(k, v), v)  # (B, heads, N, d)
+            x = ops.heads_to_tokens(ops.attention(ops.cast_like(q, v), ops.cast_like(k, v), v))  # (B, heads, N, d)
         x = ops.permute(x, (0, 2, 1, 3))  # (B, N, heads, d)
         return self.to_out(ops.reshape(x, (x.shape[0], x.shape[1], -1)))  # (B, N, D)
 
@@ -203,10 +209,10 @@ class VideoTransformer(nn.Module):
         time, modulation, text = self.condition_embedder(t, text)  # (B, D), (B, 6 D), (B, L, D)
         modulation = ops.reshape(modulation, (modulation.shape[0], 6, -1))  # (B, 6, D)
         cos, sin = self.rope(f, h, w)  # 2 x (N, d / 2)
-        x = self.patch_embedding(x)  # (B, N, D)
+        x = ops.split_tokens(self.patch_embedding(x))  # (B, N, D); N / ranks here where ranks share a sample
         for block in self.blocks:
             x = block(x, text, modulation, cos, sin)  # (B, N, D)
         shift, scale = ops.chunk(self.scale_shift_table + time[:, None], 2, 1)  # 2 x (B, 1, D)
-        x = self.proj_out(ops.addcmul(shift, self.norm_out(x), 1 + scale))  # (B, N, p q r C)
+        x = ops.gather_tokens(self.proj_out(ops.addcmul(shift, self.norm_out(x), 1 + scale)))  # (B, N, p q r C)
         x = ops.reshape(x, (B, f, h, w, p, q, r, -1))  # (B, f, h, w, p, q, r, C)
         return ops.reshape(ops.permute(x, (0, 7, 1, 4, 2, 5, 3, 6)), (B, -1, F, H, W))  # (B, C, F, H, W)

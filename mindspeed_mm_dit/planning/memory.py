@@ -45,12 +45,14 @@ class Layout:
     """Blocks whose weights are gathered ahead."""
     reshard_after_forward: bool = True
     """Whether gathered weights are freed between forward and backward."""
+    sequence_ranks: int = 1
+    """Ranks that share the tokens of a sample (--context-parallel-size)."""
 
     @classmethod
-    def of(cls, fsdp2: Fsdp2Config | None, precision: Precision, world_size: int) -> Layout:
+    def of(cls, fsdp2: Fsdp2Config | None, precision: Precision, world_size: int, sequence_ranks: int = 1) -> Layout:
         """Return the layout of a run; ``fsdp2`` is None where every rank holds all."""
         if fsdp2 is None:
-            return cls(world_size, 1, precision)
+            return cls(world_size, 1, precision, sequence_ranks=sequence_ranks)
         return cls(
             world_size,
             fsdp2.shard_ranks(world_size),
@@ -58,6 +60,7 @@ class Layout:
             recompute=bool(fsdp2.recompute_modules),
             prefetch=fsdp2.num_to_forward_prefetch or 0,
             reshard_after_forward=bool(fsdp2.reshard_after_forward),
+            sequence_ranks=sequence_ranks,
         )
 
 
@@ -111,15 +114,19 @@ def memory(model: ModelConfig, layout: Layout, online_vae: bool = True) -> Memor
 
 
 def activation_bytes(model: ModelConfig, layout: Layout) -> tuple[int, int]:
-    """Return (kept from forward to backward, held for a moment) of one image, bytes."""
+    """Return (kept from forward to backward, held for a moment) of one image, bytes on one rank.
+
+    Ranks that share a sample have equal parts of it; what each keeps of the text is not told apart from that.
+    """
     predictor, blocks = model.predictor, model.predictor.parameters().num_blocks
     element = _ELEMENT_BYTES[layout.precision.way][1]
     block = block_activation_bytes(model, layout.precision)
     ends = _kept_bytes(predictor.kept_by_ends(), layout.precision) + _loss_bytes(model)
     gradients = 2 * predictor.widest * element
+    ranks = layout.sequence_ranks
     if layout.recompute:
-        return blocks * predictor.block_input * element + ends, block + gradients
-    return blocks * block + ends, gradients
+        return (blocks * predictor.block_input * element + ends) // ranks, (block + gradients) // ranks
+    return (blocks * block + ends) // ranks, gradients // ranks
 
 
 def block_activation_bytes(model: ModelConfig, precision: Precision) -> int:

@@ -31,6 +31,13 @@ class Request:
     """Devices joined by the fast link."""
     online_vae: bool = True
     """Whether images are encoded in the step."""
+    sequence_ranks: int = 1
+    """Ranks that share the tokens of a sample."""
+
+    @property
+    def global_batch_size(self) -> int:
+        """Images of a step over all ranks."""
+        return self.images_per_rank * (self.world_size // self.sequence_ranks)
 
 
 @dataclass(frozen=True)
@@ -77,7 +84,9 @@ def candidates(request: Request) -> list[Layout]:
     W, node = request.world_size, request.node_size
     sizes = (1, W) if node >= W else (node, W) if W % node == 0 else (W,)
     plain = [
-        Layout(W, size, reshard_after_forward=reshard) for size in dict.fromkeys(sizes) for reshard in (False, True)
+        Layout(W, size, reshard_after_forward=reshard, sequence_ranks=request.sequence_ranks)
+        for size in dict.fromkeys(sizes)
+        for reshard in (False, True)
     ]
     return plain + [dataclasses.replace(layout, recompute=True) for layout in plain if layout.reshard_after_forward]
 

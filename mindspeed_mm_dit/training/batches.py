@@ -21,7 +21,9 @@ class BatchStream:
         self._args, self._samples, self._start, self._num_workers = args, samples, start, num_workers
 
     def __iter__(self) -> Iterator[Batch]:
-        positions = micro_batches(self._start, self._args.micro_batch_size, runtime.rank(), runtime.world_size())
+        positions = micro_batches(
+            self._start, self._args.micro_batch_size, runtime.data_rank(), runtime.data_world_size()
+        )
         # A step takes all its micro-batches at once: as many are made while the step before is computed.
         prefetch = max(self._args.mm.data.dataloader_param.prefetch_batches, runtime.num_microbatches())
         return load_batches(self._samples, positions, self._num_workers, prefetch)

@@ -165,6 +165,13 @@ def test_no_gradient_passes_stop_gradient_and_no_grad(framework):
     np.testing.assert_allclose(gradient(framework, product_under_no_grad, x)[0], 2 * x, **CLOSE)
 
 
+@pytest.mark.parametrize("name", ["split_tokens", "gather_tokens", "tokens_to_heads", "heads_to_tokens"])
+def test_tokens_stay_where_they_are_unless_ranks_share_samples(framework, name):
+    x = draw(2, 3, 4, 5)
+    assert np.array_equal(framework.ops.numpy(getattr(framework.ops, name)(framework.ops.tensor(x))), x)
+    assert (framework.runtime.data_rank(), framework.runtime.data_world_size()) == (0, 1)
+
+
 def test_linear_with_a_weight_of_its_own_and_its_gradients(framework):
     ops, w, b, x = framework.ops, draw(5, 7), draw(5, seed=1), draw(2, 3, 7, seed=2)
     np.testing.assert_allclose(ops.numpy(ops.linear(*map(ops.tensor, (x, w, b)))), x @ w.T + b, **CLOSE)

@@ -75,6 +75,29 @@ def test_ranks_and_micro_batches_do_not_change_what_is_learned(configs, whole, r
     same(configs.run(STEPS + f"--micro-batch-size 2{fsdp2}", ranks), whole)
 
 
+@pytest.mark.parametrize(("ranks", "shared", "sharded"), [(2, 2, False), (4, 2, True), (4, 4, False)])
+def test_ranks_that_share_clips_learn_what_one_learns(configs, whole, ranks, shared, sharded):
+    (configs.folder / "auto.yaml").write_text("sub_modules_to_wrap: ['predictor.blocks.{*}']\nsharding_size: auto\n")
+    fsdp2 = f" --use-torch-fsdp2 --fsdp2-config-path {configs.folder}/auto.yaml" if sharded else ""
+    outcome = configs.run(STEPS + f"--micro-batch-size 4 --context-parallel-size {shared}{fsdp2}", ranks)
+    same(outcome, whole)
+    for iteration, (_, _, norm) in whole.lines.items():
+        assert float(outcome.lines[iteration][2]) == pytest.approx(float(norm), abs=1.5e-3), iteration
+    assert f"4 x {ranks // shared} group(s) of {shared} ranks that share a clip" in outcome.output
+
+
+@pytest.mark.parametrize(
+    ("flags", "ranks", "message"),
+    [
+        ("--context-parallel-size 3", 3, "--context-parallel-size = 3: does not divide predictor.num_heads: 4 % 3 = 1"),
+        ("--context-parallel-size 2", 1, "--context-parallel-size = 2: does not divide the 1 ranks"),
+    ],
+)
+def test_ranks_that_cannot_share_a_clip_are_named(configs, flags, ranks, message):
+    outcome = configs.run(f"--train-iters 1 --lr 1e-3 --micro-batch-size 1 {flags}", ranks)
+    assert outcome.code != 0 and message in outcome.output, outcome.output
+
+
 def test_a_resumed_run_prints_the_same_lines(configs, whole, tmp_path):
     first = configs.run(STEPS.replace("--train-iters 6", "--train-iters 3") + f"--save {tmp_path}")
     last = configs.run(STEPS + f"--save {tmp_path} --load {tmp_path}")

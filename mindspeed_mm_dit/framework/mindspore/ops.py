@@ -17,8 +17,9 @@ MASKED = -1e30
 
 __all__ = [
     "addcmul", "attention", "broadcast_to", "cast_like", "cat", "chunk", "clamp", "contiguous", "cos", "exp", "expm1",
-    "linear", "log", "mean_per_sample", "no_grad", "numpy", "pad", "permute", "reshape", "rotary", "sigmoid", "sin",
-    "stop_gradient", "take", "tensor", "to_float32", "upsample_nearest_2x", "where",
+    "gather_tokens", "heads_to_tokens", "linear", "log", "mean_per_sample", "no_grad", "numpy", "pad", "permute",
+    "reshape", "rotary", "sigmoid", "sin", "split_tokens", "stop_gradient", "take", "tensor", "to_float32",
+    "tokens_to_heads", "upsample_nearest_2x", "where",
 ]  # fmt: skip
 
 
@@ -121,3 +122,11 @@ def tensor(array: np.ndarray) -> Tensor:
 def numpy(x: Tensor) -> np.ndarray:
     """``x`` as an array on the host; low-precision floats come as float32."""
     return runtime.to_host(x)
+
+
+def split_tokens(x: Tensor) -> Tensor:
+    """``x``: every rank has samples of its own (``runtime.SHARES_SEQUENCES``)."""
+    return x
+
+
+gather_tokens = tokens_to_heads = heads_to_tokens = split_tokens

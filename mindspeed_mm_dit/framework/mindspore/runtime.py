@@ -29,6 +29,8 @@ SAMPLES_IN_BF16 = False
 """Whether ``low_precision`` and ``bf16_products`` do what they are asked."""
 WAYS_TO_BF16: tuple[Way, ...] = ()
 """How a training step may compute in bfloat16: not at all yet."""
+SHARES_SEQUENCES = False
+"""Whether several ranks can share the tokens of a sample: not yet."""
 
 
 class _Job:
@@ -56,9 +58,10 @@ def check_backend(backend: str | None) -> str:
     return native
 
 
-def initialize(backend: str | None, micro_batch_size: int, global_batch_size: int) -> None:
-    """Join the group msrun describes (a group of one without it)."""
+def initialize(backend: str | None, micro_batch_size: int, global_batch_size: int, sequence_ranks: int = 1) -> None:
+    """Join the group msrun describes (a group of one without it); ``sequence_ranks`` must be 1."""
     check_backend(backend)
+    assert sequence_ranks == 1, "SHARES_SEQUENCES"
     if world_size() > 1 and not _Job.joined:
         communication.init()
         _Job.joined = True
@@ -85,6 +88,9 @@ def rank() -> int:
 def world_size() -> int:
     """Return the number of processes."""
     return communication.get_group_size() if _Job.joined else int(os.environ.get("MS_WORKER_NUM", "1"))
+
+
+data_rank, data_world_size = rank, world_size  # every rank has samples of its own
 
 
 def device_name() -> str:

@@ -26,11 +26,13 @@ from torch.nn.functional import interpolate, linear, pad
 from torch.nn.functional import scaled_dot_product_attention as attention
 
 from mindspeed_mm_dit.framework.pytorch import runtime
+from mindspeed_mm_dit.framework.pytorch.sequence import gather_tokens, heads_to_tokens, split_tokens, tokens_to_heads
 
 __all__ = [
     "addcmul", "attention", "broadcast_to", "cast_like", "cat", "chunk", "clamp", "contiguous", "cos", "exp", "expm1",
-    "linear", "log", "mean_per_sample", "no_grad", "numpy", "pad", "permute", "reshape", "rotary", "sigmoid", "sin",
-    "stop_gradient", "take", "tensor", "to_float32", "upsample_nearest_2x", "where",
+    "gather_tokens", "heads_to_tokens", "linear", "log", "mean_per_sample", "no_grad", "numpy", "pad", "permute",
+    "reshape", "rotary", "sigmoid", "sin", "split_tokens", "stop_gradient", "take", "tensor", "to_float32",
+    "tokens_to_heads", "upsample_nearest_2x", "where",
 ]  # fmt: skip
 
 

@@ -18,12 +18,16 @@ from mindspeed_mm_dit.configs.precision import Way
 from mindspeed_mm_dit.errors import PlatformError
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
 from mindspeed_mm_dit.framework.malloc import keep_freed_memory
+from mindspeed_mm_dit.framework.pytorch import sequence
 
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
 SAMPLES_IN_BF16 = True
 """Whether ``low_precision`` and ``bf16_products`` do what they are asked."""
 WAYS_TO_BF16: tuple[Way, ...] = ("autocast", "fsdp2")
 """How a training step may compute in bfloat16."""
+SHARES_SEQUENCES = True
+"""Whether several ranks can share the tokens of a sample (``sequence``)."""
+_sequence_ranks = 1
 _flags_group: dist.ProcessGroup | None = None
 
 
@@ -56,9 +60,12 @@ def check_backend(backend: str | None) -> str:
     return backend
 
 
-def initialize(backend: str | None, micro_batch_size: int, global_batch_size: int) -> None:
-    """Join the process group torchrun describes (a group of one without it) and choose the device."""
-    global _flags_group
+def initialize(backend: str | None, micro_batch_size: int, global_batch_size: int, sequence_ranks: int = 1) -> None:
+    """Join the process group torchrun describes (a group of one without it) and choose the device.
+
+    sequence_ranks: ranks in a row that share the tokens of their samples.
+    """
+    global _flags_group, _sequence_ranks
     backend = check_backend(backend)
     parallel_state, microbatches = _megatron()
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0")):
@@ -74,11 +81,13 @@ def initialize(backend: str | None, micro_batch_size: int, global_batch_size: in
         backends = backend if backend == "gloo" else f"cpu:gloo,{device_type()}:{backend}"
         dist.init_process_group(backends, **alone)
     if not parallel_state.model_parallel_is_initialized():
-        parallel_state.initialize_model_parallel()
+        parallel_state.initialize_model_parallel(context_parallel_size=sequence_ranks)
         microbatches.init_num_microbatches_calculator(
             rank(), None, global_batch_size, micro_batch_size, parallel_state.get_data_parallel_world_size()
         )
     _flags_group = dist.new_group(backend="gloo")
+    _sequence_ranks = sequence_ranks
+    sequence.share(parallel_state.get_context_parallel_group() if sequence_ranks > 1 else None, device_type())
 
 
 def _choose_accelerator(number: int) -> None:
@@ -116,7 +125,7 @@ def shutdown() -> None:
 
 def data_parallel_group() -> dist.ProcessGroup:
     """Return the group of ranks that train copies or shards of one model: all of them."""
-    return _megatron()[0].get_data_parallel_group()
+    return _megatron()[0].get_data_parallel_group(with_context_parallel=True)
 
 
 def num_microbatches() -> int:
@@ -132,6 +141,16 @@ def rank() -> int:
 def world_size() -> int:
     """Return the number of processes."""
     return dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def data_rank() -> int:
+    """Return which samples of a batch are this rank's; ranks that share samples have the same."""
+    return rank() // _sequence_ranks
+
+
+def data_world_size() -> int:
+    """Return how many ranks, or groups of ranks that share samples, have samples of their own."""
+    return world_size() // _sequence_ranks
 
 
 def device_name() -> str:

@@ -69,6 +69,7 @@ def check(read: Any, flags: Namespace, fsdp2: Fsdp2Config | None) -> MultiModalA
     host = dataclasses.replace(
         host_facts(),
         name="MindSpeed-MM's native engine",
+        shares_sequences=False,
         ways_to_bf16=offered,
         check_sharding=lambda mm: _check_patterns(read, mm),
         mm_model="model.mm_model",

@@ -1,0 +1,64 @@
+"""Sequence parallelism (DeepSpeed-Ulysses, Jacobs et al. 2023): ranks share the tokens of a sample.
+
+Each rank of a group holds a part of the tokens. Where tokens look at each other the ranks exchange them for heads, so
+that each has all tokens of some heads, and back. All ranks of a group compute the same loss, of whole samples.
+
+Gradients are averaged over all ranks. Of what works on a part of the tokens, each rank finds its part of the gradient:
+``gather`` makes it as many times larger as ranks share, so that the average is the sum. ``split`` takes that back for
+what works on whole samples before it, of which each rank finds all.
+"""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+
+TOKENS, HEADS = 2, 1
+"""Axes of queries, keys and values (B, heads, N, d)."""
+_mesh: DeviceMesh | None = None
+
+
+def share(group: dist.ProcessGroup | None, device_type: str) -> None:
+    """Let the ranks of ``group`` share their samples' tokens from now on; None: every rank has its own samples."""
+    global _mesh
+    _mesh = None if group is None else DeviceMesh.from_group(group, device_type)
+
+
+def split_tokens(x: Tensor) -> Tensor:
+    """Whole samples (B, N, D), alike on every rank of the group -> this rank's part of the tokens (B, N / ranks, D)."""
+    if _mesh is None:
+        return x
+    if x.requires_grad:
+        ranks = _mesh.size()
+        x = x.view_as(x)
+        x.register_hook(lambda gradient: gradient / ranks)
+    return _moved(x, _mesh, Replicate(), Shard(1))
+
+
+def gather_tokens(x: Tensor) -> Tensor:
+    """This rank's part of the tokens (B, N / ranks, D) -> whole samples (B, N, D)."""
+    if _mesh is None:
+        return x
+    x = _moved(x, _mesh, Shard(1), Replicate())
+    if x.requires_grad:
+        ranks = _mesh.size()
+        x.register_hook(lambda gradient: gradient * ranks)
+    return x
+
+
+def tokens_to_heads(x: Tensor) -> Tensor:
+    """Some tokens of every head (B, heads, N / ranks, d) -> every token of some heads (B, heads / ranks, N, d)."""
+    return x if _mesh is None else _moved(x, _mesh, Shard(TOKENS), Shard(HEADS))
+
+
+def heads_to_tokens(x: Tensor) -> Tensor:
+    """Every token of some heads (B, heads / ranks, N, d) -> some tokens of every head (B, heads, N / ranks, d)."""
+    return x if _mesh is None else _moved(x, _mesh, Shard(HEADS), Shard(TOKENS))
+
+
+def _moved(x: Tensor, mesh: DeviceMesh, there: Placement, here: Placement) -> Tensor:
+    """Return what this rank has of a tensor that lay ``there`` and shall lie ``here``; gradients go the way back."""
+    whole = DTensor.from_local(x.contiguous(), mesh, [there], run_check=False)
+    return whole.redistribute(placements=[here]).to_local(grad_placements=[here])
