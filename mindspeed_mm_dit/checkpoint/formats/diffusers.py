@@ -21,7 +21,8 @@ from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.models.autoencoder_kl.files import with_new_names
 
-_WEIGHTS = "diffusion_pytorch_model"
+WEIGHTS = "diffusion_pytorch_model"
+INDEX = "model_index.json"
 _DIT, _VAE = "DiTTransformer2DModel", "AutoencoderKL"
 _OLD_DIT = "Transformer2DModel"  # as the published pipelines of 2022 call it
 
@@ -70,12 +71,27 @@ def read(path: Path) -> State:
     return State({"model": rules.from_diffusers(arrays, network, str(folder))}, config=config)
 
 
+def labels_of(path: Path) -> dict[str, int]:
+    """Return the label of each name of a class in a pipeline's model_index.json; several names may share one."""
+    if not (path / INDEX).is_file():
+        return {}
+    known = read_json(path / INDEX, "SOURCE").get("id2label")
+    pairs = known.items() if isinstance(known, dict) else ()
+    return {
+        name.strip(): int(label)
+        for label, names in pairs
+        if str(label).isdecimal()
+        for name in str(names).split(",")
+        if name.strip()
+    }
+
+
 def _read_weights(folder: Path) -> Arrays:
-    if (folder / f"{_WEIGHTS}.safetensors").is_file():
-        return read_safetensors_file(folder / f"{_WEIGHTS}.safetensors")[0]
-    if (folder / f"{_WEIGHTS}.bin").is_file():
-        return pt.read(folder / f"{_WEIGHTS}.bin").weights
-    raise CheckpointError(str(folder), f"holds neither {_WEIGHTS}.safetensors nor {_WEIGHTS}.bin")
+    if (folder / f"{WEIGHTS}.safetensors").is_file():
+        return read_safetensors_file(folder / f"{WEIGHTS}.safetensors")[0]
+    if (folder / f"{WEIGHTS}.bin").is_file():
+        return pt.read(folder / f"{WEIGHTS}.bin").weights
+    raise CheckpointError(str(folder), f"holds neither {WEIGHTS}.safetensors nor {WEIGHTS}.bin")
 
 
 def _dit(config: dict[str, Any], folder: Path) -> DiTConfig:
@@ -117,7 +133,7 @@ def write(path: Path, state: State) -> None:
         arrays = rules.to_diffusers(state.weights, network)
         config = state.config or _dit_json(network)
     (path / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    safetensors.write_arrays(path / f"{_WEIGHTS}.safetensors", arrays, {})
+    safetensors.write_arrays(path / f"{WEIGHTS}.safetensors", arrays, {})
 
 
 def with_vae_config(state: State) -> tuple[State, list[str]]:
