@@ -125,7 +125,7 @@ def _told_by(shapes: Shapes, here: PredictorConfig) -> PredictorConfig:
 
 def _names(path: Path, kind: str, facts: Mapping[str, Any]) -> dict[str, int]:
     """Return the label of each class by its name; empty where names are not known."""
-    return diffusers.labels_of(path) if kind == "diffusers" else by_name(facts.get("classes") or ())
+    return diffusers.labels_of(path) if kind == "pipeline" else by_name(facts.get("classes") or ())
 
 
 def by_name(classes: Sequence[str]) -> dict[str, int]:

@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mindspeed_mm_dit.checkpoint import rules
+import numpy as np
+
+from mindspeed_mm_dit.checkpoint import frequencies, rules
 from mindspeed_mm_dit.checkpoint.formats import pt, safetensors
 from mindspeed_mm_dit.checkpoint.shapes import check_claimed_sizes, predictor_of, vae_config
 from mindspeed_mm_dit.checkpoint.state import Arrays, State
@@ -23,6 +25,7 @@ from mindspeed_mm_dit.models.autoencoder_kl.files import with_new_names
 
 WEIGHTS = "diffusion_pytorch_model"
 INDEX = "model_index.json"
+TIMESTEPS = "timesteps.json"
 _DIT, _VAE = "DiTTransformer2DModel", "AutoencoderKL"
 _OLD_DIT = "Transformer2DModel"  # as the published pipelines of 2022 call it
 
@@ -44,6 +47,13 @@ class _Sizes:
     num_attention_heads: int
     attention_head_dim: int
     num_layers: int
+
+
+@dataclass(frozen=True)
+class _Timesteps:
+    """Keys of timesteps.json."""
+
+    right_at: tuple[int, ...]
 
 
 def fits(path: Path) -> bool:
@@ -68,7 +78,17 @@ def read(path: Path) -> State:
         )
     network = _dit(config, folder)
     _check_claims(network, arrays, folder)
-    return State({"model": rules.from_diffusers(arrays, network, str(folder))}, config=config)
+    weights = rules.from_diffusers(arrays, network, str(folder))
+    return State({"model": _with_published_code(weights, folder)}, config=config)
+
+
+def _with_published_code(weights: Arrays, folder: Path) -> Arrays:
+    """Undo what a pipeline written here changed for diffusers' timestep code."""
+    if not (folder / TIMESTEPS).is_file():
+        return weights
+    right_at = from_mapping(_Timesteps, read_json(folder / TIMESTEPS, "SOURCE"), f"{folder}/{TIMESTEPS}").right_at
+    changed = frequencies.from_diffusers(weights[frequencies.LAYER], np.array(right_at))
+    return weights | {frequencies.LAYER: changed}
 
 
 def labels_of(path: Path) -> dict[str, int]:
