@@ -24,6 +24,12 @@ DIFFUSERS_CAVEAT = (
     "diffusers spaces the 128 timestep frequencies by 1/127, the published DiT by 1/128; its outputs equal ours once "
     "every module's downscale_freq_shift is 0"
 )
+PIPELINE_CAVEAT = (
+    "DiTPipeline draws what mm-dit sample --sampler ddim --cfg-channels all draws from the same noise, in 50 steps "
+    "(which it takes where it is told none), 25, 10 and 5: for them the layer of the timestep code is changed, as "
+    "diffusers spaces its frequencies otherwise; in other numbers of steps, and with other schedulers, images differ. "
+    "Reading the folder here undoes the change, to rounding. A learned variance is not used there"
+)
 
 
 class Summary(NamedTuple):
@@ -80,6 +86,8 @@ def convert(
         notes.append("SOURCE has no checksums: whether it is what was written is not known")
     if not state.is_autoencoder and "diffusers" in (source_format, target_format):
         notes.append(DIFFUSERS_CAVEAT)
+    if "pipeline" in (source_format, target_format):
+        notes.append(PIPELINE_CAVEAT)
     if state.is_autoencoder and target_format == "diffusers":
         state, assumed = with_vae_config(state)
         notes += assumed

@@ -12,11 +12,13 @@ Write a checkpoint in another format, bit for bit.
   mm-dit convert outputs/run/checkpoints NEW_FOLDER --to mindspore   a PyTorch run goes on under MindSpore
   mm-dit convert outputs/run/checkpoints/iter_0001000 NEW_FOLDER --to pytorch     and back
   mm-dit convert DiT-XL-2-256x256.pt DiT-XL-2 --to diffusers
+  mm-dit convert DiT-XL-2-256x256.pt DiT-XL-2-256 --to pipeline --model examples/dit/imagenet256/model.json
   mm-dit convert outputs/run/checkpoints model.safetensors --weights ema
   mm-dit convert sd-vae-ft-ema sd-vae.ckpt
 
-Formats: pt (facebookresearch/DiT's), safetensors, ckpt (MindSpore's) by the ending of TARGET; diffusers, pytorch
-and mindspore are folders and named by --to. The last two are what --load takes, optimizer state included.
+Formats: pt (facebookresearch/DiT's), safetensors, ckpt (MindSpore's) by the ending of TARGET; diffusers, pipeline,
+pytorch and mindspore are folders and named by --to. The last two are what --load takes, optimizer state included.
+pipeline is what diffusers' DiTPipeline.from_pretrained takes: network, autoencoder, scheduler, names of the classes.
 Only the checkpoint folders of PyTorch need PyTorch; nothing needs MindSpore."""
 
 
@@ -24,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the command."""
     parser.add_argument("source", metavar="SOURCE", help="file, checkpoint folder, or folder of them (newest one)")
     parser.add_argument("target", metavar="TARGET", help="new file or folder")
-    parser.add_argument("--to", metavar="FORMAT", help="pt, safetensors, ckpt, diffusers, pytorch or mindspore")
+    parser.add_argument("--to", metavar="FORMAT", help="one of the formats above")
     parser.add_argument(
         "--weights",
         choices=("ema", "model"),

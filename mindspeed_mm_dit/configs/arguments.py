@@ -222,6 +222,13 @@ def dit_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         help="training host; auto: the real MindSpeed-MM where it is installed (native: its FSDP2 engine)",
     )
     group.add_argument(
+        "--init-from",
+        metavar="WEIGHTS",
+        help="begin with weights of the same kind of network, in any format, of other classes or another size; "
+        "a checkpoint in --load comes first",
+    )
+    group.add_argument("--init-verbose", action="store_true", help="say of each tensor what --init-from made of it")
+    group.add_argument(
         "--ema-decay",
         type=_fraction,
         default=0.9999,

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from mindspeed_mm_dit.configs.condition import ClassLabel
 from mindspeed_mm_dit.configs.limits import LARGEST, divisors, require_positive
 from mindspeed_mm_dit.configs.predictor import (
+    Begun,
     Initial,
     Kept,
     Normal,
+    Offer,
     Parameter,
     Parameters,
     PredictorConfig,
@@ -21,6 +25,7 @@ from mindspeed_mm_dit.configs.predictor import (
     linear,
     shape_of,
 )
+from mindspeed_mm_dit.configs.resampling import resized_input, resized_output
 from mindspeed_mm_dit.errors import ConfigError
 
 FREQUENCY_WIDTH = 256
@@ -57,6 +62,8 @@ class DiTConfig(PredictorConfig):
     """Predict the variance too: twice the output channels."""
     model_id: str = "dit"
     """Key in PREDICTOR_MODEL_MAPPINGS."""
+
+    adaptable = ("num_classes", "class_dropout_prob", "input_size", "patch_size", "in_channels", "learn_sigma")
 
     def __post_init__(self) -> None:
         require_positive(self, "predictor", "input_size", "num_classes", "in_channels", "patch_size", "hidden_size",
@@ -171,6 +178,14 @@ class DiTConfig(PredictorConfig):
         """Elements of an image in the MLP's hidden layer."""
         return int(self.block_input * self.mlp_ratio)
 
+    def begun_from(self, name: str, offer: Offer) -> Begun | None:
+        """Return what ``name`` begins as, made of a DiT of other classes, input size, patches, channels or variance."""
+        rule = _RULES.get(name)
+        if rule is None:
+            return super().begun_from(name, offer)
+        assert isinstance(offer.there, DiTConfig)
+        return rule(self, offer.there, offer) if offer.there.hidden_size == self.hidden_size else None
+
     def settings_of_size(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the settings that make a DiT large, each with the values that DiT-XL/2 has."""
         return {
@@ -201,3 +216,91 @@ class DiTConfig(PredictorConfig):
             num_layers=count_of(shapes, "blocks"), num_heads=1,
             mlp_ratio=shape_of(shapes, "blocks.0.mlp.fc1.weight", 2)[0] / D, learn_sigma=outputs == 2 * C * P * P,
         )  # fmt: skip
+
+
+# --- weights of a DiT of other classes, input size, patches, channels or variance ---------------------------------
+
+
+def _positions(here: DiTConfig, there: DiTConfig, offer: Offer) -> Begun:
+    if offer.value.shape == offer.shape:
+        return Begun(offer.value)
+    side = here.input_size // here.patch_size
+    return Begun(offer.draw(), f"computed anew for {side} x {side} patches")
+
+
+def _class_table(here: DiTConfig, there: DiTConfig, offer: Offer) -> Begun:
+    """Keep the rows of the classes that both know, and the null class."""
+    if offer.value.shape == offer.shape and list(offer.labels.items()) == [(i, i) for i in range(offer.shape[0])]:
+        return Begun(offer.value)
+    table = offer.draw()
+    for label, other in offer.labels.items():
+        table[label] = offer.value[other]
+    kept = sum(label < here.num_classes for label in offer.labels)
+    done = [f"{kept} of {here.num_classes} classes kept"] if kept else []
+    done += [f"{here.num_classes - kept} of {here.num_classes} classes drawn anew"] if kept < here.num_classes else []
+    if here.condition.has_null:
+        done.append("the null class " + ("kept" if here.num_classes in offer.labels else "drawn anew"))
+    return Begun(table, ", ".join(done))
+
+
+def _patch_embedding(here: DiTConfig, there: DiTConfig, offer: Offer) -> Begun:
+    """Resample patches; a grey picture is embedded as its three equal colours, and these as it."""
+    value = offer.value  # (D, C, P, P)
+    channels = (there.in_channels, here.in_channels)
+    if _are_foreign(*channels):
+        return Begun(offer.draw(), _FOREIGN.format(*channels))
+    if channels == (1, 3):
+        value = np.repeat(value / 3, 3, axis=1)
+    elif channels == (3, 1):
+        value = value.sum(axis=1, keepdims=True)
+    if there.patch_size != here.patch_size:
+        value = resized_input(value, here.patch_size)
+    return Begun(value, _resampling(here, there))
+
+
+def _last_layer(here: DiTConfig, there: DiTConfig, offer: Offer) -> Begun:
+    """Resample patches, give each colour what grey has or grey their mean, and drop or add the variance."""
+    channels = (there.in_channels, here.in_channels)
+    if _are_foreign(*channels):
+        return Begun(offer.draw(), _FOREIGN.format(*channels))
+    P, parts = there.patch_size, 2 if there.learn_sigma else 1
+    value = offer.value.reshape(P, P, parts, there.in_channels, -1)  # (P, P, prediction | variance, C, D or 1)
+    done = [_resampling(here, there)]
+    if there.learn_sigma and not here.learn_sigma:
+        value, done = value[:, :, :1], [*done, "the variance dropped"]
+    if here.learn_sigma and not there.learn_sigma:
+        value, done = np.concatenate([value, np.zeros_like(value)], 2), [*done, "a variance added, of zeros"]
+    if channels == (1, 3):
+        value = np.repeat(value, 3, axis=3)
+    elif channels == (3, 1):
+        value = value.mean(axis=3, keepdims=True)
+    if there.patch_size != here.patch_size:
+        value = resized_output(value, here.patch_size)
+    return Begun(value.reshape(offer.shape), ", ".join(filter(None, done)))
+
+
+_FOREIGN = "drawn anew: latents of {0} channels there and of {1} here have nothing in common"
+
+
+def _are_foreign(there: int, here: int) -> bool:
+    """Return whether channels cannot be translated: all but those of grey and colour pictures mean something else."""
+    return there != here and {there, here} != {1, 3}
+
+
+def _resampling(here: DiTConfig, there: DiTConfig) -> str:
+    done = []
+    if there.in_channels != here.in_channels:
+        done.append("from grey to colour" if there.in_channels == 1 else "from colour to grey")
+    if there.patch_size != here.patch_size:
+        done.append(f"resampled from patches of {there.patch_size} to {here.patch_size}")
+    return ", ".join(done)
+
+
+_RULES: dict[str, Callable[[DiTConfig, DiTConfig, Offer], Begun]] = {
+    "pos_embed": _positions,
+    "x_embedder.proj.weight": _patch_embedding,
+    "y_embedder.embedding_table.weight": _class_table,
+    "final_layer.linear.weight": _last_layer,
+    "final_layer.linear.bias": _last_layer,
+}
+"""Tensors that are not taken as they are."""

@@ -1,6 +1,8 @@
-"""Flags of Megatron-LM and MindSpeed-MM that DiT scripts often carry and the standalone host does not know."""
+"""Flags of Megatron-LM and MindSpeed-MM that the standalone host does not know, and one that it alone knows."""
 
 from __future__ import annotations
+
+from mindspeed_mm_dit.errors import ConfigError
 
 _NAMES = """
 --accumulate-allreduce-grads-in-fp32 --async-save --attention-dropout --auto-settings
@@ -17,3 +19,14 @@ _NAMES = """
 """
 
 HOST_ONLY = frozenset(_NAMES.split())
+"""That DiT scripts often carry."""
+
+
+def refuse_init_from(init_from: str | None, host: str) -> None:
+    """Raise ConfigError for --init-from where a run of another host would begin: it would not be acted on."""
+    if init_from is not None:
+        raise ConfigError(
+            f"--init-from = {init_from}",
+            f"is acted on by the standalone host alone, and this run would begin in {host}",
+            "begin with --host standalone --train-iters 1 --save NEW, then go on here with --load NEW",
+        )

@@ -98,6 +98,30 @@ def count(parameters: Any, shards: int = 1) -> int:
 
 
 @dataclass(frozen=True)
+class Offer:
+    """A tensor of another network of the same kind, for the parameter of its name in this one."""
+
+    value: np.ndarray
+    there: PredictorConfig
+    """The sizes of the other network."""
+    shape: Shape
+    """What is wanted."""
+    labels: Mapping[int, int]
+    """Label here -> label there of the same class, the null class among them."""
+    draw: Callable[[], np.ndarray]
+    """Makes the initial value, float32."""
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What a parameter begins as where weights of another network are given."""
+
+    value: np.ndarray
+    how: str = ""
+    """What was done to the other network's, or why it is new; empty: it is taken as it is."""
+
+
+@dataclass(frozen=True)
 class Kept:
     """Elements kept of one sample from forward to backward, by what decides the bytes of each."""
 
@@ -115,6 +139,7 @@ class PredictorConfig(ABC):
     model_id: str
     in_channels: int
     num_heads = 1  # where there is no attention
+    adaptable: tuple[str, ...] = ()  # settings that ``begun_from`` bridges
 
     @property
     @abstractmethod
@@ -168,6 +193,10 @@ class PredictorConfig(ABC):
             raise ConfigError(
                 f"--context-parallel-size = {ranks}", "this predictor computes a sample on one rank", "use 1"
             )
+
+    def begun_from(self, name: str, offer: Offer) -> Begun | None:
+        """Return what the parameter ``name`` begins as, made of another network's; None where nothing can be."""
+        return Begun(offer.value) if offer.value.shape == offer.shape else None
 
     def settings_of_size(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the settings that make a network large, each with the values that an ordinary network has."""

@@ -22,12 +22,13 @@ from mindspeed_mm_dit.framework import active, runtime
 from mindspeed_mm_dit.hosts.ending import end, leave_for_launcher, say
 from mindspeed_mm_dit.hosts.standalone_preflight import preflight
 from mindspeed_mm_dit.models import registry
-from mindspeed_mm_dit.training.contract import EngineModule
+from mindspeed_mm_dit.training.beginning import first_weights
+from mindspeed_mm_dit.training.contract import Engine, EngineModule
 from mindspeed_mm_dit.training.loop import train
 from mindspeed_mm_dit.training.progress import claimed_save, open_progress
 from mindspeed_mm_dit.training.report import how_to_resume
 from mindspeed_mm_dit.training.signals import Stop, StopRequest
-from mindspeed_mm_dit.training.start import find_start, print_rank_0
+from mindspeed_mm_dit.training.start import Start, find_start, print_rank_0
 
 NAME = "standalone"
 
@@ -108,7 +109,7 @@ def _run(
     _announce(args)
     with StopRequest(args.exit_duration_in_mins) as stop, claimed_save(args) as claim:
         start = find_start(args, engine_module.checkpoints)
-        engine = engine_module.Engine(model_provider(), args, args.mm.fsdp2, args.mm.precision)
+        engine = _build_engine(args, engine_module, model_provider, start)
         print_rank_0(f"predictor: {engine.num_parameters():,} parameters; ready in {time.monotonic() - started:.1f} s")
         progress = open_progress(args, engine, engine_module.checkpoints, claim, start)
         args.consumed_train_samples = progress.consumed_samples
@@ -128,6 +129,13 @@ def _run(
         runtime.barrier()
         runtime.shutdown()
     return ended
+
+
+def _build_engine(
+    args: Namespace, engine_module: EngineModule, model_provider: Callable[..., Any], start: Start | None
+) -> Engine:
+    weights = first_weights(args, start)  # before there is a model: what cannot be read costs nothing
+    return engine_module.Engine(model_provider(), args, args.mm.fsdp2, args.mm.precision, weights)
 
 
 def _announce(args: Namespace) -> None:

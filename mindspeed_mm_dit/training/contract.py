@@ -89,8 +89,11 @@ class EngineModule(Protocol):
     """What ``training/<framework>/engine.py`` offers."""
 
     @property
-    def Engine(self) -> Callable[[Any, Namespace, Fsdp2Config | None, Precision], Engine]:
-        """(composite, flags, fsdp2.yaml or None, precision) -> engine."""
+    def Engine(self) -> Callable[[Any, Namespace, Fsdp2Config | None, Precision, Any], Engine]:
+        """(composite, flags, fsdp2.yaml or None, precision, weights) -> engine.
+
+        weights: what each parameter begins as, an array by its name; None: what the composite draws from --seed.
+        """
 
     @property
     def checkpoints(self) -> Checkpoints:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -115,20 +115,25 @@ def check_is_free(store: CheckpointStore, iteration: int) -> None:
 
 def _check_model(model: ModelConfig, kept: Mapping[str, Any], path: Path) -> None:
     """Raise CheckpointError where predictor or diffusion are not those the checkpoint was trained with."""
-    there, here = model_config_from_mapping(kept, f"{path}/run.json: model"), model
-    changed = [
-        f"{section}.{field.name} is {value!r} there and {getattr(getattr(here, section), field.name, None)!r} here"
-        for section in ("predictor", "diffusion")
-        for field in _compared_fields(getattr(there, section), getattr(here, section))
-        if (value := getattr(getattr(there, section), field.name)) != getattr(getattr(here, section), field.name, None)
-        and field.name != "class_dropout_prob"
-    ]
+    there = model_config_from_mapping(kept, f"{path}/run.json: model")
+    changed = differences(there, model, ("predictor", "diffusion"))
     if changed:
         raise CheckpointError(
             f"--load = {path}",
             f"was trained with another model.json: {'; '.join(changed)}",
             f"use the one kept in {path}/run.json, or another --load and --save",
         )
+
+
+def differences(there: ModelConfig, here: ModelConfig, sections: Sequence[str]) -> list[str]:
+    """Return, in words, what ``sections`` of two model.json say otherwise; how often labels are dropped may differ."""
+    return [
+        f"{section}.{field.name} is {value!r} there and {getattr(getattr(here, section), field.name, None)!r} here"
+        for section in sections
+        for field in _compared_fields(getattr(there, section), getattr(here, section))
+        if (value := getattr(getattr(there, section), field.name)) != getattr(getattr(here, section), field.name, None)
+        and field.name != "class_dropout_prob"
+    ]
 
 
 def _compared_fields(there: Any, here: Any) -> list[dataclasses.Field[Any]]:

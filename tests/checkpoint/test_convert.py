@@ -104,7 +104,7 @@ def pairs(names):
     ]
 
 
-@pytest.mark.parametrize(("first", "second"), pairs(FORMATS))
+@pytest.mark.parametrize(("first", "second"), pairs(name for name in FORMATS if name != "pipeline"))
 def test_weights_survive_every_format_and_back(tmp_path, first, second):
     weights = dit_arrays()
     trees = {"model": weights, "ema": weights} if first in ("pytorch", "mindspore") else {"model": weights}

@@ -8,9 +8,14 @@ import socket
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from mindspeed_mm_dit.checkpoint.formats import FORMATS
+from mindspeed_mm_dit.checkpoint.state import State
 from mindspeed_mm_dit.cli.main import main
+from mindspeed_mm_dit.configs.dit import DiTConfig
+from mindspeed_mm_dit.models.init import initial_weights
 from tests.clips_fixtures import clip_configs, write_clips
 from tests.conftest import ROOT
 from tests.training.launch import Configs, Outcome
@@ -87,6 +92,19 @@ def test_twenty_losses_are_those_of_pytorch(which, request):
     assert outcome.code == 0, outcome.output
     assert len(outcome.losses) == 20 and outcome.losses.keys() == torch_losses.keys()
     for iteration, loss in torch_losses.items():  # float32, kernels of another library
+        assert outcome.losses[iteration] == pytest.approx(loss, rel=1e-5), iteration
+
+
+def test_a_run_that_begins_with_other_weights_is_that_of_pytorch(tiny, tmp_path):
+    there = DiTConfig(input_size=8, num_classes=7, in_channels=1, hidden_size=32, num_layers=2, num_heads=2)
+    drawn = initial_weights(there.parameters(), 9)
+    moved = {name: array + np.float32(0.01) for name, array in drawn.items() if name != "pos_embed"}
+    FORMATS["pt"].write(tmp_path / "there.pt", State({"model": moved | {"pos_embed": drawn["pos_embed"]}}))
+    flags = STEPS.replace("20", "4") + f"--micro-batch-size 16 --init-from {tmp_path / 'there.pt'}"
+    on_torch, outcome = tiny.run(flags), run(tiny, flags, workers=2)
+    assert "10 of 10 classes drawn anew, the null class kept" in outcome.output, outcome.output
+    assert len(outcome.losses) == 4 and outcome.losses.keys() == on_torch.losses.keys()
+    for iteration, loss in on_torch.losses.items():
         assert outcome.losses[iteration] == pytest.approx(loss, rel=1e-5), iteration
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mindspeed_mm_dit.checkpoint.formats import ckpt, diffusers, mindspore, pt, pytorch, safetensors
+from mindspeed_mm_dit.checkpoint.formats import ckpt, diffusers, mindspore, pipeline, pt, pytorch, safetensors
 from mindspeed_mm_dit.checkpoint.formats.contract import Format, Room
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 
@@ -13,6 +13,7 @@ __all__ = ["FORMATS", "Format", "Room", "of_source", "of_target"]
 FORMATS: dict[str, Format] = {
     "mindspore": Format(mindspore.fits, mindspore.read, mindspore.write, Room.TRAINING),
     "pytorch": Format(pytorch.fits, pytorch.read, pytorch.write, Room.TRAINING),
+    "pipeline": Format(pipeline.fits, pipeline.read, pipeline.write, Room.ONE_TREE),
     "diffusers": Format(diffusers.fits, diffusers.read, diffusers.write, Room.ONE_TREE),
     "pt": Format(pt.fits, pt.read, pt.write, Room.WEIGHTS, (".pt", ".pth", ".bin")),
     "safetensors": Format(safetensors.fits, safetensors.read, safetensors.write, Room.ONE_TREE, (".safetensors",)),

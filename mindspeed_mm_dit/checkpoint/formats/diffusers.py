@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mindspeed_mm_dit.checkpoint import rules
+import numpy as np
+
+from mindspeed_mm_dit.checkpoint import frequencies, rules
 from mindspeed_mm_dit.checkpoint.formats import pt, safetensors
 from mindspeed_mm_dit.checkpoint.shapes import check_claimed_sizes, predictor_of, vae_config
 from mindspeed_mm_dit.checkpoint.state import Arrays, State
@@ -21,7 +23,9 @@ from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.models.autoencoder_kl.files import with_new_names
 
-_WEIGHTS = "diffusion_pytorch_model"
+WEIGHTS = "diffusion_pytorch_model"
+INDEX = "model_index.json"
+TIMESTEPS = "timesteps.json"
 _DIT, _VAE = "DiTTransformer2DModel", "AutoencoderKL"
 _OLD_DIT = "Transformer2DModel"  # as the published pipelines of 2022 call it
 
@@ -43,6 +47,13 @@ class _Sizes:
     num_attention_heads: int
     attention_head_dim: int
     num_layers: int
+
+
+@dataclass(frozen=True)
+class _Timesteps:
+    """Keys of timesteps.json."""
+
+    right_at: tuple[int, ...]
 
 
 def fits(path: Path) -> bool:
@@ -67,15 +78,40 @@ def read(path: Path) -> State:
         )
     network = _dit(config, folder)
     _check_claims(network, arrays, folder)
-    return State({"model": rules.from_diffusers(arrays, network, str(folder))}, config=config)
+    weights = rules.from_diffusers(arrays, network, str(folder))
+    return State({"model": _with_published_code(weights, folder)}, config=config)
+
+
+def _with_published_code(weights: Arrays, folder: Path) -> Arrays:
+    """Undo what a pipeline written here changed for diffusers' timestep code."""
+    if not (folder / TIMESTEPS).is_file():
+        return weights
+    right_at = from_mapping(_Timesteps, read_json(folder / TIMESTEPS, "SOURCE"), f"{folder}/{TIMESTEPS}").right_at
+    changed = frequencies.from_diffusers(weights[frequencies.LAYER], np.array(right_at))
+    return weights | {frequencies.LAYER: changed}
+
+
+def labels_of(path: Path) -> dict[str, int]:
+    """Return the label of each name of a class in a pipeline's model_index.json; several names may share one."""
+    if not (path / INDEX).is_file():
+        return {}
+    known = read_json(path / INDEX, "SOURCE").get("id2label")
+    pairs = known.items() if isinstance(known, dict) else ()
+    return {
+        name.strip(): int(label)
+        for label, names in pairs
+        if str(label).isdecimal()
+        for name in str(names).split(",")
+        if name.strip()
+    }
 
 
 def _read_weights(folder: Path) -> Arrays:
-    if (folder / f"{_WEIGHTS}.safetensors").is_file():
-        return read_safetensors_file(folder / f"{_WEIGHTS}.safetensors")[0]
-    if (folder / f"{_WEIGHTS}.bin").is_file():
-        return pt.read(folder / f"{_WEIGHTS}.bin").weights
-    raise CheckpointError(str(folder), f"holds neither {_WEIGHTS}.safetensors nor {_WEIGHTS}.bin")
+    if (folder / f"{WEIGHTS}.safetensors").is_file():
+        return read_safetensors_file(folder / f"{WEIGHTS}.safetensors")[0]
+    if (folder / f"{WEIGHTS}.bin").is_file():
+        return pt.read(folder / f"{WEIGHTS}.bin").weights
+    raise CheckpointError(str(folder), f"holds neither {WEIGHTS}.safetensors nor {WEIGHTS}.bin")
 
 
 def _dit(config: dict[str, Any], folder: Path) -> DiTConfig:
@@ -117,7 +153,7 @@ def write(path: Path, state: State) -> None:
         arrays = rules.to_diffusers(state.weights, network)
         config = state.config or _dit_json(network)
     (path / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    safetensors.write_arrays(path / f"{_WEIGHTS}.safetensors", arrays, {})
+    safetensors.write_arrays(path / f"{WEIGHTS}.safetensors", arrays, {})
 
 
 def with_vae_config(state: State) -> tuple[State, list[str]]:

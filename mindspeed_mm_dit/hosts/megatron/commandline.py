@@ -25,7 +25,8 @@ OUR_DEFAULTS = {"--log-interval": "1", "--weight-decay-exclude-modules": ".bias"
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Read the flags that are checked before the host reads all of them."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for flag in ("--mm-model", "--mm-data", "--mm-tool", "--fsdp2-config-path", "--ckpt-format", "--save", "--load"):
+    for flag in ("--mm-model", "--mm-data", "--mm-tool", "--fsdp2-config-path", "--ckpt-format", "--save", "--load",
+                 "--init-from"):  # fmt: skip
         parser.add_argument(flag)
     parser.add_argument("--ai-framework", default="pytorch")
     for flag in ("--micro-batch-size", "--global-batch-size", "--train-iters", "--save-interval", "--eval-interval"):

@@ -10,6 +10,8 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
+from mindspeed_mm_dit.checkpoint.store import TRACKER
+from mindspeed_mm_dit.configs.host_flags import refuse_init_from
 from mindspeed_mm_dit.configs.model import spelled_out as looked_up
 from mindspeed_mm_dit.configs.precision import Way
 from mindspeed_mm_dit.configs.strict import read_json
@@ -35,6 +37,8 @@ def check_before_import(argv: Sequence[str]) -> None:
         if all(getattr(flags, name) is None for name in names):
             raise ConfigError(" or ".join(f"--{name.replace('_', '-')}" for name in names), "is required")
     _check_tool(flags)
+    resumes = flags.load is not None and (Path(flags.load) / TRACKER).is_file()
+    refuse_init_from(None if resumes else flags.init_from, "MindSpeed-MM")
     with_fsdp2 = flags.use_torch_fsdp2 and flags.ai_framework != "mindspore"
     if with_fsdp2:
         _check_flags_of_fsdp2(flags)

@@ -24,6 +24,8 @@ NO_EFFECT = (
     "torch_compile",
     "tf32",
     "peak_tflops",
+    "init_from",
+    "init_verbose",
 )
 """Flags of the standalone host that the engine has nothing for."""
 

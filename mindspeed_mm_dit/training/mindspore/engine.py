@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,14 @@ __all__ = ["Engine", "StepResult", "check_sharding", "checkpoints"]
 class Engine:
     """The composite on every worker, the flat optimizer, and the moving average."""
 
-    def __init__(self, model: Any, args: Namespace, fsdp2: Fsdp2Config | None, precision: Precision = FLOAT32) -> None:
+    def __init__(
+        self,
+        model: Any,
+        args: Namespace,
+        fsdp2: Fsdp2Config | None,
+        precision: Precision = FLOAT32,
+        weights: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
         assert precision.way is None, "runtime.WAYS_TO_BF16 offers none"
         runtime.allow_tf32(args.tf32)
         if args.torch_compile:
@@ -36,7 +43,7 @@ class Engine:
         self.args, self.model, self.predictor = args, model, model.predictor
         names, self._parameters = trained(self.predictor)
         shapes = {name: tuple(p.shape) for name, p in zip(names, self._parameters)}
-        runtime.load_arrays(self.predictor, model.initial_weights(args.seed))
+        runtime.load_arrays(self.predictor, weights or model.initial_weights(args.seed))
         self._shards = sharding.Shards.create(fsdp2)
         self.layout = Layout(tuple(names), tuple(shapes.values()), self._shards.count)
         self.optimizer = self._build_optimizer()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
@@ -38,11 +39,16 @@ class Engine:
     """The composite spread over the ranks, its optimizer and its moving average."""
 
     def __init__(
-        self, model: nn.Module, args: Namespace, fsdp2: Fsdp2Config | None, precision: Precision = FLOAT32
+        self,
+        model: nn.Module,
+        args: Namespace,
+        fsdp2: Fsdp2Config | None,
+        precision: Precision = FLOAT32,
+        weights: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         self.args = args
         runtime.allow_tf32(args.tf32)
-        initialise(model, args.seed)
+        runtime.load_arrays(model.predictor, weights or model.initial_weights(args.seed))  # alike on every rank
         if args.torch_compile:
             runtime.compile_blocks(model.blocks)
         self.model = shard(model, fsdp2) if fsdp2 else replicate(model)
@@ -147,8 +153,3 @@ def check_sharding(mm: MultiModalArguments) -> None:
             predictor = PREDICTOR_MODEL_MAPPINGS[mm.model.predictor.model_id](mm.model.predictor)
         modules = {f"predictor.{name}" if name else "predictor": module for name, module in predictor.named_modules()}
         check_paths(mm.fsdp2, modules)
-
-
-def initialise(model: nn.Module, seed: int) -> None:
-    """Set the predictor's weights from the seed; every rank draws the same."""
-    runtime.load_arrays(model.predictor, model.initial_weights(seed))

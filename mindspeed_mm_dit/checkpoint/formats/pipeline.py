@@ -1,0 +1,122 @@
+"""A folder that diffusers' DiTPipeline loads: network, autoencoder, scheduler, and the names of the classes.
+
+model_index.json                   what is in it, and id2label
+transformer/                       the network, as formats/diffusers.py writes it
+transformer/timesteps.json         at which timesteps its layer of the timestep code is right (frequencies.py)
+vae/                               the autoencoder of model.json
+scheduler/                         DDIM over the noise schedule of model.json
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from mindspeed_mm_dit.checkpoint import frequencies
+from mindspeed_mm_dit.checkpoint.formats import diffusers
+from mindspeed_mm_dit.checkpoint.state import State
+from mindspeed_mm_dit.configs.autoencoder_files import config_file
+from mindspeed_mm_dit.configs.dit import DiTConfig
+from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
+from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, ModelConfig, model_config_from_mapping
+from mindspeed_mm_dit.configs.strict import read_json
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.models.autoencoder_kl.files import read_autoencoder_kl
+
+NULL_CLASS = 1000
+"""That DiTPipeline asks for without a class, whatever the network's own is."""
+_LIBRARY = "diffusers"
+_PARTS = {"transformer": "DiTTransformer2DModel", "vae": "AutoencoderKL", "scheduler": "DDIMScheduler"}
+
+
+def fits(path: Path) -> bool:
+    """Return whether ``path`` is the folder of a pipeline with a network in it."""
+    return (path / diffusers.INDEX).is_file() and (path / "transformer" / "config.json").is_file()
+
+
+def read(path: Path) -> State:
+    """Read the network; the autoencoder is read from ``vae/`` where it is wanted."""
+    return diffusers.read(path)
+
+
+def write(path: Path, state: State) -> None:
+    """Write all parts.
+
+    Raises:
+        ConfigError: model.json is needed, or describes what DiTPipeline would not draw.
+        CheckpointError: the autoencoder of model.json cannot be read.
+    """
+    model = _model(state)
+    _check(model)
+    timesteps = frequencies.visited(model.diffusion.num_train_timesteps)
+    weights = dict(state.weights)
+    weights[frequencies.LAYER] = frequencies.for_diffusers(weights[frequencies.LAYER], timesteps)
+    vae = _autoencoder(model.ae)
+    for name in _PARTS:
+        (path / name).mkdir()
+    diffusers.write(path / "transformer", State({"model": weights}, state.facts))
+    _write(path / "transformer" / diffusers.TIMESTEPS, {"right_at": timesteps.tolist()})
+    diffusers.write(path / "vae", vae)
+    _write(path / "scheduler" / "scheduler_config.json", _scheduler(model.diffusion))
+    names = dict(enumerate(map(str, state.facts.get("classes") or ())))
+    labels = {str(label): names.get(label, str(label)) for label in range(NULL_CLASS)}
+    index = {"_class_name": "DiTPipeline", "id2label": labels}
+    _write(path / diffusers.INDEX, index | {name: [_LIBRARY, kind] for name, kind in _PARTS.items()})
+
+
+def _model(state: State) -> ModelConfig:
+    if state.is_autoencoder:
+        raise ConfigError("SOURCE", "is an autoencoder: a pipeline is made of a network", "convert it --to diffusers")
+    if "model" not in state.facts:
+        raise ConfigError("--model", "is needed: a pipeline has the autoencoder and the noise schedule of model.json",
+                          "give the model.json that the weights were trained with")  # fmt: skip
+    return model_config_from_mapping(state.facts["model"], "model.json")
+
+
+def _check(model: ModelConfig) -> None:
+    """Raise ConfigError for a model of which DiTPipeline would draw something else."""
+    if not isinstance(model.predictor, DiTConfig):
+        raise ConfigError(f"predictor.model_id = {model.predictor.model_id!r}", "has no pipeline here",
+                          "convert to safetensors, .pt or .ckpt")  # fmt: skip
+    if not isinstance(model.diffusion, GaussianDiffusionConfig):
+        raise ConfigError(
+            f"diffusion.model_id = {model.diffusion.model_id!r}",
+            "diffusers' DiTPipeline walks a Gaussian diffusion back: of flow matching it would draw noise",
+            "convert the network alone: --to diffusers",
+        )
+    if not isinstance(model.ae, AutoencoderKLConfig):
+        raise ConfigError(f"ae.model_id = {model.ae.model_id!r}", "diffusers' DiTPipeline decodes latents, by a VAE",
+                          "convert the network alone: --to diffusers")  # fmt: skip
+    if model.predictor.num_classes != NULL_CLASS or not model.predictor.condition.has_null:
+        raise ConfigError(
+            f"predictor.num_classes = {model.predictor.num_classes}, class_dropout_prob = "
+            f"{model.predictor.class_dropout_prob:g}",
+            f"diffusers' DiTPipeline asks for class {NULL_CLASS} where it asks for none: it fits networks of "
+            f"{NULL_CLASS} classes and a null class alone, and would guide others by a class, or fail",
+            "convert the network alone (--to diffusers), and pass the null class in a pipeline of your own",
+        )
+
+
+def _autoencoder(ae: AutoencoderKLConfig) -> State:
+    """Return the autoencoder with the config.json beside it, and the scale that the network was trained with."""
+    architecture, weights = read_autoencoder_kl(ae)
+    said = read_json(config_file(ae.from_pretrained), "ae.from_pretrained")
+    config = {"_class_name": _PARTS["vae"], **dataclasses.asdict(architecture), **said}
+    return State({"model": weights}, config=config | {"scaling_factor": ae.scaling_factor})
+
+
+def _scheduler(diffusion: GaussianDiffusionConfig) -> dict[str, Any]:
+    """Return scheduler_config.json: the chain that ``--sampler ddim`` walks here."""
+    scale = 1000 / diffusion.num_train_timesteps  # (as objectives/gaussian/schedule.py: make_betas)
+    return {
+        "_class_name": _PARTS["scheduler"], "num_train_timesteps": diffusion.num_train_timesteps,
+        "beta_schedule": diffusion.noise_schedule, "beta_start": scale * 1e-4, "beta_end": scale * 0.02,
+        "prediction_type": diffusion.prediction_type, "clip_sample": False, "set_alpha_to_one": True,
+        "timestep_spacing": "leading", "steps_offset": 0,
+    }  # fmt: skip
+
+
+def _write(file: Path, content: dict[str, Any]) -> None:
+    file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

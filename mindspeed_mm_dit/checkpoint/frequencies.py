@@ -1,0 +1,72 @@
+"""The timestep code of diffusers' DiT and of the published one, and a layer that makes the one serve for the other.
+
+Both are cosines and sines of 128 angles, timestep times frequency. The published frequencies are 10000^(-i / 128),
+those of diffusers 10000^(-i / 127) (``downscale_freq_shift``), so that the first layer of the timestep embedder sees
+other numbers there. At no more than some 50 timesteps a linear map of these gives the right ones: the smallest change
+of the layer that does is made here. At other timesteps the layer is about as wrong as without.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from mindspeed_mm_dit.configs.dit import FREQUENCY_WIDTH
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.models.positions import timestep_frequencies
+
+LAYER = "t_embedder.mlp.0.weight"
+"""Published name of the layer that sees the code, (D, 256)."""
+STEPS = 50
+"""Of DiTPipeline where it is told none; its chains of 25, 10, 5, 2 and 1 steps visit some of the same timesteps."""
+_SMALLEST = 1e-3
+"""Singular value of the codes of the timesteps, below which they are too alike to be told apart in float32."""
+
+
+def visited(num_train_timesteps: int, steps: int = STEPS) -> np.ndarray:
+    """Return the timesteps of a chain of DDIM as diffusers spaces it ("leading"), ascending, (steps,) int64."""
+    return np.arange(steps) * (num_train_timesteps // steps)
+
+
+def diffusers_frequencies() -> np.ndarray:
+    """Return the frequencies of diffusers' DiT, (128,) float32, rounded as PyTorch rounds them."""
+    half = FREQUENCY_WIDTH // 2
+    exponent = np.float32(-math.log(10000)) * np.arange(half, dtype=np.float32) / np.float32(half - 1)
+    return np.exp(exponent.astype(np.float32))
+
+
+def code(timesteps: np.ndarray, frequencies: np.ndarray) -> np.ndarray:
+    """Return cosines, then sines, of the angles of ``timesteps`` (N,): (N, 256) float64."""
+    angles = np.outer(timesteps, frequencies.astype(np.float64))
+    return np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
+
+
+def map_for(timesteps: np.ndarray) -> np.ndarray:
+    """Return K (256, 256) float64: the weights W K^T make of diffusers' code what W makes of the published one.
+
+    With the codes X there and Y here, X K = Y at ``timesteps`` (N,), and K - 1 is the smallest that does:
+    K = 1 + X^+ (Y - X).
+
+    Raises:
+        ConfigError: these timesteps are too many, or too near to each other, for one map to serve them all.
+    """
+    theirs = code(timesteps, diffusers_frequencies())
+    if np.linalg.svd(theirs, compute_uv=False)[-1] < _SMALLEST:
+        raise ConfigError(
+            f"diffusion.num_train_timesteps = {timesteps[-1] + 1} or more",
+            f"its {len(timesteps)} timesteps of a chain are too alike for diffusers' timestep code to serve them",
+            "convert the network alone: --to diffusers",
+        )
+    ours = code(timesteps, timestep_frequencies(FREQUENCY_WIDTH))
+    return np.eye(FREQUENCY_WIDTH) + np.linalg.pinv(theirs) @ (ours - theirs)
+
+
+def for_diffusers(weight: np.ndarray, timesteps: np.ndarray) -> np.ndarray:
+    """Return the layer (D, 256) that diffusers needs to be right at ``timesteps``, in the dtype of ``weight``."""
+    return (weight.astype(np.float64) @ map_for(timesteps).T).astype(weight.dtype)
+
+
+def from_diffusers(weight: np.ndarray, timesteps: np.ndarray) -> np.ndarray:
+    """Undo :func:`for_diffusers`, but for the rounding."""
+    return np.linalg.solve(map_for(timesteps), weight.astype(np.float64).T).T.astype(weight.dtype)

@@ -1,0 +1,36 @@
+"""Patches of another size: what a linear layer from patches, or to patches, becomes. NumPy in float64, no framework.
+
+A patch grows by bilinear interpolation, x' = B x, and shrinks by the pseudo-inverse of growing back. The layer into
+tokens is resized so that the token of a grown patch is that of the patch, w' = (B^T)^+ w (FlexiViT, Beyer et al. 2023,
+eq. 4); the layer out of tokens so that it answers with the resized patch, W' = B W. Growing and shrinking back gives
+the same weights, for both.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def resize_matrix(before: int, after: int) -> np.ndarray:
+    """Return b (after, before) float64, which resizes a line of ``before`` pixels; a patch is resized by b x b^T."""
+    if after < before:
+        return np.linalg.pinv(resize_matrix(after, before))
+    centres = np.clip((np.arange(after) + 0.5) * before / after - 0.5, 0, before - 1)  # half-pixel, edges repeated
+    left = np.minimum(centres.astype(int), max(before - 2, 0))
+    share = centres - left
+    matrix = np.zeros((after, before))
+    matrix[np.arange(after), left] += 1 - share
+    matrix[np.arange(after), np.minimum(left + 1, before - 1)] += share
+    return matrix
+
+
+def resized_input(weight: np.ndarray, after: int) -> np.ndarray:
+    """Return the weights (..., P, P) of a layer from patches to tokens for patches of ``after`` pixels."""
+    matrix = np.linalg.pinv(resize_matrix(weight.shape[-1], after).T)  # (after, P)
+    return matrix @ weight.astype(np.float64) @ matrix.T
+
+
+def resized_output(weight: np.ndarray, after: int) -> np.ndarray:
+    """Return the weights (P, P, ...) of a layer from tokens to patches for patches of ``after`` pixels."""
+    matrix = resize_matrix(weight.shape[0], after)  # (after, P)
+    return np.einsum("ip,jq,pq...->ij...", matrix, matrix, weight.astype(np.float64))

@@ -1,0 +1,284 @@
+"""A network begins with weights of another one: what is taken, what is made of it, what is new, what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from mindspeed_mm_dit.checkpoint.adapting import begin, read_source
+from mindspeed_mm_dit.checkpoint.formats import FORMATS
+from mindspeed_mm_dit.checkpoint.shapes import vae_shapes
+from mindspeed_mm_dit.checkpoint.state import State
+from mindspeed_mm_dit.configs.dit import DiTConfig
+from mindspeed_mm_dit.configs.wan import WanConfig
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError
+from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
+from mindspeed_mm_dit.models.init import initial_weights
+from mindspeed_mm_dit.models.positions import sincos_positions_2d
+from tests.checkpoint.test_convert import TINY_VAE, needs_torch, random_arrays, write
+
+THERE = DiTConfig(input_size=8, num_classes=3, in_channels=3, hidden_size=16, num_layers=2, num_heads=2)
+MODEL_JSON = {
+    "ae": {"model_id": "pixel", "channels": 3},
+    "diffusion": {"model_id": "gaussian_diffusion"},
+    "predictor": {"model_id": "dit", "input_size": 8, "num_classes": 3, "in_channels": 3, "hidden_size": 16,
+                  "num_layers": 2, "num_heads": 2},
+}  # fmt: skip
+FACTS = {"model": MODEL_JSON, "classes": ["cat", "dog", "2"]}
+TABLE, EMBEDDING = "y_embedder.embedding_table.weight", "x_embedder.proj.weight"
+
+
+def weights_of(config=THERE, seed=0):
+    shapes = config.parameters().shapes()
+    side = config.input_size // config.patch_size
+    return random_arrays(shapes, seed) | {"pos_embed": sincos_positions_2d(config.hidden_size, side)[None]}
+
+
+WEIGHTS = weights_of()
+
+
+@pytest.fixture
+def begun(tmp_path):
+    """Begin a network that differs from THERE in some settings; return its values and what was done, by name."""
+
+    def begun(classes=("0", "1", "2"), facts=FACTS, weights=WEIGHTS, seed=5, **settings):
+        path = tmp_path / "there.safetensors"
+        path.unlink(missing_ok=True)
+        FORMATS["safetensors"].write(path, State({"model": weights}, facts))
+        here = dataclasses.replace(THERE, **settings)
+        found = begin(read_source(path, here), here, classes, seed)
+        assert [name for name, _, _ in found] == list(here.parameters().shapes())
+        assert {name: value.shape for name, value, _ in found} == here.parameters().shapes()
+        assert all(value.dtype == np.float32 for _, value, _ in found)
+        return {name: value for name, value, _ in found}, {name: how for name, _, how in found if how}
+
+    return begun
+
+
+def assert_taken(values, but=()):
+    for name, value in values.items():
+        assert name in but or value.tobytes() == WEIGHTS[name].tobytes(), name
+
+
+@pytest.mark.parametrize("facts", [FACTS, {}], ids=["described", "bare"])
+def test_the_same_network_is_taken_as_it_is(begun, facts):
+    values, how = begun(("cat", "dog", "2"), facts)
+    assert not how
+    assert_taken(values)
+
+
+def test_classes_are_kept_by_name_wherever_they_stand_and_others_drawn_as_without_a_source(begun):
+    values, how = begun(("bird", "dog", "cow", "cat", "fish"), num_classes=5)
+    drawn = initial_weights(dataclasses.replace(THERE, num_classes=5).parameters(), 5)[TABLE]
+    wanted = [drawn[0], WEIGHTS[TABLE][1], drawn[2], WEIGHTS[TABLE][0], drawn[4], WEIGHTS[TABLE][3]]
+    np.testing.assert_array_equal(values[TABLE], np.stack(wanted))
+    assert how == {TABLE: "2 of 5 classes kept, 3 of 5 classes drawn anew, the null class kept"}
+    assert_taken(values, {TABLE})
+
+
+def test_as_many_classes_of_other_names_are_other_classes(begun):
+    values, how = begun(("dog", "cat", "cow"))
+    np.testing.assert_array_equal(values[TABLE][:2], WEIGHTS[TABLE][[1, 0]])
+    assert not np.isin(values[TABLE][2], WEIGHTS[TABLE]).any() and list(how) == [TABLE]
+
+
+def test_where_one_side_has_no_names_as_many_classes_are_the_same_by_number(begun):
+    for classes, facts in ((("0", "1", "2"), FACTS), (("a", "b", "c"), {})):
+        values, how = begun(classes, facts)
+        assert not how and values[TABLE].tobytes() == WEIGHTS[TABLE].tobytes()
+
+
+def test_without_names_other_classes_are_drawn_anew_and_the_null_class_is_kept(begun):
+    values, how = begun(("cat", "dog"), {}, num_classes=2)
+    np.testing.assert_array_equal(values[TABLE][2], WEIGHTS[TABLE][3])
+    assert how == {TABLE: "2 of 2 classes drawn anew, the null class kept"}
+
+
+def test_a_model_that_never_drops_its_label_has_no_null_class_to_keep_or_to_take(begun):
+    values, how = begun(("cat", "dog", "2"), class_dropout_prob=0.0)
+    np.testing.assert_array_equal(values[TABLE], WEIGHTS[TABLE][:3])
+    never = dataclasses.replace(THERE, class_dropout_prob=0.0)
+    facts = FACTS | {"model": MODEL_JSON | {"predictor": MODEL_JSON["predictor"] | {"class_dropout_prob": 0.0}}}
+    values, how = begun(("cat", "dog", "2"), facts, weights_of(never))
+    assert how == {TABLE: "3 of 3 classes kept, the null class drawn anew"}
+    assert values[TABLE].shape == (4, 16)
+
+
+def test_another_size_has_its_positions_computed(begun):
+    values, how = begun(input_size=16)
+    np.testing.assert_array_equal(values["pos_embed"][0], sincos_positions_2d(16, 8))
+    assert how == {"pos_embed": "computed anew for 8 x 8 patches"}
+    assert_taken(values, {"pos_embed"})
+
+
+LAST = ("final_layer.linear.weight", "final_layer.linear.bias")
+
+
+def test_another_patch_is_resampled_and_back_again_is_the_same(begun):
+    larger, how = begun(patch_size=4)
+    assert how.pop("pos_embed") == "computed anew for 2 x 2 patches"
+    assert how == dict.fromkeys((EMBEDDING, *LAST), "resampled from patches of 2 to 4")
+    here = dataclasses.replace(THERE, patch_size=4)
+    facts = FACTS | {"model": MODEL_JSON | {"predictor": MODEL_JSON["predictor"] | {"patch_size": 4}}}
+    back, _ = begun(("cat", "dog", "2"), facts, larger)
+    for name, value in back.items():
+        np.testing.assert_allclose(value, WEIGHTS[name], atol=1e-5, err_msg=name)
+    assert here.num_tokens == 4
+
+
+def test_a_picture_twice_as_large_in_patches_twice_as_large_is_the_same_tokens_and_its_answer_twice_as_large(
+    begun, framework
+):
+    """Of a picture made of grown patches the whole network says the grown answer."""
+    from mindspeed_mm_dit.framework import ops, runtime
+    from mindspeed_mm_dit.models.dit import DiT
+
+    def answer(config, values, x):
+        network = DiT(config)
+        runtime.load_arrays(network, values)
+        with ops.no_grad():
+            return ops.numpy(network(ops.tensor(x), ops.tensor(np.array([7])), ops.tensor(np.array([1]))))
+
+    def grown(x):  # each patch of 2 x 2 alone, to 4 x 4
+        from mindspeed_mm_dit.configs.resampling import resize_matrix
+
+        patches = x.reshape(*x.shape[:2], 4, 2, 4, 2).transpose(0, 1, 2, 4, 3, 5)
+        matrix = resize_matrix(2, 4)
+        return (matrix @ patches @ matrix.T).transpose(0, 1, 2, 4, 3, 5).reshape(*x.shape[:2], 16, 16)
+
+    here = dataclasses.replace(THERE, input_size=16, patch_size=4)
+    values, _ = begun(input_size=16, patch_size=4)
+    x = np.random.default_rng(1).standard_normal((1, 3, 8, 8)).astype(np.float32)
+    there = answer(THERE, WEIGHTS, x)
+    ours = answer(here, values, grown(x).astype(np.float32))
+    np.testing.assert_allclose(ours, grown(there), atol=1e-4 * np.abs(there).max())  # float32 of six layers
+
+
+def test_variance_is_dropped_or_begins_at_zero(begun):
+    values, how = begun(learn_sigma=False)
+    kept = WEIGHTS[LAST[0]].reshape(2, 2, 2, 3, 16)[:, :, 0]
+    np.testing.assert_array_equal(values[LAST[0]], kept.reshape(12, 16))
+    assert how == dict.fromkeys(LAST, "the variance dropped")
+    facts = FACTS | {"model": MODEL_JSON | {"predictor": MODEL_JSON["predictor"] | {"learn_sigma": False},
+                                            "diffusion": {"model_id": "gaussian_diffusion",
+                                                          "variance_type": "fixed_small"}}}  # fmt: skip
+    again, how = begun(("cat", "dog", "2"), facts, values)
+    parts = again[LAST[0]].reshape(2, 2, 2, 3, 16)
+    np.testing.assert_array_equal(parts[:, :, 0], kept)
+    assert not parts[:, :, 1].any() and how == dict.fromkeys(LAST, "a variance added, of zeros")
+
+
+def test_grey_is_embedded_as_its_three_equal_colours_and_colour_answers_as_grey(begun):
+    grey = dataclasses.replace(THERE, in_channels=1)
+    values, how = begun(in_channels=1)
+    patch = np.random.default_rng(2).standard_normal((2, 2)).astype(np.float32)
+    np.testing.assert_allclose(
+        np.einsum("dij,ij->d", values[EMBEDDING][:, 0], patch),
+        np.einsum("dcij,ij->d", WEIGHTS[EMBEDDING], patch), atol=1e-5,
+    )  # fmt: skip
+    colours = WEIGHTS[LAST[1]].reshape(2, 2, 2, 3)
+    np.testing.assert_allclose(values[LAST[1]].reshape(2, 2, 2, 1), colours.mean(3, keepdims=True), atol=1e-6)
+    assert how[EMBEDDING] == "from colour to grey"
+    facts = {"classes": ["cat", "dog", "2"]}
+    back, how = begun(("cat", "dog", "2"), facts, weights_of(grey))
+    np.testing.assert_allclose(back[EMBEDDING].sum(1), weights_of(grey)[EMBEDDING][:, 0], atol=1e-6)
+    assert how[LAST[0]] == "from grey to colour"
+
+
+def test_latents_of_another_autoencoder_are_embedded_anew(begun):
+    values, how = begun(in_channels=16)
+    assert how[EMBEDDING] == how[LAST[1]] == (
+        "drawn anew: latents of 3 channels there and of 16 here have nothing in common"
+    )  # fmt: skip
+    assert not values[LAST[0]].any()
+    drawn = initial_weights(dataclasses.replace(THERE, in_channels=16).parameters(), 5)
+    np.testing.assert_array_equal(values[EMBEDDING], drawn[EMBEDDING])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"hidden_size": 32}, "hidden_size is 16 there and 32 here; tensors without a counterpart: pos_embed"),
+        ({"num_layers": 1}, "num_layers is 2 there and 1 here; tensors without a counterpart: blocks.1."),
+        ({"num_layers": 3}, "num_layers is 2 there and 3 here; tensors without a counterpart: blocks.2."),
+        ({"num_heads": 4}, "num_heads is 2 there and 4 here"),
+        ({"mlp_ratio": 2.0}, "mlp_ratio is 4.0 there and 2.0 here"),
+    ],
+)  # fmt: skip
+def test_another_width_depth_or_number_of_heads_is_refused(begun, settings, message):
+    with pytest.raises(CheckpointError) as caught:
+        begun(**settings)
+    assert message in str(caught.value) and "Cure: only num_classes, class_dropout_prob, input" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=needs_torch if n == "pytorch" else ()) for n in FORMATS if n != "pipeline"]
+)
+def test_weights_of_every_format_are_taken_the_average_first(tmp_path, name):
+    trees = {"model": WEIGHTS}
+    if name in ("pytorch", "mindspore", "pt", "ckpt"):
+        trees = {"model": weights_of(seed=1), "ema": WEIGHTS}
+    path = write(tmp_path, name, State(trees, FACTS | {"iteration": 7, "consumed_samples": 7}))
+    source = read_source(path, THERE)
+    found = begin(source, THERE, ("0", "1", "2"), 0)
+    assert source.format == name and {how for _, _, how in found} == {""}
+    assert_taken({n: value for n, value, _ in found})
+
+
+def test_a_file_of_diffusers_is_read_with_the_config_beside_it(tmp_path):
+    folder = write(tmp_path, "diffusers", State({"model": WEIGHTS}, FACTS))
+    file = folder / "diffusion_pytorch_model.safetensors"
+    assert "transformer_blocks.0.attn1.to_q.weight" in read_safetensors_file(file)[0]
+    assert_taken(read_source(file, THERE).weights)
+    with pytest.raises(CheckpointError, match="num_heads is 2 there and 4 here"):
+        begin(read_source(file, THERE), dataclasses.replace(THERE, num_heads=4), (), 0)
+
+
+def test_a_pipeline_of_diffusers_says_its_classes(tmp_path):
+    write(tmp_path, "diffusers", State({"model": WEIGHTS}, FACTS)).rename(tmp_path / "transformer")
+    labels = {"0": "tench, Tinca tinca", "1": "goldfish", "2": "cat, house cat"}
+    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "DiTPipeline", "id2label": labels}))
+    here = dataclasses.replace(THERE, num_classes=2)
+    found = {name: value for name, value, _ in begin(read_source(tmp_path, here), here, ("dog", "house cat"), 0)}
+    np.testing.assert_array_equal(found[TABLE][1:], WEIGHTS[TABLE][2:])
+
+
+SMALL_WAN = WanConfig(num_layers=1, num_attention_heads=2, attention_head_dim=12, text_dim=16, ffn_dim=32)
+OTHERS = {
+    "wan": SMALL_WAN.parameters().shapes(),
+    "vae": vae_shapes(TINY_VAE),
+    "inception": {"Mixed_5b.branch1x1.conv.weight": (4, 3, 1, 1), "fc.bias": (8,)},
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("wan", "is a network of kind 'wan', and model.json describes one of kind 'dit'"),
+        ("vae", "is an autoencoder, and no predictor"),
+        ("inception", "holds neither a known predictor nor an AutoencoderKL; its tensors are: Mixed_5b.branch1x1"),
+    ],
+)
+def test_weights_of_another_network_are_refused(tmp_path, kind, message):
+    path = tmp_path / "other.pt"
+    FORMATS["pt"].write(path, State({"model": random_arrays(OTHERS[kind], 0)}))
+    with pytest.raises(CheckpointError) as caught:
+        read_source(path, THERE)
+    assert str(caught.value).startswith(f"CheckpointError: --init-from = {path}: {message}")
+    assert "Cure: name weights of a 'dit'" in str(caught.value)
+
+
+def test_what_is_not_there_or_not_whole_is_named(tmp_path):
+    with pytest.raises(CheckpointError, match=r"--init-from = .*no\.pt: there is no such file"):
+        read_source(tmp_path / "no.pt", THERE)
+    with pytest.raises(CheckpointError, match=r"--init-from = .*: is in no format known here"):
+        read_source(tmp_path, THERE)
+    with pytest.raises(ConfigError, match="--init-from"):
+        read_source("x" * 5000, THERE)
+    part = {name: array for name, array in WEIGHTS.items() if name != "blocks.1.mlp.fc1.bias"}
+    FORMATS["pt"].write(tmp_path / "part.pt", State({"model": part}))
+    with pytest.raises(CheckpointError, match=r"not a whole network of .*: blocks\.1\.mlp\.fc1\.bias is missing"):
+        read_source(tmp_path / "part.pt", THERE)

@@ -1,0 +1,193 @@
+"""A pipeline for diffusers: plain DiTPipeline draws from it what is drawn here, and what it would not is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from mindspeed_mm_dit.checkpoint import frequencies
+from mindspeed_mm_dit.checkpoint.convert import PIPELINE_CAVEAT, convert
+from mindspeed_mm_dit.checkpoint.formats import FORMATS, of_source
+from mindspeed_mm_dit.checkpoint.state import State
+from mindspeed_mm_dit.configs.model import model_config_from_mapping
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError
+from mindspeed_mm_dit.models.init import initial_weights
+from mindspeed_mm_dit.models.positions import timestep_frequencies
+from tests.autoencoder_kl_fixtures import SMALL, our_shapes, write_folder
+from tests.checkpoint.test_convert import needs_diffusers
+
+CLASSES = ["tench, Tinca tinca", "goldfish"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A model.json of 1000 classes with a small autoencoder."""
+    vae = write_folder(tmp_path_factory.mktemp("vae"), SMALL | {"scaling_factor": 0.5}, our_shapes(SMALL))
+    return {
+        "ae": {"model_id": "autoencoder_kl", "from_pretrained": str(vae)},
+        "diffusion": {"model_id": "gaussian_diffusion"},
+        "predictor": {"model_id": "dit", "input_size": 8, "num_classes": 1000, "hidden_size": 32, "num_layers": 2,
+                      "num_heads": 2},
+    }  # fmt: skip
+
+
+def weights_of(model):
+    """Initial weights with all that begins at zero moved away from it, so far that the timestep matters."""
+    drawn = initial_weights(model_config_from_mapping(model, "test").predictor.parameters(), 3)
+    draw = np.random.default_rng(0)
+    far = {name: 0.3 if "adaLN" in name or "t_embedder" in name else 0.05 for name in drawn}
+    moved = {name: array + draw.normal(0, far[name], array.shape).astype(np.float32) for name, array in drawn.items()}
+    return moved | {"pos_embed": drawn["pos_embed"]}
+
+
+@pytest.fixture
+def source(model, tmp_path):
+    """Those weights in a file that knows its model.json and its classes."""
+    path = tmp_path / "source.safetensors"
+    FORMATS["safetensors"].write(path, State({"model": weights_of(model)}, {"model": model, "classes": CLASSES}))
+    return path
+
+
+def test_at_the_timesteps_of_its_chain_the_layer_answers_alike_and_elsewhere_no_more_wrongly_than_without():
+    weight = np.random.default_rng(1).standard_normal((16, 256))
+    visited, every = frequencies.visited(1000), np.arange(1000)
+    assert visited[:3].tolist() == [0, 20, 40] and len(visited) == 50
+    changed = frequencies.for_diffusers(weight, visited)
+    ours, theirs = timestep_frequencies(256), frequencies.diffusers_frequencies()
+    wanted = frequencies.code(every, ours) @ weight.T
+    found = frequencies.code(every, theirs) @ changed.T
+    np.testing.assert_allclose(found[visited], wanted[visited], atol=1e-10)
+    as_it_is = frequencies.code(every, theirs) @ weight.T
+    assert np.linalg.norm(found - wanted) < np.linalg.norm(as_it_is - wanted)
+    np.testing.assert_allclose(frequencies.from_diffusers(changed, visited), weight, atol=1e-10)
+
+
+def test_the_code_is_diffusers_own():
+    embeddings = pytest.importorskip("diffusers.models.embeddings")
+    import torch
+
+    every = np.arange(1000)
+    theirs = embeddings.get_timestep_embedding(torch.tensor(every), 256, flip_sin_to_cos=True, downscale_freq_shift=1)
+    # 999 times a frequency near 1 is an angle with a rounding of 6e-5 in float32
+    np.testing.assert_allclose(frequencies.code(every, frequencies.diffusers_frequencies()), theirs, atol=2e-4)
+
+
+def drawn_here(source, labels, steps):
+    from mindspeed_mm_dit.objectives.guidance import Guidance
+    from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
+    from mindspeed_mm_dit.sampling.load import load_model
+
+    settings = SampleSettings("ddim", steps, Guidance(4.0, "all"), seed=5)
+    return generate(*load_model(source, None), np.array(labels), settings).astype(int)
+
+
+def drawn_there(folder, labels, monkeypatch, **steps):
+    """What DiTPipeline draws, the noise of its start being ours."""
+    import diffusers
+    import torch
+    from diffusers.pipelines.dit import pipeline_dit
+
+    from mindspeed_mm_dit.data.draws import Stream, normals
+
+    def ours(shape, **_):
+        return torch.tensor(normals(5, Stream.SAMPLE_START, np.arange(shape[0]), tuple(shape[1:])))
+
+    monkeypatch.setattr(pipeline_dit, "randn_tensor", ours)
+    pipeline = diffusers.DiTPipeline.from_pretrained(folder)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline, (pipeline(labels, guidance_scale=4.0, output_type="np", **steps).images * 255).round().astype(int)
+
+
+@needs_diffusers
+def test_diffusers_draws_from_it_what_is_drawn_here(source, tmp_path, framework, monkeypatch):
+    if framework.active() != "pytorch":
+        pytest.skip("compares with PyTorch")
+    summary = convert(source, tmp_path / "pipeline", "pipeline")
+    assert PIPELINE_CAVEAT in summary.notes
+    labels = [0, 1, 999]
+    pipeline, there = drawn_there(tmp_path / "pipeline", labels, monkeypatch)  # 50 steps, its default
+    assert pipeline.get_label_ids(["Tinca tinca", "goldfish"]) == [0, 1] and pipeline.labels["999"] == 999
+    assert there.std() > 20  # of pictures that are not one grey
+    assert np.abs(there - drawn_here(source, labels, 50)).max() <= 1  # of 255: rounding
+    for steps in (25, 10):
+        _, there = drawn_there(tmp_path / "pipeline", labels, monkeypatch, num_inference_steps=steps)
+        assert np.abs(there - drawn_here(source, labels, steps)).max() <= 1
+    convert(source, tmp_path / "network", "diffusers")  # as it is, which diffusers' frequencies make another
+    shutil.copytree(tmp_path / "network", tmp_path / "pipeline" / "transformer", dirs_exist_ok=True)
+    _, there = drawn_there(tmp_path / "pipeline", labels, monkeypatch)
+    assert np.abs(there - drawn_here(source, labels, 50)).max() > 20
+
+
+@needs_diffusers
+@pytest.mark.parametrize(
+    "diffusion",
+    [
+        {"noise_schedule": "squaredcos_cap_v2", "prediction_type": "v_prediction"},
+        {"num_train_timesteps": 500, "prediction_type": "sample"},
+    ],
+)
+def test_schedule_and_prediction_are_those_of_model_json(model, tmp_path, framework, monkeypatch, diffusion):
+    if framework.active() != "pytorch":
+        pytest.skip("compares with PyTorch")
+    model = model | {"diffusion": model["diffusion"] | diffusion}
+    path = tmp_path / "source.safetensors"
+    FORMATS["safetensors"].write(path, State({"model": weights_of(model)}, {"model": model}))
+    convert(path, tmp_path / "pipeline", "pipeline")
+    _, there = drawn_there(tmp_path / "pipeline", [3, 4], monkeypatch)
+    assert np.abs(there - drawn_here(path, [3, 4], 50)).max() <= 1
+
+
+def test_it_is_read_back_to_rounding(source, model, tmp_path):
+    convert(source, tmp_path / "pipeline", "pipeline")
+    assert of_source(tmp_path / "pipeline") == "pipeline"
+    for folder in (tmp_path / "pipeline", tmp_path / "pipeline" / "transformer"):
+        back = FORMATS[of_source(folder)].read(folder).weights
+        for name, array in weights_of(model).items():
+            if name == frequencies.LAYER:
+                np.testing.assert_allclose(back[name], array, atol=1e-6)
+            else:
+                np.testing.assert_array_equal(back[name], array)
+
+
+@pytest.mark.parametrize(
+    ("section", "settings", "message"),
+    [
+        ("predictor", {"num_classes": 10}, "DiTPipeline asks for class 1000 where it asks for none"),
+        ("predictor", {"class_dropout_prob": 0.0}, "fits networks of 1000 classes and a null class alone"),
+        ("diffusion", {"model_id": "flow_matching"}, "'flow_matching': diffusers' DiTPipeline walks"),
+        ("ae", {"model_id": "pixel", "channels": 3}, "ae.model_id = 'pixel': diffusers' DiTPipeline decodes latents"),
+    ],
+)  # fmt: skip
+def test_what_diffusers_would_draw_otherwise_is_refused(model, tmp_path, section, settings, message):
+    changed = {**model[section], **settings}
+    if section != "predictor":
+        changed = settings
+    model = model | {section: changed}
+    if section == "ae":
+        model["predictor"] = model["predictor"] | {"in_channels": 3}
+    path = tmp_path / "source.safetensors"
+    FORMATS["safetensors"].write(path, State({"model": weights_of(model)}, {"model": model}))
+    with pytest.raises(ConfigError) as caught:
+        convert(path, tmp_path / "pipeline", "pipeline")
+    assert message in str(caught.value) and not (tmp_path / "pipeline").exists()
+
+
+def test_without_model_json_or_autoencoder_there_is_no_pipeline(model, source, tmp_path):
+    bare = tmp_path / "bare.safetensors"
+    FORMATS["safetensors"].write(bare, State({"model": weights_of(model)}))
+    with pytest.raises(ConfigError, match="--model: is needed: a pipeline has the autoencoder and the noise schedule"):
+        convert(bare, tmp_path / "pipeline", "pipeline")
+    convert(bare, tmp_path / "pipeline", "pipeline", description=model)
+    gone = model | {"ae": model["ae"] | {"from_pretrained": str(tmp_path / "gone")}}
+    with pytest.raises(CheckpointError, match=r"ae\.from_pretrained"):
+        convert(bare, tmp_path / "other", "pipeline", description=json.loads(json.dumps(gone)))
+    with pytest.raises(ConfigError, match="SOURCE: is an autoencoder: a pipeline is made of a network"):
+        convert(model["ae"]["from_pretrained"], tmp_path / "other", "pipeline")
+
+
+def test_a_chain_whose_timesteps_are_too_alike_is_refused():
+    with pytest.raises(ConfigError, match="too alike for diffusers' timestep code"):
+        frequencies.map_for(frequencies.visited(100))
