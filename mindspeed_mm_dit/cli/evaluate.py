@@ -335,7 +335,8 @@ def _grid(samples: Pictures, classes: tuple[str, ...]) -> bytes:
 
     images = next(samples.batches(min(GRID_FROM, samples.count)))
     labels = np.zeros(len(images), np.int64) if samples.labels is None else samples.labels[: len(images)]
-    shown = np.isin(labels, np.unique(labels)[:GRID_CLASSES])
+    shown = np.argsort(labels, kind="stable")
+    shown = shown[np.isin(labels[shown], np.unique(labels)[:GRID_CLASSES])]
     png = io.BytesIO()
     draw_grid(images[shown], labels[shown], GRID_PER_CLASS, classes).save(png, "PNG")
     return png.getvalue()

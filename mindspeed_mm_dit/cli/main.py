@@ -14,6 +14,8 @@ from mindspeed_mm_dit.configs.arguments import Parser
 from mindspeed_mm_dit.errors import PlatformError, UserError
 
 COMMANDS = {
+    "init": "look at your pictures and write a config folder that trains on them",
+    "data": "say what a run would see of its pictures, and draw a contact sheet",
     "sample": "draw images from a trained model",
     "evaluate": "score a model by many samples: FID, Inception Score, precision and recall",
     "plan": "say what a run will need: memory, largest micro-batch, traffic, time",

@@ -254,10 +254,15 @@ def dit_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         metavar="TFLOPS",
         help="peak of one device, for the MFU in TensorBoard and the progress bar; default: from a table, if known",
     )
+    group.add_argument(
+        "--dry-run", action="store_true", help="check everything, say what would be trained, and end with code 0"
+    )
     group.add_argument("--keep-last", type=_positive_int, default=2, metavar="N", help="checkpoints to keep")
     group.add_argument("--no-async-save", action="store_true", help="write checkpoints in the training thread")
     group.add_argument(
-        "--report", action="store_true", help="at the end draw loss.png and samples.png beside the checkpoint folder"
+        "--report",
+        action="store_true",
+        help="at the end draw samples.png and, of what --tensorboard-dir keeps, loss.png beside the checkpoint folder",
     )
     group.add_argument(
         "--report-sampler", metavar="NAME", help="sampler of the report; default: ddim, or heun for flow matching"

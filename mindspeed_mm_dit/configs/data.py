@@ -21,6 +21,8 @@ class DatasetParam:
     """Images are scaled and centre-cropped to this height and width, in pixels."""
     index: str | None = None
     """CSV inside ``data_folder`` with columns image_path,label, paths below it; null: every sub-folder is a class."""
+    single_class: bool = False
+    """All pictures below ``data_folder`` are of one class, which has the folder's name."""
     source: Literal["digits"] | None = None
     """Built-in images, "digits" (scikit-learn), written to ``data_folder``, a path that ends in digits."""
     random_flip: bool = False
@@ -38,6 +40,12 @@ class DatasetParam:
         for name in ("data_folder", "index", "latents"):
             if getattr(self, name) is not None:
                 check_path(f"dataset_param.{name}", getattr(self, name))
+        if self.single_class and self.index is not None:
+            raise ConfigError(
+                "dataset_param.single_class = true",
+                f"contradicts index = {self.index}, which names classes",
+                "drop one",
+            )
         if self.image_size < 1:
             raise ConfigError(f"dataset_param.image_size = {self.image_size}", "must be positive")
         if not 0.0 <= self.valid_fraction < 1.0:

@@ -17,6 +17,9 @@ from mindspeed_mm_dit.data.transforms import open_image
 LARGEST_ENLARGEMENT = 4
 """Pictures that have to be enlarged more than so many times in height and width are counted."""
 
+_GREY = ("1", "L", "I")
+"""Pillow's modes without colours begin so."""
+
 
 class Look(NamedTuple):
     """What was found of one file."""
@@ -27,6 +30,10 @@ class Look(NamedTuple):
     """Bytes of the file."""
     shorter_side: int = 0
     """Of the picture, in pixels."""
+    longer_side: int = 0
+    """The same."""
+    is_grey: bool = False
+    """Whether it has no colours, by its kind."""
 
 
 def look_at(paths: Sequence[Path], image_size: int, decode: bool) -> list[Look]:
@@ -41,7 +48,7 @@ def _look(path: Path, image_size: int, decode: bool) -> Look:
         with open_image(path, image_size) as image:
             if decode:
                 image.load()
-            return Look(size=check_file(path), shorter_side=min(image.size))
+            return Look(None, check_file(path), min(image.size), max(image.size), image.mode.startswith(_GREY))
     except UnusableFile as problem:
         return Look(str(problem))
 

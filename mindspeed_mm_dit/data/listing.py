@@ -46,7 +46,7 @@ def list_images(param: DatasetParam) -> Listing:
             "is not a folder",
             f"{_nearest_folder(folder)}correct the path in data.json",
         )
-    listing = _of_csv(folder, param.index) if param.index else _of_folders(folder)
+    listing = _listing(folder, param)
     if not listing.rows:
         left_out = f" ({listing.notes[0].partition(': ')[2]})" if listing.notes else ""
         raise DataError(
@@ -57,6 +57,12 @@ def list_images(param: DatasetParam) -> Listing:
     return listing
 
 
+def _listing(folder: Path, param: DatasetParam) -> Listing:
+    if param.index:
+        return _of_csv(folder, param.index)
+    return _of_one_class(folder) if param.single_class else of_folders(folder)
+
+
 def _nearest_folder(folder: Path) -> str:
     beside = _entries(folder.parent) if folder.name and is_folder(folder.parent) else []
     return nearest(folder.name, [entry.name for entry in beside if _leads_to_folder(entry)])
@@ -65,18 +71,21 @@ def _nearest_folder(folder: Path) -> str:
 def _cure_of_empty(folder: Path, index: str | None) -> str:
     if index:
         return f"write a line image_path,label for each image into {index}"
-    found = _indices_in(folder)
+    found = indices_in(folder)
     if found:
         return f'set dataset_param.index to "{found[0]}"'
-    return "put one folder of images per class there, or name an index with image_path,label"
+    cure = "put one folder of images per class there, or name an index with image_path,label"
+    if any(_is_image(entry.name) and not _is_hidden(entry.name) for entry in _entries(folder)):
+        cure += "; or set dataset_param.single_class to true: all images there are of one class"
+    return cure
 
 
 # --- folders ---------------------------------------------------------------------------------------------------
 
 
-def _of_folders(folder: Path) -> Listing:
-    """Every sub-folder is a class, numbered in the order of their names; hidden and private ones are none."""
-    classes = _class_folders(folder)
+def of_folders(folder: Path) -> Listing:
+    """Take every sub-folder as a class, numbered in the order of their names; hidden and private ones are none."""
+    classes = class_folders(folder)
     left_out = _Remainder()
     rows: list[tuple[str, int]] = []
     for label, directory in enumerate(classes):
@@ -85,13 +94,22 @@ def _of_folders(folder: Path) -> Listing:
     left_out.add_loose(_entries(folder))
     names = _composed(path.name for path in classes)
     notes = [*left_out.notes(), *_notes_of_names(folder, names)]
-    if found := _indices_in(folder):
+    if found := indices_in(folder):
         unused = folder / found[0]
         notes.append(f"note: {unused} is not used, the folders are the classes: dataset_param.index names none")
     return Listing(rows, names, tuple(notes))
 
 
-def _class_folders(folder: Path) -> list[Path]:
+def _of_one_class(folder: Path) -> Listing:
+    """Every image below the folder is of the class that has its name."""
+    left_out = _Remainder()
+    images = sorted(path for path in _files_below(folder, left_out) if left_out.keeps(path))
+    rows = [(str(image.relative_to(folder)), 0) for image in images]
+    return Listing(rows, _composed([Path(os.path.abspath(folder)).name]), tuple(left_out.notes()))
+
+
+def class_folders(folder: Path) -> list[Path]:
+    """Return the sub-folders that would be classes, sorted; raises DataError for a link to nothing."""
     seen = [entry for entry in _entries(folder) if not _is_hidden(entry.name)]
     for entry in seen:
         if entry.is_symlink() and not os.path.exists(entry.path) and not _is_image(entry.name):
@@ -199,8 +217,8 @@ def _of_csv(folder: Path, index: str) -> Listing:
 
 def _no_index(folder: Path, index: str) -> DataError:
     """Return the error of an index that is not there, with the cure that the content of ``folder`` suggests."""
-    classes = [path.name for path in _class_folders(folder)]
-    cure = nearest(index, _indices_in(folder))
+    classes = [path.name for path in class_folders(folder)]
+    cure = nearest(index, indices_in(folder))
     if classes:
         cure += f'drop "index" from data.json to take the folders there as classes: {_shown(classes)}'
     return DataError(
@@ -221,7 +239,7 @@ def _unlisted(folder: Path, listed: set[str]) -> int:
     return count
 
 
-def _indices_in(folder: Path) -> list[str]:
+def indices_in(folder: Path) -> list[str]:
     """Return the names of the CSV files in ``folder`` that could be an index."""
     names = (entry.name for entry in _entries(folder) if entry.name.endswith(".csv"))
     return sorted(name for name in names if is_index(folder / name))

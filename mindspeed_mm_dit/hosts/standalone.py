@@ -24,6 +24,7 @@ from mindspeed_mm_dit.hosts.standalone_preflight import preflight
 from mindspeed_mm_dit.models import registry
 from mindspeed_mm_dit.training.beginning import first_weights
 from mindspeed_mm_dit.training.contract import Engine, EngineModule
+from mindspeed_mm_dit.training.dry_run import plan_of_run
 from mindspeed_mm_dit.training.loop import train
 from mindspeed_mm_dit.training.progress import claimed_save, open_progress
 from mindspeed_mm_dit.training.report import how_to_resume
@@ -71,7 +72,8 @@ def pretrain(
 
     ``model_type``, ``process_non_loss_data_func`` and ``args_defaults`` are the real host's business and change
     nothing here. A UserError is printed and ends the process with code 2, before any device work if it can be
-    seen by then. A run that was asked to stop is saved, and ends with 128 and the number of the signal.
+    seen by then. A run that was asked to stop is saved, and ends with 128 and the number of the signal; a --dry-run
+    ends with 0 before a model is built.
     """
     try:
         args = _parse(extra_args_provider)
@@ -79,6 +81,9 @@ def pretrain(
     except UserError as error:
         end(error, found_by_all=True)
     try:
+        if args.dry_run:
+            _say_what_would_run(args)
+            sys.exit(0)
         ended = _run(args, train_valid_test_dataset_provider, model_provider, forward_step_func)
     except UserError as error:
         end(error)
@@ -93,6 +98,22 @@ def _parse(extra_args_provider: Callable[[ArgumentParser], ArgumentParser] | Non
         extra_args_provider(parser)
     _args = parser.parse_strictly(sys.argv[1:])
     return _args
+
+
+def _say_what_would_run(args: Namespace) -> None:
+    """Let the ranks meet and find where they would start, and say what they would do; the --save folder stays as it is.
+
+    Raises:
+        UserError: whatever is wrong with --load or --save.
+    """
+    engine_module: EngineModule = importlib.import_module(f"mindspeed_mm_dit.training.{active()}.engine")
+    runtime.initialize(args.distributed_backend, args.micro_batch_size, args.global_batch_size)
+    _announce(args)
+    start = find_start(args, engine_module.checkpoints)
+    consumed = start.facts.get("consumed_samples", start.iteration * args.global_batch_size) if start else 0
+    print_rank_0(plan_of_run(args, runtime.world_size(), start.iteration if start else 0, consumed))
+    runtime.barrier()
+    runtime.shutdown()
 
 
 def _run(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from argparse import Namespace
 from pathlib import Path
 
@@ -85,5 +86,10 @@ def check_outputs(args: Namespace) -> None:
         check_is_no_checkpoint("--save", os.path.abspath(args.save))
         if args.report:
             check_output_file("--report", Path(args.save).parent / "samples.png")
+            if not args.tensorboard_dir:
+                print(
+                    "note: --report draws no loss.png without --tensorboard-dir, which keeps the losses",
+                    file=sys.stderr,
+                )
     if args.tensorboard_dir:
         check_output_folder("--tensorboard-dir", args.tensorboard_dir, make=False)

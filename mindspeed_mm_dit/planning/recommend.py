@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 
 from mindspeed_mm_dit.configs.model import ModelConfig
+from mindspeed_mm_dit.configs.precision import SHARDED_BF16, Precision
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.planning.memory import Layout, memory
 
@@ -31,6 +32,8 @@ class Request:
     """Devices joined by the fast link."""
     online_vae: bool = True
     """Whether images are encoded in the step."""
+    precision: Precision = SHARDED_BF16
+    """What a step computes in."""
     sequence_ranks: int = 1
     """Ranks that share the tokens of a sample."""
 
@@ -84,7 +87,7 @@ def candidates(request: Request) -> list[Layout]:
     W, node = request.world_size, request.node_size
     sizes = (1, W) if node >= W else (node, W) if W % node == 0 else (W,)
     plain = [
-        Layout(W, size, reshard_after_forward=reshard, sequence_ranks=request.sequence_ranks)
+        Layout(W, size, request.precision, reshard_after_forward=reshard, sequence_ranks=request.sequence_ranks)
         for size in dict.fromkeys(sizes)
         for reshard in (False, True)
     ]
@@ -102,7 +105,7 @@ def fsdp2_yaml(model: ModelConfig, recommendation: Recommendation, header: str) 
         "sharding_size": "auto" if 1 < layout.shard_ranks == layout.world_size else layout.shard_ranks,
         "sub_modules_to_wrap": [blocks, *last],
         "reshard_after_forward": layout.reshard_after_forward,
-        "param_dtype": "bf16",
+        "param_dtype": layout.precision.compute,
         "reduce_dtype": "fp32",
         "cast_forward_inputs": False,
         "recompute_modules": [blocks] if layout.recompute else [],
@@ -136,12 +139,13 @@ def _recommendation(model: ModelConfig, layout: Layout, micro: int, request: Req
     recompute = (
         f"{without} images fit with the activations kept, {micro} without, for a third more arithmetic"
         if layout.recompute
-        else f"the activations of {micro} images fit: {micro * plan.activations_per_image / GIB:.1f} of {limit:g} GiB"
+        else f"the activations of {micro} images fit: {micro * plan.activations_per_image / GIB:.1f} of {limit:.4g} GiB"
     )
     reshard = (
         "gathered weights are freed after forward and gathered again in backward, for memory"
         if layout.reshard_after_forward
-        else "there is room for the gathered bf16 weights between forward and backward: one gather less"
+        else f"there is room for the gathered {layout.precision.compute} weights between forward and backward: one "
+        "gather less"
     )
     travel = (
         "nothing is gathered, so nothing ahead"
@@ -155,7 +159,9 @@ def _recommendation(model: ModelConfig, layout: Layout, micro: int, request: Req
             "sharding_size": sharding,
             "sub_modules_to_wrap": "one block at a time is whole; the embedders stay with the root",
             "reshard_after_forward": reshard,
-            "param_dtype": "half the traffic, twice the arithmetic rate or more; the weights themselves stay float32",
+            "param_dtype": "half the traffic, twice the arithmetic rate or more; the weights themselves stay float32"
+            if layout.precision.compute == "bf16"
+            else "what the weights are kept in",
             "reduce_dtype": "sums of many small gradients lose their tail in bf16",
             "cast_forward_inputs": "latents and noise stay float32; the embedders cast for themselves",
             "recompute_modules": recompute,

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.sampling.fonts import font_for
 
 CELL_PIXELS = 48
 """Smaller images are enlarged, pixel by pixel, to at least this."""
@@ -31,17 +32,19 @@ def draw_grid(
 ) -> Image.Image:
     """Lay out images (N, H, W, 3 or 1) uint8 by label (N,), at most ``per_class`` of each.
 
+    The rows stand in the order in which their labels come first.
+
     names: of the classes, by label; where there is none, or it cannot be drawn, the number stands.
     """
     cell = _cell(images.shape[1])
-    classes = sorted(set(labels.tolist()))
+    classes = list(dict.fromkeys(labels.tolist()))
     shown = {label: images[labels == label][:per_class] for label in classes}
     columns, step = min(LINE, max(map(len, shown.values()))), cell + GAP_PIXELS
-    texts, font = _texts(classes, names)
-    margin = 12 + math.ceil(max(font.getlength(text) for text in texts))
+    texts = _texts(classes, names)
+    margin = 12 + math.ceil(max(font.getlength(text) for text, font in texts))
     grid = Image.new("RGB", (margin + columns * step, _lines(labels, per_class) * step), "white")
     pen, line = ImageDraw.Draw(grid), 0
-    for label, text in zip(classes, texts):
+    for label, (text, font) in zip(classes, texts):
         pen.text((4, line * step + cell // 2), text, fill="black", font=font, anchor="lm")
         for number, image in enumerate(shown[label]):
             picture = Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).resize(
@@ -92,21 +95,12 @@ def _lines(labels: np.ndarray, per_class: int | None) -> int:
     return int((-(-np.minimum(counts, per_class or counts) // LINE)).sum())
 
 
-def _texts(classes: Sequence[int], names: Sequence[str]) -> tuple[list[str], Any]:
-    """Return what stands before the rows, and a font that has its letters."""
-    texts = [names[label] if label < len(names) else str(label) for label in classes]
-    texts = [text if len(text) <= NAME_LETTERS else text[: NAME_LETTERS - 3] + "..." for text in texts]
-    if all(map(str.isascii, texts)):
-        return texts, ImageFont.load_default(size=14)
-    import matplotlib
-
-    font = ImageFont.truetype(f"{matplotlib.get_data_path()}/fonts/ttf/DejaVuSans.ttf", 13)
-    blank = _drawn("\uffff", font)
-    drawable = [all(_drawn(letter, font) != blank for letter in text) for text in texts]
-    return [text if good else str(label) for label, text, good in zip(classes, texts, drawable)], font
-
-
-def _drawn(letter: str, font: Any) -> bytes:
-    canvas = Image.new("L", (32, 32))
-    ImageDraw.Draw(canvas).text((4, 4), letter.encode("utf-8", "replace").decode(), fill=255, font=font)
-    return canvas.tobytes()
+def _texts(classes: Sequence[int], names: Sequence[str]) -> list[tuple[str, Any]]:
+    """Return what stands before each row, and a font that has its letters."""
+    texts = []
+    for label in classes:
+        name = names[label] if label < len(names) else str(label)
+        name = name if len(name) <= NAME_LETTERS else name[: NAME_LETTERS - 3] + "..."
+        font = font_for(name)
+        texts.append((name, font) if font else (str(label), font_for(str(label))))
+    return texts

@@ -19,7 +19,6 @@ from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
-from mindspeed_mm_dit.sampling.grid import _texts
 from mindspeed_mm_dit.sampling.load import load_model
 from tests.conftest import ROOT
 from tests.training.launch import Configs
@@ -128,15 +127,10 @@ def test_classes_are_asked_for_and_shown_by_name(trained, tmp_path, monkeypatch)
         flags = ["--checkpoint", f"{trained}/checkpoints", *COMMON, "--steps", "1"]
         assert sample(*flags, "--classes", "e\u0301lan,zero,7-8", "--output", f"{tmp_path}/s.npz") == 0
         assert np.load(tmp_path / "s.npz")["arr_1"].tolist() == [3, 3, 0, 0, 7, 7, 8, 8]
-        assert sample(*flags, "--classes", "zero,one,5", "--output", f"{tmp_path}/s.png") == 0
-        assert shown == ["zero", "one", "5"]
+        assert sample(*flags, "--classes", "5,one,zero", "--output", f"{tmp_path}/s.png") == 0
+        assert shown == ["5", "one", "zero"]
     finally:
         write_facts(facts, before)
-
-
-def test_names_that_no_font_here_can_draw_are_shown_as_numbers():
-    texts, _ = _texts([0, 1, 2, 3], ["élan", "猫", "x" * 30])
-    assert texts == ["élan", "1", "x" * 21 + "...", "3"]
 
 
 def test_without_classes_the_first_ten_are_drawn(tmp_path, trained):

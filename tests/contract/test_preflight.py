@@ -39,6 +39,13 @@ def test_a_command_line_without_a_mistake_passes(argv: list[str]) -> None:
     check_before_import(argv)
 
 
+def test_a_dry_run_ends_before_the_host_is_imported(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        check_before_import([*argv, "--dry-run", "--train-iters", "100"])
+    said = capsys.readouterr().out
+    assert ended.value.code == 0 and "100 steps of 4 samples up to iteration 100: each of 1,797 images 0.2" in said
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [

@@ -39,6 +39,20 @@ def test_sub_folders_are_classes(folder):
     assert len(index) == 6 and index.labels.tolist() == [0, 0, 0, 1, 1, 1]
 
 
+def test_a_single_class_holds_every_image_below_the_folder(folder):
+    Image.new("RGB", (8, 8)).save(folder / "loose.png")
+    index = open_index(param(folder, single_class=True), 1)
+    assert len(index) == 7 and set(index.labels.tolist()) == {0} and index.classes == (folder.name,)
+    with pytest.raises(ConfigError, match=r"single_class = true: contradicts index = labels\.csv"):
+        param(folder, single_class=True, index="labels.csv")
+
+
+def test_loose_images_without_class_folders_are_told_how_to_be_one_class(tmp_path):
+    Image.new("RGB", (8, 8)).save(tmp_path / "loose.png")
+    with pytest.raises(DataError, match=r"set dataset_param\.single_class to true"):
+        open_index(param(tmp_path), 1)
+
+
 @pytest.mark.parametrize("labels", [("0", "1"), ("cat", "dog")])
 def test_an_index_names_images_and_labels(folder, labels):
     write_index(folder, [("cat/0.png", labels[0]), ("dog/2.png", labels[1])])

@@ -102,6 +102,11 @@ def test_averages_are_buffers_under_the_names_of_their_weights() -> None:
     assert not [name for name, _ in model.named_parameters() if name.startswith("ema")]
 
 
+def test_a_dry_run_is_refused_where_the_engine_would_train() -> None:
+    with pytest.raises(ConfigError, match="--dry-run: MindSpeed-MM's native engine checks while it begins to train"):
+        parse([*CONFIG, *FLAGS.split(), "--dry-run"], 1)
+
+
 def test_weights_decay_as_adamw_lets_them() -> None:
     p = torch.nn.Parameter(torch.randn(4, 4, generator=torch.Generator().manual_seed(0)))
     other = torch.nn.Parameter(p.detach().clone())

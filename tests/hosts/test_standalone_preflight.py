@@ -69,6 +69,13 @@ def test_a_report_that_can_be_drawn_passes_and_what_the_run_makes_is_not_made_ye
     assert list((tmp_path / "out").iterdir()) == []
 
 
+def test_a_report_without_losses_to_draw_is_said(check, capsys):
+    check("--report --save out/checkpoints --report-steps 50")
+    assert "--report draws no loss.png without --tensorboard-dir" in capsys.readouterr().err
+    check("--report --save out/checkpoints --tensorboard-dir out/events --report-steps 50")
+    assert "loss.png" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("fraction", [0.0, 0.02])
 def test_a_validation_without_images_is_said(check, capsys, fraction):
     check("--eval-interval 5", valid_fraction=fraction)

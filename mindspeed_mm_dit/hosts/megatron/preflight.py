@@ -21,11 +21,12 @@ from mindspeed_mm_dit.hosts.megatron.commandline import launched_as, parse
 from mindspeed_mm_dit.hosts.megatron.contract import where
 from mindspeed_mm_dit.hosts.preflight import HostFacts, check_configs, fsdp2_of, say_data_set
 from mindspeed_mm_dit.planning.fit import Place
+from mindspeed_mm_dit.training.dry_run import plan_of_run
 from mindspeed_mm_dit.training.mm_args import MultiModalArguments
 
 
 def check_before_import(argv: Sequence[str]) -> None:
-    """Check flags against each other and against the environment.
+    """Check flags against each other and against the environment; a --dry-run ends here, with code 0.
 
     Raises:
         ConfigError: naming the flag, the reason and the cure.
@@ -46,8 +47,14 @@ def check_before_import(argv: Sequence[str]) -> None:
     mm = read_configs(flags)
     if with_fsdp2:
         _check_wrapped(flags, mm)
-    if launched_as()[0] == 0:
+    rank, world_size = launched_as()
+    if rank == 0:
         say_data_set(flags, mm)
+    if flags.dry_run:
+        if rank == 0:
+            print(plan_of_run(Namespace(**vars(flags), mm=mm), world_size, iteration=None))
+            print("  not looked at: --load, and the flags that MindSpeed-MM alone reads", flush=True)
+        sys.exit(0)
 
 
 def spelled_out(argv: Sequence[str]) -> list[str]:

@@ -40,6 +40,12 @@ def parse(argv: Sequence[str], world_size: int) -> Namespace:
     dit_flags(parser)
     flags = parser.parse_strictly(argv)
     check_arguments(flags, world_size)
+    if flags.dry_run:
+        raise ConfigError(
+            "--dry-run",
+            "MindSpeed-MM's native engine checks while it begins to train",
+            "use --host standalone --dry-run, which looks at the same files",
+        )
     if flags.ai_framework != "pytorch":
         raise ConfigError(
             f"--ai-framework = {flags.ai_framework}",

@@ -1,0 +1,146 @@
+"""``mm-dit data``."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mindspeed_mm_dit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mindspeed_mm_dit.configs.data import DataConfig
+    from mindspeed_mm_dit.data.folder import ImageIndex
+
+DESCRIPTION = """\
+Say what a run would see of its pictures: classes, sizes, files that are left out or doubtful. No framework is needed.
+
+  mm-dit data my_config --output sheet.png
+  mm-dit data data.json --model model.json
+
+The picture shows the first images of each class that a run takes, scaled, cut and mirrored as in its first epoch. The
+exit code is 1 where a run would stop at a file that cannot be used."""
+
+ANY_CLASSES = 2**31
+"""Without a model.json every label goes."""
+PER_CLASS, CLASSES_SHOWN = 10, 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of the command."""
+    parser.add_argument("config", metavar="CONFIG", help="folder with data.json, or a data.json")
+    parser.add_argument(
+        "--model", metavar="JSON", help="model.json (default: the one beside data.json, if there is one)"
+    )
+    parser.add_argument("--seed", type=int, default=1234, help="--seed of the run (default 1234, as in training)")
+    parser.add_argument("--output", metavar="FILE", help="contact sheet, .png or .jpg")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Look and print."""
+    from mindspeed_mm_dit.configs.data import load_data_config
+    from mindspeed_mm_dit.data.files import is_folder
+    from mindspeed_mm_dit.data.folder import open_index, split_index
+
+    path = Path(args.config, "data.json") if is_folder(Path(args.config)) else Path(args.config)
+    _check_output(args.output)
+    data = load_data_config(path, "CONFIG")
+    num_classes, channels = _of_model(args, path, data)
+    stops_at_bad_ones = not data.dataset_param.skip_bad_images
+    data = _with(data, skip_bad_images=True)
+    if is_folder(Path(data.dataset_param.data_folder)) or data.dataset_param.source:
+        data = _with(data, latents=None)  # of the pictures more can be said than of a cache
+    index = open_index(data.dataset_param, num_classes or ANY_CLASSES)
+    train, valid = split_index(index, data.dataset_param.valid_fraction, args.seed)
+    _print_classes(train, valid)
+    if index.rows is None:
+        _print_sizes(index, data.dataset_param.image_size)
+    _say_doubtful(index, num_classes)
+    if args.output:
+        _draw(args, data, train, channels)
+    if index.skipped and stops_at_bad_ones:
+        print("a run would stop there: repair or remove them, or set dataset_param.skip_bad_images to true")
+        return 1
+    return 0
+
+
+def _with(data: DataConfig, **changes: object) -> DataConfig:
+    return dataclasses.replace(data, dataset_param=dataclasses.replace(data.dataset_param, **changes))  # type: ignore[arg-type]
+
+
+def _check_output(output: str | None) -> None:
+    from mindspeed_mm_dit.configs.outputs import check_output_file
+    from mindspeed_mm_dit.sampling.grid import PICTURES
+
+    if output is None:
+        return
+    if Path(output).suffix.lower() not in PICTURES:
+        raise ConfigError(f"--output = {output}", "is no name of a picture", f"use one of {', '.join(PICTURES)}")
+    check_output_file("--output", output)
+
+
+def _of_model(args: argparse.Namespace, path: Path, data: DataConfig) -> tuple[int | None, int]:
+    """Return classes and channels of the model, checked against data.json; None and 3 where there is none."""
+    from mindspeed_mm_dit.configs.model import load_model_config
+    from mindspeed_mm_dit.data.dataset import check_sizes
+
+    beside = path.parent / "model.json"
+    if args.model is None and not beside.is_file():
+        return None, 3
+    model = load_model_config(args.model or beside)
+    check_sizes(model, data)
+    return model.predictor.num_classes, model.ae.channels
+
+
+def _print_classes(train: ImageIndex, valid: ImageIndex) -> None:
+    from mindspeed_mm_dit.data.overview import counts_of
+
+    rows = list(zip(train.classes, counts_of(train).tolist(), counts_of(valid).tolist()))
+    width = max(4, *(len(name) for name, _, _ in rows))
+    print(f"label  {'name':<{width}}  {'to train on':>11}  {'held out':>8}")
+    for label, (name, count, held_out) in enumerate(rows):
+        print(f"{label:>5}  {name:<{width}}  {count:>11,}  {held_out:>8,}")
+    print(f"{'':>5}  {'all':<{width}}  {len(train):>11,}  {len(valid):>8,}")
+
+
+def _print_sizes(index: ImageIndex, image_size: int) -> None:
+    from mindspeed_mm_dit.data.overview import sizes_of
+
+    sizes, num = sizes_of(index.paths, image_size), len(index)
+    print(
+        f"shorter side {sizes.shorter[0]:,} to {sizes.shorter[-1]:,} pixels, middle {sizes.median:,}; "
+        f"image_size {image_size} enlarges {sizes.enlarged(image_size):,} of {num:,}, and its square cuts "
+        f"{sizes.part_cut:.0%} off the middle picture; {num - sizes.num_grey:,} in colour, {sizes.num_grey:,} grey"
+    )
+
+
+def _say_doubtful(index: ImageIndex, num_classes: int | None) -> None:
+    import numpy as np
+
+    from mindspeed_mm_dit.data.folder import DECODE_CHECK_LIMIT
+    from mindspeed_mm_dit.data.overview import note_of_uneven
+    from mindspeed_mm_dit.training.classes import say_copies, say_notes
+
+    sys.stdout.flush()
+    say_notes(index)
+    if uneven := note_of_uneven(index):
+        print(uneven, file=sys.stderr)
+    if index.rows is None and len(index) <= DECODE_CHECK_LIMIT:
+        say_copies(index.paths, index.labels, index.classes)
+    without = (num_classes or len(index.classes)) - len(np.unique(index.labels))
+    if without:
+        print(f"warning: {without:,} class(es) have no images: nothing is learned of them", file=sys.stderr)
+
+
+def _draw(args: argparse.Namespace, data: DataConfig, train: ImageIndex, channels: int) -> None:
+    from mindspeed_mm_dit.data.overview import first_of_each_class
+    from mindspeed_mm_dit.sampling.grid import save_samples
+
+    if train.rows is not None:
+        print(f"{args.output}: not drawn, the pictures of the cache {data.dataset_param.latents} are not here")
+        return
+    pixels, labels = first_of_each_class(data, train, channels, args.seed, PER_CLASS, CLASSES_SHOWN)
+    save_samples(args.output, pixels, labels, names=train.classes)
+    print(f"{args.output}: {len(pixels)} images as a run with --seed {args.seed} first takes them")

@@ -1,0 +1,205 @@
+"""``mm-dit init``."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mindspeed_mm_dit.configs.limits import check_between
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError, DataError
+
+if TYPE_CHECKING:
+    from mindspeed_mm_dit.configs.data import DatasetParam
+    from mindspeed_mm_dit.data.folder import ImageIndex
+    from mindspeed_mm_dit.planning.starter import Machine, Pictures, Starter
+
+DESCRIPTION = """\
+Look at your pictures and write a config folder that trains on them: model.json, data.json, fsdp2.yaml and train.args,
+with the reason of each choice beside it. Nothing is downloaded, and the pictures stay as they are.
+
+  mm-dit init my_images --output my_config
+  mm-dit init my_images --output my_config --vae weights/sd-vae-ft-ema
+
+PICTURES is a folder with a folder for each class, a folder with labels.csv (image_path,label), such a csv itself, or a
+folder of pictures of one kind. Without --vae a model learns small images, 32 pixels on a CPU; with one it learns
+latents, at 256. Network, batch and length follow from the number of pictures and from this machine."""
+
+SUPPOSED_GIB = 32.0
+"""Memory that an accelerator is taken to have where it cannot be asked."""
+NAMES_IN_COMMAND = 4
+CURE_OF_EMPTY = "name a folder that has pictures: one folder of them for each class, or an index with image_path,label"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of the command."""
+    parser.add_argument("pictures", metavar="PICTURES", help="folder of the pictures, or a csv in it")
+    parser.add_argument("--output", required=True, metavar="DIR", help="config folder to write")
+    parser.add_argument("--vae", metavar="DIR", help="diffusers folder of an AutoencoderKL, such as sd-vae-ft-ema")
+    parser.add_argument("--image-size", type=int, metavar="N", help="pixels (default: by pictures, --vae and machine)")
+    parser.add_argument("--device-memory-gib", type=float, metavar="M", help="memory to plan for (default: as found)")
+    parser.add_argument("--ai-framework", choices=("pytorch", "mindspore"), default="pytorch")
+    parser.add_argument("--overwrite", action="store_true", help="replace config files that are in --output already")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Look, choose, write and say what to run."""
+    from mindspeed_mm_dit.planning.starter import choose
+    from mindspeed_mm_dit.planning.starter_files import files_of
+    from mindspeed_mm_dit.training.classes import say_data
+
+    _check_flags(args)
+    ae = _autoencoder(args.vae)
+    param, index, reason = _look(args)
+    _check_output(args, param.data_folder)
+    say_data(index, index.subset(index.labels[:0]), len(index.classes))
+    machine = _machine(args)
+    starter = choose(_pictures(index, param), machine, ae, args.image_size)
+    dataset = _dataset(param, index)
+    if args.vae and not machine.accelerators:
+        dataset["latents"] = _latents(args)
+    classes = f"{len(index.classes):,} {'class' if len(index.classes) == 1 else 'classes'}"
+    found = f"{len(index):,} pictures in {classes} of {param.data_folder}: {reason}"
+    name = Path(os.path.abspath(args.output)).name
+    for file, text in files_of(starter, dataset, found, f"outputs/{name}").items():
+        Path(args.output, file).write_text(text, encoding="utf-8")
+    _print_choices(starter, reason)
+    _print_commands(args, starter, machine, index, name)
+    return 0
+
+
+def _check_flags(args: argparse.Namespace) -> None:
+    if args.image_size is not None:
+        check_between("--image-size", args.image_size, 2, 4096)
+    if args.device_memory_gib is not None:
+        check_between("--device-memory-gib", args.device_memory_gib, 1e-3, 1e9)
+
+
+def _check_output(args: argparse.Namespace, data_folder: str) -> None:
+    from mindspeed_mm_dit.configs.outputs import check_output_folder
+
+    output = Path(os.path.realpath(args.output))
+    if output.is_relative_to(os.path.realpath(data_folder)):
+        raise ConfigError(f"--output = {args.output}", "lies among the pictures", "name a folder elsewhere")
+    check_output_folder("--output", args.output)
+    there = [name for name in ("model.json", "data.json", "fsdp2.yaml", "train.args") if (output / name).exists()]
+    if there and not args.overwrite:
+        raise ConfigError(
+            f"--output = {args.output}", f"holds {', '.join(there)} already", "name a new folder, or add --overwrite"
+        )
+
+
+def _autoencoder(folder: str | None) -> dict[str, Any] | None:
+    """Return section ae with all its sizes, of an autoencoder whose files are there; None without --vae."""
+    if folder is None:
+        return None
+    from mindspeed_mm_dit.configs.autoencoder_files import with_latent_facts
+    from mindspeed_mm_dit.configs.model import AutoencoderKLConfig
+    from mindspeed_mm_dit.models.autoencoder_kl.files import find_weights
+
+    config = AutoencoderKLConfig(**with_latent_facts({"from_pretrained": folder}, "--vae"))
+    try:
+        find_weights(config)
+    except CheckpointError as error:
+        raise CheckpointError(error.what.replace("ae.from_pretrained", "--vae"), error.reason, error.cure) from None
+    names = ("model_id", "from_pretrained", "scaling_factor", "latent_channels", "downsample_factor")
+    return {name: getattr(config, name) for name in names}
+
+
+def _look(args: argparse.Namespace) -> tuple[DatasetParam, ImageIndex, str]:
+    """Return the pictures, those that can be used, and what their layout is."""
+    from mindspeed_mm_dit.cli.data import ANY_CLASSES
+    from mindspeed_mm_dit.configs.data import DatasetParam
+    from mindspeed_mm_dit.data.folder import open_index
+    from mindspeed_mm_dit.data.layout import layout_of
+
+    layout = layout_of(args.pictures)
+    size = args.image_size or 32
+    param = DatasetParam(layout.data_folder, size, layout.index, layout.single_class, skip_bad_images=True)
+    try:
+        return param, open_index(param, ANY_CLASSES), layout.reason
+    except DataError as error:
+        if error.what.startswith("dataset_param.data_folder"):  # a setting of a file that is not written yet
+            raise DataError(f"PICTURES = {args.pictures}", error.reason, CURE_OF_EMPTY) from None
+        raise
+
+
+def _pictures(index: ImageIndex, param: DatasetParam) -> Pictures:
+    from mindspeed_mm_dit.data.overview import sizes_of
+    from mindspeed_mm_dit.planning.starter import Pictures
+
+    sizes = sizes_of(index.paths, param.image_size)
+    return Pictures(len(index), len(index.classes), sizes.median, sizes.num_grey == len(index))
+
+
+def _machine(args: argparse.Namespace) -> Machine:
+    """Return what pretrain.sh will find here; the framework is asked."""
+    from mindspeed_mm_dit.framework import activate
+    from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
+    from mindspeed_mm_dit.planning.starter import Machine
+
+    activate(args.ai_framework)
+    from mindspeed_mm_dit.framework import runtime
+
+    accelerators = importlib.import_module(f"mindspeed_mm_dit.training.{args.ai_framework}.launch").count_accelerators()
+    found = runtime.device_memory_bytes() if accelerators else host_memory_bytes()
+    name = runtime.device_name() if accelerators else "this machine"
+    num_bytes = float(found or 0)
+    if args.device_memory_gib or not found:
+        num_bytes = (args.device_memory_gib or SUPPOSED_GIB) * 2**30
+        name += " (as --device-memory-gib says)" if args.device_memory_gib else " (supposed: --device-memory-gib)"
+    return Machine(name, num_bytes, accelerators, len(os.sched_getaffinity(0)), bool(runtime.WAYS_TO_BF16))
+
+
+def _dataset(param: DatasetParam, index: ImageIndex) -> dict[str, Any]:
+    """Return the part of dataset_param that says which pictures they are."""
+    told = dataclasses.asdict(dataclasses.replace(param, skip_bad_images=index.skipped > 0))
+    usual = {field.name: field.default for field in dataclasses.fields(param)}
+    names = ("data_folder", "index", "single_class", "skip_bad_images")
+    return {name: told[name] for name in names if told[name] != usual[name]}
+
+
+def _print_choices(starter: Starter, reason: str) -> None:
+    from mindspeed_mm_dit.planning.starter_files import shown
+
+    sys.stdout.flush()
+    print(f"  {'classes':<20} {'':<22} {reason}")
+    for name, choice in {**starter.design, **starter.flags}.items():
+        value = "" if choice.value is None else shown(choice.value)
+        print(f"  {name:<20} {value:<22} {choice.reason}".rstrip())
+
+
+def _latents(args: argparse.Namespace) -> str:
+    """Return where the pictures are kept encoded; a CPU would take longer to encode one than to learn from it."""
+    return f"{args.output}/latents"
+
+
+def _print_commands(args: argparse.Namespace, starter: Starter, machine: Machine, index: ImageIndex, name: str) -> None:
+    output, framework = shlex.quote(args.output), "" if args.ai_framework == "pytorch" else "AI_FRAMEWORK=mindspore "
+    classes = ",".join(index.classes[:NAMES_IN_COMMAND]) if all("," not in name for name in index.classes) else "0"
+    sampler, scale = starter.flags["--report-sampler"].value, starter.flags["--report-cfg-scale"].value
+    print(f"\n{args.output}: model.json, data.json, fsdp2.yaml, train.args; {starter.flop / 1e12:,.4g} TFLOP to train")
+    print(f"see what it will see:  mm-dit data {output} --output sheet.png")
+    if args.vae:
+        encode = f"mm-dit cache-latents --model {output}/model.json --data {output}/data.json --output {_latents(args)}"
+        print(f"encode once:           {encode}")
+        if machine.accelerators:
+            print(f'                       (optional, faster: then add "latents": "{_latents(args)}" to dataset_param)')
+    print(f"train:                 {framework}CONFIG={output} bash {shlex.quote(_pretrain_sh())}")
+    print(
+        f"draw samples:          mm-dit sample --checkpoint {shlex.quote(f'outputs/{name}/checkpoints')} "
+        f"--classes {shlex.quote(classes)} \\\n"
+        f"                           --sampler {sampler} --steps 25 --cfg-scale {scale} --output samples.png"
+    )
+
+
+def _pretrain_sh() -> str:
+    """Return the script that starts a run: from here where it lies below, with its whole path elsewhere."""
+    script = Path(__file__).parents[2] / "examples/dit/pretrain.sh"
+    near = os.path.relpath(script)
+    return str(script) if near.startswith("..") else near

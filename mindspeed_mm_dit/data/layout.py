@@ -1,0 +1,66 @@
+"""How a folder of somebody's pictures says their classes: by an index, by folders, or not at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from mindspeed_mm_dit.data.files import is_folder
+from mindspeed_mm_dit.data.labels_csv import is_index
+from mindspeed_mm_dit.data.listing import class_folders, indices_in, of_folders
+from mindspeed_mm_dit.errors import ConfigError, nearest
+
+SPLITS = frozenset(("train", "training", "val", "valid", "validation", "test", "testing"))
+"""Names of folders that hold classes, and are none."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the classes of pictures stand: keys of dataset_param in data.json, in its words."""
+
+    data_folder: str
+    index: str | None
+    single_class: bool
+    reason: str
+    """What was seen."""
+
+
+def layout_of(pictures: str) -> Layout:
+    """Return how the classes of ``pictures``, a folder or an index in one, are said.
+
+    Raises:
+        ConfigError: there is no such place, or more than one way to read it.
+    """
+    path = Path(pictures)
+    if not is_folder(path):
+        if not is_index(path):
+            raise ConfigError(f"PICTURES = {pictures}", _reason(path), _nearest(path) + "name a folder of pictures")
+        return Layout(str(path.parent), path.name, False, f"{path.name} names the class of each picture")
+    found = indices_in(path)
+    if "labels.csv" in found or len(found) == 1:
+        index = "labels.csv" if "labels.csv" in found else found[0]
+        return Layout(pictures, index, False, f"{index} names the class of each picture")
+    if found:
+        raise ConfigError(
+            f"PICTURES = {pictures}", f"holds several indices: {', '.join(found)}", f"name one: {path / found[0]}"
+        )
+    folders = class_folders(path)
+    splits = [folder.name for folder in folders if folder.name.lower() in SPLITS]
+    if splits and len(splits) == len(folders):
+        raise ConfigError(
+            f"PICTURES = {pictures}", f"holds {', '.join(splits)}, which are no classes", f"name {path / splits[0]}"
+        )
+    if of_folders(path).rows:
+        return Layout(pictures, None, False, "every folder in it is a class")
+    return Layout(pictures, None, True, "no folder in it holds pictures, so all are of one class")
+
+
+def _reason(path: Path) -> str:
+    if not path.exists():
+        return "is not there"
+    return "is a file, and no index with the columns image_path,label"
+
+
+def _nearest(path: Path) -> str:
+    beside = [entry.name for entry in path.parent.iterdir()] if is_folder(path.parent) else []
+    return "" if path.exists() else nearest(path.name, beside)

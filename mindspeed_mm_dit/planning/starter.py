@@ -1,0 +1,356 @@
+"""What a first run on somebody's pictures should be: every setting that has to be chosen, with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mapping
+from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32, SHARDED_BF16, Precision
+from mindspeed_mm_dit.configs.presets import PRESETS
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.planning.arithmetic import train_flop
+from mindspeed_mm_dit.planning.memory import memory
+from mindspeed_mm_dit.planning.recommend import GIB, Recommendation, Request, recommend
+
+CPU_MINUTES = 20
+"""A first run without an accelerator takes about so long at most."""
+CORE_FLOP_PER_SECOND = 2e10
+"""What a core brings to such a run; two cores train the embedded digits at 2.5e10 each."""
+SMALL = {"DiT-S": (12, 384, 6), "6 blocks of width 256": (6, 256, 4), "4 blocks of width 128": (4, 128, 4)}
+"""Networks for a CPU, largest first: (num_layers, hidden_size, num_heads)."""
+PICTURES_OF_SIZE = {"DiT-XL": 500_000, "DiT-L": 100_000, "DiT-B": 20_000, "DiT-S": 0}
+"""Pictures from which on a published size is worth its cost: XL was made for 1.28 million, S learns 400 by heart."""
+PIXELS, CPU_PIXELS = 64, 32
+"""Largest images without an autoencoder, on an accelerator and on a CPU."""
+TOKENS, CPU_TOKENS = 256, 64
+"""Tokens of an image, on either; the published models at 256 pixels have 256."""
+SEEN_AT, SEEN_GROWTH = (400, 640_000), 0.63
+"""Samples in a whole run: 1,600 times each of 400 pictures, and of 1.28 million as many as the paper's first 400,000
+steps see, 80 times each; in between a power of their number."""
+CPU_STEPS, FEWEST_STEPS = (2_000, 4_000), 500
+"""Steps of a run on a CPU, where there is time for them, and the fewest that are worth it."""
+FEWEST_TO_HOLD_OUT, MOST_HELD_OUT = 50, 2_000
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """What there is to learn from."""
+
+    count: int
+    """All of them."""
+    num_classes: int
+    """Their labels are 0 ... num_classes - 1."""
+    median_side: int
+    """The middle one of their shorter sides, in pixels."""
+    all_grey: bool
+    """Whether none has colours."""
+
+    @property
+    def valid_fraction(self) -> float:
+        """The part that is held out: a tenth, of very many fewer, of few none."""
+        return 0.0 if self.count < FEWEST_TO_HOLD_OUT else min(0.1, float(f"{MOST_HELD_OUT / self.count:.1g}"))
+
+    @property
+    def held_out(self) -> int:
+        """How many that is."""
+        return round(self.count * self.valid_fraction)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where it is to be learned."""
+
+    name: str
+    """What a reason calls it."""
+    num_bytes: float
+    """Memory of an accelerator or, without one, of the machine."""
+    accelerators: int
+    """Devices that compute; 0: the CPU does."""
+    cores: int
+    """Of the CPU."""
+    has_bf16: bool
+    """Whether a step may compute in bfloat16."""
+
+    @property
+    def ranks(self) -> int:
+        """Processes that pretrain.sh starts."""
+        return max(1, self.accelerators)
+
+    @property
+    def precision(self) -> Precision:
+        """What a step computes in: bfloat16 on accelerators that offer it."""
+        if not self.accelerators or not self.has_bf16:
+            return FLOAT32
+        return AUTOCAST if self.accelerators == 1 else SHARDED_BF16
+
+    @property
+    def flop(self) -> float:
+        """Arithmetic of a CPU in CPU_MINUTES."""
+        return CPU_MINUTES * 60 * self.cores * CORE_FLOP_PER_SECOND
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A setting and why it has this value."""
+
+    value: Any
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Starter:
+    """A run that can be begun."""
+
+    model_json: dict[str, Any]
+    """model.json without its note."""
+    model: ModelConfig
+    """The same, read."""
+    sharding: Recommendation
+    """Its layout over the devices."""
+    design: dict[str, Choice]
+    """What is chosen in the JSON files."""
+    flags: dict[str, Choice]
+    """Flags of train.args in their order; the value None stands for a flag that has none."""
+
+    @property
+    def flop(self) -> float:
+        """Arithmetic of the whole run."""
+        samples = self.flags["--train-iters"].value * self.flags["--global-batch-size"].value
+        return float(samples * train_flop(self.model.predictor))
+
+
+def choose(
+    pictures: Pictures, machine: Machine, ae: Mapping[str, Any] | None = None, image_size: int | None = None
+) -> Starter:
+    """Choose everything; ``ae``: that section of model.json with all its sizes, None: train on pixels.
+
+    Raises:
+        ConfigError: ``image_size`` cannot be cut into patches, or nothing fits into the memory.
+    """
+    size = _image_size(pictures, machine, ae, image_size)
+    *larger, smallest = _networks(pictures, machine)
+    for name in larger:
+        try:
+            starter = _with_network(name, size, pictures, machine, ae)
+        except ConfigError:  # it does not fit
+            continue
+        if machine.accelerators or starter.flop <= machine.flop:
+            return starter
+    starter = _with_network(smallest, size, pictures, machine, ae)
+    if machine.accelerators or starter.flop <= machine.flop:
+        return starter
+    return _with_network(smallest, size, pictures, machine, ae, part=machine.flop / starter.flop)
+
+
+def _networks(pictures: Pictures, machine: Machine) -> list[str]:
+    """Return the networks to try, largest first."""
+    if not machine.accelerators:
+        return list(SMALL)
+    return [name for name, count in PICTURES_OF_SIZE.items() if pictures.count >= count]
+
+
+def _with_network(
+    name: str,
+    size: Choice,
+    pictures: Pictures,
+    machine: Machine,
+    ae: Mapping[str, Any] | None,
+    part: float = 1.0,
+) -> Starter:
+    """Choose all the rest; ``part``: of the steps that it should have."""
+    patch = _patch_size(size.value, machine, ae)
+    model_json = _model_json(name, size.value, patch.value, pictures, ae)
+    model = model_config_from_mapping(model_json, "model.json")
+    batch = _batch(pictures, machine)
+    steps = _steps(pictures, machine, batch.value, part)
+    request = Request(machine.ranks, machine.num_bytes, batch.value // machine.ranks, online_vae=ae is not None,
+                      precision=machine.precision)  # fmt: skip
+    sharding = recommend(model, request)
+    design = {
+        "ae": _way(ae),
+        "image_size": size,
+        "patch_size": patch,
+        "network": _network(name, pictures, machine),
+        "diffusion": Choice(
+            "flow_matching", "it samples well in 25 steps; straight paths, times about the middle (SiT)"
+        ),
+        "class_dropout_prob": _dropout(pictures),
+        "random_flip": _flip(pictures),
+        "valid_fraction": Choice(pictures.valid_fraction, f"{pictures.held_out:,} pictures to validate on"),
+    }
+    flags = {
+        "--train-iters": steps,
+        "--global-batch-size": batch,
+        "--micro-batch-size": _micro_batch(model, machine, sharding, ae is not None),
+        **_learning(model, machine, steps.value),
+        **_looking(pictures, steps.value, batch.value),
+        **_precision_and_sharding(machine, sharding),
+    }
+    return Starter(model_json, model, sharding, design, flags)
+
+
+def _way(ae: Mapping[str, Any] | None) -> Choice:
+    if ae is None:
+        return Choice("pixel", "no --vae is named, so the images themselves are learned, at a small size")
+    return Choice("autoencoder_kl", f"its latents are {ae['downsample_factor']} times smaller in height and width")
+
+
+def _image_size(pictures: Pictures, machine: Machine, ae: Mapping[str, Any] | None, wanted: int | None) -> Choice:
+    side = f"the middle picture's shorter side has {pictures.median_side} pixels"
+    if wanted is not None:
+        return Choice(wanted, f"as --image-size says; {side}")
+    if ae is not None:
+        if not machine.accelerators:
+            return Choice(128, f"256 costs a CPU four times as much (--image-size 256); {side}")
+        return Choice(256 if pictures.median_side >= 192 else 128, f"the published models have 256; {side}")
+    most = PIXELS if machine.accelerators else CPU_PIXELS
+    if pictures.median_side < most:
+        return Choice(max(8, pictures.median_side // 4 * 4), side)
+    return Choice(
+        most, f"what {'an accelerator' if machine.accelerators else 'a CPU'} learns soon without --vae; {side}"
+    )
+
+
+def _patch_size(image_size: int, machine: Machine, ae: Mapping[str, Any] | None) -> Choice:
+    factor, most = ae["downsample_factor"] if ae else 1, TOKENS if machine.accelerators else CPU_TOKENS
+    fitting = [patch for patch in (2, 4, 8) if image_size % (factor * patch) == 0]
+    if not fitting:
+        raise ConfigError(
+            f"--image-size = {image_size}",
+            f"is no multiple of {2 * factor}, so it cannot be cut into patches",
+            f"use {max(1, round(image_size / (2 * factor))) * 2 * factor}",
+        )
+    tokens = {patch: (image_size // factor // patch) ** 2 for patch in fitting}
+    patch = next((patch for patch in fitting if tokens[patch] <= most), fitting[-1])
+    return Choice(patch, f"{tokens[patch]} tokens an image; smaller patches show more detail and cost much more")
+
+
+def _model_json(
+    name: str, image_size: int, patch: int, pictures: Pictures, ae: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    section: dict[str, Any] = (
+        {"model_id": "pixel", "channels": 1 if pictures.all_grey else 3} if ae is None else dict(ae)
+    )
+    preset = f"{name}/{patch}"
+    if preset in PRESETS:
+        sizes: dict[str, Any] = {"preset": preset}
+    else:
+        sizes = {"patch_size": patch, **dict(zip(("num_layers", "hidden_size", "num_heads"), SMALL[name]))}
+    return {
+        "ae": section,
+        "diffusion": {
+            "model_id": "flow_matching",
+            "path": "linear",
+            "prediction_type": "velocity",
+            "timestep_sampling": "logit_normal",
+        },
+        "predictor": {
+            "model_id": "dit",
+            "input_size": image_size // section.get("downsample_factor", 1),
+            "in_channels": section["channels"] if ae is None else section["latent_channels"],
+            **sizes,
+            "num_classes": pictures.num_classes,
+            "class_dropout_prob": _dropout(pictures).value,
+            "learn_sigma": False,
+        },
+    }
+
+
+def _network(name: str, pictures: Pictures, machine: Machine) -> Choice:
+    if machine.accelerators:
+        return Choice(name, f"the published size for {pictures.count:,} pictures that fits {machine.name}")
+    return Choice(name, f"the largest that {machine.cores} core(s) train in about {CPU_MINUTES} minutes (estimate)")
+
+
+def _dropout(pictures: Pictures) -> Choice:
+    if pictures.num_classes == 1:
+        return Choice(0.0, "one class: there is nothing to guide towards")
+    return Choice(0.1, "labels left out, as published, so that samples can be guided")
+
+
+def _flip(pictures: Pictures) -> Choice:
+    if pictures.all_grey:
+        return Choice(False, "grey pictures are often letters, digits or scans, which mirroring spoils")
+    return Choice(True, "twice the pictures; set it to false where left and right matter (letters, signs)")
+
+
+def _batch(pictures: Pictures, machine: Machine) -> Choice:
+    wanted = 256 if pictures.count >= 50_000 else 64 if pictures.count >= 5_000 else 32
+    training = pictures.count - pictures.held_out
+    batch = min(wanted, training) // machine.ranks * machine.ranks
+    if not batch:
+        raise ConfigError(
+            "PICTURES", f"has {training} to train on, fewer than the {machine.ranks} devices", "add pictures"
+        )
+    if batch < wanted:
+        return Choice(batch, f"there are {training} pictures to train on, and {machine.ranks} rank(s)")
+    return Choice(batch, "as published" if wanted == 256 else "few pictures: rather more steps than larger ones")
+
+
+def _steps(pictures: Pictures, machine: Machine, batch: int, part: float) -> Choice:
+    if machine.accelerators:
+        seen = SEEN_AT[1] * (max(pictures.count, 100) / SEEN_AT[0]) ** SEEN_GROWTH
+        wanted = seen / batch
+    else:
+        fewest, most = CPU_STEPS
+        wanted = min(most, max(fewest, 100 * pictures.count / batch))
+    if part < 1:
+        steps = max(FEWEST_STEPS, _two_digits(wanted * part))
+        return Choice(steps, f"what {machine.cores} core(s) compute in about {CPU_MINUTES} minutes")
+    steps = _two_digits(wanted)
+    times = max(1, round(steps * batch / pictures.count))
+    return Choice(steps, f"each of {pictures.count:,} pictures some {times:,} times")
+
+
+def _two_digits(number: float) -> int:
+    scale = 10 ** max(0, len(str(int(number))) - 2)
+    return max(1, int(number // scale * scale))
+
+
+def _micro_batch(model: ModelConfig, machine: Machine, sharding: Recommendation, online_vae: bool) -> Choice:
+    size = sharding.micro_batch_size
+    need = memory(model, sharding.layout, online_vae).total(size) / GIB
+    return Choice(size, f"by the plan {need:.1f} of the {machine.num_bytes / GIB:.0f} GiB of {machine.name}")
+
+
+def _learning(model: ModelConfig, machine: Machine, steps: int) -> dict[str, Choice]:
+    narrow = model.predictor.hidden_size <= 256
+    decay = next(decay for decay, least in ((0.9999, 100_000), (0.999, 10_000), (0.99, 0)) if steps >= least)
+    return {
+        "--lr": Choice(1e-4, "as published")
+        if machine.accelerators
+        else Choice(1e-3 if narrow else 5e-4, "a small network and a short run take more than the published 1e-4"),
+        "--lr-decay-style": Choice("constant", "as published; the run can be prolonged")
+        if machine.accelerators
+        else Choice("cosine", "down to 0 at the end"),
+        "--weight-decay": Choice(0, "as published"),
+        "--ema-decay": Choice(decay, f"samples are drawn from an average over some {1 / (1 - decay):,.0f} steps"),
+    }
+
+
+def _looking(pictures: Pictures, steps: int, batch: int) -> dict[str, Choice]:
+    """Return what is logged, validated, saved and reported."""
+    flags = {"--log-interval": Choice(max(1, min(100, steps // 50)))}
+    if pictures.held_out:
+        flags["--eval-interval"] = Choice(max(1, steps // 10), "on the pictures held out")
+        flags["--eval-iters"] = Choice(min(8, max(1, pictures.held_out // batch)), "batches of them")
+    guidance = Choice(2, "of the samples") if pictures.num_classes > 1 else Choice(1, "none: there is one class")
+    return {
+        **flags,
+        "--save-interval": Choice(max(1, steps // 5)),
+        "--report": Choice(None, "samples.png and loss.png at the end"),
+        "--report-sampler": Choice("heun"),
+        "--report-steps": Choice(25),
+        "--report-cfg-scale": guidance,
+    }
+
+
+def _precision_and_sharding(machine: Machine, sharding: Recommendation) -> dict[str, Choice]:
+    flags = {}
+    if machine.precision.compute == "bf16":
+        flags["--bf16"] = Choice(None, "twice the rate or more; the weights stay float32")
+    if machine.precision.way == "fsdp2" or sharding.layout.recompute:
+        flags["--use-torch-fsdp2"] = Choice(None, "as fsdp2.yaml says")
+    return flags

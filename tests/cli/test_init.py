@@ -1,0 +1,161 @@
+"""mm-dit init: from a folder of pictures to a config that trains, on crops of scikit-learn's two photographs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+
+import pytest
+from PIL import Image
+from sklearn.datasets import load_sample_images
+
+from mindspeed_mm_dit.cli.main import main
+from mindspeed_mm_dit.configs.data import load_data_config
+from mindspeed_mm_dit.configs.model import load_model_config
+from mindspeed_mm_dit.configs.train_args import read_train_args
+from mindspeed_mm_dit.framework import activate
+from tests.autoencoder_kl_fixtures import SMALL, our_shapes, write_folder
+from tests.conftest import ROOT
+from tests.training.launch import Configs
+
+FILES = ("data.json", "fsdp2.yaml", "model.json", "train.args")
+
+
+@pytest.fixture(scope="module")
+def photographs():
+    return dict(zip(("china", "flower"), load_sample_images().images))
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch, photographs):
+    """30 crops of 48 pixels of each photograph, in a folder each."""
+    monkeypatch.chdir(tmp_path)
+    for name, pixels in photographs.items():
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        for number in range(30):
+            top, left = 60 * (number // 6), 90 * (number % 6)
+            crop = Image.fromarray(pixels[top : top + 48, left : left + 48])
+            crop.save(tmp_path / "pictures" / name / f"{number:02d}.png")
+    return tmp_path
+
+
+def init(*flags):
+    return main(["init", *flags, "--device-memory-gib", "8"])
+
+
+def dataset(folder="config"):
+    return json.loads((folder / "data.json").read_text())["dataset_param"]
+
+
+def test_what_it_writes_trains_at_once_and_is_sampled_as_it_says(here, capsys):
+    assert init("pictures", "--output", "config") == 0
+    said = capsys.readouterr().out
+    assert sorted(path.name for path in (here / "config").iterdir()) == list(FILES)
+    assert "2 classes, 60 images to train on: 0 china (30), 1 flower (30)" in said
+    assert f"CONFIG=config bash {ROOT}/examples/dit/pretrain.sh" in said
+    model = load_model_config(here / "config/model.json")
+    assert (model.image_size, model.predictor.num_classes, model.ae.channels) == (32, 2, 3)
+    assert load_data_config(here / "config/data.json").dataset_param.valid_fraction == 0.1
+    assert all(reason in model.note for reason in ("image_size 32: what a CPU learns soon", "patch_size 4: 64 tokens"))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CONFIG": "config", "CUDA_VISIBLE_DEVICES": ""}
+    short = ["--host", "standalone", "--train-iters", "4", "--eval-interval", "2", "--report-steps", "1"]
+    done = subprocess.run(
+        ["bash", f"{ROOT}/examples/dit/pretrain.sh", *short],
+        env=environment,
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "validation loss at iteration 4" in done.stdout and (here / "outputs/config/samples.png").is_file()
+    assert (here / "outputs/config/loss.png").is_file()
+    words = said[said.index("mm-dit sample") :].replace("\\\n", " ").split()[1:]
+    assert main([*words, "--steps", "1", "--num-per-class", "1"]) == 0 and (here / "samples.png").is_file()
+
+
+def test_every_flag_is_written_with_its_reason_and_read_back(here):
+    assert init("pictures", "--output", "my config") == 0
+    words = read_train_args(here / "my config/train.args")
+    assert words[words.index("--save") + 1] == words[words.index("--load") + 1] == "outputs/my config/checkpoints"
+    lines = (here / "my config/train.args").read_text().splitlines()
+    assert lines[lines.index("--lr-decay-style cosine") - 1] == "# down to 0 at the end"
+
+
+def test_pictures_without_folders_are_one_class(here, capsys):
+    assert init("pictures/china", "--output", "config") == 0
+    assert dataset(here / "config")["single_class"] is True
+    model = load_model_config(here / "config/model.json")
+    assert model.predictor.num_classes == 1 and model.predictor.class_dropout_prob == 0
+    said = capsys.readouterr().out
+    assert "1 class, 30 images to train on: 0 china (30)" in said and "--classes china" in said
+    assert "--cfg-scale 1 " in said
+
+
+@pytest.mark.parametrize("named", ["pictures", "pictures/labels.csv"])
+def test_an_index_is_used_where_there_is_one(here, named):
+    rows = [f"china/{n:02d}.png,temple" for n in range(30)] + [f"flower/{n:02d}.png,blossom" for n in range(20)]
+    (here / "pictures/labels.csv").write_text("\n".join(["image_path,label", *rows]))
+    assert init(named, "--output", "config") == 0
+    assert dataset(here / "config")["index"] == "labels.csv" and dataset(here / "config")["data_folder"] == "pictures"
+    assert "50 pictures in 2 classes of pictures" in json.loads((here / "config/data.json").read_text())["note"]
+
+
+def test_with_a_vae_a_cpu_encodes_the_pictures_once(here, capsys):
+    activate("pytorch")
+    write_folder(here / "vae", SMALL, our_shapes(SMALL))
+    assert init("pictures", "--output", "config", "--vae", "vae", "--image-size", "32") == 0
+    model, said = load_model_config(here / "config/model.json"), capsys.readouterr().out
+    assert (model.ae.downsample_factor, model.predictor.input_size, model.predictor.in_channels) == (2, 16, 4)
+    assert dataset(here / "config")["latents"] == "config/latents"
+    [encode] = [line.partition("mm-dit ")[2] for line in said.splitlines() if line.startswith("encode once")]
+    assert main(encode.split()) == 0
+    assert main(["data", "config", "--output", "sheet.png"]) == 0
+    command = Configs(here / "config").command(" ".join([*read_train_args(here / "config/train.args"), "--dry-run"]))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "dry run: every check passed" in done.stdout, done.stderr
+
+
+def test_damaged_pictures_are_named_and_left_out_of_the_run(here, capsys):
+    (here / "pictures/china/03.png").write_bytes(b"no image")
+    (here / "pictures/china/a.heic").write_bytes(b"")
+    assert init("pictures", "--output", "config") == 0
+    said = capsys.readouterr().err
+    assert "pictures/china/03.png cannot be decoded" in said and "left out: 1 .heic" in said
+    assert dataset(here / "config")["skip_bad_images"] is True
+
+
+def test_a_folder_with_config_files_is_replaced_only_when_asked(here, capsys):
+    assert init("pictures", "--output", "config") == 0
+    assert init("pictures", "--output", "config", "--image-size", "16") == 2
+    assert "holds model.json, data.json, fsdp2.yaml, train.args already" in capsys.readouterr().err
+    assert init("pictures", "--output", "config", "--image-size", "16", "--overwrite") == 0
+    assert load_model_config(here / "config/model.json").image_size == 16
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("picture --output c", "PICTURES = picture: is not there\n    Cure: Did you mean 'pictures'? name a folder"),
+        ("empty --output c", "PICTURES = empty: holds no images (left out: 1 .heic)\n    Cure: name a folder that has"),
+        ("notes.txt --output c", "PICTURES = notes.txt: is a file, and no index with the columns image_path,label"),
+        ("splits --output c", "PICTURES = splits: holds train, which are no classes\n    Cure: name splits/train"),
+        ("two --output c", "PICTURES = two: holds several indices: a.csv, b.csv\n    Cure: name one: two/a.csv"),
+        ("pictures --output pictures/c", "--output = pictures/c: lies among the pictures"),
+        ("pictures --output notes.txt", "--output = notes.txt: is a file"),
+        ("pictures --output c --image-size 33", "--image-size = 33: is no multiple of 2"),
+        ("pictures --output c --vae none", "--vae = none: no such file or folder; nothing is downloaded"),
+        ("pictures --output c --vae empty", "--vae = empty"),
+    ],
+)
+def test_what_cannot_be_begun_is_named_and_nothing_is_written(here, capsys, flags, message):
+    (here / "notes.txt").write_text("no picture")
+    for folder in ("empty", "splits/train/cat", "two"):
+        (here / folder).mkdir(parents=True)
+    (here / "empty/a.heic").write_bytes(b"")
+    for name in "ab":
+        (here / f"two/{name}.csv").write_text("image_path,label\n")
+    assert init(*flags.split()) == 2
+    assert message in capsys.readouterr().err
+    assert not list(here.glob("c/*"))

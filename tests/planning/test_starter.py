@@ -1,0 +1,121 @@
+"""What is chosen for a first run, by the pictures and by the machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.planning.starter import Machine, Pictures, choose
+
+PETS = Pictures(count=400, num_classes=2, median_side=480, all_grey=False)
+IMAGENET = Pictures(count=1_281_167, num_classes=1000, median_side=375, all_grey=False)
+VAE = {
+    "model_id": "autoencoder_kl",
+    "from_pretrained": "vae",
+    "scaling_factor": 0.18215,
+    "latent_channels": 4,
+    "downsample_factor": 8,
+}
+
+
+def cpu(cores=2, gib=16):
+    return Machine("this machine", gib * 2**30, 0, cores, has_bf16=True)
+
+
+def gpus(number=1, gib=24, has_bf16=True):
+    return Machine("a device", gib * 2**30, number, 16, has_bf16)
+
+
+def sizes(starter):
+    predictor = starter.model.predictor
+    return predictor.num_layers, predictor.hidden_size, predictor.patch_size
+
+
+@pytest.mark.parametrize(("cores", "expected"), [(2, (4, 128, 4)), (8, (6, 256, 4)), (48, (12, 384, 4))])
+def test_without_an_accelerator_the_network_is_what_the_cores_train_in_20_minutes(cores, expected):
+    starter = choose(PETS, cpu(cores))
+    assert sizes(starter) == expected and starter.model.image_size == 32
+    assert starter.flop <= 20 * 60 * cores * 2e10
+    assert starter.flags["--train-iters"].value == 2_000 and "--bf16" not in starter.flags
+
+
+def test_where_even_the_smallest_takes_longer_the_run_is_shorter():
+    starter = choose(Pictures(20_000, 2, 480, False), cpu(1))
+    assert sizes(starter) == (4, 128, 4) and 500 <= starter.flags["--train-iters"].value < 4_000
+    assert starter.flop <= 20 * 60 * 2e10
+    assert "1 core(s) compute in about 20 minutes" in starter.flags["--train-iters"].reason
+
+
+def test_the_lengths_are_those_of_the_example_and_of_the_papers_first_milestone():
+    few, many = choose(PETS, gpus(), VAE), choose(IMAGENET, gpus(8, 80), VAE)
+    assert few.flags["--train-iters"].value == 20_000 and few.flags["--global-batch-size"].value == 32
+    assert many.flags["--train-iters"].value == 400_000 and many.flags["--global-batch-size"].value == 256
+
+
+@pytest.mark.parametrize(
+    ("pictures", "machine", "network"),
+    [(PETS, gpus(), "DiT-S"), (IMAGENET, gpus(8, 80), "DiT-XL"), (IMAGENET, gpus(8, 2), "DiT-L")],
+)
+def test_on_accelerators_the_published_size_follows_from_the_pictures_and_the_memory(pictures, machine, network):
+    starter = choose(pictures, machine, VAE)
+    assert starter.design["network"].value == network and starter.model.image_size == 256
+    assert starter.model_json["predictor"]["preset"] == f"{network}/2"
+    assert ("--use-torch-fsdp2" in starter.flags) == (machine.accelerators > 1) and "--bf16" in starter.flags
+
+
+def test_a_framework_without_bf16_is_planned_for_in_float32():
+    starter = choose(PETS, gpus(has_bf16=False), VAE)
+    assert "--bf16" not in starter.flags and starter.sharding.layout.precision.compute == "fp32"
+
+
+@pytest.mark.parametrize(
+    ("side", "machine", "ae", "size", "patch"),
+    [
+        (8, cpu(), None, 8, 2),
+        (28, cpu(), None, 28, 4),
+        (28, gpus(), None, 28, 2),
+        (480, cpu(), None, 32, 4),
+        (480, gpus(), None, 64, 4),
+        (3, cpu(), None, 8, 2),
+        (480, cpu(), VAE, 128, 2),
+        (160, gpus(), VAE, 128, 2),
+    ],
+)
+def test_sizes_and_patches_follow_from_the_pictures(side, machine, ae, size, patch):
+    starter = choose(Pictures(400, 2, side, False), machine, ae)
+    assert (starter.model.image_size, starter.model.predictor.patch_size) == (size, patch)
+
+
+def test_one_class_is_not_guided_and_grey_pictures_are_not_mirrored():
+    starter = choose(Pictures(60, 1, 28, all_grey=True), cpu())
+    assert not starter.model.predictor.condition.has_null and starter.flags["--report-cfg-scale"].value == 1
+    assert starter.model.ae.channels == 1 and starter.design["random_flip"].value is False
+
+
+@pytest.mark.parametrize(("count", "batch", "held_out"), [(1, 1, 0), (20, 20, 0), (49, 32, 0), (50, 32, 5)])
+def test_few_pictures_make_a_smaller_batch_and_none_are_held_out(count, batch, held_out):
+    pictures = Pictures(count, 1, 64, False)
+    starter = choose(pictures, cpu())
+    assert starter.flags["--global-batch-size"].value == batch and pictures.held_out == held_out
+    assert ("--eval-interval" in starter.flags) == (held_out > 0)
+
+
+def test_batches_are_shared_equally_and_what_does_not_fit_is_accumulated():
+    starter = choose(PETS, gpus(6, 24), VAE)
+    batch, micro = (starter.flags[flag].value for flag in ("--global-batch-size", "--micro-batch-size"))
+    assert batch == 30 and batch % (6 * micro) == 0
+    assert choose(IMAGENET, gpus(8, 12), VAE).flags["--micro-batch-size"].value < 32
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((PETS, cpu(), None, 33), "--image-size = 33: is no multiple of 2"),
+        ((PETS, gpus(), VAE, 100), "--image-size = 100: is no multiple of 16"),
+        ((Pictures(3, 1, 64, False), gpus(4)), "has 3 to train on, fewer than the 4 devices"),
+        ((PETS, gpus(1, 0.1), VAE), "--device-memory-gib = 0.1"),
+    ],
+)
+def test_what_cannot_be_is_named(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        choose(*arguments)

@@ -1,0 +1,78 @@
+"""Pictures of samples: what stands before the rows, in which order, and in which letters."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fontTools.fontBuilder import FontBuilder
+from fontTools.pens.ttGlyphPen import TTGlyphPen
+
+from mindspeed_mm_dit.sampling import fonts
+from mindspeed_mm_dit.sampling.grid import _texts, draw_grid
+
+
+@pytest.fixture
+def here(monkeypatch, tmp_path):
+    """Set the font files of the system, and forget what was found before."""
+
+    def here(*paths):
+        monkeypatch.setattr(fonts, "_system_fonts", lambda: [str(path) for path in paths])
+        for remembered in (fonts._fonts, fonts._letters_of, fonts._say_missing):
+            remembered.cache_clear()
+
+    yield here
+    monkeypatch.undo()
+    for remembered in (fonts._fonts, fonts._letters_of, fonts._say_missing):
+        remembered.cache_clear()
+
+
+def write_font(path, letter):
+    """Write a font whose one letter is a full square."""
+    pen = TTGlyphPen(None)
+    for step, corner in (
+        (pen.moveTo, (0, 0)),
+        (pen.lineTo, (0, 900)),
+        (pen.lineTo, (900, 900)),
+        (pen.lineTo, (900, 0)),
+    ):
+        step(corner)
+    pen.closePath()
+    builder = FontBuilder(1000, isTTF=True)
+    builder.setupGlyphOrder([".notdef", "letter"])
+    builder.setupCharacterMap({ord(letter): "letter"})
+    builder.setupGlyf({".notdef": TTGlyphPen(None).glyph(), "letter": pen.glyph()})
+    builder.setupHorizontalMetrics({".notdef": (1000, 0), "letter": (1000, 0)})
+    builder.setupHorizontalHeader(ascent=900, descent=-100)
+    builder.setupNameTable({"familyName": "Square", "styleName": "Regular"})
+    builder.setupOS2()
+    builder.setupPost()
+    builder.save(path)
+    return path
+
+
+def test_a_name_that_no_font_here_has_is_a_number_and_that_is_said_once(here, capsys):
+    here()
+    names = ["élan", "猫", "x" * 30]
+    for _ in range(2):
+        assert [text for text, _ in _texts([0, 1, 2, 3], names)] == ["élan", "1", "x" * 21 + "...", "3"]
+    said = capsys.readouterr().err
+    assert said.count("no font here has the letters of 猫") == 1 and "fonts-noto-cjk" in said
+
+
+def test_a_font_of_the_system_that_has_the_letters_draws_them(here, tmp_path, capsys):
+    (tmp_path / "damaged.ttf").write_bytes(b"no font")
+    boxes = write_font(tmp_path / "LastResort.ttf", "猫")
+    here(tmp_path / "damaged.ttf", boxes)
+    assert _texts([0], ["猫"])[0][0] == "0"
+    here(tmp_path / "damaged.ttf", write_font(tmp_path / "Square-Regular.ttf", "猫"))
+    (text, font), (other, _) = _texts([0, 1], ["猫", "狗"])
+    assert (text, other) == ("猫", "1") and font.path == f"{tmp_path}/Square-Regular.ttf"
+    capsys.readouterr()
+    grid = np.asarray(draw_grid(np.full((1, 48, 48, 3), 255, np.uint8), np.array([0]), names=["猫"]))
+    assert (grid == 0).all(axis=-1).sum() > 100, "the square of 13 points is black"
+
+
+def test_rows_stand_in_the_order_asked_for():
+    images = np.zeros((3, 48, 48, 3), np.uint8) + np.array([10, 20, 30], np.uint8)[:, None, None, None]
+    grid = np.asarray(draw_grid(images, np.array([7, 2, 5])))
+    assert grid[[24, 74, 124], -10, 0].tolist() == [10, 20, 30]
