@@ -247,10 +247,22 @@ def dit_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         "--report", action="store_true", help="at the end draw loss.png and samples.png beside the checkpoint folder"
     )
     group.add_argument(
+        "--sample-interval",
+        type=_unsigned_int,
+        default=0,
+        metavar="N",
+        help="steps between grids of samples, of the same noise and classes, by the moving average; 0: none",
+    )
+    group.add_argument(
         "--report-sampler", metavar="NAME", help="sampler of the report; default: ddim, or heun for flow matching"
     )
     group.add_argument("--report-steps", type=_positive_int, default=50, help="sampling steps of the report")
-    group.add_argument("--report-cfg-scale", type=_finite_float, default=2.0, help="guidance scale of the report")
+    group.add_argument(
+        "--report-cfg-scale",
+        type=_finite_float,
+        default=2.0,
+        help="guidance scale of the report and of --sample-interval",
+    )
     return parser
 
 

@@ -47,9 +47,9 @@ def get_args() -> Namespace:
 
 
 def load_autoencoder() -> Any:
-    """Load what encodes the images of this run; where all latents are cached, its weights stay on disk."""
-    mm = get_args().mm
-    return registry.load_autoencoder(mm.model.ae, mm.encodes_images)
+    """Load what encodes and decodes the images of this run; where neither is done, its weights stay on disk."""
+    args = get_args()
+    return registry.load_autoencoder(args.mm.model.ae, args.mm.encodes_images or args.sample_interval > 0)
 
 
 def average_losses_across_data_parallel_group(losses: list[Any]) -> list[Any]:

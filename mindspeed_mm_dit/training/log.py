@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
+import numpy as np
 from tqdm import tqdm
 
 from mindspeed_mm_dit.evaluation.validation import ValidationLoss
@@ -69,7 +70,7 @@ class RunLog:
         iteration: int,
         mfu: Callable[[float], float | None] = lambda images_per_second: None,
     ) -> None:
-        self._prints, self._mfu = prints, mfu
+        self.prints, self._mfu = prints, mfu
         on_terminal = prints and sys.stderr.isatty()
         self._bar = tqdm(
             total=train_iters,
@@ -87,7 +88,7 @@ class RunLog:
 
     def record(self, record: StepRecord) -> None:
         """Say what the last interval was like."""
-        if not self._prints:
+        if not self.prints:
             return
         self.say(format_line(record, datetime.now()))
         mfu = self._mfu(record.images_per_second)
@@ -106,9 +107,14 @@ class RunLog:
         self.say(loss.line(iteration))
         self._scalars(iteration, loss.scalars())
 
+    def picture(self, iteration: int, name: str, pixels: np.ndarray) -> None:
+        """Keep a picture (H, W, 3) uint8."""
+        if self._tensorboard is not None:
+            self._tensorboard.add_picture(iteration, name, pixels)
+
     def say(self, text: str) -> None:
         """Print a line without breaking the progress bar; a run that nobody reads any more goes on."""
-        if not self._prints:
+        if not self.prints:
             return
         try:
             tqdm.write(text, file=sys.stdout)

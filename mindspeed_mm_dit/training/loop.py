@@ -17,6 +17,7 @@ from mindspeed_mm_dit.evaluation.validation import ValidationLoss, sums_by_quart
 from mindspeed_mm_dit.framework import ops, runtime
 from mindspeed_mm_dit.objectives.contract import NOISE_SHARE
 from mindspeed_mm_dit.training.contract import Engine, ForwardStep
+from mindspeed_mm_dit.training.grids import SampleGrids
 from mindspeed_mm_dit.training.log import RunLog, StepRecord
 from mindspeed_mm_dit.training.lr import LearningRate
 from mindspeed_mm_dit.training.progress import Progress
@@ -51,6 +52,7 @@ def train(
         mfu=meter(args),
     )
     intervals = Intervals(args, log)
+    grids = SampleGrids(args, log) if args.sample_interval else None
     if progress.iteration >= args.train_iters:
         log.say(f"iteration {progress.iteration} is reached already: nothing to train up to {args.train_iters}")
     while progress.iteration < args.train_iters:
@@ -71,6 +73,10 @@ def train(
             loss = validate(args, engine, forward_step, iter(valid_batches), stop)
             if loss is not None:
                 log.validation(progress.iteration, loss)
+        if grids is not None and _is_due(args.sample_interval, progress):
+            intervals.say()
+            with _named(f"the samples at iteration {progress.iteration}"):
+                grids.draw(engine, progress.iteration)
         if _is_due(args.save_interval, progress):
             intervals.say()
             intervals.check(progress)

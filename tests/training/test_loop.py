@@ -19,7 +19,7 @@ from mindspeed_mm_dit.training.signals import StopRequest
 FLAGS = Namespace(
     train_iters=5, log_interval=2, eval_interval=4, eval_iters=1, save_interval=3, global_batch_size=8,
     save="here", tensorboard_dir=None, lr=1e-3, min_lr=0.0, lr_warmup_init=0.0, lr_warmup_iters=0,
-    lr_decay_iters=None, lr_decay_style="constant",
+    lr_decay_iters=None, lr_decay_style="constant", sample_interval=0,
 )  # fmt: skip
 HELD_OUT = [{"noise_share": np.zeros(1)}]
 

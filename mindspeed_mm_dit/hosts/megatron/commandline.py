@@ -33,7 +33,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1234)
     for flag in ("--use-torch-fsdp2", "--bf16", "--fp16", "--use-distributed-optimizer", "--no-async-save"):
         parser.add_argument(flag, action="store_true")
-    parser.add_argument("--keep-last", type=int)
+    for flag in ("--keep-last", "--sample-interval"):
+        parser.add_argument(flag, type=int)
     return parser.parse_known_args(list(argv))[0]
 
 

@@ -24,6 +24,7 @@ NO_EFFECT = (
     "torch_compile",
     "tf32",
     "peak_tflops",
+    "sample_interval",
 )
 """Flags of the standalone host that the engine has nothing for."""
 
