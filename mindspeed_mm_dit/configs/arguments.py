@@ -242,6 +242,11 @@ def dit_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         help="peak of one device, for the MFU in TensorBoard and the progress bar; default: from a table, if known",
     )
     group.add_argument("--keep-last", type=_positive_int, default=2, metavar="N", help="checkpoints to keep")
+    group.add_argument(
+        "--keep-best",
+        action="store_true",
+        help="save whenever a validation finds a smaller loss than all before, and keep the last of these: DIR/best",
+    )
     group.add_argument("--no-async-save", action="store_true", help="write checkpoints in the training thread")
     group.add_argument(
         "--report", action="store_true", help="at the end draw loss.png and samples.png beside the checkpoint folder"

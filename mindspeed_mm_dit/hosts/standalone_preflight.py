@@ -33,6 +33,7 @@ def preflight(args: Namespace) -> MultiModalArguments:
     mm = check_configs(args, host, fsdp2_of(args))
     check_report(args, mm.model)
     check_grids(args, mm.model)
+    check_best(args, mm.data.dataset_param.valid_fraction)
     runtime.check_backend(args.distributed_backend)
     if host.rank == 0:
         check_outputs(args)
@@ -77,6 +78,19 @@ def check_report(args: Namespace, model: ModelConfig) -> None:
         if error.what.startswith("--steps"):
             raise ConfigError(f"--report-steps = {args.report_steps}", error.reason, error.cure) from None
         raise
+
+
+def check_best(args: Namespace, valid_fraction: float) -> None:
+    """Raise ConfigError for --keep-best of a run that saves or validates nothing."""
+    missing = {
+        "--save DIR": not args.save,
+        "--eval-interval N": not args.eval_interval,
+        "--eval-iters of more than 0": not args.eval_iters,
+        "dataset_param.valid_fraction in data.json": not valid_fraction,
+    }
+    needed = [name for name, is_missing in missing.items() if is_missing]
+    if args.keep_best and needed:
+        raise ConfigError("--keep-best", "keeps the checkpoint of the best validation", f"add {' and '.join(needed)}")
 
 
 def check_outputs(args: Namespace) -> None:

@@ -73,6 +73,9 @@ def train(
             loss = validate(args, engine, forward_step, iter(valid_batches), stop)
             if loss is not None:
                 log.validation(progress.iteration, loss)
+                if args.keep_best:
+                    intervals.check(progress)
+                    progress.keep_if_best(loss.mean)
         if grids is not None and _is_due(args.sample_interval, progress):
             intervals.say()
             with _named(f"the samples at iteration {progress.iteration}"):

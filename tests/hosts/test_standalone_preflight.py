@@ -56,6 +56,8 @@ def test_the_first_files_that_are_skipped_are_named_and_all_are_counted(check, t
         ("--save model.json", "--save = model.json: is a file"),
         ("--save model.json/below", "--save = model.json/below: the folder model.json/below cannot be made"),
         ("--tensorboard-dir model.json", "--tensorboard-dir = model.json: is a file"),
+        ("--keep-best --save s", "--keep-best: keeps the checkpoint of the best validation"),
+        ("--sample-interval 1", "--sample-interval = 1: there is nowhere to keep the pictures"),
     ],
 )
 def test_what_would_fail_at_the_end_is_refused_at_the_start(check, flags, message):

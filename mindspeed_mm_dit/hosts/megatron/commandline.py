@@ -31,7 +31,14 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     for flag in ("--micro-batch-size", "--global-batch-size", "--train-iters", "--save-interval", "--eval-interval"):
         parser.add_argument(flag, type=int)
     parser.add_argument("--seed", type=int, default=1234)
-    for flag in ("--use-torch-fsdp2", "--bf16", "--fp16", "--use-distributed-optimizer", "--no-async-save"):
+    for flag in (
+        "--use-torch-fsdp2",
+        "--bf16",
+        "--fp16",
+        "--use-distributed-optimizer",
+        "--no-async-save",
+        "--keep-best",
+    ):
         parser.add_argument(flag, action="store_true")
     for flag in ("--keep-last", "--sample-interval"):
         parser.add_argument(flag, type=int)
