@@ -194,6 +194,12 @@ def _saving_and_logging(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--log-interval", type=_positive_int, default=1, metavar="N", help="steps between log lines")
     group.add_argument("--tensorboard-dir", metavar="DIR", help="folder of the TensorBoard events")
+    group.add_argument(
+        "--wandb-project", metavar="NAME", help="keep a run of this project for Weights & Biases, offline"
+    )
+    group.add_argument("--wandb-entity", metavar="NAME", help="who the project belongs to, where it is uploaded")
+    group.add_argument("--wandb-exp-name", metavar="NAME", help="name of the run; default: one that wandb makes up")
+    group.add_argument("--wandb-save-dir", metavar="DIR", help="where it is kept; default: beside the --save folder")
     group.add_argument("--no-load-optim", action="store_true", help="do not load the optimizer's state")
     group.add_argument("--no-save-optim", action="store_true", help="do not save the optimizer's state")
 
@@ -258,6 +264,9 @@ def dit_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         metavar="N",
         help="steps between grids of samples, of the same noise and classes, by the moving average; 0: none",
     )
+    group.add_argument("--swanlab-project", metavar="NAME", help="keep a run of this project for SwanLab's dashboard")
+    group.add_argument("--swanlab-exp-name", metavar="NAME", help="name of the run; default: one that SwanLab makes up")
+    group.add_argument("--swanlab-save-dir", metavar="DIR", help="where it is kept; default: beside the --save folder")
     group.add_argument(
         "--report-sampler", metavar="NAME", help="sampler of the report; default: ddim, or heun for flow matching"
     )

@@ -20,6 +20,7 @@ from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of
 from mindspeed_mm_dit.planning.fit import Place
 from mindspeed_mm_dit.training.grids import check_grids, folder_of
 from mindspeed_mm_dit.training.mm_args import MultiModalArguments
+from mindspeed_mm_dit.training.trackers.choose import check_trackers
 
 
 def preflight(args: Namespace) -> MultiModalArguments:
@@ -103,5 +104,6 @@ def check_outputs(args: Namespace) -> None:
     grids = folder_of(args)
     if args.sample_interval and grids is not None:
         check_output_folder("--sample-interval", str(grids), make=False)
+    check_trackers(args)
     if args.tensorboard_dir:
         check_output_folder("--tensorboard-dir", args.tensorboard_dir, make=False)

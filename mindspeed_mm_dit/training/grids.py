@@ -85,7 +85,7 @@ def check_grids(args: Namespace, model: ModelConfig) -> None:
     if not args.sample_interval:
         return
     what = f"--sample-interval = {args.sample_interval}"
-    if not args.save and not args.tensorboard_dir:
+    if not any((args.save, args.tensorboard_dir, args.wandb_project, args.swanlab_project)):
         raise ConfigError(what, "there is nowhere to keep the pictures", "add --save DIR or --tensorboard-dir DIR")
     if model.predictor.condition.names != ("labels",):
         raise ConfigError(what, "draws samples of classes, and this model is told a text", "leave the flag out")

@@ -22,6 +22,7 @@ from mindspeed_mm_dit.training.log import RunLog, StepRecord
 from mindspeed_mm_dit.training.lr import LearningRate
 from mindspeed_mm_dit.training.progress import Progress
 from mindspeed_mm_dit.training.signals import Stop, StopRequest
+from mindspeed_mm_dit.training.trackers.choose import open_trackers
 from mindspeed_mm_dit.training.utilisation import meter
 
 
@@ -46,9 +47,9 @@ def train(
     is_last_rank = runtime.rank() == runtime.world_size() - 1
     log = RunLog(
         prints=is_last_rank,
-        tensorboard_dir=args.tensorboard_dir,
         train_iters=args.train_iters,
         iteration=progress.iteration,
+        trackers=open_trackers(args, progress.iteration) if is_last_rank else (),
         mfu=meter(args),
     )
     intervals = Intervals(args, log)

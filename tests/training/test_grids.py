@@ -80,7 +80,14 @@ def test_grids_that_could_not_be_kept_or_drawn_are_refused(tmp_path, model_json)
 
     from mindspeed_mm_dit.configs.model import model_config_from_mapping
 
-    args = Namespace(sample_interval=5, save=None, tensorboard_dir=None, report_cfg_scale=2.0)
+    args = Namespace(
+        sample_interval=5,
+        save=None,
+        tensorboard_dir=None,
+        report_cfg_scale=2.0,
+        wandb_project=None,
+        swanlab_project=None,
+    )
     config = model_config_from_mapping(model_json, "model.json")
     with pytest.raises(ConfigError, match="--sample-interval = 5: there is nowhere to keep the pictures"):
         check_grids(args, config)

@@ -20,6 +20,7 @@ FLAGS = Namespace(
     train_iters=5, log_interval=2, eval_interval=4, eval_iters=1, save_interval=3, global_batch_size=8,
     save="here", tensorboard_dir=None, lr=1e-3, min_lr=0.0, lr_warmup_init=0.0, lr_warmup_iters=0,
     lr_decay_iters=None, lr_decay_style="constant", sample_interval=0, keep_best=False,
+    wandb_project=None, swanlab_project=None,
 )  # fmt: skip
 HELD_OUT = [{"noise_share": np.zeros(1)}]
 

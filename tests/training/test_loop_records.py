@@ -71,6 +71,7 @@ def run(monkeypatch):
         clock = iter(range(100))
         monkeypatch.setattr(loop, "RunLog", recorder.log)
         monkeypatch.setattr(loop, "meter", lambda args: ("meter", args))
+        monkeypatch.setattr(loop, "open_trackers", lambda args, iteration: (args.tensorboard_dir, iteration))
         monkeypatch.setattr(loop.time, "perf_counter", lambda: next(clock))
         monkeypatch.setattr(loop.runtime, "num_microbatches", lambda: 1)
         monkeypatch.setattr(loop.runtime, "rank", lambda: rank)
@@ -113,7 +114,8 @@ def test_every_record_says_what_its_interval_was_like(run):
 def test_the_last_rank_prints(run, rank, ranks, prints):
     recorder = run(Recorder(iteration=1), rank, ranks)
     assert recorder.opened == {
-        "prints": prints, "tensorboard_dir": "tb", "train_iters": 5, "iteration": 1, "mfu": ("meter", recorder.args),
+        "prints": prints, "trackers": ("tb", 1) if prints else (), "train_iters": 5, "iteration": 1,
+        "mfu": ("meter", recorder.args),
     }  # fmt: skip
 
 

@@ -42,6 +42,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         parser.add_argument(flag, action="store_true")
     for flag in ("--keep-last", "--sample-interval"):
         parser.add_argument(flag, type=int)
+    parser.add_argument("--swanlab-project")
     return parser.parse_known_args(list(argv))[0]
 
 

@@ -26,6 +26,8 @@ NO_EFFECT = (
     "tf32",
     "peak_tflops",
     "sample_interval",
+    "wandb_project",
+    "swanlab_project",
 )
 """Flags of the standalone host that the engine has nothing for."""
 
