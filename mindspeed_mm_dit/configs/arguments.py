@@ -200,6 +200,21 @@ def _saving_and_logging(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--wandb-entity", metavar="NAME", help="who the project belongs to, where it is uploaded")
     group.add_argument("--wandb-exp-name", metavar="NAME", help="name of the run; default: one that wandb makes up")
     group.add_argument("--wandb-save-dir", metavar="DIR", help="where it is kept; default: beside the --save folder")
+    group.add_argument(
+        "--profile", action="store_true", help="write a trace of some steps (torch.profiler, or MindSpore's)"
+    )
+    group.add_argument(
+        "--profile-step-start", type=_unsigned_int, default=10, metavar="N", help="steps taken before the trace begins"
+    )
+    group.add_argument("--profile-step-end", type=_positive_int, default=12, metavar="N", help="steps taken at its end")
+    group.add_argument(
+        "--profile-ranks",
+        type=_unsigned_int,
+        nargs="+",
+        default=[],
+        metavar="RANK",
+        help="of which ranks; default: all",
+    )
     group.add_argument("--no-load-optim", action="store_true", help="do not load the optimizer's state")
     group.add_argument("--no-save-optim", action="store_true", help="do not save the optimizer's state")
 

@@ -18,8 +18,10 @@ from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
 from mindspeed_mm_dit.hosts.preflight import HostFacts, check_configs, fsdp2_of, say_images
 from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of
 from mindspeed_mm_dit.planning.fit import Place
-from mindspeed_mm_dit.training.grids import check_grids, folder_of
+from mindspeed_mm_dit.training import grids, profile
+from mindspeed_mm_dit.training.grids import check_grids
 from mindspeed_mm_dit.training.mm_args import MultiModalArguments
+from mindspeed_mm_dit.training.profile import check_profile
 from mindspeed_mm_dit.training.trackers.choose import check_trackers
 
 
@@ -34,6 +36,7 @@ def preflight(args: Namespace) -> MultiModalArguments:
     mm = check_configs(args, host, fsdp2_of(args))
     check_report(args, mm.model)
     check_grids(args, mm.model)
+    check_profile(args, host.world_size)
     check_best(args, mm.data.dataset_param.valid_fraction)
     runtime.check_backend(args.distributed_backend)
     if host.rank == 0:
@@ -101,9 +104,9 @@ def check_outputs(args: Namespace) -> None:
         check_is_no_checkpoint("--save", os.path.abspath(args.save))
         if args.report:
             check_output_file("--report", Path(args.save).parent / "samples.png")
-    grids = folder_of(args)
-    if args.sample_interval and grids is not None:
-        check_output_folder("--sample-interval", str(grids), make=False)
+    for flag, folder in (("sample_interval", grids.folder_of(args)), ("profile", profile.folder_of(args))):
+        if getattr(args, flag) and folder is not None:
+            check_output_folder(f"--{flag.replace('_', '-')}", folder, make=False)
     check_trackers(args)
     if args.tensorboard_dir:
         check_output_folder("--tensorboard-dir", args.tensorboard_dir, make=False)

@@ -20,6 +20,7 @@ from mindspeed_mm_dit.training.contract import Engine, ForwardStep
 from mindspeed_mm_dit.training.grids import SampleGrids
 from mindspeed_mm_dit.training.log import RunLog, StepRecord
 from mindspeed_mm_dit.training.lr import LearningRate
+from mindspeed_mm_dit.training.profile import Profiling
 from mindspeed_mm_dit.training.progress import Progress
 from mindspeed_mm_dit.training.signals import Stop, StopRequest
 from mindspeed_mm_dit.training.trackers.choose import open_trackers
@@ -53,6 +54,7 @@ def train(
         mfu=meter(args),
     )
     intervals = Intervals(args, log)
+    profiling = Profiling(args)
     grids = SampleGrids(args, log) if args.sample_interval else None
     if progress.iteration >= args.train_iters:
         log.say(f"iteration {progress.iteration} is reached already: nothing to train up to {args.train_iters}")
@@ -61,11 +63,13 @@ def train(
         if stop.agree():
             break
         lr = schedule.at(progress.iteration)
+        profiling.before_step(progress.iteration)
         with _named(f"iteration {progress.iteration + 1}"):
             result = engine.train_step(forward_step, iter(batches), lr)
             intervals.say()  # of the steps before, while the device is busy with this one
         intervals.add(result)
         progress.advance()
+        profiling.after_step(progress.iteration)
         log.step()
         if progress.iteration % args.log_interval == 0 or progress.iteration == args.train_iters:
             intervals.close(progress, lr)
@@ -85,6 +89,7 @@ def train(
             intervals.say()
             intervals.check(progress)
             progress.try_save()
+    profiling.close()
     ended = stop.agree()
     intervals.say()
     intervals.check(progress)

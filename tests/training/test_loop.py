@@ -21,6 +21,7 @@ FLAGS = Namespace(
     save="here", tensorboard_dir=None, lr=1e-3, min_lr=0.0, lr_warmup_init=0.0, lr_warmup_iters=0,
     lr_decay_iters=None, lr_decay_style="constant", sample_interval=0, keep_best=False,
     wandb_project=None, swanlab_project=None,
+    profile=False, profile_ranks=[], profile_step_start=10, profile_step_end=12,
 )  # fmt: skip
 HELD_OUT = [{"noise_share": np.zeros(1)}]
 

@@ -18,7 +18,8 @@ FLAGS = {
     "train_iters": 5, "log_interval": 2, "eval_interval": 2, "eval_iters": 3, "save_interval": None,
     "global_batch_size": 8, "tensorboard_dir": "tb", "lr": 1.0, "min_lr": 0.25, "lr_warmup_init": 0.5,
     "lr_warmup_iters": 2, "lr_decay_iters": None, "lr_decay_style": "linear", "save": None, "sample_interval": 0,
-    "keep_best": False,
+    "keep_best": False, "profile": False,
+    "profile_ranks": [], "profile_step_start": 10, "profile_step_end": 12,
 }  # fmt: skip
 RATES = [0.5, 0.75, 1.0, 0.75, 0.5]  # two steps of warm-up, then down by 0.25 a step: 0.25 would be that of step 6
 

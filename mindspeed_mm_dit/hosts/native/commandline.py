@@ -27,6 +27,7 @@ NO_EFFECT = (
     "peak_tflops",
     "sample_interval",
     "wandb_project",
+    "profile",
     "swanlab_project",
 )
 """Flags of the standalone host that the engine has nothing for."""
