@@ -20,6 +20,7 @@ from mindspeed_mm_dit.training.contract import Engine, ForwardStep
 from mindspeed_mm_dit.training.grids import SampleGrids
 from mindspeed_mm_dit.training.log import RunLog, StepRecord
 from mindspeed_mm_dit.training.lr import LearningRate
+from mindspeed_mm_dit.training.position import leave
 from mindspeed_mm_dit.training.profile import Profiling
 from mindspeed_mm_dit.training.progress import Progress
 from mindspeed_mm_dit.training.signals import Stop, StopRequest
@@ -206,7 +207,8 @@ class Intervals:
             ConvergenceError: its loss or gradient is not finite, so the weights are not.
         """
         if self._last is not None:
-            _check_finite(runtime.read_later([self._last.loss, self._last.grad_norm]).wait(), progress.iteration)
+            values = runtime.read_later([self._last.loss, self._last.grad_norm]).wait()
+            _check_finite(values, progress.iteration, self._args.save)
 
     def close(self, progress: Progress, lr: float) -> None:
         """End the interval with the step just taken, and say what it was like if that is known already."""
@@ -231,7 +233,7 @@ class Intervals:
         finite = [loss for loss in losses if math.isfinite(loss)]
         self._nan_iterations += len(losses) - len(finite)
         if not finite:
-            _check_finite((losses[-1], grad_norm), closed.iteration)
+            _check_finite((losses[-1], grad_norm), closed.iteration, self._args.save)
         started, self._started = self._started, time.perf_counter()
         return StepRecord(
             iteration=closed.iteration,
@@ -246,13 +248,15 @@ class Intervals:
         )
 
 
-def _check_finite(loss_and_norm: Sequence[float], iteration: int) -> None:
+def _check_finite(loss_and_norm: Sequence[float], iteration: int, save: str | None) -> None:
     loss, norm = loss_and_norm
     if not (math.isfinite(loss) and math.isfinite(norm)):
+        leave(save, iteration, loss, norm)
+        why = f"; what overflowed: mm-dit replay --checkpoint {save}" if save else ""
         raise ConvergenceError(
             f"iteration {iteration}: loss = {loss}, grad norm = {norm}",
             "is not finite any more, and is not saved",
-            "resume from the last checkpoint with a smaller --lr, or without --bf16",
+            f"resume from the last checkpoint with a smaller --lr, or without --bf16{why}",
         )
 
 
