@@ -31,6 +31,8 @@ setup(
         "pytorch": ["torch>=2.7", "megatron-core>=0.12", "diffusers>=0.30"],
         "evaluate": ["torch-fidelity>=0.4"],
         "mindspore": ["mindspore>=2.7", "numpy<2"],
+        "wandb": ["wandb>=0.17"],
+        "swanlab": ["swanlab[dashboard]>=0.10"],
         "video": ["av>=16", "ftfy>=6.1", "sentencepiece", "tokenizers>=0.22", "transformers>=4.57,<5"],
     },
     entry_points={"console_scripts": ["mm-dit = mindspeed_mm_dit.cli.main:main"]},

@@ -4,6 +4,7 @@
     iter_0000500/checksums.json           of every file in it, taken while they were written
     .iter_0000600.partial/                being written, or left by a crash; never read
     latest_checkpointed_iteration.txt     Megatron's tracker; moves after the rename
+    best_checkpointed_iteration.txt       of the checkpoint with the smallest validation loss, under --keep-best
 
 What else stands inside a checkpoint is its backend's business, except ``run.json``, the facts of the run.
 """
@@ -11,6 +12,7 @@ What else stands inside a checkpoint is its backend's business, except ``run.jso
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -26,7 +28,11 @@ from mindspeed_mm_dit.configs.limits import MOST_SAMPLES, shown
 from mindspeed_mm_dit.errors import CheckpointError
 
 TRACKER = "latest_checkpointed_iteration.txt"
+BEST_TRACKER = "best_checkpointed_iteration.txt"
 RUN_FACTS = "run.json"
+BEST = "best"
+"""Key of run.json: iteration and validation loss of the best checkpoint so far. And what stands for it in a path:
+``FOLDER/best``."""
 DAMAGED_CURE = "restore it from a copy, or name the checkpoint before it"
 _NAME = re.compile(r"iter_(\d{7,})")
 _BEFORE = ".old.partial"
@@ -34,8 +40,8 @@ _BEFORE = ".old.partial"
 
 
 class CheckpointStore:
-    """Names, order and life cycle of the checkpoints under ``root``: the newest ``keep_last`` are kept, and those of
-    every ``retain_interval``-th iteration."""
+    """Names, order and life cycle of the checkpoints under ``root``: the newest ``keep_last`` are kept, those of every
+    ``retain_interval``-th iteration, and the best by the facts of the newest."""
 
     def __init__(self, root: str | Path, keep_last: int = 2, retain_interval: int | None = None) -> None:
         self.root, self.keep_last, self.retain_interval = Path(root), keep_last, retain_interval
@@ -64,9 +70,12 @@ class CheckpointStore:
                 raise FileNotFoundError(f"{name} is not in {aside}: do all nodes share this disk?")
         self._replace(final, aside)
         write_durably(self.root / TRACKER, f"{iteration}")
+        best = facts.get(BEST, {}).get("iteration")
+        if best is not None and self.path(best).is_dir():
+            write_durably(self.root / BEST_TRACKER, f"{best}")
         # Later ones are left by a run that was resumed from further back; what was just written is never dropped.
         for old in [i for i in self.iterations() if i <= iteration][: -self.keep_last]:
-            if not self.retain_interval or old % self.retain_interval:
+            if old != best and (not self.retain_interval or old % self.retain_interval):
                 shutil.rmtree(self.path(old), ignore_errors=True)
         return final
 
@@ -208,10 +217,15 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value <= MOST_SAMPLES
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) and math.isfinite(value)
+
+
 _FACTS: dict[str, Callable[[Any], bool]] = {
     "iteration": _is_count,
     "consumed_samples": _is_count,
     "model": lambda value: isinstance(value, dict),
+    BEST: lambda value: isinstance(value, dict) and _is_count(value.get("iteration")) and _is_number(value.get("loss")),
     "classes": lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
 }
 """What run.json may say under the keys that a run goes on from."""
@@ -227,14 +241,30 @@ def check_is_no_checkpoint(setting: str, folder: str | Path) -> None:
 
 
 def find_checkpoint(path: str | Path) -> Path:
-    """Return the newest checkpoint in the folder ``path``, or ``path`` itself if it is one."""
+    """Return the newest checkpoint in the folder ``path``, or ``path`` itself if it is one.
+
+    ``FOLDER/best`` is the one with the smallest validation loss, of a run with --keep-best.
+    """
     path = Path(path)
+    if path.name == BEST and CheckpointStore(path.parent).iterations():
+        return _best(path.parent)
     store = CheckpointStore(path)
     if store.iterations():
         return store.path(store.iterations()[-1])
     if not path.exists():
         raise CheckpointError(f"--checkpoint = {path}", "there is no such file or folder")
     return path
+
+
+def _best(folder: Path) -> Path:
+    what, cure = f"--checkpoint = {folder / BEST}", f"name {folder} for the newest, or a checkpoint in it"
+    try:
+        found = CheckpointStore(folder).path(int((folder / BEST_TRACKER).read_text(encoding="ascii")))
+    except (OSError, ValueError):
+        raise CheckpointError(what, "its run has kept no best checkpoint (--keep-best)", cure) from None
+    if not found.is_dir():
+        raise CheckpointError(what, f"is {found.name} by its {BEST_TRACKER}, which is not there", cure)
+    return found
 
 
 def unwritten(problem: BaseException, folder: Path) -> CheckpointError:

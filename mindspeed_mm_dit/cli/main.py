@@ -23,6 +23,7 @@ COMMANDS = {
     "parity": "compare this implementation with a file of reference values",
     "convert": "write a checkpoint in another format",
     "compare": "train and run a model on PyTorch and on MindSpore, and report every difference",
+    "replay": "compute one step of a run again, and say what in it was not finite",
     "plot": "draw the loss curves of several runs over each other",
 }
 

@@ -200,6 +200,27 @@ def _saving_and_logging(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--log-interval", type=_positive_int, default=1, metavar="N", help="steps between log lines")
     group.add_argument("--tensorboard-dir", metavar="DIR", help="folder of the TensorBoard events")
+    group.add_argument(
+        "--wandb-project", metavar="NAME", help="keep a run of this project for Weights & Biases, offline"
+    )
+    group.add_argument("--wandb-entity", metavar="NAME", help="who the project belongs to, where it is uploaded")
+    group.add_argument("--wandb-exp-name", metavar="NAME", help="name of the run; default: one that wandb makes up")
+    group.add_argument("--wandb-save-dir", metavar="DIR", help="where it is kept; default: beside the --save folder")
+    group.add_argument(
+        "--profile", action="store_true", help="write a trace of some steps (torch.profiler, or MindSpore's)"
+    )
+    group.add_argument(
+        "--profile-step-start", type=_unsigned_int, default=10, metavar="N", help="steps taken before the trace begins"
+    )
+    group.add_argument("--profile-step-end", type=_positive_int, default=12, metavar="N", help="steps taken at its end")
+    group.add_argument(
+        "--profile-ranks",
+        type=_unsigned_int,
+        nargs="+",
+        default=[],
+        metavar="RANK",
+        help="of which ranks; default: all",
+    )
     group.add_argument("--no-load-optim", action="store_true", help="do not load the optimizer's state")
     group.add_argument("--no-save-optim", action="store_true", help="do not save the optimizer's state")
 
@@ -258,6 +279,11 @@ def dit_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         "--dry-run", action="store_true", help="check everything, say what would be trained, and end with code 0"
     )
     group.add_argument("--keep-last", type=_positive_int, default=2, metavar="N", help="checkpoints to keep")
+    group.add_argument(
+        "--keep-best",
+        action="store_true",
+        help="save whenever a validation finds a smaller loss than all before, and keep the last of these: DIR/best",
+    )
     group.add_argument("--no-async-save", action="store_true", help="write checkpoints in the training thread")
     group.add_argument(
         "--report",
@@ -265,10 +291,25 @@ def dit_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         help="at the end draw samples.png and, of what --tensorboard-dir keeps, loss.png beside the checkpoint folder",
     )
     group.add_argument(
+        "--sample-interval",
+        type=_unsigned_int,
+        default=0,
+        metavar="N",
+        help="steps between grids of samples, of the same noise and classes, by the moving average; 0: none",
+    )
+    group.add_argument("--swanlab-project", metavar="NAME", help="keep a run of this project for SwanLab's dashboard")
+    group.add_argument("--swanlab-exp-name", metavar="NAME", help="name of the run; default: one that SwanLab makes up")
+    group.add_argument("--swanlab-save-dir", metavar="DIR", help="where it is kept; default: beside the --save folder")
+    group.add_argument(
         "--report-sampler", metavar="NAME", help="sampler of the report; default: ddim, or heun for flow matching"
     )
     group.add_argument("--report-steps", type=_positive_int, default=50, help="sampling steps of the report")
-    group.add_argument("--report-cfg-scale", type=_finite_float, default=2.0, help="guidance scale of the report")
+    group.add_argument(
+        "--report-cfg-scale",
+        type=_finite_float,
+        default=2.0,
+        help="guidance scale of the report and of --sample-interval",
+    )
     return parser
 
 

@@ -86,6 +86,7 @@ RUNTIME = {
     "bf16_products": "(module) -> the module, weights of its linear and convolutional layers in bfloat16, or refuse",
     "allow_tf32": "(bool): whether float32 products may round their inputs to TensorFloat-32, or refuse it by name",
     "free_memory": "(): give back the device's memory that nothing uses",
+    "Profile": "(place): records what is computed from now on; stop() writes it there and returns the path it has",
     "report_failure": "(error): leave the reason where the launcher looks for it",
     "compiled": "(module) -> the module, its forward compiled where the interpreted one is slow",
     "compile_blocks": "(blocks): compile each in place for --torch-compile, or refuse it by name",

@@ -49,9 +49,9 @@ def get_args() -> Namespace:
 
 
 def load_encoders() -> tuple[Any, Any]:
-    """Load what encodes images, or clips and captions, of this run; where all are cached, weights stay on disk."""
-    mm = get_args().mm
-    return registry.load_encoders(mm.model, mm.encodes)
+    """Load what encodes and decodes for this run; where neither is done, weights stay on disk."""
+    args = get_args()
+    return registry.load_encoders(args.mm.model, args.mm.encodes or args.sample_interval > 0)
 
 
 def average_losses_across_data_parallel_group(losses: list[Any]) -> list[Any]:

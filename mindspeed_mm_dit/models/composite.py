@@ -101,6 +101,10 @@ class DiTModel(nn.Module):
         output = ops.to_float32(self.predictor(noised, draws[0], *condition))  # (B, C or 2C, ...)
         return self.diffusion.loss(output, latents, noised, *draws)  # (B,)
 
+    def predict(self, noised: Tensor, t: Tensor, *condition: Tensor) -> Tensor:
+        """Return what the predictor says of ``noised`` (B, C, ...), float32."""
+        return ops.to_float32(self.predictor(noised, t, *condition))
+
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the predictor's: nothing else is trained or saved."""
         return self.predictor.state_dict(*args, **kwargs)

@@ -11,7 +11,7 @@ import numpy as np
 from mindspeed_mm_dit.configs.clips import ClipsConfig, ClipsParam
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig
-from mindspeed_mm_dit.data.clip_samples import ClipDraws, ClipReader, ClipSamples
+from mindspeed_mm_dit.data.clip_samples import NO_CAPTION, ClipDraws, ClipReader, ClipSamples
 from mindspeed_mm_dit.data.dataset import Draw
 from mindspeed_mm_dit.data.draws import Stream, generator
 from mindspeed_mm_dit.data.features import FeatureCache, FeatureSamples, feature_identity
@@ -20,6 +20,7 @@ from mindspeed_mm_dit.data.order import SampleOrder
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.models.clip_data import ClipData, check_clips, check_text_width, open_clip_data
 from mindspeed_mm_dit.training.mm_args import MultiModalArguments
+from mindspeed_mm_dit.training.replay import Sample
 
 CAPTIONS_SHOWN = 8
 """Captions that a report draws."""
@@ -60,8 +61,15 @@ class CaptionedClips:
 
     def samples(self, draw: Draw, held_out: bool = False) -> BatchSource:
         """Return the samples to train on, or those held out, by position."""
-        model, clips = self._mm.model, self._valid if held_out else self._train
-        drawn = ClipDraws(
+        drawn = self._drawn(draw, self._valid if held_out else self._train)
+        if isinstance(self._opened, FeatureCache):
+            return FeatureSamples(self._opened, drawn)
+        reader = ClipReader(self._opened.index, self._param, self._mm.model.ae.channels)
+        return ClipSamples(reader, drawn, self._opened.tokenizer)
+
+    def _drawn(self, draw: Draw, clips: np.ndarray) -> ClipDraws:
+        model = self._mm.model
+        return ClipDraws(
             clips=clips,
             offered=self._offered,
             order=SampleOrder(len(clips), self._seed, self._mm.data.dataloader_param.shuffle),
@@ -71,10 +79,6 @@ class CaptionedClips:
             latent_shape=model.latent_shape,
             posterior_noise=model.ae.samples_posterior,
         )
-        if isinstance(self._opened, FeatureCache):
-            return FeatureSamples(self._opened, drawn)
-        reader = ClipReader(self._opened.index, self._param, model.ae.channels)
-        return ClipSamples(reader, drawn, self._opened.tokenizer)
 
     def facts(self) -> dict[str, Any]:
         """Return what every checkpoint keeps of the clips, as fields of MultiModalArguments."""
@@ -86,6 +90,21 @@ class CaptionedClips:
             return ("",)
         captions = (clip.entry.captions[0] for clip in self._opened.index.clips)
         return tuple(dict.fromkeys(captions))[:CAPTIONS_SHOWN]
+
+    def named(self, positions: np.ndarray) -> list[Sample]:
+        """Return which clips stand at ``positions`` (B,), with their captions; of features the numbers of both."""
+        drawn = self._drawn(lambda *_: {}, self._train)
+        clips, captions = drawn.clips_at(positions).tolist(), drawn.captions(positions).tolist()
+        return [
+            Sample(position, *self._words(clip, max(caption, 0)), caption == NO_CAPTION)
+            for position, clip, caption in zip(positions.tolist(), clips, captions)
+        ]
+
+    def _words(self, clip: int, caption: int) -> tuple[str, str]:
+        if isinstance(self._opened, FeatureCache):
+            return f"clip {clip}", f"caption {caption}"
+        entry = self._opened.index.clips[clip].entry
+        return entry.path, entry.captions[caption]
 
     def say(self) -> None:
         """Print what the run learns from, and what is left out of it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -32,6 +33,17 @@ class StepResult(NamedTuple):
     """Norm of the gradient before clipping."""
 
 
+class AveragedModel(NamedTuple):
+    """A composite whose predictor answers by the moving average, for ``sampling.generate``."""
+
+    ae: Any
+    diffusion: Any
+    predictor: Callable[..., Tensor]
+    """(x_t, t, *condition) -> output, float32, in the precision of a step."""
+    text_encoder: Any
+    """What reads captions; None where labels steer the model."""
+
+
 class Engine(Protocol):
     """The composite spread over the ranks, its optimizer and its moving average."""
 
@@ -40,6 +52,13 @@ class Engine(Protocol):
 
     def eval_step(self, forward_step: ForwardStep, batches: Iterator[Any]) -> Tensor:
         """Return the loss of each sample of this rank's part of a global batch, (B,)."""
+
+    def averaged(self, wanted: bool) -> AbstractContextManager[AveragedModel | None]:
+        """While entered, the averages stand in for the weights; no bit of either has changed afterwards.
+
+        Every rank must enter it, and give what it is given the same to do: a model, where it is ``wanted`` or
+        where ranks hold shards of one; or None.
+        """
 
     def state(self, with_optimizer: bool = True) -> dict[str, Any]:
         """Return all that a resumed run needs, for ``Checkpoints.Writer``; every rank must call this."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import numpy as np
+
 from mindspeed_mm_dit.configs.clips import ClipsParam
 from mindspeed_mm_dit.configs.data import DatasetParam
 from mindspeed_mm_dit.data.dataset import Draw
@@ -12,6 +14,7 @@ from mindspeed_mm_dit.data.loader import BatchSource
 from mindspeed_mm_dit.training.captioned_clips import CaptionedClips
 from mindspeed_mm_dit.training.labelled_images import LabelledImages
 from mindspeed_mm_dit.training.mm_args import MultiModalArguments
+from mindspeed_mm_dit.training.replay import Sample
 
 
 class DataSet(Protocol):
@@ -35,6 +38,9 @@ class DataSet(Protocol):
 
     def example_captions(self) -> tuple[str, ...]:
         """Return some captions to draw at the end; none where labels steer the model, or captions are not known."""
+
+    def named(self, positions: np.ndarray) -> list[Sample]:
+        """Return which samples to train on stand at ``positions`` (B,), in words."""
 
     def say(self) -> None:
         """Print what the run learns from, what is left out of it, and what in it looks like a mistake."""

@@ -5,13 +5,18 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from mindspeed_mm_dit.configs.data import DataConfig, DatasetParam
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.data.dataset import Draw, TrainingSamples, build_samples, check_fit, check_sizes
+from mindspeed_mm_dit.data.draws import Stream, coins
 from mindspeed_mm_dit.data.folder import ImageIndex, open_index, split_index
+from mindspeed_mm_dit.data.order import SampleOrder
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.training.classes import say_data
 from mindspeed_mm_dit.training.mm_args import MultiModalArguments
+from mindspeed_mm_dit.training.replay import Sample
 
 
 class LabelledImages:
@@ -45,6 +50,16 @@ class LabelledImages:
     def example_captions(self) -> tuple[str, ...]:
         """Return none."""
         return ()
+
+    def named(self, positions: np.ndarray) -> list[Sample]:
+        """Return which images stand at ``positions`` (B,), with the names of their classes."""
+        images, dropout = self._train, self._model.predictor.condition.dropout
+        rows = SampleOrder(len(images), self._seed, self._data.dataloader_param.shuffle).images(positions).tolist()
+        dropped = coins(self._seed, Stream.LABEL_DROP, positions, dropout).tolist()
+        return [
+            Sample(position, images.paths[row], images.classes[images.labels[row]], drop)
+            for position, row, drop in zip(positions.tolist(), rows, dropped)
+        ]
 
     def say(self) -> None:
         """Print what the run learns from, what is left out of it, and what in it looks like a mistake."""

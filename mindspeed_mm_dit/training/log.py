@@ -1,17 +1,18 @@
-"""What a run says while it trains: MindSpeed-MM's log line, a progress bar, TensorBoard."""
+"""What a run says while it trains: MindSpeed-MM's log line, a progress bar, and what trackers keep."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+import numpy as np
 from tqdm import tqdm
 
 from mindspeed_mm_dit.evaluation.validation import ValidationLoss
-from mindspeed_mm_dit.training.tensorboard import Scalars
+from mindspeed_mm_dit.training.trackers.contract import Tracker
 
 
 @dataclass(frozen=True)
@@ -58,18 +59,18 @@ def format_line(record: StepRecord, now: datetime) -> str:
 
 
 class RunLog:
-    """Writes records to standard output, to a progress bar on a terminal, and to TensorBoard."""
+    """Writes records to standard output, to a progress bar on a terminal, and to trackers."""
 
     def __init__(
         self,
         *,
         prints: bool,
-        tensorboard_dir: str | None,
         train_iters: int,
         iteration: int,
+        trackers: Sequence[Tracker] = (),
         mfu: Callable[[float], float | None] = lambda images_per_second: None,
     ) -> None:
-        self._prints, self._mfu = prints, mfu
+        self.prints, self._mfu = prints, mfu
         on_terminal = prints and sys.stderr.isatty()
         self._bar = tqdm(
             total=train_iters,
@@ -79,7 +80,7 @@ class RunLog:
             dynamic_ncols=True,
             smoothing=0.05,
         )
-        self._tensorboard = Scalars(tensorboard_dir, iteration) if prints and tensorboard_dir else None
+        self._trackers = trackers
 
     def step(self) -> None:
         """Count one optimizer step."""
@@ -87,7 +88,7 @@ class RunLog:
 
     def record(self, record: StepRecord) -> None:
         """Say what the last interval was like."""
-        if not self._prints:
+        if not self.prints:
             return
         self.say(format_line(record, datetime.now()))
         mfu = self._mfu(record.images_per_second)
@@ -106,9 +107,14 @@ class RunLog:
         self.say(loss.line(iteration))
         self._scalars(iteration, loss.scalars())
 
+    def picture(self, iteration: int, name: str, pixels: np.ndarray) -> None:
+        """Keep a picture (H, W, 3) uint8."""
+        for tracker in self._trackers:
+            tracker.add_picture(iteration, name, pixels)
+
     def say(self, text: str) -> None:
         """Print a line without breaking the progress bar; a run that nobody reads any more goes on."""
-        if not self._prints:
+        if not self.prints:
             return
         try:
             tqdm.write(text, file=sys.stdout)
@@ -117,14 +123,14 @@ class RunLog:
             print_nowhere(sys.stdout.fileno())
 
     def close(self) -> None:
-        """Finish the bar and TensorBoard's file."""
+        """Finish the bar and the trackers."""
         self._bar.close()
-        if self._tensorboard is not None:
-            self._tensorboard.close()
+        for tracker in self._trackers:
+            tracker.close()
 
     def _scalars(self, iteration: int, values: dict[str, float]) -> None:
-        if self._tensorboard is not None:
-            self._tensorboard.add(iteration, values)
+        for tracker in self._trackers:
+            tracker.add(iteration, values)
 
 
 def print_nowhere(*streams: int) -> None:

@@ -17,10 +17,14 @@ from mindspeed_mm_dit.evaluation.validation import ValidationLoss, sums_by_quart
 from mindspeed_mm_dit.framework import ops, runtime
 from mindspeed_mm_dit.objectives.contract import NOISE_SHARE
 from mindspeed_mm_dit.training.contract import Engine, ForwardStep
+from mindspeed_mm_dit.training.grids import SampleGrids
 from mindspeed_mm_dit.training.log import RunLog, StepRecord
 from mindspeed_mm_dit.training.lr import LearningRate
+from mindspeed_mm_dit.training.position import leave
+from mindspeed_mm_dit.training.profile import Profiling
 from mindspeed_mm_dit.training.progress import Progress
 from mindspeed_mm_dit.training.signals import Stop, StopRequest
+from mindspeed_mm_dit.training.trackers.choose import open_trackers
 from mindspeed_mm_dit.training.utilisation import meter
 
 
@@ -45,12 +49,14 @@ def train(
     is_last_rank = runtime.rank() == runtime.world_size() - 1
     log = RunLog(
         prints=is_last_rank,
-        tensorboard_dir=args.tensorboard_dir,
         train_iters=args.train_iters,
         iteration=progress.iteration,
+        trackers=open_trackers(args, progress.iteration) if is_last_rank else (),
         mfu=meter(args),
     )
     intervals = Intervals(args, log)
+    profiling = Profiling(args)
+    grids = SampleGrids(args, log) if args.sample_interval else None
     if progress.iteration >= args.train_iters:
         log.say(f"iteration {progress.iteration} is reached already: nothing to train up to {args.train_iters}")
     while progress.iteration < args.train_iters:
@@ -58,11 +64,13 @@ def train(
         if stop.agree():
             break
         lr = schedule.at(progress.iteration)
+        profiling.before_step(progress.iteration)
         with _named(f"iteration {progress.iteration + 1}"):
             result = engine.train_step(forward_step, iter(batches), lr)
             intervals.say()  # of the steps before, while the device is busy with this one
         intervals.add(result)
         progress.advance()
+        profiling.after_step(progress.iteration)
         log.step()
         if progress.iteration % args.log_interval == 0 or progress.iteration == args.train_iters:
             intervals.close(progress, lr)
@@ -71,10 +79,18 @@ def train(
             loss = validate(args, engine, forward_step, iter(valid_batches), stop)
             if loss is not None:
                 log.validation(progress.iteration, loss)
+                if args.keep_best:
+                    intervals.check(progress)
+                    progress.keep_if_best(loss.mean)
+        if grids is not None and _is_due(args.sample_interval, progress):
+            intervals.say()
+            with _named(f"the samples at iteration {progress.iteration}"):
+                grids.draw(engine, progress.iteration)
         if _is_due(args.save_interval, progress):
             intervals.say()
             intervals.check(progress)
             progress.try_save()
+    profiling.close()
     ended = stop.agree()
     intervals.say()
     intervals.check(progress)
@@ -191,7 +207,8 @@ class Intervals:
             ConvergenceError: its loss or gradient is not finite, so the weights are not.
         """
         if self._last is not None:
-            _check_finite(runtime.read_later([self._last.loss, self._last.grad_norm]).wait(), progress.iteration)
+            values = runtime.read_later([self._last.loss, self._last.grad_norm]).wait()
+            _check_finite(values, progress.iteration, self._args.save)
 
     def close(self, progress: Progress, lr: float) -> None:
         """End the interval with the step just taken, and say what it was like if that is known already."""
@@ -216,7 +233,7 @@ class Intervals:
         finite = [loss for loss in losses if math.isfinite(loss)]
         self._nan_iterations += len(losses) - len(finite)
         if not finite:
-            _check_finite((losses[-1], grad_norm), closed.iteration)
+            _check_finite((losses[-1], grad_norm), closed.iteration, self._args.save)
         started, self._started = self._started, time.perf_counter()
         return StepRecord(
             iteration=closed.iteration,
@@ -231,13 +248,15 @@ class Intervals:
         )
 
 
-def _check_finite(loss_and_norm: Sequence[float], iteration: int) -> None:
+def _check_finite(loss_and_norm: Sequence[float], iteration: int, save: str | None) -> None:
     loss, norm = loss_and_norm
     if not (math.isfinite(loss) and math.isfinite(norm)):
+        leave(save, iteration, loss, norm)
+        why = f"; what overflowed: mm-dit replay --checkpoint {save}" if save else ""
         raise ConvergenceError(
             f"iteration {iteration}: loss = {loss}, grad norm = {norm}",
             "is not finite any more, and is not saved",
-            "resume from the last checkpoint with a smaller --lr, or without --bf16",
+            f"resume from the last checkpoint with a smaller --lr, or without --bf16{why}",
         )
 
 

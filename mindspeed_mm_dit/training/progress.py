@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
 from mindspeed_mm_dit.checkpoint.claim import Claim
-from mindspeed_mm_dit.checkpoint.store import CheckpointStore, unwritten
+from mindspeed_mm_dit.checkpoint.store import BEST, CheckpointStore, unwritten
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.training.changes import run_facts
 from mindspeed_mm_dit.training.contract import Checkpoints, Engine
+from mindspeed_mm_dit.training.position import COMMAND, command
 from mindspeed_mm_dit.training.start import Start, is_save, print_rank_0
 
 
@@ -28,6 +30,8 @@ class Progress:
         self._args, self._engine, self._checkpoints = args, engine, checkpoints
         self._saved_iteration: int | None = None
         self._problem: UserError | None = None
+        self._best: dict[str, Any] | None = None
+        self._best_before: dict[str, Any] | None = None
         if claim is not None:
             self._claim = claim
             self._store = CheckpointStore(args.save, args.keep_last, args.save_retain_interval)
@@ -45,6 +49,7 @@ class Progress:
         self.iteration = iteration
         self.consumed_samples = facts.get("consumed_samples", iteration * self._args.global_batch_size)
         self._saved_iteration = iteration if is_save(self._args.load, self._args) else None
+        self._best = facts.get(BEST) if self._saved_iteration is not None else None
         print_rank_0(f"resumed from {path}: iteration {iteration}, {self.consumed_samples} samples consumed")
 
     def try_save(self) -> None:
@@ -55,11 +60,22 @@ class Progress:
         if self._saved_iteration == self.iteration or not self._begin():
             return
         iteration, store = self.iteration, self._store
-        facts = run_facts(self._args, iteration, self.consumed_samples)
+        facts = run_facts(self._args, iteration, self.consumed_samples) | ({BEST: self._best} if self._best else {})
+        facts[COMMAND] = command()
         state = self._engine.state(with_optimizer=not self._args.no_save_optim)
         state.update(self._checkpoints.entries_for_mindspeed_mm(facts, self._args.mm.model.predictor))
         self._writer.write(state, store.partial_path(iteration), lambda: self._commit(iteration, facts))
         self._saved_iteration = iteration
+
+    def keep_if_best(self, loss: float) -> None:
+        """Save this iteration if ``loss``, of its validation, is smaller than all before; it stays until one is."""
+        if not math.isfinite(loss) or (self._best is not None and loss >= self._best["loss"]):
+            return
+        self._settle()
+        self._best_before, self._best = self._best, {"iteration": self.iteration, "loss": loss}
+        self.try_save()
+        if self._saved_iteration != self.iteration:
+            self._best = self._best_before
 
     def _commit(self, iteration: int, facts: dict[str, Any]) -> None:
         self._claim.keep()  # another run may have taken the folder over since
@@ -87,6 +103,8 @@ class Progress:
         """Wait for the write under way; all ranks learn whether it failed."""
         problem = self._writer.wait()
         if runtime.any_rank(problem is not None):
+            if self._best is not None and self._best["iteration"] == self._saved_iteration:
+                self._best = self._best_before
             self._saved_iteration, self._problem = None, problem
 
     def _begin(self) -> bool:

@@ -147,8 +147,13 @@ def _content(folder: str) -> str:
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
+def say_on_this_rank(text: str) -> None:
+    """Print on whichever rank this is."""
+    with suppress(OSError):  # nobody reads it any more
+        print(text, flush=True)
+
+
 def print_rank_0(text: str) -> None:
     """Print on the first rank."""
     if runtime.rank() == 0:
-        with suppress(OSError):  # nobody reads it any more
-            print(text, flush=True)
+        say_on_this_rank(text)

@@ -5,6 +5,8 @@ import os
 import pytest
 
 from mindspeed_mm_dit.checkpoint.store import (
+    BEST,
+    BEST_TRACKER,
     RUN_FACTS,
     TRACKER,
     BackgroundWriter,
@@ -38,6 +40,33 @@ def test_only_the_last_are_kept(tmp_path, flags):
         write(store, iteration)
     assert store.iterations() == [3, 4]
     assert read_facts(store.path(4)) == {"iteration": 4}
+
+
+def test_the_best_is_kept_until_there_is_a_better_one_and_is_found_by_its_name(tmp_path):
+    store = CheckpointStore(tmp_path, keep_last=1)
+    with pytest.raises(CheckpointError, match="there is no such file"):
+        find_checkpoint(tmp_path / "best")
+    for iteration, best in ((1, None), (2, 2), (3, 2), (4, 2), (5, 5), (6, 5)):
+        store.begin(iteration)
+        store.commit(iteration, {BEST: {"iteration": best, "loss": 0.5}} if best else {})
+        if best is None:
+            with pytest.raises(CheckpointError, match="has kept no best checkpoint"):
+                find_checkpoint(tmp_path / "best")
+        else:
+            assert store.iterations() == sorted({best, iteration})
+            assert find_checkpoint(tmp_path / "best") == store.path(best)
+            assert read_facts(store.path(iteration))[BEST]["iteration"] == best
+
+
+def test_a_best_checkpoint_that_is_gone_or_no_number_is_named(tmp_path):
+    store = CheckpointStore(tmp_path)
+    store.begin(3)
+    store.commit(3, {BEST: {"iteration": 2, "loss": 0.5}})  # (its write had failed)
+    assert not (tmp_path / BEST_TRACKER).exists()
+    for text, message in (("2", "is iter_0000002 by its best_checkpointed"), ("two", "has kept no best checkpoint")):
+        (tmp_path / BEST_TRACKER).write_text(text)
+        with pytest.raises(CheckpointError, match=message):
+            find_checkpoint(tmp_path / "best")
 
 
 def test_a_damaged_checkpoint_is_passed_over_and_said(tmp_path):

@@ -8,6 +8,7 @@ from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.evaluation.logs import parse_losses, parse_milliseconds, read_curve
 from mindspeed_mm_dit.training.log import RunLog, StepRecord
+from mindspeed_mm_dit.training.trackers.tensorboard import Scalars
 
 OURS = (
     " [2026-11-20 20:41:35] iteration        1/       5 | consumed samples:            4 | elapsed time per iteration "
@@ -88,7 +89,7 @@ def test_a_missing_log_is_named(tmp_path, capsys):
 
 def test_runs_of_every_kind_are_drawn_over_each_other(tmp_path, capsys):
     board = tmp_path / "tensorboard"
-    log = RunLog(prints=True, tensorboard_dir=str(board), train_iters=3, iteration=0)
+    log = RunLog(prints=True, trackers=[Scalars(str(board), 0)], train_iters=3, iteration=0)
     for step in (1, 2, 3):
         log.record(StepRecord(step, 3, step, 1.0, 1e-3, 1, 1.0 / step, 1.0, 0))
     log.close()

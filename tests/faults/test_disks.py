@@ -23,7 +23,7 @@ from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.evaluation.scalars import read_scalar
 from mindspeed_mm_dit.training import progress as progress_module
 from mindspeed_mm_dit.training.progress import claimed_save, open_progress
-from mindspeed_mm_dit.training.tensorboard import Scalars
+from mindspeed_mm_dit.training.trackers.tensorboard import Scalars
 from tests.conftest import GOLDEN
 
 WEIGHTS = {f"w{i}": np.arange(60, dtype=np.float32).reshape(5, 12) + i for i in range(3)}

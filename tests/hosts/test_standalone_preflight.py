@@ -56,6 +56,12 @@ def test_the_first_files_that_are_skipped_are_named_and_all_are_counted(check, t
         ("--save model.json", "--save = model.json: is a file"),
         ("--save model.json/below", "--save = model.json/below: the folder model.json/below cannot be made"),
         ("--tensorboard-dir model.json", "--tensorboard-dir = model.json: is a file"),
+        ("--keep-best --save s", "--keep-best: keeps the checkpoint of the best validation"),
+        ("--profile --save s --profile-step-end 3 --profile-step-start 3", "--profile-step-end = 3: must be more than"),
+        ("--profile --save s --profile-step-start 2", "--profile-step-start = 2: no step follows: --train-iters is 2"),
+        ("--profile --save s --profile-step-start 0 --profile-ranks 0 1", "--profile-ranks: 1: there are 1 rank"),
+        ("--profile --profile-step-start 0", "--profile: there is nowhere to write a trace"),
+        ("--sample-interval 1", "--sample-interval = 1: there is nowhere to keep the pictures"),
     ],
 )
 def test_what_would_fail_at_the_end_is_refused_at_the_start(check, flags, message):

@@ -71,6 +71,26 @@ def test_a_gradient_is_cut_to_its_largest_norm_and_never_enlarged(first_moment, 
     np.testing.assert_allclose(first_moment(size, clip), [[3.0 * kept, -4.0 * kept]], rtol=1e-5)
 
 
+@pytest.mark.parametrize("pynative", [False, True])
+def test_the_average_stands_in_for_the_weights_while_it_is_asked_for(mindspore, composite, monkeypatch, pynative):
+    from mindspeed_mm_dit.training.mindspore.engine import Engine, runtime
+
+    monkeypatch.setattr(runtime, "num_microbatches", lambda: 1)
+    composite.ae = composite.diffusion = None
+    composite.predict = lambda x: composite.predictor(x)
+    engine = Engine(composite, Namespace(**{**FLAGS, "pynative": pynative, "micro_batch_size": 3}, clip_grad=0.0), None)
+    ones = mindspore.Tensor(np.eye(2, dtype=np.float32))
+    for _ in range(2):
+        engine.train_step(lambda batches, model: (model(**batch_of(mindspore, PIXELS)), mean), None, 0.1)
+        state = engine.state()
+        with engine.averaged(True) as model:
+            np.testing.assert_array_equal(model.predictor(ones).asnumpy(), state["ema.weight"].T)
+        np.testing.assert_array_equal(composite.predictor.weight.asnumpy(), state["model.weight"])
+        assert (state["ema.weight"] != state["model.weight"]).all()
+    with engine.averaged(False) as model:
+        assert model is None
+
+
 PIXELS = np.array([[1.0, 2.0], [3.0, -1.0], [0.5, 0.25]], np.float32)
 
 SCRIPTS = {  # what a loss function makes of the losses (B,), and its derivative by each of them

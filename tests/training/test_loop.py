@@ -19,7 +19,9 @@ from mindspeed_mm_dit.training.signals import StopRequest
 FLAGS = Namespace(
     train_iters=5, log_interval=2, eval_interval=4, eval_iters=1, save_interval=3, global_batch_size=8,
     save="here", tensorboard_dir=None, lr=1e-3, min_lr=0.0, lr_warmup_init=0.0, lr_warmup_iters=0,
-    lr_decay_iters=None, lr_decay_style="constant",
+    lr_decay_iters=None, lr_decay_style="constant", sample_interval=0, keep_best=False,
+    wandb_project=None, swanlab_project=None,
+    profile=False, profile_ranks=[], profile_step_start=10, profile_step_end=12,
 )  # fmt: skip
 HELD_OUT = [{"noise_share": np.zeros(1)}]
 
@@ -101,6 +103,17 @@ def test_a_step_that_is_not_finite_is_not_saved_over_a_good_one(run, bad):
     with pytest.raises(ConvergenceError, match=f"iteration 3: loss = {bad}"):
         run([1.0, 1.0, bad, 1.0, 1.0])  # iteration 3 is saved, and no line is due
     assert "save" not in run.device.events
+
+
+def test_a_validation_is_weighed_for_the_best_checkpoint_unless_the_step_before_it_is_not_finite(monkeypatch, run):
+    weighed = []
+    monkeypatch.setattr(FLAGS, "keep_best", True)
+    monkeypatch.setattr(Progress, "keep_if_best", lambda self, loss: weighed.append((self.iteration, loss)), False)
+    run([1.0] * 5)
+    assert weighed == [(4, 0.5)]
+    with pytest.raises(ConvergenceError, match="iteration 4"):
+        run([1.0, 1.0, 1.0, math.inf, 1.0])
+    assert weighed == [(4, 0.5)]
 
 
 def test_an_interval_without_a_finite_loss_ends_the_run_before_it_is_saved(monkeypatch, run):

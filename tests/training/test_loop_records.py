@@ -17,7 +17,9 @@ from mindspeed_mm_dit.training.signals import Stop
 FLAGS = {
     "train_iters": 5, "log_interval": 2, "eval_interval": 2, "eval_iters": 3, "save_interval": None,
     "global_batch_size": 8, "tensorboard_dir": "tb", "lr": 1.0, "min_lr": 0.25, "lr_warmup_init": 0.5,
-    "lr_warmup_iters": 2, "lr_decay_iters": None, "lr_decay_style": "linear", "save": None,
+    "lr_warmup_iters": 2, "lr_decay_iters": None, "lr_decay_style": "linear", "save": None, "sample_interval": 0,
+    "keep_best": False, "profile": False,
+    "profile_ranks": [], "profile_step_start": 10, "profile_step_end": 12,
 }  # fmt: skip
 RATES = [0.5, 0.75, 1.0, 0.75, 0.5]  # two steps of warm-up, then down by 0.25 a step: 0.25 would be that of step 6
 
@@ -70,6 +72,7 @@ def run(monkeypatch):
         clock = iter(range(100))
         monkeypatch.setattr(loop, "RunLog", recorder.log)
         monkeypatch.setattr(loop, "meter", lambda args: ("meter", args))
+        monkeypatch.setattr(loop, "open_trackers", lambda args, iteration: (args.tensorboard_dir, iteration))
         monkeypatch.setattr(loop.time, "perf_counter", lambda: next(clock))
         monkeypatch.setattr(loop.runtime, "num_microbatches", lambda: 1)
         monkeypatch.setattr(loop.runtime, "rank", lambda: rank)
@@ -112,7 +115,8 @@ def test_every_record_says_what_its_interval_was_like(run):
 def test_the_last_rank_prints(run, rank, ranks, prints):
     recorder = run(Recorder(iteration=1), rank, ranks)
     assert recorder.opened == {
-        "prints": prints, "tensorboard_dir": "tb", "train_iters": 5, "iteration": 1, "mfu": ("meter", recorder.args),
+        "prints": prints, "trackers": ("tb", 1) if prints else (), "train_iters": 5, "iteration": 1,
+        "mfu": ("meter", recorder.args),
     }  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import os
 import platform
 from collections.abc import Iterable, Mapping
 from functools import cache
+from pathlib import Path
 from typing import NoReturn
 
 import mindspore
@@ -204,6 +205,25 @@ def bf16_products(module: mindspore.nn.Cell) -> mindspore.nn.Cell:
 def free_memory() -> None:
     """Give back the memory that nothing uses any more."""
     gc.collect()
+
+
+class Profile:
+    """Records what MindSpore's profiler sees from now on, on the host and an Ascend device, in the folder ``place``."""
+
+    def __init__(self, place: Path) -> None:
+        profiler = mindspore.profiler
+        activities = [profiler.ProfilerActivity.CPU]
+        if not ON_CPU:
+            activities.append(profiler.ProfilerActivity.NPU)
+        self._place = place
+        self._profile = profiler.profile(
+            activities=activities, on_trace_ready=profiler.tensorboard_trace_handler(str(place))
+        )
+
+    def stop(self) -> Path:
+        """Write the trace (``trace_view.json``, for a browser), and return its folder."""
+        self._profile.stop()
+        return self._place
 
 
 def report_failure(error: BaseException) -> None:

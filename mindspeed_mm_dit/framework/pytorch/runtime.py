@@ -8,6 +8,7 @@ import platform
 import shutil
 import warnings
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -275,6 +276,29 @@ def free_memory() -> None:
     gc.collect()
     if device_type() != "cpu":
         torch.accelerator.empty_cache()
+
+
+class Profile:
+    """Records operators, and kernels of an NVIDIA GPU, from now on, as a chrome trace in the file ``place``.json."""
+
+    def __init__(self, place: Path) -> None:
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if device_type() == "cuda":
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        self._file = place.with_name(f"{place.name}.json")
+        self._profile = torch.profiler.profile(activities=activities, record_shapes=True)
+        self._profile.start()
+
+    def stop(self) -> Path:
+        """Write the trace, and return its file."""
+        if device_type() != "cpu":
+            torch.accelerator.synchronize()  # what the steps have queued belongs to them
+        self._profile.stop()
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        self._profile.export_chrome_trace(str(self._file))
+        if not self._file.is_file():  # (the exporter says nothing)
+            raise OSError(f"{self._file} was not written")
+        return self._file
 
 
 def report_failure(error: BaseException) -> None:

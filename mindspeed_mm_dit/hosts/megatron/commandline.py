@@ -39,9 +39,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         "--use-distributed-optimizer",
         "--no-async-save",
         "--dry-run",
+        "--keep-best",
     ):
         parser.add_argument(flag, action="store_true")
-    parser.add_argument("--keep-last", type=int)
+    for flag in ("--keep-last", "--sample-interval"):
+        parser.add_argument(flag, type=int)
+    parser.add_argument("--swanlab-project")
     return parser.parse_known_args(list(argv))[0]
 
 

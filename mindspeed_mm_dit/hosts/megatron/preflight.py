@@ -115,9 +115,12 @@ def _say_without_effect(flags: Namespace) -> None:
     """Name flags of the standalone host that MindSpeed-MM accepts from us and does not act on."""
     if launched_as()[0] != 0:
         return
-    for name, given in (("--keep-last", flags.keep_last is not None), ("--no-async-save", flags.no_async_save)):
-        if given:
-            print(f"note: {name} is a flag of the standalone host; MindSpeed-MM does not know it", file=sys.stderr)
+    for name in ("keep_last", "keep_best", "no_async_save", "sample_interval", "swanlab_project"):
+        if getattr(flags, name):
+            print(
+                f"note: --{name.replace('_', '-')} is a flag of the standalone host; MindSpeed-MM does not know it",
+                file=sys.stderr,
+            )
 
 
 def read_configs(flags: Namespace) -> MultiModalArguments:

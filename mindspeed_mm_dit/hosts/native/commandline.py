@@ -18,6 +18,7 @@ from mindspeed_mm_dit.hosts.native.settings import yaml_of
 
 NO_EFFECT = (
     "keep_last",
+    "keep_best",
     "save_retain_interval",
     "exit_duration_in_mins",
     "no_async_save",
@@ -26,6 +27,10 @@ NO_EFFECT = (
     "peak_tflops",
     "init_from",
     "init_verbose",
+    "sample_interval",
+    "wandb_project",
+    "profile",
+    "swanlab_project",
 )
 """Flags of the standalone host that the engine has nothing for."""
 

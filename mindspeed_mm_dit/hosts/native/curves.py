@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 
-from mindspeed_mm_dit.training.tensorboard import Scalars
+from mindspeed_mm_dit.training.trackers.tensorboard import Scalars
 
 LOGGER = "mindspeed_mm.fsdp.train.train_engine"
 """Which of the engine's loggers says how a run goes, on its first rank."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import mindspore
 import numpy as np
 from mindspore import Tensor, ops
 
@@ -15,7 +18,7 @@ from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.configs.precision import FLOAT32, Precision
 from mindspeed_mm_dit.framework.mindspore import runtime
 from mindspeed_mm_dit.framework.mindspore.optim import trained
-from mindspeed_mm_dit.training.contract import ForwardStep, StepResult
+from mindspeed_mm_dit.training.contract import AveragedModel, ForwardStep, StepResult
 from mindspeed_mm_dit.training.mindspore import sharding
 from mindspeed_mm_dit.training.mindspore.adamw import FlatAdamW
 from mindspeed_mm_dit.training.mindspore.flat import Layout
@@ -85,6 +88,23 @@ class Engine:
         count = runtime.num_microbatches()
         return ops.cat([self._loss.of_samples(forward_step, batches) for _ in range(count)], 0)
 
+    @contextlib.contextmanager
+    def averaged(self, wanted: bool) -> Iterator[AveragedModel | None]:
+        """Let the averages stand in for the weights where it is ``wanted``; every worker hands in its slice."""
+        self._assign(self.optimizer.average)
+        try:
+            model = AveragedModel(self.model.ae, self.model.diffusion, self._predict, self.model.text_encoder)
+            yield model if wanted else None
+        finally:
+            self._assign(self.optimizer.weights)
+
+    @cached_property
+    def _predict(self) -> Any:
+        return self.model.predict if self.args.pynative else mindspore.jit(self.model.predict)
+
+    def _assign(self, vector: Any) -> None:
+        self.layout.assign(self._parameters, self._shards.whole(vector.value()))
+
     # --- state -------------------------------------------------------------------------------------------
 
     def state(self, with_optimizer: bool = True) -> dict[str, np.ndarray]:
@@ -114,7 +134,7 @@ class Engine:
             for kind in ("exp_avg", "exp_avg_sq"):
                 self._set(kind, {name: state[f"optimizer.state.{name}.{kind}"] for name in self.layout.names})
             self.optimizer.steps = int(state[f"optimizer.state.{self.layout.names[0]}.step"])
-        self.layout.assign(self._parameters, self._shards.whole(self.optimizer.weights.value()))
+        self._assign(self.optimizer.weights)
 
     def _set(self, kind: str, arrays: dict[str, np.ndarray]) -> None:
         own = self._shards.own(self.layout.from_arrays(arrays))

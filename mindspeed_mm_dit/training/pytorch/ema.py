@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -17,6 +18,21 @@ class MovingAverage:
         self.decay = decay
         self._parameters = dict(parameters)
         self.averages = {name: p.detach().float().clone() for name, p in self._parameters.items()}
+
+    @contextlib.contextmanager
+    def in_place_of_the_weights(self) -> Iterator[None]:
+        """While entered, the parameters hold the averages; afterwards both are what they were, to the bit."""
+        kept = {name: p.detach().clone() for name, p in self._parameters.items()}
+        self._set(self.averages)
+        try:
+            yield
+        finally:
+            self._set(kept)
+
+    @torch.no_grad()
+    def _set(self, values: Mapping[str, Tensor]) -> None:
+        for name, parameter in self._parameters.items():
+            parameter.copy_(values[name])
 
     @torch.no_grad()
     def update(self) -> None:

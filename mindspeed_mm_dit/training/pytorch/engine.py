@@ -21,13 +21,14 @@ from mindspeed_mm_dit.configs.precision import FLOAT32, Precision
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.framework.pytorch.optim import adamw, split_by_kind
 from mindspeed_mm_dit.models.registry import PREDICTOR_MODEL_MAPPINGS
-from mindspeed_mm_dit.training.contract import ForwardStep, StepResult
+from mindspeed_mm_dit.training.contract import AveragedModel, ForwardStep, StepResult
 from mindspeed_mm_dit.training.mm_args import MultiModalArguments
 from mindspeed_mm_dit.training.pytorch.ema import MovingAverage
 from mindspeed_mm_dit.training.pytorch.parallel import (
     average_ignored,
     check_paths,
     replicate,
+    reshard,
     shard,
     unwrap,
 )
@@ -84,6 +85,24 @@ class Engine:
             with torch.no_grad(), self._precision():
                 losses.append(forward_step(batches, self.model)[0])
         return torch.cat(losses)
+
+    @contextlib.contextmanager
+    def averaged(self, wanted: bool) -> Iterator[AveragedModel | None]:
+        """Let the averages stand in for the weights where it is ``wanted``, and where others need this rank for it."""
+        is_needed = isinstance(self.model, FSDPModule) or runtime.data_world_size() < runtime.world_size()
+        if not (wanted or is_needed):
+            yield None
+            return
+        composite: Any = unwrap(self.model)
+
+        def predict(*inputs: Tensor) -> Tensor:
+            with self._precision():
+                return composite.predict(*inputs)
+
+        reshard(self.model)  # what a validation has left gathered is of the weights
+        with self.ema.in_place_of_the_weights():
+            yield AveragedModel(composite.ae, composite.diffusion, predict, composite.text_encoder)
+            reshard(self.model)
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         return torch.autocast(runtime.device_type(), torch.bfloat16, enabled=self._autocast)

@@ -16,6 +16,7 @@ from torch.distributed.fsdp import (
     MixedPrecisionPolicy,
     OffloadPolicy,
     fully_shard,
+    register_fsdp_forward_method,
 )
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -66,10 +67,18 @@ def shard(model: nn.Module, config: Fsdp2Config) -> nn.Module:
     for unit in units:
         fully_shard(unit, **options)
     fully_shard(model, **options)
+    register_fsdp_forward_method(model, "predict")
     _prefetch(units, config)
     if not config.offload_to_cpu:
         model.to(runtime.device())  # constants; the parameters are there already
     return model
+
+
+def reshard(model: nn.Module) -> None:
+    """Drop the gathered weights of a sharded model; they are gathered anew when they are next asked for."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def check_averages(mesh: DeviceMesh) -> None:

@@ -1,4 +1,4 @@
-"""Scalars of a run for TensorBoard; a disk that fails costs the curve, not the run.
+"""Scalars and pictures of a run for TensorBoard; a disk that fails costs the curve, not the run.
 
 tensorboardX's own writer hands its events to a thread: where that dies of a full disk, the next ones wait for ever.
 """
@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 
 class Scalars:
@@ -35,20 +37,29 @@ class Scalars:
         """Write values by name; the first failure is said, and is the end of the file."""
         from tensorboardX.summary import scalar
 
-        if self._file is None:
-            return
-        try:
-            for name, value in values.items():
-                self._write(step=iteration, summary=scalar(name, value))
-            self._file.flush()
-        except OSError as error:
-            self._give_up(error)
+        self._add(iteration, (scalar(name, value) for name, value in values.items()))
+
+    def add_picture(self, iteration: int, name: str, pixels: np.ndarray) -> None:
+        """Write a picture (H, W, 3) uint8, as ``add`` does values."""
+        from tensorboardX.summary import image
+
+        self._add(iteration, [image(name, pixels, dataformats="HWC")])
 
     def close(self) -> None:
         """Close the file."""
         if self._file is not None:
             with suppress(OSError):
                 self._file.close()
+
+    def _add(self, iteration: int, summaries: Iterable[Any]) -> None:
+        if self._file is None:
+            return
+        try:
+            for summary in summaries:
+                self._write(step=iteration, summary=summary)
+            self._file.flush()
+        except OSError as error:
+            self._give_up(error)
 
     def _write(self, **content: Any) -> None:
         from tensorboardX.proto.event_pb2 import Event

@@ -1,0 +1,105 @@
+"""``mm-dit replay``: compute one step of a run again, and say what in it was not finite."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from mindspeed_mm_dit.checkpoint.store import CheckpointStore, read_facts
+from mindspeed_mm_dit.configs.arguments import build_parser, dit_flags
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError, PlatformError
+
+DESCRIPTION = """Compute one step of a run again, from the checkpoint before it. Draws are functions of the position, so
+on as many ranks its loss has the digits that were printed. Says the first tensor that is not finite, by module, the
+samples of the batch, and the largest activations of each block. Nothing is saved.
+
+  mm-dit replay --checkpoint outputs/digits/checkpoints                    the step that was not finite
+  mm-dit replay --checkpoint outputs/digits/checkpoints --iteration 650    any other
+  torchrun --nproc_per_node 2 -m mindspeed_mm_dit.cli.main -- replay ...   of a run on two ranks
+
+The flags are those of the run, kept with its checkpoints; what has moved since follows behind "--":
+
+  mm-dit replay --checkpoint DIR --iteration 650 -- --mm-data elsewhere/data.json"""
+
+UNUSED = {
+    "save": None, "tensorboard_dir": None, "wandb_project": None, "swanlab_project": None, "sample_interval": 0,
+    "keep_best": False, "profile": False, "report": False, "torch_compile": False, "exit_duration_in_mins": None,
+    "host": "standalone",
+}  # fmt: skip
+"""Flags of a run that write, draw or hide something, and what they are here."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of this command."""
+    parser.add_argument("--checkpoint", required=True, metavar="DIR", help="folder of --save, or a checkpoint in it")
+    parser.add_argument("--iteration", type=int, metavar="N", help="default: the one that was not finite")
+    parser.add_argument("flags", nargs="*", metavar="-- FLAGS", help="flags of the run that are others by now")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Replay a step; 0 if it is finite, 1 if not."""
+    from mindspeed_mm_dit.training.position import COMMAND, found  # (knows which rank this is)
+
+    root, checkpoint = _places(Path(os.path.realpath(args.checkpoint)))
+    left = found(root)
+    iteration = args.iteration if args.iteration is not None else left.get("iteration")
+    if iteration is None:
+        raise ConfigError("--iteration", f"is needed: {root} knows of no step that was not finite")
+    checkpoint = _before(iteration, root, checkpoint)
+    facts = read_facts(checkpoint) if checkpoint else left
+    flags = _flags(facts.get(COMMAND) or left.get(COMMAND), args.flags, root)
+    if iteration > flags.train_iters:
+        raise ConfigError(f"--iteration = {iteration}", f"the run has --train-iters {flags.train_iters}")
+    if flags.ai_framework != "pytorch":
+        raise PlatformError(
+            f"--ai-framework = {flags.ai_framework}",
+            "steps are replayed on PyTorch",
+            "mm-dit convert CHECKPOINT NEW_FOLDER --to pytorch, then --checkpoint NEW_FOLDER -- --ai-framework pytorch",
+        )
+    from mindspeed_mm_dit.framework import activate
+
+    activate(flags.ai_framework)
+    from mindspeed_mm_dit.hosts.replay import replay
+
+    return 0 if replay(flags, checkpoint, iteration) else 1
+
+
+def _places(given: Path) -> tuple[Path, Path | None]:
+    """Return the folder of checkpoints, and the one in it that was named, if one was."""
+    if not given.is_dir():
+        raise CheckpointError(f"--checkpoint = {given}", "there is no such folder", "name the folder of --save")
+    return (given.parent, given) if given.name.startswith("iter_") else (given, None)
+
+
+def _before(iteration: int, root: Path, checkpoint: Path | None) -> Path | None:
+    """Return the checkpoint that the steps up to ``iteration`` are taken from; None for the beginning of the run."""
+    if iteration < 1:
+        raise ConfigError(f"--iteration = {iteration}", "steps are numbered from 1")
+    store = CheckpointStore(root)
+    if checkpoint is None:
+        before = [number for number in store.iterations() if number < iteration]
+        return store.path(before[-1]) if before else None
+    if checkpoint not in [store.path(number) for number in store.iterations() if number < iteration]:
+        raise ConfigError(
+            f"--iteration = {iteration}", f"must come after {checkpoint.name}", f"name {root} for the one before it"
+        )
+    return checkpoint
+
+
+def _flags(command: Any, changed: list[str], root: Path) -> argparse.Namespace:
+    """Return the flags of the run, with those that have ``changed`` since, in the folder it was started in."""
+    from mindspeed_mm_dit.training.position import is_command
+
+    if not is_command(command):
+        raise CheckpointError(
+            f"--checkpoint = {root}",
+            "does not say what command it comes from (an older version, or another host, wrote it)",
+            "resume it in the standalone host, which keeps its flags with the next checkpoint",
+        )
+    parser = dit_flags(build_parser())
+    flags = parser.parse_strictly([*command["arguments"], *changed])  # type: ignore[attr-defined]
+    if os.path.isdir(command["folder"]):
+        os.chdir(command["folder"])  # where the paths of its flags begin
+    return argparse.Namespace(**{**vars(flags), **UNUSED, "load": None})

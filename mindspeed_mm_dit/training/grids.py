@@ -1,0 +1,112 @@
+"""Pictures of a run while it learns: every so many steps the same noise and classes, by the moving average."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from mindspeed_mm_dit.configs.limits import MOST_GUIDANCE, check_between
+from mindspeed_mm_dit.configs.model import ModelConfig
+from mindspeed_mm_dit.errors import ConfigError, ConvergenceError
+from mindspeed_mm_dit.models.registry import check_encoders
+from mindspeed_mm_dit.objectives.guidance import Guidance
+from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of
+from mindspeed_mm_dit.sampling.clips import draw_strips
+from mindspeed_mm_dit.sampling.generate import SampleSettings, generate, generate_clips
+from mindspeed_mm_dit.sampling.grid import draw_grid
+from mindspeed_mm_dit.training.contract import Engine
+from mindspeed_mm_dit.training.data_sets import open_data_set
+from mindspeed_mm_dit.training.log import RunLog
+
+STEPS = 20
+CLASSES_SHOWN = 10
+SAMPLES_PER_CLASS = 4
+
+
+class SampleGrids:
+    """Draws a grid and keeps it as ``samples/iter_0000500.png`` beside the --save folder, and in TensorBoard.
+
+    The noise of an image is a function of the seed and its number, so that nothing of the run's own draws moves, and
+    pictures of one run can be compared.
+    """
+
+    def __init__(self, args: Namespace, log: RunLog) -> None:
+        self._config: ModelConfig = args.mm.model
+        self._classes, self._log = args.mm.classes, log
+        self._folder = folder_of(args)
+        self._settings = settings_of(args)
+        self._captions = open_data_set(args.mm, args.seed).example_captions()
+
+    def draw(self, engine: Engine, iteration: int) -> None:
+        """Draw the grid of ``iteration`` on the rank that logs; every rank must call this."""
+        draw = self._strips if self._config.reads_texts else self._images
+        try:
+            with engine.averaged(self._log.prints) as model:
+                if model is None:
+                    return
+                picture = draw(model)
+        except ConvergenceError:
+            self._log.say(f"samples at iteration {iteration}: are not finite numbers, and are not drawn")
+            return
+        if self._log.prints:
+            self._keep(picture, iteration)
+
+    def _images(self, model: Any) -> Image.Image:
+        shown = np.arange(min(CLASSES_SHOWN, self._config.predictor.num_classes), dtype=np.int64)
+        labels = np.repeat(shown, SAMPLES_PER_CLASS)
+        return draw_grid(generate(model, self._config, labels, self._settings), labels, names=self._classes)
+
+    def _strips(self, model: Any) -> Image.Image:
+        return draw_strips(generate_clips(model, self._config, self._captions, self._settings), self._captions)
+
+    def _keep(self, grid: Image.Image, iteration: int) -> None:
+        self._log.picture(iteration, "samples", np.asarray(grid))
+        if self._folder is None:
+            return
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            grid.save(self._folder / f"iter_{iteration:07d}.png")
+        except OSError as error:  # a full disk costs the picture, not the run
+            self._log.say(f"warning: --sample-interval: {self._folder} cannot be written: {error}; the run goes on")
+
+
+def folder_of(args: Namespace) -> Path | None:
+    """Return where the pictures of a run are kept as files; None without --save."""
+    return Path(args.save).parent / "samples" if args.save else None
+
+
+def settings_of(args: Namespace) -> SampleSettings:
+    """Return how the pictures of a run are drawn."""
+    model = args.mm.model
+    scale = args.report_cfg_scale if model.predictor.condition.has_null else 1.0
+    return SampleSettings(
+        sampler=objective_of(model.diffusion).quick_sampler,
+        steps=STEPS,
+        guidance=Guidance(
+            args.report_cfg_scale if model.predictor.condition.has_null else 1.0,
+            channels="all" if model.reads_texts else "3",
+        ),
+        seed=args.seed,
+        batch_size=args.micro_batch_size,  # what fits with a gradient fits without, and guided too
+    )
+
+
+def check_grids(args: Namespace, model: ModelConfig) -> None:
+    """Raise a UserError for --sample-interval where there is nowhere to draw to, or nothing to draw with."""
+    if not args.sample_interval:
+        return
+    what = f"--sample-interval = {args.sample_interval}"
+    if not any((args.save, args.tensorboard_dir, args.wandb_project, args.swanlab_project)):
+        raise ConfigError(what, "there is nowhere to keep the pictures", "add --save DIR or --tensorboard-dir DIR")
+    check_between("--report-cfg-scale", args.report_cfg_scale, 0.0, MOST_GUIDANCE)
+    name = objective_of(model.diffusion).quick_sampler
+    sampler = find_sampler(model.diffusion, name)
+    try:
+        sampler.check(model.diffusion, STEPS, sampler.options())
+    except ConfigError as error:
+        raise ConfigError(what, f"{STEPS} steps of {name}: {error.reason}", "leave the flag out") from None
+    check_encoders(model)  # latents may be cached, and pictures are decoded all the same

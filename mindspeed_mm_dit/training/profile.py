@@ -1,0 +1,64 @@
+"""--profile: a trace of some steps of some ranks, as the framework's own profiler writes it."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.training.start import say_on_this_rank
+
+
+class Profiling:
+    """Records the steps after --profile-step-start up to --profile-step-end, on the ranks of --profile-ranks."""
+
+    def __init__(self, args: Namespace) -> None:
+        folder, ranks = folder_of(args), args.profile_ranks
+        self._is_on = bool(args.profile) and (not ranks or runtime.rank() in ranks)
+        self._first, self._last = args.profile_step_start, args.profile_step_end
+        self._place = folder and folder / f"rank_{runtime.rank()}_steps_{self._first + 1}-{self._last}"
+        self._recording: runtime.Profile | None = None
+
+    def before_step(self, iteration: int) -> None:
+        """Begin where ``iteration`` steps have been taken; a run resumed in the middle records the rest."""
+        if self._is_on and self._place and self._recording is None and self._first <= iteration < self._last:
+            self._recording = runtime.Profile(self._place)
+
+    def after_step(self, iteration: int) -> None:
+        """End where ``iteration`` steps have been taken, and say where the trace is."""
+        if self._recording is not None and iteration >= self._last:
+            self.close()
+
+    def close(self) -> None:
+        """Write what is being recorded; a disk that fails costs the trace, not the run."""
+        if self._recording is None:
+            return
+        recording, self._recording = self._recording, None
+        try:
+            say_on_this_rank(f"profile of rank {runtime.rank()}: {recording.stop()}")
+        except OSError as error:
+            say_on_this_rank(f"warning: --profile: {self._place} cannot be written: {error}; the run goes on")
+
+
+def folder_of(args: Namespace) -> Path | None:
+    """Return where traces are kept: beside the --save folder, or in that of TensorBoard; None without either."""
+    if args.save:
+        return Path(args.save).parent / "profile"
+    return Path(args.tensorboard_dir) / "profile" if args.tensorboard_dir else None
+
+
+def check_profile(args: Namespace, world_size: int) -> None:
+    """Raise ConfigError for --profile with steps that are none, ranks that are not there, or nowhere to write to."""
+    if not args.profile:
+        return
+    start, end = args.profile_step_start, args.profile_step_end
+    if not start < end:
+        raise ConfigError(f"--profile-step-end = {end}", f"must be more than --profile-step-start ({start})")
+    if start >= args.train_iters:
+        raise ConfigError(f"--profile-step-start = {start}", f"no step follows: --train-iters is {args.train_iters}")
+    for rank in args.profile_ranks:
+        if rank >= world_size:
+            raise ConfigError(f"--profile-ranks: {rank}", f"there are {world_size} rank(s), numbered from 0")
+    if folder_of(args) is None:
+        raise ConfigError("--profile", "there is nowhere to write a trace", "add --save DIR or --tensorboard-dir DIR")

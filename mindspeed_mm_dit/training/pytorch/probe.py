@@ -1,0 +1,85 @@
+"""Watches a network while it takes a step: the first tensor that is not finite, and how large activations are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from mindspeed_mm_dit.training.replay import NotFinite
+
+INPUTS = ("x_t", "t", "condition")
+
+
+class Probe:
+    """Hooks on every module of ``network``, which change no number.
+
+    Tensors are looked at in the order in which they are computed: parameters before the step, the network's inputs,
+    each module's output, the losses, the gradients of outputs and parameters.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        self.largest: dict[str, float] = {}
+        """Module -> largest absolute value in its outputs, since ``begin``; infinite or nan where one of them is."""
+        self.not_finite: NotFinite | None = None
+        """The first tensor that is not finite, since ``begin``."""
+        self.micro_batch = -1
+        """Number of the one under way; what runs the step counts it up."""
+        self._network = network
+        network.register_forward_pre_hook(self._inputs)
+        for name, module in network.named_modules():
+            module.register_forward_hook(partial(self._output, name))
+        for name, parameter in network.named_parameters():
+            if parameter.requires_grad and not isinstance(parameter, DTensor):
+                parameter.register_hook(partial(self._look, *_owner(name), "gradient of"))
+
+    def begin(self) -> None:
+        """Forget the step before, and look at the parameters that this one starts from."""
+        self.largest, self.not_finite, self.micro_batch = {}, None, -1
+        for name, parameter in self._network.named_parameters():
+            shard = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            self._look(*_owner(name), "", shard.detach())
+
+    def loss(self, losses: Tensor) -> None:
+        """Look at the losses (B,) of the micro-batch under way."""
+        self._look("", "loss", "", losses.detach(), by_sample=True)
+
+    def _inputs(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        for number, tensor in enumerate(inputs):
+            self._look("", f"input {INPUTS[min(number, 2)]}", "", tensor, by_sample=True)
+
+    def _output(self, name: str, module: nn.Module, inputs: Any, output: Any) -> None:
+        for tensor in _tensors(output):
+            largest = tensor.detach().abs().max().item()
+            if not self.largest.get(name, 0.0) > largest:  # (nan is not below anything)
+                self.largest[name] = largest
+            if not math.isfinite(largest):
+                self._look(name, "output", "", tensor.detach(), by_sample=True)
+            if tensor.requires_grad:
+                tensor.register_hook(partial(self._look, name, "output", "gradient of", by_sample=True))
+
+    def _look(self, module: str, tensor: str, prefix: str, values: Any, by_sample: bool = False) -> None:
+        """Keep where ``values`` stand if they are the first that are not finite."""
+        if self.not_finite is not None or not isinstance(values, Tensor) or not values.is_floating_point():
+            return
+        finite = torch.isfinite(values)
+        if not finite.all():
+            rows = (~finite.reshape(len(values), -1).all(1)).nonzero()[:, 0].tolist() if by_sample else []
+            self.not_finite = NotFinite(module, f"{prefix} {tensor}".strip(), self.micro_batch, tuple(rows))
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
+    for tensor in output if isinstance(output, (tuple, list)) else (output,):
+        if isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.numel():
+            yield tensor
+
+
+def _owner(parameter: str) -> tuple[str, str]:
+    """Return the module of a parameter, and what it is called there."""
+    module, _, name = parameter.rpartition(".")
+    return module, f"parameter {name}"

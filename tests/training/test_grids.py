@@ -1,0 +1,98 @@
+"""Grids of samples while a run learns: drawn by the moving average, and nothing that the run computes moves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.hosts.standalone_preflight import check_grids
+from mindspeed_mm_dit.objectives.guidance import Guidance
+from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
+from mindspeed_mm_dit.sampling.grid import draw_grid
+from mindspeed_mm_dit.sampling.load import load_model
+from tests.training.launch import Configs
+
+STEPS = "--train-iters 6 --global-batch-size 16 --lr 1e-2 --num-workers 0 --ema-decay 0.5 --eval-interval 2 "
+GRIDS = "--save {0}/checkpoints --tensorboard-dir {0}/board --sample-interval 3"
+SHARDED = "sub_modules_to_wrap:\n  - predictor.blocks.{{*}}\nsharding_size: auto\nreshard_after_forward: {}\n"
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory, digits_folder):
+    configs = Configs.create(tmp_path_factory.mktemp("tiny"), digits_folder, hidden_size=32, num_layers=2, num_heads=2)
+    configs.hold_out(0.1)
+    return configs
+
+
+@pytest.fixture(scope="module")
+def alone(tiny, tmp_path_factory):
+    """A run of one process that draws, and its folder."""
+    folder = tmp_path_factory.mktemp("alone")
+    outcome = tiny.run(STEPS + GRIDS.format(folder))
+    assert outcome.code == 0, outcome.output
+    return outcome, folder
+
+
+def pixels(folder, iteration):
+    return np.asarray(Image.open(folder / f"samples/iter_{iteration:07d}.png")).astype(int)
+
+
+@pytest.mark.ranks
+def test_the_grid_is_what_is_sampled_of_the_average_in_the_checkpoint(alone):
+    _, folder = alone
+    model, config = load_model(folder / "checkpoints", None)
+    settings = SampleSettings("ddim", 20, Guidance(2.0, channels="3"), seed=1234, batch_size=16)
+    labels = np.repeat(np.arange(10), 4)
+    drawn = draw_grid(generate(model, config, labels, settings), labels, names=[str(i) for i in range(10)])
+    np.testing.assert_array_equal(pixels(folder, 6), np.asarray(drawn))
+    assert sorted(path.name for path in (folder / "samples").iterdir()) == ["iter_0000003.png", "iter_0000006.png"]
+    assert np.abs(pixels(folder, 3) - pixels(folder, 6)).max() > 0
+    board = EventAccumulator(str(folder / "board"), size_guidance={"images": 0})
+    board.Reload()
+    assert [event.step for event in board.Images("samples")] == [3, 6]
+
+
+@pytest.mark.ranks
+def test_drawing_moves_no_printed_digit(tiny, alone):
+    without = tiny.run(STEPS)
+    assert alone[0].lines == without.lines and alone[0].validations == without.validations and len(without.lines) == 6
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("reshard", [None, "true", "false"], ids=["replicated", "resharded", "kept gathered"])
+def test_two_ranks_draw_the_grid_of_one_and_print_what_they_print_without_it(tiny, alone, tmp_path, reshard):
+    flags = STEPS
+    if reshard:
+        (tmp_path / "fsdp2.yaml").write_text(SHARDED.format(reshard))
+        flags += f"--use-torch-fsdp2 --fsdp2-config-path {tmp_path}/fsdp2.yaml "
+    drawing, without = tiny.run(flags + GRIDS.format(tmp_path), 2), tiny.run(flags, 2)
+    assert drawing.code == without.code == 0, drawing.output
+    assert drawing.lines == without.lines and drawing.validations == without.validations
+    for iteration in (3, 6):  # sums in another order move a rounding of a pixel, no more
+        assert np.abs(pixels(tmp_path, iteration) - pixels(alone[1], iteration)).max() <= 1
+
+
+def test_grids_that_could_not_be_kept_or_drawn_are_refused(tmp_path, model_json):
+    from argparse import Namespace
+
+    from mindspeed_mm_dit.configs.model import model_config_from_mapping
+
+    args = Namespace(
+        sample_interval=5,
+        save=None,
+        tensorboard_dir=None,
+        report_cfg_scale=2.0,
+        wandb_project=None,
+        swanlab_project=None,
+    )
+    config = model_config_from_mapping(model_json, "model.json")
+    with pytest.raises(ConfigError, match="--sample-interval = 5: there is nowhere to keep the pictures"):
+        check_grids(args, config)
+    args.save = str(tmp_path)
+    check_grids(args, config)
+    model_json["diffusion"]["num_train_timesteps"] = 15
+    with pytest.raises(ConfigError, match="--sample-interval = 5: 20 steps of ddim: is more than the 15 timesteps"):
+        check_grids(args, model_config_from_mapping(model_json, "model.json"))

@@ -1,0 +1,93 @@
+"""One contract for what keeps the curves of a run; whichever of them is installed is held to it."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from mindspeed_mm_dit.errors import ConfigError, PlatformError
+from mindspeed_mm_dit.training.trackers import choose
+from mindspeed_mm_dit.training.trackers.choose import Guarded, check_trackers, open_trackers
+
+NONE = {
+    f"{extra}_{flag}": None
+    for extra in ("wandb", "swanlab")
+    for flag in ("project", "entity", "exp_name", "save_dir")
+}  # fmt: skip
+PICTURE = np.full((8, 8, 3), 200, np.uint8)
+FLAGS = {
+    "tensorboard": lambda folder: {"tensorboard_dir": str(folder)},
+    "wandb": lambda folder: {"wandb_project": "digits", "wandb_exp_name": "first", "wandb_save_dir": str(folder)},
+    "swanlab": lambda folder: {"swanlab_project": "digits", "swanlab_exp_name": "first", "save": str(folder / "save")},
+}
+
+
+def flags(**given):
+    return Namespace(**{"tensorboard_dir": None, "save": None, "lr": 0.5, **NONE, **given})
+
+
+def written(folder):
+    """All bytes of the files below a folder, and the names of its pictures."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return b"".join(path.read_bytes() for path in files), [path.name for path in files if path.suffix == ".png"]
+
+
+@pytest.mark.parametrize("kind", FLAGS)
+def test_values_and_pictures_are_on_disk_once_it_is_closed(kind, tmp_path, monkeypatch, capfd):
+    for package in choose.PACKAGES.get(kind, ()):
+        pytest.importorskip(package)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    args = flags(**FLAGS[kind](tmp_path))
+    check_trackers(args)
+    (tracker,) = open_trackers(args, 5)
+    tracker.add(6, {"train/loss": 0.25, "valid/loss_noise_0-25": 0.5})
+    tracker.add(7, {"train/loss": 0.125})
+    tracker.add_picture(7, "samples", PICTURE)
+    tracker.close()
+    assert "keeps no more" not in capfd.readouterr().err
+    if kind == "tensorboard":
+        board = EventAccumulator(str(tmp_path))
+        board.Reload()
+        assert [(event.step, event.value) for event in board.Scalars("train/loss")] == [(6, 0.25), (7, 0.125)]
+        assert [event.step for event in board.Images("samples")] == [7]
+    else:
+        content, pictures = written(tmp_path)
+        assert b"train/loss" in content and b"valid/loss_noise_0-25" in content and pictures
+
+
+@pytest.mark.parametrize("extra", choose.PACKAGES)
+def test_a_tracker_that_is_not_installed_is_named_with_the_command_that_installs_it(extra, monkeypatch):
+    monkeypatch.setattr(choose.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(PlatformError, match=rf"--{extra}-project = digits: {extra} is not installed") as refused:
+        check_trackers(flags(**{f"{extra}_project": "digits"}))
+    assert f"pip install {choose.REQUIREMENTS[extra]}" in str(refused.value)
+
+
+@pytest.mark.parametrize("extra", choose.PACKAGES)
+def test_a_tracker_without_a_folder_or_with_one_that_cannot_be_is_named(extra, monkeypatch, tmp_path):
+    monkeypatch.setattr(choose.importlib.util, "find_spec", lambda name: name)
+    with pytest.raises(ConfigError, match=rf"there is nowhere to keep it\n.*add --save DIR or --{extra}-save-dir DIR"):
+        check_trackers(flags(**{f"{extra}_project": "digits"}))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=f"--{extra}-save-dir = .*is a file"):
+        check_trackers(flags(**{f"{extra}_project": "digits", f"{extra}_save_dir": str(tmp_path / "file")}))
+
+
+class Failing:
+    def add(self, iteration, values):
+        raise RuntimeError("no network\nand more")
+
+
+def test_a_tracker_that_fails_is_said_once_and_ends_nothing(capsys):
+    tracker = Guarded("wandb", Failing)
+    for iteration in (1, 2):
+        tracker.add(iteration, {})
+    tracker.close()
+    assert (
+        capsys.readouterr().err == "warning: wandb: keeps no more curves: RuntimeError: no network; the run goes on\n"
+    )
+    Guarded("wandb", lambda: 1 / 0).add(1, {})
+    assert "ZeroDivisionError" in capsys.readouterr().err
