@@ -203,6 +203,7 @@ def test_a_run_of_mindspeed_mm_becomes_one_of_ours_whatever_it_calls_the_moments
     convert(tmp_path / "iter_0000007", tmp_path / "ours", "pytorch")
     for tree in ("model", "ema", "optimizer"):
         assert_same(read(tmp_path / "ours").trees[tree], state.trees[tree])
+    assert read_facts(tmp_path / "ours/iter_0000007") == {"iteration": 7}  # a run that was killed leaves no run.json
 
 
 def tensors(arrays):

@@ -12,7 +12,7 @@ import numpy as np
 from mindspeed_mm_dit.checkpoint.fitting import check_whole
 from mindspeed_mm_dit.checkpoint.shapes import Shapes, predictor_of
 from mindspeed_mm_dit.checkpoint.state import Arrays, State, unflatten
-from mindspeed_mm_dit.checkpoint.store import read_facts
+from mindspeed_mm_dit.checkpoint.store import iteration_of, read_facts
 from mindspeed_mm_dit.checkpoint.weights import reader_of_pytorch_folder
 from mindspeed_mm_dit.errors import PlatformError
 
@@ -27,7 +27,11 @@ def read(path: Path) -> State:
     dcp = reader_of_pytorch_folder(path)
     check_whole(path, dcp.problem_of)
     facts = read_facts(path)
-    tensors = dcp.read_theirs(path, _trained(dcp, path, facts)) if dcp.is_theirs(path) else dcp.read_tree(path)
+    if dcp.is_theirs(path):
+        tensors = dcp.read_theirs(path, _trained(dcp, path, facts))
+        facts = {"iteration": iteration_of(path) or 0} | facts  # (a run that was killed there has left none)
+    else:
+        tensors = dcp.read_tree(path)
     return State(unflatten({name: dcp.as_array(tensor) for name, tensor in tensors.items()}), facts)
 
 
