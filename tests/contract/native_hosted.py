@@ -142,9 +142,10 @@ class NativeAndStandalone(TwoHosts):
         return done.stdout
 
     def train(self, host: str, iterations: int, flags: str = "", ranks: int = 1, fsdp2: bool = True) -> Outcome:  # type: ignore[override]
-        """Run pretrain_dit.py in ``host``."""
+        """Run pretrain_dit.py in ``host``; the standalone one without MindSpeed-MM and a torch_npu in sight."""
         words = [*self.words(iterations, flags, fsdp2), "--host", host]
-        return run_python([str(ROOT / "pretrain_dit.py"), *words], self.folder, ranks)
+        alone = {"PYTHONPATH": str(ROOT)} if host == "standalone" else {}
+        return run_python([str(ROOT / "pretrain_dit.py"), *words], self.folder, ranks, **alone)
 
     def copy(self, name: str, iteration: int) -> str:
         """Return the name of a folder with one of the checkpoints in the folder ``name``, as a run left it there."""

@@ -12,6 +12,8 @@ import pytest
 from mindspeed_mm_dit.checkpoint.store import TRACKER
 from mindspeed_mm_dit.checkpoint.weights import read_weights
 from tests.contract.native_hosted import NativeAndStandalone, needs_engine, run_python
+from tests.data import test_latents
+from tests.data.test_latents import cache, data_json, model_json
 from tests.training.launch import Outcome
 
 pytestmark = [needs_engine, pytest.mark.ranks]
@@ -249,6 +251,25 @@ def test_precision_recomputation_and_building_without_memory_change_no_number(
     path = runs.yaml("bf16", 4, "--bf16")
     assert "init_model_with_meta_device: true" in path.read_text() and "recompute: true" in path.read_text()
     assert good(runs.engine(path)).losses == pytest.approx(good(runs.train("standalone", 4, "--bf16")).losses, **CLOSE)
+
+
+home = test_latents.home  # a fixture: a tiny VAE and eleven images
+
+
+def test_a_pretrained_autoencoder_and_its_cached_latents_give_the_losses_of_the_standalone_host(
+    tmp_path: Path, home: Path
+) -> None:
+    runs = NativeAndStandalone(tmp_path, home / "images")
+    flow = {"model_id": "flow_matching", "timestep_sampling": "logit_normal", "shift": 2.0}
+    (tmp_path / "model.json").write_text(json.dumps(model_json(home, "vae") | {"diffusion": flow}))
+    (tmp_path / "data.json").write_text(json.dumps(data_json(home)))
+    here = good(runs.train("standalone", 3, fsdp2=False))
+    online = good(runs.engine(runs.yaml("online", 3, fsdp2=False)))
+    assert cache(tmp_path, tmp_path / "latents") == 0
+    (tmp_path / "data.json").write_text(json.dumps(data_json(home, latents=str(tmp_path / "latents"))))
+    cached = good(runs.engine(runs.yaml("cached", 3, fsdp2=False)))
+    check_same(online, here, range(1, 4))
+    check_same(cached, here, range(1, 4))
 
 
 def test_an_id_that_another_plugin_holds_is_named(runs: NativeAndStandalone) -> None:
