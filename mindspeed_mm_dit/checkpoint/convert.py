@@ -202,7 +202,9 @@ def write(target: Path, target_format: str, state: State) -> None:
         if known.room is Room.TRAINING:
             store, iteration = CheckpointStore(aside), int(state.facts.get("iteration", 0))
             known.write(store.begin(iteration), state)
-            store.commit(iteration, {"iteration": iteration, "consumed_samples": 0} | state.facts)
+            store.commit(
+                iteration, {"iteration": iteration} | state.facts
+            )  # (no samples told: those of the iterations)
         else:
             if not known.endings:
                 aside.mkdir()

@@ -186,6 +186,12 @@ class BackgroundWriter(ABC):
         return problem
 
 
+def iteration_of(path: Path) -> int | None:
+    """Return the iteration in the name of a checkpoint folder; None for a folder of another name."""
+    name = _NAME.fullmatch(path.name)
+    return int(name[1]) if name else None
+
+
 def read_facts(path: Path) -> dict[str, Any]:
     """Return the facts of the run that wrote the checkpoint ``path``; empty if another program wrote it.
 
@@ -205,8 +211,8 @@ def read_facts(path: Path) -> dict[str, Any]:
             raise CheckpointError(
                 f"{path / RUN_FACTS}: {key} = {shown(facts[key])}", "is nothing that a run keeps there", DAMAGED_CURE
             )
-    name = _NAME.fullmatch(path.name)
-    if name and facts.get("iteration", int(name[1])) != int(name[1]):
+    named = iteration_of(path)
+    if named is not None and facts.get("iteration", named) != named:
         raise CheckpointError(
             f"{path / RUN_FACTS}: iteration = {facts['iteration']}", f"is not that of {path.name}", DAMAGED_CURE
         )

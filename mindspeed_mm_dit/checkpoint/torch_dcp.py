@@ -37,8 +37,10 @@ __all__ = [
     "check_architecture",
     "entries_for_mindspeed_mm",
     "has_optimizer",
+    "is_theirs",
     "problem_of",
     "read",
+    "read_theirs",
     "read_tree",
     "shapes",
 ]
@@ -193,6 +195,26 @@ def read_tree(path: Path, prefix: str = "") -> dict[str, torch.Tensor]:
     }
     _load(wanted, path, partial=False)
     return {mindspeed_mm.our_name(name)[len(start) :]: value for name, value in wanted.items()}
+
+
+def is_theirs(path: Path) -> bool:
+    """Return whether MindSpeed-MM wrote the checkpoint ``path``."""
+    return mindspeed_mm.is_theirs(read_metadata(path).state_dict_metadata.keys())
+
+
+def read_theirs(path: Path, trained: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
+    """Read a checkpoint of MindSpeed-MM into CPU memory, by our names: weights, averages, and the optimizer's state.
+
+    ``trained``: name -> shape of the weights that the optimizer steps. What else stands there is left out.
+    """
+    wanted = {name: shape for name, shape in shapes(path).items() if name.startswith(("model.", "ema."))}
+    if has_optimizer(path):
+        for name, shape in trained.items():
+            sizes = {"step": (), "exp_avg": shape, "exp_avg_sq": shape}
+            wanted |= {f"optimizer.state.{name}.{kind}": size for kind, size in sizes.items()}
+    state = {name: torch.empty(shape) for name, shape in wanted.items()}
+    read(state, path)
+    return state
 
 
 def as_array(tensor: torch.Tensor) -> np.ndarray:

@@ -10,12 +10,11 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
-
-import yaml
+from typing import Literal
 
 from mindspeed_mm_dit.configs.limits import check_between, shown
-from mindspeed_mm_dit.configs.strict import from_mapping, read_text
+from mindspeed_mm_dit.configs.strict import from_mapping
+from mindspeed_mm_dit.configs.yaml_file import read_yaml
 from mindspeed_mm_dit.errors import ConfigError, nearest
 
 Dtype = Literal["bf16", "fp16", "fp32"]
@@ -106,33 +105,9 @@ class Fsdp2Config:
         return size
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML, refusing a key that stands twice, and ``<<``, which can make a short file a very large mapping."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            text = key.value if isinstance(key.value, str) else shown(key.value)
-            if text in seen or key.tag == "tag:yaml.org,2002:merge":
-                reason = "stands twice" if text in seen else "is not understood here"
-                raise yaml.constructor.ConstructorError(None, None, f"key {shown(text)} {reason}", key.start_mark)
-            seen.add(text)
-        return super().construct_mapping(node, deep)
-
-
 def load_fsdp2_config(path: str | Path | None) -> Fsdp2Config:
     """Read fsdp2.yaml; no path means every default."""
-    if path is None:
-        return Fsdp2Config()
-    text = read_text(path, "--fsdp2-config-path")
-    try:
-        content = yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--fsdp2-config-path = {path}", f"is not YAML: {error}") from None
-    except RecursionError:
-        raise ConfigError(f"--fsdp2-config-path = {path}", "is nested too deeply to be a config file") from None
-    except Exception as error:  # (PyYAML passes on whatever a date or number that is none raises)
-        raise ConfigError(f"--fsdp2-config-path = {path}", f"holds a value that cannot be read: {error}") from None
+    content = None if path is None else read_yaml(path, "--fsdp2-config-path")
     return from_mapping(Fsdp2Config, {} if content is None else content, str(path))
 
 

@@ -86,10 +86,7 @@ def settings_of(args: Namespace) -> SampleSettings:
     return SampleSettings(
         sampler=objective_of(model.diffusion).quick_sampler,
         steps=STEPS,
-        guidance=Guidance(
-            args.report_cfg_scale if model.predictor.condition.has_null else 1.0,
-            channels="all" if model.reads_texts else "3",
-        ),
+        guidance=Guidance(scale, channels="all" if model.reads_texts else "3"),
         seed=args.seed,
         batch_size=args.micro_batch_size,  # what fits with a gradient fits without, and guided too
     )

@@ -185,6 +185,33 @@ def test_a_run_keeps_optimizer_average_and_facts(tmp_path, first, second):
             assert read_facts(root / "iter_0000007") == FACTS
 
 
+@needs_torch
+@pytest.mark.parametrize("owner", ["predictor.{name}", "{number}", "{name}"])
+def test_a_run_of_mindspeed_mm_becomes_one_of_ours_whatever_it_calls_the_moments(tmp_path, owner):
+    from mindspeed_mm_dit.checkpoint import torch_dcp
+
+    state, moments = training_state(), {}
+    trained = [name for name in state.trees["model"] if name != "pos_embed"]
+    for number, name in enumerate(sorted(trained, key=lambda name: name.endswith(".bias"))):
+        kinds = {kind: state.trees["optimizer"][f"state.{name}.{kind}"] for kind in ("exp_avg", "exp_avg_sq", "step")}
+        own = kinds if owner == "{name}" else {kind: kinds[kind] for kind in ("exp_avg", "exp_avg_sq")}
+        moments[owner.format(name=name, number=number)] = tensors(own)
+    theirs = {"optimizer": {"state": moments, "param_groups": {str(group): {"step": 7} for group in range(2)}}}
+    theirs["model"] = tensors({**state.trees["model"], **{f"ema.{name}": x for name, x in state.trees["ema"].items()}})
+    theirs["rng_state"] = {"0": {"torch_rng_state": torch_dcp.as_tensor(np.arange(8))}}
+    torch_dcp.write(theirs, tmp_path / "iter_0000007")
+    convert(tmp_path / "iter_0000007", tmp_path / "ours", "pytorch")
+    for tree in ("model", "ema", "optimizer"):
+        assert_same(read(tmp_path / "ours").trees[tree], state.trees[tree])
+    assert read_facts(tmp_path / "ours/iter_0000007") == {"iteration": 7}  # a run that was killed leaves no run.json
+
+
+def tensors(arrays):
+    from mindspeed_mm_dit.checkpoint import torch_dcp
+
+    return {name: torch_dcp.as_tensor(array) for name, array in arrays.items()}
+
+
 def test_both_sets_of_weights_stay_in_a_pt_and_facts_are_its_args(tmp_path):
     state = training_state()
     done = convert(write(tmp_path, "mindspore", state), tmp_path / "a.pt")

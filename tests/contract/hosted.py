@@ -70,6 +70,9 @@ def run_python(words: list[str], folder: Path, ranks: int = 1, **extra: str) -> 
 FLAGS = "--micro-batch-size 4 --global-batch-size 8 --num-workers 0 --lr 1e-3 --lr-decay-style constant --ema-decay 0.9"
 
 
+GLOO_ADDS_UP = "adds gradients up where FSDP2 asks for"
+
+
 class TwoHosts:
     """One folder of configs, trained in either host."""
 
@@ -93,4 +96,7 @@ class TwoHosts:
         words = [*config.split(), *FLAGS.split(), "--train-iters", str(iterations), *flags.split(), "--host", host]
         if host == "mindspeed-mm":
             words += ["--mm-tool", str(tools_json())]
-        return run_python([str(ROOT / "pretrain_dit.py"), *words], self.folder, ranks, **extra)
+        outcome = run_python([str(ROOT / "pretrain_dit.py"), *words], self.folder, ranks, **extra)
+        if GLOO_ADDS_UP in outcome.output:  # (PyTorch 2.7.1, which the native engine takes; on a CPU)
+            pytest.skip(f"the standalone host refuses FSDP2 here: {GLOO_ADDS_UP} their average")
+        return outcome

@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 
 from mindspeed_mm_dit.checkpoint.store import TRACKER
+from mindspeed_mm_dit.hosts.native.__main__ import COMMAND
 from mindspeed_mm_dit.hosts.native.commandline import as_text, parse, yaml_for
-from mindspeed_mm_dit.hosts.native.contract import KNOWN_TORCH, TRAINER
+from mindspeed_mm_dit.hosts.native.contract import KNOWN_TORCH, RELIED_ON, TRAINER
 from tests.conftest import ROOT
 from tests.contract.hosted import TwoHosts
 from tests.training.launch import Outcome
@@ -33,7 +34,11 @@ def missing() -> str:
     lacking += [] if PYTHON else ["MINDSPEED_MM_NATIVE_PYTHON"]
     if lacking:
         return f"not set: {', '.join(lacking)}"
-    for name, part in (("MINDSPEED_MM_HOME", f"mindspeed_mm/{TRAINER}"), ("MINDSPEED_HOME", "mindspeed/fsdp")):
+    parts = [("MINDSPEED_MM_HOME", f"mindspeed_mm/{TRAINER}")]
+    for module in RELIED_ON:
+        home = "MINDSPEED_HOME" if module.startswith("mindspeed.") else "MINDSPEED_MM_HOME"
+        parts.append((home, f"{module.replace('.', '/')}.py"))
+    for name, part in parts:
         if not (Path(os.environ[name]) / part).exists():
             return f"{name} = {os.environ[name]} has no {part}"
     version = "import importlib.metadata; print(importlib.metadata.version('torch').partition('+')[0])"
@@ -68,6 +73,23 @@ def run_python(words: list[str], folder: Path, ranks: int = 1, **extra: str) -> 
     return Outcome(done.returncode, done.stdout)
 
 
+COMPLAIN = """
+import sys
+from mindspeed_mm_dit.errors import UserError
+from mindspeed_mm_dit.framework import activate
+activate("pytorch")
+from mindspeed_mm_dit.hosts.native import checkpoints, run
+for path in sys.argv[1:]:
+    sys.argv[:] = ["trainer.py", path]
+    try:
+        run.begin(sys.argv)
+        checkpoints.check(run.current())
+        print("no complaint of", path)
+    except UserError as error:
+        print(error)
+"""
+"""What the plugin does before a model is built, for one yaml after another: the engine is imported once for all."""
+
 FLAGS = "--micro-batch-size 2 --global-batch-size 8 --num-workers 0 --lr 1e-3 --lr-decay-style constant --ema-decay 0.9"
 
 
@@ -95,16 +117,35 @@ class NativeAndStandalone(TwoHosts):
         path.write_text(as_text(content), encoding="utf-8")
         return path
 
-    def engine(self, path: Path, ranks: int = 1, script: Path | None = None) -> Outcome:
-        """Run upstream's own trainer.py on a yaml; ``script``: what is to start it."""
+    def engine(self, path: Path, ranks: int = 1, script: str = "") -> Outcome:
+        """Run upstream's own trainer.py on a yaml; ``script``: Python that runs before it does."""
         trainer = Path(os.environ["MINDSPEED_MM_HOME"]) / "mindspeed_mm" / TRAINER
-        words = [str(script), str(trainer)] if script else [str(trainer)]
-        return run_python([*words, str(path)], self.folder, ranks, NON_MEGATRON="true")
+        words = [str(trainer), str(path)]
+        if script:
+            begin = self.folder / "begin.py"
+            begin.write_text(
+                f"{script}\nimport runpy, sys\ndel sys.argv[0]\nrunpy.run_path(sys.argv[0], {{}}, '__main__')"
+            )
+            words.insert(0, str(begin))
+        return run_python(words, self.folder, ranks, NON_MEGATRON="true")
+
+    def checked_engine(self, path: Path) -> Outcome:
+        """Run the trainer by the command that checks a yaml of one's own before upstream reads it."""
+        return run_python(["-m", COMMAND, str(path)], self.folder)
+
+    def complaints(self, paths: list[Path]) -> str:
+        """Return what the plugin says of yamls before a model is built, in a process on one rank."""
+        alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "NON_MEGATRON": "true"}
+        words = [PYTHON, "-c", COMPLAIN, *map(str, paths)]
+        done = subprocess.run(words, env=environment(**alone), cwd=self.folder, text=True, timeout=600, check=True,
+                              stdout=subprocess.PIPE)  # fmt: skip
+        return done.stdout
 
     def train(self, host: str, iterations: int, flags: str = "", ranks: int = 1, fsdp2: bool = True) -> Outcome:  # type: ignore[override]
-        """Run pretrain_dit.py in ``host``."""
+        """Run pretrain_dit.py in ``host``; the standalone one without MindSpeed-MM and a torch_npu in sight."""
         words = [*self.words(iterations, flags, fsdp2), "--host", host]
-        return run_python([str(ROOT / "pretrain_dit.py"), *words], self.folder, ranks)
+        alone = {"PYTHONPATH": str(ROOT)} if host == "standalone" else {}
+        return run_python([str(ROOT / "pretrain_dit.py"), *words], self.folder, ranks, **alone)
 
     def copy(self, name: str, iteration: int) -> str:
         """Return the name of a folder with one of the checkpoints in the folder ``name``, as a run left it there."""

@@ -9,8 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mindspeed_mm_dit.checkpoint.store import TRACKER
 from mindspeed_mm_dit.checkpoint.weights import read_weights
-from tests.contract.native_hosted import NativeAndStandalone, needs_engine
+from tests.contract.native_hosted import NativeAndStandalone, needs_engine, run_python
+from tests.data import test_latents
+from tests.data.test_latents import cache, data_json, model_json
 from tests.training.launch import Outcome
 
 pytestmark = [needs_engine, pytest.mark.ranks]
@@ -107,22 +110,117 @@ def test_a_checkpoint_says_what_it_is_of(halfway: Path) -> None:
     assert facts["model"]["predictor"]["hidden_size"] == 32 and facts["host"] == "MindSpeed-MM, native engine"
 
 
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"training__lr_warmup_ration": 0.1}, "training.lr_warmup_ration = 0.1: unknown key"),
-        ({"parallel__fsdp_plan__apply_modules": ["blocs.{*}"]}, "blocs.{*}: matches no module"),
-        ({"parallel__fsdp_plan__param_dtype": "bf16"}, "makes weights, moments and average of this type"),
-        ({"data__dataset_param__mm_data": None}, "data.dataset_param.mm_data: is required and missing"),
-        ({"training__load": "nowhere"}, "holds no checkpoint"),
-    ],
+def test_sample_and_convert_read_weights_moments_and_average(runs: NativeAndStandalone, halfway: Path) -> None:
+    drawn = "--checkpoint halfway --classes 0,1 --num-per-class 1 --sampler ddim --steps 2 --weights"
+    mm_dit = ["-m", "mindspeed_mm_dit.cli.main"]
+    for which in ("ema", "model"):
+        good(run_python([*mm_dit, "sample", *drawn.split(), which, "--output", f"{which}.npz"], runs.folder))
+    with np.load(runs.folder / "ema.npz") as average, np.load(runs.folder / "model.npz") as weights:
+        assert average["arr_0"].shape == weights["arr_0"].shape and average["arr_0"].shape[0] == 2
+        assert not np.array_equal(average["arr_0"], weights["arr_0"])
+    done = good(run_python([*mm_dit, "convert", "halfway", "converted", "--to", "pytorch"], runs.folder))
+    assert "model, ema, optimizer" in done.output
+    theirs, ours = halfway / f"iter_{HALF:07d}", runs.folder / f"converted/iter_{HALF:07d}"
+    for read in (lambda path: read_weights(path, True), lambda path: read_weights(path, False), moments):
+        found, expected = read(ours), read(theirs)
+        assert found.keys() == expected.keys() and all(np.array_equal(found[name], expected[name]) for name in found)
+
+
+def moments(path: Path) -> dict[str, np.ndarray]:
+    from mindspeed_mm_dit.checkpoint import torch_dcp
+
+    found = {name: torch_dcp.as_array(x) for name, x in torch_dcp.read_tree(path, "optimizer").items()}
+    assert any(name.endswith("blocks.0.attn.qkv.weight.exp_avg_sq") and x.any() for name, x in found.items())
+    return found
+
+
+KILLED = """
+import os, signal
+from torch.distributed.checkpoint import FileSystemWriter
+finish, saves = FileSystemWriter.finish, []
+def killed(self, *args, **kwargs):
+    saves.append(self)
+    if len(saves) == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    finish(self, *args, **kwargs)
+FileSystemWriter.finish = killed
+"""
+"""kill -9 in the second save, once the tensors are written and before the index is."""
+
+
+def test_a_kill_during_a_save_loses_that_save_alone(runs: NativeAndStandalone, standalone: Outcome) -> None:
+    flags = "--save killed --save-interval 2"
+    outcome = runs.engine(runs.yaml("killed", 4, flags, fsdp2=False), script=KILLED)
+    assert outcome.code != 0 and list(outcome.losses) == [1, 2, 3, 4], outcome.output[-4000:]
+    left = sorted(path.name for path in (runs.folder / "killed").glob("iter_*"))
+    assert left == ["iter_0000002", "iter_0000004"] and not (runs.folder / "killed/iter_0000004/.metadata").exists()
+    path = runs.yaml("after", 4, f"{flags} --load killed", fsdp2=False)
+    resumed = good(runs.engine(path))
+    check_same(resumed, standalone, range(3, 5))
+    # Upstream saves once more at the end: a kill during that one would have cost the save before it.
+    assert resumed.output.count("Saved checkpoint to") == 1
+    done = runs.folder / "killed/iter_0000004/.metadata"
+    written = done.stat().st_mtime_ns
+    assert not good(runs.engine(path)).losses and done.stat().st_mtime_ns == written
+    done.unlink()
+    assert "Cure: write 2, the number of the one before it, into killed/latest" in runs.complaints([path])
+
+
+def test_a_mistake_of_the_yaml_ends_upstreams_trainer_before_a_model_is_built(runs: NativeAndStandalone) -> None:
+    outcome = runs.engine(runs.yaml("mistaken", 2, fsdp2=False, training__lr_warmup_ration=0.1))
+    assert "training.lr_warmup_ration = 0.1: unknown key" in outcome.output and outcome.code != 0
+    assert "Building custom model" not in outcome.output
+
+
+MISTAKES: tuple[tuple[dict[str, object], str], ...] = (
+    ({"parallel__fsdp_plan__apply_modules": ["blocs.{*}"]}, "blocs.{*}: matches no module"),
+    ({"parallel__fsdp_plan__param_dtype": "bf16"}, "makes weights, moments and average of this type"),
+    ({"parallel__fully_shard_parallel_size": 3}, "size = 3: does not divide the ranks: shards(3) * copies(0) != WORLD"),
+    ({"parallel__fully_shard_parallel_size": 0}, "parallel.fully_shard_parallel_size = 0: is no number of ranks"),
+    ({"parallel__fully_shard_parallel_size": "al"}, "parallel.fully_shard_parallel_size = 'al': is no number of ranks"),
+    ({"data__dataset_param__mm_data": None}, "data.dataset_param.mm_data: is required and missing"),
+    ({"data": None}, "data = null: is a section, and has keys"),
+    ({"training__save": None}, "training.save = null: MindSpeed-MM's native engine does not take it"),
+    ({"training__lr": "fast"}, "training.lr = 'fast': MindSpeed-MM's native engine does not take it"),
+    ({"training__load": "nowhere"}, "training.load = nowhere: holds no checkpoint"),
+    ({"training__load": "torn"}, "training.load = torn: its latest_checkpointed_iteration.txt is empty"),
+    ({"training__load": "old_route"}, "names the moments in iter_0000010 as MindSpeed-MM's old route does"),
 )
-def test_a_mistake_is_named_before_a_model_is_built(
-    runs: NativeAndStandalone, keys: dict[str, object], message: str
+"""What stands in the yaml instead, "__" for the dots, and what is said of it."""
+
+
+def test_mistakes_are_named_with_setting_and_value(
+    runs: NativeAndStandalone, standalone: Outcome, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    outcome = runs.engine(runs.yaml("mistaken", 2, fsdp2=False, **keys))
-    assert message in outcome.output and "Building custom model" not in outcome.output.partition(message)[2]
-    assert "iteration  " not in outcome.output and outcome.code != 0
+    (runs.folder / "torn").mkdir()
+    (runs.folder / "torn" / TRACKER).touch()
+    write_as_the_old_route(runs)
+    said = runs.complaints([runs.yaml(f"mistake{n}", 2, fsdp2=False, **keys) for n, (keys, _) in enumerate(MISTAKES)])
+    assert [message for _, message in MISTAKES if message not in said] == [], said
+    assert "no complaint" not in said and said.count("Error: ") == len(MISTAKES)
+
+
+def write_as_the_old_route(runs: NativeAndStandalone) -> None:
+    """Give the moments of a checkpoint the names that they have in the old route."""
+    from mindspeed_mm_dit.checkpoint import torch_dcp
+
+    name = f"iter_{HALF:07d}"
+    trees = {tree: torch_dcp.read_tree(runs.folder / "standalone" / name, tree) for tree in ("model", "optimizer")}
+    by_parameter: dict[str, dict[str, object]] = {}
+    for key, tensor in trees["optimizer"].items():
+        parameter, _, kind = key.removeprefix("state.").rpartition(".")
+        by_parameter.setdefault(f"predictor.{parameter}", {})[kind] = tensor
+    (runs.folder / "old_route").mkdir()
+    torch_dcp.write({"model": trees["model"], "optimizer": {"state": by_parameter}}, runs.folder / "old_route" / name)
+    (runs.folder / "old_route" / TRACKER).write_text(str(HALF))
+
+
+def test_the_checking_command_trains_and_names_what_upstream_would_say(runs: NativeAndStandalone) -> None:
+    there = good(runs.checked_engine(runs.yaml("checked", 1, fsdp2=False)))
+    assert list(there.losses) == [1]
+    refused = runs.checked_engine(runs.yaml("refused", 1, fsdp2=False, training__save=None))
+    assert "Cure: leave the key out" in refused.output and "Traceback" not in refused.output.partition("Cure")[0]
+    assert refused.code != 0
 
 
 def test_one_word_trains_validates_and_draws_what_the_standalone_host_does(tmp_path: Path, digits_folder: Path) -> None:
@@ -155,14 +253,26 @@ def test_precision_recomputation_and_building_without_memory_change_no_number(
     assert good(runs.engine(path)).losses == pytest.approx(good(runs.train("standalone", 4, "--bf16")).losses, **CLOSE)
 
 
+home = test_latents.home  # a fixture: a tiny VAE and eleven images
+
+
+def test_a_pretrained_autoencoder_and_its_cached_latents_give_the_losses_of_the_standalone_host(
+    tmp_path: Path, home: Path
+) -> None:
+    runs = NativeAndStandalone(tmp_path, home / "images")
+    flow = {"model_id": "flow_matching", "timestep_sampling": "logit_normal", "shift": 2.0}
+    (tmp_path / "model.json").write_text(json.dumps(model_json(home, "vae") | {"diffusion": flow}))
+    (tmp_path / "data.json").write_text(json.dumps(data_json(home)))
+    here = good(runs.train("standalone", 3, fsdp2=False))
+    online = good(runs.engine(runs.yaml("online", 3, fsdp2=False)))
+    assert cache(tmp_path, tmp_path / "latents") == 0
+    (tmp_path / "data.json").write_text(json.dumps(data_json(home, latents=str(tmp_path / "latents"))))
+    cached = good(runs.engine(runs.yaml("cached", 3, fsdp2=False)))
+    check_same(online, here, range(1, 4))
+    check_same(cached, here, range(1, 4))
+
+
 def test_an_id_that_another_plugin_holds_is_named(runs: NativeAndStandalone) -> None:
-    script = runs.folder / "taken.py"
-    script.write_text(
-        "import runpy, sys\n"
-        "from mindspeed_mm.fsdp.utils.register import model_register\n"
-        "model_register.register('mindspeed_mm_dit')(dict)\n"
-        "del sys.argv[0]\n"
-        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
-    )
+    script = "from mindspeed_mm.fsdp.utils.register import model_register as r; r.register('mindspeed_mm_dit')(dict)"
     outcome = runs.engine(runs.yaml("taken", 2, fsdp2=False), script=script)
     assert outcome.code != 0 and "model.model_id = mindspeed_mm_dit: is taken by builtins.dict" in outcome.output

@@ -31,6 +31,19 @@ def test_the_list_names_everything_the_room_imports_from_the_engine() -> None:
 def test_an_engine_with_other_functions_is_refused_by_name() -> None:
     class DistributedCheckpointer:
         @classmethod
+        def save(
+            cls,
+            path,
+            state,
+            save_async=False,
+            iteration=None,
+            storage_writer=None,
+            enable_lora=False,
+            save_ckpt_dtype=None,
+            **kwargs,
+        ) -> None: ...
+
+        @classmethod
         def _save_extra_state(cls, checkpoint_dir: str, state: dict) -> None: ...
 
         @classmethod
@@ -57,9 +70,9 @@ def test_the_engine_has_what_the_list_says(module: str) -> None:
 def test_the_engine_has_the_functions_that_are_replaced() -> None:
     body = source("mindspeed_mm.fsdp.checkpoint.dcp_checkpointer").body
     (checkpointer,) = [n for n in body if isinstance(n, ast.ClassDef) and n.name == "DistributedCheckpointer"]
-    found = {
-        n.name: tuple(a.arg for a in n.args.args if a.arg != "cls") for n in checkpointer.body if hasattr(n, "args")
-    }
+    defined = {n.name: n.args for n in checkpointer.body if isinstance(n, ast.FunctionDef)}
+    every = {name: [*of.args, *filter(None, [of.kwarg])] for name, of in defined.items()}
+    found = {name: tuple(a.arg for a in arguments if a.arg != "cls") for name, arguments in every.items()}
     assert {name: found[name] for name in REPLACED} == REPLACED
 
 

@@ -24,6 +24,7 @@ from tests.contract.hosted import (
     tools_json,
     tree,
 )
+from tests.contract.native_hosted import NativeAndStandalone, needs_engine
 from tests.training.launch import Outcome
 
 pytestmark = [needs_trees, pytest.mark.ranks]
@@ -106,6 +107,19 @@ def test_a_run_goes_on_in_the_other_host_as_if_uninterrupted(
         assert found.keys() == expected.keys()
         for key, value in expected.items():  # AdamW's rounding differs between the two fused kernels
             np.testing.assert_allclose(found[key], value, atol=1e-6, err_msg=key)
+
+
+@needs_engine
+def test_the_native_engine_goes_on_with_a_converted_run_as_if_uninterrupted(
+    hosts: TwoHosts, digits_folder: Path, straight: Outcome, two_steps: Callable
+) -> None:
+    name, _ = two_steps("mindspeed-mm", 1)
+    convert = f"-m mindspeed_mm_dit.cli.main convert {name} converted --to pytorch"
+    assert "model, ema, optimizer" in good(run_python(convert.split(), hosts.folder, PYTHONPATH=str(ROOT))).output
+    native = NativeAndStandalone(hosts.folder, digits_folder)  # (the same configs)
+    resumed = good(native.engine(native.yaml("native", 4, "--load converted --save native", fsdp2=False)))
+    losses = {step: loss for step, loss in straight.losses.items() if step > 2}
+    assert resumed.losses == pytest.approx(losses, abs=2e-6, rel=0)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,10 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("mindspeed", "mindspeed_mm"):
         (tmp_path / name / "fsdp/train").mkdir(parents=True)
     (tmp_path / "mindspeed_mm" / contract.TRAINER).write_text("")
+    for module in contract.RELIED_ON:
+        file = tmp_path / f"{module.replace('.', '/')}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delenv("NON_MEGATRON", raising=False)
     monkeypatch.setattr(choose, "_torch_version", lambda: "2.7.1")
@@ -62,10 +67,15 @@ def test_the_engine_asks_for_its_own_pytorch(engine: Path, monkeypatch: pytest.M
 
 
 def test_a_mindspeed_of_before_the_engine_is_named(engine: Path) -> None:
-    (engine / "mindspeed/fsdp/train").rmdir()
-    (engine / "mindspeed/fsdp").rmdir()
+    shutil.rmtree(engine / "mindspeed/fsdp")
     with pytest.raises(PlatformError, match=r"has no mindspeed\.fsdp"):
         contract.check_engine()
+
+
+def test_an_engine_of_before_what_we_rely_on_is_named_with_what_it_lacks(engine: Path) -> None:
+    (engine / "mindspeed_mm/config/config_manager.py").unlink()  # as in v26.0.0
+    with pytest.raises(PlatformError, match=r"lacks mindspeed_mm\.config\.config_manager, .*\n.*v26\.1\.0 or master"):
+        contract.check_engine("training.plugin")
 
 
 def test_an_engine_that_is_not_here_is_an_error() -> None:

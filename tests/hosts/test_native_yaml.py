@@ -15,6 +15,7 @@ from mindspeed_mm_dit.hosts.native.bits import packed, unpacked
 from mindspeed_mm_dit.hosts.native.commandline import parse, yaml_for
 from mindspeed_mm_dit.hosts.native.curves import numbers_of
 from mindspeed_mm_dit.hosts.native.hooks import _decay
+from mindspeed_mm_dit.hosts.native.keys import _check_ranks
 from mindspeed_mm_dit.hosts.native.settings import get, patterns, yaml_of
 from tests.conftest import ROOT
 
@@ -64,6 +65,25 @@ def test_the_engine_counts_as_many_steps_of_warm_up_and_decay_as_were_asked_for(
 def test_a_schedule_that_the_engine_does_not_have_is_refused(flags: str) -> None:
     with pytest.raises(ConfigError, match="--lr-decay-style"):
         told(flags)
+
+
+@pytest.mark.parametrize("size", [None, "auto", 1, 2, 4, "4"])
+def test_ranks_can_be_shared_out_over_copies_of_a_divisor_of_them(size: object) -> None:
+    _check_ranks(size, 4, "run.yaml")
+
+
+@pytest.mark.parametrize(
+    ("size", "reason"),
+    [
+        (3, r"does not divide the ranks: shards\(3\) \* copies\(1\) != WORLD_SIZE\(4\)"),
+        (8, r"does not divide the ranks: shards\(8\) \* copies\(0\) != WORLD_SIZE\(4\)"),
+        (0, "is no number of ranks"), (-1, "is no number of ranks"), (2.0, "is no number of ranks"),
+        (True, "is no number of ranks"), ("all", "is no number of ranks"),
+    ],
+)  # fmt: skip
+def test_ranks_that_cannot_are_refused_with_the_sum(size: object, reason: str) -> None:
+    with pytest.raises(ConfigError, match=f"run.yaml: parallel.fully_shard_parallel_size = {size!r}: {reason}"):
+        _check_ranks(size, 4, "run.yaml")
 
 
 def test_paths_begin_at_the_predictor_and_lists_in_braces_become_several() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.checkpoint.fitting import check_whole
+from mindspeed_mm_dit.checkpoint.shapes import Shapes, predictor_of
 from mindspeed_mm_dit.checkpoint.state import Arrays, State, unflatten
-from mindspeed_mm_dit.checkpoint.store import read_facts
+from mindspeed_mm_dit.checkpoint.store import iteration_of, read_facts
 from mindspeed_mm_dit.checkpoint.weights import reader_of_pytorch_folder
 from mindspeed_mm_dit.errors import PlatformError
 
@@ -21,11 +23,22 @@ def fits(path: Path) -> bool:
 
 
 def read(path: Path) -> State:
-    """Read all tensors and the facts of the run."""
+    """Read all tensors, of a checkpoint of MindSpeed-MM those that are ours too, and the facts of the run."""
     dcp = reader_of_pytorch_folder(path)
     check_whole(path, dcp.problem_of)
-    arrays = {name: dcp.as_array(tensor) for name, tensor in dcp.read_tree(path).items()}
-    return State(unflatten(arrays), read_facts(path))
+    facts = read_facts(path)
+    if dcp.is_theirs(path):
+        tensors = dcp.read_theirs(path, _trained(dcp, path, facts))
+        facts = {"iteration": iteration_of(path) or 0} | facts  # (a run that was killed there has left none)
+    else:
+        tensors = dcp.read_tree(path)
+    return State(unflatten({name: dcp.as_array(tensor) for name, tensor in tensors.items()}), facts)
+
+
+def _trained(dcp: ModuleType, path: Path, facts: Mapping[str, Any]) -> Shapes:
+    """Return name -> shape of the weights that were trained."""
+    found = {name.removeprefix("model."): shape for name, shape in dcp.shapes(path).items() if name[:6] == "model."}
+    return predictor_of(found, facts).parameters().shapes(trained_only=True)
 
 
 def write(path: Path, state: State) -> None:

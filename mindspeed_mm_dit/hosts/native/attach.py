@@ -9,15 +9,19 @@ import sys
 
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import activate
+from mindspeed_mm_dit.hosts.native.contract import check_engine
+from mindspeed_mm_dit.hosts.native.settings import PLUGIN
 
 
 def attach() -> None:
     """Make the running engine ours; what is wrong is said by one rank, and ends this process with code 2."""
     activate("pytorch")
     from mindspeed_mm_dit.hosts.ending import end
-    from mindspeed_mm_dit.hosts.native import register, run
 
     try:
+        check_engine(f"training.plugin: {PLUGIN}")
+        from mindspeed_mm_dit.hosts.native import register, run
+
         run.begin(sys.argv)
         register.register()
     except UserError as error:

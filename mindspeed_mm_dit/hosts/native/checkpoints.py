@@ -1,4 +1,4 @@
-"""The two functions of the engine that are replaced: where a run goes on, and what a checkpoint says of itself.
+"""The functions of the engine that are replaced: where a run goes on, and what a checkpoint says of itself.
 
 The engine keeps position and schedule in a file for each rank, and finds none where another number of ranks, or another
 host, wrote the checkpoint. Position and schedule follow from run.json and the yaml, as in the standalone host; so no
@@ -28,18 +28,27 @@ from mindspeed_mm_dit.training.changes import run_facts
 from mindspeed_mm_dit.training.loop import learning_rate
 from mindspeed_mm_dit.training.start import Start, check_fits, check_is_free, is_save, print_rank_0
 
-_save_extra_state = DistributedCheckpointer._save_extra_state
+_save, _save_extra_state = DistributedCheckpointer.save, DistributedCheckpointer._save_extra_state
 
 
 def replace() -> None:
-    """Put our two functions in place of the engine's (``contract.REPLACED``).
+    """Put our functions in place of the engine's (``contract.REPLACED``).
 
     Raises:
         PlatformError: the engine's are not those we know.
     """
     check_replaced(DistributedCheckpointer)
+    DistributedCheckpointer.save = staticmethod(save)
     DistributedCheckpointer._save_extra_state = staticmethod(save_extra_state)
     DistributedCheckpointer._load_extra_state = staticmethod(load_extra_state)
+
+
+def save(path: str, state: dict[str, Any], **how: Any) -> None:
+    """Do what the engine does, unless this very state is in the folder ``path``: at its end a run saves once more."""
+    run, iteration = current(), state["extra_state"]["iteration"]
+    if iteration != run.saved:
+        _save(path=path, state=state, **how)
+        run.saved = iteration
 
 
 def save_extra_state(checkpoint_dir: str, state: dict[str, Any]) -> None:
@@ -59,6 +68,7 @@ def load_extra_state(checkpoint_dir: str, state: dict[str, Any]) -> None:
     run.consumed_samples = facts.get("consumed_samples", iteration * run.flags.global_batch_size)
     _read_average(run, path)
     run.first_lr = learning_rate(run.flags).at(iteration)
+    run.saved = iteration if is_save(run.flags.load, run.flags) else None
     state["extra_state"] = {
         "iteration": iteration,
         "consumed_train_samples": run.consumed_samples,
@@ -92,11 +102,22 @@ def check(run: Run) -> None:
         check_is_free(CheckpointStore(flags.save), _iteration(path) if path else 0)
     if path is None:
         return
+    _check_whole(path)
     if runtime.rank() == 0:
         check_entries(path, ("model.", "optimizer."))  # what the engine asks for, it unpickles without a look
-    check_whole(path, lambda path: torch_dcp.problem_of(path, runtime.rank(), runtime.world_size()))
     _refuse_numbered_moments(path, flags)
     check_fits(flags, Start(path, _iteration(path), read_facts(path)), torch_dcp)
+
+
+def _check_whole(path: Path) -> None:
+    """Raise CheckpointError where it is damaged; the cure names the one before it, which the engine never looks for."""
+    try:
+        check_whole(path, lambda path: torch_dcp.problem_of(path, runtime.rank(), runtime.world_size()))
+    except CheckpointError as error:
+        before = [found for found in CheckpointStore(path.parent).iterations() if found < _iteration(path)]
+        tracker = path.parent / TRACKER
+        cure = f"write {before[-1]}, the number of the one before it, into {tracker}" if before else error.cure
+        raise CheckpointError(error.what, error.reason, cure) from None
 
 
 def _refuse_numbered_moments(path: Path, flags: Namespace) -> None:
@@ -107,8 +128,8 @@ def _refuse_numbered_moments(path: Path, flags: Namespace) -> None:
         raise CheckpointError(
             f"training.load = {path.parent}",
             f"names the moments in {path.name} as MindSpeed-MM's old route does, where the native engine finds none",
-            f"convert it (pretrain.sh --host standalone --load {path.parent} --save NEW --train-iters "
-            f"{_iteration(path)}) and load NEW; or load weights and average alone: training.no_load_optim: true",
+            f"convert it (mm-dit convert {path.parent} NEW --to pytorch) and load NEW; or load no moments: "
+            "training.no_load_optim: true",
         )
 
 
@@ -127,6 +148,9 @@ def find(load: str) -> Path:
     if not tracker.is_file():
         raise CheckpointError(what, f"holds no checkpoint: there is no {TRACKER}", "leave load out to begin anew")
     name = tracker.read_text(encoding="utf-8").strip()
+    if not name:
+        reason = f"its {TRACKER} is empty: a run was killed while it wrote it"
+        raise CheckpointError(what, reason, "write the number of the newest checkpoint there into it")
     if not name.isdecimal():
         raise CheckpointError(
             what,

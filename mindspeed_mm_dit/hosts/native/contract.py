@@ -20,6 +20,7 @@ TRAINER = "fsdp/train/trainer.py"
 RELIED_ON: Mapping[str, Mapping[str, tuple[str, ...] | None]] = {
     "mindspeed.fsdp.utils.str_match": {"module_name_match": ("pattern", "string")},
     "mindspeed_mm.config.config_manager": {"ConfigManager": None},
+    "mindspeed_mm.config.exception": {"ConfigValidationError": None},
     "mindspeed_mm.fsdp.checkpoint.dcp_checkpointer": {"DistributedCheckpointer": None},
     "mindspeed_mm.fsdp.data.dataloader.data_collator": {"DATA_COLLATOR": None},
     "mindspeed_mm.fsdp.models.base_model": {"BaseModel": None},
@@ -29,6 +30,16 @@ RELIED_ON: Mapping[str, Mapping[str, tuple[str, ...] | None]] = {
 """Module -> name -> parameters of the function (None: not called by us, or called with what every class takes)."""
 
 REPLACED: Mapping[str, tuple[str, ...]] = {
+    "save": (
+        "path",
+        "state",
+        "save_async",
+        "iteration",
+        "storage_writer",
+        "enable_lora",
+        "save_ckpt_dtype",
+        "kwargs",
+    ),
     "_save_extra_state": ("checkpoint_dir", "state"),
     "_load_extra_state": ("checkpoint_dir", "state"),
 }
@@ -49,11 +60,10 @@ def check_replaced(checkpointer: type) -> None:
             )
 
 
-def check_engine() -> None:
-    """Raise PlatformError where the engine is not installed or cannot run; nothing of it is imported."""
+def check_engine(what: str = "--host = mindspeed-mm-native") -> None:
+    """Raise PlatformError where the engine, which ``what`` asks for, is not here or cannot run; it is not imported."""
     import torch
 
-    what = "--host = mindspeed-mm-native"
     mindspeed = where("mindspeed")
     missing = [name for name in ("mindspeed_mm", "mindspeed") if where(name) is None]
     if missing or mindspeed is None:
@@ -67,6 +77,12 @@ def check_engine() -> None:
             f"the MindSpeed in {mindspeed} has no mindspeed.fsdp",
             "use the branch that goes with your MindSpeed-MM, 26.1.0_core_r0.12.1 for v26.1.0",
         )
+    if lacking := [module for module in RELIED_ON if not source_of(module).is_file()]:
+        raise PlatformError(
+            what,
+            f"what is installed lacks {', '.join(lacking)}, which this project relies on",
+            f"use MindSpeed-MM {' or '.join(KNOWN_MINDSPEED_MM)} with its MindSpeed (docs/mindspeed_mm.md)",
+        )
     version = torch.__version__.partition("+")[0]
     if version not in KNOWN_TORCH:
         raise PlatformError(
@@ -74,6 +90,12 @@ def check_engine() -> None:
             f"the engine takes PyTorch {' or '.join(KNOWN_TORCH)}, this is {version}",
             "install one of them, or use --host standalone",
         )
+
+
+def source_of(module: str) -> Path:
+    """Return where the source of a module of MindSpeed-MM or MindSpeed stands; it is not imported, nor its parents."""
+    package, *rest = module.split(".")
+    return (where(package) or Path(package)) / f"{'/'.join(rest)}.py"
 
 
 def trainer_script() -> Path:

@@ -35,13 +35,13 @@ class ModelType(Enum):
     encoder_or_decoder = 1
 
 
-def attach(argv: Sequence[str]) -> Any:
-    """Check that the engine is one we know; return this module.
+def attach(argv: Sequence[str], asked_by: str = f"--host = {NAME}") -> Any:
+    """Check that the engine, which ``asked_by`` asks for, is one we know; return this module.
 
     Raises:
         PlatformError: it is not here, or cannot run.
     """
-    check_engine()
+    check_engine(asked_by)
     for name, value in ONE_PROCESS.items():
         os.environ.setdefault(name, value)
     return sys.modules[__name__]
@@ -71,10 +71,15 @@ def pretrain(*_: Any, extra_args_provider: Callable[..., Any] | None = None, **_
         path = _written(_args)
     except UserError as error:  # every rank finds the same
         end(error, found_by_all=True)
-    trainer = trainer_script()
-    print_rank_0(f"mindspeed_mm_dit {__version__}, host: {NAME}, {trainer} {path}")
-    sys.argv[:] = [str(trainer), str(path)]
-    runpy.run_path(str(trainer), run_name="__main__")
+    become_trainer([str(path)])
+
+
+def become_trainer(argv: Sequence[str]) -> None:
+    """Run upstream's trainer with ``argv``, a yaml."""
+    trainer = str(trainer_script())
+    print_rank_0(f"mindspeed_mm_dit {__version__}, host: {NAME}, {trainer} {argv[0]}")
+    sys.argv[:] = [trainer, *argv]
+    runpy.run_path(trainer, run_name="__main__")
 
 
 def _written(args: Namespace) -> Path:

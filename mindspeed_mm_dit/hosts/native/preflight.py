@@ -6,56 +6,13 @@ import dataclasses
 from argparse import Namespace
 from typing import Any
 
-import yaml
-
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
-from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.configs.precision import Way
-from mindspeed_mm_dit.configs.strict import read_text
 from mindspeed_mm_dit.errors import ConfigError, nearest
-from mindspeed_mm_dit.hosts.native.settings import DATA_ID, MODEL_ID, OURS, REQUIRED, get
 from mindspeed_mm_dit.hosts.preflight import check_configs, say_data_set
 from mindspeed_mm_dit.hosts.standalone_preflight import check_outputs, host_facts
 from mindspeed_mm_dit.training.data_sets import open_data_set
 from mindspeed_mm_dit.training.mm_args import MultiModalArguments
-
-NOT_DECLARED = ("features.recompute", "inference")
-"""Keys that the engine reads and does not declare."""
-OPEN = ("parallel.tp_plan", "parallel.ep_plan", "data.dataset_param.attr", "inference", "training.quantization_plan")
-"""Sections that are not looked into: a DiT has no use for them."""
-
-
-def check_keys(path: str) -> None:
-    """Raise ConfigError for a key of the yaml that nobody reads, or one that is needed and missing.
-
-    The engine takes any key without a word.
-    """
-    from mindspeed_mm.fsdp.params.argument import Arguments
-
-    content = yaml.safe_load(read_text(path, "CONFIG"))
-    if not isinstance(content, dict):
-        raise ConfigError(path, "expected sections: parallel, model, data, features, training, tools")
-    _check_section(content, Arguments, "", path)
-    for key in REQUIRED:
-        if not isinstance(get(content, key), str):
-            raise ConfigError(
-                f"{path}: {key}", "is required and missing", "name the JSON file, as --mm-model and --mm-data do"
-            )
-    for key, wanted in (("model.model_id", MODEL_ID), ("data.dataset_param.dataset_type", DATA_ID)):
-        if get(content, key) != wanted:
-            raise ConfigError(f"{path}: {key} = {get(content, key)}", "is not ours", f"write {wanted}")
-
-
-def _check_section(content: dict[str, Any], section: Any, prefix: str, path: str) -> None:
-    known = {name: field.annotation for name, field in section.model_fields.items()}
-    ours = [key.removeprefix(prefix) for key in (*OURS, *NOT_DECLARED) if key.startswith(prefix)]
-    for name, value in content.items():
-        key = f"{prefix}{name}"
-        if name not in known and name not in ours:
-            raise ConfigError(f"{path}: {key} = {shown(value)}", "unknown key", nearest(str(name), [*known, *ours]))
-        kind = known.get(name)
-        if isinstance(value, dict) and hasattr(kind, "model_fields") and key not in OPEN:
-            _check_section(value, kind, f"{key}.", path)
 
 
 def check(read: Any, flags: Namespace, fsdp2: Fsdp2Config | None) -> MultiModalArguments:

@@ -24,6 +24,8 @@ class Run:
         """The ``TrainedPredictor``, once it is built."""
         self.first_lr: float | None = None
         """Learning rate of the first step of a resumed run; None once it is taken."""
+        self.saved: int | None = None
+        """The iteration that training.save is known to hold as it is now."""
 
     @property
     def autocast(self) -> bool:
@@ -48,24 +50,34 @@ def begin(argv: Sequence[str]) -> None:
         UserError: whatever is wrong, with setting, value, reason and cure.
     """
     global _current
-    from mindspeed_mm_dit.hosts.native.preflight import check, check_keys
+    from mindspeed_mm_dit.hosts.native.preflight import check
 
-    if len(argv) < 2 or not argv[1].endswith((".yaml", ".yml")):
-        raise ConfigError("command line", "names no yaml", "trainer.py CONFIG.yaml [training.lr=1e-4 ...]")
-    check_keys(argv[1])
-    read = engine_arguments()
+    read = engine_arguments(argv)
     flags = flags_of(read, lookup)
     flags.mm = check(read, flags, fsdp2_of(read))
     _current = Run(flags, recomputed(read))
 
 
-def engine_arguments() -> Any:
-    """Return the engine's own reading of yaml and command line, which it prints itself a second before."""
+def engine_arguments(argv: Sequence[str]) -> Any:
+    """Return the engine's own reading of its command line and the yaml there, whose keys are checked before.
+
+    Raises:
+        ConfigError: naming the key.
+    """
     from mindspeed_mm.config.config_manager import ConfigManager
+    from mindspeed_mm.config.exception import ConfigValidationError
     from mindspeed_mm.fsdp.params.argument import Arguments
 
-    with contextlib.redirect_stdout(io.StringIO()):
-        return ConfigManager(config_class=Arguments).load_and_parse()
+    from mindspeed_mm_dit.hosts.native.keys import check_keys, refused
+
+    if len(argv) < 2 or not argv[1].endswith((".yaml", ".yml")):
+        raise ConfigError("command line", "names no yaml", "trainer.py CONFIG.yaml [training.lr=1e-4 ...]")
+    check_keys(argv[1])
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # (it prints the whole of it, and the trainer does so too)
+            return ConfigManager(config_class=Arguments).load_and_parse()
+    except ConfigValidationError as error:
+        raise refused(argv[1], error.__cause__ or error) from None
 
 
 def lookup(read: Any, key: str) -> Any:

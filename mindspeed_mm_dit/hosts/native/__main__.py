@@ -1,0 +1,35 @@
+"""Run upstream's trainer, unmodified, on a yaml of one's own; what it says in its own words, or never, is said first.
+
+torchrun ... -m mindspeed_mm_dit.hosts.native CONFIG.yaml
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from mindspeed_mm_dit.errors import UserError
+from mindspeed_mm_dit.framework import activate
+from mindspeed_mm_dit.hosts.ending import end
+
+COMMAND = "mindspeed_mm_dit.hosts.native"
+
+
+def main() -> None:
+    """Check the engine and the yaml ``sys.argv[1]``, and become the trainer."""
+    if len(sys.argv) < 2:
+        sys.exit(f"usage: python -m {COMMAND} CONFIG.yaml")
+    os.environ["NON_MEGATRON"] = "true"  # MindSpeed-MM looks at it while it is imported
+    activate("pytorch")
+    from mindspeed_mm_dit.hosts.native import host, run
+
+    try:
+        host.attach(sys.argv, f"-m {COMMAND}")
+        run.engine_arguments(sys.argv)
+    except UserError as error:
+        end(error, found_by_all=True)
+    host.become_trainer(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    main()

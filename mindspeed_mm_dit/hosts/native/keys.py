@@ -1,0 +1,89 @@
+"""What is wrong with the engine's yaml, found before the engine reads it; it takes any key without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mindspeed_mm_dit.configs.limits import shown
+from mindspeed_mm_dit.configs.yaml_file import read_yaml
+from mindspeed_mm_dit.errors import ConfigError, nearest
+from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.hosts.native.settings import DATA_ID, MODEL_ID, OURS, REQUIRED, get
+
+SHARDS = "parallel.fully_shard_parallel_size"
+NOT_DECLARED = ("features.recompute", "inference")
+"""Keys that the engine reads and does not declare."""
+OPEN = ("parallel.tp_plan", "parallel.ep_plan", "data.dataset_param.attr", "inference", "training.quantization_plan")
+"""Sections that are not looked into: a DiT has no use for them."""
+
+
+def check_keys(path: str) -> None:
+    """Raise ConfigError for a key that nobody reads, one that is needed and missing, or a wrong number of ranks."""
+    from mindspeed_mm.fsdp.params.argument import Arguments
+
+    content = read_yaml(path, "CONFIG")
+    if not isinstance(content, dict):
+        raise ConfigError(path, "expected sections: parallel, model, data, features, training, tools")
+    _check_section(content, Arguments, "", path)
+    for key in REQUIRED:
+        if not isinstance(get(content, key), str):
+            raise ConfigError(
+                f"{path}: {key}", "is required and missing", "name the JSON file, as --mm-model and --mm-data do"
+            )
+    for key, wanted in (("model.model_id", MODEL_ID), ("data.dataset_param.dataset_type", DATA_ID)):
+        if get(content, key) != wanted:
+            raise ConfigError(f"{path}: {key} = {get(content, key)}", "is not ours", f"write {wanted}")
+    _check_ranks(get(content, SHARDS), runtime.world_size(), path)
+
+
+def _check_section(content: dict[str, Any], section: Any, prefix: str, path: str) -> None:
+    known = {name: field.annotation for name, field in section.model_fields.items()}
+    ours = [key.removeprefix(prefix) for key in (*OURS, *NOT_DECLARED) if key.startswith(prefix)]
+    for name, value in content.items():
+        key = f"{prefix}{name}"
+        if name not in known and name not in ours:
+            raise ConfigError(f"{path}: {key} = {shown(value)}", "unknown key", nearest(str(name), [*known, *ours]))
+        kind = known.get(name)
+        if not hasattr(kind, "model_fields") or key in OPEN:
+            continue
+        if not isinstance(value, dict):
+            raise ConfigError(f"{path}: {key} = {written(value)}", "is a section, and has keys", f"write {name}: {{}}")
+        _check_section(value, kind, f"{key}.", path)
+
+
+def _check_ranks(size: Any, ranks: int, path: str) -> None:
+    """Raise ConfigError unless ``ranks`` can be shared out over copies of the weights of ``size`` ranks each."""
+    if size is None or size == "auto":
+        return
+    what, cure = f"{path}: {SHARDS} = {shown(size)}", "write auto, or a divisor of the number of ranks"
+    if not str(size).isdecimal() or not int(size):
+        raise ConfigError(what, "is no number of ranks", cure)
+    if ranks % int(size):
+        equation = f"shards({size}) * copies({ranks // int(size)}) != WORLD_SIZE({ranks})"
+        raise ConfigError(what, f"does not divide the ranks: {equation}", f"{cure} (torchrun --nproc_per_node)")
+
+
+def refused(path: str, error: BaseException) -> ConfigError:
+    """Return what the engine says of a yaml whose keys are right: a value that it does not take."""
+    from pydantic import ValidationError
+
+    if not isinstance(error, ValidationError):
+        return ConfigError(path, f"MindSpeed-MM's native engine does not take it: {type(error).__name__}: {error}")
+    problem = error.errors()[0]
+    key, value, found = _key(problem["loc"]), problem["input"], problem["msg"]
+    cure = "leave the key out" if value is None else ""
+    return ConfigError(
+        f"{path}: {key} = {written(value)}", f"MindSpeed-MM's native engine does not take it: {found}", cure
+    )
+
+
+def _key(parts: Sequence[str | int]) -> str:
+    """Return a key as the yaml has it: where a key may be of several types, pydantic names the type after it."""
+    kinds = {"str", "int", "float", "bool"}
+    return ".".join(str(part) for part in parts if part not in kinds)
+
+
+def written(value: Any) -> str:
+    """Return a value as it stands in a yaml."""
+    return {"None": "null", "True": "true", "False": "false"}.get(text := shown(value), text)
