@@ -12,7 +12,16 @@ from mindspeed_mm_dit.configs.clips import ClipsParam
 from mindspeed_mm_dit.data import moving_digits
 from mindspeed_mm_dit.data.clip_samples import ClipReader
 from mindspeed_mm_dit.data.clips import open_clips
-from mindspeed_mm_dit.data.moving_digits import CAPTIONS, moving, write_moving_digits
+from mindspeed_mm_dit.data.moving_digits import (
+    CAPTIONS,
+    DIRECTIONS,
+    HELD_OUT,
+    NAMES,
+    PLACES,
+    _draw,
+    moving,
+    write_moving_digits,
+)
 from mindspeed_mm_dit.errors import DataError
 
 
@@ -41,6 +50,13 @@ def test_there_are_forty_captions_and_the_clips_are_of_them():
     assert len(set(CAPTIONS)) == 40 and "a seven moves left" in CAPTIONS
 
 
+def test_of_each_direction_one_caption_has_no_clip():
+    assert set(HELD_OUT) < set(CAPTIONS) and sorted(c.split()[-1] for c in HELD_OUT) == sorted(DIRECTIONS)
+    drawn = {_draw(number, name)[0] for number in range(200) for name in NAMES}
+    assert drawn == set(CAPTIONS) - set(HELD_OUT)
+    assert {_draw(number, "two")[2] for number in range(100)} == set(PLACES)
+
+
 @pytest.mark.parametrize(
     ("direction", "axis", "sign"), [("left", 2, -1), ("right", 2, 1), ("up", 1, -1), ("down", 1, 1)]
 )
@@ -62,8 +78,9 @@ def test_the_files_hold_what_was_drawn_to_a_few_levels(folder):
     pixels = ClipReader(index, param).read(np.arange(40), np.zeros(40))
     digits = load_digits()
     for number, entry in enumerate(entries):
-        assert entry["cap"].split()[1] == moving_digits.NAMES[digits.target[number]]
-        drawn = moving(digits.images[number], *moving_digits._draw(number)).transpose(3, 0, 1, 2)
+        caption, direction, place = _draw(number, NAMES[digits.target[number]])
+        assert entry["cap"] == caption == f"a {NAMES[digits.target[number]]} moves {direction}"
+        drawn = moving(digits.images[number], direction, place).transpose(3, 0, 1, 2)
         assert np.abs(pixels[number].astype(int) - drawn).max() <= 8  # of 255, lost in MPEG-4 and YUV
 
 

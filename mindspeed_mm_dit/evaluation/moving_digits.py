@@ -1,0 +1,149 @@
+"""Scores of drawn clips of moving digits: is each read as the digit that was asked for, and does it move as asked?
+
+The judge is scikit-learn's example classifier of its digits, so the same clips have the same scores everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from mindspeed_mm_dit.data.frames import resize_levels
+from mindspeed_mm_dit.data.moving_digits import CANVAS, CAPTIONS, DIRECTIONS, HELD_OUT, NAMES, PLACES, moving
+from mindspeed_mm_dit.errors import DataError
+from mindspeed_mm_dit.evaluation.digits import FITTED_ON, real_digits
+
+DARK = 64
+"""Levels below this are no ink: what is left of noise has no place and no weight."""
+DIGIT, SIDE = 8, 16
+"""Rows and columns of a digit as scikit-learn has it, and of a clip that shows it so."""
+
+
+@dataclass(frozen=True)
+class MovingDigitsScores:
+    """How many of the drawn clips show what was asked for; each share in [0, 1]."""
+
+    digit: float
+    """Share that a classifier of real digits reads as the digit that was asked for."""
+    direction: float
+    """Share whose ink moves in the direction that was asked for, by at least half of a real clip's way."""
+    both: float
+    """Share of which both is true; by chance 1 in 40."""
+    both_held_out: float | None
+    """The same of the captions that no clip of the training set has; None where none of them was asked for."""
+    clips: int
+    """Clips that were scored."""
+
+    @property
+    def line(self) -> str:
+        """Return what a run ends with."""
+        words = (
+            f"moving digits score: {self.both:.1%} of {self.clips} clips show the digit that was asked for moving as "
+            f"asked (digit {self.digit:.1%}, direction {self.direction:.1%})"
+        )
+        if self.both_held_out is None:
+            return words
+        return f"{words}; of captions never trained on {self.both_held_out:.1%}"
+
+
+def score_moving_digits(clips: np.ndarray, captions: Sequence[str]) -> MovingDigitsScores:
+    """Score ``clips`` (N, F, H, W) uint8, grey, drawn for ``captions`` (N,); H = W is 16, or a multiple of it.
+
+    Raises:
+        DataError: clips are of another size, or a caption is none of CAPTIONS.
+    """
+    if len(set(clips.shape[2:])) > 1 or clips.shape[2] % SIDE:
+        raise DataError(
+            f"clips of {clips.shape[2]} x {clips.shape[3]} pixels", f"cannot be shrunk to {SIDE} x {SIDE}, where a "
+            f"digit has its own {DIGIT} x {DIGIT}", f"the embedded clips are of {CANVAS} x {CANVAS}",
+        )  # fmt: skip
+    for caption in captions:
+        if caption not in CAPTIONS:
+            raise DataError(f"caption {caption!r}", "names no digit and direction", f"say it as in {CAPTIONS[0]!r}")
+    words = [caption.split() for caption in captions]
+    digit = read_digits(clips) == [NAMES.index(name) for _, name, _, _ in words]
+    direction = np.array(read_directions(clips)) == [direction for _, _, _, direction in words]
+    both, held_out = digit & direction, np.isin(captions, HELD_OUT)
+    return MovingDigitsScores(
+        digit=float(digit.mean()),
+        direction=float(direction.mean()),
+        both=float(both.mean()),
+        both_held_out=float(both[held_out].mean()) if held_out.any() else None,
+        clips=len(clips),
+    )
+
+
+def read_digits(clips: np.ndarray) -> np.ndarray:
+    """Return the digit that each of ``clips`` (N, F, H, W) uint8 is read as, (N,) int64."""
+    return np.asarray(_classifier().predict(_stilled(_shrunk(clips))))
+
+
+def read_directions(clips: np.ndarray) -> list[str | None]:
+    """Return the direction that the ink of each of ``clips`` (N, F, H, W) uint8 moves in, or None where it rests."""
+    first, last = _shrunk(clips[:, [0, -1]]).transpose(1, 0, 2, 3)  # 2 x (N, 16, 16)
+    moved = _centres(last) - _centres(first)  # (N, 2)
+    return [_direction(rows, columns) for rows, columns in moved.tolist()]
+
+
+def _direction(rows: float, columns: float) -> str | None:
+    """Return the direction of a way; the greater of its two parts decides."""
+    if not max(abs(rows), abs(columns)) >= (SIDE - DIGIT) / 2:  # (no ink: the way is no number)
+        return None
+    vertical = abs(rows) > abs(columns)
+    step = (int(np.sign(rows)), 0) if vertical else (0, int(np.sign(columns)))
+    return next(name for name, known in DIRECTIONS.items() if known == step)
+
+
+def _centres(frames: np.ndarray) -> np.ndarray:
+    """Return row and column of the centre of mass of the ink of ``frames`` (N, H, W), (N, 2); nan without ink."""
+    ink = _ink(frames)
+    with np.errstate(invalid="ignore"):
+        shares = ink / ink.sum((1, 2), keepdims=True)
+    return np.stack([shares.sum(2) @ np.arange(ink.shape[1]), shares.sum(1) @ np.arange(ink.shape[2])], 1)
+
+
+def _stilled(clips: np.ndarray) -> np.ndarray:
+    """Return the mean over the frames (16, 16) of the 8 x 8 pixels of each with most ink, (N, 64) in [0, 16]."""
+    squares = np.lib.stride_tricks.sliding_window_view(clips, (1, 1, DIGIT, DIGIT))  # (N, F, h, w, 1, 1, 8, 8)
+    N, F, h, w = squares.shape[:4]
+    fullest = _most_ink(clips).reshape(N, F, h * w).argmax(2)
+    chosen = squares[np.arange(N)[:, None], np.arange(F), fullest // w, fullest % w]  # (N, F, 1, 1, 8, 8)
+    return chosen.mean(1).reshape(N, DIGIT * DIGIT) * (16 / 255)
+
+
+def _shrunk(clips: np.ndarray) -> np.ndarray:
+    """Return ``clips`` (N, F, H, W) scaled as those of a data set are, (N, F, 16, 16) uint8."""
+    if clips.shape[2] == SIDE:
+        return clips
+    frames = np.repeat(clips.reshape(-1, *clips.shape[2:], 1), 3, 3)  # (N F, H, W, 3)
+    return resize_levels(frames, (SIDE, SIDE))[..., 0].reshape(*clips.shape[:2], SIDE, SIDE)
+
+
+def _most_ink(clips: np.ndarray) -> np.ndarray:
+    """Return the ink in the 8 x 8 pixels that begin at each row and column, (N, F, H - 7, W - 7)."""
+    sums = np.pad(_ink(clips).cumsum(2).cumsum(3), ((0, 0), (0, 0), (1, 0), (1, 0)))
+    rows = sums[:, :, DIGIT:] - sums[:, :, :-DIGIT]
+    return rows[..., DIGIT:] - rows[..., :-DIGIT]
+
+
+def _ink(levels: np.ndarray) -> np.ndarray:
+    return np.where(levels < DARK, 0, levels).astype(np.float64)
+
+
+@lru_cache(maxsize=1)
+def _classifier() -> Any:
+    """Return scikit-learn's example for its digits, SVC(gamma=0.001), fitted on clips of the first 1,200."""
+    from sklearn.svm import SVC
+
+    real = real_digits()
+    images = real.pixels[:FITTED_ON].reshape(-1, 8, 8)
+    clips = [
+        moving(image, direction, PLACES[number % len(PLACES)])[::4, ..., 0]
+        for direction in DIRECTIONS
+        for number, image in enumerate(images)
+    ]
+    return SVC(gamma=0.001).fit(_stilled(_shrunk(np.stack(clips))), np.tile(real.labels[:FITTED_ON], len(DIRECTIONS)))
