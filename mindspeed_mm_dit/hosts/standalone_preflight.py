@@ -42,6 +42,7 @@ def preflight(args: Namespace) -> MultiModalArguments:
     runtime.check_backend(args.distributed_backend)
     if host.rank == 0:
         check_outputs(args)
+        check_watching(args)
         say_data_set(args, mm)
     return mm
 
@@ -111,9 +112,13 @@ def check_outputs(args: Namespace) -> None:
                     "note: --report draws no loss.png without --tensorboard-dir, which keeps the losses",
                     file=sys.stderr,
                 )
+    if args.tensorboard_dir:
+        check_output_folder("--tensorboard-dir", args.tensorboard_dir, make=False)
+
+
+def check_watching(args: Namespace) -> None:
+    """Raise a UserError for pictures, traces and trackers that could not be written to."""
     for flag, folder in (("sample_interval", grids.folder_of(args)), ("profile", profile.folder_of(args))):
         if getattr(args, flag) and folder is not None:
             check_output_folder(f"--{flag.replace('_', '-')}", folder, make=False)
     check_trackers(args)
-    if args.tensorboard_dir:
-        check_output_folder("--tensorboard-dir", args.tensorboard_dir, make=False)
