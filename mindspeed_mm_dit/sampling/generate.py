@@ -66,11 +66,14 @@ def generate(
     """
     check_labels(labels, config)
     check_guidance(settings.guidance, config)
-    numbers = first_number + np.arange(len(labels))
-    parts = max(1, -(-len(labels) // settings.batch_size))
-    batches = zip(np.array_split(labels, parts), np.array_split(numbers, parts))
+    batches = [(labels[own], first_number + own) for own in batches_of(len(labels), settings.batch_size)]
     with ops.no_grad():
         return np.concatenate([_generate_batch(model, config, y, n, settings, on_step) for y, n in batches])
+
+
+def batches_of(count: int, batch_size: int) -> list[np.ndarray]:
+    """Return the images 0 ... count - 1 in batches of about the same size, none of them larger than ``batch_size``."""
+    return np.array_split(np.arange(count), max(1, -(-count // batch_size)))
 
 
 def check_guidance(guidance: Guidance, config: ModelConfig) -> None:
