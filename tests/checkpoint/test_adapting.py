@@ -271,6 +271,27 @@ def test_weights_of_another_network_are_refused(tmp_path, kind, message):
     assert "Cure: name weights of a 'dit'" in str(caught.value)
 
 
+def test_a_predictor_that_adapts_nothing_takes_weights_of_its_own_size_and_no_others(tmp_path):
+    path, weights = tmp_path / "wan.safetensors", random_arrays(OTHERS["wan"], 0)
+    FORMATS["safetensors"].write(path, State({"model": weights}))
+    begun = begin(read_source(path, SMALL_WAN), SMALL_WAN, (), 0)
+    assert all(not how and value.tobytes() == weights[name].tobytes() for name, value, how in begun)
+    wider = dataclasses.replace(SMALL_WAN, ffn_dim=48)
+    with pytest.raises(
+        CheckpointError, match=r"ffn_dim is 32 there and 48 here.*\n.*only class_dropout_prob may differ"
+    ):
+        begin(read_source(path, wider), wider, (), 0)
+
+
+def test_a_size_that_shapes_alone_tell_is_compared_by_shapes(tmp_path):
+    odd = dataclasses.replace(THERE, mlp_ratio=2.7)  # a hidden layer of 43, which is 2.6875 of the width
+    FORMATS["pt"].write(tmp_path / "odd.pt", State({"model": weights_of(odd)}))
+    here = dataclasses.replace(odd, num_classes=9)
+    assert [how for _, _, how in begin(read_source(tmp_path / "odd.pt", here), here, (), 0) if how] == [
+        "9 of 9 classes drawn anew, the null class kept"
+    ]
+
+
 def test_what_is_not_there_or_not_whole_is_named(tmp_path):
     with pytest.raises(CheckpointError, match=r"--init-from = .*no\.pt: there is no such file"):
         read_source(tmp_path / "no.pt", THERE)
