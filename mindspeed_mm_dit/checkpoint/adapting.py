@@ -174,6 +174,7 @@ def same_labels(source: Source, here: PredictorConfig, classes: Sequence[str]) -
     names = by_name(classes)
     if names and source.names:
         labels = {label: source.names[name] for name, label in names.items() if name in source.names}
+        labels = {a: b for a, b in labels.items() if a < ours.num_classes and b < theirs.num_classes}
     else:
         labels = {label: label for label in range(ours.num_classes) if ours.num_classes == theirs.num_classes}
     return labels | ({ours.num_classes: theirs.num_classes} if ours.has_null and theirs.has_null else {})

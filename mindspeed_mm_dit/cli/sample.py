@@ -222,7 +222,7 @@ def _draw(args: argparse.Namespace, work: _Work) -> tuple[np.ndarray | None, flo
     )
     started = time.perf_counter()
     own = sum(map(len, share(len(work.labels), work.settings.batch_size)))
-    output = Path(args.output)
+    output = Path(os.path.realpath(args.output))
     with tqdm(
         total=work.settings.steps * own, desc="sampling", unit="image-step",
         disable=runtime.rank() > 0 or not sys.stderr.isatty(),

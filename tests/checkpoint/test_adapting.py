@@ -79,6 +79,13 @@ def test_classes_are_kept_by_name_wherever_they_stand_and_others_drawn_as_withou
     assert_taken(values, {TABLE})
 
 
+def test_names_beyond_the_classes_of_either_side_are_passed_over(begun):
+    facts = FACTS | {"classes": ["cat", "dog", "2", "cow"]}  # of three classes
+    values, how = begun(("cow", "dog", "bird", "cat"), facts, num_classes=3)
+    np.testing.assert_array_equal(values[TABLE][1], WEIGHTS[TABLE][1])
+    assert how == {TABLE: "1 of 3 classes kept, 2 of 3 classes drawn anew, the null class kept"}
+
+
 def test_as_many_classes_of_other_names_are_other_classes(begun):
     values, how = begun(("dog", "cat", "cow"))
     np.testing.assert_array_equal(values[TABLE][:2], WEIGHTS[TABLE][[1, 0]])

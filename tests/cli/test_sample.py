@@ -78,7 +78,7 @@ def test_two_ranks_draw_the_bytes_of_one(trained, tmp_path):
     assert wrong.returncode and wrong.stderr.count("--output = two.gif: unknown ending") == 1, wrong.stderr
 
 
-def test_a_folder_takes_single_pictures_by_number_and_label(trained, tmp_path, capsys):
+def test_a_folder_takes_single_pictures_by_number_and_label(trained, tmp_path, capsys, monkeypatch):
     flags = ("--checkpoint", f"{trained}/checkpoints", *COMMON, "--output")
     assert sample(*flags, f"{tmp_path}/all.npz") == sample(*flags, f"{tmp_path}/each/") == 0
     images, labels = numbers(tmp_path / "all.npz")
@@ -86,6 +86,9 @@ def test_a_folder_takes_single_pictures_by_number_and_label(trained, tmp_path, c
     assert sorted(file.name for file in (tmp_path / "each").iterdir()) == names and names[-1] == "000005_4.png"
     for image, name in zip(images, names):
         assert np.array_equal(np.asarray(Image.open(tmp_path / "each" / name)), image[..., 0])
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert sample(*flags, "./") == 0 and len(list((tmp_path / "here").iterdir())) == 6
     assert sample(*flags, f"{tmp_path}/each/") == 2
     assert "holds files, among which the pictures would be lost" in capsys.readouterr().err
 
