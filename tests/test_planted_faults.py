@@ -82,6 +82,21 @@ FAULTS = {
         "sampling/shards.py", "first_number=int(numbers[0])", "first_number=0",
         "tests/cli/test_evaluate.py -k of_their_numbers",
     ),
+    "kept classes": Fault(
+        "configs/dit.py", "table[label] = offer.value[other]", "table[label] = offer.value[label]",
+        "tests/checkpoint/test_adapting.py -k by_name_wherever",
+    ),
+    "resized patches": Fault(
+        "configs/resampling.py", "np.linalg.pinv(resize_matrix(weight.shape[-1], after).T)",
+        "resize_matrix(weight.shape[-1], after)", "tests/configs/test_resampling.py -k embedded_as",
+    ),
+    "timesteps of diffusers": Fault(
+        "checkpoint/frequencies.py", "weight.astype(np.float64) @ map_for(timesteps).T",
+        "weight.astype(np.float64) @ map_for(timesteps)", "tests/checkpoint/test_pipeline.py -k answers_alike",
+    ),
+    "images of ranks": Fault(
+        "sampling/spread.py", "first_number=first)", "first_number=0)", "tests/cli/test_sample.py -k two_ranks",
+    ),
 }  # fmt: skip
 
 

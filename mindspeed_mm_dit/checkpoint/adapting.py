@@ -147,11 +147,11 @@ def begin(source: Source, here: PredictorConfig, classes: Sequence[str], seed: i
     misfits = [name for name, begun in found.items() if begun is None]
     misfits += [name for name in source.weights if name not in found]
     differ = _differences(source, here)
-    if misfits or differ:
+    if misfits or _decides(source, differ):
         more = f"tensors without a counterpart: {', '.join(misfits[:3])}{', ...' if len(misfits) > 3 else ''}"
         raise CheckpointError(
-            source.what, f"does not fit this model: {'; '.join([*differ, *([more] if misfits else [])])}",
-            f"only {', '.join(here.adaptable)} may differ" if here.adaptable else "nothing may differ",
+            source.what, f"does not fit this model: {'; '.join([*differ.values(), *([more] if misfits else [])])}",
+            f"only {', '.join(here.adaptable)} may differ",
         )  # fmt: skip
     return [Beginning(name, np.asarray(begun.value, np.float32), begun.how) for name, begun in found.items() if begun]
 
@@ -174,16 +174,22 @@ def same_labels(source: Source, here: PredictorConfig, classes: Sequence[str]) -
     names = by_name(classes)
     if names and source.names:
         labels = {label: source.names[name] for name, label in names.items() if name in source.names}
+        labels = {a: b for a, b in labels.items() if a < ours.num_classes and b < theirs.num_classes}
     else:
         labels = {label: label for label in range(ours.num_classes) if ours.num_classes == theirs.num_classes}
     return labels | ({ours.num_classes: theirs.num_classes} if ours.has_null and theirs.has_null else {})
 
 
-def _differences(source: Source, here: PredictorConfig) -> list[str]:
-    """Return the settings of a size that decides the network and cannot be adapted, there and here."""
+def _decides(source: Source, differ: Mapping[str, str]) -> bool:
+    """Return whether settings that differ make another network of the same tensors; those guessed by shapes do not."""
+    return bool(differ) if "model" in source.facts else "num_heads" in differ
+
+
+def _differences(source: Source, here: PredictorConfig) -> dict[str, str]:
+    """Return what is said of each setting that differs and cannot be adapted."""
     there = vars(source.predictor) | {"num_heads": source.num_heads or here.num_heads}
-    return [
-        f"{name} is {there.get(name)} there and {value} here"
+    return {
+        name: f"{name} is {there.get(name)} there and {value} here"
         for name, value in vars(here).items()
         if there.get(name) != value and name not in here.adaptable
-    ]
+    }

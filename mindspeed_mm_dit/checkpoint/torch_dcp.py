@@ -146,8 +146,8 @@ def read(state: State, path: Path, partial: bool = False) -> None:
             value.copy_(first)
 
 
-def _load(state: State, path: Path, partial: bool) -> None:
-    no_dist = not (dist.is_available() and dist.is_initialized())
+def _load(state: State, path: Path, partial: bool, alone: bool = False) -> None:
+    no_dist = alone or not (dist.is_available() and dist.is_initialized())
     planner = TensorsOnly(allow_partial_load=partial)
     try:
         with warnings.catch_warnings():
@@ -184,7 +184,7 @@ def shapes(path: Path) -> dict[str, tuple[int, ...]]:
 def read_tree(path: Path, prefix: str = "") -> dict[str, torch.Tensor]:
     """Read every tensor whose name starts with ``prefix`` + "." into CPU memory, by the rest of its name.
 
-    Without a prefix every tensor is read, by its whole name.
+    Without a prefix every tensor is read, by its whole name. Each rank reads for itself: others need not call this.
     """
     start = f"{prefix}." if prefix else ""
     entries = read_metadata(path).state_dict_metadata
@@ -193,7 +193,7 @@ def read_tree(path: Path, prefix: str = "") -> dict[str, torch.Tensor]:
         for name, entry in entries.items()
         if mindspeed_mm.our_name(name).startswith(start) and isinstance(entry, TensorStorageMetadata)
     }
-    _load(wanted, path, partial=False)
+    _load(wanted, path, partial=False, alone=True)
     return {mindspeed_mm.our_name(name)[len(start) :]: value for name, value in wanted.items()}
 
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mindspeed_mm_dit.cli.ranks import found_by_all
 from mindspeed_mm_dit.cli.sample import (
     MOST_IMAGES,
     add_chain,
@@ -23,7 +24,7 @@ from mindspeed_mm_dit.cli.sample import (
 )
 from mindspeed_mm_dit.configs.limits import check_between
 from mindspeed_mm_dit.configs.outputs import check_output_file, check_output_folder
-from mindspeed_mm_dit.errors import ConfigError, UserError
+from mindspeed_mm_dit.errors import ConfigError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -84,10 +85,9 @@ def run(args: argparse.Namespace) -> int:
     from mindspeed_mm_dit.evaluation.pictures import open_pictures
     from mindspeed_mm_dit.framework import activate
     from mindspeed_mm_dit.framework.launched import check_launched, end_with_launcher
-    from mindspeed_mm_dit.hosts.ending import SECONDS_TO_SAY_IT, says_it
 
     end_with_launcher(os.environ)
-    try:
+    with found_by_all():
         _check_flags(args)
         check_launched(os.environ, args.ai_framework)
         activate(args.ai_framework)
@@ -99,11 +99,6 @@ def run(args: argparse.Namespace) -> int:
         work = _Work.of(args) if args.checkpoint else None
         samples = open_pictures("--samples", args.samples, args.image_size) if first and args.samples else None
         judge = _judge_of(args, work, samples) if first else None
-    except UserError:  # every rank finds the same; one says it
-        if says_it():
-            raise
-        time.sleep(SECONDS_TO_SAY_IT)
-        return 2
     if work:
         _draw(args, work)
     if judge:

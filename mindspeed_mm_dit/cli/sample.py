@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 import unicodedata
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from mindspeed_mm_dit.cli import sample_clips
+from mindspeed_mm_dit.cli.outputs import check_output, check_page, save
+from mindspeed_mm_dit.cli.ranks import found_by_all
 from mindspeed_mm_dit.configs.limits import shown
-from mindspeed_mm_dit.configs.outputs import check_output_file
 from mindspeed_mm_dit.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from mindspeed_mm_dit.configs.model import ModelConfig
     from mindspeed_mm_dit.sampling.generate import SampleSettings
 
@@ -29,11 +34,14 @@ Draw images of the classes you name, or clips of the prompts you write, from a t
   mm-dit sample --checkpoint outputs/pets/checkpoints --classes cat,dog --output pets.png
   mm-dit sample --checkpoint DiT-XL-2-256x256.pt --model examples/dit/imagenet256/model.json \\
       --classes 207,360,387 --num-per-class 4 --sampler ddpm --steps 250 --cfg-scale 4 --output samples.npz
+  torchrun --nproc_per_node 2 -m mindspeed_mm_dit.cli.main -- sample --checkpoint outputs/digits/checkpoints \\
+      --classes 0-9 --output digits/
   mm-dit sample --checkpoint outputs/moving_digits/checkpoints --prompt "a seven moves left" --output seven.mp4
 
 An .npz holds arr_0, uint8 (N, H, W, C), and arr_1, the labels (N,); .png, .jpg and .jpeg are a picture of one row
-per class; clips are written as .mp4, .gif, .npz or .png, a strip of frames. An image or a clip depends on --seed, its
-number and the settings, not on --batch-size."""
+per class; .html is a page with label and seed below each picture; a folder, ending in /, takes single pictures,
+NUMBER_LABEL.png. Clips are written as .mp4, .gif, .npz or .png, a strip of frames. An image or a clip depends on
+--seed, its number and the settings, not on --batch-size or the ranks."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,8 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output",
         required=True,
-        metavar="FILE",
-        help=".npz for numbers, .png, .jpg or .jpeg for a picture, .mp4 or .gif",
+        metavar="PATH",
+        help=".npz for numbers, .png, .jpg or .jpeg for a picture, .html for a page, FOLDER/ for single pictures; "
+        ".mp4 or .gif for clips",
     )
     add_sampler_options(parser)
     sample_clips.add_arguments(parser)
@@ -149,42 +158,103 @@ def sampler_options_of(args: argparse.Namespace) -> dict[str, object]:
 
 def run(args: argparse.Namespace) -> int:
     """Draw and write."""
-    import numpy as np
+    from mindspeed_mm_dit.framework import activate
+    from mindspeed_mm_dit.framework.launched import check_launched, end_with_launcher
+
+    end_with_launcher(os.environ)
+    with found_by_all():
+        check_launched(os.environ, args.ai_framework)
+        activate(args.ai_framework)
+        from mindspeed_mm_dit.sampling.load import describe
+
+        _, config, names = describe(args.checkpoint, args.model)
+        settings = settings_of(args, config)
+        if config.reads_texts:
+            return sample_clips.sample_clips(args, config, settings)
+        work = _Work.of(args, config, settings, names)
+    images, seconds = _draw(args, work)
+    if images is None:  # the first rank has them
+        return 0
+    save(args.output, images, work.labels, work.names, args.seed, _said(args, work))
+    ranks = f", on {work.ranks} rank(s)" if work.ranks > 1 else ""
+    print(f"{args.output}: {len(images)} images in {seconds:.1f} s, {len(images) / seconds:.2f} images/s{ranks}")
+    return 0
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What is to be drawn."""
+
+    config: ModelConfig
+    settings: SampleSettings
+    labels: np.ndarray
+    """(N,) int64, of each image."""
+    names: tuple[str, ...]
+    """Of the classes, where they are known."""
+    ranks: int
+
+    @classmethod
+    def of(
+        cls, args: argparse.Namespace, config: ModelConfig, settings: SampleSettings, names: tuple[str, ...]
+    ) -> _Work:
+        """Check all that the flags ask for, before weights are read."""
+        import numpy as np
+
+        from mindspeed_mm_dit.framework import runtime
+        from mindspeed_mm_dit.sampling.generate import check_labels
+        from mindspeed_mm_dit.sampling.grid import check_size
+
+        if texts := sample_clips.given(args):
+            raise ConfigError(texts[0], "this model is steered by classes, not by texts", "use --classes")
+        check_output(args.output)
+        num_classes = config.predictor.num_classes
+        wanted = f"0-{min(10, num_classes) - 1}" if args.classes is None else args.classes
+        classes = np.array(parse_classes(wanted, names, num_classes), np.int64)
+        check_labels(classes, config)
+        check_amount(len(classes), _positive("--num-per-class", args.num_per_class), config, Path(args.output))
+        labels = np.repeat(classes, args.num_per_class)
+        check_size("--output", Path(args.output), labels, config.image_size)
+        check_page(args.output, len(labels))
+        return cls(config, settings, labels, names, runtime.world_size())
+
+
+def _draw(args: argparse.Namespace, work: _Work) -> tuple[np.ndarray | None, float]:
+    """Return the images, drawn by all ranks, on the first of them (None on others), and the seconds that took."""
     from tqdm import tqdm
 
-    from mindspeed_mm_dit.framework import activate
+    from mindspeed_mm_dit.framework import runtime
+    from mindspeed_mm_dit.sampling.load import load_model
+    from mindspeed_mm_dit.sampling.spread import generate_spread, share
 
-    activate(args.ai_framework)
-    from mindspeed_mm_dit.sampling.generate import check_labels, generate
-    from mindspeed_mm_dit.sampling.grid import check_size, save_samples
-    from mindspeed_mm_dit.sampling.load import describe, load_model
-
-    _, config, names = describe(args.checkpoint, args.model)
-    settings = settings_of(args, config)
-    if config.reads_texts:
-        return sample_clips.sample_clips(args, config, settings)
-    if texts := sample_clips.given(args):
-        raise ConfigError(texts[0], "this model is steered by classes, not by texts", "use --classes")
-    check_output(Path(args.output))
-    num_classes = config.predictor.num_classes
-    wanted = f"0-{min(10, num_classes) - 1}" if args.classes is None else args.classes
-    classes = np.array(parse_classes(wanted, names, num_classes), np.int64)
-    check_labels(classes, config)
-    check_amount(len(classes), _positive("--num-per-class", args.num_per_class), config, Path(args.output))
-    labels = np.repeat(classes, args.num_per_class)
-    check_size("--output", Path(args.output), labels, config.image_size)
-    model, config = load_model(
+    if work.ranks > 1:
+        runtime.initialize(None, 1, work.ranks)
+    model = load_model(
         args.checkpoint, args.model, args.weights == "ema", bf16=args.bf16, torch_compile=args.torch_compile
     )
     started = time.perf_counter()
+    own = sum(map(len, share(len(work.labels), work.settings.batch_size)))
+    output = Path(os.path.realpath(args.output))
     with tqdm(
-        total=settings.steps * len(labels), desc="sampling", unit="image-step", disable=not sys.stderr.isatty()
-    ) as bar:
-        images = generate(model, config, labels, settings, bar.update)
+        total=work.settings.steps * own, desc="sampling", unit="image-step",
+        disable=runtime.rank() > 0 or not sys.stderr.isatty(),
+    ) as bar:  # fmt: skip
+        parts = output.with_name(f".{output.name}.parts")
+        images = generate_spread(parts, model, work.labels, work.settings, bar.update)
     seconds = time.perf_counter() - started
-    save_samples(args.output, images, labels, names=names)
-    print(f"{args.output}: {len(images)} images in {seconds:.1f} s, {len(images) / seconds:.2f} images/s")
-    return 0
+    if work.ranks > 1:
+        runtime.shutdown()
+    return images, seconds
+
+
+def _said(args: argparse.Namespace, work: _Work) -> dict[str, str]:
+    """Return what decides the pictures, in words."""
+    guidance = work.settings.guidance
+    return {
+        "checkpoint": f"{args.checkpoint} ({'average' if args.weights == 'ema' else 'weights being trained'})",
+        "sampler": f"{work.settings.sampler}, {work.settings.steps} steps",
+        "guidance": f"{guidance.scale:g} on channels: {guidance.channels}, interval {args.cfg_interval}",
+        "precision": "bfloat16" if args.bf16 else "float32",
+    }
 
 
 def settings_of(args: argparse.Namespace, config: ModelConfig) -> SampleSettings:
@@ -280,15 +350,6 @@ def parse_interval(text: str) -> tuple[float, float]:
     except ValueError:
         raise ConfigError(f"--cfg-interval = {shown(text)}", "is not two numbers", "write 0.2,0.8") from None
     return low, high
-
-
-def check_output(path: Path) -> None:
-    """Refuse an output that could not be written, before the time is spent."""
-    from mindspeed_mm_dit.sampling.grid import ENDINGS
-
-    if path.suffix.lower() not in ENDINGS:
-        raise ConfigError(f"--output = {path}", f"unknown ending {path.suffix!r}", f"use one of {', '.join(ENDINGS)}")
-    check_output_file("--output", path)
 
 
 def _positive(flag: str, value: int) -> int:

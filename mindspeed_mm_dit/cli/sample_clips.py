@@ -48,11 +48,16 @@ def sample_clips(args: argparse.Namespace, config: ModelConfig, settings: Sample
     """Draw and write; all that can be is checked first."""
     from tqdm import tqdm
 
+    from mindspeed_mm_dit.framework import runtime
     from mindspeed_mm_dit.models.text_encoder import check_captions
     from mindspeed_mm_dit.sampling.clips import check_clips_file, save_clips
     from mindspeed_mm_dit.sampling.generate import generate_clips
     from mindspeed_mm_dit.sampling.load import load_model
 
+    if runtime.world_size() > 1:
+        raise ConfigError(
+            f"{runtime.world_size()} ranks", "clips are drawn by one", "start the command without torchrun"
+        )
     check_between("--num-per-prompt", args.num_per_prompt, 1, MOST_CLIPS)
     check_between("--fps", args.fps, 0.1, 1000)
     prompts = [prompt for prompt in _prompts(args) for _ in range(args.num_per_prompt)]

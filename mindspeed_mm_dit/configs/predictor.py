@@ -139,7 +139,7 @@ class PredictorConfig(ABC):
     model_id: str
     in_channels: int
     num_heads = 1  # where there is no attention
-    adaptable: tuple[str, ...] = ()  # settings that ``begun_from`` bridges
+    adaptable: tuple[str, ...] = ("class_dropout_prob",)  # settings that ``begun_from`` bridges
 
     @property
     @abstractmethod

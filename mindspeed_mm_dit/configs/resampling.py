@@ -1,9 +1,9 @@
 """Patches of another size: what a linear layer from patches, or to patches, becomes. NumPy in float64, no framework.
 
 A patch grows by bilinear interpolation, x' = B x, and shrinks by the pseudo-inverse of growing back. The layer into
-tokens is resized so that the token of a grown patch is that of the patch, w' = (B^T)^+ w (FlexiViT, Beyer et al. 2023,
-eq. 4); the layer out of tokens so that it answers with the resized patch, W' = B W. Growing and shrinking back gives
-the same weights, for both.
+tokens is resized so that the token of a grown patch is that of the patch, w' = (B^T)^+ w (PI-resize of FlexiViT, Beyer
+et al. 2023); the layer out of tokens so that it answers with the resized patch, W' = B W. Growing and shrinking back
+gives the same weights, for both.
 """
 
 from __future__ import annotations

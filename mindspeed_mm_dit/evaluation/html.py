@@ -35,9 +35,10 @@ def image(figure: Figure) -> str:
     return embed(buffer.getvalue(), "")
 
 
-def embed(png: bytes, alt: str) -> str:
-    """Return a PNG as a picture inside the page."""
-    return f'<img alt="{escape(alt)}" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
+def embed(png: bytes, alt: str, width: int | None = None) -> str:
+    """Return a PNG as a picture inside the page, shown ``width`` pixels wide, or as wide as it is."""
+    wide = f" width={width}" if width else ""
+    return f'<img alt="{escape(alt)}"{wide} src="data:image/png;base64,{base64.b64encode(png).decode()}">'
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], bad: Sequence[bool] = ()) -> str:

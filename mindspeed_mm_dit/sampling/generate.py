@@ -117,12 +117,17 @@ def _generate(
 ) -> np.ndarray:
     """Return samples (count, C, ...) uint8; ``conditions``: rows (B,) -> their conditions, and the null ones."""
     check_guidance(settings.guidance, config)
-    parts = np.array_split(np.arange(count), max(1, -(-count // settings.batch_size)))
     with ops.no_grad():
         batches = [
-            _generate_batch(model, config, *conditions(rows), first_number + rows, settings, on_step) for rows in parts
+            _generate_batch(model, config, *conditions(rows), first_number + rows, settings, on_step)
+            for rows in batches_of(count, settings.batch_size)
         ]
     return np.concatenate(batches)
+
+
+def batches_of(count: int, batch_size: int) -> list[np.ndarray]:
+    """Return the images 0 ... count - 1 in batches of about the same size, none of them larger than ``batch_size``."""
+    return np.array_split(np.arange(count), max(1, -(-count // batch_size)))
 
 
 def check_guidance(guidance: Guidance, config: ModelConfig) -> None:

@@ -79,6 +79,13 @@ def test_classes_are_kept_by_name_wherever_they_stand_and_others_drawn_as_withou
     assert_taken(values, {TABLE})
 
 
+def test_names_beyond_the_classes_of_either_side_are_passed_over(begun):
+    facts = FACTS | {"classes": ["cat", "dog", "2", "cow"]}  # of three classes
+    values, how = begun(("cow", "dog", "bird", "cat"), facts, num_classes=3)
+    np.testing.assert_array_equal(values[TABLE][1], WEIGHTS[TABLE][1])
+    assert how == {TABLE: "1 of 3 classes kept, 2 of 3 classes drawn anew, the null class kept"}
+
+
 def test_as_many_classes_of_other_names_are_other_classes(begun):
     values, how = begun(("dog", "cat", "cow"))
     np.testing.assert_array_equal(values[TABLE][:2], WEIGHTS[TABLE][[1, 0]])
@@ -269,6 +276,27 @@ def test_weights_of_another_network_are_refused(tmp_path, kind, message):
         read_source(path, THERE)
     assert str(caught.value).startswith(f"CheckpointError: --init-from = {path}: {message}")
     assert "Cure: name weights of a 'dit'" in str(caught.value)
+
+
+def test_a_predictor_that_adapts_nothing_takes_weights_of_its_own_size_and_no_others(tmp_path):
+    path, weights = tmp_path / "wan.safetensors", random_arrays(OTHERS["wan"], 0)
+    FORMATS["safetensors"].write(path, State({"model": weights}))
+    begun = begin(read_source(path, SMALL_WAN), SMALL_WAN, (), 0)
+    assert all(not how and value.tobytes() == weights[name].tobytes() for name, value, how in begun)
+    wider = dataclasses.replace(SMALL_WAN, ffn_dim=48)
+    with pytest.raises(
+        CheckpointError, match=r"ffn_dim is 32 there and 48 here.*\n.*only class_dropout_prob may differ"
+    ):
+        begin(read_source(path, wider), wider, (), 0)
+
+
+def test_a_size_that_shapes_alone_tell_is_compared_by_shapes(tmp_path):
+    odd = dataclasses.replace(THERE, mlp_ratio=2.7)  # a hidden layer of 43, which is 2.6875 of the width
+    FORMATS["pt"].write(tmp_path / "odd.pt", State({"model": weights_of(odd)}))
+    here = dataclasses.replace(odd, num_classes=9)
+    assert [how for _, _, how in begin(read_source(tmp_path / "odd.pt", here), here, (), 0) if how] == [
+        "9 of 9 classes drawn anew, the null class kept"
+    ]
 
 
 def test_what_is_not_there_or_not_whole_is_named(tmp_path):

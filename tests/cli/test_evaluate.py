@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 from safetensors.numpy import save_file
 
+from mindspeed_mm_dit.checkpoint.convert import convert
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.evaluation.sweep import random_weights
@@ -103,6 +104,15 @@ def test_two_ranks_draw_the_bytes_of_one(alone, untrained, tmp_path):
     assert digest(tmp_path / "report") == digest(alone)
     scores = [json.loads((folder / "report.json").read_text())["judgement"] for folder in (alone, tmp_path / "report")]
     assert scores[0] == scores[1]
+
+
+@pytest.mark.ranks
+def test_a_rank_that_has_no_file_to_draw_waits_for_the_one_that_reads_a_checkpoint_folder(untrained, tmp_path):
+    convert(untrained[1], tmp_path / "checkpoints", "pytorch", description=json.loads(Path(untrained[3]).read_text()))
+    folder = ("--checkpoint", tmp_path / "checkpoints", "--num", 100)
+    run = start(*folder, *CHAIN, "--output", tmp_path / "two", ranks=2)
+    output, _ = run.communicate(timeout=240)
+    assert run.returncode == 0 and "100 of 100 images drawn now, on 2 rank(s)" in output, output
 
 
 @pytest.mark.ranks

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import base64
+import io
 import json
+import os
+import re
 import subprocess
 import sys
 
@@ -47,6 +51,63 @@ def test_an_npz_holds_images_and_labels(trained, tmp_path):
     with np.load(output) as file:
         assert file["arr_0"].shape == (6, 8, 8, 1) and file["arr_0"].dtype == np.uint8
         assert file["arr_1"].tolist() == [0, 0, 3, 3, 4, 4]
+
+
+def numbers(path):
+    with np.load(path) as file:
+        return file["arr_0"], file["arr_1"]
+
+
+@pytest.mark.ranks
+def test_two_ranks_draw_the_bytes_of_one(trained, tmp_path):
+    flags = ["sample", "--checkpoint", f"{trained}/checkpoints", *COMMON, "--num-per-class", "3", "--batch-size", "2"]
+    assert main([*flags, "--output", f"{tmp_path}/one.npz"]) == 0
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+    def two(*more):
+        command = [*launcher, "-m", "mindspeed_mm_dit.cli.main", "--", *flags, *more]
+        return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+
+    done = two("--output", "two.npz")
+    assert done.returncode == 0 and done.stdout.count("two.npz: 9 images in") == 1, done.stdout + done.stderr
+    assert "on 2 rank(s)" in done.stdout and not list(tmp_path.glob(".*"))
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(numbers(tmp_path / "one.npz"), numbers(tmp_path / "two.npz")))
+    wrong = two("--output", "two.gif")
+    assert wrong.returncode and wrong.stderr.count("--output = two.gif: unknown ending") == 1, wrong.stderr
+
+
+def test_a_folder_takes_single_pictures_by_number_and_label(trained, tmp_path, capsys, monkeypatch):
+    flags = ("--checkpoint", f"{trained}/checkpoints", *COMMON, "--output")
+    assert sample(*flags, f"{tmp_path}/all.npz") == sample(*flags, f"{tmp_path}/each/") == 0
+    images, labels = numbers(tmp_path / "all.npz")
+    names = [f"{number:06d}_{label}.png" for number, label in enumerate(labels)]
+    assert sorted(file.name for file in (tmp_path / "each").iterdir()) == names and names[-1] == "000005_4.png"
+    for image, name in zip(images, names):
+        assert np.array_equal(np.asarray(Image.open(tmp_path / "each" / name)), image[..., 0])
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert sample(*flags, "./") == 0 and len(list((tmp_path / "here").iterdir())) == 6
+    assert sample(*flags, f"{tmp_path}/each/") == 2
+    assert "holds files, among which the pictures would be lost" in capsys.readouterr().err
+
+
+def test_a_page_holds_every_picture_with_label_and_seed_below_it(trained, tmp_path):
+    flags = ("--checkpoint", f"{trained}/checkpoints", *COMMON, "--seed", "7", "--output")
+    assert sample(*flags, f"{tmp_path}/all.npz") == sample(*flags, f"{tmp_path}/gallery.html") == 0
+    images, labels = numbers(tmp_path / "all.npz")
+    page = (tmp_path / "gallery.html").read_text()
+    found = re.findall(r'base64,([^"]+)"><figcaption>(\d+)<br>seed 7, image (\d+)</figcaption>', page)
+    assert [(int(label), int(number)) for _, label, number in found] == list(zip(labels, range(6)))
+    for (png, _, _), image in zip(found, images):
+        assert np.array_equal(np.asarray(Image.open(io.BytesIO(base64.b64decode(png)))), image[..., 0])
+    assert "ddim, 5 steps" in page and "src=" in page and "http" not in page
+
+
+def test_a_page_of_too_many_pictures_is_refused(trained, tmp_path, capsys):
+    flags = ("--checkpoint", f"{trained}/checkpoints", "--num-per-class", "201", "--output")
+    assert sample(*flags, f"{tmp_path}/gallery.html") == 2
+    assert "2,010 pictures are too many for one page: it takes 2,000" in capsys.readouterr().err
 
 
 def test_the_batch_size_does_not_change_the_images(trained, tmp_path):

@@ -1,0 +1,23 @@
+"""Commands that several ranks run together: torchrun or msrun starts each of them with the same flags."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from mindspeed_mm_dit.errors import UserError
+from mindspeed_mm_dit.hosts.ending import SECONDS_TO_SAY_IT, says_it
+from mindspeed_mm_dit.training.exit_codes import USER_ERROR
+
+
+@contextmanager
+def found_by_all() -> Iterator[None]:
+    """While entered, a UserError is one that every rank finds: one says it, the others end in silence."""
+    try:
+        yield
+    except UserError:
+        if says_it():
+            raise
+        time.sleep(SECONDS_TO_SAY_IT)
+        raise SystemExit(USER_ERROR) from None
