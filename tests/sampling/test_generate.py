@@ -117,7 +117,7 @@ def test_as_many_images_are_decoded_at_a_time_as_there_are_pixels_for(monkeypatc
     decoded = []
     ae = SimpleNamespace(decode=lambda latents: decoded.append(len(latents)) or latents + 1)
     latents = torch.arange(14.0).reshape(7, 2, 1, 1)
-    np.testing.assert_array_equal(decode(ae, latents, size), latents.numpy() + 1)
+    np.testing.assert_array_equal(decode(ae, latents, size**2), latents.numpy() + 1)
     assert decoded == [at_a_time] * (7 // at_a_time) + [7 % at_a_time] * (7 % at_a_time > 0)
 
 
