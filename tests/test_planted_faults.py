@@ -78,6 +78,17 @@ FAULTS = {
         "evaluation/metrics.py", "covariance / (len(features) - 1)", "covariance / len(features)",
         "tests/evaluation/test_metrics.py -k torch_fidelity",
     ),
+    "gathered averages": Fault(
+        "training/pytorch/engine.py", "            reshard(self.model)\n", "",
+        "tests/training/test_engine.py -k stands_in",
+    ),
+    "best": Fault(
+        "checkpoint/store.py", "old != best and", "", "tests/checkpoint/test_store.py -k the_best_is_kept",
+    ),
+    "first of all": Fault(
+        "training/pytorch/probe.py", "self.not_finite is not None or ", "",
+        "tests/training/test_probe.py -k overflows",
+    ),
     "evaluated images": Fault(
         "sampling/shards.py", "first_number=int(numbers[0])", "first_number=0",
         "tests/cli/test_evaluate.py -k of_their_numbers",

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Replay a step; 0 if it is finite, 1 if not."""
-    from mindspeed_mm_dit.training.position import COMMAND, found  # (knows which rank this is)
+    from mindspeed_mm_dit.training.position import COMMAND, found  # (imports a framework)
 
     root, checkpoint = _places(Path(os.path.realpath(args.checkpoint)))
     left = found(root)
@@ -48,8 +48,7 @@ def run(args: argparse.Namespace) -> int:
     if iteration is None:
         raise ConfigError("--iteration", f"is needed: {root} knows of no step that was not finite")
     checkpoint = _before(iteration, root, checkpoint)
-    facts = read_facts(checkpoint) if checkpoint else left
-    flags = _flags(facts.get(COMMAND) or left.get(COMMAND), args.flags, root)
+    flags = _flags(_command(root, checkpoint) or left.get(COMMAND), args.flags, root)
     if iteration > flags.train_iters:
         raise ConfigError(f"--iteration = {iteration}", f"the run has --train-iters {flags.train_iters}")
     if flags.ai_framework != "pytorch":
@@ -86,6 +85,15 @@ def _before(iteration: int, root: Path, checkpoint: Path | None) -> Path | None:
             f"--iteration = {iteration}", f"must come after {checkpoint.name}", f"name {root} for the one before it"
         )
     return checkpoint
+
+
+def _command(root: Path, checkpoint: Path | None) -> Any:
+    """Return the command that ``checkpoint``, or where there is none before the step the first after it, comes from."""
+    from mindspeed_mm_dit.training.position import COMMAND
+
+    store = CheckpointStore(root)
+    known = [checkpoint] if checkpoint else [store.path(number) for number in store.iterations()[:1]]
+    return read_facts(known[0]).get(COMMAND) if known else None
 
 
 def _flags(command: Any, changed: list[str], root: Path) -> argparse.Namespace:

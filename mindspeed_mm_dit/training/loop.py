@@ -45,7 +45,6 @@ def train(
         StepError: a step failed, or a validation of several ranks; nothing was saved after it.
         ConvergenceError: the numbers are no longer finite, and are not saved.
     """
-    schedule = learning_rate(args)
     is_last_rank = runtime.rank() == runtime.world_size() - 1
     log = RunLog(
         prints=is_last_rank,
@@ -54,8 +53,21 @@ def train(
         trackers=open_trackers(args, progress.iteration) if is_last_rank else (),
         mfu=meter(args),
     )
-    intervals = Intervals(args, log)
-    profiling = Profiling(args)
+    with contextlib.closing(log):
+        return _train(log, args, engine, forward_step, train_batches, valid_batches, progress, stop)
+
+
+def _train(
+    log: RunLog,
+    args: Namespace,
+    engine: Engine,
+    forward_step: ForwardStep,
+    train_batches: Iterator[Any],
+    valid_batches: Iterable[Any] | None,
+    progress: Progress,
+    stop: StopRequest,
+) -> Stop | None:
+    schedule, intervals, profiling = learning_rate(args), Intervals(args, log), Profiling(args)
     grids = SampleGrids(args, log) if args.sample_interval else None
     if progress.iteration >= args.train_iters:
         log.say(f"iteration {progress.iteration} is reached already: nothing to train up to {args.train_iters}")
@@ -98,7 +110,6 @@ def train(
         saved = "saving it" if args.save else "nothing is saved without --save"
         log.say(f"{ended.reason} at iteration {progress.iteration}: {saved}")
     progress.finish()
-    log.close()
     return ended
 
 

@@ -37,6 +37,7 @@ class Model(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
+        self.ae = self.diffusion = self.text_encoder = None
         self.predictor = torch.nn.Module()
         self.predictor.linear = torch.nn.Linear(3, 4)
         self.predictor.table = torch.nn.Parameter(torch.full((2, 2), 7.0), requires_grad=False)
@@ -46,6 +47,9 @@ class Model(torch.nn.Module):
 
     def forward(self, x, y):
         return ((self.predictor.linear(x) - y) ** 2).mean(1)
+
+    def predict(self, x):
+        return self.predictor.linear(x)
 
 
 def forward_step(batches, model):
@@ -147,6 +151,37 @@ def group_of_one():
     torch.distributed.destroy_process_group()
 
 
+def whole(tensor):
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+@pytest.mark.parametrize(
+    "fsdp2",
+    [None, *(Fsdp2Config(sub_modules_to_wrap=("predictor.linear",), reshard_after_forward=on) for on in (True, False))],
+    ids=["replicated", "resharded", "kept gathered"],
+)
+def test_the_average_stands_in_for_the_weights_while_it_is_asked_for(engine, group_of_one, fsdp2):
+    """Before and after it the predictor answers by the weights, and takes the step that it takes without it."""
+    asking, plain = engine(fsdp2=fsdp2), engine(fsdp2=fsdp2)
+    ones = torch.eye(3)
+
+    def answers(tree):
+        state = {name: whole(value) for name, value in asking.state()[tree].items()}
+        return ones @ state["linear.weight"].T + state["linear.bias"]
+
+    for _ in range(2):
+        results = [each.train_step(forward_step, tensors(batches(3, 9.0)), 0.1) for each in (asking, plain)]
+        assert whole(results[0].loss) == whole(results[1].loss)
+        asking.eval_step(forward_step, tensors(batches(3, 9.0)))  # leaves weights gathered
+        averages, weights = answers("ema").clone(), answers("model").clone()
+        with asking.averaged(True) as model, torch.no_grad():
+            torch.testing.assert_close(model.predictor(ones), averages, rtol=1e-6, atol=1e-7)
+        with torch.no_grad():
+            torch.testing.assert_close(asking.model.predict(ones), weights, rtol=1e-6, atol=1e-7)
+        assert torch.equal(answers("model"), weights) and torch.equal(answers("ema"), averages)
+        assert not torch.equal(averages, weights)
+
+
 @pytest.mark.parametrize("size", [9.0, 0.1])
 def test_a_sharded_step_is_the_same_step(engine, group_of_one, size):
     plain, sharded = engine(), engine(fsdp2=Fsdp2Config(sub_modules_to_wrap=("predictor.linear",)))
@@ -159,8 +194,7 @@ def test_a_sharded_step_is_the_same_step(engine, group_of_one, size):
     wanted, state = torch_dcp._flatten(plain.state()), torch_dcp._flatten(sharded.state())
     assert wanted.keys() == state.keys()
     for name, tensor in state.items():
-        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-        torch.testing.assert_close(whole, wanted[name], rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(whole(tensor), wanted[name], rtol=1e-6, atol=1e-9)
 
 
 def test_a_backend_that_adds_up_where_it_is_asked_for_the_average_is_refused(engine, group_of_one, monkeypatch):

@@ -116,6 +116,14 @@ def test_a_validation_is_weighed_for_the_best_checkpoint_unless_the_step_before_
     assert weighed == [(4, 0.5)]
 
 
+def test_the_log_is_closed_when_the_run_ends_in_an_error(run, monkeypatch):
+    closed = []
+    monkeypatch.setattr(loop.RunLog, "close", lambda self: closed.append(True))
+    with pytest.raises(ConvergenceError):
+        run([math.nan] * 5)
+    assert closed == [True]
+
+
 def test_an_interval_without_a_finite_loss_ends_the_run_before_it_is_saved(monkeypatch, run):
     monkeypatch.setattr(FLAGS, "save_interval", 2)
     with pytest.raises(ConvergenceError, match="iteration 2: loss = nan"):
