@@ -108,7 +108,8 @@ def _print_classes(train: ImageIndex, valid: ImageIndex) -> None:
 def _print_sizes(index: ImageIndex, image_size: int) -> None:
     from mindspeed_mm_dit.data.overview import sizes_of
 
-    sizes, num = sizes_of(index.paths, image_size), len(index)
+    sizes = sizes_of(index, image_size)
+    num = len(sizes.shorter)
     print(
         f"shorter side {sizes.shorter[0]:,} to {sizes.shorter[-1]:,} pixels, middle {sizes.median:,}; "
         f"image_size {image_size} enlarges {sizes.enlarged(image_size):,} of {num:,}, and its square cuts "
