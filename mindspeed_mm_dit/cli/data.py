@@ -23,8 +23,8 @@ Say what a run would see of its pictures: classes, sizes, files that are left ou
 The picture shows the first images of each class that a run takes, scaled, cut and mirrored as in its first epoch. The
 exit code is 1 where a run would stop at a file that cannot be used."""
 
-ANY_CLASSES = 2**31
-"""Without a model.json every label goes."""
+ANY_CLASSES = 1_000_000
+"""Without a model.json every label goes that a model could have."""
 PER_CLASS, CLASSES_SHOWN = 10, 20
 
 

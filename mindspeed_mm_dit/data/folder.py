@@ -115,7 +115,7 @@ def _open_shards(param: DatasetParam, num_classes: int, decode_all: bool) -> Ima
     if outside.any():
         first = int(outside.argmax())
         raise _outside(rows[first], int(labels[first]), num_classes)
-    classes = classes or tuple(map(str, range(1 + int(labels.max()))))
+    classes += tuple(map(str, range(len(classes), 1 + int(labels.max()))))  # where the features name fewer, or none
     index = ImageIndex(rows, labels, classes=classes, notes=notes, pictures=pictures)
     if len(rows) > DECODE_CHECK_LIMIT and not decode_all:
         said = f"note: of {len(rows):,} images in shards none is opened before it is drawn"

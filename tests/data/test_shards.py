@@ -143,6 +143,11 @@ def test_damaged_rows_are_named_and_can_be_left_out(tmp_path, kind):
     assert "note: left out: 1 sample(s) without a picture or a .cls" in index.notes
 
 
+def test_labels_beyond_the_names_are_numbers(tmp_path):
+    write_parquets(tmp_path, names=("cat",))
+    assert open_index(param(tmp_path, "parquet"), 2).classes == ("cat", "1")
+
+
 def test_rows_of_parquet_without_a_picture_are_named(tmp_path):
     write_parquets(tmp_path, rows={9: None, 17: b"no image"})
     with pytest.raises(DataError, match=r"train-00001-of-00003\.parquet: row 1 holds no bytes.*: 2 of 24"):
