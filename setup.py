@@ -30,6 +30,7 @@ setup(
     extras_require={
         "pytorch": ["torch>=2.7", "megatron-core>=0.12", "diffusers>=0.30"],
         "evaluate": ["torch-fidelity>=0.4"],
+        "parquet": ["pyarrow>=14"],
         "mindspore": ["mindspore>=2.7", "numpy<2"],
         "wandb": ["wandb>=0.17"],
         "swanlab": ["swanlab[dashboard]>=0.10"],

@@ -69,6 +69,13 @@ FAULTS = {
         "data/latents.py", "bad = first_not_finite(mean, std)", "bad = first_not_finite(mean)",
         "tests/data/test_latents.py -k reach_no_step",
     ),
+    "shards": Fault(
+        "data/shards.py", 'row, side="right"', 'row, side="left"', "tests/data/test_shards.py -k in_their_order",
+    ),
+    "contact sheet": Fault(
+        "data/overview.py", "Stream.FLIP, chosen,", "Stream.FLIP, images[chosen],",
+        "tests/cli/test_data.py -k first_epoch",
+    ),
     "conversion": Fault(
         "checkpoint/rules.py", "lambda array, n: np.split(array, n), np.concatenate",
         "lambda array, n: np.split(array, n)[::-1], lambda parts: np.concatenate(parts[::-1])",

@@ -23,8 +23,8 @@ Say what a run would see of its pictures: classes, sizes, files that are left ou
 The picture shows the first images of each class that a run takes, scaled, cut and mirrored as in its first epoch. The
 exit code is 1 where a run would stop at a file that cannot be used."""
 
-ANY_CLASSES = 2**31
-"""Without a model.json every label goes."""
+ANY_CLASSES = 1_000_000
+"""Without a model.json every label goes that a model could have."""
 PER_CLASS, CLASSES_SHOWN = 10, 20
 
 
@@ -108,7 +108,8 @@ def _print_classes(train: ImageIndex, valid: ImageIndex) -> None:
 def _print_sizes(index: ImageIndex, image_size: int) -> None:
     from mindspeed_mm_dit.data.overview import sizes_of
 
-    sizes, num = sizes_of(index.paths, image_size), len(index)
+    sizes = sizes_of(index, image_size)
+    num = len(sizes.shorter)
     print(
         f"shorter side {sizes.shorter[0]:,} to {sizes.shorter[-1]:,} pixels, middle {sizes.median:,}; "
         f"image_size {image_size} enlarges {sizes.enlarged(image_size):,} of {num:,}, and its square cuts "

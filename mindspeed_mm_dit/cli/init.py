@@ -26,9 +26,10 @@ with the reason of each choice beside it. Nothing is downloaded, and the picture
   mm-dit init my_images --output my_config
   mm-dit init my_images --output my_config --vae weights/sd-vae-ft-ema
 
-PICTURES is a folder with a folder for each class, a folder with labels.csv (image_path,label), such a csv itself, or a
-folder of pictures of one kind. Without --vae a model learns small images, 32 pixels on a CPU; with one it learns
-latents, at 256. Network, batch and length follow from the number of pictures and from this machine."""
+PICTURES is a folder with a folder for each class, a folder with labels.csv (image_path,label), such a csv itself, a
+folder of Parquet or webdataset shards, or a folder of pictures of one kind. Without --vae a model learns small images,
+32 pixels on a CPU; with one it learns latents, at 256. Network, batch and length follow from the number of pictures and
+from this machine."""
 
 SUPPOSED_GIB = 32.0
 """Memory that an accelerator is taken to have where it cannot be asked."""
@@ -120,7 +121,8 @@ def _look(args: argparse.Namespace) -> tuple[DatasetParam, ImageIndex, str]:
 
     layout = layout_of(args.pictures)
     size = args.image_size or 32
-    param = DatasetParam(layout.data_folder, size, layout.index, layout.single_class, skip_bad_images=True)
+    param = DatasetParam(layout.data_folder, size, layout.index, layout.single_class, skip_bad_images=True,
+                         dataset_type=layout.dataset_type, split=layout.split)  # fmt: skip
     try:
         return param, open_index(param, ANY_CLASSES), layout.reason
     except DataError as error:
@@ -133,8 +135,8 @@ def _pictures(index: ImageIndex, param: DatasetParam) -> Pictures:
     from mindspeed_mm_dit.data.overview import sizes_of
     from mindspeed_mm_dit.planning.starter import Pictures
 
-    sizes = sizes_of(index.paths, param.image_size)
-    return Pictures(len(index), len(index.classes), sizes.median, sizes.num_grey == len(index))
+    sizes = sizes_of(index, param.image_size)
+    return Pictures(len(index), len(index.classes), sizes.median, sizes.num_grey == len(sizes.shorter))
 
 
 def _machine(args: argparse.Namespace) -> Machine:
@@ -160,7 +162,7 @@ def _dataset(param: DatasetParam, index: ImageIndex) -> dict[str, Any]:
     """Return the part of dataset_param that says which pictures they are."""
     told = dataclasses.asdict(dataclasses.replace(param, skip_bad_images=index.skipped > 0))
     usual = {field.name: field.default for field in dataclasses.fields(param)}
-    names = ("data_folder", "index", "single_class", "skip_bad_images")
+    names = ("dataset_type", "data_folder", "index", "single_class", "split", "skip_bad_images")
     return {name: told[name] for name in names if told[name] != usual[name]}
 
 

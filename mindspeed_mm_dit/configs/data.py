@@ -33,8 +33,12 @@ class DatasetParam:
     """Leave out missing or undecodable images, and count them, instead of stopping."""
     latents: str | None = None
     """Folder that mm-dit cache-latents filled from these images; they are then not decoded or encoded again."""
-    dataset_type: Literal["image_folder"] = "image_folder"
-    """Kind of data set."""
+    dataset_type: Literal["image_folder", "parquet", "webdataset"] = "image_folder"
+    """Kind of data set: image files, or a folder of shards, Parquet as on the Hugging Face hub or webdataset's tar."""
+    split: str | None = None
+    """Of shards: only those whose names begin so, such as "train"."""
+    label_column: str = "label"
+    """Of Parquet: the column of the labels."""
 
     def __post_init__(self) -> None:
         for name in ("data_folder", "index", "latents"):
@@ -45,6 +49,12 @@ class DatasetParam:
                 "dataset_param.single_class = true",
                 f"contradicts index = {self.index}, which names classes",
                 "drop one",
+            )
+        if self.dataset_type != "image_folder" and (self.index or self.single_class or self.source):
+            raise ConfigError(
+                f"dataset_param.dataset_type = {self.dataset_type!r}",
+                "shards say the class of each picture themselves",
+                "drop index, single_class and source",
             )
         if self.image_size < 1:
             raise ConfigError(f"dataset_param.image_size = {self.image_size}", "must be positive")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +13,9 @@ from tqdm import tqdm
 
 from mindspeed_mm_dit.data.files import UnusableFile, check_file
 from mindspeed_mm_dit.data.transforms import open_image
+
+Picture = Path | Callable[[], bytes]
+"""A file, or what reads its content."""
 
 LARGEST_ENLARGEMENT = 4
 """Pictures that have to be enlarged more than so many times in height and width are counted."""
@@ -36,19 +39,21 @@ class Look(NamedTuple):
     """Whether it has no colours, by its kind."""
 
 
-def look_at(paths: Sequence[Path], image_size: int, decode: bool) -> list[Look]:
+def look_at(pictures: Sequence[Picture], image_size: int, decode: bool) -> list[Look]:
     """Look at each picture, at its header alone unless ``decode``; in threads, with a progress bar for many."""
     with ThreadPoolExecutor() as pool:
-        looks = pool.map(lambda path: _look(path, image_size, decode), paths)
-        return list(tqdm(looks, "checking images", len(paths), unit="image", delay=2, disable=None))
+        looks = pool.map(lambda picture: _look(picture, image_size, decode), pictures)
+        return list(tqdm(looks, "checking images", len(pictures), unit="image", delay=2, disable=None))
 
 
-def _look(path: Path, image_size: int, decode: bool) -> Look:
+def _look(picture: Picture, image_size: int, decode: bool) -> Look:
     try:
-        with open_image(path, image_size) as image:
+        found = picture() if callable(picture) else picture
+        with open_image(found, image_size) as image:
             if decode:
                 image.load()
-            return Look(None, check_file(path), min(image.size), max(image.size), image.mode.startswith(_GREY))
+            num_bytes = len(found) if isinstance(found, bytes) else check_file(found)
+            return Look(None, num_bytes, min(image.size), max(image.size), image.mode.startswith(_GREY))
     except UnusableFile as problem:
         return Look(str(problem))
 

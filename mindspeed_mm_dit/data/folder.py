@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ from mindspeed_mm_dit.data.draws import Stream, generator
 from mindspeed_mm_dit.data.files import is_folder
 from mindspeed_mm_dit.data.latents import read_cache_index, read_cached_rows
 from mindspeed_mm_dit.data.listing import list_images
+from mindspeed_mm_dit.data.shards import ShardRows, list_shards
 from mindspeed_mm_dit.errors import DataError
 
 DECODE_CHECK_LIMIT = 20_000
@@ -25,10 +28,10 @@ PROBLEMS_KEPT = 5
 
 @dataclass(frozen=True)
 class ImageIndex:
-    """Image files and their classes, in a fixed order."""
+    """Images and their classes, in a fixed order."""
 
-    paths: tuple[str, ...]
-    """Files of the images."""
+    paths: Sequence[str]
+    """Files of the images; of those in shards, shard and row in words."""
     labels: np.ndarray
     """(len(paths),) int64."""
     skipped: int = 0
@@ -47,11 +50,17 @@ class ImageIndex:
     def __len__(self) -> int:
         return len(self.paths)
 
+    def picture(self, image: int) -> str | bytes:
+        """Return the file of an image, or the content of one that is in a shard; raises UnusableFile."""
+        return self.paths.content(image) if isinstance(self.paths, ShardRows) else self.paths[image]
+
     def subset(self, rows: np.ndarray) -> ImageIndex:
         """Return the images at ``rows``."""
         return dataclasses.replace(
             self,
-            paths=tuple(self.paths[row] for row in rows.tolist()),
+            paths=self.paths.subset(rows)
+            if isinstance(self.paths, ShardRows)
+            else tuple(self.paths[row] for row in rows.tolist()),
             labels=self.labels[rows],
             rows=None if self.rows is None else self.rows[rows],
         )
@@ -67,6 +76,8 @@ def open_index(param: DatasetParam, num_classes: int, decode_all: bool = False) 
     """
     if param.latents is not None:
         return _open_cached_index(param, num_classes)
+    if param.dataset_type != "image_folder":
+        return _open_shards(param, num_classes, decode_all)
     folder = Path(param.data_folder)
     rows, classes, notes = list_images(param)
     _check_labels(rows, num_classes, folder)
@@ -97,6 +108,30 @@ def open_index(param: DatasetParam, num_classes: int, decode_all: bool = False) 
     )
 
 
+def _open_shards(param: DatasetParam, num_classes: int, decode_all: bool) -> ImageIndex:
+    """Return the index of pictures in shards; of more than DECODE_CHECK_LIMIT none is opened before it is drawn."""
+    rows, labels, classes, notes, pictures = list_shards(param)
+    outside = (labels < 0) | (labels >= num_classes)
+    if outside.any():
+        first = int(outside.argmax())
+        raise _outside(rows[first], int(labels[first]), num_classes)
+    classes += tuple(map(str, range(len(classes), 1 + int(labels.max()))))  # where the features name fewer, or none
+    index = ImageIndex(rows, labels, classes=classes, notes=notes, pictures=pictures)
+    if len(rows) > DECODE_CHECK_LIMIT and not decode_all:
+        said = f"note: of {len(rows):,} images in shards none is opened before it is drawn"
+        return dataclasses.replace(index, notes=(*notes, said))
+    looks = look_at([partial(rows.content, number) for number in range(len(rows))], param.image_size, decode=True)
+    bad = [number for number, look in enumerate(looks) if look.problem is not None]
+    problems = tuple(f"{rows[number]} {looks[number].problem}" for number in bad)
+    if bad and not (param.skip_bad_images and len(bad) < len(rows)):
+        cure = "write the shard again without them, or set dataset_param.skip_bad_images to true"
+        raise DataError(problems[0], f"{len(bad)} of {len(rows)} images cannot be used", cure)
+    good = np.array([number for number, look in enumerate(looks) if look.problem is None])
+    index = index.subset(good)
+    small = note_of_small(index.paths, [looks[number] for number in good.tolist()], param.image_size)
+    return dataclasses.replace(index, skipped=len(bad), problems=problems[:PROBLEMS_KEPT], notes=notes + small)
+
+
 def _digest_of(rows: list[tuple[str, int]], sizes: list[int]) -> str:
     """Return what tells data sets apart at little cost: how many images, and a digest of names, labels and sizes."""
     lines = sorted(f"{path}\0{label}\0{size}\n" for (path, label), size in zip(rows, sizes))
@@ -112,7 +147,7 @@ def _open_cached_index(param: DatasetParam, num_classes: int) -> ImageIndex:
     rows, classes, skipped = read_cached_rows(cache, index.num_images), index.classes, index.skipped
     _check_labels(rows, num_classes, cache)
     notes: tuple[str, ...] = ()
-    if is_folder(folder):
+    if is_folder(folder) and param.dataset_type == "image_folder":
         present, classes, notes = list_images(param)
         missing = sorted(set(rows) - set(present))
         if missing or len(present) != len(rows) + skipped:
@@ -144,8 +179,12 @@ def split_index(index: ImageIndex, valid_fraction: float, seed: int) -> tuple[Im
 def _check_labels(rows: list[tuple[str, int]], num_classes: int, folder: Path) -> None:
     for path, label in rows:
         if not 0 <= label < num_classes:
-            raise DataError(
-                f"{folder / path}: label {label}",
-                f"is outside 0 ... {num_classes - 1} (predictor.num_classes = {num_classes})",
-                "correct the label, or num_classes in model.json",
-            )
+            raise _outside(str(folder / path), label, num_classes)
+
+
+def _outside(image: str, label: int, num_classes: int) -> DataError:
+    return DataError(
+        f"{image}: label {label}",
+        f"is outside 0 ... {num_classes - 1} (predictor.num_classes = {num_classes})",
+        "correct the label, or num_classes in model.json",
+    )

@@ -69,7 +69,7 @@ class ImageReader:
         if image in self._bad:
             return None
         try:
-            pixels = load_pixels(self.index.paths[image], self.size, self.channels)
+            pixels = load_pixels(self.index.picture(image), self.size, self.channels)
         except UnusableFile as problem:
             self._note_bad(image, str(problem))
             return None

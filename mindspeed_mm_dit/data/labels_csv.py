@@ -18,7 +18,7 @@ from mindspeed_mm_dit.errors import DataError
 
 COLUMNS = ("image_path", "label")
 
-_NUMBER = re.compile(r"-?\d{1,18}")
+NUMBER = re.compile(r"-?\d{1,18}")
 _DELIMITERS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
@@ -148,8 +148,8 @@ def _check_one_label_each(path: Path, rows: list[Row]) -> None:
 
 def _are_names(path: Path, rows: list[Row]) -> bool:
     """Return whether the labels are names; raise DataError where some are and some are numbers."""
-    numbers = [row for row in rows if _NUMBER.fullmatch(row.label)]
-    names = [row for row in rows if not _NUMBER.fullmatch(row.label)]
+    numbers = [row for row in rows if NUMBER.fullmatch(row.label)]
+    names = [row for row in rows if not NUMBER.fullmatch(row.label)]
     no_labels = set(filter(_is_other_number, {row.label for row in names}))
     if no_labels:
         row = next(row for row in names if row.label in no_labels)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from mindspeed_mm_dit.data.files import is_folder
 from mindspeed_mm_dit.data.labels_csv import is_index
 from mindspeed_mm_dit.data.listing import class_folders, indices_in, of_folders
+from mindspeed_mm_dit.data.shards import KINDS
 from mindspeed_mm_dit.errors import ConfigError, nearest
 
 SPLITS = frozenset(("train", "training", "val", "valid", "validation", "test", "testing"))
@@ -23,6 +25,8 @@ class Layout:
     single_class: bool
     reason: str
     """What was seen."""
+    dataset_type: Literal["image_folder", "parquet", "webdataset"] = "image_folder"
+    split: str | None = None
 
 
 def layout_of(pictures: str) -> Layout:
@@ -36,6 +40,8 @@ def layout_of(pictures: str) -> Layout:
         if not is_index(path):
             raise ConfigError(f"PICTURES = {pictures}", _reason(path), _nearest(path) + "name a folder of pictures")
         return Layout(str(path.parent), path.name, False, f"{path.name} names the class of each picture")
+    if shards := _shards_in(path):
+        return shards
     found = indices_in(path)
     if "labels.csv" in found or len(found) == 1:
         index = "labels.csv" if "labels.csv" in found else found[0]
@@ -53,6 +59,18 @@ def layout_of(pictures: str) -> Layout:
     if of_folders(path).rows:
         return Layout(pictures, None, False, "every folder in it is a class")
     return Layout(pictures, None, True, "no folder in it holds pictures, so all are of one class")
+
+
+def _shards_in(path: Path) -> Layout | None:
+    """Return the layout of a folder with shards in it, or in its folder data, as on the hub."""
+    kinds: tuple[Literal["parquet", "webdataset"], ...] = ("parquet", "webdataset")
+    for kind in kinds:
+        suffix = KINDS[kind].suffix
+        names = [file.name for place in (path, path / "data") for file in place.glob(f"*{suffix}")]
+        if names:
+            split = "train" if any(name.startswith("train") for name in names) else None
+            return Layout(str(path), None, False, f"shards that end in {suffix} say the class of each row", kind, split)
+    return None
 
 
 def _reason(path: Path) -> str:

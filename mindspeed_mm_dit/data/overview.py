@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,10 @@ from mindspeed_mm_dit.data.draws import Stream
 from mindspeed_mm_dit.data.folder import ImageIndex
 from mindspeed_mm_dit.data.images import ImageReader
 from mindspeed_mm_dit.data.order import SampleOrder
+from mindspeed_mm_dit.data.shards import ShardRows
 
+SOME = 1_000
+"""Pictures in shards whose sizes are looked at."""
 UNEVEN = 10
 """A class of so many times the images of another is worth a word."""
 
@@ -49,9 +53,13 @@ class Sizes:
         return int((self.shorter < image_size).sum())
 
 
-def sizes_of(paths: Sequence[str], image_size: int) -> Sizes:
-    """Return the sizes of good pictures; only their headers are read."""
-    return Sizes.of(look_at([Path(path) for path in paths], image_size, decode=False))
+def sizes_of(index: ImageIndex, image_size: int) -> Sizes:
+    """Return the sizes of the pictures; only their headers are read and, of very many in shards, those of some."""
+    if not isinstance(index.paths, ShardRows):
+        return Sizes.of(look_at([Path(path) for path in index.paths], image_size, decode=False))
+    some = np.linspace(0, len(index) - 1, min(len(index), SOME)).astype(int)
+    looks = look_at([partial(index.paths.content, number) for number in some.tolist()], image_size, decode=False)
+    return Sizes.of([look for look in looks if look.problem is None])
 
 
 def counts_of(index: ImageIndex) -> np.ndarray:

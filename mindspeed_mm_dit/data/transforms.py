@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,16 +37,17 @@ def readable_formats() -> dict[str, str]:
 
 
 @contextmanager
-def open_image(path: str | Path, size: int) -> Iterator[Image.Image]:
-    """Open a picture that is to be cut to ``size``; its pixels are not decoded yet.
+def open_image(path: str | Path | bytes, size: int) -> Iterator[Image.Image]:
+    """Open a picture, a file or its content, that is to be cut to ``size``; its pixels are not decoded yet.
 
     Raises:
         UnusableFile: for whatever is wrong with it, here or in the block.
     """
-    if check_file(path) == 0:
+    if (len(path) if isinstance(path, bytes) else check_file(path)) == 0:
         raise UnusableFile("is empty")
+    place = io.BytesIO(path) if isinstance(path, bytes) else path
     try:
-        with Image.open(path, formats=list(dict.fromkeys(readable_formats().values()))) as image:
+        with Image.open(place, formats=list(dict.fromkeys(readable_formats().values()))) as image:
             _check_form(image, size)
             yield image
     except UnusableFile:
@@ -84,8 +86,8 @@ def center_crop(image: Image.Image, size: int) -> Image.Image:
     return image.crop((left, top, left + size, top + size))
 
 
-def load_pixels(path: str, size: int, channels: int) -> np.ndarray:
-    """Read an image file as pixels, (channels, size, size) uint8; channels is 1 (grey) or 3 (RGB).
+def load_pixels(path: str | bytes, size: int, channels: int) -> np.ndarray:
+    """Read an image file, or its content, as pixels, (channels, size, size) uint8; channels is 1 (grey) or 3 (RGB).
 
     The picture stands as its EXIF orientation says; grey of 16 bits is scaled to 8.
     Raises UnusableFile.

@@ -102,6 +102,14 @@ def test_what_is_wrong_with_the_command_is_named(pets, capsys, flags, message):
     assert message in capsys.readouterr().err
 
 
+def test_a_label_that_no_model_has_is_named(pets, capsys):
+    (pets / "pets/labels.csv").write_text("image_path,label\ncat/00.png,999999999\n")
+    (pets / "model.json").unlink()
+    write_data(pets, index="labels.csv")
+    assert main(["data", "data.json"]) == 2
+    assert "cat/00.png: label 999999999: is outside 0 ... 999999" in capsys.readouterr().err
+
+
 def test_sizes_that_contradict_each_other_are_named(pets, capsys):
     write_data(pets, image_size=32)
     assert main(["data", "."]) == 2

@@ -17,6 +17,7 @@ from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.framework import activate
 from tests.autoencoder_kl_fixtures import SMALL, our_shapes, write_folder
 from tests.conftest import ROOT
+from tests.data.test_shards import write_tar
 from tests.training.launch import Configs
 
 FILES = ("data.json", "fsdp2.yaml", "model.json", "train.args")
@@ -101,10 +102,30 @@ def test_an_index_is_used_where_there_is_one(here, named):
     assert "50 pictures in 2 classes of pictures" in json.loads((here / "config/data.json").read_text())["note"]
 
 
-def test_with_a_vae_a_cpu_encodes_the_pictures_once(here, capsys):
+def write_shards(folder):
+    """Write 30 crops in three classes as webdataset's shards, and some of a test split."""
+    files = [(folder / f"pictures/china/{number:02d}.png").read_bytes() for number in range(30)]
+    samples = [(f"{n:04d}", {".cls": b"%d" % (n % 3), ".png": content}) for n, content in enumerate(files)]
+    write_tar(folder / "shards/train-00000.tar", samples)
+    write_tar(folder / "shards/test-00000.tar", samples[:3])
+
+
+def test_shards_are_taken_as_they_are(here, capsys):
+    write_shards(here)
+    assert init("shards", "--output", "config") == 0
+    found = dataset(here / "config")
+    assert (found["dataset_type"], found["split"], found["data_folder"]) == ("webdataset", "train", "shards")
+    assert load_model_config(here / "config/model.json").predictor.num_classes == 3
+    assert main(["data", "config", "--output", "sheet.png"]) == 0
+    assert "shorter side 48 to 48 pixels, middle 48" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("pictures", ["pictures", "shards"])
+def test_with_a_vae_a_cpu_encodes_the_pictures_once(here, capsys, pictures):
+    write_shards(here)
     activate("pytorch")
     write_folder(here / "vae", SMALL, our_shapes(SMALL))
-    assert init("pictures", "--output", "config", "--vae", "vae", "--image-size", "32") == 0
+    assert init(pictures, "--output", "config", "--vae", "vae", "--image-size", "32") == 0
     model, said = load_model_config(here / "config/model.json"), capsys.readouterr().out
     assert (model.ae.downsample_factor, model.predictor.input_size, model.predictor.in_channels) == (2, 16, 4)
     assert dataset(here / "config")["latents"] == "config/latents"

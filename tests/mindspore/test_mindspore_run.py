@@ -84,6 +84,13 @@ def flow(tmp_path_factory, digits_folder):
     return configs
 
 
+def test_a_dry_run_ends_before_the_model(embedded):
+    outcome = run(embedded, STEPS + "--dry-run --save dry")
+    assert outcome.code == 0, outcome.output
+    assert "dry run: every check passed" in outcome.output and "ready in" not in outcome.output
+    assert not (embedded.folder / "dry").exists()
+
+
 @pytest.mark.parametrize("which", ["tiny", "embedded", "flow"])
 def test_twenty_losses_are_those_of_pytorch(which, request):
     configs = request.getfixturevalue(which)

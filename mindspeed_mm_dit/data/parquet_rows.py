@@ -1,0 +1,132 @@
+"""Pictures in the rows of Parquet files, as the Hugging Face hub keeps them: image {bytes, path} and label."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mindspeed_mm_dit.data.files import UnusableFile, check_file, reason_of
+from mindspeed_mm_dit.data.scanned import Scanned
+from mindspeed_mm_dit.errors import DataError, PlatformError, nearest
+
+IMAGE_COLUMNS = ("image", "img")
+KEPT_BYTES = 256 * 2**20
+"""Row groups up to so many bytes stay in memory; a row is never read without the rest of its group."""
+
+
+def scan(path: Path, label_column: str) -> Scanned:
+    """Return labels and places of the rows of a file: (row group, row in it). Of the pictures nothing is read.
+
+    Raises:
+        DataError: it is no Parquet file, or lacks a column, or a row has no label.
+    """
+    parquet = _open(path)
+    schema = parquet.schema_arrow
+    _image_column(path, schema)
+    if label_column not in schema.names:
+        cure = (
+            nearest(label_column, schema.names) + f"set dataset_param.label_column to one of {', '.join(schema.names)}"
+        )
+        raise DataError(f"{path}: column {label_column}", "is not there", cure)
+    column = parquet.read(columns=[label_column]).column(0)
+    if column.null_count:
+        row = column.is_null().to_numpy().argmax()
+        raise DataError(f"{path}: row {row}", f"has no {label_column}", "write a label in every row")
+    groups = [parquet.metadata.row_group(group) for group in range(parquet.metadata.num_row_groups)]
+    counts = [group.num_rows for group in groups]
+    where = np.empty((len(column), 2), np.int64)
+    where[:, 0] = np.repeat(np.arange(len(counts)), counts)
+    where[:, 1] = np.concatenate([np.arange(count) for count in counts]) if counts else 0
+    largest = max((group.total_byte_size for group in groups), default=0)
+    return Scanned(_labels_of(path, label_column, column), where, _names_of(schema, label_column), read_bytes=largest)
+
+
+class ParquetReader:
+    """Reads pictures by their place; safe to call from several threads, which have their own open files."""
+
+    def __init__(self) -> None:
+        self._of_thread = threading.local()
+        self._groups: OrderedDict[tuple[Path, int], Any] = OrderedDict()
+        self._kept_bytes = 0
+        self._changes = threading.Lock()
+
+    def read(self, path: Path, group: int, row: int) -> bytes:
+        """Return the file that stands in a row; raises UnusableFile."""
+        try:
+            found = self._group(path, group)[row].as_py()
+        except (OSError, ValueError, IndexError) as error:  # pyarrow's errors are of these
+            raise UnusableFile(f"cannot be read: {reason_of(error)}") from None
+        if not found:
+            raise UnusableFile("holds no bytes of a picture")
+        return bytes(found)
+
+    def _group(self, path: Path, group: int) -> Any:
+        with self._changes:
+            if (path, group) in self._groups:
+                self._groups.move_to_end((path, group))
+                return self._groups[path, group]
+        column = self._read_group(path, group)
+        with self._changes:
+            if (path, group) not in self._groups:  # (another thread may have read it meanwhile)
+                self._groups[path, group] = column
+                self._kept_bytes += column.nbytes
+            while len(self._groups) > 1 and self._kept_bytes > KEPT_BYTES:
+                self._kept_bytes -= self._groups.popitem(last=False)[1].nbytes
+        return column
+
+    def _read_group(self, path: Path, group: int) -> Any:
+        check_file(path)
+        files = self._of_thread.__dict__
+        if str(path) not in files:
+            files[str(path)] = _open(path)
+        parquet = files[str(path)]
+        name = _image_column(path, parquet.schema_arrow)
+        column = parquet.read_row_group(group, columns=[name]).column(0).combine_chunks()
+        return column.field("bytes") if hasattr(column.type, "num_fields") and column.type.num_fields else column
+
+
+def _open(path: Path) -> Any:
+    try:
+        import pyarrow
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        raise PlatformError(
+            "dataset_param.dataset_type = 'parquet'",
+            "pyarrow is not installed",
+            "pip install pyarrow (extra [parquet])",
+        ) from None
+    try:
+        return ParquetFile(path)
+    except (OSError, pyarrow.ArrowInvalid) as error:
+        raise DataError(str(path), f"is no Parquet file: {reason_of(error)}", "fetch it again") from None
+
+
+def _image_column(path: Path, schema: Any) -> str:
+    for name in IMAGE_COLUMNS:
+        if name in schema.names:
+            return name
+    raise DataError(str(path), f"has the columns {', '.join(schema.names)}", "name the pictures' one image")
+
+
+def _labels_of(path: Path, name: str, column: Any) -> np.ndarray:
+    labels = column.to_numpy()
+    if labels.dtype.kind in "iu":
+        return labels.astype(np.int64)
+    if labels.dtype.kind == "O" and all(isinstance(label, str) for label in labels):
+        return np.array(labels, np.str_)
+    raise DataError(f"{path}: column {name}", f"holds {column.type}", "labels are whole numbers, or names")
+
+
+def _names_of(schema: Any, label_column: str) -> tuple[str, ...]:
+    """Return the names of the classes that the hub's features give; empty where they give none."""
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        names = features[label_column]["names"]
+        return tuple(names.values() if isinstance(names, dict) else names)
+    except (KeyError, TypeError, ValueError):
+        return ()

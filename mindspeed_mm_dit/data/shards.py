@@ -1,0 +1,199 @@
+"""A folder of shards, Parquet or tar, as one list of pictures that are read by their number.
+
+The list is made once, by a look through every shard, and kept beside them in INDEX with a fingerprint of names, sizes
+and times; where a shard has changed all are looked through again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from tqdm import tqdm
+
+from mindspeed_mm_dit.configs.data import DatasetParam
+from mindspeed_mm_dit.data import parquet_rows, tar_rows
+from mindspeed_mm_dit.data.files import UnusableFile, check_file, is_folder
+from mindspeed_mm_dit.data.scanned import Scanned
+from mindspeed_mm_dit.errors import DataError
+
+INDEX = ".mm_dit_index.npz"
+VERSION = 1
+"""Of what INDEX holds; another one is made anew."""
+
+KEPT = ("labels", "where", "starts", "classes", "left_out", "read_bytes")
+"""Arrays in INDEX, beside the fingerprint."""
+MUCH_TO_READ = 64 * 2**20
+"""Bytes that are too many to read for one picture."""
+
+_SPLIT = re.compile(r"(train|training|val|valid|validation|test)(?![a-z])")
+
+
+class PictureReader(Protocol):
+    """Reads the bytes of a picture from its place in a shard; called from several threads."""
+
+    def read(self, path: Path, first: int, second: int, /) -> bytes:
+        """Return the picture's file; raises UnusableFile."""
+
+
+class Kind(NamedTuple):
+    """A layout of shards."""
+
+    suffix: str
+    scan: Callable[[Path, str], Scanned]
+    reader: Callable[[], PictureReader]
+
+
+KINDS = {
+    "parquet": Kind(".parquet", parquet_rows.scan, parquet_rows.ParquetReader),
+    "webdataset": Kind(".tar", tar_rows.scan, tar_rows.TarReader),
+}
+
+
+class ShardRows(Sequence[str]):
+    """Names of pictures in shards, such as "data/train-00000.parquet: row 17", and the pictures themselves."""
+
+    def __init__(
+        self, files: Sequence[Path], starts: np.ndarray, where: np.ndarray, rows: np.ndarray, reader: PictureReader
+    ) -> None:
+        self._files, self._starts, self._where, self._rows, self._reader = files, starts, where, rows, reader
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, number: Any) -> Any:
+        file, row, _ = self._place(number)
+        return f"{file}: row {row}"
+
+    def content(self, number: int) -> bytes:
+        """Return the file of a picture; raises UnusableFile."""
+        file, _, (first, second) = self._place(number)
+        return self._reader.read(file, first, second)
+
+    def subset(self, numbers: np.ndarray) -> ShardRows:
+        """Return the pictures ``numbers``."""
+        return ShardRows(self._files, self._starts, self._where, self._rows[numbers], self._reader)
+
+    def _place(self, number: int) -> tuple[Path, int, tuple[int, int]]:
+        row = int(self._rows[number])
+        shard = int(np.searchsorted(self._starts, row, side="right")) - 1
+        first, second = self._where[row].tolist()
+        return self._files[shard], row - int(self._starts[shard]), (first, second)
+
+
+class ShardListing(NamedTuple):
+    """All pictures of a folder of shards."""
+
+    rows: ShardRows
+    labels: np.ndarray
+    """(N,) int64."""
+    classes: tuple[str, ...]
+    """Name of each label; empty where they have none."""
+    notes: tuple[str, ...]
+    pictures: str
+    """What tells data sets apart: how many, and a digest of the shards' names and sizes and of the labels."""
+
+
+def list_shards(param: DatasetParam) -> ShardListing:
+    """Return the pictures that ``param`` names; the first call looks through every shard.
+
+    Raises:
+        DataError: naming the folder, or the shard.
+    """
+    folder, kind = Path(param.data_folder), KINDS[param.dataset_type]
+    files = _files_of(folder, kind, param)
+    facts = [(str(file.relative_to(folder)), _size_of(file), os.stat(file).st_mtime_ns) for file in files]
+    fingerprint = json.dumps([VERSION, param.dataset_type, param.label_column, facts])
+    place = folder / (f".mm_dit_index-{param.split}.npz" if param.split else INDEX)
+    arrays, notes = _kept(place, fingerprint), []
+    if arrays is None:
+        arrays = _look_through(files, kind, param.label_column)
+        if not _keep(place, fingerprint, arrays):
+            notes.append(f"note: {place} cannot be written: every run looks through the shards again")
+    if arrays["left_out"]:
+        notes.append(f"note: left out: {int(arrays['left_out']):,} sample(s) without a picture or a {tar_rows.LABEL}")
+    if arrays["read_bytes"] > MUCH_TO_READ:
+        mebibytes = int(arrays["read_bytes"]) / 2**20
+        notes.append(
+            f"warning: the largest row group has {mebibytes:,.0f} MiB, all of which is read for each "
+            "picture that is drawn at random: write the shards with row groups of some 100 pictures"
+        )
+    labels = arrays["labels"]
+    if not len(labels):
+        raise DataError(f"dataset_param.data_folder = {folder}", "its shards hold no pictures with labels")
+    digest = hashlib.sha256(json.dumps([fact[:2] for fact in facts]).encode() + labels.tobytes()).hexdigest()
+    rows = ShardRows(files, arrays["starts"], arrays["where"], np.arange(len(labels)), kind.reader())
+    classes = tuple(json.loads(str(arrays["classes"])))
+    return ShardListing(rows, labels, classes, tuple(notes), f"{len(labels):,} images, {digest[:12]}")
+
+
+def _files_of(folder: Path, kind: Kind, param: DatasetParam) -> list[Path]:
+    if not is_folder(folder):
+        raise DataError(f"dataset_param.data_folder = {folder}", "is not a folder", "correct the path in data.json")
+    files = sorted(path for path in folder.rglob(f"*{kind.suffix}") if not path.name.startswith("."))
+    chosen = [path for path in files if path.name.startswith(param.split or "")]
+    if not chosen:
+        begin = f", and whose names begin with {param.split!r}" if param.split else ""
+        raise DataError(f"dataset_param.data_folder = {folder}", f"holds no files that end in {kind.suffix}{begin}")
+    splits = sorted({found[1] for path in chosen if (found := _SPLIT.match(path.name))})
+    if len(splits) > 1 and param.split is None:
+        raise DataError(
+            f"dataset_param.data_folder = {folder}",
+            f"holds the splits {', '.join(splits)}",
+            f'name one: "split": "{"train" if "train" in splits else splits[0]}"',
+        )
+    return chosen
+
+
+def _size_of(file: Path) -> int:
+    try:
+        return check_file(file)
+    except UnusableFile as problem:
+        raise DataError(str(file), str(problem), "fetch it again, or remove it") from None
+
+
+def _look_through(files: Sequence[Path], kind: Kind, label_column: str) -> dict[str, np.ndarray]:
+    found = [kind.scan(file, label_column) for file in tqdm(files, "shards", unit="shard", delay=2, disable=None)]
+    names = next((scanned.names for scanned in found if scanned.names), ())
+    labels = np.concatenate([scanned.labels for scanned in found])
+    if labels.dtype.kind == "U":
+        named, labels = np.unique(labels, return_inverse=True)
+        names = tuple(named.tolist())
+    return {
+        "labels": labels.astype(np.int64),
+        "where": np.concatenate([scanned.where for scanned in found]),
+        "starts": np.concatenate([[0], np.cumsum([len(scanned.labels) for scanned in found])[:-1]]).astype(np.int64),
+        "classes": np.array(json.dumps(names)),
+        "left_out": np.array(sum(scanned.left_out for scanned in found)),
+        "read_bytes": np.array(max(scanned.read_bytes for scanned in found)),
+    }
+
+
+def _kept(place: Path, fingerprint: str) -> dict[str, np.ndarray] | None:
+    """Return the list that was kept of these very shards, or None."""
+    with suppress(OSError, ValueError, KeyError, EOFError), np.load(place) as file:
+        if str(file["fingerprint"]) == fingerprint:
+            return {name: file[name] for name in KEPT}
+    return None
+
+
+def _keep(place: Path, fingerprint: str, arrays: dict[str, np.ndarray]) -> bool:
+    """Write the list so that it is there as a whole or not at all; return whether that worked."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=place.parent, prefix=".mm_dit_", delete=False) as file:
+            np.savez(file, fingerprint=np.array(fingerprint), **arrays)
+        os.chmod(file.name, 0o644)
+        os.replace(file.name, place)
+    except OSError:
+        with suppress(OSError, NameError):
+            os.unlink(file.name)
+        return False
+    return True

@@ -1,0 +1,232 @@
+"""Pictures in Parquet and tar shards: the same rows, draws and batches as from files, and damage that is named."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tarfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mindspeed_mm_dit.cli.main import main
+from mindspeed_mm_dit.configs.data import DatasetParam
+from mindspeed_mm_dit.data import shards
+from mindspeed_mm_dit.data.folder import open_index, split_index
+from mindspeed_mm_dit.data.images import ImageReader
+from mindspeed_mm_dit.errors import ConfigError, DataError
+
+ROWS = 24
+
+
+def png(number):
+    """A picture of its own for each number."""
+    content = io.BytesIO()
+    pixels = np.random.default_rng(number).integers(0, 256, (8, 8, 3), np.uint8)
+    Image.fromarray(pixels).save(content, "PNG")
+    return content.getvalue()
+
+
+def write_tar(path, samples):
+    """samples: (key, {suffix: bytes})."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as archive:
+        for key, files in samples:
+            for suffix, content in files.items():
+                member = tarfile.TarInfo(f"{key}{suffix}")
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+
+
+def write_tars(folder, label=lambda number: str(number % 2)):
+    for shard in range(3):
+        numbers = range(shard * 8, shard * 8 + 8)
+        samples = [(f"{n:04d}", {".cls": label(n).encode(), ".png": png(n)}) for n in numbers]
+        write_tar(folder / f"train-{shard:05d}.tar", samples)
+
+
+def write_parquets(folder, names=("cat", "dog"), rows=None):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    kind = {"names": list(names), "_type": "ClassLabel"}
+    metadata = {b"huggingface": json.dumps({"info": {"features": {"label": kind}}}).encode()} if names else None
+    image = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
+    schema = pyarrow.schema([("image", image), ("label", pyarrow.int64())], metadata)
+    (folder / "data").mkdir(parents=True, exist_ok=True)
+    for shard in range(3):
+        numbers = range(shard * 8, shard * 8 + 8)
+        pictures = [{"bytes": (rows or {}).get(n, png(n)), "path": f"{n}.png"} for n in numbers]
+        table = pyarrow.table({"image": pictures, "label": [n % 2 for n in numbers]}, schema)
+        parquet.write_table(table, folder / f"data/train-{shard:05d}-of-00003.parquet", row_group_size=3)
+
+
+WRITERS = {"parquet": write_parquets, "webdataset": write_tars}
+
+
+def param(folder, kind, **changes):
+    return DatasetParam(str(folder), 8, dataset_type=kind, **changes)
+
+
+@pytest.fixture(params=list(WRITERS))
+def kind(request):
+    if request.param == "parquet":
+        pytest.importorskip("pyarrow")
+    return request.param
+
+
+def read(index, numbers=None):
+    numbers = np.arange(len(index)) if numbers is None else numbers
+    return ImageReader(index, 8, 3).read(numbers, np.zeros(len(numbers), bool)).arrays["pixels"]
+
+
+def test_rows_of_shards_are_the_pictures_in_their_order(tmp_path, kind):
+    WRITERS[kind](tmp_path)
+    index = open_index(param(tmp_path, kind), 2)
+    assert index.labels.tolist() == [n % 2 for n in range(ROWS)]
+    assert index.classes == (("cat", "dog") if kind == "parquet" else ("0", "1"))
+    expected = [np.asarray(Image.open(io.BytesIO(png(n)))).transpose(2, 0, 1) for n in range(ROWS)]
+    assert np.array_equal(read(index), np.stack(expected))
+    assert index.paths[10].endswith(": row 2") and "train-00001" in index.paths[10]
+
+
+def test_a_split_holds_out_the_same_pictures_as_of_files(tmp_path, kind):
+    WRITERS[kind](tmp_path / "shards")
+    for number in range(ROWS):
+        (tmp_path / "files").mkdir(exist_ok=True)
+        (tmp_path / f"files/{number:02d}.png").write_bytes(png(number))
+    of_files = open_index(DatasetParam(str(tmp_path / "files"), 8, single_class=True), 1)
+    of_shards = open_index(param(tmp_path / "shards", kind), 2)
+    for files, rows in zip(split_index(of_files, 0.25, 7), split_index(of_shards, 0.25, 7)):
+        assert np.array_equal(read(files), read(rows)) and len(rows) in (6, 18)
+
+
+def test_the_shards_are_looked_through_once_and_again_when_one_has_changed(tmp_path, kind, monkeypatch):
+    WRITERS[kind](tmp_path)
+    first = open_index(param(tmp_path, kind), 2)
+    looked = []
+    scan = shards.KINDS[kind].scan
+    counted = shards.KINDS[kind]._replace(scan=lambda *args: looked.append(args[0].name) or scan(*args))
+    monkeypatch.setitem(shards.KINDS, kind, counted)
+    again = open_index(param(tmp_path, kind), 2)
+    assert not looked and again.pictures == first.pictures and np.array_equal(read(again), read(first))
+    shard = next(tmp_path.rglob("train-00001*"))
+    os.utime(shard, ns=(1, 1))
+    assert open_index(param(tmp_path, kind), 2).pictures == first.pictures and len(looked) == 3
+    (tmp_path / shards.INDEX).write_bytes(b"damaged")
+    assert len(open_index(param(tmp_path, kind), 2)) == ROWS and len(looked) == 6
+
+
+def test_a_folder_that_cannot_be_written_is_looked_through_each_time_and_that_is_said(tmp_path, kind, monkeypatch):
+    WRITERS[kind](tmp_path)
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shards.tempfile, "NamedTemporaryFile", full)
+    index = open_index(param(tmp_path, kind), 2)
+    assert len(index) == ROWS and "cannot be written: every run looks through the shards again" in index.notes[0]
+
+
+@pytest.mark.parametrize("kind", ["webdataset"])
+def test_damaged_rows_are_named_and_can_be_left_out(tmp_path, kind):
+    write_tars(tmp_path)
+    write_tar(tmp_path / "train-00003.tar", [("a", {".png": b"no image", ".cls": b"1"}), ("b", {".txt": b"x"})])
+    with pytest.raises(DataError, match=r"train-00003\.tar: row 0 cannot be decoded.*: 1 of 25 images"):
+        open_index(param(tmp_path, kind), 2)
+    index = open_index(param(tmp_path, kind, skip_bad_images=True), 2)
+    assert (len(index), index.skipped) == (ROWS, 1) and index.problems[0].startswith(
+        f"{tmp_path}/train-00003.tar: row 0"
+    )
+    assert "note: left out: 1 sample(s) without a picture or a .cls" in index.notes
+
+
+def test_labels_beyond_the_names_are_numbers(tmp_path):
+    write_parquets(tmp_path, names=("cat",))
+    assert open_index(param(tmp_path, "parquet"), 2).classes == ("cat", "1")
+
+
+def test_rows_of_parquet_without_a_picture_are_named(tmp_path):
+    write_parquets(tmp_path, rows={9: None, 17: b"no image"})
+    with pytest.raises(DataError, match=r"train-00001-of-00003\.parquet: row 1 holds no bytes.*: 2 of 24"):
+        open_index(param(tmp_path, "parquet"), 2)
+    index = open_index(param(tmp_path, "parquet", skip_bad_images=True), 2)
+    assert index.skipped == 2 and "train-00002-of-00003.parquet: row 1 cannot be decoded" in index.problems[1]
+
+
+def test_what_goes_away_after_the_look_is_named_when_it_is_drawn(tmp_path, kind):
+    WRITERS[kind](tmp_path)
+    index = open_index(param(tmp_path, kind), 2)
+    for shard in tmp_path.rglob("train-00002*"):
+        shard.unlink()
+    with pytest.raises(DataError, match=r"train-00002.*: row 4: is listed but missing"):
+        read(open_index_again(index), np.array([20]))
+
+
+def open_index_again(index):
+    """The index without what its reader keeps in memory."""
+    rows = index.paths
+    reader = type(rows._reader)()
+    return index.__class__(shards.ShardRows(rows._files, rows._starts, rows._where, rows._rows, reader), index.labels)
+
+
+def test_of_many_rows_none_is_opened_before_it_is_drawn(tmp_path, kind, monkeypatch):
+    WRITERS[kind](tmp_path)
+    monkeypatch.setattr("mindspeed_mm_dit.data.folder.DECODE_CHECK_LIMIT", 5)
+    monkeypatch.setattr(shards.ShardRows, "content", lambda *args: pytest.fail("opened"))
+    assert open_index(param(tmp_path, kind), 2).notes == (
+        "note: of 24 images in shards none is opened before it is drawn",
+    )
+
+
+def test_names_in_cls_files_are_classes(tmp_path):
+    write_tars(tmp_path, label=lambda number: ("dog", "cat")[number % 2])
+    index = open_index(param(tmp_path, "webdataset"), 2)
+    assert index.classes == ("cat", "dog") and index.labels[:2].tolist() == [1, 0]
+
+
+def test_splits_are_chosen_by_name(tmp_path):
+    write_tars(tmp_path)
+    write_tar(tmp_path / "test-00000.tar", [("x", {".png": png(99), ".cls": b"1"})])
+    with pytest.raises(DataError, match=r'holds the splits test, train\n.*"split": "train"'):
+        open_index(param(tmp_path, "webdataset"), 2)
+    assert len(open_index(param(tmp_path, "webdataset", split="train"), 2)) == ROWS
+    assert len(open_index(param(tmp_path, "webdataset", split="test"), 2)) == 1
+
+
+def test_what_is_no_shard_is_named(tmp_path):
+    write_tars(tmp_path)
+    whole = (tmp_path / "train-00001.tar").read_bytes()
+    (tmp_path / "train-00001.tar").write_bytes(whole[: len(whole) // 2 + 700])
+    with pytest.raises(DataError, match=r"train-00001\.tar: is no whole tar file"):
+        open_index(param(tmp_path, "webdataset"), 2)
+    with pytest.raises(DataError, match=r"train-00000\.tar: row 1: label 1: is outside 0 \.\.\. 0"):
+        (tmp_path / "train-00001.tar").write_bytes(whole)
+        open_index(param(tmp_path, "webdataset"), 1)
+    with pytest.raises(DataError, match=r"holds no files that end in \.parquet"):
+        open_index(param(tmp_path, "parquet"), 2)
+    with pytest.raises(ConfigError, match="shards say the class of each picture themselves"):
+        param(tmp_path, "webdataset", index="labels.csv")
+
+
+def test_mm_dit_data_says_and_draws_what_shards_hold(tmp_path, kind, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    WRITERS[kind](tmp_path / "shards")
+    content = {"data_folder": "shards", "image_size": 8, "dataset_type": kind}
+    (tmp_path / "data.json").write_text(json.dumps({"dataset_param": content}))
+    assert main(["data", "data.json", "--output", "sheet.png"]) == 0
+    said = capsys.readouterr().out
+    assert "shorter side 8 to 8 pixels" in said and Image.open("sheet.png").size[1] == 100
+
+
+def test_row_groups_are_kept_up_to_a_number_of_bytes(tmp_path, monkeypatch):
+    write_parquets(tmp_path)
+    index = open_index(param(tmp_path, "parquet"), 2)
+    expected = read(index)
+    monkeypatch.setattr("mindspeed_mm_dit.data.parquet_rows.KEPT_BYTES", 1)
+    again = open_index_again(index)
+    assert np.array_equal(read(again), expected)
+    reader = again.paths._reader
+    assert len(reader._groups) == 1 and reader._kept_bytes == next(iter(reader._groups.values())).nbytes
