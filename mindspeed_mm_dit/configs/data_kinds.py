@@ -12,8 +12,10 @@ from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import ConfigError, nearest
 
+IMAGES = ("image_folder", "parquet", "webdataset")
+"""Kinds of images with labels."""
 DATA_CONFIGS: dict[str, Callable[[str | Path, str], DataConfig | ClipsConfig]] = {
-    DatasetParam.dataset_type: load_data_config,
+    **dict.fromkeys(IMAGES, load_data_config),
     ClipsParam.dataset_type: load_clips_config,
 }
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mindspeed_mm_dit.configs.clips import ClipsParam
-from mindspeed_mm_dit.configs.data import DatasetParam
+from mindspeed_mm_dit.configs.data_kinds import IMAGES
 from mindspeed_mm_dit.data.dataset import Draw
 from mindspeed_mm_dit.data.loader import BatchSource
 from mindspeed_mm_dit.training.captioned_clips import CaptionedClips
@@ -47,7 +47,7 @@ class DataSet(Protocol):
 
 
 DATA_SETS: dict[str, Callable[[MultiModalArguments, int], DataSet]] = {
-    DatasetParam.dataset_type: LabelledImages,
+    **dict.fromkeys(IMAGES, LabelledImages),
     ClipsParam.dataset_type: CaptionedClips,
 }
 
