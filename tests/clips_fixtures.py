@@ -26,7 +26,7 @@ def write_clips(place: Path) -> Path:
 def clip_configs(place: Path, clips: Path, predictor: str = "custom_dit", **data: object) -> Configs:
     """Write model.json and data.json to ``place``."""
     place.mkdir(parents=True, exist_ok=True)
-    frames, size = moving_digits.NUM_FRAMES, moving_digits.CANVAS
+    frames, size = moving_digits.NUM_FRAMES, 32
     sizes = {
         "custom_dit": {"num_heads": 4, "head_dim": 8, "text_dim": 64, "freq_dim": 16},
         "wan": {"num_attention_heads": 2, "attention_head_dim": 8, "text_dim": 64, "freq_dim": 16},

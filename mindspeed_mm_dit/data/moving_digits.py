@@ -1,7 +1,7 @@
 """The embedded clips: scikit-learn's handwritten digits, each moving over a black canvas, with a caption.
 
     annotation.json            path, cap, num_frames, fps and resolution of each clip
-    videos/0000.mp4 ...        32 x 32 pixels, 9 frames, 8 a second
+    videos/0000.mp4 ...        48 x 48 pixels, 9 frames, 8 a second
     tokenizer/, text_encoder/  an encoder of the captions (``small_text_encoder``)
 
 "a seven moves left": the digit starts at the right edge, in a row drawn for it, and goes two pixels a frame. Of a few
@@ -21,11 +21,13 @@ from mindspeed_mm_dit.data.small_text_encoder import write_text_encoder, write_t
 from mindspeed_mm_dit.data.video_file import write_video
 
 NUM_CLIPS = 1000
-CANVAS, NUM_FRAMES, FPS = 32, 9, 8
+CANVAS, NUM_FRAMES, FPS = 48, 9, 8
 """Pixels of height and width; frames of a clip; frames a second."""
-STEP = 2
-"""Pixels from one frame to the next: a digit of 16 crosses the canvas in NUM_FRAMES."""
-PLACES = (0, 8, 16)
+ZOOM, STEP = 4, 2
+"""Pixels of one of the digits' own; pixels from one frame to the next: in NUM_FRAMES a digit crosses the canvas."""
+PATH = CANVAS - 8 * ZOOM
+"""Pixels from the first place of a digit to its last."""
+PLACES = (0, PATH)
 """Rows that a digit moves left or right in, columns for up and down: few, so that little data teach them."""
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 DIRECTIONS = {"left": (0, -1), "right": (0, 1), "up": (-1, 0), "down": (1, 0)}
@@ -74,11 +76,11 @@ def _draw(number: int, name: str) -> tuple[str, str, int]:
 
 
 def moving(image: np.ndarray, direction: str, place: int) -> np.ndarray:
-    """Return frames (F, 32, 32, 3) uint8 of a digit (8, 8), levels 0 ... 16, drawn twice as large.
+    """Return frames (F, 48, 48, 3) uint8 of a digit (8, 8), levels 0 ... 16, drawn four times as large.
 
     place: 0 ... 16, its row for left and right, its column for up and down.
     """
-    digit = np.round(np.kron(image, np.ones((2, 2))) * (255 / 16)).astype(np.uint8)
+    digit = np.round(np.kron(image, np.ones((ZOOM, ZOOM))) * (255 / 16)).astype(np.uint8)
     step, size = DIRECTIONS[direction], len(digit)
     frames = np.zeros((NUM_FRAMES, CANVAS, CANVAS, 3), np.uint8)
     for number, frame in enumerate(frames):
@@ -91,4 +93,4 @@ def _place_along(way: int, frame: int, place: int) -> int:
     """Return where along one axis a digit begins that moves ``way`` (-1, 0, 1) there."""
     if way == 0:
         return place
-    return STEP * frame if way > 0 else CANVAS // 2 - STEP * frame
+    return STEP * frame if way > 0 else PATH - STEP * frame

@@ -62,7 +62,7 @@ def test_of_each_direction_one_caption_has_no_clip():
 )
 def test_a_digit_moves_two_pixels_a_frame_the_way_its_caption_says(direction, axis, sign):
     frames = moving(np.full((8, 8), 16.0), direction, 5)
-    assert frames.shape == (9, 32, 32, 3) and (frames.sum((1, 2, 3)) == 16 * 16 * 3 * 255).all()
+    assert frames.shape == (9, 48, 48, 3) and (frames.sum((1, 2, 3)) == 32 * 32 * 3 * 255).all()
     places = [np.flatnonzero(frame.any(tuple({0, 1, 2} - {axis - 1}))).min() for frame in frames]
     assert np.diff(places).tolist() == [2 * sign] * 8 and min(places) == 0 and max(places) == 16
     other = 3 - axis
@@ -73,7 +73,7 @@ def test_the_files_hold_what_was_drawn_to_a_few_levels(folder):
     from sklearn.datasets import load_digits
 
     entries = json.loads((folder[0] / "annotation.json").read_text())
-    param = ClipsParam(str(folder[0]), str(folder[0] / "annotation.json"), 9, 32, 32)
+    param = ClipsParam(str(folder[0]), str(folder[0] / "annotation.json"), 9, 48, 48)
     index = open_clips(param)
     pixels = ClipReader(index, param).read(np.arange(40), np.zeros(40))
     digits = load_digits()
@@ -87,8 +87,8 @@ def test_the_files_hold_what_was_drawn_to_a_few_levels(folder):
 def test_they_are_written_where_a_data_json_first_names_them(tmp_path, monkeypatch):
     monkeypatch.setattr(moving_digits, "NUM_CLIPS", 3)
     place = tmp_path / "data" / "moving_digits"
-    param = ClipsParam(str(place), str(place / "annotation.json"), 9, 32, 32, source="moving_digits")
+    param = ClipsParam(str(place), str(place / "annotation.json"), 9, 48, 48, source="moving_digits")
     before = open_clips(param)
     assert len(before) == 3 and open_clips(param) == before
     with pytest.raises(DataError, match="must be named moving_digits"):
-        open_clips(ClipsParam(str(tmp_path / "mine"), "a.json", 9, 32, 32, source="moving_digits"))
+        open_clips(ClipsParam(str(tmp_path / "mine"), "a.json", 9, 48, 48, source="moving_digits"))

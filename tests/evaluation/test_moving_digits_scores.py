@@ -26,7 +26,7 @@ def real():
 def test_clips_of_real_digits_that_were_not_fitted_on_are_read_right(real):
     found = score_moving_digits(*real)
     assert found.clips == 597 and found.direction == 1.0
-    assert found.both == found.digit == pytest.approx(0.97, abs=0.015)
+    assert found.both == found.digit == pytest.approx(0.96, abs=0.01)
     assert found.both_held_out is not None and found.both_held_out > 0.9
 
 
@@ -41,14 +41,14 @@ def test_some_noise_changes_little(real):
     clips, captions = real
     noise = np.random.default_rng(2).normal(0, 20, clips.shape)
     found = score_moving_digits(np.clip(clips + noise, 0, 255).astype(np.uint8), captions)
-    assert found.both > 0.93
+    assert found.both > 0.9
 
 
-def test_clips_of_half_the_size_and_rate_are_read_as_well(real):
-    """As a data.json with max_height and max_width 16, num_frames 5 and train_fps 4 has them."""
+def test_clips_of_a_quarter_of_the_size_and_half_the_rate_are_read_as_well(real):
+    """As a data.json with max_height and max_width 12, num_frames 5 and train_fps 4 has them."""
     clips, captions = real
-    halved = np.stack([fit_frames(np.repeat(clip[::2, :, :, None], 3, 3), (16, 16))[0] for clip in clips])
-    assert halved.shape[1:] == (5, 16, 16) and score_moving_digits(halved, captions).both > 0.95
+    small = np.stack([fit_frames(np.repeat(clip[::2, :, :, None], 3, 3), (12, 12))[0] for clip in clips])
+    assert small.shape[1:] == (5, 12, 12) and score_moving_digits(small, captions).both > 0.95
 
 
 def test_a_clip_shown_backwards_moves_the_other_way(real):
@@ -62,8 +62,8 @@ def test_clips_that_rest_are_empty_or_go_less_than_half_the_way_have_no_directio
     clips, _ = real
     still, empty = np.repeat(clips[:, :1], clips.shape[1], 1), np.zeros_like(clips[:1])
     assert set(read_directions(np.concatenate([still, empty]))) == {None}
-    dot = np.zeros((2, 2, 16, 16), np.uint8)
-    dot[:, 0, 3, 3] = dot[0, 1, 3, 3 + 4] = dot[1, 1, 3, 3 + 3] = 255
+    dot = np.zeros((2, 2, 12, 12), np.uint8)
+    dot[:, 0, 3, 3] = dot[0, 1, 3, 3 + 2] = dot[1, 1, 3, 3 + 1] = 255
     assert read_directions(dot) == ["right", None]
 
 
@@ -82,11 +82,11 @@ def test_what_was_never_trained_on_is_scored_apart():
 
 def test_a_caption_that_is_none_of_them_is_named():
     with pytest.raises(DataError, match="'a dog runs'"):
-        score_moving_digits(np.zeros((1, 5, 32, 32), np.uint8), ["a dog runs"])
+        score_moving_digits(np.zeros((1, 5, 48, 48), np.uint8), ["a dog runs"])
     assert len(CAPTIONS) == 40
 
 
 def test_clips_that_cannot_be_shrunk_are_refused():
-    for shape in ((1, 5, 16, 32), (1, 5, 24, 24)):
+    for shape in ((1, 5, 12, 24), (1, 5, 32, 32)):
         with pytest.raises(DataError, match=f"clips of {shape[2]} x {shape[3]} pixels"):
             score_moving_digits(np.zeros(shape, np.uint8), CAPTIONS[:1])

@@ -48,7 +48,7 @@ def test_the_small_encoder_tells_every_two_captions_apart(encoder, framework):
     assert states.shape == (40, 8, 64) and states.dtype == np.float32 and mask.sum(1).tolist() == [5] * 40
     flat = states.reshape(40, -1)
     apart = np.sqrt(((flat[:, None] - flat[None]) ** 2).mean(-1))[~np.eye(40, dtype=bool)]
-    assert apart.min() > 0.25  # states are about 1 in root mean square
+    assert np.sqrt((states**2).mean()) == pytest.approx(4, rel=1e-2) and apart.min() > 1
 
 
 def test_the_small_encoder_is_as_transformers_saves_one(encoder, tmp_path):
