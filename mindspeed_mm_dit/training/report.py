@@ -28,7 +28,8 @@ class ReportJob:
     cfg_scale: float
     seed: int
     bf16: bool
-    scores_digits: bool
+    source: str | None
+    """Which built-in data it learned, which samples can be scored by."""
     captions: tuple[str, ...] = ()
     """What to draw where texts steer the model."""
 
@@ -54,7 +55,7 @@ def report(args: Namespace) -> None:
         cfg_scale=args.report_cfg_scale,
         seed=args.seed,
         bf16=args.mm.precision.compute == "bf16" and runtime.SAMPLES_IN_BF16,
-        scores_digits=args.mm.data.dataset_param.source == "digits",
+        source=args.mm.data.dataset_param.source,
         captions=open_data_set(args.mm, args.seed).example_captions(),
     )
     command = [sys.executable, "-m", "mindspeed_mm_dit.training.report_worker", json.dumps(asdict(job))]

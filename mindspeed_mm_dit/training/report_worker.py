@@ -17,10 +17,12 @@ follow_to_death(signal.SIGTERM)  # a run that is ended leaves nothing behind
 JOB = json.loads(sys.argv[1])
 activate(JOB["ai_framework"])  # before anything that needs a framework
 
+from mindspeed_mm_dit.data import moving_digits
 from mindspeed_mm_dit.errors import PlatformError
 from mindspeed_mm_dit.evaluation.curves import draw_loss
 from mindspeed_mm_dit.evaluation.digits import score_digits
 from mindspeed_mm_dit.evaluation.logs import Curve, read_validation
+from mindspeed_mm_dit.evaluation.moving_digits import score_moving_digits
 from mindspeed_mm_dit.evaluation.scalars import read_scalar
 from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.sampling.clips import FPS, save_clips
@@ -32,6 +34,10 @@ from mindspeed_mm_dit.training.report import ReportJob
 CLASSES_SHOWN = 10
 SAMPLES_PER_CLASS = 20
 SAMPLES_SHOWN = 10
+CLIPS_PER_CAPTION = 3
+"""Of the embedded clips' captions, all of which are drawn and scored."""
+SHOWN_EVERY = 5
+"""Of those clips a strip is shown of every so many, so that digits and directions differ."""
 
 
 def draw(job: ReportJob) -> None:
@@ -57,7 +63,7 @@ def _draw_images(job: ReportJob, picture: Path) -> str:
     """Draw a row of samples for each class, and return their score."""
     images, labels = _samples(job)
     save_samples(picture, images, labels, SAMPLES_SHOWN, describe(job.save, None).classes)
-    return score_digits(images, labels).line if job.scores_digits else ""
+    return score_digits(images, labels).line if job.source == "digits" else ""
 
 
 def _draw_clips(job: ReportJob, picture: Path) -> str:
@@ -67,10 +73,13 @@ def _draw_clips(job: ReportJob, picture: Path) -> str:
     except PlatformError as error:
         return f"no clips are drawn: {error.what} {error.reason}; mm-dit sample draws them on PyTorch"
     settings = SampleSettings(job.sampler, job.steps, Guidance(job.cfg_scale), job.seed, bf16=job.bf16)
-    with _bar(settings.steps * len(job.captions), "clip-step") as bar:
-        clips = generate_clips(model, config, job.captions, settings, bar.update)
-    save_clips(picture, clips, job.captions, FPS)
-    return ""
+    scored = job.source == "moving_digits"
+    captions = moving_digits.CAPTIONS * CLIPS_PER_CAPTION if scored else job.captions
+    with _bar(settings.steps * len(captions), "clip-step") as bar:
+        clips = generate_clips(model, config, captions, settings, bar.update)
+    shown = slice(0, len(job.captions) * SHOWN_EVERY, SHOWN_EVERY) if scored else slice(None)
+    save_clips(picture, clips[shown], captions[shown], FPS)
+    return score_moving_digits(clips[..., 0], captions).line if scored else ""
 
 
 def _bar(total: int, unit: str) -> tqdm:
