@@ -208,6 +208,7 @@ class _Work:
         from mindspeed_mm_dit.sampling.shards import Shards, draw_labels
 
         path, config, classes = describe(args.checkpoint, args.model)
+        config.require_labels(f"--checkpoint = {args.checkpoint}")
         settings = settings_of(args, config)
         shards = Shards(Path(args.output), _drawing(args, path, config, settings))
         _check_room(args, config, shards)

@@ -95,6 +95,12 @@ class DataConfig:
 def load_data_config(path: str | Path, flag: str = "--mm-data") -> DataConfig:
     """Read the data.json that ``flag`` names; raises ConfigError naming the file, the key and the cure."""
     content = read_json(path, flag)
+    kind = content["dataset_param"].get("dataset_type") if isinstance(content.get("dataset_param"), dict) else None
+    if kind == "clips":
+        raise ConfigError(
+            f"{path}: dataset_param.dataset_type = {kind!r}", "this command is for images with labels",
+            "clips are trained on (pretrain_dit.py), cached (mm-dit cache-latents) and drawn (mm-dit sample --prompt)",
+        )  # fmt: skip
     for name, cls in (("dataset_param", DatasetParam), ("dataloader_param", DataloaderParam)):
         if name in content:
             content[name] = from_mapping(cls, content[name], f"{path}: {name}")

@@ -162,6 +162,15 @@ class ModelConfig:
         """Whether the predictor is steered by texts."""
         return isinstance(self.predictor.condition, TextStates)
 
+    def require_labels(self, what: str) -> None:
+        """Raise ConfigError, of ``what``, for a model that is steered by texts and not by labels."""
+        if self.reads_texts:
+            raise ConfigError(
+                what,
+                f"predictor {self.predictor.model_id!r} is steered by texts, and this command is for images with labels",
+                "draw clips with mm-dit sample --prompt",
+            )
+
     @property
     def image_size(self) -> int:
         """Height and width of the images, in pixels."""

@@ -149,6 +149,22 @@ def test_what_cannot_be_drawn_is_named(whole, saved, tmp_path, capsys, flags, me
 
 
 @pytest.mark.parametrize(
+    "command",
+    [
+        ("evaluate", "--checkpoint", "{saved}", "--num", "10", "--reference", "digits", "--output", "{place}/report"),
+        ("compare", "--model", "{configs}/model.json", "--output", "{place}/report.html"),
+        ("data", "{configs}"),
+        ("convert", "{saved}", "{place}/pipe", "--to", "pipeline"),
+    ],
+)
+def test_a_command_for_images_says_so(whole, saved, configs, tmp_path, capsys, command):
+    words = [word.format(saved=saved, configs=configs.folder, place=tmp_path) for word in command]
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert "is for images with labels" in error or "has no pipeline here" in error, error
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"text_encoder": None}, "text_encoder: this section is missing: predictor 'custom_dit' is steered by texts"),
