@@ -98,5 +98,5 @@ class TwoHosts:
             words += ["--mm-tool", str(tools_json())]
         outcome = run_python([str(ROOT / "pretrain_dit.py"), *words], self.folder, ranks, **extra)
         if GLOO_ADDS_UP in outcome.output:  # (PyTorch 2.7.1, which the native engine takes; on a CPU)
-            pytest.skip(f"the standalone host refuses FSDP2 here: {GLOO_ADDS_UP} their average")
+            pytest.skip(f"the standalone host refuses FSDP2 here: gloo {GLOO_ADDS_UP} their average")
         return outcome

@@ -83,11 +83,10 @@ def check_engine(what: str = "--host = mindspeed-mm-native") -> None:
             f"what is installed lacks {', '.join(lacking)}, which this project relies on",
             f"use MindSpeed-MM {' or '.join(KNOWN_MINDSPEED_MM)} with its MindSpeed (docs/mindspeed_mm.md)",
         )
-    version = torch.__version__.partition("+")[0]
-    if version not in KNOWN_TORCH:
+    if not torch.__version__.startswith(KNOWN_TORCH):  # (2.7.1.post4 is one of them, as for the engine)
         raise PlatformError(
             what,
-            f"the engine takes PyTorch {' or '.join(KNOWN_TORCH)}, this is {version}",
+            f"the engine takes PyTorch {' or '.join(KNOWN_TORCH)}, this is {torch.__version__.partition('+')[0]}",
             "install one of them, or use --host standalone",
         )
 
