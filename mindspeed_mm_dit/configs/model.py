@@ -167,7 +167,7 @@ class ModelConfig:
         if self.reads_texts:
             raise ConfigError(
                 what,
-                f"predictor {self.predictor.model_id!r} is steered by texts, and this command is for images with labels",
+                f"predictor {self.predictor.model_id!r} is steered by texts: this command is for images with labels",
                 "draw clips with mm-dit sample --prompt",
             )
 
