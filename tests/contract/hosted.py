@@ -100,3 +100,17 @@ class TwoHosts:
         if GLOO_ADDS_UP in outcome.output:  # (PyTorch 2.7.1, which the native engine takes; on a CPU)
             pytest.skip(f"the standalone host refuses FSDP2 here: gloo {GLOO_ADDS_UP} their average")
         return outcome
+
+
+def train_in_sora(folder: Path, iterations: int) -> Outcome:
+    """Train in the host's own entry script, pretrain_sora.py, on the features in ``folder``/sora."""
+    script = str(tree("MINDSPEED_MM_HOME") / "pretrain_sora.py")
+    flags = (
+        f"--mm-model sora/model.json --mm-data sora/data.json --mm-tool {tools_json()} {FLAGS} --log-interval 1 "
+        f"--train-iters {iterations} --use-torch-fsdp2 --fsdp2-config-path fsdp2.yaml --ckpt-format torch_dcp "
+        "--eval-iters 0 --no-gradient-accumulation-fusion --untie-embeddings-and-output-weights "
+        "--weight-decay-exclude-modules .bias"
+    )
+    module = ["-m", "mindspeed_mm_dit.hosts.megatron.run", script]
+    launch = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    return run_python([*module, *flags.split()], folder, **launch)

@@ -22,7 +22,7 @@ from tests.contract.hosted import (
     needs_trees,
     run_python,
     tools_json,
-    tree,
+    train_in_sora,
 )
 from tests.contract.native_hosted import NativeAndStandalone, needs_engine
 from tests.training.launch import Outcome
@@ -209,15 +209,7 @@ def _train_in_sora(hosts: TwoHosts) -> Outcome:
     """Four steps in the host's own entry script, on features that carry our draws."""
     tool = "-m mindspeed_mm_dit.hosts.megatron.features --mm-model model.json --mm-data data.json --samples 32"
     good(run_python([*tool.split(), "--save-dir", "sora"], hosts.folder))
-    script = str(tree("MINDSPEED_MM_HOME") / "pretrain_sora.py")
-    flags = (
-        f"--mm-model sora/model.json --mm-data sora/data.json --mm-tool {tools_json()} {FLAGS} --train-iters 4 "
-        "--log-interval 1 --use-torch-fsdp2 --fsdp2-config-path fsdp2.yaml --ckpt-format torch_dcp --eval-iters 0 "
-        "--no-gradient-accumulation-fusion --untie-embeddings-and-output-weights --weight-decay-exclude-modules .bias"
-    )
-    module = ["-m", "mindspeed_mm_dit.hosts.megatron.run", script]
-    launch = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    return good(run_python([*module, *flags.split()], hosts.folder, **launch))
+    return good(train_in_sora(hosts.folder, 4))
 
 
 @pytest.fixture(scope="module")

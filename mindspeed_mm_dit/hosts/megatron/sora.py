@@ -1,7 +1,8 @@
-"""Our predictor, diffusion and autoencoders with the signatures MindSpeed-MM's SoRAModel calls.
+"""Our predictors, diffusion and autoencoders with the signatures MindSpeed-MM's SoRAModel calls.
 
-Labels travel as ``prompt``. A batch that carries ``drawn_timesteps``, ``drawn_noise`` and so on decides them, as
-everywhere here (the plain names are taken in SoRAModel); for one without any of them the diffusion draws.
+Labels, or the states of a text, travel as ``prompt``. A batch that carries ``drawn_timesteps``, ``drawn_noise`` and so
+on decides them, as everywhere here (the plain names are taken in SoRAModel); for one without any of them the diffusion
+draws.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import torch
 from megatron.training import get_args
 from torch import Tensor
 
+from mindspeed_mm_dit.configs.custom_dit import CustomDiTConfig
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.model import AE_CONFIGS
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.hosts.megatron.composite import load_arrays, real_memory, restore
+from mindspeed_mm_dit.models.custom_dit import CustomDiT
 from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.pixels import to_images
@@ -35,23 +38,22 @@ def _config(cls: type, section: Mapping[str, Any], name: str, host_keys: tuple[s
     return from_mapping(cls, kept, f"model.json: {name}")
 
 
-class SoRADiT(DiT):
-    """DiT, called as SoRAModel calls a predictor."""
+class SoRAPredictor(torch.nn.Module):
+    """What a predictor of ours learns in order to be called as SoRAModel calls one; a class is this and its own."""
+
+    config_class: type
+    """Of its section of model.json."""
 
     def __init__(self, **section: Any) -> None:
-        super().__init__(_config(DiTConfig, section, "predictor"))
+        super().__init__(_config(self.config_class, section, "predictor"))
         self._constants = {name: buffer.clone() for name, buffer in self.named_buffers()}
-        if not self.pos_embed.is_meta:
+        if not any(parameter.is_meta for parameter in self.parameters()):
             self._fill()
 
-    def forward(self, x: Tensor, timestep: Tensor, prompt: Tensor, **_: Any) -> Tensor:  # type: ignore[override]
-        """Predict at (x, timestep) for the class labels ``prompt`` (B,); masks and shapes mean nothing to a DiT."""
-        return super().forward(x, timestep, prompt.reshape(-1)).float()
-
     def set_input_tensor(self, input_tensor: Any) -> None:
-        """Accept the output of an earlier pipeline stage, of which a DiT has none."""
+        """Accept the output of an earlier pipeline stage, of which there is none."""
 
-    def smart_apply(self, initialise: Callable[..., Any]) -> SoRADiT:
+    def smart_apply(self, initialise: Callable[..., Any]) -> SoRAPredictor:
         """Fill a model that was built without memory; the host would draw everything at random."""
         self._fill()
         restore(self, self._constants)
@@ -59,6 +61,27 @@ class SoRADiT(DiT):
 
     def _fill(self) -> None:
         load_arrays(self, initial_weights(self.config.parameters(), get_args().seed))
+
+
+class SoRADiT(SoRAPredictor, DiT):
+    """DiT, called as SoRAModel calls a predictor."""
+
+    config_class = DiTConfig
+
+    def forward(self, x: Tensor, timestep: Tensor, prompt: Tensor, **_: Any) -> Tensor:  # type: ignore[override]
+        """Predict at (x, timestep) for the class labels ``prompt`` (B,); masks and shapes mean nothing to a DiT."""
+        return DiT.forward(self, x, timestep, prompt.reshape(-1)).float()
+
+
+class SoRACustomDiT(SoRAPredictor, CustomDiT):
+    """The tutorial's CustomDiT, called as SoRAModel calls a predictor."""
+
+    config_class = CustomDiTConfig
+
+    def forward(self, x: Tensor, timestep: Tensor, prompt: Any, **_: Any) -> Tensor:  # type: ignore[override]
+        """Predict at (x, timestep) for the states ``prompt`` (B, 1, L, D) or (B, L, D), those of the first encoder."""
+        text = prompt[0] if isinstance(prompt, (list, tuple)) else prompt
+        return CustomDiT.forward(self, x, timestep, text).float()
 
 
 class SoRADiffusion:
