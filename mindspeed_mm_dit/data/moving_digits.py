@@ -1,4 +1,4 @@
-"""The embedded clips: scikit-learn's handwritten digits, each moving over a black canvas, with a caption.
+"""The embedded clips: scikit-learn's handwritten digits, each moving over a dark canvas, with a caption.
 
     annotation.json            path, cap, num_frames, fps and resolution of each clip
     videos/0000.mp4 ...        48 x 48 pixels, 9 frames, 8 a second
@@ -6,6 +6,9 @@
 
 "a seven moves left": the digit starts at the right edge, in a row drawn for it, and goes two pixels a frame. Of a few
 captions there is no clip: what a network makes of them shows whether it learns digits and directions apart.
+
+The canvas is a little brighter to the right, downwards and with time. Wan's positions are relative: over a black canvas
+left and right, before and after look alike to a network, which then learns the axis of a motion and not its sign.
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ ZOOM, STEP = 4, 2
 """Pixels of one of the digits' own; pixels from one frame to the next: in NUM_FRAMES a digit crosses the canvas."""
 PATH = CANVAS - 8 * ZOOM
 """Pixels from the first place of a digit to its last."""
+LIGHT = 20
+"""Levels of 255 that the canvas gains along each of frames, rows and columns; all three are less than ink is."""
 PLACES = (0, PATH)
 """Rows that a digit moves left or right in, columns for up and down: few, so that little data teach them."""
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -82,11 +87,19 @@ def moving(image: np.ndarray, direction: str, place: int) -> np.ndarray:
     """
     digit = np.round(np.kron(image, np.ones((ZOOM, ZOOM))) * (255 / 16)).astype(np.uint8)
     step, size = DIRECTIONS[direction], len(digit)
-    frames = np.zeros((NUM_FRAMES, CANVAS, CANVAS, 3), np.uint8)
+    frames = _light()
     for number, frame in enumerate(frames):
         row, column = (_place_along(way, number, place) for way in step)
-        frame[row : row + size, column : column + size] = digit[:, :, None]
+        there = frame[row : row + size, column : column + size]
+        np.maximum(there, digit[:, :, None], out=there)
     return frames
+
+
+def _light() -> np.ndarray:
+    """Return the empty canvas (F, 48, 48, 3) uint8: brighter to the right, downwards and with time."""
+    along_f, along_h, along_w = (np.linspace(0, LIGHT, size) for size in (NUM_FRAMES, CANVAS, CANVAS))
+    levels = along_f[:, None, None] + along_h[:, None] + along_w  # (F, 48, 48)
+    return np.repeat(np.round(levels).astype(np.uint8)[..., None], 3, 3)
 
 
 def _place_along(way: int, frame: int, place: int) -> int:

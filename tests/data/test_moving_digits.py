@@ -23,6 +23,7 @@ from mindspeed_mm_dit.data.moving_digits import (
     write_moving_digits,
 )
 from mindspeed_mm_dit.errors import DataError
+from mindspeed_mm_dit.evaluation.moving_digits import DARK
 
 
 @pytest.fixture(scope="module")
@@ -61,12 +62,19 @@ def test_of_each_direction_one_caption_has_no_clip():
     ("direction", "axis", "sign"), [("left", 2, -1), ("right", 2, 1), ("up", 1, -1), ("down", 1, 1)]
 )
 def test_a_digit_moves_two_pixels_a_frame_the_way_its_caption_says(direction, axis, sign):
-    frames = moving(np.full((8, 8), 16.0), direction, 5)
-    assert frames.shape == (9, 48, 48, 3) and (frames.sum((1, 2, 3)) == 32 * 32 * 3 * 255).all()
+    drawn = moving(np.full((8, 8), 16.0), direction, 5)
+    frames = np.where(drawn > 3 * moving_digits.LIGHT, drawn, 0)  # without the canvas
+    assert drawn.shape == (9, 48, 48, 3) and (frames.sum((1, 2, 3)) == 32 * 32 * 3 * 255).all()
     places = [np.flatnonzero(frame.any(tuple({0, 1, 2} - {axis - 1}))).min() for frame in frames]
     assert np.diff(places).tolist() == [2 * sign] * 8 and min(places) == 0 and max(places) == 16
     other = 3 - axis
     assert all(np.flatnonzero(frame.any(tuple({0, 1, 2} - {other - 1}))).min() == 5 for frame in frames)
+
+
+def test_the_empty_canvas_tells_frames_rows_and_columns_and_is_no_ink():
+    canvas = moving(np.zeros((8, 8)), "left", 0).astype(int)[..., 0]
+    assert all((np.diff(canvas, axis=axis) >= 0).all() for axis in range(3))
+    assert canvas[0, 0, 0] == 0 and canvas[-1, -1, -1] == canvas.max() == 3 * moving_digits.LIGHT < DARK
 
 
 def test_the_files_hold_what_was_drawn_to_a_few_levels(folder):
