@@ -113,7 +113,7 @@ def _stilled(clips: np.ndarray) -> np.ndarray:
     N, F, h, w = squares.shape[:4]
     fullest = _most_ink(clips).reshape(N, F, h * w).argmax(2)
     chosen = squares[np.arange(N)[:, None], np.arange(F), fullest // w, fullest % w]  # (N, F, 1, 1, 8, 8)
-    return chosen.mean(1).reshape(N, DIGIT * DIGIT) * (16 / 255)
+    return _ink(chosen).mean(1).reshape(N, DIGIT * DIGIT) * (16 / 255)
 
 
 def _shrunk(clips: np.ndarray) -> np.ndarray:
