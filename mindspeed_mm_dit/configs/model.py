@@ -202,7 +202,7 @@ def model_config_from_mapping(content: Mapping[str, Any], where: str) -> ModelCo
         name: _section(content, name, kinds, where)
         for name, kinds in (("ae", AE_CONFIGS), ("diffusion", DIFFUSION_CONFIGS), ("predictor", PREDICTOR_CONFIGS))
     }
-    if "text_encoder" in content:
+    if content.get("text_encoder") is not None:
         sections["text_encoder"] = from_mapping(TextEncoderConfig, content["text_encoder"], f"{where}: text_encoder")
     return from_mapping(ModelConfig, {**content, **sections}, where)
 
