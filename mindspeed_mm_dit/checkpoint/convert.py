@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mindspeed_mm_dit.checkpoint import checksums
+from mindspeed_mm_dit.checkpoint import checksums, frequencies
 from mindspeed_mm_dit.checkpoint.fitting import check_names
 from mindspeed_mm_dit.checkpoint.formats import FORMATS, Room, of_source, of_target
 from mindspeed_mm_dit.checkpoint.formats.diffusers import with_vae_config
@@ -84,7 +84,7 @@ def convert(
     state, notes = fit(state, FORMATS[target_format].room, weights)
     if FORMATS[source_format].room is Room.TRAINING and not checksums.are_in(source):
         notes.append("SOURCE has no checksums: whether it is what was written is not known")
-    if not state.is_autoencoder and "diffusers" in (source_format, target_format):
+    if frequencies.LAYER in state.weights and "diffusers" in (source_format, target_format):
         notes.append(DIFFUSERS_CAVEAT)
     if "pipeline" in (source_format, target_format):
         notes.append(PIPELINE_CAVEAT)

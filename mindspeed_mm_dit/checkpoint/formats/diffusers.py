@@ -1,4 +1,4 @@
-"""A diffusers folder: ``config.json`` and weights of a DiTTransformer2DModel or an AutoencoderKL."""
+"""A diffusers folder: ``config.json`` and weights of a DiT, of Wan (which is read only) or of an AutoencoderKL."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.models.autoencoder_kl.files import with_new_names
 
 WEIGHTS = "diffusion_pytorch_model"
+PARTS = f"{WEIGHTS}.safetensors.index.json"
 INDEX = "model_index.json"
 TIMESTEPS = "timesteps.json"
 _DIT, _VAE = "DiTTransformer2DModel", "AutoencoderKL"
+_WAN = "WanTransformer3DModel"
 _OLD_DIT = "Transformer2DModel"  # as the published pipelines of 2022 call it
 
 _FIXED = {
@@ -72,9 +74,11 @@ def read(path: Path) -> State:
     arrays = _read_weights(folder)
     if config.get("_class_name") == _VAE:
         return State({"model": with_new_names(arrays)}, config=config)
+    if config.get("_class_name") == _WAN:  # (whose names are ours)
+        return State({"model": arrays})
     if config.get("_class_name") not in (_DIT, _OLD_DIT):
         raise CheckpointError(
-            f"{folder}/config.json: _class_name = {config.get('_class_name')}", f"is neither {_DIT} nor {_VAE}"
+            f"{folder}/config.json: _class_name = {config.get('_class_name')}", f"is none of {_DIT}, {_WAN} and {_VAE}"
         )
     network = _dit(config, folder)
     _check_claims(network, arrays, folder)
@@ -109,9 +113,26 @@ def labels_of(path: Path) -> dict[str, int]:
 def _read_weights(folder: Path) -> Arrays:
     if (folder / f"{WEIGHTS}.safetensors").is_file():
         return read_safetensors_file(folder / f"{WEIGHTS}.safetensors")[0]
+    if (folder / PARTS).is_file():
+        return _read_parts(folder)
     if (folder / f"{WEIGHTS}.bin").is_file():
         return pt.read(folder / f"{WEIGHTS}.bin").weights
     raise CheckpointError(str(folder), f"holds neither {WEIGHTS}.safetensors nor {WEIGHTS}.bin")
+
+
+def _read_parts(folder: Path) -> Arrays:
+    """Read the weights of a large network, several files that an index names."""
+    names = read_json(folder / PARTS, "SOURCE").get("weight_map")
+    if not isinstance(names, dict) or not all(isinstance(file, str) for file in names.values()):
+        raise CheckpointError(f"{folder}/{PARTS}", "has no weight_map of files", "copy or download the folder again")
+    arrays: Arrays = {}
+    for file in sorted(set(names.values())):
+        if Path(file).name != file:
+            raise CheckpointError(f"{folder}/{PARTS}", f"names {file!r}, which is no file beside it")
+        arrays |= read_safetensors_file(folder / file)[0]
+    if missing := sorted(names.keys() - arrays.keys()):
+        raise CheckpointError(f"{folder}/{PARTS}", f"names {missing[0]}, which no file has", "copy the folder again")
+    return arrays
 
 
 def _dit(config: dict[str, Any], folder: Path) -> DiTConfig:
