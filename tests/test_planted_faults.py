@@ -70,7 +70,7 @@ FAULTS = {
         "tests/data/test_latents.py -k reach_no_step",
     ),
     "shards": Fault(
-        "data/shards.py", 'row, side="right"', 'row, side="left"', "tests/data/test_picture_shards.py -k in_their_order",
+        "data/shards.py", 'row, side="right"', 'row, side="left"', "tests/data/test_sharded.py -k in_their_order",
     ),
     "contact sheet": Fault(
         "data/overview.py", "Stream.FLIP, chosen,", "Stream.FLIP, images[chosen],",

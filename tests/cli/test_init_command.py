@@ -17,7 +17,7 @@ from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.framework import activate
 from tests.autoencoder_kl_fixtures import SMALL, our_shapes, write_folder
 from tests.conftest import ROOT
-from tests.data.test_picture_shards import write_tar
+from tests.data.test_sharded import write_tar
 from tests.training.launch import Configs
 
 FILES = ("data.json", "fsdp2.yaml", "model.json", "train.args")

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from tests.data.test_picture_shards import write_tar
+from tests.data.test_sharded import write_tar
 from tests.training.launch import Configs
 
 pytestmark = pytest.mark.ranks
