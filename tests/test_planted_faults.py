@@ -79,7 +79,7 @@ FAULTS = {
     "conversion": Fault(
         "checkpoint/rules.py", "lambda array, n: np.split(array, n), np.concatenate",
         "lambda array, n: np.split(array, n)[::-1], lambda parts: np.concatenate(parts[::-1])",
-        "tests/checkpoint/test_convert.py -k outputs_equal",
+        "tests/checkpoint/test_rules.py -k outputs_equal",
     ),
     "scores": Fault(
         "evaluation/metrics.py", "covariance / (len(features) - 1)", "covariance / len(features)",

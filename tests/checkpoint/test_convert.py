@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
 import subprocess
 import sys
@@ -15,60 +14,28 @@ import pytest
 
 from mindspeed_mm_dit.checkpoint.convert import convert
 from mindspeed_mm_dit.checkpoint.formats import FORMATS, of_source, of_target
-from mindspeed_mm_dit.checkpoint.rules import diffusers_shapes, from_diffusers, to_diffusers
-from mindspeed_mm_dit.checkpoint.shapes import vae_config, vae_shapes
+from mindspeed_mm_dit.checkpoint.shapes import vae_shapes
 from mindspeed_mm_dit.checkpoint.state import State
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore, find_checkpoint, read_facts
 from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.cli.main import main
-from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, PlatformError
-from mindspeed_mm_dit.framework.mindspore_file import read_mindspore_file, write_mindspore_file
+from mindspeed_mm_dit.framework.mindspore_file import read_mindspore_file
 from mindspeed_mm_dit.framework.torch_file import read_torch_file, write_torch_file
-from mindspeed_mm_dit.models.autoencoder_kl.files import KLArchitecture, read_architecture
-from mindspeed_mm_dit.models.positions import sincos_positions_2d
+from mindspeed_mm_dit.models.autoencoder_kl.files import read_architecture
+from tests.checkpoint_fixtures import (
+    FACTS,
+    MODEL_JSON,
+    TINY_VAE,
+    assert_same,
+    dit_arrays,
+    needs_torch,
+    random_arrays,
+    training_state,
+)
 from tests.conftest import GOLDEN
 
-HAS = {name: importlib.util.find_spec(name) is not None for name in ("torch", "mindspore", "diffusers")}
-needs_mindspore = pytest.mark.skipif(not HAS["mindspore"], reason="MindSpore is not installed here")
-needs_torch = pytest.mark.skipif(not HAS["torch"], reason="PyTorch is not installed here")
-needs_diffusers = pytest.mark.skipif(not HAS["diffusers"], reason="diffusers is not installed here")
-
-TINY = DiTConfig(input_size=8, num_classes=5, in_channels=4, hidden_size=16, num_layers=3, num_heads=2)
-TINY_VAE = KLArchitecture(
-    block_out_channels=(8, 16), down_block_types=("DownEncoderBlock2D",) * 2,
-    up_block_types=("UpDecoderBlock2D",) * 2, norm_num_groups=4, layers_per_block=2,
-)  # fmt: skip
-MODEL_JSON = {
-    "ae": {"model_id": "pixel", "channels": 3},
-    "diffusion": {"model_id": "gaussian_diffusion"},
-    "predictor": {
-        "model_id": "dit", "input_size": 8, "num_classes": 5, "in_channels": 3, "hidden_size": 16,
-        "num_layers": 3, "num_heads": 2,
-    },
-}  # fmt: skip
-FACTS = {"iteration": 7, "consumed_samples": 112, "seed": 3, "model": MODEL_JSON}
 NAMES = {"pt": "a.pt", "safetensors": "a.safetensors", "ckpt": "a.ckpt"}
-
-
-def random_arrays(shapes, seed):
-    draw = np.random.default_rng(seed)
-    return {name: draw.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
-
-
-def dit_arrays(seed=0):
-    return random_arrays(TINY.parameters().shapes(), seed) | {"pos_embed": sincos_positions_2d(16, 4)[None]}
-
-
-def training_state():
-    """A checkpoint with everything in it, and values that are lost easily."""
-    trees = {"model": dit_arrays(0), "ema": dit_arrays(1), "optimizer": {}}
-    trees["model"]["x_embedder.proj.bias"][:4] = [np.nan, -0.0, np.inf, 1e-45]
-    for name, array in dit_arrays(2).items():
-        if name != "pos_embed":
-            trees["optimizer"] |= {f"state.{name}.step": np.array(7, np.float32)}
-            trees["optimizer"] |= {f"state.{name}.exp_avg": array, f"state.{name}.exp_avg_sq": array**2}
-    return State(trees, FACTS)
 
 
 def write(folder, name, state):
@@ -88,13 +55,6 @@ def write(folder, name, state):
 def read(path):
     path = find_checkpoint(path)
     return FORMATS[of_source(path)].read(path)
-
-
-def assert_same(ours, theirs):
-    assert ours.keys() == theirs.keys()
-    for name, array in theirs.items():
-        assert ours[name].dtype == array.dtype and ours[name].shape == array.shape, name
-        assert ours[name].tobytes() == array.tobytes(), name
 
 
 def pairs(names):
@@ -243,127 +203,6 @@ def test_the_published_training_file_becomes_a_run_and_a_bare_file(tmp_path):
     convert(tmp_path / "run", tmp_path / "a.ckpt", weights="model")
     assert_same(read_mindspore_file(tmp_path / "a.ckpt"), published["model"])
     assert_same(read_weights(tmp_path / "a.ckpt"), published["model"])
-
-
-# --- the rules ------------------------------------------------------------------------------------------
-
-
-def test_the_rules_use_every_tensor_once_and_undo_themselves():
-    arrays = dit_arrays()
-    theirs = to_diffusers(arrays, TINY)
-    assert {name: array.shape for name, array in theirs.items()} == diffusers_shapes(TINY)
-    assert_same(from_diffusers(theirs, TINY, "x"), arrays)
-    assert_same(to_diffusers(from_diffusers(theirs, TINY, "x"), TINY), theirs)
-
-
-def test_shapes_tell_the_architecture():
-    assert dataclasses.replace(DiTConfig.of_shapes(TINY.parameters().shapes()), num_heads=2) == TINY
-    assert vae_config(vae_shapes(TINY_VAE), norm_num_groups=4) == TINY_VAE
-
-
-def test_shapes_are_those_of_the_published_model():
-    published = read_torch_file(GOLDEN / "dit_tiny_p2.pt")["model"]
-    shapes = {name: array.shape for name, array in published.items()}
-    assert DiTConfig.of_shapes(shapes).parameters().shapes() == shapes
-
-
-@needs_diffusers
-def test_names_and_shapes_are_those_of_diffusers():
-    from diffusers import AutoencoderKL
-
-    theirs = {name: tuple(t.shape) for name, t in diffusers_dit().state_dict().items()}
-    assert diffusers_shapes(TINY) == theirs
-    vae = AutoencoderKL(
-        block_out_channels=(8, 16), down_block_types=("DownEncoderBlock2D",) * 2, layers_per_block=2,
-        up_block_types=("UpDecoderBlock2D",) * 2, norm_num_groups=4,
-    )  # fmt: skip
-    assert vae_shapes(TINY_VAE) == {name: tuple(t.shape) for name, t in vae.state_dict().items()}
-
-
-def diffusers_dit():
-    from diffusers import DiTTransformer2DModel
-
-    return DiTTransformer2DModel(
-        num_attention_heads=2, attention_head_dim=8, in_channels=4, out_channels=8, num_layers=3, sample_size=8,
-        patch_size=2, num_embeds_ada_norm=5, norm_eps=1e-6,
-    ).eval()  # fmt: skip
-
-
-@needs_diffusers
-@pytest.mark.parametrize("direction", ["to diffusers", "from diffusers"])
-def test_outputs_equal_those_of_diffusers(tmp_path, direction):
-    import torch
-    from diffusers import DiTTransformer2DModel
-
-    from mindspeed_mm_dit.framework import activate, runtime
-
-    activate("pytorch")
-    from mindspeed_mm_dit.models.dit import DiT
-
-    torch.manual_seed(0)
-    if direction == "to diffusers":
-        write_torch_file(tmp_path / "a.pt", dit_arrays())
-        model_json = {**MODEL_JSON, "ae": {"model_id": "autoencoder_kl", "from_pretrained": "none"}}
-        model_json["predictor"] = MODEL_JSON["predictor"] | {"in_channels": 4}
-        convert(tmp_path / "a.pt", tmp_path / "d", "diffusers", description=model_json)
-        theirs, weights = DiTTransformer2DModel.from_pretrained(tmp_path / "d").eval(), dit_arrays()
-    else:
-        theirs = diffusers_dit()
-        shared = theirs.transformer_blocks[0].norm1.emb.state_dict()
-        for block in theirs.transformer_blocks:  # the published network has one embedding for all blocks
-            block.norm1.emb.load_state_dict(shared)
-        theirs.save_pretrained(tmp_path / "pipeline" / "transformer")
-        convert(tmp_path / "pipeline", tmp_path / "a.safetensors")
-        weights = read_weights(tmp_path / "a.safetensors")
-    ours = DiT(TINY).eval()
-    runtime.load_arrays(ours, weights)
-    for module in theirs.modules():  # diffusers spaces the 128 frequencies by 1/127, the published model by 1/128
-        if hasattr(module, "downscale_freq_shift"):
-            module.downscale_freq_shift = 0
-    x, t, y = torch.randn(3, 4, 8, 8), torch.tensor([0, 10, 999]), torch.tensor([0, 3, 5])
-    with torch.no_grad():
-        a, b = ours(x, t, y), theirs(x, timestep=t, class_labels=y).sample
-    assert (a - b).norm() / b.norm() < 1e-5  # float32: cosines of up to 999 rad from frequencies rounded otherwise
-
-
-# --- MindSpore's file -----------------------------------------------------------------------------------
-
-
-@needs_mindspore
-def test_our_ckpt_is_mindspores_byte_for_byte(tmp_path):
-    import mindspore
-
-    draw = np.random.default_rng(0)
-    codes = ["f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1", "?"]
-    arrays = {code: draw.integers(0, 2, (3, 4)).astype(code) for code in codes}
-    arrays |= {"scalar": np.array(3, np.float32), "long" * 60: draw.standard_normal((300, 7)).astype("f4")}
-    tensors = [{"name": n, "data": mindspore.Tensor(a)} for n, a in arrays.items()]
-    mindspore.save_checkpoint(tensors, str(tmp_path / "a.ckpt"))
-    write_mindspore_file(tmp_path / "b.ckpt", arrays)
-    assert (tmp_path / "a.ckpt").read_bytes() == (tmp_path / "b.ckpt").read_bytes()
-    assert_same(read_mindspore_file(tmp_path / "a.ckpt"), arrays)
-    back = mindspore.load_checkpoint(str(tmp_path / "b.ckpt"))
-    assert_same({n: p.asnumpy() for n, p in back.items()}, arrays)
-    extra = {"epoch": 3, "note": "text"}
-    half = [{"name": "half", "data": mindspore.Tensor([1.5, -2], mindspore.bfloat16)}]
-    mindspore.save_checkpoint(half, str(tmp_path / "c.ckpt"), append_dict=extra, crc_check=True)
-    found = read_mindspore_file(tmp_path / "c.ckpt")
-    assert list(found) == ["half", "epoch"] and found["half"].tolist() == [1.5, -2] and found["epoch"] == 3
-
-
-def test_an_array_in_several_slices_is_whole_again(tmp_path, monkeypatch):
-    monkeypatch.setattr("mindspeed_mm_dit.framework.mindspore_file._SLICE_BYTES", 64)
-    arrays = random_arrays({"a": (30, 3), "b": (2,)}, 0)
-    write_mindspore_file(tmp_path / "a.ckpt", arrays)
-    assert_same(read_mindspore_file(tmp_path / "a.ckpt"), arrays)
-
-
-@pytest.mark.parametrize("keep", [0, 1, 5, 40, -1])
-def test_a_ckpt_cut_short_is_refused(tmp_path, keep):
-    write_mindspore_file(tmp_path / "a.ckpt", random_arrays({"a": (30, 3)}, 0))
-    (tmp_path / "a.ckpt").write_bytes((tmp_path / "a.ckpt").read_bytes()[:keep])
-    with pytest.raises(CheckpointError, match=r"a\.ckpt: is not a whole MindSpore checkpoint"):
-        read_mindspore_file(tmp_path / "a.ckpt")
 
 
 # --- what is refused ------------------------------------------------------------------------------------
