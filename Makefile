@@ -1,7 +1,7 @@
 # make demo    set up .venv and train the embedded default: digits, 1.5 minutes on two CPU cores
 # make demo-mindspore    the same with MindSpore, two workers under msrun, in .venv-mindspore
 # make test    set up both environments and run every test
-# make check   layering, style and types
+# make check   layering, style, types, and whether every test can be collected
 # make mutants break one expression at a time and count what the fast tests find: half an hour on one core
 # make clean   remove the environments and what the demo wrote
 
@@ -39,6 +39,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/mypy
+	$(BIN)/python -m pytest --collect-only -qq > /dev/null
 
 mutants: $(MUTATION_VENV)/.installed
 	OMP_NUM_THREADS=1 nice $(MUTATION_VENV)/bin/python benchmarks/mutants.py $(MUTANTS)

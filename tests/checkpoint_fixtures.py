@@ -7,7 +7,9 @@ import importlib.util
 import numpy as np
 import pytest
 
+from mindspeed_mm_dit.checkpoint.formats import FORMATS
 from mindspeed_mm_dit.checkpoint.state import State
+from mindspeed_mm_dit.checkpoint.store import CheckpointStore
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.models.autoencoder_kl.files import KLArchitecture
 from mindspeed_mm_dit.models.positions import sincos_positions_2d
@@ -30,6 +32,7 @@ MODEL_JSON = {
         "num_layers": 3, "num_heads": 2,
     },
 }  # fmt: skip
+FILE_NAMES = {"pt": "a.pt", "safetensors": "a.safetensors", "ckpt": "a.ckpt"}
 FACTS = {"iteration": 7, "consumed_samples": 112, "seed": 3, "model": MODEL_JSON}
 
 
@@ -51,6 +54,20 @@ def training_state():
             trees["optimizer"] |= {f"state.{name}.step": np.array(7, np.float32)}
             trees["optimizer"] |= {f"state.{name}.exp_avg": array, f"state.{name}.exp_avg_sq": array**2}
     return State(trees, FACTS)
+
+
+def write(folder, name, state):
+    """Write ``state`` in the format ``name``, as another program would have; return where it is."""
+    if name in ("pytorch", "mindspore"):
+        store = CheckpointStore(folder / name)
+        FORMATS[name].write(store.begin(7), state)
+        store.commit(7, state.facts)
+        return folder / name
+    path = folder / FILE_NAMES.get(name, name)
+    if name == "diffusers":
+        path.mkdir()
+    FORMATS[name].write(path, state)
+    return path
 
 
 def assert_same(ours, theirs):

@@ -18,7 +18,7 @@ from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.positions import sincos_positions_2d
-from tests.checkpoint.test_convert import TINY_VAE, needs_torch, random_arrays, write
+from tests.checkpoint_fixtures import TINY_VAE, needs_torch, random_arrays, write
 
 THERE = DiTConfig(input_size=8, num_classes=3, in_channels=3, hidden_size=16, num_layers=2, num_heads=2)
 MODEL_JSON = {

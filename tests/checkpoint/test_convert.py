@@ -16,7 +16,7 @@ from mindspeed_mm_dit.checkpoint.convert import convert
 from mindspeed_mm_dit.checkpoint.formats import FORMATS, of_source, of_target
 from mindspeed_mm_dit.checkpoint.shapes import vae_shapes
 from mindspeed_mm_dit.checkpoint.state import State
-from mindspeed_mm_dit.checkpoint.store import CheckpointStore, find_checkpoint, read_facts
+from mindspeed_mm_dit.checkpoint.store import find_checkpoint, read_facts
 from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, PlatformError
@@ -25,6 +25,7 @@ from mindspeed_mm_dit.framework.torch_file import read_torch_file, write_torch_f
 from mindspeed_mm_dit.models.autoencoder_kl.files import read_architecture
 from tests.checkpoint_fixtures import (
     FACTS,
+    FILE_NAMES,
     MODEL_JSON,
     TINY_VAE,
     assert_same,
@@ -32,24 +33,9 @@ from tests.checkpoint_fixtures import (
     needs_torch,
     random_arrays,
     training_state,
+    write,
 )
 from tests.conftest import GOLDEN
-
-NAMES = {"pt": "a.pt", "safetensors": "a.safetensors", "ckpt": "a.ckpt"}
-
-
-def write(folder, name, state):
-    """Write ``state`` in the format ``name``, as another program would have; return where it is."""
-    if name in ("pytorch", "mindspore"):
-        store = CheckpointStore(folder / name)
-        FORMATS[name].write(store.begin(7), state)
-        store.commit(7, state.facts)
-        return folder / name
-    path = folder / NAMES.get(name, name)
-    if name == "diffusers":
-        path.mkdir()
-    FORMATS[name].write(path, state)
-    return path
 
 
 def read(path):
@@ -69,7 +55,7 @@ def test_weights_survive_every_format_and_back(tmp_path, first, second):
     weights = dit_arrays()
     trees = {"model": weights, "ema": weights} if first in ("pytorch", "mindspore") else {"model": weights}
     source = write(tmp_path, first, State(trees, FACTS))
-    target, back = tmp_path / "there" / NAMES.get(second, second), tmp_path / "back" / NAMES.get(first, first)
+    target, back = tmp_path / "there" / FILE_NAMES.get(second, second), tmp_path / "back" / FILE_NAMES.get(first, first)
     convert(source, target, second, description=MODEL_JSON)
     convert(target, back, first, description=MODEL_JSON)
     assert_same(read(target).weights, weights)
@@ -90,7 +76,7 @@ def test_an_autoencoder_survives_every_format_and_back(tmp_path, first, second):
         "block_out_channels": [8, 16],
     }
     source = write(tmp_path, first, State({"model": weights}, config=config))
-    target, back = tmp_path / "there" / NAMES.get(second, second), tmp_path / "back" / NAMES.get(first, first)
+    target, back = tmp_path / "there" / FILE_NAMES.get(second, second), tmp_path / "back" / FILE_NAMES.get(first, first)
     convert(source, target, second, description=config)
     convert(target, back, first, description=config)
     assert_same(read(target).weights, weights)
@@ -133,7 +119,7 @@ def read_architecture_json(folder):
 def test_a_run_keeps_optimizer_average_and_facts(tmp_path, first, second):
     state = training_state()
     source = write(tmp_path, first, state)
-    target, back = tmp_path / "there" / NAMES.get(second, second), tmp_path / "back"
+    target, back = tmp_path / "there" / FILE_NAMES.get(second, second), tmp_path / "back"
     convert(source, target, second)
     convert(target, back, first)
     for place in (target, back):

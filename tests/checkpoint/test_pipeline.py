@@ -17,7 +17,7 @@ from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.positions import timestep_frequencies
 from tests.autoencoder_kl_fixtures import SMALL, our_shapes, write_folder
-from tests.checkpoint.test_convert import needs_diffusers
+from tests.checkpoint_fixtures import needs_diffusers
 
 CLASSES = ["tench, Tinca tinca", "goldfish"]
 

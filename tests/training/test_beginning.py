@@ -22,7 +22,7 @@ from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.hosts.megatron.preflight import check_before_import
 from mindspeed_mm_dit.hosts.native.commandline import parse, yaml_for
 from tests.autoencoder_kl_fixtures import SMALL, our_shapes, write_folder
-from tests.checkpoint.test_convert import random_arrays
+from tests.checkpoint_fixtures import random_arrays
 from tests.conftest import ROOT
 from tests.training.launch import Configs
 
