@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mindspeed_mm_dit.configs.arguments import build_parser
-from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.errors import ConfigError, PlatformError
 from mindspeed_mm_dit.hosts import choose
 from mindspeed_mm_dit.hosts.choose import find_host
 from mindspeed_mm_dit.hosts.megatron.attach import import_order
@@ -59,6 +59,11 @@ def test_a_dry_run_ends_before_the_host_is_imported(argv: list[str], capsys: pyt
 def test_flags_that_do_not_go_together_are_refused(argv: list[str], change: str, expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         check_before_import([*argv, *change.split()])
+
+
+def test_ranks_that_share_samples_are_refused(argv: list[str]) -> None:
+    with pytest.raises(PlatformError, match="--context-parallel-size = 2: is not offered in MindSpeed-MM"):
+        check_before_import([*argv, "--context-parallel-size", "2"])
 
 
 def test_a_missing_tools_json_is_named_with_its_place(argv: list[str]) -> None:

@@ -127,6 +127,11 @@ def test_a_dry_run_is_refused_where_the_engine_would_train() -> None:
         parse([*CONFIG, *FLAGS.split(), "--dry-run"], 1)
 
 
+def test_ranks_that_share_samples_are_refused() -> None:
+    with pytest.raises(ConfigError, match="--context-parallel-size = 2: in MindSpeed-MM's native engine"):
+        parse([*CONFIG, *FLAGS.split(), "--context-parallel-size", "2"], 2)
+
+
 def test_weights_decay_as_adamw_lets_them() -> None:
     p = torch.nn.Parameter(torch.randn(4, 4, generator=torch.Generator().manual_seed(0)))
     other = torch.nn.Parameter(p.detach().clone())

@@ -27,7 +27,7 @@ def args(tmp_path, digits_folder):
     return Namespace(
         mm_model=str(ROOT / "examples/dit/model.json"), mm_data=str(tmp_path / "data.json"), seed=1,
         use_torch_fsdp2=False, fsdp2_config_path=str(tmp_path / "fsdp2.yaml"), bf16=False, eval_interval=None,
-        micro_batch_size=4, global_batch_size=None,
+        micro_batch_size=4, global_batch_size=None, context_parallel_size=1,
     )  # fmt: skip
 
 
@@ -56,6 +56,14 @@ def test_a_model_has_to_fit_where_it_is_built_and_where_it_is_computed(args, cap
     assert "--micro-batch-size = 1000: a step may need" in capsys.readouterr().err
     check_configs(args, dataclasses.replace(HOST, device=Place("a card", 2**25), rank=1), None)
     assert capsys.readouterr().err == ""
+
+
+def test_ranks_share_samples_only_where_host_and_predictor_can(args):
+    args.context_parallel_size = 2
+    with pytest.raises(PlatformError, match="--context-parallel-size = 2: is not offered in a host"):
+        check_configs(args, HOST, None)
+    with pytest.raises(ConfigError, match="--context-parallel-size = 2: this predictor computes a sample on one rank"):
+        check_configs(args, dataclasses.replace(HOST, shares_sequences=True), None)
 
 
 def test_fsdp2_yaml_is_checked_against_the_ranks_and_by_the_host(args):

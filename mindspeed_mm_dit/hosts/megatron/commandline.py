@@ -32,6 +32,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     for flag in ("--micro-batch-size", "--global-batch-size", "--train-iters", "--save-interval", "--eval-interval"):
         parser.add_argument(flag, type=int)
     parser.add_argument("--seed", type=int, default=1234)
+    parser.add_argument("--context-parallel-size", type=int, default=1)
     for flag in (
         "--use-torch-fsdp2",
         "--bf16",

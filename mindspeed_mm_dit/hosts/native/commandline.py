@@ -51,6 +51,12 @@ def parse(argv: Sequence[str], world_size: int) -> Namespace:
             "MindSpeed-MM's native engine checks while it begins to train",
             "use --host standalone --dry-run, which looks at the same files",
         )
+    if flags.context_parallel_size != 1:
+        raise ConfigError(
+            f"--context-parallel-size = {flags.context_parallel_size}",
+            "in MindSpeed-MM's native engine ranks do not share samples",
+            "use 1, or --host standalone",
+        )
     if flags.ai_framework != "pytorch":
         raise ConfigError(
             f"--ai-framework = {flags.ai_framework}",
