@@ -70,8 +70,7 @@ def _serve(pipe: Connection, build: Callable[..., Callable[[], object]], args: t
             clock = pipe.recv()
         except EOFError:
             return  # the benchmark is over
-        if runtime.device_type() != "cpu":
-            call()  # the memory it works in was given back
+        call()  # as in a run, one comes after another; an accelerator's memory was given back, too
         pipe.send(timed(call, clock))
         runtime.free_memory()  # an accelerator has not room for both sides at a time
 

@@ -69,7 +69,8 @@ def wan_config(args: Namespace) -> WanConfig:
 
 
 def our_network(args: Namespace) -> Callable[..., Any]:
-    """Return our network on the device."""
+    """Return our network on the device, in a process set up as pretrain_dit.py's."""
+    runtime.initialize(None, args.batch, args.batch)
     model = Wan(wan_config(args))
     runtime.load_arrays(model, weights(args))
     return runtime.to_runtime_device(model)

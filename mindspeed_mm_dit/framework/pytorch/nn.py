@@ -1,4 +1,4 @@
-"""Layers: PyTorch's own, so that torch.compile, FSDP2 and hooks see ordinary modules."""
+"""Layers: PyTorch's own, or of its classes, so that torch.compile, FSDP2 and hooks see ordinary modules."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from torch.nn import (
     Embedding,
     GroupNorm,
     LayerNorm,
-    Linear,
     Module,
     ModuleList,
     RMSNorm,
     Sequential,
     SiLU,
 )
+
+from mindspeed_mm_dit.framework.pytorch.linear import Linear
 
 __all__ = [
     "CALLED", "GELU", "Conv2d", "Embedding", "GroupNorm", "LayerNorm", "Linear", "Module", "ModuleList", "RMSNorm",

@@ -10,6 +10,8 @@ from torch import (
     cat,
     chunk,
     clamp,
+    compiler,
+    complex,
     cos,
     exp,
     expm1,
@@ -20,12 +22,15 @@ from torch import (
     sigmoid,
     sin,
     stack,
+    view_as_complex,
+    view_as_real,
     where,
 )
-from torch.nn.functional import interpolate, linear, pad
+from torch.nn.functional import interpolate, pad
 from torch.nn.functional import scaled_dot_product_attention as attention
 
 from mindspeed_mm_dit.framework.pytorch import runtime
+from mindspeed_mm_dit.framework.pytorch.linear import linear
 from mindspeed_mm_dit.framework.pytorch.sequence import gather_tokens, heads_to_tokens, split_tokens, tokens_to_heads
 
 __all__ = [
@@ -49,6 +54,8 @@ def contiguous(x: Tensor) -> Tensor:
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn neighbours of the last axis as pairs (Su et al. 2021): x (B, heads, N, d), cos and sin (N, d / 2)."""
     pairs = x.unflatten(-1, (-1, 2))  # (B, heads, N, d / 2, 2)
+    if x.device.type == "cpu" and not compiler.is_compiling():  # one product of complex numbers: the same, in a fifth
+        return view_as_real(view_as_complex(pairs.to(cos.dtype)) * complex(cos, sin)).flatten(-2)
     a, b = pairs[..., 0], pairs[..., 1]
     return stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
 
