@@ -33,7 +33,8 @@ def engine_flags(**changes: object) -> Namespace:
     return Namespace(
         **{
             "seed": 0, "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_eps": 1e-8, "weight_decay": 0.0,
-            "ema_decay": 0.9999, "clip_grad": 0.0, "tf32": False, "torch_compile": False, **changes,
+            "ema_decay": 0.9999, "power_ema_stds": (), "clip_grad": 0.0, "tf32": False, "torch_compile": False,
+            **changes,
         }
     )  # fmt: skip
 

@@ -167,7 +167,7 @@ def fit(state: State, room: Room, weights: str | None) -> tuple[State, list[str]
         chosen = weights or ("ema" if "ema" in trees else "model")
         kept = {chosen: trees[chosen]}
     else:
-        kept = {name: tree for name, tree in trees.items() if name != "optimizer" or room is Room.ANYTHING}
+        kept = {name: tree for name, tree in trees.items() if name in ("model", "ema") or room is Room.ANYTHING}
     left = [name for name in trees if name not in kept]
     if left:
         notes.append(f"left out: {', '.join(left)}" + (f"; kept: {', '.join(kept)}" if len(kept) == 1 else ""))
@@ -189,7 +189,8 @@ def _for_training(state: State, weights: str | None) -> tuple[State, list[str]]:
             notes.append(f"{name} is a copy of {other}, the only weights there are")
     if "optimizer" not in trees:
         notes.append("no optimizer state: start the run with --no-load-optim")
-    return state.with_trees({name: trees[name] for name in ("model", "ema", "optimizer") if name in trees}), notes
+    first = [name for name in ("model", "ema") if name in trees]
+    return state.with_trees({name: trees[name] for name in (*first, *trees)}), notes
 
 
 def write(target: Path, target_format: str, state: State) -> None:

@@ -8,12 +8,19 @@ from typing import Any
 
 import numpy as np
 
+from mindspeed_mm_dit.checkpoint import power_ema
 from mindspeed_mm_dit.errors import CheckpointError
 
 Arrays = dict[str, np.ndarray]
 
 TREES = ("model", "ema", "optimizer")
-"""Weights, their moving average, and AdamW's ``state.NAME.exp_avg``, ``.exp_avg_sq`` and ``.step``."""
+"""Weights, their moving average, and AdamW's ``state.NAME.exp_avg``, ``.exp_avg_sq`` and ``.step``. A run's checkpoint
+may have power-function averages besides, ``power_ema_1`` and so on."""
+
+
+def is_tree(name: str) -> bool:
+    """Return whether ``name`` is that of a tree."""
+    return name in TREES or name.startswith(power_ema.TREE)
 
 
 @dataclass(frozen=True)
@@ -21,7 +28,7 @@ class State:
     """Trees of arrays, and what is known of the run and of the network."""
 
     trees: dict[str, Arrays]
-    """Some of TREES; a file that holds one set of weights without saying which has "model"."""
+    """By names that ``is_tree``; a file that holds one set of weights without saying which has "model"."""
     facts: dict[str, Any] = field(default_factory=dict)
     """The content of run.json, empty where there is none."""
     config: dict[str, Any] = field(default_factory=dict)
@@ -64,7 +71,7 @@ def unflatten(arrays: Arrays) -> dict[str, Arrays]:
     trees: dict[str, Arrays] = {}
     for name, array in arrays.items():
         tree, _, rest = name.partition(".")
-        if tree not in TREES:
+        if not is_tree(tree):
             raise CheckpointError("SOURCE", f"{name} belongs to none of {', '.join(TREES)}")
         trees.setdefault(tree, {})[rest] = array
     return trees

@@ -50,6 +50,19 @@ def choose_tree(content: Mapping[str, Any], use_ema: bool, path: Path) -> Arrays
     raise CheckpointError(str(path), f"holds no weights; its keys are: {', '.join(map(str, list(content)[:8]))}")
 
 
+def read_tree(path: Path, tree: str) -> Arrays:
+    """Return the tree ``tree`` ("power_ema_1") of a whole checkpoint folder of either framework."""
+    if (path / "state.ckpt").is_file():
+        from mindspeed_mm_dit.checkpoint import mindspore_ckpt
+
+        check_whole(path, mindspore_ckpt.problem_of)
+        content = mindspore_ckpt.read(path)
+        return {name[len(tree) + 1 :]: array for name, array in content.items() if name.startswith(f"{tree}.")}
+    torch_dcp = reader_of_pytorch_folder(path)
+    check_whole(path, torch_dcp.problem_of)
+    return {name: _array(value) for name, value in torch_dcp.read_tree(path, tree).items()}
+
+
 def _read_ckpt(path: Path, use_ema: bool) -> Arrays:
     from mindspeed_mm_dit.checkpoint import mindspore_ckpt
 

@@ -22,6 +22,7 @@ COMMANDS = {
     "cache-latents": "encode a data set once, so that no training step has to",
     "parity": "compare this implementation with a file of reference values",
     "convert": "write a checkpoint in another format",
+    "ema": "average the weights of a run over another share of it than it kept",
     "compare": "train and run a model on PyTorch and on MindSpore, and report every difference",
     "replay": "compute one step of a run again, and say what in it was not finite",
     "plot": "draw the loss curves of several runs over each other",

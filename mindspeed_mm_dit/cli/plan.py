@@ -43,6 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="ranks that share a clip (default 1)",
     )
+    parser.add_argument(
+        "--power-ema-stds", type=float, nargs="+", default=(), metavar="STD", help="averages kept beside the plain one"
+    )
     parser.add_argument("--latents", action="store_true", help="images come from a latent cache, not through the VAE")
     parser.add_argument("--link-gbps", type=float, metavar="G", help="gigabits a second a rank can send; adds times")
     parser.add_argument("--node-link-gbps", type=float, metavar="G", help="the same inside a node (default: equal)")
@@ -73,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
         node_size=args.node_size,
         online_vae=not args.latents,
         sequence_ranks=args.context_parallel_size,
+        averages=1 + len(args.power_ema_stds),
     )
     check_sequence_ranks(model, request)
     check_batch(request)
@@ -231,5 +235,7 @@ def kinds(request: Request) -> dict[str, Layout]:
         found[f"sharded over {W}"] = Layout(W, W)
     if request.node_size < W and W % request.node_size == 0:
         found[f"hybrid, {request.node_size} a copy"] = Layout(W, request.node_size)
-    ranks = request.sequence_ranks
-    return {name: dataclasses.replace(layout, sequence_ranks=ranks) for name, layout in found.items()}
+    ranks, averages = request.sequence_ranks, request.averages
+    return {
+        name: dataclasses.replace(layout, sequence_ranks=ranks, averages=averages) for name, layout in found.items()
+    }

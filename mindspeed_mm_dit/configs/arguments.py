@@ -256,6 +256,15 @@ def dit_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         help="decay of the moving average of the weights that samples are drawn from",
     )
     group.add_argument(
+        "--power-ema-stds",
+        type=_std,
+        nargs="+",
+        default=(),
+        metavar="STD",
+        help="also keep averages over a share of the run (Karras et al. 2024), one for each width, 0.05 0.1 as "
+        "published; mm-dit ema makes any other width of them afterwards. Each takes the memory of the weights",
+    )
+    group.add_argument(
         "--pynative", action="store_true", help="MindSpore: run operator by operator instead of compiling the step"
     )
     group.add_argument(
@@ -346,6 +355,8 @@ def check_arguments(args: argparse.Namespace, world_size: int) -> None:
             f"{args.micro_batch_size * world_size}",
             "change one of the three so that it divides",
         )
+    if len(set(args.power_ema_stds)) < len(args.power_ema_stds):
+        raise ConfigError(f"--power-ema-stds = {args.power_ema_stds}", "names a width twice", "name each once")
     _check(
         args,
         "train_iters",
@@ -397,3 +408,4 @@ _threads = _number(int, lambda v: 0 <= v <= MOST_THREADS, f"a whole number from 
 _positive_float = _number(float, lambda v: FLOAT32[0] <= v <= FLOAT32[1], "a positive number that float32 holds")
 _finite_float = _number(float, math.isfinite, "a number")
 _fraction = _number(float, lambda v: 0 <= v < 1, "a number in [0, 1)")
+_std = _number(float, lambda v: 0.001 <= v <= 0.288, "a width from 0.001 to 0.288, about the plain mean")

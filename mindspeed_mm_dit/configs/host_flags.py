@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mindspeed_mm_dit.errors import ConfigError
 
 _NAMES = """
@@ -20,6 +22,16 @@ _NAMES = """
 
 HOST_ONLY = frozenset(_NAMES.split())
 """That DiT scripts often carry."""
+
+
+def refuse_power_ema(stds: Sequence[float] | None, host: str) -> None:
+    """Raise ConfigError for --power-ema-stds where a run of another host would keep no such averages."""
+    if stds:
+        raise ConfigError(
+            f"--power-ema-stds = {' '.join(map(str, stds))}",
+            f"is acted on by the standalone host alone; in {host} there is the plain average alone",
+            "leave it out, or use --host standalone",
+        )
 
 
 def refuse_init_from(init_from: str | None, host: str) -> None:

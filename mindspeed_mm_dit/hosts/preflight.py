@@ -52,8 +52,8 @@ def fsdp2_of(args: Namespace) -> Fsdp2Config | None:
 def check_configs(args: Namespace, host: HostFacts, fsdp2: Fsdp2Config | None) -> MultiModalArguments:
     """Read every other config file, check all of it together with the images, and return the configs.
 
-    ``args``: the flags --mm-model, --mm-data, --bf16, --seed, --context-parallel-size, --micro-batch-size and
-    --global-batch-size; of the last two one may be None.
+    ``args``: the flags --mm-model, --mm-data, --bf16, --seed, --context-parallel-size, --power-ema-stds,
+    --micro-batch-size and --global-batch-size; of the last two one may be None.
 
     Raises:
         UserError: whatever is wrong, with setting, value, reason and cure.
@@ -108,7 +108,8 @@ def _check_memory(args: Namespace, mm: MultiModalArguments, host: HostFacts) -> 
     offloaded = mm.fsdp2 is not None and mm.fsdp2.offload_to_cpu and host.device != host.machine
     if host.device is None or mm.precision is None or offloaded:
         return
-    layout = Layout.of(mm.fsdp2, mm.precision, host.world_size, args.context_parallel_size)
+    averages = 1 + len(args.power_ema_stds or ())
+    layout = Layout.of(mm.fsdp2, mm.precision, host.world_size, args.context_parallel_size, averages)
     check_state_fits(mm.model, layout, host.device)
     warning = tight_step(mm.model, layout, args.micro_batch_size, mm.encodes, host.device)
     if warning and host.rank == 0:

@@ -47,12 +47,21 @@ class Layout:
     """Whether gathered weights are freed between forward and backward."""
     sequence_ranks: int = 1
     """Ranks that share the tokens of a sample (--context-parallel-size)."""
+    averages: int = 1
+    """Moving averages of the weights: one, and those of --power-ema-stds."""
 
     @classmethod
-    def of(cls, fsdp2: Fsdp2Config | None, precision: Precision, world_size: int, sequence_ranks: int = 1) -> Layout:
+    def of(
+        cls,
+        fsdp2: Fsdp2Config | None,
+        precision: Precision,
+        world_size: int,
+        sequence_ranks: int = 1,
+        averages: int = 1,
+    ) -> Layout:
         """Return the layout of a run; ``fsdp2`` is None where every rank holds all."""
         if fsdp2 is None:
-            return cls(world_size, 1, precision, sequence_ranks=sequence_ranks)
+            return cls(world_size, 1, precision, sequence_ranks=sequence_ranks, averages=averages)
         return cls(
             world_size,
             fsdp2.shard_ranks(world_size),
@@ -61,6 +70,7 @@ class Layout:
             prefetch=fsdp2.num_to_forward_prefetch or 0,
             reshard_after_forward=bool(fsdp2.reshard_after_forward),
             sequence_ranks=sequence_ranks,
+            averages=averages,
         )
 
 
@@ -105,7 +115,7 @@ def memory(model: ModelConfig, layout: Layout, online_vae: bool = True) -> Memor
         weights=4 * everything,
         gradients=4 * trained,
         optimizer=8 * trained,
-        ema=4 * everything,
+        ema=4 * everything * layout.averages,
         gathered=_gathered_bytes(model, layout),
         vae=_vae_weights(model) if online_vae else 0,
         activations_per_image=activations,

@@ -36,6 +36,8 @@ class Request:
     """What a step computes in."""
     sequence_ranks: int = 1
     """Ranks that share the tokens of a sample."""
+    averages: int = 1
+    """Moving averages of the weights."""
 
     @property
     def global_batch_size(self) -> int:
@@ -87,7 +89,14 @@ def candidates(request: Request) -> list[Layout]:
     W, node = request.world_size, request.node_size
     sizes = (1, W) if node >= W else (node, W) if W % node == 0 else (W,)
     plain = [
-        Layout(W, size, request.precision, reshard_after_forward=reshard, sequence_ranks=request.sequence_ranks)
+        Layout(
+            W,
+            size,
+            request.precision,
+            reshard_after_forward=reshard,
+            sequence_ranks=request.sequence_ranks,
+            averages=request.averages,
+        )
         for size in dict.fromkeys(sizes)
         for reshard in (False, True)
     ]

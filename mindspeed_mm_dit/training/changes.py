@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from mindspeed_mm_dit import __version__
+from mindspeed_mm_dit.checkpoint import power_ema
 from mindspeed_mm_dit.framework import runtime
 
 SETTINGS = "settings"
@@ -43,6 +44,7 @@ def run_facts(args: Namespace, iteration: int, consumed_samples: int) -> dict[st
         "global_batch_size": args.global_batch_size,
         "seed": args.seed,
         "ema_decay": args.ema_decay,
+        **({power_ema.STDS: list(args.power_ema_stds)} if args.power_ema_stds else {}),
         SETTINGS: _settings(args),
         "model": args.mm.model_json,
         "classes": args.mm.classes,

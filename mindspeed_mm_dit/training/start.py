@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mindspeed_mm_dit.checkpoint import checksums
+from mindspeed_mm_dit.checkpoint import checksums, power_ema
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore, read_facts, without_optimizer
 from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mapping
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
@@ -88,6 +88,7 @@ def check_fits(args: Namespace, start: Start, checkpoints: Checkpoints) -> None:
     """Raise CheckpointError for a checkpoint of another model or without moments; print what else has changed since."""
     path, _, facts = start
     check_classes(facts, args.mm.classes, path)
+    _check_power_ema(args.power_ema_stds, facts.get(power_ema.STDS, ()), path)
     if "model" in facts:
         _check_model(args.mm.model, facts["model"], path)
     if table := table_of(changes(facts, run_facts(args, 0, 0))):
@@ -95,6 +96,15 @@ def check_fits(args: Namespace, start: Start, checkpoints: Checkpoints) -> None:
     checkpoints.check_architecture(path, args.mm.model.predictor.parameters().shapes())
     if not args.no_load_optim and not checkpoints.has_optimizer(path):
         raise without_optimizer(path)
+
+
+def _check_power_ema(stds: Sequence[float], kept: Sequence[float], path: Path) -> None:
+    """Raise ConfigError where the run keeps averages of other widths than the checkpoint; say which begin and end."""
+    power_ema.check_stds(stds, kept, str(path))
+    if stds and not kept:
+        print_rank_0(f"note: {path} has no power-function averages; they begin with its weights, as if never others")
+    if kept and not stds:
+        print_rank_0(f"note: the power-function averages of {path} end here: --power-ema-stds is not given")
 
 
 def is_save(folder: str | None, args: Namespace) -> bool:

@@ -13,6 +13,7 @@ import pytest
 
 from mindspeed_mm_dit.checkpoint.formats import FORMATS
 from mindspeed_mm_dit.checkpoint.state import State
+from mindspeed_mm_dit.checkpoint.weights import read_tree
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.models.init import initial_weights
@@ -155,10 +156,14 @@ def test_two_workers_sharded_are_one_and_a_resumed_run_prints_the_same_lines(tin
 
 
 def test_resuming_is_bit_exact_on_one_worker(tiny, tmp_path):
-    flags = "--lr 1e-3 --micro-batch-size 16 --lr-decay-iters 8 --train-iters "
-    whole = run(tiny, flags + "8")
+    flags = "--lr 1e-3 --micro-batch-size 16 --lr-decay-iters 8 --power-ema-stds 0.05 0.1 --train-iters "
+    whole = run(tiny, flags + f"8 --save {tmp_path / 'whole'}")
+    tmp_path = tmp_path / "resumed"
     run(tiny, flags + f"4 --save {tmp_path}")
     resumed = run(tiny, flags + f"8 --save {tmp_path} --load {tmp_path} --ema-decay 0.5")
+    for tree in ("model", "power_ema_1", "power_ema_2"):
+        first, second = (read_tree(folder / "iter_0000008", tree) for folder in (tmp_path.parent / "whole", tmp_path))
+        assert first and all(first[name].tobytes() == array.tobytes() for name, array in second.items())
     assert resumed.lines == {iteration: line for iteration, line in whole.lines.items() if iteration > 4}
     assert (
         "changed since the checkpoint:\n    what         there   here\n    --ema-decay  0.9999  0.5\n" in resumed.output

@@ -7,9 +7,12 @@ from argparse import Namespace
 import numpy as np
 import pytest
 
+from mindspeed_mm_dit.checkpoint.power_ema import exponent
+
 FLAGS = {
     "seed": 0, "tf32": False, "torch_compile": False, "bf16": False, "pynative": True, "adam_beta1": 0.9,
-    "adam_beta2": 0.999, "adam_eps": 1e-8, "weight_decay": 0.0, "ema_decay": 0.5, "micro_batch_size": 1,
+    "adam_beta2": 0.999, "adam_eps": 1e-8, "weight_decay": 0.0, "ema_decay": 0.5, "power_ema_stds": (),
+    "micro_batch_size": 1,
 }  # fmt: skip
 
 
@@ -89,6 +92,25 @@ def test_the_average_stands_in_for_the_weights_while_it_is_asked_for(mindspore, 
         assert (state["ema.weight"] != state["model.weight"]).all()
     with engine.averaged(False) as model:
         assert model is None
+
+
+@pytest.mark.parametrize("pynative", [False, True])
+def test_power_averages_are_sums_over_the_weights_of_all_steps(mindspore, composite, monkeypatch, pynative):
+    from mindspeed_mm_dit.training.mindspore.engine import Engine, runtime
+
+    monkeypatch.setattr(runtime, "num_microbatches", lambda: 1)
+    changed = {"pynative": pynative, "micro_batch_size": 3, "power_ema_stds": (0.05, 0.2)}
+    engine = Engine(composite, Namespace(**FLAGS | changed, clip_grad=0.0), None)
+    weights = []
+    for _ in range(5):
+        engine.train_step(lambda batches, model: (model(**batch_of(mindspore, PIXELS)), mean), None, 0.1)
+        state = engine.state()
+        weights.append(state["model.weight"].astype(np.float64))
+    for tree, std in (("power_ema_1", 0.05), ("power_ema_2", 0.2)):
+        counted = np.diff((np.arange(6) / 5) ** (exponent(std) + 1))
+        wanted = sum(c * w for c, w in zip(counted, weights))
+        np.testing.assert_allclose(state[f"{tree}.weight"], wanted, rtol=1e-6)
+        assert np.abs(wanted - weights[-1]).max() > 1e-3
 
 
 PIXELS = np.array([[1.0, 2.0], [3.0, -1.0], [0.5, 0.25]], np.float32)

@@ -155,8 +155,8 @@ def test_the_peak_of_a_step_is_within_a_tenth_of_the_plan(layout, batch):
         recompute_modules=("predictor.blocks.{*}",) if layout.recompute else None,
     )  # fmt: skip
     flags = Namespace(
-        seed=0, adam_beta1=0.9, adam_beta2=0.999, adam_eps=1e-8, weight_decay=0.0, ema_decay=0.99, clip_grad=1.0,
-        tf32=False, torch_compile=False,
+        seed=0, adam_beta1=0.9, adam_beta2=0.999, adam_eps=1e-8, weight_decay=0.0, ema_decay=0.99, power_ema_stds=(),
+        clip_grad=1.0, tf32=False, torch_compile=False,
     )  # fmt: skip
     planned = memory(model, layout, online_vae=False)
     runtime.initialize(None, batch, 2 * batch)

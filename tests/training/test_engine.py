@@ -22,7 +22,7 @@ from mindspeed_mm_dit.training.pytorch.engine import Engine, check_sharding
 
 FLAGS = Namespace(
     seed=3, tf32=False, torch_compile=False, adam_beta1=0.8, adam_beta2=0.9, adam_eps=1e-3,
-    weight_decay=0.1, ema_decay=0.75, clip_grad=1.0,
+    weight_decay=0.1, ema_decay=0.75, power_ema_stds=(), clip_grad=1.0,
 )  # fmt: skip
 PARAMETERS = Parameters(linear("linear", 4, 3), {}, 0)
 SHAPES = PARAMETERS.shapes()

@@ -46,6 +46,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     for flag in ("--keep-last", "--sample-interval"):
         parser.add_argument(flag, type=int)
     parser.add_argument("--swanlab-project")
+    parser.add_argument("--power-ema-stds", type=float, nargs="+")
     return parser.parse_known_args(list(argv))[0]
 
 

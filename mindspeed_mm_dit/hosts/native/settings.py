@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
-from mindspeed_mm_dit.configs.host_flags import refuse_init_from
+from mindspeed_mm_dit.configs.host_flags import refuse_init_from, refuse_power_ema
 from mindspeed_mm_dit.errors import ConfigError
 
 MODEL_ID = DATA_ID = COLLATOR_ID = "mindspeed_mm_dit"
@@ -118,6 +118,7 @@ def yaml_of(flags: Namespace, fsdp2: Fsdp2Config | None, world_size: int) -> dic
         ConfigError: the engine cannot do what a flag asks for.
     """
     _check_schedule(flags)
+    refuse_power_ema(flags.power_ema_stds, "MindSpeed-MM's native engine")
     refuse_init_from(flags.init_from if flags.load is None else None, "MindSpeed-MM's native engine")
     content: dict[str, Any] = {name: {} for name in ("parallel", "model", "data", "features", "training", "tools")}
     _shard(content, fsdp2, world_size)

@@ -14,6 +14,8 @@ import numpy as np
 from mindspore import Tensor, ops
 
 from mindspeed_mm_dit.checkpoint import mindspore_ckpt as checkpoints
+from mindspeed_mm_dit.checkpoint import power_ema
+from mindspeed_mm_dit.checkpoint.store import iteration_of, read_facts
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.configs.precision import FLOAT32, Precision
 from mindspeed_mm_dit.framework.mindspore import runtime
@@ -64,7 +66,8 @@ class Engine:
         }
         weights = {name: runtime.to_host(p) for name, p in zip(layout.names, self._parameters)}
         own_weights, own_decay = (self._shards.own(layout.from_arrays(arrays)) for arrays in (weights, decay))
-        return FlatAdamW(own_weights, own_decay, (args.adam_beta1, args.adam_beta2), args.adam_eps, args.ema_decay)
+        betas = (args.adam_beta1, args.adam_beta2)
+        return FlatAdamW(own_weights, own_decay, betas, args.adam_eps, args.ema_decay, args.power_ema_stds)
 
     def train_step(self, forward_step: ForwardStep, batches: Iterator[Any], lr: float) -> StepResult:
         """Accumulate the gradients of a global batch, clip, step, and update the moving average."""
@@ -109,16 +112,17 @@ class Engine:
 
     def state(self, with_optimizer: bool = True) -> dict[str, np.ndarray]:
         """Return every array a resumed run needs, under the names of the checkpoint; every worker must call this."""
-        vectors = {"model": self.optimizer.weights, "ema": self.optimizer.average}
+        vectors = {"model": self.optimizer.weights, "ema": self.optimizer.average, **self._power_averages()}
+        weights = tuple(vectors)
         if with_optimizer:
             vectors |= {"exp_avg": self.optimizer.exp_avg, "exp_avg_sq": self.optimizer.exp_avg_sq}
         trees = {
             kind: self.layout.arrays(runtime.to_host(self._shards.whole(vector))) for kind, vector in vectors.items()
         }
-        state = {f"{tree}.{name}": array for tree in ("model", "ema") for name, array in trees[tree].items()}
+        state = {f"{tree}.{name}": array for tree in weights for name, array in trees[tree].items()}
         for name, parameter in self.predictor.parameters_and_names():
             if not parameter.requires_grad:
-                state |= {f"{tree}.{name}": runtime.to_host(parameter) for tree in ("model", "ema")}
+                state |= {f"{tree}.{name}": runtime.to_host(parameter) for tree in weights}
         if with_optimizer:
             for name in self.layout.names:
                 state |= {f"optimizer.state.{name}.{kind}": trees[kind][name] for kind in ("exp_avg", "exp_avg_sq")}
@@ -128,17 +132,26 @@ class Engine:
     def load(self, path: Path, with_optimizer: bool) -> None:
         """Continue from the checkpoint ``path``; its architecture must be this model's."""
         state = checkpoints.read_state(path, runtime.shapes(self.predictor), with_optimizer)
-        self._set("weights", {name: state[f"model.{name}"] for name in self.layout.names})
-        self._set("average", {name: state[f"ema.{name}"] for name in self.layout.names})
+        self._set(self.optimizer.weights, {name: state[f"model.{name}"] for name in self.layout.names})
+        self._set(self.optimizer.average, {name: state[f"ema.{name}"] for name in self.layout.names})
+        has_power_ema = power_ema.STDS in read_facts(path)
+        for tree, average in self._power_averages().items():
+            tree = tree if has_power_ema else "model"
+            self._set(average, {name: state[f"{tree}.{name}"] for name in self.layout.names})
+        self.optimizer.iteration = iteration_of(path) or 0
         if with_optimizer:
             for kind in ("exp_avg", "exp_avg_sq"):
-                self._set(kind, {name: state[f"optimizer.state.{name}.{kind}"] for name in self.layout.names})
+                arrays = {name: state[f"optimizer.state.{name}.{kind}"] for name in self.layout.names}
+                self._set(getattr(self.optimizer, kind), arrays)
             self.optimizer.steps = int(state[f"optimizer.state.{self.layout.names[0]}.step"])
         self._assign(self.optimizer.weights)
 
-    def _set(self, kind: str, arrays: dict[str, np.ndarray]) -> None:
-        own = self._shards.own(self.layout.from_arrays(arrays))
-        ops.assign(getattr(self.optimizer, kind), Tensor(own))
+    def _power_averages(self) -> dict[str, Any]:
+        averages = self.optimizer.power_averages
+        return dict(zip(power_ema.trees(len(averages)), averages))
+
+    def _set(self, vector: Any, arrays: dict[str, np.ndarray]) -> None:
+        ops.assign(vector, Tensor(self._shards.own(self.layout.from_arrays(arrays))))
 
     def num_parameters(self) -> int:
         """Return the number of parameters of the predictor."""

@@ -1,13 +1,14 @@
-"""The moving average of the weights that samples are drawn from, sharded like the model."""
+"""Moving averages of the weights, sharded like the model: the one samples are drawn from, and power-function ones."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from mindspeed_mm_dit.checkpoint import power_ema
 from mindspeed_mm_dit.framework.pytorch.optim import split_by_kind
 
 
@@ -34,10 +35,37 @@ class MovingAverage:
         for name, parameter in self._parameters.items():
             parameter.copy_(values[name])
 
-    @torch.no_grad()
     def update(self) -> None:
-        """Move every average towards the present weights."""
+        """Take in the present weights."""
+        self.move(1 - self.decay)
+
+    @torch.no_grad()
+    def move(self, share: float) -> None:
+        """Go this share of the way to the present weights: 1 is all of it."""
         weights = (p.float() for p in self._parameters.values())
         kinds = (split_by_kind(tensors) for tensors in (self.averages.values(), weights))
         for averages, weights in zip(*kinds):
-            torch._foreach_lerp_(averages, weights, 1 - self.decay)
+            torch._foreach_lerp_(averages, weights, share)
+
+
+class PowerAverages:
+    """Averages over a share of the run, one for each width (``checkpoint/power_ema.py``)."""
+
+    def __init__(self, parameters: Mapping[str, Tensor], stds: Sequence[float]) -> None:
+        self._gammas = [power_ema.exponent(std) for std in stds]
+        self._averages = [MovingAverage(parameters, decay=0.0) for _ in stds]
+
+    def update(self, step: int) -> None:
+        """Take in the weights after step ``step`` = 1, 2, ... of the run."""
+        for average, gamma in zip(self._averages, self._gammas):
+            average.move(power_ema.share(step, gamma))
+
+    def begin(self) -> None:
+        """Take the present weights for those of all steps so far."""
+        for average in self._averages:
+            average.move(1.0)
+
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        """Return the averages, by the names of the checkpoint; they are the live ones."""
+        names = power_ema.trees(len(self._averages))
+        return {name: dict(average.averages) for name, average in zip(names, self._averages)}

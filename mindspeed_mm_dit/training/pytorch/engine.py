@@ -15,7 +15,9 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from mindspeed_mm_dit.checkpoint import power_ema
 from mindspeed_mm_dit.checkpoint import torch_dcp as checkpoints
+from mindspeed_mm_dit.checkpoint.store import iteration_of, read_facts
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.configs.precision import FLOAT32, Precision
 from mindspeed_mm_dit.framework.pytorch import runtime
@@ -23,7 +25,7 @@ from mindspeed_mm_dit.framework.pytorch.optim import adamw, split_by_kind
 from mindspeed_mm_dit.models.registry import PREDICTOR_MODEL_MAPPINGS
 from mindspeed_mm_dit.training.contract import AveragedModel, ForwardStep, StepResult
 from mindspeed_mm_dit.training.mm_args import MultiModalArguments
-from mindspeed_mm_dit.training.pytorch.ema import MovingAverage
+from mindspeed_mm_dit.training.pytorch.ema import MovingAverage, PowerAverages
 from mindspeed_mm_dit.training.pytorch.parallel import (
     average_ignored,
     check_paths,
@@ -55,7 +57,10 @@ class Engine:
         self.model = shard(model, fsdp2) if fsdp2 else replicate(model)
         self.predictor: nn.Module = unwrap(self.model).predictor
         self.optimizer = adamw(self.predictor, (args.adam_beta1, args.adam_beta2), args.adam_eps, args.weight_decay)
-        self.ema = MovingAverage(dict(self.predictor.named_parameters()), args.ema_decay)
+        parameters = dict(self.predictor.named_parameters())
+        self.ema = MovingAverage(parameters, args.ema_decay)
+        self.power_ema = PowerAverages(parameters, args.power_ema_stds)
+        self._steps = 0
         self._autocast = precision.way == "autocast"  # (FSDP2 does by itself what fsdp2.yaml asks for)
 
     def train_step(self, forward_step: ForwardStep, batches: Iterator[Any], lr: float) -> StepResult:
@@ -75,7 +80,9 @@ class Engine:
             group["lr"] = lr
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        self._steps += 1
         self.ema.update()
+        self.power_ema.update(self._steps)
         return StepResult(torch.stack(reported).mean(), grad_norm)
 
     def eval_step(self, forward_step: ForwardStep, batches: Iterator[Any]) -> Tensor:
@@ -131,6 +138,7 @@ class Engine:
         state: checkpoints.State = {
             "model": {name: p.detach() for name, p in self.predictor.named_parameters()},
             "ema": dict(self.ema.averages),
+            **self.power_ema.state(),
         }
         if with_optimizer:
             self._fill_optimizer_state()
@@ -153,7 +161,13 @@ class Engine:
     def load(self, path: Path, with_optimizer: bool) -> None:
         """Continue from the checkpoint ``path``; its architecture must be this model's."""
         checkpoints.check_architecture(path, {n: tuple(p.shape) for n, p in self.predictor.named_parameters()})
-        checkpoints.read(self.state(with_optimizer), path)
+        state, has_power_ema = self.state(with_optimizer), power_ema.STDS in read_facts(path)
+        if not has_power_ema:
+            state = {tree: tensors for tree, tensors in state.items() if tree not in self.power_ema.state()}
+        checkpoints.read(state, path)
+        if not has_power_ema:
+            self.power_ema.begin()
+        self._steps = iteration_of(path) or 0
 
     def num_parameters(self) -> int:
         """Return the number of parameters of the predictor, over all shards."""

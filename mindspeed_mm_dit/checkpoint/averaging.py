@@ -1,0 +1,109 @@
+"""The average of a run's weights over a width that it did not keep, out of the checkpoints that are there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mindspeed_mm_dit.checkpoint import convert, power_ema
+from mindspeed_mm_dit.checkpoint.formats import FORMATS, of_target
+from mindspeed_mm_dit.checkpoint.power_ema import Profile
+from mindspeed_mm_dit.checkpoint.state import Arrays, State
+from mindspeed_mm_dit.checkpoint.store import CheckpointStore, find_checkpoint, iteration_of, read_facts
+from mindspeed_mm_dit.checkpoint.weights import read_tree
+from mindspeed_mm_dit.configs.outputs import check_output_folder
+from mindspeed_mm_dit.errors import CheckpointError
+
+
+class Kept(NamedTuple):
+    """One average in one checkpoint."""
+
+    path: Path
+    tree: str
+    profile: Profile
+
+
+class Made(NamedTuple):
+    """What was written."""
+
+    kept: list[Kept]
+    """The averages that were there."""
+    wanted: Profile
+    error: float
+    """How far what the steps count is from what they should (see ``power_ema.combination``)."""
+    num_tensors: int
+    num_bytes: int
+    notes: list[str]
+
+
+def make(
+    source: str | Path,
+    std: float,
+    target: str | Path,
+    to: str | None = None,
+    overwrite: bool = False,
+    progress: Callable[[Sequence[Any]], Iterable[Any]] = iter,
+) -> Made:
+    """Write the average of width ``std`` as ``target``.
+
+    Args:
+        source: a folder of checkpoints (the average is of the newest's iteration) or one of them (of its own; the ones
+            before it help).
+        std: width as a share of the run, 0.001 to 0.288.
+        target: a new file or folder.
+        to: format of the target; by default what its ending says.
+        overwrite: replace an existing checkpoint.
+        progress: wraps the averages that are read, one after another.
+
+    Raises:
+        CheckpointError: there are no power-function averages, a checkpoint is damaged, or the target exists.
+        ConfigError: no format fits, or nothing can be written there.
+        PlatformError: a framework that is needed is not installed.
+    """
+    newest, target, target_format = find_checkpoint(source), Path(target), of_target(Path(target), to)
+    kept, facts = averages_up_to(newest), read_facts(newest)
+    wanted = Profile(kept[-1].profile.step, std)
+    factors, error = power_ema.combination([one.profile for one in kept], wanted)
+    convert.check_target(newest.parent, target, overwrite)
+    check_output_folder("folder of TARGET", target.parent)
+    used = [(one, factor) for one, factor in zip(kept, factors) if factor]
+    facts = {key: value for key, value in facts.items() if key != power_ema.STDS} | {"power_ema_std": std}
+    state = State({"model": _sum(progress(used))}, facts)
+    convert.check(state, str(source))
+    state, notes = convert.fit(state, FORMATS[target_format].room, None)
+    convert.write(target, target_format, state)
+    return Made(kept, wanted, error, state.num_tensors, state.num_bytes, notes)
+
+
+def averages_up_to(newest: Path) -> list[Kept]:
+    """Return the averages of ``newest`` and of the checkpoints of its run before it, ascending by step.
+
+    Raises:
+        CheckpointError: there are none.
+    """
+    last = iteration_of(newest)
+    store = CheckpointStore(newest.parent)
+    there = [step for step in store.iterations() if last is not None and 0 < step <= last]
+    kept = []
+    for step in there:
+        stds = read_facts(store.path(step)).get(power_ema.STDS, [])
+        trees = power_ema.trees(len(stds))
+        kept += [Kept(store.path(step), tree, Profile(step, std)) for tree, std in zip(trees, stds)]
+    if not kept or kept[-1].path != newest:
+        raise CheckpointError(
+            str(newest), "holds no power-function averages", "train with --power-ema-stds 0.05 0.1, which keeps them"
+        )
+    return kept
+
+
+def _sum(used: Iterable[tuple[Kept, float]]) -> Arrays:
+    """Add up averages times their factors in float64; return float32."""
+    total: Arrays = {}
+    for (path, tree, _), factor in used:
+        for name, array in read_tree(path, tree).items():
+            share = array.astype(np.float64) * factor
+            total[name] = total[name] + share if name in total else share
+    return {name: array.astype(np.float32) for name, array in total.items()}

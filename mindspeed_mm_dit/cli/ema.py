@@ -1,0 +1,65 @@
+"""``mm-dit ema``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from mindspeed_mm_dit.checkpoint import power_ema
+from mindspeed_mm_dit.errors import ConfigError
+
+DESCRIPTION = """\
+Average the weights of a run over another share of it than it kept (Karras et al. 2024, post-hoc EMA).
+
+  bash examples/dit/pretrain.sh --power-ema-stds 0.05 0.1 --save-retain-interval 100
+  mm-dit ema --checkpoint outputs/digits/checkpoints --std 0.15 --output ema_0.15.safetensors
+  mm-dit sample --checkpoint ema_0.15.safetensors --model examples/dit/model.json ...
+
+The run keeps averages of two widths in every checkpoint; the average of any width is put together from those that are
+there. The more there are, the closer it is; how close is said. A width is the standard deviation of the steps that
+count, as a share of the run: 0.05 looks back over some 10 %% of it, 0.1 over 20 %%."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of the command."""
+    parser.add_argument(
+        "--checkpoint",
+        required=True,
+        metavar="FOLDER",
+        help="of a run with --power-ema-stds; or one checkpoint in it, whose iteration the average is then of",
+    )
+    parser.add_argument("--std", required=True, type=float, metavar="S", help="width wanted, 0.001 to 0.288")
+    parser.add_argument("--output", required=True, metavar="TARGET", help="new file, or folder with --to")
+    parser.add_argument("--to", metavar="FORMAT", help="as of mm-dit convert; default: what the ending of TARGET says")
+    parser.add_argument("--overwrite", action="store_true", help="replace TARGET if it is a checkpoint")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the average, and say how close it is."""
+    from tqdm import tqdm
+
+    from mindspeed_mm_dit.checkpoint.averaging import make
+
+    try:
+        power_ema.exponent(args.std)
+    except ValueError as error:
+        raise ConfigError(f"--std = {args.std:g}", str(error)) from None
+
+    made = make(
+        args.checkpoint, args.std, args.output, args.to, args.overwrite,
+        progress=lambda used: tqdm(used, unit="average", file=sys.stderr, disable=not sys.stderr.isatty()),
+    )  # fmt: skip
+    for note in made.notes:
+        print(f"note: {note}")
+    steps = sorted({one.profile.step for one in made.kept})
+    print(
+        f"width {args.std:g} at iteration {made.wanted.step}, of {len(made.kept)} averages at iterations "
+        f"{', '.join(map(str, steps[:3]))}{f' ... {steps[-1]}' if len(steps) > 3 else ''}: what the steps count is met "
+        f"to {made.error:.2%}"
+    )
+    if made.error > 0.05:
+        print(
+            "note: more checkpoints would meet it better; --save-retain-interval N keeps those of every N-th iteration"
+        )
+    print(f"{args.output}: {made.num_tensors} tensors, {made.num_bytes / 1e6:.1f} MB")
+    return 0

@@ -1,0 +1,70 @@
+"""Power-function averages: what each step counts, and how any width is put together from those that were kept."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mindspeed_mm_dit.checkpoint.power_ema import LARGEST_STD, Profile, combination, exponent, share
+
+
+def counted(profile):
+    """What steps 1 to profile.step count, by the integral over each."""
+    return np.diff((np.arange(profile.step + 1) / profile.step) ** (exponent(profile.std) + 1))
+
+
+def kept_every(steps, last, stds=(0.05, 0.1)):
+    return [Profile(step, std) for step in range(steps, last + 1, steps) for std in stds]
+
+
+def test_exponents_are_those_published_and_their_widths_the_widths_of_what_is_counted():
+    assert exponent(0.05) == pytest.approx(16.97, abs=5e-3) and exponent(0.1) == pytest.approx(6.94, abs=5e-3)
+    assert exponent(LARGEST_STD) == pytest.approx(0, abs=1e-9)
+    for std in (0.001, 0.02, 0.1, 0.25, LARGEST_STD):
+        middles, weights = (np.arange(100_000) + 0.5) / 100_000, counted(Profile(100_000, std))
+        mean = weights @ middles
+        assert np.sqrt(weights @ (middles - mean) ** 2) == pytest.approx(std, rel=1e-5)
+    for std in (0.0009, 0.29, 0, -0.1, float("nan")):
+        with pytest.raises(ValueError, match="the plain mean of all steps"):
+            exponent(std)
+
+
+@pytest.mark.parametrize("std", [0.001, 0.05, 0.1, LARGEST_STD])
+def test_step_by_step_each_step_counts_what_it_should(std):
+    gamma, found = exponent(std), np.zeros(0)
+    for step in range(1, 51):
+        moved = share(step, gamma)
+        found = np.append(found * (1 - moved), moved)
+    np.testing.assert_allclose(found, counted(Profile(50, std)), rtol=1e-9, atol=1e-16)
+
+
+def test_a_width_that_was_kept_is_taken_as_it_is():
+    factors, error = combination(kept_every(10, 40), Profile(40, 0.1))
+    assert factors.tolist() == [0, 0, 0, 0, 0, 0, 0, 1] and error == 0
+    factors, error = combination([Profile(7, 0.1)], Profile(7, 0.05))
+    assert factors.tolist() == [1] and error > 0.3
+
+
+@pytest.mark.parametrize("std", [0.02, 0.07, 0.15, 0.25])
+@pytest.mark.parametrize(
+    ("every", "last", "close"), [(1, 40, 1e-12), (2, 40, 0.1), (20, 1000, 0.1), (8000, 400_000, 0.04)]
+)
+def test_other_widths_are_as_close_as_is_said(std, every, last, close):
+    kept = kept_every(every, last)
+    factors, error = combination(kept, Profile(last, std))
+    wanted = counted(Profile(last, std))
+    found = sum(f * np.pad(counted(p), (0, last - p.step)) for f, p in zip(factors, kept, strict=True))
+    assert factors.sum() == pytest.approx(1, abs=1e-12)
+    assert error == pytest.approx(np.linalg.norm(found - wanted) / np.linalg.norm(wanted), rel=0.02, abs=1e-12)
+    assert error < close
+
+
+def test_every_averages_of_one_width_are_enough_where_every_step_is_kept():
+    factors, error = combination(kept_every(1, 30, stds=(0.1,)), Profile(30, 0.2))
+    assert error < 1e-12 and factors.sum() == pytest.approx(1)
+
+
+def test_weights_that_do_not_move_come_out_as_they_are_however_few_were_kept():
+    """As the sum of the factors is one; the least squares alone would give 0.85 of them here."""
+    factors, error = combination([Profile(100, 0.05), Profile(100, 0.1)], Profile(100, 0.15))
+    assert factors.sum() == pytest.approx(1, abs=1e-15) and error == pytest.approx(0.25, abs=0.01)
