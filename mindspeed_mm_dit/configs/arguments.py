@@ -1,19 +1,27 @@
 """The command line of pretrain_dit.py: Megatron's flags with Megatron's meaning, and a few of our own.
 
-``megatron_flags`` is what the standalone host understands of Megatron-LM; ``dit_flags`` are this
-project's own and are added to the real host's parser as well.
+``build_parser`` knows what the standalone host understands of Megatron-LM; ``dit_flags`` are this project's own.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
+from mindspeed_mm_dit.configs.dit_flags import dit_flags
+from mindspeed_mm_dit.configs.flag_types import (
+    batches,
+    positive_float,
+    positive_int,
+    threads,
+    unsigned_int,
+)
 from mindspeed_mm_dit.configs.host_flags import HOST_ONLY
-from mindspeed_mm_dit.configs.limits import FLOAT32, LARGEST, MOST_SAMPLES, MOST_THREADS, check_path, shown
+from mindspeed_mm_dit.configs.limits import FLOAT32, MOST_SAMPLES, check_path
 from mindspeed_mm_dit.errors import ConfigError, nearest
+
+__all__ = ["LR_DECAY_STYLES", "Parser", "build_parser", "check_arguments", "default_micro_batch", "dit_flags"]
 
 LR_DECAY_STYLES = ("constant", "linear", "cosine", "inverse-square-root")
 
@@ -104,30 +112,30 @@ def _batches_and_length(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("batches and length")
     group.add_argument(
         "--micro-batch-size",
-        type=_positive_int,
+        type=positive_int,
         metavar="N",
         help="images in one forward pass on one rank; default: global batch / ranks",
     )
     group.add_argument(
         "--global-batch-size",
-        type=_positive_int,
+        type=positive_int,
         metavar="N",
         help="images in one optimizer step on all ranks; default: micro batch x ranks. One of the two is needed",
     )
     group.add_argument(
         "--context-parallel-size",
-        type=_positive_int,
+        type=positive_int,
         default=1,
         metavar="N",
         help="ranks that share the tokens of a clip, and its heads while they attend (Ulysses); default 1",
     )
-    group.add_argument("--train-iters", type=_positive_int, required=True, metavar="N", help="optimizer steps")
+    group.add_argument("--train-iters", type=positive_int, required=True, metavar="N", help="optimizer steps")
     group.add_argument(
-        "--seed", type=_unsigned_int, default=1234, help="decides weights, sample order and every random draw"
+        "--seed", type=unsigned_int, default=1234, help="decides weights, sample order and every random draw"
     )
     group.add_argument(
         "--num-workers",
-        type=_threads,
+        type=threads,
         default=2,
         help="threads that prepare batches ahead; 0: in the training thread",
     )
@@ -135,20 +143,20 @@ def _batches_and_length(parser: argparse.ArgumentParser) -> None:
 
 def _optimizer(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("optimizer (AdamW)")
-    group.add_argument("--lr", type=_positive_float, required=True, help="highest learning rate")
+    group.add_argument("--lr", type=positive_float, required=True, help="highest learning rate")
     group.add_argument("--min-lr", type=float, default=0.0, help="learning rate at the end of the decay")
     group.add_argument("--lr-decay-style", choices=LR_DECAY_STYLES, default="linear")
     group.add_argument(
         "--lr-decay-iters",
-        type=_positive_int,
+        type=positive_int,
         metavar="N",
         help="steps until --min-lr is reached; default: --train-iters",
     )
-    group.add_argument("--lr-warmup-iters", type=_unsigned_int, default=0, metavar="N", help="steps of linear warm-up")
+    group.add_argument("--lr-warmup-iters", type=unsigned_int, default=0, metavar="N", help="steps of linear warm-up")
     group.add_argument("--lr-warmup-init", type=float, default=0.0, help="learning rate the warm-up starts from")
     group.add_argument("--adam-beta1", type=float, default=0.9)
     group.add_argument("--adam-beta2", type=float, default=0.999)
-    group.add_argument("--adam-eps", type=_positive_float, default=1e-8)
+    group.add_argument("--adam-eps", type=positive_float, default=1e-8)
     group.add_argument(
         "--weight-decay", type=float, default=0.01, help="decoupled decay; not applied to biases and other vectors"
     )
@@ -178,27 +186,27 @@ def _saving_and_logging(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--load", metavar="DIR", help="folder to resume from; an empty or missing one starts anew")
     group.add_argument("--ckpt-format", choices=("torch_dcp",), default="torch_dcp")
     group.add_argument(
-        "--save-interval", type=_positive_int, metavar="N", help="steps between checkpoints; default: at the end only"
+        "--save-interval", type=positive_int, metavar="N", help="steps between checkpoints; default: at the end only"
     )
     group.add_argument(
         "--eval-interval",
-        type=_positive_int,
+        type=positive_int,
         metavar="N",
         help="steps between validations, of dataset_param.valid_fraction",
     )
     group.add_argument(
-        "--eval-iters", type=_batches, default=10, metavar="N", help="global batches in one validation; 0: none"
+        "--eval-iters", type=batches, default=10, metavar="N", help="global batches in one validation; 0: none"
     )
     group.add_argument(
-        "--exit-duration-in-mins", type=_positive_int, metavar="N", help="save and end after this many minutes"
+        "--exit-duration-in-mins", type=positive_int, metavar="N", help="save and end after this many minutes"
     )
     group.add_argument(
         "--save-retain-interval",
-        type=_positive_int,
+        type=positive_int,
         metavar="N",
         help="keep the checkpoints of every N-th step for good, beside those of --keep-last",
     )
-    group.add_argument("--log-interval", type=_positive_int, default=1, metavar="N", help="steps between log lines")
+    group.add_argument("--log-interval", type=positive_int, default=1, metavar="N", help="steps between log lines")
     group.add_argument("--tensorboard-dir", metavar="DIR", help="folder of the TensorBoard events")
     group.add_argument(
         "--wandb-project", metavar="NAME", help="keep a run of this project for Weights & Biases, offline"
@@ -210,12 +218,12 @@ def _saving_and_logging(parser: argparse.ArgumentParser) -> None:
         "--profile", action="store_true", help="write a trace of some steps (torch.profiler, or MindSpore's)"
     )
     group.add_argument(
-        "--profile-step-start", type=_unsigned_int, default=10, metavar="N", help="steps taken before the trace begins"
+        "--profile-step-start", type=unsigned_int, default=10, metavar="N", help="steps taken before the trace begins"
     )
-    group.add_argument("--profile-step-end", type=_positive_int, default=12, metavar="N", help="steps taken at its end")
+    group.add_argument("--profile-step-end", type=positive_int, default=12, metavar="N", help="steps taken at its end")
     group.add_argument(
         "--profile-ranks",
-        type=_unsigned_int,
+        type=unsigned_int,
         nargs="+",
         default=[],
         metavar="RANK",
@@ -231,95 +239,6 @@ def _without_effect(parser: argparse.ArgumentParser) -> None:
         group.add_argument(flag, action="store_true", help="no effect in the standalone host")
     for flag in _ONE_ONLY:
         group.add_argument(flag, type=int, choices=(1,), default=1, help="a DiT is trained data-parallel only")
-
-
-def dit_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Add this project's own flags (an ``extra_args_provider`` in Megatron's sense)."""
-    group = parser.add_argument_group("DiT")
-    group.add_argument(
-        "--host",
-        choices=("auto", "standalone", "mindspeed-mm", "mindspeed-mm-native"),
-        default="auto",
-        help="training host; auto: the real MindSpeed-MM where it is installed (native: its FSDP2 engine)",
-    )
-    group.add_argument(
-        "--init-from",
-        metavar="WEIGHTS",
-        help="begin with weights of the same kind of network, in any format, of other classes or another size; "
-        "a checkpoint in --load comes first",
-    )
-    group.add_argument("--init-verbose", action="store_true", help="say of each tensor what --init-from made of it")
-    group.add_argument(
-        "--ema-decay",
-        type=_fraction,
-        default=0.9999,
-        help="decay of the moving average of the weights that samples are drawn from",
-    )
-    group.add_argument(
-        "--power-ema-stds",
-        type=_std,
-        nargs="+",
-        default=(),
-        metavar="STD",
-        help="also keep averages over a share of the run (Karras et al. 2024), one for each width, 0.05 0.1 as "
-        "published; mm-dit ema makes any other width of them afterwards. Each takes the memory of the weights",
-    )
-    group.add_argument(
-        "--pynative", action="store_true", help="MindSpore: run operator by operator instead of compiling the step"
-    )
-    group.add_argument(
-        "--tf32",
-        action="store_true",
-        help="let float32 products round their inputs to TensorFloat-32 (NVIDIA GPUs, PyTorch): faster, and off by "
-        "about 1e-3; facebookresearch/DiT trains so",
-    )
-    group.add_argument(
-        "--torch-compile",
-        action="store_true",
-        help="compile the transformer blocks (PyTorch): faster steps after a minute or so of compiling",
-    )
-    group.add_argument(
-        "--peak-tflops",
-        type=_positive_float,
-        metavar="TFLOPS",
-        help="peak of one device, for the MFU in TensorBoard and the progress bar; default: from a table, if known",
-    )
-    group.add_argument(
-        "--dry-run", action="store_true", help="check everything, say what would be trained, and end with code 0"
-    )
-    group.add_argument("--keep-last", type=_positive_int, default=2, metavar="N", help="checkpoints to keep")
-    group.add_argument(
-        "--keep-best",
-        action="store_true",
-        help="save whenever a validation finds a smaller loss than all before, and keep the last of these: DIR/best",
-    )
-    group.add_argument("--no-async-save", action="store_true", help="write checkpoints in the training thread")
-    group.add_argument(
-        "--report",
-        action="store_true",
-        help="at the end draw samples.png and, of what --tensorboard-dir keeps, loss.png beside the checkpoint folder",
-    )
-    group.add_argument(
-        "--sample-interval",
-        type=_unsigned_int,
-        default=0,
-        metavar="N",
-        help="steps between grids of samples, of the same noise and classes, by the moving average; 0: none",
-    )
-    group.add_argument("--swanlab-project", metavar="NAME", help="keep a run of this project for SwanLab's dashboard")
-    group.add_argument("--swanlab-exp-name", metavar="NAME", help="name of the run; default: one that SwanLab makes up")
-    group.add_argument("--swanlab-save-dir", metavar="DIR", help="where it is kept; default: beside the --save folder")
-    group.add_argument(
-        "--report-sampler", metavar="NAME", help="sampler of the report; default: ddim, or heun for flow matching"
-    )
-    group.add_argument("--report-steps", type=_positive_int, default=50, help="sampling steps of the report")
-    group.add_argument(
-        "--report-cfg-scale",
-        type=_finite_float,
-        default=2.0,
-        help="guidance scale of the report and of --sample-interval",
-    )
-    return parser
 
 
 def default_micro_batch(global_batch_size: int, world_size: int) -> int:
@@ -386,26 +305,3 @@ def check_arguments(args: argparse.Namespace, world_size: int) -> None:
 def _check(args: argparse.Namespace, name: str, good: bool, reason: str, cure: str = "") -> None:
     if not good:
         raise ConfigError(f"--{name.replace('_', '-')} = {getattr(args, name)}", reason, cure)
-
-
-def _number(kind: type, good: Any, wish: str) -> Any:
-    def parse(text: str) -> Any:
-        try:
-            value = kind(text)
-        except ValueError:  # (also of a number of thousands of digits)
-            value = None
-        if value is None or not good(value):
-            raise argparse.ArgumentTypeError(f"{shown(text)} is not {wish}")
-        return value
-
-    return parse
-
-
-_positive_int = _number(int, lambda v: 0 < v <= LARGEST, "a positive whole number below 2**63")
-_unsigned_int = _number(int, lambda v: 0 <= v <= LARGEST, "a whole number of at least 0, below 2**63")
-_batches = _number(int, lambda v: 0 <= v <= 100_000, "a whole number from 0 to 100000")
-_threads = _number(int, lambda v: 0 <= v <= MOST_THREADS, f"a whole number from 0 to {MOST_THREADS}")
-_positive_float = _number(float, lambda v: FLOAT32[0] <= v <= FLOAT32[1], "a positive number that float32 holds")
-_finite_float = _number(float, math.isfinite, "a number")
-_fraction = _number(float, lambda v: 0 <= v < 1, "a number in [0, 1)")
-_std = _number(float, lambda v: 0.001 <= v <= 0.288, "a width from 0.001 to 0.288, about the plain mean")

@@ -9,7 +9,7 @@ from mindspeed_mm_dit.errors import ConfigError
 _NAMES = """
 --accumulate-allreduce-grads-in-fp32 --async-save --attention-dropout --auto-settings
 --calculate-per-sample-loss --ckpt-step --dataloader-type --ddp-bucket-size --downcast-to-bf16
---exit-duration-in-mins --exit-interval --exit-signal-handler --finetune --fp16 --hidden-dropout
+--exit-interval --exit-signal-handler --finetune --fp16 --hidden-dropout
 --hidden-size --init-model-with-meta-device --initial-loss-scale --jit-compile --log-throughput --log-tps
 --lora-target-modules --lr-mult --lr-scale-modules --lr-warmup-fraction --max-position-embeddings
 --num-attention-heads --num-layers --optimizer-selection --overlap-grad-reduce --overlap-param-gather

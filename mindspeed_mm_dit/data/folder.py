@@ -13,10 +13,10 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.data import DatasetParam
 from mindspeed_mm_dit.data.check import look_at, note_of_small, similar_name
-from mindspeed_mm_dit.data.draws import Stream, generator
 from mindspeed_mm_dit.data.files import is_folder
 from mindspeed_mm_dit.data.latents import read_cache_index, read_cached_rows
 from mindspeed_mm_dit.data.listing import list_images
+from mindspeed_mm_dit.data.order import split
 from mindspeed_mm_dit.data.shards import ShardRows, list_shards
 from mindspeed_mm_dit.errors import DataError
 
@@ -171,9 +171,8 @@ def _numbers_of(rows: list[tuple[str, int]]) -> tuple[str, ...]:
 
 def split_index(index: ImageIndex, valid_fraction: float, seed: int) -> tuple[ImageIndex, ImageIndex]:
     """Split into (training, validation); the choice depends on the seed alone."""
-    shuffled = generator(seed, Stream.VALID_SPLIT, 0).permutation(len(index))
-    held_out = round(len(index) * valid_fraction)
-    return index.subset(np.sort(shuffled[held_out:])), index.subset(np.sort(shuffled[:held_out]))
+    train, valid = split(len(index), valid_fraction, seed)
+    return index.subset(train), index.subset(valid)
 
 
 def _check_labels(rows: list[tuple[str, int]], num_classes: int, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which image stands at which position of a run, and which positions a rank's micro-batch covers."""
+"""Which samples are held out, which stands at which position of a run, and which positions a rank's micro-batch covers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ from functools import lru_cache
 import numpy as np
 
 from mindspeed_mm_dit.data.draws import Stream, generator
+
+
+def split(count: int, valid_fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return which of ``count`` samples are trained on and which held out, each ascending; the seed alone decides."""
+    shuffled = generator(seed, Stream.VALID_SPLIT, 0).permutation(count)
+    held_out = round(count * valid_fraction)
+    return np.sort(shuffled[held_out:]), np.sort(shuffled[:held_out])
 
 
 class SampleOrder:

@@ -81,7 +81,9 @@ def open_tokenizer(config: TextEncoderConfig) -> CaptionTokenizer:
 
 def check_framework(config: TextEncoderConfig | WanVAEConfig) -> None:
     """Raise PlatformError where the encoder of captions, or of clips, cannot run on the active framework."""
-    if active() != "pytorch":
+    from mindspeed_mm_dit.framework import runtime
+
+    if not runtime.RUNS_TORCH_MODULES:
         raise PlatformError(
             f"model_id = {config.model_id!r}", f"runs on PyTorch alone, not on {active()}",
             "encode once with PyTorch (mm-dit cache-latents), and name the folder in dataset_param.features",

@@ -13,10 +13,9 @@ from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig
 from mindspeed_mm_dit.data.clip_samples import NO_CAPTION, ClipDraws, ClipReader, ClipSamples
 from mindspeed_mm_dit.data.dataset import Draw
-from mindspeed_mm_dit.data.draws import Stream, generator
 from mindspeed_mm_dit.data.features import FeatureCache, FeatureSamples, feature_identity
 from mindspeed_mm_dit.data.loader import BatchSource
-from mindspeed_mm_dit.data.order import SampleOrder
+from mindspeed_mm_dit.data.order import SampleOrder, split
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.models.clip_data import ClipData, check_clips, check_text_width, open_clip_data
 from mindspeed_mm_dit.training.mm_args import MultiModalArguments
@@ -45,9 +44,7 @@ class CaptionedClips:
         else:
             self._opened = _open_features(self._param, model)
             self._digest, self._offered = self._opened.index.identity.clips, self._opened.offered
-        shuffled = generator(seed, Stream.VALID_SPLIT, 0).permutation(len(self._offered))
-        held_out = round(len(shuffled) * self._param.valid_fraction)
-        self._train, self._valid = np.sort(shuffled[held_out:]), np.sort(shuffled[:held_out])
+        self._train, self._valid = split(len(self._offered), self._param.valid_fraction, seed)
         self.num_train, self.num_valid = len(self._train), len(self._valid)
 
     def check(self, global_batch_size: int) -> None:

@@ -1,0 +1,35 @@
+"""Types of flags: what a flag's text has to be, said where it is not."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from typing import Any
+
+from mindspeed_mm_dit.configs.limits import FLOAT32, LARGEST, MOST_THREADS, shown
+
+
+def number(kind: type, good: Callable[[Any], bool], wish: str) -> Callable[[str], Any]:
+    """Return the type of a flag whose text is a ``kind`` that is ``good``; of another it is said not to be ``wish``."""
+
+    def parse(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:  # (also of a number of thousands of digits)
+            value = None
+        if value is None or not good(value):
+            raise argparse.ArgumentTypeError(f"{shown(text)} is not {wish}")
+        return value
+
+    return parse
+
+
+positive_int = number(int, lambda v: 0 < v <= LARGEST, "a positive whole number below 2**63")
+unsigned_int = number(int, lambda v: 0 <= v <= LARGEST, "a whole number of at least 0, below 2**63")
+batches = number(int, lambda v: 0 <= v <= 100_000, "a whole number from 0 to 100000")
+threads = number(int, lambda v: 0 <= v <= MOST_THREADS, f"a whole number from 0 to {MOST_THREADS}")
+positive_float = number(float, lambda v: FLOAT32[0] <= v <= FLOAT32[1], "a positive number that float32 holds")
+finite_float = number(float, math.isfinite, "a number")
+fraction = number(float, lambda v: 0 <= v < 1, "a number in [0, 1)")
+std = number(float, lambda v: 0.001 <= v <= 0.288, "a width from 0.001 to 0.288, about the plain mean")
