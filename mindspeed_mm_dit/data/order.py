@@ -1,4 +1,4 @@
-"""Which samples are held out, which stands at a position of a run, and which positions a micro-batch of a rank covers."""
+"""Which samples are held out, which stands at a position of a run, and which positions a rank's micro-batch covers."""
 
 from __future__ import annotations
 
