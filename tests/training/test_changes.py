@@ -17,7 +17,6 @@ from mindspeed_mm_dit.configs.model import AE_CONFIGS, model_config_from_mapping
 from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32
 from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig
 from mindspeed_mm_dit.errors import DataError
-from mindspeed_mm_dit.training import changes as comparing
 from mindspeed_mm_dit.training import changes as room
 from mindspeed_mm_dit.training.changes import changes, run_facts, table_of
 from mindspeed_mm_dit.training.mm_args import MultiModalArguments, with_facts
@@ -81,9 +80,9 @@ def test_a_changed_flag_is_said(facts, flags, what, there, here):
 
 def test_every_setting_that_is_compared_is_one_of_some_config():
     for names, configs in (
-        (comparing._DATA_SETTINGS, [DatasetParam, ClipsParam]),
-        (comparing._AE_SETTINGS, AE_CONFIGS.values()),
-        (comparing._TEXT_SETTINGS, [TextEncoderConfig]),
+        (room._DATA_SETTINGS, [DatasetParam, ClipsParam]),
+        (room._AE_SETTINGS, AE_CONFIGS.values()),
+        (room._TEXT_SETTINGS, [TextEncoderConfig]),
     ):
         known = {field.name for config in configs for field in dataclasses.fields(config)}
         assert set(names) <= known
