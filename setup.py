@@ -28,7 +28,7 @@ setup(
         "tqdm",
     ],
     extras_require={
-        "pytorch": ["torch>=2.7", "megatron-core>=0.12", "diffusers>=0.30"],
+        "pytorch": ["torch>=2.7", "diffusers>=0.30"],
         "evaluate": ["torch-fidelity>=0.4"],
         "parquet": ["pyarrow>=14"],
         "mindspore": ["mindspore>=2.7", "numpy<2"],

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib.metadata
-import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from mindspeed_mm_dit.errors import PlatformError
 from mindspeed_mm_dit.framework import activate
+from tests.conftest import ROOT
+from tests.training.launch import Configs
 
 
 @pytest.mark.parametrize("version", ["2.6.0+cpu", "1.13.1"])
@@ -27,13 +29,12 @@ def test_a_newer_one_is_taken(framework: ModuleType, monkeypatch: pytest.MonkeyP
     activate(framework.active())
 
 
-def test_a_missing_megatron_core_is_named_before_the_ranks_meet(
-    framework: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if framework.active() != "pytorch":
-        pytest.skip("MindSpore needs no megatron-core")
-    for name in [name for name in sys.modules if name.partition(".")[0] == "megatron"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "megatron", None)
-    with pytest.raises(PlatformError, match=r"needs megatron-core.*\n.*pip install megatron-core"):
-        framework.runtime.initialize(None, 4, 8)
+def test_a_run_imports_no_megatron_and_none_of_pytorchs_compiler(tmp_path: Path, digits_folder: Path) -> None:
+    """They take longer to import than all the rest."""
+    configs = Configs.create(tmp_path, digits_folder, hidden_size=32, num_layers=1, num_heads=2)
+    told = "import atexit, sys; atexit.register(lambda: print('imported:', *sorted(sys.modules)))"
+    (tmp_path / "sitecustomize.py").write_text(told)
+    outcome = configs.run("--train-iters 1 --micro-batch-size 4 --lr 1e-3", PYTHONPATH=f"{tmp_path}:{ROOT}")
+    imported = outcome.output.partition("imported:")[2].split()
+    assert outcome.code == 0 and "torch" in imported, outcome.output
+    assert not {"megatron.core", "torch._inductor.compile_fx", "tensorboard", "diffusers"} & set(imported)

@@ -6,7 +6,6 @@ import gc
 import os
 import platform
 import shutil
-import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -31,6 +30,7 @@ WAYS_TO_BF16: tuple[Way, ...] = ("autocast", "fsdp2")
 SHARES_SEQUENCES = True
 """Whether several ranks can share the tokens of a sample (``sequence``)."""
 _sequence_ranks = 1
+_num_microbatches = 1
 _flags_group: dist.ProcessGroup | None = None
 
 
@@ -68,9 +68,8 @@ def initialize(backend: str | None, micro_batch_size: int, global_batch_size: in
 
     sequence_ranks: ranks in a row that share the tokens of their samples.
     """
-    global _flags_group, _sequence_ranks
+    global _flags_group, _num_microbatches, _sequence_ranks
     backend = check_backend(backend)
-    parallel_state, microbatches = _megatron()
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0")):
         os.environ.setdefault(name, value)
     # A group of one needs no port for others to find it, and listens on none.
@@ -83,14 +82,10 @@ def initialize(backend: str | None, micro_batch_size: int, global_batch_size: in
         # A CPU backend stays at hand for asynchronous checkpoints and for flags, whatever the device.
         backends = backend if backend == "gloo" else f"cpu:gloo,{device_type()}:{backend}"
         dist.init_process_group(backends, **alone)
-    if not parallel_state.model_parallel_is_initialized():
-        parallel_state.initialize_model_parallel(context_parallel_size=sequence_ranks)
-        microbatches.init_num_microbatches_calculator(
-            rank(), None, global_batch_size, micro_batch_size, parallel_state.get_data_parallel_world_size()
-        )
     _flags_group = dist.new_group(backend="gloo")
     _sequence_ranks = sequence_ranks
-    sequence.share(parallel_state.get_context_parallel_group() if sequence_ranks > 1 else None, device_type())
+    _num_microbatches = global_batch_size // (micro_batch_size * data_world_size())
+    sequence.share(dist.new_subgroups(sequence_ranks)[0] if sequence_ranks > 1 else None, device_type())
 
 
 def _choose_accelerator(number: int) -> None:
@@ -102,38 +97,15 @@ def _choose_accelerator(number: int) -> None:
     torch.accelerator.set_device_index(number)
 
 
-def _megatron():  # type: ignore[no-untyped-def]
-    """Import megatron-core, which warns at length about accelerator packages that are not needed here."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            from megatron.core import num_microbatches_calculator, parallel_state
-        except ModuleNotFoundError as error:
-            raise PlatformError(
-                "--host = standalone",
-                f"on PyTorch it needs megatron-core, which cannot be imported here: {error}",
-                "pip install megatron-core, or put a Megatron-LM tree on PYTHONPATH",
-            ) from error
-    return parallel_state, num_microbatches_calculator
-
-
 def shutdown() -> None:
     """Leave the process group."""
     if dist.is_initialized():
-        parallel_state, microbatches = _megatron()
-        parallel_state.destroy_model_parallel()
-        microbatches.destroy_num_microbatches_calculator()
         dist.destroy_process_group()
 
 
-def data_parallel_group() -> dist.ProcessGroup:
-    """Return the group of ranks that train copies or shards of one model: all of them."""
-    return _megatron()[0].get_data_parallel_group(with_context_parallel=True)
-
-
 def num_microbatches() -> int:
-    """Return how many micro-batches make one optimizer step on this rank (Megatron's calculator)."""
-    return int(_megatron()[1].get_num_microbatches())
+    """Return how many micro-batches make one optimizer step on this rank."""
+    return _num_microbatches
 
 
 def rank() -> int:
@@ -188,7 +160,7 @@ def mean_over_ranks(values: list[torch.Tensor]) -> list[torch.Tensor]:
     """Average scalar tensors over all ranks, without waiting for the device."""
     stacked = torch.stack([value.detach().float().reshape(()) for value in values])
     if world_size() > 1:
-        dist.all_reduce(stacked, group=data_parallel_group())
+        dist.all_reduce(stacked)
         stacked /= world_size()
     return list(stacked.unbind())
 

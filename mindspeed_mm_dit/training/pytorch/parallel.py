@@ -36,9 +36,7 @@ def replicate(model: nn.Module) -> nn.Module:
         return model
     with warnings.catch_warnings():  # its new name would still send the buffers, which are constants, once
         warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated", category=FutureWarning)
-        return DistributedDataParallel(
-            model, process_group=runtime.data_parallel_group(), gradient_as_bucket_view=True, broadcast_buffers=False
-        )
+        return DistributedDataParallel(model, gradient_as_bucket_view=True, broadcast_buffers=False)
 
 
 def shard(model: nn.Module, config: Fsdp2Config) -> nn.Module:
@@ -112,7 +110,7 @@ def average_ignored(model: nn.Module) -> None:
     if isinstance(model, FSDPModule) and runtime.world_size() > 1:
         for parameter in model.parameters():
             if parameter.grad is not None and not isinstance(parameter, DTensor):
-                dist.all_reduce(parameter.grad, group=runtime.data_parallel_group())
+                dist.all_reduce(parameter.grad)
                 parameter.grad /= runtime.world_size()
 
 
