@@ -88,12 +88,12 @@ def check_framework(config: TextEncoderConfig | WanVAEConfig) -> None:
         )  # fmt: skip
 
 
-def check_captions(config: TextEncoderConfig, captions: Sequence[str]) -> None:
-    """Raise ConfigError for a caption that the encoder of ``config`` cannot read whole; no weights are read."""
+def check_captions(config: TextEncoderConfig, captions: Sequence[str], flag: str) -> None:
+    """Raise ConfigError, of ``flag``, for a caption that the encoder cannot read whole; no weights are read."""
     problems = caption_problems(open_tokenizer(config), captions)
     for caption, problem in zip(captions, problems):
         if problem:
-            raise ConfigError(f"--prompt = {shown(caption)}", problem, "write it shorter, in words")
+            raise ConfigError(f"{flag} = {shown(caption)}", problem, "write it shorter, in words")
 
 
 def _strangers(config: TextEncoderConfig, reason: str) -> ConfigError:
