@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindspeed_mm_dit.configs.limits import MOST_FRAMES, MOST_PIXELS, check_between, shown
+from mindspeed_mm_dit.configs.outputs import check_output_file
 from mindspeed_mm_dit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -58,14 +59,18 @@ def sample_clips(args: argparse.Namespace, config: ModelConfig, settings: Sample
         raise ConfigError(
             f"{runtime.world_size()} ranks", "clips are drawn by one", "start the command without torchrun"
         )
+    if args.classes is not None:
+        raise ConfigError("--classes", "this model is steered by texts, not by classes", "use --prompt")
     check_between("--num-per-prompt", args.num_per_prompt, 1, MOST_CLIPS)
     check_between("--fps", args.fps, 0.1, 1000)
     prompts = [prompt for prompt in _prompts(args) for _ in range(args.num_per_prompt)]
     config, output = resized(config, args.frames, args.size), Path(args.output)
     frames, height, width = config.sample_size
     check_clips_file(output, len(prompts), (frames, height, width))
+    check_output_file("--output", output)
     assert config.text_encoder is not None
-    check_captions(config.text_encoder, [*prompts, *([args.negative_prompt] if args.negative_prompt else [])])
+    check_captions(config.text_encoder, prompts, "--prompt")
+    check_captions(config.text_encoder, [args.negative_prompt] if args.negative_prompt else [], "--negative-prompt")
     model, _ = load_model(
         args.checkpoint, args.model, args.weights == "ema", bf16=args.bf16, torch_compile=args.torch_compile
     )
@@ -85,10 +90,13 @@ def _prompts(args: argparse.Namespace) -> list[str]:
     prompts = list(args.prompt or [])
     if args.prompts is not None:
         try:
-            lines = Path(args.prompts).read_text(encoding="utf-8").splitlines()
+            lines = Path(args.prompts).read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"--prompts = {args.prompts}", f"cannot be read: {error}", "name a text file") from None
-        prompts += [line.strip() for line in lines if line.strip()]
+        found = [line.strip() for line in lines if line.strip()]
+        if not found:
+            raise ConfigError(f"--prompts = {args.prompts}", "holds no prompt", "write a prompt a line")
+        prompts += found
     if not prompts:
         raise ConfigError("--prompt", "is missing: this model is steered by texts", 'add --prompt "a seven moves left"')
     check_between("--prompt: clips", len(prompts) * args.num_per_prompt, 1, MOST_CLIPS)

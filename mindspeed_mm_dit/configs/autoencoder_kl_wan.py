@@ -122,10 +122,23 @@ class WanLatentFacts:
     """Standard deviation of each channel."""
     z_dim: int = 16
     """Channels of a latent."""
-    scale_factor_spatial: int = 8
-    """Height of a frame over height of its latent."""
-    scale_factor_temporal: int = 4
-    """Frames that a latent frame stands for."""
+    dim_mult: tuple[int, ...] = (1, 2, 4, 4)
+    """Width of each level; each level after the first halves height and width."""
+    temperal_downsample: tuple[bool, ...] = (False, True, True)
+    """Whether a level after the first halves the frames too."""
+    patch_size: int | None = None
+    """Height and width of the patches that become channels before the first level."""
+
+    def settings(self) -> dict[str, int]:
+        """Return the settings of section ``ae`` that are told. (diffusers' ``scale_factor_*`` change nothing there.)"""
+        spatial = 2 ** (len(self.dim_mult) - 1) * (self.patch_size or 1)
+        temporal = 2 ** sum(self.temperal_downsample[: len(self.dim_mult) - 1])
+        return {"latent_channels": self.z_dim, "spatial_factor": spatial, "temporal_factor": temporal}
+
+
+def wan_vae_in(folder: str) -> WanVAEConfig:
+    """Return the section ``ae`` that fits the autoencoder in ``folder``; raises as ``read_latent_facts`` does."""
+    return WanVAEConfig(folder, **_read(Path(folder) / "config.json").settings())  # type: ignore[arg-type]
 
 
 def read_latent_facts(config: WanVAEConfig) -> WanLatentFacts:
@@ -135,24 +148,24 @@ def read_latent_facts(config: WanVAEConfig) -> WanLatentFacts:
         ConfigError: there is none, it is of another autoencoder, or model.json contradicts it.
     """
     path = Path(config.from_pretrained) / "config.json"
-    content = read_json(path, "ae.from_pretrained")
-    kind = content.get("_class_name", "AutoencoderKLWan")
-    if kind != "AutoencoderKLWan":
-        raise ConfigError(f"ae.from_pretrained = {path}", f"is of {kind!r}, not of AutoencoderKLWan", "name Wan's vae/")
-    known = {field.name for field in dataclasses.fields(WanLatentFacts)}
-    facts = from_mapping(WanLatentFacts, {key: content[key] for key in content if key in known}, str(path))
-    told = {
-        "latent_channels": facts.z_dim,
-        "spatial_factor": facts.scale_factor_spatial,
-        "temporal_factor": facts.scale_factor_temporal,
-    }
-    for key, value in told.items():
+    facts = _read(path)
+    for key, value in facts.settings().items():
         if getattr(config, key) != value:
             raise ConfigError(
                 f"ae.{key} = {getattr(config, key)}",
                 f"contradicts the autoencoder, whose {path} makes it {value}",
                 f'write "{key}": {value}',
             )
+    return facts
+
+
+def _read(path: Path) -> WanLatentFacts:
+    content = read_json(path, "ae.from_pretrained")
+    kind = content.get("_class_name", "AutoencoderKLWan")
+    if kind != "AutoencoderKLWan":
+        raise ConfigError(f"ae.from_pretrained = {path}", f"is of {kind!r}, not of AutoencoderKLWan", "name Wan's vae/")
+    known = {field.name for field in dataclasses.fields(WanLatentFacts)}
+    facts = from_mapping(WanLatentFacts, {key: content[key] for key in content if key in known}, str(path))
     if not len(facts.latents_mean) == len(facts.latents_std) == facts.z_dim or min(facts.latents_std) <= 0:
         raise ConfigError(
             f"{path}: latents_mean, latents_std",

@@ -115,6 +115,9 @@ def _objects_of_list(path: Path, text: str) -> Iterator[Line]:
                 at = _after_space(text, at + 1)
             elif text[at : at + 1] != "]":
                 raise json.JSONDecodeError("Expecting ',' or ']'", text, at)
+        at = _after_space(text, at + 1)
+        if at < len(text):
+            raise json.JSONDecodeError("there is more after the end of the list", text, at)
     except json.JSONDecodeError as error:
         raise _not_json(path, error.lineno, error, text[max(0, error.pos - 40) :][:120]) from None
     except (ValueError, RecursionError) as error:

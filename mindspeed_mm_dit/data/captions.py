@@ -78,13 +78,14 @@ class CaptionTokenizer:
 def caption_problems(tokenizer: CaptionTokenizer, captions: Sequence[str]) -> list[str]:
     """Return what is wrong with each of ``captions``, as what follows the name of its place; "" for a good one.
 
-    One is wrong that is empty once cleaned, or longer than ``max_length`` tokens (which passes with ``truncate``).
+    One is wrong that has no letter or digit once it is cleaned, or is longer than ``max_length`` tokens (which passes
+    with ``truncate``).
     """
     most = LARGEST if tokenizer.config.truncate else tokenizer.config.max_length
     problems = []
     for caption, length in zip(captions, tokenizer.lengths(captions)):
-        if not clean_caption(caption):
-            problems.append(f"has the caption {shown(caption)}, of which cleaning leaves nothing")
+        if not any(character.isalnum() for character in clean_caption(caption)):
+            problems.append(f"has the caption {shown(caption)}, which has no words")
         elif length > most:
             problems.append(
                 f"has a caption of {length} tokens, and text_encoder.max_length is {most} (text_encoder.truncate cuts "

@@ -92,7 +92,7 @@ def open_clips(param: ClipsParam, caption_problems: CaptionProblems | None = Non
     if caption_problems is not None:
         _mark_bad_captions(looks, caption_problems)
     clips = tuple(look.clip for look in looks if look.clip is not None)
-    problems = tuple(f"line {line.line} {look.problem}" for line, look in zip(lines, looks) if look.clip is None)
+    problems = tuple(f"{place} {look.problem}" for place, look in zip(_places(lines), looks) if look.clip is None)
     if problems and not (param.skip_bad_clips and clips):
         raise DataError(
             str(path), f"{len(problems)} of {len(lines)} clips cannot be used{_listed(problems)}",
@@ -105,6 +105,15 @@ def provide_clips(param: ClipsParam) -> None:
     """Write the built-in clips that ``param`` asks for, unless they are there."""
     if param.source is not None:
         provide(param.source, Path(param.data_folder), BUILTIN_CLIPS[param.source])
+
+
+def _places(lines: list[Line]) -> list[str]:
+    """Return what names each object of an annotation: its line and, where several share one, its number too."""
+    sharing = Counter(line.line for line in lines)
+    return [
+        f"line {line.line}" if sharing[line.line] == 1 else f"line {line.line}, clip {number},"
+        for number, line in enumerate(lines, 1)
+    ]
 
 
 def _listed(problems: tuple[str, ...]) -> str:
@@ -188,5 +197,5 @@ def _notes(lines: list[Line], clips: tuple[Clip, ...], decode: bool, param: Clip
 def _digest_of(clips: tuple[Clip, ...], looks: list[_Look]) -> str:
     sizes = [look.bytes for look in looks if look.clip is not None]
     texts = ("\0".join((clip.entry.path, str(size), *clip.entry.captions)) for clip, size in zip(clips, sizes))
-    digest = hashlib.sha256("\n".join(texts).encode("utf-8", "surrogateescape"))
+    digest = hashlib.sha256("\n".join(texts).encode("utf-8", "surrogatepass"))
     return f"{len(clips):,} clips, {digest.hexdigest()[:12]}"

@@ -4,12 +4,29 @@ from __future__ import annotations
 
 import re
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from mindspeed_mm_dit.data.frames import covering_size_of_mindspeed_mm, fit_frames, resize_levels
-from mindspeed_mm_dit.evaluation.reference_video import Group
+from mindspeed_mm_dit.evaluation.reference_video import Group, VideoReference, check_shape, check_whole
 from mindspeed_mm_dit.framework import ops
+
+VIDEO = (None, 3, None, None, None)
+"""(B, 3, F, H, W)."""
+
+
+def states_of(reference: VideoReference, ids: str, mask: str) -> Any:
+    """Return the states (B, L, D) of the tokens ``ids`` and ``mask`` of a file, (B, L) or (B, 1, L) each.
+
+    Raises CheckpointError for tokens that the text encoder does not have.
+    """
+    given, encoder = reference.given, reference.text_encoder
+    check_shape(given, mask, given[ids].shape)
+    check_whole(given, ids, encoder.vocabulary_size - 1)
+    check_whole(given, mask, 1)
+    length = given[ids].shape[-1]
+    return encoder(*(ops.tensor(given[name].astype(np.int64).reshape(-1, length)) for name in (ids, mask)))
 
 
 class AutoencoderGroup(Group):
@@ -33,6 +50,7 @@ class AutoencoderGroup(Group):
 
     @cached_property
     def _moments(self) -> tuple[object, object]:
+        check_shape(self._given, "vae/video", VIDEO)
         with ops.no_grad():
             return self._reference.autoencoder.moments(self._reference.input("vae/video"))
 
@@ -47,8 +65,8 @@ class TextGroup(Group):
         """Return our value of ``name``."""
         if name not in ("last_hidden_state", "mm_embeds"):
             return None
-        encoder, reference = self._reference.text_encoder, self._reference
-        states = ops.numpy(encoder(reference.input("umt5/ids"), reference.input("umt5/mask")))
+        check_shape(self._given, "umt5/ids", (None, None))
+        states = ops.numpy(states_of(self._reference, "umt5/ids", "umt5/mask"))
         return states if name == "last_hidden_state" else states[:, None]
 
 

@@ -14,11 +14,19 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.configs.limits import check_between
-from mindspeed_mm_dit.configs.wan_flow import WanFlowConfig
 from mindspeed_mm_dit.errors import CheckpointError, nearest
 from mindspeed_mm_dit.evaluation.parity_clips import AutoencoderGroup, FramesGroup, TextGroup
+from mindspeed_mm_dit.evaluation.parity_step import StepGroup
 from mindspeed_mm_dit.evaluation.reference import Given, unknown_quantity
-from mindspeed_mm_dit.evaluation.reference_video import Group, Parts, VideoReference, check_shape
+from mindspeed_mm_dit.evaluation.reference_video import (
+    NUM_TRAIN_TIMESTEPS,
+    Group,
+    Parts,
+    VideoReference,
+    check_shape,
+    check_whole,
+    tutorial_flow,
+)
 from mindspeed_mm_dit.framework import ops, optim
 from mindspeed_mm_dit.objectives.flow import ode
 from mindspeed_mm_dit.objectives.guidance import Guidance, guided_network
@@ -29,10 +37,6 @@ from mindspeed_mm_dit.objectives.wan_flow.schedule import euler_sigmas, table_si
 
 Tensor = Any
 
-NUM_TRAIN_TIMESTEPS = 1000
-"""Rows of the training tables, where a file has none."""
-STEP_LR = 1e-3
-"""Of the AdamW step in ``step/``."""
 SAMPLE_SHIFT, SAMPLE_STEPS = 5.0, 10
 """Of the chains, where a file does not say ``sample/shift`` and ``sample/steps``."""
 
@@ -144,35 +148,35 @@ class ScheduleGroup(Group):
     def value(self, name: str) -> np.ndarray | None:
         """Return our value of ``name``."""
         if name == "target":
-            return ops.numpy(_process(1.0).target(*map(self._reference.input, ("sched/x0", "sched/noise"))))
+            self._check()
+            return ops.numpy(tutorial_flow(1.0).target(*map(self._reference.input, ("sched/x0", "sched/noise"))))
         if found := re.fullmatch(r"shift(\d+(?:\.\d+)?)/(timesteps|sigmas|weights|x_t|loss)", name):
-            return self._training(_process(float(found[1]), self._rows(found[1])), found[2])
+            return self._training(tutorial_flow(float(found[1]), self._rows(found[1])), found[2])
         if found := re.fullmatch(r"shift(\d+(?:\.\d+)?)/infer([1-9]\d{0,4})/(timesteps|sigmas|euler)", name):
-            return self._inference(_process(float(found[1]), self._rows(found[1])), int(found[2]), found[3])
+            return self._inference(tutorial_flow(float(found[1]), self._rows(found[1])), int(found[2]), found[3])
         return None
 
     def _rows(self, shift: str) -> int:
         """T of the file: the length of its training tables."""
         names = (f"sched/shift{shift}/{table}" for table in ("sigmas", "timesteps", "weights"))
-        return next((len(self._given[name]) for name in names if name in self._given), NUM_TRAIN_TIMESTEPS)
+        return next((self._given[name].size for name in names if name in self._given), NUM_TRAIN_TIMESTEPS)
 
     def _training(self, process: WanFlow, name: str) -> np.ndarray:
         table, rows = training_table(process.config), process.config.num_train_timesteps
         tables = {"timesteps": rows * table.sigmas, "sigmas": table.sigmas, "weights": table.weights}
         if name in tables:
             return tables[name]
-        self._check(rows)
+        self._check()
+        check_shape(self._given, "sched/index", (None,))
+        check_whole(self._given, "sched/index", rows - 1)
         compute = self._x_t if name == "x_t" else self._loss
         return np.stack([compute(process, index) for index in self._given["sched/index"].tolist()])
 
-    def _check(self, rows: int) -> None:
-        """Raise CheckpointError for latents of different shapes, and for rows that the table does not have."""
-        given = self._given
-        for name in ("sched/noise", "sched/model_output"):
-            check_shape(given, name, given["sched/x0"].shape)
-        index = given["sched/index"]
-        if index.dtype.kind not in "iu" or index.ndim != 1 or not ((index >= 0) & (index < rows)).all():
-            raise CheckpointError("--reference: sched/index", f"must hold whole numbers from 0 to {rows - 1}")
+    def _check(self) -> None:
+        """Raise CheckpointError for latents of different shapes."""
+        check_shape(self._given, "sched/x0", (None,) * max(3, self._given["sched/x0"].ndim))
+        for name in {"sched/noise", "sched/model_output"} & self._given.keys():
+            check_shape(self._given, name, self._given["sched/x0"].shape)
 
     def _draws(self, process: WanFlow, index: int) -> list[Tensor]:
         noise = self._given["sched/noise"]
@@ -190,6 +194,7 @@ class ScheduleGroup(Group):
         sigmas = table_sigmas(process.config, steps)
         if name != "euler":
             return sigmas if name == "sigmas" else process.config.num_train_timesteps * sigmas
+        self._check()
         x, velocity = (ops.tensor(self._given[f"sched/{key}"][:1, :, :1]) for key in ("x0", "model_output"))
         grid = euler_sigmas(process.config, steps)
         ends = [next(ode.walk(ode.euler, lambda x, t: velocity, x, grid[i : i + 2])) for i in range(steps)]
@@ -213,7 +218,7 @@ class SampleGroup(Group):
         start, text, negative = map(self._reference.input, ("sample/start", "dit/text", "sample/negative_text"))
         with ops.no_grad():
             ask = guided_network(network, [text], [negative], Guidance(scale))
-            *_, last = euler_chain(_process(shift), ask, start, int(steps))
+            *_, last = euler_chain(tutorial_flow(shift), ask, start, int(steps))
             return ops.numpy(last)
 
     def _number(self, name: str, default: float) -> float:
@@ -222,85 +227,6 @@ class SampleGroup(Group):
         check_shape(self._given, f"sample/{name}", ())
         check_between(f"--reference: sample/{name}", float(self._given[f"sample/{name}"]), 1, 1000)
         return float(self._given[f"sample/{name}"])
-
-
-class StepGroup(Group):
-    """``step/``: one whole step of training, from video and tokens; all samples share one time.
-
-    Latents and states of the text are the file's where the parts that make them are not given.
-    """
-
-    part = "--checkpoint"
-    inputs = re.compile("video|prompt_ids|prompt_mask|noise|t|t_index|shift")
-
-    def __init__(self, reference: VideoReference) -> None:
-        super().__init__(reference)
-        self._process = _process(float(self._given["step/shift"]))
-        self._model = reference.fresh_network("dit")
-
-    @classmethod
-    def needs(cls, name: str) -> str | None:
-        """Return the flag of the weights that ``name`` needs."""
-        return {"latents": "--vae", "prompt_embeds": "--text-encoder"}.get(name, cls.part)
-
-    def value(self, name: str) -> np.ndarray | None:
-        """Return our value of ``name``."""
-        if found := re.fullmatch(r"grad_norm/(.+)", name):
-            return self._norms.get(found[1])
-        known: dict[str, Callable[[], np.ndarray]] = {
-            "latents": lambda: ops.numpy(self._latents),
-            "prompt_embeds": lambda: ops.numpy(self._text)[:, None],
-            "x_t": lambda: ops.numpy(self._x_t),
-            "model_output": lambda: self._step[0],
-            "loss": lambda: self._step[1],
-            "grad_norm_total": lambda: np.sqrt(sum(norm**2 for norm in self._norms.values())),
-            "loss_after_one_adamw_step": lambda: self._step[3],
-        }
-        return known[name]() if name in known else None
-
-    @cached_property
-    def _latents(self) -> Tensor:
-        reference = self._reference
-        if "--vae" not in reference.parts:
-            return reference.input("step/latents")
-        with ops.no_grad():
-            return reference.autoencoder.encode(reference.input("step/video"))
-
-    @cached_property
-    def _text(self) -> Tensor:
-        reference = self._reference
-        if "--text-encoder" not in reference.parts:
-            return reference.input("step/prompt_embeds")[:, 0]
-        return reference.text_encoder(*(ops.tensor(self._given[f"step/prompt_{x}"][:, 0]) for x in ("ids", "mask")))
-
-    @cached_property
-    def _draws(self) -> list[Tensor]:
-        noise = self._given["step/noise"]
-        drawn = batch(self._process.config, np.full(len(noise), int(self._given["step/t_index"])), noise)
-        return [ops.tensor(drawn[name]) for name in self._process.draw_names]
-
-    @cached_property
-    def _x_t(self) -> Tensor:
-        return self._process.noised(self._latents, *self._draws)
-
-    def _losses(self) -> Tensor:
-        output = self._model(self._x_t, self._draws[0], self._text)
-        return self._process.loss(output, self._latents, self._x_t, *self._draws)
-
-    @cached_property
-    def _step(self) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray], np.ndarray]:
-        """Output, loss and gradients before the step, and the loss after it."""
-        with ops.no_grad():
-            output = ops.numpy(self._model(self._x_t, self._draws[0], self._text))
-        losses, gradients = optim.gradients(self._model, self._losses)
-        optim.adamw_step(self._model, self._losses, STEP_LR)
-        with ops.no_grad():
-            after = ops.numpy(self._losses()).mean()
-        return output, losses.mean(), gradients, after
-
-    @cached_property
-    def _norms(self) -> dict[str, np.ndarray]:
-        return {name: np.asarray(np.linalg.norm(g.astype(np.float64))) for name, g in self._step[2].items()}
 
 
 GROUPS: dict[str, type[Group]] = {
@@ -374,9 +300,3 @@ def _group(name: str) -> str:
 def _is_given(name: str) -> bool:
     group, _, rest = name.partition("/")
     return name == "config" or (group in GROUPS and GROUPS[group].inputs.fullmatch(rest) is not None)
-
-
-def _process(shift: float, rows: int = NUM_TRAIN_TIMESTEPS) -> WanFlow:
-    """Return the objective with the constants of the tutorial."""
-    config = WanFlowConfig(num_train_timesteps=rows, shift=shift, sigma_min=0.0, extra_one_step=True)
-    return WanFlow(config)

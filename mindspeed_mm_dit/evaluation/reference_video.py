@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,14 @@ from mindspeed_mm_dit.configs.custom_dit import CustomDiTConfig
 from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.configs.wan import WanConfig
+from mindspeed_mm_dit.configs.wan_flow import WanFlowConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.evaluation.reference import FORMAT, Given
 from mindspeed_mm_dit.framework import ops, runtime
 from mindspeed_mm_dit.framework.torch_file import read_torch_file
 from mindspeed_mm_dit.models.custom_dit import CustomDiT
 from mindspeed_mm_dit.models.wan import Wan
+from mindspeed_mm_dit.objectives.wan_flow.process import WanFlow
 
 Tensor = Any
 Parts = Mapping[str, str | Path]
@@ -38,6 +40,8 @@ NETWORKS: dict[str, tuple[str, type[CustomDiTConfig] | type[WanConfig], Any]] = 
     "wan": ("--wan", WanConfig, Wan),
 }
 """Group -> flag of its weights, config, network."""
+NUM_TRAIN_TIMESTEPS = 1000
+"""Rows of the training tables, where a file has none."""
 _SIZES = ("num_layers", "num_heads", "head_dim", "patch_size", "in_channels", "out_channels", "text_dim", "freq_dim",
           "ffn_dim", "rope_max_seq_len")  # fmt: skip
 """What the numbers of ``config`` are; ``patch_size`` has three."""
@@ -49,7 +53,7 @@ class VideoReference:
 
     def __init__(self, given: Given, parts: Parts) -> None:
         self.given, self.parts = given, parts
-        self.network = cache(self._network)
+        self.network = cache(partial(self._network, takes_inputs=True))
 
     def input(self, name: str) -> Tensor:
         """Return an array of the file as a tensor."""
@@ -57,11 +61,11 @@ class VideoReference:
 
     @cached_property
     def autoencoder(self) -> Any:
-        """Wan's, of --vae."""
-        from mindspeed_mm_dit.configs.autoencoder_kl_wan import WanVAEConfig
+        """Wan's, of --vae, with the sizes that its own config.json has."""
+        from mindspeed_mm_dit.configs.autoencoder_kl_wan import wan_vae_in
         from mindspeed_mm_dit.models.autoencoder_kl_wan import AutoencoderKLWan
 
-        return AutoencoderKLWan(WanVAEConfig(str(self.parts["--vae"])))
+        return AutoencoderKLWan(wan_vae_in(str(self.parts["--vae"])))
 
     @cached_property
     def text_encoder(self) -> Any:
@@ -72,12 +76,13 @@ class VideoReference:
         return UMT5(TextEncoderConfig(str(self.parts["--text-encoder"]), dtype="fp32"))
 
     def fresh_network(self, kind: str) -> Any:
-        """Return the network of the group ``kind`` for a use that changes its weights."""
-        return self._network(kind)
+        """Return the network of the group ``kind`` for a use that changes its weights, and has inputs of its own."""
+        return self._network(kind, takes_inputs=False)
 
-    def _network(self, kind: str) -> Any:
+    def _network(self, kind: str, takes_inputs: bool) -> Any:
         """Return the network of the group ``kind``, its config as ``.config``.
 
+        takes_inputs: whether it is to be given those of ``dit/`` and ``sample/``.
         Raises CheckpointError for sizes that no network has, inputs that it cannot be given, and weights of another.
         """
         flag, config_class, network = NETWORKS[kind]
@@ -88,7 +93,8 @@ class VideoReference:
             config = from_mapping(config_class, {**sizes, "latent_size": sizes.get("patch_size")}, what)
         except ConfigError as error:
             raise CheckpointError(error.what, error.reason, error.cure) from None
-        _check_inputs(self.given, config)
+        if takes_inputs:
+            _check_inputs(self.given, config)
         check_claimed_sizes(config, what)
         check_names(config.parameters().shapes(), {name: a.shape for name, a in weights.items()}, flag)
         model = network(config)
@@ -121,10 +127,19 @@ class Group(ABC):
         return tolerance
 
 
-def check_shape(given: Given, name: str, wanted: tuple[int, ...]) -> None:
-    """Raise CheckpointError unless the array ``name`` of a file has the shape ``wanted``."""
-    if given[name].shape != wanted:
-        raise CheckpointError(f"--reference: {name}", f"has the shape {given[name].shape}, expected {wanted}", FORMAT)
+def check_shape(given: Given, name: str, wanted: tuple[int | None, ...]) -> None:
+    """Raise CheckpointError unless the array ``name`` of a file has the shape ``wanted``; None is any size but 0."""
+    found = given[name].shape
+    if len(found) != len(wanted) or not all(size == other if other else size > 0 for size, other in zip(found, wanted)):
+        sizes = str(wanted).replace("None", "any")
+        raise CheckpointError(f"--reference: {name}", f"has the shape {found}, expected {sizes}", FORMAT)
+
+
+def check_whole(given: Given, name: str, most: int) -> None:
+    """Raise CheckpointError unless the array ``name`` of a file holds whole numbers from 0 to ``most``."""
+    array = given[name]
+    if array.dtype.kind not in "iu" or not ((array >= 0) & (array <= most)).all():
+        raise CheckpointError(f"--reference: {name}", f"must hold whole numbers from 0 to {most}", FORMAT)
 
 
 def _check_inputs(given: Given, config: Any) -> None:
@@ -168,3 +183,9 @@ def _sizes(config: np.ndarray, diffusers: bool) -> dict[str, Any]:
     numbers = config.tolist()
     sizes = dict(zip(_SIZES, [*numbers[:3], numbers[3:6], *numbers[6:]]))
     return {_DIFFUSERS.get(key, key): value for key, value in sizes.items()} if diffusers else sizes
+
+
+def tutorial_flow(shift: float, rows: int = NUM_TRAIN_TIMESTEPS) -> WanFlow:
+    """Return the objective with the constants of the tutorial."""
+    config = WanFlowConfig(num_train_timesteps=rows, shift=shift, sigma_min=0.0, extra_one_step=True)
+    return WanFlow(config)

@@ -62,7 +62,6 @@ def load_text_encoder(config: TextEncoderConfig) -> TextEncoder:
 
 def open_tokenizer(config: TextEncoderConfig) -> CaptionTokenizer:
     """Return the tokenizer; raises ConfigError unless it is the encoder's, by config.json. No weights are read."""
-    tokenizer = CaptionTokenizer(config)
     path = f"{config.from_pretrained}/config.json"
     encoder = read_json(path, "text_encoder.from_pretrained")
     if encoder.get("model_type") != "umt5":
@@ -70,6 +69,7 @@ def open_tokenizer(config: TextEncoderConfig) -> CaptionTokenizer:
             f"text_encoder.from_pretrained = {path}", f"is of a {encoder.get('model_type')!r}, not of a 'umt5'",
             "name the text_encoder/ folder of Wan, or another UMT5",
         )  # fmt: skip
+    tokenizer = CaptionTokenizer(config)
     rows, ids = encoder.get("vocab_size"), tokenizer.vocabulary_size
     if type(rows) is not int or not ids <= rows < ids + SPARE_ROWS:
         raise _strangers(config, f"the encoder has vocab_size = {rows}, and the tokenizer {ids} ids")
@@ -90,12 +90,12 @@ def check_framework(config: TextEncoderConfig | WanVAEConfig) -> None:
         )  # fmt: skip
 
 
-def check_captions(config: TextEncoderConfig, captions: Sequence[str]) -> None:
-    """Raise ConfigError for a caption that the encoder of ``config`` cannot read whole; no weights are read."""
+def check_captions(config: TextEncoderConfig, captions: Sequence[str], flag: str) -> None:
+    """Raise ConfigError, of ``flag``, for a caption that the encoder cannot read whole; no weights are read."""
     problems = caption_problems(open_tokenizer(config), captions)
     for caption, problem in zip(captions, problems):
         if problem:
-            raise ConfigError(f"--prompt = {shown(caption)}", problem, "write it shorter, in words")
+            raise ConfigError(f"{flag} = {shown(caption)}", problem, "write it shorter, in words")
 
 
 def _strangers(config: TextEncoderConfig, reason: str) -> ConfigError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +28,11 @@ class UMT5:
         """Width D of a state."""
         return int(self.module.config.d_model)
 
+    @property
+    def vocabulary_size(self) -> int:
+        """How many ids it can read."""
+        return int(self.module.config.vocab_size)
+
     @torch.no_grad()
     def __call__(self, ids: Tensor, mask: Tensor) -> Tensor:
         """Ids and mask (B, L) int64 -> states (B, L, D) float32. What is padded is not attended to."""
@@ -37,6 +43,8 @@ class UMT5:
 
 def _load(config: TextEncoderConfig) -> Any:
     what = f"text_encoder.from_pretrained = {config.from_pretrained}"
+    if not Path(config.from_pretrained).is_dir():
+        raise CheckpointError(what, "there is no such folder; nothing is downloaded", "name the folder of the encoder")
     try:
         from transformers import UMT5EncoderModel
         from transformers.utils import logging

@@ -59,6 +59,7 @@ def test_a_jsonl_has_an_object_a_line_and_blank_lines(tmp_path):
         ('[\n{"path": "a"}\n{"path": "b"}]', "line 3: is not JSON: Expecting ',' or ']'"),
         ('{"path": "a"}', "line 1: is not JSON: the annotation is no list"),
         ('[{"path": "a"}', "line 1: is not JSON"),
+        ('[\n{"path": "a"}]\n[{"path": "b"}]', "line 3: is not JSON: there is more after the end of the list"),
         ("[" * 100_000, "line 1: is not JSON: maximum recursion"),
         ("[]", "lists no clips"),
     ],

@@ -55,8 +55,13 @@ def test_captions_that_are_too_long_or_empty_are_problems(tokenizer_folder):
     captions = ["a seven moves left", "a " * 8, "&nbsp;", "a " * 7]
     good, long, empty, longest = caption_problems(tokenizer(tokenizer_folder), captions)
     assert good == longest == ""
+    assert caption_problems(tokenizer(tokenizer_folder), ["七向左移动", "7"]) == ["", ""]
+    for caption in ("...", "\u200b", "&lt;&gt;"):
+        assert caption_problems(tokenizer(tokenizer_folder), [caption]) == [
+            f"has the caption {caption!r}, which has no words"
+        ]
     assert long.startswith("has a caption of 9 tokens, and text_encoder.max_length is 8")
-    assert empty == "has the caption '&nbsp;', of which cleaning leaves nothing"
+    assert empty == "has the caption '&nbsp;', which has no words"
     assert caption_problems(tokenizer(tokenizer_folder, truncate=True), captions) == ["", "", empty, ""]
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -158,6 +159,17 @@ def test_a_caption_that_the_text_encoder_cannot_read_is_a_problem_of_its_line(tm
     with pytest.raises(DataError, match="1 of 2 clips cannot be used\n    line 2 is bad\n"):
         open_clips(param(tmp_path, entries), problems)
     assert len(open_clips(param(tmp_path, entries, skip_bad_clips=True), problems)) == 1
+
+
+def test_clips_that_share_a_line_are_told_apart(tmp_path):
+    asked = param(tmp_path, [video(tmp_path, "a.mp4"), {"path": "a.mp4"}, {"path": "b.mp4", "cap": "b"}])
+    Path(asked.json_path).write_text(json.dumps(json.loads(Path(asked.json_path).read_text())))
+    with pytest.raises(DataError, match=r"\n    line 1, clip 2, has no caption\n    line 1, clip 3, .*b.mp4 is listed"):
+        open_clips(asked)
+
+
+def test_a_caption_that_is_no_utf_8_is_one(tmp_path):
+    assert len(open_clips(param(tmp_path, [video(tmp_path, "a.mp4") | {"cap": "caf\ud800"}]))) == 1
 
 
 def test_clips_that_cannot_be_used_may_be_left_out(tmp_path):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
 from mindspeed_mm_dit.cli.main import main
+from mindspeed_mm_dit.errors import UserError
 from tests.conftest import FRAMEWORK, GOLDEN
 
 FILE, CHECKPOINT, WAN = GOLDEN / "t2v_tiny.npz", GOLDEN / "t2v_tiny.pt", GOLDEN / "wan_tiny.pt"
@@ -55,6 +58,27 @@ def test_so_are_autoencoder_and_text_encoder_and_a_step_from_video_and_tokens(co
     assert len(findings) == 272 and set(left_out) == {"diffusers_euler"}
     assert [f for f in findings if not f.good] == []
     assert {"vae/decoded", "umt5/mm_embeds", "step/latents", "step/grad_norm_total"} <= {f.name for f in findings}
+
+
+@about_the_report
+def test_an_autoencoder_of_other_channels_and_levels_is_taken_by_its_own_config(compare, tmp_path):
+    """Held to diffusers itself: 3 channels of latents, half the size of the frames, other constants."""
+    torch, diffusers = pytest.importorskip("torch"), pytest.importorskip("diffusers")
+    mean, std = [0.5, -1.0, 2.0], [0.25, 1.0, 4.0]
+    vae = diffusers.AutoencoderKLWan(
+        base_dim=2, z_dim=3, dim_mult=[1, 2], num_res_blocks=1, temperal_downsample=[True],
+        latents_mean=mean, latents_std=std,
+    ).eval()  # fmt: skip
+    vae.save_pretrained(tmp_path / "vae")
+    images = torch.linspace(-1, 1, 3 * 5 * 6 * 4).reshape(1, 3, 5, 6, 4)
+    with torch.no_grad():
+        found = vae.encode(images).latent_dist.mean
+        decoded = vae.decode(found).sample
+    normalised = (found.numpy() - np.reshape(mean, (1, 3, 1, 1, 1))) / np.reshape(std, (1, 3, 1, 1, 1))
+    values = {"video": images.numpy(), "mean": found.numpy(), "mm_latents": normalised, "decoded": decoded.numpy()}
+    np.savez(tmp_path / "vae.npz", **{f"vae/{name}": array for name, array in values.items()})
+    findings = compare(tmp_path / "vae.npz", "unused.pt", 1e-5, 1e-12, {"--vae": tmp_path / "vae"})
+    assert len(findings) == 3 and all(f.good for f in findings)
 
 
 def test_frames_two_levels_off_differ(compare, tmp_path, video):
@@ -122,6 +146,44 @@ def test_inputs_that_the_network_cannot_be_given_are_named(tmp_path, video, caps
     path = written(tmp_path, video, "dit/output", **changed)
     assert main(["parity", "--reference", str(path), *CHOSEN]) == (2 if words else 0)
     assert words in capsys.readouterr().err
+
+
+@about_the_report
+@pytest.mark.parametrize(
+    ("key", "array", "words"),
+    [
+        ("vae/video", np.zeros((1, 9, 32, 32)), "has the shape (1, 9, 32, 32), expected (any, 3, any, any, any)"),
+        ("umt5/ids", np.full((3, 16), 128), "must hold whole numbers from 0 to 127"),
+        ("umt5/ids", np.zeros((3, 1, 16), int), "has the shape (3, 1, 16), expected (any, any)"),
+        ("umt5/mask", np.ones((3, 15), int), "has the shape (3, 15), expected (3, 16)"),
+        ("step/prompt_ids", np.zeros((1, 1, 16), int), "has the shape (1, 1, 16), expected (2, 1, any)"),
+        ("step/noise", np.zeros((2, 16, 2, 4, 5)), "has the shape (2, 16, 2, 4, 5), expected (2, 16, 2, 4, 6)"),
+        ("step/t_index", np.array(1000), "must hold whole numbers from 0 to 999"),
+        ("step/shift", np.array(0), "step/shift = 0.0: must be at least"),
+        ("step/video", np.zeros((2, 3, 5, 32, 40)), "step/latents: latents of width 5: do not fit"),
+        ("sched/noise", np.zeros((2, 4, 3, 4, 3)), "has the shape (2, 4, 3, 4, 3), expected (2, 4, 3, 4, 4)"),
+    ],
+)
+def test_inputs_of_the_other_groups_are_named_too(compare, tmp_path, video, key, array, words):
+    pytest.importorskip("transformers", reason="requirements/video.txt")
+    group = key.split("/")[0]
+    needed = {name: kept for name, kept in video.items() if name.startswith(f"{group}/") and "grad_norm" not in name}
+    np.savez(tmp_path / "part.npz", **{**needed, "config": video["config"], key: array})
+    with pytest.raises(UserError, match=re.escape(words)):
+        compare(tmp_path / "part.npz", CHECKPOINT, 1e-5, 1e-12, ENCODERS)
+
+
+@about_the_report
+def test_encoders_of_another_model_are_refused(compare, tmp_path, video):
+    transformers = pytest.importorskip("transformers", reason="requirements/video.txt")
+    config = transformers.UMT5Config(vocab_size=128, d_model=16, d_kv=8, d_ff=8, num_layers=1, num_heads=1)
+    transformers.UMT5EncoderModel(config).save_pretrained(tmp_path / "umt5")
+    given = {name: array for name, array in video.items() if name.startswith("step/")}
+    np.savez(tmp_path / "step.npz", config=video["config"], **given)
+    with pytest.raises(UserError, match="--text-encoder: its states have width 16, and --checkpoint takes 32"):
+        compare(tmp_path / "step.npz", CHECKPOINT, 1e-5, 1e-12, {"--text-encoder": tmp_path / "umt5"})
+    with pytest.raises(UserError, match="there is no such folder; nothing is downloaded"):
+        compare(tmp_path / "step.npz", CHECKPOINT, 1e-5, 1e-12, {"--text-encoder": tmp_path / "none"})
 
 
 @about_the_report

@@ -84,9 +84,13 @@ def test_mindspeed_mms_section_is_read_as_it_stands():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"z_dim": 48}, r"ae.latent_channels = 16: contradicts the autoencoder.*makes it 48"),
-        ({"scale_factor_spatial": 16}, r"ae.spatial_factor = 8: contradicts"),
-        ({"scale_factor_temporal": 8}, r"ae.temporal_factor = 4: contradicts"),
+        (
+            {"z_dim": 4, "latents_mean": [0.0] * 4, "latents_std": [1.0] * 4},
+            r"channels = 16: contrad.*makes it 4",
+        ),
+        ({"patch_size": 2}, r"ae.spatial_factor = 8: contradicts the autoencoder.*makes it 16"),
+        ({"dim_mult": [1, 2, 4]}, r"ae.spatial_factor = 8: contradicts the autoencoder.*makes it 4"),
+        ({"temperal_downsample": [True] * 3}, r"ae.temporal_factor = 4: contradicts the autoencoder.*makes it 8"),
         ({"latents_mean": [0.0] * 15}, "must be 16 numbers each"),
         ({"latents_std": [1.0] * 15 + [0.0]}, "and the latter positive"),
         ({"_class_name": "AutoencoderKL"}, "is of 'AutoencoderKL', not of AutoencoderKLWan"),

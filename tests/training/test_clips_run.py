@@ -141,6 +141,12 @@ def test_a_clip_depends_on_its_prompt_seed_and_number_alone(whole, saved, tmp_pa
     assert np.abs(a["arr_0"].astype(int) - b["arr_0"]).max() <= 1 and (a["arr_0"] != c["arr_0"]).any()
 
 
+def test_prompts_come_from_a_file_of_windows_too(whole, saved, tmp_path):
+    (tmp_path / "prompts.txt").write_bytes(b"\xef\xbb\xbfa one moves up\r\n\r\n a two\r\n")
+    assert sample(saved, tmp_path / "a.npz", "--prompts", str(tmp_path / "prompts.txt")) == 0
+    assert np.load(tmp_path / "a.npz")["arr_1"].tolist()[2:] == ["a one moves up", "a two"]
+
+
 def test_clips_are_written_as_videos_animations_and_strips_of_other_lengths(whole, saved, tmp_path, capsys):
     from mindspeed_mm_dit.data.video_file import look_at_video
 
@@ -159,7 +165,12 @@ def test_clips_are_written_as_videos_animations_and_strips_of_other_lengths(whol
         (("--size", "12"), "--size = '12': is not HEIGHTxWIDTH"),
         (("--prompt", "a b c d e f g h i j"), "has a caption of 11 tokens, and text_encoder.max_length is 8"),
         (("--prompts", "nowhere.txt"), "--prompts = nowhere.txt: cannot be read"),
+        (("--prompts", "/dev/null"), "--prompts = /dev/null: holds no prompt"),
+        (("--prompt", "..."), "--prompt = '...': has the caption '...', which has no words"),
+        (("--negative-prompt", "a " * 9), "--negative-prompt = 'a a a a a a a a a ': has a caption of 10 tokens"),
+        (("--classes", "3"), "--classes: this model is steered by texts"),
         (("--output", "a.jpg"), "--output = a.jpg: unknown ending"),
+        (("--output", "/dev/null/a.mp4"), "--output = /dev/null/a.mp4: the folder /dev/null cannot be made"),
     ],
 )
 def test_what_cannot_be_drawn_is_named(whole, saved, tmp_path, capsys, flags, message):
