@@ -48,8 +48,8 @@ FAULTS = {
         "tests/training/test_run.py -k test_a_resumed_run",
     ),
     "optimizer state": Fault(
-        "training/pytorch/engine.py", "checkpoints.read(self.state(with_optimizer), path)",
-        "checkpoints.read(self.state(False), path)", "tests/training/test_run.py -k test_a_resumed_run",
+        "training/pytorch/engine.py", "state, has_power_ema = self.state(with_optimizer),",
+        "state, has_power_ema = self.state(False),", "tests/training/test_run.py -k test_a_resumed_run",
     ),
     "sharding": Fault(
         "training/pytorch/engine.py", "        average_ignored(self.model)\n", "",
