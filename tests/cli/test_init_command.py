@@ -129,8 +129,8 @@ def test_with_a_vae_a_cpu_encodes_the_pictures_once(here, capsys, pictures):
     model, said = load_model_config(here / "config/model.json"), capsys.readouterr().out
     assert (model.ae.downsample_factor, model.predictor.input_size, model.predictor.in_channels) == (2, 16, 4)
     assert dataset(here / "config")["latents"] == "config/latents"
-    [encode] = [line.partition("mm-dit ")[2] for line in said.splitlines() if line.startswith("encode once")]
-    assert main(encode.split()) == 0
+    [encode] = [line for line in said.splitlines() if line.startswith("encode once and train: mm-dit ")]
+    assert main(encode.removesuffix(" && \\").split()[5:]) == 0
     assert main(["data", "config", "--output", "sheet.png"]) == 0
     command = Configs(here / "config").command(" ".join([*read_train_args(here / "config/train.args"), "--dry-run"]))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}

@@ -83,7 +83,7 @@ def _check(model: ModelConfig) -> None:
         raise ConfigError(
             f"diffusion.model_id = {model.diffusion.model_id!r}",
             "diffusers' DiTPipeline walks a Gaussian diffusion back: of flow matching it would draw noise",
-            "convert the network alone: --to diffusers",
+            "convert the network alone (--to diffusers); mm-dit init --diffusion gaussian_diffusion begins one for it",
         )
     if not isinstance(model.ae, AutoencoderKLConfig):
         raise ConfigError(f"ae.model_id = {model.ae.model_id!r}", "diffusers' DiTPipeline decodes latents, by a VAE",
