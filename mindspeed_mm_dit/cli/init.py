@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mindspeed_mm_dit.configs.limits import check_between
+from mindspeed_mm_dit.configs.limits import check_between, check_path
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, DataError
 from mindspeed_mm_dit.planning.starter import DIFFUSIONS
 
@@ -82,6 +82,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_flags(args: argparse.Namespace) -> None:
+    check_path("PICTURES", args.pictures)
     if args.image_size is not None:
         check_between("--image-size", args.image_size, 2, 4096)
     if args.device_memory_gib is not None:

@@ -115,6 +115,13 @@ def test_files_that_are_no_weights_are_named(tmp_path, content):
         Inception(tmp_path / "w.pth")
 
 
+@needs_network
+def test_a_text_in_place_of_weights_is_said_to_be_no_file_of_pytorch(tmp_path):
+    (tmp_path / "w.pth").write_text("hello")
+    with pytest.raises(CheckpointError, match="without running code: it is no file of PyTorch"):
+        Inception(tmp_path / "w.pth")
+
+
 def test_a_missing_package_is_named_with_its_command(monkeypatch, tmp_path):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(PlatformError, match="pip install --no-deps torch-fidelity"):
