@@ -75,8 +75,10 @@ $(MS_VENV)/.installed-dev: $(MS_VENV)/.installed requirements/dev.txt
 	$(MS_VENV)/bin/python -m pip --disable-pip-version-check install --quiet $(shell grep pytest== requirements/dev.txt)
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed requirements/dev.txt requirements/video.txt requirements/parquet.txt
+$(VENV)/.installed-dev: $(VENV)/.installed requirements/dev.txt requirements/video.txt requirements/parquet.txt \
+    requirements/evaluate.txt
 	$(PIP) -r requirements/dev.txt -r requirements/video.txt -r requirements/parquet.txt
+	$(PIP) --no-deps -r requirements/evaluate.txt
 	@touch $@
 
 # mutmut sees the packages of .venv through a .pth file, and those that .venv sees so itself.

@@ -11,8 +11,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mindspeed_mm_dit.configs.limits import check_between
+from mindspeed_mm_dit.configs.limits import check_between, check_path
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, DataError
+from mindspeed_mm_dit.planning.starter import DIFFUSIONS
 
 if TYPE_CHECKING:
     from mindspeed_mm_dit.configs.data import DatasetParam
@@ -43,6 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", required=True, metavar="DIR", help="config folder to write")
     parser.add_argument("--vae", metavar="DIR", help="diffusers folder of an AutoencoderKL, such as sd-vae-ft-ema")
     parser.add_argument("--image-size", type=int, metavar="N", help="pixels (default: by pictures, --vae and machine)")
+    parser.add_argument(
+        "--diffusion",
+        choices=tuple(DIFFUSIONS),
+        default="flow_matching",
+        help="what is learned (default flow_matching); gaussian_diffusion with --vae is for diffusers' DiTPipeline too",
+    )
     parser.add_argument("--device-memory-gib", type=float, metavar="M", help="memory to plan for (default: as found)")
     parser.add_argument("--ai-framework", choices=("pytorch", "mindspore"), default="pytorch")
     parser.add_argument("--overwrite", action="store_true", help="replace config files that are in --output already")
@@ -60,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     _check_output(args, param.data_folder)
     say_data(index, index.subset(index.labels[:0]), len(index.classes))
     machine = _machine(args)
-    starter = choose(_pictures(index, param), machine, ae, args.image_size)
+    starter = choose(_pictures(index, param), machine, ae, args.image_size, args.diffusion)
     dataset = _dataset(param, index)
     if args.vae and not machine.accelerators:
         dataset["latents"] = _latents(args)
@@ -75,6 +82,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_flags(args: argparse.Namespace) -> None:
+    check_path("PICTURES", args.pictures)
     if args.image_size is not None:
         check_between("--image-size", args.image_size, 2, 4096)
     if args.device_memory_gib is not None:
@@ -187,17 +195,26 @@ def _print_commands(args: argparse.Namespace, starter: Starter, machine: Machine
     sampler, scale = starter.flags["--report-sampler"].value, starter.flags["--report-cfg-scale"].value
     print(f"\n{args.output}: model.json, data.json, fsdp2.yaml, train.args; {starter.flop / 1e12:,.4g} TFLOP to train")
     print(f"see what it will see:  mm-dit data {output} --output sheet.png")
-    if args.vae:
-        encode = f"mm-dit cache-latents --model {output}/model.json --data {output}/data.json --output {_latents(args)}"
-        print(f"encode once:           {encode}")
-        if machine.accelerators:
-            print(f'                       (optional, faster: then add "latents": "{_latents(args)}" to dataset_param)')
-    print(f"train:                 {framework}CONFIG={output} bash {shlex.quote(_pretrain_sh())}")
+    train = f"{framework}CONFIG={output} bash {shlex.quote(_pretrain_sh())}"
+    if args.vae and machine.accelerators:
+        print(f"encode once:           {_encode(args)}")
+        print(f'                       (optional, faster: then add "latents": "{_latents(args)}" to dataset_param)')
+    if args.vae and not machine.accelerators:
+        print(f"encode once and train: {_encode(args)} && \\\n                           {train}")
+    else:
+        print(f"train:                 {train}")
     print(
         f"draw samples:          mm-dit sample --checkpoint {shlex.quote(f'outputs/{name}/checkpoints')} "
         f"--classes {shlex.quote(classes)} \\\n"
         f"                           --sampler {sampler} --steps 25 --cfg-scale {scale} --output samples.png"
     )
+
+
+def _encode(args: argparse.Namespace) -> str:
+    """Return the command that encodes the pictures; where they are encoded already it does nothing."""
+    words = ["mm-dit", "cache-latents", "--model", f"{args.output}/model.json", "--data", f"{args.output}/data.json"]
+    framework = [] if args.ai_framework == "pytorch" else ["--ai-framework", args.ai_framework]
+    return shlex.join([*words, "--output", _latents(args), *framework])
 
 
 def _pretrain_sh() -> str:

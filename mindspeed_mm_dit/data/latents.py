@@ -223,7 +223,7 @@ def read_cache_index(folder: Path) -> CacheIndex:
         raise DataError(
             f"dataset_param.latents = {folder}",
             f"holds no finished cache of latents: {INDEX} {error}",
-            "run mm-dit cache-latents; it goes on where it was interrupted",
+            f"run mm-dit cache-latents with --output {folder}; it goes on where it was interrupted",
         ) from None
     if isinstance(content, dict):
         content["identity"] = from_mapping(CacheIdentity, content.get("identity"), f"{where}: identity")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import tarfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -17,6 +19,17 @@ from mindspeed_mm_dit.errors import DataError
 
 LABEL = ".cls"
 MOST_LABEL_BYTES = 1000
+BLOCK = tarfile.BLOCKSIZE
+READ_BYTES = 1 << 15
+"""Read at a time: some headers of small pictures, and of large ones little beside the pictures themselves."""
+
+
+class Member(NamedTuple):
+    """A file in a tar file."""
+
+    name: str
+    offset: int
+    size: int
 
 
 def scan(path: Path, label_column: str) -> Scanned:
@@ -30,13 +43,14 @@ def scan(path: Path, label_column: str) -> Scanned:
     left_out = 0
     try:
         check_file(path)
-        for sample in _samples(path):
-            picture = next((place for suffix, place in sample.items() if suffix in readable_formats()), None)
-            if picture is None or LABEL not in sample:
-                left_out += 1
-                continue
-            labels.append(_read(path, *sample[LABEL]).decode().strip())
-            where.append(picture)
+        with open(path, "rb", READ_BYTES) as file:
+            for sample in _samples(members(file)):
+                picture = next((member for suffix, member in sample.items() if suffix in readable_formats()), None)
+                if picture is None or LABEL not in sample:
+                    left_out += 1
+                    continue
+                labels.append(_label(file, sample[LABEL]))
+                where.append((picture.offset, picture.size))
     except (tarfile.TarError, UnusableFile, OSError, ValueError) as error:
         raise DataError(str(path), f"is no whole tar file: {reason_of(error)}", "fetch it again") from None
     return Scanned(_numbers_or_names(labels), np.array(where, np.int64).reshape(-1, 2), left_out=left_out)
@@ -57,27 +71,82 @@ class TarReader:
         return content
 
 
-def _samples(path: Path) -> Iterator[dict[str, tuple[int, int]]]:
-    """Yield the files of each sample: {suffix: (offset, bytes)} of those in a row that share a key."""
-    sample: dict[str, tuple[int, int]] = {}
-    current = None
-    with tarfile.open(path, "r:") as archive:
-        end = os.path.getsize(path)
-        while (member := archive.next()) is not None:
-            archive.members = []  # type: ignore[attr-defined]  # (they would all be kept)
-            if not member.isfile():
-                continue
-            if member.offset_data + member.size > end:
+def members(file: BinaryIO) -> Iterator[Member]:
+    """Yield the files of a tar file in their order; ``file`` may be read elsewhere in between.
+
+    Plain headers are read here, and all others by tarfile, which takes far longer.
+
+    Raises:
+        tarfile.TarError: it is no tar file, is cut short, or has no header where one should be.
+    """
+    end, position = os.fstat(file.fileno()).st_size, 0
+    with tarfile.open(fileobj=file, mode="r:") as archive:
+        archive.firstmember = None  # type: ignore[attr-defined]  # (it has been read, and is wanted again)
+        while found := _member_at(position, file, archive):
+            member, position, is_file = found
+            if position > end:
                 raise tarfile.ReadError(f"{member.name} goes on after its end")
-            folder, _, name = member.name.rpartition("/")
-            stem, dot, suffix = name.partition(".")
-            if (folder, stem) != current and sample:
-                yield sample
-                sample = {}
-            current = folder, stem
-            sample[(dot + suffix).lower()] = (member.offset_data, member.size)
+            if is_file:
+                yield member
+    file.seek(position)
+    if file.read(BLOCK).strip(b"\0"):
+        raise tarfile.ReadError(f"there is no header at byte {position:,}")
+
+
+def _member_at(position: int, file: BinaryIO, archive: tarfile.TarFile) -> tuple[Member, int, bool] | None:
+    """Return the member whose header is at ``position``, where it ends, whether it is a file; None: there is none."""
+    file.seek(position)
+    member = None if archive.pax_headers else _plain(file.read(BLOCK), position)
+    if member:
+        return member, member.offset + -(-member.size // BLOCK) * BLOCK, True
+    file.seek(position)
+    archive.offset = position
+    found = archive.next()
+    archive.members = []  # type: ignore[attr-defined]  # (they would all be kept)
+    if found is None:
+        return None
+    return Member(found.name, found.offset_data, found.size), archive.offset, found.isfile() and not found.issparse()
+
+
+def _plain(header: bytes, position: int) -> Member | None:
+    """Return the file whose header, at ``position``, says all of it in the simplest way; None for any other header.
+
+    That is a regular file with a name of up to 100 bytes and its size in octal digits, as in POSIX's ustar and GNU's.
+    """
+    if len(header) < BLOCK or header[156:157] != b"0" or header[257:262] != b"ustar" or header[345]:
+        return None
+    try:
+        size, checksum = (int(field.partition(b"\0")[0], 8) for field in (header[124:136], header[148:156]))
+    except ValueError:
+        return None
+    # The checksum is the sum of all bytes, its own eight taken as spaces; Adler-32 has 1 + the sum modulo 65521 below.
+    if size < 0 or (checksum - 8 * 32 + sum(header[148:156]) + 1) % 65521 != zlib.adler32(header) & 0xFFFF:
+        return None
+    name = header[:100].partition(b"\0")[0].decode(tarfile.ENCODING, "surrogateescape")
+    return Member(name, position + BLOCK, size)
+
+
+def _samples(files: Iterator[Member]) -> Iterator[dict[str, Member]]:
+    """Yield the files of each sample, by suffix: those in a row that share a key."""
+    sample: dict[str, Member] = {}
+    current = None
+    for member in files:
+        folder, _, name = member.name.rpartition("/")
+        stem, dot, suffix = name.partition(".")
+        if (folder, stem) != current and sample:
+            yield sample
+            sample = {}
+        current = folder, stem
+        sample[(dot + suffix).lower()] = member
     if sample:
         yield sample
+
+
+def _label(file: BinaryIO, member: Member) -> str:
+    if member.size > MOST_LABEL_BYTES:
+        raise ValueError(f"{member.name} has {member.size:,} bytes, which are no label")
+    file.seek(member.offset)
+    return file.read(member.size).decode().strip()
 
 
 def _read(path: Path, offset: int, size: int) -> bytes:

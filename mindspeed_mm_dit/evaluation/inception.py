@@ -116,7 +116,8 @@ def _read_weights(what: str, path: str | Path) -> dict[str, torch.Tensor]:
     except UnusableFile as problem:
         raise CheckpointError(what, str(problem), "name the .pth of torch-fidelity's Inception") from None
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError, LookupError, TypeError) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0][:200]
+        said = "it is no file of PyTorch" if isinstance(error, LookupError) else str(error)
+        reason = (said or type(error).__name__).splitlines()[0][:200]
         raise CheckpointError(what, f"holds no weights that can be read without running code: {reason}") from None
     if not isinstance(weights, dict) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
         raise CheckpointError(what, "is no dict of tensors, and so no Inception", _CURE)

@@ -104,12 +104,13 @@ def _say_what_would_run(args: Namespace) -> None:
     """Let the ranks meet and find where they would start, and say what they would do; the --save folder stays as it is.
 
     Raises:
-        UserError: whatever is wrong with --load or --save.
+        UserError: whatever is wrong with --load, --save or --init-from.
     """
     engine_module: EngineModule = importlib.import_module(f"mindspeed_mm_dit.training.{active()}.engine")
     runtime.initialize(args.distributed_backend, args.micro_batch_size, args.global_batch_size)
     _announce(args)
     start = find_start(args, engine_module.checkpoints)
+    first_weights(args, start)
     consumed = start.facts.get("consumed_samples", start.iteration * args.global_batch_size) if start else 0
     print_rank_0(plan_of_run(args, runtime.world_size(), start.iteration if start else 0, consumed))
     runtime.barrier()

@@ -35,6 +35,32 @@ FEWEST_TO_HOLD_OUT, MOST_HELD_OUT = 50, 2_000
 
 
 @dataclass(frozen=True)
+class Diffusion:
+    """A way from noise to pictures that can be chosen."""
+
+    section: Mapping[str, str]
+    """Section diffusion of model.json."""
+    learn_sigma: bool
+    sampler: str
+    """That of the report, in 25 steps."""
+    reason: str
+
+
+DIFFUSIONS = {
+    "flow_matching": Diffusion(
+        {"path": "linear", "prediction_type": "velocity", "timestep_sampling": "logit_normal"},
+        learn_sigma=False,
+        sampler="heun",
+        reason="it samples well in 25 steps; straight paths, times about the middle (SiT)",
+    ),
+    "gaussian_diffusion": Diffusion(
+        {}, learn_sigma=True, sampler="dpm++", reason="as the published DiT; diffusers' DiTPipeline walks it back"
+    ),
+}
+"""By their model_id; the first is chosen where none is asked for."""
+
+
+@dataclass(frozen=True)
 class Pictures:
     """What there is to learn from."""
 
@@ -122,9 +148,15 @@ class Starter:
 
 
 def choose(
-    pictures: Pictures, machine: Machine, ae: Mapping[str, Any] | None = None, image_size: int | None = None
+    pictures: Pictures,
+    machine: Machine,
+    ae: Mapping[str, Any] | None = None,
+    image_size: int | None = None,
+    diffusion: str = "flow_matching",
 ) -> Starter:
-    """Choose everything; ``ae``: that section of model.json with all its sizes, None: train on pixels.
+    """Choose everything else.
+
+    ``ae``: that section of model.json with all its sizes, None: train on pixels; ``diffusion``: one of DIFFUSIONS.
 
     Raises:
         ConfigError: ``image_size`` cannot be cut into patches, or nothing fits into the memory.
@@ -133,15 +165,15 @@ def choose(
     *larger, smallest = _networks(pictures, machine)
     for name in larger:
         try:
-            starter = _with_network(name, size, pictures, machine, ae)
+            starter = _with_network(name, size, pictures, machine, ae, diffusion)
         except ConfigError:  # it does not fit
             continue
         if machine.accelerators or starter.flop <= machine.flop:
             return starter
-    starter = _with_network(smallest, size, pictures, machine, ae)
+    starter = _with_network(smallest, size, pictures, machine, ae, diffusion)
     if machine.accelerators or starter.flop <= machine.flop:
         return starter
-    return _with_network(smallest, size, pictures, machine, ae, part=machine.flop / starter.flop)
+    return _with_network(smallest, size, pictures, machine, ae, diffusion, part=machine.flop / starter.flop)
 
 
 def _networks(pictures: Pictures, machine: Machine) -> list[str]:
@@ -157,11 +189,12 @@ def _with_network(
     pictures: Pictures,
     machine: Machine,
     ae: Mapping[str, Any] | None,
+    diffusion: str,
     part: float = 1.0,
 ) -> Starter:
     """Choose all the rest; ``part``: of the steps that it should have."""
     patch = _patch_size(size.value, machine, ae)
-    model_json = _model_json(name, size.value, patch.value, pictures, ae)
+    model_json = _model_json(name, size.value, patch.value, pictures, ae, diffusion)
     model = model_config_from_mapping(model_json, "model.json")
     batch = _batch(pictures, machine)
     steps = _steps(pictures, machine, batch.value, part)
@@ -173,9 +206,7 @@ def _with_network(
         "image_size": size,
         "patch_size": patch,
         "network": _network(name, pictures, machine),
-        "diffusion": Choice(
-            "flow_matching", "it samples well in 25 steps; straight paths, times about the middle (SiT)"
-        ),
+        "diffusion": Choice(diffusion, DIFFUSIONS[diffusion].reason),
         "class_dropout_prob": _dropout(pictures),
         "random_flip": _flip(pictures),
         "valid_fraction": Choice(pictures.valid_fraction, f"{pictures.held_out:,} pictures to validate on"),
@@ -185,7 +216,7 @@ def _with_network(
         "--global-batch-size": batch,
         "--micro-batch-size": _micro_batch(model, machine, sharding, ae is not None),
         **_learning(model, machine, steps.value),
-        **_looking(pictures, steps.value, batch.value),
+        **_looking(pictures, steps.value, batch.value, DIFFUSIONS[diffusion].sampler),
         **_precision_and_sharding(machine, sharding),
     }
     return Starter(model_json, model, sharding, design, flags)
@@ -228,7 +259,7 @@ def _patch_size(image_size: int, machine: Machine, ae: Mapping[str, Any] | None)
 
 
 def _model_json(
-    name: str, image_size: int, patch: int, pictures: Pictures, ae: Mapping[str, Any] | None
+    name: str, image_size: int, patch: int, pictures: Pictures, ae: Mapping[str, Any] | None, diffusion: str
 ) -> dict[str, Any]:
     section: dict[str, Any] = (
         {"model_id": "pixel", "channels": 1 if pictures.all_grey else 3} if ae is None else dict(ae)
@@ -240,12 +271,7 @@ def _model_json(
         sizes = {"patch_size": patch, **dict(zip(("num_layers", "hidden_size", "num_heads"), SMALL[name]))}
     return {
         "ae": section,
-        "diffusion": {
-            "model_id": "flow_matching",
-            "path": "linear",
-            "prediction_type": "velocity",
-            "timestep_sampling": "logit_normal",
-        },
+        "diffusion": {"model_id": diffusion, **DIFFUSIONS[diffusion].section},
         "predictor": {
             "model_id": "dit",
             "input_size": image_size // section.get("downsample_factor", 1),
@@ -253,7 +279,7 @@ def _model_json(
             **sizes,
             "num_classes": pictures.num_classes,
             "class_dropout_prob": _dropout(pictures).value,
-            "learn_sigma": False,
+            "learn_sigma": DIFFUSIONS[diffusion].learn_sigma,
         },
     }
 
@@ -330,7 +356,7 @@ def _learning(model: ModelConfig, machine: Machine, steps: int) -> dict[str, Cho
     }
 
 
-def _looking(pictures: Pictures, steps: int, batch: int) -> dict[str, Choice]:
+def _looking(pictures: Pictures, steps: int, batch: int, sampler: str) -> dict[str, Choice]:
     """Return what is logged, validated, saved and reported."""
     flags = {"--log-interval": Choice(max(1, min(100, steps // 50)))}
     if pictures.held_out:
@@ -341,7 +367,7 @@ def _looking(pictures: Pictures, steps: int, batch: int) -> dict[str, Choice]:
         **flags,
         "--save-interval": Choice(max(1, steps // 5)),
         "--report": Choice(None, "samples.png and loss.png at the end"),
-        "--report-sampler": Choice("heun"),
+        "--report-sampler": Choice(sampler),
         "--report-steps": Choice(25),
         "--report-cfg-scale": guidance,
     }

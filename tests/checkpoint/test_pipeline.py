@@ -140,6 +140,25 @@ def test_schedule_and_prediction_are_those_of_model_json(model, tmp_path, framew
     assert np.abs(there - drawn_here(path, [3, 4], 50)).max() <= 1
 
 
+@needs_diffusers
+def test_with_fewer_classes_the_null_class_fills_the_table_and_diffusers_draws_the_same(
+    model, tmp_path, framework, monkeypatch
+):
+    if framework.active() != "pytorch":
+        pytest.skip("compares with PyTorch")
+    model = model | {"predictor": model["predictor"] | {"num_classes": 2}}
+    path = tmp_path / "source.safetensors"
+    FORMATS["safetensors"].write(path, State({"model": weights_of(model)}, {"model": model, "classes": CLASSES}))
+    convert(path, tmp_path / "pipeline", "pipeline")
+    pipeline, there = drawn_there(tmp_path / "pipeline", [1, 0], monkeypatch)
+    assert pipeline.labels == {"tench": 0, "Tinca tinca": 0, "goldfish": 1}
+    assert np.abs(there - drawn_here(path, [1, 0], 50)).max() <= 1 and there.std() > 20
+    convert(tmp_path / "pipeline", tmp_path / "back", "diffusers")  # with the rows and the config.json of its own
+    back, table = FORMATS["diffusers"].read(tmp_path / "back"), "y_embedder.embedding_table.weight"
+    np.testing.assert_array_equal(back.weights[table], weights_of(model)[table])
+    assert back.config["num_embeds_ada_norm"] == 2
+
+
 def test_it_is_read_back_to_rounding(source, model, tmp_path):
     convert(source, tmp_path / "pipeline", "pipeline")
     assert of_source(tmp_path / "pipeline") == "pipeline"
@@ -155,8 +174,8 @@ def test_it_is_read_back_to_rounding(source, model, tmp_path):
 @pytest.mark.parametrize(
     ("section", "settings", "message"),
     [
-        ("predictor", {"num_classes": 10}, "DiTPipeline asks for class 1000 where it asks for none"),
-        ("predictor", {"class_dropout_prob": 0.0}, "fits networks of 1000 classes and a null class alone"),
+        ("predictor", {"num_classes": 1001}, "DiTPipeline asks for class 1000 where it asks for none"),
+        ("predictor", {"class_dropout_prob": 0.0}, "fits networks of up to 1000 classes with a null class"),
         ("diffusion", {"model_id": "flow_matching"}, "'flow_matching': diffusers' DiTPipeline walks"),
         ("ae", {"model_id": "pixel", "channels": 3}, "ae.model_id = 'pixel': diffusers' DiTPipeline decodes latents"),
     ],

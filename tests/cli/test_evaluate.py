@@ -23,6 +23,7 @@ from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
 from mindspeed_mm_dit.sampling.load import load_model
 from tests.conftest import ROOT
+from tests.inception_fixtures import write_random_weights
 
 CHAIN = ("--sampler", "ddim", "--steps", "2", "--cfg-scale", "1.5", "--reference", "digits")
 
@@ -216,21 +217,7 @@ def weights(tmp_path_factory):
     """Random weights of the Inception; skips where torch-fidelity is not installed."""
     if importlib.util.find_spec("torch_fidelity") is None:
         pytest.skip("pip install --no-deps torch-fidelity")
-    import io
-
-    import torch
-
-    from mindspeed_mm_dit.evaluation import inception
-
-    network_class, held = inception._network_class(), io.BytesIO()
-    torch.save({}, held)
-    held.seek(0)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(network_class, "load_state_dict", lambda self, state: None)
-        network = network_class("random", ["2048"], feature_extractor_weights_path=held)
-    path = tmp_path_factory.mktemp("inception") / "random.pth"
-    torch.save(network.state_dict(), path)
-    return path
+    return write_random_weights(tmp_path_factory.mktemp("inception") / "random.pth")
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 
 import pytest
@@ -129,8 +130,8 @@ def test_with_a_vae_a_cpu_encodes_the_pictures_once(here, capsys, pictures):
     model, said = load_model_config(here / "config/model.json"), capsys.readouterr().out
     assert (model.ae.downsample_factor, model.predictor.input_size, model.predictor.in_channels) == (2, 16, 4)
     assert dataset(here / "config")["latents"] == "config/latents"
-    [encode] = [line.partition("mm-dit ")[2] for line in said.splitlines() if line.startswith("encode once")]
-    assert main(encode.split()) == 0
+    [encode] = [line for line in said.splitlines() if line.startswith("encode once and train: mm-dit ")]
+    assert main(encode.removesuffix(" && \\").split()[5:]) == 0
     assert main(["data", "config", "--output", "sheet.png"]) == 0
     command = Configs(here / "config").command(" ".join([*read_train_args(here / "config/train.args"), "--dry-run"]))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
@@ -164,6 +165,7 @@ def test_a_folder_with_config_files_is_replaced_only_when_asked(here, capsys):
         ("splits --output c", "PICTURES = splits: holds train, which are no classes\n    Cure: name splits/train"),
         ("two --output c", "PICTURES = two: holds several indices: a.csv, b.csv\n    Cure: name one: two/a.csv"),
         ("pictures --output pictures/c", "--output = pictures/c: lies among the pictures"),
+        ("'' --output c", "PICTURES = '': is empty"),
         ("pictures --output notes.txt", "--output = notes.txt: is a file"),
         ("pictures --output c --image-size 33", "--image-size = 33: is no multiple of 2"),
         ("pictures --output c --vae none", "--vae = none: no such file or folder; nothing is downloaded"),
@@ -177,6 +179,6 @@ def test_what_cannot_be_begun_is_named_and_nothing_is_written(here, capsys, flag
     (here / "empty/a.heic").write_bytes(b"")
     for name in "ab":
         (here / f"two/{name}.csv").write_text("image_path,label\n")
-    assert init(*flags.split()) == 2
+    assert init(*shlex.split(flags)) == 2
     assert message in capsys.readouterr().err
     assert not list(here.glob("c/*"))

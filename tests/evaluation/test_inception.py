@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import io
 import sys
 
 import numpy as np
@@ -14,6 +13,7 @@ from mindspeed_mm_dit.errors import CheckpointError, PlatformError
 from mindspeed_mm_dit.evaluation import inception
 from mindspeed_mm_dit.evaluation.inception import Inception
 from mindspeed_mm_dit.evaluation.pictures import open_pictures
+from tests.inception_fixtures import write_random_weights
 
 needs_network = pytest.mark.skipif(
     importlib.util.find_spec("torch_fidelity") is None, reason="pip install --no-deps torch-fidelity"
@@ -26,18 +26,8 @@ def network_class():
 
 
 @pytest.fixture(scope="module")
-def weights(network_class, tmp_path_factory):
-    """A file of random weights, in the format before PyTorch 1.6 as the published one."""
-    held = io.BytesIO()
-    torch.save({}, held)
-    held.seek(0)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(network_class, "load_state_dict", lambda self, state: None)
-        torch.manual_seed(0)
-        network = network_class("random", ["2048"], feature_extractor_weights_path=held)
-    path = tmp_path_factory.mktemp("inception") / "random.pth"
-    torch.save(network.state_dict(), path, _use_new_zipfile_serialization=False)
-    return path
+def weights(tmp_path_factory):
+    return write_random_weights(tmp_path_factory.mktemp("inception") / "random.pth")
 
 
 @pytest.fixture
@@ -122,6 +112,13 @@ def test_code_in_a_weights_file_is_not_run(tmp_path, zipped):
 def test_files_that_are_no_weights_are_named(tmp_path, content):
     (tmp_path / "w.pth").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"w\.pth"):
+        Inception(tmp_path / "w.pth")
+
+
+@needs_network
+def test_a_text_in_place_of_weights_is_said_to_be_no_file_of_pytorch(tmp_path):
+    (tmp_path / "w.pth").write_text("hello")
+    with pytest.raises(CheckpointError, match="without running code: it is no file of PyTorch"):
         Inception(tmp_path / "w.pth")
 
 

@@ -86,6 +86,12 @@ def test_sizes_and_patches_follow_from_the_pictures(side, machine, ae, size, pat
     assert (starter.model.image_size, starter.model.predictor.patch_size) == (size, patch)
 
 
+def test_gaussian_diffusion_is_as_published_with_a_sampler_of_its_own():
+    starter = choose(PETS, cpu(), VAE, diffusion="gaussian_diffusion")
+    assert starter.model.diffusion.model_id == "gaussian_diffusion" and starter.model.predictor.learn_sigma
+    assert starter.flags["--report-sampler"].value == "dpm++"
+
+
 def test_one_class_is_not_guided_and_grey_pictures_are_not_mirrored():
     starter = choose(Pictures(60, 1, 28, all_grey=True), cpu())
     assert not starter.model.predictor.condition.has_null and starter.flags["--report-cfg-scale"].value == 1

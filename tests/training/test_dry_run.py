@@ -30,6 +30,11 @@ def test_it_says_what_would_be_trained_and_leaves_nothing(tiny):
     assert "ready in" not in outcome.output and content(tiny.folder) == before
 
 
+def test_weights_to_begin_with_are_read_too(tiny):
+    outcome = tiny.run(FLAGS.format(200) + "--init-from nowhere --dry-run")
+    assert outcome.code == 2 and "--init-from = nowhere: there is no such file or folder" in outcome.output
+
+
 def test_it_finds_where_a_run_would_go_on_and_what_does_not_fit(tiny, digits_folder):
     assert tiny.run(FLAGS.format(2)).code == 0
     before = content(tiny.folder)

@@ -15,6 +15,7 @@ from mindspeed_mm_dit.checkpoint.formats import pt, safetensors
 from mindspeed_mm_dit.checkpoint.shapes import check_claimed_sizes, predictor_of, vae_config
 from mindspeed_mm_dit.checkpoint.state import Arrays, State
 from mindspeed_mm_dit.configs.dit import DiTConfig
+from mindspeed_mm_dit.configs.limits import check_between
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.predictor import PredictorConfig, count_of
 from mindspeed_mm_dit.configs.presets import PRESETS
@@ -26,10 +27,15 @@ from mindspeed_mm_dit.models.autoencoder_kl.files import with_new_names
 WEIGHTS = "diffusion_pytorch_model"
 PARTS = f"{WEIGHTS}.safetensors.index.json"
 INDEX = "model_index.json"
-TIMESTEPS = "timesteps.json"
+CHANGES = "changed_for_diffusers.json"
+TABLE = "y_embedder.embedding_table.weight"
+"""Published name of the table of the classes, (classes + 1, D); its last row is the null class."""
 _DIT, _VAE = "DiTTransformer2DModel", "AutoencoderKL"
 _WAN = "WanTransformer3DModel"
 _OLD_DIT = "Transformer2DModel"  # as the published pipelines of 2022 call it
+
+NULL_CLASS = 1000
+"""That DiTPipeline asks for without a class, whatever the network's own is."""
 
 _FIXED = {
     "activation_fn": "gelu-approximate", "attention_bias": True, "norm_type": "ada_norm_zero",
@@ -52,10 +58,16 @@ class _Sizes:
 
 
 @dataclass(frozen=True)
-class _Timesteps:
-    """Keys of timesteps.json."""
+class Changes:
+    """Keys of changed_for_diffusers.json: what of a network is otherwise in a pipeline written here."""
 
     right_at: tuple[int, ...]
+    """The timesteps for which its layer of the timestep code is changed."""
+    num_classes: int
+    """Its own classes: the rows of the table from there on are all the null class."""
+
+    def __post_init__(self) -> None:
+        check_between("num_classes", self.num_classes, 1, NULL_CLASS)
 
 
 def fits(path: Path) -> bool:
@@ -83,16 +95,29 @@ def read(path: Path) -> State:
     network = _dit(config, folder)
     _check_claims(network, arrays, folder)
     weights = rules.from_diffusers(arrays, network, str(folder))
-    return State({"model": _with_published_code(weights, folder)}, config=config)
+    if (folder / CHANGES).is_file():
+        changes = from_mapping(Changes, read_json(folder / CHANGES, "SOURCE"), f"{folder}/{CHANGES}")
+        weights = undone(weights, changes)
+        config = config | {"num_embeds_ada_norm": len(weights[TABLE]) - 1}
+    return State({"model": weights}, config=config)
 
 
-def _with_published_code(weights: Arrays, folder: Path) -> Arrays:
-    """Undo what a pipeline written here changed for diffusers' timestep code."""
-    if not (folder / TIMESTEPS).is_file():
-        return weights
-    right_at = from_mapping(_Timesteps, read_json(folder / TIMESTEPS, "SOURCE"), f"{folder}/{TIMESTEPS}").right_at
-    changed = frequencies.from_diffusers(weights[frequencies.LAYER], np.array(right_at))
-    return weights | {frequencies.LAYER: changed}
+def changed(weights: Arrays, changes: Changes) -> Arrays:
+    """Return what DiTPipeline makes of what ``weights`` are here: its timestep code, its number of the null class."""
+    *classes, null = weights[TABLE]
+    return weights | {
+        frequencies.LAYER: frequencies.for_diffusers(weights[frequencies.LAYER], np.array(changes.right_at)),
+        TABLE: np.stack([*classes, *[null] * (NULL_CLASS + 1 - changes.num_classes)]),
+    }
+
+
+def undone(weights: Arrays, changes: Changes) -> Arrays:
+    """Undo :func:`changed`: the layer of the timestep code to rounding, the table bit for bit."""
+    table = weights[TABLE]
+    return weights | {
+        frequencies.LAYER: frequencies.from_diffusers(weights[frequencies.LAYER], np.array(changes.right_at)),
+        TABLE: np.concatenate([table[: changes.num_classes], table[-1:]]),
+    }
 
 
 def labels_of(path: Path) -> dict[str, int]:

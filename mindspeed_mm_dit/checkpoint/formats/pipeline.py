@@ -1,10 +1,11 @@
 """A folder that diffusers' DiTPipeline loads: network, autoencoder, scheduler, and the names of the classes.
 
-model_index.json                   what is in it, and id2label
-transformer/                       the network, as formats/diffusers.py writes it
-transformer/timesteps.json         at which timesteps its layer of the timestep code is right (frequencies.py)
-vae/                               the autoencoder of model.json
-scheduler/                         DDIM over the noise schedule of model.json
+model_index.json                         what is in it, and id2label
+transformer/                             the network, as formats/diffusers.py writes it
+transformer/changed_for_diffusers.json   what is otherwise in it: a layer, for the timestep code (frequencies.py), and
+                                         the table of classes, which the null class fills up to row 1000
+vae/                                     the autoencoder of model.json
+scheduler/                               DDIM over the noise schedule of model.json
 """
 
 from __future__ import annotations
@@ -25,8 +26,6 @@ from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.autoencoder_kl.files import read_autoencoder_kl
 
-NULL_CLASS = 1000
-"""That DiTPipeline asks for without a class, whatever the network's own is."""
 _LIBRARY = "diffusers"
 _PARTS = {"transformer": "DiTTransformer2DModel", "vae": "AutoencoderKL", "scheduler": "DDIMScheduler"}
 
@@ -50,18 +49,18 @@ def write(path: Path, state: State) -> None:
     """
     model = _model(state)
     _check(model)
-    timesteps = frequencies.visited(model.diffusion.num_train_timesteps)
-    weights = dict(state.weights)
-    weights[frequencies.LAYER] = frequencies.for_diffusers(weights[frequencies.LAYER], timesteps)
+    visited = frequencies.visited(model.diffusion.num_train_timesteps)
+    changes = diffusers.Changes(tuple(visited.tolist()), model.predictor.num_classes)
+    weights = diffusers.changed(state.weights, changes)
     vae = _autoencoder(model.ae)
     for name in _PARTS:
         (path / name).mkdir()
     diffusers.write(path / "transformer", State({"model": weights}, state.facts))
-    _write(path / "transformer" / diffusers.TIMESTEPS, {"right_at": timesteps.tolist()})
+    _write(path / "transformer" / diffusers.CHANGES, dataclasses.asdict(changes))
     diffusers.write(path / "vae", vae)
     _write(path / "scheduler" / "scheduler_config.json", _scheduler(model.diffusion))
     names = dict(enumerate(map(str, state.facts.get("classes") or ())))
-    labels = {str(label): names.get(label, str(label)) for label in range(NULL_CLASS)}
+    labels = {str(label): names.get(label, str(label)) for label in range(changes.num_classes)}
     index = {"_class_name": "DiTPipeline", "id2label": labels}
     _write(path / diffusers.INDEX, index | {name: [_LIBRARY, kind] for name, kind in _PARTS.items()})
 
@@ -84,17 +83,17 @@ def _check(model: ModelConfig) -> None:
         raise ConfigError(
             f"diffusion.model_id = {model.diffusion.model_id!r}",
             "diffusers' DiTPipeline walks a Gaussian diffusion back: of flow matching it would draw noise",
-            "convert the network alone: --to diffusers",
+            "convert the network alone (--to diffusers); mm-dit init --diffusion gaussian_diffusion begins one for it",
         )
     if not isinstance(model.ae, AutoencoderKLConfig):
         raise ConfigError(f"ae.model_id = {model.ae.model_id!r}", "diffusers' DiTPipeline decodes latents, by a VAE",
                           "convert the network alone: --to diffusers")  # fmt: skip
-    if model.predictor.num_classes != NULL_CLASS or not model.predictor.condition.has_null:
+    if model.predictor.num_classes > diffusers.NULL_CLASS or not model.predictor.condition.has_null:
         raise ConfigError(
             f"predictor.num_classes = {model.predictor.num_classes}, class_dropout_prob = "
             f"{model.predictor.class_dropout_prob:g}",
-            f"diffusers' DiTPipeline asks for class {NULL_CLASS} where it asks for none: it fits networks of "
-            f"{NULL_CLASS} classes and a null class alone, and would guide others by a class, or fail",
+            f"diffusers' DiTPipeline asks for class {diffusers.NULL_CLASS} where it asks for none: it fits networks of "
+            f"up to {diffusers.NULL_CLASS} classes with a null class, and would guide others by a class, or fail",
             "convert the network alone (--to diffusers), and pass the null class in a pipeline of your own",
         )
 

@@ -1,0 +1,81 @@
+"""What a newcomer does, from two folders of pictures to a score and to a folder that plain diffusers draws from."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_sample_images
+
+from mindspeed_mm_dit.cli.main import main
+from mindspeed_mm_dit.framework import activate
+from tests.autoencoder_kl_fixtures import SMALL, our_shapes, write_folder
+from tests.checkpoint.test_pipeline import drawn_here, drawn_there
+from tests.checkpoint_fixtures import needs_diffusers
+from tests.conftest import ROOT
+from tests.inception_fixtures import write_random_weights
+
+SHORT = "--host standalone --train-iters 4 --eval-interval 2 --report-steps 2"
+
+
+def cut_photographs(folder: Path) -> None:
+    """Write 30 crops of 48 pixels of each of scikit-learn's two photographs, in a folder each."""
+    for name, pixels in zip(("china", "flower"), load_sample_images().images):
+        (folder / name).mkdir(parents=True)
+        for number in range(30):
+            top, left = 60 * (number // 6), 90 * (number % 6)
+            Image.fromarray(pixels[top : top + 48, left : left + 48]).save(folder / name / f"{number:02d}.png")
+
+
+def make_smaller(file: Path) -> None:
+    """Have model.json describe a network that learns in seconds."""
+    model = json.loads(file.read_text())
+    model["predictor"] |= {"num_layers": 1, "hidden_size": 32, "num_heads": 2}
+    file.write_text(json.dumps(model))
+
+
+def as_printed(said: str, label: str) -> str:
+    """Return the command that init printed behind ``label``, with the lines that a backslash joins."""
+    return said[said.index(label) + len(label) :].replace("\\\n", " ").splitlines()[0]
+
+
+@needs_diffusers
+def test_pictures_become_a_config_a_model_a_pipeline_and_a_score(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    activate("pytorch")
+    cut_photographs(tmp_path / "pictures")
+    write_folder(tmp_path / "vae", SMALL, our_shapes(SMALL))
+
+    flags = "--vae vae --diffusion gaussian_diffusion --image-size 32 --device-memory-gib 8"
+    assert main(f"init pictures --output config {flags}".split()) == 0
+    command = as_printed(capsys.readouterr().out, "encode once and train:")
+    make_smaller(tmp_path / "config/model.json")
+
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    run = subprocess.run(["bash", "-c", f"{command} {SHORT}"], env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "60 of 60 images encoded" in run.stdout and "validation loss at iteration 4" in run.stdout
+    assert {"samples.png", "loss.png"} <= {file.name for file in (tmp_path / "outputs/config").iterdir()}
+
+    checkpoints = "outputs/config/checkpoints"
+    assert main(["convert", checkpoints, "pipeline", "--to", "pipeline"]) == 0
+    pipeline, there = drawn_there(tmp_path / "pipeline", [1, 0], monkeypatch)
+    assert pipeline.labels == {"china": 0, "flower": 1} and there.shape == (2, 32, 32, 3)
+    assert np.abs(there - drawn_here(checkpoints, [1, 0], 50)).max() <= 1  # of 255: rounding
+
+    if importlib.util.find_spec("torch_fidelity") is None:
+        pytest.skip("the score needs pip install --no-deps torch-fidelity; all before it passed")
+    inception = write_random_weights(tmp_path / "inception.pth")
+    flags = f"--num 10 --sampler ddim --steps 2 --reference pictures/china --inception {inception} --output report"
+    assert main(["evaluate", "--checkpoint", checkpoints, *flags.split()]) == 0
+    report = json.loads((tmp_path / "report/report.json").read_text())
+    assert report["images"]["num"] == 10 and np.isfinite(report["judgement"]["scores"]["fid"])
+    assert any("30 picture(s) were scaled or cut to 32 x 32" in note for note in report["judgement"]["notes"])

@@ -1,0 +1,146 @@
+"""The files of a tar file, as tarfile finds them whatever the headers, and damage that is named."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+
+import pytest
+
+from mindspeed_mm_dit.data import tar_rows
+from mindspeed_mm_dit.data.tar_rows import BLOCK, Member, members
+from mindspeed_mm_dit.errors import DataError
+
+FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
+FOLDER = "a-folder-with-a-long-name/"
+LONG = {"ustar": FOLDER * 4, "gnu": FOLDER * 12, "pax": FOLDER * 12}
+"""Names of ustar have 255 bytes at most."""
+
+
+def by_tarfile(path):
+    with tarfile.open(path, "r:") as archive:
+        return [Member(m.name, m.offset_data, m.size) for m in archive if m.isfile() and not m.issparse()]
+
+
+def found(path):
+    with open(path, "rb") as file:
+        return list(members(file))
+
+
+def add(archive, name, content=b"x", **fields):
+    member = tarfile.TarInfo(name)
+    for field, value in fields.items():
+        setattr(member, field, value)
+    member.size = len(content)
+    archive.addfile(member, io.BytesIO(content))
+
+
+def write_every_kind(path, form):
+    """Write plain files between members of every other kind that ``form`` has."""
+    with tarfile.open(path, "w", format=FORMATS[form]) as archive:
+        add(archive, "0.cls", b"7")
+        add(archive, "folder", b"", type=tarfile.DIRTYPE)
+        add(archive, "0.png", b"p" * 1025)
+        add(archive, "link", b"", type=tarfile.SYMTYPE, linkname="0.png")
+        add(archive, "hard", b"", type=tarfile.LNKTYPE, linkname="0.png")
+        add(archive, "pipe", b"", type=tarfile.FIFOTYPE)
+        add(archive, f"{LONG[form]}1.cls", b"8")  # ustar's prefix, GNU's long name, a record of pax
+        add(archive, f"{LONG[form]}1.png", b"q" * 512)
+        add(archive, "sparse.png", b"has no place of its own", type=tarfile.GNUTYPE_SPARSE)
+        add(archive, "of the old kind", b"o", type=tarfile.AREGTYPE)
+        add(archive, "empty.cls", b"")
+        add(archive, "猫.png", b"r" * 3, mtime=1.5)  # ustar and GNU keep the bytes; pax needs a record for both
+        add(archive, "n" * 100, b"as long as a plain name can be")
+        add(archive, "last.png", b"s")
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_the_files_are_those_that_tarfile_finds(tmp_path, form):
+    write_every_kind(tmp_path / "a.tar", form)
+    expected = by_tarfile(tmp_path / "a.tar")
+    assert len(expected) == 9 and found(tmp_path / "a.tar") == expected
+
+
+def test_a_global_header_counts_for_all_that_follow(tmp_path):
+    with tarfile.open(tmp_path / "a.tar", "w", pax_headers={"path": "renamed.png"}) as archive:
+        add(archive, "0.png")
+        add(archive, "1.png")
+    assert found(tmp_path / "a.tar") == by_tarfile(tmp_path / "a.tar")
+    assert [member.name for member in found(tmp_path / "a.tar")] == ["renamed.png", "renamed.png"]
+
+
+@pytest.mark.parametrize("size", [b"\x80\0\0\0\0\0\0\0\0\0\0\3", b"        3\0\0\0", b"00000000003\0"])
+def test_sizes_are_read_as_tarfile_reads_them(tmp_path, size):
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        add(archive, "0.png", b"abc")
+        add(archive, "1.png", b"d")
+    content = bytearray((tmp_path / "a.tar").read_bytes())
+    content[124:136] = size
+    content[148:156] = b" " * 8
+    content[148:156] = b"%06o\0 " % sum(content[:512])
+    (tmp_path / "a.tar").write_bytes(content)
+    assert found(tmp_path / "a.tar") == by_tarfile(tmp_path / "a.tar") == [
+        Member("0.png", 512, 3), Member("1.png", 1536, 1)
+    ]  # fmt: skip
+
+
+def test_what_stands_around_is_no_file(tmp_path):
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        add(archive, "0.png")
+    whole = (tmp_path / "a.tar").read_bytes()
+    (tmp_path / "a.tar").write_bytes(whole[:1024])  # without the two empty blocks of its end
+    assert [member.name for member in found(tmp_path / "a.tar")] == ["0.png"]
+    (tmp_path / "a.tar").write_bytes(bytes(10240))
+    assert found(tmp_path / "a.tar") == []
+
+
+def plain_shard(path, form=tarfile.PAX_FORMAT):
+    """Write four samples of five blocks: a header and the label, a header and two blocks of the picture."""
+    with tarfile.open(path, "w", format=form) as archive:
+        for number in range(4):
+            add(archive, f"{number}.cls", b"1")
+            add(archive, f"{number}.png", b"p" * 700)
+    return bytearray(path.read_bytes())
+
+
+def test_plain_headers_are_left_to_tarfile_neither_in_ustar_nor_in_gnu(tmp_path, monkeypatch):
+    asked = []
+    real = tarfile.TarFile.next
+    monkeypatch.setattr(tarfile.TarFile, "next", lambda archive: asked.append(archive.offset) or real(archive))
+    for form in ("ustar", "gnu"):
+        asked.clear()
+        plain_shard(tmp_path / "a.tar", FORMATS[form])
+        assert len(found(tmp_path / "a.tar")) == 8
+        assert asked == [0, 4 * 5 * BLOCK]  # as it is opened, and where no header is
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda content: content[:2000], r"0\.png goes on after its end"),
+        (lambda content: content[:2559], r"0\.png goes on after its end"),
+        (lambda content: content[:2561], "there is no header at byte 2,560"),
+        (lambda content: content[:3000], "there is no header at byte 2,560"),
+        (lambda content: content[:3072], r"1\.cls goes on after its end"),
+        (lambda content: content[:3073], r"1\.cls goes on after its end"),
+        (lambda content: content[:2560] + b"\xff" + content[2561:], "there is no header at byte 2,560"),
+        (lambda content: content[: 2560 + 130] + b"7" + content[2560 + 131 :], "there is no header at byte 2,560"),
+        (lambda content: b"\xff" + content[1:], "bad checksum"),
+        (lambda content: content[:100], "truncated header"),
+        (lambda content: b"no tar file" * 100, "invalid header|bad checksum"),
+        (lambda content: content.replace(b"0000001\0", b"0002001\0", 1), "bad checksum"),
+    ],
+)  # fmt: skip
+def test_damage_is_named(tmp_path, damage, reason):
+    content = plain_shard(tmp_path / "a.tar")
+    (tmp_path / "a.tar").write_bytes(damage(content))
+    with pytest.raises(DataError, match=rf"a\.tar: is no whole tar file: ({reason})"):
+        tar_rows.scan(tmp_path / "a.tar", "label")
+
+
+def test_a_label_that_is_none_is_named(tmp_path):
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        add(archive, "0.cls", b"1" * 1001)
+        add(archive, "0.png")
+    with pytest.raises(DataError, match=r"0\.cls has 1,001 bytes, which are no label"):
+        tar_rows.scan(tmp_path / "a.tar", "label")
