@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,13 +12,14 @@ import torch
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.hosts import preflight
 from mindspeed_mm_dit.hosts.native.average import SavedAverage
 from mindspeed_mm_dit.hosts.native.bits import packed, unpacked
 from mindspeed_mm_dit.hosts.native.commandline import parse, yaml_for
 from mindspeed_mm_dit.hosts.native.curves import numbers_of
 from mindspeed_mm_dit.hosts.native.hooks import _decay
 from mindspeed_mm_dit.hosts.native.keys import _check_ranks
-from mindspeed_mm_dit.hosts.native.settings import get, patterns, yaml_of
+from mindspeed_mm_dit.hosts.native.settings import flags_of, get, patterns, yaml_of
 from tests.conftest import ROOT
 
 CONFIG = ["--mm-model", "model.json", "--mm-data", "data.json"]
@@ -130,6 +133,16 @@ def test_a_dry_run_is_refused_where_the_engine_would_train() -> None:
 def test_ranks_that_share_samples_are_refused() -> None:
     with pytest.raises(ConfigError, match="--context-parallel-size = 2: in MindSpeed-MM's native engine"):
         parse([*CONFIG, *FLAGS.split(), "--context-parallel-size", "2"], 2)
+
+
+def test_a_yaml_stands_for_every_flag_that_is_checked() -> None:
+    training = SimpleNamespace(
+        global_batch_size=8, save_interval=0, val_interval=0, train_iters=9, lr_warmup_ratio=0.0, lr_decay_ratio=1.0
+    )
+    read = SimpleNamespace(training=training, parallel=SimpleNamespace(ulysses_parallel_size=1))
+    found = vars(flags_of(read, lambda _, key: None))
+    checked = set(re.findall(r"\bargs\.(\w+)", Path(preflight.__file__).read_text()))
+    assert "power_ema_stds" in checked and checked <= found.keys() | {"bf16", "fsdp2_config_path", "use_torch_fsdp2"}
 
 
 def test_weights_decay_as_adamw_lets_them() -> None:

@@ -106,7 +106,7 @@ def flags_of(read: Any, lookup: Any) -> Namespace:
     flags.eval_interval = training.val_interval or None
     flags.lr_warmup_iters = int(training.train_iters * training.lr_warmup_ratio)
     flags.lr_decay_iters = int(training.train_iters * training.lr_decay_ratio)
-    flags.context_parallel_size = read.parallel.ulysses_parallel_size
+    flags.context_parallel_size, flags.power_ema_stds = read.parallel.ulysses_parallel_size, ()
     flags.report = False  # (the command that asks for one draws it)
     return flags
 
