@@ -25,6 +25,8 @@ class Linear(torch.nn.Linear):
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x W^T + b, (..., out); x: (..., in), weight: (out, in), bias: (out,)."""
+    if torch.compiler.is_compiling():  # (first: the compiler would break its graph at what is asked below)
+        return torch.nn.functional.linear(x, weight, bias)
     if onednn_is_faster() and _plain_float32(x, weight):
         return _OneDNN.apply(x, weight, bias)
     return torch.nn.functional.linear(x, weight, bias)
@@ -53,7 +55,6 @@ def _plain_float32(x: Tensor, weight: Tensor) -> bool:
         and type(weight) in (Tensor, torch.nn.Parameter)
         and x.numel() > 0
         and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()
     )
 
 
