@@ -80,7 +80,8 @@ def main() -> None:
     if args.worker:
         forward(args.worker[0], args.preset, args.worker[1])
         return
-    pythons = {"pytorch": args.pytorch_python, "mindspore": args.mindspore_python}
+    given = {"pytorch": args.pytorch_python, "mindspore": args.mindspore_python}
+    pythons = {name: str(Path(python).absolute()) for name, python in given.items()}  # (runs have own folders)
     rates: dict[str, list[float]] = {name: [] for name in pythons}
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(args.rounds):
