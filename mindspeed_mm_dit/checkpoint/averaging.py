@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from mindspeed_mm_dit.checkpoint.formats import FORMATS, of_target
 from mindspeed_mm_dit.checkpoint.power_ema import Profile
 from mindspeed_mm_dit.checkpoint.state import Arrays, State
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore, find_checkpoint, iteration_of, read_facts
-from mindspeed_mm_dit.checkpoint.weights import read_tree
+from mindspeed_mm_dit.checkpoint.weights import read_trees
 from mindspeed_mm_dit.configs.outputs import check_output_folder
 from mindspeed_mm_dit.errors import CheckpointError
 
@@ -56,7 +56,7 @@ def make(
         target: a new file or folder.
         to: format of the target; by default what its ending says.
         overwrite: replace an existing checkpoint.
-        progress: wraps the averages that are read, one after another.
+        progress: wraps the checkpoints that are read, one after another.
 
     Raises:
         CheckpointError: there are no power-function averages, a checkpoint is damaged, or the target exists.
@@ -69,9 +69,12 @@ def make(
     factors, error = power_ema.combination([one.profile for one in kept], wanted)
     convert.check_target(newest.parent, target, overwrite)
     check_output_folder("folder of TARGET", target.parent)
-    used = [(one, factor) for one, factor in zip(kept, factors) if factor]
+    used: dict[Path, dict[str, float]] = {}
+    for one, factor in zip(kept, factors):
+        if factor:
+            used.setdefault(one.path, {})[one.tree] = factor
     facts = {key: value for key, value in facts.items() if key != power_ema.STDS} | {"power_ema_std": std}
-    state = State({"model": _sum(progress(used))}, facts)
+    state = State({"model": _sum(progress(list(used.items())))}, facts)
     convert.check(state, str(source))
     state, notes = convert.fit(state, FORMATS[target_format].room, None)
     convert.write(target, target_format, state)
@@ -99,11 +102,12 @@ def averages_up_to(newest: Path) -> list[Kept]:
     return kept
 
 
-def _sum(used: Iterable[tuple[Kept, float]]) -> Arrays:
-    """Add up averages times their factors in float64; return float32."""
+def _sum(used: Iterable[tuple[Path, Mapping[str, float]]]) -> Arrays:
+    """Add up the averages of each checkpoint times their factors in float64; return float32."""
     total: Arrays = {}
-    for (path, tree, _), factor in used:
-        for name, array in read_tree(path, tree).items():
-            share = array.astype(np.float64) * factor
-            total[name] = total[name] + share if name in total else share
+    for path, factors in used:
+        for tree, arrays in read_trees(path, list(factors)).items():
+            for name, array in arrays.items():
+                share = array.astype(np.float64) * factors[tree]
+                total[name] = total[name] + share if name in total else share
     return {name: array.astype(np.float32) for name, array in total.items()}

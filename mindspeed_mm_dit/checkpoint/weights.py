@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -52,15 +52,23 @@ def choose_tree(content: Mapping[str, Any], use_ema: bool, path: Path) -> Arrays
 
 def read_tree(path: Path, tree: str) -> Arrays:
     """Return the tree ``tree`` ("power_ema_1") of a whole checkpoint folder of either framework."""
+    return read_trees(path, [tree])[tree]
+
+
+def read_trees(path: Path, trees: Sequence[str]) -> dict[str, Arrays]:
+    """Return several trees of a checkpoint folder, which is looked at once, whether it is whole."""
     if (path / "state.ckpt").is_file():
         from mindspeed_mm_dit.checkpoint import mindspore_ckpt
 
         check_whole(path, mindspore_ckpt.problem_of)
         content = mindspore_ckpt.read(path)
-        return {name[len(tree) + 1 :]: array for name, array in content.items() if name.startswith(f"{tree}.")}
+        return {
+            tree: {name[len(tree) + 1 :]: array for name, array in content.items() if name.startswith(f"{tree}.")}
+            for tree in trees
+        }
     torch_dcp = reader_of_pytorch_folder(path)
     check_whole(path, torch_dcp.problem_of)
-    return {name: _array(value) for name, value in torch_dcp.read_tree(path, tree).items()}
+    return {tree: {name: _array(value) for name, value in torch_dcp.read_tree(path, tree).items()} for tree in trees}
 
 
 def _read_ckpt(path: Path, use_ema: bool) -> Arrays:

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
     made = make(
         args.checkpoint, args.std, args.output, args.to, args.overwrite,
-        progress=lambda used: tqdm(used, unit="average", file=sys.stderr, disable=not sys.stderr.isatty()),
+        progress=lambda used: tqdm(used, unit="checkpoint", file=sys.stderr, disable=not sys.stderr.isatty()),
     )  # fmt: skip
     for note in made.notes:
         print(f"note: {note}")
