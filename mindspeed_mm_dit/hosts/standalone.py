@@ -128,8 +128,8 @@ def _run(
     runtime.initialize(
         args.distributed_backend, args.micro_batch_size, args.global_batch_size, args.context_parallel_size
     )
-    _announce(args)
     with StopRequest(args.exit_duration_in_mins) as stop, claimed_save(args) as claim:
+        _announce(args)
         start = find_start(args, engine_module.checkpoints)
         engine = _build_engine(args, engine_module, model_provider, start)
         print_rank_0(f"predictor: {engine.num_parameters():,} parameters; ready in {time.monotonic() - started:.1f} s")

@@ -77,6 +77,14 @@ class Run:
                 found.append(int(place.name))
         return found
 
+    def rank(self, number: int) -> int | None:
+        """Return the process of one rank of torchrun once it has come as far as PyTorch, None before."""
+        for pid in self.processes("pretrain_dit.py"):
+            is_it = f"\0LOCAL_RANK={number}\0".encode() in Path(f"/proc/{pid}/environ").read_bytes()
+            if is_it and "libtorch" in Path(f"/proc/{pid}/maps").read_text():
+                return pid
+        return None
+
     def signal_all(self, number: signal.Signals) -> None:
         """Send a signal as a terminal does: to the whole foreground."""
         os.killpg(self.process.pid, number)

@@ -17,6 +17,7 @@ from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 from mindspeed_mm_dit.configs.precision import Way
 from mindspeed_mm_dit.errors import PlatformError
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
+from mindspeed_mm_dit.framework.interrupt import ended_by_ctrl_c
 from mindspeed_mm_dit.framework.malloc import keep_freed_memory
 from mindspeed_mm_dit.framework.pytorch import sequence
 
@@ -78,14 +79,16 @@ def initialize(backend: str | None, micro_batch_size: int, global_batch_size: in
         keep_freed_memory()
     else:
         _choose_accelerator(int(os.environ["LOCAL_RANK"]))
-    if not dist.is_initialized():
-        # A CPU backend stays at hand for asynchronous checkpoints and for flags, whatever the device.
-        backends = backend if backend == "gloo" else f"cpu:gloo,{device_type()}:{backend}"
-        dist.init_process_group(backends, **alone)
-    _flags_group = dist.new_group(backend="gloo")
+    with ended_by_ctrl_c():
+        if not dist.is_initialized():
+            # A CPU backend stays at hand for asynchronous checkpoints and for flags, whatever the device.
+            backends = backend if backend == "gloo" else f"cpu:gloo,{device_type()}:{backend}"
+            dist.init_process_group(backends, **alone)
+        _flags_group = dist.new_group(backend="gloo")
+        sequence_group = dist.new_subgroups(sequence_ranks)[0] if sequence_ranks > 1 else None
     _sequence_ranks = sequence_ranks
     _num_microbatches = global_batch_size // (micro_batch_size * data_world_size())
-    sequence.share(dist.new_subgroups(sequence_ranks)[0] if sequence_ranks > 1 else None, device_type())
+    sequence.share(sequence_group, device_type())
 
 
 def _choose_accelerator(number: int) -> None:

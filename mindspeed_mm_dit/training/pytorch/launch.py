@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
@@ -31,7 +32,8 @@ def count_accelerators() -> int:
 
 def start(launch: Launch, command: Sequence[str]) -> int:
     """Run ``command`` in every process of this node; return the exit code of the run."""
-    os.environ.setdefault("LOGLEVEL", "CRITICAL")  # of torchrun: what there is to say, the ranks say
+    level = os.environ.setdefault("LOGLEVEL", "CRITICAL")  # of torchrun: what there is to say, the ranks say
+    logging.getLogger("torch.distributed.elastic").setLevel(level)
     given = dict(os.environ)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # no C++ frames of nodes that do not meet: a line says it
     activate("pytorch")  # reads the level
