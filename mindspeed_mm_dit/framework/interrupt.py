@@ -1,16 +1,44 @@
-"""Ctrl-C while a process waits for others in a library's own code, where no handler of Python is called."""
+"""Ctrl-C before a run has anything to keep: the process ends at once, whatever it is in.
+
+Python's own way is to raise KeyboardInterrupt, and that is lost where a library swallows it (PyTorch does while it
+imports NumPy) and late where one waits in code of its own (for other ranks): a rank that goes on waits for those that
+have ended.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+
+def end_at_once_when_interrupted(says_it: bool) -> None:
+    """From here on let Ctrl-C end this process with code 130, and with one line if ``says_it``."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if says_it:
+            os.write(2, b"interrupted\n")
+        with suppress(Exception):  # the signal may have come in the middle of a print
+            sys.stdout.flush()
+        os._exit(128 + number)
+
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, end)
+
+
+def raise_when_interrupted() -> None:
+    """From here on let Ctrl-C raise KeyboardInterrupt, as Python does."""
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager
 def ended_by_ctrl_c() -> Iterator[None]:
-    """While entered, Ctrl-C ends this process at once and without a word, whatever it waits for.
+    """While entered, Ctrl-C ends this process without a word, in code that no handler of Python's interrupts too.
 
     Outside the main thread, which alone may say what a signal does, nothing changes; nor where Ctrl-C is ignored.
     """

@@ -16,6 +16,7 @@ from types import ModuleType
 
 from mindspeed_mm_dit.errors import PlatformError, UserError
 from mindspeed_mm_dit.framework import FRAMEWORKS, activate
+from mindspeed_mm_dit.framework.interrupt import raise_when_interrupted
 from mindspeed_mm_dit.framework.launched import check_launched, end_with_launcher
 from mindspeed_mm_dit.hosts.ending import end, end_in_a_line_when_interrupted, says_it
 from mindspeed_mm_dit.hosts.native.contract import KNOWN_TORCH
@@ -28,7 +29,7 @@ def choose_host(argv: Sequence[str]) -> ModuleType:
     """Return the module of the host that ``argv`` and the installed packages ask for, framework activated.
 
     A UserError is printed and ends the process with code 2. From here on Ctrl-C, where nothing else takes it, ends it
-    with one line and code 130.
+    with one line and code 130: at once in the standalone host, as a KeyboardInterrupt in MindSpeed-MM.
     """
     end_in_a_line_when_interrupted()
     end_with_launcher(os.environ)
@@ -37,9 +38,12 @@ def choose_host(argv: Sequence[str]) -> ModuleType:
     except UserError as error:
         end(error)
     try:
-        return find_host(argv)
+        host = find_host(argv)
     except UserError as error:
         end(error, found_by_all=True)
+    if host.NAME != "standalone":
+        raise_when_interrupted()  # what MindSpeed-MM does then is its own business
+    return host
 
 
 def find_host(argv: Sequence[str]) -> ModuleType:

@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from mindspeed_mm_dit import framework
 from mindspeed_mm_dit.errors import StepError, UserError
+from mindspeed_mm_dit.framework.interrupt import end_at_once_when_interrupted
 from mindspeed_mm_dit.training.exit_codes import USER_ERROR
 
 SECONDS_TO_SAY_IT = 5.0
@@ -58,8 +59,12 @@ def leave_for_launcher(error: UserError) -> None:
 
 
 def end_in_a_line_when_interrupted() -> None:
-    """From here on let a Ctrl-C that nothing else takes end this process with one line and code 130."""
+    """From here on let a Ctrl-C that nothing else takes end this process with one line and code 130.
+
+    At once, until a host lets it raise KeyboardInterrupt (``framework/interrupt.py``).
+    """
     sys.excepthook = _without_traceback_of_an_interrupt
+    end_at_once_when_interrupted(says_it())
 
 
 def _without_traceback_of_an_interrupt(

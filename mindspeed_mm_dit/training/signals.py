@@ -44,6 +44,7 @@ class StopRequest:
         self._signals: set[signal.Signals] = set()
         self._error: UserError | None = None
         self._interrupted_at: float | None = None
+        self._have_agreed = False
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopRequest:
@@ -67,6 +68,8 @@ class StopRequest:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        if isinstance(error, RuntimeError) and self._interrupted_at is not None and not self._have_agreed:
+            raise KeyboardInterrupt from error  # it had ended another rank, which was not here yet
 
     def note(self, error: Exception) -> None:
         """Keep an error that has left the weights as they were, until the ranks agree to end."""
@@ -84,6 +87,7 @@ class StopRequest:
         asked = runtime.each_on_any_rank(
             [self._error is not None, is_over, *(number in self._signals for number in SIGNALS)]
         )
+        self._have_agreed = True
         failed, over, *signaled = asked
         if failed:
             return Stop("stopped by an error", USER_ERROR, self._error)

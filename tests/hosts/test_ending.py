@@ -13,7 +13,7 @@ from mindspeed_mm_dit.hosts.ending import SECONDS_TO_SAY_IT
 from tests.conftest import ROOT
 
 CODE = """
-import sys
+import signal, sys, time
 from mindspeed_mm_dit.errors import ConfigError, StepError
 from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.hosts.ending import end, end_in_a_line_when_interrupted
@@ -75,3 +75,10 @@ def test_torchrun_is_left_the_reason_once_a_framework_is_active(tmp_path):
 def test_an_interrupt_that_nothing_takes_is_one_line_and_code_130():
     process = ended("end_in_a_line_when_interrupted()\nraise KeyboardInterrupt")
     assert (process.returncode, process.stderr) == (130, "interrupted\n")
+
+
+def test_an_interrupt_ends_a_run_that_has_nothing_to_keep_though_a_library_would_swallow_it():
+    process = ended("end_in_a_line_when_interrupted()\n"
+                    "try:\n    signal.raise_signal(signal.SIGINT)\n    time.sleep(60)\n"
+                    "except KeyboardInterrupt: print('went on')")  # fmt: skip
+    assert (process.returncode, process.stdout, process.stderr) == (130, "said before\n", "interrupted\n")

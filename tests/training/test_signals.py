@@ -23,6 +23,16 @@ def test_a_ctrl_c_that_a_launcher_passes_on_is_one_request_and_a_later_one_inter
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_an_interrupt_that_another_rank_has_died_of_is_the_reason_until_the_ranks_have_agreed(framework):
+    with pytest.raises(KeyboardInterrupt), signals.StopRequest():
+        signal.raise_signal(signal.SIGINT)
+        raise RuntimeError("Connection closed by peer")
+    with pytest.raises(RuntimeError), signals.StopRequest() as stop:
+        stop.agree()
+        signal.raise_signal(signal.SIGINT)
+        raise RuntimeError("a fault of the step")
+
+
 def test_the_first_of_several_reasons_gives_the_code(framework):
     with signals.StopRequest() as stop:
         signal.raise_signal(signal.SIGHUP)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,20 +14,19 @@ from pathlib import Path
 from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.errors import ConfigError, UserError, nearest
 from mindspeed_mm_dit.framework import FRAMEWORKS
+from mindspeed_mm_dit.framework.interrupt import end_at_once_when_interrupted
 from mindspeed_mm_dit.training.exit_codes import USER_ERROR
 from mindspeed_mm_dit.training.launch.variables import read_launch, say_whom_it_waits_for, threads_of
 
 
 def main(argv: Sequence[str]) -> int:
     """Start the processes and wait for them; return the exit code of the run."""
+    end_at_once_when_interrupted(says_it=True)  # until a launcher takes it, which then passes it on
     try:
         return _launch(argv[0], argv[1:])
     except UserError as error:
         print(error, file=sys.stderr)
         return USER_ERROR
-    except KeyboardInterrupt:  # no process has been started
-        print("interrupted", file=sys.__stderr__)
-        return 128 + signal.SIGINT
 
 
 def _launch(script: str, flags: Sequence[str]) -> int:
