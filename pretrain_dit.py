@@ -9,6 +9,10 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from mindspeed_mm_dit.framework.interrupt import end_at_once_when_interrupted
+
+end_at_once_when_interrupted()  # there is nothing to keep yet
+
 from mindspeed_mm_dit.configs.arguments import dit_flags
 from mindspeed_mm_dit.hosts.choose import choose_host
 

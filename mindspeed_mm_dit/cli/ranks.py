@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from mindspeed_mm_dit.errors import UserError
-from mindspeed_mm_dit.hosts.ending import SECONDS_TO_SAY_IT, says_it
+from mindspeed_mm_dit.framework.launched import says_it
+from mindspeed_mm_dit.hosts.ending import SECONDS_TO_SAY_IT
 from mindspeed_mm_dit.training.exit_codes import USER_ERROR
 
 

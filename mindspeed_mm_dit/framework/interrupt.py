@@ -11,29 +11,34 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+from mindspeed_mm_dit.framework.launched import says_it
 
-def end_at_once_when_interrupted(says_it: bool) -> None:
-    """From here on let Ctrl-C end this process with code 130, and with one line if ``says_it``."""
 
-    def end(number: int, frame: FrameType | None) -> None:
-        if says_it:
-            os.write(2, b"interrupted\n")
-        with suppress(Exception):  # the signal may have come in the middle of a print
-            sys.stdout.flush()
-        os._exit(128 + number)
-
-    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-        signal.signal(signal.SIGINT, end)
+def end_at_once_when_interrupted() -> None:
+    """From here on let Ctrl-C end this process with code 130, and with one line if it speaks for all."""
+    _on_ctrl_c(_end)
 
 
 def raise_when_interrupted() -> None:
     """From here on let Ctrl-C raise KeyboardInterrupt, as Python does."""
-    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    _on_ctrl_c(signal.default_int_handler)
+
+
+def _on_ctrl_c(handler: Callable[[int, FrameType | None], object]) -> None:
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # a job in the background: a shell's Ctrl-C is not for it
+        signal.signal(signal.SIGINT, handler)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    if says_it():
+        os.write(2, b"interrupted\n")
+    with suppress(Exception):  # the signal may have come in the middle of a print
+        sys.stdout.flush()
+    os._exit(128 + number)
 
 
 @contextmanager

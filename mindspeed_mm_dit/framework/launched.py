@@ -44,6 +44,11 @@ _PREFIXES = (
 )
 
 
+def says_it() -> bool:
+    """Return whether this process says what all of them find: the first of each node, or of all under msrun."""
+    return os.environ.get("LOCAL_RANK", os.environ.get("RANK", os.environ.get("RANK_ID", "0"))) == "0"
+
+
 def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment without what torchrun and msrun tell their processes."""
     return {name: value for name, value in environment.items() if not name.startswith(_PREFIXES)}

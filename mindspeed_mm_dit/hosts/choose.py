@@ -17,8 +17,8 @@ from types import ModuleType
 from mindspeed_mm_dit.errors import PlatformError, UserError
 from mindspeed_mm_dit.framework import FRAMEWORKS, activate
 from mindspeed_mm_dit.framework.interrupt import raise_when_interrupted
-from mindspeed_mm_dit.framework.launched import check_launched, end_with_launcher
-from mindspeed_mm_dit.hosts.ending import end, end_in_a_line_when_interrupted, says_it
+from mindspeed_mm_dit.framework.launched import check_launched, end_with_launcher, says_it
+from mindspeed_mm_dit.hosts.ending import end, end_in_a_line_when_interrupted
 from mindspeed_mm_dit.hosts.native.contract import KNOWN_TORCH
 
 HOST_PACKAGES = ("mindspeed", "megatron.training", "mindspeed_mm")
@@ -28,8 +28,8 @@ NATIVE = "mindspeed-mm-native"
 def choose_host(argv: Sequence[str]) -> ModuleType:
     """Return the module of the host that ``argv`` and the installed packages ask for, framework activated.
 
-    A UserError is printed and ends the process with code 2. From here on Ctrl-C, where nothing else takes it, ends it
-    with one line and code 130: at once in the standalone host, as a KeyboardInterrupt in MindSpeed-MM.
+    A UserError is printed and ends the process with code 2. From here on a Ctrl-C that nothing else takes ends it
+    with one line and code 130; in MindSpeed-MM it raises KeyboardInterrupt again.
     """
     end_in_a_line_when_interrupted()
     end_with_launcher(os.environ)

@@ -17,17 +17,12 @@ from typing import NoReturn
 
 from mindspeed_mm_dit import framework
 from mindspeed_mm_dit.errors import StepError, UserError
-from mindspeed_mm_dit.framework.interrupt import end_at_once_when_interrupted
+from mindspeed_mm_dit.framework.launched import says_it
 from mindspeed_mm_dit.training.exit_codes import USER_ERROR
 
 SECONDS_TO_SAY_IT = 5.0
 """How long the ranks that are silent about an error they all found let the one live that says it: the launcher ends
 every rank once the first has gone."""
-
-
-def says_it() -> bool:
-    """Return whether this process says what all of them find: the first of each node, or of all under msrun."""
-    return os.environ.get("LOCAL_RANK", os.environ.get("RANK", os.environ.get("RANK_ID", "0"))) == "0"
 
 
 def end(error: UserError, found_by_all: bool = False) -> NoReturn:
@@ -59,12 +54,8 @@ def leave_for_launcher(error: UserError) -> None:
 
 
 def end_in_a_line_when_interrupted() -> None:
-    """From here on let a Ctrl-C that nothing else takes end this process with one line and code 130.
-
-    At once, until a host lets it raise KeyboardInterrupt (``framework/interrupt.py``).
-    """
+    """From here on let a KeyboardInterrupt that nothing else takes end this process with one line and code 130."""
     sys.excepthook = _without_traceback_of_an_interrupt
-    end_at_once_when_interrupted(says_it())
 
 
 def _without_traceback_of_an_interrupt(

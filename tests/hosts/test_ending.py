@@ -16,6 +16,7 @@ CODE = """
 import signal, sys, time
 from mindspeed_mm_dit.errors import ConfigError, StepError
 from mindspeed_mm_dit.framework import activate
+from mindspeed_mm_dit.framework.interrupt import end_at_once_when_interrupted
 from mindspeed_mm_dit.hosts.ending import end, end_in_a_line_when_interrupted
 print("said before")
 {}
@@ -78,7 +79,7 @@ def test_an_interrupt_that_nothing_takes_is_one_line_and_code_130():
 
 
 def test_an_interrupt_ends_a_run_that_has_nothing_to_keep_though_a_library_would_swallow_it():
-    process = ended("end_in_a_line_when_interrupted()\n"
+    process = ended("end_at_once_when_interrupted()\n"
                     "try:\n    signal.raise_signal(signal.SIGINT)\n    time.sleep(60)\n"
                     "except KeyboardInterrupt: print('went on')")  # fmt: skip
     assert (process.returncode, process.stdout, process.stderr) == (130, "said before\n", "interrupted\n")

@@ -21,7 +21,7 @@ from mindspeed_mm_dit.training.launch.variables import read_launch, say_whom_it_
 
 def main(argv: Sequence[str]) -> int:
     """Start the processes and wait for them; return the exit code of the run."""
-    end_at_once_when_interrupted(says_it=True)  # until a launcher takes it, which then passes it on
+    end_at_once_when_interrupted()  # until a launcher takes it, which then passes it on
     try:
         return _launch(argv[0], argv[1:])
     except UserError as error:
