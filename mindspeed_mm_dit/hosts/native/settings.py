@@ -46,6 +46,15 @@ FLAGS = {
 }
 """Key of the yaml -> flag that means the same."""
 
+COUNTED = {
+    "training.gradient_accumulation_steps": "global_batch_size",
+    "training.save_interval": "save_interval",
+    "training.val_interval": "eval_interval",
+    "training.lr_warmup_ratio": "lr_warmup_iters",
+    "training.lr_decay_ratio": "lr_decay_iters",
+}
+"""Key of the yaml -> flag that follows from it in other units."""
+
 OURS = {
     "model.mm_model": None,
     "model.ema_decay": 0.9999,
@@ -117,7 +126,7 @@ def yaml_of(flags: Namespace, fsdp2: Fsdp2Config | None, world_size: int) -> dic
     Raises:
         ConfigError: the engine cannot do what a flag asks for.
     """
-    _check_schedule(flags)
+    check_schedule(flags)
     refuse_power_ema(flags.power_ema_stds, "MindSpeed-MM's native engine")
     refuse_init_from(flags.init_from if flags.load is None else None, "MindSpeed-MM's native engine")
     content: dict[str, Any] = {name: {} for name in ("parallel", "model", "data", "features", "training", "tools")}
@@ -142,7 +151,8 @@ def yaml_of(flags: Namespace, fsdp2: Fsdp2Config | None, world_size: int) -> dic
     return content
 
 
-def _check_schedule(flags: Namespace) -> None:
+def check_schedule(flags: Namespace) -> None:
+    """Raise ConfigError for a schedule of the learning rate that the engine does not have."""
     if flags.lr_decay_style == "inverse-square-root":
         raise ConfigError(
             "--lr-decay-style = inverse-square-root",
@@ -232,3 +242,11 @@ def get(content: Mapping[str, Any], key: str) -> Any:
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return value
+
+
+def lookup(read: Any, key: str) -> Any:
+    """Return the value of a dotted key of the engine's arguments; of a key of ours, its default if it is not there."""
+    *path, leaf = key.split(".")
+    for part in path:
+        read = getattr(read, part)
+    return getattr(read, leaf, None) if key not in OURS else getattr(read, leaf, OURS[key])
