@@ -17,8 +17,8 @@ from mindspeed_mm_dit.configs.precision import Way
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
+from mindspeed_mm_dit.hosts.installed import where
 from mindspeed_mm_dit.hosts.megatron.commandline import launched_as, parse
-from mindspeed_mm_dit.hosts.megatron.contract import where
 from mindspeed_mm_dit.hosts.preflight import HostFacts, check_configs, fsdp2_of, say_data_set
 from mindspeed_mm_dit.planning.fit import Place
 from mindspeed_mm_dit.training.dry_run import plan_of_run
