@@ -17,6 +17,8 @@ from mindspeed_mm_dit.errors import ConfigError
 
 MODEL_ID = DATA_ID = COLLATOR_ID = "mindspeed_mm_dit"
 PLUGIN = "mindspeed_mm_dit.hosts.native"
+NO_CONFIG = "./none"
+"""Where the engine is told to look for a configuration of transformers; a plain name it would ask the network for."""
 
 FLAGS = {
     "model.mm_model": "mm_model",
@@ -132,7 +134,7 @@ def yaml_of(flags: Namespace, fsdp2: Fsdp2Config | None, world_size: int) -> dic
     content: dict[str, Any] = {name: {} for name in ("parallel", "model", "data", "features", "training", "tools")}
     _shard(content, fsdp2, world_size)
     put(content, "model.model_id", MODEL_ID)
-    put(content, "model.model_name_or_path", "none")
+    put(content, "model.model_name_or_path", NO_CONFIG)
     put(content, "data.dataset_param.dataset_type", DATA_ID)
     loader = {"dataloader_mode": "base", "sampler_type": "none", "shuffle": False, "drop_last": True}
     loader |= {"pin_memory": False, "num_workers": 0, "collate_param": {"collator_id": COLLATOR_ID}}
