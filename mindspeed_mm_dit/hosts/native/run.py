@@ -28,6 +28,8 @@ class Run:
         """Learning rate of the first step of a resumed run; None once it is taken."""
         self.saved: int | None = None
         """The iteration that training.save is known to hold as it is now."""
+        self.meeting = contextlib.ExitStack()
+        """What holds until the ranks have met."""
 
     @property
     def autocast(self) -> bool:
