@@ -37,7 +37,8 @@ def get_args() -> Namespace:
     global _mm
     if _mm is None:
         _mm = read_configs(parse(sys.argv[1:]))
-    return Namespace(**{**vars(get_host_args()), "mm": _mm})
+    args = vars(get_host_args())
+    return Namespace(**{**args, "mm": _mm, "report": args.get("report") and args["ckpt_format"] == "torch_dcp"})
 
 
 def load_encoders() -> tuple[Any, Any]:
