@@ -7,7 +7,7 @@ to be copied between processes.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
@@ -25,7 +25,7 @@ class BatchSource(Protocol):
 
 def load_batches(
     samples: BatchSource, positions: Iterable[np.ndarray], num_workers: int, prefetch_batches: int
-) -> Iterator[Batch]:
+) -> Generator[Batch, None, None]:
     """Yield ``samples.batch(p)`` for each p of ``positions``, in order.
 
     ``num_workers`` threads keep up to ``prefetch_batches`` batches ready; with 0 workers each batch is made

@@ -10,8 +10,10 @@ from argparse import Namespace
 from dataclasses import asdict, dataclass
 
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore
+from mindspeed_mm_dit.configs.precision import Precision
 from mindspeed_mm_dit.framework import active, runtime
 from mindspeed_mm_dit.framework.launched import without_launcher
+from mindspeed_mm_dit.objectives.registry import objective_of
 from mindspeed_mm_dit.training.data_sets import open_data_set
 from mindspeed_mm_dit.training.exit_codes import USER_ERROR
 
@@ -34,6 +36,11 @@ class ReportJob:
     """What to draw where texts steer the model."""
 
 
+def _computes_in_bf16(args: Namespace) -> bool:
+    precision: Precision | None = args.mm.precision
+    return bool(args.bf16) if precision is None else precision.compute == "bf16"  # (None: the host goes by the flag)
+
+
 def report(args: Namespace) -> None:
     """Draw and print what --report asks for, on the first rank, once training has reached --train-iters.
 
@@ -50,11 +57,11 @@ def report(args: Namespace) -> None:
         save=args.save,
         tensorboard_dir=args.tensorboard_dir,
         ai_framework=active(),
-        sampler=args.report_sampler,
+        sampler=args.report_sampler or objective_of(args.mm.model.diffusion).quick_sampler,
         steps=args.report_steps,
         cfg_scale=args.report_cfg_scale,
         seed=args.seed,
-        bf16=args.mm.precision.compute == "bf16" and runtime.SAMPLES_IN_BF16,
+        bf16=_computes_in_bf16(args) and runtime.SAMPLES_IN_BF16,
         source=args.mm.data.dataset_param.source,
         captions=open_data_set(args.mm, args.seed).example_captions(),
     )

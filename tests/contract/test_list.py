@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
+from mindspeed_mm_dit.hosts.installed import lacks
 from mindspeed_mm_dit.hosts.megatron import pairs
-from mindspeed_mm_dit.hosts.megatron.contract import RELIED_ON, check_host, lacks
+from mindspeed_mm_dit.hosts.megatron.contract import RELIED_ON, check_host
 from tests.conftest import ROOT
 from tests.contract.hosted import TREES, needs_trees, tree
 
@@ -42,7 +43,7 @@ def test_only_the_rooms_of_the_host_import_mindspeed() -> None:
 def test_the_host_has_what_the_list_says(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for home in reversed(TREES):
         monkeypatch.syspath_prepend(str(tree(home)))
-    assert lacks([module]) == []
+    assert lacks({module: RELIED_ON[module]}) == []
 
 
 @needs_trees
@@ -91,6 +92,21 @@ def test_what_the_host_lacks_is_named_before_it_is_imported(
     with pytest.raises(PlatformError, match=re.escape(missing)) as raised:
         check_host(mindspore=False)
     assert "MindSpeed-MM v26.1.0 with MindSpeed 26.1.0_core_r0.12.1" in str(raised.value)
+
+
+def test_a_parameter_more_that_may_be_left_out_is_no_fault(host: Path) -> None:
+    known = RELIED_ON["mindspeed_mm.training"]["pretrain"] or ()
+    file = host / "mindspeed_mm/training.py"
+    file.write_text(f"def pretrain({', '.join(known)}, callbacks=None): ...")
+    check_host(mindspore=False)
+    file.write_text(f"def pretrain({', '.join(known)}, callbacks): ...")
+    with pytest.raises(PlatformError, match=r"mindspeed_mm\.training\.pretrain\("):
+        check_host(mindspore=False)
+
+
+def test_of_a_file_that_is_no_python_the_import_says_so(host: Path) -> None:
+    (host / "mindspeed_mm/training.py").write_bytes(b"def pretrain(\n\xff")
+    check_host(mindspore=False)
 
 
 def test_what_only_a_script_of_the_host_needs_is_not_asked_for_by_ours(host: Path) -> None:

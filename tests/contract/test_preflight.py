@@ -61,6 +61,24 @@ def test_flags_that_do_not_go_together_are_refused(argv: list[str], change: str,
         check_before_import([*argv, *change.split()])
 
 
+def test_flags_that_change_nothing_in_the_host_are_said(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    check_before_import(argv)
+    assert "note:" not in capsys.readouterr().err
+    check_before_import([*argv, "--keep-last", "3", "--torch-compile", "--tf32", "--sample-interval", "5"])
+    said = [line.split()[1] for line in capsys.readouterr().err.splitlines()]
+    assert said == ["--keep-last", "--torch-compile", "--tf32", "--sample-interval"]
+
+
+def test_a_report_that_the_host_could_not_draw_is_said_before_it_trains(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ConfigError, match="--report: is drawn from a checkpoint, and none is saved"):
+        check_before_import([*argv, "--report"])
+    argv.remove("--use-torch-fsdp2")
+    check_before_import([*argv, "--report", "--save", "ck"])
+    assert "note: --report draws nothing without --use-torch-fsdp2" in capsys.readouterr().err
+
+
 def test_ranks_that_share_samples_are_refused(argv: list[str]) -> None:
     with pytest.raises(PlatformError, match="--context-parallel-size = 2: is not offered in MindSpeed-MM"):
         check_before_import([*argv, "--context-parallel-size", "2"])

@@ -261,6 +261,12 @@ def test_mm_dit_samples_what_the_host_trained(hosts: TwoHosts, straight: Outcome
         assert drawn["arr_0"].shape[0] == 2 and drawn["arr_0"].std() > 0
 
 
+def test_a_report_is_drawn_of_what_the_host_trained(hosts: TwoHosts) -> None:
+    flags = "--save report/ck --tensorboard-dir report/tb --report --report-steps 2"
+    good(hosts.train("mindspeed-mm", 1, flags))
+    assert (hosts.folder / "report/samples.png").is_file() and (hosts.folder / "report/loss.png").is_file()
+
+
 def test_mm_convert_takes_weights_to_the_host_and_back(hosts: TwoHosts, straight: Outcome) -> None:
     code = "import sys, runpy, torch_npu; sys.argv[0] = 'mm-convert'; runpy.run_module('{}', run_name='__main__')"
     tool = ["-c", code.format("mindspeed_mm_dit.hosts.megatron.convert"), "DiTConverter"]

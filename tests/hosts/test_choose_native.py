@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -20,10 +21,11 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("mindspeed", "mindspeed_mm"):
         (tmp_path / name / "fsdp/train").mkdir(parents=True)
     (tmp_path / "mindspeed_mm" / contract.TRAINER).write_text("")
-    for module in contract.RELIED_ON:
+    for module, names in contract.RELIED_ON.items():
         file = tmp_path / f"{module.replace('.', '/')}.py"
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("")
+        defined = (f"{name} = 1" if of is None else f"def {name}({', '.join(of)}): ..." for name, of in names.items())
+        file.write_text("\n".join(defined))
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delenv("NON_MEGATRON", raising=False)
     monkeypatch.setattr(choose, "_torch_version", lambda: "2.7.1")
@@ -76,6 +78,21 @@ def test_an_engine_of_before_what_we_rely_on_is_named_with_what_it_lacks(engine:
     (engine / "mindspeed_mm/config/config_manager.py").unlink()  # as in v26.0.0
     with pytest.raises(PlatformError, match=r"lacks mindspeed_mm\.config\.config_manager, .*\n.*v26\.1\.0 or master"):
         contract.check_engine("training.plugin")
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "lacking"),
+    [
+        ("mindspeed_mm/fsdp/utils/register", "model_register = 1", "mindspeed_mm.fsdp.utils.register.data_register"),
+        ("mindspeed/fsdp/utils/str_match", "def module_name_match(name): ...", "module_name_match(pattern, string)"),
+    ],
+)
+def test_a_name_that_the_engine_lacks_is_named_before_it_is_imported(
+    engine: Path, module: str, source: str, lacking: str
+) -> None:
+    (engine / f"{module}.py").write_text(source)
+    with pytest.raises(PlatformError, match=re.escape(f"{lacking}, which this project relies on")):
+        contract.check_engine()
 
 
 def test_an_engine_that_is_not_here_is_an_error() -> None:

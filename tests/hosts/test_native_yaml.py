@@ -48,6 +48,10 @@ def test_a_yaml_has_the_six_sections_and_names_its_json_files() -> None:
     assert content["model"]["mm_model"] == "model.json" and content["data"]["dataset_param"]["mm_data"] == "data.json"
 
 
+def test_the_engine_is_told_of_no_model_that_it_would_ask_the_network_for() -> None:
+    assert str(get(told(), "model.model_name_or_path")).startswith("./")  # (a name without a slash is one of the hub's)
+
+
 def test_what_the_engine_does_without_being_told_is_left_out() -> None:
     training = told("--adam-beta1 0.9 --lr-decay-style constant --weight-decay 0")["training"]
     assert not {"adam_beta1", "lr_decay_style", "weight_decay", "lr_warmup_ratio"} & set(training)

@@ -252,7 +252,7 @@ def free_memory() -> None:
     """Give back the accelerator's memory that nothing uses any more, for another process."""
     gc.collect()
     if device_type() != "cpu":
-        torch.accelerator.empty_cache()
+        getattr(torch, device_type()).empty_cache()  # (torch.accelerator has it from 2.9 on)
 
 
 class Profile:

@@ -10,9 +10,10 @@ from types import ModuleType
 
 from mindspeed_mm_dit import __version__
 from mindspeed_mm_dit.errors import PlatformError, UserError
+from mindspeed_mm_dit.hosts.installed import where
 from mindspeed_mm_dit.hosts.megatron import pairs
 from mindspeed_mm_dit.hosts.megatron.commandline import complete, launched_as, wants_mindspore
-from mindspeed_mm_dit.hosts.megatron.contract import check_host, where
+from mindspeed_mm_dit.hosts.megatron.contract import check_host
 from mindspeed_mm_dit.hosts.megatron.preflight import check_before_import, spelled_out
 
 ROOM = "mindspeed_mm_dit.hosts.megatron"

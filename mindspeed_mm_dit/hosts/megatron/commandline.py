@@ -9,7 +9,7 @@ import argparse
 import os
 from collections.abc import Sequence
 
-from mindspeed_mm_dit.configs.arguments import default_micro_batch
+from mindspeed_mm_dit.configs.arguments import Parser, default_micro_batch, dit_flags
 
 ALWAYS = ("--no-gradient-accumulation-fusion", "--untie-embeddings-and-output-weights", "--no-load-rng")
 """What Megatron asks of a model without a vocabulary and without its fused kernels. Nothing here draws from the
@@ -21,33 +21,42 @@ OVERRIDE, KEEP = "--override-opt_param-scheduler", "--use-checkpoint-opt_param-s
 OUR_DEFAULTS = {"--log-interval": "1", "--weight-decay-exclude-modules": ".bias"}
 """The host's flags whose default differs from what the standalone host does."""
 
+NO_EFFECT = (
+    "keep_last",
+    "keep_best",
+    "no_async_save",
+    "torch_compile",
+    "tf32",
+    "pynative",
+    "peak_tflops",
+    "init_verbose",
+    "sample_interval",
+    "swanlab_project",
+)
+"""Flags of the standalone host that the host is given, as this project's own, and does not act on."""
+
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Read the flags that are checked before the host reads all of them."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for flag in ("--mm-model", "--mm-data", "--mm-tool", "--fsdp2-config-path", "--ckpt-format", "--save", "--load",
-                 "--init-from"):  # fmt: skip
+    """Read the flags that are checked before the host reads all of them, and this project's own."""
+    parser = Parser(add_help=False, allow_abbrev=False)
+    dit_flags(parser)
+    for flag in ("--mm-model", "--mm-data", "--mm-tool", "--fsdp2-config-path", "--ckpt-format", "--save", "--load"):
         parser.add_argument(flag)
     parser.add_argument("--ai-framework", default="pytorch")
     for flag in ("--micro-batch-size", "--global-batch-size", "--train-iters", "--save-interval", "--eval-interval"):
         parser.add_argument(flag, type=int)
     parser.add_argument("--seed", type=int, default=1234)
     parser.add_argument("--context-parallel-size", type=int, default=1)
-    for flag in (
-        "--use-torch-fsdp2",
-        "--bf16",
-        "--fp16",
-        "--use-distributed-optimizer",
-        "--no-async-save",
-        "--dry-run",
-        "--keep-best",
-    ):
+    for flag in ("--use-torch-fsdp2", "--bf16", "--fp16", "--use-distributed-optimizer"):
         parser.add_argument(flag, action="store_true")
-    for flag in ("--keep-last", "--sample-interval"):
-        parser.add_argument(flag, type=int)
-    parser.add_argument("--swanlab-project")
-    parser.add_argument("--power-ema-stds", type=float, nargs="+")
     return parser.parse_known_args(list(argv))[0]
+
+
+def without_effect(argv: Sequence[str]) -> list[str]:
+    """Return the flags given that change nothing here."""
+    flags, usual = parse(argv), parse([])
+    given = [name for name in NO_EFFECT if getattr(flags, name) != getattr(usual, name)]
+    return [f"--{name.replace('_', '-')}" for name in given]
 
 
 def wants_mindspore(argv: Sequence[str]) -> bool:

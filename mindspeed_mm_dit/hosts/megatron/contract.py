@@ -5,15 +5,13 @@ The list is looked at whenever the host is attached; tests/contract compares it 
 
 from __future__ import annotations
 
-import ast
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
+from mindspeed_mm_dit.hosts.installed import ReliedOn, lacks
 from mindspeed_mm_dit.hosts.megatron import pairs
 
-RELIED_ON: Mapping[str, Mapping[str, tuple[str, ...] | None]] = {
+RELIED_ON: ReliedOn = {
     "megatron.core.enums": {"ModelType": None},
     "megatron.training": {"get_args": None, "print_rank_0": None},
     "megatron.training.arguments": {"core_transformer_config_from_args": ("args", "config_class")},
@@ -41,7 +39,6 @@ RELIED_ON: Mapping[str, Mapping[str, tuple[str, ...] | None]] = {
     "checkpoint.common.converter": {"Commandable": None},
     "checkpoint.convert_cli": {"main": ()},
 }
-"""Module -> name -> parameters of the function or of the class's constructor (None: not called by us)."""
 
 
 IN_THEIR_SCRIPTS = (
@@ -72,57 +69,10 @@ def check_host(mindspore: bool, in_their_scripts: bool = False) -> None:
             "unset NON_MEGATRON, or pass --host mindspeed-mm-native",
         )
     spared = {*CONVERTING, *(() if mindspore else ON_MINDSPORE), *(() if in_their_scripts else IN_THEIR_SCRIPTS)}
-    missing = lacks(module for module in RELIED_ON if module not in spared)
+    missing = lacks({module: names for module, names in RELIED_ON.items() if module not in spared})
     if missing:
         raise PlatformError(
             "--host = mindspeed-mm",
             f"what is installed lacks {', '.join(missing)}, which this project relies on",
             f"install a tested pair ({pairs.in_words()}) with Megatron-LM {pairs.MEGATRON}; see docs/mindspeed_mm.md",
         )
-
-
-def lacks(modules: Iterable[str]) -> list[str]:
-    """Return what the host here lacks of RELIED_ON, of the parts ``modules``, in words; nothing is imported."""
-    found = []
-    for module in modules:
-        file = pairs.source_of(module)
-        if file is None:
-            found.append(module)
-            continue
-        there = {name: node for node in _top_level(ast.parse(file.read_text("utf-8"))) for name in _names(node)}
-        for name, parameters in RELIED_ON[module].items():
-            if name not in there and "*" not in there:
-                found.append(f"{module}.{name}")
-            elif parameters is not None and _parameters(there.get(name)) not in (None, parameters):
-                found.append(f"{module}.{name}({', '.join(parameters)})")
-    return found
-
-
-def _top_level(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the statements of a module, and those under an ``if`` or ``try`` of it."""
-    for child in ast.iter_child_nodes(node):
-        yield child
-        if isinstance(child, ast.If | ast.Try):
-            yield from _top_level(child)
-
-
-def _names(node: ast.AST) -> list[str]:
-    if isinstance(node, ast.FunctionDef | ast.ClassDef):
-        return [node.name]
-    if isinstance(node, ast.Assign):
-        return [target.id for target in node.targets if isinstance(target, ast.Name)]
-    return [alias.asname or alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) else []
-
-
-def _parameters(node: ast.AST | None) -> tuple[str, ...] | None:
-    """Return the parameters of a function or of a class's constructor; None where its source does not tell."""
-    if isinstance(node, ast.ClassDef):
-        node = next((n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None)
-    if not isinstance(node, ast.FunctionDef):
-        return None
-    return tuple(argument.arg for argument in node.args.args if argument.arg != "self")
-
-
-def where(package: str) -> Path | None:
-    """Return the folder of an installed package or unpacked tree."""
-    return next(iter(pairs.folders(package)), None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from megatron.core.enums import ModelType
@@ -15,6 +16,7 @@ from mindspeed_mm.configs.config import mm_extra_args_provider
 from mindspeed_mm.training import pretrain as pretrain_in_host
 
 from mindspeed_mm_dit.errors import UserError
+from mindspeed_mm_dit.framework.interrupt import ended_by_ctrl_c
 from mindspeed_mm_dit.hosts.ending import end
 from mindspeed_mm_dit.hosts.megatron.commandline import launched_as, parse, wants_mindspore
 from mindspeed_mm_dit.hosts.megatron.composite import HostedDiT, load_arrays, real_memory
@@ -35,7 +37,8 @@ def get_args() -> Namespace:
     global _mm
     if _mm is None:
         _mm = read_configs(parse(sys.argv[1:]))
-    return Namespace(**{**vars(get_host_args()), "mm": _mm})
+    args = vars(get_host_args())
+    return Namespace(**{**args, "mm": _mm, "report": args.get("report") and args["ckpt_format"] == "torch_dcp"})
 
 
 def load_encoders() -> tuple[Any, Any]:
@@ -57,8 +60,10 @@ def pretrain(
     """Train in MindSpeed-MM's ``pretrain``; the arguments are its own."""
     state = RunState()
     hosted: list[HostedDiT] = []
+    meeting = ExitStack()
 
     def provide_model(*args: Any, **kwargs: Any) -> HostedDiT:
+        meeting.close()  # the ranks have met
         check_checkpoint(get_args())
         model = model_provider(*args, **kwargs)
         if not get_host_args().init_model_with_meta_device:
@@ -83,6 +88,7 @@ def pretrain(
     try:
         if launched_as()[0] == 0 and not wants_mindspore(sys.argv[1:]):  # (MSAdapter has no torch_dcp)
             check_pickles_of(parse(sys.argv[1:]).load)
+        meeting.enter_context(ended_by_ctrl_c())
         pretrain_in_host(
             provide_data,
             provide_model,

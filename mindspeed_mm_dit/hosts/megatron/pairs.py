@@ -5,9 +5,9 @@ Version strings do not tell: every MindSpeed-MM here calls itself 0.1, and every
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
-from pathlib import Path
+
+from mindspeed_mm_dit.hosts.installed import source_of
 
 
 @dataclass(frozen=True)
@@ -74,20 +74,3 @@ def warnings(megatron: str) -> list[str]:
     if f"core_v{megatron}" != MEGATRON:
         lines.append(f"warning: Megatron-LM core_v{megatron} was not tested; tested: {MEGATRON} (docs/mindspeed_mm.md)")
     return lines
-
-
-def folders(package: str) -> list[Path]:
-    """Return where a top-level package lies, installed or unpacked; several places for a namespace."""
-    spec = importlib.util.find_spec(package)
-    return [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
-
-
-def source_of(module: str) -> Path | None:
-    """Return the file of ``module``, which is not imported; None where there is none."""
-    package, _, rest = module.partition(".")
-    for folder in folders(package):
-        path = folder / rest.replace(".", "/")
-        for file in (path.with_suffix(".py"), path / "__init__.py"):
-            if file.is_file():
-                return file
-    return None

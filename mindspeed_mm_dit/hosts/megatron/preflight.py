@@ -17,9 +17,10 @@ from mindspeed_mm_dit.configs.precision import Way
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
-from mindspeed_mm_dit.hosts.megatron.commandline import launched_as, parse
-from mindspeed_mm_dit.hosts.megatron.contract import where
+from mindspeed_mm_dit.hosts.installed import where
+from mindspeed_mm_dit.hosts.megatron.commandline import launched_as, parse, without_effect
 from mindspeed_mm_dit.hosts.preflight import HostFacts, check_configs, fsdp2_of, say_data_set
+from mindspeed_mm_dit.hosts.standalone_preflight import check_report
 from mindspeed_mm_dit.planning.fit import Place
 from mindspeed_mm_dit.training.dry_run import plan_of_run
 from mindspeed_mm_dit.training.mm_args import MultiModalArguments
@@ -44,11 +45,13 @@ def check_before_import(argv: Sequence[str]) -> None:
     with_fsdp2 = flags.use_torch_fsdp2 and flags.ai_framework != "mindspore"
     if with_fsdp2:
         _check_flags_of_fsdp2(flags)
-    _say_without_effect(flags)
+    rank, world_size = launched_as()
+    if rank == 0:
+        _say_without_effect(argv, with_fsdp2)
     mm = read_configs(flags)
+    check_report(flags, mm.model)
     if with_fsdp2:
         _check_wrapped(flags, mm)
-    rank, world_size = launched_as()
     if rank == 0:
         say_data_set(flags, mm)
     if flags.dry_run:
@@ -112,16 +115,15 @@ def _check_wrapped(flags: Namespace, mm: MultiModalArguments) -> None:
         )
 
 
-def _say_without_effect(flags: Namespace) -> None:
-    """Name flags of the standalone host that MindSpeed-MM accepts from us and does not act on."""
-    if launched_as()[0] != 0:
-        return
-    for name in ("keep_last", "keep_best", "no_async_save", "sample_interval", "swanlab_project"):
-        if getattr(flags, name):
-            print(
-                f"note: --{name.replace('_', '-')} is a flag of the standalone host; MindSpeed-MM does not know it",
-                file=sys.stderr,
-            )
+def _say_without_effect(argv: Sequence[str], with_fsdp2: bool) -> None:
+    """Name flags that MindSpeed-MM accepts from us and does not act on."""
+    for flag in without_effect(argv):
+        print(f"note: {flag} is a flag of the standalone host; MindSpeed-MM does not know it", file=sys.stderr)
+    if parse(argv).report and not with_fsdp2:
+        print(
+            "note: --report draws nothing without --use-torch-fsdp2: the host alone reads what it saves so",
+            file=sys.stderr,
+        )
 
 
 def read_configs(flags: Namespace) -> MultiModalArguments:

@@ -9,6 +9,7 @@ import sys
 
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import activate
+from mindspeed_mm_dit.framework.interrupt import ended_by_ctrl_c
 from mindspeed_mm_dit.hosts.native.contract import check_engine
 from mindspeed_mm_dit.hosts.native.settings import PLUGIN
 
@@ -24,6 +25,7 @@ def attach() -> None:
 
         run.begin(sys.argv)
         register.register()
+        run.current().meeting.enter_context(ended_by_ctrl_c())
     except UserError as error:
         end(error, found_by_all=True)
 

@@ -5,19 +5,19 @@ tests/contract compares the lists with our imports, and with an unpacked tree wh
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
 
 from mindspeed_mm_dit.errors import PlatformError
+from mindspeed_mm_dit.hosts.installed import ReliedOn, lacks, where
 
 KNOWN_MINDSPEED_MM = ("v26.1.0", "master (57069cd5)")
 KNOWN_TORCH = ("2.7.1", "2.9.0")
 """The engine replaces private parts of FSDP2, and looks at the version before it does."""
 TRAINER = "fsdp/train/trainer.py"
 
-RELIED_ON: Mapping[str, Mapping[str, tuple[str, ...] | None]] = {
+RELIED_ON: ReliedOn = {
     "mindspeed.fsdp.utils.str_match": {"module_name_match": ("pattern", "string")},
     "mindspeed_mm.config.config_manager": {"ConfigManager": None},
     "mindspeed_mm.config.exception": {"ConfigValidationError": None},
@@ -27,7 +27,6 @@ RELIED_ON: Mapping[str, Mapping[str, tuple[str, ...] | None]] = {
     "mindspeed_mm.fsdp.params.argument": {"Arguments": None},
     "mindspeed_mm.fsdp.utils.register": {"data_register": None, "model_register": None},
 }
-"""Module -> name -> parameters of the function (None: not called by us, or called with what every class takes)."""
 
 REPLACED: Mapping[str, tuple[str, ...]] = {
     "save": (
@@ -77,7 +76,7 @@ def check_engine(what: str = "--host = mindspeed-mm-native") -> None:
             f"the MindSpeed in {mindspeed} has no mindspeed.fsdp",
             "use the branch that goes with your MindSpeed-MM, 26.1.0_core_r0.12.1 for v26.1.0",
         )
-    if lacking := [module for module in RELIED_ON if not source_of(module).is_file()]:
+    if lacking := lacks(RELIED_ON):
         raise PlatformError(
             what,
             f"what is installed lacks {', '.join(lacking)}, which this project relies on",
@@ -91,19 +90,6 @@ def check_engine(what: str = "--host = mindspeed-mm-native") -> None:
         )
 
 
-def source_of(module: str) -> Path:
-    """Return where the source of a module of MindSpeed-MM or MindSpeed stands; it is not imported, nor its parents."""
-    package, *rest = module.split(".")
-    return (where(package) or Path(package)) / f"{'/'.join(rest)}.py"
-
-
 def trainer_script() -> Path:
     """Return the engine's entry script."""
     return (where("mindspeed_mm") or Path("mindspeed_mm")) / TRAINER
-
-
-def where(package: str) -> Path | None:
-    """Return the folder of an installed package or unpacked tree."""
-    spec = importlib.util.find_spec(package)
-    places = spec.submodule_search_locations if spec else None
-    return Path(next(iter(places))) if places else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -32,7 +33,10 @@ class Batches(IterableDataset):
             positions = (own for own, _ in zip(positions, range(self._count)))
         rounds = flags.global_batch_size // flags.micro_batch_size // runtime.world_size()
         prefetch = max(flags.mm.data.dataloader_param.prefetch_batches, rounds)
-        return map(packed, load_batches(self._samples, positions, flags.num_workers, prefetch))
+        batches = load_batches(self._samples, positions, flags.num_workers, prefetch)
+        if self._count is None:
+            atexit.register(batches.close)  # (the engine keeps what is endless until Python has taken modules apart)
+        return map(packed, batches)
 
 
 def datasets(**_: Any) -> tuple[Batches, Batches | None]:

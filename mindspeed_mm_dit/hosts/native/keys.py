@@ -9,13 +9,20 @@ from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.configs.yaml_file import read_yaml
 from mindspeed_mm_dit.errors import ConfigError, nearest
 from mindspeed_mm_dit.framework import runtime
-from mindspeed_mm_dit.hosts.native.settings import DATA_ID, MODEL_ID, OURS, REQUIRED, get
+from mindspeed_mm_dit.hosts.native.settings import COLLATOR_ID, DATA_ID, MODEL_ID, OURS, PLUGIN, REQUIRED, get
 
 SHARDS = "parallel.fully_shard_parallel_size"
 NOT_DECLARED = ("features.recompute", "inference")
 """Keys that the engine reads and does not declare."""
 OPEN = ("parallel.tp_plan", "parallel.ep_plan", "data.dataset_param.attr", "inference", "training.quantization_plan")
 """Sections that are not looked into: a DiT has no use for them."""
+_IDS = {
+    "model.model_id": MODEL_ID,
+    "data.dataset_param.dataset_type": DATA_ID,
+    "data.dataloader_param.collate_param.collator_id": COLLATOR_ID,
+    "training.plugin": PLUGIN,
+}
+"""Names by which the engine finds us; the last stands in a list."""
 
 
 def check_keys(path: str) -> None:
@@ -31,9 +38,9 @@ def check_keys(path: str) -> None:
             raise ConfigError(
                 f"{path}: {key}", "is required and missing", "name the JSON file, as --mm-model and --mm-data do"
             )
-    for key, wanted in (("model.model_id", MODEL_ID), ("data.dataset_param.dataset_type", DATA_ID)):
-        if get(content, key) != wanted:
-            raise ConfigError(f"{path}: {key} = {get(content, key)}", "is not ours", f"write {wanted}")
+    for key, wanted in _IDS.items():
+        if (found := get(content, key)) != wanted and not (isinstance(found, list) and wanted in found):
+            raise ConfigError(f"{path}: {key} = {written(found)}", "is not ours", f"write {wanted}")
     _check_ranks(get(content, SHARDS), runtime.world_size(), path)
 
 
@@ -71,11 +78,12 @@ def refused(path: str, error: BaseException) -> ConfigError:
     if not isinstance(error, ValidationError):
         return ConfigError(path, f"MindSpeed-MM's native engine does not take it: {type(error).__name__}: {error}")
     problem = error.errors()[0]
-    key, value, found = _key(problem["loc"]), problem["input"], problem["msg"]
+    key, value, found = _key(problem["loc"]), problem["input"], problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "missing":
+        return ConfigError(f"{path}: {key}", "is required and missing", "mm-dit plan --write-native prints all")
+    setting = key if isinstance(value, dict) else f"{key} = {written(value)}"  # (a section: its values do not agree)
     cure = "leave the key out" if value is None else ""
-    return ConfigError(
-        f"{path}: {key} = {written(value)}", f"MindSpeed-MM's native engine does not take it: {found}", cure
-    )
+    return ConfigError(f"{path}: {setting}", f"MindSpeed-MM's native engine does not take it: {found}", cure)
 
 
 def _key(parts: Sequence[str | int]) -> str:

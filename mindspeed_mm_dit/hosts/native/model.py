@@ -37,6 +37,7 @@ class NativeModel(BaseModel):
     @classmethod
     def _from_config(cls, config: Any) -> nn.Module:
         """Return the model without its weights, which :meth:`TrainedPredictor.init_weights` or a checkpoint bring."""
+        current().meeting.close()
         try:
             checkpoints.check(current())
             return build(current())

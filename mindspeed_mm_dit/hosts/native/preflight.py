@@ -4,15 +4,36 @@ from __future__ import annotations
 
 import dataclasses
 from argparse import Namespace
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.configs.precision import Way
 from mindspeed_mm_dit.errors import ConfigError, nearest
+from mindspeed_mm_dit.hosts.native.keys import written
+from mindspeed_mm_dit.hosts.native.settings import lookup
 from mindspeed_mm_dit.hosts.preflight import check_configs, say_data_set
 from mindspeed_mm_dit.hosts.standalone_preflight import check_outputs, host_facts
 from mindspeed_mm_dit.training.data_sets import open_data_set
 from mindspeed_mm_dit.training.mm_args import MultiModalArguments
+
+TAKEN: Mapping[str, tuple[Collection[Any], str, str]] = {
+    "parallel.ring_attention_size": ((1,), "a DiT is trained data-parallel only", "use 1"),
+    "parallel.ulysses_parallel_size": ((1,), "a DiT is trained data-parallel only", "use 1"),
+    "parallel.expert_parallel_size": ((1,), "a DiT is trained data-parallel only", "use 1"),
+    "parallel.recompute": ((False,), "the engine never reads it", "write features.recompute and its recompute_plan"),
+    "model.freeze": (([],), "a DiT is trained whole here", "drop it"),
+    "features.loss_cfg.loss_type": (("raw",), "the model knows its loss", "write raw"),
+    "features.enable_chunk_loss": ((False,), "a DiT has no lm_head", "drop it"),
+    "features.enable_dynamic_chunk_loss": ((False,), "a DiT has no lm_head", "drop it"),
+    "training.lora.enable": ((False,), "a DiT is trained whole here", "drop it"),
+    "training.train_epochs": ((None,), "a run has no epochs", "use train_iters"),
+    "training.optimizer": (("adamw", "adamw_swap"), "every host goes on with the moments of AdamW", "write adamw"),
+    "training.lr_scaling_plan": ((None,), "a resumed run would take its first step without it", "drop it"),
+    "training.load_format": (("auto", "dcp"), "a DiT has no such form", "write dcp; mm-dit convert makes others"),
+    "training.save_format": (("auto", "dcp"), "a DiT has no such form", "write dcp; mm-dit convert makes others"),
+}
+"""What the engine offers and would not do to a DiT as it says: key, the values that are taken, the reason, the cure."""
 
 
 def check(read: Any, flags: Namespace, fsdp2: Fsdp2Config | None) -> MultiModalArguments:
@@ -51,11 +72,9 @@ def check(read: Any, flags: Namespace, fsdp2: Fsdp2Config | None) -> MultiModalA
 def _check_engine(read: Any) -> None:
     """Refuse what the engine offers and would do to a DiT something else than it says."""
     parallel, training, loader = read.parallel, read.training, read.data.dataloader_param
-    for name in ("ring_attention_size", "ulysses_parallel_size", "expert_parallel_size"):
-        if getattr(parallel, name) != 1:
-            raise ConfigError(
-                f"parallel.{name} = {getattr(parallel, name)}", "a DiT is trained data-parallel only", "use 1"
-            )
+    for key, (taken, reason, cure) in TAKEN.items():
+        if (value := lookup(read, key)) not in taken:
+            raise ConfigError(f"{key} = {written(value)}", reason, cure)
     dtype = parallel.fsdp_plan.param_dtype
     if (
         parallel.fully_shard_parallel_size == 1
@@ -67,20 +86,12 @@ def _check_engine(read: Any) -> None:
             "with fully_shard_parallel_size 1 the engine makes weights, moments and average of this type",
             "drop it and write model.bf16: true, or write training.init_model_with_meta_device: true",
         )
-    if read.features.loss_cfg.loss_type != "raw":
-        raise ConfigError(
-            f"features.loss_cfg.loss_type = {read.features.loss_cfg.loss_type}", "the model knows its loss", "write raw"
-        )
     if loader.dataloader_mode != "base" or loader.num_workers:
         raise ConfigError(
             f"data.dataloader_param: dataloader_mode = {loader.dataloader_mode}, num_workers = {loader.num_workers}",
             "positions, and so the draws, are kept by our data set, which has threads of its own",
             "write base and 0; the threads are data.dataset_param.num_workers",
         )
-    if training.lora.enable:
-        raise ConfigError("training.lora.enable = True", "a DiT is trained whole here", "drop it")
-    if training.train_epochs is not None:
-        raise ConfigError(f"training.train_epochs = {training.train_epochs}", "a run has no epochs", "use train_iters")
     if read.data.val_dataset_param is not None:
         raise ConfigError(
             "data.val_dataset_param",

@@ -10,7 +10,9 @@ from typing import Any
 
 from mindspeed_mm_dit.configs.precision import Precision
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.hosts.native.settings import OURS, flags_of, fsdp2_of, recomputed
+from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.hosts.native.settings import flags_of, fsdp2_of, lookup, recomputed
+from mindspeed_mm_dit.hosts.native.values import check_values
 
 
 class Run:
@@ -26,6 +28,8 @@ class Run:
         """Learning rate of the first step of a resumed run; None once it is taken."""
         self.saved: int | None = None
         """The iteration that training.save is known to hold as it is now."""
+        self.meeting = contextlib.ExitStack()
+        """What holds until the ranks have met."""
 
     @property
     def autocast(self) -> bool:
@@ -54,6 +58,7 @@ def begin(argv: Sequence[str]) -> None:
 
     read = engine_arguments(argv)
     flags = flags_of(read, lookup)
+    check_values(flags, argv[1], runtime.world_size())
     flags.mm = check(read, flags, fsdp2_of(read))
     _current = Run(flags, recomputed(read))
 
@@ -78,11 +83,3 @@ def engine_arguments(argv: Sequence[str]) -> Any:
             return ConfigManager(config_class=Arguments).load_and_parse()
     except ConfigValidationError as error:
         raise refused(argv[1], error.__cause__ or error) from None
-
-
-def lookup(read: Any, key: str) -> Any:
-    """Return the value of a dotted key of the engine's arguments; of a key of ours, its default if it is not there."""
-    *path, leaf = key.split(".")
-    for part in path:
-        read = getattr(read, part)
-    return getattr(read, leaf, None) if key not in OURS else getattr(read, leaf, OURS[key])

@@ -17,6 +17,8 @@ from mindspeed_mm_dit.errors import ConfigError
 
 MODEL_ID = DATA_ID = COLLATOR_ID = "mindspeed_mm_dit"
 PLUGIN = "mindspeed_mm_dit.hosts.native"
+NO_CONFIG = "./none"
+"""Where the engine is told to look for a configuration of transformers; a plain name it would ask the network for."""
 
 FLAGS = {
     "model.mm_model": "mm_model",
@@ -45,6 +47,15 @@ FLAGS = {
     "tools.tensorboard_dir": "tensorboard_dir",
 }
 """Key of the yaml -> flag that means the same."""
+
+COUNTED = {
+    "training.gradient_accumulation_steps": "global_batch_size",
+    "training.save_interval": "save_interval",
+    "training.val_interval": "eval_interval",
+    "training.lr_warmup_ratio": "lr_warmup_iters",
+    "training.lr_decay_ratio": "lr_decay_iters",
+}
+"""Key of the yaml -> flag that follows from it in other units."""
 
 OURS = {
     "model.mm_model": None,
@@ -117,13 +128,13 @@ def yaml_of(flags: Namespace, fsdp2: Fsdp2Config | None, world_size: int) -> dic
     Raises:
         ConfigError: the engine cannot do what a flag asks for.
     """
-    _check_schedule(flags)
+    check_schedule(flags)
     refuse_power_ema(flags.power_ema_stds, "MindSpeed-MM's native engine")
     refuse_init_from(flags.init_from if flags.load is None else None, "MindSpeed-MM's native engine")
     content: dict[str, Any] = {name: {} for name in ("parallel", "model", "data", "features", "training", "tools")}
     _shard(content, fsdp2, world_size)
     put(content, "model.model_id", MODEL_ID)
-    put(content, "model.model_name_or_path", "none")
+    put(content, "model.model_name_or_path", NO_CONFIG)
     put(content, "data.dataset_param.dataset_type", DATA_ID)
     loader = {"dataloader_mode": "base", "sampler_type": "none", "shuffle": False, "drop_last": True}
     loader |= {"pin_memory": False, "num_workers": 0, "collate_param": {"collator_id": COLLATOR_ID}}
@@ -142,7 +153,8 @@ def yaml_of(flags: Namespace, fsdp2: Fsdp2Config | None, world_size: int) -> dic
     return content
 
 
-def _check_schedule(flags: Namespace) -> None:
+def check_schedule(flags: Namespace) -> None:
+    """Raise ConfigError for a schedule of the learning rate that the engine does not have."""
     if flags.lr_decay_style == "inverse-square-root":
         raise ConfigError(
             "--lr-decay-style = inverse-square-root",
@@ -232,3 +244,11 @@ def get(content: Mapping[str, Any], key: str) -> Any:
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return value
+
+
+def lookup(read: Any, key: str) -> Any:
+    """Return the value of a dotted key of the engine's arguments; of a key of ours, its default if it is not there."""
+    *path, leaf = key.split(".")
+    for part in path:
+        read = getattr(read, part)
+    return getattr(read, leaf, None) if key not in OURS else getattr(read, leaf, OURS[key])
