@@ -36,6 +36,7 @@ _WIDEST_HEAD = 128
 class VideoTransformerConfig(PredictorConfig):
     """What both have in common; the fields are those of the dataclass that inherits."""
 
+    adaptable = ("latent_size", "rope_max_seq_len")
     heads_key: ClassVar = "num_heads"
     """What the section calls the number of heads."""
     head_dim_key: ClassVar = "head_dim"
