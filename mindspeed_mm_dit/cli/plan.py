@@ -7,6 +7,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mindspeed_mm_dit.configs.flag_types import std
 from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.errors import ConfigError
 
@@ -30,9 +31,9 @@ MOST = 10**9
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the command."""
-    parser.add_argument("--model", metavar="JSON", help="model.json")
+    parser.add_argument("--model", metavar="JSON", help="model.json; needed for a plan")
     parser.add_argument("--world-size", type=int, required=True, metavar="N", help="devices")
-    parser.add_argument("--device-memory-gib", type=float, metavar="M", help="memory of one, GiB")
+    parser.add_argument("--device-memory-gib", type=float, metavar="M", help="memory of one, GiB; needed for a plan")
     parser.add_argument("--global-batch-size", type=int, default=256, metavar="N", help="images a step (default 256)")
     parser.add_argument("--micro-batch-size", type=int, metavar="N", help="default: the largest that fits")
     parser.add_argument("--node-size", type=int, default=8, metavar="N", help="devices of a node (default 8)")
@@ -44,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="ranks that share a clip (default 1)",
     )
     parser.add_argument(
-        "--power-ema-stds", type=float, nargs="+", default=(), metavar="STD", help="averages kept beside the plain one"
+        "--power-ema-stds", type=std, nargs="+", default=(), metavar="STD", help="averages kept beside the plain one"
     )
     parser.add_argument("--latents", action="store_true", help="images come from a latent cache, not through the VAE")
     parser.add_argument("--link-gbps", type=float, metavar="G", help="gigabits a second a rank can send; adds times")

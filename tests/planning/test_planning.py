@@ -298,6 +298,7 @@ PLAN = ["plan", "--model", str(ROOT / "examples/dit/imagenet256/model.json"), "-
         ("--micro-batch-size 0", "--micro-batch-size = 0: must be positive"),
         ("--micro-batch-size 5", "--micro-batch-size = 5: does not divide the 32 images"),
         ("--mfu 40", "write 0.4 for 40 %"),
+        ("--power-ema-stds 5", "'5' is not a width from 0.001 to 0.288"),
         ("--model nowhere.json", "--model = nowhere.json: cannot be read"),
     ],
 )
