@@ -162,11 +162,11 @@ def print_model(model: ModelConfig) -> None:
     from mindspeed_mm_dit.configs.predictor import count
     from mindspeed_mm_dit.planning.arithmetic import train_flop
 
-    parameters = model.predictor.parameters()
+    parameters, each = model.predictor.parameters(), "a clip" if model.reads_texts else "an image"
     in_block = count(parameters.block.values())
     print(f"parameters       {parameters.num_elements():,} ({in_block:,} in each of {parameters.num_blocks} blocks)")
-    print(f"forward          {model.predictor.multiply_adds() / 1e9:,.2f} G multiply-adds an image")
-    print(f"train step       {train_flop(model.predictor) / 1e12:,.3f} TFLOP an image")
+    print(f"forward          {model.predictor.multiply_adds() / 1e9:,.2f} G multiply-adds {each}")
+    print(f"train step       {train_flop(model.predictor) / 1e12:,.3f} TFLOP {each}")
 
 
 def print_memory(model: ModelConfig, request: Request, chosen: Recommendation) -> None:
@@ -181,9 +181,12 @@ def print_memory(model: ModelConfig, request: Request, chosen: Recommendation) -
     )
     if (ranks := layout.sequence_ranks) > 1:
         print(f"                 {ranks} ranks share a clip; what they exchange for it is not counted below")
-    for name in ("weights", "gradients", "optimizer", "ema", "gathered", "vae"):
+    if model.reads_texts and request.online_vae:
+        print("                 from features; from files autoencoder and text encoder come on top")
+    units = "clips" if model.reads_texts else "images"
+    for name in ("weights", "gradients", "optimizer", "ema", "gathered", *([] if model.reads_texts else ["vae"])):
         print(f"  {name:<14} {getattr(plan, name) / GIB:8.2f} GiB")
-    print(f"  {'activations':<14} {micro * plan.activations_per_image / GIB:8.2f} GiB of {micro} images")
+    print(f"  {'activations':<14} {micro * plan.activations_per_image / GIB:8.2f} GiB of {micro} {units}")
     print(f"  {'workspace':<14} {micro * plan.workspace_per_image / GIB:8.2f} GiB (estimate)")
     print(f"  {'total':<14} {plan.total(micro) / GIB:8.2f} of {request.device_bytes / GIB:g} GiB")
 
