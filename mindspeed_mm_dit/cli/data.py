@@ -92,6 +92,7 @@ def _of_model(args: argparse.Namespace, path: Path, data: DataConfig) -> tuple[i
     if args.model is None and not beside.is_file():
         return None, 3
     model = load_model_config(args.model or beside)
+    model.require_labels(f"--model = {args.model or beside}", "name the model.json of these images")
     check_sizes(model, data)
     return model.predictor.num_classes, model.ae.channels
 

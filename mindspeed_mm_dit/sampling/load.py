@@ -71,7 +71,7 @@ def _check_learned(what: str, config: ModelConfig, path: Path, facts: Mapping[st
             if here.get(name) != there.get(name):
                 raise ConfigError(
                     f"{what}: {section}.{name} = {here.get(name)!r}",
-                    f"and {path} was trained with {there.get(name)!r}",
+                    f"{path} was trained with {there.get(name)!r}",
                     "leave --model out: the checkpoint remembers its own",
                 )
 

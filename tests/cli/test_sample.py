@@ -301,9 +301,9 @@ def test_weights_of_another_model_are_refused(trained, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("section", "changes", "message"),
     [
-        ("diffusion", {"model_id": "flow_matching"}, "diffusion.model_id = 'flow_matching': and "),
-        ("diffusion", {"prediction_type": "sample"}, "diffusion.prediction_type = 'sample': and "),
-        ("predictor", {"num_heads": 1}, "predictor.num_heads = 1: and "),
+        ("diffusion", {"model_id": "flow_matching"}, "diffusion.model_id = 'flow_matching': "),
+        ("diffusion", {"prediction_type": "sample"}, "diffusion.prediction_type = 'sample': "),
+        ("predictor", {"num_heads": 1}, "predictor.num_heads = 1: "),
     ],
 )
 def test_a_model_that_the_weights_did_not_learn_is_refused(trained, tmp_path, capsys, section, changes, message):
