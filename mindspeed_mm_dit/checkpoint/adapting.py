@@ -23,6 +23,9 @@ from mindspeed_mm_dit.configs.predictor import Begun, Offer, Parameter, Predicto
 from mindspeed_mm_dit.errors import CheckpointError, UserError
 from mindspeed_mm_dit.models.init import initial_value
 
+_HEADS = ("num_heads", "num_attention_heads")
+"""Keys of the number of heads; ``Source.num_heads`` says it, where anything does."""
+
 
 @dataclass(frozen=True)
 class Source:
@@ -187,9 +190,12 @@ def _decides(source: Source, differ: Mapping[str, str]) -> bool:
 
 def _differences(source: Source, here: PredictorConfig) -> dict[str, str]:
     """Return what is said of each setting that differs and cannot be adapted."""
-    there = vars(source.predictor) | {"num_heads": source.num_heads or here.num_heads}
-    return {
+    there, passed_over = vars(source.predictor), (*_HEADS, *here.adaptable)
+    differ = {
         name: f"{name} is {there.get(name)} there and {value} here"
         for name, value in vars(here).items()
-        if there.get(name) != value and name not in here.adaptable
+        if there.get(name) != value and name not in passed_over
     }
+    if source.num_heads not in (None, here.num_heads):
+        differ["num_heads"] = f"num_heads is {source.num_heads} there and {here.num_heads} here"
+    return differ

@@ -72,7 +72,7 @@ def convert(
         PlatformError: a framework that is needed is not installed.
     """
     target, target_format = Path(target), of_target(Path(target), to)
-    source = Path(source) if Path(source).is_file() else find_checkpoint(source)
+    source = Path(source) if Path(source).is_file() else find_checkpoint(source, "SOURCE")
     source_format = of_source(source)
     check_target(source, target, overwrite)
     check_output_folder("folder of TARGET", target.parent)

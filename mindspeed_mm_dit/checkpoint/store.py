@@ -246,24 +246,25 @@ def check_is_no_checkpoint(setting: str, folder: str | Path) -> None:
             )
 
 
-def find_checkpoint(path: str | Path) -> Path:
-    """Return the newest checkpoint in the folder ``path``, or ``path`` itself if it is one.
+def find_checkpoint(path: str | Path, flag: str = "--checkpoint") -> Path:
+    """Return the newest checkpoint in the folder ``path``, which ``flag`` named, or ``path`` itself if it is one.
 
     ``FOLDER/best`` is the one with the smallest validation loss, of a run with --keep-best.
     """
     path = Path(path)
     if path.name == BEST and CheckpointStore(path.parent).iterations():
-        return _best(path.parent)
+        return _best(path.parent, flag)
     store = CheckpointStore(path)
     if store.iterations():
         return store.path(store.iterations()[-1])
     if not path.exists():
-        raise CheckpointError(f"--checkpoint = {path}", "there is no such file or folder")
+        words = "is a link to nothing" if path.is_symlink() else "there is no such file or folder"
+        raise CheckpointError(f"{flag} = {path}", words)
     return path
 
 
-def _best(folder: Path) -> Path:
-    what, cure = f"--checkpoint = {folder / BEST}", f"name {folder} for the newest, or a checkpoint in it"
+def _best(folder: Path, flag: str) -> Path:
+    what, cure = f"{flag} = {folder / BEST}", f"name {folder} for the newest, or a checkpoint in it"
     try:
         found = CheckpointStore(folder).path(int((folder / BEST_TRACKER).read_text(encoding="ascii")))
     except (OSError, ValueError):

@@ -50,22 +50,14 @@ def choose_tree(content: Mapping[str, Any], use_ema: bool, path: Path) -> Arrays
     raise CheckpointError(str(path), f"holds no weights; its keys are: {', '.join(map(str, list(content)[:8]))}")
 
 
-def read_tree(path: Path, tree: str) -> Arrays:
-    """Return the tree ``tree`` ("power_ema_1") of a whole checkpoint folder of either framework."""
-    return read_trees(path, [tree])[tree]
-
-
 def read_trees(path: Path, trees: Sequence[str]) -> dict[str, Arrays]:
-    """Return several trees of a checkpoint folder, which is looked at once, whether it is whole."""
+    """Return trees ("power_ema_1") of a checkpoint folder of either framework, which is looked at once for damage."""
     if (path / "state.ckpt").is_file():
         from mindspeed_mm_dit.checkpoint import mindspore_ckpt
 
         check_whole(path, mindspore_ckpt.problem_of)
         content = mindspore_ckpt.read(path)
-        return {
-            tree: {name[len(tree) + 1 :]: array for name, array in content.items() if name.startswith(f"{tree}.")}
-            for tree in trees
-        }
+        return {tree: _below(tree, content) for tree in trees}
     torch_dcp = reader_of_pytorch_folder(path)
     check_whole(path, torch_dcp.problem_of)
     return {tree: {name: _array(value) for name, value in torch_dcp.read_tree(path, tree).items()} for tree in trees}
@@ -79,8 +71,12 @@ def _read_ckpt(path: Path, use_ema: bool) -> Arrays:
     content = mindspore_ckpt.read(path)
     if not any(name.startswith("model.") for name in content):
         return content
-    prefix = "ema." if use_ema and any(name.startswith("ema.") for name in content) else "model."
-    return {name[len(prefix) :]: array for name, array in content.items() if name.startswith(prefix)}
+    return (_below("ema", content) if use_ema else {}) or _below("model", content)
+
+
+def _below(tree: str, content: Mapping[str, np.ndarray]) -> Arrays:
+    """Return the arrays of one tree of a checkpoint, without its name before theirs."""
+    return {name[len(tree) + 1 :]: array for name, array in content.items() if name.startswith(f"{tree}.")}
 
 
 def _read_dcp(path: Path, use_ema: bool) -> Arrays:

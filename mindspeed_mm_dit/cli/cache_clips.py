@@ -38,7 +38,8 @@ def cache_clips(args: argparse.Namespace, shard_clips: int) -> int:
     if text is None:
         raise ConfigError(f"{args.model}: text_encoder", "this section is required for clips and missing")
     check_clips(param, model)
-    if Path(param.data_folder).resolve() in Path(args.output).resolve().parents:
+    output = Path(args.output).resolve()
+    if Path(param.data_folder).resolve() in (output, *output.parents):
         raise ConfigError(
             f"--output = {args.output}", f"lies among the clips, in {param.data_folder}", "name a folder elsewhere"
         )

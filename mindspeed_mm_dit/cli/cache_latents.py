@@ -71,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
     from mindspeed_mm_dit.models.registry import AE_MODEL_MAPPINGS
 
     model = load_model_config(args.model)
+    model.require_labels(f"--model = {args.model}", "name the model.json of these images, or a data.json of clips")
     identity, index, names = _checked_images(args, model, says_notes=runtime.rank() == 0)
     settings = EncodeSettings(args.batch_size, args.shard_images or SHARD_IMAGES, args.dtype, args.num_workers)
     writer = CacheWriter(Path(args.output), index, names, identity, settings)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mindspeed_mm_dit.configs.limits import LARGEST, check_between
 from mindspeed_mm_dit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
     from mindspeed_mm_dit.data.folder import open_index, split_index
 
     path = Path(args.config, "data.json") if is_folder(Path(args.config)) else Path(args.config)
+    check_between("--seed", args.seed, 0, LARGEST)
     _check_output(args.output)
     data = load_data_config(path, "CONFIG")
     num_classes, channels = _of_model(args, path, data)
@@ -90,6 +92,7 @@ def _of_model(args: argparse.Namespace, path: Path, data: DataConfig) -> tuple[i
     if args.model is None and not beside.is_file():
         return None, 3
     model = load_model_config(args.model or beside)
+    model.require_labels(f"--model = {args.model or beside}", "name the model.json of these images")
     check_sizes(model, data)
     return model.predictor.num_classes, model.ae.channels
 

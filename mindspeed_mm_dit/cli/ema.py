@@ -17,7 +17,7 @@ Average the weights of a run over another share of it than it kept (Karras et al
 
 The run keeps averages of two widths in every checkpoint; the average of any width is put together from those that are
 there. The more there are, the closer it is; how close is said. A width is the standard deviation of the steps that
-count, as a share of the run: 0.05 looks back over some 10 %% of it, 0.1 over 20 %%."""
+count, as a share of the run: 0.05 looks back over some 10 % of it, 0.1 over 20 %."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

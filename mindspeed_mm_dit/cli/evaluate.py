@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from mindspeed_mm_dit.configs.model import ModelConfig
-    from mindspeed_mm_dit.evaluation.evaluation import Judge
+    from mindspeed_mm_dit.evaluation.evaluation import Candidates, Judge
     from mindspeed_mm_dit.evaluation.pictures import Pictures
     from mindspeed_mm_dit.sampling.generate import SampleSettings
     from mindspeed_mm_dit.sampling.shards import Shards
@@ -155,14 +155,21 @@ def _judge_of(args: argparse.Namespace, work: _Work | None, samples: Pictures | 
     """Return the judge that the flags name, who has looked at what is there, or will be."""
     from mindspeed_mm_dit.evaluation.digits_judge import DIGITS, DigitsJudge
 
-    if samples:
-        what, shape, count, has_labels = samples.what, samples.shape, samples.count, samples.labels is not None
-    else:
-        assert work is not None
-        what, shape, count, has_labels = f"--checkpoint = {args.checkpoint}", _shape(work.config), args.num, True
-    judge = DigitsJudge() if args.reference == DIGITS else _inception_judge(args, args.image_size or shape[0])
-    judge.check(what, shape, count, has_labels)
+    images = _candidates(args, work, samples)
+    judge = DigitsJudge() if args.reference == DIGITS else _inception_judge(args, args.image_size or images.shape[0])
+    judge.check(images)
     return judge
+
+
+def _candidates(args: argparse.Namespace, work: _Work | None, samples: Pictures | None) -> Candidates:
+    from mindspeed_mm_dit.evaluation.evaluation import Candidates
+
+    if samples:
+        num_labels = 0 if samples.labels is None else int(samples.labels.max()) + 1
+        return Candidates(samples.what, samples.shape, samples.count, samples.what, num_labels)
+    assert work is not None
+    what, num_classes = f"--checkpoint = {args.checkpoint}", work.config.predictor.num_classes
+    return Candidates(what, _shape(work.config), args.num, f"--num = {args.num}", num_classes)
 
 
 def _inception_judge(args: argparse.Namespace, image_size: int) -> Judge:

@@ -7,6 +7,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mindspeed_mm_dit.configs.flag_types import std
 from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.errors import ConfigError
 
@@ -30,9 +31,9 @@ MOST = 10**9
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the command."""
-    parser.add_argument("--model", metavar="JSON", help="model.json")
+    parser.add_argument("--model", metavar="JSON", help="model.json; needed for a plan")
     parser.add_argument("--world-size", type=int, required=True, metavar="N", help="devices")
-    parser.add_argument("--device-memory-gib", type=float, metavar="M", help="memory of one, GiB")
+    parser.add_argument("--device-memory-gib", type=float, metavar="M", help="memory of one, GiB; needed for a plan")
     parser.add_argument("--global-batch-size", type=int, default=256, metavar="N", help="images a step (default 256)")
     parser.add_argument("--micro-batch-size", type=int, metavar="N", help="default: the largest that fits")
     parser.add_argument("--node-size", type=int, default=8, metavar="N", help="devices of a node (default 8)")
@@ -44,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="ranks that share a clip (default 1)",
     )
     parser.add_argument(
-        "--power-ema-stds", type=float, nargs="+", default=(), metavar="STD", help="averages kept beside the plain one"
+        "--power-ema-stds", type=std, nargs="+", default=(), metavar="STD", help="averages kept beside the plain one"
     )
     parser.add_argument("--latents", action="store_true", help="images come from a latent cache, not through the VAE")
     parser.add_argument("--link-gbps", type=float, metavar="G", help="gigabits a second a rank can send; adds times")
@@ -161,11 +162,11 @@ def print_model(model: ModelConfig) -> None:
     from mindspeed_mm_dit.configs.predictor import count
     from mindspeed_mm_dit.planning.arithmetic import train_flop
 
-    parameters = model.predictor.parameters()
+    parameters, each = model.predictor.parameters(), "a clip" if model.reads_texts else "an image"
     in_block = count(parameters.block.values())
     print(f"parameters       {parameters.num_elements():,} ({in_block:,} in each of {parameters.num_blocks} blocks)")
-    print(f"forward          {model.predictor.multiply_adds() / 1e9:,.2f} G multiply-adds an image")
-    print(f"train step       {train_flop(model.predictor) / 1e12:,.3f} TFLOP an image")
+    print(f"forward          {model.predictor.multiply_adds() / 1e9:,.2f} G multiply-adds {each}")
+    print(f"train step       {train_flop(model.predictor) / 1e12:,.3f} TFLOP {each}")
 
 
 def print_memory(model: ModelConfig, request: Request, chosen: Recommendation) -> None:
@@ -180,9 +181,12 @@ def print_memory(model: ModelConfig, request: Request, chosen: Recommendation) -
     )
     if (ranks := layout.sequence_ranks) > 1:
         print(f"                 {ranks} ranks share a clip; what they exchange for it is not counted below")
-    for name in ("weights", "gradients", "optimizer", "ema", "gathered", "vae"):
+    if model.reads_texts and request.online_vae:
+        print("                 from features; from files autoencoder and text encoder come on top")
+    units = "clips" if model.reads_texts else "images"
+    for name in ("weights", "gradients", "optimizer", "ema", "gathered", *([] if model.reads_texts else ["vae"])):
         print(f"  {name:<14} {getattr(plan, name) / GIB:8.2f} GiB")
-    print(f"  {'activations':<14} {micro * plan.activations_per_image / GIB:8.2f} GiB of {micro} images")
+    print(f"  {'activations':<14} {micro * plan.activations_per_image / GIB:8.2f} GiB of {micro} {units}")
     print(f"  {'workspace':<14} {micro * plan.workspace_per_image / GIB:8.2f} GiB (estimate)")
     print(f"  {'total':<14} {plan.total(micro) / GIB:8.2f} of {request.device_bytes / GIB:g} GiB")
 

@@ -44,6 +44,8 @@ def run(args: argparse.Namespace) -> int:
 
     root, checkpoint = _places(Path(os.path.realpath(args.checkpoint)))
     left = found(root)
+    if not left and not CheckpointStore(root).iterations():
+        raise CheckpointError(f"--checkpoint = {root}", "holds no checkpoint of a run", "name the folder of --save")
     iteration = args.iteration if args.iteration is not None else left.get("iteration")
     if iteration is None:
         raise ConfigError("--iteration", f"is needed: {root} knows of no step that was not finite")

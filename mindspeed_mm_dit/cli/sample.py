@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="labels, such as 0-9 or 1,5,7-9, or names that the checkpoint knows, such as cat,dog "
         "(default: the first 10)",
     )
-    parser.add_argument("--num-per-class", type=int, default=4, metavar="N", help="images of each class (default 4)")
+    parser.add_argument("--num-per-class", type=int, metavar="N", help="images of each class (default 4)")
     add_chain(parser)
     add_drawing(parser)
     parser.add_argument(
@@ -211,8 +211,9 @@ class _Work:
         wanted = f"0-{min(10, num_classes) - 1}" if args.classes is None else args.classes
         classes = np.array(parse_classes(wanted, names, num_classes), np.int64)
         check_labels(classes, config)
-        check_amount(len(classes), _positive("--num-per-class", args.num_per_class), config, Path(args.output))
-        labels = np.repeat(classes, args.num_per_class)
+        each = 4 if args.num_per_class is None else _positive("--num-per-class", args.num_per_class)
+        check_amount(len(classes), each, config, Path(args.output))
+        labels = np.repeat(classes, each)
         check_size("--output", Path(args.output), labels, config.image_size)
         check_page(args.output, len(labels))
         return cls(config, settings, labels, names, runtime.world_size())

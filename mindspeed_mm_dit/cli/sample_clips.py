@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from mindspeed_mm_dit.sampling.generate import SampleSettings
 
 MOST_CLIPS = 10_000
+FLAGS = ("--prompt", "--prompts", "--num-per-prompt", "--negative-prompt", "--frames", "--size", "--fps")
+WAN_FPS = 16
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,22 +29,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--prompt", action="append", metavar="TEXT", help="what a clip shows; may be given several times"
     )
     group.add_argument("--prompts", metavar="FILE", help="a text file with a prompt a line")
-    group.add_argument("--num-per-prompt", type=int, default=1, metavar="N", help="clips of each prompt (default 1)")
+    group.add_argument("--num-per-prompt", type=int, metavar="N", help="clips of each prompt (default 1)")
     group.add_argument(
         "--negative-prompt",
-        default="",
         metavar="TEXT",
         help="what guidance leads away from (default: the empty caption)",
     )
     group.add_argument("--frames", type=int, metavar="N", help="frames of a clip (default: those of model.json)")
     group.add_argument("--size", metavar="HxW", help="height and width in pixels (default: those of model.json)")
-    group.add_argument("--fps", type=float, default=16, help="frames a second of a video (default 16, Wan's)")
+    group.add_argument("--fps", type=float, help="frames a second of a video (default 16, Wan's)")
 
 
 def given(args: argparse.Namespace) -> list[str]:
     """Return those of the flags that were given."""
-    flags = {"--prompt": args.prompt, "--prompts": args.prompts, "--frames": args.frames, "--size": args.size}
-    return [name for name, value in flags.items() if value is not None]
+    return [flag for flag in FLAGS if getattr(args, flag.strip("-").replace("-", "_")) is not None]
 
 
 def sample_clips(args: argparse.Namespace, config: ModelConfig, settings: SampleSettings) -> int:
@@ -59,18 +59,20 @@ def sample_clips(args: argparse.Namespace, config: ModelConfig, settings: Sample
         raise ConfigError(
             f"{runtime.world_size()} ranks", "clips are drawn by one", "start the command without torchrun"
         )
-    if args.classes is not None:
-        raise ConfigError("--classes", "this model is steered by texts, not by classes", "use --prompt")
-    check_between("--num-per-prompt", args.num_per_prompt, 1, MOST_CLIPS)
-    check_between("--fps", args.fps, 0.1, 1000)
-    prompts = [prompt for prompt in _prompts(args) for _ in range(args.num_per_prompt)]
+    for flag, value in (("--classes", args.classes), ("--num-per-class", args.num_per_class)):
+        if value is not None:
+            raise ConfigError(flag, "this model is steered by texts, not by classes", "use --prompt")
+    each, fps = 1 if args.num_per_prompt is None else args.num_per_prompt, WAN_FPS if args.fps is None else args.fps
+    check_between("--num-per-prompt", each, 1, MOST_CLIPS)
+    check_between("--fps", fps, 0.1, 1000)
+    prompts, negative = [prompt for prompt in _prompts(args, each) for _ in range(each)], args.negative_prompt or ""
     config, output = resized(config, args.frames, args.size), Path(args.output)
     frames, height, width = config.sample_size
     check_clips_file(output, len(prompts), (frames, height, width))
     check_output_file("--output", output)
     assert config.text_encoder is not None
     check_captions(config.text_encoder, prompts, "--prompt")
-    check_captions(config.text_encoder, [args.negative_prompt] if args.negative_prompt else [], "--negative-prompt")
+    check_captions(config.text_encoder, [negative] if negative else [], "--negative-prompt")
     model, _ = load_model(
         args.checkpoint, args.model, args.weights == "ema", bf16=args.bf16, torch_compile=args.torch_compile
     )
@@ -78,15 +80,15 @@ def sample_clips(args: argparse.Namespace, config: ModelConfig, settings: Sample
     with tqdm(
         total=settings.steps * len(prompts), desc="sampling", unit="clip-step", disable=not sys.stderr.isatty()
     ) as bar:
-        clips = generate_clips(model, config, prompts, settings, bar.update, args.negative_prompt)
+        clips = generate_clips(model, config, prompts, settings, bar.update, negative)
     seconds = time.perf_counter() - started
-    paths = save_clips(output, clips, prompts, args.fps)
+    paths = save_clips(output, clips, prompts, fps)
     shown_paths = str(paths[0]) if len(paths) == 1 else f"{paths[0]} ... {paths[-1].name}"
-    print(f"{shown_paths}: {len(clips)} clips of {frames} x {height} x {width} in {seconds:.1f} s")
+    print(f"{shown_paths}: {len(clips)} clip(s) of {frames} x {height} x {width} in {seconds:.1f} s")
     return 0
 
 
-def _prompts(args: argparse.Namespace) -> list[str]:
+def _prompts(args: argparse.Namespace, each: int) -> list[str]:
     prompts = list(args.prompt or [])
     if args.prompts is not None:
         try:
@@ -99,7 +101,7 @@ def _prompts(args: argparse.Namespace) -> list[str]:
         prompts += found
     if not prompts:
         raise ConfigError("--prompt", "is missing: this model is steered by texts", 'add --prompt "a seven moves left"')
-    check_between("--prompt: clips", len(prompts) * args.num_per_prompt, 1, MOST_CLIPS)
+    check_between("--prompt: clips", len(prompts) * each, 1, MOST_CLIPS)
     return prompts
 
 

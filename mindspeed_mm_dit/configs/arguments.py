@@ -258,7 +258,7 @@ def check_arguments(args: argparse.Namespace, world_size: int) -> None:
         raise ConfigError(
             f"--context-parallel-size = {args.context_parallel_size}",
             f"does not divide the {world_size} ranks",
-            "use a divisor of them",
+            "use a divisor of them, or start more (NPUS_PER_NODE of pretrain.sh)",
         )
     world_size //= args.context_parallel_size  # groups of ranks that have samples of their own
     if args.global_batch_size is None and args.micro_batch_size is None:

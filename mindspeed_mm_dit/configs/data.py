@@ -99,7 +99,8 @@ def load_data_config(path: str | Path, flag: str = "--mm-data") -> DataConfig:
     if kind == "clips":
         raise ConfigError(
             f"{path}: dataset_param.dataset_type = {kind!r}", "this command is for images with labels",
-            "clips are trained on (pretrain_dit.py), cached (mm-dit cache-latents) and drawn (mm-dit sample --prompt)",
+            "clips are looked at (pretrain_dit.py --dry-run), trained on (pretrain_dit.py), cached (mm-dit "
+            "cache-latents) and drawn (mm-dit sample --prompt)",
         )  # fmt: skip
     for name, cls in (("dataset_param", DatasetParam), ("dataloader_param", DataloaderParam)):
         if name in content:

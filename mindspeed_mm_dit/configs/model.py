@@ -162,13 +162,13 @@ class ModelConfig:
         """Whether the predictor is steered by texts."""
         return isinstance(self.predictor.condition, TextStates)
 
-    def require_labels(self, what: str) -> None:
+    def require_labels(self, what: str, cure: str = "draw clips with mm-dit sample --prompt") -> None:
         """Raise ConfigError, of ``what``, for a model that is steered by texts and not by labels."""
         if self.reads_texts:
             raise ConfigError(
                 what,
                 f"predictor {self.predictor.model_id!r} is steered by texts: this command is for images with labels",
-                "draw clips with mm-dit sample --prompt",
+                cure,
             )
 
     @property

@@ -154,7 +154,8 @@ def read_json(path: str | Path, flag: str) -> dict[str, Any]:
     try:
         content = json.loads(read_text(path, flag), object_pairs_hook=without_duplicates)
     except json.JSONDecodeError as error:
-        raise ConfigError(what, f"is not JSON: line {error.lineno}: {error.msg}") from None
+        cure = "JSON has no comments, names stand in double quotes, and no comma stands behind the last of a list"
+        raise ConfigError(what, f"is not JSON: line {error.lineno}: {error.msg}", cure) from None
     except RecursionError:
         raise ConfigError(what, "is nested too deeply to be a config file") from None
     except ValueError as error:  # a number of thousands of digits

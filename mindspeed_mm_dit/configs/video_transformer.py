@@ -36,6 +36,7 @@ _WIDEST_HEAD = 128
 class VideoTransformerConfig(PredictorConfig):
     """What both have in common; the fields are those of the dataclass that inherits."""
 
+    adaptable = ("latent_size", "rope_max_seq_len")
     heads_key: ClassVar = "num_heads"
     """What the section calls the number of heads."""
     head_dim_key: ClassVar = "head_dim"
@@ -110,12 +111,14 @@ class VideoTransformerConfig(PredictorConfig):
 
     def check_context_parallel(self, ranks: int) -> None:
         """Raise ConfigError unless the ranks can share heads and tokens evenly (Ulysses)."""
+        shareable = math.gcd(self.num_heads, self.num_tokens)
+        cure = f"use a divisor of {shareable}" if shareable > 1 else "use 1, or clips of other frames or size"
         for what, number in ((f"predictor.{self.heads_key}", self.num_heads), ("tokens of a clip", self.num_tokens)):
             if number % ranks:
                 raise ConfigError(
                     f"--context-parallel-size = {ranks}",
                     f"does not divide {what}: {number} % {ranks} = {number % ranks}",
-                    f"use a divisor of {math.gcd(self.num_heads, self.num_tokens)}",
+                    cure,
                 )
 
     @property

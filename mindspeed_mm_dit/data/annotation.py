@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import posixpath
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -94,14 +95,14 @@ def _objects_by_line(path: Path, text: str) -> Iterator[Line]:
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
-                yield Line(number, json.loads(line))
+                yield Line(number, json.loads(line, object_pairs_hook=_object))
             except (ValueError, RecursionError) as error:
                 raise _not_json(path, number, error, line) from None
 
 
 def _objects_of_list(path: Path, text: str) -> Iterator[Line]:
     """Yield each object of a JSON list with the line that it begins in."""
-    decoder, at, line = json.JSONDecoder(), _after_space(text, 0), 1
+    decoder, at, line = json.JSONDecoder(object_pairs_hook=_object), _after_space(text, 0), 1
     try:
         if text[at : at + 1] != "[":
             raise json.JSONDecodeError("the annotation is no list: expecting '['", text, at)
@@ -113,6 +114,8 @@ def _objects_of_list(path: Path, text: str) -> Iterator[Line]:
             at = _after_space(text, at)
             if text[at : at + 1] == ",":
                 at = _after_space(text, at + 1)
+                if text[at : at + 1] == "]":
+                    raise json.JSONDecodeError("there is a comma behind the last object", text, at)
             elif text[at : at + 1] != "]":
                 raise json.JSONDecodeError("Expecting ',' or ']'", text, at)
         at = _after_space(text, at + 1)
@@ -122,6 +125,15 @@ def _objects_of_list(path: Path, text: str) -> Iterator[Line]:
         raise _not_json(path, error.lineno, error, text[max(0, error.pos - 40) :][:120]) from None
     except (ValueError, RecursionError) as error:
         raise _not_json(path, line, error, "") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object; raises ValueError for one in which a key stands twice."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"the key {shown(twice)} stands twice in one object")
+    return content
 
 
 def _after_space(text: str, at: int) -> int:
@@ -139,8 +151,10 @@ def _not_json(path: Path, line: int, error: Exception, around: str) -> DataError
             'write "resolution": [480, 832], or {"height": 480, "width": 832}',
         )
     reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error) or type(error).__name__
-    cure = "write a list of objects" if path.suffix == ".json" else "write one object a line"
-    return DataError(f"{path}: line {line}", f"is not JSON: {reason}", f"{cure}, as json.dump does")
+    cure = "write one object a line, as json.dump does"
+    if path.suffix == ".json":
+        cure = "write a list of objects, as json.dump does; one object a line is a .jsonl"
+    return DataError(f"{path}: line {line}", f"is not JSON: {reason}", cure)
 
 
 def _path_of(content: dict[str, Any]) -> str:
@@ -154,7 +168,9 @@ def _path_of(content: dict[str, Any]) -> str:
 
 
 def _captions_of(content: dict[str, Any]) -> tuple[str, ...]:
-    given = content.get("cap")
+    if "cap" not in content:
+        raise UnusableEntry(f"has no caption, which is its key cap; its keys are: {', '.join(map(str, content))}")
+    given = content["cap"]
     captions = tuple(given) if isinstance(given, list) else (given,)
     if not captions or any(not isinstance(caption, str) or not caption.strip() for caption in captions):
         raise UnusableEntry(

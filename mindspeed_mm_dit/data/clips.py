@@ -177,8 +177,9 @@ def _clip_of(entry: Entry, facts: VideoFacts, param: ClipsParam) -> Clip:
 
 
 def is_still(path: Path) -> bool:
-    """Return whether a clip is a picture, by its name."""
-    return path.suffix.lower() in readable_formats()
+    """Return whether a clip is a picture, by its name; a GIF is a video, if only of one frame."""
+    suffix = path.suffix.lower()
+    return suffix in readable_formats() and suffix != ".gif"
 
 
 def _notes(lines: list[Line], clips: tuple[Clip, ...], decode: bool, param: ClipsParam) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ mapped into memory, a crash costs one of them, and ranks write theirs without me
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.autoencoder_kl_wan import WanVAEConfig
 from mindspeed_mm_dit.configs.clips import ClipsParam
+from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig
 from mindspeed_mm_dit.data.clip_samples import NO_CAPTION, ClipDraws
@@ -33,6 +35,17 @@ from mindspeed_mm_dit.errors import ConfigError, DataError
 INDEX, NULL = "index.json", "null.safetensors"
 MAKE_AGAIN = "remove it and run mm-dit cache-latents again: it keeps the other shards"
 GO_ON = "run mm-dit cache-latents; it goes on where it was interrupted"
+
+
+_PARTS = {
+    "clips": ("the number of clips is", "the digest of their paths, sizes in bytes and captions is"),
+    "autoencoder": ("the digest of the autoencoder's files is", "its dtype is"),
+    "text_encoder": (
+        "the digest of the text encoder's files is", "that of the tokenizer's files is", "the encoder's dtype is",
+    ),
+}  # fmt: skip
+"""Of fields that say several things: what each part of the text is."""
+_SHA256 = re.compile(r"(?:tokenizer )?\b([0-9a-f]{64})\b")
 
 
 @dataclass(frozen=True)
@@ -118,9 +131,24 @@ def check_same(where: str, found: FeatureIdentity, wanted: FeatureIdentity) -> N
         there = asdict(found)[field]
         if there != here:
             raise ConfigError(
-                where, f"was made with other settings: {field} is {there!r} there and {here!r} here",
+                where, f"was made with other settings: {_difference(field, there, here)}",
                 "make a cache of its own, in another folder: mm-dit cache-latents",
             )  # fmt: skip
+
+
+def _difference(field: str, there: Any, here: Any) -> str:
+    """Return what differs; of a field that says several things, those of them that do."""
+    names = _PARTS.get(field, ())
+    parts = [(str(value).split(", ", len(names) - 1) if names else []) for value in (there, here)]
+    if not names or {len(part) for part in parts} != {len(names)}:
+        return f"{field} is {_short(there)} there and {_short(here)} here"
+    pairs = zip(names, *parts)
+    return "; ".join(f"{name} {_short(a)} there and {_short(b)} here" for name, a, b in pairs if a != b)
+
+
+def _short(value: Any) -> str:
+    """Return a value as it is shown: of a SHA-256 the first digits, without the word before it."""
+    return shown(_SHA256.sub(lambda found: found[1][:12], value) if isinstance(value, str) else value)
 
 
 def feature_path(folder: Path, shard: int) -> Path:

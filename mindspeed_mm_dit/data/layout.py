@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,6 +13,8 @@ from mindspeed_mm_dit.data.listing import class_folders, indices_in, of_folders
 from mindspeed_mm_dit.data.shards import KINDS
 from mindspeed_mm_dit.errors import ConfigError, nearest
 
+LABELS = "labels.csv"
+"""The index of a folder that has several CSV files."""
 SPLITS = frozenset(("train", "training", "val", "valid", "validation", "test", "testing"))
 """Names of folders that hold classes, and are none."""
 
@@ -43,13 +46,18 @@ def layout_of(pictures: str) -> Layout:
     if shards := _shards_in(path):
         return shards
     found = indices_in(path)
-    if "labels.csv" in found or len(found) == 1:
-        index = "labels.csv" if "labels.csv" in found else found[0]
+    if LABELS in found or len(found) == 1:
+        index = LABELS if LABELS in found else found[0]
         return Layout(pictures, index, False, f"{index} names the class of each picture")
     if found:
         raise ConfigError(
             f"PICTURES = {pictures}", f"holds several indices: {', '.join(found)}", f"name one: {path / found[0]}"
         )
+    if (path / LABELS).is_file():
+        raise ConfigError(
+            f"PICTURES = {pictures}", f"its {LABELS} does not begin with the columns image_path,label, in UTF-8",
+            "correct its first line or save it as UTF-8; under another name it is passed over",
+        )  # fmt: skip
     folders = class_folders(path)
     splits = [folder.name for folder in folders if folder.name.lower() in SPLITS]
     if splits and len(splits) == len(folders):
@@ -75,10 +83,10 @@ def _shards_in(path: Path) -> Layout | None:
 
 def _reason(path: Path) -> str:
     if not path.exists():
-        return "is not there"
+        return "is a link to nothing" if path.is_symlink() else "is not there"
     return "is a file, and no index with the columns image_path,label"
 
 
 def _nearest(path: Path) -> str:
     beside = [entry.name for entry in path.parent.iterdir()] if is_folder(path.parent) else []
-    return "" if path.exists() else nearest(path.name, beside)
+    return "" if os.path.lexists(path) else nearest(path.name, beside)

@@ -89,8 +89,11 @@ def members(file: BinaryIO) -> Iterator[Member]:
             if is_file:
                 yield member
     file.seek(position)
-    if file.read(BLOCK).strip(b"\0"):
+    block = file.read(BLOCK)
+    if block.strip(b"\0"):
         raise tarfile.ReadError(f"there is no header at byte {position:,}")
+    if not block:  # whoever writes a tar file closes it with two blocks of zeros
+        raise tarfile.ReadError("it ends without the empty blocks that close a tar file, so more may be missing")
 
 
 def _member_at(position: int, file: BinaryIO, archive: tarfile.TarFile) -> tuple[Member, int, bool] | None:

@@ -22,6 +22,9 @@ SUFFIXES = (
 )
 """Endings of pictures. Of Pillow's other formats some start a program (EPS), and some take any bytes (TGA)."""
 
+_MOVING = ("PNG", "WEBP", "AVIF")
+"""Pillow's formats of pictures that may move."""
+
 MAX_SCALED_PIXELS = 1 << 27
 """A picture so narrow that it would fill more than this once its shorter side fits is no picture to learn from."""
 
@@ -103,6 +106,10 @@ def load_still(path: str | Path, size: int) -> np.ndarray:
     Raises UnusableFile.
     """
     with open_image(path, size) as image:
+        if image.format in _MOVING and getattr(image, "is_animated", False):
+            raise UnusableFile(
+                f"is a moving {image.format}, of which only a frame could be read: save it as .mp4 or .gif"
+            )
         return np.asarray(_plain(image, 3))
 
 

@@ -51,8 +51,12 @@ def look_at_video(path: str | Path, decode: bool) -> VideoFacts:
         except StopIteration:
             raise UnusableFile("holds no frame that can be decoded") from None
         if decode:
-            return VideoFacts(1 + sum(1 for _ in frames), fps, (height, width))
-    return VideoFacts(_count_packets(path), fps, (height, width))
+            return _facts(1 + sum(1 for _ in frames), fps, (height, width))
+    return _facts(_count_packets(path), fps, (height, width))
+
+
+def _facts(num_frames: int, fps: float | None, size: tuple[int, int]) -> VideoFacts:
+    return VideoFacts(num_frames, fps if num_frames > 1 else None, size)
 
 
 def _count_packets(path: str | Path) -> int:

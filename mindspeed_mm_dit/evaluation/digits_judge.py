@@ -16,30 +16,34 @@ from mindspeed_mm_dit.evaluation.digits import (
     score_digits,
     scores_of_real_digits,
 )
-from mindspeed_mm_dit.evaluation.evaluation import Judgement
+from mindspeed_mm_dit.evaluation.evaluation import Candidates, Judgement
 from mindspeed_mm_dit.evaluation.pictures import Pictures
 from mindspeed_mm_dit.evaluation.traps import traps
 
 DIGITS = "digits"
 """The reference of this name is the built-in one; a folder of that name is ./digits."""
 _SHAPE = (8, 8, 1)
+_CLASSES = 10
 
 
 class DigitsJudge:
     """Scores of digits against scikit-learn's real ones; needs no network and no framework."""
 
-    def check(self, what: str, shape: tuple[int, int, int], count: int, has_labels: bool) -> None:
-        """Raise ConfigError unless ``count`` images of ``shape`` (H, W, C), which ``what`` names, can be scored."""
-        flag = f"--reference = {DIGITS}"
-        if shape != _SHAPE:
-            words = f"are real digits of 8 x 8, grey, and {what} has images of {shape[0]} x {shape[1]} x {shape[2]}"
-            raise ConfigError(flag, words, "name a reference of such images and --inception")
-        if not has_labels:
-            raise ConfigError(what, "has no labels (arr_1): what was asked for is not known", "add them to the npz")
-        if count < FEWEST_IMAGES:
-            raise ConfigError(
-                what, f"{count} image(s): variety within a class wants at least {FEWEST_IMAGES}", "use more"
-            )
+    def check(self, images: Candidates) -> None:
+        """Raise ConfigError unless such images can be scored."""
+        if images.shape != _SHAPE:
+            size = " x ".join(map(str, images.shape))
+            words = f"are real digits of 8 x 8, grey, and {images.what} has images of {size}"
+            raise ConfigError(f"--reference = {DIGITS}", words, "name a reference of such images and --inception")
+        if not images.num_labels:
+            words = "has no labels (arr_1): what was asked for is not known"
+            raise ConfigError(images.what, words, "add them to the npz")
+        if images.num_labels > _CLASSES:
+            words = f"has labels up to {images.num_labels - 1}, and digits are 0 ... {_CLASSES - 1}"
+            raise ConfigError(images.what, words, "name a reference of such images and --inception")
+        if images.count < FEWEST_IMAGES:
+            words = f"{images.count} image(s): variety within a class wants at least {FEWEST_IMAGES}"
+            raise ConfigError(images.counted_by, words, "use more")
 
     def judge(self, samples: Pictures) -> Judgement:
         """Score ``samples``."""

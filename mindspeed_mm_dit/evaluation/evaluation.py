@@ -37,11 +37,26 @@ class Judgement:
     """What makes the scores say something else than they seem to."""
 
 
+@dataclass(frozen=True)
+class Candidates:
+    """Images to be scored, which need not be there yet."""
+
+    what: str
+    """The flag and its value that names them."""
+    shape: tuple[int, int, int]
+    """Height, width, channels of each."""
+    count: int
+    counted_by: str
+    """The flag and its value that says how many."""
+    num_labels: int
+    """Each label is below this; 0 where there are none."""
+
+
 class Judge(Protocol):
     """Scores images by a reference that it holds."""
 
-    def check(self, what: str, shape: tuple[int, int, int], count: int, has_labels: bool) -> None:
-        """Raise ConfigError unless ``count`` images of ``shape`` (H, W, C), which ``what`` names, can be scored."""
+    def check(self, images: Candidates) -> None:
+        """Raise ConfigError unless such images can be scored."""
 
     def judge(self, samples: Pictures) -> Judgement:
         """Score ``samples``."""

@@ -116,12 +116,22 @@ def _read_weights(what: str, path: str | Path) -> dict[str, torch.Tensor]:
     except UnusableFile as problem:
         raise CheckpointError(what, str(problem), "name the .pth of torch-fidelity's Inception") from None
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError, LookupError, TypeError) as error:
-        said = "it is no file of PyTorch" if isinstance(error, LookupError) else str(error)
-        reason = (said or type(error).__name__).splitlines()[0][:200]
-        raise CheckpointError(what, f"holds no weights that can be read without running code: {reason}") from None
+        raise CheckpointError(
+            what, f"holds no weights that can be read without running code: {_reason(error)}", _CURE
+        ) from None
     if not isinstance(weights, dict) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
         raise CheckpointError(what, "is no dict of tensors, and so no Inception", _CURE)
     return weights
+
+
+def _reason(error: Exception) -> str:
+    """Return what PyTorch says, but for its advice to read the file in a way that runs what stands in it."""
+    said = str(error)
+    if isinstance(error, LookupError):
+        return "it is no file of PyTorch"
+    if "weights_only" in said:
+        return "it is damaged, no file of PyTorch, or holds more than numbers"
+    return (said or type(error).__name__).splitlines()[0][:200]
 
 
 _CURE = "use weights-inception-2015-12-05-6726825d.pth of torch-fidelity's release v0.2.0 (docs/evaluation.md)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,17 @@ Tensor = Any
 
 STEP_LR = 1e-3
 """Of the AdamW step in ``step/``."""
+
+
+class _Step(NamedTuple):
+    """What one step of AdamW finds."""
+
+    output: np.ndarray
+    """Of the network before the step."""
+    loss: np.ndarray
+    """Mean over the samples, before the step."""
+    gradients: dict[str, np.ndarray]
+    loss_after: np.ndarray
 
 
 class StepGroup(Group):
@@ -56,10 +67,10 @@ class StepGroup(Group):
             "latents": lambda: ops.numpy(self._latents),
             "prompt_embeds": lambda: ops.numpy(self._text)[:, None],
             "x_t": lambda: ops.numpy(self._x_t),
-            "model_output": lambda: self._step[0],
-            "loss": lambda: self._step[1],
+            "model_output": lambda: self._step.output,
+            "loss": lambda: self._step.loss,
             "grad_norm_total": lambda: np.sqrt(sum(norm**2 for norm in self._norms.values())),
-            "loss_after_one_adamw_step": lambda: self._step[3],
+            "loss_after_one_adamw_step": lambda: self._step.loss_after,
         }
         return known[name]() if name in known else None
 
@@ -122,16 +133,15 @@ class StepGroup(Group):
         return self._process.loss(output, self._latents, self._x_t, *self._draws)
 
     @cached_property
-    def _step(self) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray], np.ndarray]:
-        """Output, loss and gradients before the step, and the loss after it."""
+    def _step(self) -> _Step:
         with ops.no_grad():
             output = ops.numpy(self._model(self._x_t, self._draws[0], self._text))
         losses, gradients = optim.gradients(self._model, self._losses)
         optim.adamw_step(self._model, self._losses, STEP_LR)
         with ops.no_grad():
             after = ops.numpy(self._losses()).mean()
-        return output, losses.mean(), gradients, after
+        return _Step(output, losses.mean(), gradients, after)
 
     @cached_property
     def _norms(self) -> dict[str, np.ndarray]:
-        return {name: np.asarray(np.linalg.norm(g.astype(np.float64))) for name, g in self._step[2].items()}
+        return {name: np.asarray(np.linalg.norm(g.astype(np.float64))) for name, g in self._step.gradients.items()}

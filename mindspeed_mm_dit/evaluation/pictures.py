@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,8 @@ STATISTICS = {"pool": ("mu", "sigma"), "spatial": ("mu_s", "sigma_s")}
 """Names of mean and covariance of the features of a reference."""
 WIDTHS = {"mu": POOL, "mu_s": SPATIAL}
 _JPEG = (".jpg", ".jpeg", ".jpe", ".jfif")
+_UNREADABLE = (ValueError, OSError, EOFError, zlib.error, zipfile.BadZipFile)
+"""What reading a damaged npz raises."""
 Batches = Callable[[int], Iterator[np.ndarray]]
 
 
@@ -54,6 +57,8 @@ class Pictures:
     """Images that were scaled or cut; of statistics, those that these were made of."""
     jpegs: int = 0
     """Images that come from a JPEG, likewise."""
+    grey: int = 0
+    """Images without colours, by their kind."""
 
 
 def open_pictures(flag: str, path: str | Path, image_size: int | None = None) -> Pictures:
@@ -74,7 +79,7 @@ def open_pictures(flag: str, path: str | Path, image_size: int | None = None) ->
         words = "there is no such file or folder" if not os.path.lexists(path) else str(problem)
         raise ConfigError(what, words, "name an .npz or a folder of images") from None
     if not zipfile.is_zipfile(path):
-        raise DataError(what, "is no .npz", "name a file that np.savez wrote, or a folder of images")
+        raise DataError(what, "is no .npz, or is cut short", "name a file that np.savez wrote, or a folder of images")
     return _Npz(what, path).pictures()
 
 
@@ -100,8 +105,9 @@ class _Npz:
         shape = self._image_shape()
         labels = self._labels(shape[0])
         return Pictures(
-            self._what, shape[0], shape[1:], self._batches, labels, statistics, self._made_by(), *self._made_of()
-        )
+            self._what, shape[0], shape[1:], self._batches, labels, statistics, self._made_by(), *self._made_of(),
+            grey=shape[0] if shape[3] == 1 else 0,
+        )  # fmt: skip
 
     def _image_shape(self) -> tuple[int, int, int, int]:
         with zipfile.ZipFile(self._path) as archive, archive.open(f"{IMAGES}.npy") as member:
@@ -116,7 +122,17 @@ class _Npz:
         if fortran or have != need:
             reason = "is in Fortran's order" if fortran else f"holds {have:,} bytes where {need:,} are due"
             raise DataError(f"{self._what}: {IMAGES}", reason, "write it again with np.savez")
+        self._check_whole()
         return shape  # type: ignore[return-value]
+
+    def _check_whole(self) -> None:
+        """Read all images once, which compares their checksum: far faster than an Inception that meets it later."""
+        try:
+            with zipfile.ZipFile(self._path) as archive, archive.open(f"{IMAGES}.npy") as member:
+                while member.read(1 << 24):
+                    pass
+        except _UNREADABLE as error:
+            raise DataError(f"{self._what}: {IMAGES}", f"is damaged: {reason_of(error)}", "copy it again") from None
 
     def _batches(self, size: int) -> Iterator[np.ndarray]:
         with zipfile.ZipFile(self._path) as archive, archive.open(f"{IMAGES}.npy") as member:
@@ -135,6 +151,8 @@ class _Npz:
                 f"{self._what}: {LABELS}",
                 f"has the shape {shown(labels.shape)} and dtype {labels.dtype}, expected ({count},) of whole numbers",
             )
+        if labels.min() < 0:
+            raise DataError(f"{self._what}: {LABELS}", f"holds {labels.min()}, and labels are numbered from 0")
         return labels.astype(np.int64)
 
     def _statistics(self) -> dict[str, Gaussian] | None:
@@ -165,13 +183,13 @@ class _Npz:
         try:
             with np.load(self._path, allow_pickle=False) as file:
                 return np.asarray(file[name])
-        except (ValueError, OSError, zipfile.BadZipFile) as error:
+        except _UNREADABLE as error:
             raise DataError(f"{self._what}: {name}", f"cannot be read: {reason_of(error)}", "copy it again") from None
 
     def _header(self, member: Any) -> tuple[tuple[int, ...], bool, np.dtype]:
         try:
             return _read_header(member)
-        except (ValueError, OSError, zipfile.BadZipFile) as error:
+        except _UNREADABLE as error:
             raise DataError(f"{self._what}: {IMAGES}", f"cannot be read: {reason_of(error)}", "copy it again") from None
 
 
@@ -196,7 +214,8 @@ def _open_folder(what: str, folder: Path, image_size: int | None) -> Pictures:
     if not paths:
         raise DataError(what, "holds no images", "name a folder of pictures, or an .npz")
     size = image_size or _size_of(what, paths[0])
-    for path, look in zip(paths, look_at(paths, size, decode=False)):
+    looks = look_at(paths, size, decode=False)
+    for path, look in zip(paths, looks):
         if look.problem is not None:
             raise DataError(str(path), look.problem, "repair or remove it")
     off = [path for path in paths if _dimensions(path, size) != (size, size)]
@@ -205,6 +224,7 @@ def _open_folder(what: str, folder: Path, image_size: int | None) -> Pictures:
     return Pictures(
         what, len(paths), (size, size, 3), lambda batch: _decoded(paths, size, batch), _labels_of(folder, paths),
         resized=len(off), jpegs=sum(path.suffix.lower() in _JPEG for path in paths),
+        grey=sum(look.is_grey for look in looks),
     )  # fmt: skip
 
 

@@ -62,15 +62,17 @@ class Reference:
 def read_arrays(path: str | Path) -> Given:
     """Read the arrays of an .npz; raises CheckpointError for what is none, and for arrays that are no numbers."""
     try:
-        if os.path.lexists(path):
-            check_file(path)
+        check_file(path)
+        if not zipfile.is_zipfile(path):
+            raise UnusableFile("is not an .npz of arrays, or is cut short")
         file = np.load(path, allow_pickle=False)
-        if not isinstance(file, np.lib.npyio.NpzFile):
-            raise ValueError("it is a single array, as in an .npy")
         with file:
             given = Given(file)
+    except UnusableFile as problem:
+        words = str(problem) if os.path.lexists(path) else "there is no such file"
+        raise CheckpointError(f"--reference = {path}", words, FORMAT) from None
     except (OSError, ValueError, EOFError, LookupError, MemoryError, NotImplementedError, RuntimeError,
-            UnusableFile, zipfile.BadZipFile, zlib.error) as error:  # fmt: skip
+            zipfile.BadZipFile, zlib.error) as error:  # fmt: skip
         raise CheckpointError(f"--reference = {path}", f"is not an .npz of arrays: {error}", FORMAT) from None
     for name, array in given.items():
         if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":

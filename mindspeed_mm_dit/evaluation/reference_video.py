@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.configs.wan import WanConfig
 from mindspeed_mm_dit.configs.wan_flow import WanFlowConfig
-from mindspeed_mm_dit.errors import CheckpointError, ConfigError
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
 from mindspeed_mm_dit.evaluation.reference import FORMAT, Given
 from mindspeed_mm_dit.framework import ops, runtime
 from mindspeed_mm_dit.framework.torch_file import read_torch_file
@@ -65,7 +66,8 @@ class VideoReference:
         from mindspeed_mm_dit.configs.autoencoder_kl_wan import wan_vae_in
         from mindspeed_mm_dit.models.autoencoder_kl_wan import AutoencoderKLWan
 
-        return AutoencoderKLWan(wan_vae_in(str(self.parts["--vae"])))
+        with _named("--vae"):
+            return AutoencoderKLWan(wan_vae_in(str(self.parts["--vae"])))
 
     @cached_property
     def text_encoder(self) -> Any:
@@ -73,7 +75,8 @@ class VideoReference:
         from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig
         from mindspeed_mm_dit.models.umt5_pytorch import UMT5
 
-        return UMT5(TextEncoderConfig(str(self.parts["--text-encoder"]), dtype="fp32"))
+        with _named("--text-encoder"):
+            return UMT5(TextEncoderConfig(str(self.parts["--text-encoder"]), dtype="fp32"))
 
     def fresh_network(self, kind: str) -> Any:
         """Return the network of the group ``kind`` for a use that changes its weights, and has inputs of its own."""
@@ -86,7 +89,8 @@ class VideoReference:
         Raises CheckpointError for sizes that no network has, inputs that it cannot be given, and weights of another.
         """
         flag, config_class, network = NETWORKS[kind]
-        weights, own = _read(find_checkpoint(self.parts[flag]))
+        with _named(flag):
+            weights, own = _read(find_checkpoint(self.parts[flag], flag))
         sizes = own or _sizes(self.given["config"], diffusers=kind == "wan")
         what = f"{flag}: config" if own else "--reference: config"
         try:  # as if latents were one patch: those of the file are checked next
@@ -100,6 +104,17 @@ class VideoReference:
         model = network(config)
         runtime.load_arrays(model, weights)
         return runtime.compiled(runtime.to_runtime_device(model))
+
+
+@contextmanager
+def _named(flag: str) -> Iterator[None]:
+    """Let errors of a part, which knows its file alone, name the flag that gave it."""
+    try:
+        yield
+    except UserError as error:
+        if error.what.startswith(flag):
+            raise
+        raise type(error)(f"{flag}: {error.what}", error.reason, error.cure) from None
 
 
 class Group(ABC):

@@ -12,7 +12,7 @@ import numpy as np
 from tqdm import tqdm
 
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.evaluation.evaluation import Judgement
+from mindspeed_mm_dit.evaluation.evaluation import Candidates, Judgement
 from mindspeed_mm_dit.evaluation.inception import Features, Inception
 from mindspeed_mm_dit.evaluation.metrics import (
     NEIGHBOURS,
@@ -47,13 +47,14 @@ class InceptionJudge:
     def __init__(self, reference: Pictures, network: Inception, batch_size: int) -> None:
         self._reference, self._network, self._batch_size = reference, network, batch_size
 
-    def check(self, what: str, shape: tuple[int, int, int], count: int, has_labels: bool) -> None:
-        """Raise ConfigError unless ``count`` images of ``shape`` (H, W, C), which ``what`` names, can be scored."""
+    def check(self, images: Candidates) -> None:
+        """Raise ConfigError unless such images can be scored."""
         reference, ours = self._reference, self._network.sha256
-        if reference.count and reference.shape[:2] != shape[:2]:
+        if reference.count and reference.shape[:2] != images.shape[:2]:
             raise ConfigError(
                 reference.what,
-                f"has images of {reference.shape[0]} x {reference.shape[1]}, and {what} of {shape[0]} x {shape[1]}",
+                f"has images of {reference.shape[0]} x {reference.shape[1]}, and {images.what} of {images.shape[0]} x "
+                f"{images.shape[1]}",
                 "score against a reference of the same size",
             )
         if reference.made_by and reference.made_by != ours:
@@ -62,7 +63,7 @@ class InceptionJudge:
                 f"has statistics by an Inception of other weights (sha256 {reference.made_by[:12]}, here {ours[:12]})",
                 "make them again with mm-dit evaluate --statistics, or give the weights they were made with",
             )
-        check_enough(what, count)
+        check_enough(images.counted_by, images.count)
         if reference.statistics is None:
             check_enough(reference.what, reference.count)
 

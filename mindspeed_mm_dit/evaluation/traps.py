@@ -28,6 +28,11 @@ def traps(samples: Pictures, reference: Pictures | None = None) -> list[str]:
         found += _traps_of_files(pictures) if pictures else []
     if reference is None:
         return found
+    if reference.count and abs(_part_grey(samples) - _part_grey(reference)) > 0.5:
+        coloured, grey = sorted((samples, reference), key=_part_grey)
+        found.append(
+            f"{grey.what} is grey, and {coloured.what} is in colour: a distance between them says little more than that"
+        )
     if reference.statistics is None and reference.count < FEW_IMAGES:
         found.append(f"the reference has {reference.count:,} images: distances to it are too large")
     if reference.statistics and "spatial" not in reference.statistics:
@@ -38,6 +43,10 @@ def traps(samples: Pictures, reference: Pictures | None = None) -> list[str]:
     if reference.statistics and not reference.count:
         found.append(f"{reference.what} holds no images: precision and recall are left out")
     return found
+
+
+def _part_grey(pictures: Pictures) -> float:
+    return pictures.grey / pictures.count
 
 
 def _traps_of_files(pictures: Pictures) -> list[str]:

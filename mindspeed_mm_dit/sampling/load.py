@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from mindspeed_mm_dit.checkpoint.store import find_checkpoint, read_facts
 from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.configs.limits import check_path
 from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config, model_config_from_mapping
-from mindspeed_mm_dit.errors import CheckpointError, ConfigError
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
 from mindspeed_mm_dit.models.composite import DiTModel
@@ -42,12 +43,37 @@ def describe(checkpoint: str | Path, model_json: str | Path | None) -> Described
     facts = _facts(path)
     if model_json is not None:
         config = load_model_config(model_json)
+        _check_learned(f"--model = {model_json}", config, path, facts)
     elif "model" in facts:
         config = model_config_from_mapping(facts["model"], f"{path}: its model.json")
     else:
         raise ConfigError("--model", f"is needed: {path} does not say what model it belongs to")
     check_model_fits(config, Place("this machine", host_memory_bytes()))
     return Described(path, config, tuple(map(str, facts.get("classes") or ())))
+
+
+_LEARNED = {
+    "predictor": ("model_id", "num_heads", "num_attention_heads"),
+    "diffusion": ("model_id", "prediction_type", "noise_schedule", "num_train_timesteps", "path"),
+}
+"""Settings that show in no tensor, and without which weights mean nothing."""
+
+
+def _check_learned(what: str, config: ModelConfig, path: Path, facts: Mapping[str, Any]) -> None:
+    """Raise ConfigError where a model.json, ``what``, says that the weights learned something else than they did."""
+    try:
+        own = model_config_from_mapping(facts["model"], str(path))
+    except (KeyError, UserError):  # none is known, or none that can be read: --model is there for that
+        return
+    for section, names in _LEARNED.items():
+        here, there = vars(getattr(config, section)), vars(getattr(own, section))
+        for name in names:
+            if here.get(name) != there.get(name):
+                raise ConfigError(
+                    f"{what}: {section}.{name} = {here.get(name)!r}",
+                    f"{path} was trained with {there.get(name)!r}",
+                    "leave --model out: the checkpoint remembers its own",
+                )
 
 
 def load_model(

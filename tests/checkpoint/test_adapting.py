@@ -285,9 +285,32 @@ def test_a_predictor_that_adapts_nothing_takes_weights_of_its_own_size_and_no_ot
     assert all(not how and value.tobytes() == weights[name].tobytes() for name, value, how in begun)
     wider = dataclasses.replace(SMALL_WAN, ffn_dim=48)
     with pytest.raises(
-        CheckpointError, match=r"ffn_dim is 32 there and 48 here.*\n.*only class_dropout_prob may differ"
+        CheckpointError, match=r"ffn_dim is 32 there and 48 here.*\n.*only latent_size, rope_max_seq_len may differ"
     ):
         begin(read_source(path, wider), wider, (), 0)
+
+
+def test_clips_of_another_size_begin_with_the_same_weights(tmp_path):
+    path, grey = tmp_path / "wan.safetensors", dataclasses.replace(SMALL_WAN, in_channels=1, out_channels=1)
+    predictor = {name: value for name, value in vars(grey).items() if value is not None}
+    model = {"ae": {"model_id": "pixel", "channels": 1}, "predictor": predictor,
+             "text_encoder": {"model_id": "umt5", "from_pretrained": "nowhere"},
+             "diffusion": {"model_id": "wan_flow_match_scheduler"}}  # fmt: skip
+    weights = random_arrays(grey.parameters().shapes(), 0)
+    FORMATS["safetensors"].write(path, State({"model": weights}, {"model": model}))
+    longer = dataclasses.replace(grey, latent_size=(3, 8, 8), rope_max_seq_len=64)
+    begun = begin(read_source(path, longer), longer, (), 0)
+    assert all(not how and value.tobytes() == weights[name].tobytes() for name, value, how in begun)
+
+
+def test_another_number_of_heads_in_a_folder_of_diffusers_is_refused(tmp_path):
+    heads, width = SMALL_WAN.num_attention_heads, SMALL_WAN.attention_head_dim
+    FORMATS["safetensors"].write(tmp_path / "wan.safetensors", State({"model": random_arrays(OTHERS["wan"], 0)}))
+    source = read_source(tmp_path / "wan.safetensors", SMALL_WAN)
+    fewer = dataclasses.replace(SMALL_WAN, num_attention_heads=heads // 2, attention_head_dim=2 * width)
+    told = dataclasses.replace(source, predictor=fewer, num_heads=heads)  # as its config.json has it
+    with pytest.raises(CheckpointError, match=f"num_heads is {heads} there and {heads // 2} here"):
+        begin(told, fewer, (), 0)
 
 
 def test_a_size_that_shapes_alone_tell_is_compared_by_shapes(tmp_path):

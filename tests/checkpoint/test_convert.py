@@ -267,6 +267,11 @@ def test_nothing_is_replaced_unless_asked(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.pt", "b.ckpt", "photos", "run"]
 
 
+def test_a_disk_that_does_not_take_a_safetensors_file_is_no_error_of_its_library(tmp_path):
+    with pytest.raises(OSError, match="No such file or directory"):
+        FORMATS["safetensors"].write(tmp_path / "none/a.safetensors", State({"model": {"a": np.zeros(3)}}))
+
+
 def test_a_failed_write_leaves_the_old_target_and_no_rest(tmp_path, monkeypatch):
     write_torch_file(tmp_path / "a.pt", dit_arrays())
     convert(tmp_path / "a.pt", tmp_path / "run", "mindspore")

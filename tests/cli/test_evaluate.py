@@ -192,7 +192,7 @@ def test_flags_that_make_no_evaluation_are_named(tmp_path, flags, words, capsys)
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--num", 19), "wants at least 20"),
+        (("--num", 19), "--num = 19: 19 image(s): variety within a class wants at least 20"),
         (("--steps", 0), "--steps = 0"),
         (("--sampler", "euler"), "is for flow_matching"),
         (("--num", 1_000_001), "--num = 1000001"),
@@ -206,7 +206,9 @@ def test_what_cannot_be_drawn_is_named_before_a_folder_is_made(untrained, tmp_pa
 def test_images_of_another_kind_are_refused_by_the_digits(tmp_path, capsys):
     np.savez(tmp_path / "colour.npz", np.zeros((20, 8, 8, 3), np.uint8), np.zeros(20, int))
     np.savez(tmp_path / "unlabelled.npz", np.zeros((20, 8, 8, 1), np.uint8))
-    for name, words in (("colour", "are real digits of 8 x 8, grey"), ("unlabelled", "has no labels")):
+    np.savez(tmp_path / "others.npz", np.zeros((20, 8, 8, 1), np.uint8), np.arange(20))
+    cases = {"colour": "real digits of 8 x 8, grey", "unlabelled": "has no labels", "others": "has labels up to 19"}
+    for name, words in cases.items():
         flags = ("--samples", tmp_path / f"{name}.npz", "--reference", "digits", "--output", tmp_path / "report")
         assert evaluate(*flags) == 2
         assert words in capsys.readouterr().err

@@ -164,6 +164,8 @@ def test_a_folder_with_config_files_is_replaced_only_when_asked(here, capsys):
         ("notes.txt --output c", "PICTURES = notes.txt: is a file, and no index with the columns image_path,label"),
         ("splits --output c", "PICTURES = splits: holds train, which are no classes\n    Cure: name splits/train"),
         ("two --output c", "PICTURES = two: holds several indices: a.csv, b.csv\n    Cure: name one: two/a.csv"),
+        ("misnamed --output c", "PICTURES = misnamed: its labels.csv does not begin with the columns image_path,label"),
+        ("nothing --output c", "PICTURES = nothing: is a link to nothing\n    Cure: name a folder"),
         ("pictures --output pictures/c", "--output = pictures/c: lies among the pictures"),
         ("'' --output c", "PICTURES = '': is empty"),
         ("pictures --output notes.txt", "--output = notes.txt: is a file"),
@@ -177,6 +179,9 @@ def test_what_cannot_be_begun_is_named_and_nothing_is_written(here, capsys, flag
     for folder in ("empty", "splits/train/cat", "two"):
         (here / folder).mkdir(parents=True)
     (here / "empty/a.heic").write_bytes(b"")
+    (here / "misnamed").symlink_to("pictures/china")
+    (here / "misnamed/labels.csv").write_text("path,class\n00.png,0\n")
+    (here / "nothing").symlink_to("nowhere")
     for name in "ab":
         (here / f"two/{name}.csv").write_text("image_path,label\n")
     assert init(*shlex.split(flags)) == 2

@@ -271,6 +271,9 @@ def test_published_pt_and_safetensors_give_the_same_images_as_the_run(trained, t
         (["--num-per-class", "30000", "--output", "x.jpg"], "a JPEG has at most"),
         (["--checkpoint", "nowhere"], "no such file or folder"),
         (["--cfg-interval", "1"], "is not two numbers"),
+        (["--num-per-prompt", "2"], "--num-per-prompt: this model is steered by classes"),
+        (["--negative-prompt", "a"], "--negative-prompt: this model is steered by classes"),
+        (["--fps", "8"], "--fps: this model is steered by classes"),
     ],
 )
 def test_a_mistake_is_named_before_weights_are_read(trained, tmp_path, capsys, monkeypatch, flags, message):
@@ -295,6 +298,24 @@ def test_weights_of_another_model_are_refused(trained, tmp_path, capsys):
     assert "belongs to another architecture" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("section", "changes", "message"),
+    [
+        ("diffusion", {"model_id": "flow_matching"}, "diffusion.model_id = 'flow_matching': "),
+        ("diffusion", {"prediction_type": "sample"}, "diffusion.prediction_type = 'sample': "),
+        ("predictor", {"num_heads": 1}, "predictor.num_heads = 1: "),
+    ],
+)
+def test_a_model_that_the_weights_did_not_learn_is_refused(trained, tmp_path, capsys, section, changes, message):
+    model = json.loads((trained / "model.json").read_text())
+    model[section] = changes if "model_id" in changes else model[section] | changes
+    (tmp_path / "model.json").write_text(json.dumps(model))
+    flags = ["--model", f"{tmp_path}/model.json", "--output", f"{tmp_path}/o.npz"]
+    assert sample("--checkpoint", f"{trained}/checkpoints", *flags) == 2
+    said = capsys.readouterr().err
+    assert message in said and "was trained with" in said and "leave --model out" in said
+
+
 def test_lists_of_classes():
     assert parse_classes("1,5,7-9") == [1, 5, 7, 8, 9]
     with pytest.raises(ConfigError):
@@ -310,7 +331,8 @@ def test_lists_of_classes():
 def test_every_command_explains_itself(command, capsys):
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])
-    assert ended.value.code == 0 and "mm-dit" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert ended.value.code == 0 and "mm-dit" in said and "%%" not in said
 
 
 def test_help_needs_no_framework():

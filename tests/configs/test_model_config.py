@@ -85,6 +85,7 @@ def test_an_autoencoder_s_settings_are_checked(model_json, section, message):
         (b'{"note": "\xe9"}', "is not UTF-8: byte 0xe9 at position 10"),
         (b"[]", "expected a JSON object"),
         (b"{", "is not JSON: line 1"),
+        (b"// mine\n{}", "is not JSON: line 1: Expecting value\n    Cure: JSON has no comments"),
     ],
 )
 def test_a_file_that_cannot_be_understood_is_named(tmp_path, content, message):

@@ -60,6 +60,8 @@ def test_a_jsonl_has_an_object_a_line_and_blank_lines(tmp_path):
         ('{"path": "a"}', "line 1: is not JSON: the annotation is no list"),
         ('[{"path": "a"}', "line 1: is not JSON"),
         ('[\n{"path": "a"}]\n[{"path": "b"}]', "line 3: is not JSON: there is more after the end of the list"),
+        ('[{"path": "a"},\n]', "line 2: is not JSON: there is a comma behind the last object"),
+        ('[\n{"path": "a", "cap": "b", "cap": "c"}]', "is not JSON: the key 'cap' stands twice in one object"),
         ("[" * 100_000, "line 1: is not JSON: maximum recursion"),
         ("[]", "lists no clips"),
     ],
@@ -68,6 +70,17 @@ def test_what_is_no_list_is_named_with_its_line(tmp_path, text, message):
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(DataError, match=message.replace("[", r"\[")):
         read_annotation(tmp_path / "a.json")
+
+
+def test_an_object_a_line_is_said_to_be_a_jsonl(tmp_path):
+    (tmp_path / "a.json").write_text('{"path": "a", "cap": "b"}\n{"path": "c", "cap": "d"}\n')
+    with pytest.raises(DataError, match=r"one object a line is a \.jsonl"):
+        read_annotation(tmp_path / "a.json")
+
+
+def test_a_caption_under_another_key_is_told_from_none():
+    with pytest.raises(UnusableEntry, match="which is its key cap; its keys are: path, caption"):
+        entry_of(Line(1, {"path": "a.mp4", "caption": "a dog"}))
 
 
 def test_a_jsonl_that_is_cut_is_named_with_its_line(tmp_path):

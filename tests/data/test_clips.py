@@ -99,6 +99,29 @@ def test_a_still_is_a_video_of_one_frame(tmp_path):
         open_clips(param(tmp_path, [{"path": "a.png", "cap": "a"}]))
 
 
+def moving(path, frames=FRAMES):
+    pictures = [Image.new("RGB", (24, 16), (level, level, level)) for level in LEVELS[:frames].tolist()]
+    pictures[0].save(path, save_all=True, append_images=pictures[1:], duration=100, **LOSSLESS.get(path.suffix, {}))
+
+
+LOSSLESS = {".webp": {"lossless": True}}
+
+
+def test_a_gif_is_a_video_however_many_frames_it_has(tmp_path):
+    moving(tmp_path / "a.gif")
+    asked = param(tmp_path, [{"path": "a.gif", "cap": "a", "fps": 10, "num_frames": 12}])
+    assert frames_read(asked) == [0, 1, 2, 3, 4]
+    moving(tmp_path / "still.gif", frames=1)
+    assert frames_read(param(tmp_path, [{"path": "still.gif", "cap": "a", "fps": 24}], num_frames=1)) == [0]
+
+
+@pytest.mark.parametrize("suffix", [".png", ".webp"])
+def test_a_picture_that_moves_is_never_taken_for_a_still(tmp_path, suffix):
+    moving(tmp_path / f"a{suffix}")
+    with pytest.raises(DataError, match=f"line 1 .*a{suffix} is a moving {suffix[1:].upper()}.*save it as .mp4"):
+        open_clips(param(tmp_path, [{"path": f"a{suffix}", "cap": "a"}], num_frames=1))
+
+
 def broken_set(folder):
     """Return an annotation in which every second line has another fault."""
     good = video(folder, "good.mp4")
@@ -132,7 +155,7 @@ FAULTS = [
     "line 2 {0}/short.mp4 is short: it has 4 frames, and num_frames = 5 needs 5",
     "line 4 {0}/damaged.mp4 holds no video, or is damaged",
     "line 6 {0}/good.mp4 has frames of 16 x 24, and the annotation says 480 x 832",
-    "line 8 has no caption",
+    "line 8 has no caption, which is its key cap; its keys are: path",
     "line 10 {0}/gone.mp4 is listed but missing",
     "line 12 {0}/empty.mp4 is empty",
     "line 14 {0}/good.mp4 has 12 frames, and the annotation says 81",
@@ -164,7 +187,7 @@ def test_a_caption_that_the_text_encoder_cannot_read_is_a_problem_of_its_line(tm
 def test_clips_that_share_a_line_are_told_apart(tmp_path):
     asked = param(tmp_path, [video(tmp_path, "a.mp4"), {"path": "a.mp4"}, {"path": "b.mp4", "cap": "b"}])
     Path(asked.json_path).write_text(json.dumps(json.loads(Path(asked.json_path).read_text())))
-    with pytest.raises(DataError, match=r"\n    line 1, clip 2, has no caption\n    line 1, clip 3, .*b.mp4 is listed"):
+    with pytest.raises(DataError, match=r"\n    line 1, clip 2, has no caption.*\n    line 1, clip 3, .*b.mp4 is"):
         open_clips(asked)
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -126,10 +127,10 @@ def test_a_cache_goes_on_where_it_was_interrupted(framework, digits, tmp_path, c
     [
         ({"data": {"num_frames": 5}}, "frames is '9 of 32 x 32"),
         ({"data": {"crop": "mindspeed_mm"}}, "frames is"),
-        ({"ae": {"dtype": "bf16"}}, "autoencoder is"),
-        ({"ae": {"enable_tiling": True}}, "autoencoder is"),
+        ({"ae": {"dtype": "bf16"}}, "its dtype is 'fp32' there and 'bf16' here"),
+        ({"ae": {"enable_tiling": True}}, "its dtype is"),
         ({"ae": {"do_sample": False}}, "with_std is True there and False here"),
-        ({"text": {"dtype": "bf16"}}, "text_encoder is"),
+        ({"text": {"dtype": "bf16"}}, "the encoder's dtype is 'fp32' there and 'bf16' here"),
         ({"text": {"max_length": 9}}, "max_length is 8 there and 9 here"),
         ({"text": {"zero_padding": True}}, "zero_padding is False there and True here"),
     ],
@@ -143,6 +144,26 @@ def test_a_cache_made_otherwise_is_refused_by_a_run_and_by_the_command(
         FeatureCache(tmp_path / "cache").check(opened(tmp_path)[2])
     assert cached(tmp_path, digits, **changes) == 2
     assert f"was made with other settings: {field}" in capsys.readouterr().err
+
+
+def test_the_part_that_differs_is_named(framework, digits, tmp_path):
+    cached(tmp_path, digits)
+    (tmp_path / "tokenizer").mkdir()
+    for file in (digits / "tokenizer").iterdir():
+        (tmp_path / "tokenizer" / file.name).write_bytes(file.read_bytes() + b"\n")
+    write_configs(tmp_path, digits, text={"tokenizer": str(tmp_path / "tokenizer")})
+    with pytest.raises(ConfigError) as raised:
+        FeatureCache(tmp_path / "cache").check(opened(tmp_path)[2])
+    assert re.search(
+        r"settings: that of the tokenizer's files is '\w{12}' there and '\w{12}' here\n", str(raised.value)
+    )
+
+
+def test_a_cache_among_the_clips_is_refused(framework, digits, tmp_path, capsys):
+    names = write_configs(tmp_path, digits)
+    for place in (digits, digits / "cache"):
+        assert main(["cache-latents", *names, "--output", str(place)]) == 2
+        assert "lies among the clips" in capsys.readouterr().err
 
 
 def test_features_that_are_not_finite_or_missing_are_named(framework, digits, tmp_path):

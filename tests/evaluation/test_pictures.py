@@ -43,6 +43,7 @@ def test_an_npz_is_read_a_batch_at_a_time(tmp_path, save, batch):
         ({"arr_0": np.array([None])}, "dtype object"),
         ({"arr_0": IMAGES, "arr_1": np.arange(9)}, r"arr_1: has the shape \(9,\)"),
         ({"arr_0": IMAGES, "arr_1": np.zeros(10)}, "float64, expected .* whole numbers"),
+        ({"arr_0": IMAGES, "arr_1": np.arange(10) - 1}, "arr_1: holds -1, and labels are numbered from 0"),
         ({"images": IMAGES}, "holds images, and neither images"),
         ({"mu": np.zeros(64), "sigma": np.eye(64)}, "of another network"),
         ({"mu": np.zeros(2048), "sigma": np.eye(64)}, "of another network"),
@@ -68,6 +69,16 @@ def test_an_npz_cut_short_is_named(tmp_path):
         open_pictures("--samples", path)
     with pytest.raises(ConfigError, match="there is no such file"):
         open_pictures("--samples", tmp_path / "none.npz")
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_a_flipped_bit_is_named_before_an_image_is_seen(tmp_path, save):
+    save(tmp_path / "set.npz", np.random.default_rng(0).integers(0, 256, (1000, 6, 6, 3), np.uint8))
+    content = bytearray((tmp_path / "set.npz").read_bytes())
+    content[len(content) // 2] ^= 1
+    (tmp_path / "set.npz").write_bytes(content)
+    with pytest.raises(DataError, match="arr_0: is damaged"):
+        open_pictures("--samples", tmp_path / "set.npz")
 
 
 def test_a_folder_is_read_in_the_order_of_names_with_its_folders_as_classes(tmp_path):
@@ -106,6 +117,20 @@ def test_few_images_and_unequal_labels_are_said(tmp_path):
     few = open_pictures("--samples", saved(tmp_path, IMAGES, np.array([0] * 7 + [1] * 3)))
     said = traps(few)
     assert any("10 images" in line for line in said) and any("3 to 7 images of a class" in line for line in said)
+
+
+def test_grey_images_against_coloured_ones_are_said(tmp_path):
+    for mode in ("L", "RGB"):
+        (tmp_path / mode).mkdir()
+        for number, image in enumerate(IMAGES):
+            Image.fromarray(image).convert(mode).save(tmp_path / mode / f"{number}.png")
+    grey, coloured = (open_pictures("--samples", tmp_path / mode) for mode in ("L", "RGB"))
+    numbers = open_pictures("--samples", saved(tmp_path, IMAGES[..., :1]))
+    for samples, reference in ((grey, coloured), (coloured, grey), (numbers, coloured)):
+        greys = (reference if samples is coloured else samples).what
+        assert any(f"{greys} is grey, and {coloured.what} is in colour" in line for line in traps(samples, reference))
+    for samples, reference in ((grey, numbers), (coloured, coloured)):
+        assert not any("in colour" in line for line in traps(samples, reference))
 
 
 def test_many_images_of_equal_labels_say_nothing(tmp_path):

@@ -172,12 +172,12 @@ def single_array(path):
 @pytest.mark.parametrize(
     ("write", "message"),
     [
-        (single_array, "is not an .npz of arrays: it is a single array"),
+        (single_array, "is not an .npz of arrays"),
         (lambda path: np.savez(path, config=config(0, 64)), "has no results to compare"),
         (lambda path: path.write_bytes(b""), "is not an .npz of arrays"),
         (lambda path: path.write_bytes(b"PK\x03\x04 and no more"), "is not an .npz of arrays"),
         (os.mkfifo, "is a named pipe, not a file"),
-        (lambda path: None, "No such file"),
+        (lambda path: None, "there is no such file"),
     ],
 )
 def test_a_file_that_is_no_reference_is_one_error(framework, tmp_path, write, message, capsys):

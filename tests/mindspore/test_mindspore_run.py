@@ -13,7 +13,7 @@ import pytest
 
 from mindspeed_mm_dit.checkpoint.formats import FORMATS
 from mindspeed_mm_dit.checkpoint.state import State
-from mindspeed_mm_dit.checkpoint.weights import read_tree
+from mindspeed_mm_dit.checkpoint.weights import read_trees
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.models.init import initial_weights
@@ -162,7 +162,8 @@ def test_resuming_is_bit_exact_on_one_worker(tiny, tmp_path):
     run(tiny, flags + f"4 --save {tmp_path}")
     resumed = run(tiny, flags + f"8 --save {tmp_path} --load {tmp_path} --ema-decay 0.5")
     for tree in ("model", "power_ema_1", "power_ema_2"):
-        first, second = (read_tree(folder / "iter_0000008", tree) for folder in (tmp_path.parent / "whole", tmp_path))
+        folders = (tmp_path.parent / "whole", tmp_path)
+        first, second = (read_trees(folder / "iter_0000008", [tree])[tree] for folder in folders)
         assert first and all(first[name].tobytes() == array.tobytes() for name, array in second.items())
     assert resumed.lines == {iteration: line for iteration, line in whole.lines.items() if iteration > 4}
     assert (

@@ -31,6 +31,13 @@ X = DRAW.standard_normal((2, 5, 4, 3, 6)).astype(np.float32)
 T, TEXT = np.array([1000, 12.5], np.float32), DRAW.standard_normal((2, 7, 10)).astype(np.float32)
 
 
+def test_ranks_that_cannot_share_a_clip_are_told_how_many_can():
+    with pytest.raises(ConfigError, match=r"does not divide predictor.num_heads: 3 % 2 = 1\n.*use a divisor of 3"):
+        CUSTOM.check_context_parallel(2)
+    with pytest.raises(ConfigError, match=r"tokens of a clip: 1 % 3 = 1\n.*use 1, or clips of other frames or size"):
+        dataclasses.replace(CUSTOM, latent_size=(2, 1, 3)).check_context_parallel(3)
+
+
 def with_random_weights(framework, kind):
     from mindspeed_mm_dit.models.custom_dit import CustomDiT
     from mindspeed_mm_dit.models.wan import Wan

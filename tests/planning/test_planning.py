@@ -285,6 +285,14 @@ def test_too_little_memory_is_refused_with_what_would_fit(capsys):
     assert "0 fit" in capsys.readouterr().err
 
 
+def test_a_plan_of_clips_says_what_it_leaves_out(capsys):
+    flags = ["--world-size", "8", "--device-memory-gib", "64"]
+    assert main(["plan", "--model", str(ROOT / "examples/dit/t2v_custom/model.json"), *flags]) == 0
+    said = capsys.readouterr().out
+    assert "385.799 TFLOP a clip" in said and "image" not in said
+    assert "from files autoencoder and text encoder come on top" in said and "vae " not in said
+
+
 PLAN = ["plan", "--model", str(ROOT / "examples/dit/imagenet256/model.json"), "--device-memory-gib", "80"]
 
 
@@ -298,6 +306,7 @@ PLAN = ["plan", "--model", str(ROOT / "examples/dit/imagenet256/model.json"), "-
         ("--micro-batch-size 0", "--micro-batch-size = 0: must be positive"),
         ("--micro-batch-size 5", "--micro-batch-size = 5: does not divide the 32 images"),
         ("--mfu 40", "write 0.4 for 40 %"),
+        ("--power-ema-stds 5", "'5' is not a width from 0.001 to 0.288"),
         ("--model nowhere.json", "--model = nowhere.json: cannot be read"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 from mindspeed_mm_dit.checkpoint import power_ema
 from mindspeed_mm_dit.checkpoint.formats import FORMATS
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore, read_facts
-from mindspeed_mm_dit.checkpoint.weights import read_tree
+from mindspeed_mm_dit.checkpoint.weights import read_trees
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.errors import ConfigError
@@ -38,6 +38,10 @@ def kept(tiny, tmp_path_factory):
     outcome = tiny.run(STEPS + STDS + f"--train-iters 6 --save {folder}")
     assert outcome.code == 0, outcome.output
     return CheckpointStore(folder)
+
+
+def read_tree(path, tree):
+    return read_trees(path, [tree])[tree]
 
 
 def direct(store, last, std):

@@ -125,6 +125,12 @@ def test_what_cannot_be_replayed_is_named(tmp_path, capsys, flags, message):
     assert message in capsys.readouterr().err
 
 
+def test_a_folder_of_no_run_is_named(tmp_path, capsys):
+    for iteration in ([], ["--iteration", "3"]):
+        assert main(["replay", "--checkpoint", str(tmp_path), *iteration]) == 2
+        assert f"--checkpoint = {tmp_path}: holds no checkpoint of a run" in capsys.readouterr().err
+
+
 def test_a_report_names_the_samples_that_are_not_finite_first_and_the_largest_of_each_block():
     samples = [[Sample(n, f"{n}.png", "cat", n == 1) for n in range(first, first + 10)] for first in (0, 10)]
     largest = {

@@ -43,8 +43,12 @@ def write(path: Path, state: State) -> None:
 
 
 def write_arrays(path: Path, arrays: Arrays, metadata: dict[str, str]) -> None:
-    """Write a file as PyTorch's libraries expect it."""
+    """Write a file as PyTorch's libraries expect it; raises OSError where the disk does not take it."""
+    from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
     whole = {name: np.require(array, requirements=["C", "A"]) for name, array in arrays.items()}
-    save_file(whole, path, {"format": "pt", **metadata})
+    try:
+        save_file(whole, path, {"format": "pt", **metadata})
+    except SafetensorError as error:
+        raise OSError(str(error)) from None
