@@ -91,7 +91,7 @@ def _of_model(args: argparse.Namespace, path: Path, data: DataConfig) -> tuple[i
         return None, 3
     model = load_model_config(args.model or beside)
     check_sizes(model, data)
-    return model.predictor.num_classes, model.ae.channels
+    return model.num_classes, model.ae.channels
 
 
 def _print_classes(train: ImageIndex, valid: ImageIndex) -> None:

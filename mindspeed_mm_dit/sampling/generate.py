@@ -142,7 +142,7 @@ def check_guidance(guidance: Guidance, config: ModelConfig) -> None:
 
 def check_labels(labels: np.ndarray, config: ModelConfig) -> None:
     """Raise ConfigError for a label that is no class of the model."""
-    classes = config.predictor.num_classes
+    classes = config.num_classes
     for label in labels.tolist():
         if not 0 <= label < classes:
             raise ConfigError(
@@ -168,7 +168,7 @@ def _generate_batch(
         raise ConvergenceError(
             f"samples with --cfg-scale {settings.guidance.scale:g}",
             "are not finite numbers",
-            "use a smaller --cfg-scale, or --clip (Gaussian only); or the weights are those of a run that diverged",
+            "use a smaller --cfg-scale, or --clip if the sampler has it; or the weights are of a run that diverged",
         )
     return to_pixels(images)
 

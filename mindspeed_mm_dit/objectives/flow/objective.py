@@ -8,7 +8,7 @@ from typing import Any
 
 from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.objectives.contract import Ask, NoiseAt, NoOptions, Objective, Sampler, Tensor
+from mindspeed_mm_dit.objectives.contract import Ask, NoiseAt, NoOptions, Objective, Sampler, Tensor, option
 from mindspeed_mm_dit.objectives.flow.diffusion import Diffusion
 from mindspeed_mm_dit.objectives.flow.draws import draws, draws_at
 from mindspeed_mm_dit.objectives.flow.timesteps import sde_times
@@ -18,10 +18,8 @@ from mindspeed_mm_dit.objectives.flow.timesteps import sde_times
 class Tolerances:
     """Options of dopri5; --steps is the number of states it passes on, whatever it takes between them."""
 
-    rtol: float = 1e-3
-    """Error of a step relative to the state."""
-    atol: float = 1e-6
-    """Error of a step that is let pass whatever the state."""
+    rtol: float = option(1e-3, "error of a step relative to the state")
+    atol: float = option(1e-6, "error of a step that is let pass whatever the state")
 
     def __post_init__(self) -> None:
         for name in ("rtol", "atol"):
