@@ -238,7 +238,7 @@ def settings_of(args: argparse.Namespace, config: ModelConfig) -> SampleSettings
 
     channels: GuidedChannels = args.cfg_channels or ("all" if config.reads_texts else "3")
     settings = SampleSettings(
-        sampler=args.sampler or next(iter(objective_of(config.diffusion).samplers)),
+        sampler=next(iter(objective_of(config.diffusion).samplers)) if args.sampler is None else args.sampler,
         steps=_positive("--steps", (50 if config.reads_texts else 250) if args.steps is None else args.steps),
         guidance=Guidance(args.cfg_scale, channels, parse_interval(args.cfg_interval)),
         seed=args.seed,

@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from mindspeed_mm_dit.configs.limits import check_between
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.objectives.contract import option
 from mindspeed_mm_dit.objectives.flow.path import PathPoint
@@ -20,6 +21,10 @@ DIFFUSIONS: dict[str, Callable[[np.ndarray, PathPoint], np.ndarray]] = {
     "linear": lambda t, point: 1 - t,
 }
 """Published forms of D(t) that grow with their norm alone."""
+
+
+_MOST_NORM = 1000.0
+"""Scale of D; published ones are about 1."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +43,7 @@ class Diffusion:
     last_step_size: float = option(0.04, "length of that step")
 
     def __post_init__(self) -> None:
-        if not 0 <= self.norm < math.inf:
-            raise ConfigError(f"--norm = {self.norm}", "must be a number of at least 0")
+        check_between("--norm", self.norm, 0.0, _MOST_NORM)
         if not 0 < self.last_step_size < 1:
             raise ConfigError(f"--last-step-size = {self.last_step_size}", "must lie between 0 and 1")
 
