@@ -118,7 +118,7 @@ def _checked_images(
     check_output_folder("--output", args.output)
     identity = identity_of(model, data)
     check_sizes(model, data)
-    index = open_index(data.dataset_param, model.predictor.num_classes, decode_all=True)
+    index = open_index(data.dataset_param, model.num_classes, decode_all=True)
     if says_notes:
         say_notes(index)
     check_fit(model, data, len(index), 1)

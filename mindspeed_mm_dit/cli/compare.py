@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=20,
         metavar="N",
-        help="steps of DDIM, or heun for a flow; 0: none (default 20)",
+        help="steps of the quick sampler of what is learned; 0: none (default 20)",
     )
     parser.add_argument("--seed", type=int, default=1234, help="decides weights and draws (default 1234)")
     parser.add_argument("--output", default="report.html", metavar="HTML", help="the report (default report.html)")
@@ -118,8 +118,10 @@ def check_arguments(args: argparse.Namespace) -> None:
 
 def check_sample_steps(steps: int, model: ModelConfig) -> None:
     """Refuse a number of steps that the sampler of the comparison does not have."""
+    from mindspeed_mm_dit.configs.limits import MOST_STEPS, check_between
     from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of
 
+    check_between("--sample-steps", steps, 1, MOST_STEPS, "use fewer, or 0 for no samples")
     try:
         sampler = find_sampler(model.diffusion, objective_of(model.diffusion).quick_sampler)
         sampler.check(model.diffusion, steps, sampler.options())
@@ -209,9 +211,9 @@ def _sample(args: argparse.Namespace, sides: tuple[Side, Side], folder: Path) ->
     from mindspeed_mm_dit.objectives.registry import objective_of
 
     model = load_model_config(args.model)
-    predictor, sampler = model.predictor, objective_of(model.diffusion).quick_sampler
-    scale = 2.0 if predictor.condition.has_null else 1.0
-    classes = range(min(4, predictor.num_classes))
+    sampler = objective_of(model.diffusion).quick_sampler
+    scale = 2.0 if model.predictor.condition.has_null else 1.0
+    classes = range(min(4, model.num_classes))
     flags = ["--checkpoint", str(folder / "weights.safetensors"), "--model", args.model, "--num-per-class", "4"]
     flags += ["--classes", ",".join(map(str, classes)), "--sampler", sampler, "--steps", str(args.sample_steps)]
     flags += ["--cfg-scale", str(scale), "--seed", str(args.seed)]

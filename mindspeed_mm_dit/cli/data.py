@@ -94,7 +94,7 @@ def _of_model(args: argparse.Namespace, path: Path, data: DataConfig) -> tuple[i
     model = load_model_config(args.model or beside)
     model.require_labels(f"--model = {args.model or beside}", "name the model.json of these images")
     check_sizes(model, data)
-    return model.predictor.num_classes, model.ae.channels
+    return model.num_classes, model.ae.channels
 
 
 def _print_classes(train: ImageIndex, valid: ImageIndex) -> None:

@@ -14,14 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_mm_dit.cli.ranks import found_by_all
-from mindspeed_mm_dit.cli.sample import (
-    MOST_IMAGES,
-    add_chain,
-    add_drawing,
-    add_model,
-    add_sampler_options,
-    settings_of,
-)
+from mindspeed_mm_dit.cli.sample import MOST_IMAGES, add_chain, add_drawing, add_model, settings_of
+from mindspeed_mm_dit.cli.sampler_flags import add_sampler_options
 from mindspeed_mm_dit.configs.limits import check_between
 from mindspeed_mm_dit.configs.outputs import check_output_file, check_output_folder
 from mindspeed_mm_dit.errors import ConfigError
@@ -219,7 +213,7 @@ class _Work:
         settings = settings_of(args, config)
         shards = Shards(Path(args.output), _drawing(args, path, config, settings))
         _check_room(args, config, shards)
-        labels = draw_labels(args.labels, args.num, config.predictor.num_classes, args.seed)
+        labels = draw_labels(args.labels, args.num, config.num_classes, args.seed)
         return cls(config, settings, shards, labels, classes)
 
 

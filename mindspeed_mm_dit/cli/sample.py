@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 from mindspeed_mm_dit.cli import sample_clips
 from mindspeed_mm_dit.cli.outputs import check_output, check_page, save
 from mindspeed_mm_dit.cli.ranks import found_by_all
+from mindspeed_mm_dit.cli.sampler_flags import OPTIONS, add_sampler, add_sampler_options
 from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.errors import ConfigError, nearest
 
@@ -101,12 +102,7 @@ def add_drawing(parser: argparse.ArgumentParser) -> None:
 
 def add_chain(parser: argparse.ArgumentParser, cfg_scale: float = 4.0) -> None:
     """Declare how the way from noise to images is walked, and guided."""
-    parser.add_argument(
-        "--sampler",
-        metavar="NAME",
-        help="of a Gaussian model: ddpm (default), ddim, or dpm++, which needs about 20 steps; of flow matching: "
-        "sde-euler (default), sde-heun, euler, heun, or dopri5; of Wan's flow matching: euler (default), unipc",
-    )
+    add_sampler(parser)
     parser.add_argument("--steps", type=int, help="steps of the sampler (default 250, of a clip 50)")
     parser.add_argument(
         "--cfg-scale",
@@ -125,35 +121,6 @@ def add_chain(parser: argparse.ArgumentParser, cfg_scale: float = 4.0) -> None:
         metavar="LOW,HIGH",
         help="guide only where the share of noise, t/T or 1 - t, lies in between (default 0,1: everywhere)",
     )
-
-
-def add_sampler_options(parser: argparse.ArgumentParser) -> None:
-    """Declare what a sampler can be told beside its steps; the rest refuse it by name."""
-    group = parser.add_argument_group("options of some samplers")
-    group.add_argument(
-        "--clip",
-        type=float,
-        metavar="BOUND",
-        help="ddpm, ddim, dpm++: bound on the predicted clean latents; 1 suits pixel models (default: none)",
-    )
-    group.add_argument("--rtol", type=float, help="dopri5: error of a step relative to the state (default 1e-3)")
-    group.add_argument("--atol", type=float, help="dopri5: error of a step that is always let pass (default 1e-6)")
-    group.add_argument(
-        "--form",
-        help="sde-*: diffusion over time: constant, SBDM, sigma (default), linear, decreasing, increasing-decreasing",
-    )
-    group.add_argument("--norm", type=float, help="sde-*: scale of the diffusion (default 1)")
-    group.add_argument("--last-step", help="sde-*: Mean (default), Tweedie, Euler, or None for no other last step")
-    group.add_argument("--last-step-size", type=float, metavar="H", help="sde-*: its length (default 0.04)")
-
-
-OPTIONS = ("clip", "rtol", "atol", "form", "norm", "last_step", "last_step_size")
-
-
-def sampler_options_of(args: argparse.Namespace) -> dict[str, object]:
-    """Return the options of samplers that were given."""
-    given = {name: getattr(args, name) for name in OPTIONS if getattr(args, name) is not None}
-    return {name: None if value == "None" else value for name, value in given.items()}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -207,7 +174,7 @@ class _Work:
         if texts := sample_clips.given(args):
             raise ConfigError(texts[0], "this model is steered by classes, not by texts", "use --classes")
         check_output(args.output)
-        num_classes = config.predictor.num_classes
+        num_classes = config.num_classes
         wanted = f"0-{min(10, num_classes) - 1}" if args.classes is None else args.classes
         classes = np.array(parse_classes(wanted, names, num_classes), np.int64)
         check_labels(classes, config)
@@ -272,12 +239,12 @@ def settings_of(args: argparse.Namespace, config: ModelConfig) -> SampleSettings
 
     channels: GuidedChannels = args.cfg_channels or ("all" if config.reads_texts else "3")
     settings = SampleSettings(
-        sampler=args.sampler or next(iter(objective_of(config.diffusion).samplers)),
+        sampler=next(iter(objective_of(config.diffusion).samplers)) if args.sampler is None else args.sampler,
         steps=_positive("--steps", (50 if config.reads_texts else 250) if args.steps is None else args.steps),
         guidance=Guidance(args.cfg_scale, channels, parse_interval(args.cfg_interval)),
         seed=args.seed,
         batch_size=_positive("--batch-size", args.batch_size),
-        options=sampler_options_of(args),
+        options=getattr(args, OPTIONS),
         bf16=args.bf16,
     )
     runtime.low_precision(settings.bf16)  # refuses what it cannot do

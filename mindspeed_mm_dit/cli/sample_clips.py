@@ -112,12 +112,11 @@ def resized(config: ModelConfig, frames: int | None, size: str | None) -> ModelC
     frames = own_frames if frames is None else frames
     check_between("--frames", frames, 1, MOST_FRAMES)
     try:
-        shape = config.ae.latent_shape(frames, height, width)
-        config.predictor.check_latents(shape)
+        predictor = config.predictor.resized(config.ae.latent_shape(frames, height, width))
     except ConfigError as error:
-        flag = "--frames" if "frames" in error.what else "--size"
+        flag = "--frames" if "frames" in error.what or size is None else "--size"
         raise ConfigError(f"{flag} = {frames if flag == '--frames' else size}", error.reason, error.cure) from None
-    return dataclasses.replace(config, predictor=dataclasses.replace(config.predictor, latent_size=shape[1:]))
+    return dataclasses.replace(config, predictor=predictor)
 
 
 def _parse_size(text: str) -> tuple[int, int]:

@@ -115,7 +115,7 @@ def _pictures(group: Any) -> None:
     group.add_argument("--swanlab-exp-name", metavar="NAME", help="name of the run; default: one that SwanLab makes up")
     group.add_argument("--swanlab-save-dir", metavar="DIR", help="where it is kept; default: beside the --save folder")
     group.add_argument(
-        "--report-sampler", metavar="NAME", help="sampler of the report; default: ddim, or heun for flow matching"
+        "--report-sampler", metavar="NAME", help="sampler of the report; default: the quick one of what is learned"
     )
     group.add_argument("--report-steps", type=positive_int, default=50, help="sampling steps of the report")
     group.add_argument(

@@ -6,11 +6,18 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from mindspeed_mm_dit.configs.limits import check_between
 from mindspeed_mm_dit.errors import ConfigError
 
 PathName = Literal["linear", "gvp", "vp"]
 PredictionType = Literal["velocity", "noise", "score"]
 LossWeight = Literal["velocity", "likelihood"]
+
+
+_LEAST_EPS = 1e-6
+"""Distance from the end of the times that float32 still tells from none, with some to spare."""
+_BOUNDS = {"logit_mean": (-20.0, 20.0), "logit_std": (1e-6, 20.0), "shift": (1e-4, 1e4)}
+"""Beyond these float32 has no times between the ends."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,8 @@ class FlowMatchingConfig:
         for name in ("logit_std", "shift"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"diffusion.{name} = {getattr(self, name)}", "must be a positive number")
+        for name, (low, high) in _BOUNDS.items():
+            check_between(f"diffusion.{name}", getattr(self, name), low, high, "all times would be at one end")
         for name in ("train_eps", "sample_eps"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < 0.5:
@@ -52,6 +61,25 @@ class FlowMatchingConfig:
                 "has no effect on prediction_type 'velocity', whose error is never weighted",
                 "set it to null, or predict 'noise' or 'score'",
             )
+
+        self._check_ends()
+
+    def _check_ends(self) -> None:
+        """Raise ConfigError where training or sampling would meet an infinite value at an end of the times."""
+        train, sample = self.eps
+        infinite_loss = self.loss_weight is not None or (self.path == "vp" and self.prediction_type == "velocity")
+        infinite_velocity = self.prediction_type == "noise" or (self.path != "vp" and self.prediction_type == "score")
+        for name, eps, is_infinite, what in (
+            ("train_eps", train, infinite_loss, "the loss"),
+            ("sample_eps", sample, infinite_velocity, "the velocity that is read off the network"),
+        ):
+            if is_infinite and eps < _LEAST_EPS:
+                raise ConfigError(
+                    f"diffusion.{name} = {eps:g}",
+                    f"{what} is infinite at an end of the times, with path {self.path!r}, prediction_type "
+                    f"{self.prediction_type!r} and loss_weight {self.loss_weight!r}",
+                    f"set it to null, which is as published, or to {_LEAST_EPS:g} or more",
+                )
 
     @property
     def eps(self) -> tuple[float, float]:

@@ -20,6 +20,8 @@ MOST_PIXELS = 32_768
 """Height or width of a clip, in pixels."""
 MOST_GUIDANCE = 1000.0
 """Scale of classifier-free guidance; samples are of no use from about 20 on, and no numbers far beyond this."""
+MOST_STEPS = 1_000_000
+"""Steps of a chain from noise to samples; their times are made at once, before the first."""
 FLOAT32 = (1e-38, 3e38)
 """Smallest and largest magnitude that float32 holds with all its digits."""
 _NAME_BYTES, _PATH_BYTES = 255, 4096

@@ -172,9 +172,14 @@ class ModelConfig:
             )
 
     @property
+    def num_classes(self) -> int:
+        """Classes that steer the predictor, the null class not counted."""
+        return int(self.predictor.condition.num_classes)
+
+    @property
     def image_size(self) -> int:
         """Height and width of the images, in pixels."""
-        return int(self.predictor.input_size * self.ae.downsample_factor)
+        return int(self.latent_shape[-1] * self.ae.downsample_factor)
 
     @property
     def sample_size(self) -> tuple[int, ...]:

@@ -139,6 +139,7 @@ class PredictorConfig(ABC):
     model_id: str
     in_channels: int
     num_heads = 1  # where there is no attention
+    patch_size: Any = (1, 1, 1)  # where latents of clips are cut into no patches
     adaptable: tuple[str, ...] = ("class_dropout_prob",)  # settings that ``begun_from`` bridges
 
     @property
@@ -186,6 +187,14 @@ class PredictorConfig(ABC):
     @abstractmethod
     def widest(self) -> int:
         """Elements of a sample in the widest pair of gradients that backward holds at once."""
+
+    def resized(self, shape: Shape) -> PredictorConfig:
+        """Return the same network for latents of ``shape``; raises ConfigError where it takes its own alone."""
+        if shape != self.latent_shape:
+            raise ConfigError(
+                f"latents of shape {shape}", f"predictor {self.model_id!r} takes {self.latent_shape} alone"
+            )
+        return self
 
     def check_context_parallel(self, ranks: int) -> None:
         """Raise ConfigError unless ``ranks`` ranks can share the tokens of a sample."""

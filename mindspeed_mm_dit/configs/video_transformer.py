@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -108,6 +109,11 @@ class VideoTransformerConfig(PredictorConfig):
                     f"are {size // patch} patches, more than predictor.rope_max_seq_len = {self.rope_max_seq_len}",
                     "set it as high as the longest side in patches; no weight depends on it",
                 )
+
+    def resized(self, shape: Shape) -> VideoTransformerConfig:
+        """Return the same network for latents of ``shape`` (C, F, H, W): no weight depends on it."""
+        self.check_latents(shape)
+        return dataclasses.replace(self, latent_size=shape[1:])  # type: ignore[type-var]
 
     def check_context_parallel(self, ranks: int) -> None:
         """Raise ConfigError unless the ranks can share heads and tokens evenly (Ulysses)."""

@@ -109,11 +109,17 @@ def check_fit(model: ModelConfig, data: DataConfig, num_images: int, global_batc
 
 def check_sizes(model: ModelConfig, data: DataConfig) -> None:
     """Raise ConfigError where model.json and data.json speak of images of different sizes; no image is opened."""
-    size = data.dataset_param.image_size
+    size, sides = data.dataset_param.image_size, model.latent_shape[1:]
+    if len(sides) != 2 or sides[0] != sides[1]:
+        raise ConfigError(
+            f"predictor: latents of {' x '.join(map(str, sides))}",
+            "data.json has images, which are cut square",
+            "choose sizes that give a latent of two equal sides",
+        )
     if size != model.image_size:
         raise ConfigError(
             f"data.json: dataset_param.image_size = {size}",
-            f"the model wants input_size({model.predictor.input_size}) * autoencoder factor"
+            f"the model wants input_size({sides[0]}) * autoencoder factor"
             f"({model.ae.downsample_factor}) = {model.image_size} pixels",
             f"set image_size to {model.image_size}, or change predictor.input_size",
         )

@@ -20,7 +20,7 @@ from mindspeed_mm_dit.evaluation.parity_flow import FlowParity, is_flow
 from mindspeed_mm_dit.evaluation.parity_gaussian import GaussianParity
 from mindspeed_mm_dit.evaluation.parity_video import VideoParity, is_video
 from mindspeed_mm_dit.evaluation.reference import Given, Reference, read_arrays
-from mindspeed_mm_dit.evaluation.reference_inputs import check_inputs
+from mindspeed_mm_dit.evaluation.reference_inputs import as_taken, check_inputs
 
 PUBLISHED_ERRORS = 2.0
 """Where float64 is known, how many times the published float32's error from it passes too: two correct float32
@@ -95,6 +95,7 @@ def _of_images(given: Given, names: list[str], checkpoint: str | Path) -> tuple[
     read = Reference(given, checkpoint)
     kind: type[FlowParity] | type[GaussianParity] = FlowParity if is_flow(names) else GaussianParity
     check_inputs(given, read.config, kind.num_timesteps)
+    given.update(as_taken(given))
     return kind(read), [name for name in names if not kind.inputs.fullmatch(name)]
 
 

@@ -48,30 +48,38 @@ _P, _Q = "(Linear|GVP|VP)", "(velocity|noise|score)"
 _P_, _Q_ = _P.replace("(", "(?:"), _Q.replace("(", "(?:")
 _FORMS = "constant|SBDM|sigma|linear|decreasing|increasing-decreasing"
 _LAST = "(?:Mean|Euler|Tweedie|None)"
-_CFG = r"cfg[\d.]+/(?:result|norms)"
+_N = r"\d+(?:\.\d*)?"
+_CFG = rf"cfg{_N}/(?:result|norms)"
+_GRID = r"(?:euler|heun2)(?:_reverse)?"
+_FREE = r"dopri5(?:_tight)?"
 _QUANTITIES = {
     rf"table/{_P}/({'|'.join(_TABLES)})": "_table",
     rf"table/{_P}/diffusion/({_FORMS})": "_diffusion_table",
-    r"time/logit_normal/mean(-?[\d.]+)_std([\d.]+)": "_logit_normal",
-    r"time/shift([\d.]+)(_towards_noise)?": "_shifted",
+    rf"time/logit_normal/mean(-?{_N})_std({_N})": "_logit_normal",
+    rf"time/shift({_N})(_towards_noise)?": "_shifted",
     rf"eps/{_P}/{_Q}": "_eps",
-    rf"interval/{_P}/{_Q}/(train|ode|ode_reverse|sde_\w+)": "_interval",
+    rf"interval/{_P}/{_Q}/(train|ode|ode_reverse|sde_(?:{_FORMS})_{_LAST})": "_interval",
     "t_embedding": "_t_embedding",
     rf"path/{_P}/(x_t|u_t|output)": "_path",
-    rf"loss(?:64)?/{_P}/{_Q}/(None|velocity|likelihood)": "_loss",
+    rf"loss(?:64)?/{_P}/(velocity)/(None)": "_loss",
+    rf"loss(?:64)?/{_P}/(noise|score)/(None|velocity|likelihood)": "_loss",
     r"grad_norm/(.+)": "_gradient_norm",
     r"param_norm_after_one_adamw_step/(.+)": "_norm_after_one_step",
     "loss_after_one_adamw_step": "_loss_after_one_step",
-    r"cfg_output_scale([\d.]+)_rgb(\d+)": "_guided_output",
-    rf"(ode/{_P_}/{_Q_}/(?:{'|'.join(_ODE_STEPS)}|dopri5)(?:_\w+(?:[\d.]+)?)?/{_CFG})": "_chain",
-    rf"(sde/{_P_}/{_Q_}/(?:{'|'.join(_SDE_STEPS)})/(?:{_FORMS})(?:_[a-z]+[\d.]+)?/{_LAST}/{_CFG})": "_chain",
+    rf"cfg_output_scale({_N})_rgb(\d+)": "_guided_output",
+    rf"(ode/{_P_}/{_Q_}/(?:{_GRID}|{_FREE})(?:_eps{_N})?/{_CFG})": "_chain",
+    rf"(sde/{_P_}/{_Q_}/(?:{'|'.join(_SDE_STEPS)})/(?:{_FORMS})(?:_(?:norm|eps){_N})?/{_LAST}/{_CFG})": "_chain",
 }
 """What a key means to us: its form, and the method that recomputes it."""
+_OF_FLOW = re.compile(
+    rf"x1|t_embedding|sample/(y|brownian)|table/(t|{_P}/.+)|(path|loss|loss64|eps|interval|time|ode|sde)/.+"
+)
+"""Keys that no file of a DiT has."""
 
 
 def is_flow(names: Iterable[str]) -> bool:
     """Return whether a reference file with the keys ``names`` is one of flow matching."""
-    return any(name.startswith(("path/", "interval/", "ode/", "sde/")) for name in names)
+    return any(map(_OF_FLOW.fullmatch, names))
 
 
 class FlowParity:
@@ -96,7 +104,7 @@ class FlowParity:
         """
         if name.startswith(("table/", "time/", "eps/", "interval/")):
             return table_tolerance
-        if re.match(r"ode/.*/dopri5/|path/VP/u_t|loss/VP/", name):
+        if re.match(rf"ode/.*/dopri5(_eps{_N})?/|path/VP/u_t|loss/VP/", name):
             return max(tolerance, 5e-4)
         if name.startswith("param_norm") and name.endswith("attn.qkv.bias"):
             return max(tolerance, 1e-4)
@@ -106,8 +114,16 @@ class FlowParity:
         """Return our value of the result ``name``."""
         for pattern, method in _QUANTITIES.items():
             if found := re.fullmatch(pattern, name):
+                self._check_parameter(name)
                 return np.asarray(getattr(self, method)(*found.groups()))
         raise unknown_quantity(name)
+
+    def _check_parameter(self, name: str) -> None:
+        """Raise CheckpointError for a result ``name`` of a parameter that the network does not train."""
+        kind, _, parameter = name.partition("/")
+        trained = self._config.parameters().shapes(trained_only=kind == "grad_norm")
+        if kind in ("grad_norm", "param_norm_after_one_adamw_step") and parameter not in trained:
+            raise unknown_quantity(name)
 
     # --- tables and laws -----------------------------------------------------------------------------------
 
@@ -122,6 +138,8 @@ class FlowParity:
         return logit_normal(self._given["time/z"], float(mean), float(std))
 
     def _shifted(self, number: str, towards_noise: str | None) -> np.ndarray:
+        if float(number) == 0:
+            raise unknown_quantity(f"time/shift{number}{towards_noise or ''}")
         return shifted(self._given["time/u"], float(number) if towards_noise else 1 / float(number))
 
     def _eps(self, path: str, prediction: str) -> np.ndarray:
@@ -194,15 +212,15 @@ class FlowParity:
     def _guided_output(self, scale: str, channels: str) -> np.ndarray:
         """Both halves of the published batch: each guided alike, each with its own last channels."""
         process, y = FlowMatching(_config("Linear")), self._given["y"]
-        guidance, null = _guidance(scale, channels), self._config.condition.null(len(y))["labels"]
+        guidance, null = Guidance(float(scale)), self._config.condition.null(len(y))["labels"]
+        guided = min(int(channels), self._config.in_channels)
         with ops.no_grad():
             x, t = self._noised(process), self._input("t")
             asked = [self._model(x, t, ops.tensor(labels)) for labels in (y, null)]
             labelled, unlabelled = (output[:, : self._config.in_channels] for output in asked)
-            first = guidance.combine(labelled, unlabelled, self._config.in_channels)
-            return ops.numpy(
-                ops.cat([first, ops.cat([first[:, : int(channels)], unlabelled[:, int(channels) :]], 1)], 0)
-            )
+            first = guidance.combine(labelled[:, :guided], unlabelled[:, :guided], guided)
+            halves = [ops.cat([first, half[:, guided:]], 1) for half in (labelled, unlabelled)]
+            return ops.numpy(ops.cat(halves, 0))
 
     # --- chains --------------------------------------------------------------------------------------------
 
@@ -220,15 +238,15 @@ class FlowParity:
         return states[-1] if result == "result" else np.array([np.linalg.norm(x.astype(np.float64)) for x in states])
 
     def _ode(self, process: FlowMatching, output: Output, method: str) -> list[np.ndarray]:
-        config, is_reverse = process.config, method.endswith("reverse")
+        config, is_reverse = process.config, "_reverse" in method
         times = np.linspace(*(config.reversed_interval() if is_reverse else config.sample_interval()), self._steps + 1)
         start = self._given["x1"][: len(self._given["sample/y"])] if is_reverse else self._given["sample/start"]
 
         def velocity(x: Tensor, t: np.ndarray) -> Tensor:
             return process.velocity(output(x, t), x, t)
 
-        if method in _TOLERANCES:
-            states = ode.dopri5(velocity, ops.tensor(start), times, *_TOLERANCES[method])
+        if (solver := method.partition("_eps")[0]) in _TOLERANCES:
+            states = ode.dopri5(velocity, ops.tensor(start), times, *_TOLERANCES[solver])
         else:
             states = ode.walk(_ODE_STEPS[method.partition("_")[0]], velocity, ops.tensor(start), times)
         return [start, *map(ops.numpy, states)]
@@ -259,7 +277,7 @@ class FlowParity:
         def output(x: Tensor, t: np.ndarray) -> Tensor:
             if guidance == "cfg1":
                 return ask(x, t, labels)
-            guided = _guidance(guidance.removeprefix("cfg"), "3")
+            guided = Guidance(float(guidance.removeprefix("cfg")), "3")
             return guided.combine(ask(x, t, labels), ask(x, t, null), self._config.in_channels)
 
         return output
@@ -271,10 +289,6 @@ def _config(
     """Return the section of model.json that the file's names stand for."""
     chosen = None if weight == "None" else weight
     return FlowMatchingConfig(_PATHS[path], prediction, chosen, sample_eps=sample_eps)  # type: ignore[arg-type]
-
-
-def _guidance(scale: str, channels: str) -> Guidance:
-    return Guidance(float(scale), "3" if channels == "3" else "all")
 
 
 def _number_after(mark: str, text: str) -> float | None:

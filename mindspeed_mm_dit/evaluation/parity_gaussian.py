@@ -57,7 +57,7 @@ class GaussianParity:
             return self._chain(rest)[1]
         if kind == "sample":
             return self._sample(rest.partition("/")[0])
-        guided = re.fullmatch(r"cfg_output_scale([\d.]+)_rgb(\d+)", name)
+        guided = re.fullmatch(r"cfg_output_scale(\d+(?:\.\d*)?)_rgb(\d+)", name)
         if guided:
             return self._guided_output(float(guided[1]), int(guided[2]))
         results: dict[str, Callable[[], Any]] = {

@@ -11,6 +11,7 @@ from mindspeed_mm_dit.errors import CheckpointError
 
 _BATCH = ("x0", "x1", "noise")
 """Latents, one a sample."""
+_CHAINS = ("sample/start", "sample/brownian")
 
 
 def check_inputs(given: Mapping[str, np.ndarray], config: DiTConfig, num_timesteps: int | None) -> None:
@@ -37,6 +38,14 @@ def check_inputs(given: Mapping[str, np.ndarray], config: DiTConfig, num_timeste
         _check_range(given, "t", 1, "f", "flow matching has data at 1")
     else:
         _check_range(given, "t", num_timesteps - 1, "iu", f"the published DiT has {num_timesteps} timesteps")
+
+
+def as_taken(given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the latents, times and labels of a file in the kinds of number that networks take."""
+    kinds = {"y": np.int64, "sample/y": np.int64, **dict.fromkeys((*_BATCH, *_CHAINS), np.float32)}
+    if "t" in given:
+        kinds["t"] = np.float32 if given["t"].dtype.kind == "f" else np.int64
+    return {name: given[name].astype(kind) for name, kind in kinds.items() if name in given}
 
 
 def _check_shape(given: Mapping[str, np.ndarray], name: str, wanted: tuple[int, ...]) -> None:

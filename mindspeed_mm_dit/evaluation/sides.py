@@ -81,7 +81,9 @@ class Side:
 
         Raises UserError with the last words of a process that failed; all it said is kept in ``folder``.
         """
-        environment = {**without_launcher(os.environ), "PYTHONPATH": str(self.root)}
+        own, others = str(self.root), os.environ.get("PYTHONPATH")  # (where plugins may be)
+        path = os.pathsep.join([own, others] if others else [own])
+        environment = {**without_launcher(os.environ), "PYTHONPATH": path}
         done = subprocess.run(
             [self.python, *arguments], env=environment, text=True, stdin=subprocess.DEVNULL, capture_output=True
         )

@@ -68,9 +68,9 @@ def check_text_width(model: ModelConfig) -> None:
     assert model.text_encoder is not None
     path = f"{model.text_encoder.from_pretrained}/config.json"
     width = read_json(path, "text_encoder.from_pretrained").get("d_model")
-    if width != model.predictor.text_dim:
+    if width != model.predictor.condition.width:
         raise ConfigError(
-            f"predictor.text_dim = {model.predictor.text_dim}",
+            f"predictor.text_dim = {model.predictor.condition.width}",
             f"the text encoder's states have width {width} (d_model in {path})",
             f"write {width}",
         )

@@ -10,7 +10,7 @@ An objective is one record. Its process, a module of the active framework, is bu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,7 +34,7 @@ class Sampler(NamedTuple):
     chain: Callable[..., Iterator[Tensor]]
     """(process, Ask, start, NoiseAt, steps, options) -> iterator over the states; the last is the latents."""
     options: type
-    """Frozen dataclass of what else can be set."""
+    """Frozen dataclass of what else can be set; each field is a flag of mm-dit sample (:func:`option`)."""
     check: Callable[[Any, int, Any], None] = lambda config, steps, options: None
     """(config, steps, options): raise ConfigError for a chain that there cannot be."""
 
@@ -59,3 +59,8 @@ class Objective(NamedTuple):
 @dataclass(frozen=True)
 class NoOptions:
     """Options of a sampler that has none."""
+
+
+def option(default: Any, words: str) -> Any:
+    """Return a field of a sampler's options, which --help of mm-dit sample explains by ``words``."""
+    return field(default=default, metadata={"help": words})

@@ -92,6 +92,5 @@ def sampler_options(config: Any, name: str, given: Mapping[str, Any]) -> Any:
         return from_mapping(kind, dict(given), where)
     except ConfigError as error:  # of a value of the wrong kind it says the key, and here it is a flag
         key, mark, value = error.what.removeprefix(f"{where}: ").partition(" = ")
-        raise ConfigError(
-            f"--{key.removeprefix('--').replace('_', '-')}{mark}{value}", error.reason, error.cure
-        ) from None
+        flag, reason = f"--{key.removeprefix('--').replace('_', '-')}", error.reason.replace(" or null", " or None")
+        raise ConfigError(f"{flag}{mark}{value}", reason, error.cure) from None

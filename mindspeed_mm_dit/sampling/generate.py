@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.limits import LARGEST
+from mindspeed_mm_dit.configs.limits import LARGEST, MOST_STEPS, check_between
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.data.draws import Stream, normals
 from mindspeed_mm_dit.errors import ConfigError, ConvergenceError
@@ -45,6 +45,7 @@ class SampleSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.seed <= LARGEST:
             raise ConfigError(f"--seed = {self.seed}", "must lie between 0 and 2**63 - 1")
+        check_between("--steps", self.steps, 1, MOST_STEPS)
 
 
 def generate(
@@ -142,7 +143,7 @@ def check_guidance(guidance: Guidance, config: ModelConfig) -> None:
 
 def check_labels(labels: np.ndarray, config: ModelConfig) -> None:
     """Raise ConfigError for a label that is no class of the model."""
-    classes = config.predictor.num_classes
+    classes = config.num_classes
     for label in labels.tolist():
         if not 0 <= label < classes:
             raise ConfigError(
@@ -168,7 +169,7 @@ def _generate_batch(
         raise ConvergenceError(
             f"samples with --cfg-scale {settings.guidance.scale:g}",
             "are not finite numbers",
-            "use a smaller --cfg-scale, or --clip (Gaussian only); or the weights are those of a run that diverged",
+            "use a smaller --cfg-scale, or --clip if the sampler has it; or the weights are of a run that diverged",
         )
     return to_pixels(images)
 

@@ -144,11 +144,11 @@ def _open_features(param: ClipsParam, model: ModelConfig) -> FeatureCache:
     wanted = feature_identity(cache.index.identity.clips, param, model.ae, model.text_encoder)
     cache.check(wanted)
     for shape, width in cache.shapes:
-        if shape != model.latent_shape or width != model.predictor.text_dim:
+        if shape != model.latent_shape or width != model.predictor.condition.width:
             raise ConfigError(
                 f"dataset_param.features = {param.features}",
                 f"holds latents of {shape} and states of width {width}; the predictor takes {model.latent_shape} and "
-                f"{model.predictor.text_dim}",
+                f"{model.predictor.condition.width}",
                 "correct predictor.latent_size, in_channels or text_dim",
             )
     return cache

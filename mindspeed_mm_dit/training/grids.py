@@ -56,7 +56,7 @@ class SampleGrids:
             self._keep(picture, iteration)
 
     def _images(self, model: Any) -> Image.Image:
-        shown = np.arange(min(CLASSES_SHOWN, self._config.predictor.num_classes), dtype=np.int64)
+        shown = np.arange(min(CLASSES_SHOWN, self._config.num_classes), dtype=np.int64)
         labels = np.repeat(shown, SAMPLES_PER_CLASS)
         return draw_grid(generate(model, self._config, labels, self._settings), labels, names=self._classes)
 

@@ -30,7 +30,7 @@ class LabelledImages:
         check_sizes(mm.model, mm.data)
         self._model, self._data, self._seed = mm.model, mm.data, seed
         param = self._data.dataset_param
-        index = _index(param, self._model.predictor.num_classes)
+        index = _index(param, self._model.num_classes)
         self._train, self._valid = split_index(index, param.valid_fraction, seed)
         self.num_train, self.num_valid = len(self._train), len(self._valid)
 
@@ -63,7 +63,7 @@ class LabelledImages:
 
     def say(self) -> None:
         """Print what the run learns from, what is left out of it, and what in it looks like a mistake."""
-        say_data(self._train, self._valid, self._model.predictor.num_classes)
+        say_data(self._train, self._valid, self._model.num_classes)
 
 
 def _check_model(model: ModelConfig) -> None:

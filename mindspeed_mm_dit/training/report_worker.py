@@ -88,7 +88,7 @@ def _bar(total: int, unit: str) -> tqdm:
 
 def _samples(job: ReportJob) -> tuple[np.ndarray, np.ndarray]:
     model, config = load_model(job.save, None, bf16=job.bf16)
-    classes = np.arange(min(CLASSES_SHOWN, config.predictor.num_classes), dtype=np.int64)
+    classes = np.arange(min(CLASSES_SHOWN, config.num_classes), dtype=np.int64)
     labels = np.repeat(classes, SAMPLES_PER_CLASS)
     settings = SampleSettings(
         sampler=job.sampler,

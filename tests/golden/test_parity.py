@@ -94,7 +94,23 @@ def test_a_quantity_that_is_not_known_is_an_error(tmp_path, golden, key):
 
 @pytest.mark.parametrize(
     "key",
-    ["path/Cubic/x_t", "loss/Linear/velocity/none", "ode/Linear/velocity/rk4/cfg1/result", "time/shift", "sde/VP"],
+    [
+        "path/Cubic/x_t",
+        "loss/Linear/velocity/none",
+        "ode/Linear/velocity/rk4/cfg1/result",
+        "time/shift",
+        "sde/VP",
+        "grad_norm/none",
+        "grad_norm/pos_embed",
+        "param_norm_after_one_adamw_step/none",
+        "time/shift0",
+        "time/shift1.2.3",
+        "cfg_output_scale1.5.5_rgb3",
+        "ode/VP/noise/euler_tight/cfg1/result",
+        "ode/VP/noise/dopri5_reverse/cfg1/result",
+        "sde/VP/noise/Euler/sigma_foo3/Mean/cfg1/result",
+        "loss/VP/velocity/likelihood",
+    ],
 )
 def test_a_quantity_of_flow_matching_that_is_not_known_is_an_error(tmp_path, key, capsys):
     with np.load(GOLDEN / "sit_tiny_p2.npz") as file:
@@ -103,6 +119,63 @@ def test_a_quantity_of_flow_matching_that_is_not_known_is_an_error(tmp_path, key
     chosen = ["--checkpoint", str(GOLDEN / "sit_tiny_p2.pt"), "--ai-framework", FRAMEWORK]
     assert main(["parity", "--reference", str(tmp_path / "odd.npz"), *chosen]) == 2
     assert f"--reference: {key}: is no quantity this command knows" in capsys.readouterr().err
+
+
+def flow_file(path, *names, **more):
+    with np.load(GOLDEN / "sit_tiny_p2.npz") as file:
+        part = {name: file[name] for name in ("config", "x0", "x1", "t", "y", "sample/start", "sample/y", *names)}
+    np.savez(path, **(part | more))
+    return part
+
+
+@pytest.mark.parametrize(
+    "names",
+    [["loss/Linear/velocity/None"], ["loss64/VP/noise/likelihood"], ["t_embedding"], ["cfg_output_scale1.5_rgb3"],
+     ["table/t", "table/GVP/alpha"], ["time/u", "time/shift3"], ["eps/VP/noise"], ["loss_after_one_adamw_step"]],
+)  # fmt: skip
+def test_a_file_of_one_group_is_known_for_flow_matching(compare, tmp_path, names):
+    given = flow_file(tmp_path / "a.npz", *names)
+    if names[0].startswith(("table", "time", "eps")):
+        np.savez(tmp_path / "a.npz", **{name: given[name] for name in ("config", *names)})
+    (found,) = compare(tmp_path / "a.npz", GOLDEN / "sit_tiny_p2.pt", 1e-5, 1e-12)
+    assert found.good
+
+
+def test_labels_of_any_kind_of_whole_number_will_do(compare, tmp_path):
+    given = flow_file(tmp_path / "a.npz", "path/Linear/output")
+    flow_file(
+        tmp_path / "b.npz", "path/Linear/output", y=given["y"].astype(np.uint8), x0=given["x0"].astype(np.float64)
+    )
+    for name in ("a", "b"):
+        (found,) = compare(tmp_path / f"{name}.npz", GOLDEN / "sit_tiny_p2.pt", 1e-5, 1e-12)
+        assert found.good
+
+
+def test_guidance_on_the_first_channels_leaves_the_others_to_each_half(compare, tmp_path):
+    """On no channel the halves are the network's own answers; from there to the last each is guided as on three."""
+    given = flow_file(tmp_path / "a.npz", "cfg_output_scale1.5_rgb3", "path/Linear/output")
+    guided = given["cfg_output_scale1.5_rgb3"]
+    two = guided.copy()
+    two[:6, 2] = given["path/Linear/output"][:, 2]
+    two[6:, 2] = (guided[:6, 2] - 1.5 * two[:6, 2]) / -0.5
+    flow_file(tmp_path / "b.npz", **{"cfg_output_scale1.5_rgb2": two})
+    (found,) = compare(tmp_path / "b.npz", GOLDEN / "sit_tiny_p2.pt", 1e-5, 1e-12)
+    assert found.good, found
+
+
+def test_dopri5_walks_between_other_times_too(compare, tmp_path):
+    """Held to the exact flow of the tight tolerance, of which both are within theirs."""
+    from mindspeed_mm_dit.evaluation import parity_flow
+    from mindspeed_mm_dit.evaluation.reference import Reference, read_arrays
+
+    flow_file(tmp_path / "a.npz", "sample/brownian")
+    quantities = parity_flow.FlowParity(Reference(read_arrays(tmp_path / "a.npz"), GOLDEN / "sit_tiny_p2.pt"))
+    exact, ours, even = (
+        quantities.value(f"ode/Linear/velocity/{method}_eps0.1/cfg1/result")
+        for method in ("dopri5_tight", "dopri5", "heun2")
+    )
+    scale = np.linalg.norm(exact)
+    assert np.linalg.norm(ours - exact) < 5e-4 * scale < np.linalg.norm(even - exact)
 
 
 def test_a_file_without_config_is_an_error(compare, tmp_path):

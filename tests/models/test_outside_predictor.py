@@ -12,15 +12,21 @@ import numpy as np
 import pytest
 
 from mindspeed_mm_dit.checkpoint.formats import pt
+from mindspeed_mm_dit.cli.sampler_flags import add_sampler_options
+from mindspeed_mm_dit.configs.arguments import Parser
+from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.model import DIFFUSION_CONFIGS, PREDICTOR_CONFIGS, model_config_from_mapping
+from mindspeed_mm_dit.data.dataset import check_sizes
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.evaluation.sides import Side, training_flags
 from mindspeed_mm_dit.models.registry import PREDICTOR_MODEL_MAPPINGS, register
+from mindspeed_mm_dit.objectives.contract import Sampler
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES, draw_of
 from tests.conftest import ROOT
 from tests.outside import plugin, predictor
 from tests.training.launch import Configs
 
-PREDICTOR = {"model_id": "residual", "input_size": 8, "num_classes": 10, "in_channels": 1}
+PREDICTOR = {"model_id": "residual", "side": 8, "classes": 10, "in_channels": 1}
 FLOW = {"model_id": "flow_matching"}
 DENOISE = {"model_id": "denoise", "strength": 0.25}
 
@@ -122,6 +128,9 @@ def test_a_run_trains_it_resumes_it_and_every_command_knows_it(configs, path, tm
         return
     mm_dit(path, "sample", "--checkpoint", saved, "--classes", "3", "--steps", "3", "--output", tmp_path / "three.png")
     machine = ("--global-batch-size", "8", "--world-size", "1", "--device-memory-gib", "8")
+    mm_dit(path, "sample", "--checkpoint", saved, "--classes", "3", "--steps", "3", "--share", "0.5",
+           "--output", tmp_path / "half.png")  # fmt: skip
+    assert (tmp_path / "half.png").read_bytes() != (tmp_path / "three.png").read_bytes()
     assert "in each of 2 blocks" in mm_dit(path, "plan", "--model", configs.folder / "model.json", *machine)
     mm_dit(path, "convert", saved, tmp_path / "one.pt")
     mm_dit(path, "convert", tmp_path / "one.pt", tmp_path / "two", "--to", "mindspore",
@@ -129,6 +138,54 @@ def test_a_run_trains_it_resumes_it_and_every_command_knows_it(configs, path, tm
     mm_dit(path, "convert", tmp_path / "two", tmp_path / "three.pt")
     one, three = (pt.read(tmp_path / f"{name}.pt").trees["ema"] for name in ("one", "three"))
     assert one.keys() == three.keys() and all(np.array_equal(one[name], three[name]) for name in one)
+
+
+def test_help_names_its_sampler_and_what_that_can_be_told(path):
+    words = " ".join(mm_dit(path, "sample", "--help").split())
+    assert "of denoise: once (default)" in words
+    assert "--share SHARE once: part of the noise that a step takes away, below 1" in words
+
+
+def test_an_option_that_is_a_flag_already_is_refused(joined, monkeypatch):
+    @dataclasses.dataclass(frozen=True)
+    class Taken:
+        seed: int = 0
+
+    monkeypatch.setitem(OBJECTIVES["denoise"].samplers, "twice", Sampler(print, Taken))
+    parser = Parser()
+    parser.add_argument("--seed")
+    with pytest.raises(ConfigError, match="option 'seed' of the sampler 'twice': --seed is a flag of this command"):
+        add_sampler_options(parser)
+
+
+def test_a_comparison_of_frameworks_knows_it(configs, path, tmp_path, framework, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", path)
+    model, data = (str(configs.folder / f"{name}.json") for name in ("model", "data"))
+    flags = training_flags(model, data, tmp_path / "none", 2, 1234, 8, None)
+    assert Side("side", framework.active(), sys.executable).train(flags, tmp_path).losses.keys() == {1, 2}
+
+
+def test_pictures_are_square(config, configs):
+    data = load_data_config(configs.folder / "data.json")
+    check_sizes(config, data)
+    wide = dataclasses.replace(config, predictor=Wide(side=8, classes=10, in_channels=1))
+    with pytest.raises(ConfigError, match=r"latents of 8 x 9: data.json has images"):
+        check_sizes(wide, data)
+
+
+def test_latents_of_another_size_are_for_the_predictor_to_take(config):
+    own = config.predictor
+    assert own.resized((1, 8, 8)) is own
+    with pytest.raises(ConfigError, match=r"\(1, 4, 8\): predictor 'residual' takes \(1, 8, 8\) alone"):
+        own.resized((1, 4, 8))
+
+
+class Wide(predictor.ResidualConfig):
+    """Latents that no square image has."""
+
+    @property
+    def latent_shape(self):
+        return (1, 8, 9)
 
 
 def test_a_plugin_that_fails_is_named(configs, tmp_path, framework):

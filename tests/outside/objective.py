@@ -8,7 +8,7 @@ import numpy as np
 
 from mindspeed_mm_dit.data.draws import Stream, normals, uniforms
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.objectives.contract import NoOptions, Objective, Sampler
+from mindspeed_mm_dit.objectives.contract import Objective, Sampler, option
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,13 @@ class DenoiseConfig:
     def check_output(self, in_channels: int, out_channels: int) -> None:
         if in_channels != out_channels:
             raise ConfigError("predictor.learn_sigma", "a denoiser has no variance")
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Options of the sampler."""
+
+    share: float = option(1.0, "part of the noise that a step takes away, below 1 a whole chain leaves some")
 
 
 def build(config):
@@ -52,8 +59,9 @@ def chain(process, ask, start, noise_at, steps, options):
     from mindspeed_mm_dit.framework import ops
 
     for _ in range(steps):
-        start = ask(start, ops.tensor(np.ones(start.shape[0], np.float32)), 1.0)
+        clean = ask(start, ops.tensor(np.ones(start.shape[0], np.float32)), 1.0)
+        start = start + options.share * (clean - start)
         yield start
 
 
-DENOISE = Objective(DenoiseConfig, build, draws, draws_at, {"once": Sampler(chain, NoOptions)}, "once")
+DENOISE = Objective(DenoiseConfig, build, draws, draws_at, {"once": Sampler(chain, Passes)}, "once")

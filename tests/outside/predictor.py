@@ -14,12 +14,12 @@ from mindspeed_mm_dit.configs.predictor import Initial, Kept, Normal, Parameter,
 class ResidualConfig(PredictorConfig):
     """Residual layers over a whole image."""
 
-    input_size: int
-    num_classes: int
+    side: int
+    classes: int
     in_channels: int
     width: int = 32
     num_layers: int = 2
-    class_dropout_prob: float = 0.1
+    dropout: float = 0.1
     model_id: str = "residual"
 
     @property
@@ -28,11 +28,11 @@ class ResidualConfig(PredictorConfig):
 
     @property
     def condition(self) -> ClassLabel:
-        return ClassLabel(self.num_classes, self.class_dropout_prob)
+        return ClassLabel(self.classes, self.dropout)
 
     @property
     def latent_shape(self) -> tuple[int, ...]:
-        return (self.in_channels, self.input_size, self.input_size)
+        return (self.in_channels, self.side, self.side)
 
     @property
     def num_tokens(self) -> int:
@@ -40,7 +40,7 @@ class ResidualConfig(PredictorConfig):
 
     def parameters(self) -> Parameters:
         size, D = math.prod(self.latent_shape), self.width
-        labels = {"labels.weight": Parameter((self.num_classes + 1, D), Normal(0.02))}
+        labels = {"labels.weight": Parameter((self.classes + 1, D), Normal(0.02))}
         return Parameters(
             {**linear("first", D, size + 1), **labels},
             {
@@ -90,7 +90,7 @@ def build(config: ResidualConfig) -> Any:
     class Residual(nn.Module):
         def __init__(self):
             super().__init__()
-            self.first, self.labels = nn.Linear(size + 1, D), nn.Embedding(config.num_classes + 1, D)
+            self.first, self.labels = nn.Linear(size + 1, D), nn.Embedding(config.classes + 1, D)
             self.stages = nn.ModuleList([Stage() for _ in range(config.num_layers)])
             self.last = nn.Linear(D, size)
 

@@ -100,6 +100,10 @@ def test_the_batch_size_does_not_change_the_images(trained, tmp_path, flags):
         (["--form", "sigm"], "--form = 'sigm'"),
         (["--sampler", "dopri5", "--rtol", "0"], "--rtol = 0.0: must lie between"),
         (["--norm", "-1"], "--norm = -1.0"),
+        (["--norm", "1e30"], "--norm = 1e+30"),
+        (["--steps", "999999999999"], "--steps = 999999999999: must be a number of at most 1,000,000"),
+        (["--sampler", ""], "--sampler = '': unknown sampler"),
+        (["--last-step", "mean"], "expected 'Mean', 'Tweedie', 'Euler' or None"),
         (["--last-step-size", "1"], "--last-step-size = 1.0"),
         (["--steps", "1"], "leaves no step before the last one"),
     ],
@@ -118,6 +122,16 @@ def test_a_diffusion_that_is_infinite_at_the_start_is_named(tmp_path, digits_fol
     assert flow.run(f"--train-iters 1 --micro-batch-size 2 --lr 1e-3 --save {tmp_path}/saved").code == 0
     assert sample(tmp_path / "saved", tmp_path / "o.npz", "--form", "SBDM") == 2
     assert "--form = SBDM: is infinite at t = 0" in capsys.readouterr().err
+
+
+def test_heun_without_a_last_step_is_named_where_a_velocity_has_no_score(tmp_path, digits_folder, capsys):
+    """At t = 1 of the straight path it is 0 / 0; Euler's steps end there without asking."""
+    flow = flow_configs(tmp_path, digits_folder)
+    assert flow.run(f"--train-iters 1 --micro-batch-size 2 --lr 1e-3 --save {tmp_path}/saved").code == 0
+    without = ("--last-step", "None", "--steps", "2", "--sampler")
+    assert sample(tmp_path / "saved", tmp_path / "o.npz", *without, "sde-heun") == 2
+    assert "--last-step = None: sde-heun asks for the score at t = 1" in capsys.readouterr().err
+    assert sample(tmp_path / "saved", tmp_path / "o.npz", *without, "sde-euler") == 0
 
 
 @pytest.mark.parametrize(

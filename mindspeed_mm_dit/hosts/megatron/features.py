@@ -74,7 +74,7 @@ def write_features(model_json: str, data_json: str, count: int, folder: str, see
 
 def open_samples(model: ModelConfig, data: DataConfig, seed: int) -> TrainingSamples:
     """Return the samples of a run, by position; the images that data.json holds out are left out."""
-    index = open_index(data.dataset_param, model.predictor.num_classes)
+    index = open_index(data.dataset_param, model.num_classes)
     train, _ = split_index(index, data.dataset_param.valid_fraction, seed)
     return build_samples(model, data, train, seed, 1, draw_of(model.diffusion))
 

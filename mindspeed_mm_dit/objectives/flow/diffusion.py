@@ -9,7 +9,9 @@ from typing import Literal
 
 import numpy as np
 
+from mindspeed_mm_dit.configs.limits import check_between
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.objectives.contract import option
 from mindspeed_mm_dit.objectives.flow.path import PathPoint
 
 DIFFUSIONS: dict[str, Callable[[np.ndarray, PathPoint], np.ndarray]] = {
@@ -21,22 +23,27 @@ DIFFUSIONS: dict[str, Callable[[np.ndarray, PathPoint], np.ndarray]] = {
 """Published forms of D(t) that grow with their norm alone."""
 
 
+_MOST_NORM = 1000.0
+"""Scale of D; published ones are about 1."""
+
+
 @dataclass(frozen=True)
 class Diffusion:
     """How much noise a chain adds and takes away on its way, and how it ends."""
 
-    form: Literal["constant", "SBDM", "sigma", "linear", "decreasing", "increasing-decreasing"] = "sigma"
+    form: Literal["constant", "SBDM", "sigma", "linear", "decreasing", "increasing-decreasing"] = option(
+        "sigma", "diffusion over time: constant, SBDM, sigma, linear, decreasing, increasing-decreasing"
+    )
     """D(t): score-based diffusion's own (SBDM), or one chosen at sampling (Ma et al. 2024, section 3.3)."""
-    norm: float = 1.0
-    """Scale k of D."""
-    last_step: Literal["Mean", "Tweedie", "Euler"] | None = "Mean"
-    """What follows the even steps without noise: the SDE's drift, Tweedie's estimate, or the ODE's velocity."""
-    last_step_size: float = 0.04
-    """Length of that step."""
+    norm: float = option(1.0, "scale of the diffusion")
+    last_step: Literal["Mean", "Tweedie", "Euler"] | None = option(
+        "Mean", "what follows the even steps without noise: Mean, Tweedie, Euler, or None"
+    )
+    """The SDE's drift, Tweedie's estimate, or the ODE's velocity."""
+    last_step_size: float = option(0.04, "length of that step")
 
     def __post_init__(self) -> None:
-        if not 0 <= self.norm < math.inf:
-            raise ConfigError(f"--norm = {self.norm}", "must be a number of at least 0")
+        check_between("--norm", self.norm, 0.0, _MOST_NORM)
         if not 0 < self.last_step_size < 1:
             raise ConfigError(f"--last-step-size = {self.last_step_size}", "must lie between 0 and 1")
 

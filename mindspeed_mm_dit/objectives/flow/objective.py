@@ -8,20 +8,18 @@ from typing import Any
 
 from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.objectives.contract import Ask, NoiseAt, NoOptions, Objective, Sampler, Tensor
+from mindspeed_mm_dit.objectives.contract import Ask, NoiseAt, NoOptions, Objective, Sampler, Tensor, option
 from mindspeed_mm_dit.objectives.flow.diffusion import Diffusion
 from mindspeed_mm_dit.objectives.flow.draws import draws, draws_at
-from mindspeed_mm_dit.objectives.flow.timesteps import sde_times
+from mindspeed_mm_dit.objectives.flow.timesteps import check_heun_end, sde_times
 
 
 @dataclass(frozen=True)
 class Tolerances:
     """Options of dopri5; --steps is the number of states it passes on, whatever it takes between them."""
 
-    rtol: float = 1e-3
-    """Error of a step relative to the state."""
-    atol: float = 1e-6
-    """Error of a step that is let pass whatever the state."""
+    rtol: float = option(1e-3, "error of a step relative to the state")
+    atol: float = option(1e-6, "error of a step that is let pass whatever the state")
 
     def __post_init__(self) -> None:
         for name in ("rtol", "atol"):
@@ -56,10 +54,6 @@ def _dopri5(
     return dopri5_chain(process, ask, start, steps, options.rtol, options.atol)
 
 
-def _check_sde(config: FlowMatchingConfig, steps: int, options: Diffusion) -> None:
-    sde_times(config, steps, options)
-
-
 def _sde(name: str) -> Sampler:
     def chain(
         process: Any, ask: Ask, start: Tensor, noise_at: NoiseAt, steps: int, options: Diffusion
@@ -68,7 +62,12 @@ def _sde(name: str) -> Sampler:
 
         return sde_chain(name, process, ask, start, noise_at, steps, options)
 
-    return Sampler(chain, Diffusion, _check_sde)
+    def check(config: FlowMatchingConfig, steps: int, options: Diffusion) -> None:
+        times = sde_times(config, steps, options)
+        if name == "sde-heun":
+            check_heun_end(config, times, options)
+
+    return Sampler(chain, Diffusion, check)
 
 
 FLOW_MATCHING = Objective(

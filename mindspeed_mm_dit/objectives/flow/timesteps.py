@@ -10,6 +10,9 @@ from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.objectives.flow.diffusion import Diffusion
 from mindspeed_mm_dit.objectives.flow.path import PATHS
 
+_LARGEST_GAIN = 1e6
+"""Of a velocity in the drift, beyond which float32 holds nothing of the state beside it."""
+
 
 def shifted(t: np.ndarray, shift: float) -> np.ndarray:
     """Move times towards noise by ``shift`` > 1, towards data by less (Esser et al. 2024, eq. 23); 0 and 1 stay.
@@ -59,3 +62,18 @@ def sde_times(config: FlowMatchingConfig, steps: int, diffusion: Diffusion) -> n
             "use another form, such as sigma, or a model.json with diffusion.sample_eps 0.001",
         )
     return times
+
+
+def check_heun_end(config: FlowMatchingConfig, times: np.ndarray, diffusion: Diffusion) -> None:
+    """Raise ConfigError where Heun's last step reads a score that is infinite, of a velocity at the end of the path."""
+    end = times[-1:]
+    point = PATHS[config.path](end)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        q = point.alpha / point.d_alpha
+        gain = diffusion.at(end, point) * q / (point.sigma**2 - q * point.sigma * point.d_sigma)
+    if config.prediction_type == "velocity" and not abs(gain[0]) < _LARGEST_GAIN:
+        raise ConfigError(
+            f"--last-step = {diffusion.last_step}",
+            f"sde-heun asks for the score at t = {end[0]:g}, where a velocity on path {config.path!r} has none",
+            "use Mean, Tweedie or Euler, or --sampler sde-euler",
+        )

@@ -12,7 +12,7 @@ import numpy as np
 from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
 from mindspeed_mm_dit.data.draws import Stream, normals, timesteps
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.objectives.contract import Arrays, Ask, NoiseAt, Objective, Sampler, Tensor
+from mindspeed_mm_dit.objectives.contract import Arrays, Ask, NoiseAt, Objective, Sampler, Tensor, option
 from mindspeed_mm_dit.objectives.gaussian.schedule import respaced_steps
 
 _STRIDED = ("ddim",)
@@ -23,8 +23,7 @@ _STRIDED = ("ddim",)
 class Clip:
     """Options of every sampler here."""
 
-    clip: float | None = None
-    """Bound on the predicted clean latents; None as published. 1 suits pixel models."""
+    clip: float | None = option(None, "bound on the predicted clean latents; 1 suits pixel models")
 
     def __post_init__(self) -> None:
         if self.clip is not None and not 0 < self.clip < math.inf:

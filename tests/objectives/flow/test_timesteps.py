@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
 from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.objectives.flow.draws import coefficients
 from mindspeed_mm_dit.objectives.flow.timesteps import logit_normal, sampling_times, shifted, training_times
 
 POSITIONS = np.arange(20_000)
@@ -69,8 +72,31 @@ def test_a_chain_leaves_room_for_its_last_step():
         ({"train_eps": 0.5}, "diffusion.train_eps = 0.5"),
         ({"sample_eps": -0.1}, "diffusion.sample_eps = -0.1"),
         ({"loss_weight": "likelihood"}, "diffusion.loss_weight = 'likelihood'"),
+        ({"shift": 1e30}, "diffusion.shift = 1e"),
+        ({"logit_mean": -1e9}, "diffusion.logit_mean = -1000000000.0"),
+        ({"logit_std": 1e300}, "diffusion.logit_std = 1e"),
+        ({"path": "vp", "train_eps": 0.0}, "diffusion.train_eps = 0: the loss is infinite"),
+        ({"prediction_type": "noise", "loss_weight": "velocity", "train_eps": 1e-9}, "diffusion.train_eps = 1e-09"),
+        ({"prediction_type": "noise", "sample_eps": 0.0}, "diffusion.sample_eps = 0: the velocity that is read off"),
+        ({"path": "gvp", "prediction_type": "score", "sample_eps": 0.0}, "diffusion.sample_eps = 0: the velocity"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_by_name(settings, named):
     with pytest.raises(ConfigError, match=named):
         FlowMatchingConfig(**settings)
+
+
+@pytest.mark.parametrize("path", ["linear", "gvp", "vp"])
+@pytest.mark.parametrize(
+    ("prediction", "weight"),
+    [("velocity", None), *itertools.product(["noise", "score"], [None, "velocity", "likelihood"])],
+)
+def test_what_is_let_pass_has_a_finite_loss_at_the_very_ends(path, prediction, weight):
+    for eps in (None, 0.0, 1e-6):
+        try:
+            config = FlowMatchingConfig(path, prediction, weight, train_eps=eps)
+        except ConfigError:
+            continue
+        needed = coefficients(config, np.array(config.train_interval(), np.float32))
+        needed = needed if prediction == "velocity" else needed[:, [0, 1, 4]]  # (the others are of the velocity)
+        assert np.isfinite(needed).all(), eps

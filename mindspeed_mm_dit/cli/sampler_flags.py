@@ -1,0 +1,104 @@
+"""The flags of samplers, read off the objectives: which samplers there are, and what they can be told."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Iterable
+from types import UnionType
+from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+from mindspeed_mm_dit.configs.plugins import load_plugins
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.objectives.registry import OBJECTIVES
+
+OPTIONS = "sampler_options"
+"""Name in the parsed flags of the options of samplers that were given, by name."""
+
+
+class _Option(NamedTuple):
+    field: dataclasses.Field[Any]
+    kind: Any
+    samplers: list[str]
+    """Those that have it."""
+
+
+class _Keep(argparse.Action):
+    """Keeps an option beside the others that were given."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        """Keep ``values``; the word None is the value."""
+        name = self.dest.removeprefix(f"{OPTIONS}.")
+        given = {**getattr(namespace, OPTIONS), name: None if values == "None" else values}
+        setattr(namespace, OPTIONS, given)
+
+
+def add_sampler(parser: argparse.ArgumentParser) -> None:
+    """Declare --sampler, with the samplers of every objective, those of plugins among them."""
+    load_plugins()
+    known = "; ".join(f"of {model_id}: {_first_is_default(kind.samplers)}" for model_id, kind in OBJECTIVES.items())
+    parser.add_argument("--sampler", metavar="NAME", help=_plain(known))
+
+
+def add_sampler_options(parser: argparse.ArgumentParser) -> None:
+    """Declare what samplers can be told beside their steps: the fields of their options. Others refuse them by name.
+
+    Raises ConfigError for an option of a plugin that is a flag of the command already.
+    """
+    load_plugins()
+    group = parser.add_argument_group("options of some samplers")
+    parser.set_defaults(**{OPTIONS: {}})
+    for name, option in _options().items():
+        flag, words = f"--{name.replace('_', '-')}", option.field.metadata.get("help", "")
+        try:
+            group.add_argument(
+                flag,
+                action=_Keep,
+                dest=f"{OPTIONS}.{name}",
+                default=argparse.SUPPRESS,
+                type=_type(option.kind),
+                metavar=name.rpartition("_")[2].upper(),
+                help=_plain(f"{', '.join(option.samplers)}: {words or name} (default {_word(option.field.default)})"),
+            )
+        except argparse.ArgumentError:
+            raise ConfigError(
+                f"option {name!r} of the sampler {option.samplers[0]!r}",
+                f"{flag} is a flag of this command already",
+                "give the field another name",
+            ) from None
+
+
+def _first_is_default(samplers: Iterable[str]) -> str:
+    first, *others = samplers
+    return ", ".join([f"{first} (default)", *others])
+
+
+def _options() -> dict[str, _Option]:
+    """Return the options of all samplers by name; one that several have is one flag."""
+    options: dict[str, _Option] = {}
+    for objective in OBJECTIVES.values():
+        for name, sampler in objective.samplers.items():
+            kinds = get_type_hints(sampler.options)
+            for field in dataclasses.fields(sampler.options):
+                options.setdefault(field.name, _Option(field, kinds[field.name], [])).samplers.append(name)
+    return options
+
+
+def _type(kind: Any) -> Callable[[str], Any]:
+    """Return what turns a flag's text into a value of ``kind``; whether it is allowed, the sampler says."""
+    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    known: tuple[type, ...] = (float, int)
+    return next((one for one in known if one in kinds), _boolean if bool in kinds else str)
+
+
+def _boolean(text: str) -> bool | str:
+    return {"true": True, "false": False}.get(text.lower(), text)
+
+
+def _word(default: Any) -> str:
+    return f"{default:g}" if isinstance(default, float) else str(default)
+
+
+def _plain(text: str) -> str:
+    """Return ``text`` for argparse, to which a percent sign means something."""
+    return text.replace("%", "%%")
