@@ -36,6 +36,13 @@ class Profile(NamedTuple):
     """Width: standard deviation of the steps so counted, as a share of ``step``."""
 
 
+def are_stds(value: object) -> bool:
+    """Return whether ``value`` is a list of widths, as run.json has it."""
+    return isinstance(value, list) and all(
+        type(std) in (int, float) and SMALLEST_STD <= std <= LARGEST_STD for std in value
+    )
+
+
 def trees(count: int) -> list[str]:
     """Return the names of ``count`` averages in a checkpoint."""
     return [f"{TREE}{number}" for number in range(1, count + 1)]

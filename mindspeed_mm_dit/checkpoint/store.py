@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from mindspeed_mm_dit.checkpoint import checksums
+from mindspeed_mm_dit.checkpoint import checksums, power_ema
 from mindspeed_mm_dit.checkpoint.checksums import write_durably
 from mindspeed_mm_dit.configs.limits import MOST_SAMPLES, shown
 from mindspeed_mm_dit.errors import CheckpointError
@@ -233,6 +233,7 @@ _FACTS: dict[str, Callable[[Any], bool]] = {
     "model": lambda value: isinstance(value, dict),
     BEST: lambda value: isinstance(value, dict) and _is_count(value.get("iteration")) and _is_number(value.get("loss")),
     "classes": lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
+    power_ema.STDS: power_ema.are_stds,
 }
 """What run.json may say under the keys that a run goes on from."""
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 MOST_CLIPS = 10_000
 FLAGS = ("--prompt", "--prompts", "--num-per-prompt", "--negative-prompt", "--frames", "--size", "--fps")
-WAN_FPS = 16
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +50,7 @@ def sample_clips(args: argparse.Namespace, config: ModelConfig, settings: Sample
 
     from mindspeed_mm_dit.framework import runtime
     from mindspeed_mm_dit.models.text_encoder import check_captions
-    from mindspeed_mm_dit.sampling.clips import check_clips_file, save_clips
+    from mindspeed_mm_dit.sampling.clips import FPS, MOST_FPS, check_clips_file, save_clips
     from mindspeed_mm_dit.sampling.generate import generate_clips
     from mindspeed_mm_dit.sampling.load import load_model
 
@@ -62,11 +61,11 @@ def sample_clips(args: argparse.Namespace, config: ModelConfig, settings: Sample
     for flag, value in (("--classes", args.classes), ("--num-per-class", args.num_per_class)):
         if value is not None:
             raise ConfigError(flag, "this model is steered by texts, not by classes", "use --prompt")
-    each, fps = 1 if args.num_per_prompt is None else args.num_per_prompt, WAN_FPS if args.fps is None else args.fps
+    each, fps = 1 if args.num_per_prompt is None else args.num_per_prompt, FPS if args.fps is None else args.fps
     check_between("--num-per-prompt", each, 1, MOST_CLIPS)
-    check_between("--fps", fps, 0.1, 1000)
     prompts, negative = [prompt for prompt in _prompts(args, each) for _ in range(each)], args.negative_prompt or ""
     config, output = resized(config, args.frames, args.size), Path(args.output)
+    check_between("--fps", fps, 0.1, MOST_FPS.get(output.suffix.lower(), 1000))
     frames, height, width = config.sample_size
     check_clips_file(output, len(prompts), (frames, height, width))
     check_output_file("--output", output)

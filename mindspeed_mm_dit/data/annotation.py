@@ -169,7 +169,7 @@ def _path_of(content: dict[str, Any]) -> str:
 
 def _captions_of(content: dict[str, Any]) -> tuple[str, ...]:
     if "cap" not in content:
-        raise UnusableEntry(f"has no caption, which is its key cap; its keys are: {', '.join(map(str, content))}")
+        raise UnusableEntry(f"has no caption, which is its key cap; its keys are {shown(list(content))}")
     given = content["cap"]
     captions = tuple(given) if isinstance(given, list) else (given,)
     if not captions or any(not isinstance(caption, str) or not caption.strip() for caption in captions):

@@ -39,7 +39,7 @@ GO_ON = "run mm-dit cache-latents; it goes on where it was interrupted"
 
 _PARTS = {
     "clips": ("the number of clips is", "the digest of their paths, sizes in bytes and captions is"),
-    "autoencoder": ("the digest of the autoencoder's files is", "its dtype is"),
+    "autoencoder": ("the digest of the autoencoder's files is", "its dtype and tiles are"),
     "text_encoder": (
         "the digest of the text encoder's files is", "that of the tokenizer's files is", "the encoder's dtype is",
     ),
@@ -139,8 +139,8 @@ def check_same(where: str, found: FeatureIdentity, wanted: FeatureIdentity) -> N
 def _difference(field: str, there: Any, here: Any) -> str:
     """Return what differs; of a field that says several things, those of them that do."""
     names = _PARTS.get(field, ())
-    parts = [(str(value).split(", ", len(names) - 1) if names else []) for value in (there, here)]
-    if not names or {len(part) for part in parts} != {len(names)}:
+    parts = [str(value).split(", ", max(0, len(names) - 1)) for value in (there, here)]
+    if {len(part) for part in parts} != {len(names)} or "pixel" in (parts[0][0], parts[1][0]):
         return f"{field} is {_short(there)} there and {_short(here)} here"
     pairs = zip(names, *parts)
     return "; ".join(f"{name} {_short(a)} there and {_short(b)} here" for name, a, b in pairs if a != b)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
 from mindspeed_mm_dit.data.video_file import pyav, write_video
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.sampling.fonts import font_for
 
 FPS = 16.0
 """Frames a second of what is written: Wan's."""
+MOST_FPS = {".gif": 50}
+"""A GIF counts hundredths of a second, and what lasts less than two of them is shown ten times as long."""
 ANIMATIONS = (".mp4", ".gif")
 ENDINGS = (*ANIMATIONS, ".png", ".npz")
 """Of the files that ``save_clips`` writes, in small or capital letters."""
@@ -65,9 +69,10 @@ def draw_strips(clips: np.ndarray, captions: Sequence[str]) -> Image.Image:
     scale = max(1, -(-CELL_PIXELS // height))
     step_x, step_y = width * scale + GAP_PIXELS, height * scale + GAP_PIXELS + CAPTION_PIXELS
     picture = Image.new("RGB", (frames * step_x, len(clips) * step_y), "white")
-    pen, font = ImageDraw.Draw(picture), ImageFont.load_default(size=13)
+    pen = ImageDraw.Draw(picture)
     for row, (clip, caption) in enumerate(zip(clips, captions)):
-        pen.text((2, row * step_y), _shown(caption, font, picture.width), fill="black", font=font)
+        text, font = _text_of(caption, picture.width)
+        pen.text((2, row * step_y), text, fill="black", font=font)
         for column, frame in enumerate(clip):
             image = Image.fromarray(frame[..., 0] if frame.shape[-1] == 1 else frame)
             cell = image.resize((width * scale, height * scale), Image.Resampling.NEAREST)
@@ -75,14 +80,17 @@ def draw_strips(clips: np.ndarray, captions: Sequence[str]) -> Image.Image:
     return picture
 
 
-def _shown(caption: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> str:
-    """Return ``caption``, cut to ``width`` pixels; letters that the font does not have are replaced."""
-    text = caption.encode("latin-1", "replace").decode("latin-1")
+def _text_of(caption: str, width: int) -> tuple[str, Any]:
+    """Return ``caption``, cut to ``width`` pixels, and a font; question marks for letters that no font here has."""
+    text, font = caption, font_for(caption, "question marks stand")
+    if font is None:
+        text = caption.encode("ascii", "replace").decode()
+        font = font_for(text)
     if font.getlength(text) <= width - 4:
-        return text
+        return text, font
     while text and font.getlength(text + "...") > width - 4:
         text = text[:-1]
-    return text + "..."
+    return text + "...", font
 
 
 def _write_gif(path: Path, frames: np.ndarray, fps: float) -> None:

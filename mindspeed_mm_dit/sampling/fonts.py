@@ -13,14 +13,17 @@ _OF_BOXES = ("lastresort", "adobeblank", "adobenotdef")
 """Fonts that have every letter, and draw a box for it."""
 
 
-def font_for(text: str) -> Any:
-    """Return a font that has every letter of ``text``; None where none here has, which is said once."""
+def font_for(text: str, instead: str = "a number stands") -> Any:
+    """Return a font that has every letter of ``text``; None where none here has, which is said once.
+
+    instead: what is drawn then, with its verb.
+    """
     if text.isascii():
         return ImageFont.load_default(size=POINTS + 1)
     for path in _fonts():
         if _letters_of(path).issuperset(map(ord, text)):
             return ImageFont.truetype(path, POINTS)
-    _say_missing(text)
+    _say_missing(text, instead)
     return None
 
 
@@ -53,9 +56,9 @@ def _letters_of(path: str) -> frozenset[int]:
 
 
 @cache
-def _say_missing(text: str) -> None:
+def _say_missing(text: str, instead: str) -> None:
     print(
-        f"note: no font here has the letters of {text}, so a number stands in the picture: install one that has, such "
+        f"note: no font here has the letters of {text}, so {instead} in the picture: install one that has, such "
         "as Debian's package fonts-noto-cjk, or put its file into ~/.local/share/fonts",
         file=sys.stderr,
     )

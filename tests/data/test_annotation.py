@@ -79,7 +79,7 @@ def test_an_object_a_line_is_said_to_be_a_jsonl(tmp_path):
 
 
 def test_a_caption_under_another_key_is_told_from_none():
-    with pytest.raises(UnusableEntry, match="which is its key cap; its keys are: path, caption"):
+    with pytest.raises(UnusableEntry, match=r"which is its key cap; its keys are \['path', 'caption'\]"):
         entry_of(Line(1, {"path": "a.mp4", "caption": "a dog"}))
 
 

@@ -155,7 +155,7 @@ FAULTS = [
     "line 2 {0}/short.mp4 is short: it has 4 frames, and num_frames = 5 needs 5",
     "line 4 {0}/damaged.mp4 holds no video, or is damaged",
     "line 6 {0}/good.mp4 has frames of 16 x 24, and the annotation says 480 x 832",
-    "line 8 has no caption, which is its key cap; its keys are: path",
+    "line 8 has no caption, which is its key cap; its keys are ['path']",
     "line 10 {0}/gone.mp4 is listed but missing",
     "line 12 {0}/empty.mp4 is empty",
     "line 14 {0}/good.mp4 has 12 frames, and the annotation says 81",

@@ -17,7 +17,7 @@ from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.data import moving_digits
 from mindspeed_mm_dit.data.clip_samples import ClipDraws, ClipReader, ClipSamples
 from mindspeed_mm_dit.data.clips import open_clips
-from mindspeed_mm_dit.data.features import FeatureCache, FeatureSamples, feature_identity
+from mindspeed_mm_dit.data.features import FeatureCache, FeatureIdentity, FeatureSamples, check_same, feature_identity
 from mindspeed_mm_dit.data.order import SampleOrder
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from tests.conftest import GOLDEN
@@ -127,8 +127,8 @@ def test_a_cache_goes_on_where_it_was_interrupted(framework, digits, tmp_path, c
     [
         ({"data": {"num_frames": 5}}, "frames is '9 of 32 x 32"),
         ({"data": {"crop": "mindspeed_mm"}}, "frames is"),
-        ({"ae": {"dtype": "bf16"}}, "its dtype is 'fp32' there and 'bf16' here"),
-        ({"ae": {"enable_tiling": True}}, "its dtype is"),
+        ({"ae": {"dtype": "bf16"}}, "its dtype and tiles are 'fp32' there and 'bf16' here"),
+        ({"ae": {"enable_tiling": True}}, "its dtype and tiles are"),
         ({"ae": {"do_sample": False}}, "with_std is True there and False here"),
         ({"text": {"dtype": "bf16"}}, "the encoder's dtype is 'fp32' there and 'bf16' here"),
         ({"text": {"max_length": 9}}, "max_length is 8 there and 9 here"),
@@ -157,6 +157,17 @@ def test_the_part_that_differs_is_named(framework, digits, tmp_path):
     assert re.search(
         r"settings: that of the tokenizer's files is '\w{12}' there and '\w{12}' here\n", str(raised.value)
     )
+
+
+def test_pixels_have_neither_files_nor_a_dtype():
+    grey, colour, latents = (
+        FeatureIdentity("1 clips, a", "5 of 8 x 8", ae, "b, tokenizer c, fp32", True, 8, False)
+        for ae in ("pixel, 1 channels", "pixel, 3 channels", f"{'0' * 64}, fp32")
+    )
+    with pytest.raises(ConfigError, match="autoencoder is 'pixel, 1 channels' there and 'pixel, 3 channels' here"):
+        check_same("cache", grey, colour)
+    with pytest.raises(ConfigError, match="autoencoder is 'pixel, 1 channels' there and '000000000000, fp32' here"):
+        check_same("cache", grey, latents)
 
 
 def test_a_cache_among_the_clips_is_refused(framework, digits, tmp_path, capsys):

@@ -170,6 +170,7 @@ def test_clips_are_written_as_videos_animations_and_strips_of_other_lengths(whol
         (("--negative-prompt", "a " * 9), "--negative-prompt = 'a a a a a a a a a ': has a caption of 10 tokens"),
         (("--classes", "3"), "--classes: this model is steered by texts"),
         (("--num-per-class", "3"), "--num-per-class: this model is steered by texts"),
+        (("--output", "a.gif", "--fps", "60"), "--fps = 60.0: must be a number of at most 50"),
         (("--output", "a.jpg"), "--output = a.jpg: unknown ending"),
         (("--output", "/dev/null/a.mp4"), "--output = /dev/null/a.mp4: the folder /dev/null cannot be made"),
     ],
