@@ -25,10 +25,10 @@ TINY_VAE = KLArchitecture(
     up_block_types=("UpDecoderBlock2D",) * 2, norm_num_groups=4, layers_per_block=2,
 )  # fmt: skip
 MODEL_JSON = {
-    "ae": {"model_id": "pixel", "channels": 3},
+    "ae": {"model_id": "autoencoder_kl", "from_pretrained": "is not read"},
     "diffusion": {"model_id": "gaussian_diffusion"},
     "predictor": {
-        "model_id": "dit", "input_size": 8, "num_classes": 5, "in_channels": 3, "hidden_size": 16,
+        "model_id": "dit", "input_size": 8, "num_classes": 5, "in_channels": 4, "hidden_size": 16,
         "num_layers": 3, "num_heads": 2,
     },
 }  # fmt: skip

@@ -109,7 +109,12 @@ def _described(state: State, description: dict[str, Any]) -> State:
         if "_class_name" not in description:
             raise ConfigError("--model", "is neither a model.json nor diffusers' config.json of an autoencoder")
         return replace(state, config=description)
-    model_config_from_mapping(description, "--model")  # refuses what is no model.json
+    described = model_config_from_mapping(description, "--model").predictor.parameters().shapes()
+    reason, cure = (
+        "describes another network than SOURCE holds",
+        "give the model.json that the weights were trained with",
+    )
+    check_names(described, _shapes(state.weights), "--model", reason, cure)
     return replace(state, facts=state.facts | {"model": description})
 
 

@@ -49,12 +49,19 @@ class Reference:
         if "config" not in given:
             raise CheckpointError("--reference", "has no 'config'", FORMAT)
         self.config = _network(self.given["config"])
+        self._checkpoint = checkpoint
         self._weights = read_weights(find_checkpoint(checkpoint), use_ema=False)
 
     def fresh_model(self) -> Any:
         """Return a DiT with the weights of the checkpoint."""
         model = DiT(self.config)
-        check_names(runtime.shapes(model), {name: a.shape for name, a in self._weights.items()}, "--checkpoint")
+        check_names(
+            runtime.shapes(model),
+            {name: array.shape for name, array in self._weights.items()},
+            f"--checkpoint = {self._checkpoint}",
+            "is not of the network that config of --reference describes",
+            "name the weights that the file was made with",
+        )
         runtime.load_arrays(model, self._weights)
         return runtime.to_runtime_device(model)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mindspeed_mm_dit.checkpoint.store import check_is_no_checkpoint
 from mindspeed_mm_dit.configs.arguments import check_arguments
-from mindspeed_mm_dit.configs.limits import MOST_GUIDANCE, MOST_STEPS, check_between
+from mindspeed_mm_dit.configs.limits import MOST_GUIDANCE, check_between
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.outputs import check_output_file, check_output_folder
 from mindspeed_mm_dit.errors import ConfigError
@@ -77,7 +77,6 @@ def check_report(args: Namespace, model: ModelConfig) -> None:
         return
     if not args.save:
         raise ConfigError("--report", "is drawn from a checkpoint, and none is saved", "add --save DIR")
-    check_between("--report-steps", args.report_steps, 1, MOST_STEPS)
     name = args.report_sampler = args.report_sampler or objective_of(model.diffusion).quick_sampler
     try:
         sampler = find_sampler(model.diffusion, name, "--report-sampler")

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mindspeed_mm_dit.configs.limits import MOST_STEPS, check_between
+
 Tensor = Any
 Arrays = dict[str, np.ndarray]
 Ask = Callable[[Tensor, Tensor, Any], Tensor]
@@ -28,6 +30,11 @@ NOISE_SHARE = "noise_share"
 """Name in a batch of held-out samples of how much of each is noise, (B,) float32: 0 for data, towards 1 for noise."""
 
 
+def check_steps(config: Any, steps: int, options: Any) -> None:
+    """Raise ConfigError for more steps than any chain has."""
+    check_between("--steps", steps, 1, MOST_STEPS, "use fewer")
+
+
 class Sampler(NamedTuple):
     """A way from noise to latents."""
 
@@ -35,7 +42,7 @@ class Sampler(NamedTuple):
     """(process, Ask, start, NoiseAt, steps, options) -> iterator over the states; the last is the latents."""
     options: type
     """Frozen dataclass of what else can be set; each field is a flag of mm-dit sample (:func:`option`)."""
-    check: Callable[[Any, int, Any], None] = lambda config, steps, options: None
+    check: Callable[[Any, int, Any], None] = check_steps
     """(config, steps, options): raise ConfigError for a chain that there cannot be."""
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.limits import LARGEST, MOST_STEPS, check_between
+from mindspeed_mm_dit.configs.limits import LARGEST
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.data.draws import Stream, normals
 from mindspeed_mm_dit.errors import ConfigError, ConvergenceError
@@ -45,7 +45,6 @@ class SampleSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.seed <= LARGEST:
             raise ConfigError(f"--seed = {self.seed}", "must lie between 0 and 2**63 - 1")
-        check_between("--steps", self.steps, 1, MOST_STEPS)
 
 
 def generate(

@@ -353,3 +353,14 @@ def test_the_command_says_what_it_did(tmp_path, capsys):
     assert "ema is a copy of model" in output.out and "(pt) -> " in output.out and "tensors," in output.out
     assert main(["convert", *arguments]) == 2
     assert "exists" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("change", [{"hidden_size": 96}, {"num_layers": 2}, {"num_classes": 11}, {"patch_size": 4}])
+def test_weights_are_not_kept_with_the_description_of_another_network(tmp_path, change):
+    predictor = {"model_id": "dit", "in_channels": 4, "hidden_size": 64, "num_layers": 3, "num_heads": 4,
+                 "num_classes": 10, "patch_size": 2, "input_size": 8}  # fmt: skip
+    with pytest.raises(CheckpointError, match="--model: describes another network than SOURCE holds"):
+        model = MODEL_JSON | {"predictor": predictor | change}
+        convert(GOLDEN / "sit_tiny_p2.pt", tmp_path / "a.ckpt", description=model)
+    assert not (tmp_path / "a.ckpt").exists()
+    convert(GOLDEN / "sit_tiny_p2.pt", tmp_path / "a.ckpt", description=MODEL_JSON | {"predictor": predictor})

@@ -7,6 +7,7 @@ import numpy as np
 from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
 from mindspeed_mm_dit.data.draws import Stream, generator
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.objectives.contract import check_steps
 from mindspeed_mm_dit.objectives.flow.diffusion import Diffusion
 from mindspeed_mm_dit.objectives.flow.path import PATHS
 
@@ -49,8 +50,9 @@ def sde_times(config: FlowMatchingConfig, steps: int, diffusion: Diffusion) -> n
     """Return the times of the even steps of a chain of the SDE, which has ``steps`` with the last one.
 
     Raises:
-        ConfigError: there is no even step, or the diffusion is infinite where the chain begins.
+        ConfigError: there is no even step, there are too many, or the diffusion is infinite where the chain begins.
     """
+    check_steps(config, steps, diffusion)
     even = steps - (diffusion.last_step is not None)
     if even < 1:
         raise ConfigError(f"--steps = {steps}", "leaves no step before the last one", "use 2 or more")
