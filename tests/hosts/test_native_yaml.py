@@ -149,6 +149,15 @@ def test_a_yaml_stands_for_every_flag_that_is_checked() -> None:
     assert "power_ema_stds" in checked and checked <= found.keys() | {"bf16", "fsdp2_config_path", "use_torch_fsdp2"}
 
 
+@pytest.mark.parametrize(("ratio", "steps"), [(0.8125, 6), (0.1, 1), (0.0, 0), (-1.0, 0)])
+def test_a_share_of_a_few_steps_is_one_of_them_at_least(ratio: float, steps: int) -> None:
+    training = SimpleNamespace(
+        global_batch_size=8, save_interval=0, val_interval=0, train_iters=8, lr_warmup_ratio=0.0, lr_decay_ratio=ratio
+    )
+    read = SimpleNamespace(training=training, parallel=SimpleNamespace(ulysses_parallel_size=1))
+    assert flags_of(read, lambda _, key: None).lr_decay_iters == steps  # (none of them is refused: test_native_values)
+
+
 def test_weights_decay_as_adamw_lets_them() -> None:
     p = torch.nn.Parameter(torch.randn(4, 4, generator=torch.Generator().manual_seed(0)))
     other = torch.nn.Parameter(p.detach().clone())
