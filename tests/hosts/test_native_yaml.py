@@ -15,7 +15,7 @@ from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.hosts import preflight
 from mindspeed_mm_dit.hosts.native.average import SavedAverage
 from mindspeed_mm_dit.hosts.native.bits import packed, unpacked
-from mindspeed_mm_dit.hosts.native.commandline import parse, yaml_for
+from mindspeed_mm_dit.hosts.native.commandline import parse, without_effect, yaml_for
 from mindspeed_mm_dit.hosts.native.curves import numbers_of
 from mindspeed_mm_dit.hosts.native.hooks import _decay
 from mindspeed_mm_dit.hosts.native.keys import _check_ranks
@@ -132,6 +132,13 @@ def test_averages_are_buffers_under_the_names_of_their_weights() -> None:
 def test_a_dry_run_is_refused_where_the_engine_would_train() -> None:
     with pytest.raises(ConfigError, match="--dry-run: MindSpeed-MM's native engine checks while it begins to train"):
         parse([*CONFIG, *FLAGS.split(), "--dry-run"], 1)
+
+
+def test_flags_that_change_nothing_in_the_engine_are_named() -> None:
+    assert without_effect(parse([*CONFIG, *FLAGS.split()], 1)) == []
+    given = "--keep-last 3 --tf32 --distributed-backend gloo --pynative"
+    flags = parse([*CONFIG, *FLAGS.split(), *given.split()], 1)
+    assert without_effect(flags) == ["--keep-last", "--distributed-backend", "--tf32", "--pynative"]
 
 
 def test_ranks_that_share_samples_are_refused() -> None:
