@@ -187,6 +187,7 @@ MISTAKES: tuple[tuple[dict[str, object], str], ...] = (
     ({"training__optimizer": "muon"}, "training.optimizer = 'muon': every host goes on with the moments of AdamW"),
     ({"training__save_format": "hf"}, "training.save_format = 'hf': a DiT has no such form"),
     ({"training__log_interval": 0}, "training.log_interval = 0: is not a positive whole number"),
+    ({"parallel__fsdp_plan__reduce_dtype": "float32"}, "reduce_dtype = 'float32': is no type that a DiT is trained in"),
     ({"parallel__recompute": True}, "parallel.recompute = true: the engine never reads it"),
     ({"model__freeze": ["blocks.{*}"]}, "model.freeze = ['blocks.{*}']: a DiT is trained whole here"),
     ({"features__enable_chunk_loss": True}, "features.enable_chunk_loss = true: a DiT has no lm_head"),
