@@ -11,6 +11,7 @@ import pytest
 
 from mindspeed_mm_dit.checkpoint.store import TRACKER
 from mindspeed_mm_dit.checkpoint.weights import read_weights
+from mindspeed_mm_dit.hosts.native.__main__ import COMMAND
 from tests.contract.native_hosted import NativeAndStandalone, needs_engine, run_python
 from tests.data import test_latents
 from tests.data.test_latents import cache, data_json, model_json
@@ -186,6 +187,7 @@ MISTAKES: tuple[tuple[dict[str, object], str], ...] = (
     ({"training__optimizer": "muon"}, "training.optimizer = 'muon': every host goes on with the moments of AdamW"),
     ({"training__save_format": "hf"}, "training.save_format = 'hf': a DiT has no such form"),
     ({"training__log_interval": 0}, "training.log_interval = 0: is not a positive whole number"),
+    ({"parallel__fsdp_plan__reduce_dtype": "float32"}, "reduce_dtype = 'float32': is no type that a DiT is trained in"),
     ({"parallel__recompute": True}, "parallel.recompute = true: the engine never reads it"),
     ({"model__freeze": ["blocks.{*}"]}, "model.freeze = ['blocks.{*}']: a DiT is trained whole here"),
     ({"features__enable_chunk_loss": True}, "features.enable_chunk_loss = true: a DiT has no lm_head"),
@@ -232,6 +234,9 @@ def test_the_checking_command_trains_and_names_what_upstream_would_say(runs: Nat
     refused = runs.checked_engine(runs.yaml("refused", 1, fsdp2=False, training__save=None))
     assert "Cure: leave the key out" in refused.output and "Traceback" not in refused.output.partition("Cure")[0]
     assert refused.code != 0
+    refused = run_python(["-m", COMMAND, "checked.yaml", "training.lr=1e-4"], runs.folder)
+    assert "command line: MindSpeed-MM's native engine does not take it: Command-line argument" in refused.output
+    assert "Cure: write it into checked.yaml" in refused.output
 
 
 def test_one_word_trains_validates_and_draws_what_the_standalone_host_does(tmp_path: Path, digits_folder: Path) -> None:

@@ -15,7 +15,7 @@ from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.hosts import preflight
 from mindspeed_mm_dit.hosts.native.average import SavedAverage
 from mindspeed_mm_dit.hosts.native.bits import packed, unpacked
-from mindspeed_mm_dit.hosts.native.commandline import parse, yaml_for
+from mindspeed_mm_dit.hosts.native.commandline import parse, without_effect, yaml_for
 from mindspeed_mm_dit.hosts.native.curves import numbers_of
 from mindspeed_mm_dit.hosts.native.hooks import _decay
 from mindspeed_mm_dit.hosts.native.keys import _check_ranks
@@ -134,6 +134,13 @@ def test_a_dry_run_is_refused_where_the_engine_would_train() -> None:
         parse([*CONFIG, *FLAGS.split(), "--dry-run"], 1)
 
 
+def test_flags_that_change_nothing_in_the_engine_are_named() -> None:
+    assert without_effect(parse([*CONFIG, *FLAGS.split()], 1)) == []
+    given = "--keep-last 3 --tf32 --distributed-backend gloo --pynative"
+    flags = parse([*CONFIG, *FLAGS.split(), *given.split()], 1)
+    assert without_effect(flags) == ["--keep-last", "--distributed-backend", "--tf32", "--pynative"]
+
+
 def test_ranks_that_share_samples_are_refused() -> None:
     with pytest.raises(ConfigError, match="--context-parallel-size = 2: in MindSpeed-MM's native engine"):
         parse([*CONFIG, *FLAGS.split(), "--context-parallel-size", "2"], 2)
@@ -147,6 +154,15 @@ def test_a_yaml_stands_for_every_flag_that_is_checked() -> None:
     found = vars(flags_of(read, lambda _, key: None))
     checked = set(re.findall(r"\bargs\.(\w+)", Path(preflight.__file__).read_text()))
     assert "power_ema_stds" in checked and checked <= found.keys() | {"bf16", "fsdp2_config_path", "use_torch_fsdp2"}
+
+
+@pytest.mark.parametrize(("ratio", "steps"), [(0.8125, 6), (0.1, 1), (0.0, 0), (-1.0, 0)])
+def test_a_share_of_a_few_steps_is_one_of_them_at_least(ratio: float, steps: int) -> None:
+    training = SimpleNamespace(
+        global_batch_size=8, save_interval=0, val_interval=0, train_iters=8, lr_warmup_ratio=0.0, lr_decay_ratio=ratio
+    )
+    read = SimpleNamespace(training=training, parallel=SimpleNamespace(ulysses_parallel_size=1))
+    assert flags_of(read, lambda _, key: None).lr_decay_iters == steps  # (none of them is refused: test_native_values)
 
 
 def test_weights_decay_as_adamw_lets_them() -> None:

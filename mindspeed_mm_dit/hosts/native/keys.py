@@ -76,7 +76,9 @@ def refused(path: str, error: BaseException) -> ConfigError:
     from pydantic import ValidationError
 
     if not isinstance(error, ValidationError):
-        return ConfigError(path, f"MindSpeed-MM's native engine does not take it: {type(error).__name__}: {error}")
+        reason = f"MindSpeed-MM's native engine does not take it: {error}"
+        of_a_word = str(error).startswith("Command-line")  # (training.lr=1e-4 after the yaml)
+        return ConfigError("command line", reason, f"write it into {path}") if of_a_word else ConfigError(path, reason)
     problem = error.errors()[0]
     key, value, found = _key(problem["loc"]), problem["input"], problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "missing":

@@ -17,10 +17,14 @@ from mindspeed_mm_dit.hosts.standalone_preflight import check_outputs, host_fact
 from mindspeed_mm_dit.training.data_sets import open_data_set
 from mindspeed_mm_dit.training.mm_args import MultiModalArguments
 
+_DTYPES = ((None, "fp32", "bf16", "fp16"), "is no type that a DiT is trained in", "write bf16 or fp32")
 TAKEN: Mapping[str, tuple[Collection[Any], str, str]] = {
     "parallel.ring_attention_size": ((1,), "a DiT is trained data-parallel only", "use 1"),
     "parallel.ulysses_parallel_size": ((1,), "a DiT is trained data-parallel only", "use 1"),
     "parallel.expert_parallel_size": ((1,), "a DiT is trained data-parallel only", "use 1"),
+    "parallel.fsdp_plan.param_dtype": _DTYPES,
+    "parallel.fsdp_plan.reduce_dtype": _DTYPES,
+    "parallel.fsdp_plan.output_dtype": _DTYPES,
     "parallel.recompute": ((False,), "the engine never reads it", "write features.recompute and its recompute_plan"),
     "model.freeze": (([],), "a DiT is trained whole here", "drop it"),
     "features.loss_cfg.loss_type": (("raw",), "the model knows its loss", "write raw"),

@@ -76,7 +76,7 @@ def engine_arguments(argv: Sequence[str]) -> Any:
     from mindspeed_mm_dit.hosts.native.keys import check_keys, refused
 
     if len(argv) < 2 or not argv[1].endswith((".yaml", ".yml")):
-        raise ConfigError("command line", "names no yaml", "trainer.py CONFIG.yaml [training.lr=1e-4 ...]")
+        raise ConfigError("command line", "names no yaml", "trainer.py CONFIG.yaml")
     check_keys(argv[1])
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # (it prints the whole of it, and the trainer does so too)

@@ -116,7 +116,7 @@ def flags_of(read: Any, lookup: Any) -> Namespace:
     flags.save_interval = training.save_interval or None
     flags.eval_interval = training.val_interval or None
     flags.lr_warmup_iters = int(training.train_iters * training.lr_warmup_ratio)
-    flags.lr_decay_iters = int(training.train_iters * training.lr_decay_ratio)
+    flags.lr_decay_iters = max(int(training.train_iters * training.lr_decay_ratio), int(training.lr_decay_ratio > 0))
     flags.context_parallel_size, flags.power_ema_stds = read.parallel.ulysses_parallel_size, ()
     flags.report = False  # (the command that asks for one draws it)
     return flags
