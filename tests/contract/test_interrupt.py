@@ -33,9 +33,7 @@ def test_ctrl_c_ends_a_rank_that_waits_for_another(tmp_path: Path, digits_folder
     needs |= {"PATH": f"{Path(python).parent}:{os.environ['PATH']}", "NPUS_PER_NODE": "2"}
     flags = f"--host {host} --load nothing" + ("" if native else f" --mm-tool {tools_json()}")
     run = Run(tmp_path, config_folder(tmp_path / "config", digits_folder), flags, **needs)
-    wait_until(lambda: run.rank(1))
-    late = run.rank(1)
-    assert late is not None
+    late = run.wait_for_rank(1)
     os.kill(late, signal.SIGSTOP)
     run.wait_for(meets)
     time.sleep(5)  # the first rank waits in PyTorch's own code, where no handler of Python's is called

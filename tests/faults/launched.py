@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -77,12 +78,20 @@ class Run:
                 found.append(int(place.name))
         return found
 
+    def wait_for_rank(self, number: int) -> int:
+        """Wait until a rank of torchrun has come as far as PyTorch, and return its process."""
+        wait_until(lambda: self.rank(number) or self.process.poll() is not None)
+        process = self.rank(number)
+        assert process is not None, self.said
+        return process
+
     def rank(self, number: int) -> int | None:
         """Return the process of one rank of torchrun once it has come as far as PyTorch, None before."""
         for pid in self.processes("pretrain_dit.py"):
-            is_it = f"\0LOCAL_RANK={number}\0".encode() in Path(f"/proc/{pid}/environ").read_bytes()
-            if is_it and "libtorch" in Path(f"/proc/{pid}/maps").read_text():
-                return pid
+            with contextlib.suppress(OSError):  # it has just ended
+                is_it = f"\0LOCAL_RANK={number}\0".encode() in Path(f"/proc/{pid}/environ").read_bytes()
+                if is_it and "libtorch" in Path(f"/proc/{pid}/maps").read_text():
+                    return pid
         return None
 
     def signal_all(self, number: signal.Signals) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from tests.faults.launched import Run, config_folder, wait_until
+from tests.faults.launched import Run, config_folder
 
 pytestmark = pytest.mark.ranks
 
@@ -48,8 +48,7 @@ def test_ctrl_c_before_the_first_step_of_two_processes_leaves_no_traceback(tmp_p
 
 def test_ctrl_c_ends_a_rank_that_waits_for_another(tmp_path, digits_folder):
     run = Run(tmp_path, config_folder(tmp_path / "config", digits_folder), NPUS_PER_NODE="2")
-    wait_until(lambda: run.rank(1))
-    late = run.rank(1)
+    late = run.wait_for_rank(1)
     os.kill(late, signal.SIGSTOP)
     run.wait_for("10 classes")
     time.sleep(3)  # the first rank waits in PyTorch's own code, where no handler of Python's is called
