@@ -13,9 +13,9 @@ import tempfile
 from datetime import date
 from pathlib import Path
 
-from mindspeed_mm_dit.evaluation.compare import TOLERANCE
-from mindspeed_mm_dit.evaluation.sides import find_sides
-from mindspeed_mm_dit.evaluation.sweep import MODELS, SAMPLES, Agreement, Sweep, sweep
+from mindspeed_mm_dit.verify.compare import TOLERANCE
+from mindspeed_mm_dit.verify.processes import find_sides
+from mindspeed_mm_dit.verify.sweep import MODELS, SAMPLES, Agreement, Sweep, sweep
 
 RESULT = Path(__file__).parent / "results" / f"{date.today()}-sweep.md"
 

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     import numpy as np
 
     from mindspeed_mm_dit.configs.model import ModelConfig
-    from mindspeed_mm_dit.evaluation.compare import Measured
-    from mindspeed_mm_dit.evaluation.compare_report import Comparison, Samples
-    from mindspeed_mm_dit.evaluation.sides import Side, Training
+    from mindspeed_mm_dit.verify.compare import Measured
+    from mindspeed_mm_dit.verify.page import Comparison, Samples
+    from mindspeed_mm_dit.verify.processes import Side, Training
 
 DESCRIPTION = """\
 Run a model on PyTorch and on MindSpore, with the same weights and draws, and report every difference.
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compare PyTorch and MindSpore."""
-    from mindspeed_mm_dit.evaluation.sides import find_sides
+    from mindspeed_mm_dit.verify.processes import find_sides
 
     check_arguments(args)
     return run_sides(args, find_sides(args.pytorch_python, args.mindspore_python))
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
 def run_sides(args: argparse.Namespace, sides: tuple[Side, Side]) -> int:
     """Compare any two sides, the first being the reference; write, print, return 0 or 1."""
-    from mindspeed_mm_dit.evaluation.compare_report import write_report
+    from mindspeed_mm_dit.verify.page import write_report
 
     folder = Path(tempfile.mkdtemp(prefix="mm-dit-compare-"))
     try:
@@ -130,8 +130,8 @@ def check_sample_steps(steps: int, model: ModelConfig) -> None:
 
 def compare_sides(args: argparse.Namespace, sides: tuple[Side, Side], folder: Path) -> Comparison:
     """Run everything, leaving the arrays in ``folder``."""
-    from mindspeed_mm_dit.evaluation import compare
-    from mindspeed_mm_dit.evaluation.compare_report import Comparison
+    from mindspeed_mm_dit.verify import compare
+    from mindspeed_mm_dit.verify.page import Comparison
 
     measured = _measure(args, sides, folder)
     layers, gradients = compare.compare_layers(*measured), compare.compare_gradients(*measured)
@@ -160,8 +160,8 @@ def _measure(args: argparse.Namespace, sides: tuple[Side, Side], folder: Path) -
 
     from mindspeed_mm_dit.checkpoint.store import find_checkpoint
     from mindspeed_mm_dit.configs.model import load_model_config
-    from mindspeed_mm_dit.evaluation.compare import Measured
-    from mindspeed_mm_dit.evaluation.compare_worker import Job, draw_inputs
+    from mindspeed_mm_dit.verify.compare import Measured
+    from mindspeed_mm_dit.verify.worker import Job, draw_inputs
 
     np.savez(folder / "inputs.npz", **draw_inputs(load_model_config(args.model), args.seed, INPUTS))  # type: ignore[arg-type]
     path = find_checkpoint(args.checkpoint) if args.checkpoint else None
@@ -183,7 +183,7 @@ def _train(
     args: argparse.Namespace, sides: tuple[Side, Side], folder: Path
 ) -> tuple[tuple[Training, Training] | None, tuple[float, float] | None, list[str]]:
     """Train both sides with equal flags; return what they printed, their images/s, and the flags."""
-    from mindspeed_mm_dit.evaluation.sides import batch_size_of, training_flags
+    from mindspeed_mm_dit.verify.processes import batch_size_of, training_flags
 
     if not args.steps:
         return None, None, []
@@ -205,8 +205,8 @@ def _sample(args: argparse.Namespace, sides: tuple[Side, Side], folder: Path) ->
     import numpy as np
 
     from mindspeed_mm_dit.configs.model import load_model_config
-    from mindspeed_mm_dit.evaluation.compare_report import Samples
     from mindspeed_mm_dit.objectives.registry import objective_of
+    from mindspeed_mm_dit.verify.page import Samples
 
     model = load_model_config(args.model)
     sampler = objective_of(model.diffusion).quick_sampler
@@ -251,8 +251,8 @@ def _print(comparison: Comparison) -> None:
     Console(width=None if sys.stdout.isatty() else 110).print(table)
     if comparison.culprit is not None:
         print(f"first layer past tolerance: {comparison.culprit.name}")
-    if comparison.growth is not None:
-        print(f"note: {comparison.growth.words()}")
+    if comparison.note:
+        print(f"note: {comparison.note}")
     if comparison.speeds is not None:
         speeds = zip(comparison.labels, comparison.speeds)
         print("training: " + ", ".join(f"{label} {speed:.1f} images/s" for label, speed in speeds))

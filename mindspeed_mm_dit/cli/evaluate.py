@@ -127,17 +127,17 @@ def _check_flags(args: argparse.Namespace) -> None:
 
 
 def _make_statistics(args: argparse.Namespace) -> int:
+    from mindspeed_mm_dit.evaluation.cautions import cautions
     from mindspeed_mm_dit.evaluation.inception import Inception
     from mindspeed_mm_dit.evaluation.pictures import open_pictures
     from mindspeed_mm_dit.evaluation.scores import check_enough, write_statistics
-    from mindspeed_mm_dit.evaluation.traps import traps
 
     pictures = open_pictures("--statistics", args.statistics, args.image_size)
     check_enough(pictures.what, pictures.count)
     network = Inception(args.inception)
     write_statistics(Path(args.output), pictures, network.features(pictures, args.batch_size), network)
     print(f"{args.output}: statistics of {pictures.count:,} images of {pictures.shape[0]} x {pictures.shape[1]}")
-    for note in traps(pictures):
+    for note in cautions(pictures):
         print(f"note: {note}")
     return 0
 

@@ -41,7 +41,7 @@ def _is_folder(output: str) -> bool:
 
 def check_page(output: str, num_images: int) -> None:
     """Raise ConfigError for more pictures than a browser shows on one page."""
-    from mindspeed_mm_dit.evaluation.gallery import MOST_PICTURES
+    from mindspeed_mm_dit.sampling.gallery import MOST_PICTURES
 
     if Path(output).suffix.lower() == PAGE and num_images > MOST_PICTURES and not _is_folder(output):
         raise ConfigError(
@@ -62,7 +62,7 @@ def save(
 
     names: of the classes, by label; may be empty. seed, settings: what decides the images, for a page.
     """
-    from mindspeed_mm_dit.evaluation.gallery import write_gallery
+    from mindspeed_mm_dit.sampling.gallery import write_gallery
     from mindspeed_mm_dit.sampling.grid import save_samples
     from mindspeed_mm_dit.sampling.pictures import png_of, save_each
 

@@ -54,8 +54,8 @@ def run(args: argparse.Namespace) -> int:
     from mindspeed_mm_dit.framework import activate
 
     activate(args.ai_framework)
-    from mindspeed_mm_dit.evaluation.parity import compare
     from mindspeed_mm_dit.framework import runtime
+    from mindspeed_mm_dit.verify.parity import compare
 
     given = {"--wan": args.wan, "--vae": args.vae, "--text-encoder": args.text_encoder}
     parts = {flag: path for flag, path in given.items() if path}

@@ -1,1 +1,1 @@
-"""How good a model is: against reference values, and by its samples."""
+"""How good images and videos are: scores against real ones, and pages that show them."""

@@ -8,6 +8,7 @@ from importlib.metadata import version
 import numpy as np
 
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.evaluation.cautions import cautions
 from mindspeed_mm_dit.evaluation.digits import (
     FEWEST_IMAGES,
     NEAREST_SHARE,
@@ -18,7 +19,6 @@ from mindspeed_mm_dit.evaluation.digits import (
 )
 from mindspeed_mm_dit.evaluation.evaluation import Candidates, Judgement
 from mindspeed_mm_dit.evaluation.pictures import Pictures
-from mindspeed_mm_dit.evaluation.traps import traps
 
 DIGITS = "digits"
 """The reference of this name is the built-in one; a folder of that name is ./digits."""
@@ -55,7 +55,7 @@ class DigitsJudge:
             features={"space": f"principal components with {VARIANCE_KEPT:.0%} of the variance of the reference",
                       "components": real_digits().components.shape[1], "copy_quantile": NEAREST_SHARE,
                       "copy_distance": real_digits().copy_distance},
-            notes=traps(samples),
+            notes=cautions(samples),
         )  # fmt: skip
 
 

@@ -10,8 +10,8 @@ from html import escape
 from pathlib import Path
 from typing import Any, Protocol
 
-from mindspeed_mm_dit.evaluation.html import embed, table, write_page
 from mindspeed_mm_dit.evaluation.pictures import Pictures
+from mindspeed_mm_dit.pages import embed, table, write_page
 
 REPORT, PAGE = "report.json", "report.html"
 

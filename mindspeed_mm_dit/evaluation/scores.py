@@ -12,6 +12,7 @@ import numpy as np
 from tqdm import tqdm
 
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.evaluation.cautions import cautions
 from mindspeed_mm_dit.evaluation.evaluation import Candidates, Judgement
 from mindspeed_mm_dit.evaluation.inception import Features, Inception
 from mindspeed_mm_dit.evaluation.metrics import (
@@ -24,7 +25,6 @@ from mindspeed_mm_dit.evaluation.metrics import (
     precision_recall,
 )
 from mindspeed_mm_dit.evaluation.pictures import IMAGES, MADE_BY, MADE_OF, STATISTICS, Pictures
-from mindspeed_mm_dit.evaluation.traps import traps
 
 KEPT_IMAGES = 10_000
 """Images of a reference that are kept beside its statistics, for precision and recall; ADM keeps as many."""
@@ -73,7 +73,7 @@ class InceptionJudge:
         seen = self._see(reference) if reference.count else None
         scores = _scores(self._see(samples), reference, seen)
         return Judgement(
-            scores=asdict(scores), yardstick={}, notes=traps(samples, reference),
+            scores=asdict(scores), yardstick={}, notes=cautions(samples, reference),
             reference={"what": reference.what, "images": reference.count,
                        "statistics": sorted(reference.statistics or ())},
             features={"network": "torch-fidelity's TF1-compatible Inception", "weights_sha256": self._network.sha256,

@@ -20,8 +20,9 @@ from mindspeed_mm_dit.training.data_sets import open_data_set
 from mindspeed_mm_dit.training.loop import learning_rate
 from mindspeed_mm_dit.training.pytorch.engine import Engine
 from mindspeed_mm_dit.training.pytorch.probe import Probe
-from mindspeed_mm_dit.training.replay import Sample, StepReport
+from mindspeed_mm_dit.training.replay import Sample
 from mindspeed_mm_dit.training.start import Start, check_fits, print_rank_0, say_on_this_rank
+from mindspeed_mm_dit.verify.replay import StepReport
 
 
 def replay(args: Namespace, checkpoint: Path | None, iteration: int) -> bool:

@@ -11,8 +11,8 @@ from datetime import datetime
 import numpy as np
 from tqdm import tqdm
 
-from mindspeed_mm_dit.evaluation.validation import ValidationLoss
 from mindspeed_mm_dit.training.trackers.contract import Tracker
+from mindspeed_mm_dit.training.validation import ValidationLoss
 
 
 @dataclass(frozen=True)

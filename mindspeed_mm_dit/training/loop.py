@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mindspeed_mm_dit.errors import ConvergenceError, DataError, StepError, UserError
-from mindspeed_mm_dit.evaluation.validation import ValidationLoss, sums_by_quarter
 from mindspeed_mm_dit.framework import ops, runtime
 from mindspeed_mm_dit.objectives.contract import NOISE_SHARE
 from mindspeed_mm_dit.training.contract import Engine, ForwardStep
@@ -26,6 +25,7 @@ from mindspeed_mm_dit.training.progress import Progress
 from mindspeed_mm_dit.training.signals import Stop, StopRequest
 from mindspeed_mm_dit.training.trackers.choose import open_trackers
 from mindspeed_mm_dit.training.utilisation import meter
+from mindspeed_mm_dit.training.validation import ValidationLoss, sums_by_quarter
 
 
 def train(

@@ -19,17 +19,17 @@ activate(JOB["ai_framework"])  # before anything that needs a framework
 
 from mindspeed_mm_dit.data import moving_digits
 from mindspeed_mm_dit.errors import PlatformError
-from mindspeed_mm_dit.evaluation.curves import draw_loss
 from mindspeed_mm_dit.evaluation.digits import score_digits
-from mindspeed_mm_dit.evaluation.logs import Curve, read_validation
 from mindspeed_mm_dit.evaluation.moving_digits import score_moving_digits
-from mindspeed_mm_dit.evaluation.scalars import read_scalar
 from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.sampling.clips import FPS, save_clips
 from mindspeed_mm_dit.sampling.generate import SampleSettings, generate, generate_clips
 from mindspeed_mm_dit.sampling.grid import save_samples
 from mindspeed_mm_dit.sampling.load import describe, load_model
+from mindspeed_mm_dit.training.curves import draw_loss
+from mindspeed_mm_dit.training.read_logs import Curve, read_validation
 from mindspeed_mm_dit.training.report import ReportJob
+from mindspeed_mm_dit.training.scalars import read_scalar
 
 CLASSES_SHOWN = 10
 SAMPLES_PER_CLASS = 20

@@ -18,10 +18,10 @@ from safetensors.numpy import save_file
 from mindspeed_mm_dit.checkpoint.convert import convert
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
-from mindspeed_mm_dit.evaluation.sweep import random_weights
 from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
 from mindspeed_mm_dit.sampling.load import load_model
+from mindspeed_mm_dit.verify.sweep import random_weights
 from tests.conftest import ROOT
 from tests.inception_fixtures import write_random_weights
 

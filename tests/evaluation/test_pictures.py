@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from mindspeed_mm_dit.errors import ConfigError, DataError
+from mindspeed_mm_dit.evaluation.cautions import cautions
 from mindspeed_mm_dit.evaluation.pictures import open_pictures, sha256_of
-from mindspeed_mm_dit.evaluation.traps import traps
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (10, 6, 6, 3), np.uint8)
 STATISTICS = {"mu": np.zeros(2048), "sigma": np.eye(2048)}
@@ -101,7 +101,7 @@ def test_pictures_of_several_sizes_need_a_size_and_are_counted(tmp_path):
         open_pictures("--reference", tmp_path)
     pictures = open_pictures("--reference", tmp_path, 6)
     assert (pictures.count, pictures.resized, pictures.jpegs, pictures.shape) == (3, 1, 1, (6, 6, 3))
-    said = "\n".join(traps(pictures))
+    said = "\n".join(cautions(pictures))
     assert "1 picture(s) were scaled or cut to 6 x 6" in said and "1 picture(s) are JPEGs" in said
 
 
@@ -115,7 +115,7 @@ def test_a_folder_without_pictures_and_a_damaged_picture_are_named(tmp_path):
 
 def test_few_images_and_unequal_labels_are_said(tmp_path):
     few = open_pictures("--samples", saved(tmp_path, IMAGES, np.array([0] * 7 + [1] * 3)))
-    said = traps(few)
+    said = cautions(few)
     assert any("10 images" in line for line in said) and any("3 to 7 images of a class" in line for line in said)
 
 
@@ -128,24 +128,26 @@ def test_grey_images_against_coloured_ones_are_said(tmp_path):
     numbers = open_pictures("--samples", saved(tmp_path, IMAGES[..., :1]))
     for samples, reference in ((grey, coloured), (coloured, grey), (numbers, coloured)):
         greys = (reference if samples is coloured else samples).what
-        assert any(f"{greys} is grey, and {coloured.what} is in colour" in line for line in traps(samples, reference))
+        assert any(
+            f"{greys} is grey, and {coloured.what} is in colour" in line for line in cautions(samples, reference)
+        )
     for samples, reference in ((grey, numbers), (coloured, coloured)):
-        assert not any("in colour" in line for line in traps(samples, reference))
+        assert not any("in colour" in line for line in cautions(samples, reference))
 
 
 def test_many_images_of_equal_labels_say_nothing(tmp_path):
     many = np.zeros((10_000, 1, 1, 3), np.uint8)
-    assert traps(open_pictures("--samples", saved(tmp_path, many, np.arange(10_000) % 10))) == []
+    assert cautions(open_pictures("--samples", saved(tmp_path, many, np.arange(10_000) % 10))) == []
 
 
 def test_statistics_without_images_or_without_spatial_features_are_said(tmp_path):
     samples = open_pictures("--samples", saved(tmp_path, np.zeros((10_000, 1, 1, 3), np.uint8)))
     alone = open_pictures("--reference", saved(tmp_path, **STATISTICS))
-    said = "\n".join(traps(samples, alone))
+    said = "\n".join(cautions(samples, alone))
     assert "JAX" in said and "precision and recall are left out" in said
     whole = open_pictures("--reference", saved(tmp_path, IMAGES, **STATISTICS, **SPATIAL))
     scaled = open_pictures("--reference", saved(tmp_path, IMAGES, **STATISTICS, scaled_and_jpegs=np.array([2, 5])))
-    assert "2 picture(s) were scaled" in str(traps(samples, scaled)) and "5 picture(s) are JPEGs" in str(
-        traps(samples, scaled)
+    assert "2 picture(s) were scaled" in str(cautions(samples, scaled)) and "5 picture(s) are JPEGs" in str(
+        cautions(samples, scaled)
     )
-    assert traps(samples, whole) == [] and set(whole.statistics) == {"pool", "spatial"}
+    assert cautions(samples, whole) == [] and set(whole.statistics) == {"pool", "spatial"}

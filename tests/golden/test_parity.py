@@ -15,7 +15,7 @@ CHOSEN = ["--checkpoint", str(CHECKPOINT), "--ai-framework", FRAMEWORK]
 @pytest.fixture
 def compare(framework):
     """The comparison, on the framework of this test run."""
-    from mindspeed_mm_dit.evaluation.parity import compare
+    from mindspeed_mm_dit.verify.parity import compare
 
     return compare
 
@@ -165,11 +165,11 @@ def test_guidance_on_the_first_channels_leaves_the_others_to_each_half(compare, 
 
 def test_dopri5_walks_between_other_times_too(compare, tmp_path):
     """Held to the exact flow of the tight tolerance, of which both are within theirs."""
-    from mindspeed_mm_dit.evaluation import parity_flow
-    from mindspeed_mm_dit.evaluation.reference import Reference, read_arrays
+    from mindspeed_mm_dit.verify.reference import sit
+    from mindspeed_mm_dit.verify.reference.file import Reference, read_arrays
 
     flow_file(tmp_path / "a.npz", "sample/brownian")
-    quantities = parity_flow.FlowParity(Reference(read_arrays(tmp_path / "a.npz"), GOLDEN / "sit_tiny_p2.pt"))
+    quantities = sit.FlowParity(Reference(read_arrays(tmp_path / "a.npz"), GOLDEN / "sit_tiny_p2.pt"))
     exact, ours, even = (
         quantities.value(f"ode/Linear/velocity/{method}_eps0.1/cfg1/result")
         for method in ("dopri5_tight", "dopri5", "heun2")

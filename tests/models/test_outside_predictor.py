@@ -18,10 +18,10 @@ from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.model import DIFFUSION_CONFIGS, PREDICTOR_CONFIGS, model_config_from_mapping
 from mindspeed_mm_dit.data.dataset import check_sizes
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.evaluation.sides import Side, training_flags
 from mindspeed_mm_dit.models.registry import PREDICTOR_MODEL_MAPPINGS, register
 from mindspeed_mm_dit.objectives.contract import Sampler
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES, draw_of
+from mindspeed_mm_dit.verify.processes import Side, training_flags
 from tests.conftest import ROOT
 from tests.outside import plugin, predictor
 from tests.training.launch import Configs

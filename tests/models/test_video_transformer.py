@@ -13,9 +13,9 @@ from mindspeed_mm_dit.configs.custom_dit import CustomDiTConfig
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.configs.wan import WanConfig
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.evaluation.compare import relative_error
 from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.positions import rotary_tables
+from mindspeed_mm_dit.verify.compare import relative_error
 from tests.conftest import FRAMEWORK
 
 CUSTOM = CustomDiTConfig(

@@ -8,9 +8,9 @@ import pytest
 from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
 from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
 from mindspeed_mm_dit.data.draws import VALIDATION_POSITIONS
-from mindspeed_mm_dit.evaluation.validation import sums_by_quarter
 from mindspeed_mm_dit.objectives.contract import NOISE_SHARE
 from mindspeed_mm_dit.objectives.registry import draw_of, validation_draw_of
+from mindspeed_mm_dit.training.validation import sums_by_quarter
 
 CONFIGS = {
     "gaussian": GaussianDiffusionConfig(),

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from mindspeed_mm_dit.errors import ConvergenceError
-from mindspeed_mm_dit.evaluation.validation import ValidationLoss
 from mindspeed_mm_dit.training import loop
 from mindspeed_mm_dit.training.signals import Stop
+from mindspeed_mm_dit.training.validation import ValidationLoss
 
 FLAGS = {
     "train_iters": 5, "log_interval": 2, "eval_interval": 2, "eval_iters": 3, "save_interval": None,

@@ -15,7 +15,8 @@ from mindspeed_mm_dit.checkpoint.store import CheckpointStore, read_facts
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.training.position import NOT_FINITE, found, leave
-from mindspeed_mm_dit.training.replay import NotFinite, Sample, StepReport
+from mindspeed_mm_dit.training.replay import NotFinite, Sample
+from mindspeed_mm_dit.verify.replay import StepReport
 from tests.conftest import ROOT
 from tests.training.launch import Configs
 

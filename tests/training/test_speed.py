@@ -8,11 +8,11 @@ import torch
 
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
-from mindspeed_mm_dit.evaluation.scalars import read_scalar
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.planning.arithmetic import train_flop
 from mindspeed_mm_dit.training.pytorch.parallel import recompute
+from mindspeed_mm_dit.training.scalars import read_scalar
 from tests.training.launch import Configs
 
 pytestmark = pytest.mark.ranks

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.evaluation.validation import QUARTERS, name_of, sums_by_quarter
 from mindspeed_mm_dit.framework import ops, runtime
 from mindspeed_mm_dit.objectives.contract import NOISE_SHARE
+from mindspeed_mm_dit.training.validation import QUARTERS, name_of, sums_by_quarter
 
 Tensor = Any
 

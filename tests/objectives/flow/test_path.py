@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
-from mindspeed_mm_dit.evaluation.compare import relative_error
 from mindspeed_mm_dit.objectives.flow.path import PATHS
+from mindspeed_mm_dit.verify.compare import relative_error
 
 T = np.linspace(0.02, 0.98, 25)
 PREDICTIONS = ("velocity", "noise", "score")

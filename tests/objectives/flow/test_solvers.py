@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.evaluation.compare import relative_error
 from mindspeed_mm_dit.objectives.flow.path import PATHS
+from mindspeed_mm_dit.verify.compare import relative_error
 
 START = np.random.default_rng(0).standard_normal((4, 2, 3, 3)).astype(np.float32)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.evaluation.logs import Curve
+from mindspeed_mm_dit.training.read_logs import Curve
 
 _HELD_OUT: dict[str, Any] = {"color": "tab:orange", "marker": "o", "markersize": 3}
 

@@ -15,10 +15,15 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.limits import check_between
 from mindspeed_mm_dit.errors import CheckpointError, nearest
-from mindspeed_mm_dit.evaluation.parity_clips import AutoencoderGroup, FramesGroup, TextGroup
-from mindspeed_mm_dit.evaluation.parity_step import StepGroup
-from mindspeed_mm_dit.evaluation.reference import Given, unknown_quantity
-from mindspeed_mm_dit.evaluation.reference_video import (
+from mindspeed_mm_dit.framework import ops, optim
+from mindspeed_mm_dit.objectives.flow import ode
+from mindspeed_mm_dit.objectives.guidance import Guidance, guided_network
+from mindspeed_mm_dit.objectives.wan_flow.draws import batch
+from mindspeed_mm_dit.objectives.wan_flow.process import WanFlow
+from mindspeed_mm_dit.objectives.wan_flow.samplers import euler_chain
+from mindspeed_mm_dit.objectives.wan_flow.schedule import euler_sigmas, table_sigmas, training_table
+from mindspeed_mm_dit.verify.reference.file import Given, unknown_quantity
+from mindspeed_mm_dit.verify.reference.video import (
     NUM_TRAIN_TIMESTEPS,
     Group,
     Parts,
@@ -27,13 +32,8 @@ from mindspeed_mm_dit.evaluation.reference_video import (
     check_whole,
     tutorial_flow,
 )
-from mindspeed_mm_dit.framework import ops, optim
-from mindspeed_mm_dit.objectives.flow import ode
-from mindspeed_mm_dit.objectives.guidance import Guidance, guided_network
-from mindspeed_mm_dit.objectives.wan_flow.draws import batch
-from mindspeed_mm_dit.objectives.wan_flow.process import WanFlow
-from mindspeed_mm_dit.objectives.wan_flow.samplers import euler_chain
-from mindspeed_mm_dit.objectives.wan_flow.schedule import euler_sigmas, table_sigmas, training_table
+from mindspeed_mm_dit.verify.reference.video_encoders import AutoencoderGroup, FramesGroup, TextGroup
+from mindspeed_mm_dit.verify.reference.video_step import StepGroup
 
 Tensor = Any
 

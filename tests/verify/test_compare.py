@@ -18,8 +18,8 @@ import pytest
 from mindspeed_mm_dit.cli.compare import add_arguments, check_arguments, run_sides
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.errors import PlatformError, UserError
-from mindspeed_mm_dit.evaluation.compare import LayerFinding, compare_losses, first_past, relative_error
-from mindspeed_mm_dit.evaluation.sides import ROOT, Side, Training, batch_size_of, find_python, training_flags
+from mindspeed_mm_dit.verify.compare import LayerFinding, compare_losses, first_past, relative_error
+from mindspeed_mm_dit.verify.processes import ROOT, Side, Training, batch_size_of, find_python, training_flags
 from tests.training.launch import Configs
 
 

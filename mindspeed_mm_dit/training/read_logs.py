@@ -15,7 +15,7 @@ import numpy as np
 from mindspeed_mm_dit.configs.limits import LARGEST, shown
 from mindspeed_mm_dit.data.files import UnusableFile, check_file, is_folder
 from mindspeed_mm_dit.errors import DataError
-from mindspeed_mm_dit.evaluation.validation import QUARTERS, name_of, scalar_of
+from mindspeed_mm_dit.training.validation import QUARTERS, name_of, scalar_of
 
 Found = TypeVar("Found")
 
@@ -158,7 +158,7 @@ def _loss(text: str) -> float:
 
 
 def _read_folder(path: Path) -> dict[str, dict[int, float]]:
-    from mindspeed_mm_dit.evaluation.scalars import read_scalars
+    from mindspeed_mm_dit.training.scalars import read_scalars
 
     for file in path.glob("*tfevents*"):
         _check_regular(file)

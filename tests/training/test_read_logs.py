@@ -6,8 +6,8 @@ from PIL import Image
 
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.errors import DataError
-from mindspeed_mm_dit.evaluation.logs import parse_losses, parse_milliseconds, read_curve
 from mindspeed_mm_dit.training.log import RunLog, StepRecord
+from mindspeed_mm_dit.training.read_logs import parse_losses, parse_milliseconds, read_curve
 from mindspeed_mm_dit.training.trackers.tensorboard import Scalars
 
 OURS = (

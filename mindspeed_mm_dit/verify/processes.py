@@ -16,9 +16,9 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.errors import ConfigError, PlatformError, UserError
-from mindspeed_mm_dit.evaluation.compare_worker import Job
-from mindspeed_mm_dit.evaluation.logs import parse_losses, parse_milliseconds
 from mindspeed_mm_dit.framework.launched import without_launcher
+from mindspeed_mm_dit.training.read_logs import parse_losses, parse_milliseconds
+from mindspeed_mm_dit.verify.worker import Job
 
 ROOT = Path(__file__).resolve().parents[2]
 """Folder of the package and of pretrain_dit.py."""
@@ -52,7 +52,7 @@ class Side:
         paths = [folder / f"{self.label}_job{number}.json" for number in range(len(jobs))]
         for job, path in zip(jobs, paths):
             job.write(path)
-        self._run_main("mindspeed_mm_dit.evaluation.compare_worker", [str(path) for path in paths], folder)
+        self._run_main("mindspeed_mm_dit.verify.worker", [str(path) for path in paths], folder)
 
     def train(self, flags: Sequence[str], folder: Path) -> Training:
         """Run pretrain_dit.py with ``flags`` and read its log."""

@@ -25,12 +25,12 @@ from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.configs.wan import WanConfig
 from mindspeed_mm_dit.configs.wan_flow import WanFlowConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
-from mindspeed_mm_dit.evaluation.reference import FORMAT, Given
 from mindspeed_mm_dit.framework import ops, runtime
 from mindspeed_mm_dit.framework.torch_file import read_torch_file
 from mindspeed_mm_dit.models.custom_dit import CustomDiT
 from mindspeed_mm_dit.models.wan import Wan
 from mindspeed_mm_dit.objectives.wan_flow.process import WanFlow
+from mindspeed_mm_dit.verify.reference.file import FORMAT, Given
 
 Tensor = Any
 Parts = Mapping[str, str | Path]

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
-from mindspeed_mm_dit.evaluation.reference import ADAMW_LR, Reference, unknown_quantity
 from mindspeed_mm_dit.framework import ops, optim, runtime
 from mindspeed_mm_dit.objectives.flow import ode, sde
 from mindspeed_mm_dit.objectives.flow.diffusion import Diffusion
@@ -21,6 +20,7 @@ from mindspeed_mm_dit.objectives.flow.path import PATHS, PathPoint
 from mindspeed_mm_dit.objectives.flow.process import FlowMatching
 from mindspeed_mm_dit.objectives.flow.timesteps import logit_normal, shifted
 from mindspeed_mm_dit.objectives.guidance import Guidance
+from mindspeed_mm_dit.verify.reference.file import ADAMW_LR, Reference, unknown_quantity
 
 Tensor = Any
 Output = Callable[[Tensor, np.ndarray], Tensor]

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.data.frames import covering_size_of_mindspeed_mm, fit_frames, resize_levels
-from mindspeed_mm_dit.evaluation.reference_video import Group, VideoReference, check_shape, check_whole
 from mindspeed_mm_dit.framework import ops
+from mindspeed_mm_dit.verify.reference.video import Group, VideoReference, check_shape, check_whole
 
 VIDEO = (None, 3, None, None, None)
 """(B, 3, F, H, W)."""

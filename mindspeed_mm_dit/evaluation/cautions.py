@@ -10,7 +10,7 @@ FEW_IMAGES = 10_000
 """Of fewer than these a score says little beside a published one."""
 
 
-def traps(samples: Pictures, reference: Pictures | None = None) -> list[str]:
+def cautions(samples: Pictures, reference: Pictures | None = None) -> list[str]:
     """Return what makes scores of ``samples`` against ``reference`` say something else than they seem to."""
     found = []
     if samples.count < FEW_IMAGES:
@@ -25,7 +25,7 @@ def traps(samples: Pictures, reference: Pictures | None = None) -> list[str]:
             "other distances, so compare only with those drawn by the same rule"
         )
     for pictures in (samples, reference):
-        found += _traps_of_files(pictures) if pictures else []
+        found += _of_files(pictures) if pictures else []
     if reference is None:
         return found
     if reference.count and abs(_part_grey(samples) - _part_grey(reference)) > 0.5:
@@ -49,7 +49,7 @@ def _part_grey(pictures: Pictures) -> float:
     return pictures.grey / pictures.count
 
 
-def _traps_of_files(pictures: Pictures) -> list[str]:
+def _of_files(pictures: Pictures) -> list[str]:
     found = []
     if pictures.resized:
         found.append(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from mindspeed_mm_dit.evaluation.html import embed, table, write_page
+from mindspeed_mm_dit.pages import embed, table, write_page
 
 MOST_PICTURES = 2000
 """On one page; of 256 x 256 pixels they are some 300 MB."""

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from mindspeed_mm_dit.evaluation.sides import Side
-from mindspeed_mm_dit.evaluation.sweep import FEW_MODELS, MODELS, random_weights, sweep
+from mindspeed_mm_dit.verify.processes import Side
+from mindspeed_mm_dit.verify.sweep import FEW_MODELS, MODELS, random_weights, sweep
 
 
 @pytest.mark.ranks

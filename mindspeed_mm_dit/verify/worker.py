@@ -1,6 +1,6 @@
 """One side of ``mm-dit compare``: a process that activates one framework and writes what it computes.
 
-    python -m mindspeed_mm_dit.evaluation.compare_worker JOB.json ...
+    python -m mindspeed_mm_dit.verify.worker JOB.json ...
 
 Every called part of the predictor is watched from outside: its ``forward`` (MindSpore: ``construct``) is wrapped
 for one pass, which notes the part's inputs and output. Of a list such as ``blocks``, each item and its direct parts

@@ -17,12 +17,12 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
 from mindspeed_mm_dit.errors import CheckpointError, nearest
-from mindspeed_mm_dit.evaluation.reference import ADAMW_LR, Reference, unknown_quantity
 from mindspeed_mm_dit.framework import ops, optim, runtime
 from mindspeed_mm_dit.objectives.gaussian.process import GaussianDiffusion
 from mindspeed_mm_dit.objectives.gaussian.samplers import SAMPLERS
 from mindspeed_mm_dit.objectives.gaussian.schedule import respaced_steps
 from mindspeed_mm_dit.objectives.guidance import Guidance
+from mindspeed_mm_dit.verify.reference.file import ADAMW_LR, Reference, unknown_quantity
 
 SAMPLE_GUIDANCE = Guidance(scale=4.0, channels="3")
 """Guidance of the ``sample/`` entries."""

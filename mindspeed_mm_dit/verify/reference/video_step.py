@@ -11,8 +11,9 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.limits import check_between
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
-from mindspeed_mm_dit.evaluation.parity_clips import VIDEO, states_of
-from mindspeed_mm_dit.evaluation.reference_video import (
+from mindspeed_mm_dit.framework import ops, optim
+from mindspeed_mm_dit.objectives.wan_flow.draws import batch
+from mindspeed_mm_dit.verify.reference.video import (
     NUM_TRAIN_TIMESTEPS,
     Group,
     VideoReference,
@@ -20,8 +21,7 @@ from mindspeed_mm_dit.evaluation.reference_video import (
     check_whole,
     tutorial_flow,
 )
-from mindspeed_mm_dit.framework import ops, optim
-from mindspeed_mm_dit.objectives.wan_flow.draws import batch
+from mindspeed_mm_dit.verify.reference.video_encoders import VIDEO, states_of
 
 Tensor = Any
 

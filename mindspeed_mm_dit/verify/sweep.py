@@ -19,9 +19,9 @@ from safetensors.numpy import save_file
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
 from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, ModelConfig
-from mindspeed_mm_dit.evaluation.compare import TOLERANCE, Measured, check_findings, compare_gradients, relative_error
-from mindspeed_mm_dit.evaluation.compare_worker import Job, draw_inputs
-from mindspeed_mm_dit.evaluation.sides import Side
+from mindspeed_mm_dit.verify.compare import TOLERANCE, Measured, check_findings, compare_gradients, relative_error
+from mindspeed_mm_dit.verify.processes import Side
+from mindspeed_mm_dit.verify.worker import Job, draw_inputs
 
 SAMPLES = 5
 """Samples of each architecture; their timesteps run from one end of the chain to the other."""

@@ -15,12 +15,12 @@ from typing import Protocol
 import numpy as np
 
 from mindspeed_mm_dit.errors import CheckpointError
-from mindspeed_mm_dit.evaluation.compare import relative_error
-from mindspeed_mm_dit.evaluation.parity_flow import FlowParity, is_flow
-from mindspeed_mm_dit.evaluation.parity_gaussian import GaussianParity
-from mindspeed_mm_dit.evaluation.parity_video import VideoParity, is_video
-from mindspeed_mm_dit.evaluation.reference import Given, Reference, read_arrays
-from mindspeed_mm_dit.evaluation.reference_inputs import as_taken, check_inputs
+from mindspeed_mm_dit.verify.compare import relative_error
+from mindspeed_mm_dit.verify.reference.dit import GaussianParity
+from mindspeed_mm_dit.verify.reference.file import Given, Reference, read_arrays
+from mindspeed_mm_dit.verify.reference.inputs import as_taken, check_inputs
+from mindspeed_mm_dit.verify.reference.sit import FlowParity, is_flow
+from mindspeed_mm_dit.verify.reference.text_to_video import VideoParity, is_video
 
 PUBLISHED_ERRORS = 2.0
 """Where float64 is known, how many times the published float32's error from it passes too: two correct float32

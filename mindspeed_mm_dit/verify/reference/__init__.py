@@ -1,0 +1,1 @@
+"""Files of reference values: one file here for each kind of them."""
