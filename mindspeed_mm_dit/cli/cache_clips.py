@@ -30,13 +30,12 @@ def cache_clips(args: argparse.Namespace, shard_clips: int) -> int:
     from mindspeed_mm_dit.framework import runtime
     from mindspeed_mm_dit.models.clip_data import check_clips, open_clip_data
     from mindspeed_mm_dit.models.encode_clips import ClipCacheWriter
-    from mindspeed_mm_dit.models.registry import load_autoencoder
-    from mindspeed_mm_dit.models.text_encoder import load_text_encoder
+    from mindspeed_mm_dit.models.registry import load_autoencoder, load_text_encoder
 
     param, model = load_clips_config(args.data, "--data").dataset_param, load_model_config(args.model)
-    text = model.text_encoder
-    if text is None:
+    if not model.text_encoders:
         raise ConfigError(f"{args.model}: text_encoder", "this section is required for clips and missing")
+    text = model.text_encoders[0]
     check_clips(param, model)
     output = Path(args.output).resolve()
     if Path(param.data_folder).resolve() in (output, *output.parents):

@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     from mindspeed_mm_dit.configs.model import load_model_config
     from mindspeed_mm_dit.framework import runtime
     from mindspeed_mm_dit.models.encode_data import CacheWriter, EncodeSettings
-    from mindspeed_mm_dit.models.registry import AE_MODEL_MAPPINGS
+    from mindspeed_mm_dit.models.registry import load_autoencoder
 
     model = load_model_config(args.model)
     model.require_labels(f"--model = {args.model}", "name the model.json of these images, or a data.json of clips")
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     images = sum(len(writer.index.rows_of(shard)) for shard in shards)
     started = time.perf_counter()
     if shards:
-        autoencoder = AE_MODEL_MAPPINGS[model.ae.model_id](model.ae)
+        autoencoder = load_autoencoder(model.ae)
         with tqdm(total=images, desc="encoding", unit="image", disable=not sys.stderr.isatty()) as bar:
             for shard in shards:
                 writer.write(shard, autoencoder, bar.update)

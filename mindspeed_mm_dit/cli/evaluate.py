@@ -218,28 +218,23 @@ class _Work:
 
 
 def _drawing(args: argparse.Namespace, checkpoint: Path, config: ModelConfig, settings: SampleSettings) -> Any:
-    from mindspeed_mm_dit.configs.model import AutoencoderKLConfig
-    from mindspeed_mm_dit.data.latents import digest_of_files
+    from mindspeed_mm_dit.configs.files import digest_of_files
     from mindspeed_mm_dit.sampling.shards import Drawing
 
     model = asdict(config)
-    vae = digest_of_files(config.ae.from_pretrained) if isinstance(config.ae, AutoencoderKLConfig) else ""
     model["ae"].pop("from_pretrained", None)  # where it lies is no matter
     guidance = settings.guidance
     return Drawing(
         num=args.num, labels=args.labels, seed=settings.seed, sampler=settings.sampler, steps=settings.steps,
         options=dict(settings.options), cfg_scale=guidance.scale, cfg_channels=guidance.channels,
         cfg_interval=list(guidance.interval), weights=args.weights, checkpoint_sha256=digest_of_files(str(checkpoint)),
-        autoencoder_sha256=vae, model=model, bf16=settings.bf16, ai_framework=args.ai_framework,
+        autoencoder_sha256=config.ae.digest(), model=model, bf16=settings.bf16, ai_framework=args.ai_framework,
     )  # fmt: skip
 
 
 def _shape(config: ModelConfig) -> tuple[int, int, int]:
     """Return height, width and channels of the images that are drawn."""
-    from mindspeed_mm_dit.configs.model import PixelConfig
-
-    channels = config.ae.channels if isinstance(config.ae, PixelConfig) else 3
-    return config.image_size, config.image_size, channels
+    return config.image_size, config.image_size, config.ae.channels
 
 
 def _check_room(args: argparse.Namespace, config: ModelConfig, shards: Shards) -> None:

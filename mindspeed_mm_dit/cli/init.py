@@ -107,13 +107,11 @@ def _autoencoder(folder: str | None) -> dict[str, Any] | None:
     """Return section ae with all its sizes, of an autoencoder whose files are there; None without --vae."""
     if folder is None:
         return None
-    from mindspeed_mm_dit.configs.autoencoder_files import with_latent_facts
-    from mindspeed_mm_dit.configs.model import AutoencoderKLConfig
-    from mindspeed_mm_dit.models.autoencoder_kl.files import find_weights
+    from mindspeed_mm_dit.configs.autoencoder_kl import AutoencoderKLConfig, with_latent_facts
 
     config = AutoencoderKLConfig(**with_latent_facts({"from_pretrained": folder}, "--vae"))
     try:
-        find_weights(config)
+        config.check_files()
     except CheckpointError as error:
         raise CheckpointError(error.what.replace("ae.from_pretrained", "--vae"), error.reason, error.cure) from None
     names = ("model_id", "from_pretrained", "scaling_factor", "latent_channels", "downsample_factor")

@@ -49,6 +49,7 @@ def sample_clips(args: argparse.Namespace, config: ModelConfig, settings: Sample
     from tqdm import tqdm
 
     from mindspeed_mm_dit.framework import runtime
+    from mindspeed_mm_dit.models.registry import open_tokenizer
     from mindspeed_mm_dit.models.text_encoder import check_captions
     from mindspeed_mm_dit.sampling.clips import FPS, MOST_FPS, check_clips_file, save_clips
     from mindspeed_mm_dit.sampling.generate import generate_clips
@@ -69,9 +70,9 @@ def sample_clips(args: argparse.Namespace, config: ModelConfig, settings: Sample
     frames, height, width = config.sample_size
     check_clips_file(output, len(prompts), (frames, height, width))
     check_output_file("--output", output)
-    assert config.text_encoder is not None
-    check_captions(config.text_encoder, prompts, "--prompt")
-    check_captions(config.text_encoder, [negative] if negative else [], "--negative-prompt")
+    tokenizer = open_tokenizer(config.text_encoders[0])
+    check_captions(tokenizer, prompts, "--prompt")
+    check_captions(tokenizer, [negative] if negative else [], "--negative-prompt")
     model, _ = load_model(
         args.checkpoint, args.model, args.weights == "ema", bf16=args.bf16, torch_compile=args.torch_compile
     )
@@ -111,7 +112,7 @@ def resized(config: ModelConfig, frames: int | None, size: str | None) -> ModelC
     frames = own_frames if frames is None else frames
     check_between("--frames", frames, 1, MOST_FRAMES)
     try:
-        predictor = config.predictor.resized(config.ae.latent_shape(frames, height, width))
+        predictor = config.predictor.resized(config.ae.latent_shape((frames, height, width)))
     except ConfigError as error:
         flag = "--frames" if "frames" in error.what or size is None else "--size"
         raise ConfigError(f"{flag} = {frames if flag == '--frames' else size}", error.reason, error.cure) from None

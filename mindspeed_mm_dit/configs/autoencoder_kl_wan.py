@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from mindspeed_mm_dit.configs.autoencoder import LatentScale, PretrainedAutoencoderConfig, Shape, divided
 from mindspeed_mm_dit.configs.limits import check_between, check_path
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.errors import ConfigError
@@ -37,7 +38,7 @@ class TilingParam:
 
 
 @dataclass(frozen=True)
-class WanVAEConfig:
+class WanVAEConfig(PretrainedAutoencoderConfig):
     """Section ``ae`` with ``model_id`` "wan_video_vae": diffusers' AutoencoderKLWan, frozen."""
 
     from_pretrained: str
@@ -63,8 +64,9 @@ class WanVAEConfig:
     model_id: Literal["wan_video_vae"] = "wan_video_vae"
     """MindSpeed-MM's name of it."""
 
-    channels = 3
-    encodes_kinds = ("videos",)
+    pixel_axes = (3,)
+    frameworks = ("pytorch",)
+    diffusers_class = "AutoencoderKLWan"
 
     def __post_init__(self) -> None:
         check_path("ae.from_pretrained", self.from_pretrained)
@@ -81,35 +83,46 @@ class WanVAEConfig:
         """Return the tiles; raises ConfigError."""
         return from_mapping(TilingParam, self.tiling_param or {}, "ae: tiling_param")
 
-    def latent_shape(self, frames: int, height: int, width: int) -> tuple[int, int, int, int]:
-        """Return (C, f, h, w) of the latents of a video of ``frames`` frames of ``height`` x ``width`` pixels.
+    def latent_shape(self, size: Shape) -> Shape:
+        """Return (C, f, h, w) of the latents of a video of (F, H, W): F frames of H x W pixels.
 
         Raises:
             ConfigError: the autoencoder would drop frames, or cannot halve height or width often enough.
         """
-        if (frames - 1) % self.temporal_factor:
-            lower = frames - (frames - 1) % self.temporal_factor
+        frames = size[0]
+        if left := (frames - 1) % self.temporal_factor:
             raise ConfigError(
                 f"dataset_param.num_frames = {frames}",
                 f"the autoencoder takes one frame and then {self.temporal_factor} at a time: it would drop the last "
-                f"{(frames - 1) % self.temporal_factor}",
-                f"use {lower} or {lower + self.temporal_factor}",
+                f"{left}",
+                f"use {frames - left} or {frames - left + self.temporal_factor}",
             )
-        for name, size in (("max_height", height), ("max_width", width)):
-            if size % self.spatial_factor:
-                lower = size - size % self.spatial_factor
-                raise ConfigError(
-                    f"dataset_param.{name} = {size}",
-                    f"is no multiple of the autoencoder's factor: {size} % {self.spatial_factor} = "
-                    f"{size % self.spatial_factor}",
-                    f"use {f'{lower} or ' if lower else ''}{lower + self.spatial_factor}",
-                )
         f = (frames - 1) // self.temporal_factor + 1
-        return self.latent_channels, f, height // self.spatial_factor, width // self.spatial_factor
+        return self.latent_channels, f, *divided(size, self.spatial_factor)
 
-    def clip_size(self, frames: int, height: int, width: int) -> tuple[int, int, int]:
-        """Return (F, H, W) of the clip that latents of this size are decoded to."""
+    def sample_size(self, latent: Shape) -> Shape:
+        """Return (F, H, W) of the video that latents (C, f, h, w) are decoded to."""
+        _, frames, height, width = latent
         return 1 + (frames - 1) * self.temporal_factor, height * self.spatial_factor, width * self.spatial_factor
+
+    @property
+    def downsample_factor(self) -> int:  # type: ignore[override]
+        """Height of a frame over height of its latent."""
+        return self.spatial_factor
+
+    def scale(self) -> LatentScale:
+        """Return mean and standard deviation of each channel, from the autoencoder's config.json."""
+        facts = read_latent_facts(self)
+        return LatentScale(shift=facts.latents_mean, std=facts.latents_std)
+
+    def identity(self) -> str:
+        """Return the digest of its files, its precision and its tiles."""
+        tiles = f", tiles {tuple(dataclasses.asdict(self.tiling()).values())}" if self.enable_tiling else ""
+        return f"{super().identity()}{tiles}"
+
+    def check_files(self) -> None:
+        """Raise ConfigError where its config.json contradicts model.json."""
+        read_latent_facts(self)
 
 
 @dataclass(frozen=True)

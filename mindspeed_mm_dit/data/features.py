@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.autoencoder_kl_wan import WanVAEConfig
+from mindspeed_mm_dit.configs.autoencoder import AutoencoderConfig
 from mindspeed_mm_dit.configs.clips import ClipsParam
 from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.configs.strict import from_mapping
@@ -29,7 +29,7 @@ from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig
 from mindspeed_mm_dit.data.clip_samples import NO_CAPTION, ClipDraws
 from mindspeed_mm_dit.data.dataset import Batch
 from mindspeed_mm_dit.data.files import UnusableFile, read_bytes
-from mindspeed_mm_dit.data.latents import digest_of_files, first_not_finite, map_shard
+from mindspeed_mm_dit.data.latents import first_not_finite, map_shard
 from mindspeed_mm_dit.errors import ConfigError, DataError
 
 INDEX, NULL = "index.json", "null.safetensors"
@@ -94,7 +94,7 @@ class FeatureIndex:
         return range(shard * self.shard_clips, min((shard + 1) * self.shard_clips, self.num_clips))
 
 
-def feature_identity(clips: str, param: ClipsParam, ae: Any, text: TextEncoderConfig) -> FeatureIdentity:
+def feature_identity(clips: str, param: ClipsParam, ae: AutoencoderConfig, text: TextEncoderConfig) -> FeatureIdentity:
     """Return the identity that a cache must have; ``clips``: digest of the index; ``ae``: section "ae".
 
     Raises ConfigError for clips that are other frames each time.
@@ -105,24 +105,15 @@ def feature_identity(clips: str, param: ClipsParam, ae: Any, text: TextEncoderCo
             'set it to "first", or train without a cache',
         )  # fmt: skip
     rate = "all" if param.train_fps is None else f"{param.train_fps:g}"
-    own = digest_of_files(text.from_pretrained, "text_encoder.from_pretrained")
-    tokenizer = digest_of_files(str(text.tokenizer_folder), "text_encoder.tokenizer")
     return FeatureIdentity(
         clips,
         f"{param.num_frames} of {param.max_height} x {param.max_width}, fps {rate}, crop {param.crop}",
-        _autoencoder(ae),
-        f"{own}, tokenizer {tokenizer}, {text.dtype}",
+        ae.identity(),
+        text.identity(),
         text.zero_padding,
         text.max_length,
         ae.samples_posterior,
     )
-
-
-def _autoencoder(ae: Any) -> str:
-    if not isinstance(ae, WanVAEConfig):
-        return f"{ae.model_id}, {ae.channels} channels"
-    tiles = f", tiles {tuple(asdict(ae.tiling()).values())}" if ae.enable_tiling else ""
-    return f"{digest_of_files(ae.from_pretrained)}, {ae.dtype}{tiles}"
 
 
 def check_same(where: str, found: FeatureIdentity, wanted: FeatureIdentity) -> None:

@@ -1,83 +1,13 @@
-"""Files as this room reads them: regular ones alone. What would block, or never end, is named and not opened."""
+"""Files as this room reads them: those of ``configs/files.py``."""
 
-from __future__ import annotations
-
-import hashlib
-import os
-import stat
-from collections.abc import Callable
-from pathlib import Path
-from typing import Protocol
-
-_KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
-    (stat.S_ISDIR, "is a folder, not a file"),
-    (stat.S_ISFIFO, "is a named pipe, not a file"),
-    (stat.S_ISSOCK, "is a socket, not a file"),
-    (stat.S_ISCHR, "is a device, not a file"),
-    (stat.S_ISBLK, "is a device, not a file"),
+from mindspeed_mm_dit.configs.files import (
+    UnusableFile,
+    add_content,
+    check_file,
+    digest_of,
+    is_folder,
+    read_bytes,
+    reason_of,
 )
 
-
-class UnusableFile(Exception):
-    """A file that cannot be used; the message goes on where the file's name ends: "is a named pipe, not a file"."""
-
-
-class Digest(Protocol):
-    """A digest of :mod:`hashlib` under way."""
-
-    def update(self, data: bytes, /) -> None:
-        """Add ``data``."""
-
-
-def check_file(path: str | Path) -> int:
-    """Return the size of ``path`` in bytes; raises UnusableFile unless it is a regular file."""
-    try:
-        found = os.stat(path)
-    except FileNotFoundError:
-        raise UnusableFile("is a link to nothing" if os.path.islink(path) else "is listed but missing") from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
-        raise UnusableFile(f"cannot be read: {reason_of(error)}") from None
-    for is_kind, words in _KINDS:
-        if is_kind(found.st_mode):
-            raise UnusableFile(words)
-    return found.st_size
-
-
-def is_folder(path: Path) -> bool:
-    """Return whether ``path`` is a folder that can be looked at."""
-    try:
-        return path.is_dir()
-    except OSError:  # a name that is too long, a folder on the way that may not be entered
-        return False
-
-
-def read_bytes(path: str | Path) -> bytes:
-    """Return the content of a regular file; raises UnusableFile."""
-    check_file(path)
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise UnusableFile(f"cannot be read: {reason_of(error)}") from None
-
-
-def reason_of(error: Exception) -> str:
-    """Return what an error says, without the number and the file that the system's errors repeat."""
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
-
-
-def add_content(digest: Digest, path: str | Path) -> None:
-    """Add the bytes of a regular file to ``digest``; raises UnusableFile."""
-    check_file(path)
-    try:
-        with open(path, "rb") as stream:
-            while chunk := stream.read(1 << 22):
-                digest.update(chunk)
-    except OSError as error:
-        raise UnusableFile(f"cannot be read: {reason_of(error)}") from None
-
-
-def digest_of(path: str | Path) -> bytes:
-    """Return a digest of the content of a regular file; raises UnusableFile."""
-    digest = hashlib.blake2b(digest_size=16)
-    add_content(digest, path)
-    return digest.digest()
+__all__ = ["UnusableFile", "add_content", "check_file", "digest_of", "is_folder", "read_bytes", "reason_of"]

@@ -10,12 +10,10 @@ A posterior is kept, not a draw from it, so every epoch still draws its own late
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +21,9 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from mindspeed_mm_dit.configs.data import DataConfig
-from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, ModelConfig
+from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.strict import from_mapping
-from mindspeed_mm_dit.data.files import UnusableFile, add_content, check_file, read_bytes
+from mindspeed_mm_dit.data.files import UnusableFile, check_file, read_bytes
 from mindspeed_mm_dit.data.reader import Read
 from mindspeed_mm_dit.errors import ConfigError, DataError
 
@@ -87,32 +85,13 @@ class CacheIndex:
 
 def identity_of(model: ModelConfig, data: DataConfig) -> CacheIdentity:
     """Return the identity that a cache for this model.json and data.json must have."""
-    if not isinstance(model.ae, AutoencoderKLConfig):
+    if not model.ae.is_cacheable:
         raise ConfigError(
             f"dataset_param.latents with ae.model_id = {model.ae.model_id!r}",
             "this autoencoder has no latents to keep: it trains on the images themselves",
             "drop dataset_param.latents",
         )
-    return CacheIdentity(
-        digest_of_files(model.ae.from_pretrained), model.ae.dtype, data.dataset_param.image_size, crop=CROP
-    )
-
-
-@lru_cache(maxsize=4)
-def digest_of_files(path: str, setting: str = "ae.from_pretrained") -> str:
-    """Return the SHA-256 over the weights and config files at ``path``, a folder or one file; ``setting`` names it."""
-    root = Path(path)
-    if not root.exists():
-        raise DataError(f"{setting} = {path}", "there is no such file or folder", "correct the path")
-    suffixes = {".json", ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".model"}
-    files = sorted(file for file in root.iterdir() if file.suffix in suffixes) if root.is_dir() else [root]
-    digest = hashlib.sha256()
-    for file in files:
-        try:
-            add_content(digest, file)
-        except UnusableFile as problem:
-            raise DataError(f"{setting} = {path}", f"{file} {problem}", "copy the files again") from None
-    return digest.hexdigest()
+    return CacheIdentity(model.ae.digest(), model.ae.dtype, data.dataset_param.image_size, crop=CROP)
 
 
 class LatentCache:

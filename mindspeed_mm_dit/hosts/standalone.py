@@ -48,7 +48,7 @@ def get_args() -> Namespace:
     return _args
 
 
-def load_encoders() -> tuple[Any, Any]:
+def load_encoders() -> tuple[Any, tuple[Any, ...]]:
     """Load what encodes and decodes for this run; where neither is done, weights stay on disk."""
     args = get_args()
     return registry.load_encoders(args.mm.model, args.mm.encodes or args.sample_interval > 0)

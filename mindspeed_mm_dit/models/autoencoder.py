@@ -5,34 +5,93 @@ Raw latents are what an encoder gives, scaled latents what a model learns.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.autoencoder_kl_wan import WanVAEConfig, read_latent_facts
+from mindspeed_mm_dit.configs.autoencoder import AutoencoderConfig
 
 Tensor = Any
 
 
-class Autoencoder(Protocol):
-    """What the composite and the samplers ask of an autoencoder."""
+@dataclass(frozen=True)
+class AutoencoderKind:
+    """A kind of autoencoder, as section ``ae`` of model.json chooses it by ``model_id``."""
 
-    scaled: Callable[[Tensor], Tensor]
-    """Raw latents (B, C, ...) -> scaled ones."""
+    config: type[AutoencoderConfig]
+    """Frozen dataclass of the section: what the autoencoder is on paper."""
+    build: Callable[[Any], Autoencoder]
+    """(config) -> the autoencoder, its weights loaded; a framework is imported here, and not before."""
 
-    def encode(self, images: Tensor, posterior_noise: Tensor | None) -> Tensor:
-        """Images (B, 3 or 1, H, W) in [-1, 1] -> scaled latents (B, C, h, w)."""
 
+class Autoencoder(ABC):
+    """Encodes and decodes; what the composite and the samplers ask of one. It holds its module outside of theirs."""
+
+    def __init__(self, config: Any) -> None:
+        self.config, self._scaling = config, Scaling(config)
+
+    def encode(self, images: Tensor, posterior_noise: Tensor | None = None) -> Tensor:
+        """Images or videos (B, 3 or 1, ...) in [-1, 1] -> scaled latents (B, C, ...).
+
+        With ``posterior_noise``, of the shape of the latents, a draw from the posterior, without it its mean.
+        """
+        mean, std = self.moments(images)
+        return draw_latents(mean, std, posterior_noise, self.scaled)
+
+    def scaled(self, raw: Tensor) -> Tensor:
+        """Raw latents (B, C, ...) -> scaled ones."""
+        return self._scaling.scaled(raw)
+
+    def raw(self, scaled: Tensor) -> Tensor:
+        """Scaled latents (B, C, ...) -> raw ones."""
+        return self._scaling.raw(scaled)
+
+    @abstractmethod
+    def moments(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Images or videos (B, 3 or 1, ...) in [-1, 1] -> mean and std of their raw latents, (B, C, ...) float32.
+
+        The second is None where latents are not drawn.
+        """
+
+    @abstractmethod
     def decode(self, scaled_latents: Tensor) -> Tensor:
-        """Scaled latents (B, C, h, w) -> images (B, 3 or 1, H, W), about in [-1, 1]."""
+        """Scaled latents (B, C, ...) -> images or videos (B, 3 or 1, ...) float32, about in [-1, 1]."""
 
 
-class VariationalAutoencoder(Autoencoder, Protocol):
-    """An autoencoder whose latents can be cached."""
+class Scaling:
+    """(raw - shift) * scale / std and back, on tensors, or on what else ``tensor`` makes of an array (1, C, 1, ...)."""
 
-    def moments(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Images (B, 3, H, W) in [-1, 1] -> mean and std of their latents, (B, C, h, w) float32, unscaled."""
+    def __init__(self, config: AutoencoderConfig, tensor: Callable[[np.ndarray], Any] | None = None) -> None:
+        def prepared(numbers: float | tuple[float, ...]) -> Any:
+            if not isinstance(numbers, tuple):
+                return numbers
+            from mindspeed_mm_dit.framework import ops
+
+            axes = (1,) * max(config.pixel_axes)
+            return (tensor or ops.tensor)(np.array(numbers, np.float32).reshape(1, -1, *axes))
+
+        said = config.scale()
+        self._shift, self._scale, self._std = (prepared(numbers) for numbers in (said.shift, said.scale, said.std))
+
+    def scaled(self, raw: Tensor) -> Tensor:
+        """Raw latents (B, C, ...) -> scaled ones."""
+        shifted = raw if _is(self._shift, 0) else raw - self._shift
+        multiplied = shifted if _is(self._scale, 1) else shifted * self._scale
+        return multiplied if _is(self._std, 1) else multiplied / self._std
+
+    def raw(self, scaled: Tensor) -> Tensor:
+        """Scaled latents (B, C, ...) -> raw ones."""
+        multiplied = scaled if _is(self._std, 1) else scaled * self._std
+        divided = multiplied if _is(self._scale, 1) else multiplied / self._scale
+        return divided if _is(self._shift, 0) else divided + self._shift
+
+
+def _is(numbers: Any, neutral: float) -> bool:
+    """Return whether ``numbers`` is the one number that changes nothing."""
+    return isinstance(numbers, (int, float)) and numbers == neutral
 
 
 def draw_latents(
@@ -44,47 +103,20 @@ def draw_latents(
     return scaled(mean + std * posterior_noise)
 
 
-def scaling_of(config: Any) -> Callable[[Tensor], Tensor]:
-    """Return what makes raw latents those that a model learns, as section "ae" says.
-
-    Wan's are (raw - mean) / std of each channel, with the numbers of the autoencoder's config.json; those of
-    AutoencoderKL are multiplied by one number; pixels stay as they are.
-    """
-    if isinstance(config, WanVAEConfig):
-        mean, std = statistics_of(config)
-        return lambda raw: (raw - mean) / std
-    factor = getattr(config, "scaling_factor", None)
-    return (lambda raw: raw) if factor is None else (lambda raw: raw * factor)
-
-
-def statistics_of(config: WanVAEConfig) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation of each channel of raw latents, (1, C, 1, 1, 1) float32 each."""
-    from mindspeed_mm_dit.framework import ops
-
-    facts = read_latent_facts(config)
-    mean, std = (
-        ops.tensor(np.array(numbers, np.float32).reshape(1, -1, 1, 1, 1))
-        for numbers in (facts.latents_mean, facts.latents_std)
-    )
-    return mean, std
-
-
-class NoAutoencoder:
+class NoAutoencoder(Autoencoder):
     """Stands where all latents come from a cache: its config is known, its weights are not in memory."""
 
-    def __init__(self, config: Any) -> None:
-        self.config, self.scaled = config, scaling_of(config)
+    def moments(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Never called: there are no images."""
+        raise AssertionError("latents come from a cache")
+
+    def decode(self, scaled_latents: Tensor) -> Tensor:
+        """Never called: nothing is drawn."""
+        raise AssertionError("nothing is decoded in this run")
 
 
-class PixelAutoencoder:
+class PixelAutoencoder(Autoencoder):
     """No autoencoder: the images, or the frames, are the latents."""
-
-    def __init__(self, config: Any) -> None:
-        self.config, self.scaled = config, scaling_of(config)
-
-    def encode(self, images: Tensor, posterior_noise: Tensor | None = None) -> Tensor:
-        """Return ``images``."""
-        return images
 
     def moments(self, images: Tensor) -> tuple[Tensor, None]:
         """Return ``images``, and no standard deviation."""

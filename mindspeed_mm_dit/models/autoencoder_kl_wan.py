@@ -16,34 +16,27 @@ from torch import Tensor
 from mindspeed_mm_dit.configs.autoencoder_kl_wan import WanVAEConfig
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.pytorch import runtime
-from mindspeed_mm_dit.models.autoencoder import draw_latents, scaling_of, statistics_of
+from mindspeed_mm_dit.models.autoencoder import Autoencoder
 from mindspeed_mm_dit.models.pretrained import check_complete, quiet
 
 
-class AutoencoderKLWan:
-    """Encodes videos to normalised latents and back; holds its module outside the composite's parameters."""
+class AutoencoderKLWan(Autoencoder):
+    """Encodes videos to normalised latents and back."""
 
     def __init__(self, config: WanVAEConfig) -> None:
-        self.config = config
+        super().__init__(config)
         self._dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[config.dtype]
-        self.scaled, (self._mean, self._std) = scaling_of(config), statistics_of(config)
         self.module = runtime.freeze(_load(config), config.dtype)
         if config.enable_tiling:
             self.module.enable_tiling(**dataclasses.asdict(config.tiling()))
 
-    def encode(self, videos: Tensor, posterior_noise: Tensor | None = None) -> Tensor:
-        """Videos (B, 3, F, H, W) in [-1, 1] -> normalised latents (B, C, f, h, w) float32.
-
-        With ``posterior_noise`` (B, C, f, h, w) a draw from the posterior, without it its mean.
-        Raises ConfigError for F, H or W that the autoencoder does not take whole.
-        """
-        mean, std = self.moments(videos)
-        return draw_latents(mean, std, posterior_noise, self.scaled)
-
     @torch.no_grad()
     def moments(self, videos: Tensor) -> tuple[Tensor, Tensor]:
-        """Videos (B, 3, F, H, W) in [-1, 1] -> mean and std of their raw latents, (B, C, f, h, w) float32."""
-        self.config.latent_shape(*videos.shape[2:])
+        """Videos (B, 3, F, H, W) in [-1, 1] -> mean and std of their raw latents, (B, C, f, h, w) float32.
+
+        Raises ConfigError for F, H or W that the autoencoder does not take whole.
+        """
+        self.config.latent_shape(tuple(videos.shape[2:]))
         with self._own_precision():
             posterior = self.module.encode(videos.to(self._dtype)).latent_dist
         return posterior.mean.float(), posterior.std.float()
@@ -51,7 +44,7 @@ class AutoencoderKLWan:
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
         """Normalised latents (B, C, f, h, w) -> videos (B, 3, F, H, W) float32 in [-1, 1], F = 1 + 4 (f - 1)."""
-        raw = (latents.float() * self._std + self._mean).to(self._dtype)
+        raw = self.raw(latents.float()).to(self._dtype)
         with self._own_precision():
             return self.module.decode(raw).sample.float()
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from mindspeed_mm_dit.configs.autoencoder_kl_wan import WanVAEConfig, read_latent_facts
+from mindspeed_mm_dit.configs.autoencoder import AutoencoderConfig
 from mindspeed_mm_dit.configs.clips import ClipsParam, check_patches
-from mindspeed_mm_dit.configs.model import ModelConfig, PixelConfig
-from mindspeed_mm_dit.configs.strict import read_json
+from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig
 from mindspeed_mm_dit.data.captions import CaptionTokenizer, caption_problems
 from mindspeed_mm_dit.data.clips import ClipIndex, open_clips, provide_clips
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.models.text_encoder import open_tokenizer
+from mindspeed_mm_dit.models.registry import open_tokenizer
 
 
 @dataclass(frozen=True)
@@ -24,13 +23,13 @@ class ClipData:
     """The clips, their captions readable by the tokenizer."""
     tokenizer: CaptionTokenizer
     """That of the text encoder."""
-    latent_shape: tuple[int, int, int, int]
+    latent_shape: tuple[int, ...]
     """(C, f, h, w) of the latents of a clip."""
 
 
 def open_clip_data(
     param: ClipsParam,
-    ae: WanVAEConfig | PixelConfig,
+    ae: AutoencoderConfig,
     text_encoder: TextEncoderConfig,
     patch: tuple[int, int, int] = (1, 1, 1),
 ) -> ClipData:
@@ -42,17 +41,16 @@ def open_clip_data(
         DataError: naming every clip and caption that cannot be used, by file and line.
     """
     provide_clips(param)
-    latent_shape = ae.latent_shape(param.num_frames, *param.size)
+    latent_shape = ae.latent_shape((param.num_frames, *param.size))
     check_patches(param, latent_shape, patch)
-    if isinstance(ae, WanVAEConfig):
-        read_latent_facts(ae)
+    ae.check_files()
     tokenizer = open_tokenizer(text_encoder)
     return ClipData(open_clips(param, partial(caption_problems, tokenizer)), tokenizer, latent_shape)
 
 
 def check_clips(param: ClipsParam, model: ModelConfig) -> None:
     """Raise ConfigError unless the clips of data.json make latents of the size that model.json speaks of."""
-    latent_shape = model.ae.latent_shape(param.num_frames, *param.size)
+    latent_shape = model.ae.latent_shape((param.num_frames, *param.size))
     check_patches(param, latent_shape, model.predictor.patch_size)
     if latent_shape != model.latent_shape:
         raise ConfigError(
@@ -65,12 +63,10 @@ def check_clips(param: ClipsParam, model: ModelConfig) -> None:
 
 def check_text_width(model: ModelConfig) -> None:
     """Raise ConfigError unless the states of the text encoder, by its config.json, have the predictor's text_dim."""
-    assert model.text_encoder is not None
-    path = f"{model.text_encoder.from_pretrained}/config.json"
-    width = read_json(path, "text_encoder.from_pretrained").get("d_model")
+    width = model.text_encoders[0].states_width()
     if width != model.predictor.condition.width:
         raise ConfigError(
             f"predictor.text_dim = {model.predictor.condition.width}",
-            f"the text encoder's states have width {width} (d_model in {path})",
+            f"the text encoder's states have width {width}",
             f"write {width}",
         )

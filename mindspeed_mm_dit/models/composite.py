@@ -25,16 +25,18 @@ class DiTModel(nn.Module):
     Only the predictor has weights that are trained and saved. Nothing here is random: what an objective
     draws, dropped labels and posterior noise come with the batch. Arguments go by name, as the batch names them.
 
-    ``autoencoder``, ``text_encoder``: what ``registry.load_encoders`` has loaded, or a NoAutoencoder and None for a
-    model that is only given what a cache holds; without an autoencoder both are loaded.
+    ``autoencoder``, ``text_encoders``: what ``registry.load_encoders`` has loaded, or a NoAutoencoder and none for a
+    model that is only given what a cache holds; without an autoencoder all are loaded.
     """
 
-    def __init__(self, config: ModelConfig, autoencoder: Any = None, text_encoder: TextEncoder | None = None) -> None:
+    def __init__(
+        self, config: ModelConfig, autoencoder: Any = None, text_encoders: tuple[TextEncoder, ...] = ()
+    ) -> None:
         super().__init__()
         if autoencoder is None:
-            autoencoder, text_encoder = load_encoders(config)
+            autoencoder, text_encoders = load_encoders(config)
         self.ae: Any = autoencoder
-        self.text_encoder = text_encoder
+        self.text_encoders = text_encoders
         self.diffusion = objective_of(config.diffusion).build(config.diffusion)
         self.predictor = PREDICTOR_MODEL_MAPPINGS[config.predictor.model_id](config.predictor)
         names = config.predictor.condition.names
@@ -71,8 +73,8 @@ class DiTModel(nn.Module):
         """
         latents = self.latents(pixels, posterior_noise, latent_mean, latent_std)
         if caption_ids is not None:
-            assert self.text_encoder is not None, "captions come where no cache holds their states"
-            given["text"] = self.text_encoder.network(caption_ids, caption_mask)
+            assert self.text_encoders, "captions come where no cache holds their states"
+            given["text"] = self.text_encoders[0].network(caption_ids, caption_mask).states
         return self.losses(latents, *(given[name] for name in self.loss_names))
 
     def latents(

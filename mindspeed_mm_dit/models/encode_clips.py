@@ -107,7 +107,7 @@ class ClipCacheWriter:
 
     def _encoded(self, captions: tuple[str, ...], text_encoder: TextEncoder) -> dict[str, np.ndarray]:
         """Return the tokens of each caption, and the states that are kept of them, one caption after another."""
-        states, mask = map(ops.numpy, text_encoder.encode(captions))
+        states, mask = map(ops.numpy, text_encoder.encode(captions)[:2])
         tokens = mask.sum(1).astype(np.int64)
         kept = [own[:count] for own, count in zip(states, kept_states(tokens, self.index.identity).tolist())]
         return {"tokens": tokens, "states": self._rounded(np.concatenate(kept))}

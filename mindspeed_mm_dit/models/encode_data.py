@@ -34,7 +34,7 @@ from mindspeed_mm_dit.data.latents import (
 from mindspeed_mm_dit.data.loader import load_batches
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.framework import ops
-from mindspeed_mm_dit.models.autoencoder import VariationalAutoencoder
+from mindspeed_mm_dit.models.autoencoder import Autoencoder
 from mindspeed_mm_dit.models.pixels import to_images
 
 DTYPES = {"fp32": np.float32, "fp16": np.float16}
@@ -108,7 +108,7 @@ class CacheWriter:
                 )
         return True
 
-    def write(self, shard: int, autoencoder: VariationalAutoencoder, on_images: Callable[[int], None]) -> None:
+    def write(self, shard: int, autoencoder: Autoencoder, on_images: Callable[[int], None]) -> None:
         """Encode the images of ``shard`` and write them; ``on_images`` is called with the images of each batch.
 
         Raises:
@@ -164,7 +164,7 @@ def _identity_in(metadata: dict[str, str]) -> CacheIdentity:
     )
 
 
-def encode_moments(autoencoder: VariationalAutoencoder, pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def encode_moments(autoencoder: Autoencoder, pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return mean and std (B, C, h, w) float32 of the latents of pixels (B, 3, H, W) uint8."""
     with ops.no_grad():
         images = to_images(ops.tensor(np.ascontiguousarray(pixels)))

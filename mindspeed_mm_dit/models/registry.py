@@ -1,11 +1,12 @@
 """The tables a model.json chooses from by ``model_id``, under MindSpeed-MM's names.
 
-OBJECTIVES is what it calls DIFFUSION_MODEL_MAPPINGS.
+OBJECTIVES is what it calls DIFFUSION_MODEL_MAPPINGS; AE_MODEL_MAPPINGS has of AUTOENCODERS what builds them.
 
-An entry builds its object from the frozen dataclass of its section. To add a predictor: write its config class
-(``configs/predictor.py``) and its module, then ``register(PREDICTOR_MODEL_MAPPINGS, PREDICTOR_CONFIGS, ...)``; an
-objective with ``register_objective``; from another package by a plugin (``configs/plugins.py``). No framework is
-imported before something is built.
+An entry builds its object from the frozen dataclass of its section. To add one, also from another package by a plugin
+(``configs/plugins.py``): an objective, an autoencoder or a text encoder is one record, for ``register_objective``,
+``register_autoencoder`` and ``register_text_encoder``; a predictor is a config class (``configs/predictor.py``) and a
+module, for ``register(PREDICTOR_MODEL_MAPPINGS, PREDICTOR_CONFIGS, ...)``. No framework is imported before something is
+built.
 """
 
 from __future__ import annotations
@@ -13,17 +14,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mindspeed_mm_dit.configs.autoencoder_kl_wan import WanVAEConfig
-from mindspeed_mm_dit.configs.model import AE_CONFIGS, PREDICTOR_CONFIGS, AutoencoderKLConfig, ModelConfig
+from mindspeed_mm_dit.configs.autoencoder import AutoencoderConfig
+from mindspeed_mm_dit.configs.model import AE_CONFIGS, PREDICTOR_CONFIGS, TEXT_ENCODER_CONFIGS, ModelConfig
 from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig
-from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.framework import own
-from mindspeed_mm_dit.models.autoencoder import NoAutoencoder, PixelAutoencoder
-from mindspeed_mm_dit.models.autoencoder_kl.files import find_weights
-from mindspeed_mm_dit.models.text_encoder import TextEncoder, check_framework, load_text_encoder
+from mindspeed_mm_dit.data.captions import CaptionTokenizer
+from mindspeed_mm_dit.errors import ConfigError, PlatformError
+from mindspeed_mm_dit.framework import active, own
+from mindspeed_mm_dit.models.autoencoder import AutoencoderKind, NoAutoencoder, PixelAutoencoder
+from mindspeed_mm_dit.models.text_encoder import TextEncoder, TextEncoderKind
+from mindspeed_mm_dit.models.umt5 import UMT5
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES, register_objective
 
 Builder = Callable[[Any], Any]
+_SPELLED = {"pytorch": "PyTorch", "mindspore": "MindSpore"}
 
 
 def _dit(config: Any) -> Any:
@@ -49,40 +52,91 @@ def _autoencoder_kl(config: Any) -> Any:
 
 
 def _wan_video_vae(config: Any) -> Any:
-    check_framework(config)
     from mindspeed_mm_dit.models.autoencoder_kl_wan import AutoencoderKLWan
 
     return AutoencoderKLWan(config)
 
 
 PREDICTOR_MODEL_MAPPINGS: dict[str, Builder] = {"dit": _dit, "custom_dit": _custom_dit, "wan": _wan}
-AE_MODEL_MAPPINGS: dict[str, Builder] = {
-    "pixel": PixelAutoencoder,
-    "autoencoder_kl": _autoencoder_kl,
-    "wan_video_vae": _wan_video_vae,
-}
+AUTOENCODERS: dict[str, AutoencoderKind] = {
+    name: AutoencoderKind(AE_CONFIGS[name], build)
+    for name, build in (
+        ("pixel", PixelAutoencoder), ("autoencoder_kl", _autoencoder_kl), ("wan_video_vae", _wan_video_vae)
+    )
+}  # fmt: skip
+AE_MODEL_MAPPINGS: dict[str, Builder] = {name: kind.build for name, kind in AUTOENCODERS.items()}
+TEXT_ENCODERS: dict[str, TextEncoderKind] = {"umt5": UMT5, "UMT5": UMT5}
 
 
-def load_autoencoder(config: Any, encodes: bool = True) -> Any:
-    """Load the autoencoder of section "ae"; of one that ``encodes`` nothing the weights stay on disk."""
-    return AE_MODEL_MAPPINGS[config.model_id](config) if encodes else NoAutoencoder(config)
+def load_autoencoder(config: AutoencoderConfig, encodes: bool = True) -> Any:
+    """Load the autoencoder of section "ae"; of one that ``encodes`` nothing the weights stay on disk.
+
+    Raises PlatformError where it cannot run on the active framework.
+    """
+    if not encodes:
+        return NoAutoencoder(config)
+    check_framework(config)
+    return AUTOENCODERS[config.model_id].build(config)
 
 
-def load_encoders(config: ModelConfig, encodes: bool = True) -> tuple[Any, TextEncoder | None]:
-    """Load the autoencoder and, where model.json has one, the text encoder; see :func:`load_autoencoder`."""
-    autoencoder, section = load_autoencoder(config.ae, encodes), config.text_encoder if encodes else None
-    return autoencoder, None if section is None else load_text_encoder(section)
+def open_tokenizer(config: TextEncoderConfig) -> CaptionTokenizer:
+    """Return the tokenizer of a section "text_encoder"; raises ConfigError unless it is the encoder's."""
+    return TEXT_ENCODERS[config.model_id].open_tokenizer(config)
+
+
+def load_text_encoder(config: TextEncoderConfig) -> TextEncoder:
+    """Load tokenizer and encoder, once it is known that they belong together.
+
+    Raises:
+        ConfigError: they do not.
+        DataError, CheckpointError: one of them is missing or damaged.
+        PlatformError: what reads it is not installed, or it cannot run on the active framework.
+    """
+    tokenizer = open_tokenizer(config)
+    check_framework(config)
+    return TextEncoder(tokenizer, TEXT_ENCODERS[config.model_id].build(config))
+
+
+def load_encoders(config: ModelConfig, encodes: bool = True) -> tuple[Any, tuple[TextEncoder, ...]]:
+    """Load the autoencoder and the text encoders of model.json; see :func:`load_autoencoder`."""
+    texts = config.text_encoders if encodes else ()
+    return load_autoencoder(config.ae, encodes), tuple(load_text_encoder(text) for text in texts)
 
 
 def check_encoders(config: ModelConfig) -> None:
-    """Raise PlatformError unless the active framework runs the encoders of ``config``; CheckpointError unless the
-    weights of an AutoencoderKL are where it says. None is read.
+    """Raise a UserError unless the encoders' files are as model.json says, and the active framework runs them."""
+    check_framework(config.ae)
+    for text in config.text_encoders:
+        check_framework(text)
+    config.ae.check_files()
+
+
+def check_framework(config: AutoencoderConfig | TextEncoderConfig) -> None:
+    """Raise PlatformError where an encoder cannot run on the active framework."""
+    if active() not in config.frameworks:
+        raise PlatformError(
+            f"model_id = {config.model_id!r}",
+            f"runs on {' and '.join(_SPELLED[name] for name in config.frameworks)} alone, not on {active()}",
+            "encode once with PyTorch (mm-dit cache-latents), and name the folder in dataset_param.features",
+        )  # fmt: skip
+
+
+def register_autoencoder(model_id: str, kind: AutoencoderKind) -> None:
+    """Add an autoencoder; its ``model_id`` may then stand in section ``ae``.
+
+    Raises ConfigError when another one holds that name.
     """
-    if isinstance(config.ae, AutoencoderKLConfig):
-        find_weights(config.ae)
-    for section in (config.ae, config.text_encoder):
-        if isinstance(section, (WanVAEConfig, TextEncoderConfig)):
-            check_framework(section)
+    _require_free(AUTOENCODERS, model_id, kind)
+    AUTOENCODERS[model_id], AE_CONFIGS[model_id], AE_MODEL_MAPPINGS[model_id] = kind, kind.config, kind.build
+
+
+def register_text_encoder(model_id: str, kind: TextEncoderKind) -> None:
+    """Add a text encoder; its ``model_id`` may then stand in section ``text_encoder``.
+
+    Raises ConfigError when another one holds that name.
+    """
+    _require_free(TEXT_ENCODERS, model_id, kind)
+    TEXT_ENCODERS[model_id], TEXT_ENCODER_CONFIGS[model_id] = kind, kind.config
 
 
 def register(
@@ -92,19 +146,30 @@ def register(
 
     Raises ConfigError when another entry holds that name.
     """
-    if mappings.get(model_id, build) is not build:
-        raise ConfigError(f"model_id = {model_id!r}", "is registered already", "choose another name")
+    _require_free(mappings, model_id, build)
     mappings[model_id], configs[model_id] = build, config
+
+
+def _require_free(table: dict[str, Any], model_id: str, entry: Any) -> None:
+    if table.get(model_id, entry) is not entry:
+        raise ConfigError(f"model_id = {model_id!r}", "is registered already", "choose another name")
 
 
 __all__ = [
     "AE_CONFIGS",
     "AE_MODEL_MAPPINGS",
+    "AUTOENCODERS",
     "OBJECTIVES",
     "PREDICTOR_CONFIGS",
     "PREDICTOR_MODEL_MAPPINGS",
+    "TEXT_ENCODERS",
+    "TEXT_ENCODER_CONFIGS",
     "load_autoencoder",
     "load_encoders",
+    "load_text_encoder",
+    "open_tokenizer",
     "register",
+    "register_autoencoder",
     "register_objective",
+    "register_text_encoder",
 ]

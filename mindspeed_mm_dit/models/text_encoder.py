@@ -4,20 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from mindspeed_mm_dit.configs.autoencoder_kl_wan import WanVAEConfig
 from mindspeed_mm_dit.configs.limits import shown
-from mindspeed_mm_dit.configs.strict import read_json
-from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig
+from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig, TransformersTextConfig
 from mindspeed_mm_dit.data.captions import CaptionTokenizer, caption_problems
-from mindspeed_mm_dit.errors import ConfigError, PlatformError
-from mindspeed_mm_dit.framework import active
+from mindspeed_mm_dit.errors import ConfigError
 
 Tensor = Any
 
 SPARE_ROWS = 128
 """An encoder's table has as many rows as its tokenizer has ids, or a few more: up to the next multiple of this."""
+
+
+class Encoded(NamedTuple):
+    """What a text encoder says of captions."""
+
+    states: Tensor
+    """(B, L, D) float32: one of each token, and of the padding; L is ``max_length``."""
+    mask: Tensor
+    """(B, L) int64: 1 for a token, 0 for padding."""
+    pooled: Tensor | None = None
+    """(B, P) float32: one of each caption, where the encoder has it."""
+
+
+@dataclass(frozen=True)
+class TextEncoderKind:
+    """A kind of text encoder, as section ``text_encoder`` of model.json chooses it by ``model_id``."""
+
+    config: type[TextEncoderConfig]
+    """Frozen dataclass of the section: what the encoder is on paper."""
+    open_tokenizer: Callable[[Any], CaptionTokenizer]
+    """(config) -> its tokenizer; raises a UserError where that is another encoder's. No weights are read."""
+    build: Callable[[Any], Callable[[Tensor, Tensor], Encoded]]
+    """(config) -> the network, (ids (B, L), mask (B, L)) -> Encoded; a framework is imported here, and not before."""
 
 
 @dataclass(frozen=True)
@@ -26,79 +46,52 @@ class TextEncoder:
 
     tokenizer: CaptionTokenizer
     """Captions to ids and mask."""
-    network: Callable[[Tensor, Tensor], Tensor]
-    """(ids (B, L), mask (B, L)) -> states (B, L, D) float32."""
+    network: Callable[[Tensor, Tensor], Encoded]
+    """(ids (B, L), mask (B, L)) int64 -> what it says of them."""
 
-    def encode(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Return states (B, L, D) float32 and mask (B, L) int64 of captions (B,); L is ``max_length``.
-
-        The mask is 1 for a token and 0 for padding. The states of the padding are zero with ``zero_padding``.
-        """
+    def encode(self, captions: Sequence[str]) -> Encoded:
+        """Return what it says of captions (B,)."""
         from mindspeed_mm_dit.framework import ops
 
         tokens = self.tokenizer(captions)
-        ids, mask = ops.tensor(tokens.ids), ops.tensor(tokens.mask)
-        return self.network(ids, mask), mask
+        return self.network(ops.tensor(tokens.ids), ops.tensor(tokens.mask))
 
-    def encode_null(self) -> tuple[Tensor, Tensor]:
-        """Return states (1, L, D) and mask (1, L) of the null condition, the empty caption."""
+    def encode_null(self) -> Encoded:
+        """Return the null condition, the empty caption; B is 1."""
         return self.encode([""])
 
 
-def load_text_encoder(config: TextEncoderConfig) -> TextEncoder:
-    """Load tokenizer and encoder, once it is known that they belong together.
-
-    Raises:
-        ConfigError: they do not.
-        DataError, CheckpointError: one of them is missing or damaged.
-        PlatformError: transformers is not installed, or the active framework is not PyTorch.
-    """
-    tokenizer = open_tokenizer(config)
-    check_framework(config)
-    from mindspeed_mm_dit.models.umt5_pytorch import UMT5
-
-    return TextEncoder(tokenizer, UMT5(config))
-
-
-def open_tokenizer(config: TextEncoderConfig) -> CaptionTokenizer:
-    """Return the tokenizer; raises ConfigError unless it is the encoder's, by config.json. No weights are read."""
-    path = f"{config.from_pretrained}/config.json"
-    encoder = read_json(path, "text_encoder.from_pretrained")
-    if encoder.get("model_type") != "umt5":
-        raise ConfigError(
-            f"text_encoder.from_pretrained = {path}", f"is of a {encoder.get('model_type')!r}, not of a 'umt5'",
-            "name the text_encoder/ folder of Wan, or another UMT5",
-        )  # fmt: skip
-    tokenizer = CaptionTokenizer(config)
-    rows, ids = encoder.get("vocab_size"), tokenizer.vocabulary_size
-    if type(rows) is not int or not ids <= rows < ids + SPARE_ROWS:
-        raise _strangers(config, f"the encoder has vocab_size = {rows}, and the tokenizer {ids} ids")
-    for name, number in tokenizer.special_ids.items():
-        if encoder.get(name) != number:
-            raise _strangers(config, f"the encoder has {name} = {encoder.get(name)}, and the tokenizer {number}")
-    return tokenizer
-
-
-def check_framework(config: TextEncoderConfig | WanVAEConfig) -> None:
-    """Raise PlatformError where the encoder of captions, or of clips, cannot run on the active framework."""
-    from mindspeed_mm_dit.framework import runtime
-
-    if not runtime.RUNS_TORCH_MODULES:
-        raise PlatformError(
-            f"model_id = {config.model_id!r}", f"runs on PyTorch alone, not on {active()}",
-            "encode once with PyTorch (mm-dit cache-latents), and name the folder in dataset_param.features",
-        )  # fmt: skip
-
-
-def check_captions(config: TextEncoderConfig, captions: Sequence[str], flag: str) -> None:
-    """Raise ConfigError, of ``flag``, for a caption that the encoder cannot read whole; no weights are read."""
-    problems = caption_problems(open_tokenizer(config), captions)
-    for caption, problem in zip(captions, problems):
+def check_captions(tokenizer: CaptionTokenizer, captions: Sequence[str], flag: str) -> None:
+    """Raise ConfigError, of ``flag``, for a caption that the encoder cannot read whole."""
+    for caption, problem in zip(captions, caption_problems(tokenizer, captions)):
         if problem:
             raise ConfigError(f"{flag} = {shown(caption)}", problem, "write it shorter, in words")
 
 
-def _strangers(config: TextEncoderConfig, reason: str) -> ConfigError:
+def own_tokenizer(config: TransformersTextConfig, model_type: str, cure: str, *ids: str) -> CaptionTokenizer:
+    """Return the tokenizer of an encoder in transformers' folder, once their config.json say that they belong together.
+
+    model_type: what config.json must call the encoder; ids: the special ids that both must have alike.
+    Raises ConfigError where they do not; no weights are read.
+    """
+    encoder = config.read()
+    if encoder.get("model_type") != model_type:
+        raise ConfigError(
+            f"text_encoder.from_pretrained = {config.config_file}",
+            f"is of a {encoder.get('model_type')!r}, not of a {model_type!r}", cure,
+        )  # fmt: skip
+    tokenizer = CaptionTokenizer(config)
+    rows, known = encoder.get("vocab_size"), tokenizer.vocabulary_size
+    if type(rows) is not int or not known <= rows < known + SPARE_ROWS:
+        raise _strangers(config, f"the encoder has vocab_size = {rows}, and the tokenizer {known} ids")
+    for name in ids:
+        if encoder.get(name) != tokenizer.special_ids[name]:
+            theirs = tokenizer.special_ids[name]
+            raise _strangers(config, f"the encoder has {name} = {encoder.get(name)}, and the tokenizer {theirs}")
+    return tokenizer
+
+
+def _strangers(config: TransformersTextConfig, reason: str) -> ConfigError:
     return ConfigError(
         f"text_encoder.tokenizer = {config.tokenizer_folder}",
         f"does not belong to the encoder in {config.from_pretrained}: {reason}",

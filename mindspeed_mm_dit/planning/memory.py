@@ -10,16 +10,12 @@ import math
 from dataclasses import dataclass
 
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
-from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, ModelConfig
+from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.precision import SHARDED_BF16, Precision
 from mindspeed_mm_dit.configs.predictor import Kept, count
 
 RESERVE = 0.08
 """Part of a device's memory kept free for the context, the collectives' buffers and fragmentation."""
-SD_VAE_PARAMETERS = 83_653_863
-"""AutoencoderKL of Stable Diffusion."""
-_VAE_WIDTH, _VAE_LIVE = 128, 4
-"""Channels of its widest layer at full resolution, and how many such tensors an encode holds at once."""
 
 _ELEMENT_BYTES = {
     # way to bfloat16: (into and out of norms, all else of the step's precision); CUDA's autocast has norms in float32
@@ -117,9 +113,9 @@ def memory(model: ModelConfig, layout: Layout, online_vae: bool = True) -> Memor
         optimizer=8 * trained,
         ema=4 * everything * layout.averages,
         gathered=_gathered_bytes(model, layout),
-        vae=_vae_weights(model) if online_vae else 0,
+        vae=model.ae.weight_bytes() if online_vae else 0,
         activations_per_image=activations,
-        workspace_per_image=max(workspace, _vae_workspace(model) if online_vae else 0),
+        workspace_per_image=max(workspace, model.ae.workspace_bytes(model.sample_size) if online_vae else 0),
     )
 
 
@@ -165,15 +161,3 @@ def _gathered_bytes(model: ModelConfig, layout: Layout) -> int:
     if not layout.reshard_after_forward:
         return element * (parameters.num_elements() + largest)
     return element * largest * (2 + layout.prefetch)  # in use and ahead, and the gradient being reduced
-
-
-def _vae_weights(model: ModelConfig) -> int:
-    if not isinstance(model.ae, AutoencoderKLConfig):
-        return 0
-    return SD_VAE_PARAMETERS * (2 if model.ae.dtype == "bf16" else 4)
-
-
-def _vae_workspace(model: ModelConfig) -> int:
-    if not isinstance(model.ae, AutoencoderKLConfig):
-        return 0
-    return _VAE_LIVE * _VAE_WIDTH * model.image_size**2 * (2 if model.ae.dtype == "bf16" else 4)

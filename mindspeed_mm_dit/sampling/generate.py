@@ -102,8 +102,7 @@ def generate_clips(
 
 
 def _texts(model: Any, captions: Sequence[str]) -> Arrays:
-    states, _ = model.text_encoder.encode(captions)
-    return {"text": ops.numpy(states)}  # (B, L, D)
+    return {"text": ops.numpy(model.text_encoders[0].encode(captions).states)}  # (B, L, D)
 
 
 def _generate(

@@ -38,7 +38,7 @@ class CaptionedClips:
         self._mm, self._seed = mm, seed
         self._opened: ClipData | FeatureCache
         if self._param.features is None:
-            self._opened = _clips(self._param, model.ae, model.text_encoder, model.predictor.patch_size)
+            self._opened = _clips(self._param, model.ae, model.text_encoders[0], model.predictor.patch_size)
             check_text_width(model)  # (the built-in encoder is there now)
             self._digest, self._offered = self._opened.index.digest, self._opened.index.offered
         else:
@@ -139,9 +139,9 @@ def _check_model(model: ModelConfig) -> None:
 
 def _open_features(param: ClipsParam, model: ModelConfig) -> FeatureCache:
     """Return the cache that data.json names; raises ConfigError unless model.json and data.json would make it again."""
-    assert param.features is not None and model.text_encoder is not None
+    assert param.features is not None
     cache = FeatureCache(param.features)
-    wanted = feature_identity(cache.index.identity.clips, param, model.ae, model.text_encoder)
+    wanted = feature_identity(cache.index.identity.clips, param, model.ae, model.text_encoders[0])
     cache.check(wanted)
     for shape, width in cache.shapes:
         if shape != model.latent_shape or width != model.predictor.condition.width:

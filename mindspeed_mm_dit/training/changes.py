@@ -92,6 +92,7 @@ def _settings(args: Namespace) -> dict[str, Any]:
     settings["pictures"] = args.mm.pictures
     settings["autoencoder"] = args.mm.autoencoder
     settings |= {f"ae.{name}": getattr(model.ae, name, None) for name in _AE_SETTINGS}
-    if model.text_encoder is not None:
-        settings |= {f"text_encoder.{name}": getattr(model.text_encoder, name) for name in _TEXT_SETTINGS}
+    for number, text in enumerate(model.text_encoders):
+        section = f"text_encoder[{number}]" if number else "text_encoder"
+        settings |= {f"{section}.{name}": getattr(text, name) for name in _TEXT_SETTINGS}
     return {name: value for name, value in settings.items() if value not in ("", None)}

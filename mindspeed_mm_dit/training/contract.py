@@ -40,8 +40,8 @@ class AveragedModel(NamedTuple):
     diffusion: Any
     predictor: Callable[..., Tensor]
     """(x_t, t, *condition) -> output, float32, in the precision of a step."""
-    text_encoder: Any
-    """What reads captions; None where labels steer the model."""
+    text_encoders: tuple[Any, ...]
+    """What reads captions; empty where labels steer the model."""
 
 
 class Engine(Protocol):

@@ -11,7 +11,6 @@ from mindspeed_mm_dit.configs.data import DataConfig
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.precision import Precision
-from mindspeed_mm_dit.data.latents import digest_of_files
 
 
 @dataclass(frozen=True)
@@ -41,6 +40,5 @@ class MultiModalArguments:
 
 def with_facts(mm: MultiModalArguments, data: Mapping[str, Any]) -> MultiModalArguments:
     """Return ``mm`` with what every checkpoint keeps of the data (``DataSet.facts``) and the autoencoder."""
-    weights = getattr(mm.model.ae, "from_pretrained", None)  # (pixels have none)
-    autoencoder = f"files {digest_of_files(weights)[:12]}" if weights else ""
-    return replace(mm, **data, autoencoder=autoencoder)
+    digest = mm.model.ae.digest()
+    return replace(mm, **data, autoencoder=f"files {digest[:12]}" if digest else "")

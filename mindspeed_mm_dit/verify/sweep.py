@@ -16,9 +16,10 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
+from mindspeed_mm_dit.configs.autoencoder_kl import AutoencoderKLConfig
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
-from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, ModelConfig
+from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.verify.compare import TOLERANCE, Measured, check_findings, compare_gradients, relative_error
 from mindspeed_mm_dit.verify.processes import Side
 from mindspeed_mm_dit.verify.worker import Job, draw_inputs

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("ftfy", reason="requirements/video.txt")
 pytest.importorskip("transformers", reason="requirements/video.txt")
 
-from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig
+from mindspeed_mm_dit.configs.text_encoder import UMT5Config
 from mindspeed_mm_dit.data.captions import CaptionTokenizer, caption_problems, clean_caption
 from mindspeed_mm_dit.data.moving_digits import CAPTIONS
 from mindspeed_mm_dit.data.small_text_encoder import write_tokenizer
@@ -35,7 +35,7 @@ def tokenizer_folder(tmp_path_factory):
 
 
 def tokenizer(folder, **changes):
-    return CaptionTokenizer(TextEncoderConfig("nowhere", str(folder), **{"max_length": 8} | changes))
+    return CaptionTokenizer(UMT5Config("nowhere", str(folder), **{"max_length": 8} | changes))
 
 
 def test_captions_are_ended_padded_and_masked(tokenizer_folder):
@@ -73,7 +73,7 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path):
 
 
 def test_the_tokenizer_stands_beside_the_encoder_or_in_its_folder(tmp_path):
-    config = TextEncoderConfig(str(tmp_path / "text_encoder"))
+    config = UMT5Config(str(tmp_path / "text_encoder"))
     assert config.tokenizer_folder == tmp_path / "tokenizer"
     (tmp_path / "text_encoder").mkdir()
     (tmp_path / "text_encoder/tokenizer_config.json").write_text("{}")

@@ -41,8 +41,8 @@ def video():
 
 def test_latents_of_wans_sizes():
     config = WanVAEConfig("vae")
-    assert config.latent_shape(81, 480, 832) == (16, 21, 60, 104)
-    assert config.latent_shape(1, 8, 8) == (16, 1, 1, 1)
+    assert config.latent_shape((81, 480, 832)) == (16, 21, 60, 104)
+    assert config.latent_shape((1, 8, 8)) == (16, 1, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -55,12 +55,12 @@ def test_latents_of_wans_sizes():
 )
 def test_sizes_that_the_autoencoder_does_not_take_whole_are_named(sizes, message):
     with pytest.raises(ConfigError, match=message):
-        WanVAEConfig("vae").latent_shape(*sizes)
+        WanVAEConfig("vae").latent_shape(sizes)
 
 
 def test_latents_that_patches_do_not_fill_are_named():
     param = ClipsParam("a", "a.json", 81, 488, 832)
-    latent = WanVAEConfig("vae").latent_shape(81, 488, 832)
+    latent = WanVAEConfig("vae").latent_shape((81, 488, 832))
     with pytest.raises(ConfigError, match=r"dataset_param.max_height = 488: .*61 % 2 = 1\n.*patch_size = \[1, 2, 2\]"):
         check_patches(param, latent, (1, 2, 2))
     check_patches(param, latent, (1, 1, 2))

@@ -8,7 +8,7 @@ pytest.importorskip("transformers", reason="requirements/video.txt")
 
 from mindspeed_mm_dit.configs.autoencoder_kl_wan import WanVAEConfig
 from mindspeed_mm_dit.configs.clips import ClipsParam
-from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig
+from mindspeed_mm_dit.configs.text_encoder import UMT5Config
 from mindspeed_mm_dit.data import moving_digits
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.models.clip_data import open_clip_data
@@ -29,7 +29,7 @@ def open_all(folder, frames=9, size=32, patch=(1, 2, 2), max_length=8):
     return open_clip_data(
         ClipsParam(str(folder), str(folder / "annotation.json"), frames, size, size),
         WanVAEConfig(str(GOLDEN / "wan_vae_tiny")),
-        TextEncoderConfig(str(folder / "text_encoder"), max_length=max_length),
+        UMT5Config(str(folder / "text_encoder"), max_length=max_length),
         patch,
     )
 

@@ -15,7 +15,7 @@ from mindspeed_mm_dit.configs.clips import ClipsParam
 from mindspeed_mm_dit.configs.data import DataConfig, DatasetParam
 from mindspeed_mm_dit.configs.model import AE_CONFIGS, model_config_from_mapping
 from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32
-from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig
+from mindspeed_mm_dit.configs.text_encoder import UMT5Config
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.training import changes as room
 from mindspeed_mm_dit.training.changes import changes, run_facts, table_of
@@ -82,7 +82,7 @@ def test_every_setting_that_is_compared_is_one_of_some_config():
     for names, configs in (
         (room._DATA_SETTINGS, [DatasetParam, ClipsParam]),
         (room._AE_SETTINGS, AE_CONFIGS.values()),
-        (room._TEXT_SETTINGS, [TextEncoderConfig]),
+        (room._TEXT_SETTINGS, [UMT5Config]),
     ):
         known = {field.name for config in configs for field in dataclasses.fields(config)}
         assert set(names) <= known

@@ -18,10 +18,10 @@ from typing import Any
 from mindspeed_mm_dit.checkpoint import frequencies
 from mindspeed_mm_dit.checkpoint.formats import diffusers
 from mindspeed_mm_dit.checkpoint.state import State
-from mindspeed_mm_dit.configs.autoencoder_files import config_file
+from mindspeed_mm_dit.configs.autoencoder_kl import config_file
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
-from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, ModelConfig, model_config_from_mapping
+from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mapping
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.autoencoder_kl.files import read_autoencoder_kl
@@ -85,7 +85,7 @@ def _check(model: ModelConfig) -> None:
             "diffusers' DiTPipeline walks a Gaussian diffusion back: of flow matching it would draw noise",
             "convert the network alone (--to diffusers); mm-dit init --diffusion gaussian_diffusion begins one for it",
         )
-    if not isinstance(model.ae, AutoencoderKLConfig):
+    if model.ae.diffusers_class != _PARTS["vae"]:
         raise ConfigError(f"ae.model_id = {model.ae.model_id!r}", "diffusers' DiTPipeline decodes latents, by a VAE",
                           "convert the network alone: --to diffusers")  # fmt: skip
     if model.num_classes > diffusers.NULL_CLASS or not model.predictor.condition.has_null:
@@ -97,7 +97,7 @@ def _check(model: ModelConfig) -> None:
         )
 
 
-def _autoencoder(ae: AutoencoderKLConfig) -> State:
+def _autoencoder(ae: Any) -> State:
     """Return the autoencoder with the config.json beside it, and the scale that the network was trained with."""
     architecture, weights = read_autoencoder_kl(ae)
     said = read_json(config_file(ae.from_pretrained), "ae.from_pretrained")

@@ -19,18 +19,18 @@ from typing import Any
 
 import numpy as np
 
+from mindspeed_mm_dit.configs.autoencoder import AutoencoderConfig
 from mindspeed_mm_dit.configs.data import DataConfig, load_data_config
 from mindspeed_mm_dit.configs.limits import check_between
-from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, ModelConfig, PixelConfig, load_model_config, spelled_out
+from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config, spelled_out
 from mindspeed_mm_dit.configs.outputs import check_output_folder
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.data.dataset import Batch, TrainingSamples, build_samples
 from mindspeed_mm_dit.data.folder import open_index, split_index
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework.torch_file import write_torch_file
+from mindspeed_mm_dit.models.autoencoder import Scaling
 from mindspeed_mm_dit.objectives.registry import draw_of
-
-AutoencoderConfig = AutoencoderKLConfig | PixelConfig
 
 SAMPLES_AT_ONCE = 64
 IMAGE = ("pixels", "latent_mean", "latent_std", "posterior_noise", "labels")
@@ -94,11 +94,10 @@ def video(batch: Batch, row: int, ae: AutoencoderConfig) -> np.ndarray:
     """Return the pixels (C, H, W) uint8 of a sample, or its scaled latents (C, h, w) float32."""
     if "pixels" in batch:
         return batch["pixels"][row]
-    assert isinstance(ae, AutoencoderKLConfig), "pixels need no cache"
     latents = batch["latent_mean"][row]
     if "posterior_noise" in batch:
         latents = latents + batch["latent_std"][row] * batch["posterior_noise"][row]
-    return latents * np.float32(ae.scaling_factor)
+    return Scaling(ae, np.asarray).scaled(latents[None])[0]
 
 
 def their_configs(model_json: dict[str, Any], data: DataConfig, count: int, folder: str) -> dict[str, Any]:

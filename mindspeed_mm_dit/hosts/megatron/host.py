@@ -41,7 +41,7 @@ def get_args() -> Namespace:
     return Namespace(**{**args, "mm": _mm, "report": args.get("report") and args["ckpt_format"] == "torch_dcp"})
 
 
-def load_encoders() -> tuple[Any, Any]:
+def load_encoders() -> tuple[Any, tuple[Any, ...]]:
     """Load what encodes for this run, in real memory even while the host builds a model without any."""
     mm = get_args().mm
     with real_memory():

@@ -132,9 +132,7 @@ class SoRAAutoencoder:
         images = x if x.is_floating_point() else to_images(x)
         noise = None
         if self.config.samples_posterior:
-            factor = self.config.downsample_factor
-            size = (x.shape[0], self.config.latent_channels, x.shape[2] // factor, x.shape[3] // factor)
-            noise = torch.randn(size, device=x.device)
+            noise = torch.randn(x.shape[0], *self.config.latent_shape(tuple(x.shape[2:])), device=x.device)
         return self.autoencoder.encode(images, noise)
 
     def decode(self, x: Tensor) -> Tensor:

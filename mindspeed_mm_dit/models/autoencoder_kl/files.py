@@ -11,15 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.autoencoder_files import config_file, with_latent_facts
-from mindspeed_mm_dit.configs.model import AutoencoderKLConfig
+from mindspeed_mm_dit.configs.autoencoder_kl import AutoencoderKLConfig, config_file
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.mindspore_file import read_mindspore_file
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.framework.torch_file import read_torch_file
 
-_WEIGHT_FILES = ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.bin")
 _OLD_NAMES = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 
 
@@ -64,26 +62,9 @@ def read_autoencoder_kl(config: AutoencoderKLConfig) -> tuple[KLArchitecture, di
     Raises:
         CheckpointError: a file is missing or damaged, or the network is another than model.json says.
     """
-    weights = find_weights(config)
+    weights = config.weight_file()
     architecture = read_architecture(config_file(config.from_pretrained))
     return architecture, with_new_names(_read_weights(weights))
-
-
-def find_weights(config: AutoencoderKLConfig) -> Path:
-    """Return the weight file of ``from_pretrained``, once what model.json says of it is known to be so.
-
-    Raises:
-        CheckpointError: nothing is there, or no weights are.
-        ConfigError: config.json contradicts model.json (:func:`with_latent_facts`).
-    """
-    path = Path(config.from_pretrained)
-    if not path.exists():
-        raise CheckpointError(
-            f"ae.from_pretrained = {path}", "no such file or folder; nothing is downloaded",
-            "put a diffusers AutoencoderKL there, e.g. stabilityai/sd-vae-ft-ema, or correct the path",
-        )  # fmt: skip
-    with_latent_facts(dataclasses.asdict(config))
-    return _weight_file(path) if path.is_dir() else path
 
 
 def read_architecture(path: Path) -> KLArchitecture:
@@ -116,13 +97,6 @@ def _require_known(path: Path, key: str, found: set[str], known: str) -> None:
     if found - {known}:
         raise CheckpointError(f"{path}: {key} = {', '.join(sorted(found - {known}))}",
                               f"only {known} is known here", "use an autoencoder of the SD-VAE kind")  # fmt: skip
-
-
-def _weight_file(folder: Path) -> Path:
-    for name in _WEIGHT_FILES:
-        if (folder / name).is_file():
-            return folder / name
-    raise CheckpointError(f"ae.from_pretrained = {folder}", f"holds none of {', '.join(_WEIGHT_FILES)}")
 
 
 def _read_weights(path: Path) -> dict[str, np.ndarray]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from mindspeed_mm_dit.configs.model import AutoencoderKLConfig
+from mindspeed_mm_dit.configs.autoencoder_kl import AutoencoderKLConfig
 from mindspeed_mm_dit.framework import nn, ops, runtime
-from mindspeed_mm_dit.models.autoencoder import draw_latents, scaling_of
+from mindspeed_mm_dit.models.autoencoder import Autoencoder
 from mindspeed_mm_dit.models.autoencoder_kl.files import KLArchitecture, read_autoencoder_kl, require_same_names
 
 Tensor = Any  # a tensor of the active framework
@@ -201,11 +201,11 @@ class AutoencoderKLNetwork(nn.Module):
         return self.decoder(self.post_quant_conv(latents) if self.architecture.use_post_quant_conv else latents)
 
 
-class AutoencoderKL:
-    """Encodes images to scaled latents and back; holds its network outside the composite's parameters."""
+class AutoencoderKL(Autoencoder):
+    """Encodes images to scaled latents and back."""
 
     def __init__(self, config: AutoencoderKLConfig) -> None:
-        self.config, self.scaled = config, scaling_of(config)
+        super().__init__(config)
         architecture, weights = read_autoencoder_kl(config)
         network = AutoencoderKLNetwork(architecture)
         shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
@@ -214,14 +214,6 @@ class AutoencoderKL:
         self.network = runtime.freeze(network, config.dtype)
         runtime.compiled(self.network.encoder)
         runtime.compiled(self.network.decoder)
-
-    def encode(self, images: Tensor, posterior_noise: Tensor | None) -> Tensor:
-        """Images (B, 3, H, W) in [-1, 1] -> scaled latents (B, C, h, w).
-
-        With ``posterior_noise`` (B, C, h, w) a draw from the posterior, without it its mean.
-        """
-        mean, std = self.moments(images)
-        return draw_latents(mean, std, posterior_noise, self.scaled)
 
     def moments(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Images (B, 3, H, W) in [-1, 1] -> mean and std of their latents, (B, C, h, w) float32, unscaled."""
@@ -232,4 +224,4 @@ class AutoencoderKL:
     def decode(self, scaled_latents: Tensor) -> Tensor:
         """Scaled latents (B, C, h, w) -> images (B, 3, H, W), about in [-1, 1]."""
         with ops.no_grad():
-            return ops.to_float32(self.network.decode(scaled_latents / self.config.scaling_factor))
+            return ops.to_float32(self.network.decode(self.raw(scaled_latents)))

@@ -10,31 +10,22 @@ from torch import Tensor
 
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.pytorch import runtime
-from mindspeed_mm_dit.models.autoencoder import draw_latents, scaling_of
-from mindspeed_mm_dit.models.autoencoder_kl.files import find_weights
+from mindspeed_mm_dit.models.autoencoder import Autoencoder
 from mindspeed_mm_dit.models.pretrained import quiet
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKL as DiffusersAutoencoderKL
 
-    from mindspeed_mm_dit.configs.model import AutoencoderKLConfig
+    from mindspeed_mm_dit.configs.autoencoder_kl import AutoencoderKLConfig
 
 
-class AutoencoderKL:
-    """Encodes images to scaled latents and back; holds its module outside the composite's parameters."""
+class AutoencoderKL(Autoencoder):
+    """Encodes images to scaled latents and back."""
 
     def __init__(self, config: AutoencoderKLConfig) -> None:
-        self.config, self.scaled = config, scaling_of(config)
+        super().__init__(config)
         self._dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[config.dtype]
         self.module = runtime.freeze(_load(config), config.dtype).to(memory_format=torch.channels_last)
-
-    def encode(self, images: Tensor, posterior_noise: Tensor | None) -> Tensor:
-        """Images (B, 3, H, W) in [-1, 1] -> scaled latents (B, C, h, w).
-
-        With ``posterior_noise`` (B, C, h, w) a draw from the posterior, without it its mean.
-        """
-        mean, std = self.moments(images)
-        return draw_latents(mean, std, posterior_noise, self.scaled)
 
     @torch.no_grad()
     def moments(self, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -46,7 +37,7 @@ class AutoencoderKL:
     @torch.no_grad()
     def decode(self, scaled_latents: Tensor) -> Tensor:
         """Scaled latents (B, C, h, w) -> images (B, 3, H, W), about in [-1, 1]."""
-        latents = (scaled_latents / self.config.scaling_factor).to(self._dtype)
+        latents = self.raw(scaled_latents).to(self._dtype)
         with self._own_precision():
             return self.module.decode(latents).sample.float()
 
@@ -59,7 +50,7 @@ def _load(config: AutoencoderKLConfig) -> DiffusersAutoencoderKL:
     from diffusers import AutoencoderKL as DiffusersAutoencoderKL
     from diffusers.utils import logging
 
-    find_weights(config)
+    config.check_files()
     path = Path(config.from_pretrained)
     try:
         with quiet(logging):

@@ -96,7 +96,7 @@ class Engine:
         """Let the averages stand in for the weights where it is ``wanted``; every worker hands in its slice."""
         self._assign(self.optimizer.average)
         try:
-            model = AveragedModel(self.model.ae, self.model.diffusion, self._predict, self.model.text_encoder)
+            model = AveragedModel(self.model.ae, self.model.diffusion, self._predict, self.model.text_encoders)
             yield model if wanted else None
         finally:
             self._assign(self.optimizer.weights)

@@ -108,7 +108,7 @@ class Engine:
 
         reshard(self.model)  # what a validation has left gathered is of the weights
         with self.ema.in_place_of_the_weights():
-            yield AveragedModel(composite.ae, composite.diffusion, predict, composite.text_encoder)
+            yield AveragedModel(composite.ae, composite.diffusion, predict, composite.text_encoders)
             reshard(self.model)
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:

@@ -72,11 +72,11 @@ class VideoReference:
     @cached_property
     def text_encoder(self) -> Any:
         """UMT5, of --text-encoder, in float32."""
-        from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig
-        from mindspeed_mm_dit.models.umt5_pytorch import UMT5
+        from mindspeed_mm_dit.configs.text_encoder import UMT5Config
+        from mindspeed_mm_dit.models.umt5 import UMT5
 
         with _named("--text-encoder"):
-            return UMT5(TextEncoderConfig(str(self.parts["--text-encoder"]), dtype="fp32"))
+            return UMT5.build(UMT5Config(str(self.parts["--text-encoder"]), dtype="fp32"))
 
     def fresh_network(self, kind: str) -> Any:
         """Return the network of the group ``kind`` for a use that changes its weights, and has inputs of its own."""

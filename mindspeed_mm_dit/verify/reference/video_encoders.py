@@ -26,7 +26,7 @@ def states_of(reference: VideoReference, ids: str, mask: str) -> Any:
     check_whole(given, ids, encoder.vocabulary_size - 1)
     check_whole(given, mask, 1)
     length = given[ids].shape[-1]
-    return encoder(*(ops.tensor(given[name].astype(np.int64).reshape(-1, length)) for name in (ids, mask)))
+    return encoder(*(ops.tensor(given[name].astype(np.int64).reshape(-1, length)) for name in (ids, mask))).states
 
 
 class AutoencoderGroup(Group):

@@ -1,0 +1,68 @@
+"""A text encoder of transformers on PyTorch, frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mindspeed_mm_dit.configs.text_encoder import TransformersTextConfig
+from mindspeed_mm_dit.errors import CheckpointError, PlatformError
+from mindspeed_mm_dit.framework.pytorch import runtime
+from mindspeed_mm_dit.models.pretrained import check_complete, quiet
+from mindspeed_mm_dit.models.text_encoder import Encoded
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+Read = Callable[[Any, Tensor], tuple[Tensor, Tensor | None]]
+"""(what the module answered, mask (B, L)) -> states (B, L, D), pooled (B, P) or None."""
+
+
+class TransformersEncoder:
+    """(ids, mask) -> states and pooled vector; holds its module outside of whatever is trained.
+
+    module: name of its class in transformers; read: what of its answer is wanted.
+    """
+
+    def __init__(self, config: TransformersTextConfig, module: str, read: Read) -> None:
+        self.config, self._read = config, read
+        self.module = runtime.freeze(_load(config, module), config.dtype)
+
+    @property
+    def vocabulary_size(self) -> int:
+        """How many ids it can read."""
+        return int(self.module.config.vocab_size)
+
+    @torch.no_grad()
+    def __call__(self, ids: Tensor, mask: Tensor) -> Encoded:
+        """Ids and mask (B, L) int64 -> what it says of them. What is padded is not attended to."""
+        with torch.autocast(runtime.device_type(), enabled=False):  # ``dtype`` decides, also inside a bf16 step
+            states, pooled = self._read(self.module(input_ids=ids, attention_mask=mask), mask)
+        states = states.float()  # (B, L, D)
+        if self.config.zero_padding:
+            states = states * mask[:, :, None]
+        return Encoded(states, mask, None if pooled is None else pooled.float())
+
+
+def _load(config: TransformersTextConfig, module: str) -> Any:
+    what = f"text_encoder.from_pretrained = {config.from_pretrained}"
+    if not Path(config.from_pretrained).is_dir():
+        raise CheckpointError(what, "there is no such folder; nothing is downloaded", "name the folder of the encoder")
+    try:
+        import transformers
+    except ImportError as error:
+        raise PlatformError(
+            what, f"is read with transformers, which cannot be used here: {error}",
+            "install the packages of requirements/video.txt",
+        ) from None  # fmt: skip
+    try:
+        with quiet(transformers.utils.logging):
+            found: Any = getattr(transformers, module).from_pretrained(
+                config.from_pretrained, local_files_only=True, dtype=_DTYPES[config.dtype], output_loading_info=True
+            )
+    except Exception as error:  # (whatever damaged files make of it)
+        raise CheckpointError(what, f"transformers cannot load it: {error}", "copy the folder again") from error
+    check_complete(what, found[1])
+    return found[0]
