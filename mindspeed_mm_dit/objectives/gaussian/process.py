@@ -15,7 +15,7 @@ Tensor = Any  # a tensor of the active framework
 
 
 class Prediction(NamedTuple):
-    """What a network's output says about p(x_{t-1} | x_t); each (B, C, H, W)."""
+    """What a network's output says about p(x_{t-1} | x_t); each (B, C, ...)."""
 
     mean: Tensor
     """Mean of x_{t-1}."""
@@ -48,7 +48,8 @@ PAGE_CUBIC = 0.044715
 class GaussianDiffusion(nn.Module):
     """A schedule, what the network predicts, and how its variance is set (Ho et al. 2020; Nichol & Dhariwal 2021).
 
-    Timesteps ``t`` are indices into the schedule's S steps, (B,) int. All arithmetic is float32.
+    Timesteps ``t`` are indices into the schedule's S steps, (B,) int. Tensors named x, noise or output are (B, C, ...)
+    with any axes after the channels. All arithmetic is float32.
     """
 
     draw_names = ("timesteps", "noise")
@@ -72,32 +73,43 @@ class GaussianDiffusion(nn.Module):
         process = GaussianDiffusion(self.schedule.respaced(steps), self.prediction_type, self.variance_type)
         return runtime.to_runtime_device(process)
 
-    def at(self, name: str, t: Tensor) -> Tensor:
-        """Look up the schedule's table ``name`` at ``t`` -> (B, 1, 1, 1) float32."""
-        return ops.reshape(ops.take(getattr(self, name), t), (-1, 1, 1, 1))
+    def at(self, name: str, t: Tensor, x: Tensor) -> Tensor:
+        """Look up the schedule's table ``name`` at ``t``, as a tensor that multiplies the samples of ``x`` (B, ...)."""
+        return ops.reshape(ops.take(getattr(self, name), t), (x.shape[0],) + (1,) * (len(x.shape) - 1))
 
     def noised(self, x_start: Tensor, t: Tensor, noise: Tensor) -> Tensor:
         """Noise clean latents to step ``t`` (Ho et al. 2020, eq. 4).
 
-        x_start, noise: (B, C, H, W) float32, unit-variance latents. Returns x_t, (B, C, H, W).
+        x_start, noise: (B, C, ...) float32, unit-variance latents. Returns x_t, (B, C, ...).
         """
-        return self.at("sqrt_alphas_cumprod", t) * x_start + self.at("sqrt_one_minus_alphas_cumprod", t) * noise
+        signal, share = self._mix(t, x_start)
+        return signal * x_start + share * noise
 
     def velocity(self, x_start: Tensor, t: Tensor, noise: Tensor) -> Tensor:
         """v = sqrt(alpha-bar) noise - sqrt(1 - alpha-bar) x_0 (Salimans & Ho 2022, appendix D)."""
-        return self.at("sqrt_alphas_cumprod", t) * noise - self.at("sqrt_one_minus_alphas_cumprod", t) * x_start
+        signal, share = self._mix(t, x_start)
+        return signal * noise - share * x_start
+
+    def _mix(self, t: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return how much of x_t is data, and how much noise: sqrt(alpha-bar) and sqrt(1 - alpha-bar)."""
+        return self.at("sqrt_alphas_cumprod", t, x), self.at("sqrt_one_minus_alphas_cumprod", t, x)
 
     def x_start_from_epsilon(self, x_t: Tensor, t: Tensor, epsilon: Tensor) -> Tensor:
         """Solve eq. 4 of Ho et al. 2020 for x_0."""
-        return self.at("sqrt_recip_alphas_cumprod", t) * x_t - self.at("sqrt_recipm1_alphas_cumprod", t) * epsilon
+        gain, slope = self._solved(t, x_t)
+        return gain * x_t - slope * epsilon
 
     def epsilon_from_x_start(self, x_t: Tensor, t: Tensor, x_start: Tensor) -> Tensor:
         """Solve eq. 4 of Ho et al. 2020 for the noise."""
-        return (self.at("sqrt_recip_alphas_cumprod", t) * x_t - x_start) / self.at("sqrt_recipm1_alphas_cumprod", t)
+        gain, slope = self._solved(t, x_t)
+        return (gain * x_t - x_start) / slope
+
+    def _solved(self, t: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.at("sqrt_recip_alphas_cumprod", t, x), self.at("sqrt_recipm1_alphas_cumprod", t, x)
 
     def posterior_mean(self, x_start: Tensor, x_t: Tensor, t: Tensor) -> Tensor:
         """Mean of q(x_{t-1} | x_t, x_0) (Ho et al. 2020, eq. 7)."""
-        return self.at("posterior_mean_coef1", t) * x_start + self.at("posterior_mean_coef2", t) * x_t
+        return self.at("posterior_mean_coef1", t, x_t) * x_start + self.at("posterior_mean_coef2", t, x_t) * x_t
 
     def split_output(self, output: Tensor) -> tuple[Tensor, Tensor | None]:
         """Split a network's output into the predicted quantity and, if learned, the variance fraction."""
@@ -109,7 +121,7 @@ class GaussianDiffusion(nn.Module):
     def predict(self, output: Tensor, x_t: Tensor, t: Tensor, clip: float | None = None) -> Prediction:
         """Read a network's output at x_t.
 
-        output: (B, C or 2C, H, W) float32; ``clip``: bound on |x_0|, None for none (as published).
+        output: (B, C or 2C, ...) float32; ``clip``: bound on |x_0|, None for none (as published).
         """
         prediction, fraction = self.split_output(output)
         x_start = self._x_start(prediction, x_t, t)
@@ -122,7 +134,8 @@ class GaussianDiffusion(nn.Module):
             return prediction
         if self.prediction_type == "epsilon":
             return self.x_start_from_epsilon(x_t, t, prediction)
-        return self.at("sqrt_alphas_cumprod", t) * x_t - self.at("sqrt_one_minus_alphas_cumprod", t) * prediction
+        signal, share = self._mix(t, x_t)
+        return signal * x_t - share * prediction
 
     def _log_variance(self, fraction: Tensor | None, x_t: Tensor, t: Tensor) -> Tensor:
         """Interpolate between the two bounds on the log variance (Nichol & Dhariwal 2021, eq. 15)."""
@@ -130,9 +143,10 @@ class GaussianDiffusion(nn.Module):
             fixed = (
                 "posterior_log_variance_clipped" if self.variance_type == "fixed_small" else "fixed_large_log_variance"
             )
-            return self.at(fixed, t) + 0.0 * x_t
+            return self.at(fixed, t, x_t) + 0.0 * x_t
         weight = (fraction + 1) / 2
-        return weight * self.at("log_betas", t) + (1 - weight) * self.at("posterior_log_variance_clipped", t)
+        largest, smallest = self.at("log_betas", t, x_t), self.at("posterior_log_variance_clipped", t, x_t)
+        return weight * largest + (1 - weight) * smallest
 
     # The losses return plain tensors: MindSpore's compiler hands a named tuple to the interpreter, without gradient.
 
@@ -140,7 +154,7 @@ class GaussianDiffusion(nn.Module):
         """What is minimised, (B,): the simple loss and, with a learned variance, the variational bound.
 
         Ho et al. 2020, eq. 14, plus Nichol & Dhariwal 2021, eq. 16 with the weight of the published DiT: 1.
-        output: (B, C or 2C, H, W) float32, the network at (x_t, t).
+        output: (B, C or 2C, ...) float32, the network at (x_t, t).
         """
         mse = self.simple_loss(output, x_start, t, noise)
         if self.variance_type != "learned_range":
@@ -159,17 +173,17 @@ class GaussianDiffusion(nn.Module):
         """
         _, fraction = self.split_output(output)
         predicted_log_variance = self._log_variance(fraction, x_t, t)
-        true_log_variance = self.at("posterior_log_variance_clipped", t)
+        true_log_variance = self.at("posterior_log_variance_clipped", t, x_t)
         # At t = 0 the deviation is about 1e-2 of the means, whose float32 difference would keep five digits of it:
         # it is made from the error instead. The true mean there is x_0 itself.
         error = ops.stop_gradient(self._error(output, x_start, t, noise))
-        deviation = self.at("posterior_mean_coef1", t) * self._x_start_error(error, t)
+        deviation = self.at("posterior_mean_coef1", t, x_t) * self._x_start_error(error, t)
         divergence = gaussian_kl(deviation, true_log_variance, predicted_log_variance)
         likelihood = discretized_gaussian_log_likelihood(x_start, deviation, 0.5 * predicted_log_variance)
         return BITS_PER_NAT * ops.where(t == 0, -ops.mean_per_sample(likelihood), ops.mean_per_sample(divergence))
 
     def _error(self, output: Tensor, x_start: Tensor, t: Tensor, noise: Tensor) -> Tensor:
-        """The predicted quantity as it should be, minus the prediction; (B, C, H, W)."""
+        """The predicted quantity as it should be, minus the prediction; (B, C, ...)."""
         return self._target(x_start, t, noise) - self.split_output(output)[0]
 
     def _x_start_error(self, error: Tensor, t: Tensor) -> Tensor:
@@ -177,8 +191,8 @@ class GaussianDiffusion(nn.Module):
         if self.prediction_type == "sample":
             return error
         if self.prediction_type == "epsilon":
-            return -self.at("sqrt_recipm1_alphas_cumprod", t) * error
-        return -self.at("sqrt_one_minus_alphas_cumprod", t) * error
+            return -self.at("sqrt_recipm1_alphas_cumprod", t, error) * error
+        return -self.at("sqrt_one_minus_alphas_cumprod", t, error) * error
 
     def _target(self, x_start: Tensor, t: Tensor, noise: Tensor) -> Tensor:
         if self.prediction_type == "epsilon":

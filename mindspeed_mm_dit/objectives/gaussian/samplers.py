@@ -15,9 +15,9 @@ from mindspeed_mm_dit.objectives.gaussian.process import GaussianDiffusion
 
 Tensor = Any
 Predict = Callable[[Tensor, Tensor, int], Tensor]
-"""(x_t (B, C, H, W), training timestep (B,), the same as a number) -> output (B, C or 2C, H, W) float32."""
+"""(x_t (B, C, ...), training timestep (B,), the same as a number) -> output (B, C or 2C, ...) float32."""
 NoiseAt = Callable[[int], Tensor]
-"""Step of the chain, counted from the start of sampling -> (B, C, H, W) standard normal."""
+"""Step of the chain, counted from the start of sampling -> (B, C, ...) standard normal."""
 
 
 def ddpm(
@@ -41,7 +41,7 @@ def ddim(
         t, output = _ask(diffusion, predict, x, index)
         x_start = diffusion.predict(output, x, t, clip).x_start
         epsilon = diffusion.epsilon_from_x_start(x, t, x_start)
-        signal = diffusion.at("alphas_cumprod_prev", t)
+        signal = diffusion.at("alphas_cumprod_prev", t, x)
         x = x_start * signal**0.5 + (1 - signal) ** 0.5 * epsilon
         yield x
 

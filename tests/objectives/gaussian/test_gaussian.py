@@ -65,7 +65,7 @@ def test_the_learned_variance_runs_between_its_two_bounds(batch):
     diffusion = process()
     for value, table in ((1.0, "log_betas"), (-1.0, "posterior_log_variance_clipped")):
         output = torch.cat([x_t, torch.full_like(x_t, value)], 1)
-        expected = diffusion.at(table, T).expand_as(x_t)
+        expected = diffusion.at(table, T, x_t).expand_as(x_t)
         torch.testing.assert_close(diffusion.predict(output, x_t, T).log_variance, expected)
 
 

@@ -21,7 +21,7 @@ def optimal_predict(diffusion):
     """The best epsilon prediction for Gaussian data: E[noise | x_t]."""
 
     def predict(x, t, timestep):
-        signal = diffusion.at("alphas_cumprod", t)
+        signal = diffusion.at("alphas_cumprod", t, x)
         return x * (1 - signal) ** 0.5 / (signal * SCALE**2 + 1 - signal)
 
     return predict
