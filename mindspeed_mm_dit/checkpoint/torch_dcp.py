@@ -11,23 +11,28 @@ import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorStorageMetadata
-from torch.distributed.tensor import DTensor
 
 from mindspeed_mm_dit.checkpoint import checksums, mindspeed_mm
 from mindspeed_mm_dit.checkpoint.fitting import check_names
 from mindspeed_mm_dit.checkpoint.mindspeed_mm import entries_for_mindspeed_mm
 from mindspeed_mm_dit.checkpoint.store import BackgroundWriter, unreadable
-from mindspeed_mm_dit.checkpoint.torch_checksums import SummingWriter
-from mindspeed_mm_dit.checkpoint.torch_pickles import SafeReader, TensorsOnly, read_metadata, read_number
 from mindspeed_mm_dit.errors import CheckpointError
+from mindspeed_mm_dit.framework.later import later
+from mindspeed_mm_dit.framework.pytorch.sharded import is_sharded
+
+if TYPE_CHECKING:
+    import torch.distributed.checkpoint as dcp
+
+    from mindspeed_mm_dit.checkpoint import torch_checksums, torch_pickles
+else:  # a run's first step needs none of them, and they take a second
+    dcp = later("torch.distributed.checkpoint")
+    torch_checksums = later("mindspeed_mm_dit.checkpoint.torch_checksums")
+    torch_pickles = later("mindspeed_mm_dit.checkpoint.torch_pickles")
 
 State = dict[str, Any]
 
@@ -61,7 +66,7 @@ class Writer(BackgroundWriter):
         whichever rank, is known to all of them; it shows in :meth:`wait`.
         """
         state = _part_of_this_rank(state, dist.get_rank(), dist.get_world_size())
-        to_disk = {"storage_writer": SummingWriter(path), "process_group": self._group}
+        to_disk = {"storage_writer": torch_checksums.SummingWriter(path), "process_group": self._group}
 
         def finish(written: Callable[[], object]) -> None:
             written()
@@ -102,7 +107,7 @@ def _part_of_this_rank(state: State, rank: int, world_size: int) -> State:
     def part(tree: State) -> State:
         kept = {}
         for key, value in tree.items():
-            is_whole = isinstance(value, torch.Tensor) and not isinstance(value, DTensor)
+            is_whole = isinstance(value, torch.Tensor) and not is_sharded(value)
             if isinstance(value, dict):
                 kept[key] = part(value)
             elif not is_whole or next(turns) % world_size == rank:
@@ -128,7 +133,7 @@ def read(state: State, path: Path, partial: bool = False) -> None:
 
     ``partial``: names that the checkpoint lacks keep their values.
     """
-    stored = read_metadata(path).state_dict_metadata
+    stored = torch_pickles.read_metadata(path).state_dict_metadata
     if not mindspeed_mm.is_theirs(stored.keys()):
         _load(state, path, partial)
         return
@@ -137,10 +142,10 @@ def read(state: State, path: Path, partial: bool = False) -> None:
     wanted: dict[str, list[torch.Tensor]] = {}
     for name, value in ours.items():
         wanted.setdefault(theirs[name], []).append(value)
-    numbers = {name for name in wanted if isinstance(stored.get(name), BytesStorageMetadata)}
+    numbers = {name for name in wanted if isinstance(stored.get(name), dcp.metadata.BytesStorageMetadata)}
     _load({name: values[0] for name, values in wanted.items() if name not in numbers}, path, partial)
     for name in numbers:
-        wanted[name][0].fill_(read_number(path, name))
+        wanted[name][0].fill_(torch_pickles.read_number(path, name))
     for first, *rest in wanted.values():  # one step counter serves a whole group there
         for value in rest:
             value.copy_(first)
@@ -148,12 +153,12 @@ def read(state: State, path: Path, partial: bool = False) -> None:
 
 def _load(state: State, path: Path, partial: bool, alone: bool = False) -> None:
     no_dist = alone or not (dist.is_available() and dist.is_initialized())
-    planner = TensorsOnly(allow_partial_load=partial)
+    planner = torch_pickles.TensorsOnly(allow_partial_load=partial)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            dcp.load(state, storage_reader=SafeReader(path), planner=planner, no_dist=no_dist)
-    except CheckpointException as error:
+            dcp.load(state, storage_reader=torch_pickles.SafeReader(path), planner=planner, no_dist=no_dist)
+    except dcp.api.CheckpointException as error:
         raise unreadable(error, path) from error
 
 
@@ -161,7 +166,7 @@ def write(state: State, path: Path) -> None:
     """Write ``state`` to the folder ``path`` from a single process without a process group."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        dcp.save(state, storage_writer=SummingWriter(path), no_dist=True)
+        dcp.save(state, storage_writer=torch_checksums.SummingWriter(path), no_dist=True)
 
 
 def _flatten(state: State, prefix: str = "") -> dict[str, torch.Tensor]:
@@ -173,11 +178,11 @@ def _flatten(state: State, prefix: str = "") -> dict[str, torch.Tensor]:
 
 def shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Return name -> shape of every tensor in the checkpoint ``path``; averages are under "ema.", whoever wrote it."""
-    entries = read_metadata(path).state_dict_metadata
+    entries = torch_pickles.read_metadata(path).state_dict_metadata
     return {
         mindspeed_mm.our_name(name): tuple(entry.size)
         for name, entry in entries.items()
-        if isinstance(entry, TensorStorageMetadata)
+        if isinstance(entry, dcp.metadata.TensorStorageMetadata)
     }
 
 
@@ -187,11 +192,11 @@ def read_tree(path: Path, prefix: str = "") -> dict[str, torch.Tensor]:
     Without a prefix every tensor is read, by its whole name. Each rank reads for itself: others need not call this.
     """
     start = f"{prefix}." if prefix else ""
-    entries = read_metadata(path).state_dict_metadata
+    entries = torch_pickles.read_metadata(path).state_dict_metadata
     wanted = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)
         for name, entry in entries.items()
-        if mindspeed_mm.our_name(name).startswith(start) and isinstance(entry, TensorStorageMetadata)
+        if mindspeed_mm.our_name(name).startswith(start) and isinstance(entry, dcp.metadata.TensorStorageMetadata)
     }
     _load(wanted, path, partial=False, alone=True)
     return {mindspeed_mm.our_name(name)[len(start) :]: value for name, value in wanted.items()}
@@ -199,7 +204,7 @@ def read_tree(path: Path, prefix: str = "") -> dict[str, torch.Tensor]:
 
 def is_theirs(path: Path) -> bool:
     """Return whether MindSpeed-MM wrote the checkpoint ``path``."""
-    return mindspeed_mm.is_theirs(read_metadata(path).state_dict_metadata.keys())
+    return mindspeed_mm.is_theirs(torch_pickles.read_metadata(path).state_dict_metadata.keys())
 
 
 def read_theirs(path: Path, trained: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
@@ -246,7 +251,7 @@ def _problem_by_index(path: Path) -> str | None:
     if problem := checksums.problem_of_file(path / ".metadata"):
         return problem
     try:
-        for entry in (read_metadata(path).storage_data or {}).values():
+        for entry in (torch_pickles.read_metadata(path).storage_data or {}).values():
             file = path / entry.relative_path
             if not file.is_file():
                 return f"{file.name} is missing"
@@ -261,7 +266,7 @@ def _problem_by_index(path: Path) -> str | None:
 
 def has_optimizer(path: Path) -> bool:
     """Return whether the checkpoint ``path`` holds moments of an optimizer."""
-    return any("optimizer" in name for name in read_metadata(path).state_dict_metadata)
+    return any("optimizer" in name for name in torch_pickles.read_metadata(path).state_dict_metadata)
 
 
 def check_architecture(path: Path, wanted: Mapping[str, tuple[int, ...]]) -> None:

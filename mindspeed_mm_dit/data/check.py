@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import unicodedata
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 from tqdm import tqdm
 
 from mindspeed_mm_dit.data.files import UnusableFile, check_file
+from mindspeed_mm_dit.data.threads import in_threads
 from mindspeed_mm_dit.data.transforms import open_image
 
 Picture = Path | Callable[[], bytes]
@@ -41,9 +41,8 @@ class Look(NamedTuple):
 
 def look_at(pictures: Sequence[Picture], image_size: int, decode: bool) -> list[Look]:
     """Look at each picture, at its header alone unless ``decode``; in threads, with a progress bar for many."""
-    with ThreadPoolExecutor() as pool:
-        looks = pool.map(lambda picture: _look(picture, image_size, decode), pictures)
-        return list(tqdm(looks, "checking images", len(pictures), unit="image", delay=2, disable=None))
+    looks = in_threads(lambda picture: _look(picture, image_size, decode), pictures)
+    return list(tqdm(looks, "checking images", len(pictures), unit="image", delay=2, disable=None))
 
 
 def _look(picture: Picture, image_size: int, decode: bool) -> Look:

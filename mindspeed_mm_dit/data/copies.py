@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from mindspeed_mm_dit.data.files import UnusableFile, check_file, digest_of
+from mindspeed_mm_dit.data.threads import in_threads
 
 
 class Copy(NamedTuple):
@@ -22,8 +22,7 @@ def find_copies(paths: Sequence[str]) -> list[Copy]:
     sizes = [_size_of(path) for path in paths]
     common = Counter(sizes)
     suspects = [image for image, size in enumerate(sizes) if size is not None and common[size] > 1]
-    with ThreadPoolExecutor() as pool:
-        digests = list(pool.map(lambda image: _digest_of(paths[image]), suspects))
+    digests = list(in_threads(lambda image: _digest_of(paths[image]), suspects))
     first: dict[bytes, int] = {}
     copies = []
     for image, digest in zip(suspects, digests):

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mindspeed_mm_dit.data.builtin import written_aside
+from mindspeed_mm_dit.data.builtin import read_digits, written_aside
 from mindspeed_mm_dit.data.draws import philox
 from mindspeed_mm_dit.data.small_text_encoder import write_text_encoder, write_tokenizer
 from mindspeed_mm_dit.data.video_file import write_video
@@ -48,13 +48,11 @@ def write_moving_digits(folder: Path) -> None:
 
     The same files each time, by one version of PyAV. Written aside and renamed, so a folder that is there is whole.
     """
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
+    digits = read_digits()
     entries = []
     with written_aside(folder) as aside:
         (aside / "videos").mkdir(parents=True)
-        for number, (image, digit) in enumerate(zip(digits.images[:NUM_CLIPS], digits.target)):
+        for number, (image, digit) in enumerate(zip(digits.images[:NUM_CLIPS], digits.labels)):
             caption, direction, place = _draw(number, NAMES[digit])
             path = f"videos/{number:04d}.mp4"
             write_video(aside / path, moving(image, direction, place), FPS)

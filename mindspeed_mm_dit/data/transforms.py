@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -35,7 +36,11 @@ warnings.filterwarnings("ignore", module=r"PIL\.")
 @lru_cache(maxsize=1)
 def readable_formats() -> dict[str, str]:
     """Return Pillow's name of the format for each of SUFFIXES that it can read here (AVIF is optional)."""
-    known = Image.registered_extensions()
+    Image.preinit()  # PNG, JPEG, BMP, GIF and PPM; to import Pillow's other forty formats as well would take a while
+    for name in ("WebP", "Tiff", "Jpeg2K", "Avif"):
+        with suppress(ImportError):
+            importlib.import_module(f"PIL.{name}ImagePlugin")
+    known = Image.EXTENSION
     return {suffix: known[suffix] for suffix in SUFFIXES if known.get(suffix) in Image.OPEN}
 
 

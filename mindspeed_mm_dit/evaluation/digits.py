@@ -11,6 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from mindspeed_mm_dit.data.builtin import read_digits
 from mindspeed_mm_dit.evaluation.metrics import frechet_distance, gaussian_of, precision_recall, squared_distances
 
 FITTED_ON = 1200
@@ -112,18 +113,15 @@ def scores_of_real_digits(count: int) -> DigitsScores:
 @lru_cache(maxsize=1)
 def real_digits() -> RealDigits:
     """Return scikit-learn's digits with their principal components."""
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    values, vectors = np.linalg.eigh(gaussian_of(digits.data).covariance)
+    digits = read_digits()
+    pixels = digits.images.reshape(-1, 64)
+    values, vectors = np.linalg.eigh(gaussian_of(pixels).covariance)
     shares = np.cumsum(values[::-1]) / values.sum()
     kept = int(np.searchsorted(shares, VARIANCE_KEPT)) + 1
-    apart = squared_distances(digits.data, digits.data)
+    apart = squared_distances(pixels, pixels)
     np.fill_diagonal(apart, np.inf)
     nearest = np.sqrt(apart.min(axis=1))
-    return RealDigits(
-        digits.data, digits.target, vectors[:, ::-1][:, :kept], float(np.quantile(nearest, NEAREST_SHARE))
-    )
+    return RealDigits(pixels, digits.labels, vectors[:, ::-1][:, :kept], float(np.quantile(nearest, NEAREST_SHARE)))
 
 
 def _pixels(images: np.ndarray) -> np.ndarray:

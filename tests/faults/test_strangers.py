@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed._shard.sharded_tensor import metadata as before_2_3
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex
 
-from mindspeed_mm_dit.checkpoint import checksums, torch_dcp
+from mindspeed_mm_dit.checkpoint import checksums, torch_dcp, torch_pickles
 from mindspeed_mm_dit.checkpoint.convert import convert
 from mindspeed_mm_dit.checkpoint.torch_pickles import INDEX, check_entries, check_pickles, read_metadata
 from mindspeed_mm_dit.checkpoint.weights import read_weights
@@ -87,7 +88,8 @@ def test_the_reader_inside_of_dcp_looks_too(tmp_path, trace, monkeypatch):
     path = checkpoint(tmp_path / "planted")
     good = read_metadata(path)
     plant(path, trace)
-    monkeypatch.setattr(torch_dcp, "read_metadata", lambda path: good)
+    before = SimpleNamespace(**{**vars(torch_pickles), "read_metadata": lambda path: good})
+    monkeypatch.setattr(torch_dcp, "torch_pickles", before)
     with pytest.raises(CheckpointError, match="mkdir"):
         torch_dcp.read({"model": {"w": torch.empty(2, 3)}}, path)
 

@@ -7,18 +7,23 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from mindspeed_mm_dit.framework.pytorch.no_compiler import uncompiled
+from mindspeed_mm_dit.framework.pytorch.sharded import is_sharded
+
+AdamW = uncompiled(torch.optim.AdamW)
 
 
 def split_by_kind(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     """Return sharded and ordinary tensors apart: PyTorch's operations on lists want one kind at a time."""
     tensors = list(tensors)
-    sharded = [x for x in tensors if isinstance(x, DTensor)]
-    ordinary = [x for x in tensors if not isinstance(x, DTensor)]
+    sharded = [x for x in tensors if is_sharded(x)]
+    ordinary = [x for x in tensors if not is_sharded(x)]
     return [kind for kind in (sharded, ordinary) if kind]
 
 
-def adamw(module: nn.Module, betas: tuple[float, float], eps: float, weight_decay: float) -> torch.optim.AdamW:
+def adamw(module: nn.Module, betas: tuple[float, float], eps: float, weight_decay: float) -> Optimizer:
     """Return AdamW (Loshchilov & Hutter 2019) over the trained parameters; vectors and biases do not decay."""
     trained = [p for p in module.parameters() if p.requires_grad]
     groups = [
@@ -29,7 +34,7 @@ def adamw(module: nn.Module, betas: tuple[float, float], eps: float, weight_deca
         )
         for kind in split_by_kind(parameters)
     ]
-    return torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=eps, fused=True)
+    return AdamW(groups, lr=0.0, betas=betas, eps=eps, fused=True)
 
 
 def gradients(module: nn.Module, losses: Callable[[], Tensor]) -> tuple[np.ndarray, dict[str, np.ndarray]]:

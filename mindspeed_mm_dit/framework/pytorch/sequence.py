@@ -13,7 +13,6 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 TOKENS, HEADS = 2, 1
 """Axes of queries, keys and values (B, heads, N, d)."""
@@ -34,14 +33,14 @@ def split_tokens(x: Tensor) -> Tensor:
         ranks = _mesh.size()
         x = x.view_as(x)
         x.register_hook(lambda gradient: gradient / ranks)
-    return _moved(x, _mesh, Replicate(), Shard(1))
+    return _moved(x, _mesh, None, 1)
 
 
 def gather_tokens(x: Tensor) -> Tensor:
     """This rank's part of the tokens (B, N / ranks, D) -> whole samples (B, N, D)."""
     if _mesh is None:
         return x
-    x = _moved(x, _mesh, Shard(1), Replicate())
+    x = _moved(x, _mesh, 1, None)
     if x.requires_grad:
         ranks = _mesh.size()
         x.register_hook(lambda gradient: gradient * ranks)
@@ -50,15 +49,21 @@ def gather_tokens(x: Tensor) -> Tensor:
 
 def tokens_to_heads(x: Tensor) -> Tensor:
     """Some tokens of every head (B, heads, N / ranks, d) -> every token of some heads (B, heads / ranks, N, d)."""
-    return x if _mesh is None else _moved(x, _mesh, Shard(TOKENS), Shard(HEADS))
+    return x if _mesh is None else _moved(x, _mesh, TOKENS, HEADS)
 
 
 def heads_to_tokens(x: Tensor) -> Tensor:
     """Every token of some heads (B, heads / ranks, N, d) -> some tokens of every head (B, heads, N / ranks, d)."""
-    return x if _mesh is None else _moved(x, _mesh, Shard(HEADS), Shard(TOKENS))
+    return x if _mesh is None else _moved(x, _mesh, HEADS, TOKENS)
 
 
-def _moved(x: Tensor, mesh: DeviceMesh, there: Placement, here: Placement) -> Tensor:
-    """Return what this rank has of a tensor that lay ``there`` and shall lie ``here``; gradients go the way back."""
-    whole = DTensor.from_local(x.contiguous(), mesh, [there], run_check=False)
-    return whole.redistribute(placements=[here]).to_local(grad_placements=[here])
+def _moved(x: Tensor, mesh: DeviceMesh, there: int | None, here: int | None) -> Tensor:
+    """Return this rank's part of a tensor that was shared along axis ``there`` and shall be along ``here``.
+
+    None: every rank has it whole. Gradients go the way back.
+    """
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    before, after = (Replicate() if axis is None else Shard(axis) for axis in (there, here))
+    whole = DTensor.from_local(x.contiguous(), mesh, [before], run_check=False)
+    return whole.redistribute(placements=[after]).to_local(grad_placements=[after])

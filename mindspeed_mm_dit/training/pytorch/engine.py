@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from mindspeed_mm_dit.checkpoint import power_ema
@@ -22,6 +20,7 @@ from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.configs.precision import FLOAT32, Precision
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.framework.pytorch.optim import adamw, split_by_kind
+from mindspeed_mm_dit.framework.pytorch.sharded import is_fsdp, is_sharded
 from mindspeed_mm_dit.models.registry import PREDICTOR_MODEL_MAPPINGS
 from mindspeed_mm_dit.training.contract import AveragedModel, ForwardStep, StepResult
 from mindspeed_mm_dit.training.mm_args import MultiModalArguments
@@ -96,7 +95,7 @@ class Engine:
     @contextlib.contextmanager
     def averaged(self, wanted: bool) -> Iterator[AveragedModel | None]:
         """Let the averages stand in for the weights where it is ``wanted``, and where others need this rank for it."""
-        is_needed = isinstance(self.model, FSDPModule) or runtime.data_world_size() < runtime.world_size()
+        is_needed = is_fsdp(self.model) or runtime.data_world_size() < runtime.world_size()
         if not (wanted or is_needed):
             yield None
             return
@@ -118,7 +117,7 @@ class Engine:
         """Average gradients over copies of the model once a step; among shards they are reduced as they come."""
         if isinstance(self.model, DistributedDataParallel) and not is_last:
             return self.model.no_sync()
-        if isinstance(self.model, FSDPModule):
+        if is_fsdp(self.model):
             self.model.set_is_last_backward(is_last)
             self.model.set_requires_all_reduce(is_last)
         return contextlib.nullcontext()
@@ -176,7 +175,7 @@ class Engine:
 
 def _whole(norm: Tensor) -> Tensor:
     """Return the norm over all shards."""
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+    return norm.full_tensor() if is_sharded(norm) else norm
 
 
 def check_sharding(mm: MultiModalArguments) -> None:

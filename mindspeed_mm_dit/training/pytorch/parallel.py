@@ -5,26 +5,22 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import (
-    CPUOffloadPolicy,
-    FSDPModule,
-    MixedPrecisionPolicy,
-    OffloadPolicy,
-    fully_shard,
-    register_fsdp_forward_method,
-)
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, resolve_paths
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
 from mindspeed_mm_dit.framework.pytorch import runtime
+from mindspeed_mm_dit.framework.pytorch.sharded import is_fsdp, is_sharded
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import OffloadPolicy
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, None: None}
 
@@ -41,6 +37,8 @@ def replicate(model: nn.Module) -> nn.Module:
 
 def shard(model: nn.Module, config: Fsdp2Config) -> nn.Module:
     """Apply fsdp2.yaml to ``model`` in place: recompute, wrap the named modules, then the root."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+
     # FSDP2 warns of modules that return a view, at every call; nothing here changes an output in place.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     recompute(model, config)
@@ -75,7 +73,7 @@ def shard(model: nn.Module, config: Fsdp2Config) -> nn.Module:
 def reshard(model: nn.Module) -> None:
     """Drop the gathered weights of a sharded model; they are gathered anew when they are next asked for."""
     for module in model.modules():
-        if isinstance(module, FSDPModule):
+        if is_fsdp(module):
             module.reshard()
 
 
@@ -100,6 +98,8 @@ def check_averages(mesh: DeviceMesh) -> None:
 
 def _offload(config: Fsdp2Config) -> OffloadPolicy:
     """Return what fsdp2.yaml asks for; on a CPU there is nothing that memory would be pinned for."""
+    from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
+
     if not config.offload_to_cpu:
         return OffloadPolicy()
     return CPUOffloadPolicy(pin_memory=config.pin_memory and runtime.device_type() != "cpu")
@@ -107,9 +107,9 @@ def _offload(config: Fsdp2Config) -> OffloadPolicy:
 
 def average_ignored(model: nn.Module) -> None:
     """Average the gradients that FSDP leaves alone: those of modules named in ``ignored_modules``."""
-    if isinstance(model, FSDPModule) and runtime.world_size() > 1:
+    if is_fsdp(model) and runtime.world_size() > 1:
         for parameter in model.parameters():
-            if parameter.grad is not None and not isinstance(parameter, DTensor):
+            if parameter.grad is not None and not is_sharded(parameter):
                 dist.all_reduce(parameter.grad)
                 parameter.grad /= runtime.world_size()
 
@@ -154,7 +154,7 @@ def _modules(model: nn.Module, paths: Iterable[str] | None, setting: str) -> lis
 
 def _prefetch(units: list[nn.Module], config: Fsdp2Config) -> None:
     for position, unit in enumerate(units):
-        assert isinstance(unit, FSDPModule)
+        assert is_fsdp(unit)
         if config.num_to_forward_prefetch:
             unit.set_modules_to_forward_prefetch(units[position + 1 :][: config.num_to_forward_prefetch])
         if config.num_to_backward_prefetch:

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
+from mindspeed_mm_dit.framework.pytorch.sharded import is_sharded
 from mindspeed_mm_dit.training.replay import NotFinite
 
 INPUTS = ("x_t", "t", "condition")
@@ -35,14 +35,14 @@ class Probe:
         for name, module in network.named_modules():
             module.register_forward_hook(partial(self._output, name))
         for name, parameter in network.named_parameters():
-            if parameter.requires_grad and not isinstance(parameter, DTensor):
+            if parameter.requires_grad and not is_sharded(parameter):
                 parameter.register_hook(partial(self._look, *_owner(name), "gradient of"))
 
     def begin(self) -> None:
         """Forget the step before, and look at the parameters that this one starts from."""
         self.largest, self.not_finite, self.micro_batch = {}, None, -1
         for name, parameter in self._network.named_parameters():
-            shard = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            shard = parameter.to_local() if is_sharded(parameter) else parameter
             self._look(*_owner(name), "", shard.detach())
 
     def loss(self, losses: Tensor) -> None:

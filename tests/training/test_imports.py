@@ -1,0 +1,44 @@
+"""What a process may not import before it needs it: each of these costs as much CPU as a second of training."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.training.launch import Configs
+
+SHARDING = {"torch.distributed.tensor", "torch.distributed.fsdp", "torch.distributed.checkpoint"}
+COMPILER = {"torch._dynamo", "sympy"}
+OTHERS = {"sklearn", "scipy", "transformers", "diffusers", "matplotlib", "pyarrow", "av", "tensorboard"}
+
+LIST = """
+import runpy, sys
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+finally:
+    print("IMPORTED", *sys.modules)
+"""
+
+
+def imported(command: list[str], folder) -> set[str]:
+    """Run a script, its path and flags, to the end in ``folder`` and return the names of the modules it imported."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    code = f"import sys; sys.argv = {command!r}\n{LIST}"
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.partition("IMPORTED ")[2].split())
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory, digits_folder):
+    return Configs.create(tmp_path_factory.mktemp("tiny"), digits_folder, hidden_size=32, num_layers=1, num_heads=2)
+
+
+def test_the_first_step_needs_no_sharding_no_compiler_and_nothing_that_draws(tiny):
+    flags = "--train-iters 1 --global-batch-size 4 --lr 1e-3 --log-interval 1"
+    found = imported(tiny.command(flags)[1:], tiny.folder)
+    assert "torch" in found and not found & (SHARDING | COMPILER | OTHERS)
