@@ -8,7 +8,7 @@ import typing
 from typing import Any
 
 from mindspeed_mm_dit.configs.model import DIFFUSION_CONFIGS, PREDICTOR_CONFIGS, ModelConfig, PixelConfig
-from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig
+from mindspeed_mm_dit.configs.text_encoder import UMT5Config
 from mindspeed_mm_dit.errors import ConfigError
 
 CHANNELS = 3
@@ -41,7 +41,7 @@ def predictors() -> list[Any]:
 def models() -> list[ModelConfig]:
     """Every predictor with every objective, in the first form that its output fits."""
     found: dict[Any, ModelConfig] = {}
-    encoders = (None, TextEncoderConfig("not read"))
+    encoders = (None, UMT5Config("not read"))
     for predictor, diffusion, encoder in itertools.product(predictors(), objectives(), encoders):
         sections = {"predictor": predictor, "diffusion": diffusion, "text_encoder": encoder}
         for model in _made(ModelConfig, {"ae": PixelConfig(CHANNELS), **sections}):
