@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.checkpoint.fitting import check_whole
+from mindspeed_mm_dit.checkpoint.published import plain, trees_of
 from mindspeed_mm_dit.errors import CheckpointError, PlatformError
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.framework.torch_file import read_torch_file
@@ -42,11 +43,12 @@ def read_weights(path: str | Path, use_ema: bool = True) -> Arrays:
 
 def choose_tree(content: Mapping[str, Any], use_ema: bool, path: Path) -> Arrays:
     """Pick the weights out of a training checkpoint {"model", "ema", "opt", "args"} or a bare state dict."""
+    trees = trees_of(content)
     for key in ("ema", "model") if use_ema else ("model", "ema"):
-        if isinstance(content.get(key), Mapping):
-            return dict(content[key])
+        if key in trees:
+            return trees[key]
     if content and all(isinstance(value, np.ndarray) for value in content.values()):
-        return dict(content)
+        return plain(content)
     raise CheckpointError(str(path), f"holds no weights; its keys are: {', '.join(map(str, list(content)[:8]))}")
 
 

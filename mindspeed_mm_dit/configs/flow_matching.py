@@ -6,18 +6,20 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from mindspeed_mm_dit.configs.limits import check_between
+from mindspeed_mm_dit.configs.limits import check_between, require_positive
 from mindspeed_mm_dit.errors import ConfigError
 
 PathName = Literal["linear", "gvp", "vp"]
-PredictionType = Literal["velocity", "noise", "score"]
+PredictionType = Literal["velocity", "noise", "score", "data"]
 LossWeight = Literal["velocity", "likelihood"]
 
 
 _LEAST_EPS = 1e-6
 """Distance from the end of the times that float32 still tells from none, with some to spare."""
-_BOUNDS = {"logit_mean": (-20.0, 20.0), "logit_std": (1e-6, 20.0), "shift": (1e-4, 1e4)}
+_BOUNDS = {"logit_mean": (-20.0, 20.0), "logit_std": (1e-6, 20.0), "shift": (1e-4, 1e4), "sample_shift": (1e-4, 1e4)}
 """Beyond these float32 has no times between the ends."""
+_NOISE_SCALES = (1e-3, 1e3)
+"""Beyond these either noise or data is lost beside the other."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +29,17 @@ class FlowMatchingConfig:
     path: PathName = "linear"
     """How data and noise are mixed: a straight line, variance-preserving by sine and cosine, or score SDE's VP."""
     prediction_type: PredictionType = "velocity"
-    """What the network predicts: dx/dt, the noise, or the score."""
+    """What the network predicts: dx/dt, the noise, the score, or the data, whose loss is that of the velocity it means
+    (JiT; Li & He 2025)."""
     loss_weight: LossWeight | None = None
     """Weight of the error of noise and score: null for 1, or as published; velocity has none."""
+    t_eps: float = 0.05
+    """Of "data": the least 1 - t by which a prediction is divided to be a velocity, in training and in sampling."""
+    noise_scale: float = 1.0
+    """Standard deviation of the noise, in training and in sampling; above 1 for large images (JiT)."""
+    cosine_loss: bool = False
+    """Add to the squared error of a velocity 1 - the cosine of its angle to the true one, over channels
+    (LightningDiT; Yao & Wang 2025)."""
     timestep_sampling: Literal["uniform", "logit_normal"] = "uniform"
     """Law of the training times: uniform as published, or logit-normal (Esser et al. 2024, eq. 19)."""
     logit_mean: float = 0.0
@@ -38,6 +48,11 @@ class FlowMatchingConfig:
     """Standard deviation of the logit of t with "logit_normal"."""
     shift: float = 1.0
     """Moves training and sampling times towards noise where above 1 (Esser et al. 2024, eq. 23)."""
+    shift_base: int | None = None
+    """Elements C H W of a latent that need no shift; ``shift`` is then sqrt(C H W / shift_base), so by the number of
+    tokens (Esser et al. 2024, section 5.3.2; RAE has 4096). null: as ``shift`` says."""
+    sample_shift: float | None = None
+    """Shift of the sampling times; null: that of training. LightningDiT trains with 1 and samples with 1 / 0.3."""
     train_eps: float | None = None
     """Distance of the training times from the ends of the path that are singular; null: as published."""
     sample_eps: float | None = None
@@ -50,19 +65,47 @@ class FlowMatchingConfig:
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"diffusion.{name} = {getattr(self, name)}", "must be a positive number")
         for name, (low, high) in _BOUNDS.items():
-            check_between(f"diffusion.{name}", getattr(self, name), low, high, "all times would be at one end")
+            if getattr(self, name) is not None:
+                check_between(f"diffusion.{name}", getattr(self, name), low, high, "all times would be at one end")
         for name in ("train_eps", "sample_eps"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < 0.5:
                 raise ConfigError(f"diffusion.{name} = {value}", "must lie in [0, 0.5), or be null")
-        if self.loss_weight is not None and self.prediction_type == "velocity":
+        if self.loss_weight is not None and self.prediction_type in ("velocity", "data"):
             raise ConfigError(
                 f"diffusion.loss_weight = {self.loss_weight!r}",
-                "has no effect on prediction_type 'velocity', whose error is never weighted",
+                f"has no effect on prediction_type {self.prediction_type!r}, whose loss is that of the velocity",
                 "set it to null, or predict 'noise' or 'score'",
             )
-
+        self._check_recipes()
         self._check_ends()
+
+    def _check_recipes(self) -> None:
+        """Raise ConfigError for settings of later recipes that do not go together with the others."""
+        if self.prediction_type == "data" and self.path != "linear":
+            raise ConfigError(
+                "diffusion.prediction_type = 'data'", f"is defined on the path 'linear', and this one is {self.path!r}",
+                "set path to 'linear'",
+            )  # fmt: skip
+        if self.cosine_loss and self.prediction_type != "velocity":
+            raise ConfigError(
+                "diffusion.cosine_loss = true", f"compares velocities, and prediction_type is {self.prediction_type!r}",
+                "predict 'velocity', or drop it",
+            )  # fmt: skip
+        check_between("diffusion.t_eps", self.t_eps, _LEAST_EPS, 1.0)
+        check_between("diffusion.noise_scale", self.noise_scale, *_NOISE_SCALES)
+        if self.shift_base is not None:
+            require_positive(self, "diffusion", "shift_base")
+            if self.shift != 1.0:
+                raise ConfigError(
+                    f"diffusion.shift = {self.shift}", f"contradicts shift_base = {self.shift_base}", "drop one of them"
+                )
+
+    def shift_of(self, shape: tuple[int, ...], sampling: bool = False) -> float:
+        """Return the shift of the times of latents of ``shape`` (C, ...), towards noise where above 1."""
+        if sampling and self.sample_shift is not None:
+            return self.sample_shift
+        return self.shift if self.shift_base is None else math.sqrt(math.prod(shape) / self.shift_base)
 
     def _check_ends(self) -> None:
         """Raise ConfigError where training or sampling would meet an infinite value at an end of the times."""
@@ -121,7 +164,7 @@ class FlowMatchingConfig:
             return given
         if self.path == "vp":
             return vp
-        return 0.0 if self.prediction_type == "velocity" else 1e-3
+        return 0.0 if self.prediction_type in ("velocity", "data") else 1e-3
 
     def _start(self, eps: float) -> float:
         return 0.0 if self.path == "vp" else eps  # (only VP's end is singular)

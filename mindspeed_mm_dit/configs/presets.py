@@ -1,22 +1,45 @@
-"""The twelve published sizes of DiT (Peebles & Xie 2023, table 1), by name."""
+"""The published sizes of DiT and of its successors, by name, as settings of section ``predictor``."""
 
 from __future__ import annotations
 
-_WIDTHS = {
+_SIZES = {
     # name: (num_layers, hidden_size, num_heads)
     "S": (12, 384, 6),
     "B": (12, 768, 12),
     "L": (24, 1024, 16),
+    "H": (32, 1280, 16),
     "XL": (28, 1152, 16),
+    "1p0B": (24, 1536, 24),
+    "1p6B": (28, 1792, 28),
 }
+_LIGHTNING = {"learn_sigma": False, "rms_norm": True, "swiglu": True, "rope": True}
+_JIT = {**_LIGHTNING, "qk_norm": True, "in_context_len": 32}
+_JIT_SIZES = {"B": (128, 4), "L": (128, 8), "H": (256, 10)}
+"""Size -> bottleneck_dim, in_context_start."""
 
-PRESETS: dict[str, dict[str, int]] = {
-    f"DiT-{size}/{patch_size}": {
+
+def _sizes(name: str, patch_size: int) -> dict[str, int]:
+    num_layers, hidden_size, num_heads = _SIZES[name]
+    return {
         "num_layers": num_layers,
         "hidden_size": hidden_size,
         "num_heads": num_heads,
         "patch_size": patch_size,
     }
-    for size, (num_layers, hidden_size, num_heads) in _WIDTHS.items()
-    for patch_size in (2, 4, 8)
+
+
+DIT = {f"DiT-{size}/{patch}": _sizes(size, patch) for size in ("S", "B", "L", "XL") for patch in (2, 4, 8)}
+"""The twelve of Peebles & Xie 2023, table 1."""
+LIGHTNING_DIT = {
+    f"LightningDiT-{size}/{patch}": {**_sizes(size, patch), **_LIGHTNING}
+    for size in ("B", "L", "XL", "1p0B", "1p6B")
+    for patch in (1, 2)
 }
+"""With the options of the published runs (Yao & Wang 2025); later ones add ``qk_norm``."""
+JIT = {
+    f"JiT-{size}/{patch}": {**_sizes(size, patch), **_JIT, "bottleneck_dim": bottleneck, "in_context_start": start}
+    for size, (bottleneck, start) in _JIT_SIZES.items()
+    for patch in (16, 32)
+}
+"""In pixels: patches of 16 for images of 256, of 32 for 512 (Li & He 2025)."""
+PRESETS: dict[str, dict[str, int]] = {**DIT, **LIGHTNING_DIT, **JIT}

@@ -9,7 +9,7 @@ NN = {
     "ModuleList": "list of modules, keys 0, 1, ...",
     "Sequential": "modules called in turn, keys 0, 1, ...",
     "Linear": "(in, out, bias=True); weight (out, in), bias (out,)",
-    "Conv2d": "(in, out, kernel_size, stride=1, padding=0); weight (out, in, k, k), bias (out,)",
+    "Conv2d": "(in, out, kernel_size, stride=1, padding=0, bias=True); weight (out, in, k, k), bias (out,)",
     "Embedding": "(rows, width); weight (rows, width)",
     "LayerNorm": "(width, eps=, elementwise_affine=): over the last axis; affine: weight (width,), bias (width,)",
     "RMSNorm": "(width, eps=1e-6): x / root mean square over the last axis, times weight (width,)",
@@ -39,6 +39,7 @@ OPS = {
     "clamp": "(x, min, max); either may be None",
     "where": "(condition, x, y); x and y tensors",
     "mean_per_sample": "(x): mean over every axis but the first -> (B,)",
+    "cosine_similarity": "(x, y, dim): of the vectors along ``dim``, which is left out of the result",
     "take": "(table, index): rows of a 1-D table",
     "pad": "(x, (left, right, top, bottom)): zeros around the last two axes",
     "upsample_nearest_2x": "(x): (B, C, H, W) -> (B, C, 2H, 2W), each pixel four times",
@@ -96,5 +97,5 @@ RUNTIME = {
 
 OPTIM = {
     "gradients": "(module, losses) -> (losses (B,), {name: gradient of their mean}); losses: () -> tensor",
-    "adamw_step": "(module, losses, lr): one AdamW step on their mean, betas 0.9 and 0.999, eps 1e-8, no decay",
+    "adamw_step": "(module, losses, lr, betas=(0.9, 0.999)): one AdamW step on their mean, eps 1e-8, no decay",
 }

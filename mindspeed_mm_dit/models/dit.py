@@ -10,13 +10,16 @@ from typing import Any
 
 from mindspeed_mm_dit.configs.dit import FREQUENCY_WIDTH, DiTConfig
 from mindspeed_mm_dit.framework import nn, ops
-from mindspeed_mm_dit.models.positions import sincos_positions_2d, timestep_frequencies
+from mindspeed_mm_dit.models.layers import SwiGLU, merge_heads, split_heads, timestep_code
+from mindspeed_mm_dit.models.positions import rotary_tables_2d, sincos_positions_2d, timestep_frequencies
 
 Tensor = Any  # a tensor of the active framework
 
 
-def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    """Scale and shift normalised tokens (B, N, D) by per-sample vectors (B, D)."""
+def modulate(x: Tensor, shift: Tensor | None, scale: Tensor) -> Tensor:
+    """Scale and, but for ``shift`` None, shift normalised tokens (B, N, D) by per-sample vectors (B, D)."""
+    if shift is None:
+        return x * (1 + scale[:, None])
     return ops.addcmul(shift[:, None], x, 1 + scale[:, None])
 
 
@@ -28,10 +31,30 @@ class PatchEmbed(nn.Module):
         self.proj = nn.Conv2d(in_channels, hidden_size, kernel_size=patch_size, stride=patch_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.proj(ops.cast_like(x, self.proj.weight))  # (B, D, H/P, W/P)
-        x = ops.reshape(x, (x.shape[0], x.shape[1], -1))  # (B, D, N)
-        # PyTorch's CPU attention has wrong gradients where the last axis is not contiguous (pytorch/pytorch#187506).
-        return ops.contiguous(ops.permute(x, (0, 2, 1)))  # (B, N, D)
+        return as_tokens(self.proj(ops.cast_like(x, self.proj.weight)))  # (B, N, D)
+
+
+class BottleneckPatchEmbed(nn.Module):
+    """Cut images into patches and embed each through a narrow layer: pixels of large patches lie near few dimensions
+    (JiT).
+    """
+
+    def __init__(self, config: DiTConfig, bottleneck_dim: int) -> None:
+        super().__init__()
+        P, D = config.patch_size, config.hidden_size
+        self.proj1 = nn.Conv2d(config.in_channels, bottleneck_dim, kernel_size=P, stride=P, bias=False)
+        self.proj2 = nn.Conv2d(bottleneck_dim, D, kernel_size=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.proj1(ops.cast_like(x, self.proj1.weight))  # (B, bottleneck_dim, H/P, W/P)
+        return as_tokens(self.proj2(x))  # (B, N, D)
+
+
+def as_tokens(x: Tensor) -> Tensor:
+    """(B, D, h, w) -> (B, N, D), row by row."""
+    x = ops.reshape(x, (x.shape[0], x.shape[1], -1))  # (B, D, N)
+    # PyTorch's CPU attention has wrong gradients where the last axis is not contiguous (pytorch/pytorch#187506).
+    return ops.contiguous(ops.permute(x, (0, 2, 1)))  # (B, N, D)
 
 
 class TimestepEmbedder(nn.Module):
@@ -49,8 +72,7 @@ class TimestepEmbedder(nn.Module):
 
     def code(self, t: Tensor) -> Tensor:
         """Return the sinusoids of timesteps (B,), whatever their scale."""
-        angles = ops.to_float32(t)[:, None] * self.frequencies[None]  # (B, 128)
-        return ops.cat([ops.cos(angles), ops.sin(angles)], 1)  # (B, 256)
+        return timestep_code(t, self.frequencies)  # (B, 256)
 
 
 class LabelEmbedder(nn.Module):
@@ -65,24 +87,26 @@ class LabelEmbedder(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention."""
+    """Multi-head self-attention; queries and keys may be normed head by head, and turned by their positions."""
 
-    def __init__(self, hidden_size: int, num_heads: int) -> None:
+    def __init__(self, config: DiTConfig) -> None:
         super().__init__()
-        self.num_heads = num_heads
-        self.qkv = nn.Linear(hidden_size, 3 * hidden_size)
-        self.proj = nn.Linear(hidden_size, hidden_size)
+        D = config.hidden_size
+        self.num_heads, self.qk_norm = config.num_heads, config.qk_norm
+        self.qkv = nn.Linear(D, 3 * D)
+        self.proj = nn.Linear(D, D)
+        if config.qk_norm:
+            self.q_norm, self.k_norm = head_norm(config), head_norm(config)
 
-    def forward(self, x: Tensor) -> Tensor:
-        B, N, D = x.shape
-        q, k, v = (self._heads(part) for part in ops.chunk(self.qkv(x), 3, 2))  # 3 x (B, heads, N, d)
-        x = ops.permute(ops.attention(q, k, v), (0, 2, 1, 3))  # (B, N, heads, d)
-        return self.proj(ops.reshape(x, (B, N, D)))  # (B, N, D)
-
-    def _heads(self, x: Tensor) -> Tensor:
-        B, N, D = x.shape
-        x = ops.reshape(x, (B, N, self.num_heads, D // self.num_heads))  # (B, N, heads, d)
-        return ops.permute(x, (0, 2, 1, 3))  # (B, heads, N, d)
+    def forward(self, x: Tensor, cos: Tensor | None = None, sin: Tensor | None = None) -> Tensor:
+        """Return tokens (B, N, D); cos, sin: their positions (N, d / 2), if they turn."""
+        q, k, v = (split_heads(part, self.num_heads) for part in ops.chunk(self.qkv(x), 3, 2))  # 3 x (B, heads, N, d)
+        if self.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if cos is not None:
+            q, k = ops.rotary(q, cos, sin), ops.rotary(k, cos, sin)
+        x = ops.attention(ops.cast_like(q, v), ops.cast_like(k, v), v)  # (B, heads, N, d)
+        return self.proj(merge_heads(x))  # (B, N, D)
 
 
 class Mlp(nn.Module):
@@ -98,21 +122,41 @@ class Mlp(nn.Module):
         return self.fc2(self.act(self.fc1(x)))  # (B, N, D)
 
 
+def token_norm(config: DiTConfig) -> Any:
+    """Return a norm over the width of a token."""
+    if config.rms_norm:
+        return nn.RMSNorm(config.hidden_size, eps=1e-6)
+    return nn.LayerNorm(config.hidden_size, eps=1e-6, elementwise_affine=False)
+
+
+def head_norm(config: DiTConfig) -> Any:
+    """Return a norm over the width of a head; LayerNorm has another eps here than everywhere else, as published."""
+    if config.rms_norm:
+        return nn.RMSNorm(config.head_dim, eps=1e-6)
+    return nn.LayerNorm(config.head_dim, eps=1e-5, elementwise_affine=True)
+
+
 class DiTBlock(nn.Module):
     """Transformer block with adaLN-Zero: the condition sets shift, scale and gate of both branches."""
 
-    def __init__(self, hidden_size: int, num_heads: int, mlp_hidden_size: int) -> None:
+    def __init__(self, config: DiTConfig) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(hidden_size, eps=1e-6, elementwise_affine=False)
-        self.attn = Attention(hidden_size, num_heads)
-        self.norm2 = nn.LayerNorm(hidden_size, eps=1e-6, elementwise_affine=False)
-        self.mlp = Mlp(hidden_size, mlp_hidden_size)
-        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(hidden_size, 6 * hidden_size))
+        D, mlp = config.hidden_size, SwiGLU if config.swiglu else Mlp
+        self.num_modulations = config.num_modulations
+        self.norm1 = token_norm(config)
+        self.attn = Attention(config)
+        self.norm2 = token_norm(config)
+        self.mlp = mlp(D, config.mlp_hidden_size)
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(D, config.num_modulations * D))
 
-    def forward(self, x: Tensor, c: Tensor) -> Tensor:
-        modulation = ops.chunk(self.adaLN_modulation(c), 6, 1)  # 6 x (B, D)
-        shift_msa, scale_msa, gate_msa, shift_mlp, scale_mlp, gate_mlp = modulation
-        attended = self.attn(modulate(self.norm1(x), shift_msa, scale_msa))  # (B, N, D)
+    def forward(self, x: Tensor, c: Tensor, cos: Tensor | None = None, sin: Tensor | None = None) -> Tensor:
+        """Return tokens (B, N, D); c: (B, D); cos, sin: positions (N, d / 2), where queries and keys are turned."""
+        modulation = ops.chunk(self.adaLN_modulation(c), self.num_modulations, 1)  # 6 or 4 x (B, D)
+        if self.num_modulations == 4:
+            (scale_msa, gate_msa, scale_mlp, gate_mlp), shift_msa, shift_mlp = modulation, None, None
+        else:
+            shift_msa, scale_msa, gate_msa, shift_mlp, scale_mlp, gate_mlp = modulation
+        attended = self.attn(modulate(self.norm1(x), shift_msa, scale_msa), cos, sin)  # (B, N, D)
         x = ops.addcmul(x, gate_msa[:, None], attended)  # (B, N, D)
         return ops.addcmul(x, gate_mlp[:, None], self.mlp(modulate(self.norm2(x), shift_mlp, scale_mlp)))  # (B, N, D)
 
@@ -120,11 +164,12 @@ class DiTBlock(nn.Module):
 class FinalLayer(nn.Module):
     """Modulated norm and a linear layer from tokens to patches."""
 
-    def __init__(self, hidden_size: int, patch_size: int, out_channels: int) -> None:
+    def __init__(self, config: DiTConfig) -> None:
         super().__init__()
-        self.norm_final = nn.LayerNorm(hidden_size, eps=1e-6, elementwise_affine=False)
-        self.linear = nn.Linear(hidden_size, patch_size * patch_size * out_channels)
-        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(hidden_size, 2 * hidden_size))
+        D = config.hidden_size
+        self.norm_final = token_norm(config)
+        self.linear = nn.Linear(D, config.patch_size * config.patch_size * config.out_channels)
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(D, 2 * D))
 
     def forward(self, x: Tensor, c: Tensor) -> Tensor:
         shift, scale = ops.chunk(self.adaLN_modulation(c), 2, 1)  # 2 x (B, D)
@@ -139,26 +184,46 @@ class DiT(nn.Module):
         self.config = config
         D, P = config.hidden_size, config.patch_size
         self.pos_embed = nn.frozen_parameter(sincos_positions_2d(D, config.input_size // P)[None])
-        self.x_embedder = PatchEmbed(config.in_channels, P, D)
+        narrow = config.bottleneck_dim
+        self.x_embedder = BottleneckPatchEmbed(config, narrow) if narrow else PatchEmbed(config.in_channels, P, D)
         self.t_embedder = TimestepEmbedder(D)
         self.y_embedder = LabelEmbedder(config.num_embeddings, D)
-        self.blocks = nn.ModuleList(
-            [DiTBlock(D, config.num_heads, config.mlp_hidden_size) for _ in range(config.num_layers)]
-        )
-        self.final_layer = FinalLayer(D, P, config.out_channels)
+        if config.in_context_len:
+            self.in_context_posemb = nn.parameter((1, config.in_context_len, D))
+        if config.rope:
+            cos, sin = rotary_tables_2d(config.head_dim, config.input_size // P, config.in_context_len)
+            nn.set_constant(self, "rope_cos", cos)
+            nn.set_constant(self, "rope_sin", sin)
+        self.blocks = nn.ModuleList([DiTBlock(config) for _ in range(config.num_layers)])
+        self.final_layer = FinalLayer(config)
 
     def forward(self, x: Tensor, t: Tensor, y: Tensor) -> Tensor:
         """Predict.
 
-        x: (B, C, H, W) noised latents; t: (B,) training timestep, 0 ... T-1; y: (B,) int label, the null
-        class being ``config.num_classes``. Returns (B, out_channels, H, W) in the dtype of the weights.
+        x: (B, C, H, W) noised latents; t: (B,) training timestep, 0 ... T-1, or a real time of flow matching; y: (B,)
+        int label, the null class being ``config.num_classes``. Returns (B, out_channels, H, W) in the dtype of the
+        weights.
         """
         x = self.x_embedder(x)  # (B, N, D)
         x = x + ops.cast_like(self.pos_embed, x)  # (B, N, D)
-        c = self.t_embedder(t) + self.y_embedder(y)  # (B, D)
-        for block in self.blocks:
-            x = block(x, c)  # (B, N, D)
-        return self.unpatchify(self.final_layer(x, c))  # (B, out_channels, H, W)
+        label = self.y_embedder(y)  # (B, D)
+        c = self.t_embedder(t) + label  # (B, D)
+        joined, first = 0, self.config.in_context_start
+        for number, block in enumerate(self.blocks):
+            if number == first and self.config.in_context_len:
+                joined = self.config.in_context_len
+                tokens = label[:, None] + self.in_context_posemb  # (B, in_context_len, D)
+                x = ops.cat([ops.cast_like(tokens, x), x], 1)  # (B, in_context_len + N, D)
+            cos, sin = self._positions(joined)
+            x = block(x, c, cos, sin)  # (B, joined + N, D)
+        return self.unpatchify(self.final_layer(x[:, joined:], c))  # (B, out_channels, H, W)
+
+    def _positions(self, joined: int) -> tuple[Tensor | None, Tensor | None]:
+        """Return what turns the tokens of the image, and ``joined`` ones before them: (joined + N, d / 2), if any."""
+        if not self.config.rope:
+            return None, None
+        unused = self.config.in_context_len - joined
+        return self.rope_cos[unused:], self.rope_sin[unused:]
 
     def unpatchify(self, x: Tensor) -> Tensor:
         """Lay patches (B, N, P * P * C) out as an image (B, C, H, W)."""

@@ -30,6 +30,20 @@ def timestep_frequencies(width: int, max_period: float = 10000.0) -> np.ndarray:
     return np.exp(exponent.astype(np.float64)).astype(np.float32)
 
 
+def rotary_tables_2d(head_dim: int, grid_size: int, unturned: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Return cosines and sines of rotary positions on a square grid, each (unturned + grid_size**2, head_dim / 2).
+
+    The first half of the pairs turns with the row, the second with the column; pair i of n by position *
+    10000**(-i / n), made in float64. unturned: tokens before those of the grid, which have no position.
+    """
+    pairs = head_dim // 4
+    frequencies = 10000.0 ** (-np.arange(pairs) / pairs)
+    rows, columns = np.divmod(np.arange(grid_size * grid_size), grid_size)
+    angles = np.concatenate([np.outer(rows, frequencies), np.outer(columns, frequencies)], axis=1)
+    angles = np.concatenate([np.zeros((unturned, 2 * pairs)), angles])
+    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+
+
 def rotary_tables(head_dim: int, length: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return cosines and sines of rotary positions for frames, rows and columns, each (length, pairs) float32.
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from mindspeed_mm_dit.configs.video_transformer import VideoTransformerConfig
 from mindspeed_mm_dit.framework import nn, ops
+from mindspeed_mm_dit.models.layers import merge_heads, split_heads, timestep_code
 from mindspeed_mm_dit.models.positions import rotary_tables, timestep_frequencies
 
 Tensor = Any  # a tensor of the active framework
@@ -87,8 +88,7 @@ class ConditionEmbedder(nn.Module):
 
     def forward(self, t: Tensor, text: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the embedded time (B, D), what modulates each block (B, 6 D), and the embedded text (B, L, D)."""
-        angles = ops.to_float32(t)[:, None] * self.frequencies[None]  # (B, freq_dim / 2)
-        time = self.time_embedder(ops.cat([ops.cos(angles), ops.sin(angles)], 1))  # (B, D)
+        time = self.time_embedder(timestep_code(t, self.frequencies))  # (B, D)
         return time, self.time_proj(self.act_fn(time)), self.text_embedder(text)
 
 
@@ -110,22 +110,16 @@ class Attention(nn.Module):
 
         cos, sin: positions (N, d / 2), where the tokens of a video look at each other; there ranks may share them.
         """
-        q = self._heads(self.norm_q(self.to_q(x)))  # (B, heads, N, d)
-        k = self._heads(self.norm_k(self.to_k(source)))  # (B, heads, M, d)
-        v = self._heads(self.to_v(source))  # (B, heads, M, d)
+        q = split_heads(self.norm_q(self.to_q(x)), self.num_heads)  # (B, heads, N, d)
+        k = split_heads(self.norm_k(self.to_k(source)), self.num_heads)  # (B, heads, M, d)
+        v = split_heads(self.to_v(source), self.num_heads)  # (B, heads, M, d)
         if cos is None:  # each token of the video looks at the text by itself
             x = ops.attention(ops.cast_like(q, v), ops.cast_like(k, v), v)  # (B, heads, N, d)
         else:
             q, k, v = ops.tokens_to_heads(q), ops.tokens_to_heads(k), ops.tokens_to_heads(v)
             q, k = ops.rotary(q, cos, sin), ops.rotary(k, cos, sin)
             x = ops.heads_to_tokens(ops.attention(ops.cast_like(q, v), ops.cast_like(k, v), v))  # (B, heads, N, d)
-        x = ops.permute(x, (0, 2, 1, 3))  # (B, N, heads, d)
-        return self.to_out(ops.reshape(x, (x.shape[0], x.shape[1], -1)))  # (B, N, D)
-
-    def _heads(self, x: Tensor) -> Tensor:
-        B, N, D = x.shape
-        x = ops.reshape(x, (B, N, self.num_heads, D // self.num_heads))  # (B, N, heads, d)
-        return ops.permute(x, (0, 2, 1, 3))  # (B, heads, N, d)
+        return self.to_out(merge_heads(x))  # (B, N, D)
 
 
 class Projection(nn.Module):

@@ -21,9 +21,9 @@ from torch.utils.checkpoint import checkpoint
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, load_fsdp2_config, resolve_paths
-from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, GaussianDiffusionConfig, ModelConfig
+from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, GaussianDiffusionConfig, ModelConfig, PixelConfig
 from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32, SHARDED_BF16
-from mindspeed_mm_dit.configs.presets import PRESETS
+from mindspeed_mm_dit.configs.presets import DIT, JIT, LIGHTNING_DIT, PRESETS
 from mindspeed_mm_dit.framework.pytorch import linear, ops, runtime
 from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
 from mindspeed_mm_dit.models.composite import DiTModel
@@ -42,7 +42,25 @@ PUBLISHED = {
     "DiT-L/2": 458102816, "DiT-L/4": 458053760, "DiT-L/8": 458594816,
     "DiT-B/2": 130512416, "DiT-B/4": 130475648, "DiT-B/8": 130881536,
     "DiT-S/2": 32963360, "DiT-S/4": 32945024, "DiT-S/8": 33148160,
+    "LightningDiT-XL/1": 675256736, "LightningDiT-B/1": 130556192,
+    "LightningDiT-1p0B/1": 1029401120, "LightningDiT-1p6B/1": 1631767120,
+    "JiT-B/16": 131320320, "JiT-L/16": 459139808, "JiT-H/16": 952842048,
+    "JiT-B/32": 133387008, "JiT-L/32": 461796320, "JiT-H/32": 956383296,
 }  # fmt: skip
+LATENTS = {
+    **{name: {"input_size": 32} for name in DIT},
+    **{name: {"input_size": 16, "in_channels": 32} for name in LIGHTNING_DIT},
+    **{name: {"input_size": 16 * sizes["patch_size"], "in_channels": 3} for name, sizes in JIT.items()},
+}
+SMALL = {"num_layers": 3, "hidden_size": 192, "num_heads": 3, "num_classes": 10}
+OPTIONS = {
+    "LightningDiT": {**PRESETS["LightningDiT-B/2"], **SMALL, "input_size": 16},
+    "LightningDiT without shifts": {**PRESETS["LightningDiT-B/2"], **SMALL, "input_size": 16, "wo_shift": True},
+    "QK-norm by LayerNorm": {**PRESETS["DiT-B/2"], **SMALL, "input_size": 16, "qk_norm": True},
+    "JiT": {**PRESETS["JiT-B/16"], **SMALL, "patch_size": 4, "input_size": 32, "bottleneck_dim": 24,
+            "in_context_len": 8, "in_context_start": 1, "in_channels": 3},
+}  # fmt: skip
+"""Small networks that have each option at least once."""
 
 
 def model_of(preset="DiT-XL/2", size=32, **predictor):
@@ -53,13 +71,15 @@ def model_of(preset="DiT-XL/2", size=32, **predictor):
     )
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", PUBLISHED)
 def test_parameter_counts_are_the_published_ones(preset):
-    assert model_of(preset).predictor.parameters().num_elements() == PUBLISHED[preset]
+    config = DiTConfig(num_classes=1000, **LATENTS[preset], **PRESETS[preset])
+    assert config.parameters().num_elements() == PUBLISHED[preset]
 
 
-def test_shapes_are_those_of_the_network():
-    config = model_of(hidden_size=48, num_layers=2, num_heads=3, patch_size=4).predictor
+@pytest.mark.parametrize("sizes", [{"hidden_size": 48, "num_heads": 3, "patch_size": 4}, *OPTIONS.values()])
+def test_shapes_are_those_of_the_network(sizes):
+    config = DiTConfig(**{"input_size": 32, "num_classes": 1000, "num_layers": 2, **sizes})
     network = DiT(config)
     found = {name: tuple(p.shape) for name, p in network.named_parameters()}
     trained = {name: tuple(p.shape) for name, p in network.named_parameters() if p.requires_grad}
@@ -67,12 +87,13 @@ def test_shapes_are_those_of_the_network():
     assert config.parameters().shapes(trained_only=True) == trained
 
 
-def test_multiply_adds_are_those_pytorch_counts(monkeypatch):
+@pytest.mark.parametrize("sizes", [{**PRESETS["DiT-S/4"], "input_size": 16, "num_classes": 9}, *OPTIONS.values()])
+def test_multiply_adds_are_those_pytorch_counts(monkeypatch, sizes):
     from torch.utils.flop_counter import FlopCounterMode
 
     monkeypatch.setattr(linear, "onednn_is_faster", lambda: False)  # whose products it does not know
-    config = model_of("DiT-S/4", size=16).predictor
-    network, draw = DiT(config), torch.randn(2, 4, 16, 16)
+    config = DiTConfig(**sizes)
+    network, draw = DiT(config), torch.randn(2, *config.latent_shape)
     counter = FlopCounterMode(display=False)  # it knows attention by its matrix products only
     with counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         network(draw, torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64))
@@ -90,6 +111,18 @@ def test_activations_are_within_a_tenth_of_the_bytes_autograd_keeps(preset, prec
     assert planned == pytest.approx(bytes_kept(model, precision, recompute), rel=0.10)
 
 
+@pytest.mark.parametrize("sizes", OPTIONS.values(), ids=OPTIONS)
+def test_activations_of_every_option_are_planned(sizes):
+    config = DiTConfig(**sizes)
+    model = ModelConfig(
+        PixelConfig(3) if config.in_channels == 3 else AutoencoderKLConfig("not read"),
+        GaussianDiffusionConfig(variance_type="learned_range" if config.learn_sigma else "fixed_small"),
+        config,
+    )
+    planned, _ = activation_bytes(model, Layout(precision=FLOAT32))
+    assert planned == pytest.approx(bytes_kept(model, FLOAT32, recompute=False), rel=0.10)
+
+
 def bytes_kept(model, precision, recompute, batch=2):
     """Bytes of an image that forward and loss leave for backward, weights not counted."""
     network = DiT(model.predictor)
@@ -99,7 +132,7 @@ def bytes_kept(model, precision, recompute, batch=2):
     if recompute:
         for block in network.blocks:
             run = block.forward
-            block.forward = lambda x, c, run=run: checkpoint(run, x, c, use_reentrant=False)
+            block.forward = lambda *given, run=run: checkpoint(run, *given, use_reentrant=False)
     weights = {p.untyped_storage().data_ptr() for p in network.parameters()}
     copies_of_weights = {shape for p in network.parameters() for shape in (p.shape, p.shape[::-1])}  # autocast's
     diffusion = GaussianDiffusion.from_config(model.diffusion)

@@ -15,10 +15,11 @@ from mindspeed_mm_dit.checkpoint.formats import pt, safetensors
 from mindspeed_mm_dit.checkpoint.shapes import check_claimed_sizes, predictor_of, vae_config
 from mindspeed_mm_dit.checkpoint.state import Arrays, State
 from mindspeed_mm_dit.configs.dit import DiTConfig
+from mindspeed_mm_dit.configs.dit_settings import OPTIONS
 from mindspeed_mm_dit.configs.limits import check_between
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.predictor import PredictorConfig, count_of
-from mindspeed_mm_dit.configs.presets import PRESETS
+from mindspeed_mm_dit.configs.presets import DIT
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
@@ -239,7 +240,19 @@ def _published(predictor: PredictorConfig, state: State) -> DiTConfig:
     if not isinstance(predictor, DiTConfig):
         raise ConfigError(f"predictor {predictor.model_id!r}", "has no form among diffusers' models here",
                           "convert to safetensors, .pt or .ckpt")  # fmt: skip
+    check_options(predictor)
+    if "model" in state.facts:  # (which says what shows in no shape)
+        check_options(model_config_from_mapping(state.facts["model"], "model.json").predictor)
     return dataclasses.replace(predictor, num_heads=_num_heads(predictor, state))
+
+
+def check_options(network: DiTConfig) -> None:
+    """Raise ConfigError, naming it, for an option of the network that diffusers' DiT does not have."""
+    for name in OPTIONS:
+        value = getattr(network, name)
+        if value:
+            raise ConfigError(f"predictor.{name} = {json.dumps(value)}", f"diffusers' {_DIT} has no such option",
+                              "convert to safetensors, .pt or .ckpt")  # fmt: skip
 
 
 def _num_heads(found: DiTConfig, state: State) -> int:
@@ -248,7 +261,7 @@ def _num_heads(found: DiTConfig, state: State) -> int:
         return int(state.config["num_attention_heads"])
     if "model" in state.facts:
         return int(model_config_from_mapping(state.facts["model"], "model.json").predictor.num_heads)
-    for sizes in PRESETS.values():
+    for sizes in DIT.values():
         if (sizes["hidden_size"], sizes["num_layers"]) == (found.hidden_size, found.num_layers):
             return sizes["num_heads"]
     raise ConfigError("--model", "is needed: the weights do not tell the number of attention heads",

@@ -79,6 +79,7 @@ def _check(model: ModelConfig) -> None:
     if not isinstance(model.predictor, DiTConfig):
         raise ConfigError(f"predictor.model_id = {model.predictor.model_id!r}", "has no pipeline here",
                           "convert to safetensors, .pt or .ckpt")  # fmt: skip
+    diffusers.check_options(model.predictor)
     if not isinstance(model.diffusion, GaussianDiffusionConfig):
         raise ConfigError(
             f"diffusion.model_id = {model.diffusion.model_id!r}",

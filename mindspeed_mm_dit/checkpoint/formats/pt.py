@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mindspeed_mm_dit.checkpoint.published import plain, trees_of
 from mindspeed_mm_dit.checkpoint.state import State
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.torch_file import read_torch_file, write_torch_file
@@ -26,9 +27,9 @@ def read(path: Path) -> State:
     if not isinstance(content, Mapping):
         raise CheckpointError(str(path), f"holds a {type(content).__name__}, not a dict")
     content = content["state_dict"] if isinstance(content.get("state_dict"), Mapping) else content
-    trees = {name: dict(content[name]) for name in ("model", "ema") if isinstance(content.get(name), Mapping)}
+    trees = trees_of(content)
     if not trees and content and all(isinstance(value, np.ndarray) for value in content.values()):
-        trees = {"model": dict(content)}
+        trees = {"model": plain(content)}
     if not trees:
         raise CheckpointError(str(path), f"holds no weights; its keys are: {', '.join(map(str, list(content)[:8]))}")
     args = content.get("args")

@@ -63,16 +63,23 @@ class Conv2d(Module):
     """Cross-correlation: (B, in_channels, H, W) -> (B, out_channels, H', W')."""
 
     def __init__(
-        self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, padding: int = 0
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int,
+        stride: int = 1,
+        padding: int = 0,
+        bias: bool = True,
     ) -> None:
         super().__init__()
         self.stride, self.padding = stride, padding
         self.weight = _zeros(out_channels, in_channels, kernel_size, kernel_size)
-        self.bias = _zeros(out_channels)
+        self.bias = _zeros(out_channels) if bias else None
 
     def forward(self, x: Any) -> Any:
         if ON_CPU:
-            return _conv2d_by_product(x, self.weight, self.stride, self.padding) + self.bias[:, None, None]
+            x = _conv2d_by_product(x, self.weight, self.stride, self.padding)
+            return x if self.bias is None else x + self.bias[:, None, None]
         return msops.conv2d(x, self.weight, self.bias, stride=self.stride, pad_mode="pad", padding=self.padding)
 
 

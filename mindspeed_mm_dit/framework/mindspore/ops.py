@@ -16,10 +16,10 @@ MASKED = -1e30
 """Score of what a mask hides: its exponential is 0, and no difference of two of them is undefined."""
 
 __all__ = [
-    "addcmul", "attention", "broadcast_to", "cast_like", "cat", "chunk", "clamp", "contiguous", "cos", "exp", "expm1",
-    "gather_tokens", "heads_to_tokens", "linear", "log", "mean_per_sample", "no_grad", "numpy", "pad", "permute",
-    "reshape", "rotary", "sigmoid", "sin", "split_tokens", "stop_gradient", "take", "tensor", "to_float32",
-    "tokens_to_heads", "upsample_nearest_2x", "where",
+    "addcmul", "attention", "broadcast_to", "cast_like", "cat", "chunk", "clamp", "contiguous", "cos",
+    "cosine_similarity", "exp", "expm1", "gather_tokens", "heads_to_tokens", "linear", "log", "mean_per_sample",
+    "no_grad", "numpy", "pad", "permute", "reshape", "rotary", "sigmoid", "sin", "split_tokens", "stop_gradient",
+    "take", "tensor", "to_float32", "tokens_to_heads", "upsample_nearest_2x", "where",
 ]  # fmt: skip
 
 
@@ -68,6 +68,12 @@ def clamp(x: Tensor, min: float | None = None, max: float | None = None) -> Tens
 def mean_per_sample(x: Tensor) -> Tensor:
     """Mean over every axis but the first: (B, ...) -> (B,)."""
     return msops.mean(msops.reshape(x, (x.shape[0], -1)), 1)
+
+
+def cosine_similarity(x: Tensor, y: Tensor, dim: int) -> Tensor:
+    """Cosine of the angle between the vectors along ``dim``."""
+    norms = msops.sum(x * x, dim) * msops.sum(y * y, dim)
+    return msops.sum(x * y, dim) * msops.rsqrt(msops.clamp(norms, min=1e-16))
 
 
 def contiguous(x: Tensor) -> Tensor:

@@ -36,10 +36,12 @@ def gradients(module: mindspore.nn.Cell, losses: Callable[[], Any]) -> tuple[np.
     return runtime.to_host(values), {name: runtime.to_host(g) for name, g in zip(names, found)}
 
 
-def adamw_step(module: mindspore.nn.Cell, losses: Callable[[], Any], lr: float) -> None:
-    """Take one AdamW step (betas 0.9 and 0.999, eps 1e-8, no decay) on the mean of the losses."""
+def adamw_step(
+    module: mindspore.nn.Cell, losses: Callable[[], Any], lr: float, betas: tuple[float, float] = (0.9, 0.999)
+) -> None:
+    """Take one AdamW step (eps 1e-8, no decay) on the mean of the losses."""
     _, parameters = trained(module)
-    optimizer = adamw(parameters, (0.9, 0.999), 1e-8, 0.0)
+    optimizer = adamw(parameters, betas, 1e-8, 0.0)
     for group in optimizer.param_groups:
         group["lr"] = lr
     ordered = [p for group in optimizer.param_groups for p in group["params"]]

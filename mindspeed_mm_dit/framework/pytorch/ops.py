@@ -26,7 +26,7 @@ from torch import (
     view_as_real,
     where,
 )
-from torch.nn.functional import interpolate, pad
+from torch.nn.functional import cosine_similarity, interpolate, pad
 from torch.nn.functional import scaled_dot_product_attention as attention
 
 from mindspeed_mm_dit.framework.pytorch import runtime
@@ -34,10 +34,10 @@ from mindspeed_mm_dit.framework.pytorch.linear import linear
 from mindspeed_mm_dit.framework.pytorch.sequence import gather_tokens, heads_to_tokens, split_tokens, tokens_to_heads
 
 __all__ = [
-    "addcmul", "attention", "broadcast_to", "cast_like", "cat", "chunk", "clamp", "contiguous", "cos", "exp", "expm1",
-    "gather_tokens", "heads_to_tokens", "linear", "log", "mean_per_sample", "no_grad", "numpy", "pad", "permute",
-    "reshape", "rotary", "sigmoid", "sin", "split_tokens", "stop_gradient", "take", "tensor", "to_float32",
-    "tokens_to_heads", "upsample_nearest_2x", "where",
+    "addcmul", "attention", "broadcast_to", "cast_like", "cat", "chunk", "clamp", "contiguous", "cos",
+    "cosine_similarity", "exp", "expm1", "gather_tokens", "heads_to_tokens", "linear", "log", "mean_per_sample",
+    "no_grad", "numpy", "pad", "permute", "reshape", "rotary", "sigmoid", "sin", "split_tokens", "stop_gradient",
+    "take", "tensor", "to_float32", "tokens_to_heads", "upsample_nearest_2x", "where",
 ]  # fmt: skip
 
 

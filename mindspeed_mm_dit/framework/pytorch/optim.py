@@ -46,9 +46,11 @@ def gradients(module: nn.Module, losses: Callable[[], Tensor]) -> tuple[np.ndarr
     return values.numpy(force=True), found
 
 
-def adamw_step(module: nn.Module, losses: Callable[[], Tensor], lr: float) -> None:
-    """Take one AdamW step (betas 0.9 and 0.999, eps 1e-8, no decay) on the mean of the losses."""
-    optimizer = adamw(module, (0.9, 0.999), 1e-8, 0.0)
+def adamw_step(
+    module: nn.Module, losses: Callable[[], Tensor], lr: float, betas: tuple[float, float] = (0.9, 0.999)
+) -> None:
+    """Take one AdamW step (eps 1e-8, no decay) on the mean of the losses."""
+    optimizer = adamw(module, betas, 1e-8, 0.0)
     for group in optimizer.param_groups:
         group["lr"] = lr
     gradients(module, losses)

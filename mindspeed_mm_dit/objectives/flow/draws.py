@@ -7,13 +7,14 @@ import numpy as np
 from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
 from mindspeed_mm_dit.data.draws import Stream, normals
 from mindspeed_mm_dit.objectives.contract import Arrays
-from mindspeed_mm_dit.objectives.flow.path import PATHS, PathPoint
-from mindspeed_mm_dit.objectives.flow.timesteps import training_times
+from mindspeed_mm_dit.objectives.flow.path import PathPoint, point_at
+from mindspeed_mm_dit.objectives.flow.timesteps import least_rest, training_times
 
 
 def draws(config: FlowMatchingConfig, seed: int, positions: np.ndarray, shape: tuple[int, ...]) -> Arrays:
     """Return timesteps (B,) in [0, 1], noise (B, *shape), and coefficients (B, 5), each float32."""
-    return _batch(config, training_times(config, seed, positions), normals(seed, Stream.NOISE, positions, shape))
+    times = training_times(config, seed, positions, shape)
+    return _batch(config, times, normals(seed, Stream.NOISE, positions, shape))
 
 
 def draws_at(config: FlowMatchingConfig, shares: np.ndarray, noise: np.ndarray) -> Arrays:
@@ -24,8 +25,8 @@ def draws_at(config: FlowMatchingConfig, shares: np.ndarray, noise: np.ndarray) 
 
 def coefficients(config: FlowMatchingConfig, t: np.ndarray) -> np.ndarray:
     """Return alpha, sigma, alpha', sigma' and the weight of the loss at times ``t`` (B,), as (B, 5) float32."""
-    point = PATHS[config.path](t.astype(np.float64))
-    columns = (point.alpha, point.sigma, point.d_alpha, point.d_sigma, _loss_weight(config, point))
+    point = point_at(config, t.astype(np.float64))
+    columns = (point.alpha, point.sigma, point.d_alpha, point.d_sigma, _loss_weight(config, point, t))
     return np.stack(columns, 1).astype(np.float32)
 
 
@@ -33,8 +34,13 @@ def _batch(config: FlowMatchingConfig, t: np.ndarray, noise: np.ndarray) -> Arra
     return {"timesteps": t, "noise": noise, "coefficients": coefficients(config, t)}
 
 
-def _loss_weight(config: FlowMatchingConfig, point: PathPoint) -> np.ndarray:
-    """The published weights: with "velocity" the loss is that of a velocity network, up to the path's ratio."""
+def _loss_weight(config: FlowMatchingConfig, point: PathPoint, t: np.ndarray) -> np.ndarray:
+    """The published weights: with "velocity" the loss is that of a velocity network, up to the path's ratio.
+
+    Of predicted data the loss is that of the velocity (data - x_t) / max(1 - t, t_eps).
+    """
+    if config.prediction_type == "data":
+        return least_rest(config, t) ** -2
     if config.loss_weight is None:
         return np.ones_like(point.alpha)
     if config.loss_weight == "velocity":

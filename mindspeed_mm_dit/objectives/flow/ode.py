@@ -33,9 +33,14 @@ def heun(velocity: Velocity, x: Tensor, t: np.ndarray, h: float) -> Tensor:
 Step = Callable[[Velocity, Tensor, np.ndarray, float], Tensor]
 
 
-def walk(step: Step, velocity: Velocity, x: Tensor, times: np.ndarray) -> Iterator[Tensor]:
-    """Yield the state after each step of the grid ``times``, which may rise or fall."""
-    for t, h in zip(times, np.diff(times)):
+def walk(step: Step, velocity: Velocity, x: Tensor, times: np.ndarray, last: Step | None = None) -> Iterator[Tensor]:
+    """Yield the state after each step of the grid ``times``, which may rise or fall.
+
+    last: the kind of the last step, where it is another.
+    """
+    for number, (t, h) in enumerate(zip(times, np.diff(times))):
+        if last is not None and number == len(times) - 2:
+            step = last
         x = step(velocity, x, np.full(x.shape[0], t), float(h))
         yield x
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
+
 
 @dataclass(frozen=True)
 class PathPoint:
@@ -36,6 +38,10 @@ class PathPoint:
         """w = r sigma^2 - sigma sigma', by which the score enters the velocity: v = r x + w score."""
         return self.alpha_ratio * self.sigma**2 - self.sigma * self.d_sigma
 
+    def with_noise(self, scale: float) -> PathPoint:
+        """Return the path of noise ``scale`` times as large."""
+        return PathPoint(self.alpha, self.d_alpha, scale * self.sigma, scale * self.d_sigma)
+
 
 def linear(t: np.ndarray) -> PathPoint:
     """x_t = t x_1 + (1 - t) x_0."""
@@ -58,3 +64,8 @@ def vp(t: np.ndarray, beta_min: float = 0.1, beta_max: float = 20.0) -> PathPoin
 
 
 PATHS: dict[str, Callable[[np.ndarray], PathPoint]] = {"linear": linear, "gvp": gvp, "vp": vp}
+
+
+def point_at(config: FlowMatchingConfig, t: np.ndarray) -> PathPoint:
+    """Return the path of ``config``, with noise of its size, at times ``t``, float64."""
+    return PATHS[config.path](t).with_noise(config.noise_scale)

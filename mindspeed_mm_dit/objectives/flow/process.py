@@ -9,7 +9,8 @@ import numpy as np
 from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
 from mindspeed_mm_dit.framework import nn, ops
 from mindspeed_mm_dit.objectives.flow.draws import coefficients
-from mindspeed_mm_dit.objectives.flow.path import PATHS
+from mindspeed_mm_dit.objectives.flow.path import point_at
+from mindspeed_mm_dit.objectives.flow.timesteps import least_rest
 
 Tensor = Any  # a tensor of the active framework
 
@@ -55,16 +56,25 @@ class FlowMatching(nn.Module):
             error = predicted - self.target(x, noise, coefficients)
         elif self.prediction_type == "noise":
             error = predicted - noise
+        elif self.prediction_type == "data":
+            error = predicted - x
         else:
             error = column(coefficients, SIGMA, x) * predicted + noise
-        return coefficients[:, WEIGHT] * ops.mean_per_sample(error * error)
+        losses = coefficients[:, WEIGHT] * ops.mean_per_sample(error * error)
+        return losses + self.turn(predicted, x, noise, coefficients) if self.config.cosine_loss else losses
+
+    def turn(self, predicted: Tensor, x: Tensor, noise: Tensor, coefficients: Tensor) -> Tensor:
+        """Return 1 - the cosine between a predicted velocity and the true one over channels, (B,) (Yao & Wang 2025)."""
+        return ops.mean_per_sample(1 - ops.cosine_similarity(predicted, self.target(x, noise, coefficients), 1))
 
     def velocity(self, output: Tensor, x: Tensor, t: np.ndarray) -> Tensor:
         """Return dx/dt of the path at ``x`` and times ``t`` (B,) as ``output`` has it."""
         predicted = output[:, : x.shape[1]]
         if self.prediction_type == "velocity":
             return predicted
-        point = PATHS[self.config.path](t)
+        if self.prediction_type == "data":
+            return as_factor(1 / least_rest(self.config, t), x) * (predicted - x)
+        point = point_at(self.config, t)
         return as_factor(point.alpha_ratio, x) * x + as_factor(point.score_gain, x) * self.score(output, x, t)
 
     def score(self, output: Tensor, x: Tensor, t: np.ndarray) -> Tensor:
@@ -72,9 +82,11 @@ class FlowMatching(nn.Module):
         predicted = output[:, : x.shape[1]]
         if self.prediction_type == "score":
             return predicted
-        point = PATHS[self.config.path](t)
+        point = point_at(self.config, t)
         if self.prediction_type == "noise":
             return as_factor(-1 / point.sigma, x) * predicted
+        if self.prediction_type == "data":
+            return as_factor(point.sigma**-2, x) * (as_factor(point.alpha, x) * predicted - x)
         q = point.alpha / point.d_alpha
         below = point.sigma**2 - q * point.sigma * point.d_sigma
         return as_factor(q / below, x) * predicted - as_factor(1 / below, x) * x

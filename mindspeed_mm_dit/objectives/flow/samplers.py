@@ -10,7 +10,7 @@ from mindspeed_mm_dit.framework import ops
 from mindspeed_mm_dit.objectives.contract import Ask, NoiseAt, Tensor
 from mindspeed_mm_dit.objectives.flow import ode, sde
 from mindspeed_mm_dit.objectives.flow.diffusion import Diffusion
-from mindspeed_mm_dit.objectives.flow.path import PATHS
+from mindspeed_mm_dit.objectives.flow.path import point_at
 from mindspeed_mm_dit.objectives.flow.process import FlowMatching
 from mindspeed_mm_dit.objectives.flow.timesteps import sampling_times, sde_times
 
@@ -19,29 +19,38 @@ _SDE_STEPS = {"sde-euler": sde.euler_maruyama, "sde-heun": sde.heun}
 
 
 def ode_chain(name: str, process: FlowMatching, ask: Ask, start: Tensor, steps: int) -> Iterator[Tensor]:
-    """Walk ``steps`` steps of a fixed grid, shifted as in training."""
-    return ode.walk(_ODE_STEPS[name], _velocity(process, ask), start, sampling_times(process.config, steps))
+    """Walk ``steps`` steps of a fixed grid, shifted as the config says; of predicted data the last is Euler's (JiT)."""
+    times = sampling_times(process.config, steps, start.shape[1:])
+    last = ode.euler if process.prediction_type == "data" else None
+    return ode.walk(_ODE_STEPS[name], _velocity(process, ask), _scaled(process, start), times, last)
 
 
 def dopri5_chain(
     process: FlowMatching, ask: Ask, start: Tensor, steps: int, rtol: float, atol: float
 ) -> Iterator[Tensor]:
     """Walk with steps chosen for each sample; yields at ``steps`` even times."""
-    return ode.dopri5(_velocity(process, ask), start, sampling_times(process.config, steps), rtol, atol)
+    times = sampling_times(process.config, steps, start.shape[1:])
+    return ode.dopri5(_velocity(process, ask), _scaled(process, start), times, rtol, atol)
 
 
 def sde_chain(
     name: str, process: FlowMatching, ask: Ask, start: Tensor, noise_at: NoiseAt, steps: int, diffusion: Diffusion
 ) -> Iterator[Tensor]:
     """Walk ``steps`` steps, the last of them as ``diffusion`` says."""
-    times, path = sde_times(process.config, steps, diffusion), PATHS[process.config.path]
+    times = sde_times(process.config, steps, diffusion, start.shape[1:])
 
     def fields(x: Tensor, t: np.ndarray) -> tuple[Tensor, Tensor]:
         output = _ask(ask, x, t)
         return process.velocity(output, x, t), process.score(output, x, t)
 
-    equation = sde.Sde(fields, path, diffusion)
-    return sde.walk(_SDE_STEPS[name], equation, start, times, noise_at)
+    equation = sde.Sde(fields, lambda t: point_at(process.config, t), diffusion)
+    return sde.walk(_SDE_STEPS[name], equation, _scaled(process, start), times, noise_at)
+
+
+def _scaled(process: FlowMatching, start: Tensor) -> Tensor:
+    """Return standard normal noise as the noise of the path."""
+    scale = process.config.noise_scale
+    return start if scale == 1 else scale * start
 
 
 def _velocity(process: FlowMatching, ask: Ask) -> ode.Velocity:

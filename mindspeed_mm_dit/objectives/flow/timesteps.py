@@ -9,7 +9,7 @@ from mindspeed_mm_dit.data.draws import Stream, generator
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.objectives.contract import check_steps
 from mindspeed_mm_dit.objectives.flow.diffusion import Diffusion
-from mindspeed_mm_dit.objectives.flow.path import PATHS
+from mindspeed_mm_dit.objectives.flow.path import point_at
 
 _LARGEST_GAIN = 1e6
 """Of a velocity in the drift, beyond which float32 holds nothing of the state beside it."""
@@ -28,8 +28,18 @@ def logit_normal(z: np.ndarray, mean: float, std: float) -> np.ndarray:
     return 1 / (1 + np.exp(-(mean + std * z)))
 
 
-def training_times(config: FlowMatchingConfig, seed: int, positions: np.ndarray) -> np.ndarray:
-    """Return the time of the samples at ``positions`` (B,), float32 in the interval of training."""
+def least_rest(config: FlowMatchingConfig, t: np.ndarray) -> np.ndarray:
+    """Return max(1 - t, t_eps), by which predicted data is divided to be a velocity, float64."""
+    return np.maximum(1 - t.astype(np.float64), config.t_eps)
+
+
+def training_times(
+    config: FlowMatchingConfig, seed: int, positions: np.ndarray, shape: tuple[int, ...] = ()
+) -> np.ndarray:
+    """Return the time of the samples at ``positions`` (B,), float32 in the interval of training.
+
+    shape: of a latent, (C, ...).
+    """
     draws = [generator(seed, Stream.TIMESTEP, position) for position in positions.tolist()]
     if config.timestep_sampling == "uniform":
         t = np.array([draw.random() for draw in draws])
@@ -37,17 +47,25 @@ def training_times(config: FlowMatchingConfig, seed: int, positions: np.ndarray)
         z = np.array([draw.standard_normal() for draw in draws])
         t = logit_normal(z, config.logit_mean, config.logit_std)
     first, last = config.train_interval()
-    return (first + (last - first) * shifted(t, config.shift)).astype(np.float32)
+    return (first + (last - first) * shifted(t, config.shift_of(shape))).astype(np.float32)
 
 
-def sampling_times(config: FlowMatchingConfig, steps: int, last_step: float = 0.0) -> np.ndarray:
-    """Return the ``steps`` + 1 times of a chain of even steps, before any shift, float64."""
+def sampling_times(
+    config: FlowMatchingConfig, steps: int, shape: tuple[int, ...] = (), last_step: float = 0.0
+) -> np.ndarray:
+    """Return the ``steps`` + 1 times of a chain of even steps, before any shift, float64.
+
+    shape: of a latent, (C, ...); the first and the last time do not depend on it.
+    """
     first, last = config.sample_interval(last_step)
-    return first + (last - first) * shifted(np.linspace(0.0, 1.0, steps + 1), config.shift)
+    shift = config.shift_of(shape, sampling=True)
+    return first + (last - first) * shifted(np.linspace(0.0, 1.0, steps + 1), shift)
 
 
-def sde_times(config: FlowMatchingConfig, steps: int, diffusion: Diffusion) -> np.ndarray:
+def sde_times(config: FlowMatchingConfig, steps: int, diffusion: Diffusion, shape: tuple[int, ...] = ()) -> np.ndarray:
     """Return the times of the even steps of a chain of the SDE, which has ``steps`` with the last one.
+
+    shape: of a latent, (C, ...); the first and the last time do not depend on it.
 
     Raises:
         ConfigError: there is no even step, there are too many, or the diffusion is infinite where the chain begins.
@@ -56,8 +74,8 @@ def sde_times(config: FlowMatchingConfig, steps: int, diffusion: Diffusion) -> n
     even = steps - (diffusion.last_step is not None)
     if even < 1:
         raise ConfigError(f"--steps = {steps}", "leaves no step before the last one", "use 2 or more")
-    times = sampling_times(config, even, diffusion.last_step_size if diffusion.last_step else 0.0)
-    if not np.isfinite(diffusion.at(times[:1], PATHS[config.path](times[:1]))).all():
+    times = sampling_times(config, even, shape, diffusion.last_step_size if diffusion.last_step else 0.0)
+    if not np.isfinite(diffusion.at(times[:1], point_at(config, times[:1]))).all():
         raise ConfigError(
             f"--form = {diffusion.form}",
             f"is infinite at t = {times[0]:g}, where a chain of path {config.path!r} begins",
@@ -69,13 +87,14 @@ def sde_times(config: FlowMatchingConfig, steps: int, diffusion: Diffusion) -> n
 def check_heun_end(config: FlowMatchingConfig, times: np.ndarray, diffusion: Diffusion) -> None:
     """Raise ConfigError where Heun's last step reads a score that is infinite, of a velocity at the end of the path."""
     end = times[-1:]
-    point = PATHS[config.path](end)
+    point = point_at(config, end)
     with np.errstate(divide="ignore", invalid="ignore"):
         q = point.alpha / point.d_alpha
         gain = diffusion.at(end, point) * q / (point.sigma**2 - q * point.sigma * point.d_sigma)
-    if config.prediction_type == "velocity" and not abs(gain[0]) < _LARGEST_GAIN:
+    if config.prediction_type in ("velocity", "data") and not abs(gain[0]) < _LARGEST_GAIN:
         raise ConfigError(
             f"--last-step = {diffusion.last_step}",
-            f"sde-heun asks for the score at t = {end[0]:g}, where a velocity on path {config.path!r} has none",
+            f"sde-heun asks for the score at t = {end[0]:g}, where predicted {config.prediction_type} has none on path "
+            f"{config.path!r}",
             "use Mean, Tweedie or Euler, or --sampler sde-euler",
         )

@@ -1,0 +1,97 @@
+"""Weights of a DiT of other classes, input size, patches, channels or variance, made to fit this one (--init-from)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from mindspeed_mm_dit.configs.dit_settings import DiTSettings
+from mindspeed_mm_dit.configs.predictor import Begun, Offer
+from mindspeed_mm_dit.configs.resampling import resized_input, resized_output
+
+
+def _positions(here: DiTSettings, there: DiTSettings, offer: Offer) -> Begun:
+    if offer.value.shape == offer.shape:
+        return Begun(offer.value)
+    side = here.input_size // here.patch_size
+    return Begun(offer.draw(), f"computed anew for {side} x {side} patches")
+
+
+def _class_table(here: DiTSettings, there: DiTSettings, offer: Offer) -> Begun:
+    """Keep the rows of the classes that both know, and the null class."""
+    if offer.value.shape == offer.shape and list(offer.labels.items()) == [(i, i) for i in range(offer.shape[0])]:
+        return Begun(offer.value)
+    table = offer.draw()
+    for label, other in offer.labels.items():
+        table[label] = offer.value[other]
+    kept = sum(label < here.num_classes for label in offer.labels)
+    done = [f"{kept} of {here.num_classes} classes kept"] if kept else []
+    done += [f"{here.num_classes - kept} of {here.num_classes} classes drawn anew"] if kept < here.num_classes else []
+    if here.condition.has_null:
+        done.append("the null class " + ("kept" if here.num_classes in offer.labels else "drawn anew"))
+    return Begun(table, ", ".join(done))
+
+
+def _patch_embedding(here: DiTSettings, there: DiTSettings, offer: Offer) -> Begun:
+    """Resample patches; a grey picture is embedded as its three equal colours, and these as it."""
+    value = offer.value  # (D, C, P, P)
+    channels = (there.in_channels, here.in_channels)
+    if _are_foreign(*channels):
+        return Begun(offer.draw(), _FOREIGN.format(*channels))
+    if channels == (1, 3):
+        value = np.repeat(value / 3, 3, axis=1)
+    elif channels == (3, 1):
+        value = value.sum(axis=1, keepdims=True)
+    if there.patch_size != here.patch_size:
+        value = resized_input(value, here.patch_size)
+    return Begun(value, _resampling(here, there))
+
+
+def _last_layer(here: DiTSettings, there: DiTSettings, offer: Offer) -> Begun:
+    """Resample patches, give each colour what grey has or grey their mean, and drop or add the variance."""
+    channels = (there.in_channels, here.in_channels)
+    if _are_foreign(*channels):
+        return Begun(offer.draw(), _FOREIGN.format(*channels))
+    P, parts = there.patch_size, 2 if there.learn_sigma else 1
+    value = offer.value.reshape(P, P, parts, there.in_channels, -1)  # (P, P, prediction | variance, C, D or 1)
+    done = [_resampling(here, there)]
+    if there.learn_sigma and not here.learn_sigma:
+        value, done = value[:, :, :1], [*done, "the variance dropped"]
+    if here.learn_sigma and not there.learn_sigma:
+        value, done = np.concatenate([value, np.zeros_like(value)], 2), [*done, "a variance added, of zeros"]
+    if channels == (1, 3):
+        value = np.repeat(value, 3, axis=3)
+    elif channels == (3, 1):
+        value = value.mean(axis=3, keepdims=True)
+    if there.patch_size != here.patch_size:
+        value = resized_output(value, here.patch_size)
+    return Begun(value.reshape(offer.shape), ", ".join(filter(None, done)))
+
+
+_FOREIGN = "drawn anew: latents of {0} channels there and of {1} here have nothing in common"
+
+
+def _are_foreign(there: int, here: int) -> bool:
+    """Return whether channels cannot be translated: all but those of grey and colour pictures mean something else."""
+    return there != here and {there, here} != {1, 3}
+
+
+def _resampling(here: DiTSettings, there: DiTSettings) -> str:
+    done = []
+    if there.in_channels != here.in_channels:
+        done.append("from grey to colour" if there.in_channels == 1 else "from colour to grey")
+    if there.patch_size != here.patch_size:
+        done.append(f"resampled from patches of {there.patch_size} to {here.patch_size}")
+    return ", ".join(done)
+
+
+RULES: dict[str, Callable[[DiTSettings, DiTSettings, Offer], Begun]] = {
+    "pos_embed": _positions,
+    "x_embedder.proj.weight": _patch_embedding,
+    "x_embedder.proj1.weight": _patch_embedding,
+    "y_embedder.embedding_table.weight": _class_table,
+    "final_layer.linear.weight": _last_layer,
+    "final_layer.linear.bias": _last_layer,
+}
+"""Tensors that are not taken as they are."""

@@ -1,0 +1,164 @@
+"""The settings of a DiT: those of Peebles & Xie 2023, and what later recipes change of the network.
+
+``qk_norm``, ``rms_norm``, ``swiglu``, ``rope`` and ``wo_shift`` are from LightningDiT (Yao & Wang 2025),
+``bottleneck_dim`` and the tokens in context from JiT (Li & He 2025).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mindspeed_mm_dit.configs.condition import ClassLabel
+from mindspeed_mm_dit.configs.limits import LARGEST, check_between, divisors, require_positive
+from mindspeed_mm_dit.configs.predictor import PredictorConfig, Shape
+from mindspeed_mm_dit.errors import ConfigError
+
+OPTIONS = ("qk_norm", "rms_norm", "swiglu", "rope", "wo_shift", "bottleneck_dim", "in_context_len")
+"""Settings that make another network than the published DiT, which has none of them."""
+
+
+@dataclass(frozen=True)
+class DiTSettings(PredictorConfig):
+    """Section ``predictor`` with ``model_id`` "dit"; ``configs/dit.py`` says what network they make."""
+
+    input_size: int
+    """Height and width of the (square) latents, in latent pixels."""
+    num_classes: int
+    """Number of classes; label ``num_classes`` itself is the null class of guidance."""
+    in_channels: int = 4
+    """Channels of the latents."""
+    patch_size: int = 2
+    """Height and width of a patch, in latent pixels."""
+    hidden_size: int = 1152
+    """Width D of a token."""
+    num_layers: int = 28
+    """Number of transformer blocks."""
+    num_heads: int = 16
+    """Attention heads; must divide ``hidden_size``."""
+    mlp_ratio: float = 4.0
+    """Width of the MLP's hidden layer over ``hidden_size``."""
+    class_dropout_prob: float = 0.1
+    """Probability that a training label becomes the null class; 0 leaves the null class out."""
+    learn_sigma: bool = True
+    """Predict the variance too: twice the output channels."""
+    qk_norm: bool = False
+    """Norm queries and keys, head by head: LayerNorm with weight and bias, or RMSNorm with ``rms_norm``."""
+    rms_norm: bool = False
+    """RMSNorm with a weight wherever there is a norm; else LayerNorm without weights."""
+    swiglu: bool = False
+    """SwiGLU (Shazeer 2020) for the MLP, two thirds as wide, so that it has about as many weights."""
+    rope: bool = False
+    """Turn queries and keys by the row and column of their patch (Su et al. 2021); positions are added all the same."""
+    wo_shift: bool = False
+    """Blocks without the shifts of adaLN: scale and gate alone; the last layer keeps its shift."""
+    bottleneck_dim: int | None = None
+    """Width through which patches are embedded (JiT); null: straight to ``hidden_size``."""
+    in_context_len: int = 0
+    """Tokens of the label that stand before those of the image (JiT); 0 for none."""
+    in_context_start: int = 0
+    """The block before which they join, counted from 0; they are cut off after the last block."""
+    model_id: str = "dit"
+    """Key in PREDICTOR_MODEL_MAPPINGS."""
+
+    adaptable = ("num_classes", "class_dropout_prob", "input_size", "patch_size", "in_channels", "learn_sigma")
+
+    def __post_init__(self) -> None:
+        require_positive(self, "predictor", "input_size", "num_classes", "in_channels", "patch_size", "hidden_size",
+                          "num_layers", "num_heads")  # fmt: skip
+        if self.hidden_size % self.num_heads:
+            raise ConfigError(
+                f"predictor.num_heads = {self.num_heads}",
+                f"does not divide hidden_size: {self.hidden_size} % {self.num_heads} = "
+                f"{self.hidden_size % self.num_heads}",
+                f"use one of {divisors(self.hidden_size)}",
+            )
+        if self.hidden_size % 4:
+            raise ConfigError(
+                f"predictor.hidden_size = {self.hidden_size}", "2-D sin-cos positions need a multiple of 4"
+            )
+        if self.input_size % self.patch_size:
+            raise ConfigError(
+                f"predictor.patch_size = {self.patch_size}",
+                f"does not divide input_size: {self.input_size} % {self.patch_size} = "
+                f"{self.input_size % self.patch_size}",
+                f"use one of {divisors(self.input_size)}, or another input_size",
+            )
+        if not 1 <= self.hidden_size * self.mlp_ratio <= LARGEST or self.mlp_hidden_size < 1:
+            raise ConfigError(
+                f"predictor.mlp_ratio = {self.mlp_ratio}",
+                f"leaves the MLP's hidden layer without a width: hidden_size({self.hidden_size}) * mlp_ratio must be "
+                "at least 1, and no more than a tensor can have",
+                "the published DiT has 4.0",
+            )
+        if not 0.0 <= self.class_dropout_prob < 1.0:
+            raise ConfigError(f"predictor.class_dropout_prob = {self.class_dropout_prob}", "must lie in [0, 1)")
+        self._check_options()
+
+    def _check_options(self) -> None:
+        """Raise ConfigError for an option of later recipes that this network has no room for."""
+        if self.rope and self.head_dim % 4:
+            raise ConfigError(
+                "predictor.rope = true",
+                f"turns pairs by row and by column, so the width of a head must be a multiple of 4: "
+                f"hidden_size({self.hidden_size}) / num_heads({self.num_heads}) = {self.head_dim}",
+                "use another num_heads",
+            )
+        if self.bottleneck_dim is not None:
+            require_positive(self, "predictor", "bottleneck_dim")
+        check_between("predictor.in_context_len", self.in_context_len, 0, LARGEST)
+        if not 0 <= self.in_context_start < self.num_layers:
+            raise ConfigError(
+                f"predictor.in_context_start = {self.in_context_start}",
+                f"is no block of this network, whose num_layers is {self.num_layers}; blocks are counted from 0",
+            )
+        if self.in_context_start and not self.in_context_len:
+            raise ConfigError(
+                f"predictor.in_context_start = {self.in_context_start}",
+                "has no effect where in_context_len is 0",
+                "say how many tokens join there, or drop it",
+            )
+
+    @property
+    def out_channels(self) -> int:
+        """Channels of the network's output."""
+        return self.in_channels * 2 if self.learn_sigma else self.in_channels
+
+    @property
+    def num_tokens(self) -> int:
+        """Sequence length N."""
+        return (self.input_size // self.patch_size) ** 2
+
+    @property
+    def num_embeddings(self) -> int:
+        """Rows of the label table: the classes and, if labels are ever dropped, the null class."""
+        return self.num_classes + (1 if self.class_dropout_prob > 0 else 0)
+
+    @property
+    def condition(self) -> ClassLabel:
+        """A class label."""
+        return ClassLabel(self.num_classes, self.class_dropout_prob)
+
+    @property
+    def latent_shape(self) -> Shape:
+        """(C, H, W) of a latent."""
+        return (self.in_channels, self.input_size, self.input_size)
+
+    @property
+    def mlp_hidden_size(self) -> int:
+        """Width of the MLP's hidden layer; of a SwiGLU two thirds of it, cut off to a whole number as published."""
+        width = int(self.hidden_size * self.mlp_ratio)
+        return width * 2 // 3 if self.swiglu else width
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head."""
+        return self.hidden_size // self.num_heads
+
+    @property
+    def num_modulations(self) -> int:
+        """Vectors of adaLN that steer a block: shift, scale and gate of both branches."""
+        return 4 if self.wo_shift else 6
+
+    def tokens_of_block(self, number: int) -> int:
+        """Tokens that block ``number``, from 0, works on: those of the image, and those in context once they joined."""
+        return self.num_tokens + (self.in_context_len if number >= self.in_context_start else 0)

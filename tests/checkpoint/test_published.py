@@ -1,0 +1,86 @@
+"""Files of LightningDiT and JiT as their authors save them, and where such networks can and cannot go."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from mindspeed_mm_dit.checkpoint.adapting import begin, read_source
+from mindspeed_mm_dit.checkpoint.convert import convert
+from mindspeed_mm_dit.checkpoint.published import plain
+from mindspeed_mm_dit.checkpoint.weights import read_weights
+from mindspeed_mm_dit.configs.dit import DiTConfig
+from mindspeed_mm_dit.configs.dit_settings import OPTIONS
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError
+from mindspeed_mm_dit.framework.torch_file import read_torch_file, write_torch_file
+from mindspeed_mm_dit.models.init import initial_weights
+from tests.checkpoint_fixtures import assert_same
+from tests.conftest import GOLDEN
+
+JIT = DiTConfig(
+    input_size=16, num_classes=10, in_channels=3, patch_size=4, hidden_size=48, num_layers=3, num_heads=4,
+    learn_sigma=False, qk_norm=True, rms_norm=True, swiglu=True, rope=True, bottleneck_dim=10, in_context_len=5,
+    in_context_start=1,
+)  # fmt: skip
+
+
+def test_tables_that_are_computed_here_are_left_out_of_lightningdits_weights(tmp_path):
+    stored = read_torch_file(GOLDEN / "lightningdit_tiny.pt")["ema"]
+    read = read_weights(GOLDEN / "lightningdit_tiny.pt")
+    assert stored.keys() - read.keys() == {"feat_rope.freqs_cos", "feat_rope.freqs_sin"}
+    summary = convert(GOLDEN / "lightningdit_tiny.pt", tmp_path / "bare.safetensors")
+    assert summary.num_tensors == len(read) and summary.trees == ("model",)
+
+
+def test_tables_of_other_positions_are_refused():
+    """A network that was trained further at another size may have positions that are no whole numbers."""
+    stored = read_torch_file(GOLDEN / "lightningdit_tiny.pt")["model"]
+    halved = np.arccos(np.clip(stored["feat_rope.freqs_cos"], -1, 1)) / 2
+    with pytest.raises(CheckpointError, match="is not the table of rotary positions of a square of patches"):
+        plain({**stored, "feat_rope.freqs_cos": np.cos(halved)})
+
+
+def test_jits_names_lose_their_prefix_and_its_first_average_is_the_average(tmp_path):
+    stored = read_torch_file(GOLDEN / "jit_tiny.pt")
+    for use_ema, key in ((True, "model_ema1"), (False, "model")):
+        assert_same(read_weights(GOLDEN / "jit_tiny.pt", use_ema), {n[4:]: a for n, a in stored[key].items()})
+    convert(GOLDEN / "jit_tiny.pt", tmp_path / "run", to="mindspore")
+    assert read_weights(tmp_path / "run" / "iter_0000000", use_ema=False).keys() == JIT.parameters().shapes().keys()
+
+
+def test_a_jit_of_other_classes_and_larger_images_begins_with_the_published_weights():
+    here = dataclasses.replace(JIT, num_classes=4, input_size=32, patch_size=8)
+    source = read_source(GOLDEN / "jit_tiny.pt", here)
+    found = {name: (value, how) for name, value, how in begin(source, here, [], 0)}
+    assert list(found) == list(here.parameters().shapes())
+    changed = {name for name, (_, how) in found.items() if how}
+    assert changed == {"x_embedder.proj1.weight", "y_embedder.embedding_table.weight", "final_layer.linear.weight",
+                       "final_layer.linear.bias"}  # fmt: skip
+    assert found["in_context_posemb"][0].tobytes() == source.weights["in_context_posemb"].tobytes()
+
+
+def test_a_network_with_another_option_is_refused(tmp_path):
+    other = dataclasses.replace(JIT, swiglu=False)
+    with pytest.raises(CheckpointError, match=r"mlp.w12.weight|mlp.fc1"):
+        begin(read_source(GOLDEN / "jit_tiny.pt", other), other, [], 0)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("to", ["diffusers", "pipeline"])
+def test_what_diffusers_dit_does_not_have_is_refused_by_name(tmp_path, option, to):
+    values = {"bottleneck_dim": 3, "in_context_len": 2}
+    sizes = {"input_size": 4, "num_classes": 3, "in_channels": 4, "hidden_size": 16, "num_layers": 1, "num_heads": 2,
+             option: values.get(option, True)}  # fmt: skip
+    write_torch_file(tmp_path / "source.pt", initial_weights(DiTConfig(**sizes).parameters(), 0))
+    described = {
+        "ae": {"model_id": "autoencoder_kl", "from_pretrained": "nowhere", "scaling_factor": 1.0, "latent_channels": 4,
+               "downsample_factor": 8},
+        "diffusion": {"model_id": "gaussian_diffusion"}, "predictor": {"model_id": "dit", **sizes},
+    }  # fmt: skip
+    with pytest.raises(ConfigError) as caught:
+        convert(tmp_path / "source.pt", tmp_path / "there", to=to, description=described)
+    value = json.dumps(values.get(option, True))
+    assert f"predictor.{option} = {value}: diffusers' DiTTransformer2DModel has no such option" in str(caught.value)
