@@ -3,13 +3,11 @@ from __future__ import annotations
 import hashlib
 
 import numpy as np
-import pytest
 import torch
 
 from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
-from mindspeed_mm_dit.configs.presets import PRESETS
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.dit import DiT
@@ -18,14 +16,6 @@ from tests.conftest import GOLDEN
 
 TINY = DiTConfig(input_size=8, num_classes=10, in_channels=4, patch_size=2, hidden_size=64, num_layers=2, num_heads=4)
 
-PUBLISHED_PARAMETERS = {
-    "DiT-XL/2": 675129632, "DiT-XL/4": 675074432, "DiT-XL/8": 675683072,
-    "DiT-L/2": 458102816, "DiT-L/4": 458053760, "DiT-L/8": 458594816,
-    "DiT-B/2": 130512416, "DiT-B/4": 130475648, "DiT-B/8": 130881536,
-    "DiT-S/2": 32963360, "DiT-S/4": 32945024, "DiT-S/8": 33148160,
-}  # fmt: skip
-
-
 FIRST_DRAWN = "4f0cab7e364ae5d3c628c891043280513d109db935b40306fb21917bc22ac859"
 
 
@@ -33,13 +23,6 @@ def initialised(config: DiTConfig, seed: int = 0) -> DiT:
     model = DiT(config)
     runtime.load_arrays(model, initial_weights(config.parameters(), seed))
     return model
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_has_the_published_number_of_parameters(name):
-    with torch.device("meta"):
-        model = DiT(DiTConfig(input_size=32, num_classes=1000, **PRESETS[name]))
-    assert sum(p.numel() for p in model.parameters()) == PUBLISHED_PARAMETERS[name]
 
 
 def test_state_dict_keys_and_shapes_are_the_published_ones():
