@@ -44,7 +44,9 @@ def device_type() -> str:
 
 
 def device() -> torch.device:
-    """Return the device of this process: accelerator LOCAL_RANK, or the CPU."""
+    """Return the device of this process: accelerator LOCAL_RANK, or the CPU; in a rehearsal on shapes, meta."""
+    if torch.get_default_device().type == "meta":
+        return torch.device("meta")
     kind = device_type()
     return torch.device("cpu") if kind == "cpu" else torch.device(kind, int(os.environ.get("LOCAL_RANK", "0")))
 
