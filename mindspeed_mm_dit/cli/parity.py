@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
             f"{f.ours:.6e}",
             f"{f.reference:.6e}",
             f"{f.error:.2e}",
-            "" if f.published_error is None else f"{f.published_error:.2e}",
+            "" if f.noise is None else f"{f.noise:.2e}",
             f"{f.tolerance:.1e}",
             "good" if f.good else "DIFFERS",
         )

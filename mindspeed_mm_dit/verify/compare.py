@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from mindspeed_mm_dit.verify.table import relative_error
+
 TOLERANCE = 1e-5
 REASONS = {
     "forward": "A float32 sum of a thousand terms, added in another order, differs by about 1e-6 of its size, and so "
@@ -83,15 +85,6 @@ class Measured:
         """Open the worker's .npz; arrays are read when they are asked for."""
         arrays: Mapping[str, np.ndarray] = np.load(path, allow_pickle=False)
         return cls(arrays, tuple(arrays["order"].tolist()), json.loads(str(arrays["facts"])))
-
-
-def relative_error(ours: np.ndarray, reference: np.ndarray) -> float:
-    """Norm of the difference over norm of the reference; infinite for another shape or numbers that are not finite."""
-    if ours.shape != reference.shape:
-        return math.inf
-    wanted = reference.astype(np.float64)
-    difference, norm = np.linalg.norm((ours - wanted).ravel()), np.linalg.norm(wanted.ravel())
-    return float(difference / (norm or 1.0)) if np.isfinite(difference) else math.inf
 
 
 def compare_layers(reference: Measured, other: Measured) -> list[LayerFinding]:

@@ -1,63 +1,29 @@
 """Every quantity of a file of reference values, recomputed by the active framework and judged.
 
 ``float64/<result>`` in a file is what the same program gives in float64. What else may stand there is known to the
-kinds of files: ``parity_gaussian`` (DiT), ``parity_flow`` (SiT) and ``parity_video`` (text to video).
+kinds of files (``reference/registry.py``).
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 
 from mindspeed_mm_dit.errors import CheckpointError
-from mindspeed_mm_dit.verify.compare import relative_error
-from mindspeed_mm_dit.verify.reference.dit import GaussianParity
-from mindspeed_mm_dit.verify.reference.file import Given, Reference, read_arrays
-from mindspeed_mm_dit.verify.reference.inputs import as_taken, check_inputs
-from mindspeed_mm_dit.verify.reference.sit import FlowParity, is_flow
-from mindspeed_mm_dit.verify.reference.text_to_video import VideoParity, is_video
+from mindspeed_mm_dit.framework import ops
+from mindspeed_mm_dit.verify.reference.contract import Kind
+from mindspeed_mm_dit.verify.reference.file import Given, read_arrays, unknown_quantity
+from mindspeed_mm_dit.verify.reference.registry import kind_of
+from mindspeed_mm_dit.verify.table import Bound, Finding, NotThere, Quantity, Tolerances, find, judge, relative_error
 
-PUBLISHED_ERRORS = 2.0
-"""Where float64 is known, how many times the published float32's error from it passes too: two correct float32
-programs round differently, and neither is nearer to the truth by right."""
+Found = tuple[Quantity, tuple[str, ...]]
+"""The row of a name, and what its groups match."""
 _FLOAT64 = "float64/"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One quantity compared."""
-
-    name: str
-    ours: float
-    """Norm of our values."""
-    reference: float
-    """Norm of the reference's: of float64 where the file has it, else of the published float32."""
-    error: float
-    """Norm of the difference over norm of the reference; infinite for another shape."""
-    published_error: float | None
-    """The same of the published float32, where the file has float64."""
-    tolerance: float
-    """Largest error that passes."""
-
-    @property
-    def good(self) -> bool:
-        """Whether the error is within tolerance."""
-        return self.error <= self.tolerance
-
-
-class Quantities(Protocol):
-    """The quantities of one kind of files."""
-
-    def value(self, name: str) -> np.ndarray:
-        """Return our value of the result ``name``."""
-
-    def tolerance(self, name: str, tolerance: float, table_tolerance: float) -> float:
-        """Return the largest relative error of ``name`` that passes."""
 
 
 def compare(
@@ -77,48 +43,60 @@ def compare(
     Raises CheckpointError for a file without results, or of images without ``config``, with a key that means nothing to
     us, with inputs that the network cannot be given, or with values that cannot be those of one quantity.
     """
-    given = read_arrays(reference)
+    given, asked = read_arrays(reference), Tolerances(tolerance, table_tolerance)
+    weights = {"--checkpoint": checkpoint, **(parts or {})}
     names = list(dict.fromkeys(key.removeprefix(_FLOAT64) for key in given))
-    if is_video(names):
-        ours, results = _of_video(given, names, {"--checkpoint": checkpoint, **(parts or {})}, on_left_out)
-    else:
-        ours, results = _of_images(given, names, checkpoint)
-    if not results:
-        raise CheckpointError(f"--reference = {reference}", "has no results to compare, only inputs")
-    return [
-        _finding(name, ours.value(name), given, ours.tolerance(name, tolerance, table_tolerance)) for name in results
-    ]
-
-
-def _of_images(given: Given, names: list[str], checkpoint: str | Path) -> tuple[Quantities, list[str]]:
-    """Return what recomputes a file of DiT or SiT, and which of ``names`` are results."""
-    read = Reference(given, checkpoint)
-    kind: type[FlowParity] | type[GaussianParity] = FlowParity if is_flow(names) else GaussianParity
-    check_inputs(given, read.config, kind.num_timesteps)
-    given.update(as_taken(given))
-    return kind(read), [name for name in names if not kind.inputs.fullmatch(name)]
-
-
-def _of_video(
-    given: Given, names: list[str], parts: Mapping[str, str | Path], on_left_out: Callable[[str, str], None]
-) -> tuple[Quantities, list[str]]:
-    """Return the same of a file of text to video."""
-    video = VideoParity(given, parts)
-    for group, why in video.left_out(names).items():
+    kind = kind_of(names)
+    program = kind.program(given, weights)
+    results = _results(kind, names)
+    for group, why in _left_out(kind, names, results, weights).items():
         on_left_out(group, why)
-    return video, video.results(names)
+    checked = {name: found for name, found in results.items() if found[0].needs in (None, *weights)}
+    if not checked:
+        raise CheckpointError(f"--reference = {reference}", "has no results to compare, only inputs")
+    return [_judged(name, _ours(name, found, program), given, found[0].bound, asked) for name, found in checked.items()]
 
 
-def _finding(name: str, ours: np.ndarray, given: dict[str, np.ndarray], tolerance: float) -> Finding:
+def _results(kind: Kind, names: list[str]) -> dict[str, Found]:
+    """Return what is to be recomputed among ``names``; raises CheckpointError for a name that has no row."""
+    results = {}
+    for name in names:
+        if re.fullmatch(kind.inputs, name) or any(re.fullmatch(other, name) for other in kind.not_checked):
+            continue
+        found = find(kind.rows, name)
+        if found is None:
+            raise unknown_quantity(name)
+        results[name] = found
+    return results
+
+
+def _left_out(kind: Kind, names: list[str], results: Mapping[str, Found], weights: Mapping[str, Any]) -> dict[str, str]:
+    """Return the groups that are not checked, or single results of a group that is, and why."""
+    why = {name.partition("/")[0]: kind.not_checked[other] for other in kind.not_checked for name in names
+           if re.fullmatch(other, name)}  # fmt: skip
+    checked = {name.partition("/")[0] for name, (row, _) in results.items() if row.needs in (None, *weights)}
+    for name, (row, _) in results.items():
+        if row.needs not in (None, *weights):
+            group = name.partition("/")[0]
+            why[name if group in checked else group] = f"needs {row.needs}"
+    return why
+
+
+def _ours(name: str, found: Found, program: Any) -> np.ndarray:
+    row, groups = found
+    try:
+        values = row.compute(program, *groups)
+    except NotThere as hint:
+        raise unknown_quantity(name, str(hint)) from None
+    return np.asarray(values) if isinstance(values, (np.ndarray, np.generic, tuple)) else ops.numpy(values)
+
+
+def _judged(name: str, ours: np.ndarray, given: Given, bound: Bound, asked: Tolerances) -> Finding:
     """Judge ``ours`` by float64 and what float32 can hold of it, or by the published float32 where there is no more."""
     published, exact = given.get(name), given.get(_FLOAT64 + name)
-    reference = published if exact is None else exact
-    published_error = None
-    if published is not None and exact is not None:
-        published_error = relative_error(published, exact)
-        if not math.isfinite(published_error):
-            raise CheckpointError(f"--reference: {name} and {_FLOAT64}{name}", "differ in shape, or are not finite")
-        tolerance = max(tolerance, PUBLISHED_ERRORS * published_error)
-    ours_norm, reference_norm = (float(np.linalg.norm(np.asarray(x, np.float64).ravel())) for x in (ours, reference))
-    error = relative_error(np.asarray(ours), np.asarray(reference))
-    return Finding(name, ours_norm, reference_norm, error, published_error, tolerance)
+    if published is None or exact is None:
+        return judge(name, ours, given[name] if exact is None else exact, bound, asked)
+    noise = relative_error(published, exact)
+    if not math.isfinite(noise):
+        raise CheckpointError(f"--reference: {name} and {_FLOAT64}{name}", "differ in shape, or are not finite")
+    return judge(name, ours, exact, bound, asked, noise)

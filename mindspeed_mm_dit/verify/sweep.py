@@ -20,8 +20,9 @@ from mindspeed_mm_dit.configs.autoencoder_kl import AutoencoderKLConfig
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
 from mindspeed_mm_dit.configs.model import ModelConfig
-from mindspeed_mm_dit.verify.compare import TOLERANCE, Measured, check_findings, compare_gradients, relative_error
+from mindspeed_mm_dit.verify.compare import TOLERANCE, Measured, check_findings, compare_gradients
 from mindspeed_mm_dit.verify.processes import Side
+from mindspeed_mm_dit.verify.table import relative_error
 from mindspeed_mm_dit.verify.worker import Job, draw_inputs
 
 SAMPLES = 5

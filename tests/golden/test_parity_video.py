@@ -112,7 +112,7 @@ def test_a_wrong_value_gives_exit_code_1_and_is_named(tmp_path, video, capsys, n
     ("key", "words"),
     [
         ("dit/after_block2", "is no quantity this command knows"),
-        ("dit/grad_norm/blocks.0.norm1.wait", "is no parameter of this network"),
+        ("dit/grad_norm/blocks.0.norm1.wait", "is no quantity this command knows"),
         ("sched/shift5/nothing", "is no quantity this command knows"),
         ("sched/shift5.5.5/sigmas", "is no quantity this command knows"),
         ("sched/shift5/infer0/sigmas", "is no quantity this command knows"),

@@ -1,10 +1,11 @@
-"""A file of reference values, and the network it was computed with."""
+"""A file of reference values: its arrays, what is asked of its inputs, and networks with the weights beside it."""
 
 from __future__ import annotations
 
 import os
 import zipfile
 import zlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +13,15 @@ import numpy as np
 
 from mindspeed_mm_dit.checkpoint.fitting import check_names
 from mindspeed_mm_dit.checkpoint.shapes import check_claimed_sizes
-from mindspeed_mm_dit.checkpoint.store import find_checkpoint
-from mindspeed_mm_dit.checkpoint.weights import read_weights
-from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.data.files import UnusableFile, check_file
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
-from mindspeed_mm_dit.framework import runtime
-from mindspeed_mm_dit.models.dit import DiT
+from mindspeed_mm_dit.framework import ops, runtime
 
-ADAMW_LR = 1e-4
-"""Learning rate of the one optimizer step in a file."""
-
-_CONFIG = ("hidden_size", "num_layers", "num_heads", "patch_size", "input_size", "in_channels", "num_classes")
-"""What the numbers of ``config`` are."""
+Tensor = Any
+Weights = Mapping[str, "str | Path"]
+"""Flag -> file or folder with the weights of one part of the model."""
 FORMAT = "see docs/parity.md for the format"
 
 
@@ -36,34 +31,9 @@ class Given(dict[str, np.ndarray]):
     def __missing__(self, name: str) -> np.ndarray:
         raise CheckpointError(f"--reference: {name}", "is missing, and other values of the file need it", FORMAT)
 
-
-class Reference:
-    """The arrays ``given`` by a file, and DiTs with the weights of ``checkpoint``.
-
-    Raises CheckpointError for a file without ``config`` (hidden, depth, heads, patch, input size, channels, classes),
-    for sizes that no network has or this machine cannot hold, and for weights of another network.
-    """
-
-    def __init__(self, given: Given, checkpoint: str | Path) -> None:
-        self.given = given
-        if "config" not in given:
-            raise CheckpointError("--reference", "has no 'config'", FORMAT)
-        self.config = _network(self.given["config"])
-        self._checkpoint = checkpoint
-        self._weights = read_weights(find_checkpoint(checkpoint), use_ema=False)
-
-    def fresh_model(self) -> Any:
-        """Return a DiT with the weights of the checkpoint."""
-        model = DiT(self.config)
-        check_names(
-            runtime.shapes(model),
-            {name: array.shape for name, array in self._weights.items()},
-            f"--checkpoint = {self._checkpoint}",
-            "is not of the network that config of --reference describes",
-            "name the weights that the file was made with",
-        )
-        runtime.load_arrays(model, self._weights)
-        return runtime.to_runtime_device(model)
+    def tensor(self, name: str) -> Tensor:
+        """Return an array as a tensor of the active framework."""
+        return ops.tensor(self[name])
 
 
 def read_arrays(path: str | Path) -> Given:
@@ -87,19 +57,65 @@ def read_arrays(path: str | Path) -> Given:
     return given
 
 
-def _network(sizes: np.ndarray) -> DiTConfig:
-    """Return the network that ``config`` of a file describes."""
-    what = f"--reference: config = {shown(sizes.tolist())}"
-    if sizes.shape != (len(_CONFIG),) or sizes.dtype.kind not in "iu":
-        raise CheckpointError(what, f"must be {len(_CONFIG)} whole numbers: {', '.join(_CONFIG)}", FORMAT)
+def unknown_quantity(name: str, hint: str = "") -> CheckpointError:
+    """Return the error of a key that means nothing to us."""
+    return CheckpointError(f"--reference: {name}", "is no quantity this command knows", hint or FORMAT)
+
+
+def check_shape(given: Given, name: str, wanted: tuple[int | None, ...]) -> None:
+    """Raise CheckpointError unless the array ``name`` has the shape ``wanted``; None is any size but 0."""
+    found = given[name].shape
+    if len(found) != len(wanted) or not all(
+        size > 0 if other is None else size == other for size, other in zip(found, wanted)
+    ):
+        sizes = str(wanted).replace("None", "any")
+        raise CheckpointError(f"--reference: {name}", f"has the shape {found}, expected {sizes}", FORMAT)
+
+
+def check_range(given: Given, name: str, most: int, kinds: str = "iu", why: str = "") -> None:
+    """Raise CheckpointError unless the array ``name`` holds whole ("iu") or real ("f") numbers from 0 to ``most``."""
+    values, words = given[name], "real" if kinds == "f" else "whole"
+    if values.dtype.kind not in kinds or not ((values >= 0) & (values <= most)).all():  # not: NaN too
+        raise CheckpointError(f"--reference: {name}", f"must hold {words} numbers from 0 to {most}{why}", FORMAT)
+
+
+def sizes_in(given: Given, names: tuple[str, ...]) -> dict[str, int]:
+    """Return the numbers of ``config`` of a file, whole ones, by ``names``."""
+    numbers = given["config"]
+    if numbers.shape != (len(names),) or numbers.dtype.kind not in "iu":
+        what = f"--reference: config = {shown(numbers.tolist())}"
+        raise CheckpointError(what, f"must be {len(names)} whole numbers: {', '.join(names)}", FORMAT)
+    return dict(zip(names, numbers.tolist()))
+
+
+def config_of(kind: type, sizes: Mapping[str, Any], what: str) -> Any:
+    """Return the config of a network of ``sizes``; raises CheckpointError for sizes that no network has."""
     try:
-        config = from_mapping(DiTConfig, dict(zip(_CONFIG, sizes.tolist())), what)
+        return from_mapping(kind, sizes, what)
     except ConfigError as error:
         raise CheckpointError(error.what, error.reason, error.cure) from None
+
+
+def check_fits(config: Any, weights: Mapping[str, np.ndarray], what: str, flag: str) -> None:
+    """Raise CheckpointError for sizes that this machine cannot hold, and for weights of another network."""
     check_claimed_sizes(config, what)
-    return config
+    check_names(
+        config.parameters().shapes(),
+        {name: array.shape for name, array in weights.items()},
+        flag,
+        "is not of the network that config of --reference describes",
+        "name the weights that the file was made with",
+    )
 
 
-def unknown_quantity(name: str) -> CheckpointError:
-    """Return the error of a key that means nothing to us."""
-    return CheckpointError(f"--reference: {name}", "is no quantity this command knows", FORMAT)
+def loaded(network: Callable[[Any], Any], config: Any, weights: Mapping[str, np.ndarray]) -> Any:
+    """Return a network with ``weights``, ready to be asked."""
+    model = network(config)
+    runtime.load_arrays(model, weights)
+    return runtime.compiled(runtime.to_runtime_device(model))
+
+
+def answer(network: Any, *inputs: Tensor) -> Tensor:
+    """Return what ``network`` says of ``inputs``; nothing is kept for gradients."""
+    with ops.no_grad():
+        return network(*inputs)

@@ -1,0 +1,180 @@
+"""Files of reference values of text to video: their networks, and the rows of a group of names that begin alike.
+
+``dit/output`` is of the group ``dit``; each group is one class, made when the first of its names is asked for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mindspeed_mm_dit.checkpoint.store import find_checkpoint
+from mindspeed_mm_dit.checkpoint.weights import choose_tree, read_weights
+from mindspeed_mm_dit.configs.custom_dit import CustomDiTConfig
+from mindspeed_mm_dit.configs.wan import WanConfig
+from mindspeed_mm_dit.configs.wan_flow import WanFlowConfig
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
+from mindspeed_mm_dit.framework import ops
+from mindspeed_mm_dit.framework.torch_file import read_torch_file
+from mindspeed_mm_dit.models.custom_dit import CustomDiT
+from mindspeed_mm_dit.models.wan import Wan
+from mindspeed_mm_dit.objectives.wan_flow.draws import batch
+from mindspeed_mm_dit.objectives.wan_flow.process import WanFlow
+from mindspeed_mm_dit.verify.reference.file import (
+    Given,
+    Tensor,
+    Weights,
+    check_fits,
+    check_shape,
+    config_of,
+    loaded,
+    sizes_in,
+)
+from mindspeed_mm_dit.verify.table import Quantity, Rows
+
+NETWORKS: dict[str, tuple[str, type, Callable[[Any], Any]]] = {
+    "dit": ("--checkpoint", CustomDiTConfig, CustomDiT),
+    "wan": ("--wan", WanConfig, Wan),
+}
+"""Group -> flag of its weights, config, network."""
+NUM_TRAIN_TIMESTEPS = 1000
+"""Rows of the training tables, where a file has none."""
+_PATCH = ("frames", "height", "width")
+_SIZES = ("num_layers", "num_heads", "head_dim", *(f"patch_size ({side})" for side in _PATCH), "in_channels",
+          "out_channels", "text_dim", "freq_dim", "ffn_dim", "rope_max_seq_len")  # fmt: skip
+_DIFFUSERS = {"num_heads": "num_attention_heads", "head_dim": "attention_head_dim"}
+"""What the keys of ``dit`` are called for ``wan``."""
+
+
+class TextToVideo:
+    """The arrays of a file, and networks with the weights of each flag; groups compute its quantities."""
+
+    def __init__(self, given: Given, weights: Weights) -> None:
+        self.given, self.weights = given, weights
+        self.network = cache(self.fresh_network)
+        self.group = cache(lambda group: group(self))
+
+    @cached_property
+    def autoencoder(self) -> Any:
+        """Wan's, of --vae, with the sizes that its own config.json has."""
+        from mindspeed_mm_dit.configs.autoencoder_kl_wan import wan_vae_in
+        from mindspeed_mm_dit.models.autoencoder_kl_wan import AutoencoderKLWan
+
+        with _named("--vae"):
+            return AutoencoderKLWan(wan_vae_in(str(self.weights["--vae"])))
+
+    @cached_property
+    def text_encoder(self) -> Any:
+        """UMT5, of --text-encoder, in float32."""
+        from mindspeed_mm_dit.configs.text_encoder import UMT5Config
+        from mindspeed_mm_dit.models.umt5 import UMT5
+
+        with _named("--text-encoder"):
+            return UMT5.build(UMT5Config(str(self.weights["--text-encoder"]), dtype="fp32"))
+
+    def fresh_network(self, kind: str) -> Any:
+        """Return a network of NETWORKS, its config as ``.config``; :attr:`network` has one whose weights never change.
+
+        Raises CheckpointError for sizes that no network has, and weights of another.
+        """
+        flag, config_class, network = NETWORKS[kind]
+        with _named(flag):
+            weights, own = _read(find_checkpoint(self.weights[flag], flag))
+        sizes, what = own or self._sizes(kind), f"{flag}: config" if own else "--reference: config"
+        # (as if latents were one patch: those of the file are checked by who asks the network)
+        config = config_of(config_class, {**sizes, "latent_size": sizes.get("patch_size")}, what)
+        check_fits(config, weights, what, flag)
+        return loaded(network, config, weights)
+
+    def asked_network(self, kind: str) -> Any:
+        """Return a network that is to be given the inputs ``dit/`` and ``sample/`` of the file.
+
+        Raises CheckpointError, naming the array, for inputs that it cannot be given together.
+        """
+        network = self.network(kind)
+        _check_inputs(self.given, network.config)
+        return network
+
+    def _sizes(self, kind: str) -> dict[str, Any]:
+        """Return the sizes in ``config`` of the file by the keys of a section ``predictor``."""
+        sizes: dict[str, Any] = sizes_in(self.given, _SIZES)
+        sizes["patch_size"] = [sizes.pop(f"patch_size ({side})") for side in _PATCH]
+        return {_DIFFUSERS.get(key, key): value for key, value in sizes.items()} if kind == "wan" else sizes
+
+
+def rows_of_group(prefix: str, group: Callable[[TextToVideo], Any], needs: str | None, *rows: Quantity) -> Rows:
+    """Return the rows of names that begin with ``prefix``, computed by one ``group`` of the file.
+
+    needs: flag of the weights of those rows that do not say it themselves.
+    """
+
+    def of_file(row: Quantity) -> Quantity:
+        return dataclasses.replace(
+            row, names=f"{prefix}/{row.names}", needs=row.needs or needs,
+            compute=lambda file, *groups: row.compute(file.group(group), *groups),
+        )  # fmt: skip
+
+    return tuple(map(of_file, rows))
+
+
+def tutorial_flow(shift: float, rows: int = NUM_TRAIN_TIMESTEPS) -> WanFlow:
+    """Return the objective with the constants of the tutorial."""
+    config = WanFlowConfig(num_train_timesteps=rows, shift=shift, sigma_min=0.0, extra_one_step=True)
+    return WanFlow(config)
+
+
+def draws_at(process: WanFlow, row: int, noise: np.ndarray) -> list[Tensor]:
+    """Return what a batch draws where all its samples stand at ``row`` of the table of times."""
+    drawn = batch(process.config, np.full(len(noise), row), noise)
+    return [ops.tensor(drawn[name]) for name in process.draw_names]
+
+
+def check_latents(config: Any, name: str, shape: tuple[int, ...]) -> None:
+    """Raise CheckpointError, naming the array, for latents (B, C, F, H, W) that a network cannot be given."""
+    try:
+        config.check_latents(shape[1:])
+    except ConfigError as error:
+        raise CheckpointError(f"--reference: {name}: {error.what}", error.reason, error.cure) from None
+
+
+def _check_inputs(given: Given, config: Any) -> None:
+    latents = [name for name in ("dit/x", "sample/start") if name in given]
+    for name in latents:
+        check_latents(config, name, given[name].shape)
+        check_shape(given, name, given[latents[0]].shape)
+    x, text = given[latents[0] if latents else "dit/x"], given["dit/text"]
+    B, L = len(x), text.shape[-2] if text.ndim > 2 else 0
+    wanted = {
+        "dit/text": (B, 1, L, config.text_dim) if text.ndim == 4 else (B, L, config.text_dim), "dit/t": (B,),
+        "dit/t_shared": (1,), "dit/target": (B, config.out_channels, *x.shape[2:]), "sample/negative_text": text.shape,
+    }  # fmt: skip
+    for name, shape in wanted.items():
+        if name in given:
+            check_shape(given, name, shape)
+
+
+@contextmanager
+def _named(flag: str) -> Iterator[None]:
+    """Let errors of a part, which knows its file alone, name the flag that gave it."""
+    try:
+        yield
+    except UserError as error:
+        if error.what.startswith(flag):
+            raise
+        raise type(error)(f"{flag}: {error.what}", error.reason, error.cure) from None
+
+
+def _read(path: Path) -> tuple[Mapping[str, np.ndarray], dict[str, Any]]:
+    """Return weights, and the ``config`` beside them in a .pt; keys with an underscore are diffusers' own."""
+    if path.suffix not in (".pt", ".pth", ".bin"):
+        return read_weights(path, use_ema=False), {}
+    content = read_torch_file(path)
+    config = content.get("config")
+    own = {k: v for k, v in config.items() if not str(k).startswith("_")} if isinstance(config, Mapping) else {}
+    return choose_tree(content, False, path), own

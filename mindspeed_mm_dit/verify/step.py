@@ -1,0 +1,99 @@
+"""One step of an optimizer: losses, gradients, what becomes of the weights; the rows about it that all files share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from mindspeed_mm_dit.errors import nearest
+from mindspeed_mm_dit.framework import ops, optim
+from mindspeed_mm_dit.verify.table import FORWARD, GRADIENTS, Bound, NotThere, Quantity, Rows
+
+Tensor = Any
+ADAMW_LR = 1e-4
+"""Learning rate of the step in most files."""
+KEYS_BIAS = Bound(
+    "The keys' bias has a gradient of rounding alone, which Adam scales up.", least=lambda reference: 1e-4
+)
+
+
+class Step:
+    """A step of AdamW (betas 0.9 and 0.999, eps 1e-8, no decay) on the mean of the losses, taken when it is asked for.
+
+    ``network``: makes a network whose weights this step may change. ``losses``: the network -> (B,).
+    """
+
+    def __init__(self, network: Callable[[], Any], losses: Callable[[Any], Tensor], lr: float = ADAMW_LR) -> None:
+        self._network, self._losses, self._lr = network, losses, lr
+
+    @cached_property
+    def network(self) -> Any:
+        """The network that learns."""
+        return self._network()
+
+    @cached_property
+    def _before(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        return optim.gradients(self.network, lambda: self._losses(self.network))
+
+    @property
+    def losses(self) -> np.ndarray:
+        """Loss of each sample before the step, (B,)."""
+        return self._before[0]
+
+    @property
+    def gradients(self) -> Mapping[str, np.ndarray]:
+        """Gradient of the mean loss by parameter."""
+        return self._before[1]
+
+    @property
+    def grad_norm(self) -> np.ndarray:
+        """Norm of all gradients as one vector."""
+        return np.sqrt(sum(norm(gradient) ** 2 for gradient in self.gradients.values()))
+
+    @cached_property
+    def _after(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        assert self.gradients is not None  # those of the weights before the step
+        optim.adamw_step(self.network, lambda: self._losses(self.network), self._lr)
+        with ops.no_grad():
+            losses = ops.numpy(self._losses(self.network))
+        return losses, {name: ops.numpy(p) for name, p in self.network.named_parameters()}
+
+    @property
+    def losses_after(self) -> np.ndarray:
+        """Loss of each sample after the step, (B,)."""
+        return self._after[0]
+
+    @property
+    def weights_after(self) -> Mapping[str, np.ndarray]:
+        """Every parameter after the step."""
+        return self._after[1]
+
+
+def rows_of_step(step: Callable[[Any], Step]) -> Rows:
+    """Return the rows of files of reference values that are about one step; ``step``: the program -> its step."""
+    return (
+        Quantity(r"grad_norm/(.+)", lambda p, name: norm(_of(step(p).gradients, name)), GRADIENTS),
+        Quantity(r"grad_norm_total", lambda p: step(p).grad_norm, GRADIENTS),
+        Quantity(
+            r"param_norm_after_one_adamw_step/(.+attn\.qkv\.bias)",
+            lambda p, name: norm(_of(step(p).weights_after, name)), KEYS_BIAS,
+        ),
+        Quantity(
+            r"param_norm_after_one_adamw_step/(.+)", lambda p, name: norm(_of(step(p).weights_after, name)), FORWARD
+        ),
+        Quantity(r"loss_after_one_adamw_step", lambda p: step(p).losses_after),
+    )  # fmt: skip
+
+
+def norm(array: np.ndarray) -> np.ndarray:
+    """Return the norm of all elements, summed in float64."""
+    return np.asarray(np.linalg.norm(array.astype(np.float64)))
+
+
+def _of(arrays: Mapping[str, np.ndarray], parameter: str) -> np.ndarray:
+    if parameter not in arrays:
+        raise NotThere(nearest(parameter, arrays))
+    return arrays[parameter]

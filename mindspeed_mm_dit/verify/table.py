@@ -1,0 +1,149 @@
+"""The table of quantities: what is compared, how a program computes it, how far two right programs may be apart.
+
+A row stands for all names of one form, such as ``grad_norm/(.+)`` for every parameter. ``mm-dit parity`` asks for the
+names that a file of reference values holds; ``mm-dit compare`` and benchmarks/sweep.py for those that a process wrote.
+An error is the norm of the difference over the norm of the reference.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+NOISES = 2.0
+"""How many times the error of another right program passes too: two correct float32 programs round differently, and
+neither is nearer to the truth by right."""
+
+
+class Tolerances(NamedTuple):
+    """The largest relative errors that pass, as the user asks for them."""
+
+    rounding: float = 1e-5
+    """Of what is computed in float32."""
+    exact: float = 1e-12
+    """Of what both programs compute in float64."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """How far two right programs may be apart in a quantity."""
+
+    why: str
+    is_exact: bool = False
+    """Whether both compute it in float64."""
+    least: Callable[[np.ndarray], float] = lambda reference: 0.0
+    """The reference -> what passes whatever is asked for, because more cannot be had."""
+
+    def limit(self, reference: np.ndarray, asked: Tolerances) -> float:
+        """Return the largest error that passes."""
+        return max(asked.exact if self.is_exact else asked.rounding, self.least(reference))
+
+
+EXACT = Bound("Tables and laws of times are float64 arithmetic on both sides.", is_exact=True)
+FORWARD = Bound(
+    "A float32 sum of a thousand terms, added in another order, differs by about 1e-6 of its size, and so do two "
+    "implementations of exp, tanh or a normalisation; the embedded default was measured at 4e-7. 1e-5 leaves room for "
+    "tens of layers of that, and is far below what a wrong formula, axis or constant does."
+)
+GRADIENTS = Bound(
+    "A gradient passes through every layer twice, and is held to the same bound parameter by parameter: what a wrong "
+    "backward rule changes is one parameter, not the norm over all. The embedded default was measured at 5e-7."
+)
+TRAINING = Bound(
+    "AdamW divides by the root of the mean square, so an entry whose gradient is rounding noise may step the other "
+    "way. Over 20 steps of the embedded default that was measured to move the loss by 8e-7 of itself, while "
+    "MindSpore's ops.Adam, whose rule differs a little, is 1.1e-5 off after five. Of the error, up to 1e-6 is the "
+    "rounding of the log, which prints seven digits."
+)
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A row of the table."""
+
+    names: str
+    """Regular expression of the names it stands for; what its groups match goes to ``compute``."""
+    compute: Callable[..., Any]
+    """(program, *groups) -> the values, a tensor or an array."""
+    bound: Bound = FORWARD
+    needs: str | None = None
+    """Flag of the weights that the program needs for it, where it can do without for other rows."""
+    all_names: Callable[[Any], Iterable[str]] = lambda program: ()
+    """(program) -> every name of this form that the program can compute."""
+
+
+Rows = tuple[Quantity, ...]
+
+
+class NotThere(LookupError):
+    """Raised by ``compute`` for a name of the right form of what this program does not have; holds a hint, or ""."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One quantity of two programs, judged."""
+
+    name: str
+    error: float
+    """Infinite for another shape, and for numbers that are not finite."""
+    tolerance: float
+    """Largest error that passes."""
+    ours: float = math.nan
+    """Norm of our values."""
+    reference: float = math.nan
+    """Norm of the reference's."""
+    noise: float | None = None
+    """Error of another right program in the same precision, where it is known."""
+    input_error: float = 0.0
+    """Of what a part of a network gives: the largest error of what it was given."""
+
+    @property
+    def good(self) -> bool:
+        """Whether the error is within tolerance."""
+        return self.error <= self.tolerance
+
+
+def find(rows: Rows, name: str) -> tuple[Quantity, tuple[str, ...]] | None:
+    """Return the first row that stands for ``name``, and what its groups match; None if there is none."""
+    matches = ((row, re.fullmatch(row.names, name)) for row in rows)
+    return next(((row, match.groups()) for row, match in matches if match), None)
+
+
+def measured(rows: Rows, program: Any) -> Iterator[tuple[str, Any]]:
+    """Yield name and values of every quantity of ``rows`` that ``program`` can compute."""
+    for row in rows:
+        for name in row.all_names(program):
+            match = re.fullmatch(row.names, name)
+            assert match is not None, (row.names, name)
+            yield name, row.compute(program, *match.groups())
+
+
+def judge(
+    name: str, ours: np.ndarray, reference: np.ndarray, bound: Bound, asked: Tolerances, noise: float | None = None
+) -> Finding:
+    """Judge ``ours`` by ``reference`` and ``bound``; an error of twice ``noise`` passes too."""
+    tolerance = max(bound.limit(reference, asked), NOISES * (noise or 0.0))
+    return Finding(name, relative_error(ours, reference), tolerance, _norm(ours), _norm(reference), noise)
+
+
+def worst(findings: Iterable[Finding]) -> Finding:
+    """Return the finding that is furthest past its tolerance, or closest to it."""
+    return max(findings, key=lambda finding: finding.error / finding.tolerance if finding.tolerance else finding.error)
+
+
+def relative_error(ours: np.ndarray, reference: np.ndarray) -> float:
+    """Norm of the difference over norm of the reference; infinite for another shape or numbers that are not finite."""
+    if ours.shape != reference.shape:
+        return math.inf
+    wanted = reference.astype(np.float64)
+    difference, norm = np.linalg.norm((ours - wanted).ravel()), np.linalg.norm(wanted.ravel())
+    return float(difference / (norm or 1.0)) if np.isfinite(difference) else math.inf
+
+
+def _norm(values: np.ndarray) -> float:
+    return float(np.linalg.norm(np.asarray(values, np.float64).ravel()))
