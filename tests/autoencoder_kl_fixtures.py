@@ -15,6 +15,11 @@ SMALL = SD_VAE | {
     "block_out_channels": [8, 16], "layers_per_block": 1, "norm_num_groups": 4,
     "down_block_types": ["DownEncoderBlock2D"] * 2, "up_block_types": ["UpDecoderBlock2D"] * 2,
 }  # fmt: skip
+FLUX = SMALL | {
+    "latent_channels": 16, "use_quant_conv": False, "use_post_quant_conv": False,
+    "scaling_factor": 0.3611, "shift_factor": 0.1159,
+}  # fmt: skip
+"""As SMALL, with what is otherwise in Stable Diffusion 3 and FLUX: 16 channels, shifted, and no 1 x 1 convolutions."""
 
 
 def weight(name, shape):
@@ -25,13 +30,13 @@ def weight(name, shape):
     return draw / np.float32(math.sqrt(math.prod(shape[1:])))
 
 
-def inputs(pixels, latent_pixels, batch=1):
+def inputs(pixels, latent_pixels, batch=1, channels=4):
     """Return images, posterior noise and scaled latents."""
     draw = np.random.default_rng(0)
     return {
         "images": draw.uniform(-1, 1, (batch, 3, pixels, pixels)).astype(np.float32),
-        "posterior_noise": draw.standard_normal((batch, 4, latent_pixels, latent_pixels), np.float32),
-        "scaled_latents": draw.standard_normal((batch, 4, latent_pixels, latent_pixels), np.float32),
+        "posterior_noise": draw.standard_normal((batch, channels, latent_pixels, latent_pixels), np.float32),
+        "scaled_latents": draw.standard_normal((batch, channels, latent_pixels, latent_pixels), np.float32),
     }
 
 
@@ -41,7 +46,8 @@ def our_shapes(config):
     from mindspeed_mm_dit.models.autoencoder_kl.files import KLArchitecture
     from mindspeed_mm_dit.models.autoencoder_kl.network import AutoencoderKLNetwork
 
-    keys = {key: value for key, value in config.items() if key not in ("_class_name", "sample_size")}
+    others = ("_class_name", "sample_size", "scaling_factor", "shift_factor")
+    keys = {key: value for key, value in config.items() if key not in others}
     network = AutoencoderKLNetwork(from_mapping(KLArchitecture, keys, "test"))
     return {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
 

@@ -102,9 +102,10 @@ def convert(
 
 
 def _described(state: State, description: dict[str, Any]) -> State:
-    if state.is_autoencoder and "ae" in description:  # a model.json; of config.json it knows one key
+    if state.is_autoencoder and "ae" in description:  # a model.json; of config.json it knows two keys
         section = description["ae"] if isinstance(description["ae"], dict) else {}
-        return replace(state, config=state.config | {k: v for k, v in section.items() if k == "scaling_factor"})
+        scale = {key: section[key] for key in ("scaling_factor", "shift_factor") if key in section}
+        return replace(state, config=state.config | scale)
     if state.is_autoencoder:
         if "_class_name" not in description:
             raise ConfigError("--model", "is neither a model.json nor diffusers' config.json of an autoencoder")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_mm_dit.configs.limits import check_between, check_path
-from mindspeed_mm_dit.errors import CheckpointError, ConfigError, DataError
+from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.planning.starter import DIFFUSIONS
 
 if TYPE_CHECKING:
@@ -107,15 +107,14 @@ def _autoencoder(folder: str | None) -> dict[str, Any] | None:
     """Return section ae with all its sizes, of an autoencoder whose files are there; None without --vae."""
     if folder is None:
         return None
-    from mindspeed_mm_dit.configs.autoencoder_kl import AutoencoderKLConfig, with_latent_facts
+    from mindspeed_mm_dit.configs.model import autoencoder_in
 
-    config = AutoencoderKLConfig(**with_latent_facts({"from_pretrained": folder}, "--vae"))
-    try:
-        config.check_files()
-    except CheckpointError as error:
-        raise CheckpointError(error.what.replace("ae.from_pretrained", "--vae"), error.reason, error.cure) from None
-    names = ("model_id", "from_pretrained", "scaling_factor", "latent_channels", "downsample_factor")
-    return {name: getattr(config, name) for name in names}
+    config = autoencoder_in(folder, "--vae")
+    if 2 not in config.pixel_axes:
+        raise ConfigError(f"--vae = {folder}", f"its {config.diffusers_class} encodes videos, not images",
+                          "name an autoencoder of images")  # fmt: skip
+    section = {name: getattr(config, name) for name in ("model_id", "from_pretrained", *config.looked_up)}
+    return {name: value for name, value in section.items() if value}  # (a shift of 0 need not be said)
 
 
 def _look(args: argparse.Namespace) -> tuple[DatasetParam, ImageIndex, str]:

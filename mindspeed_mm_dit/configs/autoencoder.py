@@ -5,15 +5,23 @@ Raw latents are what an encoder gives, scaled latents what a model learns.
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeVar
 
-from mindspeed_mm_dit.configs.files import digest_of_files
-from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.configs.files import UnusableFile, check_safetensors, digest_of_files
+from mindspeed_mm_dit.configs.limits import check_between, check_path, shown
+from mindspeed_mm_dit.configs.strict import from_mapping, read_json
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 
 Shape = tuple[int, ...]
+Facts = TypeVar("Facts")
+WEIGHT_FILES = ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.bin")
+"""What diffusers calls the weights in a folder."""
 _SETTINGS = {"height": "max_height", "width": "max_width"}
 
 
@@ -96,9 +104,43 @@ class AutoencoderConfig(ABC):
 
 
 class PretrainedAutoencoderConfig(AutoencoderConfig):
-    """One with files, at ``from_pretrained``."""
+    """One with files as diffusers saves them: weights, and a config.json that tells some settings of the section."""
 
     from_pretrained: str
+    looked_up: ClassVar[tuple[str, ...]]
+    """Settings that may be left out of model.json where config.json tells them."""
+    weight_name: ClassVar[str]
+    """A weight that every file of this kind holds; a longer name may end so."""
+    example: ClassVar[str]
+    """One on the hub."""
+
+    @classmethod
+    @abstractmethod
+    def told_by(cls, path: Path, where: str) -> dict[str, int | float]:
+        """Return the settings that the config.json ``path`` tells; raises ConfigError where it is another's."""
+
+    @classmethod
+    def spelled_out(cls, section: Mapping[str, Any], where: str = "ae") -> dict[str, Any]:
+        """Return the section with what the autoencoder's config.json tells of it.
+
+        A setting of ``looked_up`` that is absent or null takes the file's value, else its default.
+        Raises ConfigError where a key of the section contradicts the file.
+        """
+        given = {key: value for key, value in section.items() if value is not None or key not in cls.looked_up}
+        path = given.get("from_pretrained")
+        if not isinstance(path, str):
+            return given  # (which the section's class refuses)
+        check_path(f"{where}.from_pretrained", path)
+        if not config_file(path).is_file():
+            return given
+        for key, told in cls.told_by(config_file(path), where).items():
+            if not _agree(given.setdefault(key, told), told):
+                raise ConfigError(
+                    f"{where}.{key} = {shown(given[key])}",
+                    f"contradicts the autoencoder, whose {config_file(path)} makes it {told}",
+                    f'write "{key}": {told}, or leave the key out',
+                )
+        return given
 
     def digest(self) -> str:
         """Return the SHA-256 of its files; raises DataError where they are missing."""
@@ -107,6 +149,79 @@ class PretrainedAutoencoderConfig(AutoencoderConfig):
     def identity(self) -> str:
         """Return the digest of its files and its precision."""
         return f"{self.digest()}, {self.dtype}"
+
+    def check_files(self) -> None:
+        """Raise CheckpointError where weights are missing or cut short, ConfigError where config.json contradicts."""
+        self.weight_file()
+
+    def weight_file(self) -> Path:
+        """Return the weight file of ``from_pretrained``, once what model.json says of it is known to be so.
+
+        Raises:
+            CheckpointError: nothing is there, or no weights of such an autoencoder are.
+            ConfigError: config.json contradicts model.json (``spelled_out``).
+        """
+        path = Path(self.from_pretrained)
+        if not path.exists():
+            raise CheckpointError(
+                f"ae.from_pretrained = {path}", "no such file or folder; nothing is downloaded",
+                f"put a diffusers {self.diffusers_class} there, e.g. {self.example}, or correct the path",
+            )  # fmt: skip
+        self.spelled_out(dataclasses.asdict(self))  # type: ignore[call-overload]
+        file = next((path / name for name in WEIGHT_FILES if (path / name).is_file()), None) if path.is_dir() else path
+        if file is None:
+            raise CheckpointError(f"ae.from_pretrained = {path}", f"holds none of {', '.join(WEIGHT_FILES)}")
+        if file.suffix == ".safetensors":
+            self._check_weights(file)
+        return file
+
+    def _check_weights(self, file: Path) -> None:
+        try:
+            names = check_safetensors(file)
+        except UnusableFile as problem:
+            raise CheckpointError(f"ae.from_pretrained = {file}", str(problem), "copy or download it again") from None
+        if not any(name.endswith(self.weight_name) for name in names):
+            raise CheckpointError(
+                f"ae.from_pretrained = {file}", f"is no {self.diffusers_class}: it has no weight {self.weight_name}",
+                f"name one, e.g. {self.example}",
+            )  # fmt: skip
+
+
+def config_file(from_pretrained: str) -> Path:
+    """Return where the config.json of the autoencoder in this folder or weight file stands, if it has one."""
+    path = Path(from_pretrained)
+    return (path if path.is_dir() else path.parent) / "config.json"
+
+
+def read_facts(facts: type[Facts], path: Path, where: str, diffusers_class: str) -> Facts:
+    """Return those keys of a diffusers config.json that ``facts`` has as fields.
+
+    Raises ConfigError where it cannot be read, or is of another class than ``diffusers_class``.
+    """
+    content = read_json(path, f"{where}.from_pretrained")
+    kind = content.get("_class_name", diffusers_class)
+    if kind != diffusers_class:
+        raise ConfigError(
+            f"{where}.from_pretrained = {path}", f"is of {shown(kind)}, not of {diffusers_class}",
+            "name the folder of such an autoencoder",
+        )  # fmt: skip
+    known = {field.name for field in dataclasses.fields(facts)}  # type: ignore[arg-type]
+    return from_mapping(facts, {key: content[key] for key in content if key in known}, str(path))
+
+
+def _agree(given: Any, told: float) -> bool:
+    return isinstance(given, (int, float)) and math.isclose(given, told)
+
+
+def check_scale(scaling_factor: float, shift_factor: float) -> None:
+    """Raise ConfigError for settings of section ``ae`` that no latents are scaled and shifted by."""
+    if not 1e-6 <= abs(scaling_factor) <= 1e6:
+        raise ConfigError(
+            f"ae.scaling_factor = {scaling_factor}",
+            "must be a number other than 0, and neither tiny nor huge",
+            "use the one in the autoencoder's config.json; Stable Diffusion's has 0.18215",
+        )
+    check_between("ae.shift_factor", shift_factor, -1e6, 1e6, "FLUX has 0.1159, Stable Diffusion 0")
 
 
 def divided(size: Shape, factor: int) -> Shape:

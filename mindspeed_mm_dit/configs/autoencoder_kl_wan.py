@@ -7,9 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from mindspeed_mm_dit.configs.autoencoder import LatentScale, PretrainedAutoencoderConfig, Shape, divided
+from mindspeed_mm_dit.configs.autoencoder import (
+    LatentScale,
+    PretrainedAutoencoderConfig,
+    Shape,
+    config_file,
+    divided,
+    read_facts,
+)
 from mindspeed_mm_dit.configs.limits import check_between, check_path
-from mindspeed_mm_dit.configs.strict import from_mapping, read_json
+from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.errors import ConfigError
 
 
@@ -66,7 +73,9 @@ class WanVAEConfig(PretrainedAutoencoderConfig):
 
     pixel_axes = (3,)
     frameworks = ("pytorch",)
-    diffusers_class = "AutoencoderKLWan"
+    diffusers_class, weight_name = "AutoencoderKLWan", "decoder.conv_in.weight"
+    looked_up = ("latent_channels", "spatial_factor", "temporal_factor")
+    example = "the vae/ of Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
 
     def __post_init__(self) -> None:
         check_path("ae.from_pretrained", self.from_pretrained)
@@ -120,9 +129,10 @@ class WanVAEConfig(PretrainedAutoencoderConfig):
         tiles = f", tiles {tuple(dataclasses.asdict(self.tiling()).values())}" if self.enable_tiling else ""
         return f"{super().identity()}{tiles}"
 
-    def check_files(self) -> None:
-        """Raise ConfigError where its config.json contradicts model.json."""
-        read_latent_facts(self)
+    @classmethod
+    def told_by(cls, path: Path, where: str) -> dict[str, int | float]:
+        """Return channels and factors of config.json; raises ConfigError where its statistics are damaged."""
+        return _read(path, where).settings()
 
 
 @dataclass(frozen=True)
@@ -142,16 +152,11 @@ class WanLatentFacts:
     patch_size: int | None = None
     """Height and width of the patches that become channels before the first level."""
 
-    def settings(self) -> dict[str, int]:
+    def settings(self) -> dict[str, int | float]:
         """Return the settings of section ``ae`` that are told. (diffusers' ``scale_factor_*`` change nothing there.)"""
         spatial = 2 ** (len(self.dim_mult) - 1) * (self.patch_size or 1)
         temporal = 2 ** sum(self.temperal_downsample[: len(self.dim_mult) - 1])
         return {"latent_channels": self.z_dim, "spatial_factor": spatial, "temporal_factor": temporal}
-
-
-def wan_vae_in(folder: str) -> WanVAEConfig:
-    """Return the section ``ae`` that fits the autoencoder in ``folder``; raises as ``read_latent_facts`` does."""
-    return WanVAEConfig(folder, **_read(Path(folder) / "config.json").settings())  # type: ignore[arg-type]
 
 
 def read_latent_facts(config: WanVAEConfig) -> WanLatentFacts:
@@ -160,25 +165,13 @@ def read_latent_facts(config: WanVAEConfig) -> WanLatentFacts:
     Raises:
         ConfigError: there is none, it is of another autoencoder, or model.json contradicts it.
     """
-    path = Path(config.from_pretrained) / "config.json"
-    facts = _read(path)
-    for key, value in facts.settings().items():
-        if getattr(config, key) != value:
-            raise ConfigError(
-                f"ae.{key} = {getattr(config, key)}",
-                f"contradicts the autoencoder, whose {path} makes it {value}",
-                f'write "{key}": {value}',
-            )
+    facts = _read(config_file(config.from_pretrained), "ae")
+    config.spelled_out(dataclasses.asdict(config))
     return facts
 
 
-def _read(path: Path) -> WanLatentFacts:
-    content = read_json(path, "ae.from_pretrained")
-    kind = content.get("_class_name", "AutoencoderKLWan")
-    if kind != "AutoencoderKLWan":
-        raise ConfigError(f"ae.from_pretrained = {path}", f"is of {kind!r}, not of AutoencoderKLWan", "name Wan's vae/")
-    known = {field.name for field in dataclasses.fields(WanLatentFacts)}
-    facts = from_mapping(WanLatentFacts, {key: content[key] for key in content if key in known}, str(path))
+def _read(path: Path, where: str) -> WanLatentFacts:
+    facts = read_facts(WanLatentFacts, path, where, WanVAEConfig.diffusers_class)
     if not len(facts.latents_mean) == len(facts.latents_std) == facts.z_dim or min(facts.latents_std) <= 0:
         raise ConfigError(
             f"{path}: latents_mean, latents_std",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import stat
 from collections.abc import Callable
@@ -101,3 +102,24 @@ def digest_of_files(path: str, setting: str = "ae.from_pretrained") -> str:
         except UnusableFile as problem:
             raise DataError(f"{setting} = {path}", f"{file} {problem}", "copy the files again") from None
     return digest.hexdigest()
+
+
+def check_safetensors(path: str | Path) -> tuple[str, ...]:
+    """Return the names of the tensors in a .safetensors file, of which the header alone is read.
+
+    Raises UnusableFile unless it is one, as long as its header says.
+    """
+    size = check_file(path)
+    try:
+        with open(path, "rb") as file:
+            start = 8 + int.from_bytes(file.read(8), "little")
+            if not 8 < start <= size:
+                raise ValueError(f"the file has {size:,} bytes, its header ends at {start:,}")
+            header = json.loads(file.read(start - 8))
+        header.pop("__metadata__", None)
+        end = start + max((int(entry["data_offsets"][1]) for entry in header.values()), default=0)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise UnusableFile(f"cannot be read: {reason_of(error)}") from None
+    if size != end:
+        raise UnusableFile(f"is cut short, or damaged: it has {size:,} bytes, and its header speaks of {end:,}")
+    return tuple(header)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mindspeed_mm_dit.configs.autoencoder import AutoencoderConfig
+from mindspeed_mm_dit.configs.autoencoder import AutoencoderConfig, PretrainedAutoencoderConfig, config_file
+from mindspeed_mm_dit.configs.autoencoder_deterministic import AutoencoderDCConfig, AutoencoderTinyConfig
 from mindspeed_mm_dit.configs.autoencoder_kl import AutoencoderKLConfig
 from mindspeed_mm_dit.configs.autoencoder_kl_wan import WanVAEConfig
 from mindspeed_mm_dit.configs.condition import TextStates
@@ -21,10 +22,10 @@ from mindspeed_mm_dit.configs.plugins import load_plugins
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.configs.presets import PRESETS
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
-from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig, UMT5Config
+from mindspeed_mm_dit.configs.text_encoder import BertConfig, CLIPTextConfig, TextEncoderConfig, UMT5Config
 from mindspeed_mm_dit.configs.wan import WanConfig
 from mindspeed_mm_dit.configs.wan_flow import WanFlowConfig
-from mindspeed_mm_dit.errors import ConfigError, nearest
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError, nearest
 
 PREDICTOR_CONFIGS: dict[str, type[PredictorConfig]] = {
     "dit": DiTConfig,
@@ -40,8 +41,15 @@ AE_CONFIGS: dict[str, type[AutoencoderConfig]] = {
     "pixel": PixelConfig,
     "autoencoder_kl": AutoencoderKLConfig,
     "wan_video_vae": WanVAEConfig,
+    "autoencoder_tiny": AutoencoderTinyConfig,
+    "autoencoder_dc": AutoencoderDCConfig,
 }
-TEXT_ENCODER_CONFIGS: dict[str, type[TextEncoderConfig]] = {"umt5": UMT5Config, "UMT5": UMT5Config}
+TEXT_ENCODER_CONFIGS: dict[str, type[TextEncoderConfig]] = {
+    "umt5": UMT5Config,
+    "UMT5": UMT5Config,
+    "bert": BertConfig,
+    "clip": CLIPTextConfig,
+}
 
 
 @dataclass(frozen=True)
@@ -146,6 +154,34 @@ def model_config_from_mapping(content: Mapping[str, Any], where: str) -> ModelCo
     }
     sections["text_encoder"] = _text_encoders(content.get("text_encoder"), f"{where}: text_encoder")
     return from_mapping(ModelConfig, {**content, **sections}, where)
+
+
+def autoencoder_in(path: str, where: str) -> PretrainedAutoencoderConfig:
+    """Return the section ``ae`` of the autoencoder in a folder, or weight file, of the kind that its config.json names.
+
+    Raises a UserError, of the setting ``where``, for what is no autoencoder, or not all there.
+    """
+    kinds = {
+        kind.diffusers_class: kind for kind in AE_CONFIGS.values() if issubclass(kind, PretrainedAutoencoderConfig)
+    }
+    kind = kinds[AutoencoderKLConfig.diffusers_class]
+    if config_file(path).is_file():
+        named = read_json(config_file(path), where).get("_class_name")
+        if named not in kinds:
+            raise ConfigError(
+                f"{where} = {path}", f"is no autoencoder that is known here: its config.json says {shown(named)}",
+                f"name one of {', '.join(kinds)}",
+            )  # fmt: skip
+        kind = kinds[named]
+    config = kind(**kind.spelled_out({"from_pretrained": path}, where))
+    try:
+        config.check_files()
+        if not config_file(path).is_file():
+            raise CheckpointError(f"{where} = {path}", "has no config.json, which says what autoencoder it is",
+                                  "put diffusers' config.json beside the weights")  # fmt: skip
+    except CheckpointError as error:
+        raise CheckpointError(error.what.replace("ae.from_pretrained", where), error.reason, error.cure) from None
+    return config
 
 
 def spelled_out(content: Mapping[str, Any], where: str) -> dict[str, Any]:

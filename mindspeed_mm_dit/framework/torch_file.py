@@ -146,6 +146,43 @@ def _harmless_classes() -> dict[str, Callable[..., Any]]:
     }
 
 
+def check_torch_file(path: str | Path) -> None:
+    """Raise CheckpointError unless ``path`` is a file of PyTorch with tensors by name; no tensor is read.
+
+    One from before PyTorch 1.6, which is no zip archive, passes unseen.
+    """
+    with open(path, "rb") as file:
+        is_old = file.read(2) == b"\x80\x02"
+    if is_old:
+        return
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = _Archive(path, archive)
+            content = _NameUnpickler(members, io.BytesIO(members.member("data.pkl").tobytes())).load()
+    except (OSError, zipfile.BadZipFile, pickle.UnpicklingError, EOFError, TypeError, ValueError, AttributeError,
+            LookupError, RecursionError) as error:  # fmt: skip
+        raise CheckpointError(str(path), f"cannot be read: {error}", "copy or download it again") from error
+    others = [name for name, value in content.items() if value is not _TENSOR] if isinstance(content, dict) else [""]
+    if others or not content:
+        what = f"its {others[0]!r} is no tensor" if others and others[0] else "it holds no tensors by name"
+        raise CheckpointError(str(path), what, "copy or download it again")
+
+
+_TENSOR = object()
+"""Stands for a tensor that is not read."""
+
+
+class _NameUnpickler(_TensorUnpickler):
+    """One that builds no arrays."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        return (lambda *_: _TENSOR) if name.startswith("_rebuild_") else found
+
+    def persistent_load(self, pid: Any) -> Any:
+        return None
+
+
 def _as_array(storage: _Storage, offset: int, size: tuple[int, ...], stride: tuple[int, ...]) -> np.ndarray:
     """View ``storage`` as an array of shape ``size``; offset and strides count elements."""
     values, is_bfloat16 = storage

@@ -8,16 +8,14 @@ but decodes raw ones; ours takes back what ``encode`` gave.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from mindspeed_mm_dit.configs.autoencoder_kl_wan import WanVAEConfig
-from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.models.autoencoder import Autoencoder
-from mindspeed_mm_dit.models.pretrained import check_complete, quiet
+from mindspeed_mm_dit.models.pretrained import load_diffusers
 
 
 class AutoencoderKLWan(Autoencoder):
@@ -26,7 +24,7 @@ class AutoencoderKLWan(Autoencoder):
     def __init__(self, config: WanVAEConfig) -> None:
         super().__init__(config)
         self._dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[config.dtype]
-        self.module = runtime.freeze(_load(config), config.dtype)
+        self.module = runtime.freeze(load_diffusers(config), config.dtype)
         if config.enable_tiling:
             self.module.enable_tiling(**dataclasses.asdict(config.tiling()))
 
@@ -51,19 +49,3 @@ class AutoencoderKLWan(Autoencoder):
     def _own_precision(self) -> torch.autocast:
         """``ae.dtype`` decides, also inside the autocast of a bf16 training step."""
         return torch.autocast(runtime.device_type(), enabled=False)
-
-
-def _load(config: WanVAEConfig) -> Any:
-    from diffusers import AutoencoderKLWan as DiffusersAutoencoderKLWan
-    from diffusers.utils import logging
-
-    what = f"ae.from_pretrained = {config.from_pretrained}"
-    try:
-        with quiet(logging):
-            module, found = DiffusersAutoencoderKLWan.from_pretrained(
-                config.from_pretrained, local_files_only=True, output_loading_info=True
-            )
-    except Exception as error:  # (whatever damaged files make of it)
-        raise CheckpointError(what, f"diffusers cannot load it: {error}", "copy the folder again") from error
-    check_complete(what, found)
-    return module

@@ -169,7 +169,8 @@ def encode_moments(autoencoder: Autoencoder, pixels: np.ndarray) -> tuple[np.nda
     with ops.no_grad():
         images = to_images(ops.tensor(np.ascontiguousarray(pixels)))
         mean, std = autoencoder.moments(images)
-        return ops.numpy(mean), ops.numpy(std)
+        mean = ops.numpy(mean)
+        return mean, np.zeros_like(mean) if std is None else ops.numpy(std)
 
 
 def _csv_of(names: list[str], labels: list[int]) -> str:

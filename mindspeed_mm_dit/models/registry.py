@@ -21,6 +21,8 @@ from mindspeed_mm_dit.data.captions import CaptionTokenizer
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
 from mindspeed_mm_dit.framework import active, own
 from mindspeed_mm_dit.models.autoencoder import AutoencoderKind, NoAutoencoder, PixelAutoencoder
+from mindspeed_mm_dit.models.bert import BERT
+from mindspeed_mm_dit.models.clip_text import CLIP_TEXT
 from mindspeed_mm_dit.models.text_encoder import TextEncoder, TextEncoderKind
 from mindspeed_mm_dit.models.umt5 import UMT5
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES, register_objective
@@ -57,15 +59,22 @@ def _wan_video_vae(config: Any) -> Any:
     return AutoencoderKLWan(config)
 
 
+def _deterministic(config: Any) -> Any:
+    from mindspeed_mm_dit.models.autoencoder_deterministic import DeterministicAutoencoder
+
+    return DeterministicAutoencoder(config)
+
+
 PREDICTOR_MODEL_MAPPINGS: dict[str, Builder] = {"dit": _dit, "custom_dit": _custom_dit, "wan": _wan}
 AUTOENCODERS: dict[str, AutoencoderKind] = {
     name: AutoencoderKind(AE_CONFIGS[name], build)
     for name, build in (
-        ("pixel", PixelAutoencoder), ("autoencoder_kl", _autoencoder_kl), ("wan_video_vae", _wan_video_vae)
+        ("pixel", PixelAutoencoder), ("autoencoder_kl", _autoencoder_kl), ("wan_video_vae", _wan_video_vae),
+        ("autoencoder_tiny", _deterministic), ("autoencoder_dc", _deterministic),
     )
 }  # fmt: skip
 AE_MODEL_MAPPINGS: dict[str, Builder] = {name: kind.build for name, kind in AUTOENCODERS.items()}
-TEXT_ENCODERS: dict[str, TextEncoderKind] = {"umt5": UMT5, "UMT5": UMT5}
+TEXT_ENCODERS: dict[str, TextEncoderKind] = {"umt5": UMT5, "UMT5": UMT5, "bert": BERT, "clip": CLIP_TEXT}
 
 
 def load_autoencoder(config: AutoencoderConfig, encodes: bool = True) -> Any:
@@ -94,7 +103,9 @@ def load_text_encoder(config: TextEncoderConfig) -> TextEncoder:
     """
     tokenizer = open_tokenizer(config)
     check_framework(config)
-    return TextEncoder(tokenizer, TEXT_ENCODERS[config.model_id].build(config))
+    kind = TEXT_ENCODERS[config.model_id]
+    kind.check_files(config)
+    return TextEncoder(tokenizer, kind.build(config))
 
 
 def load_encoders(config: ModelConfig, encodes: bool = True) -> tuple[Any, tuple[TextEncoder, ...]]:
@@ -109,6 +120,8 @@ def check_encoders(config: ModelConfig) -> None:
     for text in config.text_encoders:
         check_framework(text)
     config.ae.check_files()
+    for text in config.text_encoders:
+        TEXT_ENCODERS[text.model_id].check_files(text)
 
 
 def check_framework(config: AutoencoderConfig | TextEncoderConfig) -> None:

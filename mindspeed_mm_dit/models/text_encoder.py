@@ -10,6 +10,7 @@ from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig, TransformersTextConfig
 from mindspeed_mm_dit.data.captions import CaptionTokenizer, caption_problems
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.models.pretrained import check_weights
 
 Tensor = Any
 
@@ -38,6 +39,8 @@ class TextEncoderKind:
     """(config) -> its tokenizer; raises a UserError where that is another encoder's. No weights are read."""
     build: Callable[[Any], Callable[[Tensor, Tensor], Encoded]]
     """(config) -> the network, (ids (B, L), mask (B, L)) -> Encoded; a framework is imported here, and not before."""
+    check_files: Callable[[Any], None] = lambda config: None
+    """(config): raise a UserError where weights are missing or cut short; asked before any device work."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +71,18 @@ def check_captions(tokenizer: CaptionTokenizer, captions: Sequence[str], flag: s
             raise ConfigError(f"{flag} = {shown(caption)}", problem, "write it shorter, in words")
 
 
-def own_tokenizer(config: TransformersTextConfig, model_type: str, cure: str, *ids: str) -> CaptionTokenizer:
+def check_files(config: TransformersTextConfig) -> None:
+    """Raise CheckpointError where the weights in transformers' folder are missing, cut short or of another kind."""
+    check_weights("text_encoder.from_pretrained", config.folder)
+
+
+def own_tokenizer(
+    config: TransformersTextConfig, model_type: str, cure: str, *ids: str, positions: str = ""
+) -> CaptionTokenizer:
     """Return the tokenizer of an encoder in transformers' folder, once their config.json say that they belong together.
 
-    model_type: what config.json must call the encoder; ids: the special ids that both must have alike.
+    model_type: what config.json must call the encoder; ids: the special ids that both must have alike; positions: what
+    config.json calls the longest text that it can read, if there is such a thing.
     Raises ConfigError where they do not; no weights are read.
     """
     encoder = config.read()
@@ -79,6 +90,12 @@ def own_tokenizer(config: TransformersTextConfig, model_type: str, cure: str, *i
         raise ConfigError(
             f"text_encoder.from_pretrained = {config.config_file}",
             f"is of a {encoder.get('model_type')!r}, not of a {model_type!r}", cure,
+        )  # fmt: skip
+    if positions and config.max_length > config.number(positions):
+        most = config.number(positions)
+        raise ConfigError(
+            f"text_encoder.max_length = {config.max_length}", f"is more than the encoder reads: {positions} is {most}",
+            f"use at most {most}",
         )  # fmt: skip
     tokenizer = CaptionTokenizer(config)
     rows, known = encoder.get("vocab_size"), tokenizer.vocabulary_size

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,19 +15,22 @@ from mindspeed_mm_dit.models.pretrained import check_complete, quiet
 from mindspeed_mm_dit.models.text_encoder import Encoded
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-Read = Callable[[Any, Tensor], tuple[Tensor, Tensor | None]]
-"""(what the module answered, mask (B, L)) -> states (B, L, D), pooled (B, P) or None."""
+Ask = Callable[[Any, Tensor, Tensor], tuple[Tensor, Tensor | None]]
+"""(module, ids (B, L), mask (B, L)) -> states (B, L, D), pooled (B, P) or None."""
 
 
 class TransformersEncoder:
     """(ids, mask) -> states and pooled vector; holds its module outside of whatever is trained.
 
-    module: name of its class in transformers; read: what of its answer is wanted.
+    module: name of its class in transformers; ask: what is wanted of it; spare: beginnings of weights that the files
+    may hold beside those of the module; settings: of its constructor.
     """
 
-    def __init__(self, config: TransformersTextConfig, module: str, read: Read) -> None:
-        self.config, self._read = config, read
-        self.module = runtime.freeze(_load(config, module), config.dtype)
+    def __init__(
+        self, config: TransformersTextConfig, module: str, ask: Ask, spare: tuple[str, ...] = (), **settings: bool
+    ) -> None:
+        self.config, self._ask = config, ask
+        self.module = runtime.freeze(_load(config, module, spare, settings), config.dtype)
 
     @property
     def vocabulary_size(self) -> int:
@@ -39,16 +41,16 @@ class TransformersEncoder:
     def __call__(self, ids: Tensor, mask: Tensor) -> Encoded:
         """Ids and mask (B, L) int64 -> what it says of them. What is padded is not attended to."""
         with torch.autocast(runtime.device_type(), enabled=False):  # ``dtype`` decides, also inside a bf16 step
-            states, pooled = self._read(self.module(input_ids=ids, attention_mask=mask), mask)
+            states, pooled = self._ask(self.module, ids, mask)
         states = states.float()  # (B, L, D)
         if self.config.zero_padding:
             states = states * mask[:, :, None]
         return Encoded(states, mask, None if pooled is None else pooled.float())
 
 
-def _load(config: TransformersTextConfig, module: str) -> Any:
+def _load(config: TransformersTextConfig, module: str, spare: tuple[str, ...], settings: dict[str, bool]) -> Any:
     what = f"text_encoder.from_pretrained = {config.from_pretrained}"
-    if not Path(config.from_pretrained).is_dir():
+    if not config.folder.is_dir():
         raise CheckpointError(what, "there is no such folder; nothing is downloaded", "name the folder of the encoder")
     try:
         import transformers
@@ -60,9 +62,9 @@ def _load(config: TransformersTextConfig, module: str) -> Any:
     try:
         with quiet(transformers.utils.logging):
             found: Any = getattr(transformers, module).from_pretrained(
-                config.from_pretrained, local_files_only=True, dtype=_DTYPES[config.dtype], output_loading_info=True
+                config.folder, local_files_only=True, dtype=_DTYPES[config.dtype], output_loading_info=True, **settings
             )
     except Exception as error:  # (whatever damaged files make of it)
         raise CheckpointError(what, f"transformers cannot load it: {error}", "copy the folder again") from error
-    check_complete(what, found[1])
+    check_complete(what, found[1], spare)
     return found[0]

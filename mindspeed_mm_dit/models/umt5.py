@@ -6,7 +6,7 @@ from typing import Any
 
 from mindspeed_mm_dit.configs.text_encoder import UMT5Config
 from mindspeed_mm_dit.data.captions import CaptionTokenizer
-from mindspeed_mm_dit.models.text_encoder import TextEncoderKind, own_tokenizer
+from mindspeed_mm_dit.models.text_encoder import TextEncoderKind, check_files, own_tokenizer
 
 
 def _open_tokenizer(config: UMT5Config) -> CaptionTokenizer:
@@ -17,7 +17,10 @@ def _open_tokenizer(config: UMT5Config) -> CaptionTokenizer:
 def _build(config: UMT5Config) -> Any:
     from mindspeed_mm_dit.models.transformers_pytorch import TransformersEncoder
 
-    return TransformersEncoder(config, "UMT5EncoderModel", lambda output, mask: (output.last_hidden_state, None))
+    def ask(module: Any, ids: Any, mask: Any) -> tuple[Any, None]:
+        return module(input_ids=ids, attention_mask=mask).last_hidden_state, None
+
+    return TransformersEncoder(config, "UMT5EncoderModel", ask)
 
 
-UMT5 = TextEncoderKind(UMT5Config, _open_tokenizer, _build)
+UMT5 = TextEncoderKind(UMT5Config, _open_tokenizer, _build, check_files)

@@ -24,7 +24,7 @@ _DATA_SETTINGS = (
     *("random_flip", "valid_fraction", "caption_dropout_prob"),
     *("num_frames", "train_fps", "clip_start", "crop"),
 )
-_AE_SETTINGS = ("scaling_factor", "sample_posterior", "do_sample", "dtype")
+_AE_SETTINGS = ("scaling_factor", "shift_factor", "sample_posterior", "do_sample", "dtype")
 _TEXT_SETTINGS = ("max_length", "truncate", "zero_padding", "dtype")
 
 

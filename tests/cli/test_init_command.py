@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import subprocess
 
 import pytest
@@ -17,7 +18,7 @@ from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.framework import activate
 from tests.autoencoder_kl_fixtures import SMALL, our_shapes, write_folder
-from tests.conftest import ROOT
+from tests.conftest import GOLDEN, ROOT
 from tests.data.test_sharded import write_tar
 from tests.training.launch import Configs
 
@@ -171,11 +172,24 @@ def test_a_folder_with_config_files_is_replaced_only_when_asked(here, capsys):
         ("pictures --output notes.txt", "--output = notes.txt: is a file"),
         ("pictures --output c --image-size 33", "--image-size = 33: is no multiple of 2"),
         ("pictures --output c --vae none", "--vae = none: no such file or folder; nothing is downloaded"),
-        ("pictures --output c --vae empty", "--vae = empty"),
+        ("pictures --output c --vae empty", "--vae = empty: holds none of diffusion_pytorch_model.safetensors"),
+        (
+            "pictures --output c --vae network",
+            "--vae = network: is no autoencoder that is known here: its config.json "
+            "says 'DiTTransformer2DModel'\n    Cure: name one of AutoencoderKL,",
+        ),
+        ("pictures --output c --vae wan", "--vae = wan: its AutoencoderKLWan encodes videos, not images"),
+        (
+            "pictures --output c --vae others",
+            "others/diffusion_pytorch_model.safetensors: is no AutoencoderKL: it has no weight decoder.conv_in.weight",
+        ),
     ],
 )
 def test_what_cannot_be_begun_is_named_and_nothing_is_written(here, capsys, flags, message):
     (here / "notes.txt").write_text("no picture")
+    write_folder(here / "network", {"_class_name": "DiTTransformer2DModel"}, {"proj_out.weight": (2, 2)})
+    write_folder(here / "others", SMALL, {"proj_out.weight": (2, 2)})
+    shutil.copytree(GOLDEN / "wan_vae_tiny", here / "wan")
     for folder in ("empty", "splits/train/cat", "two"):
         (here / folder).mkdir(parents=True)
     (here / "empty/a.heic").write_bytes(b"")

@@ -111,7 +111,7 @@ def test_a_config_that_does_not_fit_is_refused(small, change, message):
     ("change", "message"),
     [
         ({"scaling_factor": 0.13025}, r'config.json makes it 0.13025(?s:.*)write "scaling_factor": 0.13025'),
-        ({"scaling_factor": 0.18215, "shift_factor": 0.1}, "shift_factor = 0.1: latents that are shifted"),
+        ({"scaling_factor": 0.18215, "shift_factor": 0.1}, "ae.shift_factor = 0.0: contradicts the autoencoder"),
         ({"scaling_factor": 0.18215, "shift_factor": None}, None),
     ],
     ids=str,
@@ -156,14 +156,15 @@ def test_missing_files_are_named(small, tmp_path):
     folder, build = small
     with pytest.raises(CheckpointError, match="nothing is downloaded"):
         build(tmp_path / "nowhere")
+    (folder / "config.json").rename(tmp_path / "config.json")
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        build(folder)
+    (tmp_path / "config.json").rename(folder / "config.json")
     (folder / "diffusion_pytorch_model.safetensors").unlink()
     with pytest.raises(CheckpointError, match="holds none of"):
         build(folder)
     (folder / "diffusion_pytorch_model.safetensors").write_bytes(b"damaged")
     with pytest.raises(CheckpointError, match="cannot be read"):
-        build(folder)
-    (folder / "config.json").unlink()
-    with pytest.raises(CheckpointError, match=r"config\.json"):
         build(folder)
 
 

@@ -13,7 +13,7 @@ from mindspeed_mm_dit.configs.text_encoder import UMT5Config
 from mindspeed_mm_dit.data.moving_digits import CAPTIONS
 from mindspeed_mm_dit.data.small_text_encoder import write_text_encoder, write_tokenizer
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
-from mindspeed_mm_dit.models.registry import load_text_encoder, open_tokenizer
+from mindspeed_mm_dit.models.registry import TEXT_ENCODERS, load_text_encoder, open_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -119,9 +119,49 @@ def test_weights_that_are_missing_or_of_another_shape_are_named(framework, copie
     save_file({name: array for name, array in weights.items() if "block.1" not in name}, path, {"format": "pt"})
     with pytest.raises(CheckpointError, match=r"weight encoder\.block\.1\S+ is missing, and so are 9 more"):
         load_text_encoder(config(copied))
-    path.write_bytes(b"no weights")
-    with pytest.raises(CheckpointError, match="transformers cannot load it"):
-        load_text_encoder(config(copied))
+
+
+def test_weights_cut_short_empty_or_of_another_kind_are_named_before_they_are_loaded(text, copied):
+    check, whole = TEXT_ENCODERS["umt5"].check_files, text / "text_encoder/model.safetensors"
+    check(config(copied))
+    path = copied / "text_encoder/model.safetensors"
+    for content, reason in (
+        (b"", "cannot be read: the file has 0 bytes"),
+        (b"no weights", "cannot be read: the file has 10 bytes"),
+        (whole.read_bytes()[:-1], "is cut short, or damaged"),
+        (whole.read_bytes()[:100], "cannot be read: the file has 100 bytes"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(CheckpointError, match=rf"text_encoder\.from_pretrained = .*safetensors: {reason}"):
+            check(config(copied))
+    path.unlink()
+    with pytest.raises(CheckpointError, match=r"holds none of model\.safetensors, "):
+        check(config(copied))
+
+
+def test_a_bin_file_that_holds_other_than_tensors_is_named_before_it_is_loaded(copied, tmp_path):
+    import torch
+
+    check, path = TEXT_ENCODERS["umt5"].check_files, copied / "text_encoder/pytorch_model.bin"
+    (copied / "text_encoder/model.safetensors").unlink()
+    tensors = {"shared.weight": torch.zeros(2, 2, dtype=torch.bfloat16), "norm": torch.nn.Parameter(torch.ones(1))}
+    torch.save(tensors, path)
+    check(config(copied))
+    torch.save(tensors, path, _use_new_zipfile_serialization=False)
+    check(config(copied))
+    for content, reason in (
+        ([1, 2], "it holds no tensors by name"),
+        ({**tensors, "step": 7}, "its 'step' is no tensor"),
+        ({}, "it holds no tensors by name"),
+        ({"path": tmp_path}, "its pickle asks for pathlib"),
+    ):
+        torch.save(content, path)
+        with pytest.raises(CheckpointError, match=reason):
+            check(config(copied))
+    for damaged in (b"", path.read_bytes()[:-50]):
+        path.write_bytes(damaged)
+        with pytest.raises(CheckpointError, match=r"pytorch_model\.bin: cannot be read"):
+            check(config(copied))
 
 
 def test_mindspeed_mms_section_is_read_as_it_stands():

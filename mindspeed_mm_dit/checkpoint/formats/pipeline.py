@@ -18,7 +18,7 @@ from typing import Any
 from mindspeed_mm_dit.checkpoint import frequencies
 from mindspeed_mm_dit.checkpoint.formats import diffusers
 from mindspeed_mm_dit.checkpoint.state import State
-from mindspeed_mm_dit.configs.autoencoder_kl import config_file
+from mindspeed_mm_dit.configs.autoencoder import config_file
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
 from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mapping
@@ -88,6 +88,9 @@ def _check(model: ModelConfig) -> None:
         )
     if model.ae.diffusers_class != _PARTS["vae"]:
         raise ConfigError(f"ae.model_id = {model.ae.model_id!r}", "diffusers' DiTPipeline decodes latents, by a VAE",
+                          "convert the network alone: --to diffusers")  # fmt: skip
+    if shift := model.ae.scale().shift:
+        raise ConfigError(f"ae.shift_factor = {shift}", "diffusers' DiTPipeline decodes latents without a shift",
                           "convert the network alone: --to diffusers")  # fmt: skip
     if model.num_classes > diffusers.NULL_CLASS or not model.predictor.condition.has_null:
         raise ConfigError(

@@ -63,11 +63,12 @@ class TextToVideo:
     @cached_property
     def autoencoder(self) -> Any:
         """Wan's, of --vae, with the sizes that its own config.json has."""
-        from mindspeed_mm_dit.configs.autoencoder_kl_wan import wan_vae_in
+        from mindspeed_mm_dit.configs.autoencoder_kl_wan import WanVAEConfig
         from mindspeed_mm_dit.models.autoencoder_kl_wan import AutoencoderKLWan
 
         with _named("--vae"):
-            return AutoencoderKLWan(wan_vae_in(str(self.weights["--vae"])))
+            folder = {"from_pretrained": str(self.weights["--vae"])}
+            return AutoencoderKLWan(WanVAEConfig(**WanVAEConfig.spelled_out(folder)))
 
     @cached_property
     def text_encoder(self) -> Any:

@@ -1,0 +1,61 @@
+"""Text encoders of transformers with few random weights, and a tokenizer for them, as folders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+CAPTIONS = ("a seven moves left", "a one", "")
+_WORDS = ("a", "seven", "one", "moves", "left")
+
+
+def write_bert(folder: Path, pooling: dict | None = None) -> Path:
+    """Write a BERT of width 16; ``pooling``: sentence-transformers' 1_Pooling/config.json, with a Normalize after."""
+    import torch
+    import transformers
+
+    _write_tokenizer(folder, ("[PAD]", "[CLS]", "[SEP]", "[UNK]"), "[CLS]", "[SEP]", "[PAD]")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.BertConfig(vocab_size=9, max_position_embeddings=16, pad_token_id=0, **sizes)
+    transformers.BertModel(config).save_pretrained(folder)
+    if pooling is not None:
+        kinds = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
+        modules = [{"type": f"sentence_transformers.models.{kind}", "path": path} for kind, path in kinds.items()]
+        (folder / "modules.json").write_text(json.dumps(modules))
+        (folder / "1_Pooling").mkdir()
+        (folder / "1_Pooling/config.json").write_text(json.dumps({"word_embedding_dimension": 16, **pooling}))
+    return folder
+
+
+def write_clip(folder: Path, projected: bool) -> Path:
+    """Write CLIP's text model of width 16, with a projection to 12 or without."""
+    import torch
+    import transformers
+
+    _write_tokenizer(folder, ("<pad>", "<s>", "<unk>", "</s>"), "<s>", "</s>", "</s>", end_last=True)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.CLIPTextConfig(
+        vocab_size=9, max_position_embeddings=16, projection_dim=12, eos_token_id=8, bos_token_id=1, pad_token_id=8,
+        **sizes,
+    )  # fmt: skip
+    kind = transformers.CLIPTextModelWithProjection if projected else transformers.CLIPTextModel
+    kind(config).save_pretrained(folder)
+    return folder
+
+
+def _write_tokenizer(folder, special, begin, end, pad, end_last=False):
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    names = [*(name for name in special if not end_last or name != end), *_WORDS, *([end] if end_last else [])]
+    ids = {name: number for number, name in enumerate(names)}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token=next(name for name in special if "unk" in name.lower())))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{begin} $A {end}", special_tokens=[(begin, ids[begin]), (end, ids[end])]
+    )
+    folder.mkdir(parents=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": pad, "eos_token": end}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
