@@ -225,6 +225,14 @@ def _said(args: argparse.Namespace, work: _Work) -> dict[str, str]:
     }
 
 
+def check_guided_channels(asked: str | None, channels: int) -> None:
+    """Raise ConfigError for more guided channels than a latent has."""
+    if asked == "3" and channels < 3:
+        raise ConfigError(
+            "--cfg-channels = 3", f"the latents of this model have {channels}", "use all, or drop the flag"
+        )
+
+
 def settings_of(args: argparse.Namespace, config: ModelConfig) -> SampleSettings:
     """Return how the flags draw from a model of ``config``.
 
@@ -237,6 +245,7 @@ def settings_of(args: argparse.Namespace, config: ModelConfig) -> SampleSettings
     from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of, sampler_options
     from mindspeed_mm_dit.sampling.generate import SampleSettings, check_guidance
 
+    check_guided_channels(args.cfg_channels, config.predictor.in_channels)
     channels: GuidedChannels = args.cfg_channels or ("all" if config.reads_texts else "3")
     settings = SampleSettings(
         sampler=next(iter(objective_of(config.diffusion).samplers)) if args.sampler is None else args.sampler,

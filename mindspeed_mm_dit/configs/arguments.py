@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from mindspeed_mm_dit.configs.dit_flags import dit_flags
+from mindspeed_mm_dit.configs.flag_pairs import check_given
 from mindspeed_mm_dit.configs.flag_types import (
     batches,
     positive_float,
@@ -254,6 +255,7 @@ def default_micro_batch(global_batch_size: int, world_size: int) -> int:
 
 def check_arguments(args: argparse.Namespace, world_size: int) -> None:
     """Fill dependent defaults and check flags against each other and ``world_size``, before any device work."""
+    check_given(args)
     if world_size % args.context_parallel_size:
         raise ConfigError(
             f"--context-parallel-size = {args.context_parallel_size}",

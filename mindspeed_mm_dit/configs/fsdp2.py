@@ -107,8 +107,14 @@ class Fsdp2Config:
 
 def load_fsdp2_config(path: str | Path | None) -> Fsdp2Config:
     """Read fsdp2.yaml; no path means every default."""
-    content = None if path is None else read_yaml(path, "--fsdp2-config-path")
-    return from_mapping(Fsdp2Config, {} if content is None else content, str(path))
+    if path is None:
+        return Fsdp2Config()
+    content = read_yaml(path, "--fsdp2-config-path")
+    if content is None:
+        raise ConfigError(
+            f"--fsdp2-config-path = {path}", "is empty", "drop the flag to have every default, or write {}"
+        )
+    return from_mapping(Fsdp2Config, content, str(path))
 
 
 def resolve_paths(paths: Iterable[str], module_names: Iterable[str], setting: str) -> list[str]:

@@ -20,6 +20,9 @@ Picture = Path | Callable[[], bytes]
 LARGEST_ENLARGEMENT = 4
 """Pictures that have to be enlarged more than so many times in height and width are counted."""
 
+HUGE_PIXELS = 89_478_485
+"""Of a picture; Pillow warns from here on, and refuses twice as many."""
+
 _GREY = ("1", "L", "I")
 """Pillow's modes without colours begin so."""
 
@@ -57,7 +60,12 @@ def _look(picture: Picture, image_size: int, decode: bool) -> Look:
         return Look(str(problem))
 
 
-def note_of_small(paths: Sequence[str], looks: Sequence[Look], image_size: int) -> tuple[str, ...]:
+def notes_on_sizes(paths: Sequence[str], looks: Sequence[Look], image_size: int) -> tuple[str, ...]:
+    """Return a line on pictures that are far smaller than ``image_size``, and one on very large ones."""
+    return _note_of_small(paths, looks, image_size) + _note_of_huge(paths, looks)
+
+
+def _note_of_small(paths: Sequence[str], looks: Sequence[Look], image_size: int) -> tuple[str, ...]:
     """Return a line that counts the pictures far smaller than ``image_size``, or none."""
     small = [n for n, look in enumerate(looks) if look.shorter_side * LARGEST_ENLARGEMENT < image_size]
     if not small:
@@ -66,6 +74,19 @@ def note_of_small(paths: Sequence[str], looks: Sequence[Look], image_size: int) 
     return (
         f"warning: {len(small):,} of {len(looks):,} pictures are enlarged more than {LARGEST_ENLARGEMENT} times to "
         f"image_size {image_size}; the shorter side of {paths[smallest]} has {looks[smallest].shorter_side} pixel(s)",
+    )
+
+
+def _note_of_huge(paths: Sequence[str], looks: Sequence[Look]) -> tuple[str, ...]:
+    """Return a line that counts the pictures that take long to decode, each time they are drawn, or none."""
+    huge = [n for n, look in enumerate(looks) if look.shorter_side * look.longer_side > HUGE_PIXELS]
+    if not huge:
+        return ()
+    largest = max(huge, key=lambda n: looks[n].shorter_side * looks[n].longer_side)
+    megapixels = looks[largest].shorter_side * looks[largest].longer_side / 1e6
+    return (
+        f"warning: {len(huge):,} of {len(looks):,} pictures have more than {HUGE_PIXELS / 1e6:.0f} megapixels, and "
+        f"each is decoded whole whenever it is drawn; {paths[largest]} has {megapixels:.0f}: scale them down",
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from mindspeed_mm_dit.configs.data import DatasetParam
-from mindspeed_mm_dit.data.check import look_at, note_of_small, similar_name
+from mindspeed_mm_dit.data.check import look_at, notes_on_sizes, similar_name
 from mindspeed_mm_dit.data.files import is_folder
 from mindspeed_mm_dit.data.latents import read_cache_index, read_cached_rows
 from mindspeed_mm_dit.data.listing import list_images
@@ -103,7 +103,7 @@ def open_index(param: DatasetParam, num_classes: int, decode_all: bool = False) 
         len(bad),
         classes=classes or _numbers_of(rows),
         problems=problems[:PROBLEMS_KEPT],
-        notes=notes + note_of_small(paths, looks, param.image_size),
+        notes=notes + notes_on_sizes(paths, looks, param.image_size),
         pictures=_digest_of(rows, [look.size for look in looks]),
     )
 
@@ -128,8 +128,8 @@ def _open_shards(param: DatasetParam, num_classes: int, decode_all: bool) -> Ima
         raise DataError(problems[0], f"{len(bad)} of {len(rows)} images cannot be used", cure)
     good = np.array([number for number, look in enumerate(looks) if look.problem is None])
     index = index.subset(good)
-    small = note_of_small(index.paths, [looks[number] for number in good.tolist()], param.image_size)
-    return dataclasses.replace(index, skipped=len(bad), problems=problems[:PROBLEMS_KEPT], notes=notes + small)
+    sizes = notes_on_sizes(index.paths, [looks[number] for number in good.tolist()], param.image_size)
+    return dataclasses.replace(index, skipped=len(bad), problems=problems[:PROBLEMS_KEPT], notes=notes + sizes)
 
 
 def _digest_of(rows: list[tuple[str, int]], sizes: list[int]) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mindspeed_mm_dit.checkpoint.store import check_is_no_checkpoint
 from mindspeed_mm_dit.configs.arguments import check_arguments
+from mindspeed_mm_dit.configs.flag_pairs import without_effect
 from mindspeed_mm_dit.configs.limits import MOST_GUIDANCE, check_between
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.outputs import check_output_file, check_output_folder
@@ -44,6 +45,8 @@ def preflight(args: Namespace) -> MultiModalArguments:
         check_outputs(args)
         check_watching(args)
         say_data_set(args, mm)
+        for note in without_effect(args, active(), runtime.device_type()):
+            print(note, file=sys.stderr)
     return mm
 
 

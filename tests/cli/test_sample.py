@@ -207,6 +207,12 @@ def test_without_classes_the_first_ten_are_drawn(tmp_path, trained):
     assert np.load(tmp_path / "s.npz")["arr_1"].tolist() == [0, 1, 2]
 
 
+def test_more_guided_channels_than_a_latent_has_are_refused(trained, tmp_path, capsys):
+    flags = ("--checkpoint", f"{trained}/checkpoints", *COMMON, "--output", f"{tmp_path}/s.npz")
+    assert sample(*flags, "--cfg-channels", "3") == 2
+    assert "--cfg-channels = 3: the latents of this model have 1" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("ending", [".pt", ".safetensors"])
 def test_what_convert_made_of_a_run_remembers_its_model(trained, tmp_path, ending):
     assert main(["convert", f"{trained}/checkpoints", f"{tmp_path}/w{ending}"]) == 0

@@ -85,3 +85,12 @@ def test_a_wrong_line_is_named_with_what_is_allowed(tmp_path, line, message):
 @pytest.mark.parametrize("folder", ["", "imagenet256", "imagenet512", "cat_dog"])
 def test_every_shipped_fsdp2_yaml_is_read(folder):
     assert load_fsdp2_config(ROOT / "examples/dit" / folder / "fsdp2.yaml").sub_modules_to_wrap
+
+
+@pytest.mark.parametrize("content", ["", "# nothing but this\n", "---\n"])
+def test_an_empty_file_is_no_choice_of_every_default(tmp_path, content):
+    (tmp_path / "fsdp2.yaml").write_text(content)
+    with pytest.raises(ConfigError, match=r"fsdp2\.yaml: is empty"):
+        load_fsdp2_config(tmp_path / "fsdp2.yaml")
+    (tmp_path / "fsdp2.yaml").write_text("{}")
+    assert load_fsdp2_config(tmp_path / "fsdp2.yaml") == load_fsdp2_config(None) == Fsdp2Config()

@@ -133,6 +133,14 @@ def test_pictures_far_smaller_than_the_model_wants_are_counted(folder):
     assert note.endswith(f"the shorter side of {folder}/cat/x.png has 1 pixel(s)")
 
 
+def test_pictures_that_take_long_to_decode_are_counted_and_the_largest_is_named(folder, monkeypatch):
+    assert not any("megapixels" in note for note in open_index(param(folder), 2).notes)
+    Image.new("L", (60, 60)).save(folder / "cat/large.png")
+    monkeypatch.setattr("mindspeed_mm_dit.data.check.HUGE_PIXELS", 3000)
+    (said,) = (note for note in open_index(param(folder), 2).notes if "megapixels" in note)
+    assert said.startswith("warning: 1 of ") and "large.png has 0:" in said
+
+
 def test_of_a_large_data_set_it_is_said_that_only_headers_were_checked(folder, monkeypatch):
     monkeypatch.setattr("mindspeed_mm_dit.data.folder.DECODE_CHECK_LIMIT", 5)
     whole = (folder / "cat/0.png").read_bytes()

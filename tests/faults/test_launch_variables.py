@@ -58,6 +58,7 @@ def test_a_number_that_cannot_be_is_one_line(launch, framework, name, value):
     ("variables", "message"),
     [
         ({"AI_FRAMEWORK": "tensorflow"}, "AI_FRAMEWORK = tensorflow: must be one of pytorch, mindspore"),
+        ({"MM_TOOL": "nowhere.json"}, "MM_TOOL = nowhere.json: there is no such file"),
         ({"CONFIG": "nowhere"}, "CONFIG = nowhere: is no folder with a train.args"),
         ({"NNODES": "2", "NODE_RANK": "0"}, "NNODES = 2: needs MASTER_ADDR too"),
         ({"NNODES": "2", "MASTER_ADDR": "127.0.0.1"}, "NNODES = 2: needs NODE_RANK too"),

@@ -181,3 +181,22 @@ def test_the_engines_lines_are_read_as_curves() -> None:
     line = " ** validation after iteration 2 ** | validation steps: 4 | validation loss: 9.0E-01 |"
     assert numbers_of(line) == (2, {"valid/loss": 0.9})
     assert numbers_of("Saved checkpoint to here") is None
+
+
+def test_a_folder_without_a_model_json_has_no_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("train.args", "fsdp2.yaml", "data.json"):
+        (tmp_path / name).write_bytes((ROOT / "examples/dit" / name).read_bytes())
+    assert main(["plan", "--write-native", str(tmp_path), "--world-size", "1"]) == 2
+    said = capsys.readouterr()
+    assert not said.out and f"--write-native = {tmp_path}/model.json: " in said.err
+
+
+def test_the_module_without_a_yaml_says_how_it_is_used(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from mindspeed_mm_dit.hosts.native.__main__ import main
+
+    monkeypatch.setattr("sys.argv", ["native"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2 and "CONFIG.yaml" in capsys.readouterr().err

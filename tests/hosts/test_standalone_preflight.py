@@ -53,6 +53,12 @@ def test_the_first_files_that_are_skipped_are_named_and_all_are_counted(check, t
         ("--report --save s --report-sampler ddpm --report-steps 1001", "--report-steps = 1001: is more than"),
         ("--report-cfg-scale nan", "--report-cfg-scale: 'nan' is not a number"),
         ("--report-cfg-scale -1", "--report-cfg-scale = -1.0"),
+        ("--save=", "--save = '': is empty"),
+        ("--wandb-project=", "--wandb-project = '': is empty"),
+        ("--init-verbose", "--init-verbose: means nothing without --init-from"),
+        ("--save s --save-retain-interval 2", "--save-retain-interval: means nothing without --save-interval"),
+        ("--wandb-exp-name first", "--wandb-exp-name: means nothing without --wandb-project"),
+        ("--swanlab-save-dir s", "--swanlab-save-dir: means nothing without --swanlab-project"),
         ("--save model.json", "--save = model.json: is a file"),
         ("--save model.json/below", "--save = model.json/below: the folder model.json/below cannot be made"),
         ("--tensorboard-dir model.json", "--tensorboard-dir = model.json: is a file"),
@@ -88,3 +94,10 @@ def test_a_validation_without_images_is_said(check, capsys, fraction):
     assert f"(dataset_param.valid_fraction = {fraction}), so nothing is validated" in capsys.readouterr().err
     check("--eval-interval 5", valid_fraction=0.1)
     assert "validated" not in capsys.readouterr().err
+
+
+def test_flags_of_other_machines_are_said_to_change_nothing(check, framework, monkeypatch, capsys):
+    check("--tf32 --pynative")
+    said = capsys.readouterr().err
+    assert "note: --tf32 changes nothing here" in said and "this is a CPU" in said
+    assert "note: --pynative changes nothing here" in said

@@ -76,6 +76,14 @@ def test_a_tracker_without_a_folder_or_with_one_that_cannot_be_is_named(extra, m
         check_trackers(flags(**{f"{extra}_project": "digits", f"{extra}_save_dir": str(tmp_path / "file")}))
 
 
+@pytest.mark.parametrize("name", ["a/b", "a\\b", "a#b", "a?b", "a%b", "a:b", "a" * 129])
+def test_a_name_that_weights_and_biases_would_refuse_later_is_refused(name, monkeypatch, tmp_path):
+    monkeypatch.setattr(choose.importlib.util, "find_spec", lambda name: name)
+    with pytest.raises(ConfigError, match="takes up to 128 letters"):
+        check_trackers(flags(wandb_project=name, wandb_save_dir=str(tmp_path)))
+    check_trackers(flags(wandb_project="a" * 128, wandb_save_dir=str(tmp_path)))
+
+
 class Failing:
     def add(self, iteration, values):
         raise RuntimeError("no network\nand more")

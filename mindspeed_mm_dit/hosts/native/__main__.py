@@ -11,6 +11,7 @@ import sys
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.hosts.ending import end
+from mindspeed_mm_dit.training.exit_codes import USER_ERROR
 
 COMMAND = "mindspeed_mm_dit.hosts.native"
 
@@ -18,7 +19,8 @@ COMMAND = "mindspeed_mm_dit.hosts.native"
 def main() -> None:
     """Check the engine and the yaml ``sys.argv[1]``, and become the trainer."""
     if len(sys.argv) < 2:
-        sys.exit(f"usage: python -m {COMMAND} CONFIG.yaml")
+        print(f"usage: python -m {COMMAND} CONFIG.yaml", file=sys.stderr)
+        sys.exit(USER_ERROR)
     os.environ["NON_MEGATRON"] = "true"  # MindSpeed-MM looks at it while it is imported
     activate("pytorch")
     from mindspeed_mm_dit.hosts.native import host, run

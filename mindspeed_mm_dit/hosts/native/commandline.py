@@ -12,6 +12,7 @@ import yaml
 from mindspeed_mm_dit.checkpoint.store import TRACKER
 from mindspeed_mm_dit.configs.arguments import build_parser, check_arguments, dit_flags
 from mindspeed_mm_dit.configs.fsdp2 import load_fsdp2_config
+from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.hosts.native.settings import yaml_of
@@ -100,6 +101,8 @@ def yaml_of_config(folder: str | Path, world_size: int) -> str:
     """Return the engine's yaml for a folder with model.json, data.json, fsdp2.yaml and train.args."""
     folder = Path(folder)
     files = ("--mm-model", "model.json"), ("--mm-data", "data.json"), ("--fsdp2-config-path", "fsdp2.yaml")
+    for _, name in files[:2]:  # of which the yaml only holds the names
+        read_json(folder / name, "--write-native")
     named = [word for flag, name in files for word in (flag, str(folder / name))]
     flags = parse([*named, *read_train_args(folder / "train.args")], world_size)
     flags.load = None  # (the engine fails where there is no checkpoint yet)

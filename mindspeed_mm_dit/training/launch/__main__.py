@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from mindspeed_mm_dit.configs.flag_pairs import check_tool
 from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.errors import ConfigError, UserError, nearest
 from mindspeed_mm_dit.framework import FRAMEWORKS
@@ -51,6 +52,7 @@ def _flags_of_config(framework: str) -> list[str]:
     if not (folder / "train.args").is_file():
         raise ConfigError(f"CONFIG = {folder}", "is no folder with a train.args, such as examples/dit/imagenet256")
     tool = os.environ.get("MM_TOOL")
+    check_tool("MM_TOOL", tool)
     return [
         *("--ai-framework", framework),
         *("--mm-model", str(folder / "model.json"), "--mm-data", str(folder / "data.json")),

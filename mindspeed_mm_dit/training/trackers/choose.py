@@ -24,6 +24,9 @@ PACKAGES = {"wandb": ("wandb",), "swanlab": ("swanlab", "swanboard")}
 REQUIREMENTS = {"wandb": "wandb", "swanlab": "'swanlab[dashboard]'"}
 """Optional extra -> what pip installs for it."""
 
+WANDB_LETTERS, WANDB_REFUSES = 128, "/\\#?%:"
+"""Length of a project's name, and what it may not hold: those of wandb's Settings (0.28)."""
+
 
 def open_trackers(args: Namespace, iteration: int) -> list[Tracker]:
     """Return the trackers of a run that starts after ``iteration``, on the rank that logs."""
@@ -63,9 +66,20 @@ def check_trackers(args: Namespace) -> None:
             raise PlatformError(
                 what, f"{missing[0]} is not installed", f"pip install {REQUIREMENTS[extra]}, or drop the flag"
             )
+        if extra == "wandb":
+            _check_name(what, project)
         if not folder_of(args, extra):
             raise ConfigError(what, "there is nowhere to keep it", f"add --save DIR or --{extra}-save-dir DIR")
         check_output_folder(f"--{extra}-save-dir", folder_of(args, extra), make=False)
+
+
+def _check_name(what: str, project: str) -> None:
+    """Raise ConfigError for a name that wandb refuses, which it does once the run has begun."""
+    if len(project) > WANDB_LETTERS or set(project) & set(WANDB_REFUSES):
+        raise ConfigError(
+            what, f"Weights & Biases takes up to {WANDB_LETTERS} letters, and none of {' '.join(WANDB_REFUSES)}",
+            "choose another name",
+        )  # fmt: skip
 
 
 class Guarded:

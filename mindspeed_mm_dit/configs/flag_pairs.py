@@ -1,0 +1,51 @@
+"""Flags that say nothing: empty ones, those without the flag they belong to, and those that change nothing here."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from mindspeed_mm_dit.errors import ConfigError
+
+BELONGS_TO = {
+    "init_verbose": ("init_from",),
+    "save_retain_interval": ("save", "save_interval"),
+    "wandb_entity": ("wandb_project",),
+    "wandb_exp_name": ("wandb_project",),
+    "wandb_save_dir": ("wandb_project",),
+    "swanlab_exp_name": ("swanlab_project",),
+    "swanlab_save_dir": ("swanlab_project",),
+}
+"""Flag -> flags without which it means nothing."""
+
+
+def check_given(args: argparse.Namespace) -> None:
+    """Raise ConfigError for a flag that says nothing: an empty one, or one without what it belongs to."""
+    given = vars(args)
+    for name, value in given.items():
+        if isinstance(value, str) and not value.strip():
+            raise ConfigError(f"{_flag(name)} = {value!r}", "is empty", "write what it names, or drop the flag")
+    for name, needed in BELONGS_TO.items():
+        missing = [_flag(other) for other in needed if given.get(name) and not given.get(other)]
+        if missing:
+            raise ConfigError(_flag(name), f"means nothing without {' and '.join(missing)}", "add it, or drop this one")
+
+
+def check_tool(what: str, path: str | None) -> None:
+    """Raise ConfigError for a tools.json that is not there; ``what`` named it."""
+    if path and not os.path.isfile(path):
+        raise ConfigError(f"{what} = {path}", "there is no such file", "name MindSpeed-MM's tools.json, or drop it")
+
+
+def without_effect(args: argparse.Namespace, framework: str, device: str) -> list[str]:
+    """Return a line for each flag that changes nothing with this framework and on this kind of device."""
+    notes = []
+    if args.tf32 and framework == "pytorch" and device != "cuda":
+        notes.append(f"note: --tf32 changes nothing here: it is for NVIDIA GPUs, and this is a {device.upper()}")
+    if args.pynative and framework == "pytorch":
+        notes.append("note: --pynative changes nothing here: it is for MindSpore, and PyTorch compiles no step")
+    return notes
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
