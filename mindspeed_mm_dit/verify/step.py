@@ -19,15 +19,27 @@ KEYS_BIAS = Bound(
     "The keys' bias has a gradient of rounding alone, which Adam scales up.", least=lambda reference: 1e-4
 )
 
+ZERO = Bound(
+    "The bias of the keys' norm shifts all scores of a query alike, which softmax does not see: its gradient is zero "
+    "but for rounding, unless keys are turned by position.",
+    least=lambda reference: 1e-7 / max(float(norm(reference)), 1e-30),
+)
+
 
 class Step:
-    """A step of AdamW (betas 0.9 and 0.999, eps 1e-8, no decay) on the mean of the losses, taken when it is asked for.
+    """A step of AdamW (eps 1e-8, no decay) on the mean of the losses, taken when it is asked for.
 
     ``network``: makes a network whose weights this step may change. ``losses``: the network -> (B,).
     """
 
-    def __init__(self, network: Callable[[], Any], losses: Callable[[Any], Tensor], lr: float = ADAMW_LR) -> None:
-        self._network, self._losses, self._lr = network, losses, lr
+    def __init__(
+        self,
+        network: Callable[[], Any],
+        losses: Callable[[Any], Tensor],
+        lr: float = ADAMW_LR,
+        betas: tuple[float, float] = (0.9, 0.999),
+    ) -> None:
+        self._network, self._losses, self._lr, self._betas = network, losses, lr, betas
 
     @cached_property
     def network(self) -> Any:
@@ -56,7 +68,7 @@ class Step:
     @cached_property
     def _after(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         assert self.gradients is not None  # those of the weights before the step
-        optim.adamw_step(self.network, lambda: self._losses(self.network), self._lr)
+        optim.adamw_step(self.network, lambda: self._losses(self.network), self._lr, self._betas)
         with ops.no_grad():
             losses = ops.numpy(self._losses(self.network))
         return losses, {name: ops.numpy(p) for name, p in self.network.named_parameters()}
@@ -72,17 +84,24 @@ class Step:
         return self._after[1]
 
 
-def rows_of_step(step: Callable[[Any], Step]) -> Rows:
-    """Return the rows of files of reference values that are about one step; ``step``: the program -> its step."""
+def rows_of_step(step: Callable[[Any], Step], prefix: str = "") -> Rows:
+    """Return the rows of files of reference values that are about one step.
+
+    step: the program -> its step. prefix: regular expression of what stands before a parameter's name.
+    """
     return (
-        Quantity(r"grad_norm/(.+)", lambda p, name: norm(_of(step(p).gradients, name)), GRADIENTS),
+        Quantity(
+            rf"grad_norm/{prefix}(.+attn\.k_norm\.bias)", lambda p, name: norm(_of(step(p).gradients, name)), ZERO
+        ),
+        Quantity(rf"grad_norm/{prefix}(.+)", lambda p, name: norm(_of(step(p).gradients, name)), GRADIENTS),
         Quantity(r"grad_norm_total", lambda p: step(p).grad_norm, GRADIENTS),
         Quantity(
-            r"param_norm_after_one_adamw_step/(.+attn\.qkv\.bias)",
+            rf"param_norm_after_one_adamw_step/{prefix}(.+attn\.(?:qkv|k_norm)\.bias)",
             lambda p, name: norm(_of(step(p).weights_after, name)), KEYS_BIAS,
         ),
         Quantity(
-            r"param_norm_after_one_adamw_step/(.+)", lambda p, name: norm(_of(step(p).weights_after, name)), FORWARD
+            rf"param_norm_after_one_adamw_step/{prefix}(.+)",
+            lambda p, name: norm(_of(step(p).weights_after, name)), FORWARD,
         ),
         Quantity(r"loss_after_one_adamw_step", lambda p: step(p).losses_after),
     )  # fmt: skip

@@ -6,6 +6,7 @@ import pytest
 from mindspeed_mm_dit.checkpoint.convert import convert
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.errors import CheckpointError
+from mindspeed_mm_dit.framework.torch_file import read_torch_file, write_torch_file
 from tests.conftest import FRAMEWORK, GOLDEN
 
 CHECKPOINT = GOLDEN / "dit_tiny_p2.pt"
@@ -32,6 +33,33 @@ def test_every_quantity_of_the_published_flow_matching_is_reproduced(compare):
     assert [f for f in findings if not f.good] == []
     wider = {f.name.split("/")[0] for f in findings if f.tolerance > 1e-5}
     assert wider == {"ode", "path", "loss", "param_norm_after_one_adamw_step"}
+
+
+@pytest.mark.parametrize(("recipe", "quantities"), [("lightningdit", 103), ("jit", 129)])
+def test_every_quantity_of_a_published_recipe_is_reproduced(compare, recipe, quantities):
+    file = GOLDEN / f"{recipe}_tiny"
+    findings = compare(file.with_suffix(".npz"), file.with_suffix(".pt"), tolerance=1e-5, table_tolerance=1e-12)
+    assert len(findings) == quantities
+    assert [f for f in findings if not f.good] == []
+    assert {f.name.split("/")[0] for f in findings if f.tolerance > 1e-5} <= {"param_norm_after_one_adamw_step"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda content: content.pop("options"), "lacks options, which the values were made with"),
+        (lambda content: content["options"].pop("rope"), "option/rope/output: is no quantity this command knows"),
+        (lambda content: content["config"]["optimizer"].update(lr="fast"), "config/optimizer/lr = 'fast' is no number"),
+        (lambda content: content["config"]["model"].update(use_rmsnorm=False), "blocks.0.norm1.weight is not in this"),
+    ],
+)
+def test_a_recipe_that_its_checkpoint_does_not_tell_is_named(compare, tmp_path, change, message):
+    content = read_torch_file(GOLDEN / "lightningdit_tiny.pt")
+    change(content)
+    write_torch_file(tmp_path / "changed.pt", content)
+    with pytest.raises(CheckpointError) as caught:
+        compare(GOLDEN / "lightningdit_tiny.npz", tmp_path / "changed.pt", 1e-5, 1e-12)
+    assert message in str(caught.value)
 
 
 def test_a_wrong_reference_value_gives_exit_code_1_and_is_named(tmp_path, golden, capsys):

@@ -1,0 +1,159 @@
+"""Files of reference values of JiT (Li & He 2025): a network that predicts the image, in pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
+from mindspeed_mm_dit.framework import ops
+from mindspeed_mm_dit.models.dit import DiT
+from mindspeed_mm_dit.objectives.flow.process import FlowMatching
+from mindspeed_mm_dit.objectives.flow.samplers import ode_chain
+from mindspeed_mm_dit.objectives.flow.timesteps import logit_normal
+from mindspeed_mm_dit.objectives.guidance import Guidance
+from mindspeed_mm_dit.verify.reference.contract import Kind
+from mindspeed_mm_dit.verify.reference.file import Tensor, answer
+from mindspeed_mm_dit.verify.reference.recipe import RecipeFile
+from mindspeed_mm_dit.verify.step import rows_of_step
+from mindspeed_mm_dit.verify.table import Quantity
+
+_ALWAYS = ("qk_norm", "rms_norm", "swiglu", "rope")
+FIRST_TIME = 0.25
+"""Time of ``first_velocity``, which is asked for the noise that a chain begins with."""
+
+
+class JiT(RecipeFile):
+    """The quantities of a file."""
+
+    sizes = ("hidden_size", "num_layers", "num_heads", "patch_size", "input_size", "num_classes", "bottleneck_dim",
+             "in_context_len", "in_context_start")  # fmt: skip
+
+    @property
+    def flags(self) -> Mapping[str, Any]:
+        """Settings of the network beside its sizes."""
+        channels = self.given["x" if "x" in self.given else "sample/start"].shape[1:2]
+        return {**dict.fromkeys(_ALWAYS, True), "learn_sigma": False, "in_channels": channels[0] if channels else 0}
+
+    @property
+    def adamw(self) -> tuple[float, tuple[float, float]]:
+        """Learning rate and betas of the one optimizer step."""
+        return self.number("args", "lr"), (0.9, 0.95)
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int | None, ...]]:
+        """Shape of each input."""
+        B = len(self.given["y"]) if "y" in self.given else None
+        chains = len(self.given["sample/y"]) if "sample/y" in self.given else None
+        image = self.config.latent_shape
+        return {"x": (B, *image), "e": (B, *image), "z_normal": (B,), "y": (B,), "drop_u": (B,), "noise_scale": (),
+                "sample/start": (chains, *image), "sample/y": (chains,), "sample/cfg": (3,)}  # fmt: skip
+
+    def process(self, other_noise: bool = False) -> FlowMatching:
+        """Return what is learned, with noise of the size of the file or of the other one that it tries."""
+        noise_scale = float(self.given["noise_scale"])
+        return FlowMatching(
+            FlowMatchingConfig(
+                prediction_type="data", noise_scale=3.0 - noise_scale if other_noise else noise_scale,
+                t_eps=self.number("args", "t_eps"),
+            )
+        )  # fmt: skip
+
+    def losses(self, network: DiT) -> Tensor:
+        """Return the loss of each sample, (B,)."""
+        return self._losses(network, self.process(), self.tensor("y"))
+
+    def times(self) -> np.ndarray:
+        """Return the times of the samples, (B,) float32."""
+        z = self.given["z_normal"].astype(np.float64)
+        return logit_normal(z, self.number("args", "P_mean"), self.number("args", "P_std")).astype(np.float32)
+
+    def _draws(self, process: FlowMatching) -> tuple[Tensor, Tensor, Tensor]:
+        return ops.tensor(self.times()), self.tensor("e"), ops.tensor(process.coefficients(self.times()))
+
+    def _losses(self, network: DiT, process: FlowMatching, labels: Tensor) -> Tensor:
+        draws = self._draws(process)
+        noised = process.noised(self.tensor("x"), *draws)
+        return process.loss(network(noised, draws[0], labels), self.tensor("x"), noised, *draws)
+
+    def z_t(self) -> Tensor:
+        """Return the noised images."""
+        process = self.process()
+        return process.noised(self.tensor("x"), *self._draws(process))
+
+    def x_pred(self) -> Tensor:
+        """Return the image that the network says there."""
+        return answer(self.network, self.z_t(), ops.tensor(self.times()), self.tensor("y"))
+
+    def loss(self) -> Tensor:
+        """Return the loss of each sample, (B,)."""
+        with ops.no_grad():
+            return self.losses(self.network)
+
+    def loss_mean(self, variant: str | None) -> np.ndarray:
+        """Return the mean loss: as it is, with the other noise, with labels dropped, or after the optimizer step."""
+        network, process = self.stepped() if variant == "after_one_adamw_step" else self.network, self.process()
+        labels = self.given["y"].astype(np.int64)
+        if variant == "labels_dropped":
+            drops = self.given["drop_u"] < self.number("args", "label_drop_prob")
+            labels = self.config.condition.dropped({"labels": labels}, drops)["labels"]
+        elif variant == "other_noise_scale":
+            process = self.process(other_noise=True)
+        with ops.no_grad():
+            return np.asarray(ops.numpy(self._losses(network, process, ops.tensor(labels))).mean())
+
+    # --- chains ------------------------------------------------------------------------------------------------------
+
+    def chain(self, method: str, steps: str, guidance: str) -> Tensor:
+        """Return the last state of a chain."""
+        process = self.process(guidance == "cfg_other_noise_scale")
+        with ops.no_grad():
+            *_, last = ode_chain(method, process, self._ask(guidance), self.tensor("sample/start"), int(steps))
+        return last
+
+    def first_velocity(self) -> Tensor:
+        """Return the guided velocity at the noise that a chain begins with."""
+        process, t = self.process(), np.full(len(self.given["sample/start"]), FIRST_TIME)
+        x = process.config.noise_scale * self.tensor("sample/start")
+        with ops.no_grad():
+            return process.velocity(self._ask("cfg")(x, ops.tensor(t.astype(np.float32)), 1 - t), x, t)
+
+    def _ask(self, name: str) -> Callable[[Tensor, Tensor, Any], Tensor]:
+        """Return the network, guided where the published code does it: low < t < high, as float32 compares them."""
+        scale, low, high = self.given["sample/cfg"].tolist()
+        if name.startswith("cfg_interval_"):
+            low, high = map(float, name.removeprefix("cfg_interval_").split("_"))
+        labels = self.tensor("sample/y")
+        null = ops.tensor(self.config.condition.null(len(self.given["sample/y"]))["labels"])
+        guidance = Guidance(1.0 if name == "cfg1" else scale)
+
+        def ask(x: Tensor, t: Tensor, noise: Any) -> Tensor:
+            labelled, now = self.network(x, t, labels), np.float32(1 - np.atleast_1d(noise)[0])
+            if not (now < np.float32(high) and (low == 0 or now > np.float32(low))):
+                return labelled
+            return guidance.combine(labelled, self.network(x, t, null), self.config.in_channels)
+
+        return ask
+
+
+_N = r"\d+(?:\.\d*)?"
+_CHAIN = rf"sample/(euler|heun)([1-9]\d*)/(cfg|cfg1|cfg_other_noise_scale|cfg_interval_{_N}_{_N})/result"
+_FIRST = r"sample/(?:euler|heun)\d+/first_velocity"
+
+JIT = Kind(
+    signature=rf"x_pred|z_normal|loss_mean(_.+)?|grad_norm/net\..+|{_CHAIN}|{_FIRST}",
+    inputs=r"config|x|e|z_normal|y|drop_u|noise_scale|sample/(start|y|cfg)",
+    program=JiT,
+    rows=(
+        Quantity("t", JiT.times),
+        Quantity("z_t", JiT.z_t),
+        Quantity("x_pred", JiT.x_pred),
+        Quantity("loss", JiT.loss),
+        Quantity("loss_mean(?:_(labels_dropped|other_noise_scale|after_one_adamw_step))?", JiT.loss_mean),
+        Quantity(_CHAIN, JiT.chain),
+        Quantity(_FIRST, JiT.first_velocity),
+        *rows_of_step(lambda file: file.step, prefix=r"net\."),
+    ),
+)

@@ -1,0 +1,161 @@
+"""Files of reference values of LightningDiT (Yao & Wang 2025): options of the network, the cosine loss, its sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache, cached_property
+from typing import Any
+
+import numpy as np
+
+from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
+from mindspeed_mm_dit.framework import ops
+from mindspeed_mm_dit.models.dit import DiT
+from mindspeed_mm_dit.objectives.flow import ode
+from mindspeed_mm_dit.objectives.flow.process import FlowMatching
+from mindspeed_mm_dit.objectives.flow.timesteps import logit_normal, sampling_times
+from mindspeed_mm_dit.objectives.guidance import Guidance, guided_network
+from mindspeed_mm_dit.verify.reference.contract import Kind
+from mindspeed_mm_dit.verify.reference.file import Given, Tensor, Weights, answer
+from mindspeed_mm_dit.verify.reference.recipe import RecipeFile
+from mindspeed_mm_dit.verify.step import norm, rows_of_step
+from mindspeed_mm_dit.verify.table import NotThere, Quantity
+
+_FLAGS = {"use_qknorm": "qk_norm", "use_swiglu": "swiglu", "use_rope": "rope", "use_rmsnorm": "rms_norm",
+          "wo_shift": "wo_shift", "learn_sigma": "learn_sigma"}  # fmt: skip
+"""Their names of the network's options -> ours."""
+_STEPS = {"euler": ode.euler, "heun2": ode.heun}
+STEPS = 7
+"""Of a chain whose file does not tell."""
+
+
+class LightningDiT(RecipeFile):
+    """The quantities of a file."""
+
+    sizes = ("hidden_size", "num_layers", "num_heads", "patch_size", "input_size", "in_channels", "num_classes")
+
+    def __init__(self, given: Given, weights: Weights) -> None:
+        super().__init__(given, weights)
+        self.states = cache(self._states)
+
+    @property
+    def flags(self) -> Mapping[str, Any]:
+        """Options of the network that was trained."""
+        return _options(self.said("config", "model"))
+
+    @property
+    def adamw(self) -> tuple[float, tuple[float, float]]:
+        """Learning rate and betas of the one optimizer step."""
+        return self.number("config", "optimizer", "lr"), (0.9, self.number("config", "optimizer", "beta2"))
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int | None, ...]]:
+        """Shape of each input."""
+        B = len(self.given["y"]) if "y" in self.given else None
+        chains = len(self.given["sample/y"]) if "sample/y" in self.given else None
+        latent = self.config.latent_shape
+        return {"x1": (B, *latent), "x0": (B, *latent), "t": (B,), "y": (B,), "sample/start": (chains, *latent),
+                "sample/y": (chains,), "sample/cfg_scale": (), "sample/cfg_interval_start": ()}  # fmt: skip
+
+    @cached_property
+    def _processes(self) -> dict[str, FlowMatching]:
+        """What is learned by the squared error alone, and with the angle."""
+        return {name: FlowMatching(FlowMatchingConfig(cosine_loss=name == "both")) for name in ("loss", "both")}
+
+    def losses(self, network: DiT) -> Tensor:
+        """Return the loss of each sample, with the angle where the run had it."""
+        with_angle = self.said("config", "transport", "use_cosine_loss")
+        return self._losses(network, self._processes["both" if with_angle else "loss"])
+
+    def _draws(self) -> tuple[Tensor, Tensor, Tensor]:
+        coefficients = self._processes["loss"].coefficients(self.given["t"])
+        return self.tensor("t"), self.tensor("x0"), ops.tensor(coefficients)
+
+    def x_t(self) -> Tensor:
+        """Return the point of the path, (B, C, H, W)."""
+        return self._processes["loss"].noised(self.tensor("x1"), *self._draws())
+
+    def u_t(self) -> Tensor:
+        """Return its velocity, (B, C, H, W)."""
+        return self._processes["loss"].target(self.tensor("x1"), *self._draws()[1:])
+
+    def _losses(self, network: DiT, process: FlowMatching) -> Tensor:
+        noised, draws = self.x_t(), self._draws()
+        return process.loss(network(noised, draws[0], self.tensor("y")), self.tensor("x1"), noised, *draws)
+
+    def option(self, name: str) -> Tensor:
+        """Return what the network with the options ``name`` says at x_t, its first C channels."""
+        options = self.said("options")
+        if name not in options:
+            raise NotThere(f"--checkpoint has the options {', '.join(options)}")
+        network = self.fresh_network(self.network_of(_options(options[name]["flags"])), options[name]["model"])
+        return answer(network, self.x_t(), self.tensor("t"), self.tensor("y"))[:, : self.config.in_channels]
+
+    def loss(self, name: str, after: str | None) -> np.ndarray:
+        """Return a loss of each sample, or the mean of both together, before or after the optimizer step."""
+        network = self.stepped() if after else self.network
+        with ops.no_grad():
+            if name == "loss_total":
+                return np.asarray(ops.numpy(self.losses(network)).mean())
+            squared = ops.numpy(self._losses(network, self._processes["loss"]))
+            return squared if name == "loss" else ops.numpy(self._losses(network, self._processes["both"])) - squared
+
+    def times(self, mean: str | None, std: str | None) -> np.ndarray:
+        """Return times of the logit-normal law."""
+        return logit_normal(self.given["time/z"], float(mean or 0), float(std or 1))
+
+    def grid(self, shift: str) -> np.ndarray:
+        """Return the times of a chain."""
+        return _grid(shift, len(self.given[f"sample/t_grid_shift{shift}"]) - 1)
+
+    def _states(self, method: str, shift: str, guidance: str) -> list[np.ndarray]:
+        """Return the states of a chain; each chain is walked once."""
+        run = f"sample/{method}_shift{shift}/{guidance}/norms"
+        steps = len(self.given[run]) - 1 if run in self.given else STEPS
+        null = ops.tensor(self.config.condition.null(len(self.given["sample/y"]))["labels"])
+        ask = guided_network(self.network, [self.tensor("sample/y")], [null], self._guidance(guidance))
+        process = self._processes["loss"]
+
+        def velocity(x: Tensor, t: np.ndarray) -> Tensor:
+            return process.velocity(ask(x, ops.tensor(t.astype(np.float32)), 1 - t), x, t)
+
+        with ops.no_grad():
+            walked = list(ode.walk(_STEPS[method], velocity, self.tensor("sample/start"), _grid(shift, steps)))
+        return [self.given["sample/start"], *map(ops.numpy, walked)]
+
+    def _guidance(self, name: str) -> Guidance:
+        if name == "cfg1":
+            return Guidance()
+        begins = float(self.given["sample/cfg_interval_start"]) if name == "cfg_interval" else 0.0
+        return Guidance(float(self.given["sample/cfg_scale"]), "3", (0.0, 1.0 - begins))
+
+
+def _options(flags: Mapping[str, Any]) -> dict[str, bool]:
+    """Return what the flags of a file say of our network's options."""
+    return {"learn_sigma": False, **{ours: bool(flags[theirs]) for theirs, ours in _FLAGS.items() if theirs in flags}}
+
+
+def _grid(shift: str, steps: int) -> np.ndarray:
+    """Return times shifted as they do: below 1 towards noise, and 0 for not at all."""
+    return sampling_times(FlowMatchingConfig(sample_shift=1 / float(shift) if float(shift) else 1.0), steps)
+
+
+_N = r"\d+(?:\.\d*)?"
+_CHAIN = rf"sample/({'|'.join(_STEPS)})_shift({_N})/(cfg1|cfg_interval|cfg_no_interval)"
+
+LIGHTNING_DIT = Kind(
+    signature=rf"option/.+|u_t|cos_loss(_.+)?|time/t_lognorm.*|sample/t_grid_.+|{_CHAIN}/.+",
+    inputs=r"config|x0|x1|t|y|time/z|sample/(start|y|cfg_scale|cfg_interval_start)",
+    program=LightningDiT,
+    rows=(
+        Quantity("x_t", LightningDiT.x_t),
+        Quantity("u_t", LightningDiT.u_t),
+        Quantity("option/([^/]+)/output", LightningDiT.option),
+        Quantity("(loss|cos_loss|loss_total)(_after_one_adamw_step)?", LightningDiT.loss),
+        Quantity(rf"time/t_lognorm(?:_mu(-?{_N}))?(?:_sigma({_N}))?", LightningDiT.times),
+        Quantity(rf"sample/t_grid_shift({_N})", LightningDiT.grid),
+        Quantity(rf"{_CHAIN}/result", lambda file, *chain: file.states(*chain)[-1]),
+        Quantity(rf"{_CHAIN}/norms", lambda file, *chain: np.array(list(map(norm, file.states(*chain))))),
+        *rows_of_step(lambda file: file.step),
+    ),
+)
