@@ -118,7 +118,7 @@ def _cure(value: Any, kinds: Iterable[Any]) -> str:
     if {int, float} & set(kinds) and value.replace(".", "", 1).isdigit():
         return f"write it without quotes: {value}"
     choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
-    return nearest(value, choices).strip()
+    return nearest(value, filter(lambda choice: isinstance(choice, str), choices)).strip()
 
 
 def read_text(path: str | Path, flag: str) -> str:

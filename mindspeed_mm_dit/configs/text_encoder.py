@@ -36,11 +36,6 @@ class TextEncoderConfig(ABC):
     frameworks: ClassVar[tuple[str, ...]] = ("pytorch",)
     """Those that run it."""
 
-    @property
-    @abstractmethod
-    def tokenizer_folder(self) -> Path:
-        """Folder of the tokenizer."""
-
     @abstractmethod
     def states_width(self) -> int:
         """Return the width D of a state; no weights are read. Raises ConfigError where its files do not say it."""

@@ -6,12 +6,12 @@ import html
 import re
 import threading
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from mindspeed_mm_dit.configs.limits import LARGEST, shown
-from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig
+from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig, TransformersTextConfig
 from mindspeed_mm_dit.errors import DataError, PlatformError
 
 NEEDED = "install the packages of requirements/video.txt"
@@ -24,6 +24,20 @@ class Tokens(NamedTuple):
     """(B, L) int64."""
     mask: np.ndarray
     """(B, L) int64: 1 for a token, the end of the caption included, 0 for padding."""
+
+
+class Tokenizer(Protocol):
+    """What turns captions into tokens; safe to call from several threads."""
+
+    @property
+    def config(self) -> TextEncoderConfig:
+        """Section of the encoder that it belongs to."""
+
+    def lengths(self, captions: Iterable[str]) -> list[int]:
+        """Return the tokens of each cleaned caption, its end included, however many."""
+
+    def __call__(self, captions: Sequence[str]) -> Tokens:
+        """Return ids and mask of captions (B,), padded to ``max_length``; longer ones are cut there."""
 
 
 def clean_caption(caption: str) -> str:
@@ -39,10 +53,10 @@ def clean_caption(caption: str) -> str:
 
 
 class CaptionTokenizer:
-    """The tokenizer of a text encoder, from its local folder; safe to call from several threads."""
+    """The tokenizer of a text encoder of transformers, from its local folder; safe to call from several threads."""
 
-    def __init__(self, config: TextEncoderConfig) -> None:
-        self.config = config
+    def __init__(self, config: TransformersTextConfig) -> None:
+        self.config: TransformersTextConfig = config
         self._tokenizer = _load(config)
         self._lock = threading.Lock()  # (its padding and truncation are a state, set anew by each call)
 
@@ -75,7 +89,7 @@ class CaptionTokenizer:
         return Tokens(found["input_ids"].astype(np.int64), found["attention_mask"].astype(np.int64))
 
 
-def caption_problems(tokenizer: CaptionTokenizer, captions: Sequence[str]) -> list[str]:
+def caption_problems(tokenizer: Tokenizer, captions: Sequence[str]) -> list[str]:
     """Return what is wrong with each of ``captions``, as what follows the name of its place; "" for a good one.
 
     One is wrong that has no letter or digit once it is cleaned, or is longer than ``max_length`` tokens (which passes
@@ -96,7 +110,7 @@ def caption_problems(tokenizer: CaptionTokenizer, captions: Sequence[str]) -> li
     return problems
 
 
-def _load(config: TextEncoderConfig) -> Any:
+def _load(config: TransformersTextConfig) -> Any:
     folder = config.tokenizer_folder
     if not folder.is_dir():
         raise DataError(

@@ -9,7 +9,7 @@ from mindspeed_mm_dit.configs.autoencoder import AutoencoderConfig
 from mindspeed_mm_dit.configs.clips import ClipsParam, check_patches
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig
-from mindspeed_mm_dit.data.captions import CaptionTokenizer, caption_problems
+from mindspeed_mm_dit.data.captions import Tokenizer, caption_problems
 from mindspeed_mm_dit.data.clips import ClipIndex, open_clips, provide_clips
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.registry import open_tokenizer
@@ -21,7 +21,7 @@ class ClipData:
 
     index: ClipIndex
     """The clips, their captions readable by the tokenizer."""
-    tokenizer: CaptionTokenizer
+    tokenizer: Tokenizer
     """That of the text encoder."""
     latent_shape: tuple[int, ...]
     """(C, f, h, w) of the latents of a clip."""

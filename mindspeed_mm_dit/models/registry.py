@@ -17,7 +17,7 @@ from typing import Any
 from mindspeed_mm_dit.configs.autoencoder import AutoencoderConfig
 from mindspeed_mm_dit.configs.model import AE_CONFIGS, PREDICTOR_CONFIGS, TEXT_ENCODER_CONFIGS, ModelConfig
 from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig
-from mindspeed_mm_dit.data.captions import CaptionTokenizer
+from mindspeed_mm_dit.data.captions import Tokenizer
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
 from mindspeed_mm_dit.framework import active, own
 from mindspeed_mm_dit.models.autoencoder import AutoencoderKind, NoAutoencoder, PixelAutoencoder
@@ -88,7 +88,7 @@ def load_autoencoder(config: AutoencoderConfig, encodes: bool = True) -> Any:
     return AUTOENCODERS[config.model_id].build(config)
 
 
-def open_tokenizer(config: TextEncoderConfig) -> CaptionTokenizer:
+def open_tokenizer(config: TextEncoderConfig) -> Tokenizer:
     """Return the tokenizer of a section "text_encoder"; raises ConfigError unless it is the encoder's."""
     return TEXT_ENCODERS[config.model_id].open_tokenizer(config)
 

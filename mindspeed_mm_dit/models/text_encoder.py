@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig, TransformersTextConfig
-from mindspeed_mm_dit.data.captions import CaptionTokenizer, caption_problems
+from mindspeed_mm_dit.data.captions import CaptionTokenizer, Tokenizer, caption_problems
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.pretrained import check_weights
 
@@ -35,7 +35,7 @@ class TextEncoderKind:
 
     config: type[TextEncoderConfig]
     """Frozen dataclass of the section: what the encoder is on paper."""
-    open_tokenizer: Callable[[Any], CaptionTokenizer]
+    open_tokenizer: Callable[[Any], Tokenizer]
     """(config) -> its tokenizer; raises a UserError where that is another encoder's. No weights are read."""
     build: Callable[[Any], Callable[[Tensor, Tensor], Encoded]]
     """(config) -> the network, (ids (B, L), mask (B, L)) -> Encoded; a framework is imported here, and not before."""
@@ -47,7 +47,7 @@ class TextEncoderKind:
 class TextEncoder:
     """A tokenizer and the network that reads its ids."""
 
-    tokenizer: CaptionTokenizer
+    tokenizer: Tokenizer
     """Captions to ids and mask."""
     network: Callable[[Tensor, Tensor], Encoded]
     """(ids (B, L), mask (B, L)) int64 -> what it says of them."""
@@ -64,7 +64,7 @@ class TextEncoder:
         return self.encode([""])
 
 
-def check_captions(tokenizer: CaptionTokenizer, captions: Sequence[str], flag: str) -> None:
+def check_captions(tokenizer: Tokenizer, captions: Sequence[str], flag: str) -> None:
     """Raise ConfigError, of ``flag``, for a caption that the encoder cannot read whole."""
     for caption, problem in zip(captions, caption_problems(tokenizer, captions)):
         if problem:

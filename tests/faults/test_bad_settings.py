@@ -18,10 +18,10 @@ from mindspeed_mm_dit.configs.arguments import build_parser, dit_flags
 from mindspeed_mm_dit.configs.data import DataloaderParam, DatasetParam
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, load_fsdp2_config
 from mindspeed_mm_dit.configs.model import (
-    AutoencoderKLConfig,
+    AE_CONFIGS,
+    TEXT_ENCODER_CONFIGS,
     DiTConfig,
     GaussianDiffusionConfig,
-    PixelConfig,
     load_model_config,
 )
 from mindspeed_mm_dit.configs.strict import from_mapping
@@ -29,7 +29,7 @@ from mindspeed_mm_dit.errors import ConfigError, UserError
 from mindspeed_mm_dit.hosts.standalone_preflight import preflight
 from mindspeed_mm_dit.planning.fit import Place, check_model_fits
 from mindspeed_mm_dit.training.start import find_start
-from tests.autoencoder_kl_fixtures import SD_VAE
+from tests.autoencoder_kl_fixtures import SD_VAE, write_folder
 from tests.conftest import ROOT
 from tests.training.launch import Configs
 
@@ -47,8 +47,8 @@ TINY = {"input_size": 8, "num_classes": 10, "in_channels": 1, "hidden_size": 32,
 SECTIONS = {
     DiTConfig: {**TINY, "model_id": "dit"},
     GaussianDiffusionConfig: {},
-    PixelConfig: {},
-    AutoencoderKLConfig: {"from_pretrained": "vae"},
+    **{kind: {} if name == "pixel" else {"from_pretrained": "vae"} for name, kind in AE_CONFIGS.items()},
+    **{kind: {"from_pretrained": "text_encoder"} for kind in TEXT_ENCODER_CONFIGS.values()},
     DatasetParam: {"data_folder": "images", "image_size": 8},
     DataloaderParam: {},
     Fsdp2Config: {},
@@ -279,9 +279,7 @@ def test_a_checkpoint_of_mindspore_is_judged_by_its_shapes_alone(places):
 @pytest.fixture
 def with_vae(check, tmp_path):
     """Return ``check`` for a model on latents of an autoencoder of factor 8, whose ae section is given."""
-    (tmp_path / "vae").mkdir()
-    (tmp_path / "vae" / "config.json").write_text(json.dumps({**SD_VAE, "scaling_factor": 0.18215}))
-    (tmp_path / "vae" / "diffusion_pytorch_model.safetensors").write_bytes(b"")
+    write_folder(tmp_path / "vae", {**SD_VAE, "scaling_factor": 0.18215}, {"decoder.conv_in.weight": (1, 1)})
 
     def with_vae(data=None, **ae):
         section = {"model_id": "autoencoder_kl", "from_pretrained": "vae", **ae}
@@ -305,6 +303,11 @@ def test_an_autoencoder_is_looked_at_before_the_model_is_built(with_vae, tmp_pat
     assert args.mm.model_json["ae"]["downsample_factor"] == 8  # and so do the checkpoints of the run remember it
     with pytest.raises(ConfigError, match="set image_size to 64"):
         with_vae({"image_size": 32})
+    (tmp_path / "vae" / "diffusion_pytorch_model.safetensors").write_bytes(b"")
+    with pytest.raises(
+        UserError, match=r"vae/diffusion_pytorch_model\.safetensors: cannot be read: the file has 0 bytes"
+    ):
+        with_vae({"image_size": 64})
     (tmp_path / "vae" / "diffusion_pytorch_model.safetensors").unlink()
     with pytest.raises(UserError, match=r"ae\.from_pretrained = vae: holds none of"):
         with_vae({"image_size": 64})

@@ -5,21 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.conftest import ROOT
+from tests.outside.autoencoder import FOLDED
 from tests.outside.objective import DENOISE
 from tests.outside.predictor import ResidualConfig, build
+from tests.outside.text_encoder import LETTERS
 
 
 def join() -> None:
-    """Make predictor "residual" and objective "denoise" known."""
+    """Make predictor "residual", objective "denoise", autoencoder "folded" and text encoder "letters" known."""
     from mindspeed_mm_dit.models.registry import (
         PREDICTOR_CONFIGS,
         PREDICTOR_MODEL_MAPPINGS,
         register,
+        register_autoencoder,
         register_objective,
+        register_text_encoder,
     )
 
     register(PREDICTOR_MODEL_MAPPINGS, PREDICTOR_CONFIGS, "residual", ResidualConfig, build)
     register_objective("denoise", DENOISE)
+    register_autoencoder("folded", FOLDED)
+    register_text_encoder("letters", LETTERS)
 
 
 def install(folder: Path, function: str = "tests.outside.plugin:join") -> str:

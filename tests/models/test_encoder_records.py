@@ -1,0 +1,98 @@
+"""Every record of an autoencoder and of a text encoder answers all that the rooms ask of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from mindspeed_mm_dit.configs.autoencoder import LatentScale
+from mindspeed_mm_dit.configs.model import AE_CONFIGS, TEXT_ENCODER_CONFIGS, model_config_from_mapping
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.framework import FRAMEWORKS
+from mindspeed_mm_dit.models.registry import (
+    AE_MODEL_MAPPINGS,
+    AUTOENCODERS,
+    TEXT_ENCODERS,
+    register_autoencoder,
+    register_text_encoder,
+)
+from tests.outside.autoencoder import FOLDED
+from tests.outside.text_encoder import LETTERS
+
+WITH_OURS = {**AUTOENCODERS, "folded": FOLDED}
+TEXTS_WITH_OURS = {**TEXT_ENCODERS, "letters": LETTERS}
+LATENTS_OF_WAN = {"latents_mean": [0.0] * 16, "latents_std": [1.0] * 16}
+
+
+def test_the_tables_are_views_of_the_records():
+    assert {name: kind.config for name, kind in AUTOENCODERS.items()} == AE_CONFIGS
+    assert {name: kind.build for name, kind in AUTOENCODERS.items()} == AE_MODEL_MAPPINGS
+    assert {name: kind.config for name, kind in TEXT_ENCODERS.items()} == TEXT_ENCODER_CONFIGS
+
+
+def test_a_name_is_given_once():
+    register_autoencoder("pixel", AUTOENCODERS["pixel"])  # the same again changes nothing
+    with pytest.raises(ConfigError, match="'pixel': is registered already"):
+        register_autoencoder("pixel", FOLDED)
+    with pytest.raises(ConfigError, match="'umt5': is registered already"):
+        register_text_encoder("umt5", LETTERS)
+
+
+def of_folder(kind, folder):
+    """Return a section of ``kind``, with the default sizes, whose files are in ``folder``."""
+    required = [field.name for field in dataclasses.fields(kind) if field.default is dataclasses.MISSING]
+    return kind(**dict.fromkeys(required, str(folder)))
+
+
+@pytest.mark.parametrize("name", WITH_OURS)
+def test_an_autoencoder_answers_everything(name, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LATENTS_OF_WAN if name == "wan_video_vae" else {}))
+    config = of_folder(WITH_OURS[name].config, tmp_path)
+    assert config.model_id == name and config.channels in (1, 3) and config.dtype in ("fp32", "bf16")
+    assert set(config.frameworks) <= set(FRAMEWORKS) and config.pixel_axes
+    for axes in config.pixel_axes:
+        size = {2: (64, 96), 3: (5, 64, 96)}[axes]
+        latent = config.latent_shape(size)
+        assert len(latent) == axes + 1 and latent[0] == config.latent_channels
+        assert latent[-2:] == (64 // config.downsample_factor, 96 // config.downsample_factor)
+        assert tuple(config.sample_size(latent)) == size
+        if config.downsample_factor > 1:
+            with pytest.raises(ConfigError, match=r"dataset_param.*=.*is no multiple of the autoencoder's factor"):
+                config.latent_shape((*size[:-1], 97))
+        assert config.workspace_bytes(size) >= 0
+    assert isinstance(config.scale(), LatentScale) and config.samples_posterior in (True, False)
+    assert config.weight_bytes() >= 0 and config.identity()
+    assert len(config.digest()) == (64 if config.is_cacheable and name != "folded" else 0)
+
+
+@pytest.mark.parametrize("name", TEXTS_WITH_OURS)
+def test_a_text_encoder_answers_everything(name, tmp_path):
+    said = {"d_model": 24, "hidden_size": 24, "projection_dim": 12, "architectures": ["CLIPTextModelWithProjection"]}
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    config = of_folder(TEXTS_WITH_OURS[name].config, tmp_path)
+    widths = {"umt5": (24, None), "UMT5": (24, None), "bert": (24, 24), "clip": (24, 12), "letters": (16, 16)}
+    assert (config.states_width(), config.pooled_width()) == widths[name]
+    assert config.max_length > 1 and config.truncate is False and config.dtype in ("fp32", "bf16")
+    assert set(config.frameworks) <= set(FRAMEWORKS) and config.identity() and config.model_id
+    for broken in ({"d_model": 0, "hidden_size": "24"}, {}):
+        (tmp_path / "config.json").write_text(json.dumps(broken))
+        if name != "letters":
+            with pytest.raises(ConfigError, match=r"config\.json: has (d_model|hidden_size) = .*, not a size"):
+                config.states_width()
+
+
+def test_model_json_may_list_text_encoders(model_json, tmp_path):
+    """Their sections are read before it is asked whether the predictor has any use for them."""
+    sections = [{"from_pretrained": "a"}, {"model_id": "bert", "from_pretrained": "b"}, {"model_id": "UMT5", "bad": 1}]
+    with pytest.raises(ConfigError, match=r"m: text_encoder\[2\]: bad = 1: unknown key"):
+        model_config_from_mapping({**model_json, "text_encoder": sections}, "m")
+    with pytest.raises(
+        ConfigError, match=r"m: text_encoder\[1\]\.model_id = 'brt': unknown model_id(?s:.*)mean 'bert'"
+    ):
+        model_config_from_mapping({**model_json, "text_encoder": [{"from_pretrained": "a"}, {"model_id": "brt"}]}, "m")
+    with pytest.raises(ConfigError, match="text_encoder: predictor 'dit' is not steered by texts"):
+        model_config_from_mapping({**model_json, "text_encoder": sections[:2]}, "m")
+    assert model_config_from_mapping(model_json, "m").text_encoders == ()
