@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,19 +13,14 @@ pytest.importorskip("transformers", reason="requirements/video.txt")
 pytest.importorskip("pyarrow", reason="requirements/parquet.txt")
 
 from mindspeed_mm_dit.cli.main import main
-from tests.before.together import run_together
+from tests.before.same_lines import assert_same_lines, assert_same_validations
+from tests.before.together import needs_mindspore, run_on_mindspore, run_together
 from tests.conftest import GOLDEN, ROOT
-from tests.training.launch import Outcome
 
 pytestmark = pytest.mark.ranks
 
 BEFORE = ROOT / "tests" / "data" / "before"
 EXPECTED = json.loads((BEFORE / "expected.json").read_text())
-LOSS_TOLERANCE = 2e-5
-"""Relative. On one machine the digits are the same; another processor's matrix products round otherwise."""
-NORM_TOLERANCE = 1.5e-3
-"""Absolute: norms are printed with three digits behind the point."""
-
 STEPS = "--global-batch-size 8 --lr 2e-2 --lr-decay-style cosine --lr-decay-iters 8 --ema-decay 0.5 --log-interval 1 "
 RESUMED = STEPS + "--train-iters 7 --eval-interval 7 --eval-iters 1 --load {name}/checkpoints "
 BEGUN = STEPS + "--train-iters 3 --eval-interval 3 --eval-iters 1 "
@@ -41,10 +33,10 @@ RUNS = {
     **{kind: f"--mm-model data_kinds/model.json --mm-data data_kinds/{kind}.json {STEPS} --train-iters 2"
        for kind in KINDS},
 }  # fmt: skip
-ON_MINDSPORE = {
-    "mindspore": f"--mm-model latents_fp16/model.json --mm-data latents_fp16/data.json --power-ema-stds 0.05 0.1 "
-    f"{RESUMED.format(name='latents_fp16')}"
-}
+ON_MINDSPORE = (
+    "--mm-model latents_fp16/model.json --mm-data latents_fp16/data.json --power-ema-stds 0.05 0.1 "
+    + RESUMED.format(name="latents_fp16")
+)
 SAMPLES = {
     "images": "--checkpoint images/checkpoints --classes disc,diamond --sampler ddpm",
     "videos": "--checkpoint videos/checkpoints --prompt a_seven_moves_left --prompt a_one_moves_up --sampler unipc",
@@ -68,37 +60,22 @@ def runs(place):
     return run_together(place, RUNS)
 
 
-def same_lines(outcome: Outcome, expected: dict) -> None:
-    """Compare learning rates as text, and losses, norms and validations by what rounding leaves of their digits."""
-    assert outcome.code == 0, outcome.output
-    assert list(map(str, outcome.lines)) == list(expected["lines"]), outcome.output
-    for iteration, (rate, loss, norm) in expected["lines"].items():
-        found = outcome.lines[int(iteration)]
-        assert found[0] == rate and float(found[1]) == pytest.approx(float(loss), rel=LOSS_TOLERANCE), iteration
-        assert float(found[2]) == pytest.approx(float(norm), abs=NORM_TOLERANCE), iteration
-    found = {str(iteration): list(map(float, values)) for iteration, values in outcome.validations.items()}
-    assert found.keys() == expected["validations"].keys()
-    for iteration, values in expected["validations"].items():
-        assert found[iteration] == pytest.approx(list(map(float, values)), rel=LOSS_TOLERANCE), iteration
+def assert_same(outcome, expected):
+    assert_same_lines(outcome, expected["lines"])
+    assert_same_validations(outcome, expected["validations"])
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_on_what_was_written_before_prints_the_losses_of_before(runs, name):
-    same_lines(runs[name], EXPECTED["runs"][name])
+    assert_same(runs[name], EXPECTED["runs"][name])
     assert "changed since the checkpoint" not in runs[name].output
 
 
+@needs_mindspore
 def test_a_checkpoint_of_mindspore_is_resumed_with_the_losses_of_before(place):
-    python = os.environ.get("MM_DIT_MINDSPORE_PYTHON", "")
-    if not Path(python).is_file():
-        pytest.skip("MM_DIT_MINDSPORE_PYTHON names no interpreter")
-    command = [python, str(ROOT / "pretrain_dit.py"), "--host", "standalone", "--ai-framework", "mindspore"]
-    done = subprocess.run(
-        [*command, *ON_MINDSPORE["mindspore"].split()], cwd=place, text=True, timeout=300, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, env={**os.environ, "PYTHONPATH": str(ROOT), "GLOG_v": "3"},
-    )  # fmt: skip
-    same_lines(Outcome(done.returncode, done.stdout), EXPECTED["runs"]["mindspore"])
-    assert "changed since the checkpoint" not in done.stdout
+    outcome = run_on_mindspore(place, ON_MINDSPORE)
+    assert_same(outcome, EXPECTED["runs"]["mindspore"])
+    assert "changed since the checkpoint" not in outcome.output
 
 
 @pytest.mark.parametrize("name", SAMPLES)

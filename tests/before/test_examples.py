@@ -1,0 +1,71 @@
+"""The config folders of examples/dit print the losses of version 0.1.0, and describe its models."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from mindspeed_mm_dit.cli.main import main
+from tests.before.same_lines import assert_same_lines
+from tests.before.together import needs_mindspore, run_on_mindspore, run_together
+from tests.conftest import ROOT
+
+BEFORE = ROOT / "tests" / "data" / "before"
+LOSSES = json.loads((BEFORE / "losses.json").read_text())
+PLANS = json.loads((BEFORE / "plans.json").read_text())
+STEPS = 3
+"""Of the six that are kept: the third is behind two steps of the optimizer."""
+ELSEWHERE = ("--train-iters", "--log-interval", "--save", "--load", "--report", "--tensorboard")
+"""Flags of train.args that change no digit of the first steps, or are given here."""
+
+
+def flags(config: str) -> str:
+    """Return the flags of a config folder, with its learning rates and the first STEPS of its steps."""
+    lines = (ROOT / config / "train.args").read_text().splitlines()
+    given = [line for line in lines if line.startswith("--") and not line.startswith(ELSEWHERE)]
+    length = next(line.split()[1] for line in lines if line.startswith("--train-iters"))
+    files = f"--mm-model {ROOT / config / 'model.json'} --mm-data {ROOT / config / 'data.json'}"
+    return f"{files} {' '.join(given)} --lr-decay-iters {length} --train-iters {STEPS} --log-interval 1"
+
+
+def first_lines(framework: str, config: str) -> dict[str, list[str]]:
+    return dict(list(LOSSES[framework][config].items())[:STEPS])
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Where the embedded images and clips are written, once."""
+    return tmp_path_factory.mktemp("examples")
+
+
+@pytest.fixture(scope="module")
+def runs(place):
+    pytest.importorskip("av", reason="requirements/video.txt")
+    pytest.importorskip("transformers", reason="requirements/video.txt")
+    names = {config.replace("/", "_"): flags(config) for config in LOSSES["pytorch"]}
+    return run_together(place, names)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("config", LOSSES["pytorch"])
+def test_an_example_prints_the_losses_of_before(runs, config):
+    assert_same_lines(runs[config.replace("/", "_")], first_lines("pytorch", config))
+
+
+@pytest.mark.ranks
+@needs_mindspore
+@pytest.mark.parametrize("config", LOSSES["mindspore"])
+def test_an_example_prints_the_losses_of_before_on_mindspore(place, config):
+    assert_same_lines(run_on_mindspore(place, flags(config)), first_lines("mindspore", config))
+
+
+@pytest.mark.parametrize("config", PLANS)
+def test_an_example_describes_the_model_of_before(capsys, config):
+    assert (
+        main(["plan", "--model", f"{ROOT / config}/model.json", "--world-size", "8", "--device-memory-gib", "80"]) == 0
+    )
+    said = capsys.readouterr().out
+    found = {name: re.findall(rf"^ *{name} +([\d.,]+)", said, re.MULTILINE) for name in PLANS[config]}
+    assert found == {name: [figure] for name, figure in PLANS[config].items()}, said
