@@ -13,7 +13,7 @@ import tempfile
 from datetime import date
 from pathlib import Path
 
-from mindspeed_mm_dit.verify.compare import TOLERANCE
+from mindspeed_mm_dit.verify.compare import ASKED
 from mindspeed_mm_dit.verify.processes import find_sides
 from mindspeed_mm_dit.verify.sweep import MODELS, SAMPLES, Agreement, Sweep, sweep
 
@@ -36,7 +36,7 @@ def main() -> int:
 def report(found: Sweep) -> str:
     """Return the result file."""
     rows = "\n".join(map(row, found.agreements))
-    worst = max(found.agreements, key=lambda agreement: agreement.worst)
+    worst = max(agreement.worst.error for agreement in found.agreements)
     sides = "\n".join(
         f"- {', '.join(f'{name} {fact}' for name, fact in facts.items() if name != 'system')}" for facts in found.facts
     )
@@ -53,7 +53,7 @@ label where there is one. Each error is the norm of the difference over the norm
 largest of a sample's loss and of a parameter's gradient. (The bias of queries, keys and values is one parameter:
 that of the keys alone has no gradient but rounding.)
 
-Tolerance {TOLERANCE:.0e}; the largest of all is {worst.worst:.1e}.
+Tolerance {ASKED.rounding:.0e}; the largest of all is {worst:.1e}.
 
 | latents | patch | width | layers, heads | classes | predicts | variance | schedule | output | loss | gradient |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
@@ -68,7 +68,8 @@ def row(agreement: Agreement) -> str:
         f"{predictor.in_channels} x {predictor.input_size}²", predictor.patch_size, predictor.hidden_size,
         f"{predictor.num_layers}, {predictor.num_heads}", predictor.num_classes, diffusion.prediction_type,
         diffusion.variance_type, f"{diffusion.noise_schedule} {diffusion.num_train_timesteps}",
-        f"{agreement.output:.1e}", f"{agreement.loss:.1e}", f"{agreement.gradient:.1e} {agreement.parameter}",
+        f"{agreement.output.error:.1e}", f"{agreement.loss.error:.1e}",
+        f"{agreement.gradient.error:.1e} {agreement.gradient.name}",
     ]  # fmt: skip
     return f"| {' | '.join(map(str, cells))} |"
 

@@ -12,12 +12,9 @@ from typing import TYPE_CHECKING
 from mindspeed_mm_dit.errors import ConfigError
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from mindspeed_mm_dit.configs.model import ModelConfig
-    from mindspeed_mm_dit.verify.compare import Measured
-    from mindspeed_mm_dit.verify.page import Comparison, Samples
-    from mindspeed_mm_dit.verify.processes import Side, Training
+    from mindspeed_mm_dit.verify.page import Comparison
+    from mindspeed_mm_dit.verify.processes import Side
 
 DESCRIPTION = """\
 Run a model on PyTorch and on MindSpore, with the same weights and draws, and report every difference.
@@ -28,9 +25,6 @@ Run a model on PyTorch and on MindSpore, with the same weights and draws, and re
 Compares the forward pass layer by layer, every parameter's gradient, the losses of the first training steps
 (pretrain_dit.py with the train.args beside model.json) and samples; measures images/s. Writes one HTML page.
 Each framework runs in a process, and if need be an interpreter, of its own. The exit code is 1 if a check fails."""
-
-INPUTS = 4
-"""Samples of the forward pass and the gradients."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,10 +63,14 @@ def run(args: argparse.Namespace) -> int:
 def run_sides(args: argparse.Namespace, sides: tuple[Side, Side]) -> int:
     """Compare any two sides, the first being the reference; write, print, return 0 or 1."""
     from mindspeed_mm_dit.verify.page import write_report
+    from mindspeed_mm_dit.verify.two_sides import compare_sides
 
     folder = Path(tempfile.mkdtemp(prefix="mm-dit-compare-"))
     try:
-        comparison = compare_sides(args, sides, folder)
+        comparison = compare_sides(
+            sides, folder, model=args.model, checkpoint=args.checkpoint, seed=args.seed, steps=args.steps,
+            data=_data(args), train_args=_train_args(args), batch_size=args.batch_size, sample_steps=args.sample_steps,
+        )  # fmt: skip
     except KeyboardInterrupt:
         shutil.rmtree(folder)
         raise
@@ -128,132 +126,23 @@ def check_sample_steps(steps: int, model: ModelConfig) -> None:
         raise ConfigError(f"--sample-steps = {steps}", error.reason, cure) from None
 
 
-def compare_sides(args: argparse.Namespace, sides: tuple[Side, Side], folder: Path) -> Comparison:
-    """Run everything, leaving the arrays in ``folder``."""
-    from mindspeed_mm_dit.verify import compare
-    from mindspeed_mm_dit.verify.page import Comparison
-
-    measured = _measure(args, sides, folder)
-    layers, gradients = compare.compare_layers(*measured), compare.compare_gradients(*measured)
-    checks = [compare.check_layers(layers), compare.check_findings("gradients", gradients)]
-    training, speeds, flags = _train(args, sides, folder)
-    losses = compare.compare_losses(training[0].losses, training[1].losses) if training else []
-    if training:
-        checks.append(compare.check_findings("training", losses))
-    about = {
-        "model": args.model,
-        "weights": args.checkpoint
-        or f"drawn from seed {args.seed}; in the forward pass and the gradients, what "
-        "adaLN-Zero starts at zero is drawn too",
-        "training": " ".join(flags) or "none",
-    }
-    return Comparison(
-        labels=(sides[0].label, sides[1].label), facts=(measured[0].facts, measured[1].facts), about=about,
-        checks=checks, layers=layers, gradients=gradients, training=training, losses=losses, speeds=speeds,
-        samples=_sample(args, sides, folder) if args.sample_steps else None,
-    )  # fmt: skip
-
-
-def _measure(args: argparse.Namespace, sides: tuple[Side, Side], folder: Path) -> tuple[Measured, Measured]:
-    """Run both workers, first the one that can read the checkpoint: it leaves the weights for the other."""
-    import numpy as np
-
-    from mindspeed_mm_dit.checkpoint.store import find_checkpoint
-    from mindspeed_mm_dit.configs.model import load_model_config
-    from mindspeed_mm_dit.verify.compare import Measured
-    from mindspeed_mm_dit.verify.worker import Job, draw_inputs
-
-    np.savez(folder / "inputs.npz", **draw_inputs(load_model_config(args.model), args.seed, INPUTS))  # type: ignore[arg-type]
-    path = find_checkpoint(args.checkpoint) if args.checkpoint else None
-    of_mindspore = path is not None and (path / "state.ckpt").is_file()
-    for side in sorted(sides, key=lambda side: (side.framework == "mindspore") != of_mindspore):
-        _say(f"{side.label}: forward pass and gradients")
-        start = str(folder / f"{side.label}_start") if path and args.steps else None
-        job = Job(
-            framework=side.framework, model=args.model, checkpoint=str(path) if path else None,
-            weights=str(folder / "weights.safetensors"), inputs=str(folder / "inputs.npz"),
-            output=str(folder / f"{side.label}.npz"), start=start, seed=args.seed,
-        )  # fmt: skip
-        side.measure([job], folder)
-    first, second = (Measured.read(folder / f"{side.label}.npz") for side in sides)
-    return first, second
-
-
-def _train(
-    args: argparse.Namespace, sides: tuple[Side, Side], folder: Path
-) -> tuple[tuple[Training, Training] | None, tuple[float, float] | None, list[str]]:
-    """Train both sides with equal flags; return what they printed, their images/s, and the flags."""
-    from mindspeed_mm_dit.verify.processes import batch_size_of, training_flags
-
-    if not args.steps:
-        return None, None, []
-    train_args = Path(args.train_args) if args.train_args else Path(args.model).with_name("train.args")
-    runs: list[Training] = []
-    for side in sides:
-        _say(f"{side.label}: {args.steps} training steps")
-        start = folder / f"{side.label}_start" if args.checkpoint else None
-        flags = training_flags(
-            args.model, str(_data(args)), train_args, args.steps, args.seed, args.batch_size, start
-        )  # fmt: skip
-        runs.append(side.train(flags, folder))
-    first, second = (run.images_per_second(batch_size_of(flags)) for run in runs)
-    return (runs[0], runs[1]), (first, second), flags
-
-
-def _sample(args: argparse.Namespace, sides: tuple[Side, Side], folder: Path) -> Samples:
-    """Draw the same images on both sides."""
-    import numpy as np
-
-    from mindspeed_mm_dit.configs.model import load_model_config
-    from mindspeed_mm_dit.objectives.registry import objective_of
-    from mindspeed_mm_dit.verify.page import Samples
-
-    model = load_model_config(args.model)
-    sampler = objective_of(model.diffusion).quick_sampler
-    scale = 2.0 if model.predictor.condition.has_null else 1.0
-    classes = range(min(4, model.num_classes))
-    flags = ["--checkpoint", str(folder / "weights.safetensors"), "--model", args.model, "--num-per-class", "4"]
-    flags += ["--classes", ",".join(map(str, classes)), "--sampler", sampler, "--steps", str(args.sample_steps)]
-    flags += ["--cfg-scale", str(scale), "--seed", str(args.seed)]
-    images = []
-    for side in sides:
-        _say(f"{side.label}: samples")
-        images.append(side.sample(flags, folder))
-    difference = np.abs(images[0].astype(int) - images[1].astype(int))
-    return Samples(
-        pictures=(_png(images[0]), _png(images[1])), largest_difference=int(difference.max()),
-        changed=float((difference > 0).mean()), how=f"{sampler}, {args.sample_steps} steps, guidance scale {scale:g}",
-    )  # fmt: skip
-
-
-def _png(images: np.ndarray) -> bytes:
-    import io
-
-    import numpy as np
-
-    from mindspeed_mm_dit.sampling.grid import draw_grid
-
-    buffer = io.BytesIO()
-    draw_grid(images, np.repeat(np.arange(len(images) // 4), 4)).save(buffer, "png")
-    return buffer.getvalue()
-
-
 def _print(comparison: Comparison) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from mindspeed_mm_dit.verify.page import verdict_rows
+
     table = Table(title=f"{comparison.labels[1]} against {comparison.labels[0]}")
     for heading in ("check", "relative error", "where", "tolerance", "verdict"):
         table.add_column(heading, justify="right" if heading in ("relative error", "tolerance") else "left")
-    for check in comparison.checks:
-        verdict = "PASS" if check.good else "FAIL"
-        table.add_row(check.name, f"{check.error:.2e}", check.where, f"{check.tolerance:.0e}", verdict)
+    for row in verdict_rows(comparison):
+        table.add_row(*row)
     Console(width=None if sys.stdout.isatty() else 110).print(table)
     if comparison.culprit is not None:
         print(f"first layer past tolerance: {comparison.culprit.name}")
     if comparison.note:
         print(f"note: {comparison.note}")
-    if comparison.speeds is not None:
+    if comparison.speeds:
         speeds = zip(comparison.labels, comparison.speeds)
         print("training: " + ", ".join(f"{label} {speed:.1f} images/s" for label, speed in speeds))
     if comparison.samples is not None:
@@ -265,5 +154,5 @@ def _data(args: argparse.Namespace) -> Path:
     return Path(args.data) if args.data else Path(args.model).with_name("data.json")
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+def _train_args(args: argparse.Namespace) -> Path:
+    return Path(args.train_args) if args.train_args else Path(args.model).with_name("train.args")

@@ -1,147 +1,102 @@
-"""Two sides' numbers against each other: where they part, and whether that passes. NumPy only.
-
-An error is the norm of the difference over the norm of the reference, which is the first side.
-"""
+"""What two processes wrote of one model, against each other: where they part, and whether that passes."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from mindspeed_mm_dit.verify.table import relative_error
+from mindspeed_mm_dit.verify.table import (
+    FORWARD,
+    GRADIENTS,
+    TRAINING,
+    Finding,
+    Quantity,
+    Rows,
+    Tolerances,
+    find,
+    judge,
+    relative_error,
+    worst,
+)
 
-TOLERANCE = 1e-5
-REASONS = {
-    "forward": "A float32 sum of a thousand terms, added in another order, differs by about 1e-6 of its size, and so "
-    "do two implementations of exp, tanh or a normalisation; the embedded default was measured at 4e-7. 1e-5 leaves "
-    "room for tens of layers of that, and is far below what a wrong formula, axis or constant does.",
-    "gradients": "A gradient passes through every layer twice, and is held to the same bound parameter by parameter: "
-    "what a wrong backward rule changes is one parameter, not the norm over all. The embedded default was measured "
-    "at 5e-7.",
-    "training": "AdamW divides by the root of the mean square, so an entry whose gradient is rounding noise may step "
-    "the other way. Over 20 steps of the embedded default that was measured to move the loss by 8e-7 of itself, while "
-    "MindSpore's ops.Adam, whose rule differs a little, is 1.1e-5 off after five. Of the error, up to 1e-6 is the "
-    "rounding of the log, which prints seven digits.",
-}
-"""Why each check has its tolerance."""
-
-
-@dataclass(frozen=True)
-class LayerFinding:
-    """One part of the model, in the order in which the parts finish."""
-
-    name: str
-    input_error: float
-    """Largest error of what went in."""
-    error: float
-    """Error of what came out."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The error of one quantity."""
-
-    name: str
-    error: float
-    norm: float
-    """Norm of the reference."""
-
-
-@dataclass(frozen=True)
-class Check:
-    """One line of the verdict."""
-
-    name: str
-    """A key of REASONS."""
-    error: float
-    """The largest."""
-    where: str
-    """The quantity that has it; past tolerance: the one to look at."""
-    tolerance: float
-
-    @property
-    def good(self) -> bool:
-        """Whether the error is within tolerance."""
-        return self.error <= self.tolerance
+ASKED = Tolerances()
+CHECKS = {"forward": FORWARD, "gradients": GRADIENTS, "training": TRAINING}
+"""The lines of a verdict, and what passes in each."""
+COMPARED: Rows = (
+    Quantity(
+        "out/(.+)", lambda step, part: step.outputs[part], FORWARD,
+        all_names=lambda step: (f"out/{part}" for part in step.outputs),
+    ),
+    Quantity(
+        "gradient/(.+)", lambda step, name: step.gradients[name], GRADIENTS,
+        all_names=lambda step: (f"gradient/{name}" for name in step.gradients),
+    ),
+)  # fmt: skip
+"""Outputs of the parts of a network in the order in which they finish, and the gradient of every parameter."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a worker wrote."""
+    """What a process wrote (``worker.py``)."""
 
     arrays: Mapping[str, np.ndarray]
-    order: tuple[str, ...]
-    """Watched parts in the order in which they finished."""
+    """Quantities of COMPARED by name, and ``in/PART/<number>``: what a part was given."""
     facts: dict[str, str]
     """Versions and device."""
 
     @classmethod
     def read(cls, path: Path) -> Measured:
-        """Open the worker's .npz; arrays are read when they are asked for."""
+        """Open the .npz; arrays are read when they are asked for."""
         arrays: Mapping[str, np.ndarray] = np.load(path, allow_pickle=False)
-        return cls(arrays, tuple(arrays["order"].tolist()), json.loads(str(arrays["facts"])))
+        return cls(arrays, json.loads(str(arrays["facts"])))
+
+    def error_of(self, name: str, reference: Measured) -> float:
+        """Return the error of one array; infinite where it is not there."""
+        return relative_error(self.arrays[name], reference.arrays[name]) if name in self.arrays else math.inf
 
 
-def compare_layers(reference: Measured, other: Measured) -> list[LayerFinding]:
-    """Return the errors of every watched part, in order."""
-
-    def error(key: str) -> float:
-        return relative_error(other.arrays[key], reference.arrays[key]) if key in other.arrays else math.inf
-
-    inputs: dict[str, list[str]] = {name: [] for name in reference.order}
-    for key in reference.arrays:
-        kind, _, rest = key.partition("/")
+def compare(reference: Measured, other: Measured) -> dict[str, list[Finding]]:
+    """Judge every quantity that the reference holds: findings by the line of the verdict."""
+    findings: dict[str, list[Finding]] = {"forward": [], "gradients": []}
+    inputs: dict[str, float] = {}
+    for name in reference.arrays:
+        kind, _, rest = name.partition("/")
         if kind == "in":
-            inputs[rest.rpartition("/")[0]].append(key)
+            part = rest.rpartition("/")[0]
+            inputs[part] = max(inputs.get(part, 0.0), other.error_of(name, reference))
+        elif found := find(COMPARED, name):
+            ours = other.arrays.get(name, np.zeros(0))
+            judged = judge(rest, ours, reference.arrays[name], found[0].bound, ASKED)
+            findings["forward" if kind == "out" else "gradients"].append(judged)
+    findings["forward"] = [replace(each, input_error=inputs.get(each.name, 0.0)) for each in findings["forward"]]
+    return findings
+
+
+def compare_losses(reference: Mapping[int, float], other: Mapping[int, float]) -> list[Finding]:
+    """Judge the loss of each training step."""
     return [
-        LayerFinding(name, max((error(key) for key in inputs[name]), default=0.0), error(f"out/{name}"))
-        for name in reference.order
+        judge(f"step {step}", np.array([other.get(step, math.nan)]), np.array([loss]), TRAINING, ASKED)
+        for step, loss in reference.items()
     ]
 
 
-def first_past(layers: list[LayerFinding], tolerance: float) -> LayerFinding | None:
+def first_past(parts: Sequence[Finding]) -> Finding | None:
     """Return the part where the sides part: the first that gets agreeing inputs and gives another output.
 
     Parts finish before the part that holds them, so it is the smallest one. Where every wrong output has wrong
     inputs, it is the first wrong one.
     """
-    wrong = [layer for layer in layers if not layer.error <= tolerance]
-    culprits = [layer for layer in wrong if layer.input_error <= tolerance]
+    wrong = [part for part in parts if not part.good]
+    culprits = [part for part in wrong if part.input_error <= part.tolerance]
     return next(iter(culprits or wrong), None)
 
 
-def compare_gradients(reference: Measured, other: Measured) -> list[Finding]:
-    """Return the error of each parameter's gradient."""
-    names = [key for key in reference.arrays if key.startswith("gradient/")]
-    return [_finding(key.partition("/")[2], other.arrays.get(key), reference.arrays[key]) for key in names]
-
-
-def compare_losses(reference: Mapping[int, float], other: Mapping[int, float]) -> list[Finding]:
-    """Return the relative difference of the loss of each training step."""
-    return [
-        Finding(f"step {step}", relative_error(np.array([other.get(step, math.nan)]), np.array([loss])), abs(loss))
-        for step, loss in reference.items()
-    ]
-
-
-def check_layers(layers: list[LayerFinding], tolerance: float = TOLERANCE) -> Check:
-    """Judge the forward pass; past tolerance, name the layer to look at."""
-    culprit = first_past(layers, tolerance)
-    shown = culprit or max(layers, key=lambda layer: layer.error)
-    return Check("forward", shown.error, shown.name, tolerance)
-
-
-def check_findings(name: str, findings: list[Finding], tolerance: float = TOLERANCE) -> Check:
-    """Judge by the worst of ``findings``."""
-    worst = max(findings, key=lambda finding: finding.error)
-    return Check(name, worst.error, worst.name, tolerance)
-
-
-def _finding(name: str, ours: np.ndarray | None, reference: np.ndarray) -> Finding:
-    error = math.inf if ours is None else relative_error(ours, reference)
-    return Finding(name, error, float(np.linalg.norm(reference.astype(np.float64).ravel())))
+def verdict(findings: Mapping[str, Sequence[Finding]]) -> dict[str, Finding]:
+    """Return of each line the finding to look at: the part where the sides part, else the worst."""
+    return {line: (first_past(found) if line == "forward" else None) or worst(found)
+            for line, found in findings.items() if found}  # fmt: skip

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shlex
 import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -51,7 +52,7 @@ class Side:
         """Run the worker on ``jobs``, one after the other in one process."""
         paths = [folder / f"{self.label}_job{number}.json" for number in range(len(jobs))]
         for job, path in zip(jobs, paths):
-            job.write(path)
+            path.write_text(json.dumps(asdict(job)), encoding="utf-8")
         self._run_main("mindspeed_mm_dit.verify.worker", [str(path) for path in paths], folder)
 
     def train(self, flags: Sequence[str], folder: Path) -> Training:

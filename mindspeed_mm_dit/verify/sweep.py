@@ -20,9 +20,9 @@ from mindspeed_mm_dit.configs.autoencoder_kl import AutoencoderKLConfig
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
 from mindspeed_mm_dit.configs.model import ModelConfig
-from mindspeed_mm_dit.verify.compare import TOLERANCE, Measured, check_findings, compare_gradients
+from mindspeed_mm_dit.verify.compare import ASKED, Measured, compare
 from mindspeed_mm_dit.verify.processes import Side
-from mindspeed_mm_dit.verify.table import relative_error
+from mindspeed_mm_dit.verify.table import FORWARD, Finding, judge, worst
 from mindspeed_mm_dit.verify.worker import Job, draw_inputs
 
 SAMPLES = 5
@@ -81,27 +81,25 @@ FEW_MODELS = MODELS[:4]
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far the second side is from the first on one model; errors relative to the norm of the first's."""
+    """How far the second side is from the first on one model."""
 
     model: ModelConfig
-    output: float
-    """Error of the network's output."""
-    loss: float
-    """Largest error of a sample's loss."""
-    gradient: float
-    """Largest error of a parameter's gradient."""
-    parameter: str
-    """The parameter that has it."""
+    output: Finding
+    """Of the network."""
+    loss: Finding
+    """Of the sample whose loss is furthest off."""
+    gradient: Finding
+    """Of the parameter whose gradient is furthest off."""
 
     @property
-    def worst(self) -> float:
+    def worst(self) -> Finding:
         """The largest of the three errors."""
-        return max(self.output, self.loss, self.gradient)
+        return worst([self.output, self.loss, self.gradient])
 
     @property
     def good(self) -> bool:
         """Whether all are within the tolerance of ``mm-dit compare``."""
-        return self.worst <= TOLERANCE
+        return self.worst.good
 
 
 @dataclass(frozen=True)
@@ -122,10 +120,13 @@ class Sweep:
 def sweep(models: Sequence[ModelConfig], sides: tuple[Side, Side], folder: Path) -> Sweep:
     """Compute every model on both sides, each in one process, leaving the arrays in ``folder``."""
     for number, model in enumerate(models):
-        _write_case(folder, number, model)
+        _write_case(folder / str(number), number, model)
     for side in sides:
-        side.measure([_job(folder, number, side) for number in range(len(models))], folder)
-    first, second = ([Measured.read(_output(folder, n, side)) for n in range(len(models))] for side in sides)
+        side.measure([_job(folder / str(number), number, side) for number in range(len(models))], folder)
+    first, second = (
+        [Measured.read(Path(_job(folder / str(number), number, side).output)) for number in range(len(models))]
+        for side in sides
+    )
     return Sweep((first[0].facts, second[0].facts), list(map(_agreement, models, first, second)))
 
 
@@ -140,27 +141,22 @@ def random_weights(config: DiTConfig, seed: int) -> dict[str, np.ndarray]:
     }
 
 
-def _write_case(folder: Path, number: int, model: ModelConfig) -> None:
+def _write_case(path: Path, seed: int, model: ModelConfig) -> None:
     """Write model, weights and inputs, which both sides read."""
-    (folder / f"{number}.json").write_text(json.dumps(dataclasses.asdict(model)), encoding="utf-8")
-    save_file(random_weights(model.predictor, number), folder / f"{number}.safetensors")
-    np.savez(folder / f"{number}_inputs.npz", **draw_inputs(model, number, SAMPLES))  # type: ignore[arg-type]
+    Path(f"{path}.json").write_text(json.dumps(dataclasses.asdict(model)), encoding="utf-8")
+    save_file(random_weights(model.predictor, seed), f"{path}.safetensors")
+    np.savez(f"{path}_inputs.npz", **draw_inputs(model, seed, SAMPLES))  # type: ignore[arg-type]
 
 
-def _job(folder: Path, number: int, side: Side) -> Job:
+def _job(path: Path, seed: int, side: Side) -> Job:
     return Job(
-        framework=side.framework, model=f"{folder}/{number}.json", checkpoint=None,
-        weights=f"{folder}/{number}.safetensors", inputs=f"{folder}/{number}_inputs.npz",
-        output=str(_output(folder, number, side)), start=None, seed=number,
-    )  # fmt: skip
-
-
-def _output(folder: Path, number: int, side: Side) -> Path:
-    return folder / f"{number}_{side.label}.npz"
+        side.framework, f"{path}.json", f"{path}.safetensors", f"{path}_inputs.npz", f"{path}_{side.label}.npz", seed
+    )
 
 
 def _agreement(model: ModelConfig, first: Measured, second: Measured) -> Agreement:
-    output = relative_error(second.arrays["out/predictor"], first.arrays["out/predictor"])
-    samples = zip(second.arrays["losses"], first.arrays["losses"], strict=True)
-    worst = check_findings("gradients", compare_gradients(first, second))
-    return Agreement(model, output, max(relative_error(*pair) for pair in samples), worst.error, worst.where)
+    found = compare(first, second)
+    output = next(part for part in found["forward"] if part.name == "predictor")
+    losses = zip(second.arrays["out/diffusion.loss"], first.arrays["out/diffusion.loss"], strict=True)
+    by_sample = [judge(f"sample {number}", *pair, FORWARD, ASKED) for number, pair in enumerate(losses)]
+    return Agreement(model, output, worst(by_sample), worst(found["gradients"]))

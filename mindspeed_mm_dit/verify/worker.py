@@ -9,7 +9,6 @@ are watched, so a part is small enough to name and the arrays fit on a disk.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import platform
 import re
@@ -24,9 +23,11 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config
-from mindspeed_mm_dit.data.draws import philox
+from mindspeed_mm_dit.data.draws import Stream, normals, philox
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import activate, active
+from mindspeed_mm_dit.verify.compare import COMPARED
+from mindspeed_mm_dit.verify.table import measured
 
 Arrays = dict[str, np.ndarray]
 
@@ -44,22 +45,18 @@ class Job:
     """Framework to activate."""
     model: str
     """Path of model.json."""
-    checkpoint: str | None
-    """Where the weights come from; None: they are drawn from ``seed``."""
     weights: str
     """Safetensors file of the weights both sides use: read if it is there, else made and written."""
     inputs: str
     """Path of the .npz with latents, labels, timesteps and noise."""
     output: str
     """Path of the .npz to write."""
-    start: str | None
-    """Folder to write a checkpoint into, from which this side's training starts; None: do not."""
     seed: int
     """Decides drawn weights."""
-
-    def write(self, path: Path) -> None:
-        """Write the job to ``path``."""
-        path.write_text(json.dumps(dataclasses.asdict(self)), encoding="utf-8")
+    checkpoint: str | None = None
+    """Where the weights come from; None: they are drawn from ``seed``."""
+    start: str | None = None
+    """Folder to write a checkpoint into, from which this side's training starts; None: do not."""
 
 
 def main(argv: list[str]) -> int:
@@ -76,26 +73,22 @@ def main(argv: list[str]) -> int:
 
 
 def measure(job: Job) -> None:
-    """Compute layer outputs, losses and gradients on the job's inputs, and write them."""
-    from mindspeed_mm_dit.framework import optim, runtime
+    """Compute the quantities of the table on the job's inputs, and write them."""
+    from mindspeed_mm_dit.framework import runtime
     from mindspeed_mm_dit.models.registry import PREDICTOR_MODEL_MAPPINGS
     from mindspeed_mm_dit.objectives.registry import objective_of
 
     config = load_model_config(job.model)
     predictor = PREDICTOR_MODEL_MAPPINGS[config.predictor.model_id](config.predictor)
-    diffusion = runtime.to_runtime_device(objective_of(config.diffusion).build(config.diffusion))
+    process = runtime.to_runtime_device(objective_of(config.diffusion).build(config.diffusion))
     _load_weights(predictor, config, job)
     predictor = runtime.to_runtime_device(predictor)
     if job.start is not None:
         _write_start(predictor, Path(job.start), job.seed)
     with np.load(job.inputs) as file:
-        given = runtime.to_device(dict(file))
-    found = _forward(predictor, diffusion, given)
-    losses, gradients = optim.gradients(predictor, lambda: _losses(predictor, diffusion, given, lambda *_: None))
-    found["losses"] = losses
-    found |= {f"gradient/{name}": gradient for name, gradient in gradients.items()}
-    found["facts"] = np.array(json.dumps(_facts()))
-    np.savez(job.output, **found)  # type: ignore[arg-type]
+        watched = WatchedStep(predictor, process, runtime.to_device(dict(file)))
+    found = {**dict(measured(COMPARED, watched)), **watched.inputs, "facts": np.array(json.dumps(_facts()))}
+    np.savez(job.output, **found)
 
 
 def draw_inputs(config: ModelConfig, seed: int, count: int) -> Arrays:
@@ -103,7 +96,6 @@ def draw_inputs(config: ModelConfig, seed: int, count: int) -> Arrays:
 
     The last label is the null class. ``count`` is at least 2.
     """
-    from mindspeed_mm_dit.data.draws import Stream, normals
     from mindspeed_mm_dit.objectives.registry import objective_of
 
     numbers = np.arange(count)
@@ -113,6 +105,68 @@ def draw_inputs(config: ModelConfig, seed: int, count: int) -> Arrays:
         **objective_of(config.diffusion).draws_at(config.diffusion, numbers / (count - 1), noise),
         **config.predictor.condition.examples(count),
     }
+
+
+class WatchedStep:
+    """A forward pass of a model and the gradients of its mean loss; noted of each part, what goes in and comes out."""
+
+    def __init__(self, predictor: Any, process: Any, given: Mapping[str, Any]) -> None:
+        from mindspeed_mm_dit.framework import nn, ops
+        from mindspeed_mm_dit.verify.step import Step
+
+        self.inputs: Arrays = {}
+        """in/PART/0, in/PART/1, ..."""
+        self.outputs: Arrays = {}
+        """By part, in the order in which they finish."""
+        self._predictor, self._process, self._given = predictor, process, given
+        parts = [("diffusion.noised", process, "noised"), ("diffusion.loss", process, "loss")]
+        parts += [
+            (f"predictor.{name}".rstrip("."), part, nn.CALLED)
+            for name, part in predictor.named_modules()
+            if WATCHED.fullmatch(name)
+        ]
+        with ops.no_grad(), _watched(parts, self._note):
+            self._losses(predictor)
+        self.gradients = Step(lambda: predictor, self._losses).gradients
+
+    def _losses(self, predictor: Any) -> Any:
+        """Return the loss of each sample, as models/composite.py does from latents."""
+        from mindspeed_mm_dit.framework import ops
+
+        process, given = self._process, self._given
+        latents, draws = given["latents"], [given[name] for name in process.draw_names]
+        noised = process.noised(latents, *draws)
+        condition = [given[name] for name in given if name not in ("latents", *process.draw_names)]
+        output = ops.to_float32(predictor(noised, draws[0], *condition))
+        return process.loss(output, latents, noised, *draws)
+
+    def _note(self, part: str, inputs: tuple[Any, ...], output: Any) -> None:
+        from mindspeed_mm_dit.framework import ops
+
+        self.outputs[part] = ops.numpy(output)
+        self.inputs |= {f"in/{part}/{number}": ops.numpy(x) for number, x in enumerate(inputs) if x is not None}
+
+
+@contextmanager
+def _watched(parts: list[tuple[str, Any, str]], note: Callable[..., None]) -> Iterator[None]:
+    """While this lasts, tell ``note`` of every call of the parts (name, object, name of its method)."""
+    originals = [getattr(part, method) for _, part, method in parts]
+    for (name, part, method), original in zip(parts, originals):
+        setattr(part, method, _noting(name, original, note))
+    try:
+        yield
+    finally:
+        for (_, part, method), original in zip(parts, originals):
+            setattr(part, method, original)
+
+
+def _noting(name: str, original: Callable[..., Any], note: Callable[..., None]) -> Callable[..., Any]:
+    def call(*inputs: Any) -> Any:
+        output = original(*inputs)
+        note(name, inputs, output)
+        return output
+
+    return call
 
 
 # --- weights ---------------------------------------------------------------------------------------------
@@ -126,25 +180,20 @@ def _load_weights(predictor: Any, config: ModelConfig, job: Job) -> None:
     from mindspeed_mm_dit.checkpoint.store import find_checkpoint
     from mindspeed_mm_dit.checkpoint.weights import read_weights
     from mindspeed_mm_dit.framework import runtime
+    from mindspeed_mm_dit.models.init import initial_weights
 
     if Path(job.weights).is_file():
         runtime.load_arrays(predictor, load_file(job.weights))
         return
     if job.checkpoint is None:
-        weights = _drawn(config, job.seed)
+        drawn = initial_weights(config.predictor.parameters(), job.seed)
+        weights = {name: _nudged(name, value, job.seed) for name, value in drawn.items()}
     else:
         weights = read_weights(find_checkpoint(job.checkpoint))
         found = {name: array.shape for name, array in weights.items()}
         check_names(runtime.shapes(predictor), found, f"--checkpoint = {job.checkpoint}")
     runtime.load_arrays(predictor, weights)
     save_file(_arrays(predictor), job.weights)
-
-
-def _drawn(config: ModelConfig, seed: int) -> Arrays:
-    from mindspeed_mm_dit.models.init import initial_weights
-
-    drawn = initial_weights(config.predictor.parameters(), seed)
-    return {name: _nudged(name, value, seed) for name, value in drawn.items()}
 
 
 def _nudged(name: str, value: np.ndarray, seed: int) -> np.ndarray:
@@ -170,80 +219,14 @@ def _write_start(predictor: Any, folder: Path, seed: int) -> None:
     write(folder, active(), State({"model": arrays, "ema": arrays}, facts))
 
 
-# --- watching --------------------------------------------------------------------------------------------
-
-Note = Callable[[str, tuple[Any, ...], Any], None]
-
-
-def _forward(predictor: Any, diffusion: Any, given: Mapping[str, Any]) -> Arrays:
-    """Return in/PART/0, in/PART/1, ..., out/PART, and the parts in the order in which they finished."""
-    from mindspeed_mm_dit.framework import ops
-
-    found: Arrays = {}
-    order: list[str] = []
-
-    def note(name: str, inputs: tuple[Any, ...], output: Any) -> None:
-        order.append(name)
-        found[f"out/{name}"] = ops.numpy(output)
-        found.update({f"in/{name}/{number}": ops.numpy(x) for number, x in enumerate(inputs)})
-
-    with ops.no_grad(), _watched(predictor, note):
-        _losses(predictor, diffusion, given, note)
-    found["order"] = np.array(order)
-    return found
-
-
-def _losses(predictor: Any, diffusion: Any, given: Mapping[str, Any], note: Note) -> Any:
-    """Return the loss of each sample, as models/composite.py does from latents."""
-    from mindspeed_mm_dit.framework import ops
-
-    latents, draws = given["latents"], [given[name] for name in diffusion.draw_names]
-    noised = diffusion.noised(latents, *draws)
-    note("diffusion.noised", (latents, draws[1]), noised)
-    condition = [given[name] for name in given if name not in ("latents", *diffusion.draw_names)]
-    output = ops.to_float32(predictor(noised, draws[0], *condition))
-    losses = diffusion.loss(output, latents, noised, *draws)
-    note("diffusion.loss", (output, latents, noised), losses)
-    return losses
-
-
-@contextmanager
-def _watched(predictor: Any, note: Note) -> Iterator[None]:
-    """While this lasts, tell ``note`` of every call of a watched part."""
-    from mindspeed_mm_dit.framework import nn
-
-    parts = [(name, part) for name, part in predictor.named_modules() if WATCHED.fullmatch(name)]
-    entry = nn.CALLED
-    originals = [getattr(part, entry) for _, part in parts]
-    for (name, part), original in zip(parts, originals):
-        setattr(part, entry, _noting(f"predictor.{name}".rstrip("."), original, note))
-    try:
-        yield
-    finally:
-        for (_, part), original in zip(parts, originals):
-            setattr(part, entry, original)
-
-
-def _noting(name: str, original: Callable[..., Any], note: Note) -> Callable[..., Any]:
-    def call(*inputs: Any) -> Any:
-        output = original(*inputs)
-        note(name, inputs, output)
-        return output
-
-    return call
-
-
 def _facts() -> dict[str, str]:
     from mindspeed_mm_dit import __version__
     from mindspeed_mm_dit.framework import runtime
 
     return {
-        "mindspeed_mm_dit": __version__,
-        **runtime.versions(),
-        "python": platform.python_version(),
-        "device": runtime.device_name(),
-        "system": platform.platform(),
-    }
+        "mindspeed_mm_dit": __version__, **runtime.versions(), "python": platform.python_version(),
+        "device": runtime.device_name(), "system": platform.platform(),
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

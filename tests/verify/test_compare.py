@@ -15,11 +15,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.cli.compare import add_arguments, check_arguments, run_sides
+from mindspeed_mm_dit.cli.compare import _print, add_arguments, check_arguments, run_sides
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.errors import PlatformError, UserError
-from mindspeed_mm_dit.verify.compare import LayerFinding, compare_losses, first_past, relative_error
+from mindspeed_mm_dit.verify.compare import compare_losses, first_past
+from mindspeed_mm_dit.verify.page import Comparison, write_report
 from mindspeed_mm_dit.verify.processes import ROOT, Side, Training, batch_size_of, find_python, training_flags
+from mindspeed_mm_dit.verify.table import Finding, relative_error
 from tests.training.launch import Configs
 
 
@@ -120,14 +122,14 @@ def test_pytorch_and_mindspore_agree(configs, tmp_path):
 
 def test_the_first_layer_past_tolerance_is_the_smallest_that_gets_agreeing_inputs():
     layers = [
-        LayerFinding("norm1", 0.0, 1e-7),
-        LayerFinding("proj", 1e-2, 1e-2),  # wrong only because of what it is fed
-        LayerFinding("attn", 1e-7, 1e-2),
-        LayerFinding("block", 1e-7, 1e-3),
+        Finding("norm1", 1e-7, 1e-5),
+        Finding("proj", 1e-2, 1e-5, input_error=1e-2),  # wrong only because of what it is fed
+        Finding("attn", 1e-2, 1e-5, input_error=1e-7),
+        Finding("block", 1e-3, 1e-5, input_error=1e-7),
     ]
-    assert first_past(layers, 1e-5).name == "attn"
-    assert first_past(layers[:1], 1e-5) is None
-    assert first_past([LayerFinding("x", 1.0, float("nan"))], 1e-5).name == "x"
+    assert first_past(layers).name == "attn"
+    assert first_past(layers[:1]) is None
+    assert first_past([Finding("x", float("nan"), 1e-5, input_error=1.0)]).name == "x"
 
 
 def test_an_error_is_relative_and_never_hides_what_is_not_a_number():
@@ -189,3 +191,16 @@ def test_a_mistake_is_named_before_time_is_spent(configs, flags, message):
     given = arguments(configs, Path("r.html"), *flags)
     with pytest.raises(UserError, match=message):
         check_arguments(given)
+
+
+def test_losses_alone_that_part_fail_and_page_and_terminal_say_what_to_try(tmp_path, capsys):
+    good, bad = [Finding("blocks.0", 4e-7, 1e-5)], [Finding("step 1", 2e-3, 1e-5)]
+    runs = [Training({1: 1.0}, {1: 1.0})] * 2
+    for forward, noted in ((good, True), ([Finding("blocks.0", 1e-3, 1e-5)], False)):
+        findings = {"forward": forward, "gradients": good, "training": bad}
+        comparison = Comparison(("a", "b"), ({}, {}), {}, findings, runs, [1.0, 1.0], None)
+        write_report(tmp_path / "r.html", comparison)
+        _print(comparison)
+        page, said = (tmp_path / "r.html").read_text(), capsys.readouterr().out
+        assert not comparison.good and "verdict: FAIL" in said and "<span class=FAIL>FAIL</span>" in page
+        assert ("smaller --lr" in said, "smaller --lr" in page) == (noted, noted)
