@@ -302,6 +302,10 @@ def unreadable(problem: BaseException, path: Path) -> CheckpointError:
     )
 
 
+_TORN = "enforce fail at inline_container"
+"""In what PyTorch says where the end of a file is not where it has written to."""
+
+
 def _root_cause(error: BaseException) -> str:
     """Return what went wrong first, preferring the operating system's words to those of the file format."""
     failures = getattr(error, "failures", None)  # DCP's CheckpointException keeps one per rank
@@ -312,4 +316,6 @@ def _root_cause(error: BaseException) -> str:
         if isinstance(deeper, OSError):
             first = deeper
         deeper = deeper.__cause__ or deeper.__context__
+    if _TORN in str(first):  # of another rank, whose error came without the operating system's
+        return "a file on the disk is shorter than what was written to it, as on a disk that is full"
     return f"{type(first).__name__}: {first}".splitlines()[0]

@@ -109,8 +109,20 @@ def _open(path: Path) -> Any:
 def _image_column(path: Path, schema: Any) -> str:
     for name in IMAGE_COLUMNS:
         if name in schema.names:
+            _check_pictures(path, schema.field(name))
             return name
     raise DataError(str(path), f"has the columns {', '.join(schema.names)}", "name the pictures' one image")
+
+
+def _check_pictures(path: Path, column: Any) -> None:
+    """Raise DataError for a column whose values are not the bytes of files, by themselves or beside a path."""
+    from pyarrow import types
+
+    inner = [column.type.field(number) for number in range(column.type.num_fields)]
+    kind = next((field.type for field in inner if field.name == "bytes"), column.type)
+    if not (types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind)):
+        cure = "write the files themselves: bytes, or {bytes, path} as the Hugging Face hub does"
+        raise DataError(f"{path}: column {column.name}", f"holds {column.type}, which are no pictures", cure)
 
 
 def _labels_of(path: Path, name: str, column: Any) -> np.ndarray:

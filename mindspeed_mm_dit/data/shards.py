@@ -113,7 +113,7 @@ def list_shards(param: DatasetParam) -> ShardListing:
     facts = [(str(file.relative_to(folder)), _size_of(file), os.stat(file).st_mtime_ns) for file in files]
     fingerprint = json.dumps([VERSION, param.dataset_type, param.label_column, facts])
     place = folder / (f".mm_dit_index-{param.split}.npz" if param.split else INDEX)
-    arrays, notes = _kept(place, fingerprint), []
+    arrays, notes = _kept(place, fingerprint)
     if arrays is None:
         arrays = _look_through(files, kind, param.label_column)
         if not _keep(place, fingerprint, arrays):
@@ -177,12 +177,16 @@ def _look_through(files: Sequence[Path], kind: Kind, label_column: str) -> dict[
     }
 
 
-def _kept(place: Path, fingerprint: str) -> dict[str, np.ndarray] | None:
-    """Return the list that was kept of these very shards, or None."""
-    with suppress(OSError, ValueError, KeyError, EOFError), np.load(place) as file:
-        if str(file["fingerprint"]) == fingerprint:
-            return {name: file[name] for name in KEPT}
-    return None
+def _kept(place: Path, fingerprint: str) -> tuple[dict[str, np.ndarray] | None, list[str]]:
+    """Return the list that was kept of these very shards, or None, and a line where it is damaged."""
+    if not place.is_file():
+        return None, []
+    try:
+        with np.load(place) as file:
+            is_ours = str(file["fingerprint"]) == fingerprint
+            return ({name: file[name] for name in KEPT} if is_ours else None), []
+    except Exception:  # (zip files and arrays that are damaged raise anything)
+        return None, [f"note: {place} is damaged, so the shards were looked through again"]
 
 
 def _keep(place: Path, fingerprint: str, arrays: dict[str, np.ndarray]) -> bool:

@@ -143,6 +143,38 @@ def test_damaged_rows_are_named_and_can_be_left_out(tmp_path, kind):
     assert "note: left out: 1 sample(s) without a picture or a .cls" in index.notes
 
 
+@pytest.mark.parametrize("damage", [b"", b"no zip file", "cut", "flipped"])
+def test_a_damaged_index_is_made_again_and_that_is_said(tmp_path, kind, damage):
+    WRITERS[kind](tmp_path)
+    whole = open_index(param(tmp_path, kind), 2)
+    place = tmp_path / shards.INDEX
+    content = place.read_bytes()
+    flipped = bytearray(content)
+    flipped[len(content) // 2] ^= 255
+    place.write_bytes({"cut": content[: len(content) // 2], "flipped": bytes(flipped)}.get(damage, damage))
+    again = open_index(param(tmp_path, kind), 2)
+    assert again.labels.tolist() == whole.labels.tolist() and again.pictures == whole.pictures
+    assert [note for note in again.notes if "is damaged" in note] == [
+        f"note: {place} is damaged, so the shards were looked through again"
+    ]
+    assert not any("damaged" in note for note in open_index(param(tmp_path, kind), 2).notes)
+
+
+@pytest.mark.parametrize("column", ["text", "list of bytes", "struct without bytes"])
+def test_a_parquet_whose_image_column_is_no_pictures_is_named(tmp_path, column):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    images = {
+        "text": pyarrow.array(["a.png", "b.png"]),
+        "list of bytes": pyarrow.array([[b"a"], [b"b"]]),
+        "struct without bytes": pyarrow.array([{"path": "a.png"}] * 2),
+    }[column]
+    parquet.write_table(pyarrow.table({"image": images, "label": [0, 1]}), tmp_path / "train-0.parquet")
+    with pytest.raises(DataError, match=r"train-0\.parquet: column image: holds .*no pictures"):
+        open_index(param(tmp_path, "parquet"), 2)
+
+
 def test_labels_beyond_the_names_are_numbers(tmp_path):
     write_parquets(tmp_path, names=("cat",))
     assert open_index(param(tmp_path, "parquet"), 2).classes == ("cat", "1")

@@ -213,6 +213,16 @@ def test_a_save_that_fails_is_said_at_once_and_costs_only_itself(run, tmp_path, 
     assert "could not" not in capsys.readouterr().out
 
 
+def test_a_full_disk_is_said_in_words_where_pytorch_names_a_line_of_its_own(tmp_path):
+    torn = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534")
+    of_a_rank = RuntimeError("failed")
+    of_a_rank.failures = {1: (torn, None)}
+    for error in (torn, of_a_rank):
+        assert "could not be written: a file on the disk is shorter" in str(unwritten(error, tmp_path))
+    torn.__context__ = FULL
+    assert "could not be written: OSError: [Errno 28]" in str(unwritten(torn, tmp_path))
+
+
 def test_a_last_save_that_fails_is_the_end_with_an_error_and_the_one_before_stays(run, tmp_path):
     steps(run, 1)
     run.advance()
