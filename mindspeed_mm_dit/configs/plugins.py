@@ -1,11 +1,12 @@
-"""Predictors, objectives and autoencoders of other packages, known wherever a model.json is read.
+"""Predictors, objectives, autoencoders and text encoders of other packages, known wherever a model.json is read.
 
 A package offers a function without arguments under the entry point group ``mindspeed_mm_dit.plugins``::
 
     [project.entry-points."mindspeed_mm_dit.plugins"]
     my_predictor = "my_package:join"
 
-and calls ``register`` or ``register_objective`` of ``mindspeed_mm_dit.models.registry`` in it. So training, mm-dit and
+and calls ``register``, ``register_objective``, ``register_autoencoder`` or ``register_text_encoder`` of
+``mindspeed_mm_dit.models.registry`` in it. So training, mm-dit and
 the processes that they start all know its ``model_id``.
 """
 
