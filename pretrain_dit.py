@@ -13,7 +13,6 @@ from mindspeed_mm_dit.framework.interrupt import end_at_once_when_interrupted
 
 end_at_once_when_interrupted()  # there is nothing to keep yet
 
-from mindspeed_mm_dit.configs.arguments import dit_flags
 from mindspeed_mm_dit.hosts.choose import choose_host
 
 host = choose_host(sys.argv[1:])  # before anything that needs a framework
@@ -21,6 +20,7 @@ host = choose_host(sys.argv[1:])  # before anything that needs a framework
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.training.batches import train_valid_batches
+from mindspeed_mm_dit.training.flags import own_flags
 from mindspeed_mm_dit.training.report import report
 
 Tensor = Any  # a tensor of the chosen framework
@@ -61,7 +61,7 @@ if __name__ == "__main__":
         model_provider,
         host.ModelType.encoder_or_decoder,
         forward_step,
-        extra_args_provider=dit_flags,
+        extra_args_provider=own_flags,
         args_defaults={"dataloader_type": "external", "vision_pretraining": False, "curr_forward_iteration": 0},
     )
     report(host.get_args())

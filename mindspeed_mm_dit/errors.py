@@ -6,8 +6,9 @@ command lines print without a traceback.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 
 class UserError(Exception):
@@ -52,6 +53,21 @@ class ConvergenceError(UserError):
 
 class StepError(UserError):
     """A step of training or validation that failed on the device, by no fault that could be seen before it."""
+
+
+@contextlib.contextmanager
+def named_step(what: str) -> Iterator[None]:
+    """Turn what goes wrong in ``what``, a part of a run, into an error a user can read."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise StepError(
+            what,
+            f"failed, and what it left is not saved: {type(error).__name__}: {error}",
+            "the last checkpoint stands; resume from it",
+        ) from error
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore, read_facts
-from mindspeed_mm_dit.configs.arguments import build_parser, dit_flags
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, PlatformError
 
 DESCRIPTION = """Compute one step of a run again, from the checkpoint before it. Draws are functions of the position, so
@@ -24,11 +23,10 @@ The flags are those of the run, kept with its checkpoints; what has moved since 
   mm-dit replay --checkpoint DIR --iteration 650 -- --mm-data elsewhere/data.json"""
 
 UNUSED = {
-    "save": None, "tensorboard_dir": None, "wandb_project": None, "swanlab_project": None, "sample_interval": 0,
-    "keep_best": False, "profile": False, "report": False, "torch_compile": False, "exit_duration_in_mins": None,
-    "host": "standalone",
+    "save": None, "sample_interval": 0, "keep_best": False, "profile": False, "report": False, "torch_compile": False,
+    "exit_duration_in_mins": None, "host": "standalone",
 }  # fmt: skip
-"""Flags of a run that write, draw or hide something, and what they are here."""
+"""Flags of a run that write, draw or hide something, and what they are here; none of its trackers is asked for."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -100,7 +98,9 @@ def _command(root: Path, checkpoint: Path | None) -> Any:
 
 def _flags(command: Any, changed: list[str], root: Path) -> argparse.Namespace:
     """Return the flags of the run, with those that have ``changed`` since, in the folder it was started in."""
+    from mindspeed_mm_dit.training.flags import whole_parser
     from mindspeed_mm_dit.training.position import is_command
+    from mindspeed_mm_dit.training.trackers.registry import asking, trackers
 
     if not is_command(command):
         raise CheckpointError(
@@ -108,8 +108,7 @@ def _flags(command: Any, changed: list[str], root: Path) -> argparse.Namespace:
             "does not say what command it comes from (an older version, or another host, wrote it)",
             "resume it in the standalone host, which keeps its flags with the next checkpoint",
         )
-    parser = dit_flags(build_parser())
-    flags = parser.parse_strictly([*command["arguments"], *changed])  # type: ignore[attr-defined]
+    flags = whole_parser().parse_strictly([*command["arguments"], *changed])
     if os.path.isdir(command["folder"]):
         os.chdir(command["folder"])  # where the paths of its flags begin
-    return argparse.Namespace(**{**vars(flags), **UNUSED, "load": None})
+    return argparse.Namespace(**{**vars(flags), **UNUSED, **dict.fromkeys(map(asking, trackers())), "load": None})

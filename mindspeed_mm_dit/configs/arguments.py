@@ -1,6 +1,7 @@
 """The command line of pretrain_dit.py: Megatron's flags with Megatron's meaning, and a few of our own.
 
-``build_parser`` knows what the standalone host understands of Megatron-LM; ``dit_flags`` are this project's own.
+``build_parser`` knows what the standalone host understands of Megatron-LM; ``dit_flags`` are this project's own. The
+whole, with the flags of trackers and watchers, is ``training/flags.py``.
 """
 
 from __future__ import annotations
@@ -208,13 +209,6 @@ def _saving_and_logging(parser: argparse.ArgumentParser) -> None:
         help="keep the checkpoints of every N-th step for good, beside those of --keep-last",
     )
     group.add_argument("--log-interval", type=positive_int, default=1, metavar="N", help="steps between log lines")
-    group.add_argument("--tensorboard-dir", metavar="DIR", help="folder of the TensorBoard events")
-    group.add_argument(
-        "--wandb-project", metavar="NAME", help="keep a run of this project for Weights & Biases, offline"
-    )
-    group.add_argument("--wandb-entity", metavar="NAME", help="who the project belongs to, where it is uploaded")
-    group.add_argument("--wandb-exp-name", metavar="NAME", help="name of the run; default: one that wandb makes up")
-    group.add_argument("--wandb-save-dir", metavar="DIR", help="where it is kept; default: beside the --save folder")
     group.add_argument(
         "--profile", action="store_true", help="write a trace of some steps (torch.profiler, or MindSpore's)"
     )

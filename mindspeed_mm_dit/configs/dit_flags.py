@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import Any
 
 from mindspeed_mm_dit.configs.flag_types import (
@@ -15,10 +16,10 @@ from mindspeed_mm_dit.configs.flag_types import (
 )
 
 
-def dit_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Add this project's own flags (an ``extra_args_provider`` in Megatron's sense)."""
+def dit_flags(parser: argparse.ArgumentParser, *of_parts: Callable[[Any], None]) -> argparse.ArgumentParser:
+    """Add this project's own flags, and then ``of_parts``, to one group."""
     group = parser.add_argument_group("DiT")
-    for add in (_begin, _averages, _computation, _checkpoints, _pictures):
+    for add in (_begin, _averages, _computation, _checkpoints, _pictures, *of_parts):
         add(group)
     return parser
 
@@ -98,7 +99,7 @@ def _checkpoints(group: Any) -> None:
 
 
 def _pictures(group: Any) -> None:
-    """Add the flags of what is drawn, and where it is kept."""
+    """Add the flags of what is drawn."""
     group.add_argument(
         "--report",
         action="store_true",
@@ -111,9 +112,6 @@ def _pictures(group: Any) -> None:
         metavar="N",
         help="steps between grids of samples, of the same noise and classes, by the moving average; 0: none",
     )
-    group.add_argument("--swanlab-project", metavar="NAME", help="keep a run of this project for SwanLab's dashboard")
-    group.add_argument("--swanlab-exp-name", metavar="NAME", help="name of the run; default: one that SwanLab makes up")
-    group.add_argument("--swanlab-save-dir", metavar="DIR", help="where it is kept; default: beside the --save folder")
     group.add_argument(
         "--report-sampler", metavar="NAME", help="sampler of the report; default: the quick one of what is learned"
     )

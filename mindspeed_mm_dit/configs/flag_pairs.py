@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 
 from mindspeed_mm_dit.errors import ConfigError
 
 BELONGS_TO = {
     "init_verbose": ("init_from",),
     "save_retain_interval": ("save", "save_interval"),
-    "wandb_entity": ("wandb_project",),
-    "wandb_exp_name": ("wandb_project",),
-    "wandb_save_dir": ("wandb_project",),
-    "swanlab_exp_name": ("swanlab_project",),
-    "swanlab_save_dir": ("swanlab_project",),
 }
-"""Flag -> flags without which it means nothing."""
+"""Flag -> flags without which it means nothing; of trackers they know it themselves."""
 
 
 def check_given(args: argparse.Namespace) -> None:
@@ -28,7 +24,12 @@ def check_given(args: argparse.Namespace) -> None:
     for name, needed in BELONGS_TO.items():
         missing = [_flag(other) for other in needed if given.get(name) and not given.get(other)]
         if missing:
-            raise ConfigError(_flag(name), f"means nothing without {' and '.join(missing)}", "add it, or drop this one")
+            raise alone(_flag(name), missing)
+
+
+def alone(flag: str, missing: Sequence[str]) -> ConfigError:
+    """Return the error of a flag that says nothing without the ``missing`` ones."""
+    return ConfigError(flag, f"means nothing without {' and '.join(missing)}", "add it, or drop this one")
 
 
 def check_tool(what: str, path: str | None) -> None:

@@ -17,7 +17,7 @@ from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.registry import load_encoders
 from mindspeed_mm_dit.training.batches import train_valid_batches
 from mindspeed_mm_dit.training.data_sets import open_data_set
-from mindspeed_mm_dit.training.loop import learning_rate
+from mindspeed_mm_dit.training.lr import LearningRate
 from mindspeed_mm_dit.training.pytorch.engine import Engine
 from mindspeed_mm_dit.training.pytorch.probe import Probe
 from mindspeed_mm_dit.training.replay import Sample
@@ -61,7 +61,7 @@ def _steps(args: Namespace, engine: Engine, start: Start | None, last: int) -> S
         args.consumed_train_samples = start.facts.get("consumed_samples", args.consumed_train_samples)
     print_rank_0(f"from {start.path if start else 'the beginning'}: {last - done} step(s) to iteration {last}")
     batches, _ = train_valid_batches(args)
-    probe, schedule = Probe(engine.predictor), learning_rate(args)
+    probe, schedule = Probe(engine.predictor), LearningRate.of(args)
     while True:
         probe.begin()
         result = engine.train_step(_forward_step(probe), batches, schedule.at(done))

@@ -16,7 +16,6 @@ from enum import Enum
 from typing import Any
 
 from mindspeed_mm_dit import __version__
-from mindspeed_mm_dit.configs.arguments import build_parser
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import active, runtime
 from mindspeed_mm_dit.hosts.ending import end, leave_for_launcher, say
@@ -25,6 +24,7 @@ from mindspeed_mm_dit.models import registry
 from mindspeed_mm_dit.training.beginning import first_weights
 from mindspeed_mm_dit.training.contract import Engine, EngineModule
 from mindspeed_mm_dit.training.dry_run import plan_of_run
+from mindspeed_mm_dit.training.flags import standalone_parser
 from mindspeed_mm_dit.training.loop import train
 from mindspeed_mm_dit.training.progress import claimed_save, open_progress
 from mindspeed_mm_dit.training.report import how_to_resume
@@ -93,7 +93,7 @@ def pretrain(
 
 def _parse(extra_args_provider: Callable[[ArgumentParser], ArgumentParser] | None) -> Namespace:
     global _args
-    parser = build_parser()
+    parser = standalone_parser()
     if extra_args_provider is not None:
         extra_args_provider(parser)
     _args = parser.parse_strictly(sys.argv[1:])

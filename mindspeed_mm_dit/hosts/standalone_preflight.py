@@ -20,11 +20,9 @@ from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
 from mindspeed_mm_dit.hosts.preflight import HostFacts, check_configs, fsdp2_of, say_data_set
 from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of
 from mindspeed_mm_dit.planning.fit import Place
-from mindspeed_mm_dit.training import grids, profile
-from mindspeed_mm_dit.training.grids import check_grids
 from mindspeed_mm_dit.training.mm_args import MultiModalArguments
-from mindspeed_mm_dit.training.profile import check_profile
-from mindspeed_mm_dit.training.trackers.choose import check_trackers
+from mindspeed_mm_dit.training.trackers.registry import check_trackers
+from mindspeed_mm_dit.training.watchers.registry import check_places, check_watchers
 
 
 def preflight(args: Namespace) -> MultiModalArguments:
@@ -37,13 +35,13 @@ def preflight(args: Namespace) -> MultiModalArguments:
     check_arguments(args, host.world_size)
     mm = check_configs(args, host, fsdp2_of(args))
     check_report(args, mm.model)
-    check_grids(args, mm.model)
-    check_profile(args, host.world_size)
-    check_best(args, mm.data.dataset_param.valid_fraction)
+    checked = Namespace(**{**vars(args), "mm": mm})
+    check_watchers(checked, host.world_size)
     runtime.check_backend(args.distributed_backend)
     if host.rank == 0:
         check_outputs(args)
-        check_watching(args)
+        check_places(checked)
+        check_trackers(args)
         say_data_set(args, mm)
         for note in without_effect(args, active(), runtime.device_type()):
             print(note, file=sys.stderr)
@@ -90,19 +88,6 @@ def check_report(args: Namespace, model: ModelConfig) -> None:
         raise
 
 
-def check_best(args: Namespace, valid_fraction: float) -> None:
-    """Raise ConfigError for --keep-best of a run that saves or validates nothing."""
-    missing = {
-        "--save DIR": not args.save,
-        "--eval-interval N": not args.eval_interval,
-        "--eval-iters of more than 0": not args.eval_iters,
-        "dataset_param.valid_fraction in data.json": not valid_fraction,
-    }
-    needed = [name for name, is_missing in missing.items() if is_missing]
-    if args.keep_best and needed:
-        raise ConfigError("--keep-best", "keeps the checkpoint of the best validation", f"add {' and '.join(needed)}")
-
-
 def check_outputs(args: Namespace) -> None:
     """Raise ConfigError or CheckpointError for a folder that a run could not, or should not, write to."""
     if args.save:
@@ -115,13 +100,3 @@ def check_outputs(args: Namespace) -> None:
                     "note: --report draws no loss.png without --tensorboard-dir, which keeps the losses",
                     file=sys.stderr,
                 )
-    if args.tensorboard_dir:
-        check_output_folder("--tensorboard-dir", args.tensorboard_dir, make=False)
-
-
-def check_watching(args: Namespace) -> None:
-    """Raise a UserError for pictures, traces and trackers that could not be written to."""
-    for flag, folder in (("sample_interval", grids.folder_of(args)), ("profile", profile.folder_of(args))):
-        if getattr(args, flag) and folder is not None:
-            check_output_folder(f"--{flag.replace('_', '-')}", folder, make=False)
-    check_trackers(args)

@@ -7,7 +7,7 @@ the training script computes: forward step and loss function decide the loss, in
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -49,6 +49,9 @@ class Engine(Protocol):
 
     def train_step(self, forward_step: ForwardStep, batches: Iterator[Any], lr: float) -> StepResult:
         """Accumulate the gradients of a global batch, clip, step, and update the moving average."""
+
+    def move_power_averages(self, shares: Sequence[float]) -> None:
+        """Move the average of each of --power-ema-stds this share of the way to the weights."""
 
     def eval_step(self, forward_step: ForwardStep, batches: Iterator[Any]) -> Tensor:
         """Return the loss of each sample of this rank's part of a global batch, (B,)."""

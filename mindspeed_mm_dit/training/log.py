@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -131,6 +132,17 @@ class RunLog:
     def _scalars(self, iteration: int, values: dict[str, float]) -> None:
         for tracker in self._trackers:
             tracker.add(iteration, values)
+
+
+def open_log(args: Namespace, iteration: int) -> RunLog:
+    """Return the log of a run that starts after ``iteration``; the last rank prints, and has the trackers."""
+    from mindspeed_mm_dit.framework import runtime  # (a launcher, which needs none, imports this file too)
+    from mindspeed_mm_dit.training.trackers.registry import open_trackers
+    from mindspeed_mm_dit.training.utilisation import meter
+
+    prints = runtime.rank() == runtime.world_size() - 1
+    trackers = open_trackers(args, iteration) if prints else ()
+    return RunLog(prints=prints, train_iters=args.train_iters, iteration=iteration, trackers=trackers, mfu=meter(args))
 
 
 def print_nowhere(*streams: int) -> None:

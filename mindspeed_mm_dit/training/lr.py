@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from argparse import Namespace
 from dataclasses import dataclass
 
 
@@ -17,6 +18,18 @@ class LearningRate:
     decay_steps: int
     style: str
     """"constant", "linear", "cosine" or "inverse-square-root"."""
+
+    @classmethod
+    def of(cls, args: Namespace) -> LearningRate:
+        """Return the schedule of the flags."""
+        return cls(
+            peak=args.lr,
+            minimum=args.min_lr,
+            init=args.lr_warmup_init,
+            warmup_steps=args.lr_warmup_iters,
+            decay_steps=args.lr_decay_iters or args.train_iters,
+            style=args.lr_decay_style,
+        )
 
     def at(self, step: int) -> float:
         """Return the learning rate of the step after ``step`` finished ones."""

@@ -1,4 +1,4 @@
-"""What asks a run to end before its last step, and how all ranks hear of it: a signal, its time, an error."""
+"""What asks a run to end before its last step, and how all ranks hear of it: a signal, time, an error, a watcher."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ class StopRequest:
         self._over_at = math.inf if minutes is None else time.monotonic() + 60 * minutes
         self._signals: set[signal.Signals] = set()
         self._error: UserError | None = None
+        self._asked: str | None = None
         self._interrupted_at: float | None = None
         self._have_agreed = False
         self._before: dict[signal.Signals, Any] = {}
@@ -76,6 +77,10 @@ class StopRequest:
         if self._error is None:
             self._error = error if isinstance(error, UserError) else _named(error)
 
+    def ask(self, reason: str) -> None:
+        """Ask for an end in good order, with code 0; every rank must ask, with the same words."""
+        self._asked = reason
+
     @property
     def error(self) -> UserError | None:
         """The error that this rank has noted."""
@@ -94,7 +99,9 @@ class StopRequest:
         for number, on in zip(SIGNALS, signaled):
             if on:
                 return Stop(f"asked to stop by {number.name}", 128 + number)
-        return Stop(f"the {self._minutes} minutes of --exit-duration-in-mins are over", 0) if over else None
+        if over:
+            return Stop(f"the {self._minutes} minutes of --exit-duration-in-mins are over", 0)
+        return Stop(self._asked, 0) if self._asked else None
 
 
 def _named(error: Exception) -> UserError:

@@ -5,17 +5,17 @@ import shlex
 
 import pytest
 
-from mindspeed_mm_dit.configs.arguments import build_parser, check_arguments, dit_flags
+from mindspeed_mm_dit.configs.arguments import check_arguments
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.training.flags import whole_parser
 from tests.conftest import ROOT
 
 NEEDED = "--mm-model m.json --mm-data d.json --micro-batch-size 4 --train-iters 10 --lr 1e-4 "
 
 
 def parse(flags: str, world_size: int = 1, needed: str = NEEDED):
-    parser = build_parser()
-    dit_flags(parser)
+    parser = whole_parser()
     args = parser.parse_strictly(shlex.split(needed + flags))
     check_arguments(args, world_size)
     return args
@@ -65,8 +65,8 @@ def test_a_wrong_flag_is_named_with_its_reason(flags, world_size, message):
 
 
 def test_help_tells_megatrons_flags_from_our_own():
-    parser = build_parser()
-    text = " ".join(dit_flags(parser).format_help().split())
+    parser = whole_parser()
+    text = " ".join(parser.format_help().split())
     assert "the last one, DiT, is this project's own" in text and parser._action_groups[-1].title == "DiT"
 
 

@@ -7,13 +7,14 @@ import shlex
 
 import pytest
 
-from mindspeed_mm_dit.configs.arguments import build_parser, check_arguments, dit_flags
+from mindspeed_mm_dit.configs.arguments import check_arguments
 from mindspeed_mm_dit.configs.data import DataloaderParam, DatasetParam
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, GaussianDiffusionConfig, PixelConfig
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.objectives.gaussian.objective import Clip
 from mindspeed_mm_dit.sampling.generate import SampleSettings
+from mindspeed_mm_dit.training.flags import whole_parser
 
 DIT = DiTConfig(input_size=8, num_classes=10, hidden_size=8, num_layers=1, num_heads=2)
 DATASET = DatasetParam(data_folder="images", image_size=8)
@@ -83,8 +84,7 @@ FLAGS = [
 
 
 def parse(flags):
-    parser = build_parser()
-    dit_flags(parser)
+    parser = whole_parser()
     args = parser.parse_strictly(shlex.split(NEEDED + flags))
     check_arguments(args, world_size=1)
     return args

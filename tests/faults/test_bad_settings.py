@@ -14,7 +14,6 @@ from PIL import Image
 
 from mindspeed_mm_dit.checkpoint import mindspore_ckpt
 from mindspeed_mm_dit.cli.main import main
-from mindspeed_mm_dit.configs.arguments import build_parser, dit_flags
 from mindspeed_mm_dit.configs.data import DataloaderParam, DatasetParam
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, load_fsdp2_config
 from mindspeed_mm_dit.configs.model import (
@@ -28,6 +27,7 @@ from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.errors import ConfigError, UserError
 from mindspeed_mm_dit.hosts.standalone_preflight import preflight
 from mindspeed_mm_dit.planning.fit import Place, check_model_fits
+from mindspeed_mm_dit.training.flags import whole_parser
 from mindspeed_mm_dit.training.start import find_start
 from tests.autoencoder_kl_fixtures import SD_VAE, write_folder
 from tests.conftest import ROOT
@@ -76,7 +76,7 @@ NUMBERS = ["-1", "0", "1e30", "nan", "inf", "-inf", "1.5", "1" + "0" * 30, "1" +
 
 
 def test_every_flag_with_a_number_takes_an_extreme_value_or_refuses_it_by_name():
-    parser = dit_flags(build_parser())
+    parser = whole_parser()
     needed = ["--mm-model", "m", "--mm-data", "d", "--train-iters", "1", "--lr", "1"]
     typed = [action.option_strings[0] for action in parser._actions if action.type is not None]
     assert {"--seed", "--lr", "--num-workers", "--keep-last", "--ema-decay"} <= set(typed)
@@ -110,7 +110,7 @@ def check(tmp_path, monkeypatch):
         if fsdp2 is not None:
             (tmp_path / "f.yaml").write_text(yaml.safe_dump(fsdp2))
             argv += " --use-torch-fsdp2 --fsdp2-config-path f.yaml"
-        args = dit_flags(build_parser()).parse_strictly([*argv.split(), *flags.split()])
+        args = whole_parser().parse_strictly([*argv.split(), *flags.split()])
         args.mm = preflight(args)
         from mindspeed_mm_dit.training.pytorch import engine
 

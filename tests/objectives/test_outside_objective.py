@@ -49,19 +49,20 @@ def test_it_is_validated(framework, config, monkeypatch):
     """Nothing is learned yet: a network that says 0 misses the pixels by as much at every share of noise."""
     from mindspeed_mm_dit.framework import runtime
     from mindspeed_mm_dit.models.composite import DiTModel
-    from mindspeed_mm_dit.training import loop
     from mindspeed_mm_dit.training.signals import StopRequest
+    from mindspeed_mm_dit.training.watchers.contract import Run
+    from mindspeed_mm_dit.training.watchers.validation import validate
 
     model = DiTModel(config)
     last = ("final_layer.linear.weight", "final_layer.linear.bias")
     shapes = runtime.shapes(model.predictor)
     runtime.load_arrays(model.predictor, {name: np.zeros(shapes[name], np.float32) for name in last})
-    monkeypatch.setattr(loop.runtime, "num_microbatches", lambda: 1)
+    monkeypatch.setattr(runtime, "num_microbatches", lambda: 1)
     engine = SimpleNamespace(eval_step=lambda forward_step, own: model(**runtime.to_device(next(own))))
     pixels = np.random.default_rng(0).integers(0, 256, (8, 1, 8, 8), np.uint8)
     draws = validation_draw_of(config.diffusion)(0, VALIDATION_POSITIONS + np.arange(8), config.latent_shape)
     batch = {"labels": np.arange(8), "pixels": pixels, **draws}
-    found = loop.validate(Namespace(eval_iters=2), engine, None, iter([batch, batch]), StopRequest())
+    found = validate(Run(Namespace(eval_iters=2), engine, None, [batch, batch], None, StopRequest(), None))
     each = ((pixels / 127.5 - 1) ** 2).mean((1, 2, 3))
     assert found.mean == pytest.approx(each.mean(), rel=1e-6)
     places = {"0-25": [3, 7], "25-50": [1, 5], "50-75": [0, 4], "75-100": [2, 6]}

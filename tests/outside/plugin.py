@@ -28,6 +28,17 @@ def join() -> None:
     register_text_encoder("letters", LETTERS)
 
 
+def join_runs() -> None:
+    """Make tracker "csv" and watcher "patience" known."""
+    from mindspeed_mm_dit.training.trackers.registry import register_tracker
+    from mindspeed_mm_dit.training.watchers.registry import register_watcher
+    from tests.outside.tracker import CSV
+    from tests.outside.watcher import PATIENCE
+
+    register_tracker(CSV)
+    register_watcher(PATIENCE)
+
+
 def install(folder: Path, function: str = "tests.outside.plugin:join") -> str:
     """Write into ``folder`` what pip writes of a package with this plugin; return the PYTHONPATH that has it."""
     facts = folder / "outside-1.0.dist-info"

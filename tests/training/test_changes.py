@@ -10,7 +10,6 @@ import pytest
 from PIL import Image
 
 from mindspeed_mm_dit.checkpoint.store import find_checkpoint, read_facts
-from mindspeed_mm_dit.configs.arguments import build_parser, dit_flags
 from mindspeed_mm_dit.configs.clips import ClipsParam
 from mindspeed_mm_dit.configs.data import DataConfig, DatasetParam
 from mindspeed_mm_dit.configs.model import AE_CONFIGS, model_config_from_mapping
@@ -19,6 +18,7 @@ from mindspeed_mm_dit.configs.text_encoder import UMT5Config
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.training import changes as room
 from mindspeed_mm_dit.training.changes import changes, run_facts, table_of
+from mindspeed_mm_dit.training.flags import whole_parser
 from mindspeed_mm_dit.training.mm_args import MultiModalArguments, with_facts
 from tests.conftest import ROOT
 from tests.training.launch import Configs
@@ -33,7 +33,7 @@ def facts(monkeypatch):
     model_json = json.loads((ROOT / "examples/dit/model.json").read_text())
 
     def facts(flags="", ae=None, **mm):
-        args = dit_flags(build_parser()).parse_strictly((FLAGS + flags).split())
+        args = whole_parser().parse_strictly((FLAGS + flags).split())
         model = model_config_from_mapping(model_json, "model.json")
         args.mm = MultiModalArguments(
             dataclasses.replace(model, ae=dataclasses.replace(model.ae, **(ae or {}))),

@@ -13,13 +13,14 @@ import pytest
 import torch
 
 from mindspeed_mm_dit.errors import ConvergenceError, DataError, StepError
-from mindspeed_mm_dit.training import loop
+from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.training import log, loop, utilisation
 from mindspeed_mm_dit.training.signals import StopRequest
 
 FLAGS = Namespace(
     train_iters=5, log_interval=2, eval_interval=4, eval_iters=1, save_interval=3, global_batch_size=8,
     save="here", tensorboard_dir=None, lr=1e-3, min_lr=0.0, lr_warmup_init=0.0, lr_warmup_iters=0,
-    lr_decay_iters=None, lr_decay_style="constant", sample_interval=0, keep_best=False,
+    lr_decay_iters=None, lr_decay_style="constant", sample_interval=0, keep_best=False, power_ema_stds=(),
     wandb_project=None, swanlab_project=None,
     profile=False, profile_ranks=[], profile_step_start=10, profile_step_end=12,
 )  # fmt: skip
@@ -68,10 +69,10 @@ def run(monkeypatch):
     def run(losses: list[float], train=None, valid=HELD_OUT, stop=None) -> tuple[Device, list]:
         device, records = Device(losses), []
         run.device = device
-        monkeypatch.setattr(loop.runtime, "read_later", device.read_later)
-        monkeypatch.setattr(loop, "meter", lambda args: None)
-        monkeypatch.setattr(loop.RunLog, "record", lambda self, record: records.append(record))
-        monkeypatch.setattr(loop.runtime, "num_microbatches", lambda: 1)
+        monkeypatch.setattr(runtime, "read_later", device.read_later)
+        monkeypatch.setattr(utilisation, "meter", lambda args: None)
+        monkeypatch.setattr(log.RunLog, "record", lambda self, record: records.append(record))
+        monkeypatch.setattr(runtime, "num_microbatches", lambda: 1)
         train = itertools.repeat(0) if train is None else train
         run.ended = loop.train(FLAGS, device, None, train, valid, Progress(device), stop or StopRequest())
         return device, records
@@ -118,7 +119,7 @@ def test_a_validation_is_weighed_for_the_best_checkpoint_unless_the_step_before_
 
 def test_the_log_is_closed_when_the_run_ends_in_an_error(run, monkeypatch):
     closed = []
-    monkeypatch.setattr(loop.RunLog, "close", lambda self: closed.append(True))
+    monkeypatch.setattr(log.RunLog, "close", lambda self: closed.append(True))
     with pytest.raises(ConvergenceError):
         run([math.nan] * 5)
     assert closed == [True]

@@ -10,15 +10,18 @@ import pytest
 import torch
 
 from mindspeed_mm_dit.errors import ConvergenceError
-from mindspeed_mm_dit.training import loop
+from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.training import log, loop, utilisation
 from mindspeed_mm_dit.training.signals import Stop
+from mindspeed_mm_dit.training.trackers import registry
 from mindspeed_mm_dit.training.validation import ValidationLoss
+from mindspeed_mm_dit.training.watchers import lines
 
 FLAGS = {
     "train_iters": 5, "log_interval": 2, "eval_interval": 2, "eval_iters": 3, "save_interval": None,
     "global_batch_size": 8, "tensorboard_dir": "tb", "lr": 1.0, "min_lr": 0.25, "lr_warmup_init": 0.5,
     "lr_warmup_iters": 2, "lr_decay_iters": None, "lr_decay_style": "linear", "save": None, "sample_interval": 0,
-    "keep_best": False, "profile": False,
+    "keep_best": False, "power_ema_stds": (), "profile": False,
     "profile_ranks": [], "profile_step_start": 10, "profile_step_end": 12,
 }  # fmt: skip
 RATES = [0.5, 0.75, 1.0, 0.75, 0.5]  # two steps of warm-up, then down by 0.25 a step: 0.25 would be that of step 6
@@ -70,17 +73,17 @@ def run(monkeypatch):
     def run(recorder=None, rank=0, ranks=1, **flags):
         recorder = recorder or Recorder()
         clock = iter(range(100))
-        monkeypatch.setattr(loop, "RunLog", recorder.log)
-        monkeypatch.setattr(loop, "meter", lambda args: ("meter", args))
-        monkeypatch.setattr(loop, "open_trackers", lambda args, iteration: (args.tensorboard_dir, iteration))
-        monkeypatch.setattr(loop.time, "perf_counter", lambda: next(clock))
-        monkeypatch.setattr(loop.runtime, "num_microbatches", lambda: 1)
-        monkeypatch.setattr(loop.runtime, "rank", lambda: rank)
-        monkeypatch.setattr(loop.runtime, "world_size", lambda: ranks)
+        monkeypatch.setattr(log, "RunLog", recorder.log)
+        monkeypatch.setattr(utilisation, "meter", lambda args: ("meter", args))
+        monkeypatch.setattr(registry, "open_trackers", lambda args, iteration: (args.tensorboard_dir, iteration))
+        monkeypatch.setattr(lines.time, "perf_counter", lambda: next(clock))
+        monkeypatch.setattr(runtime, "num_microbatches", lambda: 1)
+        monkeypatch.setattr(runtime, "rank", lambda: rank)
+        monkeypatch.setattr(runtime, "world_size", lambda: ranks)
         monkeypatch.setattr(
-            loop.runtime, "read_later", lambda values: SimpleNamespace(is_there=lambda: True, wait=lambda: values)
+            runtime, "read_later", lambda values: SimpleNamespace(is_there=lambda: True, wait=lambda: values)
         )
-        monkeypatch.setattr(loop.runtime, "mean_over_ranks", lambda values: [value / 2 for value in values])
+        monkeypatch.setattr(runtime, "mean_over_ranks", lambda values: [value / 2 for value in values])
         args = Namespace(**{**FLAGS, **flags})
         training = iter(range(1000))
         shares = np.array([0.0, 0.25, 0.5, 0.99])

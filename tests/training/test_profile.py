@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from mindspeed_mm_dit.training import profile
-from mindspeed_mm_dit.training.profile import Profiling
+from mindspeed_mm_dit.training.watchers import profile
+
+
+def after(iteration, args):
+    return SimpleNamespace(args=args, progress=SimpleNamespace(iteration=iteration))
 
 
 @pytest.fixture
@@ -20,13 +24,17 @@ def traced(tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(profile.runtime, "rank", lambda: rank)
         given = {"profile": True, "profile_ranks": [], "profile_step_start": 1, "profile_step_end": 3}
         args = Namespace(**{"save": str(tmp_path / "save"), "tensorboard_dir": None, **given, **flags})
-        profiling = Profiling(args)
-        for iteration in range(first_iteration, 5):
-            profiling.before_step(iteration)
+        run = after(first_iteration, args)
+        profiling = profile.KIND.open(run)
+        for iteration in range(first_iteration, 5) if profiling is not None else ():
+            run.progress.iteration = iteration
+            profiling.before_step(run)
             x = torch.ones(iteration + 1, iteration + 1)
             x @ x
-            profiling.after_step(iteration + 1)
-        profiling.close()
+            run.progress.iteration = iteration + 1
+            profiling.after_step(run, None)
+        if profiling is not None:
+            profiling.at_end(run)
         said = capsys.readouterr().out
         last = args.profile_step_end
         file = tmp_path / f"profile/rank_{rank}_steps_{args.profile_step_start + 1}-{last}.json"
@@ -60,7 +68,7 @@ def test_a_trace_that_cannot_be_written_is_said_and_the_run_goes_on(tmp_path, mo
         save=str(tmp_path / "save"), tensorboard_dir=None, profile=True, profile_ranks=[], profile_step_start=0,
         profile_step_end=1,
     )  # fmt: skip
-    profiling = Profiling(args)
-    profiling.before_step(0)
-    profiling.after_step(1)
+    profiling = profile.KIND.open(after(0, args))
+    profiling.before_step(after(0, args))
+    profiling.after_step(after(1, args), None)
     assert "cannot be written" in capsys.readouterr().out

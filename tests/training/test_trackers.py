@@ -9,14 +9,17 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
-from mindspeed_mm_dit.training.trackers import choose
-from mindspeed_mm_dit.training.trackers.choose import Guarded, check_trackers, open_trackers
+from mindspeed_mm_dit.training.trackers import registry
+from mindspeed_mm_dit.training.trackers.contract import Opening, TrackerKind
+from mindspeed_mm_dit.training.trackers.guarded import Guarded
+from mindspeed_mm_dit.training.trackers.registry import OURS, check_trackers, open_trackers
 
 NONE = {
     f"{extra}_{flag}": None
     for extra in ("wandb", "swanlab")
     for flag in ("project", "entity", "exp_name", "save_dir")
 }  # fmt: skip
+KINDS = {kind.name: kind for kind in OURS}
 PICTURE = np.full((8, 8, 3), 200, np.uint8)
 FLAGS = {
     "tensorboard": lambda folder: {"tensorboard_dir": str(folder)},
@@ -37,7 +40,7 @@ def written(folder):
 
 @pytest.mark.parametrize("kind", FLAGS)
 def test_values_and_pictures_are_on_disk_once_it_is_closed(kind, tmp_path, monkeypatch, capfd):
-    for package in choose.PACKAGES.get(kind, ()):
+    for package in KINDS[kind].packages:
         pytest.importorskip(package)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     args = flags(**FLAGS[kind](tmp_path))
@@ -58,17 +61,17 @@ def test_values_and_pictures_are_on_disk_once_it_is_closed(kind, tmp_path, monke
         assert b"train/loss" in content and b"valid/loss_noise_0-25" in content and pictures
 
 
-@pytest.mark.parametrize("extra", choose.PACKAGES)
+@pytest.mark.parametrize("extra", ["wandb", "swanlab"])
 def test_a_tracker_that_is_not_installed_is_named_with_the_command_that_installs_it(extra, monkeypatch):
-    monkeypatch.setattr(choose.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(PlatformError, match=rf"--{extra}-project = digits: {extra} is not installed") as refused:
         check_trackers(flags(**{f"{extra}_project": "digits"}))
-    assert f"pip install {choose.REQUIREMENTS[extra]}" in str(refused.value)
+    assert f"pip install {KINDS[extra].install}" in str(refused.value)
 
 
-@pytest.mark.parametrize("extra", choose.PACKAGES)
+@pytest.mark.parametrize("extra", ["wandb", "swanlab"])
 def test_a_tracker_without_a_folder_or_with_one_that_cannot_be_is_named(extra, monkeypatch, tmp_path):
-    monkeypatch.setattr(choose.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: name)
     with pytest.raises(ConfigError, match=rf"there is nowhere to keep it\n.*add --save DIR or --{extra}-save-dir DIR"):
         check_trackers(flags(**{f"{extra}_project": "digits"}))
     (tmp_path / "file").write_text("")
@@ -78,7 +81,7 @@ def test_a_tracker_without_a_folder_or_with_one_that_cannot_be_is_named(extra, m
 
 @pytest.mark.parametrize("name", ["a/b", "a\\b", "a#b", "a?b", "a%b", "a:b", "a" * 129])
 def test_a_name_that_weights_and_biases_would_refuse_later_is_refused(name, monkeypatch, tmp_path):
-    monkeypatch.setattr(choose.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: name)
     with pytest.raises(ConfigError, match="takes up to 128 letters"):
         check_trackers(flags(wandb_project=name, wandb_save_dir=str(tmp_path)))
     check_trackers(flags(wandb_project="a" * 128, wandb_save_dir=str(tmp_path)))
@@ -90,12 +93,12 @@ class Failing:
 
 
 def test_a_tracker_that_fails_is_said_once_and_ends_nothing(capsys):
-    tracker = Guarded("wandb", Failing)
+    tracker = Guarded(TrackerKind("wandb", object, lambda *given: Failing()), None, Opening(0, "", {}))
     for iteration in (1, 2):
         tracker.add(iteration, {})
     tracker.close()
     assert (
         capsys.readouterr().err == "warning: wandb: keeps no more curves: RuntimeError: no network; the run goes on\n"
     )
-    Guarded("wandb", lambda: 1 / 0).add(1, {})
+    Guarded(TrackerKind("wandb", object, lambda *given: 1 / 0), None, Opening(0, "", {})).add(1, {})
     assert "ZeroDivisionError" in capsys.readouterr().err

@@ -9,7 +9,8 @@ import argparse
 import os
 from collections.abc import Sequence
 
-from mindspeed_mm_dit.configs.arguments import Parser, default_micro_batch, dit_flags
+from mindspeed_mm_dit.configs.arguments import Parser, default_micro_batch
+from mindspeed_mm_dit.training.flags import names_of_parts, own_flags
 
 ALWAYS = ("--no-gradient-accumulation-fusion", "--untie-embeddings-and-output-weights", "--no-load-rng")
 """What Megatron asks of a model without a vocabulary and without its fused kernels. Nothing here draws from the
@@ -31,15 +32,15 @@ NO_EFFECT = (
     "peak_tflops",
     "init_verbose",
     "sample_interval",
-    "swanlab_project",
 )
-"""Flags of the standalone host that the host is given, as this project's own, and does not act on."""
+"""Flags of the standalone host that the host is given, as this project's own, and does not act on; trackers and
+watchers say their own."""
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Read the flags that are checked before the host reads all of them, and this project's own."""
     parser = Parser(add_help=False, allow_abbrev=False)
-    dit_flags(parser)
+    own_flags(parser)
     for flag in ("--mm-model", "--mm-data", "--mm-tool", "--fsdp2-config-path", "--ckpt-format", "--save", "--load"):
         parser.add_argument(flag)
     parser.add_argument("--ai-framework", default="pytorch")
@@ -55,7 +56,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def without_effect(argv: Sequence[str]) -> list[str]:
     """Return the flags given that change nothing here."""
     flags, usual = parse(argv), parse([])
-    given = [name for name in NO_EFFECT if getattr(flags, name) != getattr(usual, name)]
+    names = (*NO_EFFECT, *names_of_parts(lambda tracker: not tracker.in_megatron))
+    given = [name for name in names if getattr(flags, name) != getattr(usual, name)]
     return [f"--{name.replace('_', '-')}" for name in given]
 
 

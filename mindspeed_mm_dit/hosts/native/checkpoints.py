@@ -25,7 +25,7 @@ from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.hosts.native.contract import check_replaced
 from mindspeed_mm_dit.hosts.native.run import Run, current
 from mindspeed_mm_dit.training.changes import run_facts
-from mindspeed_mm_dit.training.loop import learning_rate
+from mindspeed_mm_dit.training.lr import LearningRate
 from mindspeed_mm_dit.training.start import Start, check_fits, check_is_free, is_save, print_rank_0
 
 _save, _save_extra_state = DistributedCheckpointer.save, DistributedCheckpointer._save_extra_state
@@ -67,7 +67,7 @@ def load_extra_state(checkpoint_dir: str, state: dict[str, Any]) -> None:
     facts, iteration = read_facts(path), _iteration(path)
     run.consumed_samples = facts.get("consumed_samples", iteration * run.flags.global_batch_size)
     _read_average(run, path)
-    run.first_lr = learning_rate(run.flags).at(iteration)
+    run.first_lr = LearningRate.of(run.flags).at(iteration)
     run.saved = iteration if is_save(run.flags.load, run.flags) else None
     state["extra_state"] = {
         "iteration": iteration,

@@ -10,12 +10,14 @@ from typing import Any
 import yaml
 
 from mindspeed_mm_dit.checkpoint.store import TRACKER
-from mindspeed_mm_dit.configs.arguments import build_parser, check_arguments, dit_flags
+from mindspeed_mm_dit.configs.arguments import check_arguments
 from mindspeed_mm_dit.configs.fsdp2 import load_fsdp2_config
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.hosts.native.settings import yaml_of
+from mindspeed_mm_dit.training.flags import names_of_parts, whole_parser
+from mindspeed_mm_dit.training.trackers import tensorboard
 
 NO_EFFECT = (
     "keep_last",
@@ -31,11 +33,9 @@ NO_EFFECT = (
     "init_from",
     "init_verbose",
     "sample_interval",
-    "wandb_project",
     "profile",
-    "swanlab_project",
 )
-"""Flags of the standalone host that the engine has nothing for."""
+"""Flags of the standalone host that the engine has nothing for; trackers and watchers say their own."""
 
 
 def parse(argv: Sequence[str], world_size: int) -> Namespace:
@@ -44,9 +44,7 @@ def parse(argv: Sequence[str], world_size: int) -> Namespace:
     Raises:
         ConfigError: naming the flag.
     """
-    parser = build_parser()
-    dit_flags(parser)
-    flags = parser.parse_strictly(argv)
+    flags = whole_parser().parse_strictly(argv)
     check_arguments(flags, world_size)
     if flags.dry_run:
         raise ConfigError(
@@ -72,15 +70,14 @@ def parse(argv: Sequence[str], world_size: int) -> Namespace:
 def without_effect(flags: Namespace) -> list[str]:
     """Return the flags given that change nothing here."""
     usual = parse_defaults()
-    given = [name for name in NO_EFFECT if getattr(flags, name) != getattr(usual, name)]
+    names = (*NO_EFFECT, *names_of_parts(lambda tracker: tracker is not tensorboard.KIND))
+    given = [name for name in names if getattr(flags, name) != getattr(usual, name)]
     return [f"--{name.replace('_', '-')}" for name in given]
 
 
 def parse_defaults() -> Namespace:
     """Return the flags of a command line that gives none but those required."""
-    parser = build_parser()
-    dit_flags(parser)
-    return parser.parse_strictly(["--mm-model", "x", "--mm-data", "x", "--train-iters", "1", "--lr", "1"])
+    return whole_parser().parse_strictly(["--mm-model", "x", "--mm-data", "x", "--train-iters", "1", "--lr", "1"])
 
 
 def yaml_for(flags: Namespace, world_size: int) -> dict[str, Any]:

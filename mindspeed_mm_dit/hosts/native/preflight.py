@@ -16,6 +16,8 @@ from mindspeed_mm_dit.hosts.preflight import check_configs, say_data_set
 from mindspeed_mm_dit.hosts.standalone_preflight import check_outputs, host_facts
 from mindspeed_mm_dit.training.data_sets import open_data_set
 from mindspeed_mm_dit.training.mm_args import MultiModalArguments
+from mindspeed_mm_dit.training.trackers import tensorboard
+from mindspeed_mm_dit.training.trackers.registry import check_trackers
 
 _DTYPES = ((None, "fp32", "bf16", "fp16"), "is no type that a DiT is trained in", "write bf16 or fp32")
 TAKEN: Mapping[str, tuple[Collection[Any], str, str]] = {
@@ -69,6 +71,7 @@ def check(read: Any, flags: Namespace, fsdp2: Fsdp2Config | None) -> MultiModalA
         )
     if host.rank == 0:
         check_outputs(flags)
+        check_trackers(flags, [tensorboard.KIND])
         say_data_set(flags, mm)
     return mm
 

@@ -7,11 +7,12 @@ from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
-from mindspeed_mm_dit.configs.arguments import build_parser, check_arguments, dit_flags
+from mindspeed_mm_dit.configs.arguments import check_arguments
 from mindspeed_mm_dit.configs.flag_types import positive_int, unsigned_int
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.hosts.native.keys import written
 from mindspeed_mm_dit.hosts.native.settings import COUNTED, FLAGS, check_schedule
+from mindspeed_mm_dit.training.flags import whole_parser
 
 
 def check_values(flags: Namespace, path: str, world_size: int) -> None:
@@ -20,9 +21,7 @@ def check_values(flags: Namespace, path: str, world_size: int) -> None:
     Raises:
         ConfigError: the flag of the same meaning would not be taken; the key is named.
     """
-    parser = build_parser()
-    dit_flags(parser)
-    actions = {action.dest: action for action in parser._actions}
+    actions = {action.dest: action for action in whole_parser()._actions}
     for key, flag in FLAGS.items():
         setattr(flags, flag, _taken(f"{path}: {key}", getattr(flags, flag), actions[flag]))
     for key, flag in COUNTED.items():

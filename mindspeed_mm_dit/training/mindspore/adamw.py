@@ -18,7 +18,7 @@ class FlatAdamW(nn.Cell):
     Args:
         weights: (n,) float32, this worker's slice of the weights.
         decay: (n,) float32, the weight decay of each element; vectors and biases have 0.
-        power_ema_stds: widths of the averages over a share of the run (``checkpoint/power_ema.py``).
+        power_averages: how many averages there are over a share of the run (``checkpoint/power_ema.py``).
     """
 
     def __init__(
@@ -28,34 +28,39 @@ class FlatAdamW(nn.Cell):
         betas: tuple[float, float],
         eps: float,
         ema_decay: float,
-        power_ema_stds: Sequence[float] = (),
+        power_averages: int = 0,
     ) -> None:
         super().__init__()
         self.beta1, self.beta2, self.eps, self.ema_decay = *betas, eps, ema_decay
         self.steps = 0
-        self.iteration = 0
-        """Steps of the run; ``steps`` are those since the moments were zero."""
-        self._gammas = [power_ema.exponent(std) for std in power_ema_stds]
+        """Since the moments were zero."""
         self.decay = Tensor(decay)
         self.weights = Parameter(Tensor(weights), name="weights")
         self.average = Parameter(Tensor(weights), name="average")
-        names = power_ema.trees(len(power_ema_stds))
+        names = power_ema.trees(power_averages)
         self.power_averages = mindspore.ParameterTuple([Parameter(Tensor(weights), name=name) for name in names])
         self.exp_avg = Parameter(Tensor(np.zeros_like(weights)), name="exp_avg")
         self.exp_avg_sq = Parameter(Tensor(np.zeros_like(weights)), name="exp_avg_sq")
         self._compiled = mindspore.jit(self._update)
+        self._moved = mindspore.jit(self._move)
 
     def step(self, gradient: Any, lr: float) -> Any:
         """Take one step with ``gradient`` (n,) float32; return the new weights (n,)."""
         self.steps += 1
-        self.iteration += 1
         step_size = lr / (1 - self.beta1**self.steps)
         root_of_correction = (1 - self.beta2**self.steps) ** 0.5
-        shares = [power_ema.share(self.iteration, gamma) for gamma in self._gammas]
-        scalars = (Tensor(np.float32(value)) for value in (lr, step_size, root_of_correction, *shares))
+        scalars = (Tensor(np.float32(value)) for value in (lr, step_size, root_of_correction))
         return self._compiled(gradient, *scalars)
 
-    def _update(self, gradient: Any, lr: Any, step_size: Any, root_of_correction: Any, *shares: Any) -> Any:
+    def move_power_averages(self, shares: Sequence[float]) -> None:
+        """Move each of the power averages this share of the way to the weights."""
+        self._moved(*(Tensor(np.float32(share)) for share in shares))
+
+    def _move(self, *shares: Any) -> None:
+        for average, share in zip(self.power_averages, shares):
+            ops.assign(average, average + share * (self.weights - average))
+
+    def _update(self, gradient: Any, lr: Any, step_size: Any, root_of_correction: Any) -> Any:
         exp_avg = self.exp_avg + (1 - self.beta1) * (gradient - self.exp_avg)
         exp_avg_sq = self.beta2 * self.exp_avg_sq + (1 - self.beta2) * gradient * gradient
         weights = self.weights * (1 - lr * self.decay)
@@ -63,7 +68,5 @@ class FlatAdamW(nn.Cell):
         ops.assign(self.exp_avg, exp_avg)
         ops.assign(self.exp_avg_sq, exp_avg_sq)
         ops.assign(self.average, self.average + (1 - self.ema_decay) * (weights - self.average))
-        for average, share in zip(self.power_averages, shares):
-            ops.assign(average, average + share * (weights - average))
         ops.assign(self.weights, weights)
         return weights

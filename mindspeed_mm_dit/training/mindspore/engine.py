@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from mindspore import Tensor, ops
 
 from mindspeed_mm_dit.checkpoint import mindspore_ckpt as checkpoints
 from mindspeed_mm_dit.checkpoint import power_ema
-from mindspeed_mm_dit.checkpoint.store import iteration_of, read_facts
+from mindspeed_mm_dit.checkpoint.store import read_facts
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.configs.precision import FLOAT32, Precision
 from mindspeed_mm_dit.framework.mindspore import runtime
@@ -67,7 +67,7 @@ class Engine:
         weights = {name: runtime.to_host(p) for name, p in zip(layout.names, self._parameters)}
         own_weights, own_decay = (self._shards.own(layout.from_arrays(arrays)) for arrays in (weights, decay))
         betas = (args.adam_beta1, args.adam_beta2)
-        return FlatAdamW(own_weights, own_decay, betas, args.adam_eps, args.ema_decay, args.power_ema_stds)
+        return FlatAdamW(own_weights, own_decay, betas, args.adam_eps, args.ema_decay, len(args.power_ema_stds))
 
     def train_step(self, forward_step: ForwardStep, batches: Iterator[Any], lr: float) -> StepResult:
         """Accumulate the gradients of a global batch, clip, step, and update the moving average."""
@@ -85,6 +85,10 @@ class Engine:
         own = self.optimizer.step(self._shards.own(gradient), lr)
         self.layout.assign(self._parameters, self._shards.whole(own))
         return StepResult(sum(reported) / count, norm)
+
+    def move_power_averages(self, shares: Sequence[float]) -> None:
+        """Move the average of each of --power-ema-stds this share of the way to the weights."""
+        self.optimizer.move_power_averages(shares)
 
     def eval_step(self, forward_step: ForwardStep, batches: Iterator[Any]) -> Tensor:
         """Return the loss of each sample of this worker's part of a global batch, (B,)."""
@@ -138,7 +142,6 @@ class Engine:
         for tree, average in self._power_averages().items():
             tree = tree if has_power_ema else "model"
             self._set(average, {name: state[f"{tree}.{name}"] for name in self.layout.names})
-        self.optimizer.iteration = iteration_of(path) or 0
         if with_optimizer:
             for kind in ("exp_avg", "exp_avg_sq"):
                 arrays = {name: state[f"optimizer.state.{name}.{kind}"] for name in self.layout.names}

@@ -49,16 +49,15 @@ class MovingAverage:
 
 
 class PowerAverages:
-    """Averages over a share of the run, one for each width (``checkpoint/power_ema.py``)."""
+    """``count`` averages over a share of the run (``checkpoint/power_ema.py``)."""
 
-    def __init__(self, parameters: Mapping[str, Tensor], stds: Sequence[float]) -> None:
-        self._gammas = [power_ema.exponent(std) for std in stds]
-        self._averages = [MovingAverage(parameters, decay=0.0) for _ in stds]
+    def __init__(self, parameters: Mapping[str, Tensor], count: int) -> None:
+        self._averages = [MovingAverage(parameters, decay=0.0) for _ in range(count)]
 
-    def update(self, step: int) -> None:
-        """Take in the weights after step ``step`` = 1, 2, ... of the run."""
-        for average, gamma in zip(self._averages, self._gammas):
-            average.move(power_ema.share(step, gamma))
+    def move(self, shares: Sequence[float]) -> None:
+        """Move each this share of the way to the present weights."""
+        for average, share in zip(self._averages, shares):
+            average.move(share)
 
     def begin(self) -> None:
         """Take the present weights for those of all steps so far."""

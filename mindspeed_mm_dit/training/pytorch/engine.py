@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mindspeed_mm_dit.checkpoint import power_ema
 from mindspeed_mm_dit.checkpoint import torch_dcp as checkpoints
-from mindspeed_mm_dit.checkpoint.store import iteration_of, read_facts
+from mindspeed_mm_dit.checkpoint.store import read_facts
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.configs.precision import FLOAT32, Precision
 from mindspeed_mm_dit.framework.pytorch import runtime
@@ -58,8 +58,7 @@ class Engine:
         self.optimizer = adamw(self.predictor, (args.adam_beta1, args.adam_beta2), args.adam_eps, args.weight_decay)
         parameters = dict(self.predictor.named_parameters())
         self.ema = MovingAverage(parameters, args.ema_decay)
-        self.power_ema = PowerAverages(parameters, args.power_ema_stds)
-        self._steps = 0
+        self.power_ema = PowerAverages(parameters, len(args.power_ema_stds))
         self._autocast = precision.way == "autocast"  # (FSDP2 does by itself what fsdp2.yaml asks for)
 
     def train_step(self, forward_step: ForwardStep, batches: Iterator[Any], lr: float) -> StepResult:
@@ -79,10 +78,12 @@ class Engine:
             group["lr"] = lr
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self._steps += 1
         self.ema.update()
-        self.power_ema.update(self._steps)
         return StepResult(torch.stack(reported).mean(), grad_norm)
+
+    def move_power_averages(self, shares: Sequence[float]) -> None:
+        """Move the average of each of --power-ema-stds this share of the way to the weights."""
+        self.power_ema.move(shares)
 
     def eval_step(self, forward_step: ForwardStep, batches: Iterator[Any]) -> Tensor:
         """Return the loss of each sample of this rank's part of a global batch, (B,), without a gradient."""
@@ -166,7 +167,6 @@ class Engine:
         checkpoints.read(state, path)
         if not has_power_ema:
             self.power_ema.begin()
-        self._steps = iteration_of(path) or 0
 
     def num_parameters(self) -> int:
         """Return the number of parameters of the predictor, over all shards."""

@@ -1,23 +1,43 @@
-"""A run for SwanLab's local dashboard, which needs no account: ``swanlab watch FOLDER``; or as SWANLAB_MODE says."""
+"""--swanlab-project: a run for SwanLab's local dashboard, which needs no account: ``swanlab watch FOLDER``.
+
+SWANLAB_MODE may say where else it goes.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from mindspeed_mm_dit.training.trackers.contract import Opening, TrackerKind, flag
+
+
+@dataclass(frozen=True)
+class SwanLabConfig:
+    """A run of a project."""
+
+    project: str | None = flag("NAME", "keep a run of this project for SwanLab's dashboard")
+    exp_name: str | None = flag("NAME", "name of the run; default: one that SwanLab makes up")
+    save_dir: str | None = flag("DIR", "where it is kept; default: beside the --save folder")
+
 
 class SwanLabRun:
-    """One run of a project, in ``folder``; ``facts``: its settings, by name."""
+    """One run of a project."""
 
-    def __init__(self, folder: str, project: str, name: str | None, facts: Mapping[str, Any]) -> None:
+    def __init__(self, config: SwanLabConfig, opening: Opening) -> None:
         import swanlab
 
         self._swanlab = swanlab
-        mode: Any = os.environ.get("SWANLAB_MODE", "local")
-        self._run = swanlab.init(log_dir=folder, project=project, name=name, config=dict(facts), mode=mode)
+        self._run = swanlab.init(
+            log_dir=opening.folder,
+            project=config.project,
+            name=config.exp_name,
+            config=dict(opening.settings),
+            mode=os.environ.get("SWANLAB_MODE", "local"),
+        )
 
     def add(self, iteration: int, values: Mapping[str, float]) -> None:
         """Keep values by name."""
@@ -30,3 +50,14 @@ class SwanLabRun:
     def close(self) -> None:
         """End the run."""
         self._run.finish()
+
+
+def _place(config: SwanLabConfig, beside: Path | None) -> Path | None:
+    if config.save_dir:
+        return Path(config.save_dir)
+    return beside / "swanlab" if beside is not None else None
+
+
+KIND = TrackerKind(
+    "swanlab", SwanLabConfig, SwanLabRun, _place, packages=("swanlab", "swanboard"), install="'swanlab[dashboard]'"
+)

@@ -1,4 +1,4 @@
-"""Scalars and pictures of a run for TensorBoard; a disk that fails costs the curve, not the run.
+"""--tensorboard-dir: scalars and pictures of a run for TensorBoard; a disk that fails costs the curve, not the run.
 
 tensorboardX's own writer hands its events to a thread: where that dies of a full disk, the next ones wait for ever.
 """
@@ -9,10 +9,20 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from mindspeed_mm_dit.training.trackers.contract import Opening, TrackerKind, flag
+
+
+@dataclass(frozen=True)
+class TensorBoardConfig:
+    """An event file, by Megatron's flag."""
+
+    dir: str | None = flag("DIR", "folder of the TensorBoard events")
 
 
 class Scalars:
@@ -75,3 +85,22 @@ class Scalars:
             file=sys.stderr,
             flush=True,
         )
+
+
+def _open(config: TensorBoardConfig, opening: Opening) -> Scalars:
+    return Scalars(opening.folder, opening.iteration)
+
+
+def _place(config: TensorBoardConfig, beside: Path | None) -> Path | None:
+    return Path(config.dir) if config.dir else None
+
+
+KIND = TrackerKind(
+    "tensorboard",
+    TensorBoardConfig,
+    _open,
+    _place,
+    packages=("tensorboardX",),
+    install="tensorboardX",
+    in_megatron=True,
+)

@@ -8,29 +8,35 @@ from pathlib import Path
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.training.start import say_on_this_rank
+from mindspeed_mm_dit.training.watchers.contract import Run, Step, Watcher, WatcherKind
 
 
-class Profiling:
+class Profiling(Watcher):
     """Records the steps after --profile-step-start up to --profile-step-end, on the ranks of --profile-ranks."""
 
     def __init__(self, args: Namespace) -> None:
         folder, ranks = folder_of(args), args.profile_ranks
-        self._is_on = bool(args.profile) and (not ranks or runtime.rank() in ranks)
+        self._is_on = not ranks or runtime.rank() in ranks
         self._first, self._last = args.profile_step_start, args.profile_step_end
         self._place = folder and folder / f"rank_{runtime.rank()}_steps_{self._first + 1}-{self._last}"
         self._recording: runtime.Profile | None = None
 
-    def before_step(self, iteration: int) -> None:
-        """Begin where ``iteration`` steps have been taken; a run resumed in the middle records the rest."""
+    def before_step(self, run: Run) -> None:
+        """Begin where the first of the steps comes next; a run resumed in the middle records the rest."""
+        iteration = run.progress.iteration
         if self._is_on and self._place and self._recording is None and self._first <= iteration < self._last:
             self._recording = runtime.Profile(self._place)
 
-    def after_step(self, iteration: int) -> None:
-        """End where ``iteration`` steps have been taken, and say where the trace is."""
-        if self._recording is not None and iteration >= self._last:
-            self.close()
+    def after_step(self, run: Run, step: Step) -> None:
+        """End after the last of the steps, and say where the trace is."""
+        if self._recording is not None and run.progress.iteration >= self._last:
+            self._write()
 
-    def close(self) -> None:
+    def at_end(self, run: Run) -> None:
+        """End with the run."""
+        self._write()
+
+    def _write(self) -> None:
         """Write what is being recorded; a disk that fails costs the trace, not the run."""
         if self._recording is None:
             return
@@ -62,3 +68,11 @@ def check_profile(args: Namespace, world_size: int) -> None:
             raise ConfigError(f"--profile-ranks: {rank}", f"there are {world_size} rank(s), numbered from 0")
     if folder_of(args) is None:
         raise ConfigError("--profile", "there is nowhere to write a trace", "add --save DIR or --tensorboard-dir DIR")
+
+
+def _writes(args: Namespace) -> tuple[str, Path] | None:
+    folder = folder_of(args)
+    return ("--profile", folder) if args.profile and folder is not None else None
+
+
+KIND = WatcherKind("profile", lambda run: Profiling(run.args) if run.args.profile else None, check_profile, _writes)

@@ -11,7 +11,7 @@ from PIL import Image
 
 from mindspeed_mm_dit.configs.limits import MOST_GUIDANCE, check_between
 from mindspeed_mm_dit.configs.model import ModelConfig
-from mindspeed_mm_dit.errors import ConfigError, ConvergenceError
+from mindspeed_mm_dit.errors import ConfigError, ConvergenceError, named_step
 from mindspeed_mm_dit.models.registry import check_encoders
 from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of
@@ -21,13 +21,15 @@ from mindspeed_mm_dit.sampling.grid import draw_grid
 from mindspeed_mm_dit.training.contract import Engine
 from mindspeed_mm_dit.training.data_sets import open_data_set
 from mindspeed_mm_dit.training.log import RunLog
+from mindspeed_mm_dit.training.trackers.registry import asked
+from mindspeed_mm_dit.training.watchers.contract import Run, Step, Watcher, WatcherKind
 
 STEPS = 20
 CLASSES_SHOWN = 10
 SAMPLES_PER_CLASS = 4
 
 
-class SampleGrids:
+class SampleGrids(Watcher):
     """Draws a grid and keeps it as ``samples/iter_0000500.png`` beside the --save folder, and in TensorBoard.
 
     The noise of an image is a function of the seed and its number, so that nothing of the run's own draws moves, and
@@ -40,6 +42,14 @@ class SampleGrids:
         self._folder = folder_of(args)
         self._settings = settings_of(args)
         self._captions = open_data_set(args.mm, args.seed).example_captions()
+
+    def after_step(self, run: Run, step: Step) -> None:
+        """Draw where it is due."""
+        iteration = run.progress.iteration
+        if run.is_due(run.args.sample_interval):
+            run.catch_up()
+            with named_step(f"the samples at iteration {iteration}"):
+                self.draw(run.engine, iteration)
 
     def draw(self, engine: Engine, iteration: int) -> None:
         """Draw the grid of ``iteration`` on the rank that logs; every rank must call this."""
@@ -92,12 +102,13 @@ def settings_of(args: Namespace) -> SampleSettings:
     )
 
 
-def check_grids(args: Namespace, model: ModelConfig) -> None:
+def check_grids(args: Namespace, world_size: int) -> None:
     """Raise a UserError for --sample-interval where there is nowhere to draw to, or nothing to draw with."""
     if not args.sample_interval:
         return
+    model: ModelConfig = args.mm.model
     what = f"--sample-interval = {args.sample_interval}"
-    if not any((args.save, args.tensorboard_dir, args.wandb_project, args.swanlab_project)):
+    if not args.save and not asked(args):
         raise ConfigError(what, "there is nowhere to keep the pictures", "add --save DIR or --tensorboard-dir DIR")
     check_between("--report-cfg-scale", args.report_cfg_scale, 0.0, MOST_GUIDANCE)
     name = objective_of(model.diffusion).quick_sampler
@@ -107,3 +118,15 @@ def check_grids(args: Namespace, model: ModelConfig) -> None:
     except ConfigError as error:
         raise ConfigError(what, f"{STEPS} steps of {name}: {error.reason}", "leave the flag out") from None
     check_encoders(model)  # latents may be cached, and pictures are decoded all the same
+
+
+def _writes(args: Namespace) -> tuple[str, Path] | None:
+    folder = folder_of(args)
+    return ("--sample-interval", folder) if args.sample_interval and folder is not None else None
+
+
+def _open(run: Run) -> Watcher | None:
+    return SampleGrids(run.args, run.log) if run.args.sample_interval else None
+
+
+KIND = WatcherKind("grids", _open, check_grids, _writes)

@@ -1,0 +1,63 @@
+"""The flags of a run: Megatron's, this project's own, and those of trackers and watchers, of other packages too."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from mindspeed_mm_dit.configs.arguments import Parser, build_parser, dit_flags
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.training.trackers.contract import TrackerKind
+from mindspeed_mm_dit.training.trackers.registry import add_flags, trackers
+from mindspeed_mm_dit.training.watchers.registry import outside
+
+AddFlags = Callable[[Any], None]
+"""Adds flags to a group of a parser."""
+
+
+def standalone_parser(prog: str = "pretrain_dit.py") -> Parser:
+    """Return the parser of Megatron's flags that the standalone host understands."""
+    parser = build_parser(prog)
+    group = parser.add_argument_group("trackers")
+    for kind in trackers():
+        if kind.in_megatron:
+            add_flags(group, kind)
+    return parser
+
+
+def own_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Add all flags that Megatron does not have (an ``extra_args_provider`` in Megatron's sense).
+
+    Raises:
+        ConfigError: two parts of a run want the same flag.
+    """
+    try:
+        return dit_flags(parser, *_of_parts(lambda kind: not kind.in_megatron))
+    except argparse.ArgumentError as error:
+        raise ConfigError("plugin", f"wants a flag that there is already: {error}", "uninstall it") from None
+
+
+def whole_parser(prog: str = "pretrain_dit.py") -> Parser:
+    """Return the parser of all flags of pretrain_dit.py in the standalone host."""
+    parser = standalone_parser(prog)
+    own_flags(parser)
+    return parser
+
+
+def names_of_parts(is_meant: Callable[[TrackerKind], bool]) -> list[str]:
+    """Return the flags, as args has them, of the trackers that are meant, and of all watchers of other packages."""
+    parser = argparse.ArgumentParser(add_help=False)
+    for add in _of_parts(is_meant):
+        add(parser)
+    return [action.dest for action in parser._actions]
+
+
+def _of_parts(is_meant: Callable[[TrackerKind], bool]) -> list[AddFlags]:
+    meant = [partial(_add, kind) for kind in trackers() if is_meant(kind)]
+    return [*meant, *(watcher.flags for watcher in outside())]
+
+
+def _add(kind: TrackerKind, group: Any) -> None:
+    add_flags(group, kind)

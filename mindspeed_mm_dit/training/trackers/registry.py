@@ -1,0 +1,100 @@
+"""Which trackers there are, their flags, and those that a run asks for."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mindspeed_mm_dit.configs.flag_pairs import alone
+from mindspeed_mm_dit.configs.outputs import check_output_folder
+from mindspeed_mm_dit.configs.plugins import load_plugins
+from mindspeed_mm_dit.errors import ConfigError, PlatformError
+from mindspeed_mm_dit.training.trackers import swanlab_board, tensorboard, weights_and_biases
+from mindspeed_mm_dit.training.trackers.contract import Opening, Tracker, TrackerKind
+from mindspeed_mm_dit.training.trackers.guarded import Guarded
+
+OURS = (tensorboard.KIND, weights_and_biases.KIND, swanlab_board.KIND)
+OUTSIDE: dict[str, TrackerKind] = {}
+"""Trackers of other packages."""
+
+
+def register_tracker(kind: TrackerKind) -> None:
+    """Make a tracker known; its file imports no framework.
+
+    Raises:
+        ConfigError: there is another one of this name.
+    """
+    is_ours = any(kind.name == ours.name for ours in OURS)
+    if is_ours or OUTSIDE.setdefault(kind.name, kind) is not kind:
+        raise ConfigError(f"tracker {kind.name}", "is registered already", "uninstall one of the plugins, or rename it")
+
+
+def trackers() -> list[TrackerKind]:
+    """Return all trackers, those of plugins last."""
+    load_plugins()
+    return [*OURS, *OUTSIDE.values()]
+
+
+def add_flags(group: Any, kind: TrackerKind) -> None:
+    """Add the flags of a tracker to a group of an argument parser."""
+    for field in dataclasses.fields(kind.config):
+        group.add_argument(_flag(kind, field), **field.metadata)
+
+
+def asking(kind: TrackerKind) -> str:
+    """Return the flag that asks for a tracker, as args has it."""
+    return f"{kind.name}_{dataclasses.fields(kind.config)[0].name}"
+
+
+def asked(args: Namespace, kinds: Sequence[TrackerKind] | None = None) -> list[tuple[TrackerKind, Any]]:
+    """Return the trackers, of ``kinds`` or of all, that the flags of a run ask for, with their configs."""
+    found = []
+    for kind in trackers() if kinds is None else kinds:
+        if getattr(args, asking(kind)):
+            names = [field.name for field in dataclasses.fields(kind.config)]
+            found.append((kind, kind.config(**{name: getattr(args, f"{kind.name}_{name}") for name in names})))
+    return found
+
+
+def open_trackers(args: Namespace, iteration: int) -> list[Tracker]:
+    """Return the trackers of a run that starts after ``iteration``, on the rank that logs."""
+    settings = {name: value for name, value in vars(args).items() if isinstance(value, (bool, int, float, str))}
+    return [
+        Guarded(kind, config, Opening(iteration, str(_place(kind, config, args) or ""), settings))
+        for kind, config in asked(args)
+    ]
+
+
+def check_trackers(args: Namespace, kinds: Sequence[TrackerKind] | None = None) -> None:
+    """Raise a UserError for a tracker, of ``kinds`` or of all, that is not installed, or that has nowhere to write.
+
+    A flag of a tracker that is not asked for is an error too.
+    """
+    for kind in trackers() if kinds is None else kinds:
+        first, *rest = dataclasses.fields(kind.config)
+        for field in rest if not getattr(args, asking(kind)) else ():
+            if getattr(args, f"{kind.name}_{field.name}"):
+                raise alone(_flag(kind, field), [_flag(kind, first)])
+    for kind, config in asked(args, kinds):
+        first, last = dataclasses.fields(kind.config)[0], dataclasses.fields(kind.config)[-1]
+        what = f"{_flag(kind, first)} = {getattr(config, first.name)}"
+        missing = [package for package in kind.packages if importlib.util.find_spec(package) is None]
+        if missing:
+            raise PlatformError(what, f"{missing[0]} is not installed", f"pip install {kind.install}, or drop the flag")
+        if kind.place is None:
+            continue
+        if (folder := _place(kind, config, args)) is None:
+            raise ConfigError(what, "there is nowhere to keep it", f"add --save DIR or {_flag(kind, last)} DIR")
+        check_output_folder(_flag(kind, last), folder, make=False)
+
+
+def _place(kind: TrackerKind, config: Any, args: Namespace) -> Path | None:
+    return kind.place(config, Path(args.save).parent if args.save else None) if kind.place is not None else None
+
+
+def _flag(kind: TrackerKind, field: dataclasses.Field[Any]) -> str:
+    return f"--{kind.name}-{field.name}".replace("_", "-")

@@ -1,0 +1,34 @@
+"""--keep-best: the checkpoint of the smallest validation loss so far stays."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.training.validation import ValidationLoss
+from mindspeed_mm_dit.training.watchers.contract import Run, Watcher, WatcherKind
+
+
+class Best(Watcher):
+    """Saves whenever a validation finds a smaller loss than all before."""
+
+    def after_validation(self, run: Run, loss: ValidationLoss) -> None:
+        """Save if ``loss`` is the smallest."""
+        run.check()
+        run.progress.keep_if_best(loss.mean)
+
+
+def check_best(args: Namespace, world_size: int) -> None:
+    """Raise ConfigError for --keep-best of a run that saves or validates nothing."""
+    missing = {
+        "--save DIR": not args.save,
+        "--eval-interval N": not args.eval_interval,
+        "--eval-iters of more than 0": not args.eval_iters,
+        "dataset_param.valid_fraction in data.json": not args.mm.data.dataset_param.valid_fraction,
+    }
+    needed = [name for name, is_missing in missing.items() if is_missing]
+    if args.keep_best and needed:
+        raise ConfigError("--keep-best", "keeps the checkpoint of the best validation", f"add {' and '.join(needed)}")
+
+
+KIND = WatcherKind("best", lambda run: Best() if run.args.keep_best else None, check_best)

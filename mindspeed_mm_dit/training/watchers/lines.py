@@ -1,0 +1,109 @@
+"""--log-interval: the log line, without keeping the device waiting; and a step that is not finite is not saved."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from mindspeed_mm_dit.errors import ConvergenceError
+from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.training.log import StepRecord
+from mindspeed_mm_dit.training.position import leave
+from mindspeed_mm_dit.training.watchers.contract import Run, Step, Watcher, WatcherKind
+
+
+class Lines(Watcher):
+    """Turns the results of steps into log records.
+
+    Results stay on the device until an interval is closed; then they travel, and are read when they have arrived
+    or, at the latest, when the next step is under way.
+    """
+
+    def __init__(self) -> None:
+        self._results: list[Any] = []
+        self._last: Any = None
+        self._unread: _Closed | None = None
+        self._nan_iterations = 0
+        self._started = time.perf_counter()
+
+    def after_step(self, run: Run, step: Step) -> None:
+        """Keep the result of the step, and close the interval where it is the last of one."""
+        self._results.append(step.result)
+        self._last = step.result
+        run.log.step()
+        if run.is_due(run.args.log_interval) or run.progress.iteration == run.args.train_iters:
+            self._close_interval(run, step.lr)
+
+    def _close_interval(self, run: Run, lr: float) -> None:
+        """End the interval with the step just taken, and say what it was like if that is known already."""
+        values = runtime.read_later([*(result.loss for result in self._results), self._last.grad_norm])
+        self._unread = _Closed(values, run.progress.iteration, run.progress.consumed_samples, lr)
+        self._results = []
+        if values.is_there():
+            self.catch_up(run)
+
+    def catch_up(self, run: Run) -> None:
+        """Log the interval that was closed last, unless that is done.
+
+        Raises:
+            ConvergenceError: no step of it had a finite loss.
+        """
+        if self._unread is not None:
+            closed, self._unread = self._unread, None
+            run.log.record(self._record(run, closed))
+
+    def check(self, run: Run) -> None:
+        """Look at the last step before its state is saved over a good one.
+
+        Raises:
+            ConvergenceError: its loss or gradient is not finite, so the weights are not.
+        """
+        if self._last is not None:
+            values = runtime.read_later([self._last.loss, self._last.grad_norm]).wait()
+            _check_finite(values, run.progress.iteration, run.args.save)
+
+    def _record(self, run: Run, closed: _Closed) -> StepRecord:
+        *losses, grad_norm = closed.values.wait()
+        finite = [loss for loss in losses if math.isfinite(loss)]
+        self._nan_iterations += len(losses) - len(finite)
+        if not finite:
+            _check_finite((losses[-1], grad_norm), closed.iteration, run.args.save)
+        started, self._started = self._started, time.perf_counter()
+        return StepRecord(
+            iteration=closed.iteration,
+            train_iters=run.args.train_iters,
+            consumed_samples=closed.consumed_samples,
+            ms_per_iteration=(self._started - started) * 1000 / len(losses),
+            learning_rate=closed.learning_rate,
+            global_batch_size=run.args.global_batch_size,
+            loss=sum(finite) / len(finite),
+            grad_norm=grad_norm,
+            nan_iterations=self._nan_iterations,
+        )
+
+
+def _check_finite(loss_and_norm: Sequence[float], iteration: int, save: str | None) -> None:
+    loss, norm = loss_and_norm
+    if not (math.isfinite(loss) and math.isfinite(norm)):
+        leave(save, iteration, loss, norm)
+        why = f"; what overflowed: mm-dit replay --checkpoint {save}" if save else ""
+        raise ConvergenceError(
+            f"iteration {iteration}: loss = {loss}, grad norm = {norm}",
+            "is not finite any more, and is not saved",
+            f"resume from the last checkpoint with a smaller --lr, or without --bf16{why}",
+        )
+
+
+class _Closed(NamedTuple):
+    """An interval whose results are on their way."""
+
+    values: Any
+    """PendingRead of the loss of each step and the last gradient norm."""
+    iteration: int
+    consumed_samples: int
+    learning_rate: float
+
+
+KIND = WatcherKind("lines", lambda run: Lines())

@@ -1,0 +1,63 @@
+"""Which watchers there are, and in which order they are called; other packages add theirs with ``register_watcher``."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+
+from mindspeed_mm_dit.configs.outputs import check_output_folder
+from mindspeed_mm_dit.configs.plugins import load_plugins
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.training.watchers.contract import Run, WatcherKind, Watchers
+
+OUTSIDE: dict[str, WatcherKind] = {}
+"""Watchers of other packages; they are called after ours."""
+
+
+def register_watcher(kind: WatcherKind) -> None:
+    """Make a watcher known; its file imports no framework before it is opened.
+
+    Raises:
+        ConfigError: there is another one of this name.
+    """
+    if OUTSIDE.setdefault(kind.name, kind) is not kind:
+        raise ConfigError(f"watcher {kind.name}", "is registered twice", "uninstall one of the two plugins")
+
+
+def outside() -> list[WatcherKind]:
+    """Return the watchers of other packages."""
+    load_plugins()
+    return list(OUTSIDE.values())
+
+
+def kinds() -> list[WatcherKind]:
+    """Return all watchers, in the order in which they are called."""
+    from mindspeed_mm_dit.training.watchers import best, grids, lines, power_averages, profile, validation
+
+    ours = (power_averages.KIND, profile.KIND, lines.KIND, validation.KIND, best.KIND, grids.KIND)
+    return [*ours, *outside()]
+
+
+def open_watchers(run: Run) -> Watchers:
+    """Return those that the flags of ``run`` ask for."""
+    opened = (kind.open(run) for kind in kinds())
+    return Watchers([watcher for watcher in opened if watcher is not None])
+
+
+def check_watchers(args: Namespace, world_size: int) -> None:
+    """Raise a UserError for flags that a watcher cannot act on; every rank finds the same."""
+    for kind in kinds():
+        kind.check(args, world_size)
+
+
+def check_places(args: Namespace) -> None:
+    """Raise ConfigError for a folder that a watcher could not write to."""
+    for flag, folder in _places(args):
+        check_output_folder(flag, folder, make=False)
+
+
+def _places(args: Namespace) -> Iterator[tuple[str, Path]]:
+    for kind in kinds():
+        if (place := kind.writes(args)) is not None:
+            yield place

@@ -1,0 +1,41 @@
+"""Parts of a run from outside the package: nothing of it is edited, an installed package is enough."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.outside.plugin import install
+from tests.training.launch import Configs
+
+FLAGS = "--train-iters 6 --global-batch-size 16 --num-workers 0 --eval-interval 1 --eval-iters 1 "
+UNMOVED = "--lr 1e-30 --weight-decay 0 "
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory, digits_folder):
+    configs = Configs.create(tmp_path_factory.mktemp("tiny"), digits_folder, hidden_size=32, num_layers=2, num_heads=2)
+    configs.hold_out(0.1)
+    return configs
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return install(tmp_path_factory.mktemp("installed"), "tests.outside.plugin:join_runs")
+
+
+@pytest.mark.ranks
+def test_a_tracker_keeps_what_is_printed_and_a_watcher_ends_the_run_on_all_ranks(tiny, path, tmp_path):
+    """The weights do not move, so that no validation finds a smaller loss than the first."""
+    outcome = tiny.run(FLAGS + UNMOVED + f"--patience 2 --csv-folder {tmp_path}", ranks=2, PYTHONPATH=path)
+    assert outcome.code == 0, outcome.output
+    assert "no smaller validation loss for 2 validation(s) at iteration 3: nothing is saved" in outcome.output
+    kept = [line.split(",") for line in (tmp_path / "values.csv").read_text().splitlines()]
+    losses = {int(step): float(value) for step, name, value in kept if name == "train/loss"}
+    assert outcome.losses == pytest.approx(losses, rel=1e-6) and list(losses) == [1, 2, 3]
+    assert [step for step, name, _ in kept if name == "valid/loss"] == ["1", "2", "3"]
+
+
+@pytest.mark.ranks
+def test_flags_that_a_part_cannot_act_on_are_refused_before_any_work(tiny, path):
+    outcome = tiny.run("--train-iters 6 --global-batch-size 16 --lr 1 --patience 2", PYTHONPATH=path)
+    assert outcome.code == 2 and "--patience = 2: nothing is validated" in outcome.output
