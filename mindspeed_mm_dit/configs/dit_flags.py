@@ -28,9 +28,9 @@ def _begin(group: Any) -> None:
     """Add the flags of where a run takes place and begins."""
     group.add_argument(
         "--host",
-        choices=("auto", "standalone", "mindspeed-mm", "mindspeed-mm-native"),
         default="auto",
-        help="training host; auto: the real MindSpeed-MM where it is installed (native: its FSDP2 engine)",
+        help="what runs the training: standalone, mindspeed-mm, mindspeed-mm-native (its FSDP2 engine) or a plugin's; "
+        "auto: the real MindSpeed-MM where it is installed",
     )
     group.add_argument(
         "--init-from",

@@ -42,6 +42,14 @@ def where(package: str) -> Path | None:
     return next(iter(folders(package)), None)
 
 
+def is_installed(name: str) -> bool:
+    """Return whether a module can be imported; of one within a package the package is imported for that."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # a parent package is missing
+        return False
+
+
 def source_of(module: str) -> Path | None:
     """Return the file of ``module``; None where there is none."""
     package, _, rest = module.partition(".")

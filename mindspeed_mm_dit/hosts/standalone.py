@@ -1,16 +1,11 @@
-"""Our own host: MindSpeed-MM's names, flags and log line, without MindSpeed-MM.
-
-A training script written for one host runs in the other: ``pretrain`` has the same signature, and
-``get_args``, ``print_rank_0`` and ``average_losses_across_data_parallel_group`` mean the same. ``load_encoders`` is
-a name of our own: how weights get into memory while a model is built is the host's business.
-"""
+"""Our own host: MindSpeed-MM's names, flags and log line, without MindSpeed-MM."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 import time
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Callable
 from enum import Enum
 from typing import Any
@@ -18,6 +13,7 @@ from typing import Any
 from mindspeed_mm_dit import __version__
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import active, runtime
+from mindspeed_mm_dit.hosts.contract import DatasetsProvider, FlagsProvider
 from mindspeed_mm_dit.hosts.ending import end, leave_for_launcher, say
 from mindspeed_mm_dit.hosts.standalone_preflight import preflight
 from mindspeed_mm_dit.models import registry
@@ -31,10 +27,6 @@ from mindspeed_mm_dit.training.report import how_to_resume
 from mindspeed_mm_dit.training.signals import Stop, StopRequest
 from mindspeed_mm_dit.training.start import Start, find_start, print_rank_0
 
-NAME = "standalone"
-
-_args: Namespace | None = None
-
 
 class ModelType(Enum):
     """Megatron's kinds of model; a DiT is the first."""
@@ -42,62 +34,71 @@ class ModelType(Enum):
     encoder_or_decoder = 1
 
 
-def get_args() -> Namespace:
-    """Return the flags of this run; ``args.mm`` holds the config files."""
-    assert _args is not None, "pretrain() has not parsed the command line yet"
-    return _args
+class Standalone:
+    """Our own host; its members are those of ``contract.Host``."""
+
+    name = "standalone"
+    ModelType = ModelType
+
+    def __init__(self) -> None:
+        self._args: Namespace | None = None
+
+    def get_args(self) -> Namespace:
+        """Return the flags of this run; ``args.mm`` holds the config files."""
+        assert self._args is not None, "pretrain() has not parsed the command line yet"
+        return self._args
+
+    def print_rank_0(self, message: str) -> None:
+        """Print on the first rank."""
+        print_rank_0(message)
+
+    def load_encoders(self) -> tuple[Any, Any]:
+        """Load what encodes and decodes for this run; where neither is done, weights stay on disk."""
+        args = self.get_args()
+        return registry.load_encoders(args.mm.model, args.mm.encodes or args.sample_interval > 0)
+
+    def average_losses_across_data_parallel_group(self, losses: list[Any]) -> list[Any]:
+        """Average scalar losses over the ranks."""
+        return list(runtime.mean_over_ranks(losses))
+
+    def pretrain(
+        self,
+        train_valid_test_dataset_provider: DatasetsProvider,
+        model_provider: Callable[..., Any],
+        model_type: Any,
+        forward_step_func: Callable[..., Any],
+        process_non_loss_data_func: Callable[..., Any] | None = None,
+        extra_args_provider: FlagsProvider | None = None,
+        args_defaults: dict[str, Any] | None = None,
+    ) -> None:
+        """Train as the command line says (MindSpeed-MM's ``pretrain``, same arguments).
+
+        ``model_type``, ``process_non_loss_data_func`` and ``args_defaults`` are the real host's business and change
+        nothing here. A UserError is printed and ends the process with code 2, before any device work if it can be
+        seen by then. A run that was asked to stop is saved, and ends with 128 and the number of the signal; a --dry-run
+        ends with 0 before a model is built.
+        """
+        try:
+            args = self._args = _parse(extra_args_provider)
+            args.mm = preflight(args)
+        except UserError as error:
+            end(error, found_by_all=True)
+        try:
+            if args.dry_run:
+                _say_what_would_run(args)
+                sys.exit(0)
+            ended = _run(args, train_valid_test_dataset_provider, model_provider, forward_step_func)
+        except UserError as error:
+            end(error)
+        if ended:
+            sys.exit(ended.code)
 
 
-def load_encoders() -> tuple[Any, tuple[Any, ...]]:
-    """Load what encodes and decodes for this run; where neither is done, weights stay on disk."""
-    args = get_args()
-    return registry.load_encoders(args.mm.model, args.mm.encodes or args.sample_interval > 0)
-
-
-def average_losses_across_data_parallel_group(losses: list[Any]) -> list[Any]:
-    """Average scalar losses over the ranks."""
-    return list(runtime.mean_over_ranks(losses))
-
-
-def pretrain(
-    train_valid_test_dataset_provider: Callable[[Any], tuple[Any, Any, Any]],
-    model_provider: Callable[..., Any],
-    model_type: ModelType,
-    forward_step_func: Callable[..., Any],
-    process_non_loss_data_func: Callable[..., Any] | None = None,
-    extra_args_provider: Callable[[ArgumentParser], ArgumentParser] | None = None,
-    args_defaults: dict[str, Any] | None = None,
-) -> None:
-    """Train as the command line says (MindSpeed-MM's ``pretrain``, same arguments).
-
-    ``model_type``, ``process_non_loss_data_func`` and ``args_defaults`` are the real host's business and change
-    nothing here. A UserError is printed and ends the process with code 2, before any device work if it can be
-    seen by then. A run that was asked to stop is saved, and ends with 128 and the number of the signal; a --dry-run
-    ends with 0 before a model is built.
-    """
-    try:
-        args = _parse(extra_args_provider)
-        args.mm = preflight(args)
-    except UserError as error:
-        end(error, found_by_all=True)
-    try:
-        if args.dry_run:
-            _say_what_would_run(args)
-            sys.exit(0)
-        ended = _run(args, train_valid_test_dataset_provider, model_provider, forward_step_func)
-    except UserError as error:
-        end(error)
-    if ended:
-        sys.exit(ended.code)
-
-
-def _parse(extra_args_provider: Callable[[ArgumentParser], ArgumentParser] | None) -> Namespace:
-    global _args
+def _parse(extra_args_provider: FlagsProvider | None) -> Namespace:
     parser = standalone_parser()
     if extra_args_provider is not None:
         extra_args_provider(parser)
-    _args = parser.parse_strictly(sys.argv[1:])
-    return _args
+    return parser.parse_strictly(sys.argv[1:])
 
 
 def _say_what_would_run(args: Namespace) -> None:
@@ -119,7 +120,7 @@ def _say_what_would_run(args: Namespace) -> None:
 
 def _run(
     args: Namespace,
-    dataset_provider: Callable[[Any], tuple[Any, Any, Any]],
+    dataset_provider: DatasetsProvider,
     model_provider: Callable[..., Any],
     forward_step: Callable[..., Any],
 ) -> Stop | None:
@@ -166,19 +167,8 @@ def _announce(args: Namespace) -> None:
     groups = "rank(s)" if shared == 1 else f"group(s) of {shared} ranks that share a clip"
     sharding = f"FSDP2 {args.fsdp2_config_path or 'defaults'}" if args.mm.fsdp2 else "data parallel"
     print_rank_0(
-        f"mindspeed_mm_dit {__version__}, host: {NAME}, framework: {active()} ({versions})\n"
+        f"mindspeed_mm_dit {__version__}, host: {Standalone.name}, framework: {active()} ({versions})\n"
         f"{runtime.world_size()} rank(s) on {runtime.device_name()}, {sharding}, {args.mm.precision}, "
         f"global batch {args.global_batch_size} = {args.micro_batch_size} x {runtime.data_world_size()} {groups} x "
         f"{runtime.num_microbatches()} micro-batch(es)"
     )
-
-
-__all__ = [
-    "NAME",
-    "ModelType",
-    "average_losses_across_data_parallel_group",
-    "get_args",
-    "load_encoders",
-    "pretrain",
-    "print_rank_0",
-]

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed_mm_dit.errors import PlatformError
+from mindspeed_mm_dit.errors import ConfigError, PlatformError
 from mindspeed_mm_dit.hosts import choose
+from mindspeed_mm_dit.hosts.megatron import kind as megatron
 from mindspeed_mm_dit.hosts.native import contract
-
-NO_MEGATRON = ["megatron.training"]
+from mindspeed_mm_dit.hosts.native import kind as native
 
 
 @pytest.fixture
@@ -28,25 +28,32 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         file.write_text("\n".join(defined))
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delenv("NON_MEGATRON", raising=False)
-    monkeypatch.setattr(choose, "_torch_version", lambda: "2.7.1")
+    monkeypatch.setattr(native, "torch_version", lambda: "2.7.1")
     return tmp_path
 
 
 @pytest.mark.parametrize(
-    ("missing", "asked", "native", "said"),
+    ("megatron_is_here", "engine_is_here", "asked", "taken", "said"),
     [
-        (NO_MEGATRON, "", True, "megatron.training cannot be found, which the old route needs"),
-        ([], "", False, "takes mindspeed-mm, the old route: Megatron-LM is here"),
-        ([], "true", True, "NON_MEGATRON is true"),
-        (["mindspeed_mm"], "true", False, ""),
+        (False, True, "", "mindspeed-mm-native", "takes mindspeed-mm-native: megatron.training cannot be found, which"),
+        (True, True, "", "mindspeed-mm", "takes mindspeed-mm, the old route: Megatron-LM is here"),
+        (True, True, "true", "mindspeed-mm-native", "takes mindspeed-mm-native: NON_MEGATRON is true"),
+        (True, False, "true", "mindspeed-mm", ""),
+        (False, False, "true", "standalone", "mindspeed, mindspeed_mm found, megatron.training not: standalone host"),
     ],
 )
 def test_auto_says_which_route_it_takes_and_why(
     engine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    missing: list[str], asked: str, native: bool, said: str,
+    megatron_is_here: bool, engine_is_here: bool, asked: str, taken: str, said: str,
 ) -> None:  # fmt: skip
     monkeypatch.setenv("NON_MEGATRON", asked)
-    assert choose._prefers_native(missing) is native
+    if megatron_is_here:
+        (engine / "megatron/training").mkdir(parents=True)
+    if not engine_is_here:
+        shutil.rmtree(engine / "mindspeed_mm/fsdp")
+    for module in (megatron, native):
+        monkeypatch.setattr(module, "is_installed", lambda name: (engine / name.replace(".", "/")).is_dir())
+    assert choose._recognised().name == taken
     printed = capsys.readouterr().err
     assert said in printed and bool(said) == bool(printed)
 
@@ -54,8 +61,13 @@ def test_auto_says_which_route_it_takes_and_why(
 def test_auto_stays_standalone_under_a_pytorch_that_the_engine_refuses(
     engine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choose, "_torch_version", lambda: "2.13.0")
-    assert not choose._prefers_native(NO_MEGATRON)
+    monkeypatch.setattr(native, "torch_version", lambda: "2.13.0")
+    assert choose._recognised().name == "standalone"
+
+
+def test_a_host_that_there_is_not_is_named_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"--host = mindspeedmm: is none of auto, .*\n.*Did you mean 'mindspeed-mm'"):
+        choose.find_host(["--host", "mindspeedmm"])
 
 
 def test_the_engine_asks_for_its_own_pytorch(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,14 +29,17 @@ def join() -> None:
 
 
 def join_runs() -> None:
-    """Make tracker "csv" and watcher "patience" known."""
+    """Make tracker "csv", watcher "patience" and host "one-step" known."""
+    from mindspeed_mm_dit.hosts.registry import register_host
     from mindspeed_mm_dit.training.trackers.registry import register_tracker
     from mindspeed_mm_dit.training.watchers.registry import register_watcher
+    from tests.outside.host import ONE_STEP
     from tests.outside.tracker import CSV
     from tests.outside.watcher import PATIENCE
 
     register_tracker(CSV)
     register_watcher(PATIENCE)
+    register_host(ONE_STEP)
 
 
 def install(folder: Path, function: str = "tests.outside.plugin:join") -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.outside.plugin import install
@@ -33,6 +35,14 @@ def test_a_tracker_keeps_what_is_printed_and_a_watcher_ends_the_run_on_all_ranks
     losses = {int(step): float(value) for step, name, value in kept if name == "train/loss"}
     assert outcome.losses == pytest.approx(losses, rel=1e-6) and list(losses) == [1, 2, 3]
     assert [step for step, name, _ in kept if name == "valid/loss"] == ["1", "2", "3"]
+
+
+@pytest.mark.ranks
+def test_a_host_takes_the_first_step_of_ours(tiny, path):
+    flags = "--train-iters 1 --global-batch-size 16 --num-workers 0 --lr 1e-2"
+    ours, theirs = tiny.run(flags), tiny.run(f"{flags} --host one-step", PYTHONPATH=path)
+    assert theirs.code == 0, theirs.output
+    assert re.findall(r"one step, from loss (\S+)", theirs.output) == [f"{ours.losses[1]:.6E}"]
 
 
 @pytest.mark.ranks

@@ -6,14 +6,14 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from types import ModuleType
 
 from mindspeed_mm_dit import __version__
 from mindspeed_mm_dit.errors import PlatformError, UserError
+from mindspeed_mm_dit.framework.interrupt import raise_when_interrupted
+from mindspeed_mm_dit.hosts.contract import Host
 from mindspeed_mm_dit.hosts.installed import where
 from mindspeed_mm_dit.hosts.megatron import pairs
 from mindspeed_mm_dit.hosts.megatron.commandline import complete, launched_as, wants_mindspore
-from mindspeed_mm_dit.hosts.megatron.contract import check_host
 from mindspeed_mm_dit.hosts.megatron.preflight import check_before_import, spelled_out
 
 ROOM = "mindspeed_mm_dit.hosts.megatron"
@@ -22,8 +22,8 @@ ONE_PROCESS = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR":
 """What a launcher sets; without one the run is a single process."""
 
 
-def attach(argv: Sequence[str]) -> ModuleType:
-    """Import the host and return our ``host`` module on top of it.
+def attach(argv: Sequence[str]) -> Host:
+    """Import MindSpeed-MM and return the host on top of it.
 
     The command line is checked and completed first: the host reads it while it is imported.
 
@@ -31,7 +31,6 @@ def attach(argv: Sequence[str]) -> ModuleType:
         UserError: the command line or a config file cannot be used.
         PlatformError: the host is installed and broken, or not what we rely on; the cause is named.
     """
-    check_host(wants_mindspore(argv))
     check_before_import(argv)
     sys.argv[1:] = complete(spelled_out(argv))
     if "MS_WORKER_NUM" not in os.environ:  # (msrun sets names of its own)
@@ -45,7 +44,10 @@ def attach(argv: Sequence[str]) -> ModuleType:
         except Exception as error:  # (whatever a broken installation raises)
             raise _broken(name, error) from error
     _announce()
-    return sys.modules[f"{ROOM}.host"]
+    from mindspeed_mm_dit.hosts.megatron.host import MindSpeedMM
+
+    raise_when_interrupted()  # what MindSpeed-MM does then is its own business
+    return MindSpeedMM()
 
 
 def _broken(name: str, error: Exception) -> PlatformError:

@@ -1,4 +1,4 @@
-"""MindSpeed-MM as pretrain_dit.py sees it: the names of ``hosts.standalone``, answered by the real host."""
+"""MindSpeed-MM as pretrain_dit.py sees it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from mindspeed_mm.training import pretrain as pretrain_in_host
 
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework.interrupt import ended_by_ctrl_c
+from mindspeed_mm_dit.hosts.contract import DatasetsProvider, FlagsProvider
 from mindspeed_mm_dit.hosts.ending import end
 from mindspeed_mm_dit.hosts.megatron.commandline import launched_as, parse, wants_mindspore
 from mindspeed_mm_dit.hosts.megatron.composite import HostedDiT, load_arrays, real_memory
@@ -27,88 +28,91 @@ from mindspeed_mm_dit.hosts.megatron.validation import held_out_step, validation
 from mindspeed_mm_dit.models import registry
 from mindspeed_mm_dit.training.mm_args import MultiModalArguments
 
-NAME = "MindSpeed-MM"
 
-_mm: MultiModalArguments | None = None
+class MindSpeedMM:
+    """The old route as ``contract.Host``."""
 
+    name = "MindSpeed-MM"
+    ModelType = ModelType
 
-def get_args() -> Namespace:
-    """Return the host's flags as they stand now, with our checked configs as ``args.mm``."""
-    global _mm
-    if _mm is None:
-        _mm = read_configs(parse(sys.argv[1:]))
-    args = vars(get_host_args())
-    return Namespace(**{**args, "mm": _mm, "report": args.get("report") and args["ckpt_format"] == "torch_dcp"})
+    def __init__(self) -> None:
+        self._mm: MultiModalArguments | None = None
 
+    def get_args(self) -> Namespace:
+        """Return the host's flags as they stand now, with our checked configs as ``args.mm``."""
+        if self._mm is None:
+            self._mm = read_configs(parse(sys.argv[1:]))
+        args = vars(get_host_args())
+        report = args.get("report") and args["ckpt_format"] == "torch_dcp"
+        return Namespace(**{**args, "mm": self._mm, "report": report})
 
-def load_encoders() -> tuple[Any, tuple[Any, ...]]:
-    """Load what encodes for this run, in real memory even while the host builds a model without any."""
-    mm = get_args().mm
-    with real_memory():
-        return registry.load_encoders(mm.model, mm.encodes)
+    def print_rank_0(self, message: str) -> None:
+        """Print on the first rank."""
+        print_rank_0(message)
 
+    def load_encoders(self) -> tuple[Any, Any]:
+        """Load what encodes for this run, in real memory even while the host builds a model without any."""
+        mm = self.get_args().mm
+        with real_memory():
+            return registry.load_encoders(mm.model, mm.encodes)
 
-def pretrain(
-    train_valid_test_dataset_provider: Callable[[Any], tuple[Any, Any, Any]],
-    model_provider: Callable[..., Any],
-    model_type: ModelType,
-    forward_step_func: Callable[..., Any],
-    process_non_loss_data_func: Callable[..., Any] | None = None,
-    extra_args_provider: Callable[[ArgumentParser], ArgumentParser] | None = None,
-    args_defaults: dict[str, Any] | None = None,
-) -> None:
-    """Train in MindSpeed-MM's ``pretrain``; the arguments are its own."""
-    state = RunState()
-    hosted: list[HostedDiT] = []
-    meeting = ExitStack()
+    def average_losses_across_data_parallel_group(self, losses: list[Any]) -> Any:
+        """Average scalar losses over the ranks."""
+        return average_losses_across_data_parallel_group(losses)
 
-    def provide_model(*args: Any, **kwargs: Any) -> HostedDiT:
-        meeting.close()  # the ranks have met
-        check_checkpoint(get_args())
-        model = model_provider(*args, **kwargs)
-        if not get_host_args().init_model_with_meta_device:
-            load_arrays(model.predictor, model.initial_weights(get_host_args().seed))
-        hosted[:] = [HostedDiT(model, state.averages)]
-        return hosted[0]
+    def pretrain(
+        self,
+        train_valid_test_dataset_provider: DatasetsProvider,
+        model_provider: Callable[..., Any],
+        model_type: Any,
+        forward_step_func: Callable[..., Any],
+        process_non_loss_data_func: Callable[..., Any] | None = None,
+        extra_args_provider: FlagsProvider | None = None,
+        args_defaults: dict[str, Any] | None = None,
+    ) -> None:
+        """Train in MindSpeed-MM's ``pretrain``; the arguments are its own."""
+        state = RunState()
+        hosted: list[HostedDiT] = []
+        meeting = ExitStack()
 
-    def provide_data(num_samples: Any) -> tuple[Any, Any, Any]:
-        state.start(hosted[0], get_host_args())  # the model is sharded and loaded by now
-        train, valid, test = train_valid_test_dataset_provider(num_samples)
-        return train, validation_forever(valid, get_host_args()), test
+        def provide_model(*args: Any, **kwargs: Any) -> HostedDiT:
+            meeting.close()  # the ranks have met
+            check_checkpoint(self.get_args())
+            model = model_provider(*args, **kwargs)
+            if not get_host_args().init_model_with_meta_device:
+                load_arrays(model.predictor, model.initial_weights(get_host_args().seed))
+            hosted[:] = [HostedDiT(model, state.averages)]
+            return hosted[0]
 
-    def forward_step(batches: Any, model: Any) -> Any:
-        state.averages()
-        return forward_step_func(batches, model) if model.training else held_out_step(forward_step_func, batches, model)
+        def provide_data(num_samples: Any) -> tuple[Any, Any, Any]:
+            state.start(hosted[0], get_host_args())  # the model is sharded and loaded by now
+            train, valid, test = train_valid_test_dataset_provider(num_samples)
+            return train, validation_forever(valid, get_host_args()), test
 
-    def add_flags(parser: ArgumentParser) -> ArgumentParser:
-        parser = mm_extra_args_provider(parser)
-        return extra_args_provider(parser) if extra_args_provider else parser
+        def forward_step(batches: Any, model: Any) -> Any:
+            state.averages()
+            if model.training:
+                return forward_step_func(batches, model)
+            return held_out_step(forward_step_func, batches, model)
 
-    provide_data.is_distributed = True  # type: ignore[attr-defined]
-    try:
-        if launched_as()[0] == 0 and not wants_mindspore(sys.argv[1:]):  # (MSAdapter has no torch_dcp)
-            check_pickles_of(parse(sys.argv[1:]).load)
-        meeting.enter_context(ended_by_ctrl_c())
-        pretrain_in_host(
-            provide_data,
-            provide_model,
-            model_type,
-            forward_step,
-            process_non_loss_data_func,
-            extra_args_provider=add_flags,
-            args_defaults=args_defaults,
-        )
-    except UserError as error:
-        end(error)
-    note_facts(get_args())
+        def add_flags(parser: ArgumentParser) -> ArgumentParser:
+            parser = mm_extra_args_provider(parser)
+            return extra_args_provider(parser) if extra_args_provider else parser
 
-
-__all__ = [
-    "NAME",
-    "ModelType",
-    "average_losses_across_data_parallel_group",
-    "get_args",
-    "load_encoders",
-    "pretrain",
-    "print_rank_0",
-]
+        provide_data.is_distributed = True  # type: ignore[attr-defined]
+        try:
+            if launched_as()[0] == 0 and not wants_mindspore(sys.argv[1:]):  # (MSAdapter has no torch_dcp)
+                check_pickles_of(parse(sys.argv[1:]).load)
+            meeting.enter_context(ended_by_ctrl_c())
+            pretrain_in_host(
+                provide_data,
+                provide_model,
+                model_type,
+                forward_step,
+                process_non_loss_data_func,
+                extra_args_provider=add_flags,
+                args_defaults=args_defaults,
+            )
+        except UserError as error:
+            end(error)
+        note_facts(self.get_args())

@@ -5,7 +5,6 @@ torchrun ... -m mindspeed_mm_dit.hosts.native CONFIG.yaml
 
 from __future__ import annotations
 
-import os
 import sys
 
 from mindspeed_mm_dit.errors import UserError
@@ -21,12 +20,12 @@ def main() -> None:
     if len(sys.argv) < 2:
         print(f"usage: python -m {COMMAND} CONFIG.yaml", file=sys.stderr)
         sys.exit(USER_ERROR)
-    os.environ["NON_MEGATRON"] = "true"  # MindSpeed-MM looks at it while it is imported
     activate("pytorch")
-    from mindspeed_mm_dit.hosts.native import host, run
+    from mindspeed_mm_dit.hosts.native import contract, host, run
 
     try:
-        host.attach(sys.argv, f"-m {COMMAND}")
+        contract.check_engine(f"-m {COMMAND}")
+        host.attach()
         run.engine_arguments(sys.argv)
     except UserError as error:
         end(error, found_by_all=True)

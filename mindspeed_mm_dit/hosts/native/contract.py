@@ -12,6 +12,8 @@ from pathlib import Path
 from mindspeed_mm_dit.errors import PlatformError
 from mindspeed_mm_dit.hosts.installed import ReliedOn, lacks, where
 
+NAME = "mindspeed-mm-native"
+"""Value of --host."""
 KNOWN_MINDSPEED_MM = ("v26.1.0", "master (57069cd5)")
 KNOWN_TORCH = ("2.7.1", "2.9.0")
 """The engine replaces private parts of FSDP2, and looks at the version before it does."""
@@ -59,7 +61,7 @@ def check_replaced(checkpointer: type) -> None:
             )
 
 
-def check_engine(what: str = "--host = mindspeed-mm-native") -> None:
+def check_engine(what: str = f"--host = {NAME}") -> None:
     """Raise PlatformError where the engine, which ``what`` asks for, is not here or cannot run; it is not imported."""
     import torch
 

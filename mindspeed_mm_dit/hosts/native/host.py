@@ -1,4 +1,4 @@
-"""The native engine as pretrain_dit.py sees it: the names of ``hosts.standalone``, answered by its trainer.py."""
+"""The native engine as pretrain_dit.py sees it: a host whose ``pretrain`` becomes upstream's trainer.py."""
 
 from __future__ import annotations
 
@@ -15,18 +15,16 @@ from typing import Any
 from mindspeed_mm_dit import __version__
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.framework.interrupt import raise_when_interrupted
+from mindspeed_mm_dit.hosts.contract import DatasetsProvider, FlagsProvider
 from mindspeed_mm_dit.hosts.ending import end
 from mindspeed_mm_dit.hosts.native import commandline
-from mindspeed_mm_dit.hosts.native.contract import check_engine, trainer_script
+from mindspeed_mm_dit.hosts.native.contract import NAME, trainer_script
 from mindspeed_mm_dit.hosts.standalone_preflight import check_report
 from mindspeed_mm_dit.training.start import print_rank_0
 
-NAME = "mindspeed-mm-native"
-
 ONE_PROCESS = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 """What a launcher sets; without one the run is a single process."""
-
-_args: Namespace | None = None
 
 
 class ModelType(Enum):
@@ -35,43 +33,65 @@ class ModelType(Enum):
     encoder_or_decoder = 1
 
 
-def attach(argv: Sequence[str], asked_by: str = f"--host = {NAME}") -> Any:
-    """Check that the engine, which ``asked_by`` asks for, is one we know; return this module.
-
-    Raises:
-        PlatformError: it is not here, or cannot run.
-    """
-    check_engine(asked_by)
-    for name, value in ONE_PROCESS.items():
-        os.environ.setdefault(name, value)
-    return sys.modules[__name__]
-
-
-def get_args() -> Namespace:
-    """Return the flags of this run; ``args.mm`` holds the config files once the engine has read its yaml."""
-    assert _args is not None, "pretrain() has not parsed the command line yet"
-    from mindspeed_mm_dit.hosts.native.run import current
-
-    return Namespace(**{**vars(_args), "mm": current().flags.mm})
-
-
-def average_losses_across_data_parallel_group(losses: list[Any]) -> list[Any]:
-    """Return ``losses``: the engine averages them itself."""
-    return losses
-
-
-def pretrain(*_: Any, extra_args_provider: Callable[..., Any] | None = None, **__: Any) -> None:
-    """Write the yaml that the command line means and run upstream's trainer on it.
+class NativeEngine:
+    """The engine as ``contract.Host``.
 
     Model and data come from the plugin, which the yaml names, not from the providers that other hosts are given.
     """
-    global _args
-    try:
-        _args = commandline.parse(sys.argv[1:], runtime.world_size())
-        path = _written(_args)
-    except UserError as error:  # every rank finds the same
-        end(error, found_by_all=True)
-    become_trainer([str(path)])
+
+    name = NAME
+    ModelType = ModelType
+
+    def __init__(self) -> None:
+        self._args: Namespace | None = None
+
+    def get_args(self) -> Namespace:
+        """Return the flags of this run; ``args.mm`` holds the config files once the engine has read its yaml."""
+        assert self._args is not None, "pretrain() has not parsed the command line yet"
+        from mindspeed_mm_dit.hosts.native.run import current
+
+        return Namespace(**{**vars(self._args), "mm": current().flags.mm})
+
+    def print_rank_0(self, message: str) -> None:
+        """Print on the first rank."""
+        print_rank_0(message)
+
+    def load_encoders(self) -> tuple[Any, Any]:
+        """Load what encodes for this run, in real memory even while the engine builds a model without any."""
+        from mindspeed_mm_dit.hosts.native.model import load_encoders
+
+        return load_encoders(self.get_args().mm)
+
+    def average_losses_across_data_parallel_group(self, losses: list[Any]) -> list[Any]:
+        """Return ``losses``: the engine averages them itself."""
+        return losses
+
+    def pretrain(
+        self,
+        train_valid_test_dataset_provider: DatasetsProvider,
+        model_provider: Callable[..., Any],
+        model_type: Any,
+        forward_step_func: Callable[..., Any],
+        process_non_loss_data_func: Callable[..., Any] | None = None,
+        extra_args_provider: FlagsProvider | None = None,
+        args_defaults: dict[str, Any] | None = None,
+    ) -> None:
+        """Write the yaml that the command line means and run upstream's trainer on it."""
+        try:
+            self._args = commandline.parse(sys.argv[1:], runtime.world_size())
+            path = _written(self._args)
+        except UserError as error:  # every rank finds the same
+            end(error, found_by_all=True)
+        become_trainer([str(path)])
+
+
+def attach() -> NativeEngine:
+    """Return the host, once the environment is as the engine wants it."""
+    os.environ["NON_MEGATRON"] = "true"  # MindSpeed-MM looks at it while it is imported
+    for name, value in ONE_PROCESS.items():
+        os.environ.setdefault(name, value)
+    raise_when_interrupted()  # what MindSpeed-MM does then is its own business
+    return NativeEngine()
 
 
 def become_trainer(argv: Sequence[str]) -> None:
@@ -95,14 +115,3 @@ def _written(args: Namespace) -> Path:
     path = Path(tempfile.mkdtemp(prefix="mindspeed_mm_dit_")) / "native.yaml"
     path.write_text(commandline.as_text(content), encoding="utf-8")
     return path
-
-
-__all__ = [
-    "NAME",
-    "ModelType",
-    "attach",
-    "average_losses_across_data_parallel_group",
-    "get_args",
-    "pretrain",
-    "print_rank_0",
-]

@@ -24,9 +24,10 @@ from mindspeed_mm_dit.hosts.native import checkpoints
 from mindspeed_mm_dit.hosts.native.average import SavedAverage
 from mindspeed_mm_dit.hosts.native.bits import unpacked
 from mindspeed_mm_dit.hosts.native.run import Run, current
+from mindspeed_mm_dit.models import registry
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.init import initial_weights
-from mindspeed_mm_dit.models.registry import load_encoders
+from mindspeed_mm_dit.training.mm_args import MultiModalArguments
 
 _register_parameter = nn.Module.register_parameter  # before the engine replaces it to build without memory
 
@@ -93,9 +94,7 @@ class TrainedPredictor(nn.Module):
 def build(run: Run) -> nn.Module:
     """Return the predictor of ``run``, taught to answer with its loss; on the meta device if the engine says so."""
     mm = run.flags.mm
-    with _real_memory():
-        encoders = load_encoders(mm.model, mm.encodes)
-    composite = DiTModel(mm.model, *encoders)
+    composite = DiTModel(mm.model, *load_encoders(mm))
     model, kind = composite.predictor, type(composite.predictor)
     del composite.predictor  # the module tree begins at the predictor
     composite.predictor = functools.partial(kind.forward, model)
@@ -107,6 +106,12 @@ def build(run: Run) -> nn.Module:
         if any(module_name_match(pattern, name) for pattern in run.recomputed):
             module.forward = _without_cache(module.forward)
     return model
+
+
+def load_encoders(mm: MultiModalArguments) -> tuple[Any, Any]:
+    """Load what encodes for a run, in real memory even while the engine builds a model without any."""
+    with _real_memory():
+        return registry.load_encoders(mm.model, mm.encodes)
 
 
 def _without_cache(forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,50 @@
+"""MindSpeed-MM's old route, on Megatron: when it is taken and what it needs. Nothing of it is imported here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mindspeed_mm_dit.errors import PlatformError
+from mindspeed_mm_dit.hosts.contract import Host, HostKind, Recognised
+from mindspeed_mm_dit.hosts.installed import is_installed
+from mindspeed_mm_dit.hosts.megatron.commandline import wants_mindspore
+from mindspeed_mm_dit.hosts.megatron.contract import check_host
+from mindspeed_mm_dit.hosts.native.kind import has_engine
+
+NAME = "mindspeed-mm"
+PACKAGES = ("mindspeed", "megatron.training", "mindspeed_mm")
+
+
+def missing_packages() -> list[str]:
+    """Return which of its packages are not installed."""
+    return [name for name in PACKAGES if not is_installed(name)]
+
+
+def recognised() -> Recognised:
+    """Take it where all of it is installed; say so where the native engine is there as well, or only a part of it."""
+    missing = missing_packages()
+    here = [name for name in PACKAGES if name not in missing]
+    if missing:
+        return Recognised(False, f"{', '.join(here)} found, {', '.join(missing)} not: standalone host" if here else "")
+    reason = "Megatron-LM is here, and NON_MEGATRON is not true"
+    return Recognised(True, f"--host auto takes {NAME}, the old route: {reason}" if has_engine() else "")
+
+
+def needs(argv: Sequence[str]) -> None:
+    """Raise PlatformError where a part of it is missing, or is not what this room relies on."""
+    if missing := missing_packages():
+        raise PlatformError(
+            f"--host = {NAME}",
+            f"{', '.join(missing)} cannot be found",
+            "install MindSpeed-MM (it is not on PyPI), or leave --host out",
+        )
+    check_host(wants_mindspore(argv))
+
+
+def _attach(argv: Sequence[str]) -> Host:
+    from mindspeed_mm_dit.hosts.megatron.attach import attach
+
+    return attach(argv)
+
+
+KIND = HostKind(NAME, _attach, recognised, needs)  # PyTorch for MindSpore too: there `torch` is MSAdapter

@@ -1,0 +1,48 @@
+"""Which hosts there are, and in which order --host auto looks for them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from mindspeed_mm_dit.configs.plugins import load_plugins
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.framework import FRAMEWORKS
+from mindspeed_mm_dit.hosts.contract import Host, HostKind, Recognised
+from mindspeed_mm_dit.hosts.megatron.kind import KIND as MEGATRON
+from mindspeed_mm_dit.hosts.native.kind import KIND as NATIVE
+
+
+def _standalone(argv: Sequence[str]) -> Host:
+    from mindspeed_mm_dit.hosts.standalone import Standalone
+
+    return Standalone()
+
+
+def wanted_framework(argv: Sequence[str]) -> str:
+    """Return what --ai-framework asks for."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--ai-framework", default="pytorch", choices=FRAMEWORKS)
+    return str(parser.parse_known_args(list(argv))[0].ai_framework)
+
+
+STANDALONE = HostKind("standalone", _standalone, lambda: Recognised(True), framework=wanted_framework)
+OUTSIDE: dict[str, HostKind] = {}
+"""Hosts of other packages."""
+
+
+def register_host(kind: HostKind) -> None:
+    """Make a host known; its file imports no framework.
+
+    Raises:
+        ConfigError: there is another one of this name.
+    """
+    is_ours = kind.name in ("auto", NATIVE.name, MEGATRON.name, STANDALONE.name)
+    if is_ours or OUTSIDE.setdefault(kind.name, kind) is not kind:
+        raise ConfigError(f"host {kind.name}", "is registered already", "uninstall one of the plugins, or rename it")
+
+
+def hosts() -> list[HostKind]:
+    """Return all hosts, in the order in which --host auto asks them whether it is to take them."""
+    load_plugins()
+    return [*OUTSIDE.values(), NATIVE, MEGATRON, STANDALONE]
