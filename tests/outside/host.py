@@ -49,7 +49,7 @@ class OneStep:
         loss.backward()
         for parameter in model.predictor.parameters():
             parameter.data -= args.lr * parameter.grad if parameter.grad is not None else 0
-        self.print_rank_0(f"one step, from loss {float(said['loss']):.6E}")
+        self.print_rank_0(f"one step, from loss {said['loss'].item():.6E}")
         runtime.shutdown()
 
 
