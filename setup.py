@@ -9,7 +9,7 @@ HERE = Path(__file__).parent
 setup(
     name="mindspeed_mm_dit",
     version="0.1.0",
-    description="Train and sample class-conditional diffusion transformers (DiT) on Ascend, GPU and CPU",
+    description="Train and sample diffusion transformers of images and videos, on Ascend, GPU and CPU",
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",

@@ -1,4 +1,4 @@
-"""Train and sample class-conditional diffusion transformers (DiT, Peebles & Xie 2023)."""
+"""Train and sample diffusion transformers of images and videos, by class or by text (DiT, Peebles & Xie 2023)."""
 
 import sys
 

@@ -79,8 +79,8 @@ def build_parser(prog: str = "pretrain_dit.py") -> Parser:
         prog=prog,
         allow_abbrev=False,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        description="Train a class-conditional diffusion transformer (DiT). The model is described by "
-        "--mm-model, the images by --mm-data. The groups below are Megatron's flags with Megatron's meaning; the last "
+        description="Train a diffusion transformer of images or videos, by class or by text. The model is described "
+        "by --mm-model, the data by --mm-data. The groups below are Megatron's flags with Megatron's meaning; the last "
         "one, DiT, is this project's own.",
     )
     megatron_flags(parser)

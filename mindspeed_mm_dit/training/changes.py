@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mindspeed_mm_dit import __version__
@@ -24,8 +25,10 @@ _DATA_SETTINGS = (
     *("random_flip", "valid_fraction", "caption_dropout_prob"),
     *("num_frames", "train_fps", "clip_start", "crop"),
 )
+_PREDICTOR_SETTINGS = ("class_dropout_prob",)
 _AE_SETTINGS = ("scaling_factor", "shift_factor", "sample_posterior", "do_sample", "dtype")
 _TEXT_SETTINGS = ("max_length", "truncate", "zero_padding", "dtype")
+"""Fields of sections; of each section those are compared that its config has."""
 
 
 class Change(NamedTuple):
@@ -86,13 +89,19 @@ def _settings(args: Namespace) -> dict[str, Any]:
         settings["--min-lr"] = args.min_lr
         settings["--lr-decay-iters"] = args.lr_decay_iters or args.train_iters
     settings["precision"] = str(args.mm.precision or "")
-    settings["predictor.class_dropout_prob"] = getattr(model.predictor, "class_dropout_prob", None)
-    settings |= {f"dataset_param.{name}": getattr(data.dataset_param, name, None) for name in _DATA_SETTINGS}
+    settings |= _of(model.predictor, "predictor", _PREDICTOR_SETTINGS)
+    settings |= _of(data.dataset_param, "dataset_param", _DATA_SETTINGS)
     settings["dataloader_param.shuffle"] = data.dataloader_param.shuffle
     settings["pictures"] = args.mm.pictures
     settings["autoencoder"] = args.mm.autoencoder
-    settings |= {f"ae.{name}": getattr(model.ae, name, None) for name in _AE_SETTINGS}
+    settings |= _of(model.ae, "ae", _AE_SETTINGS)
     for number, text in enumerate(model.text_encoders):
         section = f"text_encoder[{number}]" if number else "text_encoder"
-        settings |= {f"{section}.{name}": getattr(text, name) for name in _TEXT_SETTINGS}
+        settings |= _of(text, section, _TEXT_SETTINGS)
     return {name: value for name, value in settings.items() if value not in ("", None)}
+
+
+def _of(config: Any, section: str, names: Sequence[str]) -> dict[str, Any]:
+    """Return the values of those of ``names`` that are fields of ``config``, by their names in the files."""
+    there = {field.name for field in dataclasses.fields(config)}
+    return {f"{section}.{name}": getattr(config, name) for name in names if name in there}

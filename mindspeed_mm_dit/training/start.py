@@ -138,18 +138,17 @@ def _check_model(model: ModelConfig, kept: Mapping[str, Any], path: Path) -> Non
 def differences(there: ModelConfig, here: ModelConfig, sections: Sequence[str]) -> list[str]:
     """Return, in words, what ``sections`` of two model.json say otherwise; how often labels are dropped may differ."""
     return [
-        f"{section}.{field.name} is {value!r} there and {getattr(getattr(here, section), field.name, None)!r} here"
+        f"{section}.{name} is {value!r} there and {other!r} here"
         for section in sections
-        for field in _compared_fields(getattr(there, section), getattr(here, section))
-        if (value := getattr(getattr(there, section), field.name)) != getattr(getattr(here, section), field.name, None)
-        and field.name != "class_dropout_prob"
+        for name, value, other in _pairs(getattr(there, section), getattr(here, section))
+        if value != other and name != "class_dropout_prob"
     ]
 
 
-def _compared_fields(there: Any, here: Any) -> list[dataclasses.Field[Any]]:
-    """Return the fields of a section; of sections of different kinds only the one that says so."""
-    fields = dataclasses.fields(there)
-    return list(fields) if type(there) is type(here) else [field for field in fields if field.name == "model_id"]
+def _pairs(there: Any, here: Any) -> list[tuple[str, Any, Any]]:
+    """Return (field, value there, value here) of a section; of sections of different kinds that which says so."""
+    names = [field.name for field in dataclasses.fields(there)] if type(there) is type(here) else ["model_id"]
+    return [(name, getattr(there, name), getattr(here, name)) for name in names]
 
 
 def _content(folder: str) -> str:
