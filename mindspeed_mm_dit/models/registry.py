@@ -127,10 +127,11 @@ def check_encoders(config: ModelConfig) -> None:
 def check_framework(config: AutoencoderConfig | TextEncoderConfig) -> None:
     """Raise PlatformError where an encoder cannot run on the active framework."""
     if active() not in config.frameworks:
+        cached = "latents" if isinstance(config, AutoencoderConfig) and 2 in config.pixel_axes else "features"
         raise PlatformError(
             f"model_id = {config.model_id!r}",
             f"runs on {' and '.join(_SPELLED[name] for name in config.frameworks)} alone, not on {active()}",
-            "encode once with PyTorch (mm-dit cache-latents), and name the folder in dataset_param.features",
+            f"encode once with PyTorch (mm-dit cache-latents), and name the folder in dataset_param.{cached}",
         )  # fmt: skip
 
 

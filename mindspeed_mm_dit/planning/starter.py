@@ -225,7 +225,7 @@ def _with_network(
 def _way(ae: Mapping[str, Any] | None) -> Choice:
     if ae is None:
         return Choice("pixel", "no --vae is named, so the images themselves are learned, at a small size")
-    return Choice("autoencoder_kl", f"its latents are {ae['downsample_factor']} times smaller in height and width")
+    return Choice(ae["model_id"], f"its latents are {ae['downsample_factor']} times smaller in height and width")
 
 
 def _image_size(pictures: Pictures, machine: Machine, ae: Mapping[str, Any] | None, wanted: int | None) -> Choice:

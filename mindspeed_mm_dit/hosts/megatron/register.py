@@ -16,15 +16,18 @@ from mindspeed_mm.models.predictor.predict_model import PREDICTOR_MODEL_MAPPINGS
 
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.hosts.megatron.sora import SoRAAutoencoder, SoRACustomDiT, SoRADiffusion, SoRADiT
+from mindspeed_mm_dit.models.registry import AUTOENCODERS
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES
 
 _OUR_OBJECTIVES = [name for name in OBJECTIVES if name != "wan_flow_match_scheduler"]
 """Those that the host does not have itself."""
+_OUR_AUTOENCODERS = [name for name, kind in AUTOENCODERS.items() if 2 in kind.config.pixel_axes]
+"""Those of images."""
 
 OURS: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
     ("PREDICTOR_MODEL_MAPPINGS", PREDICTOR_MODEL_MAPPINGS, {"dit": SoRADiT, "custom_dit": SoRACustomDiT}),
     ("DIFFUSION_MODEL_MAPPINGS", DIFFUSION_MODEL_MAPPINGS, dict.fromkeys(_OUR_OBJECTIVES, SoRADiffusion)),
-    ("AE_MODEL_MAPPINGS", AE_MODEL_MAPPINGS, {"autoencoder_kl": SoRAAutoencoder, "pixel": SoRAAutoencoder}),
+    ("AE_MODEL_MAPPINGS", AE_MODEL_MAPPINGS, dict.fromkeys(_OUR_AUTOENCODERS, SoRAAutoencoder)),
 )
 """(name of the host's table, the table, our entries)."""
 
