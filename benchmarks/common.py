@@ -32,8 +32,9 @@ def engine_flags(**changes: object) -> Namespace:
     """Return the flags an Engine reads, as in the published training, with ``changes``."""
     return Namespace(
         **{
-            "seed": 0, "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_eps": 1e-8, "weight_decay": 0.0,
-            "ema_decay": 0.9999, "power_ema_stds": (), "clip_grad": 0.0, "tf32": False, "torch_compile": False,
+            "seed": 0, "optimizer": "adam", "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_eps": 1e-8,
+            "weight_decay": 0.0, "ema_decay": 0.9999, "power_ema_stds": (), "clip_grad": 0.0, "tf32": False,
+            "torch_compile": False,
             **changes,
         }
     )  # fmt: skip

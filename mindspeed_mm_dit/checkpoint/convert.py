@@ -15,10 +15,13 @@ from mindspeed_mm_dit.checkpoint.formats import FORMATS, Room, of_source, of_tar
 from mindspeed_mm_dit.checkpoint.formats.diffusers import with_vae_config
 from mindspeed_mm_dit.checkpoint.shapes import Shapes, predictor_of, vae_config, vae_shapes
 from mindspeed_mm_dit.checkpoint.state import Arrays, State
-from mindspeed_mm_dit.checkpoint.store import CheckpointStore, find_checkpoint
+from mindspeed_mm_dit.checkpoint.store import SETTINGS, CheckpointStore, find_checkpoint
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.outputs import check_output_folder
+from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
+from mindspeed_mm_dit.optimizers.contract import Chosen
+from mindspeed_mm_dit.optimizers.registry import chosen_in
 
 DIFFUSERS_CAVEAT = (
     "diffusers spaces the 128 timestep frequencies by 1/127, the published DiT by 1/128; its outputs equal ours once "
@@ -139,13 +142,13 @@ def check(state: State, what: str) -> None:
     first = shapes[next(iter(shapes))]
     if state.is_autoencoder:
         kind, wanted = "autoencoder_kl", vae_shapes(vae_config(first))
-        trained = wanted
+        kept: Shapes = {}
     else:
         predictor = predictor_of(first, state.facts)
         kind, wanted = predictor.model_id, predictor.parameters().shapes()
-        trained = predictor.parameters().shapes(trained_only=True)
+        kept = _optimizer_shapes(predictor, chosen_in(state.facts.get(SETTINGS), what)) if "optimizer" in shapes else {}
     for tree, found in shapes.items():
-        names = _optimizer_shapes(trained) if tree == "optimizer" else wanted
+        names = kept if tree == "optimizer" else wanted
         reason = f"the tensors of {tree!r} are not those of one {kind} network"
         check_names(names, found, what, reason, "copy or download it again")
 
@@ -154,11 +157,12 @@ def _shapes(arrays: Arrays) -> Shapes:
     return {name: array.shape for name, array in arrays.items()}
 
 
-def _optimizer_shapes(trained: Shapes) -> Shapes:
+def _optimizer_shapes(predictor: PredictorConfig, optimizer: Chosen) -> Shapes:
     return {
-        f"state.{name}.{kind}": () if kind == "step" else shape
-        for name, shape in trained.items()
-        for kind in ("step", "exp_avg", "exp_avg_sq")
+        f"state.{name}.{kind}": shape
+        for name, parameter in predictor.parameters()
+        if parameter.trained
+        for kind, shape in optimizer.state_of(parameter).items()
     }
 
 

@@ -20,9 +20,10 @@ from typing import Any
 
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.errors import CheckpointError
+from mindspeed_mm_dit.optimizers import adam
 
 EMA = "model.ema."
-STATE, GROUPS, MOMENT = "optimizer.state.", "optimizer.param_groups.", ".exp_avg"
+STATE, GROUPS, MOMENT = "optimizer.state.", "optimizer.param_groups.", f".{adam.RULE.state[0]}"
 PREDICTOR = "predictor."
 """Where the composite holds the network: what their names of parameters begin with."""
 NO_DECAY = ".bias"

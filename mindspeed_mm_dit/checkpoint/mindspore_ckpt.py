@@ -108,7 +108,7 @@ def check_architecture(path: Path, wanted: Mapping[str, tuple[int, ...]]) -> Non
 
 
 def has_optimizer(path: Path) -> bool:
-    """Return whether the checkpoint ``path`` holds moments of an optimizer."""
+    """Return whether the checkpoint ``path`` holds an optimizer's state."""
     return any(name.startswith("optimizer.") for name in shapes_in_mindspore_file(path / FILE))
 
 

@@ -14,7 +14,8 @@ from mindspeed_mm_dit.errors import CheckpointError
 Arrays = dict[str, np.ndarray]
 
 TREES = ("model", "ema", "optimizer")
-"""Weights, their moving average, and AdamW's ``state.NAME.exp_avg``, ``.exp_avg_sq`` and ``.step``. A run's checkpoint
+"""Weights, their moving average, and the optimizer's ``state.NAME.step`` and what else its rule keeps of ``NAME``, as
+AdamW's ``state.NAME.exp_avg``. A run's checkpoint
 may have power-function averages besides, ``power_ema_1`` and so on."""
 
 

@@ -29,6 +29,8 @@ from mindspeed_mm_dit.errors import CheckpointError
 
 TRACKER = "latest_checkpointed_iteration.txt"
 BEST_TRACKER = "best_checkpointed_iteration.txt"
+SETTINGS = "settings"
+"""Key of run.json: value by name, of all that is compared on a resume and has no key of its own."""
 RUN_FACTS = "run.json"
 BEST = "best"
 """Key of run.json: iteration and validation loss of the best checkpoint so far. And what stands for it in a path:

@@ -24,6 +24,8 @@ from mindspeed_mm_dit.checkpoint.store import BackgroundWriter, unreadable
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.later import later
 from mindspeed_mm_dit.framework.pytorch.sharded import is_sharded
+from mindspeed_mm_dit.optimizers import adam
+from mindspeed_mm_dit.optimizers.contract import STEP
 
 if TYPE_CHECKING:
     import torch.distributed.checkpoint as dcp
@@ -215,7 +217,7 @@ def read_theirs(path: Path, trained: Mapping[str, tuple[int, ...]]) -> dict[str,
     wanted = {name: shape for name, shape in shapes(path).items() if name.startswith(("model.", "ema."))}
     if has_optimizer(path):
         for name, shape in trained.items():
-            sizes = {"step": (), "exp_avg": shape, "exp_avg_sq": shape}
+            sizes = {STEP: (), **dict.fromkeys(adam.RULE.state, shape)}
             wanted |= {f"optimizer.state.{name}.{kind}": size for kind, size in sizes.items()}
     state = {name: torch.empty(shape) for name, shape in wanted.items()}
     read(state, path)
@@ -265,7 +267,7 @@ def _problem_by_index(path: Path) -> str | None:
 
 
 def has_optimizer(path: Path) -> bool:
-    """Return whether the checkpoint ``path`` holds moments of an optimizer."""
+    """Return whether the checkpoint ``path`` holds an optimizer's state."""
     return any("optimizer" in name for name in torch_pickles.read_metadata(path).state_dict_metadata)
 
 

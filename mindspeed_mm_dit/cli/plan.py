@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mindspeed_mm_dit.configs.flag_types import std
 from mindspeed_mm_dit.configs.limits import shown
+from mindspeed_mm_dit.configs.optimizer_flags import optimizer_flags
 from mindspeed_mm_dit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--power-ema-stds", type=std, nargs="+", default=(), metavar="STD", help="averages kept beside the plain one"
     )
+    optimizer_flags(parser.add_argument_group("optimizer"))
     parser.add_argument("--latents", action="store_true", help="images come from a latent cache, not through the VAE")
     parser.add_argument("--link-gbps", type=float, metavar="G", help="gigabits a second a rank can send; adds times")
     parser.add_argument("--node-link-gbps", type=float, metavar="G", help="the same inside a node (default: equal)")
@@ -63,9 +65,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the plan."""
     from mindspeed_mm_dit.configs.model import load_model_config
+    from mindspeed_mm_dit.optimizers.registry import check_flags, chosen_by
     from mindspeed_mm_dit.planning.recommend import GIB, Request, fsdp2_yaml, recommend
 
     check_arguments(args)
+    check_flags(args)
     if args.write_native:
         return write_native(args)
     model = load_model_config(args.model)
@@ -78,6 +82,7 @@ def run(args: argparse.Namespace) -> int:
         online_vae=not args.latents,
         sequence_ranks=args.context_parallel_size,
         averages=1 + len(args.power_ema_stds),
+        optimizer=chosen_by(args),
     )
     check_sequence_ranks(model, request)
     check_batch(request)
@@ -239,7 +244,5 @@ def kinds(request: Request) -> dict[str, Layout]:
         found[f"sharded over {W}"] = Layout(W, W)
     if request.node_size < W and W % request.node_size == 0:
         found[f"hybrid, {request.node_size} a copy"] = Layout(W, request.node_size)
-    ranks, averages = request.sequence_ranks, request.averages
-    return {
-        name: dataclasses.replace(layout, sequence_ranks=ranks, averages=averages) for name, layout in found.items()
-    }
+    same: dict[str, Any] = {name: getattr(request, name) for name in ("sequence_ranks", "averages", "optimizer")}
+    return {name: dataclasses.replace(layout, **same) for name, layout in found.items()}

@@ -21,7 +21,9 @@ from mindspeed_mm_dit.configs.flag_types import (
 )
 from mindspeed_mm_dit.configs.host_flags import HOST_ONLY
 from mindspeed_mm_dit.configs.limits import FLOAT32, MOST_SAMPLES, check_path
+from mindspeed_mm_dit.configs.optimizer_flags import optimizer_flags
 from mindspeed_mm_dit.errors import ConfigError, nearest
+from mindspeed_mm_dit.optimizers.registry import check_flags
 
 __all__ = ["LR_DECAY_STYLES", "Parser", "build_parser", "check_arguments", "default_micro_batch", "dit_flags"]
 
@@ -144,7 +146,7 @@ def _batches_and_length(parser: argparse.ArgumentParser) -> None:
 
 
 def _optimizer(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("optimizer (AdamW)")
+    group = parser.add_argument_group("optimizer")
     group.add_argument("--lr", type=positive_float, required=True, help="highest learning rate")
     group.add_argument("--min-lr", type=float, default=0.0, help="learning rate at the end of the decay")
     group.add_argument("--lr-decay-style", choices=LR_DECAY_STYLES, default="linear")
@@ -156,9 +158,7 @@ def _optimizer(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--lr-warmup-iters", type=unsigned_int, default=0, metavar="N", help="steps of linear warm-up")
     group.add_argument("--lr-warmup-init", type=float, default=0.0, help="learning rate the warm-up starts from")
-    group.add_argument("--adam-beta1", type=float, default=0.9)
-    group.add_argument("--adam-beta2", type=float, default=0.999)
-    group.add_argument("--adam-eps", type=positive_float, default=1e-8)
+    optimizer_flags(group)
     group.add_argument(
         "--weight-decay", type=float, default=0.01, help="decoupled decay; not applied to biases and other vectors"
     )
@@ -280,8 +280,7 @@ def check_arguments(args: argparse.Namespace, world_size: int) -> None:
     )
     _check(args, "min_lr", 0 <= args.min_lr <= args.lr, f"must lie between 0 and --lr ({args.lr})")
     _check(args, "lr_warmup_init", 0 <= args.lr_warmup_init <= args.lr, f"must lie between 0 and --lr ({args.lr})")
-    for name in ("adam_beta1", "adam_beta2"):
-        _check(args, name, 0 <= getattr(args, name) < 1, "must lie in [0, 1)")
+    check_flags(args)
     for name in ("weight_decay", "clip_grad"):
         _check(args, name, 0 <= getattr(args, name) <= FLOAT32[1], "must be a number of at least 0 that float32 holds")
     if args.load:

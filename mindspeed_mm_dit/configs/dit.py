@@ -37,7 +37,7 @@ class DiTConfig(DiTSettings):
 
     def parameters(self) -> Parameters:
         """Return the parameters under the published names; adaLN-Zero makes every block the identity at the start."""
-        D, P = self.hidden_size, self.patch_size
+        D, P, M = self.hidden_size, self.patch_size, self.num_modulations
         before = {
             "pos_embed": Parameter((1, self.num_tokens, D), Initial.SINCOS_2D, trained=False),
             **self._positions_in_context(),
@@ -48,17 +48,17 @@ class DiTConfig(DiTSettings):
         }
         block = {
             **self._norm("norm1"),
-            **linear("attn.qkv", 3 * D, D),
+            **linear("attn.qkv", 3 * D, D, matrices=3),
             **linear("attn.proj", D, D),
             **self._head_norms(),
             **self._norm("norm2"),
             **self._mlp(),
-            **linear("adaLN_modulation.1", self.num_modulations * D, D, initial=Initial.ZEROS),
+            **linear("adaLN_modulation.1", M * D, D, initial=Initial.ZEROS, matrices=M),
         }
         after = {
             **self._norm("final_layer.norm_final"),
-            **linear("final_layer.linear", P * P * self.out_channels, D, initial=Initial.ZEROS),
-            **linear("final_layer.adaLN_modulation.1", 2 * D, D, initial=Initial.ZEROS),
+            **linear("final_layer.linear", P * P * self.out_channels, D, initial=Initial.ZEROS, matrices=0),
+            **linear("final_layer.adaLN_modulation.1", 2 * D, D, initial=Initial.ZEROS, matrices=2),
         }
         return Parameters(before, block, self.num_layers, after)
 
@@ -89,7 +89,7 @@ class DiTConfig(DiTSettings):
     def _mlp(self) -> dict[str, Parameter]:
         D, hidden = self.hidden_size, self.mlp_hidden_size
         if self.swiglu:
-            return {**linear("mlp.w12", 2 * hidden, D), **linear("mlp.w3", D, hidden)}
+            return {**linear("mlp.w12", 2 * hidden, D, matrices=2), **linear("mlp.w3", D, hidden)}
         return {**linear("mlp.fc1", hidden, D), **linear("mlp.fc2", D, hidden)}
 
     def multiply_adds(self) -> int:

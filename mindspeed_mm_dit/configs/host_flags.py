@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.optimizers.registry import DEFAULT
 
 _NAMES = """
 --accumulate-allreduce-grads-in-fp32 --async-save --attention-dropout --auto-settings
@@ -31,6 +32,16 @@ def refuse_power_ema(stds: Sequence[float] | None, host: str) -> None:
             f"--power-ema-stds = {' '.join(map(str, stds))}",
             f"is acted on by the standalone host alone; in {host} there is the plain average alone",
             "leave it out, or use --host standalone",
+        )
+
+
+def refuse_optimizer(name: str, host: str) -> None:
+    """Raise ConfigError for an optimizer where a run of another host would not go on with its state."""
+    if name != DEFAULT:
+        raise ConfigError(
+            f"--optimizer = {name}",
+            f"is acted on by the standalone host alone; checkpoints of {host} are read with the state of AdamW",
+            f"use {DEFAULT}, or --host standalone",
         )
 
 

@@ -51,6 +51,9 @@ class Parameter:
     initial: Rule = Initial.ZEROS
     trained: bool = True
     """Whether it has a gradient; else it is saved all the same, and keeps its initial value."""
+    matrices: int = 0
+    """How many matrices it is, one below the other, as of q, k and v in one layer; 0: a vector, a table, a filter, or
+    the last layer. Some optimizers (Muon) step matrices as such."""
 
 
 @dataclass(frozen=True)
@@ -221,9 +224,13 @@ class PredictorConfig(ABC):
         return None
 
 
-def linear(name: str, *shape: int, initial: Rule = Initial.XAVIER_UNIFORM) -> dict[str, Parameter]:
-    """Return weight and bias of a linear or convolution layer; the bias begins at zero."""
-    return {f"{name}.weight": Parameter(shape, initial), f"{name}.bias": Parameter(shape[:1])}
+def linear(name: str, *shape: int, initial: Rule = Initial.XAVIER_UNIFORM, matrices: int = 1) -> dict[str, Parameter]:
+    """Return weight and bias of a linear or convolution layer; the bias begins at zero.
+
+    matrices: how many the weight is, one below the other, as of q, k and v in one layer; of a convolution it is none.
+    """
+    weight = Parameter(shape, initial, matrices=matrices if len(shape) == 2 else 0)
+    return {f"{name}.weight": weight, f"{name}.bias": Parameter(shape[:1])}
 
 
 def shape_of(shapes: Mapping[str, Shape], name: str, ndim: int) -> Shape:

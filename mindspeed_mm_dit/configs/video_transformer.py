@@ -157,7 +157,7 @@ class VideoTransformerConfig(PredictorConfig):
         before = {
             **linear("patch_embedding", D, self.in_channels, *self.patch_size),
             **_two_layers("condition_embedder.time_embedder", self.freq_dim, D),
-            **linear("condition_embedder.time_proj", 6 * D, D),
+            **linear("condition_embedder.time_proj", 6 * D, D, matrices=6),
             **_two_layers("condition_embedder.text_embedder", self.text_dim, D),
         }
         block = {"scale_shift_table": Parameter((1, 6, D), Normal(D**-0.5))}
@@ -169,7 +169,7 @@ class VideoTransformerConfig(PredictorConfig):
             block |= {f"{name}.weight": Parameter((D,), Initial.ONES), f"{name}.bias": Parameter((D,))}
         block |= linear("ffn.net.0.proj", self.ffn_dim, D) | linear("ffn.net.2", D, self.ffn_dim)
         after = {
-            **linear("proj_out", self.out_channels * patch, D, initial=Initial.ZEROS),
+            **linear("proj_out", self.out_channels * patch, D, initial=Initial.ZEROS, matrices=0),
             "scale_shift_table": Parameter((1, 2, D), Normal(D**-0.5)),
         }
         return Parameters(before, block, self.num_layers, after)

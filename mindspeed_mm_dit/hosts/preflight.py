@@ -14,6 +14,7 @@ from mindspeed_mm_dit.configs.precision import Way, decide
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import PlatformError
 from mindspeed_mm_dit.models.registry import check_encoders
+from mindspeed_mm_dit.optimizers.registry import chosen_by
 from mindspeed_mm_dit.planning.fit import Place, check_model_fits, check_state_fits, tight_step
 from mindspeed_mm_dit.planning.memory import Layout
 from mindspeed_mm_dit.training.data_sets import open_data_set
@@ -52,8 +53,8 @@ def fsdp2_of(args: Namespace) -> Fsdp2Config | None:
 def check_configs(args: Namespace, host: HostFacts, fsdp2: Fsdp2Config | None) -> MultiModalArguments:
     """Read every other config file, check all of it together with the images, and return the configs.
 
-    ``args``: the flags --mm-model, --mm-data, --bf16, --seed, --context-parallel-size, --power-ema-stds,
-    --micro-batch-size and --global-batch-size; of the last two one may be None.
+    ``args``: the flags --mm-model, --mm-data, --bf16, --seed, --context-parallel-size, --power-ema-stds, --optimizer
+    with its settings, --micro-batch-size and --global-batch-size; of the last two one may be None.
 
     Raises:
         UserError: whatever is wrong, with setting, value, reason and cure.
@@ -109,7 +110,8 @@ def _check_memory(args: Namespace, mm: MultiModalArguments, host: HostFacts) -> 
     if host.device is None or mm.precision is None or offloaded:
         return
     averages = 1 + len(args.power_ema_stds or ())
-    layout = Layout.of(mm.fsdp2, mm.precision, host.world_size, args.context_parallel_size, averages)
+    optimizer = chosen_by(args)
+    layout = Layout.of(mm.fsdp2, mm.precision, host.world_size, args.context_parallel_size, averages, optimizer)
     check_state_fits(mm.model, layout, host.device)
     warning = tight_step(mm.model, layout, args.micro_batch_size, mm.encodes, host.device)
     if warning and host.rank == 0:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.configs.model import ModelConfig
+from mindspeed_mm_dit.configs.predictor import Parameter
 from mindspeed_mm_dit.framework import nn, ops, runtime
 from mindspeed_mm_dit.models.autoencoder import draw_latents
 from mindspeed_mm_dit.models.init import check_declared, initial_weights
@@ -43,6 +44,11 @@ class DiTModel(nn.Module):
         self._condition_arrays, self.loss_names = len(names), (*names, *self.diffusion.draw_names)
         self._parameters_declared = config.predictor.parameters()
         check_declared(self._parameters_declared.shapes(), runtime.shapes(self.predictor), config.predictor.model_id)
+
+    @property
+    def declared(self) -> dict[str, Parameter]:
+        """What the predictor's config says of each parameter, by name."""
+        return dict(self._parameters_declared)
 
     def initial_weights(self, seed: int) -> dict[str, np.ndarray]:
         """Return what every parameter of the predictor begins as, float32, by name: a function of ``seed`` alone."""

@@ -36,12 +36,12 @@ def check_model_fits(model: ModelConfig, place: Place) -> None:
 
 
 def check_state_fits(model: ModelConfig, layout: Layout, place: Place) -> None:
-    """Raise ConfigError unless weights, gradients, AdamW's moments and average of a rank fit into ``place``.
+    """Raise ConfigError unless weights, gradients, optimizer state and average of a rank fit into ``place``.
 
     They are exact in the plan, so what is refused could not have run.
     """
     need = place.sharers * state_bytes(memory(model, layout))
-    _check(model.predictor, need, "weights, gradients, AdamW's moments and average of {} parameters need {}", place)
+    _check(model.predictor, need, "weights, gradients, optimizer state and average of {} parameters need {}", place)
 
 
 def tight_step(model: ModelConfig, layout: Layout, micro_batch_size: int, online_vae: bool, place: Place) -> str | None:

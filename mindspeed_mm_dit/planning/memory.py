@@ -1,21 +1,27 @@
 """Memory of one rank by part, and the largest micro-batch that fits.
 
-Weights, gradients, moments and average are exact. Activations are what autograd keeps between forward and
+Weights, gradients, the optimizer's state and average are exact. Activations are what autograd keeps between forward and
 backward, counted from the network's code; what a kernel needs for a moment is an estimate of its own.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.precision import SHARDED_BF16, Precision
-from mindspeed_mm_dit.configs.predictor import Kept, count
+from mindspeed_mm_dit.configs.predictor import Kept, Parameter, Parameters, count
+from mindspeed_mm_dit.optimizers.contract import Chosen
+from mindspeed_mm_dit.optimizers.registry import ADAMW
 
 RESERVE = 0.08
 """Part of a device's memory kept free for the context, the collectives' buffers and fragmentation."""
+
+_WHOLE_COPIES = 4
+"""Tensors of the size of a parameter that an optimizer of whole matrices holds while it steps it."""
 
 _ELEMENT_BYTES = {
     # way to bfloat16: (into and out of norms, all else of the step's precision); CUDA's autocast has norms in float32
@@ -45,6 +51,8 @@ class Layout:
     """Ranks that share the tokens of a sample (--context-parallel-size)."""
     averages: int = 1
     """Moving averages of the weights: one, and those of --power-ema-stds."""
+    optimizer: Chosen = ADAMW
+    """What steps the weights."""
 
     @classmethod
     def of(
@@ -54,10 +62,11 @@ class Layout:
         world_size: int,
         sequence_ranks: int = 1,
         averages: int = 1,
+        optimizer: Chosen = ADAMW,
     ) -> Layout:
         """Return the layout of a run; ``fsdp2`` is None where every rank holds all."""
         if fsdp2 is None:
-            return cls(world_size, 1, precision, sequence_ranks=sequence_ranks, averages=averages)
+            return cls(world_size, 1, precision, False, 1, True, sequence_ranks, averages, optimizer)
         return cls(
             world_size,
             fsdp2.shard_ranks(world_size),
@@ -67,6 +76,7 @@ class Layout:
             reshard_after_forward=bool(fsdp2.reshard_after_forward),
             sequence_ranks=sequence_ranks,
             averages=averages,
+            optimizer=optimizer,
         )
 
 
@@ -110,13 +120,37 @@ def memory(model: ModelConfig, layout: Layout, online_vae: bool = True) -> Memor
     return Memory(
         weights=4 * everything,
         gradients=4 * trained,
-        optimizer=8 * trained,
+        optimizer=optimizer_bytes(parameters, layout.optimizer, S),
         ema=4 * everything * layout.averages,
-        gathered=_gathered_bytes(model, layout),
+        gathered=max(_gathered_bytes(model, layout), _stepped_bytes(parameters, layout.optimizer)),
         vae=model.ae.weight_bytes() if online_vae else 0,
         activations_per_image=activations,
         workspace_per_image=max(workspace, model.ae.workspace_bytes(model.sample_size) if online_vae else 0),
     )
+
+
+def optimizer_bytes(parameters: Parameters, optimizer: Chosen, shards: int = 1) -> int:
+    """Bytes that the optimizer keeps on the fullest of ``shards`` ranks; its counts of steps aside."""
+
+    def kept(part: Iterable[Parameter]) -> int:
+        return sum(4 * len(optimizer.rule_of(p).state) * count([p], shards) for p in part if p.trained)
+
+    return kept(parameters.ends) + parameters.num_blocks * kept(parameters.block.values())
+
+
+def gathered_elements(parameters: Parameters, optimizer: Chosen) -> int:
+    """Elements whose change a step of the optimizer must see whole, where ranks hold shards of them."""
+
+    def whole(part: Iterable[Parameter]) -> int:
+        return count(p for p in part if p.trained and optimizer.rule_of(p).of_matrices)
+
+    return whole(parameters.ends) + parameters.num_blocks * whole(parameters.block.values())
+
+
+def _stepped_bytes(parameters: Parameters, optimizer: Chosen) -> int:
+    """Bytes of the largest parameter that a step computes whole: its change, what is made of it, and products of it."""
+    whole = [p for p in (*parameters.ends, *parameters.block.values()) if optimizer.rule_of(p).of_matrices]
+    return 4 * _WHOLE_COPIES * max((count([p]) for p in whole), default=0)
 
 
 def activation_bytes(model: ModelConfig, layout: Layout) -> tuple[int, int]:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.precision import SHARDED_BF16, Precision
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.optimizers.contract import Chosen
+from mindspeed_mm_dit.optimizers.registry import ADAMW
 from mindspeed_mm_dit.planning.memory import Layout, memory
 
 GIB = 2**30
@@ -38,6 +40,8 @@ class Request:
     """Ranks that share the tokens of a sample."""
     averages: int = 1
     """Moving averages of the weights."""
+    optimizer: Chosen = ADAMW
+    """What steps the weights."""
 
     @property
     def global_batch_size(self) -> int:
@@ -96,6 +100,7 @@ def candidates(request: Request) -> list[Layout]:
             reshard_after_forward=reshard,
             sequence_ranks=request.sequence_ranks,
             averages=request.averages,
+            optimizer=request.optimizer,
         )
         for size in dict.fromkeys(sizes)
         for reshard in (False, True)
@@ -140,9 +145,9 @@ def _recommendation(model: ModelConfig, layout: Layout, micro: int, request: Req
     kept = (plan.weights + plan.gradients + plan.optimizer + plan.ema) / GIB
     without = fitting(model, dataclasses.replace(layout, recompute=False), request)
     sharding = (
-        f"{state:.1f} GiB of weights, gradients, moments and average fit beside the batch: nothing is gathered"
+        f"{state:.1f} GiB of weights, gradients, optimizer state and average fit beside the batch: nothing is gathered"
         if layout.shard_ranks == 1
-        else f"{state:.1f} GiB of weights, gradients, moments and average become {kept:.1f} GiB on each rank"
+        else f"{state:.1f} GiB of weights, gradients, optimizer state and average become {kept:.1f} GiB on each rank"
         + ("; only gradients of one shard cross between nodes" if layout.shard_ranks < layout.world_size else "")
     )
     recompute = (

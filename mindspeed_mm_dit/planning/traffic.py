@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.planning.arithmetic import recompute_flop, train_flop
-from mindspeed_mm_dit.planning.memory import Layout
+from mindspeed_mm_dit.planning.memory import Layout, gathered_elements
 
 PAPER_STEPS, PAPER_BATCH = 7_000_000, 256
 """Length of the published training (Peebles & Xie 2023): optimizer steps, and images in each."""
@@ -17,7 +17,8 @@ class Traffic:
     """Bytes one rank sends in one optimizer step."""
 
     within_shards: int
-    """Gathering weights and reducing gradients among the ranks that share one copy."""
+    """Gathering weights, reducing gradients, and gathering what the optimizer sees whole, among the ranks that share
+    one copy."""
     between_replicas: int
     """Averaging gradients between copies."""
 
@@ -31,7 +32,8 @@ def traffic(model: ModelConfig, layout: Layout, micro_batches: int = 1) -> Traff
     """Return the traffic of a step of ``micro_batches`` on each rank.
 
     A ring over n ranks sends (n - 1) / n of the tensor to gather or reduce-scatter it, twice that to all-reduce.
-    Gradients are reduced in float32, sharded ones after every micro-batch.
+    Gradients are reduced in float32, sharded ones after every micro-batch; what an optimizer must see whole (Muon's
+    matrices) is gathered in float32 once a step.
     """
     parameters, S = model.predictor.parameters(), layout.shard_ranks
     replicas = layout.world_size // S
@@ -40,10 +42,11 @@ def traffic(model: ModelConfig, layout: Layout, micro_batches: int = 1) -> Traff
     gathers = 2 if layout.reshard_after_forward else 1
     ring = (S - 1) / S
     gathered = ring * weight * parameters.num_elements() * gathers
+    stepped = ring * 4 * gathered_elements(parameters, layout.optimizer)
     reduced = ring * 4 * trained
     averaged = 2 * (replicas - 1) / replicas * 4 * trained / S
     rounds = micro_batches if S > 1 else 1
-    return Traffic(round(micro_batches * (gathered + reduced)), round(averaged * rounds))
+    return Traffic(round(micro_batches * (gathered + reduced) + stepped), round(averaged * rounds))
 
 
 @dataclass(frozen=True)

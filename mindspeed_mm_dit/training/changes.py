@@ -9,17 +9,13 @@ from typing import Any, NamedTuple
 
 from mindspeed_mm_dit import __version__
 from mindspeed_mm_dit.checkpoint import power_ema
+from mindspeed_mm_dit.checkpoint.store import SETTINGS
 from mindspeed_mm_dit.framework import runtime
-
-SETTINGS = "settings"
-"""Key of run.json: value by name, of all that is compared and has no key of its own."""
+from mindspeed_mm_dit.optimizers.registry import chosen_by, kept_facts
 
 _OWN_KEYS = {"--seed": "seed", "--global-batch-size": "global_batch_size", "--ema-decay": "ema_decay"}
 
-_OPTIMIZER_FLAGS = (
-    *("lr", "lr_decay_style", "lr_warmup_iters", "lr_warmup_init"),
-    *("adam_beta1", "adam_beta2", "adam_eps", "weight_decay", "clip_grad"),
-)
+_STEP_FLAGS = ("lr", "lr_decay_style", "lr_warmup_iters", "lr_warmup_init", "weight_decay", "clip_grad")
 
 _DATA_SETTINGS = (
     *("random_flip", "valid_fraction", "caption_dropout_prob"),
@@ -84,7 +80,8 @@ def _compared(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 def _settings(args: Namespace) -> dict[str, Any]:
     model, data = args.mm.model, args.mm.data
-    settings = {f"--{name.replace('_', '-')}": getattr(args, name) for name in _OPTIMIZER_FLAGS}
+    settings = {f"--{name.replace('_', '-')}": getattr(args, name) for name in _STEP_FLAGS}
+    settings |= kept_facts(chosen_by(args))
     if args.lr_decay_style != "constant":
         settings["--min-lr"] = args.min_lr
         settings["--lr-decay-iters"] = args.lr_decay_iters or args.train_iters

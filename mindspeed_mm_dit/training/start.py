@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mindspeed_mm_dit.checkpoint import checksums, power_ema
-from mindspeed_mm_dit.checkpoint.store import CheckpointStore, read_facts, without_optimizer
+from mindspeed_mm_dit.checkpoint.store import SETTINGS, CheckpointStore, read_facts, without_optimizer
 from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mapping
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
 from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.optimizers.registry import chosen_in
 from mindspeed_mm_dit.training.changes import changes, run_facts, table_of
 from mindspeed_mm_dit.training.classes import check_classes
 from mindspeed_mm_dit.training.contract import Checkpoints
@@ -85,7 +86,10 @@ def _problem_on_any_rank(problem_of: Callable[..., str | None], path: Path) -> s
 
 
 def check_fits(args: Namespace, start: Start, checkpoints: Checkpoints) -> None:
-    """Raise CheckpointError for a checkpoint of another model or without moments; print what else has changed since."""
+    """Raise CheckpointError for a checkpoint of another model, of another optimizer or without its state.
+
+    What else has changed since is printed.
+    """
     path, _, facts = start
     check_classes(facts, args.mm.classes, path)
     _check_power_ema(args.power_ema_stds, facts.get(power_ema.STDS, ()), path)
@@ -94,8 +98,10 @@ def check_fits(args: Namespace, start: Start, checkpoints: Checkpoints) -> None:
     if table := table_of(changes(facts, run_facts(args, 0, 0))):
         print_rank_0(table)
     checkpoints.check_architecture(path, args.mm.model.predictor.parameters().shapes())
-    if not args.no_load_optim and not checkpoints.has_optimizer(path):
-        raise without_optimizer(path)
+    if not args.no_load_optim:
+        if not checkpoints.has_optimizer(path):
+            raise without_optimizer(path)
+        _check_optimizer(args.optimizer, chosen_in(facts.get(SETTINGS), path).name, path)
 
 
 def _check_power_ema(stds: Sequence[float], kept: Sequence[float], path: Path) -> None:
@@ -105,6 +111,16 @@ def _check_power_ema(stds: Sequence[float], kept: Sequence[float], path: Path) -
         print_rank_0(f"note: {path} has no power-function averages; they begin with its weights, as if never others")
     if kept and not stds:
         print_rank_0(f"note: the power-function averages of {path} end here: --power-ema-stds is not given")
+
+
+def _check_optimizer(name: str, there: str, path: Path) -> None:
+    """Raise CheckpointError where another optimizer has left its state."""
+    if name != there:
+        raise CheckpointError(
+            f"--load = {path}",
+            f"holds the state of --optimizer {there}, and this run steps by {name}",
+            "use that one, or pass --no-load-optim to start anew",
+        )
 
 
 def is_save(folder: str | None, args: Namespace) -> bool:

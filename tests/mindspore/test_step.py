@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from mindspeed_mm_dit.checkpoint.power_ema import exponent
+from mindspeed_mm_dit.configs.predictor import Parameter
 
 FLAGS = {
-    "seed": 0, "tf32": False, "torch_compile": False, "bf16": False, "pynative": True, "adam_beta1": 0.9,
+    "seed": 0, "tf32": False, "torch_compile": False, "bf16": False, "pynative": True,
+    "optimizer": "adam", "adam_beta1": 0.9,
     "adam_beta2": 0.999, "adam_eps": 1e-8, "weight_decay": 0.0, "ema_decay": 0.5, "power_ema_stds": (),
     "micro_batch_size": 1,
 }  # fmt: skip
@@ -26,6 +28,7 @@ def composite(mindspore, framework):
             super().__init__()
             self.predictor = framework.nn.Linear(2, 1, bias=False)
             self.loss_names = ("labels", "timesteps", "noise")
+            self.declared = {"weight": Parameter((1, 2))}
 
         def initial_weights(self, seed):
             return {"weight": np.full((1, 2), 0.5, np.float32)}

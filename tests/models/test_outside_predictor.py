@@ -21,6 +21,7 @@ from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.registry import PREDICTOR_MODEL_MAPPINGS, register
 from mindspeed_mm_dit.objectives.contract import Sampler
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES, draw_of
+from mindspeed_mm_dit.optimizers.registry import OPTIMIZERS
 from mindspeed_mm_dit.verify.processes import Side, training_flags
 from tests.conftest import ROOT
 from tests.outside import plugin, predictor
@@ -37,7 +38,7 @@ def joined():
     yield
     for table, name in (
         (PREDICTOR_MODEL_MAPPINGS, "residual"), (PREDICTOR_CONFIGS, "residual"),
-        (OBJECTIVES, "denoise"), (DIFFUSION_CONFIGS, "denoise"),
+        (OBJECTIVES, "denoise"), (DIFFUSION_CONFIGS, "denoise"), (OPTIMIZERS, "lion"),
     ):  # fmt: skip
         del table[name]
 

@@ -1,1 +1,1 @@
-"""A predictor and an objective as another package brings them."""
+"""A predictor, an objective and an optimizer as another package brings them."""

@@ -7,12 +7,13 @@ from pathlib import Path
 from tests.conftest import ROOT
 from tests.outside.autoencoder import FOLDED
 from tests.outside.objective import DENOISE
+from tests.outside.optimizer import LION
 from tests.outside.predictor import ResidualConfig, build
 from tests.outside.text_encoder import LETTERS
 
 
 def join() -> None:
-    """Make predictor "residual", objective "denoise", autoencoder "folded" and text encoder "letters" known."""
+    """Make predictor "residual", objective "denoise", optimizer "lion", and what reads and encodes known."""
     from mindspeed_mm_dit.models.registry import (
         PREDICTOR_CONFIGS,
         PREDICTOR_MODEL_MAPPINGS,
@@ -21,11 +22,13 @@ def join() -> None:
         register_objective,
         register_text_encoder,
     )
+    from mindspeed_mm_dit.optimizers.registry import register_optimizer
 
     register(PREDICTOR_MODEL_MAPPINGS, PREDICTOR_CONFIGS, "residual", ResidualConfig, build)
     register_objective("denoise", DENOISE)
     register_autoencoder("folded", FOLDED)
     register_text_encoder("letters", LETTERS)
+    register_optimizer("lion", LION)
 
 
 def join_runs() -> None:

@@ -68,7 +68,7 @@ def test_what_fits_exactly_passes_and_a_byte_less_does_not():
     check_state_fits(model, layout, Place("a GPU", need))
     check_state_fits(model, layout, Place("this machine", 2 * need, sharers=2))
     for place in (Place("a GPU", need - 1), Place("this machine", 2 * need - 1, sharers=2)):
-        with pytest.raises(ConfigError, match="gradients, AdamW's moments and average"):
+        with pytest.raises(ConfigError, match="gradients, optimizer state and average"):
             check_state_fits(model, layout, place)
     check_model_fits(model, Place("this machine", host_bytes(XL)))
     with pytest.raises(ConfigError, match="which 2 ranks share"):

@@ -188,8 +188,8 @@ def test_the_peak_of_a_step_is_within_a_tenth_of_the_plan(layout, batch):
         recompute_modules=("predictor.blocks.{*}",) if layout.recompute else None,
     )  # fmt: skip
     flags = Namespace(
-        seed=0, adam_beta1=0.9, adam_beta2=0.999, adam_eps=1e-8, weight_decay=0.0, ema_decay=0.99, power_ema_stds=(),
-        clip_grad=1.0, tf32=False, torch_compile=False,
+        seed=0, optimizer="adam", adam_beta1=0.9, adam_beta2=0.999, adam_eps=1e-8, weight_decay=0.0, ema_decay=0.99,
+        power_ema_stds=(), clip_grad=1.0, tf32=False, torch_compile=False,
     )  # fmt: skip
     planned = memory(model, layout, online_vae=False)
     runtime.initialize(None, batch, 2 * batch)
@@ -198,7 +198,7 @@ def test_the_peak_of_a_step_is_within_a_tenth_of_the_plan(layout, batch):
         engine.train_step(forward_step, cached_latents(model, batch), 1e-4)
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
             engine.train_step(forward_step, cached_latents(model, batch), 1e-4)
-        moments = [value for state in engine.optimizer.state.values() for value in state.values()]
+        moments = [value for state in engine.optimizer.state().values() for value in state.values()]
         held = [*engine.predictor.parameters(), *engine.ema.averages.values(), *moments]
         resident = sum(local(tensor).untyped_storage().nbytes() for tensor in held)
     finally:

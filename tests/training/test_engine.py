@@ -21,7 +21,7 @@ from mindspeed_mm_dit.training.pytorch import engine as room
 from mindspeed_mm_dit.training.pytorch.engine import Engine, check_sharding
 
 FLAGS = Namespace(
-    seed=3, tf32=False, torch_compile=False, adam_beta1=0.8, adam_beta2=0.9, adam_eps=1e-3,
+    seed=3, tf32=False, torch_compile=False, optimizer="adam", adam_beta1=0.8, adam_beta2=0.9, adam_eps=1e-3,
     weight_decay=0.1, ema_decay=0.75, power_ema_stds=(), clip_grad=1.0,
 )  # fmt: skip
 PARAMETERS = Parameters(linear("linear", 4, 3), {}, 0)
@@ -41,6 +41,10 @@ class Model(torch.nn.Module):
         self.predictor = torch.nn.Module()
         self.predictor.linear = torch.nn.Linear(3, 4)
         self.predictor.table = torch.nn.Parameter(torch.full((2, 2), 7.0), requires_grad=False)
+
+    @property
+    def declared(self):
+        return dict(PARAMETERS)
 
     def initial_weights(self, seed):
         return drawn(seed)

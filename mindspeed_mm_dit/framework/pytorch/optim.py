@@ -1,8 +1,9 @@
-"""AdamW and gradients, as training and the parity check both use them."""
+"""Gradients and steps, as training and the parity check both use them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,8 +12,8 @@ from torch.optim import Optimizer
 
 from mindspeed_mm_dit.framework.pytorch.no_compiler import uncompiled
 from mindspeed_mm_dit.framework.pytorch.sharded import is_sharded
-
-AdamW = uncompiled(torch.optim.AdamW)
+from mindspeed_mm_dit.optimizers import adam
+from mindspeed_mm_dit.optimizers.contract import Rule
 
 
 def split_by_kind(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
@@ -23,10 +24,10 @@ def split_by_kind(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     return [kind for kind in (sharded, ordinary) if kind]
 
 
-def adamw(module: nn.Module, betas: tuple[float, float], eps: float, weight_decay: float) -> Optimizer:
-    """Return AdamW (Loshchilov & Hutter 2019) over the trained parameters; vectors and biases do not decay."""
-    trained = [p for p in module.parameters() if p.requires_grad]
-    groups = [
+def groups(parameters: Iterable[Tensor], weight_decay: float) -> list[dict[str, Any]]:
+    """Return the groups of an optimizer over ``parameters``: vectors and biases do not decay."""
+    trained = list(parameters)
+    return [
         {"params": kind, "weight_decay": decay}
         for parameters, decay in (
             ([p for p in trained if p.ndim >= 2], weight_decay),
@@ -34,7 +35,13 @@ def adamw(module: nn.Module, betas: tuple[float, float], eps: float, weight_deca
         )
         for kind in split_by_kind(parameters)
     ]
-    return AdamW(groups, lr=0.0, betas=betas, eps=eps, fused=True)
+
+
+def own_optimizer(rule: Rule, config: Any, groups: list[dict[str, Any]]) -> Optimizer:
+    """Return PyTorch's own optimizer by ``rule`` over ``groups``."""
+    assert rule.pytorch is not None
+    name, settings = rule.pytorch(config)
+    return uncompiled(getattr(torch.optim, name))(groups, lr=0.0, **settings)
 
 
 def gradients(module: nn.Module, losses: Callable[[], Tensor]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -50,7 +57,8 @@ def adamw_step(
     module: nn.Module, losses: Callable[[], Tensor], lr: float, betas: tuple[float, float] = (0.9, 0.999)
 ) -> None:
     """Take one AdamW step (eps 1e-8, no decay) on the mean of the losses."""
-    optimizer = adamw(module, betas, 1e-8, 0.0)
+    trained = groups((p for p in module.parameters() if p.requires_grad), 0.0)
+    optimizer = own_optimizer(adam.RULE, adam.AdamConfig(*betas), trained)
     for group in optimizer.param_groups:
         group["lr"] = lr
     gradients(module, losses)

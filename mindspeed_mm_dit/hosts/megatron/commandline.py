@@ -10,6 +10,7 @@ import os
 from collections.abc import Sequence
 
 from mindspeed_mm_dit.configs.arguments import Parser, default_micro_batch
+from mindspeed_mm_dit.optimizers.registry import DEFAULT
 from mindspeed_mm_dit.training.flags import names_of_parts, own_flags
 
 ALWAYS = ("--no-gradient-accumulation-fusion", "--untie-embeddings-and-output-weights", "--no-load-rng")
@@ -44,6 +45,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     for flag in ("--mm-model", "--mm-data", "--mm-tool", "--fsdp2-config-path", "--ckpt-format", "--save", "--load"):
         parser.add_argument(flag)
     parser.add_argument("--ai-framework", default="pytorch")
+    parser.add_argument("--optimizer", default=DEFAULT)
     for flag in ("--micro-batch-size", "--global-batch-size", "--train-iters", "--save-interval", "--eval-interval"):
         parser.add_argument(flag, type=int)
     parser.add_argument("--seed", type=int, default=1234)

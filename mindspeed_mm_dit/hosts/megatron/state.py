@@ -21,6 +21,8 @@ from mindspeed_mm_dit.checkpoint.fitting import check_whole
 from mindspeed_mm_dit.checkpoint.store import TRACKER, CheckpointStore, read_facts
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.hosts.megatron.composite import HostedDiT
+from mindspeed_mm_dit.optimizers import adam
+from mindspeed_mm_dit.optimizers.contract import STEP
 from mindspeed_mm_dit.training.changes import changes, run_facts, table_of
 from mindspeed_mm_dit.training.classes import check_classes
 from mindspeed_mm_dit.training.pytorch.ema import MovingAverage
@@ -131,7 +133,7 @@ class RunState:
         moments = {name: _zero_moments(p) for name, p in trained.items()}
         torch_dcp.read({"optimizer": {"state": moments}}, path)
         for name, p in trained.items():
-            step = moments[name].pop("step")
+            step = moments[name].pop(STEP)
             optimizer.state[p] = moments[name]
             _set_step(optimizer, p, step)
 
@@ -169,8 +171,7 @@ def _undo_steps_while_loading(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _zero_moments(p: Tensor) -> dict[str, Tensor]:
-    step = torch.zeros((), dtype=torch.float32)
-    return {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p), "step": step}
+    return {**{name: torch.zeros_like(p) for name in adam.RULE.state}, STEP: torch.zeros((), dtype=torch.float32)}
 
 
 def _steps(optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor]) -> bool:

@@ -24,6 +24,7 @@ from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.hosts.native.contract import check_replaced
 from mindspeed_mm_dit.hosts.native.run import Run, current
+from mindspeed_mm_dit.optimizers import adam
 from mindspeed_mm_dit.training.changes import run_facts
 from mindspeed_mm_dit.training.lr import LearningRate
 from mindspeed_mm_dit.training.start import Start, check_fits, check_is_free, is_save, print_rank_0
@@ -123,7 +124,7 @@ def _check_whole(path: Path) -> None:
 def _refuse_numbered_moments(path: Path, flags: Namespace) -> None:
     """Raise CheckpointError for moments that the engine would pass over in silence: they go by other names."""
     stored = [name for name in read_metadata(path).state_dict_metadata if name.startswith("optimizer.state.")]
-    names = {f"optimizer.state.{name}.exp_avg" for name in flags.mm.model.predictor.parameters().shapes()}
+    names = {f"optimizer.state.{name}.{adam.RULE.state[0]}" for name in flags.mm.model.predictor.parameters().shapes()}
     if stored and not flags.no_load_optim and not names & set(stored):
         raise CheckpointError(
             f"training.load = {path.parent}",

@@ -12,8 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
-from mindspeed_mm_dit.configs.host_flags import refuse_init_from, refuse_power_ema
+from mindspeed_mm_dit.configs.host_flags import refuse_init_from, refuse_optimizer, refuse_power_ema
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.optimizers.registry import DEFAULT
 
 MODEL_ID = DATA_ID = COLLATOR_ID = "mindspeed_mm_dit"
 PLUGIN = "mindspeed_mm_dit.hosts.native"
@@ -118,6 +119,7 @@ def flags_of(read: Any, lookup: Any) -> Namespace:
     flags.lr_warmup_iters = int(training.train_iters * training.lr_warmup_ratio)
     flags.lr_decay_iters = max(int(training.train_iters * training.lr_decay_ratio), int(training.lr_decay_ratio > 0))
     flags.context_parallel_size, flags.power_ema_stds = read.parallel.ulysses_parallel_size, ()
+    flags.optimizer = DEFAULT  # (what the yaml calls adamw)
     flags.report = False  # (the command that asks for one draws it)
     return flags
 
@@ -130,6 +132,7 @@ def yaml_of(flags: Namespace, fsdp2: Fsdp2Config | None, world_size: int) -> dic
     """
     check_schedule(flags)
     refuse_power_ema(flags.power_ema_stds, "MindSpeed-MM's native engine")
+    refuse_optimizer(flags.optimizer, "MindSpeed-MM's native engine")
     refuse_init_from(flags.init_from if flags.load is None else None, "MindSpeed-MM's native engine")
     content: dict[str, Any] = {name: {} for name in ("parallel", "model", "data", "features", "training", "tools")}
     _shard(content, fsdp2, world_size)

@@ -19,9 +19,10 @@ from mindspeed_mm_dit.checkpoint.store import read_facts
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.configs.precision import FLOAT32, Precision
 from mindspeed_mm_dit.framework.pytorch import runtime
-from mindspeed_mm_dit.framework.pytorch.optim import adamw, split_by_kind
+from mindspeed_mm_dit.framework.pytorch.optim import split_by_kind
 from mindspeed_mm_dit.framework.pytorch.sharded import is_fsdp, is_sharded
 from mindspeed_mm_dit.models.registry import PREDICTOR_MODEL_MAPPINGS
+from mindspeed_mm_dit.optimizers.registry import chosen_by
 from mindspeed_mm_dit.training.contract import AveragedModel, ForwardStep, StepResult
 from mindspeed_mm_dit.training.mm_args import MultiModalArguments
 from mindspeed_mm_dit.training.pytorch.ema import MovingAverage, PowerAverages
@@ -33,6 +34,7 @@ from mindspeed_mm_dit.training.pytorch.parallel import (
     shard,
     unwrap,
 )
+from mindspeed_mm_dit.training.pytorch.stepper import Stepper
 
 __all__ = ["Engine", "StepResult", "check_sharding", "checkpoints"]
 
@@ -55,7 +57,7 @@ class Engine:
             runtime.compile_blocks(model.blocks)
         self.model = shard(model, fsdp2) if fsdp2 else replicate(model)
         self.predictor: nn.Module = unwrap(self.model).predictor
-        self.optimizer = adamw(self.predictor, (args.adam_beta1, args.adam_beta2), args.adam_eps, args.weight_decay)
+        self.optimizer = Stepper(self.predictor, model.declared, chosen_by(args), args.weight_decay)
         parameters = dict(self.predictor.named_parameters())
         self.ema = MovingAverage(parameters, args.ema_decay)
         self.power_ema = PowerAverages(parameters, len(args.power_ema_stds))
@@ -74,10 +76,7 @@ class Engine:
             reported.append(metrics["loss"])
         average_ignored(self.model)
         grad_norm = self._clip()
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.step(lr)
         self.ema.update()
         return StepResult(torch.stack(reported).mean(), grad_norm)
 
@@ -141,22 +140,8 @@ class Engine:
             **self.power_ema.state(),
         }
         if with_optimizer:
-            self._fill_optimizer_state()
-            state["optimizer"] = {
-                "state": {n: self.optimizer.state[p] for n, p in self.predictor.named_parameters() if p.requires_grad}
-            }
+            state["optimizer"] = {"state": self.optimizer.state()}
         return state
-
-    def _fill_optimizer_state(self) -> None:
-        """Give AdamW the (zero) moments it would only make in its first step, so that they can be loaded into."""
-        for group in self.optimizer.param_groups:
-            for p in group["params"]:
-                if not self.optimizer.state[p]:
-                    self.optimizer.state[p] = {
-                        "step": torch.zeros((), dtype=torch.float32, device=p.device),
-                        "exp_avg": torch.zeros_like(p),
-                        "exp_avg_sq": torch.zeros_like(p),
-                    }
 
     def load(self, path: Path, with_optimizer: bool) -> None:
         """Continue from the checkpoint ``path``; its architecture must be this model's."""

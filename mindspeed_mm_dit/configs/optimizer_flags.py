@@ -1,0 +1,31 @@
+"""``--optimizer``, and the settings of every optimizer as flags, those of plugins among them."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, get_type_hints
+
+from mindspeed_mm_dit.configs.plugins import load_plugins
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.optimizers.registry import DEFAULT, OPTIMIZERS, settings
+
+
+def optimizer_flags(group: Any) -> None:
+    """Add the flags to ``group``; a setting that several optimizers have is one flag.
+
+    Raises ConfigError for a setting of a plugin that is a flag already.
+    """
+    load_plugins()
+    group.add_argument(
+        "--optimizer", metavar="NAME", default=DEFAULT, help=f"what steps the weights: {', '.join(OPTIMIZERS)}"
+    )
+    for name, (field, owners) in settings().items():
+        words = f"{', '.join(owners)}: {field.metadata['help']}".replace("%", "%%")
+        kind = get_type_hints(OPTIMIZERS[owners[0]].config)[name]
+        how: dict[str, Any] = {"action": argparse.BooleanOptionalAction} if kind is bool else {"type": kind}
+        how |= field.metadata["how"]
+        try:
+            group.add_argument(f"--{name.replace('_', '-')}", default=field.default, help=words, **how)
+        except argparse.ArgumentError:
+            what = f"setting {name!r} of the optimizer {owners[0]!r}"
+            raise ConfigError(what, "is a flag of this command already", "give it another name") from None

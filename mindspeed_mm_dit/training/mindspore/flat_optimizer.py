@@ -1,0 +1,115 @@
+"""A rule of the optimizer and the moving averages on one vector, compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mindspore
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+
+from mindspeed_mm_dit.checkpoint import power_ema
+from mindspeed_mm_dit.optimizers.contract import Rule
+
+
+class FlatOptimizer(nn.Cell):
+    """Steps the parameters of one rule by it, then moves their averages.
+
+    Args:
+        config: settings of the optimizer.
+        weights: (n,) float32, this worker's slice of the weights.
+        decay: (n,) float32, the weight decay of each element; vectors and biases have 0.
+        of_matrices: (change of this worker (n,), numbers of the rule) -> (n,); None: the rule needs no whole matrices.
+        power_averages: how many averages there are over a share of the run (``checkpoint/power_ema.py``).
+    """
+
+    def __init__(
+        self,
+        rule: Rule,
+        config: Any,
+        weights: np.ndarray,
+        decay: np.ndarray,
+        of_matrices: Callable[[Any, tuple[Any, ...]], Any] | None,
+        ema_decay: float,
+        power_averages: int = 0,
+    ) -> None:
+        super().__init__()
+        self.config, self.ema_decay, self._numbers, self._rule_of_change = config, ema_decay, rule.numbers, rule.change
+        self.steps = 0
+        """Since the rule's state was zero."""
+        self.decay = Tensor(decay)
+        self.weights = Parameter(Tensor(weights), name="weights")
+        self.average = Parameter(Tensor(weights), name="average")
+        names = power_ema.trees(power_averages)
+        self.power_averages = mindspore.ParameterTuple([Parameter(Tensor(weights), name=name) for name in names])
+        zeros = np.zeros_like(weights)
+        self.kept = mindspore.ParameterTuple([Parameter(Tensor(zeros), name=name) for name in rule.state])
+        """What the rule keeps, by its names."""
+        self._of_matrices = of_matrices
+        self._compiled = mindspore.jit(self._step)
+        self._compiled_change = mindspore.jit(self._change)
+        self._compiled_take = mindspore.jit(self._take)
+        self._compiled_move = mindspore.jit(self._move)
+
+    def step(self, gradient: Any, lr: float) -> Any:
+        """Take one step with ``gradient`` (n,) float32; return the new weights (n,)."""
+        self.steps += 1
+        numbers = tuple(Tensor(np.float32(x)) for x in self._numbers(self.config, lr, self.steps))
+        rate = Tensor(np.float32(lr))
+        if self._of_matrices is None:
+            return self._compiled(gradient, rate, numbers)
+        change = self._compiled_change(gradient, numbers)
+        return self._compiled_take(self._of_matrices(change, numbers), rate)
+
+    def move_power_averages(self, shares: Sequence[float]) -> None:
+        """Move each of the power averages this share of the way to the weights."""
+        self._compiled_move(*(Tensor(np.float32(share)) for share in shares))
+
+    def _move(self, *shares: Any) -> None:
+        for average, share in zip(self.power_averages, shares):
+            ops.assign(average, average + share * (self.weights - average))
+
+    def _step(self, gradient: Any, lr: Any, numbers: Any) -> Any:
+        return self._take(self._change(gradient, numbers), lr)
+
+    def _change(self, gradient: Any, numbers: Any) -> Any:
+        found = self._rule_of_change(self.config, gradient, tuple(self.kept), numbers)
+        for kept, value in zip(self.kept, found[1:]):
+            ops.assign(kept, value)
+        return found[0]
+
+    def _take(self, change: Any, lr: Any) -> Any:
+        weights = self.weights * (1 - lr * self.decay) - change
+        ops.assign(self.average, self.average + (1 - self.ema_decay) * (weights - self.average))
+        ops.assign(self.weights, weights)
+        return weights
+
+
+class EachMatrix(nn.Cell):
+    """What a rule makes of the matrices in a vector, compiled; matrices of one shape are computed together.
+
+    Args:
+        alike: (n, rows, columns) of the matrices of one shape, in the order of the vector; what follows is padding.
+    """
+
+    def __init__(self, rule: Rule, config: Any, alike: Sequence[tuple[int, int, int]]) -> None:
+        super().__init__()
+        assert rule.of_matrices is not None
+        self.config, self.alike, self._rule_of_matrices = config, tuple(alike), rule.of_matrices
+        self._compiled = mindspore.jit(self._make)
+
+    def make(self, change: Any, numbers: tuple[Any, ...]) -> Any:
+        """Return what is taken from the weights, (n,), from the whole change (n,)."""
+        return self._compiled(change, numbers)
+
+    def _make(self, change: Any, numbers: Any) -> Any:
+        found, start = [], 0
+        for count, rows, columns in self.alike:
+            end = start + count * rows * columns
+            matrices = change[start:end].reshape(count, rows, columns)
+            found.append(self._rule_of_matrices(self.config, matrices, numbers).reshape(-1))
+            start = end
+        if start < change.shape[0]:
+            found.append(change[start:])
+        return ops.cat(found, 0)

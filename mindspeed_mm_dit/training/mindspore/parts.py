@@ -1,0 +1,118 @@
+"""The trained parameters, by the rule that steps them: of each rule one vector, and a slice of it for every worker."""
+
+from __future__ import annotations
+
+import itertools
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from mindspore import Parameter, Tensor, ops
+
+from mindspeed_mm_dit.checkpoint import power_ema
+from mindspeed_mm_dit.framework.mindspore import runtime
+from mindspeed_mm_dit.optimizers.contract import STEP, Rule
+from mindspeed_mm_dit.optimizers.contract import Parameter as Declared
+from mindspeed_mm_dit.optimizers.registry import chosen_by
+from mindspeed_mm_dit.training.mindspore.flat import Arrays, Layout
+from mindspeed_mm_dit.training.mindspore.flat_optimizer import EachMatrix, FlatOptimizer
+from mindspeed_mm_dit.training.mindspore.sharding import Shards
+
+
+def parts_of(
+    parameters: Mapping[str, Parameter], declared: Mapping[str, Declared], args: Namespace, shards: Shards
+) -> list[Part]:
+    """Return ``parameters``, as the predictor's config declares them, by the rules of the chosen optimizer."""
+    chosen = chosen_by(args)
+    rules = {name: chosen.rule_of(declared[name]) for name in parameters}
+    return [
+        Part([name for name in parameters if rules[name] == rule], rule, parameters, declared, args, shards)
+        for rule in dict.fromkeys(rules.values())
+    ]
+
+
+class Part:
+    """The parameters that one rule steps: all of them as a vector, and this worker's slice of their state."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        rule: Rule,
+        parameters: Mapping[str, Parameter],
+        declared: Mapping[str, Declared],
+        args: Namespace,
+        shards: Shards,
+    ) -> None:
+        config = chosen_by(args).config
+        matrices = {name: _matrices(declared[name]) for name in names} if rule.of_matrices else {}
+        self.names = tuple(sorted(names, key=lambda name: matrices[name][1:]) if matrices else names)
+        self._numbers = [list(parameters).index(name) for name in self.names]
+        self._parameters, self._rule, self._shards = [parameters[name] for name in self.names], rule, shards
+        self._layout = Layout(self.names, tuple(tuple(p.shape) for p in self._parameters), shards.count)
+        self._matrices = EachMatrix(rule, config, _counted([matrices[n] for n in self.names])) if matrices else None
+        decay = {n: np.full(p.shape, args.weight_decay if p.ndim >= 2 else 0.0) for n, p in parameters.items()}
+        weights = {name: runtime.to_host(p) for name, p in zip(self.names, self._parameters)}
+        own_weights, own_decay = (shards.own(self._layout.from_arrays(arrays)) for arrays in (weights, decay))
+        self.optimizer = FlatOptimizer(
+            rule, config, own_weights, own_decay, self._of_matrices if matrices else None, args.ema_decay,
+            len(args.power_ema_stds),
+        )  # fmt: skip
+
+    def vector(self, gradients: Sequence[Any]) -> Tensor:
+        """Join this part's of the gradients of all parameters."""
+        return self._layout.vector([gradients[number] for number in self._numbers])
+
+    def step(self, gradient: Any, lr: float) -> None:
+        """Take one step with ``gradient``, the whole vector, and let the parameters hold the new weights."""
+        own = self.optimizer.step(self._shards.own(gradient), lr)
+        self._layout.assign(self._parameters, self._shards.whole(own))
+
+    def hold(self, vector: Any) -> None:
+        """Let the parameters hold a vector of which this worker has a slice."""
+        self._layout.assign(self._parameters, self._shards.whole(vector.value()))
+
+    def _of_matrices(self, change: Any, numbers: tuple[Any, ...]) -> Any:
+        """Return what the rule makes of this worker's slice: the change is gathered, and each computes all of it."""
+        assert self._matrices is not None
+        return self._shards.own(self._matrices.make(self._shards.whole(change), numbers))
+
+    # --- state -------------------------------------------------------------------------------------------
+
+    def trees(self) -> dict[str, Any]:
+        """Return the weights and their averages, this worker's slice of each, by the trees of a checkpoint."""
+        averages = self.optimizer.power_averages
+        named = dict(zip(power_ema.trees(len(averages)), averages))
+        return {"model": self.optimizer.weights, "ema": self.optimizer.average, **named}
+
+    def arrays(self, vector: Any) -> Arrays:
+        """Return a vector of which this worker has a slice as arrays by parameter; every worker must call this."""
+        return self._layout.arrays(runtime.to_host(self._shards.whole(vector)))
+
+    def set(self, vector: Any, arrays: Arrays) -> None:
+        """Write this worker's slice of ``arrays`` into a vector."""
+        ops.assign(vector, Tensor(self._shards.own(self._layout.from_arrays(arrays))))
+
+    def kept(self) -> Arrays:
+        """Return what the rule keeps, as ``PARAMETER.NAME``; every worker must call this."""
+        found = {f"{name}.{STEP}": np.array(self.optimizer.steps, np.float32) for name in self.names}
+        for kind, vector in zip(self._rule.state, self.optimizer.kept):
+            found |= {f"{name}.{kind}": array for name, array in self.arrays(vector).items()}
+        return found
+
+    def load_kept(self, arrays: Arrays) -> None:
+        """Take what :meth:`kept` has returned."""
+        for kind, vector in zip(self._rule.state, self.optimizer.kept):
+            self.set(vector, {name: arrays[f"{name}.{kind}"] for name in self.names})
+        self.optimizer.steps = int(arrays[f"{self.names[0]}.{STEP}"])
+
+
+def _matrices(declared: Declared) -> tuple[int, int, int]:
+    """Return (n, rows, columns) of the matrices that a parameter is."""
+    return (declared.matrices, declared.shape[0] // declared.matrices, declared.shape[1])
+
+
+def _counted(matrices: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """Join neighbours of one shape."""
+    by_shape = itertools.groupby(matrices, key=lambda one: one[1:])
+    return [(sum(count for count, *_ in group), *shape) for shape, group in by_shape]

@@ -1,0 +1,133 @@
+"""Steps the trained parameters, each by the rule that the chosen optimizer has for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mindspeed_mm_dit.framework.pytorch.optim import groups, own_optimizer
+from mindspeed_mm_dit.framework.pytorch.sharded import is_sharded
+from mindspeed_mm_dit.optimizers.contract import STEP, Chosen, Parameter, Rule
+
+
+class Stepper:
+    """The optimizer of a run: PyTorch's own for each rule that has one, else the rule.
+
+    Args:
+        module: the network; its tensors may be sharded.
+        declared: what its config says of each parameter, by name.
+    """
+
+    def __init__(
+        self, module: nn.Module, declared: Mapping[str, Parameter], chosen: Chosen, weight_decay: float
+    ) -> None:
+        self._trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self._rules = {name: chosen.rule_of(declared[name]) for name in self._trained}
+        self._optimizers: list[torch.optim.Optimizer] = []
+        self._owners: dict[str, torch.optim.Optimizer] = {}
+        for rule in dict.fromkeys(self._rules.values()):
+            own = [name for name in self._trained if self._rules[name] == rule]
+            found = groups((self._trained[name] for name in own), weight_decay)
+            matrices = {self._trained[name]: declared[name].matrices for name in own}
+            optimizer = (
+                own_optimizer(rule, chosen.config, found)
+                if rule.pytorch
+                else ByRule(chosen.config, rule, found, matrices)
+            )
+            self._optimizers.append(optimizer)
+            self._owners |= dict.fromkeys(own, optimizer)
+
+    def step(self, lr: float) -> None:
+        """Step by the gradients there are, and forget them."""
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        """Return what is kept of each parameter, by the names of the checkpoint; the tensors are the live ones.
+
+        What an optimizer would only make in its first step is made now, of zeros, so that it can be loaded into.
+        """
+        kept = {}
+        for name, p in self._trained.items():
+            state = self._owners[name].state
+            if not state[p]:
+                state[p] = zero_state(p, self._rules[name])
+            kept[name] = state[p]
+        return kept
+
+
+class ByRule(torch.optim.Optimizer):
+    """One rule, as its file says it.
+
+    Of a sharded parameter a rule sees this rank's elements. One of whole matrices has their change gathered, each
+    matrix when its turn comes, so that every rank computes the same and keeps its part: a rank sends (n - 1) / n of
+    4 bytes for each element among n ranks.
+
+    Args:
+        matrices: how many matrices stand in each parameter.
+    """
+
+    def __init__(self, config: Any, rule: Rule, groups: list[dict[str, Any]], matrices: Mapping[Tensor, int]) -> None:
+        super().__init__(groups, {"lr": 0.0})
+        self._config, self._rule, self._matrices = config, rule, dict(matrices)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Step every parameter that has a gradient."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._step(p, group["lr"], group["weight_decay"])
+
+    def _step(self, p: Tensor, lr: float, decay: float) -> None:
+        rule, state = self._rule, self.state[p]
+        if not state:
+            state.update(zero_state(p, rule))
+        state[STEP] += 1
+        numbers = rule.numbers(self._config, lr, int(state[STEP]))
+        before = tuple(_own(state[name]) for name in rule.state)
+        change, *after = rule.change(self._config, _own(p.grad), before, numbers)
+        for name, value in zip(rule.state, after):
+            _own(state[name]).copy_(value)
+        if rule.of_matrices is not None:
+            whole = _whole(change, p)
+            parts = whole.reshape(self._matrices[p], -1, whole.shape[-1])  # (n, rows, columns)
+            change = _part(rule.of_matrices(self._config, parts, numbers).reshape(whole.shape), p)
+        _own(p).mul_(1 - lr * decay).sub_(change)
+
+
+def zero_state(p: Tensor, rule: Rule) -> dict[str, Tensor]:
+    """Return what is kept of a parameter before its first step; PyTorch's fused optimizers count on the device."""
+    step = torch.zeros((), dtype=torch.float32, device=p.device if rule.pytorch else "cpu")
+    return {STEP: step, **{name: torch.zeros_like(p) for name in rule.state}}
+
+
+def _own(tensor: Any) -> Tensor:
+    """Return this rank's elements."""
+    return tensor.to_local() if is_sharded(tensor) else tensor
+
+
+def _whole(own: Tensor, p: Any) -> Tensor:
+    """Gather what has the elements ``own`` here and is sharded like ``p``, on the device that the ranks send from."""
+    if not is_sharded(p):
+        return own
+    from torch.distributed.tensor import DTensor
+
+    own = own.to(p.device_mesh.device_type)  # (offload_to_cpu keeps it elsewhere)
+    return DTensor.from_local(own, p.device_mesh, p.placements, shape=p.shape, stride=p.stride()).full_tensor()
+
+
+def _part(whole: Tensor, p: Any) -> Tensor:
+    """Return this rank's elements of what is whole on every rank; nothing is sent."""
+    if not is_sharded(p):
+        return whole
+    from torch.distributed.tensor import DTensor, Replicate
+
+    alike = DTensor.from_local(whole, p.device_mesh, [Replicate()] * p.device_mesh.ndim, run_check=False)
+    return alike.redistribute(placements=p.placements).to_local().to(_own(p).device)
