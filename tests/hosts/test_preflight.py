@@ -28,6 +28,7 @@ def args(tmp_path, digits_folder):
         mm_model=str(ROOT / "examples/dit/model.json"), mm_data=str(tmp_path / "data.json"), seed=1,
         use_torch_fsdp2=False, fsdp2_config_path=str(tmp_path / "fsdp2.yaml"), bf16=False, eval_interval=None,
         micro_batch_size=4, global_batch_size=None, context_parallel_size=1, power_ema_stds=(),
+        optimizer="adam", adam_beta1=0.9, adam_beta2=0.999, adam_eps=1e-8,
     )  # fmt: skip
 
 
