@@ -13,6 +13,7 @@ Recompute every quantity in a file of reference values with the weights of a che
   mm-dit parity --reference dit_tiny_p2.npz --checkpoint dit_tiny_p2.pt
   mm-dit parity --reference t2v_tiny.npz --checkpoint t2v_tiny.pt --wan wan_tiny.pt --vae wan_vae_tiny \\
       --text-encoder umt5_tiny
+  mm-dit parity --reference muon_tiny.npz
 
 Prints ours, the reference's, the relative error (norm of the difference over norm of the reference) and a
 verdict for each; the exit code is 1 if one is past its tolerance. Where the file has float64 values beside the
@@ -25,9 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reference", required=True, metavar="NPZ", help="file of reference values")
     parser.add_argument(
         "--checkpoint",
-        required=True,
         metavar="PATH",
-        help="weights they were computed with: a file, a checkpoint folder, or a folder of those (newest one)",
+        help="weights they were computed with: a file, a checkpoint folder, or a folder of those (newest one); an "
+        "optimizer's steps have none",
     )
     parser.add_argument("--wan", metavar="PATH", help="weights of Wan, for the values wan/ of a file of text to video")
     parser.add_argument("--vae", metavar="DIR", help="Wan's autoencoder, for vae/ and step/latents of such a file")

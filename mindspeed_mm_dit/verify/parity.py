@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.errors import CheckpointError
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.framework import ops
 from mindspeed_mm_dit.verify.reference.contract import Kind
 from mindspeed_mm_dit.verify.reference.file import Given, read_arrays, unknown_quantity
 from mindspeed_mm_dit.verify.reference.registry import kind_of
-from mindspeed_mm_dit.verify.table import Bound, Finding, NotThere, Quantity, Tolerances, find, judge, relative_error
+from mindspeed_mm_dit.verify.table import Finding, NotThere, Quantity, Tolerances, find, judge, relative_error
 
 Found = tuple[Quantity, tuple[str, ...]]
 """The row of a name, and what its groups match."""
@@ -28,7 +28,7 @@ _FLOAT64 = "float64/"
 
 def compare(
     reference: str | Path,
-    checkpoint: str | Path,
+    checkpoint: str | Path | None,
     tolerance: float,
     table_tolerance: float,
     parts: Mapping[str, str | Path] | None = None,
@@ -44,9 +44,11 @@ def compare(
     us, with inputs that the network cannot be given, or with values that cannot be those of one quantity.
     """
     given, asked = read_arrays(reference), Tolerances(tolerance, table_tolerance)
-    weights = {"--checkpoint": checkpoint, **(parts or {})}
+    weights = {**({} if checkpoint is None else {"--checkpoint": checkpoint}), **(parts or {})}
     names = list(dict.fromkeys(key.removeprefix(_FLOAT64) for key in given))
     kind = kind_of(names)
+    if kind.has_network and checkpoint is None:
+        raise ConfigError("--checkpoint", "is required: the values of the file are those of a network")
     program = kind.program(given, weights)
     results = _results(kind, names)
     for group, why in _left_out(kind, names, results, weights).items():
@@ -54,7 +56,7 @@ def compare(
     checked = {name: found for name, found in results.items() if found[0].needs in (None, *weights)}
     if not checked:
         raise CheckpointError(f"--reference = {reference}", "has no results to compare, only inputs")
-    return [_judged(name, _ours(name, found, program), given, found[0].bound, asked) for name, found in checked.items()]
+    return [_judged(name, found, program, given, asked) for name, found in checked.items()]
 
 
 def _results(kind: Kind, names: list[str]) -> dict[str, Found]:
@@ -91,12 +93,25 @@ def _ours(name: str, found: Found, program: Any) -> np.ndarray:
     return np.asarray(values) if isinstance(values, (np.ndarray, np.generic, tuple)) else ops.numpy(values)
 
 
-def _judged(name: str, ours: np.ndarray, given: Given, bound: Bound, asked: Tolerances) -> Finding:
-    """Judge ``ours`` by float64 and what float32 can hold of it, or by the published float32 where there is no more."""
+def _judged(name: str, found: Found, program: Any, given: Given, asked: Tolerances) -> Finding:
+    """Judge ours by float64 and what float32 can hold of it, or by the published float32 where there is no more."""
+    (row, groups), ours = found, _ours(name, found, program)
     published, exact = given.get(name), given.get(_FLOAT64 + name)
+    if row.start is not None:
+        start = row.start(program, *groups).astype(np.float64)
+        ours, published, exact = (_from(start, values) for values in (ours, published, exact))
+    bound = row.bound
     if published is None or exact is None:
-        return judge(name, ours, given[name] if exact is None else exact, bound, asked)
+        reference = published if exact is None else exact
+        assert reference is not None, "a name of the file is one of the two"
+        return judge(name, ours, reference, bound, asked)
     noise = relative_error(published, exact)
     if not math.isfinite(noise):
         raise CheckpointError(f"--reference: {name} and {_FLOAT64}{name}", "differ in shape, or are not finite")
     return judge(name, ours, exact, bound, asked, noise)
+
+
+def _from(start: np.ndarray, values: np.ndarray | None) -> Any:
+    """Return ``values`` from where they began; values of another shape stay, and are judged as such."""
+    fits = values is not None and values.shape[-start.ndim :] == start.shape
+    return values - start if values is not None and fits else values

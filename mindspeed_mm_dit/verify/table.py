@@ -73,6 +73,8 @@ class Quantity:
     bound: Bound = FORWARD
     needs: str | None = None
     """Flag of the weights that the program needs for it, where it can do without for other rows."""
+    start: Callable[..., np.ndarray] | None = None
+    """(program, *groups) -> where both begin, where an error counts by how far they have come from there."""
     all_names: Callable[[Any], Iterable[str]] = lambda program: ()
     """(program) -> every name of this form that the program can compute."""
 

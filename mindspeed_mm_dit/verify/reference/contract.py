@@ -26,5 +26,7 @@ class Kind:
     """Recomputes a file, each quantity when it is asked for."""
     rows: Rows
     """Every quantity that such a file may hold."""
+    has_network: bool = True
+    """Whether the values are those of a network, whose weights ``--checkpoint`` names."""
     not_checked: Mapping[str, str] = field(default_factory=dict)
     """Names that nothing here recomputes, and why."""
