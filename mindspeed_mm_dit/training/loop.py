@@ -41,12 +41,12 @@ def train(
     """
     with closing(open_log(args, progress.iteration)) as log:
         run = Run(args, engine, forward_step, valid_batches, progress, stop, log)
-        with closing(open_watchers(run)) as run.watchers:
-            return _train(run, train_batches)
+        run.watchers = open_watchers(run)
+        return _train(run, train_batches)
 
 
 def _train(run: Run, train_batches: Iterator[Any]) -> Stop | None:
-    args, progress, watchers = run.args, run.progress, run.watchers
+    args, progress = run.args, run.progress
     schedule = LearningRate.of(args)
     if progress.iteration >= args.train_iters:
         run.log.say(f"iteration {progress.iteration} is reached already: nothing to train up to {args.train_iters}")
@@ -55,12 +55,11 @@ def _train(run: Run, train_batches: Iterator[Any]) -> Stop | None:
         if run.stop.agree():
             break
         lr = schedule.at(progress.iteration)
-        watchers.before_step(run)
+        run.tell(lambda watcher: watcher.before_step(run))
         with named_step(f"iteration {progress.iteration + 1}"):
             result = run.engine.train_step(run.forward_step, iter(batches), lr)
             run.catch_up()  # on the steps before, while the device is busy with this one
-        progress.advance()
-        watchers.after_step(run, Step(result, lr))
+        run.took(Step(result, lr))
         if run.is_due(args.save_interval):
             run.catch_up()
             run.check()
@@ -70,7 +69,7 @@ def _train(run: Run, train_batches: Iterator[Any]) -> Stop | None:
 
 def _end(run: Run) -> Stop | None:
     """Save the last state, and return why it is the last; None where --train-iters is reached."""
-    run.watchers.at_end(run)
+    run.tell(lambda watcher: watcher.at_end(run))
     ended = run.stop.agree()
     run.catch_up()
     run.check()

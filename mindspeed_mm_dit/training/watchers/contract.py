@@ -8,16 +8,16 @@ The moments of one step, in this order; at each of them every watcher is called,
     after_validation(run, loss)   in the middle of ``after_step``, where a validation has been taken
     check(run)                    before the state is saved
 
-``at_end`` follows the last step of a run that ends in order, ``close`` ends every run. Every rank calls the same
-watchers at the same steps, so a watcher may let the ranks meet, as long as it does so on each of them. One that wants
-the run to end calls ``run.stop.ask``.
+``at_end`` follows the last step of a run that ends in order. Every rank calls the same watchers at the same steps, so a
+watcher may let the ranks meet, as long as it does so on each of them. One that wants the run to end calls
+``run.stop.ask``.
 """
 
 from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -60,50 +60,6 @@ class Watcher:
     def at_end(self, run: Run) -> None:
         """Called after the last step of a run that ends in order."""
 
-    def close(self) -> None:
-        """Let go of what is held, however the run has ended."""
-
-
-class Watchers(Watcher):
-    """Several watchers as one; what goes wrong in one of them is named."""
-
-    def __init__(self, each: Sequence[Watcher]) -> None:
-        self._each = tuple(each)
-
-    def _call(self, run: Run, moment: Callable[[Watcher], None]) -> None:
-        for watcher in self._each:
-            with named_step(f"{type(watcher).__name__} at iteration {run.progress.iteration}"):
-                moment(watcher)
-
-    def before_step(self, run: Run) -> None:
-        """Call each."""
-        self._call(run, lambda watcher: watcher.before_step(run))
-
-    def catch_up(self, run: Run) -> None:
-        """Call each."""
-        self._call(run, lambda watcher: watcher.catch_up(run))
-
-    def after_step(self, run: Run, step: Step) -> None:
-        """Call each."""
-        self._call(run, lambda watcher: watcher.after_step(run, step))
-
-    def after_validation(self, run: Run, loss: ValidationLoss) -> None:
-        """Call each."""
-        self._call(run, lambda watcher: watcher.after_validation(run, loss))
-
-    def check(self, run: Run) -> None:
-        """Call each."""
-        self._call(run, lambda watcher: watcher.check(run))
-
-    def at_end(self, run: Run) -> None:
-        """Call each."""
-        self._call(run, lambda watcher: watcher.at_end(run))
-
-    def close(self) -> None:
-        """Call each."""
-        for watcher in self._each:
-            watcher.close()
-
 
 @dataclass
 class Run:
@@ -121,19 +77,30 @@ class Run:
     """What asks the run to end."""
     log: RunLog
     """Where lines, scalars and pictures go."""
-    watchers: Watchers = field(default_factory=lambda: Watchers(()))
+    watchers: Sequence[Watcher] = ()
 
     def is_due(self, every: int | None) -> bool:
         """Return whether an interval of ``every`` steps ends with the step just taken; None and 0: never."""
         return every is not None and every > 0 and self.progress.iteration % every == 0
 
+    def tell(self, moment: Callable[[Watcher], None]) -> None:
+        """Call each watcher; what goes wrong in one of them is named."""
+        for watcher in self.watchers:
+            with named_step(f"{type(watcher).__name__} at iteration {self.progress.iteration}"):
+                moment(watcher)
+
+    def took(self, step: Step) -> None:
+        """Count a step, and tell the watchers of it."""
+        self.progress.advance()
+        self.tell(lambda watcher: watcher.after_step(self, step))
+
     def catch_up(self) -> None:
         """Have everything said of the steps so far: call it before something slow, and before printing."""
-        self.watchers.catch_up(self)
+        self.tell(lambda watcher: watcher.catch_up(self))
 
     def check(self) -> None:
         """Raise a UserError where a watcher forbids to keep the state as it is now."""
-        self.watchers.check(self)
+        self.tell(lambda watcher: watcher.check(self))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from mindspeed_mm_dit.configs.outputs import check_output_folder
 from mindspeed_mm_dit.configs.plugins import load_plugins
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.training.watchers.contract import Run, WatcherKind, Watchers
+from mindspeed_mm_dit.training.watchers.contract import Run, Watcher, WatcherKind
 
 OUTSIDE: dict[str, WatcherKind] = {}
 """Watchers of other packages; they are called after ours."""
@@ -39,10 +39,9 @@ def kinds() -> list[WatcherKind]:
     return [*ours, *outside()]
 
 
-def open_watchers(run: Run) -> Watchers:
+def open_watchers(run: Run) -> list[Watcher]:
     """Return those that the flags of ``run`` ask for."""
-    opened = (kind.open(run) for kind in kinds())
-    return Watchers([watcher for watcher in opened if watcher is not None])
+    return [watcher for kind in kinds() if (watcher := kind.open(run)) is not None]
 
 
 def check_watchers(args: Namespace, world_size: int) -> None:

@@ -22,7 +22,7 @@ class Validation(Watcher):
             loss = validate(run)
             if loss is not None:
                 run.log.validation(run.progress.iteration, loss)
-                run.watchers.after_validation(run, loss)
+                run.tell(lambda watcher: watcher.after_validation(run, loss))
 
 
 def validate(run: Run) -> ValidationLoss | None:
