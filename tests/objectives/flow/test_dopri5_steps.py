@@ -1,0 +1,65 @@
+"""Which steps dopri5 takes, where the difference of its two orders is known in closed form.
+
+Of dx/dt = k t^4 both orders are exact but for t^4 in the fourth: the difference is 71/270000 k h^5, wherever the step is.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+FIRST = 0.02
+"""The first step of a way from 0 to 1."""
+NODES = 4 / 5
+"""From the first time that a step asks for, h / 5 on, to its last, h on."""
+
+
+@pytest.fixture
+def attempts(framework):
+    """Return the steps that are tried, as pairs of start and length; ``first_error``: of the first, in tolerances."""
+    from mindspeed_mm_dit.objectives.flow import ode
+
+    def tried(first_error, times=(0.0, 1.0), most=4):
+        factor, asked = first_error / (71 / 270000 * FIRST**5), []
+
+        def velocity(x, t):
+            asked.append(float(t[0]))
+            if len(asked) > 1 + 6 * most:
+                raise StopIteration
+            return x * 0 + framework.ops.tensor((factor * t**4).astype(np.float32).reshape(-1, 1))
+
+        x = framework.ops.tensor(np.zeros((1, 3), np.float32))
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            list(ode.dopri5(velocity, x, np.array(times), rtol=0.0, atol=1.0))
+        steps = np.array(asked[1 : 1 + 6 * most]).reshape(most, 6)
+        lengths = (steps[:, -1] - steps[:, 0]) / NODES
+        return np.stack([steps[:, -1] - lengths, lengths], 1)
+
+    return tried
+
+
+def test_a_step_beyond_the_tolerance_is_taken_back_and_the_next_aims_at_nine_tenths_of_it(attempts):
+    length = FIRST * 0.9 * 20**-0.2  # whose error is 0.9^5 of the tolerance, so that every step to come is as long
+    expected = [(0, FIRST), (0, length), (length, length), (2 * length, length)]
+    np.testing.assert_allclose(attempts(20.0), expected, rtol=1e-3, atol=1e-6)
+
+
+def test_a_step_just_beyond_the_tolerance_is_taken_back_and_one_just_within_is_not(attempts):
+    (_, _), (beyond, _) = attempts(1.05, most=2)
+    (_, _), (within, _) = attempts(0.95, most=2)
+    assert abs(beyond) < 1e-6 and within == pytest.approx(FIRST)
+
+
+def test_a_step_that_errs_little_is_followed_by_a_longer_one_and_by_five_times_at_most(attempts):
+    longer = FIRST * 0.9 * 0.01**-0.2
+    np.testing.assert_allclose(attempts(0.01, most=2), [(0, FIRST), (FIRST, longer)], rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(attempts(1e-9, most=2), [(0, FIRST), (FIRST, 5 * FIRST)], rtol=1e-3, atol=1e-6)
+
+
+def test_a_step_is_never_cut_to_less_than_a_fifth(attempts):
+    np.testing.assert_allclose(attempts(1e6, most=2), [(0, FIRST), (0, FIRST / 5)], rtol=1e-3, atol=1e-6)
+
+
+def test_a_step_cut_short_by_a_time_that_is_asked_for_does_not_shorten_the_next(attempts):
+    found = attempts(0.5, times=(0.0, FIRST / 1000, 1.0), most=2)
+    np.testing.assert_allclose(found, [(0, FIRST / 1000), (FIRST / 1000, FIRST)], rtol=1e-3, atol=1e-6)
