@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.forked import STARTED
+
 ROOT = Path(__file__).parent.parent
 FRAMEWORK = os.environ.get("MM_DIT_TEST_FRAMEWORK", "pytorch")
 """One process of tests runs on one framework."""
@@ -29,6 +31,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         long = [item for item in items if item.get_closest_marker("campaign")]
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if item not in long]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_running():
+    """End what a test has started and left running, having failed perhaps."""
+    yield
+    for process in STARTED:
+        if process.poll() is None:
+            process.kill()
+    STARTED.clear()
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from mindspeed_mm_dit.errors import PlatformError
+from mindspeed_mm_dit.framework.later import importing
 
 if TYPE_CHECKING:
     from mindspeed_mm_dit.framework.pytorch import nn, ops, optim, runtime
@@ -53,7 +54,8 @@ def activate(name: str) -> None:
         raise PlatformError(f"--ai-framework = {name}", f"must be one of {', '.join(FRAMEWORKS)}")
     _check_version(*_OLDEST[name], name)
     try:
-        importlib.import_module(f"{__name__}.{name}")
+        with importing():
+            importlib.import_module(f"{__name__}.{name}")
     except ModuleNotFoundError as error:
         raise PlatformError(
             f"--ai-framework = {name}",

@@ -13,6 +13,7 @@ import uuid
 from pathlib import Path
 
 from tests.conftest import ROOT
+from tests.forked import STARTED
 from tests.training.launch import Configs
 
 MINDSPORE_PYTHON = os.environ.get("MM_DIT_MINDSPORE_PYTHON", "")
@@ -54,6 +55,17 @@ class Run:
             ["bash", str(ROOT / "examples/dit/pretrain.sh"), *flags.split()], cwd=folder, env=environment,
             stdin=subprocess.DEVNULL, stdout=self.log.open("w"), stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
+        STARTED.append(self)
+
+    def poll(self) -> int | None:
+        """Return None while one of its processes lives."""
+        return None if self.processes() else 0
+
+    def kill(self) -> None:
+        """End all of its processes at once."""
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     @property
     def said(self) -> str:
@@ -104,8 +116,7 @@ class Run:
             code = self.process.wait(PATIENCE_SECONDS)
             wait_until(lambda: not self.processes())
         finally:
-            for pid in self.processes():
-                os.kill(pid, signal.SIGKILL)
+            self.kill()
         return code
 
 

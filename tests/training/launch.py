@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.conftest import ROOT
+from tests.forked import STARTED, launch
 
 _NUMBERS = re.compile(r"iteration +(\d+)/.*learning rate: (\S+) .* loss: (\S+) .* grad norm: (\S+) ")
 
@@ -77,14 +78,13 @@ class Configs:
             *flags.split(),
         ]
 
-    def start(self, flags: str, ranks: int = 1, **variables: str) -> subprocess.Popen:
+    def start(self, flags: str, ranks: int = 1, **variables: str) -> Any:
         """Start a run, with ``variables`` in its environment, and return at once."""
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         environment.update(variables)
-        return subprocess.Popen(
-            self.command(flags, ranks), env=environment, cwd=self.folder, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+        command = self.command(flags, ranks)
+        STARTED.append(launch(command, environment, str(self.folder)))
+        return STARTED[-1]
 
     def run(self, flags: str, ranks: int = 1, **variables: str) -> Outcome:
         """Run to the end."""

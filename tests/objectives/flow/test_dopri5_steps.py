@@ -1,6 +1,6 @@
 """Which steps dopri5 takes, where the difference of its two orders is known in closed form.
 
-Of dx/dt = k t^4 both orders are exact but for t^4 in the fourth: the difference is 71/270000 k h^5, wherever the step is.
+Of dx/dt = k t^4 only the fifth order is exact: they differ by 71/270000 k h^5, wherever the step is.
 """
 
 from __future__ import annotations

@@ -1,0 +1,226 @@
+"""Runs of a script forked off a process that has imported PyTorch and this package once: a fifth of the CPU of a start.
+
+What a run is given, and what is seen of it, is as with ``subprocess``: arguments, environment, working directory,
+output, exit code, signals. Only the imports are not its own: a test about the start itself starts a process, and a run
+with other variables that are read while PyTorch is imported is started too.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+READ_BY_IMPORTS = (
+    "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "TORCH_", "PYTORCH_", "PYTHON", "LD_", "MALLOC_", "CUDA_", "ASCEND_",
+    "AI_FRAMEWORK", "NON_MEGATRON", "PATH", "VIRTUAL_ENV",
+)  # fmt: skip
+"""Beginnings of the names of variables that decide what an import finds or sets up."""
+
+
+class Process(Protocol):
+    """A run that a test has started."""
+
+    def poll(self) -> int | None:
+        """Return the exit code, None while it runs."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+
+STARTED: list[Any] = []
+"""Runs of the test under way; what is left of them ends with it."""
+
+
+class Forked:
+    """A run under way, with what the tests use of ``subprocess.Popen``."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], folder: str) -> None:
+        request = {"argv": list(command), "environ": dict(environment), "folder": folder}
+        (read, write), (self._status, status) = os.pipe(), os.pipe()
+        socket.send_fds(_server(), [json.dumps(request).encode()], [write, status])
+        os.close(write)
+        os.close(status)
+        self.stdout = open(read, encoding="utf-8", errors="replace")  # noqa: SIM115
+        self.returncode: int | None = None
+        self.pid = int(self._line(None) or 0)
+
+    def poll(self) -> int | None:
+        """Return the exit code, None while it runs."""
+        return self._ended(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code once it has ended."""
+        if self._ended(timeout) is None:
+            raise subprocess.TimeoutExpired("a forked run", timeout or 0)
+        assert self.returncode is not None
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, None]:
+        """Return what it prints from now on, once it has ended."""
+        said, end = b"", None if timeout is None else time.monotonic() + timeout
+        while select.select([self.stdout], [], [], None if end is None else max(0, end - time.monotonic()))[0]:
+            part = os.read(self.stdout.fileno(), 1 << 16)
+            if not part:
+                self.wait(timeout)
+                return said.decode("utf-8", "replace"), None
+            said += part
+        raise subprocess.TimeoutExpired("a forked run", timeout or 0, said)
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self.send_signal(signal.SIGTERM)
+
+    def _ended(self, timeout: float | None) -> int | None:
+        if self.returncode is None and (line := self._line(timeout)) is not None:
+            self.returncode = int(line)
+            os.close(self._status)
+        return self.returncode
+
+    def _line(self, timeout: float | None) -> str | None:
+        """Return the next line of the process that waits for the run; None where there is none in time."""
+        if not select.select([self._status], [], [], timeout)[0]:
+            return None
+        line = b""
+        while not line.endswith(b"\n"):
+            byte = os.read(self._status, 1)
+            assert byte, "the process that runs are forked off has ended"
+            line += byte
+        return line.decode()
+
+
+def launch(command: Sequence[str], environment: Mapping[str, str], folder: str) -> Any:
+    """Fork a run where that is the same as to start it, else start it; return it, with its output as one text."""
+    if can_fork(command, environment):
+        return Forked(command, environment, folder)
+    return subprocess.Popen(
+        command, env=environment, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+def can_fork(command: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Return whether a run can be forked: of this Python, on PyTorch, with the imports that are there."""
+    names = {name for name in {*os.environ, *environment} if name.startswith(READ_BY_IMPORTS)}
+    same = all(_variables().get(name) == environment.get(name) for name in names)
+    return same and command[0] == sys.executable and command[1].endswith(".py") and "mindspore" not in command
+
+
+_servers: dict[int, socket.socket] = {}
+
+
+def _variables() -> dict[str, str]:
+    """Return the environment that the imports are made in: that of ``launch.py``'s runs."""
+    from tests.conftest import ROOT
+
+    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def _server() -> socket.socket:
+    """Return the way to the process that runs are forked off; each process of tests has its own."""
+    if os.getpid() not in _servers:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            command = [sys.executable, "-m", "tests.forked", str(theirs.fileno())]
+            server = subprocess.Popen(command, env=_variables(), pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        _servers[os.getpid()] = ours
+        atexit.register(_end, ours, server)
+    return _servers[os.getpid()]
+
+
+def _end(way: socket.socket, server: subprocess.Popen) -> None:
+    way.close()
+    server.wait()
+
+
+# --- the process that runs are forked off ------------------------------------------------------------------------
+
+
+def _import() -> None:
+    """Import what a run of pretrain_dit.py needs, and nothing that decides anything."""
+    import torch.distributed.checkpoint
+    import torch.distributed.fsdp
+
+    from mindspeed_mm_dit import framework
+
+    framework.activate("pytorch")
+    from mindspeed_mm_dit.hosts import standalone
+    from mindspeed_mm_dit.models import composite, custom_dit, dit, wan
+    from mindspeed_mm_dit.training import batches, report
+    from mindspeed_mm_dit.training.pytorch import engine
+
+    del torch, standalone, composite, custom_dit, dit, wan, batches, report, engine
+
+
+def _serve(requests: socket.socket) -> list[str]:
+    """Fork a process for each request; return the arguments, in that process alone."""
+    while True:
+        asked, (*descriptors,), _, _ = socket.recv_fds(requests, 1 << 20, 2)
+        if not asked:  # who asks has ended
+            with contextlib.suppress(ChildProcessError):
+                while True:
+                    os.wait()
+            os._exit(0)
+        if os.fork() == 0 and _is_run(descriptors[1]):
+            requests.close()
+            return _become(json.loads(asked), *descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
+def _is_run(status: int) -> bool:
+    """Fork once more; return True in the new process, while the one before waits for its end and tells it."""
+    from mindspeed_mm_dit.framework.launched import follow_to_death
+
+    follow_to_death(signal.SIGKILL)
+    run = os.fork()
+    if run == 0:
+        follow_to_death(signal.SIGKILL)
+        return True
+    os.closerange(3, status)
+    os.closerange(status + 1, 1024)
+    os.write(status, f"{run}\n".encode())
+    os.write(status, f"{os.waitstatus_to_exitcode(os.waitpid(run, 0)[1])}\n".encode())
+    os._exit(0)
+
+
+def _become(request: dict, output: int, status: int) -> list[str]:
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.closerange(3, 1024)
+    os.environ.clear()
+    os.environ.update(request["environ"])
+    os.chdir(request["folder"])
+    return request["argv"]
+
+
+if __name__ == "__main__":
+    import runpy
+
+    _import()
+    gc.freeze()  # no run looks through what it will not free: to touch it would be to copy it
+    sys.argv = _serve(socket.socket(fileno=int(sys.argv[1])))[1:]
+    sys.path[0] = os.path.dirname(sys.argv[0])
+    runpy.run_path(sys.argv[0], run_name="__main__")
