@@ -14,13 +14,13 @@ from mindspeed_mm_dit.framework.interrupt import end_at_once_when_interrupted
 end_at_once_when_interrupted()  # there is nothing to keep yet
 
 from mindspeed_mm_dit.hosts.choose import choose_host
+from mindspeed_mm_dit.training.flags import own_flags
 
-host = choose_host(sys.argv[1:])  # before anything that needs a framework
+host = choose_host(sys.argv[1:], own_flags)  # before anything that needs a framework
 
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.training.batches import train_valid_batches
-from mindspeed_mm_dit.training.flags import own_flags
 from mindspeed_mm_dit.training.report import report
 
 Tensor = Any  # a tensor of the chosen framework

@@ -12,6 +12,7 @@ import contextlib
 import gc
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -46,7 +47,7 @@ class Forked:
     """A run under way, with what the tests use of ``subprocess.Popen``."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], folder: str) -> None:
-        request = {"argv": list(command), "environ": dict(environment), "folder": folder}
+        request = {"argv": list(command), "environ": dict(environment), "folder": folder, "limits": _limits()}
         (read, write), (self._status, status) = os.pipe(), os.pipe()
         socket.send_fds(_server(), [json.dumps(request).encode()], [write, status])
         os.close(write)
@@ -152,6 +153,11 @@ def _end(way: socket.socket, server: subprocess.Popen) -> None:
     server.wait()
 
 
+def _limits() -> dict[str, tuple[int, int]]:
+    """Return the limits of this process, which those it starts inherit."""
+    return {name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")}
+
+
 # --- the process that runs are forked off ------------------------------------------------------------------------
 
 
@@ -213,6 +219,8 @@ def _become(request: dict, output: int, status: int) -> list[str]:
     os.environ.clear()
     os.environ.update(request["environ"])
     os.chdir(request["folder"])
+    for name, limits in request["limits"].items():
+        resource.setrlimit(getattr(resource, name), limits)
     return request["argv"]
 
 

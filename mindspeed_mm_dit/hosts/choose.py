@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mindspeed_mm_dit.errors import ConfigError, UserError, nearest
 from mindspeed_mm_dit.framework import activate
@@ -17,11 +17,14 @@ from mindspeed_mm_dit.hosts.contract import Host, HostKind
 from mindspeed_mm_dit.hosts.ending import end, end_in_a_line_when_interrupted
 from mindspeed_mm_dit.hosts.registry import hosts, wanted_framework
 
+AddFlags = Callable[[argparse.ArgumentParser], argparse.ArgumentParser]
 
-def choose_host(argv: Sequence[str]) -> Host:
+
+def choose_host(argv: Sequence[str], add_flags: AddFlags | None = None) -> Host:
     """Return the host that ``argv`` and the installed packages ask for, framework activated.
 
-    A UserError is printed and ends the process with code 2. From here on a Ctrl-C that nothing else takes ends it
+    ``add_flags`` adds the script's own flags to a parser: --help of a host that can say it without a framework is
+    printed here, and ends the process with 0. A UserError is printed and ends it with code 2. From here on a Ctrl-C that nothing else takes ends it
     with one line and code 130; in MindSpeed-MM it raises KeyboardInterrupt again.
     """
     end_in_a_line_when_interrupted()
@@ -31,12 +34,12 @@ def choose_host(argv: Sequence[str]) -> Host:
     except UserError as error:
         end(error)
     try:
-        return find_host(argv)
+        return find_host(argv, add_flags)
     except UserError as error:
         end(error, found_by_all=True)
 
 
-def find_host(argv: Sequence[str]) -> Host:
+def find_host(argv: Sequence[str], add_flags: AddFlags | None = None) -> Host:
     """Do what :func:`choose_host` says, and raise.
 
     Raises:
@@ -45,8 +48,12 @@ def find_host(argv: Sequence[str]) -> Host:
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--host", default="auto")
-    name = parser.parse_known_args(list(argv))[0].host
-    kind = _recognised() if name == "auto" else _named(name)
+    parser.add_argument("-h", "--help", action="store_true")
+    asked = parser.parse_known_args(list(argv))[0]
+    kind = _recognised() if asked.host == "auto" else _named(asked.host)
+    if asked.help and add_flags and kind.parser:
+        add_flags(kind.parser()).print_help()
+        sys.exit(0)
     activate(kind.framework(argv))
     kind.needs(argv)
     return kind.attach(argv)

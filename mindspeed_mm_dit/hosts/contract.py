@@ -75,3 +75,5 @@ class HostKind:
     """Raises PlatformError where what it needs is not here."""
     framework: Callable[[Sequence[str]], str] = lambda argv: "pytorch"
     """What ``framework.activate`` is told for a command line."""
+    parser: Callable[[], ArgumentParser] | None = None
+    """Builds the parser of its flags without a framework, for --help; None: what it starts answers that."""

@@ -11,6 +11,7 @@ from mindspeed_mm_dit.framework import FRAMEWORKS
 from mindspeed_mm_dit.hosts.contract import Host, HostKind, Recognised
 from mindspeed_mm_dit.hosts.megatron.kind import KIND as MEGATRON
 from mindspeed_mm_dit.hosts.native.kind import KIND as NATIVE
+from mindspeed_mm_dit.training.flags import standalone_parser
 
 
 def _standalone(argv: Sequence[str]) -> Host:
@@ -26,7 +27,9 @@ def wanted_framework(argv: Sequence[str]) -> str:
     return str(parser.parse_known_args(list(argv))[0].ai_framework)
 
 
-STANDALONE = HostKind("standalone", _standalone, lambda: Recognised(True), framework=wanted_framework)
+STANDALONE = HostKind(
+    "standalone", _standalone, lambda: Recognised(True), framework=wanted_framework, parser=standalone_parser
+)
 OUTSIDE: dict[str, HostKind] = {}
 """Hosts of other packages."""
 

@@ -26,7 +26,7 @@ def test_ctrl_c_before_training_begins_says_one_line_on_the_first_rank(rank):
     code = (
         "import os, signal, sys\n"
         "from mindspeed_mm_dit.hosts import choose\n"
-        "choose.find_host = lambda argv: os.kill(os.getpid(), signal.SIGINT)\n"
+        "choose.find_host = lambda *given: os.kill(os.getpid(), signal.SIGINT)\n"
         "choose.choose_host([])"
     )
     launcher = {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}

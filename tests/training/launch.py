@@ -5,15 +5,22 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mindspeed_mm_dit.training.launch.ports import free_port
 from tests.conftest import ROOT
 from tests.forked import STARTED, launch
 
 _NUMBERS = re.compile(r"iteration +(\d+)/.*learning rate: (\S+) .* loss: (\S+) .* grad norm: (\S+) ")
+
+
+PATIENCE_SECONDS = 1200
+"""For a machine that does much else; no run takes a tenth of it on a quiet one."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +94,31 @@ class Configs:
         return STARTED[-1]
 
     def run(self, flags: str, ranks: int = 1, **variables: str) -> Outcome:
-        """Run to the end."""
-        process = self.start(flags, ranks, **variables)
-        output, _ = process.communicate(timeout=300)
-        return Outcome(process.returncode, output)
+        """Run to the end; several ranks without torchrun, which is left to :meth:`start`."""
+        port = str(free_port())
+        processes = [
+            self.start(flags, **(_place(rank, ranks, port) if ranks > 1 else {}), **variables) for rank in range(ranks)
+        ]
+        with ThreadPoolExecutor(ranks) as pool:
+            said = [pool.submit(_to_the_end, process, processes) for process in processes]
+        output = "".join(saying.result() for saying in said)
+        return Outcome(processes[0].returncode if ranks == 1 else int(any(p.returncode for p in processes)), output)
+
+
+def _place(rank: int, ranks: int, port: str) -> dict[str, str]:
+    """Return what torchrun tells a rank."""
+    here = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **{name: str(value) for name, value in here.items()}}
+
+
+def _to_the_end(process: Any, all_ranks: list[Any]) -> str:
+    """Return what a rank has printed once it has ended; where it fails, the others are ended, as by torchrun."""
+    try:
+        said: str = process.communicate(timeout=PATIENCE_SECONDS)[0]
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    if process.returncode:
+        for other in all_ranks:
+            other.terminate()
+    return said

@@ -38,6 +38,11 @@ def tiny(tmp_path_factory, digits_folder):
     return Configs.create(tmp_path_factory.mktemp("tiny"), digits_folder, hidden_size=32, num_layers=1, num_heads=2)
 
 
+def test_help_needs_no_framework(tiny):
+    found = imported([tiny.command("")[1], "--host", "standalone", "--help"], tiny.folder)
+    assert not found & ({"torch", "mindspore", "numpy", "PIL"} | OTHERS)
+
+
 def test_the_first_step_needs_no_sharding_no_compiler_and_nothing_that_draws(tiny):
     flags = "--train-iters 1 --global-batch-size 4 --lr 1e-3 --log-interval 1"
     found = imported(tiny.command(flags)[1:], tiny.folder)
