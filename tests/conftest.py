@@ -18,6 +18,7 @@ FRAMEWORK = os.environ.get("MM_DIT_TEST_FRAMEWORK", "pytorch")
 GOLDEN = ROOT / "tests" / "golden" / "data"
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: as many runs at a time as there are cores
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # and no thread that spins while others work
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
