@@ -24,8 +24,8 @@ def choose_host(argv: Sequence[str], add_flags: AddFlags | None = None) -> Host:
     """Return the host that ``argv`` and the installed packages ask for, framework activated.
 
     ``add_flags`` adds the script's own flags to a parser: --help of a host that can say it without a framework is
-    printed here, and ends the process with 0. A UserError is printed and ends it with code 2. From here on a Ctrl-C that nothing else takes ends it
-    with one line and code 130; in MindSpeed-MM it raises KeyboardInterrupt again.
+    printed here, and ends the process with 0. A UserError is printed and ends it with code 2. From here on a Ctrl-C
+    that nothing else takes ends it with one line and code 130; in MindSpeed-MM it raises KeyboardInterrupt again.
     """
     end_in_a_line_when_interrupted()
     end_with_launcher(os.environ)
