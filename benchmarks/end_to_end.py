@@ -32,11 +32,10 @@ from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32
 from mindspeed_mm_dit.configs.presets import PRESETS
-from mindspeed_mm_dit.data.dataset import build_samples
-from mindspeed_mm_dit.data.folder import open_index
 from mindspeed_mm_dit.data.transforms import load_pixels
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.models.composite import DiTModel
+from mindspeed_mm_dit.models.data import open_data
 from mindspeed_mm_dit.models.registry import load_autoencoder
 from mindspeed_mm_dit.objectives.registry import draw_of
 from mindspeed_mm_dit.training.pytorch.engine import Engine
@@ -116,9 +115,10 @@ def our_step(home: Path, args: Namespace, cached: bool, bf16: bool) -> Callable[
     if cached:
         param = dataclasses.replace(data.dataset_param, latents=str(home / "latents"))
         data = dataclasses.replace(data, dataset_param=param)
-    samples = build_samples(model, data, open_index(data.dataset_param, 1000), 0, args.batch, draw_of(model.diffusion))
+    opened = open_data(model, data.dataset_param)
+    samples = opened.samples(opened.rows, 0, data.dataloader_param.shuffle, draw_of(model.diffusion))
     if not cached:
-        samples.reader._decoded = None  # a real data set does not fit into memory
+        samples.visuals._decoded = None  # a real data set does not fit into memory
     runtime.initialize(None, args.batch, args.batch)
     precision = AUTOCAST if bf16 else FLOAT32
     engine = Engine(DiTModel(model, load_autoencoder(model.ae, encodes=not cached)), engine_flags(), None, precision)

@@ -18,12 +18,11 @@ from common import CLOCKS, Report, engine_flags, timed
 
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.model import load_model_config
-from mindspeed_mm_dit.data.dataset import build_samples
-from mindspeed_mm_dit.data.folder import open_index
 from mindspeed_mm_dit.data.loader import load_batches
 from mindspeed_mm_dit.data.order import micro_batches
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.models.composite import DiTModel
+from mindspeed_mm_dit.models.data import open_data
 from mindspeed_mm_dit.objectives.registry import draw_of
 from mindspeed_mm_dit.training.pytorch.engine import Engine
 
@@ -33,9 +32,9 @@ def main() -> None:
     args = parse()
     report = Report("loader", "Loader: decode, flip and draws")
     model, data = load_model_config(args.model), load_data_config(args.data)
-    index = open_index(data.dataset_param, model.predictor.num_classes)
-    samples = build_samples(model, data, index, 0, args.batch, draw_of(model.diffusion))
-    batches = max(1, len(index) // args.batch)
+    opened = open_data(model, data.dataset_param)
+    samples = opened.samples(opened.rows, 0, data.dataloader_param.shuffle, draw_of(model.diffusion))
+    batches = max(1, len(opened.rows) // args.batch)
     stream = load_batches(samples, micro_batches(0, args.batch, 0, 1), args.workers, 4)
     epochs = [timed(lambda: [next(stream) for _ in range(batches)], args.clock) for _ in range(args.rounds)]
     step = train_step(model, samples.batch(next(micro_batches(0, args.batch, 0, 1))), args)
@@ -48,7 +47,7 @@ def main() -> None:
     ]
     report.say()
     report.table(["loader", "images/s", "x the step"], [*rows, ["train step", f"{rate:.0f}", ""]])
-    report.say(f"{len(index)} images, batch {args.batch}, {args.workers} worker threads, {args.clock} seconds.")
+    report.say(f"{len(opened.rows)} images, batch {args.batch}, {args.workers} worker threads, {args.clock} seconds.")
     report.save()
 
 

@@ -29,6 +29,7 @@ from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.objectives.guidance import Guidance
+from mindspeed_mm_dit.sampling.asked import Asked
 from mindspeed_mm_dit.sampling.generate import SampleSettings, generate, states
 from mindspeed_mm_dit.sampling.load import load_model
 
@@ -80,7 +81,13 @@ def score(args: Namespace, report: Report) -> None:
     rows = []
     for sampler, steps in (("dpm++", 20), ("dpm++", 10), ("ddim", 20), ("ddpm", LONG)):
         settings = SampleSettings(sampler, steps, Guidance(2.0, "3"), seed=args.seed, batch_size=len(labels))
-        rows.append([sampler, steps, f"{digits_accuracy(generate(model, config, labels, settings), labels):.1%}"])
+        rows.append(
+            [
+                sampler,
+                steps,
+                f"{digits_accuracy(generate(model, config, Asked({'label': labels.tolist()}), settings), labels):.1%}",
+            ]
+        )
     report.table(["sampler", "steps", "read as the digit asked for"], rows)
     report.say(f"{len(labels)} samples of the digits demo, guidance 2, seed {args.seed}.\n")
 

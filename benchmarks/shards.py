@@ -19,11 +19,12 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from mindspeed_mm_dit.configs.data import DatasetParam
-from mindspeed_mm_dit.data.folder import open_index
+from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.data.images import ImageReader
 from mindspeed_mm_dit.data.order import SampleOrder
+from mindspeed_mm_dit.data.rows import Wanted
 from mindspeed_mm_dit.data.shards import INDEX
+from mindspeed_mm_dit.data.sources import source_of
 
 SHARD_ROWS, GROUP_ROWS, CLASSES = 10_000, 100, 1_000
 PIXELS, DRAWN = 16, 2_000
@@ -68,7 +69,8 @@ WRITERS = {"parquet": (write_parquet, ".parquet"), "webdataset": (write_tar, ".t
 def look(folder: Path, kind: str) -> None:
     """Open the shards, read some pictures at random, and print what that took."""
     before, started = peak_mib(), (time.perf_counter(), time.process_time())
-    index = open_index(DatasetParam(str(folder), PIXELS, dataset_type=kind), CLASSES)  # type: ignore[arg-type]
+    param = DatasetParam(str(folder), PIXELS, dataset_type=kind)  # type: ignore[arg-type]
+    index = source_of(param).open(param, Wanted(param.items, CLASSES))
     wall, cpu = time.perf_counter() - started[0], time.process_time() - started[1]
     memory = peak_mib() - before
     images = SampleOrder(len(index), seed=1).images(np.arange(DRAWN))

@@ -39,7 +39,7 @@ FAULTS = {
         "tests/objectives/test_validation_draws.py",
     ),
     "epsilon": Fault(
-        "models/dit.py", "norm2 = nn.LayerNorm(hidden_size, eps=1e-6", "norm2 = nn.LayerNorm(hidden_size, eps=1e-5",
+        "models/dit.py", "nn.LayerNorm(config.hidden_size, eps=1e-6", "nn.LayerNorm(config.hidden_size, eps=1e-5",
         "tests/golden/test_block.py",
     ),
     "clipping": Fault("training/pytorch/engine.py", ".clamp(max=1.0)", "", "tests/training/test_engine.py -k largest"),
@@ -60,20 +60,21 @@ FAULTS = {
         "tests/training/test_run.py -k replicated",
     ),
     "stand-in": Fault(
-        "data/dataset.py", "self.labels[read.images]", "self.labels[images]", "tests/data/test_dataset.py -k stands_in",
+        "data/samples.py", "feed.arrays(read.rows, positions)", "feed.arrays(self.order.images(positions), positions)",
+        "tests/data/test_samples.py -k stands_in",
     ),
     "classes": Fault(
         "data/listing.py", "if not _is_hidden(entry.name)]", "]", "tests/data/test_folder.py -k hidden",
     ),
     "latents": Fault(
-        "data/latents.py", "bad = first_not_finite(mean, std)", "bad = first_not_finite(mean)",
-        "tests/data/test_latents.py -k reach_no_step",
+        "data/cache.py", "self._check_finite(found, rows)", 'self._check_finite({"mean": found["mean"]}, rows)',
+        "tests/data/test_cache_of_images.py -k reach_no_step",
     ),
     "shards": Fault(
         "data/shards.py", 'row, side="right"', 'row, side="left"', "tests/data/test_sharded.py -k in_their_order",
     ),
     "contact sheet": Fault(
-        "data/overview.py", "Stream.FLIP, chosen,", "Stream.FLIP, images[chosen],",
+        "data/overview.py", "reader.views_at(seed, chosen)", "reader.views_at(seed, images[chosen])",
         "tests/cli/test_data.py -k first_epoch",
     ),
     "conversion": Fault(
@@ -101,7 +102,7 @@ FAULTS = {
         "tests/cli/test_evaluate.py -k of_their_numbers",
     ),
     "kept classes": Fault(
-        "configs/dit.py", "table[label] = offer.value[other]", "table[label] = offer.value[label]",
+        "configs/dit_adapting.py", "table[label] = offer.value[other]", "table[label] = offer.value[label]",
         "tests/checkpoint/test_adapting.py -k by_name_wherever",
     ),
     "resized patches": Fault(
@@ -113,7 +114,8 @@ FAULTS = {
         "weight.astype(np.float64) @ map_for(timesteps)", "tests/checkpoint/test_pipeline.py -k answers_alike",
     ),
     "images of ranks": Fault(
-        "sampling/spread.py", "first_number=first)", "first_number=0)", "tests/cli/test_sample.py -k two_ranks",
+        "sampling/spread.py", "asked.at(numbers)", "Asked(asked.at(numbers).values)",
+        "tests/cli/test_sample.py -k two_ranks",
     ),
 }  # fmt: skip
 

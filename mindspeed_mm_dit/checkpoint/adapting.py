@@ -16,7 +16,6 @@ from mindspeed_mm_dit.checkpoint.shapes import Shapes, predictor_of
 from mindspeed_mm_dit.checkpoint.state import Arrays, State
 from mindspeed_mm_dit.checkpoint.store import find_checkpoint, read_facts
 from mindspeed_mm_dit.checkpoint.weights import read_weights
-from mindspeed_mm_dit.configs.condition import ClassLabel
 from mindspeed_mm_dit.configs.limits import check_path
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.predictor import Begun, Offer, Parameter, PredictorConfig
@@ -171,8 +170,8 @@ def _begun(
 
 def same_labels(source: Source, here: PredictorConfig, classes: Sequence[str]) -> dict[int, int]:
     """Return label here -> label there: by name where both sides have names, by number where there are as many."""
-    ours, theirs = here.condition, source.predictor.condition
-    if not isinstance(ours, ClassLabel) or not isinstance(theirs, ClassLabel):
+    ours, theirs = here.conditions.label, source.predictor.conditions.label
+    if ours is None or theirs is None:
         return {}
     names = by_name(classes)
     if names and source.names:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 import time
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +14,7 @@ from mindspeed_mm_dit.errors import ConfigError
 
 if TYPE_CHECKING:
     from mindspeed_mm_dit.configs.model import ModelConfig
-    from mindspeed_mm_dit.data.folder import ImageIndex
-    from mindspeed_mm_dit.data.latents import CacheIdentity
+    from mindspeed_mm_dit.data.samples import Opened
 
 DESCRIPTION = """\
 Encode a data set once, so that no training step has to.
@@ -23,27 +22,28 @@ Encode a data set once, so that no training step has to.
   mm-dit cache-latents --model model.json --data data.json --output data/imagenet256-latents
   torchrun --nproc_per_node 8 -m mindspeed_mm_dit.cli.main cache-latents ...     # one shard a rank at a time
 
-Every image is decoded before the first is encoded, by each rank: one that cannot be stops the command, or is left
-out with skip_bad_images.
+Every sample is decoded before the first is encoded, by each rank: one that cannot be stops the command, or is left
+out with skip_bad_images or skip_bad_clips.
 
-Then add "latents": "data/imagenet256-latents" to dataset_param of data.json. Mean and standard deviation of each
-image's posterior are kept, as it is and mirrored, so training draws its latents anew every epoch and loses
-nothing. Run again after an interruption: finished shards are kept. Size on disk at 256 pixels and fp32: 64 KiB an
-image, of which fp16 takes half.
+Then add "latents": "data/imagenet256-latents" (of clips "features") to dataset_param of data.json. Mean and standard
+deviation of each posterior are kept, of an image as it is and mirrored, so training draws its latents anew every epoch
+and loses nothing. Captions are kept as the states of model.json's text encoders. Run again after an interruption:
+finished shards are kept. Size on disk at 256 pixels and fp32: 64 KiB an image, of which fp16 takes half."""
 
-Where data.json is of clips (dataset_type "clips"), their latents and the states of their captions are kept; of
-model.json also the section text_encoder is read, and clips are encoded one at a time (docs/clips.md)."""
-
-SHARD_IMAGES, SHARD_CLIPS = 4096, 64
+SHARD_IMAGES, SHARD_VIDEOS = 4096, 64
+BATCH_IMAGES, BATCH_VIDEOS = 16, 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the command."""
-    parser.add_argument("--model", required=True, metavar="JSON", help="model.json: its ae section is what encodes")
-    parser.add_argument("--data", required=True, metavar="JSON", help="data.json: the images")
+    parser.add_argument(
+        "--model", required=True, metavar="JSON", help="model.json: its ae and text_encoder sections are what encodes"
+    )
+    parser.add_argument("--data", required=True, metavar="JSON", help="data.json: the samples")
     parser.add_argument("--output", required=True, metavar="DIR", help="folder of the cache")
-    parser.add_argument("--batch-size", type=int, default=16, metavar="N", help="images encoded together (default 16)")
-    shard = f"images in a file (default {SHARD_IMAGES}), or clips (default {SHARD_CLIPS})"
+    together = f"samples encoded together (default {BATCH_IMAGES} images or {BATCH_VIDEOS} video)"
+    parser.add_argument("--batch-size", type=int, metavar="N", help=together)
+    shard = f"samples in a file (default {SHARD_IMAGES} images or {SHARD_VIDEOS} videos)"
     parser.add_argument("--shard-images", type=int, metavar="N", help=shard)
     parser.add_argument("--dtype", choices=("fp32", "fp16"), default="fp32", help="precision on disk (default fp32)")
     parser.add_argument("--num-workers", type=int, default=2, metavar="N", help="threads that decode (default 2)")
@@ -53,13 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Encode what is missing."""
     _check_flags(args)
-    from mindspeed_mm_dit.configs.clips import ClipsParam
-    from mindspeed_mm_dit.configs.data_kinds import dataset_type
-
-    if dataset_type(args.data, "--data") == ClipsParam.dataset_type:
-        from mindspeed_mm_dit.cli.cache_clips import cache_clips
-
-        return cache_clips(args, args.shard_images or SHARD_CLIPS)
     from mindspeed_mm_dit.framework import activate
 
     activate(args.ai_framework)
@@ -67,59 +60,61 @@ def run(args: argparse.Namespace) -> int:
 
     from mindspeed_mm_dit.configs.model import load_model_config
     from mindspeed_mm_dit.framework import runtime
-    from mindspeed_mm_dit.models.encode_data import CacheWriter, EncodeSettings
-    from mindspeed_mm_dit.models.registry import load_autoencoder
+    from mindspeed_mm_dit.models.fill_cache import CacheWriter, EncodeSettings
+    from mindspeed_mm_dit.models.registry import check_encoders, load_encoders
+    from mindspeed_mm_dit.training.classes import say_notes
 
     model = load_model_config(args.model)
-    model.require_labels(f"--model = {args.model}", "name the model.json of these images, or a data.json of clips")
-    identity, index, names = _checked_images(args, model, says_notes=runtime.rank() == 0)
-    settings = EncodeSettings(args.batch_size, args.shard_images or SHARD_IMAGES, args.dtype, args.num_workers)
-    writer = CacheWriter(Path(args.output), index, names, identity, settings)
+    check_encoders(model)
+    opened = _open(args, model)
+    if runtime.rank() == 0:
+        say_notes(opened.rows, opened.param.noun)
+    videos = len(model.sample_size) == 3
+    settings = EncodeSettings(
+        args.batch_size or (BATCH_VIDEOS if videos else BATCH_IMAGES),
+        args.shard_images or (SHARD_VIDEOS if videos else SHARD_IMAGES),
+        args.dtype,
+        args.num_workers,
+    )
+    writer = CacheWriter(Path(args.output), opened, settings)
     shards = writer.missing(runtime.rank(), runtime.world_size())
-    images = sum(len(writer.index.rows_of(shard)) for shard in shards)
+    count = sum(len(writer.index.rows_of(shard)) for shard in shards)
+    encoders = cache(lambda: load_encoders(model))
     started = time.perf_counter()
-    if shards:
-        autoencoder = load_autoencoder(model.ae)
-        with tqdm(total=images, desc="encoding", unit="image", disable=not sys.stderr.isatty()) as bar:
-            for shard in shards:
-                writer.write(shard, autoencoder, bar.update)
-    complete = writer.finish()
+    with tqdm(total=count, desc="encoding", unit=opened.param.noun, disable=not sys.stderr.isatty()) as bar:
+        for shard in shards:
+            writer.write(shard, *encoders(), bar.update)
+    complete = writer.finish(lambda: encoders()[1])
     seconds = time.perf_counter() - started
     print(
-        f"{args.output}: {images} of {len(index)} images encoded in {seconds:.1f} s, {images / seconds:.2f} images/s; "
-        + ("complete" if complete else "other ranks are still at work")
+        f"{args.output}: {count} of {len(opened.rows)} {opened.param.noun}s encoded in {seconds:.1f} s, "
+        f"{count / seconds:.2f} a second; " + ("complete" if complete else "other ranks are still at work")
     )
     return 0
 
 
 def _check_flags(args: argparse.Namespace) -> None:
-    check_between("--batch-size", args.batch_size, 1, LARGEST)
-    if args.shard_images is not None:
-        check_between("--shard-images", args.shard_images, 1, LARGEST)
+    for flag, value in (("--batch-size", args.batch_size), ("--shard-images", args.shard_images)):
+        if value is not None:
+            check_between(flag, value, 1, LARGEST)
     check_between("--num-workers", args.num_workers, 0, MOST_THREADS)
 
 
-def _checked_images(
-    args: argparse.Namespace, model: ModelConfig, says_notes: bool
-) -> tuple[CacheIdentity, ImageIndex, list[str]]:
-    """Return the identity of the cache, its images and their names; all that can be is checked first."""
+def _open(args: argparse.Namespace, model: ModelConfig) -> Opened:
+    """Return the samples, read from their files whatever cache data.json names; all that can be is checked first."""
     from mindspeed_mm_dit.configs.data import load_data_config
     from mindspeed_mm_dit.configs.outputs import check_output_folder
-    from mindspeed_mm_dit.data.dataset import check_fit, check_sizes
-    from mindspeed_mm_dit.data.folder import open_index
-    from mindspeed_mm_dit.data.latents import identity_of
-    from mindspeed_mm_dit.training.classes import say_notes
+    from mindspeed_mm_dit.models.data import check_sizes, made_by, open_data
 
-    data = load_data_config(args.data, "--data")
-    data = dataclasses.replace(data, dataset_param=dataclasses.replace(data.dataset_param, latents=None))
-    folder = Path(data.dataset_param.data_folder)
-    if folder.resolve() in Path(args.output).resolve().parents:
-        raise ConfigError(f"--output = {args.output}", f"lies among the images, in {folder}", "name a folder elsewhere")
+    param = load_data_config(args.data, "--data").dataset_param
+    param = param.without_cache()
+    folder, output = Path(param.data_folder).resolve(), Path(args.output).resolve()
+    if folder in (output, *output.parents):
+        raise ConfigError(
+            f"--output = {args.output}", f"lies among the {param.noun}s, in {param.data_folder}",
+            "name a folder elsewhere",
+        )  # fmt: skip
     check_output_folder("--output", args.output)
-    identity = identity_of(model, data)
-    check_sizes(model, data)
-    index = open_index(data.dataset_param, model.num_classes, decode_all=True)
-    if says_notes:
-        say_notes(index)
-    check_fit(model, data, len(index), 1)
-    return identity, index, [str(Path(path).relative_to(folder)) for path in index.paths]
+    made_by(model, param)
+    check_sizes(model, param)
+    return open_data(model, param, decode_all=True)

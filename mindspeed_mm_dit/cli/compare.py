@@ -92,7 +92,7 @@ def check_arguments(args: argparse.Namespace) -> None:
     from mindspeed_mm_dit.planning.fit import Place, check_model_fits
 
     model = load_model_config(args.model)
-    model.require_labels(f"--model = {args.model}")
+    model.require_labelled_images(f"--model = {args.model}")
     check_model_fits(model, Place("this machine", host_memory_bytes()))
     check_between("--seed", args.seed, 0, LARGEST)
     if args.steps < 0 or args.sample_steps < 0:

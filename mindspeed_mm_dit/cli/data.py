@@ -13,7 +13,7 @@ from mindspeed_mm_dit.errors import ConfigError
 
 if TYPE_CHECKING:
     from mindspeed_mm_dit.configs.data import DataConfig
-    from mindspeed_mm_dit.data.folder import ImageIndex
+    from mindspeed_mm_dit.data.rows import Rows
 
 DESCRIPTION = """\
 Say what a run would see of its pictures: classes, sizes, files that are left out or doubtful. No framework is needed.
@@ -24,8 +24,6 @@ Say what a run would see of its pictures: classes, sizes, files that are left ou
 The picture shows the first images of each class that a run takes, scaled, cut and mirrored as in its first epoch. The
 exit code is 1 where a run would stop at a file that cannot be used."""
 
-ANY_CLASSES = 1_000_000
-"""Without a model.json every label goes that a model could have."""
 PER_CLASS, CLASSES_SHOWN = 10, 20
 
 
@@ -42,34 +40,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Look and print."""
     from mindspeed_mm_dit.configs.data import load_data_config
+    from mindspeed_mm_dit.data.cache import Cache
     from mindspeed_mm_dit.data.files import is_folder
-    from mindspeed_mm_dit.data.folder import open_index, split_index
+    from mindspeed_mm_dit.data.order import split
+    from mindspeed_mm_dit.data.rows import Wanted
+    from mindspeed_mm_dit.data.sources import source_of
 
     path = Path(args.config, "data.json") if is_folder(Path(args.config)) else Path(args.config)
     check_between("--seed", args.seed, 0, LARGEST)
     _check_output(args.output)
     data = load_data_config(path, "CONFIG")
+    param = data.dataset_param
+    if param.items != ("label",):
+        raise ConfigError(
+            f"{path}: dataset_param.dataset_type = {param.dataset_type!r}", "this command is for images with labels",
+            "look at videos with pretrain_dit.py --dry-run",
+        )  # fmt: skip
     num_classes, channels = _of_model(args, path, data)
-    stops_at_bad_ones = not data.dataset_param.skip_bad_images
-    data = _with(data, skip_bad_images=True)
-    if is_folder(Path(data.dataset_param.data_folder)) or data.dataset_param.source:
-        data = _with(data, latents=None)  # of the pictures more can be said than of a cache
-    index = open_index(data.dataset_param, num_classes or ANY_CLASSES)
-    train, valid = split_index(index, data.dataset_param.valid_fraction, args.seed)
+    stops_at_bad_ones = not param.skip_bad
+    param = dataclasses.replace(param, skip_bad_images=True)
+    from_cache = param.cache is not None and not (is_folder(Path(param.data_folder)) or param.source)
+    if from_cache:  # of the pictures more could be said
+        rows = Cache(param.cache, param.cache_key).rows(param.data_folder)
+    else:
+        rows = source_of(param).open(param.without_cache(), Wanted(param.items, num_classes))
+    train, valid = (rows.subset(part) for part in split(len(rows), param.valid_fraction, args.seed))
     _print_classes(train, valid)
-    if index.rows is None:
-        _print_sizes(index, data.dataset_param.image_size)
-    _say_doubtful(index, num_classes)
+    if not from_cache:
+        _print_sizes(rows, param.image_size)
+    _say_doubtful(rows, num_classes)
     if args.output:
-        _draw(args, data, train, channels)
-    if index.skipped and stops_at_bad_ones:
+        _draw(args, dataclasses.replace(data, dataset_param=param), train, channels)
+    if rows.skipped and stops_at_bad_ones:
         print("a run would stop there: repair or remove them, or set dataset_param.skip_bad_images to true")
         return 1
     return 0
-
-
-def _with(data: DataConfig, **changes: object) -> DataConfig:
-    return dataclasses.replace(data, dataset_param=dataclasses.replace(data.dataset_param, **changes))  # type: ignore[arg-type]
 
 
 def _check_output(output: str | None) -> None:
@@ -86,18 +91,18 @@ def _check_output(output: str | None) -> None:
 def _of_model(args: argparse.Namespace, path: Path, data: DataConfig) -> tuple[int | None, int]:
     """Return classes and channels of the model, checked against data.json; None and 3 where there is none."""
     from mindspeed_mm_dit.configs.model import load_model_config
-    from mindspeed_mm_dit.data.dataset import check_sizes
+    from mindspeed_mm_dit.models.data import check_sizes
 
     beside = path.parent / "model.json"
     if args.model is None and not beside.is_file():
         return None, 3
     model = load_model_config(args.model or beside)
-    model.require_labels(f"--model = {args.model or beside}", "name the model.json of these images")
-    check_sizes(model, data)
-    return model.num_classes, model.ae.channels
+    label = model.require_labelled_images(f"--model = {args.model or beside}", "name the model.json of these images")
+    check_sizes(model, data.dataset_param)
+    return label.num_classes, model.ae.channels
 
 
-def _print_classes(train: ImageIndex, valid: ImageIndex) -> None:
+def _print_classes(train: Rows, valid: Rows) -> None:
     from mindspeed_mm_dit.data.overview import counts_of
 
     rows = list(zip(train.classes, counts_of(train).tolist(), counts_of(valid).tolist()))
@@ -108,10 +113,10 @@ def _print_classes(train: ImageIndex, valid: ImageIndex) -> None:
     print(f"{'':>5}  {'all':<{width}}  {len(train):>11,}  {len(valid):>8,}")
 
 
-def _print_sizes(index: ImageIndex, image_size: int) -> None:
+def _print_sizes(rows: Rows, image_size: int) -> None:
     from mindspeed_mm_dit.data.overview import sizes_of
 
-    sizes = sizes_of(index, image_size)
+    sizes = sizes_of(rows, image_size)
     num = len(sizes.shorter)
     print(
         f"shorter side {sizes.shorter[0]:,} to {sizes.shorter[-1]:,} pixels, middle {sizes.median:,}; "
@@ -120,31 +125,33 @@ def _print_sizes(index: ImageIndex, image_size: int) -> None:
     )
 
 
-def _say_doubtful(index: ImageIndex, num_classes: int | None) -> None:
+def _say_doubtful(rows: Rows, num_classes: int | None) -> None:
     import numpy as np
 
-    from mindspeed_mm_dit.data.folder import DECODE_CHECK_LIMIT
     from mindspeed_mm_dit.data.overview import note_of_uneven
-    from mindspeed_mm_dit.training.classes import say_copies, say_notes
+    from mindspeed_mm_dit.training.classes import say_copies_among, say_notes
 
     sys.stdout.flush()
-    say_notes(index)
-    if uneven := note_of_uneven(index):
+    say_notes(rows)
+    if uneven := note_of_uneven(rows):
         print(uneven, file=sys.stderr)
-    if index.rows is None and len(index) <= DECODE_CHECK_LIMIT:
-        say_copies(index.paths, index.labels, index.classes)
-    without = (num_classes or len(index.classes)) - len(np.unique(index.labels))
+    if rows.cached is None:
+        say_copies_among(rows)
+    without = (num_classes or len(rows.classes)) - len(np.unique(rows.labels))
     if without:
         print(f"warning: {without:,} class(es) have no images: nothing is learned of them", file=sys.stderr)
 
 
-def _draw(args: argparse.Namespace, data: DataConfig, train: ImageIndex, channels: int) -> None:
+def _draw(args: argparse.Namespace, data: DataConfig, train: Rows, channels: int) -> None:
     from mindspeed_mm_dit.data.overview import first_of_each_class
-    from mindspeed_mm_dit.sampling.grid import save_samples
+    from mindspeed_mm_dit.sampling.asked import Asked
+    from mindspeed_mm_dit.sampling.grid import draw_grid
 
-    if train.rows is not None:
-        print(f"{args.output}: not drawn, the pictures of the cache {data.dataset_param.latents} are not here")
+    if train.cached is not None:
+        print(f"{args.output}: not drawn, the pictures of the cache {data.dataset_param.cache} are not here")
         return
     pixels, labels = first_of_each_class(data, train, channels, args.seed, PER_CLASS, CLASSES_SHOWN)
-    save_samples(args.output, pixels, labels, names=train.classes)
+    titles = Asked({"label": labels.tolist()}).titles(train.classes)
+    Path(args.output).parent.mkdir(parents=True, exist_ok=True)
+    draw_grid(pixels, titles).save(args.output)
     print(f"{args.output}: {len(pixels)} images as a run with --seed {args.seed} first takes them")

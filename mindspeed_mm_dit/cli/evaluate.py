@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mindspeed_mm_dit.cli.asking import MOST_IMAGES
 from mindspeed_mm_dit.cli.ranks import found_by_all
-from mindspeed_mm_dit.cli.sample import MOST_IMAGES, add_chain, add_drawing, add_model, settings_of
+from mindspeed_mm_dit.cli.sample import add_chain, add_drawing, add_model, settings_of
 from mindspeed_mm_dit.cli.sampler_flags import add_sampler_options
 from mindspeed_mm_dit.configs.limits import check_between
 from mindspeed_mm_dit.configs.outputs import check_output_file, check_output_folder
@@ -209,11 +210,11 @@ class _Work:
         from mindspeed_mm_dit.sampling.shards import Shards, draw_labels
 
         path, config, classes = describe(args.checkpoint, args.model)
-        config.require_labels(f"--checkpoint = {args.checkpoint}")
+        num_classes = config.require_labelled_images(f"--checkpoint = {args.checkpoint}").num_classes
         settings = settings_of(args, config)
         shards = Shards(Path(args.output), _drawing(args, path, config, settings))
         _check_room(args, config, shards)
-        labels = draw_labels(args.labels, args.num, config.num_classes, args.seed)
+        labels = draw_labels(args.labels, args.num, num_classes, args.seed)
         return cls(config, settings, shards, labels, classes)
 
 
@@ -234,7 +235,8 @@ def _drawing(args: argparse.Namespace, checkpoint: Path, config: ModelConfig, se
 
 def _shape(config: ModelConfig) -> tuple[int, int, int]:
     """Return height, width and channels of the images that are drawn."""
-    return config.image_size, config.image_size, config.ae.channels
+    height, width = config.sample_size
+    return height, width, config.ae.channels
 
 
 def _check_room(args: argparse.Namespace, config: ModelConfig, shards: Shards) -> None:
@@ -323,6 +325,7 @@ def _grid(samples: Pictures, classes: tuple[str, ...]) -> bytes:
     """Return a PNG of some of the samples, one row a class."""
     import numpy as np
 
+    from mindspeed_mm_dit.sampling.asked import Asked
     from mindspeed_mm_dit.sampling.grid import draw_grid
 
     images = next(samples.batches(min(GRID_FROM, samples.count)))
@@ -330,5 +333,6 @@ def _grid(samples: Pictures, classes: tuple[str, ...]) -> bytes:
     shown = np.argsort(labels, kind="stable")
     shown = shown[np.isin(labels[shown], np.unique(labels)[:GRID_CLASSES])]
     png = io.BytesIO()
-    draw_grid(images[shown], labels[shown], GRID_PER_CLASS, classes).save(png, "PNG")
+    titles = Asked({"label": labels[shown].tolist()}).titles(classes)
+    draw_grid(images[shown], titles, GRID_PER_CLASS).save(png, "PNG")
     return png.getvalue()

@@ -16,8 +16,8 @@ from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.planning.starter import DIFFUSIONS
 
 if TYPE_CHECKING:
-    from mindspeed_mm_dit.configs.data import DatasetParam
-    from mindspeed_mm_dit.data.folder import ImageIndex
+    from mindspeed_mm_dit.configs.images import DatasetParam
+    from mindspeed_mm_dit.data.rows import Rows
     from mindspeed_mm_dit.planning.starter import Machine, Pictures, Starter
 
 DESCRIPTION = """\
@@ -59,13 +59,15 @@ def run(args: argparse.Namespace) -> int:
     """Look, choose, write and say what to run."""
     from mindspeed_mm_dit.planning.starter import choose
     from mindspeed_mm_dit.planning.starter_files import files_of
-    from mindspeed_mm_dit.training.classes import say_data
+    from mindspeed_mm_dit.training.classes import say_classes, say_copies_among, say_notes
 
     _check_flags(args)
     ae = _autoencoder(args.vae)
     param, index, reason = _look(args)
     _check_output(args, param.data_folder)
-    say_data(index, index.subset(index.labels[:0]), len(index.classes))
+    say_classes(index, index.subset(index.labels[:0]), len(index.classes))
+    say_notes(index)
+    say_copies_among(index)
     machine = _machine(args)
     starter = choose(_pictures(index, param), machine, ae, args.image_size, args.diffusion)
     dataset = _dataset(param, index)
@@ -117,26 +119,26 @@ def _autoencoder(folder: str | None) -> dict[str, Any] | None:
     return {name: value for name, value in section.items() if value}  # (a shift of 0 need not be said)
 
 
-def _look(args: argparse.Namespace) -> tuple[DatasetParam, ImageIndex, str]:
+def _look(args: argparse.Namespace) -> tuple[DatasetParam, Rows, str]:
     """Return the pictures, those that can be used, and what their layout is."""
-    from mindspeed_mm_dit.cli.data import ANY_CLASSES
-    from mindspeed_mm_dit.configs.data import DatasetParam
-    from mindspeed_mm_dit.data.folder import open_index
+    from mindspeed_mm_dit.configs.images import DatasetParam
     from mindspeed_mm_dit.data.layout import layout_of
+    from mindspeed_mm_dit.data.rows import Wanted
+    from mindspeed_mm_dit.data.sources import source_of
 
     layout = layout_of(args.pictures)
     size = args.image_size or 32
     param = DatasetParam(layout.data_folder, size, layout.index, layout.single_class, skip_bad_images=True,
                          dataset_type=layout.dataset_type, split=layout.split)  # fmt: skip
     try:
-        return param, open_index(param, ANY_CLASSES), layout.reason
+        return param, source_of(param).open(param, Wanted(param.items)), layout.reason
     except DataError as error:
         if error.what.startswith("dataset_param.data_folder"):  # a setting of a file that is not written yet
             raise DataError(f"PICTURES = {args.pictures}", error.reason, CURE_OF_EMPTY) from None
         raise
 
 
-def _pictures(index: ImageIndex, param: DatasetParam) -> Pictures:
+def _pictures(index: Rows, param: DatasetParam) -> Pictures:
     from mindspeed_mm_dit.data.overview import sizes_of
     from mindspeed_mm_dit.planning.starter import Pictures
 
@@ -163,7 +165,7 @@ def _machine(args: argparse.Namespace) -> Machine:
     return Machine(name, num_bytes, accelerators, len(os.sched_getaffinity(0)), bool(runtime.WAYS_TO_BF16))
 
 
-def _dataset(param: DatasetParam, index: ImageIndex) -> dict[str, Any]:
+def _dataset(param: DatasetParam, index: Rows) -> dict[str, Any]:
     """Return the part of dataset_param that says which pictures they are."""
     told = dataclasses.asdict(dataclasses.replace(param, skip_bad_images=index.skipped > 0))
     usual = {field.name: field.default for field in dataclasses.fields(param)}
@@ -186,7 +188,7 @@ def _latents(args: argparse.Namespace) -> str:
     return f"{args.output}/latents"
 
 
-def _print_commands(args: argparse.Namespace, starter: Starter, machine: Machine, index: ImageIndex, name: str) -> None:
+def _print_commands(args: argparse.Namespace, starter: Starter, machine: Machine, index: Rows, name: str) -> None:
     output, framework = shlex.quote(args.output), "" if args.ai_framework == "pytorch" else "AI_FRAMEWORK=mindspore "
     classes = ",".join(index.classes[:NAMES_IN_COMMAND]) if all("," not in name for name in index.classes) else "0"
     sampler, scale = starter.flags["--report-sampler"].value, starter.flags["--report-cfg-scale"].value

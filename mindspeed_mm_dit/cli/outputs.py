@@ -1,81 +1,124 @@
-"""Where samples go: numbers, one picture, a page, or a folder of single pictures, by how the output is called."""
+"""Where samples go: numbers, one picture, a page, videos, or a folder of single pictures, by the output's name."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mindspeed_mm_dit.configs.limits import check_between
 from mindspeed_mm_dit.configs.outputs import check_output_file, check_output_folder
 from mindspeed_mm_dit.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
 
 PAGE = ".html"
 
 
-def check_output(output: str) -> None:
-    """Refuse an output that could not be written, before the time is spent."""
-    from mindspeed_mm_dit.sampling.grid import ENDINGS
+@dataclass(frozen=True)
+class Output:
+    """What --output names."""
 
-    path, endings = Path(output), (*ENDINGS, PAGE)
-    if _is_folder(output):
-        check_output_folder("--output", path, make=False)
-        if path.is_dir() and any(path.iterdir()):
-            raise ConfigError(f"--output = {output}", "holds files, among which the pictures would be lost",
-                              "name a new folder, or empty it")  # fmt: skip
-        return
-    if path.suffix.lower() not in endings:
-        raise ConfigError(
-            f"--output = {output}", f"unknown ending {path.suffix!r}",
-            f"use one of {', '.join(endings)}, or {path}/ for single pictures",
-        )  # fmt: skip
-    check_output_file("--output", path)
+    name: str
+    """As it was given."""
+    fps: float
+    """Frames a second of videos."""
+
+    @property
+    def path(self) -> Path:
+        """The file or folder."""
+        return Path(self.name)
+
+    @property
+    def ending(self) -> str:
+        """Of the file, in small letters; "/" for a folder."""
+        return "/" if self.name.endswith(("/", os.sep)) else self.path.suffix.lower()
+
+    def check(self, titles: Sequence[str], size: tuple[int, ...]) -> None:
+        """Refuse what could not be written, before the time is spent.
+
+        titles: of all samples; size: (H, W) of an image or (F, H, W) of a video.
+        """
+        (self._check_images if len(size) == 2 else self._check_videos)(titles, size)
+        if self.ending != "/":
+            check_output_file("--output", self.path)
+
+    def _check_images(self, titles: Sequence[str], size: tuple[int, ...]) -> None:
+        from mindspeed_mm_dit.sampling.grid import ENDINGS, check_size
+
+        if self.ending == "/":
+            check_output_folder("--output", self.path, make=False)
+            if self.path.is_dir() and any(self.path.iterdir()):
+                raise ConfigError(f"--output = {self.name}", "holds files, among which the pictures would be lost",
+                                  "name a new folder, or empty it")  # fmt: skip
+            return
+        if self.ending not in (*ENDINGS, PAGE):
+            raise ConfigError(
+                f"--output = {self.name}", f"unknown ending {self.path.suffix!r}",
+                f"use one of {', '.join((*ENDINGS, PAGE))}, or {self.path}/ for single pictures",
+            )  # fmt: skip
+        check_size("--output", self.path, titles, size[0])
+        if self.ending == PAGE:
+            _check_page(self.name, len(titles))
+
+    def _check_videos(self, titles: Sequence[str], size: tuple[int, ...]) -> None:
+        from mindspeed_mm_dit.sampling.clips import MOST_FPS, check_clips_file
+
+        check_between("--fps", self.fps, 0.1, MOST_FPS.get(self.ending, 1000))
+        frames, height, width = size
+        check_clips_file(self.path, len(titles), (frames, height, width))
+
+    def save(
+        self,
+        samples: np.ndarray,
+        labels: np.ndarray | None,
+        titles: Sequence[str],
+        seed: int,
+        settings: Mapping[str, str],
+    ) -> str:
+        """Write images (N, H, W, C) or videos (N, F, H, W, C), uint8, and return the names of the files.
+
+        labels: (N,), where classes were asked for. seed, settings: what decides the samples, for a page.
+        """
+        import numpy as np
+
+        from mindspeed_mm_dit.sampling.clips import save_clips
+        from mindspeed_mm_dit.sampling.gallery import write_gallery
+        from mindspeed_mm_dit.sampling.grid import draw_grid
+        from mindspeed_mm_dit.sampling.pictures import png_of, save_each
+
+        if samples.ndim == 5:
+            paths = save_clips(self.path, samples, titles, self.fps)
+            return str(paths[0]) if len(paths) == 1 else f"{paths[0]} ... {paths[-1].name}"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.ending == "/":
+            save_each(self.path, samples, labels, titles)
+        elif self.ending == PAGE:
+            shown = titles if labels is None else [_called(label, title) for label, title in zip(labels, titles)]
+            write_gallery(self.path, list(map(png_of, samples)), samples.shape[1], shown, seed, settings)
+        elif self.ending == ".npz":
+            with open(self.path, "wb") as file:  # given a name, NumPy would add its own ending to .NPZ
+                np.savez(file, samples, np.array(titles) if labels is None else labels)
+        else:
+            draw_grid(samples, titles).save(self.path)
+        return self.name
 
 
-def _is_folder(output: str) -> bool:
-    return output.endswith(("/", os.sep))
-
-
-def check_page(output: str, num_images: int) -> None:
+def _check_page(output: str, num_images: int) -> None:
     """Raise ConfigError for more pictures than a browser shows on one page."""
     from mindspeed_mm_dit.sampling.gallery import MOST_PICTURES
 
-    if Path(output).suffix.lower() == PAGE and num_images > MOST_PICTURES and not _is_folder(output):
+    if num_images > MOST_PICTURES:
         raise ConfigError(
             f"--output = {output}", f"{num_images:,} pictures are too many for one page: it takes {MOST_PICTURES:,}",
             "draw fewer, or name a folder, ending in /, for single pictures",
         )  # fmt: skip
 
 
-def save(
-    output: str,
-    images: np.ndarray,
-    labels: np.ndarray,
-    names: Sequence[str],
-    seed: int,
-    settings: Mapping[str, str],
-) -> None:
-    """Write images (N, H, W, 3 or 1) uint8 with their labels (N,) to ``output``.
-
-    names: of the classes, by label; may be empty. seed, settings: what decides the images, for a page.
-    """
-    from mindspeed_mm_dit.sampling.gallery import write_gallery
-    from mindspeed_mm_dit.sampling.grid import save_samples
-    from mindspeed_mm_dit.sampling.pictures import png_of, save_each
-
-    path = Path(output)
-    if _is_folder(output):
-        save_each(path, images, labels)
-    elif path.suffix.lower() == PAGE:
-        shown = [_called(label, names) for label in labels.tolist()]
-        write_gallery(path, list(map(png_of, images)), images.shape[1], shown, seed, settings)
-    else:
-        save_samples(path, images, labels, names=names)
-
-
-def _called(label: int, names: Sequence[str]) -> str:
-    name = names[label] if label < len(names) else str(label)
-    return str(label) if name == str(label) else f"{label} {name}"
+def _called(label: int, title: str) -> str:
+    return title if title == str(label) else f"{label} {title}"

@@ -167,7 +167,7 @@ def print_model(model: ModelConfig) -> None:
     from mindspeed_mm_dit.configs.predictor import count
     from mindspeed_mm_dit.planning.arithmetic import train_flop
 
-    parameters, each = model.predictor.parameters(), "a clip" if model.reads_texts else "an image"
+    parameters, each = model.predictor.parameters(), "a clip" if _learns_videos(model) else "an image"
     in_block = count(parameters.block.values())
     print(f"parameters       {parameters.num_elements():,} ({in_block:,} in each of {parameters.num_blocks} blocks)")
     print(f"forward          {model.predictor.multiply_adds() / 1e9:,.2f} G multiply-adds {each}")
@@ -186,10 +186,10 @@ def print_memory(model: ModelConfig, request: Request, chosen: Recommendation) -
     )
     if (ranks := layout.sequence_ranks) > 1:
         print(f"                 {ranks} ranks share a clip; what they exchange for it is not counted below")
-    if model.reads_texts and request.online_vae:
+    if _learns_videos(model) and request.online_vae:
         print("                 from features; from files autoencoder and text encoder come on top")
-    units = "clips" if model.reads_texts else "images"
-    for name in ("weights", "gradients", "optimizer", "ema", "gathered", *([] if model.reads_texts else ["vae"])):
+    units = "clips" if _learns_videos(model) else "images"
+    for name in ("weights", "gradients", "optimizer", "ema", "gathered", *([] if _learns_videos(model) else ["vae"])):
         print(f"  {name:<14} {getattr(plan, name) / GIB:8.2f} GiB")
     print(f"  {'activations':<14} {micro * plan.activations_per_image / GIB:8.2f} GiB of {micro} {units}")
     print(f"  {'workspace':<14} {micro * plan.workspace_per_image / GIB:8.2f} GiB (estimate)")
@@ -246,3 +246,7 @@ def kinds(request: Request) -> dict[str, Layout]:
         found[f"hybrid, {request.node_size} a copy"] = Layout(W, request.node_size)
     same: dict[str, Any] = {name: getattr(request, name) for name in ("sequence_ranks", "averages", "optimizer")}
     return {name: dataclasses.replace(layout, **same) for name, layout in found.items()}
+
+
+def _learns_videos(model: ModelConfig) -> bool:
+    return len(model.latent_shape) == 4

@@ -6,30 +6,27 @@ import argparse
 import os
 import sys
 import time
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-from mindspeed_mm_dit.cli import sample_clips
-from mindspeed_mm_dit.cli.outputs import check_output, check_page, save
+from mindspeed_mm_dit.cli.asking import add_asking, asked_of, check_memory, resized
+from mindspeed_mm_dit.cli.outputs import Output
 from mindspeed_mm_dit.cli.ranks import found_by_all
 from mindspeed_mm_dit.cli.sampler_flags import OPTIONS, add_sampler, add_sampler_options
 from mindspeed_mm_dit.configs.limits import shown
-from mindspeed_mm_dit.errors import ConfigError, nearest
+from mindspeed_mm_dit.errors import ConfigError
 
 if TYPE_CHECKING:
     import numpy as np
 
     from mindspeed_mm_dit.configs.model import ModelConfig
+    from mindspeed_mm_dit.sampling.asked import Asked
     from mindspeed_mm_dit.sampling.generate import SampleSettings
 
-MOST_IMAGES = 1_000_000
-"""That one command draws; the usual scores take 50,000."""
-
 DESCRIPTION = """\
-Draw images of the classes you name, or clips of the prompts you write, from a trained model.
+Draw images or videos of the classes you name, or of the prompts you write, from a trained model.
 
   mm-dit sample --checkpoint outputs/digits/checkpoints --classes 0-9 --output digits.png
   mm-dit sample --checkpoint outputs/pets/checkpoints --classes cat,dog --output pets.png
@@ -39,22 +36,16 @@ Draw images of the classes you name, or clips of the prompts you write, from a t
       --classes 0-9 --output digits/
   mm-dit sample --checkpoint outputs/moving_digits/checkpoints --prompt "a seven moves left" --output seven.mp4
 
-An .npz holds arr_0, uint8 (N, H, W, C), and arr_1, the labels (N,); .png, .jpg and .jpeg are a picture of one row
-per class; .html is a page with label and seed below each picture; a folder, ending in /, takes single pictures,
-NUMBER_LABEL.png. Clips are written as .mp4, .gif, .npz or .png, a strip of frames. An image or a clip depends on
---seed, its number and the settings, not on --batch-size or the ranks."""
+An .npz holds arr_0, uint8 (N, H, W, C), and arr_1, the labels or prompts (N,); .png, .jpg and .jpeg are a picture of
+one row per class or prompt; .html is a page with label and seed below each picture; a folder, ending in /, takes
+single pictures, NUMBER_LABEL.png. Videos are written as .mp4, .gif, .npz or .png, a strip of frames. A sample
+depends on --seed, its number and the settings, not on --batch-size or the ranks."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the command."""
     add_model(parser, required=True)
-    parser.add_argument(
-        "--classes",
-        metavar="LIST",
-        help="labels, such as 0-9 or 1,5,7-9, or names that the checkpoint knows, such as cat,dog "
-        "(default: the first 10)",
-    )
-    parser.add_argument("--num-per-class", type=int, metavar="N", help="images of each class (default 4)")
+    add_asking(parser)
     add_chain(parser)
     add_drawing(parser)
     parser.add_argument(
@@ -62,10 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         metavar="PATH",
         help=".npz for numbers, .png, .jpg or .jpeg for a picture, .html for a page, FOLDER/ for single pictures; "
-        ".mp4 or .gif for clips",
+        ".mp4 or .gif for videos",
     )
     add_sampler_options(parser)
-    sample_clips.add_arguments(parser)
 
 
 def add_model(parser: argparse.ArgumentParser, required: bool) -> None:
@@ -92,7 +82,7 @@ def add_model(parser: argparse.ArgumentParser, required: bool) -> None:
 def add_drawing(parser: argparse.ArgumentParser) -> None:
     """Declare the seed, and what changes memory and speed."""
     parser.add_argument("--seed", type=int, default=0, help="decides all noise (default 0)")
-    parser.add_argument("--batch-size", type=int, default=64, metavar="N", help="images drawn together (default 64)")
+    parser.add_argument("--batch-size", type=int, default=64, metavar="N", help="samples drawn together (default 64)")
     parser.add_argument("--bf16", action="store_true", help="run the network's matrix products in bfloat16")
     parser.add_argument(
         "--torch-compile", action="store_true", help="compile each block: a minute at the start, then faster steps"
@@ -103,7 +93,7 @@ def add_drawing(parser: argparse.ArgumentParser) -> None:
 def add_chain(parser: argparse.ArgumentParser, cfg_scale: float = 4.0) -> None:
     """Declare how the way from noise to images is walked, and guided."""
     add_sampler(parser)
-    parser.add_argument("--steps", type=int, help="steps of the sampler (default 250, of a clip 50)")
+    parser.add_argument("--steps", type=int, help="steps of the sampler (default 250, of a video 50)")
     parser.add_argument(
         "--cfg-scale",
         type=float,
@@ -113,7 +103,7 @@ def add_chain(parser: argparse.ArgumentParser, cfg_scale: float = 4.0) -> None:
     parser.add_argument(
         "--cfg-channels",
         choices=("3", "all"),
-        help="guide the first 3 latent channels, as the published DiT does (default), or all (default of clips)",
+        help="guide the first 3 latent channels, as the published DiT does (default), or all (default of prompts)",
     )
     parser.add_argument(
         "--cfg-interval",
@@ -135,16 +125,15 @@ def run(args: argparse.Namespace) -> int:
         from mindspeed_mm_dit.sampling.load import describe
 
         _, config, names = describe(args.checkpoint, args.model)
-        settings = settings_of(args, config)
-        if config.reads_texts:
-            return sample_clips.sample_clips(args, config, settings)
-        work = _Work.of(args, config, settings, names)
-    images, seconds = _draw(args, work)
-    if images is None:  # the first rank has them
+        work = _Work.of(args, resized(config, args.frames, args.size), names)
+    samples, seconds = _draw(args, work)
+    if samples is None:  # the first rank has them
         return 0
-    save(args.output, images, work.labels, work.names, args.seed, _said(args, work))
+    written = work.output.save(samples, work.asked.labels, work.titles, args.seed, _said(args, work))
     ranks = f", on {work.ranks} rank(s)" if work.ranks > 1 else ""
-    print(f"{args.output}: {len(images)} images in {seconds:.1f} s, {len(images) / seconds:.2f} images/s{ranks}")
+    size = " x ".join(map(str, work.config.sample_size))
+    count = f"{len(samples)} {'images' if samples.ndim == 4 else 'videos'} of {size}"
+    print(f"{written}: {count} in {seconds:.1f} s, {len(samples) / seconds:.2f} a second{ranks}")
     return 0
 
 
@@ -154,40 +143,29 @@ class _Work:
 
     config: ModelConfig
     settings: SampleSettings
-    labels: np.ndarray
-    """(N,) int64, of each image."""
-    names: tuple[str, ...]
-    """Of the classes, where they are known."""
+    asked: Asked
+    titles: Sequence[str]
+    """What each sample is to show."""
+    output: Output
     ranks: int
 
     @classmethod
-    def of(
-        cls, args: argparse.Namespace, config: ModelConfig, settings: SampleSettings, names: tuple[str, ...]
-    ) -> _Work:
+    def of(cls, args: argparse.Namespace, config: ModelConfig, names: Sequence[str]) -> _Work:
         """Check all that the flags ask for, before weights are read."""
-        import numpy as np
-
         from mindspeed_mm_dit.framework import runtime
-        from mindspeed_mm_dit.sampling.generate import check_labels
-        from mindspeed_mm_dit.sampling.grid import check_size
+        from mindspeed_mm_dit.sampling.clips import FPS
 
-        if texts := sample_clips.given(args):
-            raise ConfigError(texts[0], "this model is steered by classes, not by texts", "use --classes")
-        check_output(args.output)
-        num_classes = config.num_classes
-        wanted = f"0-{min(10, num_classes) - 1}" if args.classes is None else args.classes
-        classes = np.array(parse_classes(wanted, names, num_classes), np.int64)
-        check_labels(classes, config)
-        each = 4 if args.num_per_class is None else _positive("--num-per-class", args.num_per_class)
-        check_amount(len(classes), each, config, Path(args.output))
-        labels = np.repeat(classes, each)
-        check_size("--output", Path(args.output), labels, config.image_size)
-        check_page(args.output, len(labels))
-        return cls(config, settings, labels, names, runtime.world_size())
+        settings = settings_of(args, config)
+        output = Output(args.output, FPS if args.fps is None else args.fps)
+        asked = asked_of(args, config, names)
+        titles = asked.titles(names)
+        check_memory(len(asked), output.path, config)
+        output.check(titles, config.sample_size)
+        return cls(config, settings, asked, titles, output, runtime.world_size())
 
 
 def _draw(args: argparse.Namespace, work: _Work) -> tuple[np.ndarray | None, float]:
-    """Return the images, drawn by all ranks, on the first of them (None on others), and the seconds that took."""
+    """Return the samples, drawn by all ranks, on the first of them (None on others), and the seconds that took."""
     from tqdm import tqdm
 
     from mindspeed_mm_dit.framework import runtime
@@ -196,22 +174,22 @@ def _draw(args: argparse.Namespace, work: _Work) -> tuple[np.ndarray | None, flo
 
     if work.ranks > 1:
         runtime.initialize(None, 1, work.ranks)
-    model = load_model(
+    model, _ = load_model(
         args.checkpoint, args.model, args.weights == "ema", bf16=args.bf16, torch_compile=args.torch_compile
     )
     started = time.perf_counter()
-    own = sum(map(len, share(len(work.labels), work.settings.batch_size)))
+    own = sum(map(len, share(len(work.asked), work.settings.batch_size)))
     output = Path(os.path.realpath(args.output))
     with tqdm(
-        total=work.settings.steps * own, desc="sampling", unit="image-step",
+        total=work.settings.steps * own, desc="sampling", unit="sample-step",
         disable=runtime.rank() > 0 or not sys.stderr.isatty(),
     ) as bar:  # fmt: skip
         parts = output.with_name(f".{output.name}.parts")
-        images = generate_spread(parts, model, work.labels, work.settings, bar.update)
+        samples = generate_spread(parts, (model, work.config), work.asked, work.settings, bar.update)
     seconds = time.perf_counter() - started
     if work.ranks > 1:
         runtime.shutdown()
-    return images, seconds
+    return samples, seconds
 
 
 def _said(args: argparse.Namespace, work: _Work) -> dict[str, str]:
@@ -246,10 +224,10 @@ def settings_of(args: argparse.Namespace, config: ModelConfig) -> SampleSettings
     from mindspeed_mm_dit.sampling.generate import SampleSettings, check_guidance
 
     check_guided_channels(args.cfg_channels, config.predictor.in_channels)
-    channels: GuidedChannels = args.cfg_channels or ("all" if config.reads_texts else "3")
+    channels: GuidedChannels = args.cfg_channels or ("3" if config.predictor.conditions.items == ("label",) else "all")
     settings = SampleSettings(
         sampler=next(iter(objective_of(config.diffusion).samplers)) if args.sampler is None else args.sampler,
-        steps=_positive("--steps", (50 if config.reads_texts else 250) if args.steps is None else args.steps),
+        steps=_positive("--steps", (50 if len(config.sample_size) == 3 else 250) if args.steps is None else args.steps),
         guidance=Guidance(args.cfg_scale, channels, parse_interval(args.cfg_interval)),
         seed=args.seed,
         batch_size=_positive("--batch-size", args.batch_size),
@@ -261,63 +239,6 @@ def settings_of(args: argparse.Namespace, config: ModelConfig) -> SampleSettings
     find_sampler(config.diffusion, settings.sampler).check(config.diffusion, settings.steps, options)
     check_guidance(settings.guidance, config)
     return settings
-
-
-def parse_classes(text: str, names: Sequence[str] = (), num_classes: int = MOST_IMAGES) -> list[int]:
-    """Read "1,5,7-9" as [1, 5, 7, 8, 9], and "cat" as its place in ``names``; a number is always a label.
-
-    A range ends below ``num_classes``.
-    """
-    classes: list[int] = []
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        name = unicodedata.normalize("NFC", part.strip())
-        if _is_number(first) and (not dash or (_is_number(last) and int(first) <= int(last))):
-            if int(last or first) >= num_classes:
-                raise ConfigError(
-                    f"--classes: {part.strip()}",
-                    f"is outside 0 ... {num_classes - 1} (predictor.num_classes = {num_classes})",
-                )
-            classes.extend(range(int(first), int(last or first) + 1))
-        elif name in names:
-            classes.append(names.index(name))
-        else:
-            _refuse_class(text, part, names)
-    return classes
-
-
-def check_amount(num_classes: int, num_per_class: int, config: ModelConfig, output: Path) -> None:
-    """Raise ConfigError for more images than this machine can hold until they are written, or one command draws."""
-    from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
-    from mindspeed_mm_dit.sampling.grid import memory_bytes
-
-    num_images, available = num_classes * num_per_class, host_memory_bytes()
-    need = memory_bytes(output, num_images, config.image_size)
-    what, cure = f"--num-per-class = {num_per_class}", "draw fewer; further ones with another --seed and --output"
-    if need > available:
-        raise ConfigError(
-            what,
-            f"{num_images:,} images in {num_classes:,} classes need {need / 2**30:,.1f} GiB, and this machine has "
-            f"{available / 2**30:,.1f} GiB",
-            cure,
-        )
-    if num_images > MOST_IMAGES:
-        raise ConfigError(
-            what, f"{num_images:,} images in {num_classes:,} classes: one command draws up to {MOST_IMAGES:,}", cure
-        )
-
-
-def _is_number(text: str) -> bool:
-    return text.isdecimal() and len(text) < 20
-
-
-def _refuse_class(text: str, part: str, names: Sequence[str]) -> NoReturn:
-    known = f"{nearest(part.strip(), names)}The checkpoint knows: {', '.join(names[:10])}" if names else ""
-    raise ConfigError(
-        f"--classes = {shown(text)}",
-        f"{shown(part)} is neither a label nor a range" + (", nor the name of a class" if names else ""),
-        (known + (", ..." if len(names) > 10 else "") + "; or write " if names else "write ") + "0-9 or 1,5,7-9",
-    )
 
 
 def parse_interval(text: str) -> tuple[float, float]:

@@ -1,19 +1,17 @@
-"""data.json of text to video: which clips a run learns from, and how frames become pixels of one size."""
+"""Section ``dataset_param`` of videos with captions: an annotation, and how frames become pixels of one size."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Literal
 
-from mindspeed_mm_dit.configs.data import DataloaderParam
-from mindspeed_mm_dit.configs.limits import MOST_FRAMES, MOST_PIXELS, check_between, check_path
-from mindspeed_mm_dit.configs.strict import from_mapping, read_json
+from mindspeed_mm_dit.configs.limits import MOST_FRAMES, MOST_PIXELS, check_between
+from mindspeed_mm_dit.configs.source import SourceParam
 from mindspeed_mm_dit.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class ClipsParam:
+class ClipsParam(SourceParam):
     """Section ``dataset_param`` with ``dataset_type`` "clips"; names are those of MindSpeed-MM where it has one."""
 
     data_folder: str
@@ -48,9 +46,11 @@ class ClipsParam:
     dataset_type: Literal["clips"] = "clips"
     """Kind of data set."""
 
+    noun, cache_key = "clip", "dataset_param.features"
+    items = ("caption",)
+
     def __post_init__(self) -> None:
-        for name in ("data_folder", "json_path"):
-            check_path(f"dataset_param.{name}", getattr(self, name))
+        self.check_common("data_folder", "json_path")
         if not self.json_path.endswith((".json", ".jsonl")):
             raise ConfigError(
                 f"dataset_param.json_path = {self.json_path}", "is neither .json nor .jsonl", "name the annotation"
@@ -60,16 +60,16 @@ class ClipsParam:
             check_between(f"dataset_param.{name}", getattr(self, name), 1, MOST_PIXELS)
         if self.train_fps is not None:
             check_between("dataset_param.train_fps", self.train_fps, 0.01, 1000, "null takes every frame")
-        check_between("dataset_param.caption_dropout_prob", self.caption_dropout_prob, 0, 1)
-        if self.features is not None:
-            check_path("dataset_param.features", self.features)
-        if not 0.0 <= self.valid_fraction < 1.0:
-            raise ConfigError(f"dataset_param.valid_fraction = {self.valid_fraction}", "must lie in [0, 1)")
 
     @property
-    def cache(self) -> str | None:
+    def cache(self) -> str | None:  # type: ignore[override]
         """Where encoded clips and captions are read from instead of their files."""
         return self.features
+
+    @property
+    def skip_bad(self) -> bool:  # type: ignore[override]
+        """Whether clips that cannot be used are left out."""
+        return self.skip_bad_clips
 
     @property
     def size(self) -> tuple[int, int]:
@@ -77,39 +77,27 @@ class ClipsParam:
         return self.max_height, self.max_width
 
     @property
-    def pixels_shape(self) -> tuple[int, int, int, int]:
-        """(3, F, H, W) of a sample."""
-        return (3, self.num_frames, *self.size)
+    def sample_size(self) -> tuple[int, int, int]:
+        """(F, H, W) of every clip."""
+        return self.num_frames, self.max_height, self.max_width
 
+    @property
+    def where(self) -> str:
+        """The annotation."""
+        return f"dataset_param.json_path = {self.json_path}"
 
-@dataclass(frozen=True)
-class ClipsConfig:
-    """All of a data.json of clips."""
+    @property
+    def size_setting(self) -> str:
+        """Frames, height and width."""
+        return "dataset_param.num_frames, max_height, max_width = " + ", ".join(map(str, self.sample_size))
 
-    dataset_param: ClipsParam
-    """The clips."""
-    dataloader_param: DataloaderParam = field(default_factory=DataloaderParam)
-    """How they are read."""
-    note: str = ""
-    """Free text: what the data are."""
-
-
-def load_clips_config(path: str | Path, flag: str = "--mm-data") -> ClipsConfig:
-    """Read the data.json that ``flag`` names; raises ConfigError naming the file, the key and the cure."""
-    content = read_json(path, flag)
-    for name, cls in (("dataset_param", ClipsParam), ("dataloader_param", DataloaderParam)):
-        if name in content:
-            content[name] = from_mapping(cls, content[name], f"{path}: {name}")
-    return from_mapping(ClipsConfig, content, str(path))
-
-
-def check_patches(param: ClipsParam, latent_shape: tuple[int, ...], patch: tuple[int, int, int]) -> None:
-    """Raise ConfigError unless latents (C, f, h, w) of the clips can be cut into patches (pf, ph, pw)."""
-    names = ("num_frames", "max_height", "max_width")
-    for name, latent, size in zip(names, latent_shape[1:], patch):
-        if latent % size:
+    def pixels_made_by(self) -> str:
+        """Return frames, size, rate and crop; raises ConfigError for clips that begin elsewhere each time."""
+        if self.clip_start != "first":
             raise ConfigError(
-                f"dataset_param.{name} = {getattr(param, name)}",
-                f"makes latents of {latent}, which the patch does not divide: {latent} % {size} = {latent % size}",
-                f"change {name}, or predictor.patch_size = {list(patch)}",
+                f"dataset_param.clip_start = {self.clip_start!r}",
+                "clips that begin elsewhere each time cannot be kept",
+                'set it to "first", or train without a cache',
             )
+        rate = "all" if self.train_fps is None else f"{self.train_fps:g}"
+        return f"{self.num_frames} of {self.max_height} x {self.max_width}, fps {rate}, crop {self.crop}"

@@ -28,7 +28,7 @@ def _class_table(here: DiTSettings, there: DiTSettings, offer: Offer) -> Begun:
     kept = sum(label < here.num_classes for label in offer.labels)
     done = [f"{kept} of {here.num_classes} classes kept"] if kept else []
     done += [f"{here.num_classes - kept} of {here.num_classes} classes drawn anew"] if kept < here.num_classes else []
-    if here.condition.has_null:
+    if here.conditions.has_null:
         done.append("the null class " + ("kept" if here.num_classes in offer.labels else "drawn anew"))
     return Begun(table, ", ".join(done))
 

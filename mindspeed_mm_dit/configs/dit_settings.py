@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mindspeed_mm_dit.configs.condition import ClassLabel
+from mindspeed_mm_dit.configs.condition import ClassLabel, Conditions
 from mindspeed_mm_dit.configs.limits import LARGEST, check_between, divisors, require_positive
 from mindspeed_mm_dit.configs.predictor import PredictorConfig, Shape
 from mindspeed_mm_dit.errors import ConfigError
@@ -134,9 +134,9 @@ class DiTSettings(PredictorConfig):
         return self.num_classes + (1 if self.class_dropout_prob > 0 else 0)
 
     @property
-    def condition(self) -> ClassLabel:
+    def conditions(self) -> Conditions:
         """A class label."""
-        return ClassLabel(self.num_classes, self.class_dropout_prob)
+        return Conditions(ClassLabel(self.num_classes, self.class_dropout_prob))
 
     @property
     def latent_shape(self) -> Shape:

@@ -11,7 +11,7 @@ from mindspeed_mm_dit.configs.autoencoder import AutoencoderConfig, PretrainedAu
 from mindspeed_mm_dit.configs.autoencoder_deterministic import AutoencoderDCConfig, AutoencoderTinyConfig
 from mindspeed_mm_dit.configs.autoencoder_kl import AutoencoderKLConfig
 from mindspeed_mm_dit.configs.autoencoder_kl_wan import WanVAEConfig
-from mindspeed_mm_dit.configs.condition import TextStates
+from mindspeed_mm_dit.configs.condition import ClassLabel, PooledText, TextStates
 from mindspeed_mm_dit.configs.custom_dit import CustomDiTConfig
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
@@ -88,15 +88,24 @@ class ModelConfig:
                 f"{self.predictor.model_id!r} learns",
                 f"use {' or '.join(fitting)}",
             )
-        if self.reads_texts and not self.text_encoders:
+        self._check_text_encoders()
+
+    def _check_text_encoders(self) -> None:
+        """Raise ConfigError unless there is a text encoder for each condition that asks for one, and no other."""
+        wanted = [c.encoder for c in self.predictor.conditions if isinstance(c, (TextStates, PooledText))]
+        what, named = "text_encoder", f"predictor {self.predictor.model_id!r}"
+        if wanted and not self.text_encoders:
             raise ConfigError(
-                "text_encoder", f"this section is missing: predictor {self.predictor.model_id!r} is steered by texts",
+                what, f"this section is missing: {named} is steered by texts",
                 'add {"model_id": "umt5", "from_pretrained": "folder"}',
             )  # fmt: skip
-        if self.text_encoders and not self.reads_texts:
+        if self.text_encoders and not wanted:
+            raise ConfigError(what, f"{named} is not steered by texts", "drop the section")
+        if wanted and set(wanted) != set(range(len(self.text_encoders))):
             raise ConfigError(
-                "text_encoder", f"predictor {self.predictor.model_id!r} is not steered by texts", "drop the section"
-            )
+                what, f"names {len(self.text_encoders)}, and {named} is steered by {max(wanted) + 1}",
+                "give one for each, in the order of the predictor's settings",
+            )  # fmt: skip
 
     @property
     def text_encoders(self) -> tuple[TextEncoderConfig, ...]:
@@ -104,33 +113,22 @@ class ModelConfig:
         section = self.text_encoder
         return section if isinstance(section, tuple) else () if section is None else (section,)
 
-    @property
-    def reads_texts(self) -> bool:
-        """Whether the predictor is steered by texts."""
-        return isinstance(self.predictor.condition, TextStates)
-
-    def require_labels(self, what: str, cure: str = "draw clips with mm-dit sample --prompt") -> None:
-        """Raise ConfigError, of ``what``, for a model that is steered by texts and not by labels."""
-        if self.reads_texts:
+    def require_labelled_images(self, what: str, cure: str = "draw samples of it with mm-dit sample") -> ClassLabel:
+        """Return the label that steers the predictor; raise ConfigError, of ``what``, unless it is of images alone."""
+        conditions = self.predictor.conditions
+        if conditions.items != ("label",) or len(self.latent_shape) != 3:
+            learns = f"{'images' if len(self.latent_shape) == 3 else 'videos'} by {' and '.join(conditions.items)}"
             raise ConfigError(
                 what,
-                f"predictor {self.predictor.model_id!r} is steered by texts: this command is for images with labels",
+                f"predictor {self.predictor.model_id!r} learns {learns}: this command is for images with labels",
                 cure,
             )
-
-    @property
-    def num_classes(self) -> int:
-        """Classes that steer the predictor, the null class not counted."""
-        return int(self.predictor.condition.num_classes)
-
-    @property
-    def image_size(self) -> int:
-        """Height and width of the images, in pixels."""
-        return self.sample_size[-1]
+        label: ClassLabel = conditions.label
+        return label
 
     @property
     def sample_size(self) -> tuple[int, ...]:
-        """(H, W) of an image, or (F, H, W) of a clip, in pixels."""
+        """(H, W) of an image, or (F, H, W) of a video, in pixels."""
         return self.ae.sample_size(self.latent_shape)
 
     @property

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.condition import Condition
+from mindspeed_mm_dit.configs.condition import Conditions
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 
 Shape = tuple[int, ...]
@@ -157,8 +157,8 @@ class PredictorConfig(ABC):
 
     @property
     @abstractmethod
-    def condition(self) -> Condition:
-        """What steers it."""
+    def conditions(self) -> Conditions:
+        """What steers it, in the order in which the network takes it."""
 
     @property
     @abstractmethod

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from mindspeed_mm_dit.configs.condition import TextStates
+from mindspeed_mm_dit.configs.condition import Conditions, TextStates
 from mindspeed_mm_dit.configs.limits import LARGEST, check_between
 from mindspeed_mm_dit.configs.predictor import (
     Initial,
@@ -138,9 +138,9 @@ class VideoTransformerConfig(PredictorConfig):
         return (self.in_channels, *self.latent_size)
 
     @property
-    def condition(self) -> TextStates:
+    def conditions(self) -> Conditions:
         """The states of a text."""
-        return TextStates(TEXT_LENGTH, self.text_dim)
+        return Conditions(TextStates(TEXT_LENGTH, self.text_dim))
 
     @property
     def num_tokens(self) -> int:

@@ -1,4 +1,4 @@
-"""The index of an annotation: clips with captions, each of them checked."""
+"""The rows of an annotation: clips with captions, each of them checked."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 from tqdm import tqdm
 
 from mindspeed_mm_dit.configs.clips import ClipsParam
@@ -19,6 +17,7 @@ from mindspeed_mm_dit.data.builtin import provide
 from mindspeed_mm_dit.data.files import UnusableFile, check_file
 from mindspeed_mm_dit.data.frames import SAME_RATE, check_proportions, frame_numbers, step_between
 from mindspeed_mm_dit.data.moving_digits import write_moving_digits
+from mindspeed_mm_dit.data.rows import Rows, Wanted
 from mindspeed_mm_dit.data.transforms import load_still, readable_formats
 from mindspeed_mm_dit.data.video_file import VideoFacts, look_at_video
 from mindspeed_mm_dit.errors import DataError
@@ -40,30 +39,6 @@ class Clip(NamedTuple):
     """Frames of the video that a clip may begin later than at the first."""
 
 
-@dataclass(frozen=True)
-class ClipIndex:
-    """The clips of an annotation that can be used, in its order."""
-
-    clips: tuple[Clip, ...]
-    """One for each entry that is no problem."""
-    skipped: int = 0
-    """Entries left out."""
-    problems: tuple[str, ...] = ()
-    """Each entry that was left out, by its line, with the reason."""
-    notes: tuple[str, ...] = ()
-    """What else a user should know: lines that begin with "note: " or "warning: "."""
-    digest: str = ""
-    """How many clips there are, and a digest of their paths, sizes in bytes and captions."""
-
-    def __len__(self) -> int:
-        return len(self.clips)
-
-    @property
-    def offered(self) -> np.ndarray:
-        """Captions of each clip, (N,) int64."""
-        return np.array([len(clip.entry.captions) for clip in self.clips], np.int64)
-
-
 class _Look(NamedTuple):
     """What was found of one entry: a clip and the bytes of its file, or a problem."""
 
@@ -72,11 +47,7 @@ class _Look(NamedTuple):
     problem: str = ""
 
 
-CaptionProblems = Callable[[Sequence[str]], list[str]]
-"""Captions -> what is wrong with each of them, "" for a good one (``captions.caption_problems``)."""
-
-
-def open_clips(param: ClipsParam, caption_problems: CaptionProblems | None = None) -> ClipIndex:
+def open_clips(param: ClipsParam, wanted: Wanted) -> Rows:
     """Read the annotation and check every clip: its captions, its file, and that the file is what is said of it.
 
     Raises:
@@ -89,7 +60,7 @@ def open_clips(param: ClipsParam, caption_problems: CaptionProblems | None = Non
     with ThreadPoolExecutor() as pool:
         looking = pool.map(lambda line: _look(line, param, decode), lines)
         looks = list(tqdm(looking, "checking clips", len(lines), unit="clip", delay=2, disable=None))
-    if caption_problems is not None:
+    for caption_problems in wanted.caption_problems:
         _mark_bad_captions(looks, caption_problems)
     clips = tuple(look.clip for look in looks if look.clip is not None)
     problems = tuple(f"{place} {look.problem}" for place, look in zip(_places(lines), looks) if look.clip is None)
@@ -98,7 +69,15 @@ def open_clips(param: ClipsParam, caption_problems: CaptionProblems | None = Non
             str(path), f"{len(problems)} of {len(lines)} clips cannot be used{_listed(problems)}",
             "correct these lines or files, or set dataset_param.skip_bad_clips to true",
         )  # fmt: skip
-    return ClipIndex(clips, len(problems), problems, _notes(lines, clips, decode, param), _digest_of(clips, looks))
+    return Rows(
+        tuple(str(Path(param.data_folder) / clip.entry.path) for clip in clips),
+        {"caption": tuple(clip.entry.captions for clip in clips)},
+        skipped=len(problems),
+        problems=problems,
+        notes=_notes(lines, clips, decode, param),
+        digest=_digest_of(clips, looks),
+        facts=clips,
+    )
 
 
 def provide_clips(param: ClipsParam) -> None:
@@ -136,8 +115,8 @@ def _look(line: Line, param: ClipsParam, decode: bool) -> _Look:
         return _Look(None, problem=f"{path} {problem}")
 
 
-def _mark_bad_captions(looks: list[_Look], caption_problems: CaptionProblems) -> None:
-    """Replace what was found of each clip that has a caption with a problem by that."""
+def _mark_bad_captions(looks: list[_Look], caption_problems: Callable[[Sequence[str]], list[str]]) -> None:
+    """Replace what was found of each clip that has a caption with a problem (``captions.caption_problems``) by that."""
     captions = [
         (number, caption)
         for number, look in enumerate(looks)

@@ -73,13 +73,13 @@ def normals(seed: int, stream: Stream, positions: np.ndarray, shape: tuple[int, 
     return out
 
 
-def uniforms(seed: int, stream: Stream, positions: np.ndarray) -> np.ndarray:
+def uniforms(seed: int, stream: Stream, positions: np.ndarray, block: int = 0) -> np.ndarray:
     """Numbers uniform in [0, 1), (B,) float64."""
-    return np.array([generator(seed, stream, p).random() for p in positions.tolist()])
+    return np.array([generator(seed, stream, p, block).random() for p in positions.tolist()])
 
 
-def coins(seed: int, stream: Stream, positions: np.ndarray, probability: float) -> np.ndarray:
+def coins(seed: int, stream: Stream, positions: np.ndarray, probability: float, block: int = 0) -> np.ndarray:
     """True with ``probability``, (B,) bool."""
     if probability == 0:
         return np.zeros(len(positions), bool)
-    return uniforms(seed, stream, positions) < probability
+    return uniforms(seed, stream, positions, block) < probability

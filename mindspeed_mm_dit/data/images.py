@@ -7,9 +7,10 @@ import threading
 
 import numpy as np
 
+from mindspeed_mm_dit.data.draws import Stream, coins
 from mindspeed_mm_dit.data.files import UnusableFile
-from mindspeed_mm_dit.data.folder import ImageIndex
-from mindspeed_mm_dit.data.reader import Read
+from mindspeed_mm_dit.data.rows import Read, Rows
+from mindspeed_mm_dit.data.shards import ShardRows
 from mindspeed_mm_dit.data.transforms import load_pixels
 from mindspeed_mm_dit.errors import DataError
 
@@ -21,38 +22,46 @@ STAND_IN_TRIES = 100
 
 
 class ImageReader:
-    """The pixels of an index's images; safe to call from several threads.
+    """The pixels of images (``Visuals``): view 0 as they are, view 1 mirrored; safe to call from several threads.
 
-    skip_bad: in the place of an image that cannot be decoded, read the next one of the index that can (large data
-    sets are checked by their headers alone). So an image stands in by the files alone, on every rank and resume.
+    skip_bad: in the place of an image that cannot be decoded, read the next row that can (large data sets are checked
+    by their headers alone). So an image stands in by the files alone, on every rank and resume.
     """
 
-    def __init__(self, index: ImageIndex, size: int, channels: int, skip_bad: bool = False) -> None:
-        self.index, self.size, self.channels, self.skip_bad = index, size, channels, skip_bad
-        keep = len(index) * channels * size * size <= CACHE_BYTES
+    views = 2
+
+    def __init__(self, rows: Rows, size: int, channels: int, skip_bad: bool = False, flip_prob: float = 0.0) -> None:
+        self.size, self.channels, self.skip_bad = size, channels, skip_bad
+        self._rows, self._flip_prob = rows, flip_prob
+        keep = len(rows) * channels * size * size <= CACHE_BYTES
         self._decoded: dict[int, np.ndarray] | None = {} if keep else None
         self._bad: dict[int, str] = {}
         self._bad_changes = threading.Lock()
 
-    def read(self, images: np.ndarray, flipped: np.ndarray) -> Read:
-        """Return pixels (B, channels, size, size) uint8 of ``images`` (B,), mirrored where ``flipped`` (B,).
+    def views_at(self, seed: int, positions: np.ndarray) -> np.ndarray:
+        """Return which of the samples are mirrored, (B,) bool."""
+        return coins(seed, Stream.FLIP, positions, self._flip_prob)
+
+    def read(self, rows: np.ndarray, views: np.ndarray) -> Read:
+        """Return pixels (B, channels, size, size) uint8 of ``rows`` (B,), mirrored where ``views`` (B,) says so.
 
         Raises:
             DataError: naming a file that cannot be read, and why.
         """
-        found = [self._readable(image) for image in images.tolist()]
+        found = [self._readable(image) for image in rows.tolist()]
         pixels = np.stack([pixels for _, pixels in found])
-        pixels[flipped] = pixels[flipped, :, :, ::-1]
+        mirrored = views.astype(bool)
+        pixels[mirrored] = pixels[mirrored, :, :, ::-1]
         return Read({"pixels": pixels}, np.array([image for image, _ in found], np.int64))
 
     def _readable(self, image: int) -> tuple[int, np.ndarray]:
         """Return ``image``, or the one that stands in for it, and its pixels."""
-        tries = min(STAND_IN_TRIES, len(self.index)) if self.skip_bad else 1
+        tries = min(STAND_IN_TRIES, len(self._rows)) if self.skip_bad else 1
         for candidate in range(image, image + tries):
-            pixels = self._pixels(candidate % len(self.index))
+            pixels = self._pixels(candidate % len(self._rows))
             if pixels is not None:
-                return candidate % len(self.index), pixels
-        path, problem = self.index.paths[image], self._bad[image]
+                return candidate % len(self._rows), pixels
+        path, problem = self._rows.paths[image], self._bad[image]
         if self.skip_bad:
             problem += f", nor can any of the {tries - 1} images after it"
         raise DataError(
@@ -69,7 +78,7 @@ class ImageReader:
         if image in self._bad:
             return None
         try:
-            pixels = load_pixels(self.index.picture(image), self.size, self.channels)
+            pixels = load_pixels(content_of(self._rows, image), self.size, self.channels)
         except UnusableFile as problem:
             self._note_bad(image, str(problem))
             return None
@@ -80,6 +89,11 @@ class ImageReader:
     def _note_bad(self, image: int, problem: str) -> None:
         with self._bad_changes:
             if self.skip_bad and image not in self._bad:
-                path = self.index.paths[image]
+                path = self._rows.paths[image]
                 print(f"warning: {path} {problem}; it is skipped", file=sys.stderr, flush=True)
             self._bad[image] = problem
+
+
+def content_of(rows: Rows, row: int) -> str | bytes:
+    """Return the file of an image, or the content of one that is in a shard; raises UnusableFile."""
+    return rows.paths.content(row) if isinstance(rows.paths, ShardRows) else rows.paths[row]

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from mindspeed_mm_dit.data.dataset import Batch
+from mindspeed_mm_dit.data.samples import Batch
 
 
 class BatchSource(Protocol):

@@ -10,13 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from mindspeed_mm_dit.configs.data import DataConfig
-from mindspeed_mm_dit.data import draws
 from mindspeed_mm_dit.data.check import Look, look_at
-from mindspeed_mm_dit.data.draws import Stream
-from mindspeed_mm_dit.data.folder import ImageIndex
-from mindspeed_mm_dit.data.images import ImageReader
 from mindspeed_mm_dit.data.order import SampleOrder
+from mindspeed_mm_dit.data.rows import Rows
 from mindspeed_mm_dit.data.shards import ShardRows
+from mindspeed_mm_dit.data.sources import source_of
 
 SOME = 1_000
 """Pictures in shards whose sizes are looked at."""
@@ -53,34 +51,34 @@ class Sizes:
         return int((self.shorter < image_size).sum())
 
 
-def sizes_of(index: ImageIndex, image_size: int) -> Sizes:
+def sizes_of(rows: Rows, image_size: int) -> Sizes:
     """Return the sizes of the pictures; only their headers are read and, of very many in shards, those of some."""
-    if not isinstance(index.paths, ShardRows):
-        return Sizes.of(look_at([Path(path) for path in index.paths], image_size, decode=False))
-    some = np.linspace(0, len(index) - 1, min(len(index), SOME)).astype(int)
-    looks = look_at([partial(index.paths.content, number) for number in some.tolist()], image_size, decode=False)
+    if not isinstance(rows.paths, ShardRows):
+        return Sizes.of(look_at([Path(path) for path in rows.paths], image_size, decode=False))
+    some = np.linspace(0, len(rows) - 1, min(len(rows), SOME)).astype(int)
+    looks = look_at([partial(rows.paths.content, number) for number in some.tolist()], image_size, decode=False)
     return Sizes.of([look for look in looks if look.problem is None])
 
 
-def counts_of(index: ImageIndex) -> np.ndarray:
+def counts_of(rows: Rows) -> np.ndarray:
     """Return how many images each of its classes has, (classes,) int64."""
-    return np.bincount(index.labels, minlength=len(index.classes))
+    return np.bincount(rows.labels, minlength=len(rows.classes))
 
 
-def note_of_uneven(index: ImageIndex) -> str | None:
+def note_of_uneven(rows: Rows) -> str | None:
     """Return a line for classes of very different numbers of images, or None."""
-    counts = counts_of(index)
+    counts = counts_of(rows)
     few, many = int(np.where(counts > 0, counts, counts.max()).argmin()), int(counts.argmax())
     if counts[many] < UNEVEN * counts[few]:
         return None
     return (
-        f"warning: {index.classes[many]} has {counts[many]:,} images and {index.classes[few]} {counts[few]:,}: a class "
+        f"warning: {rows.classes[many]} has {counts[many]:,} images and {rows.classes[few]} {counts[few]:,}: a class "
         "is drawn as often as it has images"
     )
 
 
 def first_of_each_class(
-    data: DataConfig, train: ImageIndex, channels: int, seed: int, per_class: int, num_classes: int
+    data: DataConfig, train: Rows, channels: int, seed: int, per_class: int, num_classes: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the first images of each class that a run with ``seed`` takes, as they enter a step.
 
@@ -93,7 +91,6 @@ def first_of_each_class(
     labels = train.labels[images]
     shown = np.unique(labels)[:num_classes]
     chosen = np.concatenate([positions[labels == label][:per_class] for label in shown])
-    flipped = draws.coins(seed, Stream.FLIP, chosen, 0.5 if param.random_flip else 0.0)
-    reader = ImageReader(train, param.image_size, channels, param.skip_bad_images)
-    read = reader.read(images[chosen], flipped)
-    return read.arrays["pixels"].transpose(0, 2, 3, 1), train.labels[read.images]
+    reader = source_of(param).visuals(train, param, channels)
+    read = reader.read(images[chosen], reader.views_at(seed, chosen))
+    return read.arrays["pixels"].transpose(0, 2, 3, 1), train.labels[read.rows]

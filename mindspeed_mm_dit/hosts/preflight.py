@@ -7,17 +7,18 @@ from argparse import Namespace
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from mindspeed_mm_dit.configs.data_kinds import load_any_data_config
+from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, load_fsdp2_config
 from mindspeed_mm_dit.configs.model import model_config_from_mapping, spelled_out
 from mindspeed_mm_dit.configs.precision import Way, decide
 from mindspeed_mm_dit.configs.strict import read_json
+from mindspeed_mm_dit.data.sources import source_of
 from mindspeed_mm_dit.errors import PlatformError
 from mindspeed_mm_dit.models.registry import check_encoders
 from mindspeed_mm_dit.optimizers.registry import chosen_by
 from mindspeed_mm_dit.planning.fit import Place, check_model_fits, check_state_fits, tight_step
 from mindspeed_mm_dit.planning.memory import Layout
-from mindspeed_mm_dit.training.data_sets import open_data_set
+from mindspeed_mm_dit.training.data_set import open_data_set
 from mindspeed_mm_dit.training.mm_args import MultiModalArguments, with_facts
 
 
@@ -64,6 +65,7 @@ def check_configs(args: Namespace, host: HostFacts, fsdp2: Fsdp2Config | None) -
         mm.fsdp2.shard_ranks(host.world_size)
     _check_memory(args, mm, host)
     if mm.encodes:
+        source_of(mm.data.dataset_param).provide(mm.data.dataset_param)  # a text encoder may come with built-in data
         check_encoders(mm.model)
     _check_context_parallel(args.context_parallel_size, mm, host)
     host.check_sharding(mm)
@@ -89,7 +91,7 @@ def _read(args: Namespace, host: HostFacts, fsdp2: Fsdp2Config | None) -> MultiM
     ways = host.ways_to_bf16
     return MultiModalArguments(
         model=model_config_from_mapping(model_json, args.mm_model),
-        data=load_any_data_config(args.mm_data, host.mm_data),
+        data=load_data_config(args.mm_data, host.mm_data),
         fsdp2=fsdp2,
         model_json=model_json,
         precision=None if ways is None else decide(args.bf16, fsdp2, ways, host.name),

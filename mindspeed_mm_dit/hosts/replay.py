@@ -16,7 +16,7 @@ from mindspeed_mm_dit.hosts.standalone_preflight import preflight
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.registry import load_encoders
 from mindspeed_mm_dit.training.batches import train_valid_batches
-from mindspeed_mm_dit.training.data_sets import open_data_set
+from mindspeed_mm_dit.training.data_set import open_data_set
 from mindspeed_mm_dit.training.lr import LearningRate
 from mindspeed_mm_dit.training.pytorch.engine import Engine
 from mindspeed_mm_dit.training.pytorch.probe import Probe

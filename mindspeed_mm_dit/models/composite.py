@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.predictor import Parameter
+from mindspeed_mm_dit.data.conditions.registry import encoded
 from mindspeed_mm_dit.framework import nn, ops, runtime
 from mindspeed_mm_dit.models.autoencoder import draw_latents
 from mindspeed_mm_dit.models.init import check_declared, initial_weights
@@ -27,21 +29,20 @@ class DiTModel(nn.Module):
     draws, dropped labels and posterior noise come with the batch. Arguments go by name, as the batch names them.
 
     ``autoencoder``, ``text_encoders``: what ``registry.load_encoders`` has loaded, or a NoAutoencoder and none for a
-    model that is only given what a cache holds; without an autoencoder all are loaded.
+    model that is only given what a cache holds; without an autoencoder both are loaded.
     """
 
-    def __init__(
-        self, config: ModelConfig, autoencoder: Any = None, text_encoders: tuple[TextEncoder, ...] = ()
-    ) -> None:
+    def __init__(self, config: ModelConfig, autoencoder: Any = None, text_encoders: Sequence[TextEncoder] = ()) -> None:
         super().__init__()
         if autoencoder is None:
             autoencoder, text_encoders = load_encoders(config)
         self.ae: Any = autoencoder
-        self.text_encoders = text_encoders
+        self.text_encoders = tuple(text_encoders)
         self.diffusion = objective_of(config.diffusion).build(config.diffusion)
         self.predictor = PREDICTOR_MODEL_MAPPINGS[config.predictor.model_id](config.predictor)
-        names = config.predictor.condition.names
-        self._condition_arrays, self.loss_names = len(names), (*names, *self.diffusion.draw_names)
+        self._conditions = config.predictor.conditions
+        self._condition_arrays = len(self._conditions.names)
+        self.loss_names = (*self._conditions.names, *self.diffusion.draw_names)
         self._parameters_declared = config.predictor.parameters()
         check_declared(self._parameters_declared.shapes(), runtime.shapes(self.predictor), config.predictor.model_id)
 
@@ -59,41 +60,27 @@ class DiTModel(nn.Module):
         """The predictor's blocks, in order."""
         return functools.reduce(getattr, self._parameters_declared.stem.split("."), self.predictor)
 
-    def forward(
-        self,
-        pixels: Tensor | None = None,
-        posterior_noise: Tensor | None = None,
-        latent_mean: Tensor | None = None,
-        latent_std: Tensor | None = None,
-        caption_ids: Tensor | None = None,
-        caption_mask: Tensor | None = None,
-        **given: Tensor,
-    ) -> Tensor:
+    def forward(self, **batch: Tensor) -> Tensor:
         """Return the training loss of each sample, (B,) float32.
 
-        given: the condition, by its names (``labels`` (B,) int64, or ``text`` (B, L, D) float32), and what the
-        objective draws, by its ``draw_names``; what else is in the batch is left alone. A text may come as the tokens
-        of its caption instead, caption_ids and caption_mask (B, L) int64. posterior_noise: (B, C, ...) float32.
-        Images (B, 3 or 1, H, W) or clips (B, 3 or 1, F, H, W) come as pixels, uint8, or from a cache as the mean and
-        std of their posterior, (B, C, ...) float32, unscaled.
+        batch: images (B, 3 or 1, H, W) or videos (B, 3 or 1, F, H, W) as pixels, uint8, or from a cache as the mean and
+        std of their posterior, latent_mean and latent_std (B, C, ...) float32, unscaled; posterior_noise of the same
+        shape where the posterior is sampled; the arrays of the conditions (``data/conditions``), and what the objective
+        draws, by its ``draw_names``. What else is in it is left alone.
         """
-        latents = self.latents(pixels, posterior_noise, latent_mean, latent_std)
-        if caption_ids is not None:
-            assert self.text_encoders, "captions come where no cache holds their states"
-            given["text"] = self.text_encoders[0].network(caption_ids, caption_mask).states
-        return self.losses(latents, *(given[name] for name in self.loss_names))
+        return self.losses(self.latents(batch), *self.given(batch))
 
-    def latents(
-        self,
-        pixels: Tensor | None = None,
-        posterior_noise: Tensor | None = None,
-        latent_mean: Tensor | None = None,
-        latent_std: Tensor | None = None,
-    ) -> Tensor:
+    def latents(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the scaled latents (B, C, ...) float32 of a batch, encoded now or from a cache."""
-        if latent_mean is None:
-            return self.encode(pixels, posterior_noise)
-        return draw_latents(latent_mean, latent_std, posterior_noise, self.ae.scaled)
+        noise = batch.get("posterior_noise")
+        if "latent_mean" not in batch:
+            return self.encode(batch["pixels"], noise)
+        return draw_latents(batch["latent_mean"], batch.get("latent_std"), noise, self.ae.scaled)
+
+    def given(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """Return what ``losses`` is given besides latents: the conditions, encoded, and what the objective draws."""
+        conditions = encoded(self._conditions, batch, self.text_encoders)
+        return *conditions, *(batch[name] for name in self.diffusion.draw_names)
 
     def encode(self, pixels: Tensor, posterior_noise: Tensor | None) -> Tensor:
         """Turn pixels (B, 3 or 1, ...) uint8 into scaled latents (B, C, ...) float32; nothing here is trained."""
@@ -102,7 +89,7 @@ class DiTModel(nn.Module):
     def losses(self, latents: Tensor, *given: Tensor) -> Tensor:
         """Return the training loss of each sample, (B,) float32, from scaled latents (B, C, ...).
 
-        given: what ``loss_names`` names, in that order: the condition, and what the objective draws.
+        given: what :meth:`given` returns: what ``loss_names`` names, in that order.
         """
         condition, draws = given[: self._condition_arrays], given[self._condition_arrays :]
         noised = self.diffusion.noised(latents, *draws)  # (B, C, ...)

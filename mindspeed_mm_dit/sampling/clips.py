@@ -42,20 +42,20 @@ def check_clips_file(path: Path, count: int, size: tuple[int, int, int]) -> None
         raise ConfigError(f"--output = {path}", f"{count} clips make too large a picture", "use .mp4, .gif or .npz")
 
 
-def save_clips(path: Path, clips: np.ndarray, captions: Sequence[str], fps: float) -> list[Path]:
+def save_clips(path: Path, clips: np.ndarray, titles: Sequence[str], fps: float) -> list[Path]:
     """Write clips (N, F, H, W, 3 or 1) uint8 and return the files.
 
-    ``.npz``: arr_0 the clips, arr_1 their captions. ``.png``: a row of frames for each, below its caption. ``.mp4`` and
+    ``.npz``: arr_0 the clips, arr_1 their titles. ``.png``: a row of frames for each, below its title. ``.mp4`` and
     ``.gif``: one file a clip, numbered where there are several.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     ending = path.suffix.lower()
     if ending == ".npz":
         with open(path, "wb") as file:  # given a name, NumPy would add its own ending to .NPZ
-            np.savez(file, clips, np.array(captions))
+            np.savez(file, clips, np.array(titles))
         return [path]
     if ending == ".png":
-        draw_strips(clips, captions).save(path)
+        draw_strips(clips, titles).save(path)
         return [path]
     paths = [path] if len(clips) == 1 else [path.with_stem(f"{path.stem}-{n:04d}") for n in range(len(clips))]
     for place, clip in zip(paths, clips):
@@ -63,15 +63,15 @@ def save_clips(path: Path, clips: np.ndarray, captions: Sequence[str], fps: floa
     return paths
 
 
-def draw_strips(clips: np.ndarray, captions: Sequence[str]) -> Image.Image:
-    """Lay out clips (N, F, H, W, 3 or 1) uint8: the frames of each side by side, below its caption."""
+def draw_strips(clips: np.ndarray, titles: Sequence[str]) -> Image.Image:
+    """Lay out clips (N, F, H, W, 3 or 1) uint8: the frames of each side by side, below its title."""
     _, frames, height, width = clips.shape[:4]
     scale = max(1, -(-CELL_PIXELS // height))
     step_x, step_y = width * scale + GAP_PIXELS, height * scale + GAP_PIXELS + CAPTION_PIXELS
     picture = Image.new("RGB", (frames * step_x, len(clips) * step_y), "white")
     pen = ImageDraw.Draw(picture)
-    for row, (clip, caption) in enumerate(zip(clips, captions)):
-        text, font = _text_of(caption, picture.width)
+    for row, (clip, title) in enumerate(zip(clips, titles)):
+        text, font = _text_of(title, picture.width)
         pen.text((2, row * step_y), text, fill="black", font=font)
         for column, frame in enumerate(clip):
             image = Image.fromarray(frame[..., 0] if frame.shape[-1] == 1 else frame)

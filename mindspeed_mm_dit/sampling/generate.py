@@ -1,9 +1,9 @@
-"""Draw images for labels, clips for captions. The noise of one depends on (seed, its number), not on the batch size."""
+"""Draw images or videos. The noise of one depends on (seed, its number), not on the batch size."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,12 +11,14 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.limits import LARGEST
 from mindspeed_mm_dit.configs.model import ModelConfig
+from mindspeed_mm_dit.data.conditions.registry import arrays_asked, encoded, null_arrays
 from mindspeed_mm_dit.data.draws import Stream, normals
 from mindspeed_mm_dit.errors import ConfigError, ConvergenceError
 from mindspeed_mm_dit.framework import ops, runtime
 from mindspeed_mm_dit.models.pixels import to_pixels
 from mindspeed_mm_dit.objectives.guidance import Guidance, guided_network
 from mindspeed_mm_dit.objectives.registry import find_sampler, sampler_options
+from mindspeed_mm_dit.sampling.asked import Asked, check_asked
 
 Arrays = Mapping[str, np.ndarray]
 DECODED_PIXELS = 8 * 512**2
@@ -25,7 +27,7 @@ DECODED_PIXELS = 8 * 512**2
 
 @dataclass(frozen=True)
 class SampleSettings:
-    """How images are drawn."""
+    """How samples are drawn."""
 
     sampler: str = "ddpm"
     """A sampler of the model's objective."""
@@ -36,7 +38,7 @@ class SampleSettings:
     seed: int = 0
     """Decides all noise."""
     batch_size: int = 64
-    """Images drawn together; changes memory and speed, not the images (up to rounding)."""
+    """Samples drawn together; changes memory and speed, not the samples (up to rounding)."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """What else the sampler can be told, by name."""
     bf16: bool = False
@@ -50,88 +52,50 @@ class SampleSettings:
 def generate(
     model: Any,
     config: ModelConfig,
-    labels: np.ndarray,
+    asked: Asked,
     settings: SampleSettings,
-    on_step: Callable[[int], None] = lambda images: None,
-    first_number: int = 0,
+    on_step: Callable[[int], None] = lambda samples: None,
 ) -> np.ndarray:
-    """Draw one image per label.
+    """Draw what is asked for.
 
     Args:
-        model: the composite (ae, diffusion, predictor).
-        labels: (N,) int64 in [0, num_classes).
-        on_step: called after every sampling step with the number of images it worked on.
-        first_number: of the first image; an image's noise depends on its number.
+        model: the composite (ae, text_encoders, diffusion, predictor).
+        on_step: called after every sampling step with the number of samples it worked on.
 
     Returns:
-        Images, (N, H, W, 3 or 1) uint8.
+        Images (N, H, W, 3 or 1) or videos (N, F, H, W, 3 or 1), uint8, of the size that ``config`` has.
     """
-    check_labels(labels, config)
-
-    def conditions(rows: np.ndarray) -> tuple[Arrays, Arrays]:
-        return {"labels": labels[rows]}, config.predictor.condition.null(len(rows))
-
-    return _generate(model, config, len(labels), conditions, settings, on_step, first_number).transpose(0, 2, 3, 1)
-
-
-def generate_clips(
-    model: Any,
-    config: ModelConfig,
-    captions: Sequence[str],
-    settings: SampleSettings,
-    on_step: Callable[[int], None] = lambda clips: None,
-    negative: str = "",
-) -> np.ndarray:
-    """Draw one clip per caption, of the frames and the size that ``config`` has.
-
-    Args:
-        model: the composite, with its text encoder.
-        negative: what guidance leads away from; empty is the null condition that a model is trained with.
-        on_step: called after every sampling step with the number of clips it worked on.
-
-    Returns:
-        Clips, (N, F, H, W, 3 or 1) uint8.
-    """
-    without = _texts(model, [negative])["text"]
-
-    def conditions(rows: np.ndarray) -> tuple[Arrays, Arrays]:
-        given = _texts(model, [captions[row] for row in rows.tolist()])
-        return given, {"text": np.repeat(without, len(rows), 0)}
-
-    return _generate(model, config, len(captions), conditions, settings, on_step).transpose(0, 2, 3, 4, 1)
-
-
-def _texts(model: Any, captions: Sequence[str]) -> Arrays:
-    return {"text": ops.numpy(model.text_encoders[0].encode(captions).states)}  # (B, L, D)
-
-
-def _generate(
-    model: Any,
-    config: ModelConfig,
-    count: int,
-    conditions: Callable[[np.ndarray], tuple[Arrays, Arrays]],
-    settings: SampleSettings,
-    on_step: Callable[[int], None],
-    first_number: int = 0,
-) -> np.ndarray:
-    """Return samples (count, C, ...) uint8; ``conditions``: rows (B,) -> their conditions, and the null ones."""
+    check_asked(asked, config)
     check_guidance(settings.guidance, config)
     with ops.no_grad():
+        null = _given(model, config, null_arrays(config.predictor.conditions, asked.instead, _tokenizers(model)))
         batches = [
-            _generate_batch(model, config, *conditions(rows), first_number + rows, settings, on_step)
-            for rows in batches_of(count, settings.batch_size)
+            _generate_batch(model, config, asked.at(rows), null, settings, on_step)
+            for rows in batches_of(len(asked), settings.batch_size)
         ]
-    return np.concatenate(batches)
+    return np.moveaxis(np.concatenate(batches), 1, -1)
+
+
+def _tokenizers(model: Any) -> list[Any]:
+    return [encoder.tokenizer for encoder in model.text_encoders]
+
+
+def _given(model: Any, config: ModelConfig, arrays: Arrays) -> Arrays:
+    """Return the conditions (B, ...) as the network takes them, by name."""
+    tensors = {name: ops.tensor(array) for name, array in arrays.items()}
+    conditions = config.predictor.conditions
+    found = encoded(conditions, tensors, model.text_encoders)
+    return {name: ops.numpy(tensor) for name, tensor in zip(conditions.names, found)}
 
 
 def batches_of(count: int, batch_size: int) -> list[np.ndarray]:
-    """Return the images 0 ... count - 1 in batches of about the same size, none of them larger than ``batch_size``."""
+    """Return the samples 0 ... count - 1 in batches of about the same size, none of them larger than ``batch_size``."""
     return np.array_split(np.arange(count), max(1, -(-count // batch_size)))
 
 
 def check_guidance(guidance: Guidance, config: ModelConfig) -> None:
     """Raise ConfigError for guidance of a model that knows no null class."""
-    if guidance.scale != 1.0 and not config.predictor.condition.has_null:
+    if guidance.scale != 1.0 and not config.predictor.conditions.has_null:
         raise ConfigError(
             f"--cfg-scale = {guidance.scale}",
             "this model was trained without dropped labels: it has no null class",
@@ -139,29 +103,22 @@ def check_guidance(guidance: Guidance, config: ModelConfig) -> None:
         )
 
 
-def check_labels(labels: np.ndarray, config: ModelConfig) -> None:
-    """Raise ConfigError for a label that is no class of the model."""
-    classes = config.num_classes
-    for label in labels.tolist():
-        if not 0 <= label < classes:
-            raise ConfigError(
-                f"--classes: {label}", f"is outside 0 ... {classes - 1} (predictor.num_classes = {classes})"
-            )
-
-
 def _generate_batch(
     model: Any,
     config: ModelConfig,
-    condition: Arrays,
+    asked: Asked,
     null: Arrays,
-    numbers: np.ndarray,
     settings: SampleSettings,
     on_step: Callable[[int], None],
 ) -> np.ndarray:
+    """Return samples (B, C, ...) uint8."""
+    numbers = asked.first_number + np.arange(len(asked))
+    given = _given(model, config, arrays_asked(config.predictor.conditions, asked.values, _tokenizers(model)))
+    without = {name: np.repeat(row, len(asked), 0) for name, row in null.items()}
     latents = None
-    for state in states(model, config, condition, numbers, settings, null):
+    for state in states(model, config, given, numbers, settings, without):
         latents = state
-        on_step(len(numbers))
+        on_step(len(asked))
     images = decode(model.ae, latents, math.prod(config.sample_size))
     if not np.isfinite(images).all():
         raise ConvergenceError(
@@ -173,7 +130,7 @@ def _generate_batch(
 
 
 def decode(autoencoder: Any, latents: Any, pixels: int) -> np.ndarray:
-    """Return the images or clips (N, C, ...) float32 of scaled latents (N, c, ...), some at a time.
+    """Return the images or videos (N, C, ...) float32 of scaled latents (N, c, ...), some at a time.
 
     pixels: of one of them; decoders want memory.
     """
@@ -196,8 +153,8 @@ def states(
     """
     sampler = find_sampler(config.diffusion, settings.sampler)
     options = sampler_options(config.diffusion, settings.sampler, settings.options)
-    names = config.predictor.condition.names
-    without_any = config.predictor.condition.null(len(numbers)) if null is None else null
+    names = config.predictor.conditions.names
+    without_any = config.predictor.conditions.null(len(numbers)) if null is None else null
     given, without = ([ops.tensor(side[name]) for name in names] for side in (condition, without_any))
 
     def network(*inputs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A picture of samples: one row per class, its label or name in front."""
+"""A picture of samples: a row for each class or caption, which stands in front."""
 
 from __future__ import annotations
 
@@ -17,59 +17,48 @@ CELL_PIXELS = 48
 """Smaller images are enlarged, pixel by pixel, to at least this."""
 GAP_PIXELS = 2
 LINE = 20
-"""Samples of a class side by side; more continue on a line below."""
-NAME_LETTERS = 24
-"""Longer names are cut."""
+"""Samples of a title side by side; more continue on a line below."""
+TITLE_LETTERS = 40
+"""Longer titles are cut."""
 
 PICTURES = (".png", ".jpg", ".jpeg")
 ENDINGS = (".npz", *PICTURES)
-"""Of the files that ``save_samples`` writes, in small or capital letters."""
+"""Of the files that images are written to, in small or capital letters."""
 _JPEG_PIXELS = 65_500
 
 
-def draw_grid(
-    images: np.ndarray, labels: np.ndarray, per_class: int | None = None, names: Sequence[str] = ()
-) -> Image.Image:
-    """Lay out images (N, H, W, 3 or 1) uint8 by label (N,), at most ``per_class`` of each.
+def draw_grid(images: np.ndarray, titles: Sequence[str], per_title: int | None = None) -> Image.Image:
+    """Lay out images (N, H, W, 3 or 1) uint8 by what they show, at most ``per_title`` of each.
 
-    The rows stand in the order in which their labels come first.
-
-    names: of the classes, by label; where there is none, or it cannot be drawn, the number stands.
+    The rows stand in the order in which their titles come first. Where a title cannot be drawn its number stands.
     """
     cell = _cell(images.shape[1])
-    classes = list(dict.fromkeys(labels.tolist()))
-    shown = {label: images[labels == label][:per_class] for label in classes}
+    numbers = _numbers_of(titles)
+    shown = {number: images[numbers == number][:per_title] for number in range(int(numbers.max()) + 1)}
     columns, step = min(LINE, max(map(len, shown.values()))), cell + GAP_PIXELS
-    texts = _texts(classes, names)
+    texts = _texts(list(dict.fromkeys(titles)))
     margin = 12 + math.ceil(max(font.getlength(text) for text, font in texts))
-    grid = Image.new("RGB", (margin + columns * step, _lines(labels, per_class) * step), "white")
+    grid = Image.new("RGB", (margin + columns * step, _lines(numbers, per_title) * step), "white")
     pen, line = ImageDraw.Draw(grid), 0
-    for label, (text, font) in zip(classes, texts):
+    for number, (text, font) in enumerate(texts):
         pen.text((4, line * step + cell // 2), text, fill="black", font=font, anchor="lm")
-        for number, image in enumerate(shown[label]):
+        for place, image in enumerate(shown[number]):
             picture = Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).resize(
                 (cell, cell), Image.Resampling.NEAREST
             )
-            grid.paste(picture, (margin + number % LINE * step, (line + number // LINE) * step))
-        line += -(-len(shown[label]) // LINE)
+            grid.paste(picture, (margin + place % LINE * step, (line + place // LINE) * step))
+        line += -(-len(shown[number]) // LINE)
     return grid
 
 
-def save_samples(
-    path: str | Path, images: np.ndarray, labels: np.ndarray, per_class: int | None = None, names: Sequence[str] = ()
-) -> None:
-    """Write samples as ``.npz`` (arr_0: uint8 N,H,W,C; arr_1: labels) or as the picture of ``draw_grid``."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix.lower() == ".npz":
-        with open(path, "wb") as file:  # given a name, NumPy would add its own ending to .NPZ
-            np.savez(file, images, labels)
-    else:
-        draw_grid(images, labels, per_class, names).save(path)
+def _numbers_of(titles: Sequence[str]) -> np.ndarray:
+    """Return the number of each title among those that differ, in the order in which they come first, (N,) int64."""
+    numbers = {title: number for number, title in enumerate(dict.fromkeys(titles))}
+    return np.array([numbers[title] for title in titles], np.int64)
 
 
 def memory_bytes(path: Path, num_images: int, image_size: int) -> int:
-    """Return the bytes that images take until ``save_samples`` has written them to ``path``.
+    """Return the bytes that images take until they are written to ``path``.
 
     In colour: as they were drawn, joined to one array and, unless they are kept as numbers, laid out in a picture.
     """
@@ -77,9 +66,9 @@ def memory_bytes(path: Path, num_images: int, image_size: int) -> int:
     return num_images * 3 * (2 * image_size**2 + cell**2)
 
 
-def check_size(flag: str, path: Path, labels: np.ndarray, image_size: int) -> None:
-    """Raise ConfigError if the picture of ``labels`` (N,) would be too large for the format of ``path``."""
-    height = _lines(labels, None) * (_cell(image_size) + GAP_PIXELS)
+def check_size(flag: str, path: Path, titles: Sequence[str], image_size: int) -> None:
+    """Raise ConfigError if the picture of images with ``titles`` would be too large for the format of ``path``."""
+    height = _lines(_numbers_of(titles), None) * (_cell(image_size) + GAP_PIXELS)
     if path.suffix.lower() in (".jpg", ".jpeg") and height > _JPEG_PIXELS:
         reason = f"the picture would be {height} pixels high; a JPEG has at most {_JPEG_PIXELS}"
         raise ConfigError(f"{flag} = {path}", reason, "use .png or .npz, or fewer classes")
@@ -90,17 +79,16 @@ def _cell(image_size: int) -> int:
     return image_size * max(1, -(-CELL_PIXELS // image_size))
 
 
-def _lines(labels: np.ndarray, per_class: int | None) -> int:
-    _, counts = np.unique(labels, return_counts=True)
-    return int((-(-np.minimum(counts, per_class or counts) // LINE)).sum())
+def _lines(numbers: np.ndarray, per_title: int | None) -> int:
+    _, counts = np.unique(numbers, return_counts=True)
+    return int((-(-np.minimum(counts, per_title or counts) // LINE)).sum())
 
 
-def _texts(classes: Sequence[int], names: Sequence[str]) -> list[tuple[str, Any]]:
+def _texts(titles: Sequence[str]) -> list[tuple[str, Any]]:
     """Return what stands before each row, and a font that has its letters."""
     texts = []
-    for label in classes:
-        name = names[label] if label < len(names) else str(label)
-        name = name if len(name) <= NAME_LETTERS else name[: NAME_LETTERS - 3] + "..."
-        font = font_for(name)
-        texts.append((name, font) if font else (str(label), font_for(str(label))))
+    for number, title in enumerate(titles):
+        title = title if len(title) <= TITLE_LETTERS else title[: TITLE_LETTERS - 3] + "..."
+        font = font_for(title)
+        texts.append((title, font) if font else (str(number), font_for(str(number))))
     return texts

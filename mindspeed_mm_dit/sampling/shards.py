@@ -23,6 +23,7 @@ import numpy as np
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.data.draws import Stream, generator
 from mindspeed_mm_dit.errors import ConfigError, DataError
+from mindspeed_mm_dit.sampling.asked import Asked
 from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
 
 SHARD_IMAGES = 250
@@ -202,4 +203,5 @@ def draw_missing(
     """Draw ``files`` of ``shards`` one after another; ``labels`` (num,) are those of all images."""
     for shard in files:
         numbers = shards.numbers(shard)
-        shards.write(shard, generate(*model, labels[numbers], settings, on_step, first_number=int(numbers[0])))
+        asked = Asked({"label": labels[numbers].tolist()}, first_number=int(numbers[0]))
+        shards.write(shard, generate(*model, asked, settings, on_step))

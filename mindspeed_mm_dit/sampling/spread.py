@@ -1,6 +1,6 @@
-"""The images of one command drawn by several ranks, batch by batch, and brought together on the first.
+"""The samples of one command drawn by several ranks, batch by batch, and brought together on the first.
 
-The batches are those of one rank, so the images are the same to the last bit, however many ranks there are. They pass
+The batches are those of one rank, so the samples are the same to the last bit, however many ranks there are. They pass
 through files beside the output; nothing else is shared.
 """
 
@@ -16,22 +16,23 @@ import numpy as np
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.sampling.asked import Asked
 from mindspeed_mm_dit.sampling.generate import SampleSettings, batches_of, generate
 
 
 def share(count: int, batch_size: int) -> list[np.ndarray]:
-    """Return the numbers of the images that this rank draws, a batch each."""
+    """Return the numbers of the samples that this rank draws, a batch each."""
     return batches_of(count, batch_size)[runtime.rank() :: runtime.world_size()]
 
 
 def generate_spread(
     folder: Path,
     model: tuple[Any, ModelConfig],
-    labels: np.ndarray,
+    asked: Asked,
     settings: SampleSettings,
-    on_step: Callable[[int], None] = lambda images: None,
+    on_step: Callable[[int], None] = lambda samples: None,
 ) -> np.ndarray | None:
-    """Draw one image per label on all ranks; return them on the first, (N, H, W, 3 or 1) uint8, and None on others.
+    """Draw what is asked for on all ranks; return it on the first, as ``generate`` does, and None on others.
 
     folder: a new one, on a disk that all ranks share; it is gone afterwards. Every rank must call this.
 
@@ -39,16 +40,15 @@ def generate_spread(
         DataError: a part of another rank is not there.
     """
     if runtime.world_size() == 1:
-        return generate(*model, labels, settings, on_step)
+        return generate(*model, asked, settings, on_step)
     if runtime.rank() == 0:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
     runtime.barrier()
-    for numbers in share(len(labels), settings.batch_size):
-        first = int(numbers[0])
-        np.save(_part(folder, first), generate(*model, labels[numbers], settings, on_step, first_number=first))
+    for numbers in share(len(asked), settings.batch_size):
+        np.save(_part(folder, int(numbers[0])), generate(*model, asked.at(numbers), settings, on_step))
     runtime.barrier()
-    return _joined(folder, len(labels), settings.batch_size) if runtime.rank() == 0 else None
+    return _joined(folder, len(asked), settings.batch_size) if runtime.rank() == 0 else None
 
 
 def _part(folder: Path, first: int) -> Path:

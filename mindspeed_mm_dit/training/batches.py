@@ -5,13 +5,13 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Iterator
 
-from mindspeed_mm_dit.data.dataset import Batch
 from mindspeed_mm_dit.data.draws import VALIDATION_POSITIONS
 from mindspeed_mm_dit.data.loader import BatchSource, load_batches
 from mindspeed_mm_dit.data.order import micro_batches
+from mindspeed_mm_dit.data.samples import Batch
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.objectives.registry import draw_of, validation_draw_of
-from mindspeed_mm_dit.training.data_sets import open_data_set
+from mindspeed_mm_dit.training.data_set import open_data_set
 
 
 class BatchStream:

@@ -11,30 +11,29 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.data.copies import find_copies
-from mindspeed_mm_dit.data.folder import DECODE_CHECK_LIMIT, ImageIndex
+from mindspeed_mm_dit.data.folder import DECODE_CHECK_LIMIT
+from mindspeed_mm_dit.data.rows import PROBLEMS_SHOWN, Rows
 from mindspeed_mm_dit.errors import CheckpointError
 
 CLASSES_SHOWN = 10
 COPIES_SHOWN = 3
 
 
-def say_data(train: ImageIndex, valid: ImageIndex, num_classes: int) -> None:
-    """Print what a run learns from, what is left out of it, and what in it looks like a mistake."""
-    say_classes(train, valid, num_classes)
-    say_notes(train)
-    if train.rows is None and len(train) + len(valid) <= DECODE_CHECK_LIMIT:
-        say_copies((*train.paths, *valid.paths), np.concatenate([train.labels, valid.labels]), train.classes)
-
-
-def say_notes(index: ImageIndex) -> None:
-    """Print what reading the index brought up: files left out and skipped, and the like."""
-    for note in index.notes:
+def say_notes(rows: Rows, noun: str = "image") -> None:
+    """Print what reading the rows brought up: files left out and skipped, and the like."""
+    for note in rows.notes:
         print(note, file=sys.stderr)
-    if index.skipped:
-        more = index.skipped - len(index.problems)
-        files = [*index.problems, f"and {more} more"] if more else index.problems
-        named = ":" + "".join(f"\n    {file}" for file in files) if index.problems else ""
-        print(f"warning: {index.skipped} image(s) cannot be read and are skipped{named}", file=sys.stderr)
+    if rows.skipped:
+        shown = rows.problems[:PROBLEMS_SHOWN]
+        more = [f"and {rows.skipped - len(shown)} more"] if shown and rows.skipped > len(shown) else []
+        named = ":" + "".join(f"\n    {line}" for line in (*shown, *more)) if shown else ""
+        print(f"warning: {rows.skipped} {noun}(s) cannot be used and are skipped{named}", file=sys.stderr)
+
+
+def say_copies_among(rows: Rows) -> None:
+    """Warn of images that are the same byte for byte, of as many as are looked at whole before a run."""
+    if len(rows) <= DECODE_CHECK_LIMIT:
+        say_copies(rows.paths, rows.labels, rows.classes)
 
 
 def say_copies(paths: Sequence[str], labels: np.ndarray, classes: Sequence[str]) -> None:
@@ -53,14 +52,14 @@ def say_copies(paths: Sequence[str], labels: np.ndarray, classes: Sequence[str])
             print(line, file=sys.stderr)
 
 
-def say_classes(train: ImageIndex, valid: ImageIndex, num_classes: int) -> None:
+def say_classes(train: Rows, valid: Rows, num_classes: int, noun: str = "image") -> None:
     """Print what a run learns from, and warn where classes of the model have no images."""
     labels, counts = np.unique(np.concatenate([train.labels, valid.labels]), return_counts=True)
     shown = [f"{_named(label, train.classes)} ({count})" for label, count in zip(labels.tolist(), counts.tolist())]
     if len(shown) > CLASSES_SHOWN:
         shown = [*shown[: CLASSES_SHOWN - 2], "...", shown[-1]]
     held_out = f", {len(valid)} held out" if len(valid) else ""
-    line = f"{_count(len(labels), 'class', 'classes')}, {_count(len(train), 'image', 'images')} to train on{held_out}: "
+    line = f"{_count(len(labels), 'class', 'classes')}, {_count(len(train), noun, f'{noun}s')} to train on{held_out}: "
     _print(line + ", ".join(shown))
     if len(labels) < num_classes:
         without = num_classes - len(labels)
@@ -68,7 +67,7 @@ def say_classes(train: ImageIndex, valid: ImageIndex, num_classes: int) -> None:
         named = f" ({_short(empty)})" if empty else ""
         print(
             f"warning: predictor.num_classes = {num_classes}, and {_count(without, 'class has', 'classes have')} no "
-            f"images{named}: nothing is learned of them",
+            f"{noun}s{named}: nothing is learned of them",
             file=sys.stderr,
         )
 

@@ -41,7 +41,7 @@ class AveragedModel(NamedTuple):
     predictor: Callable[..., Tensor]
     """(x_t, t, *condition) -> output, float32, in the precision of a step."""
     text_encoders: tuple[Any, ...]
-    """What reads captions; empty where labels steer the model."""
+    """What reads captions; none where labels steer the model."""
 
 
 class Engine(Protocol):

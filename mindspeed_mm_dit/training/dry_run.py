@@ -6,7 +6,7 @@ from argparse import Namespace
 
 from mindspeed_mm_dit.framework import active
 from mindspeed_mm_dit.planning.arithmetic import train_flop
-from mindspeed_mm_dit.training.data_sets import open_data_set
+from mindspeed_mm_dit.training.data_set import open_data_set
 
 
 def plan_of_run(args: Namespace, world_size: int, iteration: int | None, consumed_samples: int = 0) -> str:

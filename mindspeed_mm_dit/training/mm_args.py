@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mindspeed_mm_dit.configs.clips import ClipsConfig
 from mindspeed_mm_dit.configs.data import DataConfig
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.configs.model import ModelConfig
@@ -18,7 +17,7 @@ class MultiModalArguments:
     """What Megatron's ``args.mm`` holds: the parsed config files."""
 
     model: ModelConfig
-    data: DataConfig | ClipsConfig
+    data: DataConfig
     fsdp2: Fsdp2Config | None
     """None without --use-torch-fsdp2."""
     model_json: dict[str, Any]
@@ -28,7 +27,7 @@ class MultiModalArguments:
     classes: tuple[str, ...] = ()
     """Name of each label, kept in every checkpoint."""
     pictures: str = ""
-    """How many images or clips there are, and a digest of them; kept in every checkpoint."""
+    """How many samples there are, and a digest of them; kept in every checkpoint."""
     autoencoder: str = ""
     """Which autoencoder it is: a digest of its files; kept in every checkpoint."""
 
@@ -41,4 +40,5 @@ class MultiModalArguments:
 def with_facts(mm: MultiModalArguments, data: Mapping[str, Any]) -> MultiModalArguments:
     """Return ``mm`` with what every checkpoint keeps of the data (``DataSet.facts``) and the autoencoder."""
     digest = mm.model.ae.digest()
-    return replace(mm, **data, autoencoder=f"files {digest[:12]}" if digest else "")
+    autoencoder = f"files {digest[:12]}" if digest else ""
+    return replace(mm, **data, autoencoder=autoencoder)

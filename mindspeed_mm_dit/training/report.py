@@ -8,13 +8,16 @@ import subprocess
 import sys
 from argparse import Namespace
 from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
 
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore
 from mindspeed_mm_dit.configs.precision import Precision
 from mindspeed_mm_dit.framework import active, runtime
 from mindspeed_mm_dit.framework.launched import without_launcher
 from mindspeed_mm_dit.objectives.registry import objective_of
-from mindspeed_mm_dit.training.data_sets import open_data_set
+from mindspeed_mm_dit.training.data_set import open_data_set
 from mindspeed_mm_dit.training.exit_codes import USER_ERROR
 
 
@@ -32,8 +35,15 @@ class ReportJob:
     bf16: bool
     source: str | None
     """Which built-in data it learned, which samples can be scored by."""
-    captions: tuple[str, ...] = ()
-    """What to draw where texts steer the model."""
+    examples: dict[str, list[Any]]
+    """What to draw, by item."""
+
+
+def _plain(examples: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """Return ``examples`` as JSON has them: vectors are lists."""
+    return {
+        item: [own.tolist() if isinstance(own, np.ndarray) else own for own in some] for item, some in examples.items()
+    }
 
 
 def _computes_in_bf16(args: Namespace) -> bool:
@@ -63,7 +73,7 @@ def report(args: Namespace) -> None:
         seed=args.seed,
         bf16=_computes_in_bf16(args) and runtime.SAMPLES_IN_BF16,
         source=args.mm.data.dataset_param.source,
-        captions=open_data_set(args.mm, args.seed).example_captions(),
+        examples=_plain(open_data_set(args.mm, args.seed).examples()),
     )
     command = [sys.executable, "-m", "mindspeed_mm_dit.training.report_worker", json.dumps(asdict(job))]
     sys.stdout.flush()

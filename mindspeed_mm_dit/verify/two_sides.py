@@ -81,8 +81,8 @@ def _measure(
 def _sample(sides: Sides, folder: Path, config: ModelConfig, model: str, seed: int, steps: int) -> Samples:
     """Draw the same images on both sides."""
     sampler = objective_of(config.diffusion).quick_sampler
-    scale = 2.0 if config.predictor.condition.has_null else 1.0
-    classes = range(min(4, config.num_classes))
+    scale = 2.0 if config.predictor.conditions.has_null else 1.0
+    classes = range(min(4, config.predictor.conditions.label.num_classes))
     flags = ["--checkpoint", str(folder / "weights.safetensors"), "--model", model, "--num-per-class", "4"]
     flags += ["--classes", ",".join(map(str, classes)), "--sampler", sampler, "--steps", str(steps)]
     flags += ["--cfg-scale", str(scale), "--seed", str(seed)]
@@ -99,7 +99,7 @@ def _sample(sides: Sides, folder: Path, config: ModelConfig, model: str, seed: i
 
 def _png(images: np.ndarray) -> bytes:
     buffer = io.BytesIO()
-    draw_grid(images, np.repeat(np.arange(len(images) // 4), 4)).save(buffer, "png")
+    draw_grid(images, [str(number // 4) for number in range(len(images))]).save(buffer, "png")
     return buffer.getvalue()
 
 

@@ -103,7 +103,7 @@ def draw_inputs(config: ModelConfig, seed: int, count: int) -> Arrays:
     return {
         "latents": normals(seed, Stream.SAMPLE_START, numbers, config.latent_shape),
         **objective_of(config.diffusion).draws_at(config.diffusion, numbers / (count - 1), noise),
-        **config.predictor.condition.examples(count),
+        **config.predictor.conditions.examples(count),
     }
 
 

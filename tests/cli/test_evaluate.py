@@ -19,6 +19,7 @@ from mindspeed_mm_dit.checkpoint.convert import convert
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.objectives.guidance import Guidance
+from mindspeed_mm_dit.sampling.asked import Asked
 from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
 from mindspeed_mm_dit.sampling.load import load_model
 from mindspeed_mm_dit.verify.sweep import random_weights
@@ -84,7 +85,7 @@ def test_images_of_every_file_have_the_noise_of_their_numbers(alone, untrained):
     """Image 260 lies in the second file; drawn from its number by hand it is the same, up to rounding."""
     settings = SampleSettings("ddim", 2, Guidance(1.5, "3"))
     model = load_model(untrained[1], untrained[3])
-    by_hand = generate(*model, np.array([260 % 10]), settings, first_number=260)
+    by_hand = generate(*model, Asked({"label": [260 % 10]}, first_number=260), settings)
     with np.load(alone / "samples.npz") as file:
         assert abs(file["arr_0"][260].astype(int) - by_hand[0]).max() <= 1
         assert abs(file["arr_0"][10].astype(int) - by_hand[0]).max() > 1  # the same class, another number

@@ -58,7 +58,7 @@ def test_what_it_writes_trains_at_once_and_is_sampled_as_it_says(here, capsys):
     assert "2 classes, 60 images to train on: 0 china (30), 1 flower (30)" in said
     assert f"CONFIG=config bash {ROOT}/examples/dit/pretrain.sh" in said
     model = load_model_config(here / "config/model.json")
-    assert (model.image_size, model.predictor.num_classes, model.ae.channels) == (32, 2, 3)
+    assert (model.sample_size[-1], model.predictor.num_classes, model.ae.channels) == (32, 2, 3)
     assert load_data_config(here / "config/data.json").dataset_param.valid_fraction == 0.1
     assert all(reason in model.note for reason in ("image_size 32: what a CPU learns soon", "patch_size 4: 64 tokens"))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "CONFIG": "config", "CUDA_VISIBLE_DEVICES": ""}
@@ -154,7 +154,7 @@ def test_a_folder_with_config_files_is_replaced_only_when_asked(here, capsys):
     assert init("pictures", "--output", "config", "--image-size", "16") == 2
     assert "holds model.json, data.json, fsdp2.yaml, train.args already" in capsys.readouterr().err
     assert init("pictures", "--output", "config", "--image-size", "16", "--overwrite") == 0
-    assert load_model_config(here / "config/model.json").image_size == 16
+    assert load_model_config(here / "config/model.json").sample_size[-1] == 16
 
 
 @pytest.mark.parametrize(

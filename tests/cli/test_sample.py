@@ -16,12 +16,13 @@ from safetensors.torch import save_file
 
 from mindspeed_mm_dit.checkpoint import checksums
 from mindspeed_mm_dit.checkpoint.store import find_checkpoint
+from mindspeed_mm_dit.cli.asking import parse_classes
 from mindspeed_mm_dit.cli.main import COMMANDS, main
-from mindspeed_mm_dit.cli.sample import parse_classes
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.objectives.guidance import Guidance
+from mindspeed_mm_dit.sampling.asked import Asked
 from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
 from mindspeed_mm_dit.sampling.load import load_model
 from tests.conftest import ROOT
@@ -130,7 +131,7 @@ def test_dpm_solver_and_bfloat16_are_reached_from_the_command_line(trained, tmp_
 def test_weights_kept_in_bfloat16_draw_what_autocast_draws(trained):
     settings = SampleSettings("ddim", 5, Guidance(2.0), bf16=True)
     images = [
-        generate(*load_model(f"{trained}/checkpoints", None, bf16=kept), np.arange(4), settings)
+        generate(*load_model(f"{trained}/checkpoints", None, bf16=kept), Asked({"label": [0, 1, 2, 3]}), settings)
         for kept in (False, True)
     ]
     assert np.array_equal(*images)

@@ -33,7 +33,7 @@ def read(tmp_path):
 def test_what_is_left_out_or_null_is_read_from_config_json(read, section, path):
     model = read(THREE_LEVELS, path=path, **section)
     assert (model.ae.downsample_factor, model.ae.latent_channels, model.ae.scaling_factor) == (4, 16, 0.3611)
-    assert model.image_size == 32
+    assert model.sample_size[-1] == 32
 
 
 def test_what_nobody_tells_is_stable_diffusion_s(read):

@@ -8,8 +8,9 @@ import shlex
 import pytest
 
 from mindspeed_mm_dit.configs.arguments import check_arguments
-from mindspeed_mm_dit.configs.data import DataloaderParam, DatasetParam
+from mindspeed_mm_dit.configs.data import DataloaderParam
 from mindspeed_mm_dit.configs.dit import DiTConfig
+from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, GaussianDiffusionConfig, PixelConfig
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.objectives.gaussian.objective import Clip

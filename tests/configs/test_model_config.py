@@ -20,7 +20,7 @@ def test_imagenet512_is_dit_xl_2(model_json):
     config = load_model_config(ROOT / "examples/dit/imagenet512/model.json")
     sizes = {key: getattr(config.predictor, key) for key in PRESETS["DiT-XL/2"]}
     assert sizes == PRESETS["DiT-XL/2"]
-    assert config.image_size == 512
+    assert config.sample_size[-1] == 512
 
 
 def test_a_preset_stands_for_its_sizes(model_json):

@@ -13,8 +13,8 @@ from mindspeed_mm_dit.checkpoint.store import TRACKER
 from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.hosts.native.__main__ import COMMAND
 from tests.contract.native_hosted import NativeAndStandalone, needs_engine, run_python
-from tests.data import test_latents
-from tests.data.test_latents import cache, data_json, model_json
+from tests.data import test_cache_of_images
+from tests.data.test_cache_of_images import cache, data_json, model_json
 from tests.training.launch import Outcome
 
 pytestmark = [needs_engine, pytest.mark.ranks]
@@ -269,7 +269,7 @@ def test_precision_recomputation_and_building_without_memory_change_no_number(
     assert good(runs.engine(path)).losses == pytest.approx(good(runs.train("standalone", 4, "--bf16")).losses, **CLOSE)
 
 
-home = test_latents.home  # a fixture: a tiny VAE and eleven images
+home = test_cache_of_images.home  # a fixture: a tiny VAE and eleven images
 
 
 def test_a_pretrained_autoencoder_and_its_cached_latents_give_the_losses_of_the_standalone_host(

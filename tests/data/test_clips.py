@@ -8,18 +8,22 @@ import pytest
 from PIL import Image
 
 from mindspeed_mm_dit.configs.clips import ClipsParam
+from mindspeed_mm_dit.configs.condition import TextStates
 from mindspeed_mm_dit.data import draws
 from mindspeed_mm_dit.data.captions import Tokens
-from mindspeed_mm_dit.data.clip_samples import ClipDraws, ClipReader, ClipSamples, grey
-from mindspeed_mm_dit.data.clips import open_clips
+from mindspeed_mm_dit.data.clip_reader import ClipReader, grey
+from mindspeed_mm_dit.data.conditions.contract import Fed
+from mindspeed_mm_dit.data.conditions.text import CaptionFeed
 from mindspeed_mm_dit.data.draws import Stream
 from mindspeed_mm_dit.data.loader import load_batches
 from mindspeed_mm_dit.data.order import SampleOrder, micro_batches
+from mindspeed_mm_dit.data.samples import Samples
 from mindspeed_mm_dit.errors import ConfigError, DataError
 
 pytest.importorskip("av", reason="requirements/video.txt")
 
 from mindspeed_mm_dit.data.video_file import write_video
+from tests.data_fixtures import open_rows
 
 FRAMES = 12
 LEVELS = 20 * np.arange(FRAMES)
@@ -40,15 +44,18 @@ def param(folder, entries, **changes):
 
 def frames_read(param, clip=0, start=0.0):
     """Return which frames of ``video`` a clip is made of."""
-    pixels = ClipReader(open_clips(param), param).read(np.array([clip]), np.array([start]))[0]
+    pixels = pixels_of(param, np.array([clip]), np.array([start]))[0]
     return np.round(pixels.astype(float).mean((0, 2, 3)) / 20).astype(int).tolist()
 
 
+def pixels_of(param, clips, starts):
+    return ClipReader(open_rows(param), param).read(clips, starts).arrays["pixels"]
+
+
 def samples(param, seed=0, draw=lambda seed, positions, shape: {}):
-    index = open_clips(param)
-    dropout, order, clips = param.caption_dropout_prob, SampleOrder(len(index), seed), np.arange(len(index))
-    drawn = ClipDraws(clips, index.offered, order, seed, dropout, draw, (16, 2, 2, 3))
-    return ClipSamples(ClipReader(index, param), drawn, tokens)
+    rows = open_rows(param)
+    feed = CaptionFeed(TextStates(8, 4), Fed(rows, seed, 0, param.caption_dropout_prob, [tokens]))
+    return Samples(ClipReader(rows, param), [feed], SampleOrder(len(rows), seed), seed, draw, (16, 2, 2, 3))
 
 
 def tokens(captions):
@@ -77,7 +84,7 @@ def test_train_fps_leaves_frames_out_and_takes_some_of_a_slower_video_twice(tmp_
     asked = param(tmp_path, [fast, slow], train_fps=8)
     assert frames_read(asked, 0) == [0, 2, 5, 7, 10]
     assert frames_read(asked, 1) == [0, 0, 1, 1, 2]
-    assert "warning: 1 of 2 videos are slower than train_fps: some frames are repeated" in open_clips(asked).notes
+    assert "warning: 1 of 2 videos are slower than train_fps: some frames are repeated" in open_rows(asked).notes
 
 
 def test_a_clip_begins_anywhere_from_which_it_is_long_enough(tmp_path):
@@ -94,9 +101,9 @@ def test_frames_after_num_frames_of_the_annotation_are_not_used(tmp_path):
 def test_a_still_is_a_video_of_one_frame(tmp_path):
     Image.new("RGB", (24, 16), (7, 8, 9)).save(tmp_path / "a.png")
     asked = param(tmp_path, [{"path": "a.png", "cap": "a"}], num_frames=1)
-    assert ClipReader(open_clips(asked), asked).read(np.zeros(1, int), np.zeros(1))[0, :, 0, 0, 0].tolist() == [7, 8, 9]
+    assert pixels_of(asked, np.zeros(1, int), np.zeros(1))[0, :, 0, 0, 0].tolist() == [7, 8, 9]
     with pytest.raises(DataError, match=r"line 1 .*a.png is short: it has 1 frames, and num_frames = 5 needs 5"):
-        open_clips(param(tmp_path, [{"path": "a.png", "cap": "a"}]))
+        open_rows(param(tmp_path, [{"path": "a.png", "cap": "a"}]))
 
 
 def moving(path, frames=FRAMES):
@@ -119,7 +126,7 @@ def test_a_gif_is_a_video_however_many_frames_it_has(tmp_path):
 def test_a_picture_that_moves_is_never_taken_for_a_still(tmp_path, suffix):
     moving(tmp_path / f"a{suffix}")
     with pytest.raises(DataError, match=f"line 1 .*a{suffix} is a moving {suffix[1:].upper()}.*save it as .mp4"):
-        open_clips(param(tmp_path, [{"path": f"a{suffix}", "cap": "a"}], num_frames=1))
+        open_rows(param(tmp_path, [{"path": f"a{suffix}", "cap": "a"}], num_frames=1))
 
 
 def broken_set(folder):
@@ -166,7 +173,7 @@ FAULTS = [
 
 def test_every_clip_that_cannot_be_used_is_named_with_its_line(tmp_path):
     with pytest.raises(DataError) as raised:
-        open_clips(param(tmp_path, broken_set(tmp_path)))
+        open_rows(param(tmp_path, broken_set(tmp_path)))
     text = str(raised.value)
     assert f"{tmp_path}/annotation.json: 9 of 18 clips cannot be used" in text
     places = [text.index(fault.format(tmp_path)) for fault in FAULTS]
@@ -180,24 +187,24 @@ def test_a_caption_that_the_text_encoder_cannot_read_is_a_problem_of_its_line(tm
         return ["is bad" if caption == "bad" else "" for caption in captions]
 
     with pytest.raises(DataError, match="1 of 2 clips cannot be used\n    line 2 is bad\n"):
-        open_clips(param(tmp_path, entries), problems)
-    assert len(open_clips(param(tmp_path, entries, skip_bad_clips=True), problems)) == 1
+        open_rows(param(tmp_path, entries), caption_problems=[problems])
+    assert len(open_rows(param(tmp_path, entries, skip_bad_clips=True), caption_problems=[problems])) == 1
 
 
 def test_clips_that_share_a_line_are_told_apart(tmp_path):
     asked = param(tmp_path, [video(tmp_path, "a.mp4"), {"path": "a.mp4"}, {"path": "b.mp4", "cap": "b"}])
     Path(asked.json_path).write_text(json.dumps(json.loads(Path(asked.json_path).read_text())))
     with pytest.raises(DataError, match=r"\n    line 1, clip 2, has no caption.*\n    line 1, clip 3, .*b.mp4 is"):
-        open_clips(asked)
+        open_rows(asked)
 
 
 def test_a_caption_that_is_no_utf_8_is_one(tmp_path):
-    assert len(open_clips(param(tmp_path, [video(tmp_path, "a.mp4") | {"cap": "caf\ud800"}]))) == 1
+    assert len(open_rows(param(tmp_path, [video(tmp_path, "a.mp4") | {"cap": "caf\ud800"}]))) == 1
 
 
 def test_clips_that_cannot_be_used_may_be_left_out(tmp_path):
     asked = param(tmp_path, broken_set(tmp_path), skip_bad_clips=True)
-    index = open_clips(asked)
+    index = open_rows(asked)
     assert (len(index), index.skipped, len(index.problems)) == (9, 9, 9)
     assert index.digest.startswith("9 clips, ")
 
@@ -206,20 +213,20 @@ def test_of_many_clips_the_frames_are_counted_and_not_decoded(tmp_path, monkeypa
     monkeypatch.setattr("mindspeed_mm_dit.data.clips.DECODE_CHECK_LIMIT", 1)
     entries = [video(tmp_path, "a.mp4"), video(tmp_path, "b.mp4", frames=4)]
     with pytest.raises(DataError, match=r"line 2 .*b.mp4 is short: it has 4 frames"):
-        open_clips(param(tmp_path, entries))
-    index = open_clips(param(tmp_path, entries[:1] * 2))
-    assert index.clips[0].spare == 7
+        open_rows(param(tmp_path, entries))
+    index = open_rows(param(tmp_path, entries[:1] * 2))
+    assert index.facts[0].spare == 7
     assert index.notes == ("note: of 2 clips only the first frame was decoded, and the others were counted",)
 
 
 def test_keys_that_are_not_used_are_said(tmp_path):
-    index = open_clips(param(tmp_path, [video(tmp_path, "a.mp4") | {"aesthetic": 5.1}]))
+    index = open_rows(param(tmp_path, [video(tmp_path, "a.mp4") | {"aesthetic": 5.1}]))
     assert index.notes == (f"note: keys of {tmp_path}/annotation.json that are not used: aesthetic",)
 
 
 def test_a_video_that_is_damaged_after_the_check_is_named_with_its_line(tmp_path):
     asked = param(tmp_path, [video(tmp_path, "a.mp4")])
-    reader = ClipReader(open_clips(asked), asked)
+    reader = ClipReader(open_rows(asked), asked)
     (tmp_path / "a.mp4").write_bytes(b"")
     with pytest.raises(DataError, match=r"a.mp4: is empty \(line 1 of .*annotation.json\)"):
         reader.read(np.zeros(1, int), np.zeros(1))
@@ -236,7 +243,7 @@ def test_a_phones_video_stands_upright(tmp_path):
     track = content.index(b"tkhd")
     (tmp_path / "a.mp4").write_bytes(content[:track] + content[track:].replace(old, new, 1))
     asked = param(tmp_path, [{"path": "a.mp4", "cap": "a"}], num_frames=2, max_height=24, max_width=16)
-    shown = ClipReader(open_clips(asked), asked).read(np.zeros(1, int), np.zeros(1))[0, 0, 0]
+    shown = pixels_of(asked, np.zeros(1, int), np.zeros(1))[0, 0, 0]
     assert shown[:8, 8:].min() > 240 and shown[8:].max() < 16  # the upper right
 
 
@@ -256,7 +263,7 @@ def test_draws_follow_the_position_and_not_the_batch(tmp_path):
 def test_a_caption_is_dropped_by_its_positions_coin(tmp_path):
     made = samples(param(tmp_path, [video(tmp_path, "a.mp4")], caption_dropout_prob=0.25), seed=3)
     positions = np.arange(2000)
-    dropped = np.array(made.captions(positions)) == ""
+    dropped = np.array([is_dropped for _, is_dropped in made.words(positions)[0]])
     assert np.array_equal(dropped, draws.coins(3, Stream.LABEL_DROP, positions, 0.25))
     assert 0.2 < dropped.mean() < 0.3
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from PIL import ExifTags, Image
 
-from mindspeed_mm_dit.configs.data import DatasetParam
+from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.data.copies import find_copies
-from mindspeed_mm_dit.data.folder import open_index, split_index
 from mindspeed_mm_dit.data.transforms import center_crop, load_pixels
 from mindspeed_mm_dit.errors import ConfigError, DataError
+from tests.data_fixtures import open_rows, split_rows
 
 
 @pytest.fixture
@@ -35,13 +35,13 @@ def write_index(folder, rows, header=("image_path", "label")):
 
 
 def test_sub_folders_are_classes(folder):
-    index = open_index(param(folder), 2)
+    index = open_rows(param(folder), 2)
     assert len(index) == 6 and index.labels.tolist() == [0, 0, 0, 1, 1, 1]
 
 
 def test_a_single_class_holds_every_image_below_the_folder(folder):
     Image.new("RGB", (8, 8)).save(folder / "loose.png")
-    index = open_index(param(folder, single_class=True), 1)
+    index = open_rows(param(folder, single_class=True), 1)
     assert len(index) == 7 and set(index.labels.tolist()) == {0} and index.classes == (folder.name,)
     with pytest.raises(ConfigError, match=r"single_class = true: contradicts index = labels\.csv"):
         param(folder, single_class=True, index="labels.csv")
@@ -50,13 +50,13 @@ def test_a_single_class_holds_every_image_below_the_folder(folder):
 def test_loose_images_without_class_folders_are_told_how_to_be_one_class(tmp_path):
     Image.new("RGB", (8, 8)).save(tmp_path / "loose.png")
     with pytest.raises(DataError, match=r"set dataset_param\.single_class to true"):
-        open_index(param(tmp_path), 1)
+        open_rows(param(tmp_path), 1)
 
 
 @pytest.mark.parametrize("labels", [("0", "1"), ("cat", "dog")])
 def test_an_index_names_images_and_labels(folder, labels):
     write_index(folder, [("cat/0.png", labels[0]), ("dog/2.png", labels[1])])
-    index = open_index(param(folder, index="labels.csv"), 2)
+    index = open_rows(param(folder, index="labels.csv"), 2)
     assert index.labels.tolist() == [0, 1] and index.paths[1].endswith("dog/2.png")
 
 
@@ -77,13 +77,13 @@ def test_a_bad_row_is_named(folder, rows, message):
     (folder / "cat/short.png").write_bytes(whole[: len(whole) // 2])
     write_index(folder, rows)
     with pytest.raises(DataError) as caught:
-        open_index(param(folder, index="labels.csv"), 2)
+        open_rows(param(folder, index="labels.csv"), 2)
     assert message in str(caught.value)
 
 
 def test_bad_images_can_be_skipped_and_are_counted(folder):
     write_index(folder, [("cat/0.png", 0), ("cat/9.png", 0), ("dog/1.png", 1)])
-    index = open_index(param(folder, index="labels.csv", skip_bad_images=True), 2)
+    index = open_rows(param(folder, index="labels.csv", skip_bad_images=True), 2)
     assert len(index) == 2 and index.skipped == 1
     assert index.problems == (f"{folder}/cat/9.png is listed but missing",)
 
@@ -93,7 +93,7 @@ def test_hidden_and_private_folders_and_files_are_no_data(folder):
         (folder / place).mkdir()
         (folder / place / "x.png").write_bytes(b"no image")
     (folder / "cat/._0.png").write_bytes(b"no image")
-    index = open_index(param(folder), 2)
+    index = open_rows(param(folder), 2)
     assert index.labels.tolist() == [0, 0, 0, 1, 1, 1] and index.classes == ("cat", "dog")
 
 
@@ -104,13 +104,13 @@ def test_what_is_left_out_is_counted(folder):
         (folder / place).mkdir()
     (folder / "loose.png").write_bytes(b"")
     (folder / "labels.csv").write_text("image_path,label\n")
-    assert open_index(param(folder), 2).notes == (
+    assert open_rows(param(folder), 2).notes == (
         "note: left out: 2 .heic, 2 hidden folder(s), 2 hidden image(s), 1 .txt, 1 image(s) in no class folder, "
         "1 without suffix",
         f"note: {folder}/labels.csv is not used, the folders are the classes: dataset_param.index names none",
     )
     write_index(folder, [("cat/0.png", "Cat"), ("cat/1.png", "cat")])
-    assert open_index(param(folder, index="labels.csv"), 2).notes == (
+    assert open_rows(param(folder, index="labels.csv"), 2).notes == (
         f"note: left out: 1 image(s) that {folder}/labels.csv does not list",  # nothing of the dogs is listed
         f"warning: {folder}/labels.csv: 'Cat' and 'cat' are two classes",
     )
@@ -120,24 +120,24 @@ def test_what_is_left_out_is_counted(folder):
 def test_every_picture_that_pillow_reads_is_one_and_the_suffix_may_be_wrong(folder, suffix):
     Image.new("L", (8, 8)).save(folder / "cat/x.png")
     (folder / "cat/x.png").rename(folder / f"cat/x.{suffix}")
-    index = open_index(param(folder), 2)
+    index = open_rows(param(folder), 2)
     assert len(index) == 7 and not index.notes
 
 
 def test_pictures_far_smaller_than_the_model_wants_are_counted(folder):
     Image.new("L", (40, 1)).save(folder / "cat/x.png")
     for size, notes in ((4, 0), (8, 1), (32, 1)):
-        assert len(open_index(dataclasses.replace(param(folder), image_size=size), 2).notes) == notes
-    (note,) = open_index(dataclasses.replace(param(folder), image_size=32), 2).notes
+        assert len(open_rows(dataclasses.replace(param(folder), image_size=size), 2).notes) == notes
+    (note,) = open_rows(dataclasses.replace(param(folder), image_size=32), 2).notes
     assert note.startswith("warning: 1 of 7 pictures are enlarged more than 4 times to image_size 32")
     assert note.endswith(f"the shorter side of {folder}/cat/x.png has 1 pixel(s)")
 
 
 def test_pictures_that_take_long_to_decode_are_counted_and_the_largest_is_named(folder, monkeypatch):
-    assert not any("megapixels" in note for note in open_index(param(folder), 2).notes)
+    assert not any("megapixels" in note for note in open_rows(param(folder), 2).notes)
     Image.new("L", (60, 60)).save(folder / "cat/large.png")
     monkeypatch.setattr("mindspeed_mm_dit.data.check.HUGE_PIXELS", 3000)
-    (said,) = (note for note in open_index(param(folder), 2).notes if "megapixels" in note)
+    (said,) = (note for note in open_rows(param(folder), 2).notes if "megapixels" in note)
     assert said.startswith("warning: 1 of ") and "large.png has 0:" in said
 
 
@@ -145,10 +145,10 @@ def test_of_a_large_data_set_it_is_said_that_only_headers_were_checked(folder, m
     monkeypatch.setattr("mindspeed_mm_dit.data.folder.DECODE_CHECK_LIMIT", 5)
     whole = (folder / "cat/0.png").read_bytes()
     (folder / "cat/0.png").write_bytes(whole[:45])
-    index = open_index(param(folder), 2)
+    index = open_rows(param(folder), 2)
     assert index.notes == ("note: of 6 images only the headers were checked, and copies were not searched",)
     with pytest.raises(DataError, match=r"0\.png cannot be decoded"):
-        open_index(param(folder), 2, decode_all=True)
+        open_rows(param(folder), 2, decode_all=True)
 
 
 def test_copies_are_found_among_files_of_one_size_and_gone_ones_are_no_copies(folder):
@@ -161,18 +161,18 @@ def test_copies_are_found_among_files_of_one_size_and_gone_ones_are_no_copies(fo
 
 
 def test_the_digest_of_the_pictures_knows_names_sizes_and_labels(folder, tmp_path_factory):
-    before = open_index(param(folder), 2).pictures
+    before = open_rows(param(folder), 2).digest
     moved = shutil.copytree(folder, tmp_path_factory.mktemp("moved") / "images")
-    assert open_index(param(moved), 2).pictures == before and before.startswith("6 images, ")
-    split = split_index(open_index(param(folder), 2), 0.5, seed=0)
-    assert [part.pictures for part in split] == [before, before]
+    assert open_rows(param(moved), 2).digest == before and before.startswith("6 images, ")
+    split = split_rows(open_rows(param(folder), 2), 0.5, seed=0)
+    assert [part.digest for part in split] == [before, before]
     seen = {before}
     (moved / "cat/0.png").rename(moved / "cat/9.png")
-    seen.add(open_index(param(moved), 2).pictures)
+    seen.add(open_rows(param(moved), 2).digest)
     Image.effect_noise((9, 9), 50).save(moved / "cat/9.png")
-    seen.add(open_index(param(moved), 2).pictures)
+    seen.add(open_rows(param(moved), 2).digest)
     (moved / "bird").mkdir()  # all labels move by one
-    seen.add(open_index(param(moved), 3).pictures)
+    seen.add(open_rows(param(moved), 3).digest)
     assert len(seen) == 4
 
 
@@ -192,32 +192,32 @@ def test_the_digest_of_the_pictures_knows_names_sizes_and_labels(folder, tmp_pat
 def test_a_bad_line_of_an_index_is_named(folder, content, message):
     (folder / "labels.csv").write_bytes(content)
     with pytest.raises(DataError, match=re.escape(message)) as caught:
-        open_index(param(folder, index="labels.csv"), 2)
+        open_rows(param(folder, index="labels.csv"), 2)
     assert str(folder / "labels.csv") in str(caught.value)
 
 
 def test_an_index_of_a_spreadsheet_may_begin_with_a_byte_order_mark(folder):
     (folder / "labels.csv").write_text("image_path,label\ncat/0.png,élan\n", encoding="utf-8-sig")
-    assert open_index(param(folder, index="labels.csv"), 2).classes == ("élan",)
+    assert open_rows(param(folder, index="labels.csv"), 2).classes == ("élan",)
 
 
 def test_classes_are_named_by_folders_by_labels_and_by_numbers(folder):
     (folder / "e\u0301lan").mkdir()  # decomposed, as macOS writes it; without images it is a class all the same
-    assert open_index(param(folder), 3).classes == ("cat", "dog", "élan")
+    assert open_rows(param(folder), 3).classes == ("cat", "dog", "élan")
     for labels, names in ((("dog", "cat"), ("cat", "dog")), (("2", "0"), ("0", "1", "2"))):
         write_index(folder, [("cat/0.png", labels[0]), ("dog/2.png", labels[1])])
-        assert open_index(param(folder, index="labels.csv"), 3).classes == names
+        assert open_rows(param(folder, index="labels.csv"), 3).classes == names
 
 
 def test_an_index_without_its_columns_is_an_error(folder):
     write_index(folder, [("cat/0.png", 0)], header=("file", "class"))
     with pytest.raises(DataError, match="image_path,label"):
-        open_index(param(folder, index="labels.csv"), 2)
+        open_rows(param(folder, index="labels.csv"), 2)
 
 
 def test_a_missing_folder_is_an_error(tmp_path):
     with pytest.raises(DataError, match="is not a folder"):
-        open_index(param(tmp_path / "none"), 2)
+        open_rows(param(tmp_path / "none"), 2)
     with pytest.raises(ConfigError, match="valid_fraction"):
         param(tmp_path, valid_fraction=1.0)
 
@@ -225,7 +225,7 @@ def test_a_missing_folder_is_an_error(tmp_path):
 def test_the_digits_are_written_where_they_are_asked_for(tmp_path):
     for index in ("labels.csv", None):
         asked = param(tmp_path / f"new{index}" / "digits", source="digits", index=index)
-        assert len(open_index(asked, 10)) == len(open_index(asked, 10)) == 1797
+        assert len(open_rows(asked, 10)) == len(open_rows(asked, 10)) == 1797
     assert sorted(path.name for path in tmp_path.glob("*/*")) == ["digits", "digits"]  # nothing beside them
 
 
@@ -235,19 +235,19 @@ def test_digits_that_cannot_be_written_leave_nothing_behind(tmp_path, monkeypatc
 
     monkeypatch.setattr(Image.Image, "save", full)
     with pytest.raises(DataError, match="digits cannot be written there: No space left on device"):
-        open_index(param(tmp_path / "digits", source="digits"), 10)
+        open_rows(param(tmp_path / "digits", source="digits"), 10)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_split_depends_on_the_seed_and_loses_nothing(folder):
-    index = open_index(param(folder), 2)
-    train, valid = split_index(index, 0.34, seed=5)
+    index = open_rows(param(folder), 2)
+    train, valid = split_rows(index, 0.34, seed=5)
     assert len(valid) == 2 and sorted(train.paths + valid.paths) == sorted(index.paths)
-    assert split_index(index, 0.34, seed=5)[1].paths == valid.paths
+    assert split_rows(index, 0.34, seed=5)[1].paths == valid.paths
 
 
 def test_the_digits_are_written_as_an_image_folder(digits_folder):
-    index = open_index(param(digits_folder, index="labels.csv"), 10)
+    index = open_rows(param(digits_folder, index="labels.csv"), 10)
     assert len(index) == 1797
     from sklearn.datasets import load_digits
 
@@ -304,5 +304,5 @@ def test_a_picture_that_is_too_large_to_open_is_a_bad_image(folder, monkeypatch)
     Image.new("L", (40, 40)).save(folder / "cat/huge.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     with pytest.raises(DataError, match=r"huge\.png cannot be decoded: .*decompression bomb"):
-        open_index(param(folder), 2)
-    assert open_index(param(folder, skip_bad_images=True), 2).skipped == 1
+        open_rows(param(folder), 2)
+    assert open_rows(param(folder, skip_bad_images=True), 2).skipped == 1

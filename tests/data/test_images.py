@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from mindspeed_mm_dit.data import images
-from mindspeed_mm_dit.data.folder import ImageIndex
 from mindspeed_mm_dit.data.images import ImageReader
+from mindspeed_mm_dit.data.rows import Rows
 from mindspeed_mm_dit.errors import DataError
 
 UPRIGHT = np.zeros(4, bool)
@@ -21,7 +21,7 @@ def index(tmp_path):
     for number, path in enumerate(paths):
         Image.new("RGB", (4, 4), (number, 10, 20)).save(path)
     (tmp_path / "1.png").write_bytes(b"no image")
-    return ImageIndex(paths, np.arange(4))
+    return Rows(paths, {"label": np.arange(4)})
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_a_bad_picture_is_tried_once_and_said_once(index, decoded, capsys):
     reader = ImageReader(index, 4, 3, skip_bad=True)
     for _ in range(3):
         read = reader.read(np.arange(4), UPRIGHT)
-        assert read.images.tolist() == [0, 2, 2, 3]
+        assert read.rows.tolist() == [0, 2, 2, 3]
     assert decoded.count("1.png") == 1
     said = capsys.readouterr().err
     assert said.startswith(f"warning: {index.paths[1]} cannot be decoded: it is no picture")

@@ -10,8 +10,7 @@ pytest.importorskip("tokenizers", reason="requirements/video.txt")
 
 from mindspeed_mm_dit.configs.clips import ClipsParam
 from mindspeed_mm_dit.data import moving_digits
-from mindspeed_mm_dit.data.clip_samples import ClipReader
-from mindspeed_mm_dit.data.clips import open_clips
+from mindspeed_mm_dit.data.clip_reader import ClipReader
 from mindspeed_mm_dit.data.moving_digits import (
     CAPTIONS,
     DIRECTIONS,
@@ -24,6 +23,7 @@ from mindspeed_mm_dit.data.moving_digits import (
 )
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.evaluation.moving_digits import DARK
+from tests.data_fixtures import open_rows
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +82,8 @@ def test_the_files_hold_what_was_drawn_to_a_few_levels(folder):
 
     entries = json.loads((folder[0] / "annotation.json").read_text())
     param = ClipsParam(str(folder[0]), str(folder[0] / "annotation.json"), 9, 48, 48)
-    index = open_clips(param)
-    pixels = ClipReader(index, param).read(np.arange(40), np.zeros(40))
+    index = open_rows(param)
+    pixels = ClipReader(index, param).read(np.arange(40), np.zeros(40)).arrays["pixels"]
     digits = load_digits()
     for number, entry in enumerate(entries):
         caption, direction, place = _draw(number, NAMES[digits.target[number]])
@@ -96,7 +96,7 @@ def test_they_are_written_where_a_data_json_first_names_them(tmp_path, monkeypat
     monkeypatch.setattr(moving_digits, "NUM_CLIPS", 3)
     place = tmp_path / "data" / "moving_digits"
     param = ClipsParam(str(place), str(place / "annotation.json"), 9, 48, 48, source="moving_digits")
-    before = open_clips(param)
-    assert len(before) == 3 and open_clips(param) == before
+    before = open_rows(param)
+    assert len(before) == 3 and open_rows(param) == before
     with pytest.raises(DataError, match="must be named moving_digits"):
-        open_clips(ClipsParam(str(tmp_path / "mine"), "a.json", 9, 48, 48, source="moving_digits"))
+        open_rows(ClipsParam(str(tmp_path / "mine"), "a.json", 9, 48, 48, source="moving_digits"))

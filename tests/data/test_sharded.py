@@ -12,11 +12,11 @@ import pytest
 from PIL import Image
 
 from mindspeed_mm_dit.cli.main import main
-from mindspeed_mm_dit.configs.data import DatasetParam
+from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.data import shards
-from mindspeed_mm_dit.data.folder import open_index, split_index
 from mindspeed_mm_dit.data.images import ImageReader
 from mindspeed_mm_dit.errors import ConfigError, DataError
+from tests.data_fixtures import open_rows, split_rows
 
 ROWS = 24
 
@@ -84,7 +84,7 @@ def read(index, numbers=None):
 
 def test_rows_of_shards_are_the_pictures_in_their_order(tmp_path, kind):
     WRITERS[kind](tmp_path)
-    index = open_index(param(tmp_path, kind), 2)
+    index = open_rows(param(tmp_path, kind), 2)
     assert index.labels.tolist() == [n % 2 for n in range(ROWS)]
     assert index.classes == (("cat", "dog") if kind == "parquet" else ("0", "1"))
     expected = [np.asarray(Image.open(io.BytesIO(png(n)))).transpose(2, 0, 1) for n in range(ROWS)]
@@ -97,26 +97,26 @@ def test_a_split_holds_out_the_same_pictures_as_of_files(tmp_path, kind):
     for number in range(ROWS):
         (tmp_path / "files").mkdir(exist_ok=True)
         (tmp_path / f"files/{number:02d}.png").write_bytes(png(number))
-    of_files = open_index(DatasetParam(str(tmp_path / "files"), 8, single_class=True), 1)
-    of_shards = open_index(param(tmp_path / "shards", kind), 2)
-    for files, rows in zip(split_index(of_files, 0.25, 7), split_index(of_shards, 0.25, 7)):
+    of_files = open_rows(DatasetParam(str(tmp_path / "files"), 8, single_class=True), 1)
+    of_shards = open_rows(param(tmp_path / "shards", kind), 2)
+    for files, rows in zip(split_rows(of_files, 0.25, 7), split_rows(of_shards, 0.25, 7)):
         assert np.array_equal(read(files), read(rows)) and len(rows) in (6, 18)
 
 
 def test_the_shards_are_looked_through_once_and_again_when_one_has_changed(tmp_path, kind, monkeypatch):
     WRITERS[kind](tmp_path)
-    first = open_index(param(tmp_path, kind), 2)
+    first = open_rows(param(tmp_path, kind), 2)
     looked = []
     scan = shards.KINDS[kind].scan
     counted = shards.KINDS[kind]._replace(scan=lambda *args: looked.append(args[0].name) or scan(*args))
     monkeypatch.setitem(shards.KINDS, kind, counted)
-    again = open_index(param(tmp_path, kind), 2)
-    assert not looked and again.pictures == first.pictures and np.array_equal(read(again), read(first))
+    again = open_rows(param(tmp_path, kind), 2)
+    assert not looked and again.digest == first.digest and np.array_equal(read(again), read(first))
     shard = next(tmp_path.rglob("train-00001*"))
     os.utime(shard, ns=(1, 1))
-    assert open_index(param(tmp_path, kind), 2).pictures == first.pictures and len(looked) == 3
+    assert open_rows(param(tmp_path, kind), 2).digest == first.digest and len(looked) == 3
     (tmp_path / shards.INDEX).write_bytes(b"damaged")
-    assert len(open_index(param(tmp_path, kind), 2)) == ROWS and len(looked) == 6
+    assert len(open_rows(param(tmp_path, kind), 2)) == ROWS and len(looked) == 6
 
 
 def test_a_folder_that_cannot_be_written_is_looked_through_each_time_and_that_is_said(tmp_path, kind, monkeypatch):
@@ -126,7 +126,7 @@ def test_a_folder_that_cannot_be_written_is_looked_through_each_time_and_that_is
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(shards.tempfile, "NamedTemporaryFile", full)
-    index = open_index(param(tmp_path, kind), 2)
+    index = open_rows(param(tmp_path, kind), 2)
     assert len(index) == ROWS and "cannot be written: every run looks through the shards again" in index.notes[0]
 
 
@@ -135,8 +135,8 @@ def test_damaged_rows_are_named_and_can_be_left_out(tmp_path, kind):
     write_tars(tmp_path)
     write_tar(tmp_path / "train-00003.tar", [("a", {".png": b"no image", ".cls": b"1"}), ("b", {".txt": b"x"})])
     with pytest.raises(DataError, match=r"train-00003\.tar: row 0 cannot be decoded.*: 1 of 25 images"):
-        open_index(param(tmp_path, kind), 2)
-    index = open_index(param(tmp_path, kind, skip_bad_images=True), 2)
+        open_rows(param(tmp_path, kind), 2)
+    index = open_rows(param(tmp_path, kind, skip_bad_images=True), 2)
     assert (len(index), index.skipped) == (ROWS, 1) and index.problems[0].startswith(
         f"{tmp_path}/train-00003.tar: row 0"
     )
@@ -146,18 +146,18 @@ def test_damaged_rows_are_named_and_can_be_left_out(tmp_path, kind):
 @pytest.mark.parametrize("damage", [b"", b"no zip file", "cut", "flipped"])
 def test_a_damaged_index_is_made_again_and_that_is_said(tmp_path, kind, damage):
     WRITERS[kind](tmp_path)
-    whole = open_index(param(tmp_path, kind), 2)
+    whole = open_rows(param(tmp_path, kind), 2)
     place = tmp_path / shards.INDEX
     content = place.read_bytes()
     flipped = bytearray(content)
     flipped[len(content) // 2] ^= 255
     place.write_bytes({"cut": content[: len(content) // 2], "flipped": bytes(flipped)}.get(damage, damage))
-    again = open_index(param(tmp_path, kind), 2)
-    assert again.labels.tolist() == whole.labels.tolist() and again.pictures == whole.pictures
+    again = open_rows(param(tmp_path, kind), 2)
+    assert again.labels.tolist() == whole.labels.tolist() and again.digest == whole.digest
     assert [note for note in again.notes if "is damaged" in note] == [
         f"note: {place} is damaged, so the shards were looked through again"
     ]
-    assert not any("damaged" in note for note in open_index(param(tmp_path, kind), 2).notes)
+    assert not any("damaged" in note for note in open_rows(param(tmp_path, kind), 2).notes)
 
 
 @pytest.mark.parametrize("column", ["text", "list of bytes", "struct without bytes"])
@@ -172,32 +172,32 @@ def test_a_parquet_whose_image_column_is_no_pictures_is_named(tmp_path, column):
     }[column]
     parquet.write_table(pyarrow.table({"image": images, "label": [0, 1]}), tmp_path / "train-0.parquet")
     with pytest.raises(DataError, match=r"train-0\.parquet: column image: holds .*no pictures"):
-        open_index(param(tmp_path, "parquet"), 2)
+        open_rows(param(tmp_path, "parquet"), 2)
 
 
 def test_labels_beyond_the_names_are_numbers(tmp_path):
     write_parquets(tmp_path, names=("cat",))
-    assert open_index(param(tmp_path, "parquet"), 2).classes == ("cat", "1")
+    assert open_rows(param(tmp_path, "parquet"), 2).classes == ("cat", "1")
 
 
 def test_rows_of_parquet_without_a_picture_are_named(tmp_path):
     write_parquets(tmp_path, rows={9: None, 17: b"no image"})
     with pytest.raises(DataError, match=r"train-00001-of-00003\.parquet: row 1 holds no bytes.*: 2 of 24"):
-        open_index(param(tmp_path, "parquet"), 2)
-    index = open_index(param(tmp_path, "parquet", skip_bad_images=True), 2)
+        open_rows(param(tmp_path, "parquet"), 2)
+    index = open_rows(param(tmp_path, "parquet", skip_bad_images=True), 2)
     assert index.skipped == 2 and "train-00002-of-00003.parquet: row 1 cannot be decoded" in index.problems[1]
 
 
 def test_what_goes_away_after_the_look_is_named_when_it_is_drawn(tmp_path, kind):
     WRITERS[kind](tmp_path)
-    index = open_index(param(tmp_path, kind), 2)
+    index = open_rows(param(tmp_path, kind), 2)
     for shard in tmp_path.rglob("train-00002*"):
         shard.unlink()
     with pytest.raises(DataError, match=r"train-00002.*: row 4: is listed but missing"):
-        read(open_index_again(index), np.array([20]))
+        read(open_rows_again(index), np.array([20]))
 
 
-def open_index_again(index):
+def open_rows_again(index):
     """The index without what its reader keeps in memory."""
     rows = index.paths
     reader = type(rows._reader)()
@@ -208,14 +208,14 @@ def test_of_many_rows_none_is_opened_before_it_is_drawn(tmp_path, kind, monkeypa
     WRITERS[kind](tmp_path)
     monkeypatch.setattr("mindspeed_mm_dit.data.folder.DECODE_CHECK_LIMIT", 5)
     monkeypatch.setattr(shards.ShardRows, "content", lambda *args: pytest.fail("opened"))
-    assert open_index(param(tmp_path, kind), 2).notes == (
+    assert open_rows(param(tmp_path, kind), 2).notes == (
         "note: of 24 images in shards none is opened before it is drawn",
     )
 
 
 def test_names_in_cls_files_are_classes(tmp_path):
     write_tars(tmp_path, label=lambda number: ("dog", "cat")[number % 2])
-    index = open_index(param(tmp_path, "webdataset"), 2)
+    index = open_rows(param(tmp_path, "webdataset"), 2)
     assert index.classes == ("cat", "dog") and index.labels[:2].tolist() == [1, 0]
 
 
@@ -223,9 +223,9 @@ def test_splits_are_chosen_by_name(tmp_path):
     write_tars(tmp_path)
     write_tar(tmp_path / "test-00000.tar", [("x", {".png": png(99), ".cls": b"1"})])
     with pytest.raises(DataError, match=r'holds the splits test, train\n.*"split": "train"'):
-        open_index(param(tmp_path, "webdataset"), 2)
-    assert len(open_index(param(tmp_path, "webdataset", split="train"), 2)) == ROWS
-    assert len(open_index(param(tmp_path, "webdataset", split="test"), 2)) == 1
+        open_rows(param(tmp_path, "webdataset"), 2)
+    assert len(open_rows(param(tmp_path, "webdataset", split="train"), 2)) == ROWS
+    assert len(open_rows(param(tmp_path, "webdataset", split="test"), 2)) == 1
 
 
 def test_what_is_no_shard_is_named(tmp_path):
@@ -233,12 +233,12 @@ def test_what_is_no_shard_is_named(tmp_path):
     whole = (tmp_path / "train-00001.tar").read_bytes()
     (tmp_path / "train-00001.tar").write_bytes(whole[: len(whole) // 2 + 700])
     with pytest.raises(DataError, match=r"train-00001\.tar: is no whole tar file"):
-        open_index(param(tmp_path, "webdataset"), 2)
+        open_rows(param(tmp_path, "webdataset"), 2)
     with pytest.raises(DataError, match=r"train-00000\.tar: row 1: label 1: is outside 0 \.\.\. 0"):
         (tmp_path / "train-00001.tar").write_bytes(whole)
-        open_index(param(tmp_path, "webdataset"), 1)
+        open_rows(param(tmp_path, "webdataset"), 1)
     with pytest.raises(DataError, match=r"holds no files that end in \.parquet"):
-        open_index(param(tmp_path, "parquet"), 2)
+        open_rows(param(tmp_path, "parquet"), 2)
     with pytest.raises(ConfigError, match="shards say the class of each picture themselves"):
         param(tmp_path, "webdataset", index="labels.csv")
 
@@ -255,10 +255,10 @@ def test_mm_dit_data_says_and_draws_what_shards_hold(tmp_path, kind, monkeypatch
 
 def test_row_groups_are_kept_up_to_a_number_of_bytes(tmp_path, monkeypatch):
     write_parquets(tmp_path)
-    index = open_index(param(tmp_path, "parquet"), 2)
+    index = open_rows(param(tmp_path, "parquet"), 2)
     expected = read(index)
     monkeypatch.setattr("mindspeed_mm_dit.data.parquet_rows.KEPT_BYTES", 1)
-    again = open_index_again(index)
+    again = open_rows_again(index)
     assert np.array_equal(read(again), expected)
     reader = again.paths._reader
     assert len(reader._groups) == 1 and reader._kept_bytes == next(iter(reader._groups.values())).nbytes

@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mindspeed_mm_dit.configs.data import DatasetParam
-from mindspeed_mm_dit.data.folder import open_index
+from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.data.transforms import UnusableFile, load_pixels
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from tests.conftest import ROOT
+from tests.data_fixtures import open_rows
 from tests.training.launch import Configs
 
 HEADER = "image_path,label\n"
@@ -49,7 +49,7 @@ def problem(folder: Path, num_classes: int = 3, **param) -> DataError:
     """Open the index, and return what is wrong with it."""
     before = content_of(folder.parent)
     with pytest.raises(DataError) as caught:
-        open_index(DatasetParam(**{"data_folder": str(folder), "image_size": 8, **param}), num_classes)
+        open_rows(DatasetParam(**{"data_folder": str(folder), "image_size": 8, **param}), num_classes)
     assert content_of(folder.parent) == before, "something was written"
     assert caught.value.cure
     return caught.value
@@ -94,7 +94,7 @@ def test_a_file_that_is_no_picture_is_named_or_left_out(folder, kind):
     error = problem(folder, image_size=size)
     assert error.what.startswith(f"{path} {message}") or message in error.what
     assert error.reason == "1 of 7 images cannot be used" and "skip_bad_images" in error.cure
-    index = open_index(DatasetParam(str(folder), size, skip_bad_images=True), 2)
+    index = open_rows(DatasetParam(str(folder), size, skip_bad_images=True), 2)
     assert len(index) == 6 and index.skipped == 1 and str(path) in index.problems[0]
     with pytest.raises(UnusableFile):  # nor is it read where only headers were checked
         load_pixels(str(path), size, 3)
@@ -109,16 +109,16 @@ def test_a_socket_is_named(folder, monkeypatch):
 
 OPEN = """
 import sys
-from mindspeed_mm_dit.configs.data import DatasetParam
-from mindspeed_mm_dit.data.folder import open_index
+from mindspeed_mm_dit.configs.images import DatasetParam
+from tests.data_fixtures import open_rows
 from mindspeed_mm_dit.errors import DataError
 for param in ({"data_folder": "pipes"}, {"data_folder": "named", "index": "labels.csv"},
               {"data_folder": "cat", "index": "pipe.csv"}, {"data_folder": "cat", "latents": "pipes"}):
     try:
-        open_index(DatasetParam(image_size=8, **param), 3)
+        open_rows(DatasetParam(image_size=8, **param), 3)
     except DataError as error:
         print(error)
-print(open_index(DatasetParam("large", 8), 1).paths)
+print(open_rows(DatasetParam("large", 8), 1).paths)
 """
 
 
@@ -263,14 +263,14 @@ def test_a_folder_that_may_not_be_read_is_named_and_not_taken_for_an_empty_class
 
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(DataError, match="dog: cannot be read: Permission denied"):
-        open_index(DatasetParam(str(folder), 8), 2)
+        open_rows(DatasetParam(str(folder), 8), 2)
 
 
 def test_links_that_go_in_a_circle_are_counted_and_not_followed(folder):
     (folder / "cat/back").symlink_to(folder)
     (folder / "cat/self").symlink_to("self")
     (folder / "x.png").symlink_to("x.png")
-    index = open_index(DatasetParam(str(folder), 8), 2)
+    index = open_rows(DatasetParam(str(folder), 8), 2)
     assert len(index) == 6 and index.notes == (
         "note: left out: 1 image(s) in no class folder, 1 link(s) to folders, 1 without suffix",
     )
@@ -332,14 +332,14 @@ READABLE = {
 @pytest.mark.parametrize("kind", READABLE)
 def test_an_index_that_can_be_meant_is_read(folder, kind):
     (folder / "labels.csv").write_bytes(READABLE[kind].encode())
-    index = open_index(DatasetParam(str(folder), 8, index="labels.csv"), 2)
+    index = open_rows(DatasetParam(str(folder), 8, index="labels.csv"), 2)
     assert index.classes == ("cat", "dog") and index.labels.tolist() == [0, 1]
     assert index.paths == (f"{folder}/cat/0.png", f"{folder}/dog/0.png")
 
 
 def test_one_name_in_two_unicode_forms_is_one_class_and_a_hint_for_a_file(folder):
     (folder / "labels.csv").write_text(HEADER + "cat/0.png,e\u0301\ncat/1.png,\xe9\n", encoding="utf-8")
-    assert open_index(DatasetParam(str(folder), 8, index="labels.csv"), 1).classes == ("\xe9",)
+    assert open_rows(DatasetParam(str(folder), 8, index="labels.csv"), 1).classes == ("\xe9",)
     (folder / "cat/0.png").rename(folder / "cat/e\u0301.png")
     (folder / "labels.csv").write_text(HEADER + "cat/\xe9.png,cat\n", encoding="utf-8")
     assert r"('e\u0301.png')" in problem(folder, index="labels.csv").cure
@@ -370,4 +370,4 @@ def test_an_index_of_latents_that_cannot_be_meant_is_named(tmp_path, kind):
     (tmp_path / "index.json").write_bytes(content)
     (tmp_path / "images.csv").write_text(HEADER + "cat/0.png,0\n")
     with pytest.raises((ConfigError, DataError), match=re.escape(str(tmp_path))):
-        open_index(DatasetParam(str(tmp_path / "gone"), 8, latents=str(tmp_path)), 2)
+        open_rows(DatasetParam(str(tmp_path / "gone"), 8, latents=str(tmp_path)), 2)

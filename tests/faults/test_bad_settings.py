@@ -14,8 +14,9 @@ from PIL import Image
 
 from mindspeed_mm_dit.checkpoint import mindspore_ckpt
 from mindspeed_mm_dit.cli.main import main
-from mindspeed_mm_dit.configs.data import DataloaderParam, DatasetParam
+from mindspeed_mm_dit.configs.data import DataloaderParam
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, load_fsdp2_config
+from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.configs.model import (
     AE_CONFIGS,
     TEXT_ENCODER_CONFIGS,

@@ -14,8 +14,8 @@ from mindspeed_mm_dit.checkpoint import mindspore_ckpt, torch_dcp
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.data.builtin import write_digits
-from mindspeed_mm_dit.data.folder import open_index
 from mindspeed_mm_dit.data.order import SampleOrder
+from tests.data_fixtures import open_rows
 from tests.faults.launched import MINDSPORE_PYTHON, Run, config_folder
 
 pytestmark = pytest.mark.ranks
@@ -73,7 +73,7 @@ def test_a_picture_that_vanishes_for_one_rank_ends_and_saves_both(tmp_path):
     digits = tmp_path / "digits"
     write_digits(digits)
     config = config_folder(tmp_path / "config", digits)
-    index = open_index(load_data_config(config / "data.json").dataset_param, 10)
+    index = open_rows(load_data_config(config / "data.json").dataset_param, 10)
     position = 483  # of iteration 121, in the second half of its batch: rank 1 reads it
     (image,) = SampleOrder(len(index), 1234, shuffle=True).images(np.array([position]))
     run = Run(tmp_path, config, NPUS_PER_NODE="2")

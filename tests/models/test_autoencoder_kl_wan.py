@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from mindspeed_mm_dit.configs.autoencoder_kl_wan import WanVAEConfig, read_latent_facts
-from mindspeed_mm_dit.configs.clips import ClipsParam, check_patches
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from tests.conftest import FRAMEWORK, GOLDEN
@@ -56,14 +55,6 @@ def test_latents_of_wans_sizes():
 def test_sizes_that_the_autoencoder_does_not_take_whole_are_named(sizes, message):
     with pytest.raises(ConfigError, match=message):
         WanVAEConfig("vae").latent_shape(sizes)
-
-
-def test_latents_that_patches_do_not_fill_are_named():
-    param = ClipsParam("a", "a.json", 81, 488, 832)
-    latent = WanVAEConfig("vae").latent_shape((81, 488, 832))
-    with pytest.raises(ConfigError, match=r"dataset_param.max_height = 488: .*61 % 2 = 1\n.*patch_size = \[1, 2, 2\]"):
-        check_patches(param, latent, (1, 2, 2))
-    check_patches(param, latent, (1, 1, 2))
 
 
 def test_mindspeed_mms_section_is_read_as_it_stands():

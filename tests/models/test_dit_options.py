@@ -57,7 +57,7 @@ def test_norms_of_queries_and_keys_have_the_published_eps_and_weights():
 
 def test_the_null_class_is_that_after_the_networks_own_classes():
     """The published samplers ask for class 1000 whatever the number of classes."""
-    assert ALL.condition.null(2)["labels"].tolist() == [3, 3]
+    assert ALL.conditions.null(2)["labels"].tolist() == [3, 3]
     assert ALL.parameters().shapes()["y_embedder.embedding_table.weight"] == (4, 48)
 
 

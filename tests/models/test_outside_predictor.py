@@ -16,8 +16,8 @@ from mindspeed_mm_dit.cli.sampler_flags import add_sampler_options
 from mindspeed_mm_dit.configs.arguments import Parser
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.model import DIFFUSION_CONFIGS, PREDICTOR_CONFIGS, model_config_from_mapping
-from mindspeed_mm_dit.data.dataset import check_sizes
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.models.data import check_sizes
 from mindspeed_mm_dit.models.registry import PREDICTOR_MODEL_MAPPINGS, register
 from mindspeed_mm_dit.objectives.contract import Sampler
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES, draw_of
@@ -51,6 +51,7 @@ def config(joined, model_json):
 def test_it_is_trained_and_sampled(framework, config):
     from mindspeed_mm_dit.framework import optim, runtime
     from mindspeed_mm_dit.models.composite import DiTModel
+    from mindspeed_mm_dit.sampling.asked import Asked
     from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
 
     model = DiTModel(config)
@@ -68,7 +69,7 @@ def test_it_is_trained_and_sampled(framework, config):
         optim.adamw_step(model.predictor, losses, 1e-2)
     last, _ = optim.gradients(model.predictor, losses)
     assert last.mean() < 0.9 * first.mean()
-    assert generate(model, config, np.array([1, 2]), SampleSettings("heun", 4)).shape == (2, 8, 8, 1)
+    assert generate(model, config, Asked({"label": [1, 2]}), SampleSettings("heun", 4)).shape == (2, 8, 8, 1)
 
 
 def test_a_network_that_differs_from_its_config_is_not_built(framework, config, monkeypatch):
@@ -168,10 +169,10 @@ def test_a_comparison_of_frameworks_knows_it(configs, path, tmp_path, framework,
 
 def test_pictures_are_square(config, configs):
     data = load_data_config(configs.folder / "data.json")
-    check_sizes(config, data)
+    check_sizes(config, data.dataset_param)
     wide = dataclasses.replace(config, predictor=Wide(side=8, classes=10, in_channels=1))
-    with pytest.raises(ConfigError, match=r"latents of 8 x 9: data.json has images"):
-        check_sizes(wide, data)
+    with pytest.raises(ConfigError, match="makes latents of 8 x 8, and the predictor takes 8 x 9"):
+        check_sizes(wide, data.dataset_param)
 
 
 def test_latents_of_another_size_are_for_the_predictor_to_take(config):

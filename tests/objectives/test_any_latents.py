@@ -73,7 +73,7 @@ def test_a_batch_costs_what_its_samples_cost(framework, config):
 
     count = BATCHES[-1]
     latents, draws = batch_of(config.diffusion, count, config.latent_shape)
-    given = config.predictor.condition.examples(count) | draws
+    given = config.predictor.conditions.examples(count) | draws
     alone = np.concatenate([losses(latents[row : row + 1], rows(given, row)) for row in range(count)])
     assert np.ptp(alone) > 1e-3  # each sample has a loss of its own
     for batch in BATCHES[1:]:

@@ -25,6 +25,7 @@ def config(model_json):
 def test_it_is_trained_and_sampled(framework, config):
     from mindspeed_mm_dit.framework import optim, runtime
     from mindspeed_mm_dit.models.composite import DiTModel
+    from mindspeed_mm_dit.sampling.asked import Asked
     from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
 
     model = DiTModel(config)
@@ -41,7 +42,7 @@ def test_it_is_trained_and_sampled(framework, config):
         optim.adamw_step(model.predictor, losses, 1e-3)
     last, _ = optim.gradients(model.predictor, losses)
     assert last.mean() < 0.9 * first.mean()
-    images = generate(model, config, np.array([1, 2]), SampleSettings("once", 1))
+    images = generate(model, config, Asked({"label": [1, 2]}), SampleSettings("once", 1))
     assert images.shape == (2, 8, 8, 1)
 
 

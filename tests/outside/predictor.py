@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from mindspeed_mm_dit.configs.condition import ClassLabel
+from mindspeed_mm_dit.configs.condition import ClassLabel, Conditions
 from mindspeed_mm_dit.configs.predictor import Initial, Kept, Normal, Parameter, Parameters, PredictorConfig, linear
 
 
@@ -27,8 +27,8 @@ class ResidualConfig(PredictorConfig):
         return self.in_channels
 
     @property
-    def condition(self) -> ClassLabel:
-        return ClassLabel(self.classes, self.dropout)
+    def conditions(self) -> Conditions:
+        return Conditions(ClassLabel(self.classes, self.dropout))
 
     @property
     def latent_shape(self) -> tuple[int, ...]:

@@ -34,7 +34,7 @@ def sizes(starter):
 @pytest.mark.parametrize(("cores", "expected"), [(2, (4, 128, 4)), (8, (6, 256, 4)), (48, (12, 384, 4))])
 def test_without_an_accelerator_the_network_is_what_the_cores_train_in_20_minutes(cores, expected):
     starter = choose(PETS, cpu(cores))
-    assert sizes(starter) == expected and starter.model.image_size == 32
+    assert sizes(starter) == expected and starter.model.sample_size[-1] == 32
     assert starter.flop <= 20 * 60 * cores * 2e10
     assert starter.flags["--train-iters"].value == 2_000 and "--bf16" not in starter.flags
 
@@ -58,7 +58,7 @@ def test_the_lengths_are_those_of_the_example_and_of_the_papers_first_milestone(
 )
 def test_on_accelerators_the_published_size_follows_from_the_pictures_and_the_memory(pictures, machine, network):
     starter = choose(pictures, machine, VAE)
-    assert starter.design["network"].value == network and starter.model.image_size == 256
+    assert starter.design["network"].value == network and starter.model.sample_size[-1] == 256
     assert starter.model_json["predictor"]["preset"] == f"{network}/2"
     assert ("--use-torch-fsdp2" in starter.flags) == (machine.accelerators > 1) and "--bf16" in starter.flags
 
@@ -83,7 +83,7 @@ def test_a_framework_without_bf16_is_planned_for_in_float32():
 )
 def test_sizes_and_patches_follow_from_the_pictures(side, machine, ae, size, patch):
     starter = choose(Pictures(400, 2, side, False), machine, ae)
-    assert (starter.model.image_size, starter.model.predictor.patch_size) == (size, patch)
+    assert (starter.model.sample_size[-1], starter.model.predictor.patch_size) == (size, patch)
 
 
 def test_gaussian_diffusion_is_as_published_with_a_sampler_of_its_own():
@@ -94,7 +94,7 @@ def test_gaussian_diffusion_is_as_published_with_a_sampler_of_its_own():
 
 def test_one_class_is_not_guided_and_grey_pictures_are_not_mirrored():
     starter = choose(Pictures(60, 1, 28, all_grey=True), cpu())
-    assert not starter.model.predictor.condition.has_null and starter.flags["--report-cfg-scale"].value == 1
+    assert not starter.model.predictor.conditions.has_null and starter.flags["--report-cfg-scale"].value == 1
     assert starter.model.ae.channels == 1 and starter.design["random_flip"].value is False
 
 

@@ -15,6 +15,7 @@ from mindspeed_mm_dit.models.pixels import to_images, to_pixels
 from mindspeed_mm_dit.objectives.gaussian.process import GaussianDiffusion
 from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.sampling import generate as room
+from mindspeed_mm_dit.sampling.asked import Asked
 from mindspeed_mm_dit.sampling.generate import SampleSettings, decode, generate, states
 
 LEVELS = np.arange(256)
@@ -49,7 +50,7 @@ def model(config):
 
     diffusion = GaussianDiffusion.from_config(config.diffusion)
     ae = SimpleNamespace(decode=lambda latents: latents)
-    return SimpleNamespace(predictor=predictor, diffusion=diffusion, ae=ae, asked=asked)
+    return SimpleNamespace(predictor=predictor, diffusion=diffusion, ae=ae, text_encoders=(), asked=asked)
 
 
 def test_a_chain_starts_and_is_disturbed_by_the_draws_of_its_image(model, config):
@@ -86,10 +87,15 @@ def test_a_guided_chain_asks_for_the_null_class_too(model, config):
 def test_images_are_those_of_their_numbers_in_batches_of_any_size(model, config, batch_size):
     done, labels = [], np.array([0, 1, 2, 3, 9])
     images = generate(
-        model, config, labels, SampleSettings(steps=3, batch_size=batch_size, options={"clip": 1.0}), done.append
+        model,
+        config,
+        Asked({"label": labels.tolist()}),
+        SampleSettings(steps=3, batch_size=batch_size, options={"clip": 1.0}),
+        done.append,
     )
     np.testing.assert_array_equal(
-        images, generate(model, config, labels, SampleSettings(steps=3, options={"clip": 1.0}))
+        images,
+        generate(model, config, Asked({"label": labels.tolist()}), SampleSettings(steps=3, options={"clip": 1.0})),
     )
     assert images.shape == (5, 8, 8, 1) and sum(done) == 15 and max(done) <= batch_size
 
@@ -99,7 +105,7 @@ def test_images_are_those_of_their_numbers_in_batches_of_any_size(model, config,
 @pytest.mark.parametrize("label", [-1, 10])
 def test_a_label_beyond_the_classes_is_refused(model, config, label):
     with pytest.raises(ConfigError, match=rf"--classes: {label}: is outside 0 \.\.\. 9"):
-        generate(model, config, np.array([9, 0, label]), SampleSettings(steps=1))
+        generate(model, config, Asked({"label": [9, 0, label]}), SampleSettings(steps=1))
     assert model.asked == []
 
 
@@ -107,8 +113,8 @@ def test_without_a_null_class_there_is_no_guidance(model, model_json):
     model_json["predictor"]["class_dropout_prob"] = 0.0
     config = model_config_from_mapping(model_json, "model.json")
     with pytest.raises(ConfigError, match="no null class"):
-        generate(model, config, np.array([0]), SampleSettings(steps=1, guidance=Guidance(1.5)))
-    assert len(generate(model, config, np.array([0]), SampleSettings(steps=1, guidance=Guidance(1.0)))) == 1
+        generate(model, config, Asked({"label": [0]}), SampleSettings(steps=1, guidance=Guidance(1.5)))
+    assert len(generate(model, config, Asked({"label": [0]}), SampleSettings(steps=1, guidance=Guidance(1.0)))) == 1
 
 
 @pytest.mark.parametrize(("size", "at_a_time"), [(2, 7), (4, 2), (5, 1), (9, 1)])

@@ -11,7 +11,8 @@ from PIL import Image
 
 from mindspeed_mm_dit.checkpoint.store import find_checkpoint, read_facts
 from mindspeed_mm_dit.configs.clips import ClipsParam
-from mindspeed_mm_dit.configs.data import DataConfig, DatasetParam
+from mindspeed_mm_dit.configs.data import DataConfig
+from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.configs.model import AE_CONFIGS, model_config_from_mapping
 from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32
 from mindspeed_mm_dit.configs.text_encoder import UMT5Config

@@ -11,28 +11,29 @@ import pytest
 from PIL import Image
 
 from mindspeed_mm_dit.checkpoint.store import find_checkpoint, read_facts
-from mindspeed_mm_dit.configs.data import DatasetParam
-from mindspeed_mm_dit.data.folder import ImageIndex, open_index, split_index
+from mindspeed_mm_dit.configs.images import DatasetParam
+from mindspeed_mm_dit.data.rows import Rows
 from mindspeed_mm_dit.errors import CheckpointError
-from mindspeed_mm_dit.training.classes import check_classes, say_classes, say_data
+from mindspeed_mm_dit.training.classes import check_classes, say_classes, say_copies_among
+from tests.data_fixtures import open_rows, split_rows
 from tests.training.launch import Configs
 
 
 def index_of(classes, per_class=20):
     labels = np.repeat(np.arange(len(classes)), per_class)
-    return ImageIndex(tuple(map(str, range(len(labels)))), labels, classes=tuple(classes))
+    return Rows(tuple(map(str, range(len(labels)))), {"label": labels}, tuple(classes))
 
 
 def test_the_classes_of_a_run_are_said_with_their_images(capsys):
-    say_classes(*split_index(index_of(["cat", "dog", "élan"]), 0.05, seed=1), 3)
+    say_classes(*split_rows(index_of(["cat", "dog", "élan"]), 0.05, seed=1), 3)
     said = capsys.readouterr()
     line = "3 classes, 57 images to train on, 3 held out: 0 cat (20), 1 dog (20), 2 élan (20)\n"
     assert said.out == line and not said.err
-    say_classes(*split_index(index_of(["0", "1"]), 0.0, seed=1), 10)
+    say_classes(*split_rows(index_of(["0", "1"]), 0.0, seed=1), 10)
     said = capsys.readouterr()
     assert said.out == "2 classes, 40 images to train on: 0 (20), 1 (20)\n"
     assert "num_classes = 10, and 8 classes have no images" in said.err
-    say_classes(*split_index(index_of([f"n{n:08d}" for n in range(1000)], 1), 0.0, seed=1), 1000)
+    say_classes(*split_rows(index_of([f"n{n:08d}" for n in range(1000)], 1), 0.0, seed=1), 1000)
     assert capsys.readouterr().out.endswith("6 n00000006 (1), 7 n00000007 (1), ..., 999 n00000999 (1)\n")
 
 
@@ -48,8 +49,9 @@ def test_classes_without_images_and_copies_are_named(tmp_path, capsys):
         (tmp_path / place).mkdir()
     for name, shade in (("cat/0", 1), ("cat/1", 2), ("cat/2", 2), ("dog/0", 1), ("dog/1", 3)):
         Image.new("L", (8, 8), shade).save(tmp_path / f"{name}.png")
-    index = open_index(DatasetParam(str(tmp_path), 8), 4)
-    say_data(*split_index(index, 0.4, seed=0), 4)
+    index = open_rows(DatasetParam(str(tmp_path), 8), 4)
+    say_classes(*split_rows(index, 0.4, seed=0), 4)
+    say_copies_among(index)
     said = capsys.readouterr().err
     assert "and 2 classes have no images (empty): nothing is learned of them" in said
     assert "warning: 1 image is byte for byte another image with another label:\n" in said

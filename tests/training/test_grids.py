@@ -12,6 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.objectives.guidance import Guidance
+from mindspeed_mm_dit.sampling.asked import Asked
 from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
 from mindspeed_mm_dit.sampling.grid import draw_grid
 from mindspeed_mm_dit.sampling.load import load_model
@@ -49,7 +50,7 @@ def test_the_grid_is_what_is_sampled_of_the_average_in_the_checkpoint(alone):
     model, config = load_model(folder / "checkpoints", None)
     settings = SampleSettings("ddim", 20, Guidance(2.0, channels="3"), seed=1234, batch_size=16)
     labels = np.repeat(np.arange(10), 4)
-    drawn = draw_grid(generate(model, config, labels, settings), labels, names=[str(i) for i in range(10)])
+    drawn = draw_grid(generate(model, config, Asked({"label": labels.tolist()}), settings), list(map(str, labels)))
     np.testing.assert_array_equal(pixels(folder, 6), np.asarray(drawn))
     assert sorted(path.name for path in (folder / "samples").iterdir()) == ["iter_0000003.png", "iter_0000006.png"]
     assert np.abs(pixels(folder, 3) - pixels(folder, 6)).max() > 0

@@ -50,7 +50,7 @@ def write(path: Path, state: State) -> None:
     model = _model(state)
     _check(model)
     visited = frequencies.visited(model.diffusion.num_train_timesteps)
-    changes = diffusers.Changes(tuple(visited.tolist()), model.num_classes)
+    changes = diffusers.Changes(tuple(visited.tolist()), model.predictor.num_classes)
     weights = diffusers.changed(state.weights, changes)
     vae = _autoencoder(model.ae)
     for name in _PARTS:
@@ -92,9 +92,10 @@ def _check(model: ModelConfig) -> None:
     if shift := model.ae.scale().shift:
         raise ConfigError(f"ae.shift_factor = {shift}", "diffusers' DiTPipeline decodes latents without a shift",
                           "convert the network alone: --to diffusers")  # fmt: skip
-    if model.num_classes > diffusers.NULL_CLASS or not model.predictor.condition.has_null:
+    num_classes, dropout = model.predictor.num_classes, model.predictor.class_dropout_prob
+    if num_classes > diffusers.NULL_CLASS or not model.predictor.conditions.has_null:
         raise ConfigError(
-            f"predictor.num_classes = {model.num_classes}, class_dropout_prob = {model.predictor.class_dropout_prob:g}",
+            f"predictor.num_classes = {num_classes}, class_dropout_prob = {dropout:g}",
             f"diffusers' DiTPipeline asks for class {diffusers.NULL_CLASS} where it asks for none: it fits networks of "
             f"up to {diffusers.NULL_CLASS} classes with a null class, and would guide others by a class, or fail",
             "convert the network alone (--to diffusers), and pass the null class in a pipeline of your own",

@@ -25,11 +25,12 @@ from mindspeed_mm_dit.configs.limits import check_between
 from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config, spelled_out
 from mindspeed_mm_dit.configs.outputs import check_output_folder
 from mindspeed_mm_dit.configs.strict import read_json
-from mindspeed_mm_dit.data.dataset import Batch, TrainingSamples, build_samples
-from mindspeed_mm_dit.data.folder import open_index, split_index
+from mindspeed_mm_dit.data.order import split
+from mindspeed_mm_dit.data.samples import Batch, Samples
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework.torch_file import write_torch_file
 from mindspeed_mm_dit.models.autoencoder import Scaling
+from mindspeed_mm_dit.models.data import open_data
 from mindspeed_mm_dit.objectives.registry import draw_of
 
 SAMPLES_AT_ONCE = 64
@@ -72,11 +73,12 @@ def write_features(model_json: str, data_json: str, count: int, folder: str, see
         (Path(folder) / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
-def open_samples(model: ModelConfig, data: DataConfig, seed: int) -> TrainingSamples:
+def open_samples(model: ModelConfig, data: DataConfig, seed: int) -> Samples:
     """Return the samples of a run, by position; the images that data.json holds out are left out."""
-    index = open_index(data.dataset_param, model.num_classes)
-    train, _ = split_index(index, data.dataset_param.valid_fraction, seed)
-    return build_samples(model, data, train, seed, 1, draw_of(model.diffusion))
+    model.require_labelled_images("--mm-model")
+    opened = open_data(model, data.dataset_param)
+    train, _ = split(len(opened.rows), data.dataset_param.valid_fraction, seed)
+    return opened.samples(opened.rows.subset(train), seed, data.dataloader_param.shuffle, draw_of(model.diffusion))
 
 
 def feature(batch: Batch, row: int, ae: AutoencoderConfig) -> dict[str, np.ndarray]:
@@ -102,7 +104,7 @@ def video(batch: Batch, row: int, ae: AutoencoderConfig) -> np.ndarray:
 
 def their_configs(model_json: dict[str, Any], data: DataConfig, count: int, folder: str) -> dict[str, Any]:
     """Return what the host reads: name of the file -> content."""
-    latents = data.dataset_param.latents is not None
+    latents = data.dataset_param.cache is not None
     basic = {"data_path": f"{folder}/index.json", "data_folder": str(folder)}
     param = {"dataset_type": "feature", "basic_parameters": basic, "preprocess_parameters": {}}
     loader = {"dataloader_mode": "sampler", "shuffle": False, "drop_last": True}

@@ -16,7 +16,7 @@ from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.hosts.native.bits import packed
 from mindspeed_mm_dit.hosts.native.run import Run, current
 from mindspeed_mm_dit.objectives.registry import draw_of, validation_draw_of
-from mindspeed_mm_dit.training.data_sets import open_data_set
+from mindspeed_mm_dit.training.data_set import open_data_set
 
 
 class Batches(IterableDataset):

@@ -14,7 +14,7 @@ from mindspeed_mm_dit.hosts.native.keys import written
 from mindspeed_mm_dit.hosts.native.settings import lookup
 from mindspeed_mm_dit.hosts.preflight import check_configs, say_data_set
 from mindspeed_mm_dit.hosts.standalone_preflight import check_outputs, host_facts
-from mindspeed_mm_dit.training.data_sets import open_data_set
+from mindspeed_mm_dit.training.data_set import open_data_set
 from mindspeed_mm_dit.training.mm_args import MultiModalArguments
 from mindspeed_mm_dit.training.trackers import tensorboard
 from mindspeed_mm_dit.training.trackers.registry import check_trackers

@@ -22,9 +22,6 @@ from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework.mindspore.ops import no_grad
 from mindspeed_mm_dit.training.contract import ForwardStep
 
-IMAGES = ("pixels", "posterior_noise", "latent_mean", "latent_std")
-"""What of a batch becomes latents; nothing in that is trained."""
-
 
 class InterpretedLoss:
     """The loss of a micro-batch, and its gradient, as a script computes it: all of it operator by operator.
@@ -57,8 +54,7 @@ class InterpretedLoss:
     def _inputs(self, batch: dict[str, Tensor]) -> tuple[Tensor, ...]:
         """Return (latents, condition ..., draws ...) of a batch; the encoding is never compiled here."""
         with no_grad():
-            latents = self._model.latents(**{name: batch[name] for name in IMAGES if name in batch})
-        return latents, *(batch[name] for name in self._model.loss_names)
+            return self._model.latents(batch), *self._model.given(batch)
 
 
 class CompiledLoss(InterpretedLoss):

@@ -32,7 +32,7 @@ def rehearse(config: ModelConfig, micro_batch_size: int) -> None:
     """
     samples = 1 if micro_batch_size == 1 else config.predictor.in_channels + 1
     where = torch.device("cpu" if _is_small(config, samples) else "meta")
-    given = config.predictor.condition.examples(samples)
+    given = config.predictor.conditions.examples(samples)
     given |= draw_of(config.diffusion)(0, np.arange(samples), config.latent_shape)
     try:
         with where:

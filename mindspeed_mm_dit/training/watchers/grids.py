@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from argparse import Namespace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -15,17 +14,16 @@ from mindspeed_mm_dit.errors import ConfigError, ConvergenceError, named_step
 from mindspeed_mm_dit.models.registry import check_encoders
 from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of
-from mindspeed_mm_dit.sampling.clips import draw_strips
-from mindspeed_mm_dit.sampling.generate import SampleSettings, generate, generate_clips
-from mindspeed_mm_dit.sampling.grid import draw_grid
+from mindspeed_mm_dit.sampling.asked import Asked
+from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
+from mindspeed_mm_dit.sampling.pictures import draw_samples
 from mindspeed_mm_dit.training.contract import Engine
-from mindspeed_mm_dit.training.data_sets import open_data_set
+from mindspeed_mm_dit.training.data_set import open_data_set
 from mindspeed_mm_dit.training.log import RunLog
 from mindspeed_mm_dit.training.trackers.registry import asked
 from mindspeed_mm_dit.training.watchers.contract import Run, Step, Watcher, WatcherKind
 
 STEPS = 20
-CLASSES_SHOWN = 10
 SAMPLES_PER_CLASS = 4
 
 
@@ -41,7 +39,8 @@ class SampleGrids(Watcher):
         self._classes, self._log = args.mm.classes, log
         self._folder = folder_of(args)
         self._settings = settings_of(args)
-        self._captions = open_data_set(args.mm, args.seed).example_captions()
+        each = SAMPLES_PER_CLASS if self._config.predictor.conditions.label else 1
+        self._asked = Asked(open_data_set(args.mm, args.seed).examples()).each(each)
 
     def after_step(self, run: Run, step: Step) -> None:
         """Draw where it is due."""
@@ -53,25 +52,17 @@ class SampleGrids(Watcher):
 
     def draw(self, engine: Engine, iteration: int) -> None:
         """Draw the grid of ``iteration`` on the rank that logs; every rank must call this."""
-        draw = self._strips if self._config.reads_texts else self._images
         try:
             with engine.averaged(self._log.prints) as model:
                 if model is None:
                     return
-                picture = draw(model)
+                samples = generate(model, self._config, self._asked, self._settings)
+                picture = draw_samples(samples, self._asked.titles(self._classes))
         except ConvergenceError:
             self._log.say(f"samples at iteration {iteration}: are not finite numbers, and are not drawn")
             return
         if self._log.prints:
             self._keep(picture, iteration)
-
-    def _images(self, model: Any) -> Image.Image:
-        shown = np.arange(min(CLASSES_SHOWN, self._config.num_classes), dtype=np.int64)
-        labels = np.repeat(shown, SAMPLES_PER_CLASS)
-        return draw_grid(generate(model, self._config, labels, self._settings), labels, names=self._classes)
-
-    def _strips(self, model: Any) -> Image.Image:
-        return draw_strips(generate_clips(model, self._config, self._captions, self._settings), self._captions)
 
     def _keep(self, grid: Image.Image, iteration: int) -> None:
         self._log.picture(iteration, "samples", np.asarray(grid))
@@ -92,11 +83,12 @@ def folder_of(args: Namespace) -> Path | None:
 def settings_of(args: Namespace) -> SampleSettings:
     """Return how the pictures of a run are drawn."""
     model = args.mm.model
-    scale = args.report_cfg_scale if model.predictor.condition.has_null else 1.0
+    conditions = model.predictor.conditions
+    scale = args.report_cfg_scale if conditions.has_null else 1.0
     return SampleSettings(
         sampler=objective_of(model.diffusion).quick_sampler,
         steps=STEPS,
-        guidance=Guidance(scale, channels="all" if model.reads_texts else "3"),
+        guidance=Guidance(scale, channels="3" if conditions.items == ("label",) else "all"),
         seed=args.seed,
         batch_size=args.micro_batch_size,  # what fits with a gradient fits without, and guided too
     )

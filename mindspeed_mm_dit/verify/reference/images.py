@@ -70,7 +70,7 @@ class LabelledImages:
 
     def null(self, count: int) -> np.ndarray:
         """Return the labels of ``count`` samples without one."""
-        return self.config.condition.null(count)["labels"]
+        return self.config.conditions.null(count)["labels"]
 
     def guided_halves(self, x: Tensor, t: Tensor, labels: np.ndarray, scale: float, channels: int) -> Tensor:
         """Return the published batch (2B, ...) of two halves, the second asked without labels: the first ``channels``

@@ -98,7 +98,7 @@ class JiT(RecipeFile):
         labels = self.given["y"].astype(np.int64)
         if variant == "labels_dropped":
             drops = self.given["drop_u"] < self.number("args", "label_drop_prob")
-            labels = self.config.condition.dropped({"labels": labels}, drops)["labels"]
+            labels = np.where(drops, self.config.conditions.null(len(labels))["labels"], labels)
         elif variant == "other_noise_scale":
             process = self.process(other_noise=True)
         with ops.no_grad():
@@ -126,7 +126,7 @@ class JiT(RecipeFile):
         if name.startswith("cfg_interval_"):
             low, high = map(float, name.removeprefix("cfg_interval_").split("_"))
         labels = self.tensor("sample/y")
-        null = ops.tensor(self.config.condition.null(len(self.given["sample/y"]))["labels"])
+        null = ops.tensor(self.config.conditions.null(len(self.given["sample/y"]))["labels"])
         guidance = Guidance(1.0 if name == "cfg1" else scale)
 
         def ask(x: Tensor, t: Tensor, noise: Any) -> Tensor:

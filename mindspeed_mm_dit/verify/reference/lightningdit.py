@@ -112,7 +112,7 @@ class LightningDiT(RecipeFile):
         """Return the states of a chain; each chain is walked once."""
         run = f"sample/{method}_shift{shift}/{guidance}/norms"
         steps = len(self.given[run]) - 1 if run in self.given else STEPS
-        null = ops.tensor(self.config.condition.null(len(self.given["sample/y"]))["labels"])
+        null = ops.tensor(self.config.conditions.null(len(self.given["sample/y"]))["labels"])
         ask = guided_network(self.network, [self.tensor("sample/y")], [null], self._guidance(guidance))
         process = self._processes["loss"]
 

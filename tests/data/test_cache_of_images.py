@@ -1,4 +1,4 @@
-"""A latent cache gives the losses of encoding online, survives interruptions, and is refused where it does not fit."""
+"""A cache of images: the losses of encoding online, interruptions survived, and refused where it does not fit."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from safetensors.numpy import load_file, save_file
 
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.data import load_data_config
+from mindspeed_mm_dit.configs.images import CROP
 from mindspeed_mm_dit.configs.model import load_model_config
-from mindspeed_mm_dit.data.dataset import build_samples, open_reader
-from mindspeed_mm_dit.data.folder import open_index, split_index
-from mindspeed_mm_dit.data.latents import LatentCache, check_latents, shard_path
+from mindspeed_mm_dit.data.cache import Cache
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
 from mindspeed_mm_dit.models.composite import DiTModel
-from mindspeed_mm_dit.objectives.registry import draw_of
+from mindspeed_mm_dit.models.data import open_data
+from tests.data_fixtures import open_rows, open_samples, split_rows
 
 NUM_IMAGES = 11
 OLD_CROP = "halve by box, scale bicubically, cut the centre"  # without EXIF orientation and 16 bits
@@ -83,8 +83,16 @@ def load(home, latents, model="model.json"):
 
 def samples(home, latents, model="model.json"):
     model, data = load(home, latents, model)
-    index, _ = split_index(open_index(data.dataset_param, 2), 0.2, seed=3)
-    return build_samples(model, data, index, 3, 4, draw_of(model.diffusion))
+    train, _ = split_rows(open_rows(data.dataset_param, 2), 0.2, seed=3)
+    return open_samples(model, data, 3, train)
+
+
+def open_cache(folder):
+    return Cache(folder, "dataset_param.latents")
+
+
+def shard_path(folder, shard):
+    return folder / f"rows-{shard:05d}.safetensors"
 
 
 @pytest.fixture(scope="module")
@@ -121,9 +129,10 @@ def test_losses_equal_those_of_encoding_online(home, made, objective):
 
 def test_half_precision_on_disk_changes_losses_by_its_rounding(home, made, tmp_path):
     assert cache(home, tmp_path, dtype="fp16") == 0
-    half, full = LatentCache(tmp_path), LatentCache(made)
+    half, full = open_cache(tmp_path), open_cache(made)
     rows, flipped = np.arange(NUM_IMAGES), np.zeros(NUM_IMAGES, bool)
-    for a, b in zip(half.read(rows, flipped), full.read(rows, flipped)):
+    for name, b in full.read_latents(rows, flipped).items():
+        a = half.read_latents(rows, flipped)[name]
         assert a.dtype == np.float32
         np.testing.assert_allclose(a, b, rtol=2**-11, atol=1e-6)  # half of float16's last bit
     assert sum(p.stat().st_size for p in tmp_path.glob("*.safe*")) < 0.6 * sum(
@@ -140,7 +149,9 @@ def test_several_ranks_make_the_same_cache(home, made, tmp_path, monkeypatch):
     assert (made / "index.json").read_text() == (tmp_path / "index.json").read_text()
     for mirrored in (False, True):
         arguments = np.arange(NUM_IMAGES), np.full(NUM_IMAGES, mirrored)
-        np.testing.assert_array_equal(LatentCache(made).read(*arguments), LatentCache(tmp_path).read(*arguments))
+        there, here = (open_cache(folder).read_latents(*arguments) for folder in (made, tmp_path))
+        for name in ("mean", "std"):
+            np.testing.assert_array_equal(there[name], here[name])
 
 
 def test_an_interrupted_run_goes_on_where_it_stopped(home, made, tmp_path, capsys):
@@ -150,33 +161,37 @@ def test_an_interrupted_run_goes_on_where_it_stopped(home, made, tmp_path, capsy
     shard_path(tmp_path, 1).unlink()
     kept = shard_path(tmp_path, 0).stat().st_mtime_ns
     with pytest.raises(DataError, match="no finished cache"):
-        LatentCache(tmp_path)
+        open_cache(tmp_path)
     assert cache(home, tmp_path) == 0
     assert "4 of 11 images encoded" in capsys.readouterr().out
     assert shard_path(tmp_path, 0).stat().st_mtime_ns == kept
-    assert LatentCache(tmp_path).index.num_images == NUM_IMAGES
+    assert open_cache(tmp_path).index.num_rows == NUM_IMAGES
 
 
 def test_a_cache_of_another_autoencoder_or_crop_is_refused_by_name(home, made, capsys):
     (home / "other.json").write_text(json.dumps(model_json(home, "other_vae")))
     (home / "bf16.json").write_text(json.dumps(model_json(home, "vae", dtype="bf16")))
-    for name, words in (("other.json", "another autoencoder"), ("bf16.json", "another precision")):
+    for name, words in (
+        ("other.json", "another autoencoder, precision or tiling: '"),
+        ("bf16.json", "another autoencoder, precision or tiling: 'fp32' there and 'bf16' here"),
+    ):
         model, data = load(home, made, name)
         with pytest.raises(ConfigError, match=words):
-            build_samples(model, data, open_index(data.dataset_param, 2), 0, 4, draw_of(model.diffusion))
+            open_data(model, data.dataset_param)
         assert cache(home, made, model=name) == 2  # nor may it be filled up
         assert words in capsys.readouterr().err
     index = json.loads((made / "index.json").read_text())
-    for field, value, words in (("crop", OLD_CROP, "another crop"), ("image_size", 32, "images of another size")):
-        changed = home / f"changed_{field}"
+    for number, (before, value) in enumerate(((CROP, OLD_CROP), ("16 x 16", "32 x 32"))):
+        changed = home / f"changed_{number}"
         changed.mkdir()
         for path in made.iterdir():
             (changed / path.name).symlink_to(path)
         (changed / "index.json").unlink()
-        (changed / "index.json").write_text(json.dumps({**index, "identity": {**index["identity"], field: value}}))
+        made_by = {**index["made_by"], "pixels": index["made_by"]["pixels"].replace(before, value)}
+        (changed / "index.json").write_text(json.dumps({**index, "made_by": made_by}))
         model, data = load(home, changed)
-        with pytest.raises(ConfigError, match=words):
-            build_samples(model, data, open_index(data.dataset_param, 2), 0, 4, draw_of(model.diffusion))
+        with pytest.raises(ConfigError, match="another size or crop: '"):
+            open_data(model, data.dataset_param)
 
 
 def test_changed_images_are_noticed_and_absent_ones_are_not_needed(home, made):
@@ -185,19 +200,19 @@ def test_changed_images_are_noticed_and_absent_ones_are_not_needed(home, made):
     extra.write_bytes((home / "images" / "even" / "0.png").read_bytes())
     try:
         with pytest.raises(DataError, match="was made of 11 images"):
-            open_index(data.dataset_param, 2)
+            open_rows(data.dataset_param, 2)
     finally:
         extra.unlink()
     elsewhere = dataclasses.replace(data.dataset_param, data_folder=str(home / "gone"))
-    index = open_index(elsewhere, 2)
+    index = open_rows(elsewhere, 2)
     assert len(index) == NUM_IMAGES and index.classes == ("even", "odd")
 
 
 def test_a_cache_without_its_list_of_images_is_no_cache(home, made, tmp_path):
-    (tmp_path / "index.json").symlink_to(made / "index.json")
+    (copy_of(made, tmp_path) / "rows.jsonl").unlink()
     _, data = load(home, tmp_path)
-    with pytest.raises(DataError, match=r"images\.csv cannot be read"):
-        open_index(data.dataset_param, 2)
+    with pytest.raises(DataError, match=r"rows\.jsonl cannot be read"):
+        open_rows(data.dataset_param, 2)
 
 
 def test_pixel_models_have_nothing_to_cache(home, capsys):
@@ -211,11 +226,9 @@ def test_a_run_on_the_mean_of_the_posterior_reads_the_mean_alone(home, made):
     (home / "mean.json").write_text(json.dumps(model_json(home, "vae", sample_posterior=False)))
     model, data = load(home, made, "mean.json")
     rows = np.array([9, 2, 5])
-    batch = build_samples(model, data, open_index(data.dataset_param, 2), 3, 4, draw_of(model.diffusion)).reader.read(
-        rows, rows > 4
-    )
-    mean, std = LatentCache(made).read(rows, rows > 4)
-    assert list(batch.arrays) == ["latent_mean"] and batch.images.tolist() == rows.tolist()
+    batch = open_samples(model, data, 3).visuals.read(rows, rows > 4)
+    mean, std = open_cache(made).read_latents(rows, rows > 4).values()
+    assert list(batch.arrays) == ["latent_mean"] and batch.rows.tolist() == rows.tolist()
     np.testing.assert_array_equal(batch.arrays["latent_mean"], mean)
     assert std.shape == mean.shape == (3, 4, 8, 8) and not np.array_equal(mean, std)
 
@@ -230,26 +243,27 @@ def copy_of(made, folder):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "is no shard of latents"),
-        (lambda path: path.write_bytes(path.read_bytes()[:5]), "is no shard of latents"),
-        (lambda path: path.write_bytes(b"\xff" * 100), "is no shard of latents"),
-        (lambda path: path.write_bytes(b""), "is no shard of latents"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "is no shard of a cache"),
+        (lambda path: path.write_bytes(path.read_bytes()[:5]), "is no shard of a cache"),
+        (lambda path: path.write_bytes(b"\xff" * 100), "is no shard of a cache"),
+        (lambda path: path.write_bytes(b""), "is no shard of a cache"),
         (lambda path: path.unlink(), "is listed but missing"),
         (lambda path: (path.unlink(), path.mkdir()), "is a folder, not a file"),
         (lambda path: save_file({"mean": np.zeros((4, 2, 4, 8, 8), np.float32)}, path), "not mean and std"),
         (lambda path: save_file(dict.fromkeys(("mean", "std"), np.zeros((3, 2, 4, 8, 8), np.float32)), path), "(4, 2,"),
-        (lambda path: save_file(dict.fromkeys(("mean", "std"), np.zeros((4, 2, 4), np.float32)), path), "C, h, w"),
+        (lambda path: save_file(dict.fromkeys(("mean", "std"), np.zeros((4, 2, 4), np.float32)), path), "C, ...)"),
         (lambda path: save_file(dict.fromkeys(("mean", "std"), np.zeros((4, 2, 4, 8, 8))), path), "is no shard"),
     ],
     ids=["cut", "header cut", "no header", "empty", "gone", "folder", "no std", "few", "flat", "float64"],
 )
 def test_a_damaged_shard_is_named_before_it_is_mapped(home, made, tmp_path, damage, message):
     damage(shard_path(copy_of(made, tmp_path), 1))
-    with pytest.raises(DataError, match=r"latents-00001\.safetensors") as caught:
-        LatentCache(tmp_path)
+    with pytest.raises(DataError, match=r"rows-00001\.safetensors") as caught:
+        open_cache(tmp_path)
     assert message in str(caught.value) and "run mm-dit cache-latents again" in caught.value.cure
-    with pytest.raises(DataError, match=r"latents-00001\.safetensors"):  # before a device is touched, that is
-        check_latents(*load(home, tmp_path))
+    with pytest.raises(DataError, match=r"rows-00001\.safetensors"):  # before a device is touched, that is
+        model, data = load(home, tmp_path)
+        open_data(model, data.dataset_param)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -260,10 +274,9 @@ def test_latents_that_are_not_finite_reach_no_step(home, made, tmp_path, name, v
     tensors[name][2, 0, 3, 7, 7] = value  # row 6 of the cache, as it is
     save_file(tensors, path)
     model, data = load(home, tmp_path)
-    index = open_index(data.dataset_param, 2)
-    reader = open_reader(model, data, index)
+    reader = open_samples(model, data).visuals
     reader.read(np.array([5, 6, 7]), np.array([False, True, False]))  # the mirrored one is good
-    message = rf"latents-00001\.safetensors: the latents of {index.paths[6]} \(row 6 of the cache\) are not finite"
+    message = r"rows-00001\.safetensors: what it keeps of row 6, odd/1\.png, is not finite"
     with pytest.raises(DataError, match=message):
         reader.read(np.array([5, 6, 7]), np.array([False, False, False]))
 
@@ -277,7 +290,7 @@ def test_an_autoencoder_that_makes_nan_fills_no_cache(home, tmp_path, capsys):
     (home / "nan.json").write_text(json.dumps(model_json(tmp_path, "vae")))
     assert cache(home, tmp_path / "made", model="nan.json") == 2
     said = capsys.readouterr().err
-    assert "even/0.png: its latents are not finite (fp32, autoencoder in fp32)" in said
+    assert "even/0.png: its latents are not finite (on disk fp32)" in said
     assert list((tmp_path / "made").iterdir()) == []
 
 
@@ -286,7 +299,7 @@ def test_a_shard_that_the_disk_does_not_take_leaves_nothing_and_no_traceback(hom
         path.write_bytes(b"some")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("mindspeed_mm_dit.models.encode_data.save_file", full)
+    monkeypatch.setattr("mindspeed_mm_dit.models.fill_cache.save_file", full)
     assert cache(home, tmp_path / "made") == 2
     assert "cannot be written: [Errno 28] No space left on device" in capsys.readouterr().err
     assert list((tmp_path / "made").iterdir()) == []
@@ -304,18 +317,18 @@ def test_a_picture_that_does_not_decode_is_found_before_the_first_is_encoded(hom
         assert "odd/9.png cannot be decoded" in said and "encoding" not in said
         assert len(list((tmp_path / "made").glob("*"))) == (0 if code else 5)  # three shards and two lists
     _, data = load(home, tmp_path / "made")
-    index = open_index(dataclasses.replace(data.dataset_param, data_folder=str(images)), 2)
+    index = open_rows(dataclasses.replace(data.dataset_param, data_folder=str(images)), 2)
     assert len(index) == NUM_IMAGES - 1 and index.skipped == 1
 
 
 def test_a_cache_keeps_the_digest_of_its_pictures_and_fits_only_their_latents(home, made):
     model, data = load(home, made)
     online = dataclasses.replace(data.dataset_param, latents=None)
-    index = open_index(data.dataset_param, 2)
-    assert index.pictures == open_index(online, 2).pictures != ""
+    index = open_rows(data.dataset_param, 2)
+    assert index.digest == open_rows(online, 2).digest != ""
     larger = dataclasses.replace(model, predictor=dataclasses.replace(model.predictor, input_size=16))
-    with pytest.raises(ConfigError, match=r"holds latents of \[\(4, 8, 8\)\], and model.json makes \(4, 16, 16\)"):
-        check_latents(larger, data)
+    with pytest.raises(ConfigError, match="makes latents of 8 x 8, and the predictor takes 16 x 16"):
+        open_data(larger, data.dataset_param)
 
 
 def test_a_cache_among_the_images_would_be_a_class_and_is_refused(home, capsys):

@@ -6,17 +6,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mindspeed_mm_dit.configs.data import DataConfig, DataloaderParam, DatasetParam
+from mindspeed_mm_dit.configs.data import DataConfig, DataloaderParam
+from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.data import draws
-from mindspeed_mm_dit.data.dataset import build_samples
 from mindspeed_mm_dit.data.draws import Stream
-from mindspeed_mm_dit.data.folder import open_index
 from mindspeed_mm_dit.data.images import ImageReader
 from mindspeed_mm_dit.data.loader import load_batches
 from mindspeed_mm_dit.data.transforms import load_pixels
 from mindspeed_mm_dit.errors import ConfigError, DataError
-from mindspeed_mm_dit.objectives.registry import draw_of
+from mindspeed_mm_dit.training.data_set import DataSet
+from mindspeed_mm_dit.training.mm_args import MultiModalArguments
+from tests.data_fixtures import open_rows, open_samples
 
 NUM_IMAGES = 70
 
@@ -41,8 +42,7 @@ def configs(model_json, pictures):
 
 @pytest.fixture
 def samples(configs):
-    model, data = configs
-    return build_samples(model, data, open_index(data.dataset_param, 10), 0, 64, draw_of(model.diffusion))
+    return open_samples(*configs)
 
 
 def test_a_batch_has_the_documented_shapes_and_ranges(samples):
@@ -71,7 +71,8 @@ FAR = [0, 2**16, 2**32, draws.VALIDATION_POSITIONS]
 def test_half_of_the_images_are_mirrored_and_a_tenth_loses_its_label(samples, configs, start):
     """Within 5 deviations of 1000 throws. Pixels and labels are read from the files here, by the order's numbers."""
     positions = np.arange(start, start + 1000)
-    batch, paths = samples.batch(positions), samples.reader.index.paths
+    rows = open_rows(configs[1].dataset_param)
+    batch, paths = samples.batch(positions), rows.paths
     images = samples.order.images(positions).tolist()
     flipped = draws.coins(0, Stream.FLIP, positions, 0.5)
     for pixels, image, flip in zip(batch["pixels"], images, flipped):
@@ -79,29 +80,21 @@ def test_half_of_the_images_are_mirrored_and_a_tenth_loses_its_label(samples, co
         np.testing.assert_array_equal(pixels, upright[..., ::-1] if flip else upright)
     assert abs(flipped.mean() - 0.5) < 5 * 0.5 / 1000**0.5
     dropped = draws.coins(0, Stream.LABEL_DROP, positions, 0.1)
-    assert batch["labels"].tolist() == np.where(dropped, 10, samples.labels[images]).tolist()
+    assert batch["labels"].tolist() == np.where(dropped, 10, rows.labels[images]).tolist()
     assert abs(dropped.mean() - 0.1) < 5 * (0.1 * 0.9 / 1000) ** 0.5
 
 
 def test_images_that_are_not_to_be_flipped_stay_as_they_are(configs):
     model, data = configs
     data = DataConfig(dataclasses.replace(data.dataset_param, random_flip=False), DataloaderParam(shuffle=False))
-    samples = build_samples(
-        model,
-        data,
-        open_index(data.dataset_param, 10),
-        seed=0,
-        global_batch_size=NUM_IMAGES,
-        draw=draw_of(model.diffusion),
-    )
-    pixels = samples.batch(np.arange(50))["pixels"]
-    for image, path in zip(pixels, samples.reader.index.paths):
+    pixels = open_samples(model, data).batch(np.arange(50))["pixels"]
+    for image, path in zip(pixels, open_rows(data.dataset_param).paths):
         np.testing.assert_array_equal(image, load_pixels(path, 8, 1))
 
 
 @pytest.mark.parametrize("start", FAR)
 def test_every_number_of_a_batch_comes_from_its_own_stream(samples, start):
-    samples.settings = dataclasses.replace(samples.settings, seed=7, posterior_noise=True)
+    samples = dataclasses.replace(samples, seed=7, posterior_noise=True)
     positions = np.arange(start, start + 5)
     batch = samples.batch(positions)
     assert batch["timesteps"].tolist() == draws.timesteps(7, positions, 1000).tolist()
@@ -118,20 +111,21 @@ def test_workers_keep_the_order(samples, num_workers):
         np.testing.assert_array_equal(batch["noise"], samples.batch(own)["noise"])
 
 
-def test_an_error_in_a_worker_reaches_the_training_thread(samples):
-    samples.reader.index = samples.reader.index.__class__(("gone.png",) * NUM_IMAGES, samples.labels)
+def test_an_error_in_a_worker_reaches_the_training_thread(configs):
+    rows = open_rows(configs[1].dataset_param)
+    samples = open_samples(*configs, rows=dataclasses.replace(rows, paths=("gone.png",) * NUM_IMAGES))
     with pytest.raises(DataError, match=r"gone\.png"):
         next(load_batches(samples, iter([np.arange(4)]), 2, 2))
 
 
 def test_configs_that_contradict_each_other_are_refused(configs):
     model, data = configs
-    index = open_index(data.dataset_param, 10)
     with pytest.raises(DataError, match="fewer than --global-batch-size 71"):
-        build_samples(model, data, index, 0, NUM_IMAGES + 1, draw_of(model.diffusion))
+        DataSet(MultiModalArguments(model, data, None, {}), 0).check(NUM_IMAGES + 1)
     larger = DataConfig(DatasetParam(data_folder="x", image_size=16))
-    with pytest.raises(ConfigError, match=r"input_size\(8\) \* autoencoder factor\(1\) = 8"):
-        build_samples(model, larger, index, 0, 4, draw_of(model.diffusion))
+    words = "image_size = 16: makes latents of 16 x 16, and the predictor takes 8 x 8: images of 8 x 8 pixels"
+    with pytest.raises(ConfigError, match=words):
+        open_samples(model, larger)
 
 
 @pytest.fixture
@@ -151,11 +145,10 @@ def some_cut_short(tmp_path, monkeypatch):
 def test_the_next_readable_image_stands_in_with_its_own_label(configs, some_cut_short, capsys):
     model, _ = configs
     data = DataConfig(dataclasses.replace(some_cut_short, skip_bad_images=True), DataloaderParam(shuffle=False))
-    index = open_index(data.dataset_param, 2)
+    index = open_rows(data.dataset_param, 2)
     assert index.skipped == 0
-    samples = build_samples(model, data, index, 0, 2, draw_of(model.diffusion))
-    never = dataclasses.replace(samples.settings.condition, dropout=0.0)
-    samples.settings = dataclasses.replace(samples.settings, condition=never)
+    never = dataclasses.replace(model.predictor, class_dropout_prob=0.0)
+    samples = open_samples(dataclasses.replace(model, predictor=never), data)
     expected = [0, 1, 2, 5, 5, 5, 6, 7, 8, 0]
     for positions in (np.arange(10), np.arange(9, -1, -1), np.arange(10, 20)):
         batch = samples.batch(positions)
@@ -169,10 +162,8 @@ def test_the_next_readable_image_stands_in_with_its_own_label(configs, some_cut_
 
 def test_a_picture_that_fails_in_training_is_named_with_its_cure(configs, some_cut_short, monkeypatch):
     model, _ = configs
-    index = open_index(some_cut_short, 2)
-    samples = build_samples(
-        model, DataConfig(some_cut_short, DataloaderParam(shuffle=False)), index, 0, 2, draw_of(model.diffusion)
-    )
+    index = open_rows(some_cut_short, 2)
+    samples = open_samples(model, DataConfig(some_cut_short, DataloaderParam(shuffle=False)))
     with pytest.raises(DataError, match=r"3\.png: cannot be decoded(.|\n)*dataset_param.skip_bad_images"):
         samples.batch(np.arange(10))
     monkeypatch.setattr("mindspeed_mm_dit.data.images.STAND_IN_TRIES", 2)

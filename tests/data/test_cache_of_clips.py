@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
 import json
-import re
 
 import numpy as np
 import pytest
@@ -11,15 +11,14 @@ pytest.importorskip("torch")
 pytest.importorskip("av", reason="requirements/video.txt")
 pytest.importorskip("transformers", reason="requirements/video.txt")
 
+
 from mindspeed_mm_dit.cli.main import main
-from mindspeed_mm_dit.configs.clips import load_clips_config
+from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.data import moving_digits
-from mindspeed_mm_dit.data.clip_samples import ClipDraws, ClipReader, ClipSamples
-from mindspeed_mm_dit.data.clips import open_clips
-from mindspeed_mm_dit.data.features import FeatureCache, FeatureIdentity, FeatureSamples, check_same, feature_identity
-from mindspeed_mm_dit.data.order import SampleOrder
+from mindspeed_mm_dit.data.cache import Cache, check_same
 from mindspeed_mm_dit.errors import ConfigError, DataError
+from mindspeed_mm_dit.models.data import open_data
 from tests.conftest import GOLDEN
 
 CLIPS = 5
@@ -60,32 +59,29 @@ def cached(place, digits, *flags, **changes):
     return main(["cache-latents", *names, "--output", str(place / "cache"), "--shard-images", "2", *flags])
 
 
-def opened(place):
-    """Return index, section dataset_param and the identity that a cache of it must have."""
-    param = load_clips_config(place / "data.json").dataset_param
-    index = open_clips(param)
-    model = load_model_config(place / "model.json")
-    return index, param, feature_identity(index.digest, param, model.ae, model.text_encoder)
+def from_cache(place):
+    """Return model and data of ``place`` opened with its cache; raises where it does not fit them."""
+    model, param = load_model_config(place / "model.json"), load_data_config(place / "data.json").dataset_param
+    return open_data(model, dataclasses.replace(param, features=str(place / "cache")))
 
 
 @pytest.mark.parametrize("zero_padding", [False, True])
 def test_a_run_learns_the_same_with_a_cache_and_without(framework, digits, tmp_path, zero_padding):
     from mindspeed_mm_dit.models.autoencoder_kl_wan import AutoencoderKLWan
-    from mindspeed_mm_dit.models.registry import load_text_encoder, open_tokenizer
+    from mindspeed_mm_dit.models.registry import load_text_encoder
 
     assert cached(tmp_path, digits, text={"zero_padding": zero_padding}) == 0
-    index, param, identity = opened(tmp_path)
-    positions = np.arange(20)
-    model, cache = load_model_config(tmp_path / "model.json"), FeatureCache(tmp_path / "cache")
-    cache.check(identity)
-    assert np.array_equal(cache.offered, index.offered) and cache.shapes == {((16, 3, 4, 4), 64)}
+    positions, numpy = np.arange(20), framework.ops.numpy
+    model = load_model_config(tmp_path / "model.json")
+    online, kept = open_data(model, load_data_config(tmp_path / "data.json").dataset_param), from_cache(tmp_path)
+    assert kept.rows.captions == online.rows.captions and kept.rows.paths == online.rows.paths
     no_draws = lambda seed, positions, shape: {}  # noqa: E731
-    drawn = ClipDraws(np.arange(CLIPS), index.offered, SampleOrder(CLIPS, 1), 1, 0.4, no_draws, (16, 3, 4, 4), True)
-    with_cache = FeatureSamples(cache, drawn).batch(positions)
-    files = ClipSamples(ClipReader(index, param), drawn, open_tokenizer(model.text_encoder))
-    without, captions, numpy = files.batch(positions), files.captions(positions), framework.ops.numpy
+    files = online.samples(online.rows, 1, True, no_draws)
+    without = files.batch(positions)
+    with_cache = kept.samples(kept.rows, 1, True, no_draws).batch(positions)
     images = framework.ops.tensor(without["pixels"].astype(np.float32)) / 127.5 - 1
     mean, std = AutoencoderKLWan(model.ae).moments(images)
+    captions = ["" if dropped else caption for caption, dropped in files.words(positions)[0]]
     states, mask, _ = load_text_encoder(model.text_encoder).encode(captions)
     assert with_cache["latent_mean"] == pytest.approx(numpy(mean), rel=1e-4, abs=1e-5)
     assert with_cache["latent_std"] == pytest.approx(numpy(std), rel=1e-4, abs=1e-6)
@@ -98,52 +94,58 @@ def test_a_run_learns_the_same_with_a_cache_and_without(framework, digits, tmp_p
 
 def test_only_the_states_of_tokens_are_kept_where_padding_is_zero(framework, digits, tmp_path):
     cached(tmp_path, digits, text={"zero_padding": True}, ae={"do_sample": False})
-    first = load_file(tmp_path / "cache/features-00000.safetensors")
-    assert first["captions"].tolist() == [1, 2] and first["tokens"].tolist() == [5, 5, 3]
-    assert first["states"].shape == (13, 64) and first["mean"].shape == (2, 16, 3, 4, 4) and "std" not in first
-    assert load_file(tmp_path / "cache/null.safetensors")["tokens"].tolist() == [1]
+    first = load_file(tmp_path / "cache/rows-00000.safetensors")
+    assert first["captions"].tolist() == [1, 2] and first["text.tokens"].tolist() == [5, 5, 3]
+    assert first["text.states"].shape == (13, 64) and first["mean"].shape == (2, 1, 16, 3, 4, 4) and "std" not in first
+    assert load_file(tmp_path / "cache/null.safetensors")["text.tokens"].tolist() == [1]
     assert cached(tmp_path, digits, "--dtype", "fp16", text={"zero_padding": True}, ae={"do_sample": False}) == 2
 
 
 def test_a_cache_goes_on_where_it_was_interrupted(framework, digits, tmp_path, capsys):
     cached(tmp_path, digits)
-    shards = sorted((tmp_path / "cache").glob("features-*"))
+    shards = sorted((tmp_path / "cache").glob("rows-*.safetensors"))
     before, times = load_file(shards[1]), [shard.stat().st_mtime_ns for shard in shards]
     assert len(shards) == 3 and "5 of 5 clips encoded" in capsys.readouterr().out
     (tmp_path / "cache/index.json").unlink()
     shards[1].unlink()
-    with pytest.raises(DataError, match=r"holds no finished cache of clips: index\.json is listed but missing"):
-        FeatureCache(tmp_path / "cache")
+    with pytest.raises(DataError, match=r"holds no finished cache: index\.json is listed but missing"):
+        from_cache(tmp_path)
     cached(tmp_path, digits)
     assert "2 of 5 clips encoded" in capsys.readouterr().out
     assert [shard.stat().st_mtime_ns == time for shard, time in zip(shards, times)] == [True, False, True]
     again = load_file(shards[1])
     assert again.keys() == before.keys() and all(np.array_equal(again[name], before[name]) for name in again)
-    FeatureCache(tmp_path / "cache").check(opened(tmp_path)[2])
+    from_cache(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("changes", "field"),
+    ("changes", "words"),
     [
-        ({"data": {"num_frames": 5}}, "frames is '9 of 32 x 32"),
-        ({"data": {"crop": "mindspeed_mm"}}, "frames is"),
-        ({"ae": {"dtype": "bf16"}}, "its dtype and tiles are 'fp32' there and 'bf16' here"),
-        ({"ae": {"enable_tiling": True}}, "its dtype and tiles are"),
-        ({"ae": {"do_sample": False}}, "with_std is True there and False here"),
-        ({"text": {"dtype": "bf16"}}, "the encoder's dtype is 'fp32' there and 'bf16' here"),
-        ({"text": {"max_length": 9}}, "max_length is 8 there and 9 here"),
-        ({"text": {"zero_padding": True}}, "zero_padding is False there and True here"),
+        ({"data": {"num_frames": 5}}, "another size or crop: '9 of 32 x 32' there and '5 of 32 x 32' here"),
+        ({"data": {"crop": "mindspeed_mm"}}, "another size or crop: 'crop exact' there and 'crop mindspeed_mm' here"),
+        ({"ae": {"dtype": "bf16"}}, "another autoencoder, precision or tiling: 'fp32' there and 'bf16' here"),
+        ({"ae": {"enable_tiling": True}}, "another autoencoder, precision or tiling: "),
+        ({"text": {"dtype": "bf16"}}, "another text encoder, tokenizer or precision: 'fp32' there and 'bf16' here"),
+        ({"text": {"max_length": 9}}, "another length or padding of texts: '8 tokens' there and '9 tokens' here"),
+        ({"text": {"zero_padding": True}}, "another length or padding of texts: 'padding as the encoder leaves it' th"),
     ],
 )
 def test_a_cache_made_otherwise_is_refused_by_a_run_and_by_the_command(
-    framework, digits, tmp_path, capsys, changes, field
+    framework, digits, tmp_path, capsys, changes, words
 ):
     cached(tmp_path, digits)
     write_configs(tmp_path, digits, **changes)
-    with pytest.raises(ConfigError, match=f"was made with other settings: {field}"):
-        FeatureCache(tmp_path / "cache").check(opened(tmp_path)[2])
+    with pytest.raises(ConfigError, match=f"was made with {words}"):
+        from_cache(tmp_path)
     assert cached(tmp_path, digits, **changes) == 2
-    assert f"was made with other settings: {field}" in capsys.readouterr().err
+    assert f"was made with {words}" in capsys.readouterr().err
+
+
+def test_a_cache_of_means_alone_is_refused_where_the_posterior_is_sampled(framework, digits, tmp_path):
+    cached(tmp_path, digits, ae={"do_sample": False})
+    write_configs(tmp_path, digits)
+    with pytest.raises(ConfigError, match="keeps the mean of the posterior alone, and model"):
+        from_cache(tmp_path)
 
 
 def test_the_part_that_differs_is_named(framework, digits, tmp_path):
@@ -152,21 +154,17 @@ def test_the_part_that_differs_is_named(framework, digits, tmp_path):
     for file in (digits / "tokenizer").iterdir():
         (tmp_path / "tokenizer" / file.name).write_bytes(file.read_bytes() + b"\n")
     write_configs(tmp_path, digits, text={"tokenizer": str(tmp_path / "tokenizer")})
-    with pytest.raises(ConfigError) as raised:
-        FeatureCache(tmp_path / "cache").check(opened(tmp_path)[2])
-    assert re.search(
-        r"settings: that of the tokenizer's files is '\w{12}' there and '\w{12}' here\n", str(raised.value)
-    )
+    with pytest.raises(ConfigError, match=r"precision: 'tokenizer \w{12}' there and 'tokenizer \w{12}' here\n"):
+        from_cache(tmp_path)
 
 
 def test_pixels_have_neither_files_nor_a_dtype():
     grey, colour, latents = (
-        FeatureIdentity("1 clips, a", "5 of 8 x 8", ae, "b, tokenizer c, fp32", True, 8, False)
-        for ae in ("pixel, 1 channels", "pixel, 3 channels", f"{'0' * 64}, fp32")
+        {"autoencoder": ae} for ae in ("pixel, 1 channels", "pixel, 3 channels", f"{'0' * 64}, fp32")
     )
-    with pytest.raises(ConfigError, match="autoencoder is 'pixel, 1 channels' there and 'pixel, 3 channels' here"):
+    with pytest.raises(ConfigError, match="precision or tiling: '1 channels' there and '3 channels' here"):
         check_same("cache", grey, colour)
-    with pytest.raises(ConfigError, match="autoencoder is 'pixel, 1 channels' there and '000000000000, fp32' here"):
+    with pytest.raises(ConfigError, match="tiling: 'pixel, 1 channels' there and '000000000000, fp32' here"):
         check_same("cache", grey, latents)
 
 
@@ -177,20 +175,21 @@ def test_a_cache_among_the_clips_is_refused(framework, digits, tmp_path, capsys)
         assert "lies among the clips" in capsys.readouterr().err
 
 
-def test_features_that_are_not_finite_or_missing_are_named(framework, digits, tmp_path):
+def test_what_is_not_finite_or_missing_is_named(framework, digits, tmp_path):
     cached(tmp_path, digits)
-    path = tmp_path / "cache/features-00001.safetensors"
+    path = tmp_path / "cache/rows-00001.safetensors"
     tensors = load_file(path)
-    tensors["mean"][1, 0, 0, 0, 0] = np.inf
+    tensors["mean"][1, 0, 0, 0, 0, 0] = np.inf
     save_file(tensors, path)
-    cache = FeatureCache(tmp_path / "cache")
-    cache.read(np.arange(3), np.zeros(3, int))
-    with pytest.raises(DataError, match=r"features-00001.safetensors: the features of clip 3 are not finite"):
-        cache.read(np.arange(5), np.zeros(5, int))
-    del tensors["tokens"]
+    cache = Cache(tmp_path / "cache", "dataset_param.features")
+    cache.read_latents(np.arange(3), np.zeros(3, int))
+    words = r"rows-00001.safetensors: what it keeps of row 3, videos/0003\.mp4, is not finite"
+    with pytest.raises(DataError, match=words):
+        cache.read_latents(np.arange(5), np.zeros(5, int))
+    del tensors["text.tokens"]
     save_file(tensors, path)
-    with pytest.raises(DataError, match="holds no tokens"):
-        FeatureCache(tmp_path / "cache")
+    with pytest.raises(DataError, match=r"holds no text\.tokens"):
+        Cache(tmp_path / "cache", "dataset_param.features")
 
 
 def test_clips_that_begin_anywhere_cannot_be_kept(framework, digits, tmp_path, capsys):

@@ -1,0 +1,255 @@
+"""What is asked of a model on the command line: classes, prompts, and samples of another size."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from mindspeed_mm_dit.configs.limits import MOST_FRAMES, MOST_PIXELS, check_between, shown
+from mindspeed_mm_dit.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from mindspeed_mm_dit.configs.model import ModelConfig
+    from mindspeed_mm_dit.sampling.asked import Asked
+
+MOST_IMAGES, MOST_VIDEOS = 1_000_000, 10_000
+"""Samples that one command draws; the usual scores take 50,000 images."""
+
+FLAGS = {
+    "label": ("--classes", "--num-per-class"),
+    "caption": ("--prompt", "--prompts", "--num-per-prompt", "--negative-prompt"),
+    "vector": ("--vectors",),
+}
+"""By the item of a sample that they ask for."""
+
+
+def add_asking(parser: argparse.ArgumentParser) -> None:
+    """Declare them."""
+    parser.add_argument(
+        "--classes",
+        metavar="LIST",
+        help="labels, such as 0-9 or 1,5,7-9, or names that the checkpoint knows, such as cat,dog "
+        "(default: the first 10)",
+    )
+    parser.add_argument("--num-per-class", type=int, metavar="N", help="samples of each class (default 4)")
+    text = parser.add_argument_group("models with a text encoder")
+    text.add_argument(
+        "--prompt", action="append", metavar="TEXT", help="what a sample shows; may be given several times"
+    )
+    text.add_argument("--prompts", metavar="FILE", help="a text file with a prompt a line")
+    text.add_argument("--num-per-prompt", type=int, metavar="N", help="samples of each prompt (default 1)")
+    text.add_argument(
+        "--negative-prompt", metavar="TEXT", help="what guidance leads away from (default: the empty caption)"
+    )
+    parser.add_argument("--vectors", metavar="FILE", help="an .npy of vectors (N, P), for a model steered by them")
+    video = parser.add_argument_group("videos")
+    video.add_argument("--frames", type=int, metavar="N", help="frames of a video (default: those of model.json)")
+    video.add_argument("--size", metavar="HxW", help="height and width in pixels (default: those of model.json)")
+    video.add_argument("--fps", type=float, help="frames a second of a video (default 16, Wan's)")
+
+
+def asked_of(args: argparse.Namespace, config: ModelConfig, names: Sequence[str]) -> Asked:
+    """Return the samples that the flags ask for; ``names``: of the classes, where the checkpoint knows them.
+
+    Raises ConfigError for flags of items that the model is not steered by, and for whatever they name wrongly.
+    """
+    from mindspeed_mm_dit.sampling.asked import Asked, check_asked
+
+    items = config.predictor.conditions.items
+    _refuse_others(args, config, items)
+    values: dict[str, list[Any]] = {}
+    each = 1
+    if "label" in items:
+        values["label"] = _classes(args, config, names)
+        each = 4 if args.num_per_class is None else _positive("--num-per-class", args.num_per_class)
+    if "caption" in items:
+        values["caption"] = _prompts(args)
+        each = 1 if args.num_per_prompt is None else _positive("--num-per-prompt", args.num_per_prompt)
+    if "vector" in items:
+        values["vector"] = _vectors(args)
+    instead = {"caption": args.negative_prompt} if args.negative_prompt else {}
+    _check_captions(config, values.get("caption", []), args.negative_prompt)
+    asked = Asked(_together(values), instead)
+    check_asked(asked, config)
+    _check_amount(len(asked), each, config)
+    return asked.each(each)
+
+
+def _refuse_others(args: argparse.Namespace, config: ModelConfig, items: Sequence[str]) -> None:
+    flags = [flag for item in items for flag in FLAGS.get(item, ())]
+    for item, others in FLAGS.items():
+        for flag in others:
+            if item not in items and getattr(args, flag.strip("-").replace("-", "_")) is not None:
+                by = " and ".join(f"{own}s" for own in items)
+                cure = f"use {flags[0]}" if flags else "leave it out"
+                raise ConfigError(flag, f"this model is steered by {by}, not by {item}s", cure)
+    if args.frames is not None and len(config.sample_size) == 2:
+        raise ConfigError(f"--frames = {args.frames}", "this model draws images", "leave it out")
+
+
+def _together(values: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """Return values of the same number: one value of an item goes with all of another."""
+    longest = max(values, key=lambda item: len(values[item]))
+    most = len(values[longest])
+    for item, own in values.items():
+        if len(own) not in (1, most):
+            raise ConfigError(
+                f"{FLAGS[item][0]}: {len(own)} values", f"go with {most} of {FLAGS[longest][0]}",
+                "give as many of each, or one that goes with all",
+            )  # fmt: skip
+    return {item: own if len(own) == most else own * most for item, own in values.items()}
+
+
+# --- classes -----------------------------------------------------------------------------------------------------
+
+
+def _classes(args: argparse.Namespace, config: ModelConfig, names: Sequence[str]) -> list[int]:
+    num_classes = config.predictor.conditions.label.num_classes  # type: ignore[union-attr]
+    wanted = f"0-{min(10, num_classes) - 1}" if args.classes is None else args.classes
+    return parse_classes(wanted, names, num_classes)
+
+
+def parse_classes(text: str, names: Sequence[str] = (), num_classes: int = MOST_IMAGES) -> list[int]:
+    """Read "1,5,7-9" as [1, 5, 7, 8, 9], and "cat" as its place in ``names``; a number is always a label.
+
+    A range ends below ``num_classes``.
+    """
+    classes: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        name = unicodedata.normalize("NFC", part.strip())
+        if _is_number(first) and (not dash or (_is_number(last) and int(first) <= int(last))):
+            if int(last or first) >= num_classes:
+                raise ConfigError(
+                    f"--classes: {part.strip()}",
+                    f"is outside 0 ... {num_classes - 1} (predictor.num_classes = {num_classes})",
+                )
+            classes.extend(range(int(first), int(last or first) + 1))
+        elif name in names:
+            classes.append(names.index(name))
+        else:
+            _refuse_class(text, part, names)
+    return classes
+
+
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and len(text) < 20
+
+
+def _refuse_class(text: str, part: str, names: Sequence[str]) -> NoReturn:
+    known = f"{nearest(part.strip(), names)}The checkpoint knows: {', '.join(names[:10])}" if names else ""
+    raise ConfigError(
+        f"--classes = {shown(text)}",
+        f"{shown(part)} is neither a label nor a range" + (", nor the name of a class" if names else ""),
+        (known + (", ..." if len(names) > 10 else "") + "; or write " if names else "write ") + "0-9 or 1,5,7-9",
+    )
+
+
+# --- prompts and vectors -----------------------------------------------------------------------------------------
+
+
+def _prompts(args: argparse.Namespace) -> list[str]:
+    prompts = list(args.prompt or [])
+    if args.prompts is not None:
+        try:
+            lines = Path(args.prompts).read_text(encoding="utf-8-sig").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--prompts = {args.prompts}", f"cannot be read: {error}", "name a text file") from None
+        found = [line.strip() for line in lines if line.strip()]
+        if not found:
+            raise ConfigError(f"--prompts = {args.prompts}", "holds no prompt", "write a prompt a line")
+        prompts += found
+    if not prompts:
+        raise ConfigError("--prompt", "is missing: this model is steered by texts", 'add --prompt "a seven moves left"')
+    return prompts
+
+
+def _check_captions(config: ModelConfig, prompts: Sequence[str], negative: str | None) -> None:
+    from mindspeed_mm_dit.models.registry import open_tokenizer
+    from mindspeed_mm_dit.models.text_encoder import check_captions
+
+    for section in config.text_encoders if prompts else ():
+        tokenizer = open_tokenizer(section)
+        check_captions(tokenizer, prompts, "--prompt")
+        check_captions(tokenizer, [negative] if negative else [], "--negative-prompt")
+
+
+def _vectors(args: argparse.Namespace) -> list[Any]:
+    import numpy as np
+
+    if args.vectors is None:
+        raise ConfigError("--vectors", "is missing: this model is steered by vectors", "name an .npy of (N, P)")
+    try:
+        found = np.load(args.vectors, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise ConfigError(f"--vectors = {args.vectors}", f"cannot be read: {error}", "name an .npy") from None
+    if found.ndim != 2 or not np.isfinite(found).all():
+        raise ConfigError(f"--vectors = {args.vectors}", f"holds {found.shape}, not finite vectors (N, P)")
+    return list(found.astype(np.float32))
+
+
+# --- how many, and how large -------------------------------------------------------------------------------------
+
+
+def _check_amount(count: int, each: int, config: ModelConfig) -> None:
+    videos = len(config.sample_size) == 3
+    most, noun = (MOST_VIDEOS, "videos") if videos else (MOST_IMAGES, "images")
+    flag = "--num-per-prompt" if "caption" in config.predictor.conditions.items else "--num-per-class"
+    if count * each > most:
+        raise ConfigError(
+            f"{flag} = {each}", f"{count * each:,} {noun} ({count:,} asked for): one command draws up to {most:,}",
+            "draw fewer; further ones with another --seed and --output",
+        )  # fmt: skip
+
+
+def check_memory(count: int, output: Path, config: ModelConfig) -> None:
+    """Raise ConfigError for more images than this machine can hold until they are written."""
+    from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
+    from mindspeed_mm_dit.sampling.grid import memory_bytes
+
+    if len(config.sample_size) == 3:
+        return
+    need, available = memory_bytes(output, count, config.sample_size[0]), host_memory_bytes()
+    if need > available:
+        raise ConfigError(
+            "--num-per-class",
+            f"{count:,} images need {need / 2**30:,.1f} GiB, and this machine has {available / 2**30:,.1f} GiB",
+            "draw fewer; further ones with another --seed and --output",
+        )
+
+
+def resized(config: ModelConfig, frames: int | None, size: str | None) -> ModelConfig:
+    """Return ``config`` with latents of samples of other ``frames`` or ``size`` ("HxW"); no weight depends on them."""
+    if frames is None and size is None:
+        return config
+    own = config.sample_size
+    wanted = own[-2:] if size is None else _parse_size(size)
+    if len(own) == 3:
+        frames = own[0] if frames is None else frames
+        check_between("--frames", frames, 1, MOST_FRAMES)
+        wanted = (frames, *wanted)
+    try:
+        predictor = config.predictor.resized(config.ae.latent_shape(wanted))
+    except ConfigError as error:
+        flag = "--frames" if "frames" in error.what or size is None else "--size"
+        raise ConfigError(f"{flag} = {frames if flag == '--frames' else size}", error.reason, error.cure) from None
+    return dataclasses.replace(config, predictor=predictor)
+
+
+def _parse_size(text: str) -> tuple[int, int]:
+    height, _, width = text.partition("x")
+    if not (height.isdecimal() and width.isdecimal()):
+        raise ConfigError(f"--size = {shown(text)}", "is not HEIGHTxWIDTH", "write 480x832")
+    for side in (height, width):
+        check_between("--size", int(side), 1, MOST_PIXELS)
+    return int(height), int(width)
+
+
+def _positive(flag: str, value: int) -> int:
+    if value < 1:
+        raise ConfigError(f"{flag} = {value}", "must be at least 1")
+    return value

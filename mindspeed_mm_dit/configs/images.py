@@ -1,0 +1,91 @@
+"""Section ``dataset_param`` of images: files in folders, or shards, Parquet as on the Hugging Face hub or tar."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mindspeed_mm_dit.configs.source import SourceParam
+from mindspeed_mm_dit.errors import ConfigError
+
+CROP = "upright by EXIF, 16 bits scaled to 8, halve by box, scale bicubically, cut the centre"
+"""What ``data/transforms.load_pixels`` does; change this text with it, so that old caches are refused."""
+
+
+@dataclass(frozen=True)
+class DatasetParam(SourceParam):
+    """Section ``dataset_param`` of images."""
+
+    data_folder: str
+    """Folder of the images; relative paths start at the working directory."""
+    image_size: int
+    """Images are scaled and centre-cropped to this height and width, in pixels."""
+    index: str | None = None
+    """CSV inside ``data_folder`` with columns image_path,label, paths below it; null: every sub-folder is a class."""
+    single_class: bool = False
+    """All pictures below ``data_folder`` are of one class, which has the folder's name."""
+    source: Literal["digits"] | None = None
+    """Built-in images, "digits" (scikit-learn), written to ``data_folder``, a path that ends in digits."""
+    random_flip: bool = False
+    """Mirror a training image left-right with probability 1/2."""
+    valid_fraction: float = 0.0
+    """Part of the images held out for --eval-interval, chosen from the seed; in [0, 1)."""
+    skip_bad_images: bool = False
+    """Leave out missing or undecodable images, and count them, instead of stopping."""
+    latents: str | None = None
+    """Folder that mm-dit cache-latents filled from these images; they are then not decoded or encoded again."""
+    dataset_type: Literal["image_folder", "parquet", "webdataset"] = "image_folder"
+    """Kind of data set: image files, or a folder of shards, Parquet as on the Hugging Face hub or webdataset's tar."""
+    split: str | None = None
+    """Of shards: only those whose names begin so, such as "train"."""
+    label_column: str = "label"
+    """Of Parquet: the column of the labels."""
+
+    noun, cache_key = "image", "dataset_param.latents"
+    items = ("label",)
+
+    def __post_init__(self) -> None:
+        self.check_common("data_folder", *(("index",) if self.index is not None else ()))
+        if self.single_class and self.index is not None:
+            raise ConfigError(
+                "dataset_param.single_class = true",
+                f"contradicts index = {self.index}, which names classes",
+                "drop one",
+            )
+        if self.dataset_type != "image_folder" and (self.index or self.single_class or self.source):
+            raise ConfigError(
+                f"dataset_param.dataset_type = {self.dataset_type!r}",
+                "shards say the class of each picture themselves",
+                "drop index, single_class and source",
+            )
+        if self.image_size < 1:
+            raise ConfigError(f"dataset_param.image_size = {self.image_size}", "must be positive")
+
+    @property
+    def cache(self) -> str | None:  # type: ignore[override]
+        """Where encoded images are read from instead of their files."""
+        return self.latents
+
+    @property
+    def skip_bad(self) -> bool:  # type: ignore[override]
+        """Whether images that cannot be decoded are left out."""
+        return self.skip_bad_images
+
+    @property
+    def sample_size(self) -> tuple[int, int]:
+        """(H, W) of an image, in pixels."""
+        return self.image_size, self.image_size
+
+    @property
+    def where(self) -> str:
+        """The folder."""
+        return f"dataset_param.data_folder = {self.data_folder}"
+
+    @property
+    def size_setting(self) -> str:
+        """The size of the square."""
+        return f"dataset_param.image_size = {self.image_size}"
+
+    def pixels_made_by(self) -> str:
+        """Return size and crop."""
+        return f"{self.image_size} x {self.image_size}, {CROP}"

@@ -1,0 +1,93 @@
+"""Caches of version 0.1: latents of images (index.json, images.csv, latents-*), and features of clips (features-*)."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mindspeed_mm_dit.data.files import read_bytes
+from mindspeed_mm_dit.errors import DataError
+
+_IMAGES, _CLIPS = "latents", "features"
+
+
+def index_of_before(content: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the content of an index.json as today's has it; today's own is returned as it is."""
+    identity = content.get("identity")
+    if identity is None:
+        return dict(content)
+    try:
+        return _of_images(content, identity) if "image_size" in identity else _of_clips(content, identity)
+    except (KeyError, TypeError) as error:
+        raise DataError(where, f"lacks {error}", "make the cache again: mm-dit cache-latents") from None
+
+
+def _of_images(content: Mapping[str, Any], identity: Mapping[str, Any]) -> dict[str, Any]:
+    size = identity["image_size"]
+    return {
+        "made_by": {
+            "pixels": f"{size} x {size}, {identity['crop']}",
+            "autoencoder": f"{identity['autoencoder']}, {identity['autoencoder_dtype']}",
+        },
+        "num_rows": content["num_images"],
+        "shard_rows": content["shard_images"],
+        "views": 2,
+        "with_std": True,
+        "skipped": content.get("skipped", 0),
+        "classes": content.get("classes", ()),
+        "digest": content.get("pictures", ""),
+        "stem": _IMAGES,
+    }
+
+
+def _of_clips(content: Mapping[str, Any], identity: Mapping[str, Any]) -> dict[str, Any]:
+    length, zeros = identity["max_length"], identity["zero_padding"]
+    return {
+        "made_by": {
+            "rows": identity["clips"],
+            "pixels": identity["frames"],
+            "autoencoder": identity["autoencoder"],
+            "text_encoder": identity["text_encoder"],
+            "text": text_made_by(length, zeros),
+        },
+        "num_rows": content["num_clips"],
+        "shard_rows": content["shard_clips"],
+        "with_std": identity["with_std"],
+        "texts": {"text": {"length": length, "pads_with_zeros": zeros}},
+        "digest": identity["clips"],
+        "stem": _CLIPS,
+    }
+
+
+def text_made_by(length: int, zeros: bool) -> str:
+    """Return in words how long texts are, and what their padding is."""
+    return f"{length} tokens, padding {'zero' if zeros else 'as the encoder leaves it'}"
+
+
+def rows_of_before(folder: Path, stem: str, count: int) -> list[dict[str, Any]] | None:
+    """Return path and label of each row of a cache of before, None of today's; raises ValueError or UnusableFile."""
+    if stem == _CLIPS:  # kept neither paths nor captions
+        return [{"path": f"clip {row}"} for row in range(count)]
+    if stem != _IMAGES:
+        return None
+    text = read_bytes(folder / "images.csv").decode("utf-8", "surrogateescape")
+    try:
+        rows = [
+            {"path": row["image_path"], "label": int(row["label"])}
+            for row in csv.DictReader(io.StringIO(text, newline=""))
+        ]
+    except (KeyError, TypeError, csv.Error) as error:
+        raise ValueError(f"images.csv: {error}") from None
+    if len(rows) != count:
+        raise ValueError(f"images.csv lists {len(rows)} images, where index.json counts {count}")
+    return rows
+
+
+def names_of_before(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tensors of a shard by today's names."""
+    return {
+        {"states": "text.states", "tokens": "text.tokens"}.get(name, name): array for name, array in tensors.items()
+    }

@@ -1,0 +1,80 @@
+"""Clips read from their files: the frames that are taken, as pixels of one size."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+
+from mindspeed_mm_dit.configs.clips import ClipsParam
+from mindspeed_mm_dit.data.clips import Clip, is_still
+from mindspeed_mm_dit.data.draws import Stream, uniforms
+from mindspeed_mm_dit.data.files import UnusableFile
+from mindspeed_mm_dit.data.frames import fit_frames, frame_numbers
+from mindspeed_mm_dit.data.rows import Read, Rows
+from mindspeed_mm_dit.data.transforms import load_still
+from mindspeed_mm_dit.data.video_file import read_frames
+from mindspeed_mm_dit.errors import DataError
+
+CACHE_BYTES = 256 * 2**20
+"""Clips that fit in this are decoded once and kept, where each is always the same frames."""
+
+
+class ClipReader:
+    """The pixels of clips (``Visuals``); safe to call from several threads.
+
+    A view is where a clip begins with ``clip_start`` "random": in [0, 1), from its first frame to the last that leaves
+    it long enough.
+    """
+
+    def __init__(self, rows: Rows, param: ClipsParam, channels: int = 3) -> None:
+        self._rows, self._param, self._channels = rows, param, channels
+        self.views = 1 if param.clip_start == "first" else None
+        bytes_a_clip = 3 * math.prod(param.sample_size) * (1 if param.crop == "exact" else 4)
+        fits = len(rows) * bytes_a_clip <= CACHE_BYTES
+        self._decoded: dict[int, np.ndarray] | None = {} if fits and self.views else None
+
+    def views_at(self, seed: int, positions: np.ndarray) -> np.ndarray:
+        """Return where each clip begins, (B,) in [0, 1)."""
+        if self.views:
+            return np.zeros(len(positions))
+        return uniforms(seed, Stream.CLIP_START, positions)
+
+    def read(self, rows: np.ndarray, views: np.ndarray) -> Read:
+        """Return pixels (B, 3 or 1, F, H, W) of ``rows`` (B,), uint8 (float32 with ``crop`` "mindspeed_mm").
+
+        Raises:
+            DataError: naming a file that cannot be read, and why.
+        """
+        pixels = np.stack([self._pixels(row, view) for row, view in zip(rows.tolist(), views.tolist())])
+        return Read({"pixels": pixels}, rows)
+
+    def _pixels(self, row: int, start: float) -> np.ndarray:
+        if self._decoded is not None and row in self._decoded:
+            return self._decoded[row]
+        path, clip = Path(self._rows.paths[row]), self._rows.facts[row]
+        try:
+            pixels = fit_frames(self._frames(path, clip, start), self._param.size, self._param.crop)
+            pixels = pixels if self._channels == 3 else grey(pixels)
+        except UnusableFile as problem:
+            raise DataError(
+                str(path), f"{problem} (line {clip.entry.line} of {self._param.json_path})",
+                "repair the file or take its line out; a run can be resumed from its last checkpoint",
+            ) from None  # fmt: skip
+        if self._decoded is not None:
+            self._decoded[row] = pixels
+        return pixels
+
+    def _frames(self, path: Path, clip: Clip, start: float) -> np.ndarray:
+        """Return frames (F, h, w, 3) uint8 as they stand in the file."""
+        if is_still(path):
+            return load_still(path, max(self._param.size))[None]
+        first = int(start * (clip.spare + 1))
+        return read_frames(path, frame_numbers(self._param.num_frames, clip.step, first))
+
+
+def grey(pixels: np.ndarray) -> np.ndarray:
+    """Return the luma (1, F, H, W) of colours (3, F, H, W), in their dtype (ITU-R BT.601, as Pillow's mode L)."""
+    luma = np.tensordot(np.array([0.299, 0.587, 0.114], np.float32), pixels, 1)[None]
+    return np.round(luma).astype(pixels.dtype) if pixels.dtype == np.uint8 else luma

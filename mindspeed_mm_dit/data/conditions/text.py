@@ -1,0 +1,76 @@
+"""Captions in a batch: as tokens that a text encoder reads on the device, or as what a cache kept of its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mindspeed_mm_dit.configs.condition import PooledText, TextStates
+from mindspeed_mm_dit.data.conditions.contract import Arrays, ConditionKind, Fed
+from mindspeed_mm_dit.data.draws import Stream, uniforms
+
+Text = TextStates | PooledText
+
+NO_CAPTION = -1
+"""In the place of a caption's number: the empty one."""
+
+
+class CaptionFeed:
+    """Of each row one of its captions, drawn anew each time; some are replaced by the empty one.
+
+    All that reads captions reads the same one of a sample.
+    """
+
+    def __init__(self, condition: Text, fed: Fed) -> None:
+        self._condition, self._fed = condition, fed
+        self._offered = np.array([len(captions) for captions in fed.rows.captions], np.int64)
+
+    def arrays(self, rows: np.ndarray, positions: np.ndarray) -> Arrays:
+        """Return ids and mask (B, L) int64 of the captions, or from a cache what the encoder made of them."""
+        numbers, cached = self._numbers(rows, positions), self._fed.rows.cached
+        if self._fed.cache is not None and cached is not None:
+            return self._fed.cache.read_text(self._condition.name, cached[rows], numbers)
+        offered = (self._fed.rows.captions[row] for row in rows.tolist())
+        captions = ["" if n == NO_CAPTION else some[n] for some, n in zip(offered, numbers.tolist())]
+        return _asked(self._condition, captions, self._fed.tokenizers)
+
+    def words(self, rows: np.ndarray, positions: np.ndarray) -> list[tuple[str, bool]]:
+        """Return the captions; where one is dropped, the first that could have stood there."""
+        offered = (self._fed.rows.captions[row] for row in rows.tolist())
+        numbers = self._numbers(rows, positions).tolist()
+        return [(some[max(number, 0)], number == NO_CAPTION) for some, number in zip(offered, numbers)]
+
+    def _numbers(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Return which of its row's captions stands at each of ``positions``, (B,) int64; NO_CAPTION where dropped."""
+        dropped = self._fed.drops(positions, self._fed.caption_dropout_prob)
+        chosen = uniforms(self._fed.seed, Stream.CAPTION, positions) * self._offered[rows]
+        return np.where(dropped, NO_CAPTION, chosen.astype(np.int64))
+
+
+def _asked(condition: Text, captions: Sequence[str], tokenizers: Sequence[Any]) -> Arrays:
+    tokens = tokenizers[condition.encoder](captions)
+    ids, mask = _token_names(condition)
+    return {ids: tokens.ids, mask: tokens.mask}
+
+
+def _null(condition: Text, instead: str | None, tokenizers: Sequence[Any]) -> Arrays:
+    return _asked(condition, [instead or ""], tokenizers)
+
+
+def _token_names(condition: Text) -> tuple[str, str]:
+    """Return the names of ids and mask in a batch."""
+    stem = "caption" if condition.name == "text" else condition.name
+    return f"{stem}_ids", f"{stem}_mask"
+
+
+def _encode(condition: Text, batch: Mapping[str, Any], encoders: Sequence[Any]) -> tuple[Any, ...]:
+    ids, mask = _token_names(condition)
+    if ids not in batch:
+        return (batch[condition.name],)
+    encoded = encoders[condition.encoder].network(batch[ids], batch[mask])
+    return (encoded.states if isinstance(condition, TextStates) else encoded.pooled,)
+
+
+TEXT = ConditionKind(CaptionFeed, _asked, _null, _encode)

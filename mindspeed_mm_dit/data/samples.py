@@ -1,0 +1,110 @@
+"""Positions of a run to batches of arrays: pixels or latents, the conditions, and every random draw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mindspeed_mm_dit.configs.condition import Conditions
+from mindspeed_mm_dit.configs.model import ModelConfig
+from mindspeed_mm_dit.data import draws
+from mindspeed_mm_dit.data.cache import Cache, CachedVisuals
+from mindspeed_mm_dit.data.conditions.contract import Fed, Feed
+from mindspeed_mm_dit.data.conditions.registry import kind_of
+from mindspeed_mm_dit.data.draws import Stream
+from mindspeed_mm_dit.data.order import SampleOrder
+from mindspeed_mm_dit.data.rows import Rows, Visuals
+from mindspeed_mm_dit.data.sources import source_of
+
+Batch = dict[str, np.ndarray]
+Draw = Callable[[int, np.ndarray, tuple[int, ...]], Batch]
+"""(seed, positions (B,), shape of a latent) -> what an objective draws for them, by name."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The samples of a run, by position; safe to call from several threads."""
+
+    visuals: Visuals
+    """What reads images or videos, or their latents."""
+    feeds: Sequence[Feed]
+    """What makes the arrays of each condition."""
+    order: SampleOrder
+    """Which row stands where."""
+    seed: int
+    """Of every draw."""
+    draw: Draw
+    """The objective's own draws."""
+    latent_shape: tuple[int, ...]
+    """(C, ...) of a sample's latents, which ``draw`` is asked for."""
+    posterior_noise: bool = False
+    """Whether latents are drawn from their posterior, so that a sample carries noise for it."""
+
+    def batch(self, positions: np.ndarray) -> Batch:
+        """Return the samples at ``positions`` (B,) int64.
+
+        pixels (B, C, ...), or of a cache latent_mean and, for a sampled posterior, latent_std (B, C, ...) float32,
+        unscaled; the arrays of each condition; what the objective draws; and, for a sampled posterior,
+        posterior_noise (B, C, ...) float32.
+        """
+        read = self.visuals.read(self.order.images(positions), self.visuals.views_at(self.seed, positions))
+        batch = dict(read.arrays)
+        for feed in self.feeds:
+            batch |= feed.arrays(read.rows, positions)
+        batch |= self.draw(self.seed, positions, self.latent_shape)
+        if self.posterior_noise:
+            batch["posterior_noise"] = draws.normals(self.seed, Stream.POSTERIOR, positions, self.latent_shape)
+        return batch
+
+    def words(self, positions: np.ndarray) -> list[list[tuple[str, bool]]]:
+        """Return, of each condition, what it is at ``positions`` (B,) in words, and whether it is dropped there."""
+        rows = self.order.images(positions)
+        return [feed.words(rows, positions) for feed in self.feeds]
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The rows of a data.json, found to fit model.json, with what reads them."""
+
+    model: ModelConfig
+    param: Any
+    """Section ``dataset_param``."""
+    rows: Rows
+    tokenizers: Sequence[Any] = ()
+    """Of each text encoder; none where a cache is read."""
+    cache: Cache | None = None
+
+    def samples(self, rows: Rows, seed: int, shuffle: bool, draw: Draw) -> Samples:
+        """Return the samples of a run on ``rows``, some of this one's; ``draw``: the objective's."""
+        order = SampleOrder(len(rows), seed, shuffle)
+        ae = self.model.ae
+        return Samples(
+            self.visuals(rows), self.feeds(rows, seed), order, seed, draw, self.model.latent_shape, ae.samples_posterior
+        )
+
+    def example_captions(self) -> list[str]:
+        """Return the first caption of each row, each once; of a cache without their words the empty one."""
+        if self.cache is not None and not self.cache.knows_captions:
+            return [""]
+        return list(dict.fromkeys(own[0] for own in self.rows.captions))
+
+    def visuals(self, rows: Rows) -> Visuals:
+        """Return what reads the images or videos of ``rows``, or their latents."""
+        of_files = source_of(self.param).visuals(rows, self.param, self.model.ae.channels)
+        if self.cache is None:
+            return of_files
+        return CachedVisuals(self.cache, rows, of_files, with_std=self.model.ae.samples_posterior)
+
+    def feeds(self, rows: Rows, seed: int) -> list[Feed]:
+        """Return what makes the arrays of each of the predictor's conditions."""
+        conditions: Conditions = self.model.predictor.conditions
+        coins, dropout = conditions.coins(), self.param.caption_dropout_prob
+        return [
+            kind_of(condition).feed(
+                condition, Fed(rows, seed, coins[condition.coin], dropout, self.tokenizers, self.cache)
+            )
+            for condition in conditions
+        ]

@@ -1,0 +1,58 @@
+"""The kinds of data set by ``dataset_param.dataset_type``: one record each, which says how its rows are opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mindspeed_mm_dit.configs.clips import ClipsParam
+from mindspeed_mm_dit.configs.data import SOURCE_CONFIGS
+from mindspeed_mm_dit.configs.images import DatasetParam
+from mindspeed_mm_dit.data.clip_reader import ClipReader
+from mindspeed_mm_dit.data.clips import open_clips, provide_clips
+from mindspeed_mm_dit.data.folder import as_listed, open_folder, open_shards
+from mindspeed_mm_dit.data.images import ImageReader
+from mindspeed_mm_dit.data.rows import Rows, Visuals, Wanted
+from mindspeed_mm_dit.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Source:
+    """A kind of data set."""
+
+    config: type
+    """Class of section ``dataset_param`` (``configs/source.py``)."""
+    open: Callable[[Any, Wanted], Rows]
+    """(section, what is asked for) -> the rows, every one checked; raises DataError."""
+    visuals: Callable[[Rows, Any, int], Visuals]
+    """(rows, section, channels of an image or a frame) -> what reads their pixels."""
+    provide: Callable[[Any], None] = lambda param: None
+    """Writes built-in data that the section asks for, with whatever model.json may name of them, unless it is there."""
+    as_listed: Callable[[Any, Rows], Rows] = lambda param, rows: rows
+    """(section, rows of a cache) -> these, compared with the files if they are there; raises DataError."""
+
+
+def _images(rows: Rows, param: DatasetParam, channels: int) -> ImageReader:
+    return ImageReader(rows, param.image_size, channels, param.skip_bad_images, 0.5 if param.random_flip else 0.0)
+
+
+_SHARDS = Source(DatasetParam, open_shards, _images)
+SOURCES: dict[str, Source] = {
+    "image_folder": Source(DatasetParam, open_folder, _images, as_listed=as_listed),
+    "parquet": _SHARDS,
+    "webdataset": _SHARDS,
+    "clips": Source(ClipsParam, open_clips, ClipReader, provide_clips),
+}
+
+
+def register_source(dataset_type: str, source: Source) -> None:
+    """Add a kind of data set; raises ConfigError where another one has its name."""
+    if SOURCES.get(dataset_type, source) is not source:
+        raise ConfigError(f"dataset_type = {dataset_type!r}", "is registered already", "choose another name")
+    SOURCES[dataset_type], SOURCE_CONFIGS[dataset_type] = source, source.config
+
+
+def source_of(param: Any) -> Source:
+    """Return the record of a section ``dataset_param``."""
+    return SOURCES[param.dataset_type]

@@ -1,0 +1,41 @@
+"""What is drawn and scored of a model that learned built-in data, by the ``source`` of its data.json."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mindspeed_mm_dit.data import moving_digits
+from mindspeed_mm_dit.evaluation.digits import score_digits
+from mindspeed_mm_dit.evaluation.moving_digits import score_moving_digits
+
+Values = Mapping[str, Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class BuiltIn:
+    """A data set whose samples are recognised by a program."""
+
+    asked: Values
+    """What to draw, by item, a value for each sample."""
+    shown: slice
+    """Which of the samples a picture shows."""
+    score: Callable[[np.ndarray, Values], str]
+    """(samples, what was asked for) -> a line that says how many are as asked."""
+
+
+BUILT_IN = {
+    "digits": BuiltIn(
+        {"label": np.repeat(np.arange(10), 20).tolist()},
+        slice(None),
+        lambda images, asked: score_digits(images, np.array(asked["label"])).line,
+    ),
+    "moving_digits": BuiltIn(
+        {"caption": moving_digits.CAPTIONS * 3},
+        slice(0, 40, 5),  # so that digits and directions differ
+        lambda videos, asked: score_moving_digits(videos[..., 0], asked["caption"]).line,
+    ),
+}

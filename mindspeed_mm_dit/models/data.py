@@ -1,0 +1,151 @@
+"""The data of a run opened for its model: sizes, items, captions and caches compared before any weights are read."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from mindspeed_mm_dit.configs.condition import PooledText, TextStates
+from mindspeed_mm_dit.configs.model import ModelConfig
+from mindspeed_mm_dit.configs.source import SourceParam
+from mindspeed_mm_dit.data.cache import Cache, check_same
+from mindspeed_mm_dit.data.cache_before import text_made_by
+from mindspeed_mm_dit.data.captions import caption_problems
+from mindspeed_mm_dit.data.folder import check_labels
+from mindspeed_mm_dit.data.rows import Wanted
+from mindspeed_mm_dit.data.samples import Opened
+from mindspeed_mm_dit.data.sources import source_of
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.models.registry import open_tokenizer
+
+_AXES = {2: "images", 3: "videos"}
+
+
+def open_data(model: ModelConfig, param: SourceParam, decode_all: bool = False) -> Opened:
+    """Open the samples of data.json for ``model``, every one checked; or the cache that data.json names.
+
+    Raises:
+        ConfigError: sizes, items, text encoders or the cache do not fit model.json.
+        DataError: naming every sample and caption that cannot be used.
+    """
+    conditions, source = model.predictor.conditions, source_of(param)
+    param.check_gives(conditions.items)
+    check_sizes(model, param)
+    if param.cache is not None:
+        return _open_cache(model, param)
+    source.provide(param)
+    reads = "caption" in conditions.items
+    tokenizers = tuple(open_tokenizer(section) for section in model.text_encoders) if reads else ()
+    if reads:
+        check_text_widths(model)
+    problems = tuple(partial(caption_problems, tokenizer) for tokenizer in tokenizers)
+    num_classes = conditions.label.num_classes if conditions.label else None
+    rows = source.open(param, Wanted(conditions.items, num_classes, problems, decode_all))
+    return _checked(Opened(model, param, rows, tokenizers))
+
+
+def check_sizes(model: ModelConfig, param: SourceParam) -> None:
+    """Raise ConfigError where model.json and data.json speak of samples of different sizes; none is opened."""
+    size = param.sample_size
+    learns, has = _AXES.get(len(model.latent_shape) - 1, "latents"), _AXES[len(size)]
+    if learns != has:
+        raise ConfigError(
+            f"data.json: dataset_param.dataset_type = {param.dataset_type!r}",
+            f"its samples are {has}, and predictor {model.predictor.model_id!r} learns {learns}",
+            f"use a data.json of {learns}, or a predictor of {has}",
+        )
+    made = model.ae.latent_shape(size)
+    if made != model.latent_shape:
+        wanted = " x ".join(map(str, model.ae.sample_size(model.latent_shape)))
+        raise ConfigError(
+            f"data.json: {param.size_setting}",
+            f"makes latents of {_sides(made)}, and the predictor takes {_sides(model.latent_shape)}: {has} of {wanted} "
+            "pixels",
+            "make the two agree; no weight of wan or custom_dit depends on latent_size"
+            if has == "videos" else f"set image_size to {wanted.split(' x ')[0]}, or change predictor.input_size",
+        )  # fmt: skip
+
+
+def _sides(latent_shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, latent_shape[1:]))
+
+
+def check_text_widths(model: ModelConfig) -> None:
+    """Raise ConfigError unless what each text encoder gives, by its config.json, is as wide as the predictor takes."""
+    for condition in model.predictor.conditions:
+        if not isinstance(condition, (TextStates, PooledText)):
+            continue
+        section = model.text_encoders[condition.encoder]
+        pooled = isinstance(condition, PooledText)
+        width = section.pooled_width() if pooled else section.states_width()
+        if width != condition.width:
+            kind = "vector" if pooled else "states"
+            found = f"have width {width}" if width else "are not to be had"
+            raise ConfigError(
+                f"predictor.{condition.setting} = {condition.width}",
+                f"the text encoder's {kind} {found} (by its config.json)",
+                f"write {width}" if width else "use a text encoder that pools, such as clip or bert",
+            )
+
+
+def made_by(model: ModelConfig, param: SourceParam) -> dict[str, str]:
+    """Return what a cache for model.json and data.json must have been made by, but for the rows.
+
+    Raises ConfigError where there is nothing to keep: images that are their own latents, without captions.
+    """
+    texts = [c for c in model.predictor.conditions if c.item == "caption"]
+    if not model.ae.is_cacheable and not texts:
+        raise ConfigError(
+            f"{param.cache_key} with ae.model_id = {model.ae.model_id!r}",
+            "this autoencoder has no latents to keep: it trains on the images themselves",
+            f"drop {param.cache_key}",
+        )
+    found = {"pixels": param.pixels_made_by(), "autoencoder": model.ae.identity()}
+    for number, section in enumerate(model.text_encoders if texts else ()):
+        suffix = f"[{number}]" if number else ""
+        found[f"text_encoder{suffix}"] = section.identity()
+        found[f"text{suffix}"] = text_made_by(section.max_length, section.zero_padding)
+    return found
+
+
+def _open_cache(model: ModelConfig, param: SourceParam) -> Opened:
+    """Return the rows of the cache that data.json names, found to be what model.json and data.json would make again."""
+    assert param.cache is not None
+    cache = Cache(param.cache, param.cache_key)
+    what = f"{param.cache_key} = {param.cache}"
+    check_same(what, cache.index.made_by, made_by(model, param))
+    for shape in cache.latent_shapes:
+        if shape != model.latent_shape:
+            raise ConfigError(
+                what, f"holds latents of {shape}, and model.json makes {model.latent_shape} of a sample",
+                "correct ae.latent_channels, ae.downsample_factor or the predictor's size of latents",
+            )  # fmt: skip
+    if model.ae.samples_posterior and not cache.index.with_std:
+        raise ConfigError(what, "keeps the mean of the posterior alone, and model.json draws from it",
+                          "make a cache of its own, or do not sample the posterior")  # fmt: skip
+    for condition in model.predictor.conditions:
+        if condition.item == "caption":
+            _check_kept(what, cache, condition)
+    rows = source_of(param).as_listed(param, cache.rows(param.data_folder))
+    return _checked(Opened(model, param, rows, cache=cache))
+
+
+def _check_kept(what: str, cache: Cache, condition: Any) -> None:
+    if condition.name not in cache.index.texts:
+        raise ConfigError(what, f"keeps no {condition.name}, which the predictor is steered by",
+                          "make a cache of its own, in another folder: mm-dit cache-latents")  # fmt: skip
+    for width in cache.widths(condition.name):
+        if width != condition.width:
+            raise ConfigError(
+                what, f"holds {condition.name} of width {width}, and the predictor takes {condition.width}",
+                f"correct predictor.{condition.setting}",
+            )  # fmt: skip
+
+
+def _checked(opened: Opened) -> Opened:
+    """Return ``opened`` once every condition has found what it is made of, and every label is one of the model's."""
+    opened.feeds(opened.rows, 0)
+    label = opened.model.predictor.conditions.label
+    if label is not None and opened.cache is not None:
+        check_labels(opened.rows, label.num_classes)
+    return opened

@@ -1,0 +1,236 @@
+"""Fills a cache: every sample through the autoencoder once, in each of its views, every caption through the encoders.
+
+Each rank encodes every so many-th shard; a shard appears under its name when it is whole, and one that is there is
+not made again. The rank that finds all shards present writes the index.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import save_file
+
+from mindspeed_mm_dit.configs.condition import TextStates
+from mindspeed_mm_dit.data.cache import INDEX, NULL, ROWS, CacheIndex, KeptText, check_same, first_not_finite
+from mindspeed_mm_dit.data.loader import load_batches
+from mindspeed_mm_dit.data.mapped import metadata_of
+from mindspeed_mm_dit.data.rows import Visuals
+from mindspeed_mm_dit.data.samples import Opened
+from mindspeed_mm_dit.errors import DataError
+from mindspeed_mm_dit.framework import ops
+from mindspeed_mm_dit.models.data import made_by
+from mindspeed_mm_dit.models.pixels import to_images
+
+DTYPES = {"fp32": np.float32, "fp16": np.float16}
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class EncodeSettings:
+    """How a cache is filled."""
+
+    batch_size: int = 16
+    """Samples encoded together."""
+    shard_rows: int = 4096
+    """Samples in a file."""
+    dtype: str = "fp32"
+    """Precision on disk: fp32, or fp16 at half the size."""
+    num_workers: int = 2
+    """Threads that decode samples ahead."""
+
+
+@dataclass(frozen=True)
+class _Pixels:
+    """Batches of pixels by row, all views of a row one after another, in the form ``load_batches`` asks for."""
+
+    visuals: Visuals
+    views: int
+
+    def batch(self, positions: np.ndarray) -> Arrays:
+        """Return pixels (views * B, C, ...) of the rows ``positions`` (B,): all of view 0, then of view 1."""
+        return {
+            "pixels": np.concatenate(
+                [
+                    self.visuals.read(positions, np.full(len(positions), view)).arrays["pixels"]
+                    for view in range(self.views)
+                ]
+            )
+        }
+
+
+class CacheWriter:
+    """The shards of one cache, on one of ``world_size`` ranks."""
+
+    def __init__(self, folder: Path, opened: Opened, settings: EncodeSettings) -> None:
+        """Take samples that are read from their files; raises ConfigError where there is nothing to keep of them."""
+        self.folder, self.settings, self._opened, rows = folder, settings, opened, opened.rows
+        self._visuals = opened.visuals(rows)
+        assert self._visuals.views is not None, "samples that are other pixels each time are refused by made_by"
+        sections = opened.model.text_encoders
+        self._texts = [condition for condition in opened.model.predictor.conditions if condition.item == "caption"]
+        kept = {c.name: _kept_text(c, sections[c.encoder]) for c in self._texts}
+        found = {**made_by(opened.model, opened.param), "rows": rows.digest}
+        self.index = CacheIndex(
+            found, len(rows), settings.shard_rows, self._visuals.views, opened.model.ae.samples_posterior, kept,
+            rows.skipped, rows.classes, rows.digest,
+        )  # fmt: skip
+        self._metadata = {
+            "made_by": json.dumps(found), "shard_rows": str(settings.shard_rows), "dtype": settings.dtype,
+        }  # fmt: skip
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def missing(self, rank: int, world_size: int) -> list[int]:
+        """Return the shards this rank still has to make.
+
+        Raises:
+            ConfigError: a shard that is there was made of other samples, or with other encoders.
+            DataError: it is damaged, or has another layout.
+        """
+        shards = range(rank, self.index.num_shards, world_size)
+        return [shard for shard in shards if not self._is_there(self.index.shard_path(self.folder, shard))]
+
+    def _is_there(self, path: Path) -> bool:
+        if not path.exists():
+            return False
+        metadata = metadata_of(path)
+        try:
+            found = json.loads(metadata["made_by"])
+        except (KeyError, ValueError):
+            raise DataError(str(path), "does not say what it was made of", "remove it") from None
+        check_same(str(path), found, self.index.made_by)
+        for key in ("shard_rows", "dtype"):
+            if metadata.get(key) != self._metadata[key]:
+                raise DataError(
+                    str(path), f"was made with {key} {metadata.get(key)}, and {self._metadata[key]} is asked for",
+                    "use the same settings, or another --output",
+                )  # fmt: skip
+        return True
+
+    def write(self, shard: int, autoencoder: Any, text_encoders: Sequence[Any], on_rows: Callable[[int], None]) -> None:
+        """Encode the samples of ``shard`` and write them; ``on_rows`` is called with the samples of each batch.
+
+        Raises:
+            DataError: a sample or a caption has numbers that are not finite, or the disk does not take the shard.
+        """
+        parts: dict[str, list[np.ndarray]] = {}
+        rows = np.array(self.index.rows_of(shard), np.int64)
+        batches = np.array_split(rows, range(self.settings.batch_size, len(rows), self.settings.batch_size))
+        reader = _Pixels(self._visuals, self.index.views)
+        for own, batch in zip(batches, load_batches(reader, batches, self.settings.num_workers, 4)):
+            found = {**self._latents(autoencoder, batch["pixels"], own), **self._vectors(own)}
+            if self._texts:
+                found |= self._captions(own, text_encoders)
+            for name, array in found.items():
+                parts.setdefault(name, []).append(array)
+            on_rows(len(own))
+        tensors = {name: np.concatenate(arrays) for name, arrays in parts.items()}
+        path = self.index.shard_path(self.folder, shard)
+        replace_file(path, lambda aside: save_file(tensors, aside, self._metadata))
+
+    def _latents(self, autoencoder: Any, pixels: np.ndarray, rows: np.ndarray) -> Arrays:
+        """Return mean and, if it is kept, std of some rows, each (B, views, C, ...)."""
+        moments = encode_moments(autoencoder, pixels)
+        views = {name: np.split(moments[name], self.index.views) for name in self.index.moments}
+        found = {name: self._rounded(np.stack(arrays, 1)) for name, arrays in views.items()}
+        bad = first_not_finite(*found.values())
+        if bad is not None:
+            raise self._not_finite(int(rows[bad]), "latents are")
+        return found
+
+    def _vectors(self, rows: np.ndarray) -> Arrays:
+        vectors = self._opened.rows.items.get("vector")
+        return {} if vectors is None else {"vector": np.asarray(vectors[rows], np.float32)}
+
+    def _captions(self, rows: np.ndarray, text_encoders: Sequence[Any]) -> Arrays:
+        own = [self._opened.rows.captions[row] for row in rows.tolist()]
+        captions = [caption for some in own for caption in some]
+        found = {"captions": np.array([len(some) for some in own]), **self._encoded(captions, text_encoders)}
+        bad = [name for name, array in found.items() if first_not_finite(array) is not None]
+        if bad:
+            raise self._not_finite(int(rows[0]), f"{bad[0]}, or those of a sample after it, are")
+        return found
+
+    def _encoded(self, captions: Sequence[str], text_encoders: Sequence[Any]) -> Arrays:
+        """Return what is kept of each caption for each condition, one caption after another."""
+        found: Arrays = {}
+        for condition in self._texts:
+            encoded = text_encoders[condition.encoder].encode(captions)
+            if not isinstance(condition, TextStates):
+                found[condition.name] = self._rounded(ops.numpy(encoded.pooled))
+                continue
+            states, tokens = ops.numpy(encoded.states), ops.numpy(encoded.mask).sum(1).astype(np.int64)
+            counts = self.index.texts[condition.name].kept(tokens).tolist()
+            found[f"{condition.name}.tokens"] = tokens
+            found[f"{condition.name}.states"] = self._rounded(
+                np.concatenate([own[:count] for own, count in zip(states, counts)])
+            )
+        return found
+
+    def _rounded(self, array: np.ndarray) -> np.ndarray:
+        with np.errstate(over="ignore"):  # what fp16 cannot hold is found afterwards
+            return array.astype(DTYPES[self.settings.dtype])
+
+    def _not_finite(self, row: int, what: str) -> DataError:
+        return DataError(
+            self._opened.rows.paths[row],
+            f"its {what} not finite (on disk {self.settings.dtype})",
+            "use --dtype fp32 and dtype fp32 of ae and text_encoder; with those the weights are damaged",
+        )
+
+    def finish(self, text_encoders: Callable[[], Sequence[Any]]) -> bool:
+        """Write the empty caption, the rows and the index if every shard is there; return whether it is.
+
+        text_encoders: loads them, where the empty caption is not there yet.
+        """
+        if not all(self.index.shard_path(self.folder, shard).exists() for shard in range(self.index.num_shards)):
+            return False
+        if self._texts and not self._is_there(self.folder / NULL):
+            null = self._encoded([""], text_encoders())
+            replace_file(self.folder / NULL, lambda aside: save_file(null, aside, self._metadata))
+        lines = "".join(json.dumps(row) + "\n" for row in self._rows())
+        replace_file(self.folder / ROWS, lambda aside: aside.write_text(lines, encoding="utf-8"))
+        index = json.dumps(asdict(self.index), indent=1) + "\n"
+        replace_file(self.folder / INDEX, lambda aside: aside.write_text(index, encoding="utf-8"))
+        return True
+
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        rows, folder = self._opened.rows, self._opened.param.data_folder
+        for number, path in enumerate(rows.paths):
+            row: dict[str, Any] = {"path": os.path.relpath(path, folder)}
+            if "label" in rows.items:
+                row["label"] = int(rows.labels[number])
+            if "caption" in rows.items:
+                row["captions"] = list(rows.captions[number])
+            yield row
+
+
+def _kept_text(condition: Any, section: Any) -> KeptText:
+    return KeptText(section.max_length, section.zero_padding) if isinstance(condition, TextStates) else KeptText()
+
+
+def encode_moments(autoencoder: Any, pixels: np.ndarray) -> Arrays:
+    """Return "mean" and, where there is one, "std" (B, C, ...) float32 of the latents of pixels (B, 3 or 1, ...)."""
+    with ops.no_grad():
+        images = to_images(ops.tensor(np.ascontiguousarray(pixels)))
+        moments = zip(("mean", "std"), autoencoder.moments(images))
+        return {name: ops.numpy(moment) for name, moment in moments if moment is not None}
+
+
+def replace_file(path: Path, write: Callable[[Path], object]) -> None:
+    """Have ``write`` fill a file beside ``path`` and move it there; raises DataError where that fails."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        write(aside)
+        os.replace(aside, path)
+    except (OSError, SafetensorError) as error:
+        aside.unlink(missing_ok=True)
+        cure = "make room and run again: finished shards are kept"
+        raise DataError(str(path), f"cannot be written: {error}", cure) from None

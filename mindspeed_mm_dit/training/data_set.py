@@ -1,0 +1,114 @@
+"""What a run learns from: opened once a process, checked against model.json, and split by the seed alone."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from mindspeed_mm_dit.configs.model import ModelConfig
+from mindspeed_mm_dit.data.order import split
+from mindspeed_mm_dit.data.rows import Rows
+from mindspeed_mm_dit.data.samples import Draw, Opened, Samples
+from mindspeed_mm_dit.errors import DataError
+from mindspeed_mm_dit.models.data import open_data
+from mindspeed_mm_dit.training.classes import say_classes, say_copies_among, say_notes
+from mindspeed_mm_dit.training.mm_args import MultiModalArguments
+from mindspeed_mm_dit.training.replay import Sample
+
+CAPTIONS_SHOWN = 8
+"""Captions that a report draws."""
+CLASSES_SHOWN = 10
+"""Classes that a report draws."""
+
+
+class DataSet:
+    """The samples of a run, a part of them held out."""
+
+    def __init__(self, mm: MultiModalArguments, seed: int) -> None:
+        self._opened, self._shuffle, self._seed = (
+            _open(mm.model, mm.data.dataset_param),
+            mm.data.dataloader_param.shuffle,
+            seed,
+        )
+        self._model, self._param, rows = mm.model, mm.data.dataset_param, self._opened.rows
+        train, valid = split(len(rows), self._param.valid_fraction, seed)
+        self._train, self._valid = rows.subset(train), rows.subset(valid)
+        self.num_train, self.num_valid = len(train), len(valid)
+
+    @property
+    def noun(self) -> str:
+        """What a sample is."""
+        return self._param.noun
+
+    def check(self, global_batch_size: int) -> None:
+        """Raise DataError for a batch of more samples than there are."""
+        if self.num_train < global_batch_size:
+            raise DataError(
+                self._param.where,
+                f"holds {self.num_train} training {self.noun}s, fewer than --global-batch-size {global_batch_size}",
+                f"use a smaller batch or more {self.noun}s",
+            )
+
+    def samples(self, draw: Draw, held_out: bool = False) -> Samples:
+        """Return the samples to train on, or those held out, by position; ``draw``: the objective's."""
+        return self._opened.samples(self._valid if held_out else self._train, self._seed, self._shuffle, draw)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what every checkpoint keeps of the data, as fields of MultiModalArguments."""
+        return {"classes": self._train.classes, "pictures": self._train.digest}
+
+    def examples(self) -> dict[str, list[Any]]:
+        """Return, by item, some values to draw samples of: the first classes, the first captions that differ."""
+        found: dict[str, list[Any]] = {}
+        conditions = self._model.predictor.conditions
+        if conditions.label:
+            found["label"] = list(range(min(CLASSES_SHOWN, conditions.label.num_classes)))
+        if "caption" in conditions.items:
+            found["caption"] = self._opened.example_captions()[:CAPTIONS_SHOWN]
+        if "vector" in conditions.items:
+            found["vector"] = list(self._opened.rows.items["vector"][:CLASSES_SHOWN])
+        most = max(map(len, found.values()), default=1)
+        return {item: [values[n % len(values)] for n in range(most)] for item, values in found.items()}
+
+    def named(self, positions: np.ndarray) -> list[Sample]:
+        """Return which samples to train on stand at ``positions`` (B,), with their conditions in words."""
+        samples = self.samples(lambda *_: {})
+        paths = [self._train.paths[row] for row in samples.order.images(positions).tolist()]
+        words = samples.words(positions)
+        return [
+            Sample(position, path, ", ".join(own[number][0] for own in words), any(own[number][1] for own in words))
+            for number, (position, path) in enumerate(zip(positions.tolist(), paths))
+        ]
+
+    def say(self) -> None:
+        """Print what the run learns from, what is left out of it, and what in it looks like a mistake."""
+        label, rows = self._model.predictor.conditions.label, self._opened.rows
+        if label is not None:
+            say_classes(self._train, self._valid, label.num_classes, self.noun)
+        if "caption" in self._model.predictor.conditions.items:
+            self._say_captions(rows)
+        say_notes(rows, self.noun)
+        if label is not None and self._opened.cache is None:
+            say_copies_among(rows)
+
+    def _say_captions(self, rows: Rows) -> None:
+        several = sum(len(captions) > 1 for captions in rows.captions)
+        source = f"the cache in {self._param.cache}" if self._param.cache else self._param.where.partition(" = ")[2]
+        held_out = f", {self.num_valid:,} held out" if self.num_valid else ""
+        captions = f"; {several:,} have several captions" if several else ""
+        frames, (height, width) = self._param.sample_size[:-2], self._param.sample_size[-2:]
+        size = f"{frames[0]} frames of {height} x {width}" if frames else f"{height} x {width}"
+        print(f"{self.num_train:,} {self.noun}s to train on{held_out}, {size}, from {source}{captions}", flush=True)
+
+
+@lru_cache(maxsize=1)
+def _open(model: ModelConfig, param: Any) -> Opened:
+    """Open the data once a process: checking every sample takes a while."""
+    return open_data(model, param)
+
+
+def open_data_set(mm: MultiModalArguments, seed: int) -> DataSet:
+    """Open what data.json names; raises ConfigError or DataError."""
+    return DataSet(mm, seed)

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("av", reason="requirements/video.txt")
+pytest.importorskip("transformers", reason="requirements/video.txt")
+
+from mindspeed_mm_dit.configs.clips import ClipsParam
+from mindspeed_mm_dit.configs.model import model_config_from_mapping
+from mindspeed_mm_dit.data import moving_digits
+from mindspeed_mm_dit.errors import ConfigError, DataError
+from mindspeed_mm_dit.models.data import open_data
+from tests.conftest import GOLDEN
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    patch = pytest.MonkeyPatch()
+    patch.setattr(moving_digits, "NUM_CLIPS", 4)
+    place = tmp_path_factory.mktemp("data") / "moving_digits"
+    moving_digits.write_moving_digits(place)
+    patch.undo()
+    return place
+
+
+def open_all(folder, frames=9, size=32, max_length=8, text_dim=64, latent=(3, 4, 4)):
+    predictor = {"model_id": "custom_dit", "num_layers": 1, "num_heads": 1, "head_dim": 8, "ffn_dim": 8,
+                 "text_dim": text_dim, "latent_size": list(latent)}  # fmt: skip
+    model = model_config_from_mapping(
+        {
+            "ae": {"model_id": "wan_video_vae", "from_pretrained": str(GOLDEN / "wan_vae_tiny")},
+            "text_encoder": {"from_pretrained": str(folder / "text_encoder"), "max_length": max_length},
+            "diffusion": {"model_id": "wan_flow_match_scheduler"},
+            "predictor": predictor,
+        },
+        "model.json",
+    )
+    return open_data(model, ClipsParam(str(folder), str(folder / "annotation.json"), frames, size, size))
+
+
+def test_clips_that_fit_are_opened(folder):
+    data = open_all(folder)
+    assert len(data.rows) == 4 and data.tokenizers[0].vocabulary_size == 19
+
+
+def test_what_does_not_fit_is_named_before_a_clip_is_opened(folder, tmp_path):
+    elsewhere = tmp_path / "empty"
+    with pytest.raises(ConfigError, match="num_frames = 8"):
+        open_all(elsewhere, frames=8)
+    words = (
+        "max_width = 9, 40, 40: makes latents of 3 x 5 x 5, and the predictor takes 3 x 4 x 4: videos of 9 x 32 x 32"
+    )
+    with pytest.raises(ConfigError, match=words):
+        open_all(elsewhere, size=40)
+    with pytest.raises(ConfigError, match="latent_size"):  # which the patch does not divide
+        open_all(elsewhere, size=40, latent=(3, 5, 5))
+    with pytest.raises(ConfigError, match=r"predictor\.text_dim = 32: the text encoder's states have width 64"):
+        open_all(folder, text_dim=32)
+
+
+def test_captions_that_are_too_long_are_named_with_the_clips_that_are_short(folder):
+    with pytest.raises(DataError) as raised:
+        open_all(folder, frames=13, max_length=4, latent=(4, 4, 4))
+    assert "4 of 4 clips cannot be used" in str(raised.value) and "is short: it has 9 frames" in str(raised.value)
+    with pytest.raises(DataError, match=r"line 2 has a caption of 5 tokens, and text_encoder\.max_length is 4"):
+        open_all(folder, max_length=4)
