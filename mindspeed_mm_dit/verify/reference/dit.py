@@ -11,7 +11,7 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
 from mindspeed_mm_dit.errors import CheckpointError
-from mindspeed_mm_dit.framework import ops, runtime
+from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.objectives.gaussian.process import GaussianDiffusion
 from mindspeed_mm_dit.objectives.gaussian.samplers import SAMPLERS
@@ -93,7 +93,7 @@ class PublishedDiT(LabelledImages):
             self.process.respaced(self.timesteps(chain)),
             ask,
             self.given.tensor(f"sample/{chain}/start"),
-            lambda step: ops.tensor(self.given[f"sample/{chain}/noise_draws"][step]),
+            lambda step: self.given.tensor(f"sample/{chain}/noise_draws")[step],
         )
         return last
 

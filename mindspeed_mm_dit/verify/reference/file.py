@@ -32,8 +32,31 @@ class Given(dict[str, np.ndarray]):
         raise CheckpointError(f"--reference: {name}", "is missing, and other values of the file need it", FORMAT)
 
     def tensor(self, name: str) -> Tensor:
-        """Return an array as a tensor of the active framework."""
-        return ops.tensor(self[name])
+        """Return an array as a tensor, in the kind of number that networks take."""
+        return ops.tensor(self[name].astype(np.int64 if self[name].dtype.kind in "iub" else np.float32))
+
+    def check_shape(self, name: str, wanted: tuple[int | None, ...]) -> None:
+        """Raise CheckpointError unless the array ``name`` has the shape ``wanted``; None is any size but 0."""
+        found = self[name].shape
+        if len(found) != len(wanted) or any(
+            size == 0 if other is None else size != other for size, other in zip(found, wanted)
+        ):
+            sizes = str(wanted).replace("None", "any")
+            raise CheckpointError(f"--reference: {name}", f"has the shape {found}, expected {sizes}", FORMAT)
+
+    def check_range(self, name: str, most: int, kinds: str = "iu", why: str = "") -> None:
+        """Raise CheckpointError unless the array ``name`` holds whole ("iu") or real ("f") numbers up to ``most``."""
+        values, words = self[name], "real" if kinds == "f" else "whole"
+        if values.dtype.kind not in kinds or not ((values >= 0) & (values <= most)).all():  # not: NaN too
+            raise CheckpointError(f"--reference: {name}", f"must hold {words} numbers from 0 to {most}{why}", FORMAT)
+
+    def sizes(self, names: tuple[str, ...]) -> dict[str, int]:
+        """Return the numbers of ``config``, whole ones, by ``names``."""
+        numbers = self["config"]
+        if numbers.shape != (len(names),) or numbers.dtype.kind not in "iu":
+            what = f"--reference: config = {shown(numbers.tolist())}"
+            raise CheckpointError(what, f"must be {len(names)} whole numbers: {', '.join(names)}", FORMAT)
+        return dict(zip(names, numbers.tolist()))
 
 
 def read_arrays(path: str | Path) -> Given:
@@ -62,43 +85,21 @@ def unknown_quantity(name: str, hint: str = "") -> CheckpointError:
     return CheckpointError(f"--reference: {name}", "is no quantity this command knows", hint or FORMAT)
 
 
-def check_shape(given: Given, name: str, wanted: tuple[int | None, ...]) -> None:
-    """Raise CheckpointError unless the array ``name`` has the shape ``wanted``; None is any size but 0."""
-    found = given[name].shape
-    if len(found) != len(wanted) or not all(
-        size > 0 if other is None else size == other for size, other in zip(found, wanted)
-    ):
-        sizes = str(wanted).replace("None", "any")
-        raise CheckpointError(f"--reference: {name}", f"has the shape {found}, expected {sizes}", FORMAT)
-
-
-def check_range(given: Given, name: str, most: int, kinds: str = "iu", why: str = "") -> None:
-    """Raise CheckpointError unless the array ``name`` holds whole ("iu") or real ("f") numbers from 0 to ``most``."""
-    values, words = given[name], "real" if kinds == "f" else "whole"
-    if values.dtype.kind not in kinds or not ((values >= 0) & (values <= most)).all():  # not: NaN too
-        raise CheckpointError(f"--reference: {name}", f"must hold {words} numbers from 0 to {most}{why}", FORMAT)
-
-
-def sizes_in(given: Given, names: tuple[str, ...]) -> dict[str, int]:
-    """Return the numbers of ``config`` of a file, whole ones, by ``names``."""
-    numbers = given["config"]
-    if numbers.shape != (len(names),) or numbers.dtype.kind not in "iu":
-        what = f"--reference: config = {shown(numbers.tolist())}"
-        raise CheckpointError(what, f"must be {len(names)} whole numbers: {', '.join(names)}", FORMAT)
-    return dict(zip(names, numbers.tolist()))
-
-
 def config_of(kind: type, sizes: Mapping[str, Any], what: str) -> Any:
-    """Return the config of a network of ``sizes``; raises CheckpointError for sizes that no network has."""
+    """Return the config of a network of ``sizes``.
+
+    Raises CheckpointError, naming ``what`` claims them, for sizes that no network has or this machine cannot hold.
+    """
     try:
-        return from_mapping(kind, sizes, what)
+        config: Any = from_mapping(kind, sizes, what)
     except ConfigError as error:
         raise CheckpointError(error.what, error.reason, error.cure) from None
-
-
-def check_fits(config: Any, weights: Mapping[str, np.ndarray], what: str, flag: str) -> None:
-    """Raise CheckpointError for sizes that this machine cannot hold, and for weights of another network."""
     check_claimed_sizes(config, what)
+    return config
+
+
+def loaded(network: Callable[[Any], Any], config: Any, weights: Mapping[str, np.ndarray], flag: str) -> Any:
+    """Return a network with the ``weights`` of ``flag``, ready to be asked; CheckpointError for another's."""
     check_names(
         config.parameters().shapes(),
         {name: array.shape for name, array in weights.items()},
@@ -106,10 +107,6 @@ def check_fits(config: Any, weights: Mapping[str, np.ndarray], what: str, flag: 
         "is not of the network that config of --reference describes",
         "name the weights that the file was made with",
     )
-
-
-def loaded(network: Callable[[Any], Any], config: Any, weights: Mapping[str, np.ndarray]) -> Any:
-    """Return a network with ``weights``, ready to be asked."""
     model = network(config)
     runtime.load_arrays(model, weights)
     return runtime.compiled(runtime.to_runtime_device(model))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -14,23 +16,9 @@ from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework import ops
 from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.objectives.guidance import Guidance
-from mindspeed_mm_dit.verify.reference.file import (
-    FORMAT,
-    Given,
-    Tensor,
-    Weights,
-    answer,
-    check_fits,
-    check_range,
-    check_shape,
-    config_of,
-    loaded,
-    sizes_in,
-)
+from mindspeed_mm_dit.verify.reference.file import FORMAT, Given, Tensor, Weights, answer, config_of, loaded
 
-_SIZES = ("hidden_size", "num_layers", "num_heads", "patch_size", "input_size", "in_channels", "num_classes")
-"""What the numbers of ``config`` are."""
-_LATENTS = ("x0", "x1", "noise")
+Arrays = Mapping[str, np.ndarray]
 
 
 class LabelledImages:
@@ -40,33 +28,63 @@ class LabelledImages:
     weights of another network, and for inputs that the network cannot be given.
     """
 
+    sizes: tuple[str, ...] = (
+        "hidden_size", "num_layers", "num_heads", "patch_size", "input_size", "in_channels", "num_classes",
+    )  # fmt: skip
+    """What the numbers of ``config`` are, as settings of a section ``predictor``."""
     num_timesteps: int | None = None
     """Times are whole numbers below it; None: real ones from 0 to 1."""
 
     def __init__(self, given: Given, weights: Weights) -> None:
         if "config" not in given:
             raise CheckpointError("--reference", "has no 'config'", FORMAT)
-        self.given = given
-        what = f"--reference: config = {shown(given['config'].tolist())}"
-        self.config: DiTConfig = config_of(DiTConfig, sizes_in(given, _SIZES), what)
-        checkpoint = weights["--checkpoint"]
-        self._weights = read_weights(find_checkpoint(checkpoint), use_ema=False)
-        check_fits(self.config, self._weights, what, f"--checkpoint = {checkpoint}")
+        self.given, self._path = given, weights["--checkpoint"]
+        self._checkpoint = f"--checkpoint = {self._path}"
+        self.config = self.network_of(self.flags)
         self._check_inputs()
-        given.update(self._as_taken())
 
-    def fresh_network(self) -> DiT:
-        """Return a DiT with the weights of the checkpoint."""
-        return loaded(DiT, self.config, self._weights)
+    @property
+    def flags(self) -> Mapping[str, Any]:
+        """Settings of the network beside its sizes."""
+        return {}
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int | None, ...]]:
+        """Shape of each input; None is any size."""
+        given, latent = self.given, self.config.latent_shape
+        named = [name for name in ("x0", "x1", "noise", "t", "y") if name in given and given[name].ndim]
+        B = len(given[named[0]]) if named else 0
+        chains = given["sample/start"].shape[0] if "sample/start" in given and given["sample/start"].ndim else 0
+        return {
+            **dict.fromkeys(("x0", "x1", "noise"), (B, *latent)), "t": (B,), "y": (B,),
+            "sample/start": (chains, *latent), "sample/y": (chains,), "sample/brownian": (None, chains, *latent),
+        }  # fmt: skip
+
+    @cached_property
+    def weights(self) -> Arrays:
+        """The weights of --checkpoint."""
+        return read_weights(find_checkpoint(self._path), use_ema=False)
+
+    def network_of(self, flags: Mapping[str, Any]) -> DiTConfig:
+        """Return the network of ``config`` with ``flags``."""
+        what = f"--reference: config = {shown(self.given['config'].tolist())}"
+        config: DiTConfig = config_of(DiTConfig, {**self.given.sizes(self.sizes), **flags}, what)
+        return config
+
+    def fresh_network(self, config: DiTConfig | None = None, weights: Arrays | None = None) -> DiT:
+        """Return the network with the weights of the file, or another one with others."""
+        weights = self.weights if weights is None else weights
+        network: DiT = loaded(DiT, config or self.config, weights, self._checkpoint)
+        return network
 
     @cached_property
     def network(self) -> DiT:
-        """The DiT that is asked; its weights never change."""
+        """The network that is asked; its weights never change."""
         return self.fresh_network()
 
     def ask(self, x: Tensor, t: Tensor, labels: np.ndarray) -> Tensor:
         """Return what the network says of ``x`` (B, C, H, W) at times ``t`` (B,)."""
-        return answer(self.network, x, t, ops.tensor(labels))
+        return answer(self.network, x, t, ops.tensor(labels.astype(np.int64)))
 
     def null(self, count: int) -> np.ndarray:
         """Return the labels of ``count`` samples without one."""
@@ -82,30 +100,13 @@ class LabelledImages:
         return ops.cat([ops.cat([first, half[:, guided:]], 1) for half in halves], 0)
 
     def _check_inputs(self) -> None:
-        given, config = self.given, self.config
-        latent = (config.in_channels, config.input_size, config.input_size)
-        named = [name for name in (*_LATENTS, "t", "y") if name in given and given[name].ndim]
-        batch = len(given[named[0]]) if named else 0
-        wanted = {**{name: (batch, *latent) for name in _LATENTS}, "t": (batch,), "y": (batch,)}
-        if "sample/start" in given:
-            chains = given["sample/start"].shape[:1] or (0,)
-            steps = given.get("sample/brownian", np.zeros(0)).shape[:1] or (0,)
-            wanted |= {"sample/start": (*chains, *latent), "sample/y": chains}
-            wanted |= {"sample/brownian": (*steps, *chains, *latent)}
-        for name, shape in wanted.items():
-            if name in given:
-                check_shape(given, name, shape)
-        for name in {"y", "sample/y"} & given.keys():
-            check_range(given, name, config.num_classes, why=": the null class is the last")
-        if "t" in given and self.num_timesteps is None:
-            check_range(given, "t", 1, "f", ": flow matching has data at 1")
-        elif "t" in given:
+        given, shapes = self.given, self.shapes
+        for name in [name for name in shapes if name in given]:
+            given.check_shape(name, shapes[name])
+        for name in [name for name in ("y", "sample/y") if name in given]:
+            given.check_range(name, self.config.num_classes, why=": the null class is the last")
+        if "t" in given and "t" in shapes and self.num_timesteps is None:
+            given.check_range("t", 1, "f", ": flow matching has data at 1")
+        elif "t" in given and "t" in shapes:
             most = (self.num_timesteps or 0) - 1
-            check_range(given, "t", most, why=f": the published DiT has {self.num_timesteps} timesteps")
-
-    def _as_taken(self) -> dict[str, np.ndarray]:
-        """Return latents, times and labels in the kinds of number that networks take."""
-        times = np.int64 if self.num_timesteps else np.float32
-        floats = dict.fromkeys((*_LATENTS, "sample/start", "sample/brownian"), np.float32)
-        kinds = {**floats, "t": times, "y": np.int64, "sample/y": np.int64}
-        return {name: self.given[name].astype(kind) for name, kind in kinds.items() if name in self.given}
+            given.check_range("t", most, why=f": the published DiT has {self.num_timesteps} timesteps")

@@ -63,7 +63,7 @@ class JiT(RecipeFile):
 
     def losses(self, network: DiT) -> Tensor:
         """Return the loss of each sample, (B,)."""
-        return self._losses(network, self.process(), self.tensor("y"))
+        return self._losses(network, self.process(), self.given.tensor("y"))
 
     def times(self) -> np.ndarray:
         """Return the times of the samples, (B,) float32."""
@@ -71,21 +71,21 @@ class JiT(RecipeFile):
         return logit_normal(z, self.number("args", "P_mean"), self.number("args", "P_std")).astype(np.float32)
 
     def _draws(self, process: FlowMatching) -> tuple[Tensor, Tensor, Tensor]:
-        return ops.tensor(self.times()), self.tensor("e"), ops.tensor(process.coefficients(self.times()))
+        return ops.tensor(self.times()), self.given.tensor("e"), ops.tensor(process.coefficients(self.times()))
 
     def _losses(self, network: DiT, process: FlowMatching, labels: Tensor) -> Tensor:
         draws = self._draws(process)
-        noised = process.noised(self.tensor("x"), *draws)
-        return process.loss(network(noised, draws[0], labels), self.tensor("x"), noised, *draws)
+        noised = process.noised(self.given.tensor("x"), *draws)
+        return process.loss(network(noised, draws[0], labels), self.given.tensor("x"), noised, *draws)
 
     def z_t(self) -> Tensor:
         """Return the noised images."""
         process = self.process()
-        return process.noised(self.tensor("x"), *self._draws(process))
+        return process.noised(self.given.tensor("x"), *self._draws(process))
 
     def x_pred(self) -> Tensor:
         """Return the image that the network says there."""
-        return answer(self.network, self.z_t(), ops.tensor(self.times()), self.tensor("y"))
+        return answer(self.network, self.z_t(), ops.tensor(self.times()), self.given.tensor("y"))
 
     def loss(self) -> Tensor:
         """Return the loss of each sample, (B,)."""
@@ -110,13 +110,13 @@ class JiT(RecipeFile):
         """Return the last state of a chain."""
         process = self.process(guidance == "cfg_other_noise_scale")
         with ops.no_grad():
-            *_, last = ode_chain(method, process, self._ask(guidance), self.tensor("sample/start"), int(steps))
+            *_, last = ode_chain(method, process, self._ask(guidance), self.given.tensor("sample/start"), int(steps))
         return last
 
     def first_velocity(self) -> Tensor:
         """Return the guided velocity at the noise that a chain begins with."""
         process, t = self.process(), np.full(len(self.given["sample/start"]), FIRST_TIME)
-        x = process.config.noise_scale * self.tensor("sample/start")
+        x = process.config.noise_scale * self.given.tensor("sample/start")
         with ops.no_grad():
             return process.velocity(self._ask("cfg")(x, ops.tensor(t.astype(np.float32)), 1 - t), x, t)
 
@@ -125,7 +125,7 @@ class JiT(RecipeFile):
         scale, low, high = self.given["sample/cfg"].tolist()
         if name.startswith("cfg_interval_"):
             low, high = map(float, name.removeprefix("cfg_interval_").split("_"))
-        labels = self.tensor("sample/y")
+        labels = self.given.tensor("sample/y")
         null = ops.tensor(self.config.conditions.null(len(self.given["sample/y"]))["labels"])
         guidance = Guidance(1.0 if name == "cfg1" else scale)
 

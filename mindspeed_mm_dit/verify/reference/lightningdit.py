@@ -32,8 +32,6 @@ STEPS = 7
 class LightningDiT(RecipeFile):
     """The quantities of a file."""
 
-    sizes = ("hidden_size", "num_layers", "num_heads", "patch_size", "input_size", "in_channels", "num_classes")
-
     def __init__(self, given: Given, weights: Weights) -> None:
         super().__init__(given, weights)
         self.states = cache(self._states)
@@ -69,19 +67,19 @@ class LightningDiT(RecipeFile):
 
     def _draws(self) -> tuple[Tensor, Tensor, Tensor]:
         coefficients = self._processes["loss"].coefficients(self.given["t"])
-        return self.tensor("t"), self.tensor("x0"), ops.tensor(coefficients)
+        return self.given.tensor("t"), self.given.tensor("x0"), ops.tensor(coefficients)
 
     def x_t(self) -> Tensor:
         """Return the point of the path, (B, C, H, W)."""
-        return self._processes["loss"].noised(self.tensor("x1"), *self._draws())
+        return self._processes["loss"].noised(self.given.tensor("x1"), *self._draws())
 
     def u_t(self) -> Tensor:
         """Return its velocity, (B, C, H, W)."""
-        return self._processes["loss"].target(self.tensor("x1"), *self._draws()[1:])
+        return self._processes["loss"].target(self.given.tensor("x1"), *self._draws()[1:])
 
     def _losses(self, network: DiT, process: FlowMatching) -> Tensor:
         noised, draws = self.x_t(), self._draws()
-        return process.loss(network(noised, draws[0], self.tensor("y")), self.tensor("x1"), noised, *draws)
+        return process.loss(network(noised, draws[0], self.given.tensor("y")), self.given.tensor("x1"), noised, *draws)
 
     def option(self, name: str) -> Tensor:
         """Return what the network with the options ``name`` says at x_t, its first C channels."""
@@ -89,7 +87,7 @@ class LightningDiT(RecipeFile):
         if name not in options:
             raise NotThere(f"--checkpoint has the options {', '.join(options)}")
         network = self.fresh_network(self.network_of(_options(options[name]["flags"])), options[name]["model"])
-        return answer(network, self.x_t(), self.tensor("t"), self.tensor("y"))[:, : self.config.in_channels]
+        return answer(network, self.x_t(), self.given.tensor("t"), self.given.tensor("y"))[:, : self.config.in_channels]
 
     def loss(self, name: str, after: str | None) -> np.ndarray:
         """Return a loss of each sample, or the mean of both together, before or after the optimizer step."""
@@ -113,14 +111,14 @@ class LightningDiT(RecipeFile):
         run = f"sample/{method}_shift{shift}/{guidance}/norms"
         steps = len(self.given[run]) - 1 if run in self.given else STEPS
         null = ops.tensor(self.config.conditions.null(len(self.given["sample/y"]))["labels"])
-        ask = guided_network(self.network, [self.tensor("sample/y")], [null], self._guidance(guidance))
+        ask = guided_network(self.network, [self.given.tensor("sample/y")], [null], self._guidance(guidance))
         process = self._processes["loss"]
 
         def velocity(x: Tensor, t: np.ndarray) -> Tensor:
             return process.velocity(ask(x, ops.tensor(t.astype(np.float32)), 1 - t), x, t)
 
         with ops.no_grad():
-            walked = list(ode.walk(_STEPS[method], velocity, self.tensor("sample/start"), _grid(shift, steps)))
+            walked = list(ode.walk(_STEPS[method], velocity, self.given.tensor("sample/start"), _grid(shift, steps)))
         return [self.given["sample/start"], *map(ops.numpy, walked)]
 
     def _guidance(self, name: str) -> Guidance:

@@ -14,7 +14,7 @@ from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.framework import ops
 from mindspeed_mm_dit.optimizers.muon import QUINTIC, SMALLEST_NORM, MuonConfig, change, orthogonalised, scale_of
 from mindspeed_mm_dit.verify.reference.contract import Kind
-from mindspeed_mm_dit.verify.reference.file import FORMAT, Given, Weights, check_shape
+from mindspeed_mm_dit.verify.reference.file import FORMAT, Given, Weights
 from mindspeed_mm_dit.verify.table import Bound, Quantity
 
 
@@ -69,9 +69,9 @@ class Muon:
 
     def _matrix(self, matrix: str, parts: str | None) -> tuple[np.ndarray, np.ndarray]:
         """Return a matrix and its gradients; raises CheckpointError where these do not fit, or it has no such parts."""
-        check_shape(self.given, f"param/{matrix}", (None, None))
+        self.given.check_shape(f"param/{matrix}", (None, None))
         param = self.given[f"param/{matrix}"]
-        check_shape(self.given, f"grad/{matrix}", (None, *param.shape))
+        self.given.check_shape(f"grad/{matrix}", (None, *param.shape))
         if parts is not None and (int(parts) < 1 or param.shape[0] % int(parts)):
             reason = f"is no {parts} matrices of one height: it has {param.shape[0]} rows"
             raise CheckpointError(f"--reference: param/{matrix}", reason, FORMAT)

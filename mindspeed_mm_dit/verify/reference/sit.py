@@ -119,16 +119,17 @@ class SiT(LabelledImages):
     def _ode(self, process: FlowMatching, output: Output, method: str) -> list[np.ndarray]:
         config, is_reverse = process.config, "_reverse" in method
         times = np.linspace(*(config.reversed_interval() if is_reverse else config.sample_interval()), self.steps + 1)
-        start = self.given["x1"][: len(self.given["sample/y"])] if is_reverse else self.given["sample/start"]
+        chains = len(self.given["sample/y"])
+        start = self.given.tensor("x1")[:chains] if is_reverse else self.given.tensor("sample/start")
 
         def velocity(x: Tensor, t: np.ndarray) -> Tensor:
             return process.velocity(output(x, t), x, t)
 
         if (solver := method.partition("_eps")[0]) in _TOLERANCES:
-            states = ode.dopri5(velocity, ops.tensor(start), times, *_TOLERANCES[solver])
+            states = ode.dopri5(velocity, start, times, *_TOLERANCES[solver])
         else:
-            states = ode.walk(_ODE_STEPS[method.partition("_")[0]], velocity, ops.tensor(start), times)
-        return [start, *map(ops.numpy, states)]
+            states = ode.walk(_ODE_STEPS[method.partition("_")[0]], velocity, start, times)
+        return [ops.numpy(start), *map(ops.numpy, states)]
 
     def _sde(self, process: FlowMatching, output: Output, method: str, form: str, last: str) -> list[np.ndarray]:
         size, last_step = _number_after("_norm", form), (None if last == "None" else last)
@@ -140,8 +141,8 @@ class SiT(LabelledImages):
 
         diffusion = Diffusion(form.partition("_")[0], 1.0 if size is None else size, last_step)  # type: ignore[arg-type]
         equation = sde.Sde(fields, PATHS[process.config.path], diffusion)
-        brownian, start = self.given["sample/brownian"], self.given.tensor("sample/start")
-        walked = sde.walk(_SDE_STEPS[method], equation, start, times, lambda step: ops.tensor(brownian[step]))
+        brownian, start = self.given.tensor("sample/brownian"), self.given.tensor("sample/start")
+        walked = sde.walk(_SDE_STEPS[method], equation, start, times, lambda step: brownian[step])
         states = list(map(ops.numpy, walked))
         return states if last_step else [*states, states[-1]]
 

@@ -1,64 +1,55 @@
-"""A file of reference values of text to video, its networks, and what a group of its quantities has to offer.
+"""Files of reference values of text to video: their networks, and the rows of a group of names that begin alike.
 
-The names in such a file begin with the group they belong to: ``dit/output`` is of the group ``dit``.
+``dit/output`` is of the group ``dit``; each group is one class, made when the first of its names is asked for.
 """
 
 from __future__ import annotations
 
-import re
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.checkpoint.fitting import check_names
-from mindspeed_mm_dit.checkpoint.shapes import check_claimed_sizes
 from mindspeed_mm_dit.checkpoint.store import find_checkpoint
 from mindspeed_mm_dit.checkpoint.weights import choose_tree, read_weights
 from mindspeed_mm_dit.configs.custom_dit import CustomDiTConfig
-from mindspeed_mm_dit.configs.limits import shown
-from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.configs.wan import WanConfig
 from mindspeed_mm_dit.configs.wan_flow import WanFlowConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
-from mindspeed_mm_dit.framework import ops, runtime
+from mindspeed_mm_dit.framework import ops
 from mindspeed_mm_dit.framework.torch_file import read_torch_file
 from mindspeed_mm_dit.models.custom_dit import CustomDiT
 from mindspeed_mm_dit.models.wan import Wan
+from mindspeed_mm_dit.objectives.wan_flow.draws import batch
 from mindspeed_mm_dit.objectives.wan_flow.process import WanFlow
-from mindspeed_mm_dit.verify.reference.file import FORMAT, Given
+from mindspeed_mm_dit.verify.reference.file import Given, Tensor, Weights, config_of, loaded
+from mindspeed_mm_dit.verify.table import Quantity, Rows
 
-Tensor = Any
-Parts = Mapping[str, str | Path]
-"""Flag -> file or folder with the weights of one part of the model."""
-
-NETWORKS: dict[str, tuple[str, type[CustomDiTConfig] | type[WanConfig], Any]] = {
+NETWORKS: dict[str, tuple[str, type, Callable[[Any], Any]]] = {
     "dit": ("--checkpoint", CustomDiTConfig, CustomDiT),
     "wan": ("--wan", WanConfig, Wan),
 }
 """Group -> flag of its weights, config, network."""
 NUM_TRAIN_TIMESTEPS = 1000
 """Rows of the training tables, where a file has none."""
-_SIZES = ("num_layers", "num_heads", "head_dim", "patch_size", "in_channels", "out_channels", "text_dim", "freq_dim",
-          "ffn_dim", "rope_max_seq_len")  # fmt: skip
-"""What the numbers of ``config`` are; ``patch_size`` has three."""
+_PATCH = ("frames", "height", "width")
+_SIZES = ("num_layers", "num_heads", "head_dim", *(f"patch_size ({side})" for side in _PATCH), "in_channels",
+          "out_channels", "text_dim", "freq_dim", "ffn_dim", "rope_max_seq_len")  # fmt: skip
 _DIFFUSERS = {"num_heads": "num_attention_heads", "head_dim": "attention_head_dim"}
+"""What the keys of ``dit`` are called for ``wan``."""
 
 
-class VideoReference:
-    """The arrays of a file, and networks with the weights of ``parts``."""
+class TextToVideo:
+    """The arrays of a file, and networks with the weights of each flag; groups compute its quantities."""
 
-    def __init__(self, given: Given, parts: Parts) -> None:
-        self.given, self.parts = given, parts
-        self.network = cache(partial(self._network, takes_inputs=True))
-
-    def input(self, name: str) -> Tensor:
-        """Return an array of the file as a tensor."""
-        return ops.tensor(self.given[name])
+    def __init__(self, given: Given, weights: Weights) -> None:
+        self.given, self.weights = given, weights
+        self.network = cache(self.fresh_network)
+        self.group = cache(lambda group: group(self))
 
     @cached_property
     def autoencoder(self) -> Any:
@@ -67,7 +58,7 @@ class VideoReference:
         from mindspeed_mm_dit.models.autoencoder_kl_wan import AutoencoderKLWan
 
         with _named("--vae"):
-            folder = {"from_pretrained": str(self.parts["--vae"])}
+            folder = {"from_pretrained": str(self.weights["--vae"])}
             return AutoencoderKLWan(WanVAEConfig(**WanVAEConfig.spelled_out(folder)))
 
     @cached_property
@@ -77,34 +68,86 @@ class VideoReference:
         from mindspeed_mm_dit.models.umt5 import UMT5
 
         with _named("--text-encoder"):
-            return UMT5.build(UMT5Config(str(self.parts["--text-encoder"]), dtype="fp32"))
+            return UMT5.build(UMT5Config(str(self.weights["--text-encoder"]), dtype="fp32"))
 
     def fresh_network(self, kind: str) -> Any:
-        """Return the network of the group ``kind`` for a use that changes its weights, and has inputs of its own."""
-        return self._network(kind, takes_inputs=False)
+        """Return a network of NETWORKS, its config as ``.config``; :attr:`network` has one whose weights never change.
 
-    def _network(self, kind: str, takes_inputs: bool) -> Any:
-        """Return the network of the group ``kind``, its config as ``.config``.
-
-        takes_inputs: whether it is to be given those of ``dit/`` and ``sample/``.
-        Raises CheckpointError for sizes that no network has, inputs that it cannot be given, and weights of another.
+        Raises CheckpointError for sizes that no network has, and weights of another.
         """
         flag, config_class, network = NETWORKS[kind]
         with _named(flag):
-            weights, own = _read(find_checkpoint(self.parts[flag], flag))
-        sizes = own or _sizes(self.given["config"], diffusers=kind == "wan")
-        what = f"{flag}: config" if own else "--reference: config"
-        try:  # as if latents were one patch: those of the file are checked next
-            config = from_mapping(config_class, {**sizes, "latent_size": sizes.get("patch_size")}, what)
-        except ConfigError as error:
-            raise CheckpointError(error.what, error.reason, error.cure) from None
-        if takes_inputs:
-            _check_inputs(self.given, config)
-        check_claimed_sizes(config, what)
-        check_names(config.parameters().shapes(), {name: a.shape for name, a in weights.items()}, flag)
-        model = network(config)
-        runtime.load_arrays(model, weights)
-        return runtime.compiled(runtime.to_runtime_device(model))
+            weights, own = _read(find_checkpoint(self.weights[flag], flag))
+        sizes, what = own or self._sizes(kind), f"{flag}: config" if own else "--reference: config"
+        # (as if latents were one patch: those of the file are checked by who asks the network)
+        config = config_of(config_class, {**sizes, "latent_size": sizes.get("patch_size")}, what)
+        return loaded(network, config, weights, flag)
+
+    def asked_network(self, kind: str) -> Any:
+        """Return a network that is to be given the inputs ``dit/`` and ``sample/`` of the file.
+
+        Raises CheckpointError, naming the array, for inputs that it cannot be given together.
+        """
+        network = self.network(kind)
+        _check_inputs(self.given, network.config)
+        return network
+
+    def _sizes(self, kind: str) -> dict[str, Any]:
+        """Return the sizes in ``config`` of the file by the keys of a section ``predictor``."""
+        sizes: dict[str, Any] = self.given.sizes(_SIZES)
+        sizes["patch_size"] = [sizes.pop(f"patch_size ({side})") for side in _PATCH]
+        return {_DIFFUSERS.get(key, key): value for key, value in sizes.items()} if kind == "wan" else sizes
+
+
+def rows_of_group(prefix: str, group: Callable[[TextToVideo], Any], needs: str | None, *rows: Quantity) -> Rows:
+    """Return the rows of names that begin with ``prefix``, computed by one ``group`` of the file.
+
+    needs: flag of the weights of those rows that do not say it themselves.
+    """
+
+    def of_file(row: Quantity) -> Quantity:
+        return dataclasses.replace(
+            row, names=f"{prefix}/{row.names}", needs=row.needs or needs,
+            compute=lambda file, *groups: row.compute(file.group(group), *groups),
+        )  # fmt: skip
+
+    return tuple(map(of_file, rows))
+
+
+def tutorial_flow(shift: float, rows: int = NUM_TRAIN_TIMESTEPS) -> WanFlow:
+    """Return the objective with the constants of the tutorial."""
+    config = WanFlowConfig(num_train_timesteps=rows, shift=shift, sigma_min=0.0, extra_one_step=True)
+    return WanFlow(config)
+
+
+def draws_at(process: WanFlow, row: int, noise: np.ndarray) -> list[Tensor]:
+    """Return what a batch draws where all its samples stand at ``row`` of the table of times."""
+    drawn = batch(process.config, np.full(len(noise), row), noise)
+    return [ops.tensor(drawn[name]) for name in process.draw_names]
+
+
+def check_latents(config: Any, name: str, shape: tuple[int, ...]) -> None:
+    """Raise CheckpointError, naming the array, for latents (B, C, F, H, W) that a network cannot be given."""
+    try:
+        config.check_latents(shape[1:])
+    except ConfigError as error:
+        raise CheckpointError(f"--reference: {name}: {error.what}", error.reason, error.cure) from None
+
+
+def _check_inputs(given: Given, config: Any) -> None:
+    latents = [name for name in ("dit/x", "sample/start") if name in given]
+    for name in latents:
+        check_latents(config, name, given[name].shape)
+        given.check_shape(name, given[latents[0]].shape)
+    x, text = given[latents[0] if latents else "dit/x"], given["dit/text"]
+    B, L = len(x), text.shape[-2] if text.ndim > 2 else 0
+    wanted = {
+        "dit/text": (B, 1, L, config.text_dim) if text.ndim == 4 else (B, L, config.text_dim), "dit/t": (B,),
+        "dit/t_shared": (1,), "dit/target": (B, config.out_channels, *x.shape[2:]), "sample/negative_text": text.shape,
+    }  # fmt: skip
+    for name, shape in wanted.items():
+        if name in given:
+            given.check_shape(name, shape)
 
 
 @contextmanager
@@ -118,67 +161,7 @@ def _named(flag: str) -> Iterator[None]:
         raise type(error)(f"{flag}: {error.what}", error.reason, error.cure) from None
 
 
-class Group(ABC):
-    """The quantities whose names begin alike, each recomputed when it is asked for."""
-
-    part: str | None
-    """Flag of the weights that they need."""
-    inputs: re.Pattern[str]
-    """Names, without the group's, that are given."""
-
-    def __init__(self, reference: VideoReference) -> None:
-        self._reference, self._given = reference, reference.given
-
-    @abstractmethod
-    def value(self, name: str) -> np.ndarray | None:
-        """Return our value of the result ``name``, without the group's; None for a name that means nothing here."""
-
-    @classmethod
-    def needs(cls, name: str) -> str | None:
-        """Return the flag of the weights that the result ``name`` needs."""
-        return cls.part
-
-    def tolerance(self, name: str, tolerance: float) -> float:
-        """Return the largest relative error of ``name`` that passes, where ``tolerance`` is asked for."""
-        return tolerance
-
-
-def check_shape(given: Given, name: str, wanted: tuple[int | None, ...]) -> None:
-    """Raise CheckpointError unless the array ``name`` of a file has the shape ``wanted``; None is any size but 0."""
-    found = given[name].shape
-    if len(found) != len(wanted) or not all(size == other if other else size > 0 for size, other in zip(found, wanted)):
-        sizes = str(wanted).replace("None", "any")
-        raise CheckpointError(f"--reference: {name}", f"has the shape {found}, expected {sizes}", FORMAT)
-
-
-def check_whole(given: Given, name: str, most: int) -> None:
-    """Raise CheckpointError unless the array ``name`` of a file holds whole numbers from 0 to ``most``."""
-    array = given[name]
-    if array.dtype.kind not in "iu" or not ((array >= 0) & (array <= most)).all():
-        raise CheckpointError(f"--reference: {name}", f"must hold whole numbers from 0 to {most}", FORMAT)
-
-
-def _check_inputs(given: Given, config: Any) -> None:
-    """Raise CheckpointError, naming the array, for inputs that ``config``'s network cannot be given together."""
-    latents = [name for name in ("dit/x", "sample/start") if name in given]
-    for name in latents:
-        try:
-            config.check_latents(given[name].shape[1:])
-        except ConfigError as error:
-            raise CheckpointError(f"--reference: {name}: {error.what}", error.reason, error.cure) from None
-        check_shape(given, name, given[latents[0]].shape)
-    x, text = given[latents[0] if latents else "dit/x"], given["dit/text"]
-    B, L = len(x), text.shape[-2] if text.ndim > 2 else 0
-    wanted = {
-        "dit/text": (B, 1, L, config.text_dim) if text.ndim == 4 else (B, L, config.text_dim), "dit/t": (B,),
-        "dit/t_shared": (1,), "dit/target": (B, config.out_channels, *x.shape[2:]), "sample/negative_text": text.shape,
-    }  # fmt: skip
-    for name, shape in wanted.items():
-        if name in given:
-            check_shape(given, name, shape)
-
-
-def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def _read(path: Path) -> tuple[Mapping[str, np.ndarray], dict[str, Any]]:
     """Return weights, and the ``config`` beside them in a .pt; keys with an underscore are diffusers' own."""
     if path.suffix not in (".pt", ".pth", ".bin"):
         return read_weights(path, use_ema=False), {}
@@ -186,22 +169,3 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     config = content.get("config")
     own = {k: v for k, v in config.items() if not str(k).startswith("_")} if isinstance(config, Mapping) else {}
     return choose_tree(content, False, path), own
-
-
-def _sizes(config: np.ndarray, diffusers: bool) -> dict[str, Any]:
-    """Return the sizes in ``config`` of a file by the keys of a section ``predictor``."""
-    if config.shape != (len(_SIZES) + 2,) or config.dtype.kind not in "iu":
-        raise CheckpointError(
-            f"--reference: config = {shown(config.tolist())}",
-            f"must be {len(_SIZES) + 2} whole numbers: {', '.join(_SIZES)}, of which patch_size has three",
-            FORMAT,
-        )
-    numbers = config.tolist()
-    sizes = dict(zip(_SIZES, [*numbers[:3], numbers[3:6], *numbers[6:]]))
-    return {_DIFFUSERS.get(key, key): value for key, value in sizes.items()} if diffusers else sizes
-
-
-def tutorial_flow(shift: float, rows: int = NUM_TRAIN_TIMESTEPS) -> WanFlow:
-    """Return the objective with the constants of the tutorial."""
-    config = WanFlowConfig(num_train_timesteps=rows, shift=shift, sigma_min=0.0, extra_one_step=True)
-    return WanFlow(config)

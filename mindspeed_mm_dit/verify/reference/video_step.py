@@ -1,19 +1,22 @@
-"""Group ``step/`` of a file of text to video: one step of training, from video and tokens; all samples share one time.
+"""Groups ``step/``, ``vae/``, ``umt5/`` and ``prep/`` of a file of text to video.
 
-Latents and states of the text are the file's where the parts that make them are not given.
+A step of training from video and tokens, all samples at one time, and what makes latents, states and frames. Where the
+parts that make latents and states are not given, the step takes the file's.
 """
 
 from __future__ import annotations
 
 from functools import cached_property
 
+import numpy as np
+
 from mindspeed_mm_dit.configs.limits import check_between
+from mindspeed_mm_dit.data.frames import covering_size_of_mindspeed_mm, fit_frames, resize_levels
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework import ops
 from mindspeed_mm_dit.models.custom_dit import CustomDiT
-from mindspeed_mm_dit.verify.reference.file import Tensor, answer, check_range, check_shape
-from mindspeed_mm_dit.verify.reference.video_encoders import VIDEO, states_of
-from mindspeed_mm_dit.verify.reference.video_program import (
+from mindspeed_mm_dit.verify.reference.file import Tensor, answer
+from mindspeed_mm_dit.verify.reference.video import (
     NUM_TRAIN_TIMESTEPS,
     TextToVideo,
     check_latents,
@@ -22,9 +25,78 @@ from mindspeed_mm_dit.verify.reference.video_program import (
     tutorial_flow,
 )
 from mindspeed_mm_dit.verify.step import Step, rows_of_step
-from mindspeed_mm_dit.verify.table import Quantity
+from mindspeed_mm_dit.verify.table import Bound, Quantity
 
 STEP_LR = 1e-3
+VIDEO = (None, 3, None, None, None)
+"""(B, 3, F, H, W)."""
+ONE_LEVEL = Bound(
+    "Pillow and PyTorch round weights differently: one level of 255.",
+    least=lambda levels: float(np.sqrt(levels.size) / np.linalg.norm(levels.astype(np.float64))),
+)
+
+
+def states_of(file: TextToVideo, ids: str, mask: str) -> Tensor:
+    """Return the states (B, L, D) of the tokens ``ids`` and ``mask`` of a file, (B, L) or (B, 1, L) each.
+
+    Raises CheckpointError for tokens that the text encoder does not have.
+    """
+    given, encoder = file.given, file.text_encoder
+    given.check_shape(mask, given[ids].shape)
+    given.check_range(ids, encoder.vocabulary_size - 1)
+    given.check_range(mask, 1)
+    length = given[ids].shape[-1]
+    return encoder(*(ops.tensor(given[name].astype(np.int64).reshape(-1, length)) for name in (ids, mask))).states
+
+
+class Autoencoder:
+    """Posterior, normalised latents, and the mean decoded."""
+
+    def __init__(self, file: TextToVideo) -> None:
+        file.given.check_shape("vae/video", VIDEO)
+        self.autoencoder, self.video = file.autoencoder, file.given.tensor("vae/video")
+
+    @cached_property
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of the posterior."""
+        return answer(self.autoencoder.moments, self.video)
+
+    def latents(self) -> Tensor:
+        """Return the mean, normalised."""
+        return answer(self.autoencoder.scaled, self.moments[0])
+
+    def decoded(self) -> Tensor:
+        """Return images of the mean."""
+        return answer(self.autoencoder.decode, self.latents())
+
+
+class Text:
+    """The states of the text encoder, padded positions included."""
+
+    def __init__(self, file: TextToVideo) -> None:
+        file.given.check_shape("umt5/ids", (None, None))
+        self.states = ops.numpy(states_of(file, "umt5/ids", "umt5/mask"))
+
+
+class Frames:
+    """``resized`` from ``frames``, and ``output``, which the network gets, from ``resized``."""
+
+    def __init__(self, file: TextToVideo) -> None:
+        self.given = file.given
+
+    def _of(self, video: str, kind: str) -> tuple[np.ndarray, tuple[int, int]]:
+        height, width = self.given[f"prep/{video}/size"].tolist()
+        return self.given[f"prep/{video}/{kind}"].transpose(0, 2, 3, 1), (height, width)
+
+    def resized(self, video: str) -> np.ndarray:
+        """Return frames that cover the wanted size, (T, C, h, w) uint8."""
+        frames, target = self._of(video, "frames")
+        size = covering_size_of_mindspeed_mm((frames.shape[1], frames.shape[2]), target)
+        return resize_levels(frames, size).transpose(0, 3, 1, 2)
+
+    def output(self, video: str) -> np.ndarray:
+        """Return images (C, T, H, W) in [-1, 1]."""
+        return fit_frames(*self._of(video, "resized"), "mindspeed_mm") / np.float32(127.5) - 1
 
 
 class VideoStep:
@@ -32,7 +104,7 @@ class VideoStep:
 
     def __init__(self, file: TextToVideo) -> None:
         self.file, self.given = file, file.given
-        check_shape(self.given, "step/shift", ())
+        self.given.check_shape("step/shift", ())
         check_between("--reference: step/shift", float(self.given["step/shift"]), 1e-3, 1e3)
         self._process = tutorial_flow(float(self.given["step/shift"]))
         self._config = file.network("dit").config
@@ -44,10 +116,10 @@ class VideoStep:
         if "--vae" not in self.file.weights:
             latents = self.given.tensor("step/latents")
         else:
-            check_shape(self.given, "step/video", VIDEO)
+            self.given.check_shape("step/video", VIDEO)
             latents = answer(self.file.autoencoder.encode, self.given.tensor("step/video"))
         check_latents(self._config, "step/latents", tuple(latents.shape))
-        check_shape(self.given, "step/noise", tuple(latents.shape))
+        self.given.check_shape("step/noise", tuple(latents.shape))
         return latents
 
     @cached_property
@@ -55,9 +127,9 @@ class VideoStep:
         """States (B, L, D), of the text encoder or the file's."""
         B, width = int(self.latents.shape[0]), self._config.text_dim
         if "--text-encoder" not in self.file.weights:
-            check_shape(self.given, "step/prompt_embeds", (B, 1, None, width))
+            self.given.check_shape("step/prompt_embeds", (B, 1, None, width))
             return self.given.tensor("step/prompt_embeds")[:, 0]
-        check_shape(self.given, "step/prompt_ids", (B, 1, None))
+        self.given.check_shape("step/prompt_ids", (B, 1, None))
         states = states_of(self.file, "step/prompt_ids", "step/prompt_mask")
         if states.shape[-1] != width:
             reason = f"its states have width {states.shape[-1]}, and --checkpoint takes {width}"
@@ -66,8 +138,8 @@ class VideoStep:
 
     @cached_property
     def _draws(self) -> list[Tensor]:
-        check_shape(self.given, "step/t_index", ())
-        check_range(self.given, "step/t_index", NUM_TRAIN_TIMESTEPS - 1)
+        self.given.check_shape("step/t_index", ())
+        self.given.check_range("step/t_index", NUM_TRAIN_TIMESTEPS - 1)
         return draws_at(self._process, int(self.given["step/t_index"]), self.given["step/noise"])
 
     @cached_property
@@ -84,13 +156,32 @@ class VideoStep:
         return self._process.loss(output, self.latents, self.x_t, *self._draws)
 
 
-ROWS = rows_of_group(
-    "step", VideoStep, "--checkpoint",
-    Quantity("latents", lambda group: group.latents, needs="--vae"),
-    Quantity("prompt_embeds", lambda group: ops.numpy(group.text)[:, None], needs="--text-encoder"),
-    Quantity("x_t", lambda group: group.x_t),
-    Quantity("model_output", VideoStep.output),
-    Quantity("loss", lambda group: group.step.losses.mean()),
-    Quantity("loss_after_one_adamw_step", lambda group: group.step.losses_after.mean()),
-    *rows_of_step(lambda group: group.step),
+ROWS = (
+    *rows_of_group(
+        "step", VideoStep, "--checkpoint",
+        Quantity("latents", lambda group: group.latents, needs="--vae"),
+        Quantity("prompt_embeds", lambda group: ops.numpy(group.text)[:, None], needs="--text-encoder"),
+        Quantity("x_t", lambda group: group.x_t),
+        Quantity("model_output", VideoStep.output),
+        Quantity("loss", lambda group: group.step.losses.mean()),
+        Quantity("loss_after_one_adamw_step", lambda group: group.step.losses_after.mean()),
+        *rows_of_step(lambda group: group.step),
+    ),
+    *rows_of_group(
+        "vae", Autoencoder, "--vae",
+        Quantity("mean", lambda group: group.moments[0]),
+        Quantity("logvar", lambda group: 2 * ops.log(group.moments[1])),
+        Quantity("mm_latents", Autoencoder.latents),
+        Quantity("decoded", Autoencoder.decoded),
+    ),
+    *rows_of_group(
+        "umt5", Text, "--text-encoder",
+        Quantity("last_hidden_state", lambda group: group.states),
+        Quantity("mm_embeds", lambda group: group.states[:, None]),
+    ),
+    *rows_of_group(
+        "prep", Frames, None,
+        Quantity("([^/]+)/resized", Frames.resized, ONE_LEVEL),
+        Quantity("([^/]+)/output", Frames.output),
+    ),
 )  # fmt: skip

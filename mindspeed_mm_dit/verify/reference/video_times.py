@@ -11,8 +11,8 @@ from mindspeed_mm_dit.objectives.guidance import Guidance, guided_network
 from mindspeed_mm_dit.objectives.wan_flow.process import WanFlow
 from mindspeed_mm_dit.objectives.wan_flow.samplers import euler_chain
 from mindspeed_mm_dit.objectives.wan_flow.schedule import euler_sigmas, table_sigmas, training_table
-from mindspeed_mm_dit.verify.reference.file import Tensor, check_range, check_shape
-from mindspeed_mm_dit.verify.reference.video_program import (
+from mindspeed_mm_dit.verify.reference.file import Tensor
+from mindspeed_mm_dit.verify.reference.video import (
     NUM_TRAIN_TIMESTEPS,
     TextToVideo,
     draws_at,
@@ -47,8 +47,8 @@ class Times:
         """Return noised latents, or the weighted loss, at the rows ``index`` of the table."""
         process = self._process(shift)
         self._check()
-        check_shape(self.given, "sched/index", (None,))
-        check_range(self.given, "sched/index", process.config.num_train_timesteps - 1)
+        self.given.check_shape("sched/index", (None,))
+        self.given.check_range("sched/index", process.config.num_train_timesteps - 1)
         compute = self._x_t if name == "x_t" else self._loss
         return np.stack([compute(process, index) for index in self.given["sched/index"].tolist()])
 
@@ -72,9 +72,9 @@ class Times:
 
     def _check(self) -> None:
         """Raise CheckpointError for latents of different shapes."""
-        check_shape(self.given, "sched/x0", (None,) * max(3, self.given["sched/x0"].ndim))
+        self.given.check_shape("sched/x0", (None,) * max(3, self.given["sched/x0"].ndim))
         for name in {"sched/noise", "sched/model_output"} & self.given.keys():
-            check_shape(self.given, name, self.given["sched/x0"].shape)
+            self.given.check_shape(name, self.given["sched/x0"].shape)
 
     def _x_t(self, process: WanFlow, row: int) -> np.ndarray:
         draws = draws_at(process, row, self.given["sched/noise"])
@@ -103,7 +103,7 @@ class Chains:
     def _number(self, name: str, default: float) -> float:
         if f"sample/{name}" not in self.given:
             return default
-        check_shape(self.given, f"sample/{name}", ())
+        self.given.check_shape(f"sample/{name}", ())
         check_between(f"--reference: sample/{name}", float(self.given[f"sample/{name}"]), 1, 1000)
         return float(self.given[f"sample/{name}"])
 
