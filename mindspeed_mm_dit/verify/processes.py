@@ -28,7 +28,8 @@ VENVS = {"pytorch": ".venv", "mindspore": ".venv-mindspore"}
 
 # What compare decides itself, or what a short run from fixed weights must not do. True: the flag takes a value.
 _LEFT_OUT = {
-    "--save": True, "--load": True, "--tensorboard-dir": True, "--save-interval": True, "--eval-interval": True,
+    "--save": True, "--load": True, "--init-from": True, "--tensorboard-dir": True, "--save-interval": True,
+    "--eval-interval": True,
     "--eval-iters": True, "--log-interval": True, "--ai-framework": True, "--host": True,
     "--fsdp2-config-path": True, "--seed": True, "--mm-model": True, "--mm-data": True, "--mm-tool": True,
     "--report": False, "--use-torch-fsdp2": False, "--no-async-save": False, "--bf16": False,
@@ -155,7 +156,7 @@ def training_flags(
     if batch_size is not None:
         flags += ["--micro-batch-size", str(batch_size), "--global-batch-size", str(batch_size)]
     if start is not None:
-        flags += ["--load", str(start), "--no-load-optim"]
+        flags += ["--init-from", str(start)]
     return flags
 
 

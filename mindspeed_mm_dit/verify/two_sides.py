@@ -19,6 +19,7 @@ from mindspeed_mm_dit.verify.worker import Job, draw_inputs
 
 INPUTS = 4
 """Samples of the forward pass and the gradients."""
+WEIGHTS = "weights.safetensors"
 Sides = tuple[Side, Side]
 
 
@@ -33,16 +34,14 @@ def compare_sides(
         steps: of training, on ``data`` with the flags in ``train_args``; sample_steps: of the quick sampler; 0: none.
     """
     config = load_model_config(model)
-    starts = [folder / f"{side.label}_start" if checkpoint and steps else None for side in sides]
-    measured = _measure(sides, folder, config, model, checkpoint, seed, starts)
+    measured = _measure(sides, folder, config, model, checkpoint, seed)
     findings = compare(*measured)
-    flags: list[str] = []
     training: list[Training] = []
-    for side, start in zip(sides, starts):
-        if steps:
-            flags = training_flags(model, str(data), train_args, steps, seed, batch_size, start)
-            _say(f"{side.label}: {steps} training steps")
-            training.append(side.train(flags, folder))
+    start = folder / WEIGHTS if checkpoint else None
+    flags = training_flags(model, str(data), train_args, steps, seed, batch_size, start) if steps else []
+    for side in sides if steps else ():
+        _say(f"{side.label}: {steps} training steps")
+        training.append(side.train(flags, folder))
     if training:
         findings["training"] = compare_losses(*(run.losses for run in training))
     drawn = (
@@ -58,20 +57,18 @@ def compare_sides(
 
 
 def _measure(
-    sides: Sides, folder: Path, config: ModelConfig, model: str, checkpoint: str | None, seed: int,
-    starts: list[Path | None],
-) -> tuple[Measured, Measured]:  # fmt: skip
+    sides: Sides, folder: Path, config: ModelConfig, model: str, checkpoint: str | None, seed: int
+) -> tuple[Measured, Measured]:
     """Run both workers, first the one that can read the checkpoint: it leaves the weights for the other."""
     np.savez(folder / "inputs.npz", **draw_inputs(config, seed, INPUTS))  # type: ignore[arg-type]
     path = find_checkpoint(checkpoint) if checkpoint else None
     of_mindspore = path is not None and (path / "state.ckpt").is_file()
-    ordered = sorted(zip(sides, starts), key=lambda pair: (pair[0].framework == "mindspore") != of_mindspore)
-    for side, start in ordered:
+    for side in sorted(sides, key=lambda side: (side.framework == "mindspore") != of_mindspore):
         _say(f"{side.label}: forward pass and gradients")
         job = Job(
             framework=side.framework, model=model, checkpoint=str(path) if path else None,
-            weights=str(folder / "weights.safetensors"), inputs=str(folder / "inputs.npz"),
-            output=str(folder / f"{side.label}.npz"), start=str(start) if start else None, seed=seed,
+            weights=str(folder / WEIGHTS), inputs=str(folder / "inputs.npz"),
+            output=str(folder / f"{side.label}.npz"), seed=seed,
         )  # fmt: skip
         side.measure([job], folder)
     first, second = (Measured.read(folder / f"{side.label}.npz") for side in sides)
@@ -83,7 +80,7 @@ def _sample(sides: Sides, folder: Path, config: ModelConfig, model: str, seed: i
     sampler = objective_of(config.diffusion).quick_sampler
     scale = 2.0 if config.predictor.conditions.has_null else 1.0
     classes = range(min(4, config.predictor.conditions.label.num_classes))
-    flags = ["--checkpoint", str(folder / "weights.safetensors"), "--model", model, "--num-per-class", "4"]
+    flags = ["--checkpoint", str(folder / WEIGHTS), "--model", model, "--num-per-class", "4"]
     flags += ["--classes", ",".join(map(str, classes)), "--sampler", sampler, "--steps", str(steps)]
     flags += ["--cfg-scale", str(scale), "--seed", str(seed)]
     images = []

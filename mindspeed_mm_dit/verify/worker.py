@@ -25,7 +25,7 @@ import numpy as np
 from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config
 from mindspeed_mm_dit.data.draws import Stream, normals, philox
 from mindspeed_mm_dit.errors import UserError
-from mindspeed_mm_dit.framework import activate, active
+from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.verify.compare import COMPARED
 from mindspeed_mm_dit.verify.table import measured
 
@@ -55,8 +55,6 @@ class Job:
     """Decides drawn weights."""
     checkpoint: str | None = None
     """Where the weights come from; None: they are drawn from ``seed``."""
-    start: str | None = None
-    """Folder to write a checkpoint into, from which this side's training starts; None: do not."""
 
 
 def main(argv: list[str]) -> int:
@@ -83,8 +81,6 @@ def measure(job: Job) -> None:
     process = runtime.to_runtime_device(objective_of(config.diffusion).build(config.diffusion))
     _load_weights(predictor, config, job)
     predictor = runtime.to_runtime_device(predictor)
-    if job.start is not None:
-        _write_start(predictor, Path(job.start), job.seed)
     with np.load(job.inputs) as file:
         watched = WatchedStep(predictor, process, runtime.to_device(dict(file)))
     found = {**dict(measured(COMPARED, watched)), **watched.inputs, "facts": np.array(json.dumps(_facts()))}
@@ -179,7 +175,7 @@ def _load_weights(predictor: Any, config: ModelConfig, job: Job) -> None:
     from mindspeed_mm_dit.checkpoint.fitting import check_names
     from mindspeed_mm_dit.checkpoint.store import find_checkpoint
     from mindspeed_mm_dit.checkpoint.weights import read_weights
-    from mindspeed_mm_dit.framework import runtime
+    from mindspeed_mm_dit.framework import ops, runtime
     from mindspeed_mm_dit.models.init import initial_weights
 
     if Path(job.weights).is_file():
@@ -193,7 +189,7 @@ def _load_weights(predictor: Any, config: ModelConfig, job: Job) -> None:
         found = {name: array.shape for name, array in weights.items()}
         check_names(runtime.shapes(predictor), found, f"--checkpoint = {job.checkpoint}")
     runtime.load_arrays(predictor, weights)
-    save_file(_arrays(predictor), job.weights)
+    save_file({name: np.ascontiguousarray(ops.numpy(p)) for name, p in predictor.named_parameters()}, job.weights)
 
 
 def _nudged(name: str, value: np.ndarray, seed: int) -> np.ndarray:
@@ -201,22 +197,6 @@ def _nudged(name: str, value: np.ndarray, seed: int) -> np.ndarray:
         return value
     draw = philox((seed, zlib.crc32(name.encode())))
     return draw.standard_normal(value.shape, np.float32) * np.float32(NUDGE)
-
-
-def _arrays(predictor: Any) -> Arrays:
-    from mindspeed_mm_dit.framework import ops
-
-    return {name: np.ascontiguousarray(ops.numpy(p)) for name, p in predictor.named_parameters()}
-
-
-def _write_start(predictor: Any, folder: Path, seed: int) -> None:
-    """Write the weights as a checkpoint of iteration 0 in this framework's own format."""
-    from mindspeed_mm_dit.checkpoint.convert import write
-    from mindspeed_mm_dit.checkpoint.state import State
-
-    arrays = _arrays(predictor)
-    facts = {"iteration": 0, "consumed_samples": 0, "seed": seed}
-    write(folder, active(), State({"model": arrays, "ema": arrays}, facts))
 
 
 def _facts() -> dict[str, str]:
