@@ -13,6 +13,7 @@ from mindspeed_mm_dit.checkpoint import checksums, frequencies
 from mindspeed_mm_dit.checkpoint.fitting import check_names
 from mindspeed_mm_dit.checkpoint.formats import FORMATS, Room, of_source, of_target
 from mindspeed_mm_dit.checkpoint.formats.diffusers import with_vae_config
+from mindspeed_mm_dit.checkpoint.places import without_places
 from mindspeed_mm_dit.checkpoint.shapes import Shapes, predictor_of, vae_config, vae_shapes
 from mindspeed_mm_dit.checkpoint.state import Arrays, State
 from mindspeed_mm_dit.checkpoint.store import SETTINGS, CheckpointStore, find_checkpoint
@@ -204,7 +205,12 @@ def _for_training(state: State, weights: str | None) -> tuple[State, list[str]]:
 
 
 def write(target: Path, target_format: str, state: State) -> None:
-    """Write beside ``target``, then move into its place."""
+    """Write beside ``target``, then move into its place; of the facts no folder of this machine stays.
+
+    (A pipeline keeps none, and has yet to find the autoencoder.)
+    """
+    if target_format != "pipeline":
+        state = replace(state, facts=without_places(state.facts))
     aside = target.with_name(f".{target.name}.partial")
     _remove(aside)
     target.parent.mkdir(parents=True, exist_ok=True)

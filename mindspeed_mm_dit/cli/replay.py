@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from mindspeed_mm_dit.checkpoint.places import COMMAND
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore, read_facts
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, PlatformError
 
@@ -38,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Replay a step; 0 if it is finite, 1 if not."""
-    from mindspeed_mm_dit.training.position import COMMAND, found  # (imports a framework)
+    from mindspeed_mm_dit.training.position import found  # (imports a framework)
 
     root, checkpoint = _places(Path(os.path.realpath(args.checkpoint)))
     left = found(root)
@@ -89,8 +90,6 @@ def _before(iteration: int, root: Path, checkpoint: Path | None) -> Path | None:
 
 def _command(root: Path, checkpoint: Path | None) -> Any:
     """Return the command that ``checkpoint``, or where there is none before the step the first after it, comes from."""
-    from mindspeed_mm_dit.training.position import COMMAND
-
     store = CheckpointStore(root)
     known = [checkpoint] if checkpoint else [store.path(number) for number in store.iterations()[:1]]
     return read_facts(known[0]).get(COMMAND) if known else None
@@ -109,6 +108,7 @@ def _flags(command: Any, changed: list[str], root: Path) -> argparse.Namespace:
             "resume it in the standalone host, which keeps its flags with the next checkpoint",
         )
     flags = whole_parser().parse_strictly([*command["arguments"], *changed])
-    if os.path.isdir(command["folder"]):
-        os.chdir(command["folder"])  # where the paths of its flags begin
+    begun_in = root / command["folder"]
+    if (begun_in / flags.mm_model).is_file():
+        os.chdir(begun_in)  # where the paths of its flags begin; of a checkpoint that has moved alone, here
     return argparse.Namespace(**{**vars(flags), **UNUSED, **dict.fromkeys(map(asking, trackers())), "load": None})

@@ -10,6 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, Protocol
 
+from mindspeed_mm_dit.checkpoint.places import without_places
 from mindspeed_mm_dit.evaluation.pictures import Pictures
 from mindspeed_mm_dit.pages import embed, table, write_page
 
@@ -84,7 +85,7 @@ class Evaluation:
 
     def write(self, folder: Path, grid_png: bytes) -> None:
         """Write report.json and report.html, with a picture of samples, into ``folder``."""
-        content = _finite(asdict(self))
+        content = without_places(_finite(asdict(self)))
         text = json.dumps(content, indent=1, allow_nan=False) + "\n"
         (folder / REPORT).write_text(text, encoding="utf-8")
         found, settings = self.judgement, dict(content)

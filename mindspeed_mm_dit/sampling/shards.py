@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from mindspeed_mm_dit.checkpoint.places import without_places
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.data.draws import Stream, generator
 from mindspeed_mm_dit.errors import ConfigError, DataError
@@ -64,7 +65,7 @@ class Drawing:
 
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON has it: tuples are lists."""
-        return json.loads(json.dumps(asdict(self)))
+        return without_places(json.loads(json.dumps(asdict(self))))
 
 
 def draw_labels(rule: LabelRule, num: int, num_classes: int, seed: int) -> np.ndarray:
@@ -84,7 +85,7 @@ class Shards:
             ConfigError: it holds the images of another drawing; the settings that differ are named.
         """
         self.folder, self.drawing, self.joined = folder, drawing, folder / JOINED
-        there, here, what = read_drawing(folder), drawing.as_json(), f"--output = {folder}"
+        there, here, what = without_places(read_drawing(folder)), drawing.as_json(), f"--output = {folder}"
         if there is None:
             if self.joined.exists() or any(folder.glob(f"{PARTS}/*.npy")):
                 raise ConfigError(what, f"holds images and no {DRAWING} that says which", "name another folder")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import signal
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""What asks politely: an order from outside, Ctrl-C, a shell that is closed. The first that came gives the code."""
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""What asks politely: an order from outside, Ctrl-C, a shell that is closed, its Ctrl-\\. The first gives the
+code."""
 
 USER_ERROR = 2
 """A run, or a process of it, that has named what was wrong."""

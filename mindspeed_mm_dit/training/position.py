@@ -9,25 +9,32 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from mindspeed_mm_dit.checkpoint.places import COMMAND, below
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework import runtime
 
-COMMAND = "command"
-"""Key of run.json: the flags of the run, and the folder that it was started in."""
 NOT_FINITE = "not_finite.json"
 """Beside the checkpoints: the step that was not finite, with the command of its run."""
 
 
-def command() -> dict[str, Any]:
-    """Return the command of this run."""
-    return {"arguments": sys.argv[1:], "folder": os.getcwd()}
+def command(save: str) -> dict[str, Any]:
+    """Return the command of this run: paths inside the folder that it was started in begin there.
+
+    That folder is told from ``save``, the --save folder, where this is inside it: both may move, and name no machine.
+    """
+    here, there = os.getcwd(), os.path.realpath(save)
+    is_inside = os.path.commonpath([here, there]) == here
+    return {
+        "arguments": [below(word, here) for word in sys.argv[1:]],
+        "folder": os.path.relpath(here, there) if is_inside else here,
+    }
 
 
 def leave(save: str | None, iteration: int, loss: float, grad_norm: float) -> None:
     """Keep which step was not finite, on the first rank; a disk that fails keeps nothing."""
     if not save or runtime.rank() != 0:
         return
-    facts = {"iteration": iteration, "loss": str(loss), "grad_norm": str(grad_norm), COMMAND: command()}
+    facts = {"iteration": iteration, "loss": str(loss), "grad_norm": str(grad_norm), COMMAND: command(save)}
     with suppress(OSError):
         (Path(save) / NOT_FINITE).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 

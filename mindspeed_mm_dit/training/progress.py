@@ -9,12 +9,13 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from mindspeed_mm_dit.checkpoint.claim import Claim
+from mindspeed_mm_dit.checkpoint.places import COMMAND
 from mindspeed_mm_dit.checkpoint.store import BEST, CheckpointStore, unwritten
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.training.changes import run_facts
 from mindspeed_mm_dit.training.contract import Checkpoints, Engine
-from mindspeed_mm_dit.training.position import COMMAND, command
+from mindspeed_mm_dit.training.position import command
 from mindspeed_mm_dit.training.start import Start, is_save, print_rank_0
 
 
@@ -61,7 +62,7 @@ class Progress:
             return
         iteration, store = self.iteration, self._store
         facts = run_facts(self._args, iteration, self.consumed_samples) | ({BEST: self._best} if self._best else {})
-        facts[COMMAND] = command()
+        facts[COMMAND] = command(self._args.save)
         state = self._engine.state(with_optimizer=not self._args.no_save_optim)
         state.update(self._checkpoints.entries_for_mindspeed_mm(facts, self._args.mm.model.predictor))
         self._writer.write(state, store.partial_path(iteration), lambda: self._commit(iteration, facts))

@@ -33,7 +33,7 @@ class Stop:
 
 
 class StopRequest:
-    """While entered, notes SIGTERM, SIGHUP and the first SIGINT; the ranks agree on them before each step.
+    """While entered, notes SIGTERM, SIGHUP, SIGQUIT and the first SIGINT; the ranks agree on them before each step.
 
     ``minutes``: after which the run is to end as well, counted from now; None: it has all the time there is.
     """

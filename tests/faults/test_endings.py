@@ -23,7 +23,7 @@ needs_mindspore = pytest.mark.skipif(
     not Path(MINDSPORE_PYTHON).is_file(), reason="MM_DIT_MINDSPORE_PYTHON names no interpreter"
 )
 CHECKPOINTS = {"pytorch": torch_dcp, "mindspore": mindspore_ckpt}
-TERM, INT, HUP, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL
+TERM, INT, HUP, QUIT, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +47,9 @@ def steps_saved(run: Run, folder: str = "checkpoints") -> int:
         (1, TERM, ""),
         (2, INT, ""),
         (2, HUP, "--use-torch-fsdp2"),
+        (2, QUIT, ""),
         *(pytest.param(r, n, f, marks=pytest.mark.campaign)
-          for r in (1, 2) for n in (TERM, INT, HUP) for f in ("", "--use-torch-fsdp2")),
+          for r in (1, 2) for n in (TERM, INT, HUP, QUIT) for f in ("", "--use-torch-fsdp2")),
     ],
 )  # fmt: skip
 def test_a_signal_saves_and_gives_its_code(tmp_path, config, ranks, number, flags):
@@ -104,7 +105,7 @@ def test_two_msruns_share_a_machine_and_a_folder_and_end_as_they_are_asked_to(tm
 @needs_mindspore
 @pytest.mark.campaign
 @pytest.mark.parametrize("whom", ["launcher", "msrun"])
-@pytest.mark.parametrize("number", [TERM, HUP, KILL])
+@pytest.mark.parametrize("number", [TERM, HUP, QUIT, KILL])
 def test_no_msrun_leaves_a_worker_behind(tmp_path, config, whom, number):
     run = Run(tmp_path, config, "", "mindspore")
     run.wait_for("iteration +3/")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -31,12 +33,12 @@ def tiny(tmp_path_factory, digits_folder):
     return Configs.create(tmp_path_factory.mktemp("tiny"), digits_folder, hidden_size=32, num_layers=2, num_heads=2)
 
 
-def replay(folder: Path, flags: str, ranks: int = 1) -> tuple[int, str]:
+def replay(folder: Path, flags: str, ranks: int = 1, cwd: Path | None = None) -> tuple[int, str]:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)] if ranks > 1 else []
     done = subprocess.run(
         [sys.executable, *launcher, "-m", "mindspeed_mm_dit.cli.main", *(["--"] if launcher else []), "replay",
          "--checkpoint", str(folder), *flags.split()],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, text=True, capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, text=True, capture_output=True, cwd=cwd,
     )  # fmt: skip
     return done.returncode, done.stdout + done.stderr
 
@@ -73,6 +75,22 @@ def test_a_step_of_two_sharded_ranks_with_recompute_too(tiny, tmp_path):
     code, said = replay(tmp_path / "ck", "--iteration 2", 2)
     assert code == 0 and head(2, outcome.lines[2]) in said, said
     assert said.index("rank 0:") < said.index("rank 1:") and "  8  " in said and "  15  " in said
+
+
+@pytest.mark.ranks
+def test_a_run_whose_folder_has_moved_is_replayed_and_names_no_machine(tiny, tmp_path):
+    home = tmp_path / "alice"
+    shutil.copytree(tiny.folder, home)
+    outcome = Configs(home).run(FLAGS + "--train-iters 3 --lr 1e-3 --save-interval 2 --save out/ck")
+    assert outcome.code == 0, outcome.output
+    written = read_facts(CheckpointStore(home / "out/ck").path(2))
+    assert "alice" not in json.dumps(written) and written["command"]["folder"] == "../.."
+    home.rename(tmp_path / "bob")
+    code, said = replay(tmp_path / "bob/out/ck", "--iteration 3")
+    assert code == 0 and head(3, outcome.lines[3]) in said, said
+    (tmp_path / "bob/out/ck").rename(tmp_path / "ck")  # the checkpoints alone, replayed where the configs are
+    code, said = replay(tmp_path / "ck", "--iteration 3", cwd=tmp_path / "bob")
+    assert code == 0 and head(3, outcome.lines[3]) in said, said
 
 
 @pytest.mark.ranks

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from mindspeed_mm_dit.training import signals
+from mindspeed_mm_dit.training.exit_codes import SIGNALS
 
 
 def test_a_ctrl_c_that_a_launcher_passes_on_is_one_request_and_a_later_one_interrupts(framework, monkeypatch):
@@ -40,6 +41,16 @@ def test_the_first_of_several_reasons_gives_the_code(framework):
         assert stop.agree().code == 143
         stop.note(OSError("gone"))
         assert stop.agree().code == 2
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_every_signal_that_asks_politely_is_kept_until_the_ranks_agree(framework, number):
+    assert signal.SIGQUIT in SIGNALS
+    before = signal.getsignal(number)
+    with signals.StopRequest() as stop:
+        signal.raise_signal(number)
+        assert stop.agree() == signals.Stop(f"asked to stop by {number.name}", 128 + number)
+    assert signal.getsignal(number) is before
 
 
 def test_a_run_ends_well_when_its_minutes_are_over_unless_something_else_ends_it(framework, monkeypatch):

@@ -1,0 +1,39 @@
+"""Files that leave a machine name none of its folders."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from mindspeed_mm_dit.checkpoint import convert
+from mindspeed_mm_dit.checkpoint.formats import FORMATS
+from mindspeed_mm_dit.checkpoint.places import below, without_places
+from mindspeed_mm_dit.checkpoint.state import State
+
+FACTS = {
+    "iteration": 3, "model": {"ae": {"from_pretrained": "/home/alice/vae"}, "predictor": {"model_id": "dit"}},
+    "command": {"arguments": ["--mm-data", "/home/alice/d.json", "--save=/home/alice/ck"], "folder": "/home/alice"},
+    "settings": {}, "classes": ["a/b", "cat"],
+}  # fmt: skip
+
+
+def test_absolute_paths_are_cut_to_their_names_and_nothing_else_is():
+    assert without_places(FACTS) == {
+        **FACTS, "model": {"ae": {"from_pretrained": "vae"}, "predictor": {"model_id": "dit"}},
+        "command": {"arguments": ["--mm-data", "d.json", "--save=ck"], "folder": "."},
+    }  # fmt: skip
+    assert without_places({"what": "--reference = /home/alice/ref.npz"}) == {"what": "--reference = ref.npz"}
+    assert below("--save=/a/b/c", "/a") == "--save=b/c" and below("/a/b", "/a") == "b"
+    assert below("/ab/c", "/a") == "/ab/c" and below("b/c", "/a") == "b/c"
+
+
+@pytest.mark.parametrize("kind", ["pt", "safetensors", "pytorch"])
+def test_what_is_written_for_others_says_nothing_of_where_it_was_made(tmp_path, kind):
+    weights = {"w": np.ones(3, np.float32)}
+    trees = {"model": weights} if kind == "safetensors" else {"model": weights, "ema": weights}
+    endings = FORMATS[kind].endings
+    convert.write(tmp_path / f"out{endings[0] if endings else ''}", kind, State(trees, FACTS))
+    written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert b"alice" not in written and (b"from_pretrained" in written) and json.dumps("vae").encode()[1:-1] in written
