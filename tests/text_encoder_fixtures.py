@@ -45,6 +45,18 @@ def write_clip(folder: Path, projected: bool) -> Path:
     return folder
 
 
+def write_t5(folder: Path) -> Path:
+    """Write a whole T5, with its decoder, of width 16."""
+    import torch
+    import transformers
+
+    _write_tokenizer(folder, ("<pad>", "</s>", "<unk>"), "", "</s>", "<pad>")
+    torch.manual_seed(0)
+    config = transformers.T5Config(vocab_size=8, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2)
+    transformers.T5ForConditionalGeneration(config).save_pretrained(folder)
+    return folder
+
+
 def _write_tokenizer(folder, special, begin, end, pad, end_last=False):
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
@@ -53,7 +65,7 @@ def _write_tokenizer(folder, special, begin, end, pad, end_last=False):
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token=next(name for name in special if "unk" in name.lower())))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{begin} $A {end}", special_tokens=[(begin, ids[begin]), (end, ids[end])]
+        single=f"{begin} $A {end}".strip(), special_tokens=[(name, ids[name]) for name in (begin, end) if name]
     )
     folder.mkdir(parents=True)
     tokenizer.save(str(folder / "tokenizer.json"))

@@ -22,7 +22,7 @@ from mindspeed_mm_dit.configs.plugins import load_plugins
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.configs.presets import PRESETS
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
-from mindspeed_mm_dit.configs.text_encoder import BertConfig, CLIPTextConfig, TextEncoderConfig, UMT5Config
+from mindspeed_mm_dit.configs.text_encoder import BertConfig, CLIPTextConfig, T5Config, TextEncoderConfig, UMT5Config
 from mindspeed_mm_dit.configs.wan import WanConfig
 from mindspeed_mm_dit.configs.wan_flow import WanFlowConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, nearest
@@ -47,6 +47,7 @@ AE_CONFIGS: dict[str, type[AutoencoderConfig]] = {
 TEXT_ENCODER_CONFIGS: dict[str, type[TextEncoderConfig]] = {
     "umt5": UMT5Config,
     "UMT5": UMT5Config,
+    "t5": T5Config,
     "bert": BertConfig,
     "clip": CLIPTextConfig,
 }

@@ -154,6 +154,16 @@ class UMT5Config(TransformersTextConfig):
 
 
 @dataclass(frozen=True)
+class T5Config(TransformersTextConfig):
+    """T5 (Raffel et al. 2020), the text encoder of Stable Diffusion 3 and FLUX beside CLIP's, through transformers."""
+
+    model_id: Literal["t5"] = "t5"
+    """Kind of encoder."""
+
+    width_key = "d_model"
+
+
+@dataclass(frozen=True)
 class BertConfig(TransformersTextConfig):
     """BERT (Devlin et al. 2019), and what sentence-transformers makes of it, such as MiniLM: states and their mean."""
 

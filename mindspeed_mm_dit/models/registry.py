@@ -23,6 +23,7 @@ from mindspeed_mm_dit.framework import active, own
 from mindspeed_mm_dit.models.autoencoder import AutoencoderKind, NoAutoencoder, PixelAutoencoder
 from mindspeed_mm_dit.models.bert import BERT
 from mindspeed_mm_dit.models.clip_text import CLIP_TEXT
+from mindspeed_mm_dit.models.t5 import T5
 from mindspeed_mm_dit.models.text_encoder import TextEncoder, TextEncoderKind
 from mindspeed_mm_dit.models.umt5 import UMT5
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES, register_objective
@@ -74,7 +75,7 @@ AUTOENCODERS: dict[str, AutoencoderKind] = {
     )
 }  # fmt: skip
 AE_MODEL_MAPPINGS: dict[str, Builder] = {name: kind.build for name, kind in AUTOENCODERS.items()}
-TEXT_ENCODERS: dict[str, TextEncoderKind] = {"umt5": UMT5, "UMT5": UMT5, "bert": BERT, "clip": CLIP_TEXT}
+TEXT_ENCODERS: dict[str, TextEncoderKind] = {"umt5": UMT5, "UMT5": UMT5, "t5": T5, "bert": BERT, "clip": CLIP_TEXT}
 
 
 def load_autoencoder(config: AutoencoderConfig, encodes: bool = True) -> Any:

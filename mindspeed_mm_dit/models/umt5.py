@@ -15,12 +15,9 @@ def _open_tokenizer(config: UMT5Config) -> CaptionTokenizer:
 
 
 def _build(config: UMT5Config) -> Any:
-    from mindspeed_mm_dit.models.transformers_pytorch import TransformersEncoder
+    from mindspeed_mm_dit.models.transformers_pytorch import TransformersEncoder, last_states
 
-    def ask(module: Any, ids: Any, mask: Any) -> tuple[Any, None]:
-        return module(input_ids=ids, attention_mask=mask).last_hidden_state, None
-
-    return TransformersEncoder(config, "UMT5EncoderModel", ask)
+    return TransformersEncoder(config, "UMT5EncoderModel", last_states)
 
 
 UMT5 = TextEncoderKind(UMT5Config, _open_tokenizer, _build, check_files)

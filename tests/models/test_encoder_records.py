@@ -73,7 +73,14 @@ def test_a_text_encoder_answers_everything(name, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(said))
     (tmp_path / "tokenizer_config.json").write_text("{}")
     config = of_folder(TEXTS_WITH_OURS[name].config, tmp_path)
-    widths = {"umt5": (24, None), "UMT5": (24, None), "bert": (24, 24), "clip": (24, 12), "letters": (16, 16)}
+    widths = {
+        "umt5": (24, None),
+        "UMT5": (24, None),
+        "t5": (24, None),
+        "bert": (24, 24),
+        "clip": (24, 12),
+        "letters": (16, 16),
+    }
     assert (config.states_width(), config.pooled_width()) == widths[name]
     assert config.max_length > 1 and config.truncate is False and config.dtype in ("fp32", "bf16")
     assert set(config.frameworks) <= set(FRAMEWORKS) and config.identity() and config.model_id

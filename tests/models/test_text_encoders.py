@@ -13,10 +13,10 @@ pytest.importorskip("transformers", reason="requirements/video.txt")
 import torch
 import transformers
 
-from mindspeed_mm_dit.configs.text_encoder import BertConfig, CLIPTextConfig
+from mindspeed_mm_dit.configs.text_encoder import BertConfig, CLIPTextConfig, T5Config
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.registry import load_text_encoder, open_tokenizer
-from tests.text_encoder_fixtures import CAPTIONS, write_bert, write_clip
+from tests.text_encoder_fixtures import CAPTIONS, write_bert, write_clip, write_t5
 
 MEAN = {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
 
@@ -56,6 +56,16 @@ def test_a_way_of_pooling_that_is_not_known_is_named(tmp_path):
     config = BertConfig(str(write_bert(tmp_path / "bert", {"pooling_mode_max_tokens": True})), max_length=8)
     with pytest.raises(ConfigError, match=r"modules\.json: pools in an unknown way: \['max_tokens'\]"):
         config.pooling()
+
+
+def test_t5_answers_the_states_of_its_encoder(framework, tmp_path):
+    folder = write_t5(tmp_path / "t5")
+    config = T5Config(str(folder), max_length=8, dtype="fp32", zero_padding=True)
+    ids, mask, found = encoded(framework, config)
+    with torch.no_grad():
+        states = transformers.T5EncoderModel.from_pretrained(folder).eval()(ids, mask).last_hidden_state
+    torch.testing.assert_close(found.states, states * mask[:, :, None])
+    assert found.pooled is None and mask.sum(1).tolist() == [5, 3, 1] and config.states_width() == 16
 
 
 @pytest.mark.parametrize("projected", [False, True])
