@@ -40,8 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Look and print."""
     from mindspeed_mm_dit.configs.data import load_data_config
+    from mindspeed_mm_dit.configs.files import is_folder
     from mindspeed_mm_dit.data.cache import Cache
-    from mindspeed_mm_dit.data.files import is_folder
     from mindspeed_mm_dit.data.order import split
     from mindspeed_mm_dit.data.rows import Wanted
     from mindspeed_mm_dit.data.sources import source_of

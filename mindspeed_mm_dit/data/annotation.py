@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mindspeed_mm_dit.configs.files import UnusableFile, read_bytes
 from mindspeed_mm_dit.configs.limits import shown
-from mindspeed_mm_dit.data.files import UnusableFile, read_bytes
 from mindspeed_mm_dit.errors import DataError
 
 KEYS = ("path", "cap", "num_frames", "fps", "resolution")

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from mindspeed_mm_dit.data.files import is_folder, reason_of
+from mindspeed_mm_dit.configs.files import is_folder, reason_of
 from mindspeed_mm_dit.errors import DataError
 
 

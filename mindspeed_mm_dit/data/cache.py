@@ -24,11 +24,11 @@ from typing import Any
 
 import numpy as np
 
+from mindspeed_mm_dit.configs.files import UnusableFile, read_bytes
 from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.data.cache_before import index_of_before, names_of_before, rows_of_before
 from mindspeed_mm_dit.data.conditions.text import NO_CAPTION
-from mindspeed_mm_dit.data.files import UnusableFile, read_bytes
 from mindspeed_mm_dit.data.mapped import MAKE_AGAIN, map_tensors
 from mindspeed_mm_dit.data.rows import Read, Rows
 from mindspeed_mm_dit.errors import ConfigError, DataError

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mindspeed_mm_dit.data.files import read_bytes
+from mindspeed_mm_dit.configs.files import read_bytes
 from mindspeed_mm_dit.errors import DataError
 
 _IMAGES, _CLIPS = "latents", "features"

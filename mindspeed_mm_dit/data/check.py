@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from mindspeed_mm_dit.data.files import UnusableFile, check_file
+from mindspeed_mm_dit.configs.files import UnusableFile, check_file
 from mindspeed_mm_dit.data.threads import in_threads
 from mindspeed_mm_dit.data.transforms import open_image
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from mindspeed_mm_dit.configs.clips import ClipsParam
+from mindspeed_mm_dit.configs.files import UnusableFile
 from mindspeed_mm_dit.data.clips import Clip, is_still
 from mindspeed_mm_dit.data.draws import Stream, uniforms
-from mindspeed_mm_dit.data.files import UnusableFile
 from mindspeed_mm_dit.data.frames import fit_frames, frame_numbers
 from mindspeed_mm_dit.data.rows import Read, Rows
 from mindspeed_mm_dit.data.transforms import load_still

@@ -12,9 +12,9 @@ from typing import NamedTuple
 from tqdm import tqdm
 
 from mindspeed_mm_dit.configs.clips import ClipsParam
+from mindspeed_mm_dit.configs.files import UnusableFile, check_file
 from mindspeed_mm_dit.data.annotation import KEYS, Entry, Line, UnusableEntry, entry_of, read_annotation
 from mindspeed_mm_dit.data.builtin import provide
-from mindspeed_mm_dit.data.files import UnusableFile, check_file
 from mindspeed_mm_dit.data.frames import SAME_RATE, check_proportions, frame_numbers, step_between
 from mindspeed_mm_dit.data.moving_digits import write_moving_digits
 from mindspeed_mm_dit.data.rows import Rows, Wanted

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mindspeed_mm_dit.data.files import UnusableFile, check_file, digest_of
+from mindspeed_mm_dit.configs.files import UnusableFile, check_file, digest_of
 from mindspeed_mm_dit.data.threads import in_threads
 
 

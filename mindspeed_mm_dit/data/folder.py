@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from mindspeed_mm_dit.configs.files import is_folder
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.data.check import look_at, notes_on_sizes, similar_name
-from mindspeed_mm_dit.data.files import is_folder
 from mindspeed_mm_dit.data.listing import list_images
 from mindspeed_mm_dit.data.rows import Rows, Wanted
 from mindspeed_mm_dit.data.shards import list_shards

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
-from mindspeed_mm_dit.data.files import UnusableFile
+from mindspeed_mm_dit.configs.files import UnusableFile
 from mindspeed_mm_dit.data.transforms import MAX_SCALED_PIXELS
 
 SAME_RATE = 0.1

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from mindspeed_mm_dit.data.files import UnusableFile, check_file, read_bytes
+from mindspeed_mm_dit.configs.files import UnusableFile, check_file, read_bytes
 from mindspeed_mm_dit.errors import DataError
 
 COLUMNS = ("image_path", "label")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mindspeed_mm_dit.data.files import is_folder
+from mindspeed_mm_dit.configs.files import is_folder
 from mindspeed_mm_dit.data.labels_csv import is_index
 from mindspeed_mm_dit.data.listing import class_folders, indices_in, of_folders
 from mindspeed_mm_dit.data.shards import KINDS

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from mindspeed_mm_dit.configs.files import is_folder, reason_of
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.data.builtin import BUILTIN_SOURCES, check_is_source, provide
-from mindspeed_mm_dit.data.files import is_folder, reason_of
 from mindspeed_mm_dit.data.labels_csv import is_index, read_labels
 from mindspeed_mm_dit.data.transforms import readable_formats
 from mindspeed_mm_dit.errors import DataError, nearest

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from mindspeed_mm_dit.data.files import UnusableFile, check_file
+from mindspeed_mm_dit.configs.files import UnusableFile, check_file
 from mindspeed_mm_dit.errors import DataError
 
 MAKE_AGAIN = "remove it and run mm-dit cache-latents again: it keeps the other shards"

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.data.files import UnusableFile, check_file, reason_of
+from mindspeed_mm_dit.configs.files import UnusableFile, check_file, reason_of
 from mindspeed_mm_dit.data.scanned import Scanned
 from mindspeed_mm_dit.errors import DataError, PlatformError, nearest
 

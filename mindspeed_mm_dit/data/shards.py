@@ -19,9 +19,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from tqdm import tqdm
 
+from mindspeed_mm_dit.configs.files import UnusableFile, check_file, is_folder
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.data import parquet_rows, tar_rows
-from mindspeed_mm_dit.data.files import UnusableFile, check_file, is_folder
 from mindspeed_mm_dit.data.scanned import Scanned
 from mindspeed_mm_dit.errors import DataError
 

@@ -11,7 +11,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from mindspeed_mm_dit.data.files import UnusableFile, check_file, reason_of
+from mindspeed_mm_dit.configs.files import UnusableFile, check_file, reason_of
 from mindspeed_mm_dit.data.labels_csv import NUMBER
 from mindspeed_mm_dit.data.scanned import Scanned
 from mindspeed_mm_dit.data.transforms import readable_formats

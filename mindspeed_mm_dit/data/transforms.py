@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
-from mindspeed_mm_dit.data.files import UnusableFile, check_file, reason_of
+from mindspeed_mm_dit.configs.files import UnusableFile, check_file, reason_of
 
 _MODES = {1: "L", 3: "RGB"}
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mindspeed_mm_dit.data.files import UnusableFile, check_file, reason_of
+from mindspeed_mm_dit.configs.files import UnusableFile, check_file, reason_of
 from mindspeed_mm_dit.errors import PlatformError
 
 

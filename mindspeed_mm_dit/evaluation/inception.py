@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from mindspeed_mm_dit.configs.files import UnusableFile, check_file
 from mindspeed_mm_dit.configs.limits import check_path
-from mindspeed_mm_dit.data.files import UnusableFile, check_file
 from mindspeed_mm_dit.errors import CheckpointError, PlatformError
 from mindspeed_mm_dit.evaluation.pictures import POOL, SPATIAL, Pictures, sha256_of
 from mindspeed_mm_dit.framework import ops, runtime

@@ -13,9 +13,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from mindspeed_mm_dit.configs.files import UnusableFile, add_content, check_file, reason_of
 from mindspeed_mm_dit.configs.limits import check_path, shown
 from mindspeed_mm_dit.data.check import look_at
-from mindspeed_mm_dit.data.files import UnusableFile, add_content, check_file, reason_of
 from mindspeed_mm_dit.data.transforms import load_pixels, open_image, readable_formats
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.evaluation.metrics import Gaussian

@@ -12,8 +12,8 @@ from typing import TypeVar
 
 import numpy as np
 
+from mindspeed_mm_dit.configs.files import UnusableFile, check_file, is_folder
 from mindspeed_mm_dit.configs.limits import LARGEST, shown
-from mindspeed_mm_dit.data.files import UnusableFile, check_file, is_folder
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.training.validation import QUARTERS, name_of, scalar_of
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.data.files import UnusableFile
+from mindspeed_mm_dit.configs.files import UnusableFile
 from mindspeed_mm_dit.data.frames import (
     check_proportions,
     covering_size,

@@ -5,7 +5,7 @@ import pytest
 
 pytest.importorskip("av", reason="requirements/video.txt")
 
-from mindspeed_mm_dit.data.files import UnusableFile
+from mindspeed_mm_dit.configs.files import UnusableFile
 from mindspeed_mm_dit.data.video_file import look_at_video, read_frames, write_video
 
 FRAMES = 6

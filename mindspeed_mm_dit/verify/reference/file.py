@@ -13,9 +13,9 @@ import numpy as np
 
 from mindspeed_mm_dit.checkpoint.fitting import check_names
 from mindspeed_mm_dit.checkpoint.shapes import check_claimed_sizes
+from mindspeed_mm_dit.configs.files import UnusableFile, check_file
 from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.configs.strict import from_mapping
-from mindspeed_mm_dit.data.files import UnusableFile, check_file
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.framework import ops, runtime
 
