@@ -61,6 +61,8 @@ class SourceParam(ABC):
 
     def without_cache(self) -> Self:
         """Return the same samples, read from their files."""
+        if self.cache is None:
+            return self
         return dataclasses.replace(self, **{self.cache_key.rpartition(".")[2]: None})  # type: ignore[type-var]
 
     def check_common(self, *paths: str) -> None:
@@ -80,10 +82,6 @@ class SourceParam(ABC):
                 raise ConfigError(
                     f"data.json: dataset_param.dataset_type = {self.dataset_type!r}",
                     f"its samples have {' and '.join(self.items) or 'no label or caption'}, and the predictor is "
-                    f"steered by a {item}",
-                    self.cure_of(item),
+                    f"steered by its {item}",
+                    "use a data set whose samples have one, or a predictor that is steered otherwise",
                 )
-
-    def cure_of(self, item: str) -> str:
-        """Return how ``item`` gets to the samples, for an error."""
-        return f"use a data set whose samples have a {item}, or a predictor that is steered otherwise"

@@ -1,0 +1,93 @@
+"""A source and a condition from outside the package: trained, drawn, refused where they do not fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from mindspeed_mm_dit.configs.data import SOURCE_CONFIGS, load_data_config
+from mindspeed_mm_dit.configs.model import PREDICTOR_CONFIGS, model_config_from_mapping
+from mindspeed_mm_dit.data.conditions.registry import CONDITIONS, register_condition
+from mindspeed_mm_dit.data.draws import Stream, coins
+from mindspeed_mm_dit.data.sources import SOURCES, register_source
+from mindspeed_mm_dit.errors import ConfigError, DataError
+from mindspeed_mm_dit.models.data import open_data
+from mindspeed_mm_dit.models.registry import PREDICTOR_MODEL_MAPPINGS, register
+from mindspeed_mm_dit.objectives.registry import draw_of
+from tests.outside.condition import ANGLE, Angle, TurnedConfig, build_turned, on_circle
+from tests.outside.source import TURNED
+
+IMAGES = 12
+
+
+@pytest.fixture
+def joined():
+    register_source("turned", TURNED)
+    register_condition(Angle, ANGLE)
+    register(PREDICTOR_MODEL_MAPPINGS, PREDICTOR_CONFIGS, "turned", TurnedConfig, build_turned)
+    yield
+    for table, name in ((SOURCES, "turned"), (SOURCE_CONFIGS, "turned"), (CONDITIONS, Angle),
+                        (PREDICTOR_MODEL_MAPPINGS, "turned"), (PREDICTOR_CONFIGS, "turned")):  # fmt: skip
+        del table[name]
+
+
+@pytest.fixture
+def param(joined, tmp_path):
+    draw = np.random.default_rng(0)
+    np.savez(tmp_path / "turned.npz", images=draw.integers(0, 256, (IMAGES, 8, 8, 1), np.uint8),
+             labels=np.arange(IMAGES) % 3, angles=draw.random(IMAGES) * 6)  # fmt: skip
+    section = {"dataset_type": "turned", "data_folder": str(tmp_path), "image_size": 8}
+    (tmp_path / "data.json").write_text(json.dumps({"dataset_param": section}))
+    return load_data_config(tmp_path / "data.json").dataset_param
+
+
+@pytest.fixture
+def model(joined, model_json):
+    predictor = {"model_id": "turned", "side": 8, "classes": 3, "in_channels": 1}
+    return model_config_from_mapping({**model_json, "predictor": predictor}, "model.json")
+
+
+def test_it_is_trained_and_drawn(framework, model, param):
+    from mindspeed_mm_dit.framework import optim, runtime
+    from mindspeed_mm_dit.models.composite import DiTModel
+    from mindspeed_mm_dit.objectives.guidance import Guidance
+    from mindspeed_mm_dit.sampling.asked import Asked
+    from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
+
+    opened = open_data(model, param)
+    samples = opened.samples(opened.rows, 3, True, draw_of(model.diffusion))
+    batch, positions = samples.batch(np.arange(40)), np.arange(40)
+    drops = coins(3, Stream.LABEL_DROP, positions, 0.2, block=1)  # a coin of its own, the second
+    expected = np.where(drops[:, None], 0, on_circle(opened.rows.items["angle"][samples.order.images(positions)]))
+    np.testing.assert_array_equal(batch["angle"], expected)
+    assert 0 < drops.sum() < 40 and (batch["labels"] == 3).tolist() != drops.tolist()
+    composite = DiTModel(model)
+    runtime.load_arrays(composite.predictor, composite.initial_weights(0))
+    given = runtime.to_device(samples.batch(np.arange(8)))
+    first, _ = optim.gradients(composite.predictor, lambda: composite(**given))
+    for _ in range(2):
+        optim.adamw_step(composite.predictor, lambda: composite(**given), 1e-2)
+    last, _ = optim.gradients(composite.predictor, lambda: composite(**given))
+    assert last.mean() < first.mean()
+    asked = Asked({"label": [0, 1], "angle": [0.0, 3.0]})
+    settings = SampleSettings("ddim", 2, Guidance(2.0))
+    images = generate(composite, model, asked, settings)
+    assert images.shape == (2, 8, 8, 1)
+    turned = generate(composite, model, Asked({"label": [0, 1], "angle": [1.0, 3.0]}), settings)
+    np.testing.assert_array_equal(images[1], turned[1])
+
+
+def test_what_does_not_fit_is_named(model, model_json, param):
+    with pytest.raises(ConfigError, match="steered by its angle"):
+        open_data(model, SOURCE_CONFIGS["image_folder"](param.data_folder, 8))
+    by_label = model_config_from_mapping(model_json, "model.json")
+    assert len(open_data(by_label, param).rows) == IMAGES  # an item more than is asked for is no harm
+    with pytest.raises(ConfigError, match="image_size = 4: makes latents of 4 x 4, and the predictor takes 8 x 8"):
+        open_data(model, dataclasses.replace(param, image_size=4))
+    with pytest.raises(DataError, match=r"turned\.npz: holds no turned images"):
+        open_data(model, dataclasses.replace(param, data_folder=param.data_folder + "/none"))
+    with pytest.raises(ConfigError, match="registered already"):
+        register_source("clips", TURNED)

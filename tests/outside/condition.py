@@ -1,0 +1,82 @@
+"""A condition as another package brings it: an angle, as its cosine and sine; none is the middle of the circle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mindspeed_mm_dit.configs.condition import ClassLabel, Condition, Conditions
+from mindspeed_mm_dit.data.conditions.contract import ConditionKind, Fed
+from tests.outside.predictor import ResidualConfig
+
+
+@dataclass(frozen=True)
+class Angle(Condition):
+    """``angle`` (B, 2) float32."""
+
+    dropout: float
+    item = "angle"
+    names = ("angle",)
+
+    def null(self, count: int) -> dict[str, np.ndarray]:
+        return {"angle": np.zeros((count, 2), np.float32)}
+
+    def examples(self, count: int) -> dict[str, np.ndarray]:
+        return {"angle": on_circle(np.linspace(0, 6, count))}
+
+
+def on_circle(angles: np.ndarray) -> np.ndarray:
+    """Return the points (B, 2) float32 of angles (B,)."""
+    return np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
+
+
+class AngleFeed:
+    """The angles of rows, some of them dropped by a coin of their own."""
+
+    def __init__(self, condition: Angle, fed: Fed) -> None:
+        self._condition, self._fed = condition, fed
+
+    def arrays(self, rows: np.ndarray, positions: np.ndarray) -> dict[str, np.ndarray]:
+        drops = self._fed.drops(positions, self._condition.dropout)
+        return self._condition.dropped({"angle": on_circle(self._fed.rows.items["angle"][rows])}, drops)
+
+    def words(self, rows: np.ndarray, positions: np.ndarray) -> list[tuple[str, bool]]:
+        drops = self._fed.drops(positions, self._condition.dropout).tolist()
+        return [(f"{angle:.2f}", drop) for angle, drop in zip(self._fed.rows.items["angle"][rows].tolist(), drops)]
+
+
+ANGLE = ConditionKind(
+    feed=AngleFeed,
+    asked=lambda condition, angles, tokenizers: {"angle": on_circle(np.asarray(angles, float))},
+    null=lambda condition, instead, tokenizers: condition.null(1),
+    encode=lambda condition, batch, encoders: (batch["angle"],),
+)
+
+
+@dataclass(frozen=True)
+class TurnedConfig(ResidualConfig):
+    """The residual predictor, steered by an angle too: it shifts the label's vector."""
+
+    model_id: str = "turned"
+
+    @property
+    def conditions(self) -> Conditions:
+        return Conditions(ClassLabel(self.classes, self.dropout), Angle(0.2))
+
+
+def build_turned(config: TurnedConfig):
+    """Build its network."""
+    from mindspeed_mm_dit.framework import ops
+    from tests.outside.predictor import build
+
+    class Turned(type(build(config))):
+        def forward(self, x, t, y, angle):
+            times = ops.to_float32(t)[:, None] / 1000
+            flat = ops.cat([ops.reshape(x, (x.shape[0], -1)), times], 1)
+            x = self.first(flat) + self.labels(y) * (1 + angle[:, :1]) + angle[:, 1:]
+            for stage in self.stages:
+                x = stage(x)
+            return ops.reshape(self.last(x), (x.shape[0], *config.latent_shape))
+
+    return Turned()

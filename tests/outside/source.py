@@ -1,0 +1,82 @@
+"""A data set as another package brings it: images in one .npz, each with a label and the angle it was turned by."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mindspeed_mm_dit.configs.source import SourceParam
+from mindspeed_mm_dit.data.rows import Read, Rows, Wanted
+from mindspeed_mm_dit.data.sources import Source
+from mindspeed_mm_dit.errors import DataError
+
+
+@dataclass(frozen=True)
+class TurnedParam(SourceParam):
+    """Section ``dataset_param`` with ``dataset_type`` "turned"."""
+
+    data_folder: str
+    """Folder of turned.npz: images (N, H, W, C) uint8, labels (N,), angles (N,) in radians."""
+    image_size: int
+    """Height and width of the images, in pixels."""
+    valid_fraction: float = 0.0
+    """Part that is held out."""
+    dataset_type: str = "turned"
+    """Kind of data set."""
+
+    items = ("label", "angle")
+
+    @property
+    def sample_size(self) -> tuple[int, int]:
+        return self.image_size, self.image_size
+
+    @property
+    def where(self) -> str:
+        return f"dataset_param.data_folder = {self.data_folder}"
+
+    @property
+    def size_setting(self) -> str:
+        return f"dataset_param.image_size = {self.image_size}"
+
+    def pixels_made_by(self) -> str:
+        return f"{self.image_size} x {self.image_size}, as they are"
+
+
+def open_turned(param: TurnedParam, wanted: Wanted) -> Rows:
+    """Return the rows of turned.npz; their images are kept in memory."""
+    path = Path(param.data_folder, "turned.npz")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            images, labels, angles = file["images"], file["labels"].astype(np.int64), file["angles"]
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(str(path), f"holds no turned images: {error}", "write it again") from None
+    digest = hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest()[:12]
+    return Rows(
+        tuple(f"{path}: image {n}" for n in range(len(images))),
+        {"label": labels, "angle": angles.astype(np.float64)},
+        tuple(map(str, range(1 + int(labels.max())))),
+        digest=f"{len(images)} images, {digest}",
+        facts=images,
+    )
+
+
+class InMemory:
+    """Hands images out as they are."""
+
+    views = 1
+
+    def __init__(self, rows: Rows, param: TurnedParam, channels: int) -> None:
+        self._images = rows.facts[..., :channels].transpose(0, 3, 1, 2)
+
+    def views_at(self, seed: int, positions: np.ndarray) -> np.ndarray:
+        return np.zeros(len(positions), np.int64)
+
+    def read(self, rows: np.ndarray, views: np.ndarray) -> Read:
+        return Read({"pixels": self._images[rows]}, rows)
+
+
+TURNED: Any = Source(TurnedParam, open_turned, InMemory)
