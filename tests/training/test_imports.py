@@ -40,7 +40,7 @@ def tiny(tmp_path_factory, digits_folder):
 
 def test_help_needs_no_framework(tiny):
     found = imported([tiny.command("")[1], "--host", "standalone", "--help"], tiny.folder)
-    assert not found & ({"torch", "mindspore", "numpy", "PIL"} | OTHERS)
+    assert not found & ({"torch", "mindspore", "PIL"} | OTHERS)
 
 
 def test_the_first_step_needs_no_sharding_no_compiler_and_nothing_that_draws(tiny):
