@@ -102,8 +102,11 @@ def _pictures(group: Any) -> None:
     """Add the flags of what is drawn."""
     group.add_argument(
         "--report",
-        action="store_true",
-        help="at the end draw samples.png and, of what --tensorboard-dir keeps, loss.png beside the checkpoint folder",
+        nargs="?",
+        const="short",
+        choices=["short", "always"],
+        help="at the end draw samples.png and, of what --tensorboard-dir keeps, loss.png beside the checkpoint folder, "
+        "where that takes no longer than the training did; always: however long it takes",
     )
     group.add_argument(
         "--sample-interval",

@@ -135,7 +135,7 @@ def _run(
         engine = _build_engine(args, engine_module, model_provider, start)
         print_rank_0(f"predictor: {engine.num_parameters():,} parameters; ready in {time.monotonic() - started:.1f} s")
         progress = open_progress(args, engine, engine_module.checkpoints, claim, start)
-        args.consumed_train_samples = progress.consumed_samples
+        args.consumed_train_samples, args.begun_at = progress.consumed_samples, progress.iteration
         train_batches, valid_batches, _ = dataset_provider([args.train_iters * args.global_batch_size, 0, 0])
         try:
             ended = train(args, engine, forward_step, train_batches, valid_batches, progress, stop)

@@ -46,6 +46,10 @@ def _plain(examples: dict[str, list[Any]]) -> dict[str, list[Any]]:
     }
 
 
+SAMPLES = 200
+"""At most so many are drawn."""
+
+
 def _computes_in_bf16(args: Namespace) -> bool:
     precision: Precision | None = args.mm.precision
     return bool(args.bf16) if precision is None else precision.compute == "bf16"  # (None: the host goes by the flag)
@@ -54,14 +58,19 @@ def _computes_in_bf16(args: Namespace) -> bool:
 def report(args: Namespace) -> None:
     """Draw and print what --report asks for, on the first rank, once training has reached --train-iters.
 
-    In a process of its own: this one has left its job, and MindSpore computes nothing after that. A report that
-    cannot be drawn ends this one with code 2.
+    ``args.begun_at``: the iteration that this process started from. Nothing is drawn of a run that was complete by
+    then, nor, unless it is asked for, where drawing takes longer than the training took. What is drawn is drawn in a
+    process of its own: this one has left its job, and MindSpore computes nothing after that. A report that cannot be
+    drawn ends this one with code 2.
     """
     if not args.report or not args.save or runtime.rank() != 0:
         return
     saved = CheckpointStore(args.save).iterations()
     if not saved or saved[-1] < args.train_iters:
         print(how_to_resume(args, saved[-1] if saved else 0))
+        return
+    if why := _why_nothing(args):
+        print(f"{why}; mm-dit sample --checkpoint {args.save} --output samples.png draws samples")
         return
     job = ReportJob(
         save=args.save,
@@ -87,6 +96,20 @@ def report(args: Namespace) -> None:
             flush=True,
         )
         sys.exit(USER_ERROR)
+
+
+def _why_nothing(args: Namespace) -> str:
+    """Return why nothing is drawn, "" where something is.
+
+    A training step takes the network three times as long as an answer (forward, and twice that backward), a sample at
+    most two answers a step, with guidance.
+    """
+    trained = (args.train_iters - args.begun_at) * args.global_batch_size
+    if trained <= 0:
+        return f"iteration {args.begun_at} of {args.train_iters}: the run is complete; a larger --train-iters goes on"
+    if args.report != "always" and 3 * trained < 2 * args.report_steps * SAMPLES:
+        return "nothing is drawn: it would take longer than the training (--report always draws)"
+    return ""
 
 
 def how_to_resume(args: Namespace, iteration: int) -> str:

@@ -62,9 +62,9 @@ def test_what_it_writes_trains_at_once_and_is_sampled_as_it_says(here, capsys):
     assert load_data_config(here / "config/data.json").dataset_param.valid_fraction == 0.1
     assert all(reason in model.note for reason in ("image_size 32: what a CPU learns soon", "patch_size 4: 64 tokens"))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "CONFIG": "config", "CUDA_VISIBLE_DEVICES": ""}
-    short = ["--host", "standalone", "--train-iters", "4", "--eval-interval", "2", "--report-steps", "1"]
+    short = "--report always --report-steps 1 --host standalone --train-iters 4 --eval-interval 2"
     done = subprocess.run(
-        ["bash", f"{ROOT}/examples/dit/pretrain.sh", *short],
+        ["bash", f"{ROOT}/examples/dit/pretrain.sh", *short.split()],
         env=environment,
         text=True,
         capture_output=True,

@@ -22,7 +22,7 @@ from tests.checkpoint_fixtures import needs_diffusers
 from tests.conftest import ROOT
 from tests.inception_fixtures import write_random_weights
 
-SHORT = "--host standalone --train-iters 4 --eval-interval 2 --report-steps 2"
+SHORT = "--host standalone --train-iters 4 --eval-interval 2 --report always --report-steps 2"
 
 
 def cut_photographs(folder: Path) -> None:

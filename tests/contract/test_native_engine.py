@@ -245,7 +245,7 @@ def test_one_word_trains_validates_and_draws_what_the_standalone_host_does(tmp_p
     data["dataset_param"]["valid_fraction"] = 0.1
     (tmp_path / "data.json").write_text(json.dumps(data))
     flags = "--bf16 --eval-interval 2 --eval-iters 1"
-    drawn = "--save run/ck --load run/ck --tensorboard-dir run/tb --report --report-steps 2"
+    drawn = "--save run/ck --load run/ck --tensorboard-dir run/tb --report always --report-steps 2"
     there = good(runs.train("mindspeed-mm-native", 4, f"{flags} {drawn}", fsdp2=False))
     here = good(runs.train("standalone", 4, flags, fsdp2=False))
     assert there.losses == pytest.approx(here.losses, **CLOSE)

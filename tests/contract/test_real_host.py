@@ -262,7 +262,7 @@ def test_mm_dit_samples_what_the_host_trained(hosts: TwoHosts, straight: Outcome
 
 
 def test_a_report_is_drawn_of_what_the_host_trained(hosts: TwoHosts) -> None:
-    flags = "--save report/ck --tensorboard-dir report/tb --report --report-steps 2"
+    flags = "--save report/ck --tensorboard-dir report/tb --report always --report-steps 2"
     good(hosts.train("mindspeed-mm", 1, flags))
     assert (hosts.folder / "report/samples.png").is_file() and (hosts.folder / "report/loss.png").is_file()
 

@@ -149,7 +149,7 @@ def test_cat_dog_fine_tunes_published_weights(tmp_path):
         rows.append(f"{number}.png,{('cat', 'dog')[number % 2]}")
     (pictures / "labels.csv").write_text("\n".join(rows) + "\n")
     command = ["bash", str(ROOT / "examples/dit/pretrain.sh"), "--host", "standalone", "--train-iters", "1"]
-    command += ["--global-batch-size", "2", "--lr-warmup-iters", "0", "--report-steps", "1"]
+    command += ["--global-batch-size", "2", "--lr-warmup-iters", "0", "--report", "always", "--report-steps", "1"]
     environment = {**os.environ, "CONFIG": str(config), "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

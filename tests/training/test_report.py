@@ -16,7 +16,8 @@ def test_a_report_that_fails_ends_with_code_2_and_says_how_to_draw_again(tmp_pat
     (tmp_path / "iter_0000005").mkdir()
     (tmp_path / "iter_0000005" / "run.json").write_text("{}")
     args = Namespace(
-        report=True, save=str(tmp_path), train_iters=5, tensorboard_dir=None, report_sampler="ddim", report_steps=5,
+        report="always", save=str(tmp_path), train_iters=5, begun_at=0, global_batch_size=4,
+        tensorboard_dir=None, report_sampler="ddim", report_steps=5,
         report_cfg_scale=1.0, seed=0,
         mm=SimpleNamespace(data=SimpleNamespace(dataset_param=SimpleNamespace(source="digits")), precision=FLOAT32),
     )  # fmt: skip
@@ -27,3 +28,27 @@ def test_a_report_that_fails_ends_with_code_2_and_says_how_to_draw_again(tmp_pat
     assert ended.value.code == 2
     said = capfd.readouterr().err
     assert "could not be drawn (exit code 1" in said and f"mm-dit sample --checkpoint {tmp_path}" in said
+
+
+@pytest.mark.parametrize(
+    ("begun_at", "iterations", "asked", "said"),
+    [
+        (5, 5, "always", "iteration 5 of 5: the run is complete; a larger --train-iters goes on; mm-dit sample"),
+        (0, 104, "short", "nothing is drawn: it would take longer than the training (--report always draws)"),
+        (200, 304, "short", "nothing is drawn"),
+    ],
+)
+def test_a_report_longer_than_the_training_and_one_of_a_run_that_was_complete_are_not_drawn(
+    tmp_path, monkeypatch, capsys, begun_at, iterations, asked, said
+):
+    """105 steps of 64 images are 20,160 answers' time; 200 samples of 50 steps with guidance are 20,000 answers."""
+    (tmp_path / f"iter_{iterations:07d}").mkdir()
+    (tmp_path / f"iter_{iterations:07d}" / "run.json").write_text("{}")
+    args = Namespace(
+        report=asked, save=str(tmp_path), train_iters=iterations, begun_at=begun_at, global_batch_size=64,
+        report_steps=50,
+    )  # fmt: skip
+    monkeypatch.setattr(module.subprocess, "run", None)
+    module.report(args)
+    assert said in capsys.readouterr().out
+    assert asked == "always" or not module._why_nothing(Namespace(**{**vars(args), "train_iters": iterations + 1}))

@@ -50,7 +50,7 @@ class NativeEngine:
         assert self._args is not None, "pretrain() has not parsed the command line yet"
         from mindspeed_mm_dit.hosts.native.run import current
 
-        return Namespace(**{**vars(self._args), "mm": current().flags.mm})
+        return Namespace(**{**vars(self._args), "mm": current().flags.mm, "begun_at": 0})
 
     def print_rank_0(self, message: str) -> None:
         """Print on the first rank."""
