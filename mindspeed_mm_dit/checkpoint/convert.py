@@ -19,9 +19,9 @@ from mindspeed_mm_dit.checkpoint.state import Arrays, State
 from mindspeed_mm_dit.checkpoint.store import SETTINGS, CheckpointStore, find_checkpoint
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.outputs import check_output_folder
+from mindspeed_mm_dit.configs.plugins import load_plugins
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
-from mindspeed_mm_dit.optimizers.contract import Chosen
 from mindspeed_mm_dit.optimizers.registry import chosen_in
 
 DIFFUSERS_CAVEAT = (
@@ -147,7 +147,7 @@ def check(state: State, what: str) -> None:
     else:
         predictor = predictor_of(first, state.facts)
         kind, wanted = predictor.model_id, predictor.parameters().shapes()
-        kept = _optimizer_shapes(predictor, chosen_in(state.facts.get(SETTINGS), what)) if "optimizer" in shapes else {}
+        kept = _optimizer_shapes(predictor, state, what) if "optimizer" in shapes else {}
     for tree, found in shapes.items():
         names = kept if tree == "optimizer" else wanted
         reason = f"the tensors of {tree!r} are not those of one {kind} network"
@@ -158,7 +158,9 @@ def _shapes(arrays: Arrays) -> Shapes:
     return {name: array.shape for name, array in arrays.items()}
 
 
-def _optimizer_shapes(predictor: PredictorConfig, optimizer: Chosen) -> Shapes:
+def _optimizer_shapes(predictor: PredictorConfig, state: State, what: str) -> Shapes:
+    load_plugins()
+    optimizer = chosen_in(state.facts.get(SETTINGS), what)
     return {
         f"state.{name}.{kind}": shape
         for name, parameter in predictor.parameters()

@@ -1,0 +1,148 @@
+"""Runs by Muon, and by an optimizer of another package: any number of ranks, resumed on another, planned, converted."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from mindspeed_mm_dit.checkpoint.formats import pytorch
+from mindspeed_mm_dit.configs.arguments import check_arguments
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.optimizers import registry
+from mindspeed_mm_dit.optimizers.registry import chosen_in, register_optimizer
+from mindspeed_mm_dit.training.flags import whole_parser
+from tests.conftest import ROOT
+from tests.outside import plugin
+from tests.outside.optimizer import LION
+from tests.training.launch import Configs
+
+FLAGS = "--lr 1e-3 --lr-decay-style constant --global-batch-size 8 --log-interval 1 --weight-decay 0.02"
+KEPT = {"muon": {"momentum_buffer", "exp_avg", "exp_avg_sq", "step"}, "lion": {"exp_avg", "step"}}
+
+
+@pytest.fixture
+def configs(tmp_path, digits_folder):
+    small = {"hidden_size": 32, "num_layers": 2, "num_heads": 2}
+    return Configs.create(tmp_path / "configs", digits_folder, **small)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return plugin.install(tmp_path / "site")
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", ["muon", "lion"])
+def test_ranks_and_shards_change_no_loss_and_a_checkpoint_is_resumed_on_others(configs, path, tmp_path, name):
+    """Shards of 2 ranks, their checkpoint resumed on 4 replicas (lion: on 1): the losses are those of one rank."""
+    (configs.folder / "fsdp2.yaml").write_text("sharding_size: auto\nsub_modules_to_wrap:\n  - predictor.blocks.{*}\n")
+    sharded = f"--use-torch-fsdp2 --fsdp2-config-path {configs.folder / 'fsdp2.yaml'}"
+    flags, saved = f"{FLAGS} --optimizer {name}", tmp_path / "checkpoints"
+    whole = configs.run(f"{flags} --train-iters 4", PYTHONPATH=path)
+    first = configs.run(f"{flags} {sharded} --train-iters 2 --save {saved}", 2, PYTHONPATH=path)
+    ranks = 4 if name == "muon" else 1
+    last = configs.run(f"{flags} --train-iters 4 --save {saved} --load {saved}", ranks, PYTHONPATH=path)
+    assert last.code == 0, first.output + last.output
+    losses = first.losses | last.losses
+    assert losses.keys() == whole.losses.keys() == {1, 2, 3, 4}
+    for iteration, loss in losses.items():
+        assert loss == pytest.approx(whole.losses[iteration], rel=2e-6), iteration
+    kept = pytorch.read(saved / "iter_0000004").trees["optimizer"]
+    assert {key.rpartition(".")[2] for key in kept} == KEPT[name]
+    other = configs.run(f"{FLAGS} --train-iters 5 --load {saved}", PYTHONPATH=path)
+    assert other.code == 2 and f"holds the state of --optimizer {name}, and this run steps by adam" in other.output
+    if name == "muon":
+        return
+    for words in (
+        ("convert", saved, tmp_path / "there", "--to", "mindspore"),
+        ("convert", tmp_path / "there", tmp_path / "back", "--to", "pytorch"),
+    ):
+        mm_dit(path, *words)
+    back = pytorch.read(next((tmp_path / "back").glob("iter_*"))).trees["optimizer"]
+    assert back.keys() == kept.keys() and all(np.array_equal(back[key], kept[key]) for key in kept)
+    machine = ("--world-size", "1", "--device-memory-gib", "8", "--optimizer", "lion", "--lion-beta2", "0.9")
+    assert "optimizer" in mm_dit(path, "plan", "--model", configs.folder / "model.json", *machine)
+
+
+def mm_dit(path, *words):
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "mindspeed_mm_dit.cli.main", *map(str, words)]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_what_is_loaded_is_what_was_saved_to_the_bit(configs, tmp_path, sharded):
+    """One rank loads what two shards, or one, have written; saved again it is the same."""
+    (configs.folder / "fsdp2.yaml").write_text("sharding_size: auto\n")
+    how = f"--use-torch-fsdp2 --fsdp2-config-path {configs.folder / 'fsdp2.yaml'}" if sharded else ""
+    run = configs.run(f"{FLAGS} {how} --optimizer muon --train-iters 2 --save {tmp_path / 'c'}", 2 if sharded else 1)
+    assert run.code == 0, run.output
+    kept = pytorch.read(tmp_path / "c" / "iter_0000002").trees
+    found = loaded(configs, tmp_path / "c" / "iter_0000002")
+    assert found.keys() == kept["optimizer"].keys()
+    for name, array in kept["optimizer"].items():
+        assert np.array_equal(found[name], array), name
+        assert name.endswith(".step") or array.any() or "final_layer" not in name
+
+
+def loaded(configs, checkpoint):
+    """Return what an engine of this process holds of the optimizer after it has loaded ``checkpoint``."""
+    from mindspeed_mm_dit import framework
+
+    framework.activate("pytorch")
+    from mindspeed_mm_dit.configs.model import load_model_config
+    from mindspeed_mm_dit.models.composite import DiTModel
+    from mindspeed_mm_dit.training.pytorch.engine import Engine
+
+    words = f"--mm-model m --mm-data d --train-iters 3 {FLAGS} --optimizer muon --ema-decay 0.9"
+    args = whole_parser().parse_strictly(words.split())
+    engine = Engine(DiTModel(load_model_config(configs.folder / "model.json")), args, None)
+    engine.load(checkpoint, with_optimizer=True)
+    state = engine.state()["optimizer"]["state"]
+    return {f"state.{name}.{kind}": x.numpy() for name, kinds in state.items() for kind, x in kinds.items()}
+
+
+@pytest.fixture
+def lion(monkeypatch):
+    monkeypatch.setitem(registry.OPTIMIZERS, "lion", LION)
+
+
+def given(flags):
+    args = whole_parser().parse_strictly(["--mm-model", "m", "--mm-data", "d", "--train-iters", "1", *flags.split()])
+    check_arguments(args, 1)
+    return registry.chosen_by(args)
+
+
+BAD = {
+    "--optimizer mun": r"--optimizer = 'mun': unknown optimizer\n    Cure: Did you mean 'muon'\?",
+    "--muon-momentum 0.9": r"--muon-momentum = 0.9: means nothing to --optimizer adam\n    Cure: .* or use muon",
+    "--optimizer muon --muon-momentum 1": r"--muon-momentum = 1.0: must lie in \[0, 1\)",
+    "--optimizer muon --muon-num-ns-steps 0": "--muon-num-ns-steps = 0: must be from 1 to 100",
+    "--optimizer muon --adam-beta2 nan": "--adam-beta2 = nan: must lie in",
+    "--optimizer muon --muon-scale-mode spectral": "--muon-scale-mode: invalid choice",
+}
+
+
+@pytest.mark.parametrize("flags", BAD)
+def test_settings_that_cannot_be_are_refused_by_name(flags):
+    with pytest.raises(ConfigError, match=BAD[flags]):
+        given(f"--lr 1e-3 --micro-batch-size 1 {flags}")
+
+
+def test_settings_travel_through_run_json(lion):
+    for flags in ("", "--optimizer muon --no-muon-nesterov --adam-beta2 0.95"):
+        chosen = given(f"--lr 1e-3 --micro-batch-size 1 {flags}")
+        assert chosen_in(json.loads(json.dumps(registry.kept_facts(chosen))), "run.json") == chosen
+    assert chosen_in(None, "run.json") == registry.ADAMW  # (a checkpoint of before, or of another program)
+
+
+def test_a_name_is_taken_once(lion):
+    with pytest.raises(ConfigError, match="optimizer 'lion': is registered already"):
+        register_optimizer("lion", LION._replace(config=int))
