@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 from argparse import Namespace
 
 import numpy as np
@@ -29,7 +30,10 @@ from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.objectives.gaussian.process import GaussianDiffusion
-from mindspeed_mm_dit.planning.memory import Layout, activation_bytes, memory
+from mindspeed_mm_dit.optimizers import muon
+from mindspeed_mm_dit.optimizers.contract import Chosen
+from mindspeed_mm_dit.optimizers.registry import ADAMW
+from mindspeed_mm_dit.planning.memory import Layout, activation_bytes, memory, optimizer_bytes
 from mindspeed_mm_dit.planning.peaks import peak_tflops, utilisation
 from mindspeed_mm_dit.planning.recommend import Request, recommend
 from mindspeed_mm_dit.planning.traffic import Links, Traffic, step_time, traffic
@@ -380,3 +384,18 @@ def test_recompute_keeps_one_vector_a_token_and_block():
     model = model_of()
     kept, again = (activation_bytes(model, dataclasses.replace(Layout(), recompute=r))[0] for r in (False, True))
     assert kept > 15 * again
+
+
+@pytest.mark.parametrize("preset", ["DiT-S/2", "DiT-XL/2"])
+def test_muons_state_and_what_it_gathers_are_planned(preset):
+    model = model_of(preset)
+    shapes = {name: p for name, p in model.predictor.parameters() if p.trained}
+    matrices = sum(math.prod(p.shape) for p in shapes.values() if p.matrices)
+    everything = sum(math.prod(p.shape) for p in shapes.values())
+    chosen = Chosen("muon", muon.MuonConfig(), muon.MUON)
+    assert optimizer_bytes(model.predictor.parameters(), chosen) == 4 * matrices + 8 * (everything - matrices)
+    assert optimizer_bytes(model.predictor.parameters(), ADAMW) == 8 * everything
+    sent = [traffic(model, Layout(8, 8, optimizer=one), 3).within_shards for one in (chosen, ADAMW)]
+    assert sent[0] - sent[1] == pytest.approx(7 / 8 * 4 * matrices, abs=2)
+    alike = [traffic(model, Layout(8, 1, optimizer=one)) for one in (chosen, ADAMW)]
+    assert alike[0] == alike[1]
