@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from mindspeed_mm_dit.configs.clips import ClipsParam
 from mindspeed_mm_dit.configs.images import DatasetParam
@@ -14,10 +14,10 @@ from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.errors import ConfigError, nearest
 
 SOURCE_CONFIGS: dict[str, type] = {
-    **dict.fromkeys(("image_folder", "parquet", "webdataset"), DatasetParam),
+    **dict.fromkeys(get_args(get_type_hints(DatasetParam)["dataset_type"]), DatasetParam),
     "clips": ClipsParam,
 }
-"""Class of section ``dataset_param`` by ``dataset_type``; ``data/sources/registry.py`` says how each is opened."""
+"""Class of section ``dataset_param`` by ``dataset_type``; ``data/sources.py`` says how each is opened."""
 
 
 @dataclass(frozen=True)

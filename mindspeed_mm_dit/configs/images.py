@@ -12,6 +12,10 @@ CROP = "upright by EXIF, 16 bits scaled to 8, halve by box, scale bicubically, c
 """What ``data/transforms.load_pixels`` does; change this text with it, so that old caches are refused."""
 
 
+ImageFiles = Literal["image_folder", "parquet", "webdataset"]
+"""Kinds of data set whose samples are images with labels."""
+
+
 @dataclass(frozen=True)
 class DatasetParam(SourceParam):
     """Section ``dataset_param`` of images."""
@@ -34,7 +38,7 @@ class DatasetParam(SourceParam):
     """Leave out missing or undecodable images, and count them, instead of stopping."""
     latents: str | None = None
     """Folder that mm-dit cache-latents filled from these images; they are then not decoded or encoded again."""
-    dataset_type: Literal["image_folder", "parquet", "webdataset"] = "image_folder"
+    dataset_type: ImageFiles = "image_folder"
     """Kind of data set: image files, or a folder of shards, Parquet as on the Hugging Face hub or webdataset's tar."""
     split: str | None = None
     """Of shards: only those whose names begin so, such as "train"."""

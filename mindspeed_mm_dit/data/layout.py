@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from mindspeed_mm_dit.configs.files import is_folder
+from mindspeed_mm_dit.configs.images import ImageFiles
 from mindspeed_mm_dit.data.labels_csv import is_index
 from mindspeed_mm_dit.data.listing import class_folders, indices_in, of_folders
 from mindspeed_mm_dit.data.shards import KINDS
@@ -28,7 +28,7 @@ class Layout:
     single_class: bool
     reason: str
     """What was seen."""
-    dataset_type: Literal["image_folder", "parquet", "webdataset"] = "image_folder"
+    dataset_type: ImageFiles = "image_folder"
     split: str | None = None
 
 
@@ -71,13 +71,12 @@ def layout_of(pictures: str) -> Layout:
 
 def _shards_in(path: Path) -> Layout | None:
     """Return the layout of a folder with shards in it, or in its folder data, as on the hub."""
-    kinds: tuple[Literal["parquet", "webdataset"], ...] = ("parquet", "webdataset")
-    for kind in kinds:
-        suffix = KINDS[kind].suffix
-        names = [file.name for place in (path, path / "data") for file in place.glob(f"*{suffix}")]
-        if names:
-            split = "train" if any(name.startswith("train") for name in names) else None
-            return Layout(str(path), None, False, f"shards that end in {suffix} say the class of each row", kind, split)
+    for name, kind in KINDS.items():
+        suffix = kind.suffix
+        found = [file.name for place in (path, path / "data") for file in place.glob(f"*{suffix}")]
+        if found:
+            split = "train" if any(file.startswith("train") for file in found) else None
+            return Layout(str(path), None, False, f"shards that end in {suffix} say the class of each row", name, split)
     return None
 
 

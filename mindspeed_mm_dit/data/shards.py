@@ -20,7 +20,7 @@ import numpy as np
 from tqdm import tqdm
 
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file, is_folder
-from mindspeed_mm_dit.configs.images import DatasetParam
+from mindspeed_mm_dit.configs.images import DatasetParam, ImageFiles
 from mindspeed_mm_dit.data import parquet_rows, tar_rows
 from mindspeed_mm_dit.data.scanned import Scanned
 from mindspeed_mm_dit.errors import DataError
@@ -52,7 +52,7 @@ class Kind(NamedTuple):
     reader: Callable[[], PictureReader]
 
 
-KINDS = {
+KINDS: dict[ImageFiles, Kind] = {
     "parquet": Kind(".parquet", parquet_rows.scan, parquet_rows.ParquetReader),
     "webdataset": Kind(".tar", tar_rows.scan, tar_rows.TarReader),
 }

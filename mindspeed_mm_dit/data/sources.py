@@ -14,6 +14,7 @@ from mindspeed_mm_dit.data.clips import open_clips, provide_clips
 from mindspeed_mm_dit.data.folder import as_listed, open_folder, open_shards
 from mindspeed_mm_dit.data.images import ImageReader
 from mindspeed_mm_dit.data.rows import Rows, Visuals, Wanted
+from mindspeed_mm_dit.data.shards import KINDS
 from mindspeed_mm_dit.errors import ConfigError
 
 
@@ -40,8 +41,7 @@ def _images(rows: Rows, param: DatasetParam, channels: int) -> ImageReader:
 _SHARDS = Source(DatasetParam, open_shards, _images)
 SOURCES: dict[str, Source] = {
     "image_folder": Source(DatasetParam, open_folder, _images, as_listed=as_listed),
-    "parquet": _SHARDS,
-    "webdataset": _SHARDS,
+    **dict.fromkeys(KINDS, _SHARDS),
     "clips": Source(ClipsParam, open_clips, ClipReader, provide_clips),
 }
 
