@@ -42,8 +42,7 @@ class DiTConfig(DiTSettings):
             "pos_embed": Parameter((1, self.num_tokens, D), Initial.SINCOS_2D, trained=False),
             **self._positions_in_context(),
             **self._patch_embedding(),
-            **linear("t_embedder.mlp.0", D, FREQUENCY_WIDTH, initial=Normal(0.02)),
-            **linear("t_embedder.mlp.2", D, D, initial=Normal(0.02)),
+            **self._times_embedding(),
             "y_embedder.embedding_table.weight": Parameter((self.num_embeddings, D), Normal(0.02)),
         }
         block = {
@@ -61,6 +60,13 @@ class DiTConfig(DiTSettings):
             **linear("final_layer.adaLN_modulation.1", 2 * D, D, initial=Initial.ZEROS, matrices=2),
         }
         return Parameters(before, block, self.num_layers, after)
+
+    def _times_embedding(self) -> dict[str, Parameter]:
+        D, found = self.hidden_size, dict[str, Parameter]()
+        for name in ("t_embedder", "h_embedder")[: self.times_told]:
+            found |= linear(f"{name}.mlp.0", D, FREQUENCY_WIDTH, initial=Normal(0.02))
+            found |= linear(f"{name}.mlp.2", D, D, initial=Normal(0.02))
+        return found
 
     def _positions_in_context(self) -> dict[str, Parameter]:
         shape = (1, self.in_context_len, self.hidden_size)
@@ -98,7 +104,7 @@ class DiTConfig(DiTSettings):
         blocks = sum(self._multiply_adds_of_block(self.tokens_of_block(i)) for i in range(self.num_layers))
         embedding = patch * self.in_channels * (self.bottleneck_dim or D) + (self.bottleneck_dim or 0) * D
         ends = N * (embedding + patch * D * self.out_channels) + 2 * D * D
-        return blocks + ends + FREQUENCY_WIDTH * D + D * D
+        return blocks + ends + self.times_told * (FREQUENCY_WIDTH * D + D * D)
 
     def _multiply_adds_of_block(self, N: int) -> int:
         D, matrices = self.hidden_size, 3 if self.swiglu else 2
@@ -184,6 +190,7 @@ class DiTConfig(DiTSettings):
             swiglu=swiglu, wo_shift=shapes.get("blocks.0.adaLN_modulation.1.weight") == (4 * D, D),
             bottleneck_dim=first if is_narrow else None,
             in_context_len=shape_of(shapes, "in_context_posemb", 3)[1] if "in_context_posemb" in shapes else 0,
+            h_embedder="h_embedder.mlp.0.weight" in shapes,
         )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from mindspeed_mm_dit.configs.limits import LARGEST, check_between, divisors, re
 from mindspeed_mm_dit.configs.predictor import PredictorConfig, Shape
 from mindspeed_mm_dit.errors import ConfigError
 
-OPTIONS = ("qk_norm", "rms_norm", "swiglu", "rope", "wo_shift", "bottleneck_dim", "in_context_len")
+OPTIONS = ("qk_norm", "rms_norm", "swiglu", "rope", "wo_shift", "bottleneck_dim", "in_context_len", "h_embedder")
 """Settings that make another network than the published DiT, which has none of them."""
 
 
@@ -57,6 +57,8 @@ class DiTSettings(PredictorConfig):
     """Tokens of the label that stand before those of the image (JiT); 0 for none."""
     in_context_start: int = 0
     """The block before which they join, counted from 0; they are cut off after the last block."""
+    h_embedder: bool = False
+    """Be told an interval of times: its later end and, by an embedder of its own, its length (MeanFlow)."""
     model_id: str = "dit"
     """Key in PREDICTOR_MODEL_MAPPINGS."""
 
@@ -122,6 +124,11 @@ class DiTSettings(PredictorConfig):
     def out_channels(self) -> int:
         """Channels of the network's output."""
         return self.in_channels * 2 if self.learn_sigma else self.in_channels
+
+    @property
+    def times_told(self) -> int:  # type: ignore[override]
+        """Times that the network is told of a sample."""
+        return 2 if self.h_embedder else 1
 
     @property
     def num_tokens(self) -> int:

@@ -17,6 +17,7 @@ from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
 from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
 from mindspeed_mm_dit.configs.limits import shown
+from mindspeed_mm_dit.configs.mean_flow import MeanFlowConfig
 from mindspeed_mm_dit.configs.pixel import PixelConfig
 from mindspeed_mm_dit.configs.plugins import load_plugins
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
@@ -36,6 +37,7 @@ DIFFUSION_CONFIGS: dict[str, type] = {
     "gaussian_diffusion": GaussianDiffusionConfig,
     "flow_matching": FlowMatchingConfig,
     "wan_flow_match_scheduler": WanFlowConfig,
+    "mean_flow": MeanFlowConfig,
 }
 AE_CONFIGS: dict[str, type[AutoencoderConfig]] = {
     "pixel": PixelConfig,
@@ -77,6 +79,14 @@ class ModelConfig:
                 f"set predictor.in_channels to {self.ae.latent_channels}",
             )
         self.diffusion.check_output(self.predictor.in_channels, self.predictor.out_channels)
+        if isinstance(self.diffusion, MeanFlowConfig):
+            self.diffusion.check_predictor(self.predictor)
+        elif self.predictor.times_told != 1:
+            raise ConfigError(
+                f"diffusion.model_id = {self.diffusion.model_id!r}",
+                f"tells the network one time, and predictor {self.predictor.model_id!r} asks for an interval of them",
+                "set predictor.h_embedder to false, or model_id to mean_flow",
+            )
 
     def _check_kinds(self) -> None:
         """Raise ConfigError unless autoencoder and text encoder are of the kind that the predictor learns from."""

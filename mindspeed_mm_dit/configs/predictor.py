@@ -142,6 +142,7 @@ class PredictorConfig(ABC):
     model_id: str
     in_channels: int
     num_heads = 1  # where there is no attention
+    times_told = 1  # of a sample: the ends of an interval are 2
     patch_size: Any = (1, 1, 1)  # where latents of clips are cut into no patches
     adaptable: tuple[str, ...] = ("class_dropout_prob",)  # settings that ``begun_from`` bridges
 

@@ -51,6 +51,9 @@ OPS = {
     "tokens_to_heads": "(x (B, heads, N, d)): some tokens of every head -> every token of some heads, of such samples",
     "heads_to_tokens": "(x): the way back",
     "stop_gradient": "(x)",
+    "without_gradient": "(function, *inputs) -> its result, through which no gradient flows",
+    "derivative_along": "(function, inputs, tangents) -> derivative of its result where each input changes by its "
+    "tangent; no gradient flows through it",
     "to_float32": "(x)",
     "cast_like": "(x, y): x in the dtype of y",
     "tensor": "(array): on the runtime's device",

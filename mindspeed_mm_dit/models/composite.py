@@ -38,7 +38,9 @@ class DiTModel(nn.Module):
             autoencoder, text_encoders = load_encoders(config)
         self.ae: Any = autoencoder
         self.text_encoders = tuple(text_encoders)
-        self.diffusion = objective_of(config.diffusion).build(config.diffusion)
+        objective = objective_of(config.diffusion)
+        self.diffusion = objective.build(config.diffusion)
+        self._null = int(config.predictor.conditions.null(1)["labels"][0]) if objective.asks else None
         self.predictor = PREDICTOR_MODEL_MAPPINGS[config.predictor.model_id](config.predictor)
         self._conditions = config.predictor.conditions
         self._condition_arrays = len(self._conditions.names)
@@ -92,6 +94,8 @@ class DiTModel(nn.Module):
         given: what :meth:`given` returns: what ``loss_names`` names, in that order.
         """
         condition, draws = given[: self._condition_arrays], given[self._condition_arrays :]
+        if self._null is not None:
+            return self.diffusion.losses(self.predictor, self._null, latents, *condition, *draws)  # (B,)
         noised = self.diffusion.noised(latents, *draws)  # (B, C, ...)
         output = ops.to_float32(self.predictor(noised, draws[0], *condition))  # (B, C or 2C, ...)
         return self.diffusion.loss(output, latents, noised, *draws)  # (B,)

@@ -187,6 +187,8 @@ class DiT(nn.Module):
         narrow = config.bottleneck_dim
         self.x_embedder = BottleneckPatchEmbed(config, narrow) if narrow else PatchEmbed(config.in_channels, P, D)
         self.t_embedder = TimestepEmbedder(D)
+        if config.h_embedder:
+            self.h_embedder = TimestepEmbedder(D)
         self.y_embedder = LabelEmbedder(config.num_embeddings, D)
         if config.in_context_len:
             self.in_context_posemb = nn.parameter((1, config.in_context_len, D))
@@ -200,14 +202,14 @@ class DiT(nn.Module):
     def forward(self, x: Tensor, t: Tensor, y: Tensor) -> Tensor:
         """Predict.
 
-        x: (B, C, H, W) noised latents; t: (B,) training timestep, 0 ... T-1, or a real time of flow matching; y: (B,)
-        int label, the null class being ``config.num_classes``. Returns (B, out_channels, H, W) in the dtype of the
-        weights.
+        x: (B, C, H, W) noised latents; t: (B,) training timestep, 0 ... T-1, or a real time of flow matching, or (B, 2)
+        the ends of an interval, the later first; y: (B,) int label, the null class being ``config.num_classes``.
+        Returns (B, out_channels, H, W) in the dtype of the weights.
         """
         x = self.x_embedder(x)  # (B, N, D)
         x = x + ops.cast_like(self.pos_embed, x)  # (B, N, D)
         label = self.y_embedder(y)  # (B, D)
-        c = self.t_embedder(t) + label  # (B, D)
+        c = self._times(t) + label  # (B, D)
         joined, first = 0, self.config.in_context_start
         for number, block in enumerate(self.blocks):
             if number == first and self.config.in_context_len:
@@ -217,6 +219,12 @@ class DiT(nn.Module):
             cos, sin = self._positions(joined)
             x = block(x, c, cos, sin)  # (B, joined + N, D)
         return self.unpatchify(self.final_layer(x[:, joined:], c))  # (B, out_channels, H, W)
+
+    def _times(self, t: Tensor) -> Tensor:
+        """Return embedded times, (B, D)."""
+        if self.config.h_embedder:
+            return self.t_embedder(t[:, 0]) + self.h_embedder(t[:, 0] - t[:, 1])
+        return self.t_embedder(t)
 
     def _positions(self, joined: int) -> tuple[Tensor | None, Tensor | None]:
         """Return what turns the tokens of the image, and ``joined`` ones before them: (joined + N, d / 2), if any."""

@@ -4,7 +4,8 @@ An objective is one record. Its process, a module of the active framework, is bu
 
 - ``draw_names``: names of what :attr:`Objective.draws` draws; the first is what the network is told, the second noise,
 - ``noised(latents, *draws)`` -> x_t, the latents mixed with noise,
-- ``loss(output, latents, x_t, *draws)`` -> (B,) float32, with ``output`` what the network said at x_t, float32.
+- ``loss(output, latents, x_t, *draws)`` -> (B,) float32, with ``output`` what the network said at x_t, float32. One
+  that ``asks`` the network itself has ``losses(network, null label, latents, labels, *draws)`` in its place.
 """
 
 from __future__ import annotations
@@ -61,6 +62,8 @@ class Objective(NamedTuple):
     """By name; the first is the published one."""
     quick_sampler: str
     """One of them without noise of its own, for pictures to look at."""
+    asks: bool = False
+    """Whether its loss takes more of the network than one answer; so far of networks that a label steers."""
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,14 @@ from mindspeed_mm_dit.errors import ConfigError, nearest
 from mindspeed_mm_dit.objectives.contract import NOISE_SHARE, Arrays, Objective, Sampler
 from mindspeed_mm_dit.objectives.flow.objective import FLOW_MATCHING
 from mindspeed_mm_dit.objectives.gaussian.objective import GAUSSIAN_DIFFUSION
+from mindspeed_mm_dit.objectives.mean_flow.objective import MEAN_FLOW
 from mindspeed_mm_dit.objectives.wan_flow.objective import WAN_FLOW
 
 OBJECTIVES: dict[str, Objective] = {
     "gaussian_diffusion": GAUSSIAN_DIFFUSION,
     "flow_matching": FLOW_MATCHING,
     "wan_flow_match_scheduler": WAN_FLOW,
+    "mean_flow": MEAN_FLOW,
 }
 
 

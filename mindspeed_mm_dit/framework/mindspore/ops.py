@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import mindspore
 import numpy as np
 from mindspore import Tensor, float32, float64, mint
@@ -17,9 +19,10 @@ MASKED = -1e30
 
 __all__ = [
     "addcmul", "attention", "broadcast_to", "cast_like", "cat", "chunk", "clamp", "contiguous", "cos",
-    "cosine_similarity", "exp", "expm1", "gather_tokens", "heads_to_tokens", "linear", "log", "mean_per_sample",
-    "no_grad", "numpy", "pad", "permute", "reshape", "rotary", "sigmoid", "sin", "split_tokens", "stop_gradient",
-    "take", "tensor", "to_float32", "tokens_to_heads", "upsample_nearest_2x", "where",
+    "cosine_similarity", "derivative_along", "exp", "expm1", "gather_tokens", "heads_to_tokens", "linear", "log",
+    "mean_per_sample", "no_grad", "numpy", "pad", "permute", "reshape", "rotary", "sigmoid", "sin", "split_tokens",
+    "stop_gradient", "take", "tensor", "to_float32", "tokens_to_heads", "upsample_nearest_2x", "where",
+    "without_gradient",
 ]  # fmt: skip
 
 
@@ -108,6 +111,18 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Te
     if mask is not None:
         scores = msops.where(mask, scores, MASKED)
     return msops.matmul(msops.softmax(scores, -1), v)  # (B, heads, N, d)
+
+
+def without_gradient(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    """What ``function`` gives of ``inputs``, through which no gradient flows."""
+    return stop_gradient(function(*inputs))
+
+
+def derivative_along(
+    function: Callable[..., Tensor], inputs: tuple[Tensor, ...], tangents: tuple[Tensor, ...]
+) -> Tensor:
+    """Derivative of ``function`` where ``inputs`` change by ``tangents``; no gradient flows through it."""
+    return stop_gradient(mindspore.jvp(function, inputs, tangents)[1])
 
 
 def to_float32(x: Tensor) -> Tensor:

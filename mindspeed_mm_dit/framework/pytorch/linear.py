@@ -64,7 +64,17 @@ class _OneDNN(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
+        ctx.save_for_forward(x, weight)
         return _product(x, weight, bias)
+
+    @staticmethod
+    def jvp(ctx: Any, x: Tensor | None, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        """Return the derivative along tangents of the inputs, None for those that stay."""
+        given, factor = ctx.saved_tensors
+        parts = [] if x is None else [_product(x, factor)]
+        parts += [] if weight is None else [_product(given, weight)]
+        parts += [] if bias is None else [bias.expand(*given.shape[:-1], -1)]
+        return sum(parts[1:], parts[0])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from torch import (
     Tensor,
@@ -26,6 +28,8 @@ from torch import (
     view_as_real,
     where,
 )
+from torch.autograd import forward_ad
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cosine_similarity, interpolate, pad
 from torch.nn.functional import scaled_dot_product_attention as attention
 
@@ -35,9 +39,10 @@ from mindspeed_mm_dit.framework.pytorch.sequence import gather_tokens, heads_to_
 
 __all__ = [
     "addcmul", "attention", "broadcast_to", "cast_like", "cat", "chunk", "clamp", "contiguous", "cos",
-    "cosine_similarity", "exp", "expm1", "gather_tokens", "heads_to_tokens", "linear", "log", "mean_per_sample",
-    "no_grad", "numpy", "pad", "permute", "reshape", "rotary", "sigmoid", "sin", "split_tokens", "stop_gradient",
-    "take", "tensor", "to_float32", "tokens_to_heads", "upsample_nearest_2x", "where",
+    "cosine_similarity", "derivative_along", "exp", "expm1", "gather_tokens", "heads_to_tokens", "linear", "log",
+    "mean_per_sample", "no_grad", "numpy", "pad", "permute", "reshape", "rotary", "sigmoid", "sin", "split_tokens",
+    "stop_gradient", "take", "tensor", "to_float32", "tokens_to_heads", "upsample_nearest_2x", "where",
+    "without_gradient",
 ]  # fmt: skip
 
 
@@ -73,6 +78,24 @@ def upsample_nearest_2x(x: Tensor) -> Tensor:
 def stop_gradient(x: Tensor) -> Tensor:
     """The same values, through which no gradient flows."""
     return x.detach()
+
+
+def without_gradient(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    """What ``function`` gives of ``inputs``, through which no gradient flows."""
+    with no_grad():
+        return function(*inputs)
+
+
+def derivative_along(
+    function: Callable[..., Tensor], inputs: tuple[Tensor, ...], tangents: tuple[Tensor, ...]
+) -> Tensor:
+    """Derivative of ``function`` where ``inputs`` change by ``tangents``, forward mode; no gradient flows through it.
+
+    Fused attention has no such derivative, and is left to its plain form meanwhile.
+    """
+    with no_grad(), forward_ad.dual_level(), sdpa_kernel(SDPBackend.MATH):
+        result = function(*(forward_ad.make_dual(x, tangent) for x, tangent in zip(inputs, tangents)))
+        return forward_ad.unpack_dual(result).tangent
 
 
 def to_float32(x: Tensor) -> Tensor:

@@ -1,0 +1,39 @@
+"""What is drawn for a training batch of MeanFlow: an interval of times, and noise."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mindspeed_mm_dit.configs.mean_flow import MeanFlowConfig
+from mindspeed_mm_dit.data.draws import Stream, generator, normals
+from mindspeed_mm_dit.objectives.contract import Arrays
+
+
+def draws(config: MeanFlowConfig, seed: int, positions: np.ndarray, shape: tuple[int, ...]) -> Arrays:
+    """Return times (B, 2), t and r <= t in (0, 1), noise (B, *shape), and held_out (B,): zeros; each float32."""
+    drawn = [generator(seed, Stream.TIMESTEP, position) for position in positions.tolist()]
+    ends = interval(config, np.stack([draw.standard_normal(2) for draw in drawn], axis=1))
+    alike = np.array([draw.random() for draw in drawn]) < config.data_proportion
+    return _batch(with_equal(ends, alike), normals(seed, Stream.NOISE, positions, shape), held_out=0.0)
+
+
+def draws_at(config: MeanFlowConfig, shares: np.ndarray, noise: np.ndarray) -> Arrays:
+    """Return the same at the times ``shares`` (B,), of held-out samples: r = t, and an error without a weight."""
+    return _batch(np.stack([shares, shares], 1), noise, held_out=1.0)
+
+
+def interval(config: MeanFlowConfig, z: np.ndarray) -> np.ndarray:
+    """Return times (B, 2), the later first, of standard normal draws (2, B)."""
+    times = 1 / (1 + np.exp(-(config.logit_mean + config.logit_std * z)))
+    return np.stack([times.max(0), times.min(0)], 1)
+
+
+def with_equal(times: np.ndarray, alike: np.ndarray) -> np.ndarray:
+    """Return ``times`` (B, 2) with r = t where ``alike`` (B,)."""
+    return np.stack([times[:, 0], np.where(alike, times[:, 0], times[:, 1])], 1)
+
+
+def _batch(times: np.ndarray, noise: np.ndarray, held_out: float) -> Arrays:
+    return {
+        "times": times.astype(np.float32), "noise": noise, "held_out": np.full(len(times), held_out, np.float32)
+    }  # fmt: skip
