@@ -13,6 +13,10 @@ CHECKPOINT = GOLDEN / "dit_tiny_p2.pt"
 CHOSEN = ["--checkpoint", str(CHECKPOINT), "--ai-framework", FRAMEWORK]
 
 
+RECIPES = [("lightningdit", 103), ("jit", 129)]
+RECIPES += [("meanflow", 294)] if FRAMEWORK == "pytorch" else []  # (MindSpore compiles each derivative anew: minutes)
+
+
 @pytest.fixture
 def compare(framework):
     """The comparison, on the framework of this test run."""
@@ -35,7 +39,7 @@ def test_every_quantity_of_the_published_flow_matching_is_reproduced(compare):
     assert wider == {"ode", "path", "loss", "param_norm_after_one_adamw_step"}
 
 
-@pytest.mark.parametrize(("recipe", "quantities"), [("lightningdit", 103), ("jit", 129)])
+@pytest.mark.parametrize(("recipe", "quantities"), RECIPES)
 def test_every_quantity_of_a_published_recipe_is_reproduced(compare, recipe, quantities):
     file = GOLDEN / f"{recipe}_tiny"
     findings = compare(file.with_suffix(".npz"), file.with_suffix(".pt"), tolerance=1e-5, table_tolerance=1e-12)
