@@ -73,7 +73,7 @@ class MeanFlowFile(RecipeFile):
 
     def _draws(self) -> tuple[Tensor, Tensor, Tensor]:
         times = np.stack([self.given["t"], self.given["r"]], 1).astype(np.float32)
-        return ops.tensor(times), self.tensor("e"), ops.tensor(np.zeros(len(times), np.float32))
+        return ops.tensor(times), self.given.tensor("e"), ops.tensor(np.zeros(len(times), np.float32))
 
     def _labels(self) -> Tensor:
         """Return the labels, as many of the first dropped as ``drop_u`` says, which the published code counts."""
@@ -83,15 +83,15 @@ class MeanFlowFile(RecipeFile):
 
     def z_t(self) -> Tensor:
         """Return the noised latents."""
-        return self.process("plain").noised(self.tensor("x"), *self._draws())
+        return self.process("plain").noised(self.given.tensor("x"), *self._draws())
 
     def output(self, null: str | None) -> Tensor:
         """Return the average velocity there, with or without labels."""
-        labels = self.tensor("y") * 0 + self.config.num_classes if null else self.tensor("y")
+        labels = self.given.tensor("y") * 0 + self.config.num_classes if null else self.given.tensor("y")
         return answer(self.network, self.z_t(), self._draws()[0], labels)
 
     def _losses(self, network: DiT, case: str) -> Tensor:
-        x, null = self.tensor("x"), self.config.num_classes
+        x, null = self.given.tensor("x"), self.config.num_classes
         return self.process(case).losses(network, null, x, self._labels(), *self._draws())
 
     def _step_of(self, case: str) -> Step:
@@ -99,7 +99,7 @@ class MeanFlowFile(RecipeFile):
 
     def guided(self, case: str) -> Tensor:
         """Return the velocity that the target begins with."""
-        v = self.tensor("e") - self.tensor("x")
+        v = self.given.tensor("e") - self.given.tensor("x")
         with ops.no_grad():
             return self.process(case).guided(
                 self.network, self.z_t(), v, self._draws()[0], self._labels(), self.config.num_classes
@@ -116,7 +116,7 @@ class MeanFlowFile(RecipeFile):
 
     def target(self, case: str) -> Tensor:
         """Return what it is to be."""
-        v, null = self.tensor("e") - self.tensor("x"), self.config.num_classes
+        v, null = self.given.tensor("e") - self.given.tensor("x"), self.config.num_classes
         return self.process(case).target(self.network, self.z_t(), v, self._draws()[0], self._labels(), null)
 
     def loss(self, case: str) -> np.ndarray:
@@ -126,7 +126,7 @@ class MeanFlowFile(RecipeFile):
 
     def v_loss(self, case: str) -> Tensor:
         """Return the squared distance of the network from the path's own velocity, summed, (B,)."""
-        return self.process(case).squared(self.u(case) - (self.tensor("e") - self.tensor("x")))
+        return self.process(case).squared(self.u(case) - (self.given.tensor("e") - self.given.tensor("x")))
 
     def denominator(self, case: str) -> Tensor:
         """Return what the squared errors are divided by, (B,)."""
@@ -152,10 +152,10 @@ class MeanFlowFile(RecipeFile):
     def chain(self, steps: str) -> Tensor:
         """Return the last state of a chain, over the file's times or even ones."""
         times = self.given.get(f"sample/steps{steps}/t_grid", even_times(int(steps)))
-        labels = self.tensor("sample/y")
+        labels = self.given.tensor("sample/y")
         with ops.no_grad():
             ask = lambda x, ends, noise: self.network(x, ends, labels)  # noqa: E731
-            *_, last = walk(ask, self.tensor("sample/start"), times)
+            *_, last = walk(ask, self.given.tensor("sample/start"), times)
         return last
 
 
