@@ -1,6 +1,7 @@
 # make demo    set up .venv and train the embedded default: digits, 1.5 minutes on two CPU cores
 # make demo-mindspore    the same with MindSpore, two workers under msrun, in .venv-mindspore
 # make test    set up both environments and run every test
+# make test-fast    the tests that start no process, before each commit
 # make check   layering, style, types, and whether every test can be collected
 # make mutants break one expression at a time and count what the fast tests find: half an hour on one core
 # make clean   remove the environments and what the demo wrote
@@ -20,9 +21,11 @@ SEAM_TESTS := tests/framework/test_framework_contract.py tests/objectives/gaussi
   tests/models/test_video_transformer.py \
   tests/objectives/wan_flow tests/mindspore/test_mindspore_framework.py tests/mindspore/test_sharding.py \
   tests/mindspore/test_step.py
+# Rooms whose tests run in the process of the tests.
+FAST_TESTS := $(addprefix tests/,configs data evaluation framework models objectives planning sampling golden)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo demo-mindspore test check mutants clean
+.PHONY: demo demo-mindspore test test-fast check mutants clean
 
 demo: $(VENV)/.installed
 	bash examples/dit/pretrain.sh
@@ -33,6 +36,9 @@ demo-mindspore: $(MS_VENV)/.installed
 test: $(VENV)/.installed-dev $(MS_VENV)/.installed-dev
 	MM_DIT_MINDSPORE_PYTHON=$(CURDIR)/$(MS_VENV)/bin/python $(BIN)/python -m pytest
 	MM_DIT_TEST_FRAMEWORK=mindspore GLOG_v=3 $(MS_VENV)/bin/python -m pytest -o addopts=-q $(SEAM_TESTS)
+
+test-fast: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m "not ranks" $(FAST_TESTS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

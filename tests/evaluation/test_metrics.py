@@ -75,6 +75,8 @@ def test_a_set_is_at_distance_0_from_itself_also_with_fewer_images_than_features
 def test_the_inception_score_of_certain_and_of_uniform_predictions():
     assert inception_score(1e3 * np.eye(10)) == pytest.approx(10, rel=1e-12)
     assert inception_score(np.zeros((50, 10))) == pytest.approx(1, rel=1e-12)
+    far = np.array([[5000.0], [0.0], [-5000.0]])  # which no probability depends on
+    assert inception_score(1e3 * np.eye(3) + far) == pytest.approx(3, rel=1e-12)
 
 
 def test_the_inception_score_is_the_mean_over_splits_the_last_of_which_is_shorter():

@@ -125,3 +125,12 @@ def test_batches_are_shared_equally_and_what_does_not_fit_is_accumulated():
 def test_what_cannot_be_is_named(arguments, message):
     with pytest.raises(ConfigError, match=message):
         choose(*arguments)
+
+
+def test_how_often_each_picture_is_seen_is_said_of_the_steps():
+    starter = choose(PETS, gpus(), VAE)
+    steps, batch = (starter.flags[name].value for name in ("--train-iters", "--global-batch-size"))
+    times = round(steps * batch / PETS.count)
+    assert (
+        times > 1 and starter.flags["--train-iters"].reason == f"each of {PETS.count:,} pictures some {times:,} times"
+    )
