@@ -12,7 +12,7 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file, reason_of
 from mindspeed_mm_dit.data.scanned import Scanned
-from mindspeed_mm_dit.errors import DataError, PlatformError, nearest
+from mindspeed_mm_dit.errors import DataError, PlatformError, UserError, nearest
 
 IMAGE_COLUMNS = ("image", "img")
 KEPT_BYTES = 256 * 2**20
@@ -25,6 +25,16 @@ def scan(path: Path, label_column: str) -> Scanned:
     Raises:
         DataError: it is no Parquet file, or lacks a column, or a row has no label.
     """
+    try:
+        return _scan(path, label_column)
+    except UserError:
+        raise
+    except Exception as error:  # (pyarrow meets damaged pages and headers with anything)
+        reason = " ".join(reason_of(error).split())
+        raise DataError(str(path), f"is no whole Parquet file: {reason}", "fetch it again") from None
+
+
+def _scan(path: Path, label_column: str) -> Scanned:
     parquet = _open(path)
     schema = parquet.schema_arrow
     _image_column(path, schema)

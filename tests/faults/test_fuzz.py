@@ -1,0 +1,214 @@
+"""Whatever stands in a file, who reads it gets it right or names it in one UserError, and no file is written.
+
+50 seeded examples of each here, 2,000 with --campaign. What was found stays below as an example by hand.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import os
+import tarfile
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("hypothesis", reason="pip install hypothesis")
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mindspeed_mm_dit.checkpoint.store import RUN_FACTS, read_facts
+from mindspeed_mm_dit.configs.data import load_data_config
+from mindspeed_mm_dit.configs.fsdp2 import load_fsdp2_config
+from mindspeed_mm_dit.configs.model import load_model_config
+from mindspeed_mm_dit.configs.train_args import read_train_args
+from mindspeed_mm_dit.data.annotation import UnusableEntry, entry_of, read_annotation
+from mindspeed_mm_dit.data.labels_csv import read_labels
+from mindspeed_mm_dit.data.tar_rows import scan as scan_tar
+from mindspeed_mm_dit.errors import UserError
+from tests.conftest import ROOT
+
+EXAMPLES, CAMPAIGN = 50, 2000
+DIT = ROOT / "examples/dit"
+ODD = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20), st.just([]), st.just({}),
+    st.sampled_from([2**63, -(2**70), 1e308, "\0", "\ud800", "é" * 300, [[1]], {"a": [None]}, "pixel", "dit", "auto"]),
+)  # fmt: skip
+BYTES = st.one_of(
+    st.binary(max_size=8), st.sampled_from([b"\0" * 600, b"\xff\xfe", b'"', b"{", b"]", b",,", b"\n", b"9" * 500, b"~"])
+)
+EDITS = st.lists(st.tuples(st.floats(0, 1), st.integers(0, 64), BYTES), min_size=1, max_size=4)
+
+
+def places(value, path=()):
+    """All places in parsed JSON, as tuples of keys."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(place for key, item in inner for place in places(item, (*path, key)))]
+
+
+def put(content, path, value):
+    """Return ``content`` with ``value`` at a place."""
+    if not path:
+        return value
+    changed = copy.deepcopy(content)
+    at = changed
+    for key in path[:-1]:
+        at = at[key]
+    at[path[-1]] = value
+    return changed
+
+
+def edited(content: bytes, edits) -> bytes:
+    """Return ``content`` with bytes taken away and others put there, at shares of its length."""
+    for share, gone, new in edits:
+        at = int(share * len(content))
+        content = content[:at] + new + content[at + gone :]
+    return content
+
+
+@st.composite
+def of_json(draw, content):
+    changed = content
+    for _ in range(draw(st.integers(1, 3))):
+        changed = put(changed, draw(st.sampled_from(places(changed))), draw(ODD))
+    text = json.dumps(changed, ensure_ascii=draw(st.booleans())).encode("utf-8", "surrogatepass")
+    return edited(text, draw(EDITS)) if draw(st.integers(0, 3)) == 0 else text
+
+
+def of_bytes(content):
+    return EDITS.map(lambda edits: edited(content, edits))
+
+
+ANNOTATION = [
+    {"path": "a.mp4", "cap": "a cat", "num_frames": 8, "fps": 8, "resolution": {"height": 8, "width": 8}},
+    {"path": "b/c.mp4", "cap": ["two", "captions"], "resolution": [8, 8]},
+]
+FACTS = {
+    "iteration": 3, "consumed_samples": 9, "seed": 1, "settings": {"--lr": 1.0}, "model": {}, "classes": ["a"],
+    "command": {"arguments": ["--lr", "1"], "folder": ".."}, "global_batch_size": 3, "power_ema_stds": [0.1],
+}  # fmt: skip
+
+
+def tar_of():
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as archive:
+        for name, data in (("a.png", b"p" * 700), ("a.cls", b"1"), ("b.cls", b"0"), ("b.png", b"q")):
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return content.getvalue()
+
+
+def parquet_of():
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    content = io.BytesIO()
+    table = pyarrow.table({"image": [{"bytes": b"a", "path": "a"}, {"bytes": b"b", "path": "b"}], "label": [0, 1]})
+    parquet.write_table(table, content)
+    return content.getvalue()
+
+
+def metadata_of():
+    import tempfile
+
+    torch = pytest.importorskip("torch")
+    from mindspeed_mm_dit.checkpoint import torch_dcp
+
+    with tempfile.TemporaryDirectory() as folder:
+        torch_dcp.write({"model.w": torch.zeros(3)}, Path(folder))
+        return (Path(folder) / ".metadata").read_bytes()
+
+
+def read_entries(path):
+    for line in read_annotation(path):
+        with suppress(UnusableEntry):
+            entry_of(line)
+
+
+def read_run_json(path):
+    read_facts(path.parent)
+
+
+def scan_parquet(path):
+    from mindspeed_mm_dit.data.parquet_rows import scan
+
+    scan(path, "label")
+
+
+def read_index(path):
+    from mindspeed_mm_dit.checkpoint import torch_dcp
+
+    if torch_dcp.problem_of(path.parent) is None:  # as every reader asks first
+        torch_dcp.check_architecture(path.parent, {"w": (3,)})
+
+
+def read_a_caption(path):
+    pytest.importorskip("ftfy")
+    from mindspeed_mm_dit.data.captions import clean_caption
+
+    clean_caption(path.read_text(encoding="utf-8", errors="replace"))
+
+
+def json_of(name):
+    return lambda: of_json(json.loads((DIT / name).read_text()))
+
+
+SURFACES = {
+    "model.json": (json_of("model.json"), load_model_config),
+    "data.json": (json_of("data.json"), load_data_config),
+    "fsdp2.yaml": (lambda: of_bytes((DIT / "fsdp2.yaml").read_bytes()), load_fsdp2_config),
+    "train.args": (lambda: of_bytes((DIT / "train.args").read_bytes()), read_train_args),
+    "annotation.json": (lambda: of_json(ANNOTATION), read_entries),
+    "captions": (lambda: of_bytes("un café &amp; <b>two</b> cats".encode()), read_a_caption),
+    "labels.csv": (lambda: of_bytes(b"image_path,label\na.png,0\nb/c.png,1\nd.png,cat\n"), read_labels),
+    "tar": (lambda: of_bytes(tar_of()), lambda path: scan_tar(path, "")),
+    "parquet": (lambda: of_bytes(parquet_of()), scan_parquet),
+    RUN_FACTS: (lambda: of_json(FACTS), read_run_json),
+    ".metadata": (lambda: of_bytes(metadata_of()), read_index),
+}
+
+
+def once(folder: Path, name: str, content: bytes) -> None:
+    """Read ``content`` as the file ``name``; another error than a UserError, or another file, is a finding."""
+    file = folder / (name if "." in name else f"file.{name}")
+    file.write_bytes(content)
+    try:
+        SURFACES[name][1](file)
+    except UserError as error:
+        assert len(str(error)) < 3000
+    assert os.listdir(folder) == [file.name]
+
+
+def hunt(folder: Path, name: str, examples: int) -> None:
+    @settings(
+        max_examples=examples, derandomize=True, deadline=None, database=None,
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(SURFACES[name][0]())
+    def each(content):
+        once(folder, name, content)
+
+    each()
+
+
+@pytest.mark.parametrize("name", SURFACES)
+def test_a_file_is_read_or_named(tmp_path, name):
+    hunt(tmp_path, name, EXAMPLES)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("name", SURFACES)
+def test_a_file_is_read_or_named_however_it_is_written(tmp_path, name):
+    hunt(tmp_path, name, CAMPAIGN)
+
+
+FOUND: dict[str, tuple[str, bytes]] = {}
+"""What was found, by name: the file, and its content."""
+
+
+@pytest.mark.parametrize("finding", FOUND)
+def test_what_was_found_is_mended(tmp_path, finding):
+    once(tmp_path, *FOUND[finding])
