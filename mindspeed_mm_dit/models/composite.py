@@ -40,6 +40,7 @@ class DiTModel(nn.Module):
         self.text_encoders = tuple(text_encoders)
         objective = objective_of(config.diffusion)
         self.diffusion = objective.build(config.diffusion)
+        self.asks = objective.asks
         self._null = int(config.predictor.conditions.null(1)["labels"][0]) if objective.asks else None
         self.predictor = PREDICTOR_MODEL_MAPPINGS[config.predictor.model_id](config.predictor)
         self._conditions = config.predictor.conditions

@@ -28,6 +28,7 @@ def composite(mindspore, framework):
             super().__init__()
             self.predictor = framework.nn.Linear(2, 1, bias=False)
             self.loss_names = ("labels", "timesteps", "noise")
+            self.asks = False
             self.declared = {"weight": Parameter((1, 2))}
 
         def initial_weights(self, seed):

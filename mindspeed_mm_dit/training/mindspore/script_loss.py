@@ -18,7 +18,7 @@ import mindspore
 import numpy as np
 from mindspore import Parameter, Tensor, ops
 
-from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.errors import ConfigError, PlatformError
 from mindspeed_mm_dit.framework.mindspore.ops import no_grad
 from mindspeed_mm_dit.training.contract import ForwardStep
 
@@ -62,6 +62,11 @@ class CompiledLoss(InterpretedLoss):
 
     def __init__(self, model: Any, parameters: Sequence[Parameter], micro_batch_size: int) -> None:
         super().__init__(model, parameters)
+        if model.asks:
+            raise PlatformError(
+                "diffusion.model_id", "MindSpore does not compile the derivative in the loss of this objective",
+                "train it with --ai-framework pytorch; the checkpoint draws samples with MindSpore too",
+            )  # fmt: skip
         gradient = mindspore.value_and_grad(_WeightedLosses(model), None, parameters, has_aux=True)
         self._losses_and_gradient = mindspore.jit(gradient)
         self._weights = np.full(micro_batch_size, 1 / micro_batch_size, np.float32)
