@@ -35,6 +35,8 @@ def rows(arrays, row):
 @pytest.mark.parametrize("shape", SHAPES, ids=len)
 def test_an_objective_noises_and_scores_each_sample_by_itself(framework, config, shape):
     process = framework.runtime.to_runtime_device(objective_of(config).build(config))
+    if hasattr(process, "losses"):
+        pytest.skip("asks the network itself: tried through the composite, below")
     doubled = getattr(config, "variance_type", "") == "learned_range"
 
     def noised_and_loss(latents, draws):
