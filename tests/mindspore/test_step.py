@@ -27,15 +27,17 @@ def composite(mindspore, framework):
         def __init__(self):
             super().__init__()
             self.predictor = framework.nn.Linear(2, 1, bias=False)
-            self.loss_names = ("labels", "timesteps", "noise")
             self.asks = False
             self.declared = {"weight": Parameter((1, 2))}
 
         def initial_weights(self, seed):
             return {"weight": np.full((1, 2), 0.5, np.float32)}
 
-        def latents(self, pixels):
-            return pixels
+        def latents(self, batch):
+            return batch["pixels"]
+
+        def given(self, batch):
+            return tuple(batch[name] for name in ("labels", "timesteps", "noise"))
 
         def losses(self, latents, labels, timesteps, noise):
             return self.predictor(latents)[:, 0]
