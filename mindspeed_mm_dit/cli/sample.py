@@ -132,8 +132,9 @@ def run(args: argparse.Namespace) -> int:
     written = work.output.save(samples, work.asked.labels, work.titles, args.seed, _said(args, work))
     ranks = f", on {work.ranks} rank(s)" if work.ranks > 1 else ""
     size = " x ".join(map(str, work.config.sample_size))
-    count = f"{len(samples)} {'images' if samples.ndim == 4 else 'videos'} of {size}"
-    print(f"{written}: {count} in {seconds:.1f} s, {len(samples) / seconds:.2f} a second{ranks}")
+    noun = "images" if samples.ndim == 4 else "videos"
+    rate = f"{len(samples) / seconds:.2f} {noun}/s"
+    print(f"{written}: {len(samples)} {noun} of {size} in {seconds:.1f} s, {rate}{ranks}")
     return 0
 
 

@@ -40,7 +40,7 @@ def test_the_first_files_that_are_skipped_are_named_and_all_are_counted(check, t
         path.write_bytes(b"no image")
     check(skip_bad_images=True, random_flip=True)
     said = capsys.readouterr().err
-    assert "7 image(s) cannot be read and are skipped:\n" in said and "and 2 more" in said
+    assert "7 image(s) cannot be used and are skipped:\n" in said and "and 2 more" in said
     assert [f"{path} cannot be decoded" in said for path in bad] == [True] * 5 + [False] * 2
 
 

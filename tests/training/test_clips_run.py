@@ -155,7 +155,7 @@ def test_clips_are_written_as_videos_animations_and_strips_of_other_lengths(whol
     assert facts.num_frames == 6 and facts.size == (16, 24) and facts.fps == 8
     assert sample(saved, tmp_path / "a.gif") == 0 and sample(saved, tmp_path / "a.png") == 0
     assert (tmp_path / "a-0000.gif").stat().st_size and (tmp_path / "a.png").stat().st_size
-    assert "a-0000.mp4 ... a-0001.mp4: 2 clip(s) of 6 x 16 x 24" in capsys.readouterr().out
+    assert "a-0000.mp4 ... a-0001.mp4: 2 videos of 6 x 16 x 24" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
