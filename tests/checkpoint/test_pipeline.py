@@ -179,6 +179,8 @@ def test_it_is_read_back_to_rounding(source, model, tmp_path):
         ("predictor", {"class_dropout_prob": 0.0}, "fits networks of up to 1000 classes with a null class"),
         ("diffusion", {"model_id": "flow_matching"}, "'flow_matching': diffusers' DiTPipeline walks"),
         ("ae", {"model_id": "pixel", "channels": 3}, "ae.model_id = 'pixel': diffusers' DiTPipeline decodes latents"),
+        ("ae", {"model_id": "autoencoder_kl", "from_pretrained": "not read", "latent_channels": 3, "shift_factor": 0.1},
+         "ae.shift_factor = 0.1: diffusers' DiTPipeline decodes latents without a shift"),
     ],
 )  # fmt: skip
 def test_what_diffusers_would_draw_otherwise_is_refused(model, tmp_path, section, settings, message):
