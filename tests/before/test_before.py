@@ -13,8 +13,8 @@ pytest.importorskip("transformers", reason="requirements/video.txt")
 pytest.importorskip("pyarrow", reason="requirements/parquet.txt")
 
 from mindspeed_mm_dit.cli.main import main
+from tests.before.runs import needs_mindspore, run, run_on_mindspore
 from tests.before.same_lines import assert_same_lines, assert_same_validations
-from tests.before.together import needs_mindspore, run_on_mindspore, run_together
 from tests.conftest import GOLDEN, ROOT
 
 pytestmark = pytest.mark.ranks
@@ -55,20 +55,16 @@ def place(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def runs(place):
-    return run_together(place, RUNS)
-
-
 def assert_same(outcome, expected):
     assert_same_lines(outcome, expected["lines"])
     assert_same_validations(outcome, expected["validations"])
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_on_what_was_written_before_prints_the_losses_of_before(runs, name):
-    assert_same(runs[name], EXPECTED["runs"][name])
-    assert "changed since the checkpoint" not in runs[name].output
+def test_a_run_on_what_was_written_before_prints_the_losses_of_before(place, name):
+    outcome = run(place, RUNS[name])
+    assert_same(outcome, EXPECTED["runs"][name])
+    assert "changed since the checkpoint" not in outcome.output
 
 
 @needs_mindspore
