@@ -25,15 +25,18 @@ def objectives() -> list[Any]:
     return found
 
 
-def predictors() -> list[Any]:
-    """Every predictor at about its smallest sizes: as it is, and once for each word, switch and width of output."""
+def predictors(choices_at_once: int = 1) -> list[Any]:
+    """Every predictor at about its smallest sizes: as it is, and for each word, switch and width of output, so many of
+    which differ at once."""
     found = []
     for kind in PREDICTOR_CONFIGS.values():
         small = _small(kind)
         choices = _words(kind, switches=True)
         if "out_channels" in small:
             choices["out_channels"] = (2 * CHANNELS,)
-        others = [small | {name: value} for name, values in choices.items() for value in values]
+        each = [{name: value} for name, values in choices.items() for value in values]
+        several = itertools.combinations(each, choices_at_once)
+        others = [small | dict(itertools.chain(*(one.items() for one in some))) for some in several]
         found += [_with_several_tokens(config) for settings in (small, *others) for config in _made(kind, settings)]
     return list(dict.fromkeys(found))
 
@@ -44,6 +47,12 @@ def models() -> list[ModelConfig]:
     encoders = (None, UMT5Config("not read"))
     for predictor, diffusion, encoder in itertools.product(predictors(), objectives(), encoders):
         sections = {"predictor": predictor, "diffusion": diffusion, "text_encoder": encoder}
+        for model in _made(ModelConfig, {"ae": PixelConfig(CHANNELS), **sections}):
+            found.setdefault((predictor, diffusion.model_id), model)
+    tried = {model_id for _, model_id in found}
+    wanting = [diffusion for diffusion in objectives() if diffusion.model_id not in tried]  # two settings at once
+    for predictor, diffusion in itertools.product(predictors(2), wanting):
+        sections = {"predictor": predictor, "diffusion": diffusion}
         for model in _made(ModelConfig, {"ae": PixelConfig(CHANNELS), **sections}):
             found.setdefault((predictor, diffusion.model_id), model)
     return list(found.values())
