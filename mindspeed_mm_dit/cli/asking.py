@@ -25,6 +25,7 @@ FLAGS = {
     "vector": ("--vectors",),
 }
 """By the item of a sample that they ask for."""
+_WORDS = {"label": "classes", "caption": "texts", "vector": "vectors"}
 
 
 def add_asking(parser: argparse.ArgumentParser) -> None:
@@ -75,7 +76,7 @@ def asked_of(args: argparse.Namespace, config: ModelConfig, names: Sequence[str]
     _check_captions(config, values.get("caption", []), args.negative_prompt)
     asked = Asked(_together(values), instead)
     check_asked(asked, config)
-    _check_amount(len(asked), each, config)
+    _check_amount(len(asked), each, config, Path(args.output))
     return asked.each(each)
 
 
@@ -84,11 +85,12 @@ def _refuse_others(args: argparse.Namespace, config: ModelConfig, items: Sequenc
     for item, others in FLAGS.items():
         for flag in others:
             if item not in items and getattr(args, flag.strip("-").replace("-", "_")) is not None:
-                by = " and ".join(f"{own}s" for own in items)
+                by = " and ".join(_WORDS.get(own, own) for own in items)
                 cure = f"use {flags[0]}" if flags else "leave it out"
-                raise ConfigError(flag, f"this model is steered by {by}, not by {item}s", cure)
-    if args.frames is not None and len(config.sample_size) == 2:
-        raise ConfigError(f"--frames = {args.frames}", "this model draws images", "leave it out")
+                raise ConfigError(flag, f"this model is steered by {by}, not by {_WORDS[item]}", cure)
+    for flag, value in (("--frames", args.frames), ("--fps", args.fps)):
+        if value is not None and len(config.sample_size) == 2:
+            raise ConfigError(f"{flag} = {value}", "this model draws images, not videos", "leave it out")
 
 
 def _together(values: dict[str, list[Any]]) -> dict[str, list[Any]]:
@@ -195,31 +197,22 @@ def _vectors(args: argparse.Namespace) -> list[Any]:
 # --- how many, and how large -------------------------------------------------------------------------------------
 
 
-def _check_amount(count: int, each: int, config: ModelConfig) -> None:
-    videos = len(config.sample_size) == 3
-    most, noun = (MOST_VIDEOS, "videos") if videos else (MOST_IMAGES, "images")
-    flag = "--num-per-prompt" if "caption" in config.predictor.conditions.items else "--num-per-class"
-    if count * each > most:
-        raise ConfigError(
-            f"{flag} = {each}", f"{count * each:,} {noun} ({count:,} asked for): one command draws up to {most:,}",
-            "draw fewer; further ones with another --seed and --output",
-        )  # fmt: skip
-
-
-def check_memory(count: int, output: Path, config: ModelConfig) -> None:
-    """Raise ConfigError for more images than this machine can hold until they are written."""
+def _check_amount(count: int, each: int, config: ModelConfig, output: Path) -> None:
+    """Raise ConfigError for more samples than this machine can hold until they are written, or one command draws."""
     from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
     from mindspeed_mm_dit.sampling.grid import memory_bytes
 
-    if len(config.sample_size) == 3:
-        return
-    need, available = memory_bytes(output, count, config.sample_size[0]), host_memory_bytes()
-    if need > available:
-        raise ConfigError(
-            "--num-per-class",
-            f"{count:,} images need {need / 2**30:,.1f} GiB, and this machine has {available / 2**30:,.1f} GiB",
-            "draw fewer; further ones with another --seed and --output",
-        )
+    videos, total = len(config.sample_size) == 3, count * each
+    most, noun = (MOST_VIDEOS, "videos") if videos else (MOST_IMAGES, "images")
+    flag = "--num-per-prompt" if "caption" in config.predictor.conditions.items else "--num-per-class"
+    what, cure = f"{flag} = {each}", "draw fewer; further ones with another --seed and --output"
+    if not videos:
+        need, available = memory_bytes(output, total, config.sample_size[0]), host_memory_bytes()
+        if need > available:
+            found = f"this machine has {available / 2**30:,.1f} GiB"
+            raise ConfigError(what, f"{total:,} {noun} need {need / 2**30:,.1f} GiB, and {found}", cure)
+    if total > most:
+        raise ConfigError(what, f"{total:,} {noun}: one command draws up to {most:,}", cure)
 
 
 def resized(config: ModelConfig, frames: int | None, size: str | None) -> ModelConfig:

@@ -61,11 +61,10 @@ def run(args: argparse.Namespace) -> int:
     from mindspeed_mm_dit.configs.model import load_model_config
     from mindspeed_mm_dit.framework import runtime
     from mindspeed_mm_dit.models.fill_cache import CacheWriter, EncodeSettings
-    from mindspeed_mm_dit.models.registry import check_encoders, load_encoders
+    from mindspeed_mm_dit.models.registry import load_encoders
     from mindspeed_mm_dit.training.classes import say_notes
 
     model = load_model_config(args.model)
-    check_encoders(model)
     opened = _open(args, model)
     if runtime.rank() == 0:
         say_notes(opened.rows, opened.param.noun)
@@ -105,6 +104,7 @@ def _open(args: argparse.Namespace, model: ModelConfig) -> Opened:
     from mindspeed_mm_dit.configs.data import load_data_config
     from mindspeed_mm_dit.configs.outputs import check_output_folder
     from mindspeed_mm_dit.models.data import check_sizes, made_by, open_data
+    from mindspeed_mm_dit.models.registry import check_encoders
 
     param = load_data_config(args.data, "--data").dataset_param
     param = param.without_cache()
@@ -115,6 +115,7 @@ def _open(args: argparse.Namespace, model: ModelConfig) -> Opened:
             "name a folder elsewhere",
         )  # fmt: skip
     check_output_folder("--output", args.output)
+    check_encoders(model)
     made_by(model, param)
     check_sizes(model, param)
     return open_data(model, param, decode_all=True)

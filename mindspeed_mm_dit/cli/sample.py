@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mindspeed_mm_dit.cli.asking import add_asking, asked_of, check_memory, resized
+from mindspeed_mm_dit.cli.asking import add_asking, asked_of, resized
 from mindspeed_mm_dit.cli.outputs import Output
 from mindspeed_mm_dit.cli.ranks import found_by_all
 from mindspeed_mm_dit.cli.sampler_flags import OPTIONS, add_sampler, add_sampler_options
@@ -160,7 +160,6 @@ class _Work:
         output = Output(args.output, FPS if args.fps is None else args.fps)
         asked = asked_of(args, config, names)
         titles = asked.titles(names)
-        check_memory(len(asked), output.path, config)
         output.check(titles, config.sample_size)
         return cls(config, settings, asked, titles, output, runtime.world_size())
 

@@ -164,6 +164,8 @@ class DiTConfig(DiTSettings):
             "input_size": {"input_size": 16 * self.patch_size},
             "mlp_ratio": {"mlp_ratio": min(4.0, self.mlp_ratio)},
             "in_channels": {"in_channels": 4},
+            "bottleneck_dim": {"bottleneck_dim": self.bottleneck_dim and 128},
+            "in_context_len": {"in_context_len": min(self.in_context_len, 32)},
         }
 
     @classmethod

@@ -87,7 +87,6 @@ def digest_of(path: str | Path) -> bytes:
     return digest.digest()
 
 
-@lru_cache(maxsize=8)
 def digest_of_files(path: str, setting: str = "ae.from_pretrained") -> str:
     """Return the SHA-256 over the weights and config files at ``path``, a folder or one file; ``setting`` names it."""
     root = Path(path)
@@ -95,12 +94,20 @@ def digest_of_files(path: str, setting: str = "ae.from_pretrained") -> str:
         raise DataError(f"{setting} = {path}", "there is no such file or folder", "correct the path")
     suffixes = {".json", ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".model"}
     files = sorted(file for file in root.iterdir() if file.suffix in suffixes) if root.is_dir() else [root]
+    try:
+        return _digest_of_all(
+            tuple((str(file.absolute()), check_file(file), os.stat(file).st_mtime_ns) for file in files)
+        )
+    except UnusableFile as problem:
+        raise DataError(f"{setting} = {path}", str(problem), "copy the files again") from None
+
+
+@lru_cache(maxsize=8)
+def _digest_of_all(files: tuple[tuple[str, int, int], ...]) -> str:
+    """Return the SHA-256 over files (path, bytes, time of the last change), read once while they stay as they are."""
     digest = hashlib.sha256()
-    for file in files:
-        try:
-            add_content(digest, file)
-        except UnusableFile as problem:
-            raise DataError(f"{setting} = {path}", f"{file} {problem}", "copy the files again") from None
+    for path, _, _ in files:
+        add_content(digest, path)
     return digest.hexdigest()
 
 

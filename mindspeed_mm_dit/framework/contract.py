@@ -64,7 +64,6 @@ OPS = {
 RUNTIME = {
     "initialize": "(backend | None, micro, global batch, ranks that share a sample): join the group, choose the device",
     "SHARES_SEQUENCES": "whether several ranks can share the tokens of a sample",
-    "RUNS_TORCH_MODULES": "whether a module of PyTorch (diffusers, transformers) can be part of what is computed",
     "check_backend": "(name | None): refuse by name a backend that the device does not have",
     "shutdown": "(): leave the process group",
     "device_type": "() -> 'cpu', 'cuda' or 'npu'",

@@ -29,8 +29,8 @@ def open_data(model: ModelConfig, param: SourceParam, decode_all: bool = False) 
         DataError: naming every sample and caption that cannot be used.
     """
     conditions, source = model.predictor.conditions, source_of(param)
-    param.check_gives(conditions.items)
     check_sizes(model, param)
+    param.check_gives(conditions.items)
     if param.cache is not None:
         return _open_cache(model, param)
     source.provide(param)

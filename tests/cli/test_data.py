@@ -96,7 +96,7 @@ def test_what_a_run_would_stop_at_is_named_and_the_code_is_1(pets, capsys):
         (". --output sheet.npz", "--output = sheet.npz: is no name of a picture"),
         (". --seed -1", "--seed = -1: must be at least 0"),
         (". --seed 99999999999999999999", "--seed = 99999999999999999999: must be a number of at most"),
-        (f". --model {ROOT}/examples/dit/moving_digits/model.json", "predictor 'custom_dit' is steered by texts"),
+        (f". --model {ROOT}/examples/dit/moving_digits/model.json", "predictor 'custom_dit' learns videos by caption"),
         (". --model none.json", "--model = none.json: cannot be read"),
     ],
 )
@@ -116,4 +116,7 @@ def test_a_label_that_no_model_has_is_named(pets, capsys):
 def test_sizes_that_contradict_each_other_are_named(pets, capsys):
     write_data(pets, image_size=32)
     assert main(["data", "."]) == 2
-    assert "dataset_param.image_size = 32: the model wants" in capsys.readouterr().err
+    assert (
+        "dataset_param.image_size = 32: makes latents of 32 x 32, and the predictor takes 16 x 16"
+        in capsys.readouterr().err
+    )

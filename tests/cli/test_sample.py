@@ -71,7 +71,7 @@ def test_two_ranks_draw_the_bytes_of_one(trained, tmp_path):
         return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
 
     done = two("--output", "two.npz")
-    assert done.returncode == 0 and done.stdout.count("two.npz: 9 images in") == 1, done.stdout + done.stderr
+    assert done.returncode == 0 and done.stdout.count("two.npz: 9 images of 8 x 8 in") == 1, done.stdout + done.stderr
     assert "on 2 rank(s)" in done.stdout and not list(tmp_path.glob(".*"))
     assert all(a.tobytes() == b.tobytes() for a, b in zip(numbers(tmp_path / "one.npz"), numbers(tmp_path / "two.npz")))
     wrong = two("--output", "two.gif")
@@ -280,7 +280,7 @@ def test_published_pt_and_safetensors_give_the_same_images_as_the_run(trained, t
         (["--cfg-interval", "1"], "is not two numbers"),
         (["--num-per-prompt", "2"], "--num-per-prompt: this model is steered by classes"),
         (["--negative-prompt", "a"], "--negative-prompt: this model is steered by classes"),
-        (["--fps", "8"], "--fps: this model is steered by classes"),
+        (["--fps", "8"], "--fps = 8.0: this model draws images, not videos"),
     ],
 )
 def test_a_mistake_is_named_before_weights_are_read(trained, tmp_path, capsys, monkeypatch, flags, message):

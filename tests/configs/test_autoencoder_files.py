@@ -63,7 +63,7 @@ def test_a_contradiction_is_an_error_that_names_both(read, section, message):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"shift_factor": 0.1}, "latents that are shifted are not supported"),
+        ({"shift_factor": "much"}, "config.json: shift_factor = 'much'"),
         ({"block_out_channels": "wide"}, "config.json: block_out_channels = 'wide'"),
         ({"latent_channels": 10**30}, "is too large a number"),
         ([], "expected a JSON object"),

@@ -339,7 +339,7 @@ def weights(tmp_path_factory):
     [
         ("--classes 0-99999999999", "--classes: 0-99999999999: is outside 0 ... 9"),
         ("--classes " + "9" * 5000, "neither a label nor a range"),
-        ("--num-per-class 10000000", "--num-per-class = 10000000: 100,000,000 images in 10 classes need"),
+        ("--num-per-class 10000000", "--num-per-class = 10000000: 100,000,000 images need"),
         ("--num-per-class 200000", "one command draws up to 1,000,000"),
         ("--num-per-class " + "9" * 5000, "argument --num-per-class"),
         ("--steps 1000000000", "--steps = 1000000000: is more than the 1000 timesteps"),

@@ -203,17 +203,17 @@ def test_a_command_for_images_says_so(whole, saved, configs, tmp_path, capsys, c
         ({"ae": {"model_id": "autoencoder_kl", "from_pretrained": "x"}}, "makes no latents of videos, which predictor"),
         (
             {"predictor": {"latent_size": [9, 16, 32]}},
-            "latent_size = [9, 16, 32]: clips of 9 frames of 32 x 32",
+            "max_width = 9, 32, 32: makes latents of 9 x 32 x 32, and the predictor takes 9 x 16 x 32",
         ),
         (
             {"predictor": {"patch_size": [2, 8, 8], "latent_size": [8, 32, 32]}},
-            "latents of 9, which the patch does",
+            "makes latents of 9 x 32 x 32, and the predictor takes 8 x 32 x 32: videos of 8 x 32 x 32 pixels",
         ),
         ({"predictor": {"text_dim": 32}}, "predictor.text_dim = 32: the text encoder's states have width 64"),
         ({"data": {"json_path": "nowhere.json"}}, "dataset_param.json_path = nowhere.json"),
         ({"data": {"dataset_type": "films"}}, "dataset_param.dataset_type = 'films': unknown kind of data set"),
         ({"data": {"valid_fraction": 1.0}}, "dataset_param.valid_fraction = 1.0: must lie in [0, 1)"),
-        ({"data": {"features": "nowhere"}}, "nowhere: holds no finished cache of clips"),
+        ({"data": {"features": "nowhere"}}, "nowhere: holds no finished cache"),
     ],
 )
 def test_what_does_not_fit_is_named_before_any_work(clips, tmp_path, changes, message):
@@ -235,8 +235,8 @@ def test_images_and_clips_are_not_mixed_up(configs, tmp_path, clips, digits_fold
     images = Configs.create(tmp_path, digits_folder)
     (tmp_path / "data.json").write_text((configs.folder / "data.json").read_text())
     outcome = images.run("--train-iters 1 --global-batch-size 4 --lr 1e-3")
-    assert outcome.code == 2 and "predictor 'dit' does not learn clips by their captions" in outcome.output
+    assert outcome.code == 2 and "its samples are videos, and predictor 'dit' learns images" in outcome.output
     (tmp_path / "model.json").write_text((configs.folder / "model.json").read_text())
     (tmp_path / "data.json").write_text(json.dumps({"dataset_param": {"data_folder": "data", "image_size": 8}}))
     outcome = images.run("--train-iters 1 --global-batch-size 4 --lr 1e-3")
-    assert outcome.code == 2 and "predictor 'custom_dit' learns clips by their captions" in outcome.output
+    assert outcome.code == 2 and "its samples are images, and predictor 'custom_dit' learns videos" in outcome.output

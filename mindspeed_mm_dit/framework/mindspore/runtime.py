@@ -28,8 +28,6 @@ ON_CPU = mindspore.get_context("device_target") == "CPU"
 
 SAMPLES_IN_BF16 = False
 """Whether ``low_precision`` and ``bf16_products`` do what they are asked."""
-RUNS_TORCH_MODULES = False
-"""Whether a module of PyTorch can be part of what is computed."""
 WAYS_TO_BF16: tuple[Way, ...] = ()
 """How a training step may compute in bfloat16: not at all yet."""
 SHARES_SEQUENCES = False

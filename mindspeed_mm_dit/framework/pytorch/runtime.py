@@ -24,8 +24,6 @@ from mindspeed_mm_dit.framework.pytorch import sequence
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
 SAMPLES_IN_BF16 = True
 """Whether ``low_precision`` and ``bf16_products`` do what they are asked."""
-RUNS_TORCH_MODULES = True
-"""Whether a module of PyTorch can be part of what is computed."""
 WAYS_TO_BF16: tuple[Way, ...] = ("autocast", "fsdp2")
 """How a training step may compute in bfloat16."""
 SHARES_SEQUENCES = True
