@@ -94,12 +94,13 @@ def digest_of_files(path: str, setting: str = "ae.from_pretrained") -> str:
         raise DataError(f"{setting} = {path}", "there is no such file or folder", "correct the path")
     suffixes = {".json", ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".model"}
     files = sorted(file for file in root.iterdir() if file.suffix in suffixes) if root.is_dir() else [root]
-    try:
-        return _digest_of_all(
-            tuple((str(file.absolute()), check_file(file), os.stat(file).st_mtime_ns) for file in files)
-        )
-    except UnusableFile as problem:
-        raise DataError(f"{setting} = {path}", str(problem), "copy the files again") from None
+    found = []
+    for file in files:
+        try:
+            found.append((str(file.absolute()), check_file(file), os.stat(file).st_mtime_ns))
+        except UnusableFile as problem:
+            raise DataError(f"{setting} = {path}", f"{file} {problem}", "copy the files again") from None
+    return _digest_of_all(tuple(found))
 
 
 @lru_cache(maxsize=8)
