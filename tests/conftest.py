@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,10 @@ GOLDEN = ROOT / "tests" / "golden" / "data"
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: as many runs at a time as there are cores
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # and no thread that spins while others work
+
+# What a shell starts in the background ignores these; runs that tests start would inherit that, and not hear a Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
