@@ -66,6 +66,10 @@ FAULTS = {
     "classes": Fault(
         "data/listing.py", "if not _is_hidden(entry.name)]", "]", "tests/data/test_folder.py -k hidden",
     ),
+    "coins": Fault(
+        "data/conditions/contract.py", "positions, probability, self.coin)", "positions, probability)",
+        "tests/data/test_conditions.py -k of_their_own",
+    ),
     "latents": Fault(
         "data/cache.py", "self._check_finite(found, rows)", 'self._check_finite({"mean": found["mean"]}, rows)',
         "tests/data/test_cache_of_images.py -k reach_no_step",

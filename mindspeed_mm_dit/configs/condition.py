@@ -79,13 +79,40 @@ class ClassLabel(Condition):
         return {"labels": labels}
 
 
-@dataclass(frozen=True)
-class TextStates(Condition):
-    """``text`` (B, L, D) float32: the states of a text encoder, L tokens of width D.
+class TextCondition(Condition):
+    """Base of those that a text encoder makes of a caption.
 
     The null condition is the encoding of the empty caption: a text encoder, or a cache that was made with it, has it.
     How often a caption is dropped, data.json says (``caption_dropout_prob``).
     """
+
+    width: int
+    encoder: int
+    name: str
+    setting: str
+    shared_coin: str
+    item = "caption"
+    dropout = 0.0
+    has_null = True
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Name of its array."""
+        return (self.name,)
+
+    @property
+    def coin(self) -> str:
+        """Its own, or the one it shares."""
+        return self.shared_coin or self.name
+
+    def null(self, count: int) -> Arrays:
+        """Raise ConfigError: without a text encoder nobody knows it."""
+        raise ConfigError(f"predictor: its {self.name}", "has a null value that a text encoder alone can tell")
+
+
+@dataclass(frozen=True)
+class TextStates(TextCondition):
+    """``text`` (B, L, D) float32: the states of a text encoder, L tokens of width D."""
 
     length: int
     width: int
@@ -97,23 +124,6 @@ class TextStates(Condition):
     """Key of the predictor's section that says ``width``."""
     shared_coin: str = ""
     """Coin that it shares with other conditions; empty: its own."""
-    item = "caption"
-    dropout = 0.0
-    has_null = True
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Name of its array."""
-        return (self.name,)
-
-    @property
-    def coin(self) -> str:
-        """Its own, or the one it shares."""
-        return self.shared_coin or self.name
-
-    def null(self, count: int) -> Arrays:
-        """Raise ConfigError: without a text encoder nobody knows it."""
-        raise ConfigError("predictor: its text", "has a null value that a text encoder alone can tell")
 
     def examples(self, count: int) -> Arrays:
         """Return states of no caption, normally distributed."""
@@ -122,7 +132,7 @@ class TextStates(Condition):
 
 
 @dataclass(frozen=True)
-class PooledText(Condition):
+class PooledText(TextCondition):
     """``pooled`` (B, P) float32: one vector a caption, of a text encoder that pools (CLIP's, MiniLM's)."""
 
     width: int
@@ -134,23 +144,6 @@ class PooledText(Condition):
     """Key of the predictor's section that says ``width``."""
     shared_coin: str = ""
     """Coin that it shares with other conditions; empty: its own."""
-    item = "caption"
-    dropout = 0.0
-    has_null = True
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Name of its array."""
-        return (self.name,)
-
-    @property
-    def coin(self) -> str:
-        """Its own, or the one it shares."""
-        return self.shared_coin or self.name
-
-    def null(self, count: int) -> Arrays:
-        """Raise ConfigError: without a text encoder nobody knows it."""
-        raise ConfigError("predictor: its pooled text", "has a null value that a text encoder alone can tell")
 
     def examples(self, count: int) -> Arrays:
         """Return vectors of no caption, normally distributed."""

@@ -11,7 +11,7 @@ from mindspeed_mm_dit.configs.autoencoder import AutoencoderConfig, PretrainedAu
 from mindspeed_mm_dit.configs.autoencoder_deterministic import AutoencoderDCConfig, AutoencoderTinyConfig
 from mindspeed_mm_dit.configs.autoencoder_kl import AutoencoderKLConfig
 from mindspeed_mm_dit.configs.autoencoder_kl_wan import WanVAEConfig
-from mindspeed_mm_dit.configs.condition import ClassLabel, PooledText, TextStates
+from mindspeed_mm_dit.configs.condition import ClassLabel, TextCondition
 from mindspeed_mm_dit.configs.custom_dit import CustomDiTConfig
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
@@ -103,7 +103,7 @@ class ModelConfig:
 
     def _check_text_encoders(self) -> None:
         """Raise ConfigError unless there is a text encoder for each condition that asks for one, and no other."""
-        wanted = [c.encoder for c in self.predictor.conditions if isinstance(c, (TextStates, PooledText))]
+        wanted = [c.encoder for c in self.predictor.conditions if isinstance(c, TextCondition)]
         what, named = "text_encoder", f"predictor {self.predictor.model_id!r}"
         if wanted and not self.text_encoders:
             raise ConfigError(

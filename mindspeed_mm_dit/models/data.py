@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from mindspeed_mm_dit.configs.condition import PooledText, TextStates
+from mindspeed_mm_dit.configs.condition import PooledText, TextCondition
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.source import SourceParam
 from mindspeed_mm_dit.data.cache import Cache, check_same
@@ -73,7 +73,7 @@ def _sides(latent_shape: tuple[int, ...]) -> str:
 def check_text_widths(model: ModelConfig) -> None:
     """Raise ConfigError unless what each text encoder gives, by its config.json, is as wide as the predictor takes."""
     for condition in model.predictor.conditions:
-        if not isinstance(condition, (TextStates, PooledText)):
+        if not isinstance(condition, TextCondition):
             continue
         section = model.text_encoders[condition.encoder]
         pooled = isinstance(condition, PooledText)

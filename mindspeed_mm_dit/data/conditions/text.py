@@ -7,11 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.condition import PooledText, TextStates
+from mindspeed_mm_dit.configs.condition import TextCondition, TextStates
 from mindspeed_mm_dit.data.conditions.contract import Arrays, ConditionKind, Fed
 from mindspeed_mm_dit.data.draws import Stream, uniforms
-
-Text = TextStates | PooledText
 
 NO_CAPTION = -1
 """In the place of a caption's number: the empty one."""
@@ -23,7 +21,7 @@ class CaptionFeed:
     All that reads captions reads the same one of a sample.
     """
 
-    def __init__(self, condition: Text, fed: Fed) -> None:
+    def __init__(self, condition: TextCondition, fed: Fed) -> None:
         self._condition, self._fed = condition, fed
         self._offered = np.array([len(captions) for captions in fed.rows.captions], np.int64)
 
@@ -49,23 +47,23 @@ class CaptionFeed:
         return np.where(dropped, NO_CAPTION, chosen.astype(np.int64))
 
 
-def _asked(condition: Text, captions: Sequence[str], tokenizers: Sequence[Any]) -> Arrays:
+def _asked(condition: TextCondition, captions: Sequence[str], tokenizers: Sequence[Any]) -> Arrays:
     tokens = tokenizers[condition.encoder](captions)
     ids, mask = _token_names(condition)
     return {ids: tokens.ids, mask: tokens.mask}
 
 
-def _null(condition: Text, instead: str | None, tokenizers: Sequence[Any]) -> Arrays:
+def _null(condition: TextCondition, instead: str | None, tokenizers: Sequence[Any]) -> Arrays:
     return _asked(condition, [instead or ""], tokenizers)
 
 
-def _token_names(condition: Text) -> tuple[str, str]:
+def _token_names(condition: TextCondition) -> tuple[str, str]:
     """Return the names of ids and mask in a batch."""
     stem = "caption" if condition.name == "text" else condition.name
     return f"{stem}_ids", f"{stem}_mask"
 
 
-def _encode(condition: Text, batch: Mapping[str, Any], encoders: Sequence[Any]) -> tuple[Any, ...]:
+def _encode(condition: TextCondition, batch: Mapping[str, Any], encoders: Sequence[Any]) -> tuple[Any, ...]:
     ids, mask = _token_names(condition)
     if ids not in batch:
         return (batch[condition.name],)

@@ -1,0 +1,99 @@
+"""Several conditions of one sample: one caption for all that read it, coins of their own or shared."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from mindspeed_mm_dit.configs.condition import ClassLabel, Conditions, PooledText, TextStates, Vector
+from mindspeed_mm_dit.data.captions import Tokens
+from mindspeed_mm_dit.data.conditions.contract import Fed
+from mindspeed_mm_dit.data.conditions.registry import arrays_asked, kind_of, null_arrays
+from mindspeed_mm_dit.data.rows import Rows
+from mindspeed_mm_dit.errors import ConfigError, DataError
+
+ROWS = 5
+POSITIONS = np.arange(400)
+
+
+def letters(offset):
+    """Return a tokenizer whose ids are the letters of a caption, moved on by ``offset``."""
+
+    def tokenizer(captions):
+        ids = np.array([[ord(letter) + offset for letter in caption.ljust(3)] for caption in captions], np.int64)
+        return Tokens(ids, np.array([[letter != " " for letter in c.ljust(3)] for c in captions], np.int64))
+
+    return tokenizer
+
+
+TOKENIZERS = [letters(0), letters(1000)]
+
+
+def rows(vectors=None):
+    captions = tuple((f"{n}a", f"{n}b", f"{n}c") for n in range(ROWS))
+    vectors = np.eye(ROWS, 4, dtype=np.float32) if vectors is None else vectors
+    return Rows(tuple(map(str, range(ROWS))), {"label": np.arange(ROWS), "caption": captions, "vector": vectors})
+
+
+def batch(conditions, given=None):
+    coins, numbers = conditions.coins(), POSITIONS % ROWS
+    arrays = {}
+    for condition in conditions:
+        fed = Fed(given or rows(), 7, coins[condition.coin], 0.3, TOKENIZERS)
+        arrays |= kind_of(condition).feed(condition, fed).arrays(numbers, POSITIONS)
+    return arrays
+
+
+def test_two_encoders_read_the_same_caption_and_are_dropped_by_coins_of_their_own():
+    found = batch(Conditions(TextStates(3, 8), PooledText(6, encoder=1), ClassLabel(ROWS, 0.2)))
+    assert list(found) == ["caption_ids", "caption_mask", "pooled_ids", "pooled_mask", "labels"]
+    states, pooled = found["caption_mask"].any(1), found["pooled_mask"].any(1)
+    both = states & pooled
+    np.testing.assert_array_equal(found["caption_ids"][both] + 1000, found["pooled_ids"][both])
+    dropped = [~states, ~pooled, found["labels"] == ROWS]
+    assert [0.1 < drops.mean() < 0.4 for drops in dropped] == [True] * 3
+    assert all((one != other).any() for one, other in itertools.pairwise(dropped))
+
+
+def test_conditions_of_one_coin_are_dropped_together():
+    found = batch(Conditions(TextStates(3, 8, shared_coin="text"), PooledText(6, encoder=1, shared_coin="text")))
+    np.testing.assert_array_equal(found["caption_ids"] + 1000, found["pooled_ids"])
+    assert 0 < (~found["caption_mask"].any(1)).sum() < len(POSITIONS)
+
+
+def test_a_condition_beside_others_is_dropped_where_it_is_alone():
+    alone = batch(Conditions(ClassLabel(ROWS, 0.2)))
+    beside = batch(Conditions(ClassLabel(ROWS, 0.2), Vector(4, 0.5)))
+    np.testing.assert_array_equal(alone["labels"], beside["labels"])
+    dropped = ~beside["vector"].any(1) & (POSITIONS % ROWS < 4)
+    assert 0.3 < dropped.sum() / 320 < 0.7
+
+
+def test_what_is_asked_for_has_the_arrays_of_a_training_batch():
+    conditions = Conditions(TextStates(3, 8), PooledText(6, encoder=1), Vector(4, 0.1), ClassLabel(ROWS, 0.2))
+    asked = arrays_asked(conditions, {"caption": ["0a"], "vector": [np.ones(4)], "label": [3]}, TOKENIZERS)
+    null = null_arrays(conditions, {"caption": "no"}, TOKENIZERS)
+    shapes = {name: array.shape[1:] for name, array in batch(conditions).items()}
+    for arrays in (asked, null):
+        assert {name: array.shape[1:] for name, array in arrays.items()} == shapes
+    assert null["labels"].tolist() == [ROWS] and not null["vector"].any()
+    np.testing.assert_array_equal(null["caption_ids"], TOKENIZERS[0](["no"]).ids)
+
+
+@pytest.mark.parametrize(
+    ("vectors", "error", "words"),
+    [
+        (np.eye(ROWS, 3), ConfigError, "vector of width 4: the samples have vectors of"),
+        (np.full((ROWS, 4), np.nan), DataError, "has a vector that is not finite"),
+    ],
+)
+def test_vectors_that_cannot_be_used_are_named(vectors, error, words):
+    with pytest.raises(error, match=words):
+        batch(Conditions(Vector(4, 0.1)), rows(vectors))
+
+
+def test_two_conditions_of_one_name_are_refused():
+    with pytest.raises(ConfigError, match="'text': is the name of two conditions"):
+        Conditions(TextStates(3, 8), TextStates(3, 8, encoder=1))
