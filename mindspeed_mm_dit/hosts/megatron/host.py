@@ -44,7 +44,7 @@ class MindSpeedMM:
             self._mm = read_configs(parse(sys.argv[1:]))
         args = vars(get_host_args())
         report = args.get("report") and args["ckpt_format"] == "torch_dcp"
-        return Namespace(**{**args, "mm": self._mm, "report": report, "begun_at": args["iteration"]})
+        return Namespace(**{**args, "mm": self._mm, "report": report, "begun_at": args.get("iteration", 0)})
 
     def print_rank_0(self, message: str) -> None:
         """Print on the first rank."""
