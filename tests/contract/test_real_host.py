@@ -263,8 +263,9 @@ def test_mm_dit_samples_what_the_host_trained(hosts: TwoHosts, straight: Outcome
 
 def test_a_report_is_drawn_of_what_the_host_trained(hosts: TwoHosts) -> None:
     flags = "--save report/ck --tensorboard-dir report/tb --report always --report-steps 2"
-    good(hosts.train("mindspeed-mm", 1, flags))
-    assert (hosts.folder / "report/samples.png").is_file() and (hosts.folder / "report/loss.png").is_file()
+    outcome = good(hosts.train("mindspeed-mm", 1, flags))
+    drawn = [(hosts.folder / "report" / name).is_file() for name in ("samples.png", "loss.png")]
+    assert drawn == [True, True], outcome.output
 
 
 def test_mm_convert_takes_weights_to_the_host_and_back(hosts: TwoHosts, straight: Outcome) -> None:

@@ -37,14 +37,17 @@ class MindSpeedMM:
 
     def __init__(self) -> None:
         self._mm: MultiModalArguments | None = None
+        self._begun_at: int | None = None
 
     def get_args(self) -> Namespace:
         """Return the host's flags as they stand now, with our checked configs as ``args.mm``."""
         if self._mm is None:
             self._mm = read_configs(parse(sys.argv[1:]))
         args = vars(get_host_args())
-        report = args.get("report") and args["ckpt_format"] == "torch_dcp"
-        return Namespace(**{**args, "mm": self._mm, "report": report, "begun_at": args.get("iteration", 0)})
+        report = args.get("report") if args["ckpt_format"] == "torch_dcp" else None
+        if self._begun_at is None:  # (the host says it once it has loaded, and counts on from there)
+            self._begun_at = args.get("iteration")
+        return Namespace(**{**args, "mm": self._mm, "report": report, "begun_at": self._begun_at or 0})
 
     def print_rank_0(self, message: str) -> None:
         """Print on the first rank."""
