@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -139,6 +141,17 @@ def test_a_clip_depends_on_its_prompt_seed_and_number_alone(whole, saved, tmp_pa
     a, b, c = (np.load(tmp_path / f"{name}.npz") for name in "abc")
     assert a["arr_0"].shape == (2, 9, 32, 32, 1) and a["arr_1"].tolist() == ["a seven moves left", "a one moves up"]
     assert np.abs(a["arr_0"].astype(int) - b["arr_0"]).max() <= 1 and (a["arr_0"] != c["arr_0"]).any()
+
+
+@pytest.mark.ranks
+def test_two_ranks_draw_the_clips_of_one(whole, saved, tmp_path):
+    assert sample(saved, tmp_path / "one.npz", "--batch-size", "1") == 0
+    flags = f"sample --checkpoint {saved} --steps 3 --batch-size 1 --output {tmp_path}/two.npz".split()
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m"]
+    prompts = ["--prompt", "a seven moves left", "--prompt", "a one moves up"]
+    subprocess.run([*launch, "mindspeed_mm_dit.cli.main", "--", *flags, *prompts], check=True, timeout=300)
+    one, two = (np.load(tmp_path / f"{name}.npz") for name in ("one", "two"))
+    assert np.array_equal(one["arr_0"], two["arr_0"]) and np.array_equal(one["arr_1"], two["arr_1"])
 
 
 def test_prompts_come_from_a_file_of_windows_too(whole, saved, tmp_path):
