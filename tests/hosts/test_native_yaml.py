@@ -19,7 +19,8 @@ from mindspeed_mm_dit.hosts.native.commandline import parse, without_effect, yam
 from mindspeed_mm_dit.hosts.native.curves import numbers_of
 from mindspeed_mm_dit.hosts.native.hooks import _decay
 from mindspeed_mm_dit.hosts.native.keys import _check_ranks
-from mindspeed_mm_dit.hosts.native.settings import flags_of, get, patterns, yaml_of
+from mindspeed_mm_dit.hosts.native.settings import OURS, THEIRS, flags_of, get, patterns, yaml_of
+from mindspeed_mm_dit.hosts.native.values import check_values
 from tests.conftest import ROOT
 
 CONFIG = ["--mm-model", "model.json", "--mm-data", "data.json"]
@@ -154,6 +155,19 @@ def test_a_yaml_stands_for_every_flag_that_is_checked() -> None:
     found = vars(flags_of(read, lambda _, key: None))
     checked = set(re.findall(r"\bargs\.(\w+)", Path(preflight.__file__).read_text()))
     assert "power_ema_stds" in checked and checked <= found.keys() | {"bf16", "fsdp2_config_path", "use_torch_fsdp2"}
+
+
+def test_what_is_read_back_of_a_yaml_is_held_to_all_that_the_command_line_is() -> None:
+    """The checks ask for every flag, those of other optimizers too; the engine's own are of no use to them."""
+    content = told()
+    training = SimpleNamespace(
+        global_batch_size=32, save_interval=0, val_interval=0, train_iters=100, lr_warmup_ratio=0.0, lr_decay_ratio=1.0
+    )
+    read = SimpleNamespace(training=training, parallel=SimpleNamespace(ulysses_parallel_size=1))
+    unsaid = {**OURS, **THEIRS}
+    flags = flags_of(read, lambda _, key: unsaid.get(key) if get(content, key) is None else get(content, key))
+    check_values(flags, "run.yaml", 2)
+    assert (flags.train_iters, flags.lr, flags.optimizer) == (100, 1e-3, "adam")
 
 
 @pytest.mark.parametrize(("ratio", "steps"), [(0.8125, 6), (0.1, 1), (0.0, 0), (-1.0, 0)])

@@ -97,7 +97,8 @@ class Configs:
         """Run to the end; several ranks without torchrun, which is left to :meth:`start`."""
         port = str(free_port())
         processes = [
-            self.start(flags, **(_place(rank, ranks, port) if ranks > 1 else {}), **variables) for rank in range(ranks)
+            self.start(flags, **(place_of(rank, ranks, port) if ranks > 1 else {}), **variables)
+            for rank in range(ranks)
         ]
         with ThreadPoolExecutor(ranks) as pool:
             said = [pool.submit(_to_the_end, process, processes) for process in processes]
@@ -105,7 +106,7 @@ class Configs:
         return Outcome(processes[0].returncode if ranks == 1 else int(any(p.returncode for p in processes)), output)
 
 
-def _place(rank: int, ranks: int, port: str) -> dict[str, str]:
+def place_of(rank: int, ranks: int, port: str) -> dict[str, str]:
     """Return what torchrun tells a rank."""
     here = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
     return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **{name: str(value) for name, value in here.items()}}

@@ -15,6 +15,7 @@ from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.configs.host_flags import refuse_init_from, refuse_optimizer, refuse_power_ema
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.optimizers.registry import DEFAULT
+from mindspeed_mm_dit.optimizers.registry import settings as optimizer_settings
 
 MODEL_ID = DATA_ID = COLLATOR_ID = "mindspeed_mm_dit"
 PLUGIN = "mindspeed_mm_dit.hosts.native"
@@ -111,7 +112,8 @@ ROOT = "predictor."
 
 def flags_of(read: Any, lookup: Any) -> Namespace:
     """Return the flags that the engine's arguments ``read`` stand for; ``lookup(read, key)`` finds a key's value."""
-    flags = Namespace(**{flag: lookup(read, key) for key, flag in FLAGS.items()})
+    unsaid = {name: field.default for name, (field, _) in optimizer_settings().items()}
+    flags = Namespace(**unsaid | {flag: lookup(read, key) for key, flag in FLAGS.items()})
     training = read.training
     flags.global_batch_size = training.global_batch_size
     flags.save_interval = training.save_interval or None

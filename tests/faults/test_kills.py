@@ -1,0 +1,202 @@
+"""Killed at any moment, again and again: nothing is lost but the save under way, and not a bit differs in the end.
+
+A run that saves every step is killed late in a step or within a save, the same command is given again, killed again,
+and so on, from the beginning once it has ended. After each kill every checkpoint that had been complete before it is
+there, and each is, to the bit, that of a run which nobody killed. Dated results of the long form: benchmarks/results.
+
+    python -m pytest --campaign tests/faults/test_kills.py
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mindspeed_mm_dit.checkpoint import mindspore_ckpt, torch_dcp
+from mindspeed_mm_dit.checkpoint.store import TRACKER, CheckpointStore
+from mindspeed_mm_dit.training.launch.ports import free_port
+from tests.contract import hosted, native_hosted
+from tests.faults.launched import MINDSPORE_PYTHON, PATIENCE_SECONDS, Run, config_folder
+from tests.training.launch import Configs, place_of
+
+pytestmark = pytest.mark.ranks
+
+STEPS = 16
+MOST_SECONDS = 0.3
+"""Of a pause between what is waited for and the kill; most are far shorter: they are spread by their logarithm."""
+FLAGS = f"--train-iters {STEPS} --save-interval 1 --save-retain-interval 1 --lr-decay-iters {STEPS}"
+SHARDED = "--use-torch-fsdp2 --fsdp2-config-path auto.yaml"
+
+
+class Ranks:
+    """The ranks of a run on PyTorch, each a fork of a process that has made the imports."""
+
+    def __init__(self, folder: Path, configs: Configs, count: int) -> None:
+        port, saved = str(free_port()), folder / "checkpoints"
+        flags = f"{FLAGS} {SHARDED} --global-batch-size 4 --lr 1e-3 --save {saved} --load {saved}"
+        flags += f" --micro-batch-size {4 // count} --log-interval 1"
+        self.processes = [configs.start(flags, **place_of(rank, count, port)) for rank in range(count)]
+        self.lines: list[str] = []
+        self._readers = [threading.Thread(target=self._read, args=(process,)) for process in self.processes]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, process: Any) -> None:
+        self.lines.extend(process.stdout)
+
+    @property
+    def said(self) -> str:
+        """What was printed so far."""
+        return "".join(self.lines)
+
+    def is_over(self) -> bool:
+        """Return whether a rank has ended."""
+        return any(process.poll() is not None for process in self.processes)
+
+    def kill(self, draw: np.random.Generator) -> None:
+        """Kill all ranks, or one, of which its launcher tells the others."""
+        killed = self.processes if draw.random() < 0.75 else [self.processes[draw.integers(len(self.processes))]]
+        for process in killed:
+            process.kill()
+        for process in self.processes:
+            process.terminate()
+
+    def end(self) -> int:
+        """Wait for the end; return the first exit code that is no 0."""
+        codes = [process.wait(PATIENCE_SECONDS) for process in self.processes]
+        for reader in self._readers:
+            reader.join(PATIENCE_SECONDS)
+        return next((code for code in codes if code), 0)
+
+
+class Script(Run):
+    """A run started by pretrain.sh, with its launcher and all its processes."""
+
+    def is_over(self) -> bool:
+        """Return whether the script has ended."""
+        return self.process.poll() is not None
+
+    def kill(self, draw: np.random.Generator | None = None) -> None:
+        """Kill all of its processes, the launcher first."""
+        super().kill()
+
+
+def ranks(count: int) -> Callable[[Path, Configs], Ranks]:
+    """Return what starts so many ranks in a folder."""
+    return lambda folder, configs: Ranks(folder, configs, count)
+
+
+def script(
+    framework: str = "pytorch", host: str = "standalone", processes: int = 1
+) -> Callable[[Path, Configs], Script]:
+    """Return what starts pretrain.sh in a folder."""
+
+    def start(folder: Path, configs: Configs) -> Script:
+        variables = {"NPUS_PER_NODE": str(processes)}
+        flags = f"{FLAGS} --host {host}"
+        if host != "standalone":
+            native = host == "mindspeed-mm-native"
+            python = native_hosted.PYTHON if native else os.environ["MINDSPEED_MM_PYTHON"]
+            variables |= (native_hosted if native else hosted).environment()
+            variables["PATH"] = f"{Path(python).parent}:{os.environ['PATH']}"
+            flags += "" if native else f" --mm-tool {hosted.tools_json()}"
+        return Script(folder, configs.folder, flags, framework, **variables)
+
+    return start
+
+
+needs_mindspore = pytest.mark.skipif(
+    not Path(MINDSPORE_PYTHON).is_file(), reason="MM_DIT_MINDSPORE_PYTHON names no interpreter"
+)
+
+
+def arrays(path: Path) -> Mapping[str, np.ndarray]:
+    """Return all that a checkpoint holds: weights, averages, the optimizer's state."""
+    if (path / mindspore_ckpt.FILE).is_file():
+        return mindspore_ckpt.read(path)
+    return {name: torch_dcp.as_array(tensor) for name, tensor in torch_dcp.read_tree(path).items()}
+
+
+def complete(folder: Path) -> list[int]:
+    """Return the iterations whose checkpoints are complete: MindSpeed-MM writes in place, then moves its tracker."""
+    try:
+        newest = int((folder / TRACKER).read_text())
+    except (OSError, ValueError):  # (being written in place, by MindSpeed-MM)
+        return []
+    return [iteration for iteration in CheckpointStore(folder).iterations() if iteration <= newest]
+
+
+def kill_somewhere(run: Any, saved: Path, draw: np.random.Generator) -> list[int]:
+    """Kill a run that has come to a step of its last, or to a save; return what was complete just before."""
+    store, begun = CheckpointStore(saved), max(complete(saved), default=0)
+    target = min(STEPS, begun + int(draw.integers(1, 5)))
+    within_a_save = draw.random() < 0.6
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not run.is_over() and time.monotonic() < end:
+        if within_a_save and (store.partial_path(target).exists() or store.path(target).exists()):
+            break
+        if not within_a_save and f"iteration {target:>8}/" in run.said:
+            break
+        time.sleep(0.0005)
+    time.sleep(MOST_SECONDS * 10 ** draw.uniform(-3, 0))
+    before = complete(saved)
+    run.kill(draw)
+    return before
+
+
+@pytest.mark.parametrize("kills", [pytest.param(100, marks=pytest.mark.campaign), 3])
+@pytest.mark.parametrize(
+    "start",
+    [
+        pytest.param(ranks(2), id="fsdp2_x2"),
+        pytest.param(ranks(4), id="fsdp2_x4"),
+        pytest.param(script("mindspore", processes=2), id="mindspore_x2", marks=needs_mindspore),
+        pytest.param(script(host="mindspeed-mm"), id="old_route", marks=hosted.needs_trees),
+        pytest.param(script(host="mindspeed-mm-native"), id="native", marks=native_hosted.needs_engine),
+    ],
+)
+def test_a_kill_costs_the_save_under_way_and_nothing_else(tmp_path, digits_folder, start, kills, request):
+    lane = request.node.callspec.id
+    if kills < 100 and "fsdp2_x2" not in lane:
+        pytest.skip("in the long form")
+    config_folder(tmp_path / "config", digits_folder)
+    (tmp_path / "config" / "auto.yaml").write_text(
+        "sharding_size: auto\nsub_modules_to_wrap: ['predictor.blocks.{*}']\n"
+    )
+    configs, draw = Configs(tmp_path / "config"), np.random.default_rng(int(os.environ.get("MM_DIT_KILL_SEED", 20)))
+    whole, folder = tmp_path / "whole", tmp_path / "killed"
+    for place in (whole, folder):
+        place.mkdir()
+    uninterrupted = start(whole, configs)
+    assert uninterrupted.end() == 0, uninterrupted.said
+    saved, checked, tally = folder / "checkpoints", set(), {"ended": 0, "killed": 0, "steps": 0}
+    while tally["killed"] < kills:
+        run = start(folder, configs)
+        before = kill_somewhere(run, saved, draw)
+        code = run.end()
+        after = complete(saved)
+        assert set(before) <= set(after), (before, after, run.said)
+        assert "Traceback" not in run.said or code, run.said
+        for iteration in set(after) - checked:
+            there, here = arrays(whole / f"checkpoints/iter_{iteration:07d}"), arrays(saved / f"iter_{iteration:07d}")
+            assert there.keys() == here.keys() and there
+            different = [name for name in there if there[name].tobytes() != here[name].tobytes()]
+            assert not different, (iteration, different[:5], run.said)
+            checked.add(iteration)
+            tally["steps"] += 1
+        if code == 0 and max(after, default=0) == STEPS:
+            tally["ended"] += 1
+            shutil.rmtree(folder)
+            folder.mkdir()
+            checked = set()
+        else:
+            tally["killed"] += 1
+    print(f"{lane}: {tally['killed']} kills, {tally['ended']} runs to the end, {tally['steps']} checkpoints compared")
