@@ -18,7 +18,7 @@ MS_PLACES := --save outputs/digits-mindspore/checkpoints --load outputs/digits-m
 SEAM_TESTS := tests/framework/test_framework_contract.py tests/objectives/gaussian/test_loss_in_float32.py tests/golden \
   tests/objectives/flow/test_path.py tests/objectives/test_any_latents.py tests/objectives/test_outside_objective.py \
   tests/models/test_autoencoder_kl.py tests/models/test_outside_predictor.py tests/models/test_outside_encoders.py \
-  tests/models/test_video_transformer.py tests/data/test_outside_source.py \
+  tests/models/test_video_transformer.py tests/models/test_lora.py tests/data/test_outside_source.py \
   tests/objectives/wan_flow tests/mindspore/test_mindspore_framework.py tests/mindspore/test_sharding.py \
   tests/mindspore/test_step.py
 # Rooms whose tests run in the process of the tests.

@@ -33,7 +33,7 @@ def diffusers_frequencies() -> np.ndarray:
     """Return the frequencies of diffusers' DiT, (128,) float32, rounded as PyTorch rounds them."""
     half = FREQUENCY_WIDTH // 2
     exponent = np.float32(-math.log(10000)) * np.arange(half, dtype=np.float32) / np.float32(half - 1)
-    return np.exp(exponent.astype(np.float32))
+    return np.exp(exponent.astype(np.float64)).astype(np.float32)
 
 
 def code(timesteps: np.ndarray, frequencies: np.ndarray) -> np.ndarray:

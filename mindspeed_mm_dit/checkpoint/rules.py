@@ -71,7 +71,7 @@ RULES = (
 )  # fmt: skip
 
 
-def _for_model(num_layers: int) -> Iterator[Rule]:
+def for_model(num_layers: int) -> Iterator[Rule]:
     """Yield the rules with the numbers of the blocks filled in."""
     blocks = [str(i) for i in range(num_layers)]
     for published, diffusers, transform in RULES:
@@ -92,7 +92,7 @@ def to_diffusers(arrays: Mapping[str, np.ndarray], config: DiTConfig) -> Arrays:
 
 def _split(arrays: Mapping[str, np.ndarray], num_layers: int) -> Arrays:
     out: Arrays = {}
-    for published, diffusers, transform in _for_model(num_layers):
+    for published, diffusers, transform in for_model(num_layers):
         out.update(zip(diffusers, transform.split(arrays[published], len(diffusers))))
     return out
 
@@ -105,7 +105,7 @@ def from_diffusers(arrays: Mapping[str, np.ndarray], config: DiTConfig, what: st
         "is not the network of its config.json", "copy or download the folder again",
     )  # fmt: skip
     out: Arrays = {"pos_embed": _positions(config)}
-    for published, diffusers, transform in _for_model(config.num_layers):
+    for published, diffusers, transform in for_model(config.num_layers):
         try:
             out[published] = transform.join([arrays[name] for name in diffusers])
         except ValueError as error:

@@ -14,6 +14,7 @@ Recompute every quantity in a file of reference values with the weights of a che
   mm-dit parity --reference t2v_tiny.npz --checkpoint t2v_tiny.pt --wan wan_tiny.pt --vae wan_vae_tiny \\
       --text-encoder umt5_tiny
   mm-dit parity --reference muon_tiny.npz
+  mm-dit parity --reference lora_values.npz --checkpoint wan_tiny.pt --lora wan_lora_tiny
 
 Prints ours, the reference's, the relative error (norm of the difference over norm of the reference) and a
 verdict for each; the exit code is 1 if one is past its tolerance. Where the file has float64 values beside the
@@ -33,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--wan", metavar="PATH", help="weights of Wan, for the values wan/ of a file of text to video")
     parser.add_argument("--vae", metavar="DIR", help="Wan's autoencoder, for vae/ and step/latents of such a file")
     parser.add_argument("--text-encoder", metavar="DIR", help="UMT5, for umt5/ and step/prompt_embeds of such a file")
+    parser.add_argument("--lora", metavar="DIR", help="folder of adapters, for the values of a file of LoRA")
     parser.add_argument("--ai-framework", choices=("pytorch", "mindspore"), default="pytorch")
     parser.add_argument("--tolerance", type=float, default=1e-5, help="largest relative error (default 1e-5)")
     parser.add_argument(
@@ -58,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     from mindspeed_mm_dit.framework import runtime
     from mindspeed_mm_dit.verify.parity import compare
 
-    given = {"--wan": args.wan, "--vae": args.vae, "--text-encoder": args.text_encoder}
+    given = {"--wan": args.wan, "--vae": args.vae, "--text-encoder": args.text_encoder, "--lora": args.lora}
     parts = {flag: path for flag, path in given.items() if path}
     left_out: dict[str, str] = {}
     findings = compare(

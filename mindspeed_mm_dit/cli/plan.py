@@ -167,7 +167,7 @@ def print_model(model: ModelConfig) -> None:
     from mindspeed_mm_dit.configs.predictor import count
     from mindspeed_mm_dit.planning.arithmetic import train_flop
 
-    parameters, each = model.predictor.parameters(), "a clip" if _learns_videos(model) else "an image"
+    parameters, each = model.parameters(), "a clip" if _learns_videos(model) else "an image"
     in_block = count(parameters.block.values())
     print(f"parameters       {parameters.num_elements():,} ({in_block:,} in each of {parameters.num_blocks} blocks)")
     print(f"forward          {model.predictor.multiply_adds() / 1e9:,.2f} G multiply-adds {each}")

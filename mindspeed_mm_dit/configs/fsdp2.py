@@ -150,10 +150,11 @@ def _expand(path: str, names: list[str], where: str) -> list[str]:
         depth = prefix.count(".")
         children = [name for name in names if name.startswith(prefix) and name.count(".") == depth]
         return [child + suffix for child in children]
-    return [f"{prefix}{number}{suffix}" for number in _numbers(inner, where, len(names))]
+    return [f"{prefix}{number}{suffix}" for number in numbers_in(inner, where, len(names))]
 
 
-def _numbers(inner: str, where: str, most: int) -> list[int]:
+def numbers_in(inner: str, where: str, most: int) -> list[int]:
+    """Read what stands in braces, "0-20,25", as numbers; ``where`` names the setting in an error."""
     numbers: list[int] = []
     for part in inner.split(","):
         match = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?", part)

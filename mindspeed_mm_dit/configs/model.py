@@ -20,7 +20,7 @@ from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.configs.mean_flow import MeanFlowConfig
 from mindspeed_mm_dit.configs.pixel import PixelConfig
 from mindspeed_mm_dit.configs.plugins import load_plugins
-from mindspeed_mm_dit.configs.predictor import PredictorConfig
+from mindspeed_mm_dit.configs.predictor import Parameters, PredictorConfig
 from mindspeed_mm_dit.configs.presets import PRESETS
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.configs.text_encoder import BertConfig, CLIPTextConfig, T5Config, TextEncoderConfig, UMT5Config
@@ -117,6 +117,15 @@ class ModelConfig:
                 what, f"names {len(self.text_encoders)}, and {named} is steered by {max(wanted) + 1}",
                 "give one for each, in the order of the predictor's settings",
             )  # fmt: skip
+
+    def parameters(self) -> Parameters:
+        """Return the parameters of the network."""
+        found: Parameters = self.predictor.parameters()
+        return found
+
+    def adapters(self) -> Mapping[str, Any]:
+        """Return what stands beside layers of the network, by their names: nothing (``configs/tuning.py``)."""
+        return {}
 
     @property
     def text_encoders(self) -> tuple[TextEncoderConfig, ...]:

@@ -51,6 +51,8 @@ class Parameter:
     initial: Rule = Initial.ZEROS
     trained: bool = True
     """Whether it has a gradient; else it is saved all the same, and keeps its initial value."""
+    saved: bool = True
+    """Whether checkpoints hold it; else it is one of a frozen base, whose digest they keep."""
     matrices: int = 0
     """How many matrices it is, one below the other, as of q, k and v in one layer; 0: a vector, a table, a filter, or
     the last layer. Some optimizers (Muon) step matrices as such."""
@@ -69,17 +71,33 @@ class Parameters:
     """Behind the blocks, by name."""
     stem: str = "blocks"
     """Block i is called "stem.i"."""
+    others: Mapping[str, Parameter] = field(default_factory=dict)
+    """What single blocks have otherwise than ``block`` says, or besides, by its name in a checkpoint."""
 
     def __iter__(self) -> Iterator[tuple[str, Parameter]]:
         """Yield (name in a checkpoint, parameter), in the order of the network."""
         yield from self.before.items()
         for i in range(self.num_blocks):
-            yield from ((f"{self.stem}.{i}.{name}", parameter) for name, parameter in self.block.items())
+            own = {f"{self.stem}.{i}.{name}": parameter for name, parameter in self.block.items()}
+            yield from ((name, self.others.get(name, parameter)) for name, parameter in own.items())
+        yield from ((name, parameter) for name, parameter in self.others.items() if not self._of_block(name))
         yield from self.after.items()
 
-    def shapes(self, trained_only: bool = False) -> dict[str, Shape]:
+    def _of_block(self, name: str) -> Parameter | None:
+        """Return what every block has by the end of ``name``."""
+        return self.block.get(name.removeprefix(f"{self.stem}.").partition(".")[2])
+
+    def shapes(self, trained_only: bool = False, saved_only: bool = False) -> dict[str, Shape]:
         """Return the shape of each by its name in a checkpoint."""
-        return {name: parameter.shape for name, parameter in self if parameter.trained or not trained_only}
+        return {
+            name: p.shape for name, p in self if (p.trained or not trained_only) and (p.saved or not saved_only)
+        }  # fmt: skip
+
+    def total(self, of: Callable[[Parameter], int]) -> int:
+        """Return the sum of a number that each parameter has, however many blocks there are."""
+        blocks = self.num_blocks * sum(map(of, self.block.values()))
+        others = sum(of(p) - (of(common) if (common := self._of_block(name)) else 0) for name, p in self.others.items())
+        return sum(map(of, self.ends)) + blocks + others
 
     @property
     def ends(self) -> tuple[Parameter, ...]:
@@ -87,12 +105,8 @@ class Parameters:
         return (*self.before.values(), *self.after.values())
 
     def num_elements(self, shards: int = 1, trained_only: bool = False) -> int:
-        """Elements on the fullest of ``shards`` ranks, however many blocks there are."""
-        ends, block = (
-            count((p for p in part if p.trained or not trained_only), shards)
-            for part in (self.ends, self.block.values())
-        )
-        return ends + self.num_blocks * block
+        """Elements on the fullest of ``shards`` ranks."""
+        return self.total(lambda p: count([p], shards) if p.trained or not trained_only else 0)
 
 
 def count(parameters: Any, shards: int = 1) -> int:
@@ -210,11 +224,6 @@ class PredictorConfig(ABC):
     def begun_from(self, name: str, offer: Offer) -> Begun | None:
         """Return what the parameter ``name`` begins as, made of another network's; None where nothing can be."""
         return Begun(offer.value) if offer.value.shape == offer.shape else None
-
-    def may_lack(self, name: str) -> bool:
-        """Return whether another network of this kind may lack the parameter ``name``, which is then drawn anew here,
-        or left out there."""
-        return False
 
     def settings_of_size(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the settings that make a network large, each with the values that an ordinary network has."""

@@ -69,7 +69,7 @@ def _steps(args: Namespace, engine: Engine, start: Start | None, last: int) -> S
         done += 1
         if done == last or not (math.isfinite(loss) and math.isfinite(norm)):
             samples = _samples(args, runtime.num_microbatches())
-            stem = args.mm.model.predictor.parameters().stem
+            stem = args.mm.model.parameters().stem
             return StepReport(done, loss, norm, probe.not_finite, samples, probe.largest, stem)
         args.consumed_train_samples += args.global_batch_size
 

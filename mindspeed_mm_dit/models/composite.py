@@ -15,7 +15,7 @@ from mindspeed_mm_dit.framework import nn, ops, runtime
 from mindspeed_mm_dit.models.autoencoder import draw_latents
 from mindspeed_mm_dit.models.init import check_declared, initial_weights
 from mindspeed_mm_dit.models.pixels import to_images
-from mindspeed_mm_dit.models.registry import PREDICTOR_MODEL_MAPPINGS, load_encoders
+from mindspeed_mm_dit.models.registry import build_predictor, load_encoders
 from mindspeed_mm_dit.models.text_encoder import TextEncoder
 from mindspeed_mm_dit.objectives.registry import objective_of
 
@@ -42,12 +42,15 @@ class DiTModel(nn.Module):
         self.diffusion = objective.build(config.diffusion)
         self.asks = objective.asks
         self._null = int(config.predictor.conditions.null(1)["labels"][0]) if objective.asks else None
-        self.predictor = PREDICTOR_MODEL_MAPPINGS[config.predictor.model_id](config.predictor)
+        self.predictor = build_predictor(config)
         self._conditions = config.predictor.conditions
         self._condition_arrays = len(self._conditions.names)
         self.loss_names = (*self._conditions.names, *self.diffusion.draw_names)
-        self._parameters_declared = config.predictor.parameters()
+        self._parameters_declared = config.parameters()
         check_declared(self._parameters_declared.shapes(), runtime.shapes(self.predictor), config.predictor.model_id)
+        declared = self.declared
+        for name, parameter in self.predictor.named_parameters():
+            parameter.requires_grad = declared[name].trained
 
     @property
     def declared(self) -> dict[str, Parameter]:

@@ -78,6 +78,16 @@ AE_MODEL_MAPPINGS: dict[str, Builder] = {name: kind.build for name, kind in AUTO
 TEXT_ENCODERS: dict[str, TextEncoderKind] = {"umt5": UMT5, "UMT5": UMT5, "t5": T5, "bert": BERT, "clip": CLIP_TEXT}
 
 
+def build_predictor(config: ModelConfig) -> Any:
+    """Build the network of model.json, with the adapters that stand beside its layers; the values come later."""
+    network = PREDICTOR_MODEL_MAPPINGS[config.predictor.model_id](config.predictor)
+    if adapters := config.adapters():
+        from mindspeed_mm_dit.models.lora import with_adapters
+
+        with_adapters(network, adapters)
+    return network
+
+
 def load_autoencoder(config: AutoencoderConfig, encodes: bool = True) -> Any:
     """Load the autoencoder of section "ae"; of one that ``encodes`` nothing the weights stay on disk.
 
@@ -179,6 +189,7 @@ __all__ = [
     "PREDICTOR_MODEL_MAPPINGS",
     "TEXT_ENCODERS",
     "TEXT_ENCODER_CONFIGS",
+    "build_predictor",
     "load_autoencoder",
     "load_encoders",
     "load_text_encoder",

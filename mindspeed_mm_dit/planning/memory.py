@@ -7,7 +7,6 @@ backward, counted from the network's code; what a kernel needs for a moment is a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
@@ -114,7 +113,7 @@ class Memory:
 
 def memory(model: ModelConfig, layout: Layout, online_vae: bool = True) -> Memory:
     """Return what a rank holds; ``online_vae``: images are encoded in the step, and not read from a cache."""
-    parameters, S = model.predictor.parameters(), layout.shard_ranks
+    parameters, S = model.parameters(), layout.shard_ranks
     trained, everything = parameters.num_elements(S, trained_only=True), parameters.num_elements(S)
     activations, workspace = activation_bytes(model, layout)
     return Memory(
@@ -132,19 +131,16 @@ def memory(model: ModelConfig, layout: Layout, online_vae: bool = True) -> Memor
 def optimizer_bytes(parameters: Parameters, optimizer: Chosen, shards: int = 1) -> int:
     """Bytes that the optimizer keeps on the fullest of ``shards`` ranks; its counts of steps aside."""
 
-    def kept(part: Iterable[Parameter]) -> int:
-        return sum(4 * len(optimizer.rule_of(p).state) * count([p], shards) for p in part if p.trained)
+    def kept(p: Parameter) -> int:
+        return 4 * len(optimizer.rule_of(p).state) * count([p], shards) if p.trained else 0
 
-    return kept(parameters.ends) + parameters.num_blocks * kept(parameters.block.values())
+    return parameters.total(kept)
 
 
 def gathered_elements(parameters: Parameters, optimizer: Chosen) -> int:
     """Elements whose change a step of the optimizer must see whole, where ranks hold shards of them."""
 
-    def whole(part: Iterable[Parameter]) -> int:
-        return count(p for p in part if p.trained and optimizer.rule_of(p).of_matrices)
-
-    return whole(parameters.ends) + parameters.num_blocks * whole(parameters.block.values())
+    return parameters.total(lambda p: count([p]) if p.trained and optimizer.rule_of(p).of_matrices else 0)
 
 
 def _stepped_bytes(parameters: Parameters, optimizer: Chosen) -> int:
@@ -158,7 +154,7 @@ def activation_bytes(model: ModelConfig, layout: Layout) -> tuple[int, int]:
 
     Ranks that share a sample have equal parts of it; what each keeps of the text is not told apart from that.
     """
-    predictor, blocks = model.predictor, model.predictor.parameters().num_blocks
+    predictor, blocks = model.predictor, model.parameters().num_blocks
     element = _ELEMENT_BYTES[layout.precision.way][1]
     block = block_activation_bytes(model, layout.precision)
     ends = _kept_bytes(predictor.kept_by_ends(), layout.precision) + _loss_bytes(model)
@@ -185,7 +181,7 @@ def _loss_bytes(model: ModelConfig) -> int:
 
 
 def _gathered_bytes(model: ModelConfig, layout: Layout) -> int:
-    parameters = model.predictor.parameters()
+    parameters = model.parameters()
     if layout.precision.way == "autocast":
         return 2 * parameters.num_elements(trained_only=True)  # a copy of each weight is kept until backward is over
     if layout.shard_ranks == 1 and layout.precision.way is None:

@@ -112,7 +112,7 @@ def fsdp2_yaml(model: ModelConfig, recommendation: Recommendation, header: str) 
     """Return fsdp2.yaml, each line with its reason as a comment."""
     layout = recommendation.layout
     prefetch = layout.prefetch if layout.shard_ranks > 1 else 0
-    parameters = model.predictor.parameters()
+    parameters = model.parameters()
     blocks = f"predictor.{parameters.stem}.{{*}}"
     last = dict.fromkeys(f"predictor.{name.partition('.')[0]}" for name in parameters.after if "." in name)
     values: dict[str, object] = {

@@ -35,7 +35,7 @@ def traffic(model: ModelConfig, layout: Layout, micro_batches: int = 1) -> Traff
     Gradients are reduced in float32, sharded ones after every micro-batch; what an optimizer must see whole (Muon's
     matrices) is gathered in float32 once a step.
     """
-    parameters, S = model.predictor.parameters(), layout.shard_ranks
+    parameters, S = model.parameters(), layout.shard_ranks
     replicas = layout.world_size // S
     weight = 2 if layout.precision.way == "fsdp2" else 4
     trained = parameters.num_elements(trained_only=True)

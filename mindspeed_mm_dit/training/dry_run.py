@@ -35,7 +35,7 @@ def _model(args: Namespace) -> str:
     channels = {1: "grey", 3: "RGB"}[model.ae.channels]
     size = " x ".join(map(str, model.sample_size))
     return (
-        f"  model     {model.predictor.model_id}, {model.predictor.parameters().num_elements():,} parameters, on "
+        f"  model     {model.predictor.model_id}, {model.parameters().num_elements():,} parameters, on "
         f"{size} {channels} {'clips' if len(model.sample_size) == 3 else 'images'}, ae {model.ae.model_id}, diffusion "
         f"{model.diffusion.model_id}"
     )

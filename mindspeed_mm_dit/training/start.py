@@ -97,7 +97,7 @@ def check_fits(args: Namespace, start: Start, checkpoints: Checkpoints) -> None:
         _check_model(args.mm.model, facts["model"], path)
     if table := table_of(changes(facts, run_facts(args, 0, 0))):
         print_rank_0(table)
-    checkpoints.check_architecture(path, args.mm.model.predictor.parameters().shapes())
+    checkpoints.check_architecture(path, args.mm.model.parameters().shapes(saved_only=True))
     if not args.no_load_optim:
         if not checkpoints.has_optimizer(path):
             raise without_optimizer(path)

@@ -21,7 +21,7 @@ from mindspeed_mm_dit.configs.precision import FLOAT32, Precision
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.framework.pytorch.optim import split_by_kind
 from mindspeed_mm_dit.framework.pytorch.sharded import is_fsdp, is_sharded
-from mindspeed_mm_dit.models.registry import PREDICTOR_MODEL_MAPPINGS
+from mindspeed_mm_dit.models.registry import build_predictor
 from mindspeed_mm_dit.optimizers.registry import chosen_by
 from mindspeed_mm_dit.training.contract import AveragedModel, ForwardStep, StepResult
 from mindspeed_mm_dit.training.mm_args import MultiModalArguments
@@ -167,6 +167,6 @@ def check_sharding(mm: MultiModalArguments) -> None:
     """Raise ConfigError where fsdp2.yaml does not fit the model; no memory is used for it."""
     if mm.fsdp2 is not None:
         with torch.device("meta"):
-            predictor = PREDICTOR_MODEL_MAPPINGS[mm.model.predictor.model_id](mm.model.predictor)
+            predictor = build_predictor(mm.model)
         modules = {f"predictor.{name}" if name else "predictor": module for name, module in predictor.named_modules()}
         check_paths(mm.fsdp2, modules)

@@ -1,0 +1,1 @@
+"""Adapters (LoRA) in files: what they hold, what programs call their layers, and how they become full weights."""

@@ -1,0 +1,146 @@
+"""Adapters of low rank as arrays: what they add to the weights of a network."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from mindspeed_mm_dit.configs.tuning import DOWN, UP, Beside
+from mindspeed_mm_dit.errors import CheckpointError, nearest
+
+Arrays = dict[str, np.ndarray]
+
+
+class LowRank(NamedTuple):
+    """What one layer's weight W (out, in) becomes: W + alpha / r B A (Hu et al. 2021, eq. 3)."""
+
+    down: np.ndarray
+    """A, (r, in)."""
+    up: np.ndarray
+    """B, (out, r)."""
+    alpha: float
+
+    @property
+    def rank(self) -> int:
+        """Width r."""
+        return int(self.down.shape[0])
+
+    @property
+    def scale(self) -> float:
+        """What B A is multiplied by."""
+        return self.alpha / self.rank
+
+    def change(self, strength: float = 1.0) -> np.ndarray:
+        """Return what is added to the weight, (out, in) float32."""
+        return np.float32(strength * self.scale) * (self.up.astype(np.float32) @ self.down.astype(np.float32))
+
+    def folded(self) -> LowRank:
+        """Return the same change with alpha = r: the root of the scale goes into A and into B."""
+        root = np.float32(self.scale**0.5)
+        return self if self.scale == 1 else LowRank(self.down * root, self.up * root, float(self.rank))
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """Adapters of some layers of a network."""
+
+    layers: Mapping[str, LowRank]
+    """By our name of the layer."""
+    where: str = "the adapter"
+    """How an error calls it."""
+    notes: tuple[str, ...] = field(default=())
+    """What had to be taken for granted when it was read, a sentence each."""
+
+    def beside(self) -> dict[str, Beside]:
+        """Return rank and scale of each layer's adapter, as a network is built with them."""
+        return {name: Beside(own.rank, own.scale) for name, own in self.layers.items()}
+
+    def arrays(self) -> Arrays:
+        """Return the values of A and B by the names that they have in a network."""
+        named = {f"{name}.{DOWN}.weight": own.down for name, own in self.layers.items()}
+        return named | {f"{name}.{UP}.weight": own.up for name, own in self.layers.items()}
+
+    def merged(self, weights: Mapping[str, np.ndarray], strength: float = 1.0) -> Arrays:
+        """Return ``weights`` with this adapter in them, ``strength`` times, in their own dtypes.
+
+        Raises CheckpointError, naming the layer, where these are the weights of another network.
+        """
+        self.check_fits({name: array.shape for name, array in weights.items()})
+        return dict(weights) | {
+            name: (weights[name].astype(np.float32) + own.change(strength)).astype(weights[name].dtype)
+            for layer, own in self.layers.items() for name in (f"{layer}.weight",)
+        }  # fmt: skip
+
+    def check_fits(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Raise CheckpointError, naming the layer, unless every layer stands in a network of ``shapes``."""
+        for layer, own in self.layers.items():
+            found = shapes.get(f"{layer}.weight")
+            wanted = (own.up.shape[0], own.down.shape[1])
+            if found is None or tuple(found) != wanted:
+                reason = "is not in this network" if found is None else f"is {tuple(found)} in this network"
+                names = [name.removesuffix(".weight") for name, shape in shapes.items() if len(shape) == 2]
+                raise CheckpointError(
+                    f"{self.where}: an adapter for {layer}, of a weight {wanted}", reason,
+                    f"{nearest(layer, names) if found is None else ''}name the adapters of this base",
+                )  # fmt: skip
+
+
+def of_arrays(arrays: Mapping[str, np.ndarray], alpha: float, where: str) -> Adapter:
+    """Return the adapter of arrays by the names that they have in a network (what :meth:`Adapter.arrays` gives)."""
+    layers = [name.removesuffix(f".{DOWN}.weight") for name in arrays if name.endswith(f".{DOWN}.weight")]
+    found = {n: LowRank(arrays[f"{n}.{DOWN}.weight"], arrays[f"{n}.{UP}.weight"], alpha) for n in layers}
+    return Adapter(found, where)
+
+
+# --- layers that are one matrix here and several elsewhere ------------------------------------------------------------
+
+
+def joined(parts: Sequence[LowRank | None], heights: Sequence[int]) -> LowRank:
+    """Return what the adapters of matrices that stand one below the other do to all of them; None: one has none.
+
+    Where all share A it stays as it is; else their A stand one below the other too, and B has a block for each.
+    """
+    there = [part for part in parts if part is not None]
+    first = there[0]
+    is_shared = len(there) == len(parts) and all(
+        part.alpha == first.alpha and part.down.tobytes() == first.down.tobytes() for part in there
+    )
+    if len(parts) == 1 or is_shared:
+        return LowRank(first.down, np.concatenate([part.up for part in there]), first.alpha)
+    alike = all(part.scale == first.scale for part in there)
+    there_folded = [part if alike else part.folded() for part in there]
+    rank = sum(part.rank for part in there)
+    up, row, column = np.zeros((sum(heights), rank), first.up.dtype), 0, 0
+    folded = iter(there_folded)
+    for part, height in zip(parts, heights):
+        if part is not None:
+            own = next(folded)
+            up[row : row + height, column : column + own.rank] = own.up
+            column += own.rank
+        row += height
+    return LowRank(np.concatenate([part.down for part in there_folded]), up, (first.scale if alike else 1.0) * rank)
+
+
+def cut(whole: LowRank, count: int) -> list[LowRank | None]:
+    """Undo :func:`joined` for ``count`` matrices of one height: of A each keeps what its rows of B look at."""
+    if count == 1:
+        return [whole]
+    found: list[LowRank | None] = []
+    for up in np.split(whole.up, count):
+        used = up.any(axis=0)
+        if not used.any() and whole.up.any():
+            found.append(None)
+            continue
+        kept = used if used.any() else np.ones_like(used)
+        found.append(LowRank(whole.down[kept], up[:, kept], whole.scale * int(kept.sum())))
+    return found
+
+
+def blocks_in(names: Iterable[str]) -> int:
+    """Return how many blocks names speak of: one more than the largest number of one."""
+    numbers = [int(number) for name in names for number in re.findall(r"blocks[._](\d+)[._]", name)]
+    return max(numbers, default=-1) + 1

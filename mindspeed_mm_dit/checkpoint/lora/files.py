@@ -1,0 +1,252 @@
+"""Files and folders of adapters as other programs write them; ``docs/fine_tuning.md`` says which program reads which.
+
+diffusers    pytorch_lora_weights.safetensors: transformer.LAYER.lora_A.weight, alpha in the metadata alone
+peft         adapter_model.safetensors: base_model.model.LAYER.lora_A.weight, alpha in adapter_config.json
+kohya        FILE.safetensors: lora_unet_LAYER.lora_down.weight, .lora_up.weight, .alpha
+native       FILE.safetensors: diffusion_model.LAYER.lora_A.weight, no alpha: its root is in A and in B
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mindspeed_mm_dit.checkpoint.formats.safetensors import write_arrays
+from mindspeed_mm_dit.checkpoint.lora.adapter import Adapter, LowRank, blocks_in
+from mindspeed_mm_dit.checkpoint.lora.names import WAN_BLOCK, to_diffusers, to_native, to_ours
+from mindspeed_mm_dit.configs.strict import read_json
+from mindspeed_mm_dit.errors import CheckpointError
+from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
+from mindspeed_mm_dit.framework.torch_file import read_torch_file
+
+Arrays = Mapping[str, np.ndarray]
+Shapes = Mapping[str, tuple[int, ...]]
+Settings = Mapping[str, Any]
+"""What peft's LoraConfig says, by its names; empty where nothing does."""
+
+DIFFUSERS, PEFT, PEFT_CONFIG = "pytorch_lora_weights", "adapter_model", "adapter_config.json"
+METADATA = "lora_adapter_metadata"
+_ENDINGS = (".safetensors", ".pt", ".pth", ".bin")
+_KEY = re.compile(r"(.+?)[._](?:(lora_A|lora_down|lora\.down)|(lora_B|lora_up|lora\.up))(?:\.[\w-]+)??(?:\.weight)?")
+_NO_ALPHA = (
+    "the file says no alpha, which is taken to be the rank, as diffusers, ComfyUI and musubi-tuner do: if it was "
+    "trained with twice that, its full strength is --lora FILE:2"
+)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def fits(path: Path) -> bool:
+    """Return whether ``path`` holds adapters: a folder of diffusers or peft, or a file whose tensors say so."""
+    try:
+        file = _file(path)
+        return file.suffix == ".safetensors" and any(_KEY.fullmatch(name) for name in read_safetensors_file(file)[0])
+    except CheckpointError:
+        return False
+
+
+def read(path: Path, layers: Iterable[str] | None = None) -> Adapter:
+    """Read adapters of any program.
+
+    layers: names of the network's linear layers, where it is known.
+
+    Raises:
+        CheckpointError: there are none, they are not whole, of another network, or do more than LoRA does.
+    """
+    file = _file(path)
+    arrays, metadata = _read(file)
+    settings = _settings(file, metadata)
+    _check_plain(settings, file)
+    theirs, notes = _layers(arrays, settings, file)
+    return Adapter(to_ours(theirs, layers, str(file)), str(file), notes)
+
+
+def _file(path: Path) -> Path:
+    if path.is_dir():
+        found = [path / f"{stem}{ending}" for stem in (DIFFUSERS, PEFT) for ending in _ENDINGS]
+        found = [file for file in found if file.is_file()] or sorted(path.glob("*.safetensors"))
+        if len(found) != 1:
+            what = f"holds {len(found)} files of weights" if found else f"holds neither {DIFFUSERS} nor {PEFT}"
+            raise CheckpointError(str(path), what, "name the file of adapters")
+        return found[0]
+    if not path.is_file():
+        raise CheckpointError(str(path), "there is no such file or folder")
+    return path
+
+
+def _read(file: Path) -> tuple[Arrays, Mapping[str, str]]:
+    if file.suffix == ".safetensors":
+        return read_safetensors_file(file)
+    content = read_torch_file(file) if file.suffix in _ENDINGS else {}
+    if not content or not all(isinstance(array, np.ndarray) for array in content.values()):
+        raise CheckpointError(str(file), "holds no adapters", f"give a file ending in {', '.join(_ENDINGS)}")
+    return content, {}
+
+
+def _settings(file: Path, metadata: Mapping[str, str]) -> Settings:
+    """Return what is said of rank and alpha: in diffusers' metadata, or in the adapter_config.json beside it."""
+    if METADATA in metadata:
+        try:
+            found = json.loads(metadata[METADATA])
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(f"{file}: {METADATA}", f"is not JSON: {error}", "copy it again") from None
+        said = found if isinstance(found, dict) else {}
+        return {key.removeprefix("transformer."): value for key, value in said.items()}
+    beside = file.parent / PEFT_CONFIG
+    return read_json(beside, "adapter") if beside.is_file() else {}
+
+
+def _check_plain(settings: Settings, file: Path) -> None:
+    """Raise CheckpointError for what changes a network otherwise than LoRA."""
+    for key, plain in (("use_dora", False), ("lora_bias", False), ("fan_in_fan_out", False), ("bias", "none")):
+        if settings.get(key, plain) != plain:
+            raise CheckpointError(f"{file}: {key} = {settings[key]}", "is not known here", "name adapters without it")
+
+
+def _layers(arrays: Arrays, settings: Settings, file: Path) -> tuple[dict[str, LowRank], tuple[str, ...]]:
+    """Return adapters by the names of the file."""
+    downs: dict[str, np.ndarray] = {}
+    ups: dict[str, np.ndarray] = {}
+    alphas: dict[str, float] = {}
+    for name, array in arrays.items():
+        if name.endswith(".alpha") and array.size == 1:
+            alphas[name.removesuffix(".alpha")] = float(array.reshape(()))
+        elif (match := _KEY.fullmatch(name)) and array.ndim == 2:
+            (downs if match[2] else ups)[match[1]] = array.astype(np.float32, copy=False)
+        else:
+            raise CheckpointError(f"{file}: {name} {array.shape}", "is no part of a LoRA of linear layers",
+                                  "name adapters of this kind; LoHa, LoKr, DoRA and others are not known")  # fmt: skip
+    for layer in downs.keys() ^ ups.keys() | (alphas.keys() - downs.keys()):
+        raise CheckpointError(f"{file}: {layer}", "lacks one of its two matrices", "copy or download it again")
+    if not downs:
+        raise CheckpointError(str(file), "holds no adapters", "name a file of LoRA")
+    for layer, down in downs.items():
+        if ups[layer].shape[1] != len(down) or not len(down):
+            reason = f"is {ups[layer].shape} times {down.shape}: the ranks differ"
+            raise CheckpointError(f"{file}: {layer}", reason, "copy or download it again")
+    folds_it = all(layer.startswith("diffusion_model.") for layer in downs)
+    notes = () if alphas or "lora_alpha" in settings or folds_it else (_NO_ALPHA,)
+    found = {n: LowRank(down, ups[n], alphas.get(n, _alpha(n, len(down), settings))) for n, down in downs.items()}
+    return _without_fillers(found), notes
+
+
+def _alpha(layer: str, rank: int, settings: Settings) -> float:
+    """Return alpha of a layer as peft has it: that of the pattern that its name ends in, or of all."""
+    patterns = settings.get("alpha_pattern") or {}
+    alpha = next((value for p, value in patterns.items() if re.fullmatch(rf"(.*\.)?({p})", layer)), None)
+    alpha = settings.get("lora_alpha", rank) if alpha is None else alpha
+    return float(alpha) * (rank**0.5 if settings.get("use_rslora") else 1.0)
+
+
+def _without_fillers(found: dict[str, LowRank]) -> dict[str, LowRank]:
+    """Drop adapters that are zero in A and B: what stands for those that a file must name (see :func:`_complete`)."""
+    kept = {name: own for name, own in found.items() if own.down.any() or own.up.any()}
+    return kept or found
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def _diffusers(path: Path, adapter: Adapter, shapes: Shapes) -> tuple[str, ...]:
+    theirs = to_diffusers(adapter.layers)
+    settings = {f"transformer.{key}": value for key, value in _lora_config(theirs).items()}
+    metadata = {METADATA: json.dumps(settings, indent=2, sort_keys=True)}
+    write_arrays(path / f"{DIFFUSERS}.safetensors", _named(theirs, "transformer."), metadata)
+    return ()
+
+
+def _peft(path: Path, adapter: Adapter, shapes: Shapes) -> tuple[str, ...]:
+    theirs = to_diffusers(adapter.layers)
+    write_arrays(path / f"{PEFT}.safetensors", _named(theirs, "base_model.model."), {})
+    text = json.dumps(_lora_config(theirs), indent=2, sort_keys=True)
+    (path / PEFT_CONFIG).write_text(f"{text}\n", encoding="utf-8")
+    return ()
+
+
+def _named(layers: Mapping[str, LowRank], prefix: str) -> dict[str, np.ndarray]:
+    named = {f"{prefix}{layer}.lora_A.weight": own.down for layer, own in layers.items()}
+    return named | {f"{prefix}{layer}.lora_B.weight": own.up for layer, own in layers.items()}
+
+
+def _lora_config(layers: Mapping[str, LowRank]) -> dict[str, Any]:
+    """Return peft's LoraConfig of adapters: the rank and alpha of the first, and of each layer that has others."""
+    first = next(iter(layers.values()))
+    ranks = {_exactly(n): own.rank for n, own in layers.items() if own.rank != first.rank}
+    alphas = {_exactly(n): _number(own.alpha) for n, own in layers.items() if own.alpha != first.alpha}
+    return {
+        "peft_type": "LORA", "r": first.rank, "lora_alpha": _number(first.alpha), "rank_pattern": ranks,
+        "alpha_pattern": alphas, "target_modules": sorted(layers), "lora_dropout": 0.0, "bias": "none",
+        "inference_mode": True, "use_dora": False, "use_rslora": False, "fan_in_fan_out": False,
+    }  # fmt: skip
+
+
+def _exactly(name: str) -> str:
+    """Return ``name`` as a pattern of peft's, which are regular expressions."""
+    return re.escape(name).replace("\\_", "_")
+
+
+def _number(x: float) -> float | int:
+    return int(x) if float(x).is_integer() else x
+
+
+def _kohya(path: Path, adapter: Adapter, shapes: Shapes) -> tuple[str, ...]:
+    layers, notes = _complete(adapter, shapes)
+    arrays: dict[str, np.ndarray] = {}
+    for name, own in to_native(layers).items():
+        name = f"lora_unet_{name.replace('.', '_')}"
+        arrays |= {f"{name}.lora_down.weight": own.down, f"{name}.lora_up.weight": own.up}
+        arrays[f"{name}.alpha"] = np.array(own.alpha, np.float32)
+    first = next(iter(adapter.layers.values()))
+    said = {"ss_network_dim": str(first.rank), "ss_network_alpha": str(_number(first.alpha))}
+    write_arrays(path, arrays, said)
+    return notes
+
+
+def _complete(adapter: Adapter, shapes: Shapes) -> tuple[Mapping[str, LowRank], tuple[str, ...]]:
+    """Return adapters for all layers of Wan's blocks: of a kohya file of Wan diffusers reads all of them, or none."""
+    every = range(blocks_in([name for name in shapes or adapter.layers if name.startswith("blocks.")]))
+    wanted = [f"blocks.{i}.{part}" for i in every for part in WAN_BLOCK]
+    missing = [name for name in wanted if name not in adapter.layers]
+    if not missing or len(missing) == len(wanted):  # (of another network than Wan)
+        return adapter.layers, ()
+    if not shapes:
+        return adapter.layers, (
+            f"diffusers cannot read this file, which has no {missing[0]}; ComfyUI and musubi-tuner can. With --model "
+            "the layers that are missing are written as zeros, and diffusers can too",
+        )
+    zeros = {name: shapes[f"{name}.weight"] for name in missing}
+    fillers = {
+        name: LowRank(np.zeros((1, columns), np.float32), np.zeros((rows, 1), np.float32), 1.0)
+        for name, (rows, columns) in zeros.items()
+    }
+    return {**adapter.layers, **fillers}, (
+        f"{len(missing)} layers without an adapter are written as zeros: diffusers asks for every one of them",
+    )
+
+
+def _native(path: Path, adapter: Adapter, shapes: Shapes) -> tuple[str, ...]:
+    folded = {name: own.folded() for name, own in to_native(adapter.layers).items()}
+    write_arrays(path, _named(folded, "diffusion_model."), {})
+    return ()
+
+
+class LoraFormat(NamedTuple):
+    """A form in which other programs read adapters."""
+
+    write: Callable[[Path, Adapter, Shapes], tuple[str, ...]]
+    """(new file or empty folder, adapter, shapes of the network's weights or {}) -> what there is to say of it."""
+    is_folder: bool
+
+
+LORA_FORMATS = {
+    "diffusers": LoraFormat(_diffusers, True),
+    "peft": LoraFormat(_peft, True),
+    "kohya": LoraFormat(_kohya, False),
+    "native": LoraFormat(_native, False),
+}

@@ -1,0 +1,158 @@
+"""What other programs call the layers that have adapters.
+
+    here, Wan         blocks.0.attn1.to_q             here, DiT            blocks.0.attn.qkv
+    diffusers         blocks.0.attn1.to_q             diffusers, peft      transformer_blocks.0.attn1.to_q, to_k, to_v
+    Wan's own code    blocks.0.self_attn.q            facebookresearch     blocks.0.attn.qkv
+    MindSpeed-MM      blocks.0.self_attn.proj_q
+
+Before them stands a prefix that says whose names they are; kohya's sd-scripts and musubi-tuner write all dots as
+underscores. The names of Wan's own code are those that ComfyUI and musubi-tuner know.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from mindspeed_mm_dit.checkpoint import rules
+from mindspeed_mm_dit.checkpoint.lora.adapter import LowRank, blocks_in, cut, joined
+from mindspeed_mm_dit.errors import CheckpointError, nearest
+
+_ATTENTION = {"to_q": "q", "to_k": "k", "to_v": "v", "to_out.0": "o"}
+_MINDSPEED_MM = {"q": "proj_q", "k": "proj_k", "v": "proj_v", "o": "proj_out"}
+WAN_BLOCK = {
+    **{f"attn1.{ours}": f"self_attn.{native}" for ours, native in _ATTENTION.items()},
+    **{f"attn2.{ours}": f"cross_attn.{native}" for ours, native in _ATTENTION.items()},
+    "ffn.net.0.proj": "ffn.0", "ffn.net.2": "ffn.2",
+}  # fmt: skip
+"""Layers of a block of Wan here (diffusers' names) -> in Wan's own code."""
+WAN_ENDS = {
+    "condition_embedder.text_embedder.linear_1": "text_embedding.0",
+    "condition_embedder.text_embedder.linear_2": "text_embedding.2",
+    "condition_embedder.time_embedder.linear_1": "time_embedding.0",
+    "condition_embedder.time_embedder.linear_2": "time_embedding.2",
+    "condition_embedder.time_proj": "time_projection.1",
+    "proj_out": "head.head",
+}
+PREFIXES = (
+    "base_model.model.", "model.diffusion_model.", "diffusion_model.", "transformer.", "predictor.", "model.",
+    "lora_unet_", "lora_transformer_", "",
+)  # fmt: skip
+MOST_BLOCKS = 10_000
+
+
+class Place(NamedTuple):
+    """A layer here that a file speaks of."""
+
+    layer: str
+    part: int = 0
+    of: int = 1
+    """Where a layer is several matrices there: which of them it is, and of how many."""
+
+
+def native_name(layer: str) -> str:
+    """Return what the code of a network's authors calls a layer."""
+    number = re.match(r"blocks\.\d+\.", layer)
+    stem = number[0] if number else ""
+    rest = layer.removeprefix(stem)
+    return f"{stem}{WAN_BLOCK[rest]}" if stem and rest in WAN_BLOCK else WAN_ENDS.get(layer, layer)
+
+
+def diffusers_names(layer: str, blocks: int) -> tuple[str, ...]:
+    """Return what diffusers calls a layer of a network of ``blocks`` blocks: a name, or one for each matrix in it."""
+    return _of_dit(blocks).get(layer, (layer,))
+
+
+def _of_dit(blocks: int) -> dict[str, tuple[str, ...]]:
+    """Return DiT's layers as diffusers calls them; what it has in every block is one layer here, and left out."""
+    found: dict[str, tuple[str, ...]] = {}
+    for rule in rules.LAYERS:
+        numbers = range(blocks) if "*" in rule.published else range(1)
+        if rule.transform is not rules.REPEATED:
+            found |= {
+                rule.published.replace("*", str(i)): tuple(d.replace("*", str(i)) for d in rule.diffusers)
+                for i in numbers
+            }
+    return found
+
+
+class Names:
+    """The layers that a file may speak of, by every name that one of them has.
+
+    layers: those of the network, where it is known; else every layer of a DiT and of a Wan of as many blocks as the
+    names of the file (``spoken``) count.
+    """
+
+    def __init__(self, spoken: Iterable[str], layers: Iterable[str] | None) -> None:
+        spoken = list(spoken)
+        self.blocks = blocks_in(spoken if layers is None else (layers := list(layers)))
+        if self.blocks > MOST_BLOCKS:
+            raise CheckpointError("the adapter", f"speaks of {self.blocks:,} blocks", "copy or download it again")
+        self._dotted: dict[str, Place] = {}
+        known = self._usual() if layers is None else layers
+        for layer in known:
+            native = native_name(layer)
+            theirs = [layer, native, _mindspeed_mm(native)]
+            self._dotted |= dict.fromkeys(theirs, Place(layer))
+            parts = diffusers_names(layer, self.blocks)
+            self._dotted |= {name: Place(layer, i, len(parts)) for i, name in enumerate(parts)}
+        self._underscored = {name.replace(".", "_"): place for name, place in self._dotted.items()}
+
+    def _usual(self) -> list[str]:
+        blocks = [f"blocks.{i}.{name}" for i in range(self.blocks) for name in WAN_BLOCK]
+        return [*blocks, *WAN_ENDS, *_of_dit(self.blocks)]
+
+    def place(self, name: str, where: str) -> Place:
+        """Return which layer ``name``, with any of the prefixes, is.
+
+        Raises CheckpointError for a layer that the network does not have.
+        """
+        for prefix in PREFIXES:
+            if name.startswith(prefix):
+                known = self._underscored if prefix.endswith("_") else self._dotted
+                if (found := known.get(name[len(prefix) :])) is not None:
+                    return found
+        names = [*self._dotted] if "." in name else [*self._underscored]
+        short = next(name[len(prefix) :] for prefix in PREFIXES if name.startswith(prefix))
+        raise CheckpointError(
+            where, f"has an adapter for {name}, which is no linear layer of this network",
+            f"{nearest(short, names)}name the adapters of this base",
+        )  # fmt: skip
+
+
+def _mindspeed_mm(native: str) -> str:
+    stem, _, last = native.rpartition(".")
+    return f"{stem}.{_MINDSPEED_MM[last]}" if stem.endswith("_attn") else native
+
+
+def to_ours(theirs: Mapping[str, LowRank], layers: Iterable[str] | None, where: str) -> dict[str, LowRank]:
+    """Return adapters by our names, of names of any program; see :class:`Names` for ``layers``."""
+    names = Names(theirs, layers)
+    found: dict[str, dict[Place, LowRank]] = {}
+    for name, own in theirs.items():
+        place = names.place(name, where)
+        if place in found.setdefault(place.layer, {}):
+            raise CheckpointError(where, f"has two adapters for {place.layer}", "keep one of them")
+        found[place.layer][place] = own
+    return {layer: _joined(parts) for layer, parts in found.items()}
+
+
+def _joined(parts: Mapping[Place, LowRank]) -> LowRank:
+    (layer, _, count), height = next(iter(parts)), next(iter(parts.values())).up.shape[0]
+    return joined([parts.get(Place(layer, i, count)) for i in range(count)], [height] * count)
+
+
+def to_diffusers(ours: Mapping[str, LowRank]) -> dict[str, LowRank]:
+    """Return adapters by diffusers' names; what is one matrix here and several there is cut."""
+    found: dict[str, LowRank] = {}
+    blocks = blocks_in(ours)
+    for layer, own in ours.items():
+        names = diffusers_names(layer, blocks)
+        found |= {name: part for name, part in zip(names, cut(own, len(names))) if part is not None}
+    return found
+
+
+def to_native(ours: Mapping[str, LowRank]) -> dict[str, LowRank]:
+    """Return adapters by the names of the networks' own code."""
+    return {native_name(layer): own for layer, own in ours.items()}

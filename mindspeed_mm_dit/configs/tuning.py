@@ -1,0 +1,198 @@
+"""Fine-tuning on paper: which weights of a model are trained, and which layers have adapters beside them (LoRA).
+
+A pattern names modules of the predictor, as MindSpeed-MM's do: ``to_q`` and ``attn1.to_q`` are every module whose name
+ends so, ``blocks.{*}.attn1.to_q`` has any text in place of the braces, ``blocks.{0-3,7}`` is blocks 0 to 3 and 7.
+``predictor.`` may stand in front.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from mindspeed_mm_dit.configs.fsdp2 import numbers_in
+from mindspeed_mm_dit.configs.limits import check_between
+from mindspeed_mm_dit.configs.model import ModelConfig
+from mindspeed_mm_dit.configs.predictor import Initial, Parameter, Parameters, Shape
+from mindspeed_mm_dit.errors import ConfigError, nearest
+
+DOWN, UP = "lora_A", "lora_B"
+"""Names of the two layers of an adapter, within the layer that it stands beside."""
+TARGETS, FREEZE = "--lora-target-modules", "--freeze"
+LARGEST_RANK = 4096
+MOST_BLOCKS = 10_000
+"""Of a network of which some blocks are treated otherwise than others."""
+_PREFIX = "predictor."
+_WEIGHT = ".weight"
+
+
+class Beside(NamedTuple):
+    """The adapter of one layer."""
+
+    rank: int
+    scale: float
+    """What its output is multiplied by: alpha / rank."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What is trained of a model: all of it but what is frozen, or adapters alone."""
+
+    targets: tuple[str, ...] = ()
+    """Patterns of the layers that have an adapter; with any, all else is frozen."""
+    rank: int = 8
+    """Width r of an adapter: A is (r, in), B (out, r)."""
+    alpha: float = 16
+    """An adapter adds alpha / r times B A to the weight."""
+    freeze: tuple[str, ...] = ()
+    """Patterns of the modules, or single parameters, that are not trained."""
+
+    def __post_init__(self) -> None:
+        check_between("--lora-r", self.rank, 1, LARGEST_RANK)
+        if not (math.isfinite(self.alpha) and self.alpha > 0):
+            raise ConfigError(f"--lora-alpha = {self.alpha}", "must be a positive number", "write 16")
+
+    @property
+    def beside(self) -> Beside:
+        """What every adapter of this run is."""
+        return Beside(self.rank, self.alpha / self.rank)
+
+    def layers(self, parameters: Parameters) -> list[str]:
+        """Return the names of the layers that have an adapter.
+
+        Raises ConfigError for a pattern that names none.
+        """
+        possible = [name.removesuffix(_WEIGHT) for name, p in parameters if _can_have_adapter(name, p)]
+        wanted = set().union(*(_named(TARGETS, pattern, possible, _named_by) for pattern in self.targets))
+        return [name for name in possible if name in wanted]
+
+    def applied(self, parameters: Parameters) -> Parameters:
+        """Return ``parameters`` as they are under this tuning: what is frozen, and the adapters.
+
+        Raises ConfigError for a pattern that names nothing, and where nothing is left to train.
+        """
+        if parameters.num_blocks > MOST_BLOCKS:
+            raise ConfigError(f"{parameters.num_blocks:,} blocks", "are too many to be fine-tuned one by one")
+        layers, names = set(self.layers(parameters)), [name for name, _ in parameters]
+        frozen = set(names) if self.targets else set()
+        frozen = frozen.union(*(_named(FREEZE, pattern, names, _lies_in) for pattern in self.freeze))
+        changed: dict[str, Parameter] = {}
+        for name, p in parameters:
+            changed[name] = dataclasses.replace(p, trained=False, saved=not self.targets) if name in frozen else p
+            if (layer := name.removesuffix(_WEIGHT)) in layers and name.endswith(_WEIGHT):
+                changed |= {f"{layer}.{part}": own for part, own in adapter_parameters(p.shape, self.rank).items()}
+        if not any(p.trained for p in changed.values()):
+            raise ConfigError(f"{FREEZE} = {' '.join(self.freeze)}", "leaves nothing to train", "freeze less")
+        return _by_blocks(parameters, changed)
+
+
+def adapter_parameters(shape: Shape, rank: int) -> dict[str, Parameter]:
+    """Return A (r, in) and B (out, r) of an adapter beside a weight (out, in); B begins at zero, and so the change."""
+    out_features, in_features = shape
+    return {
+        f"{DOWN}{_WEIGHT}": Parameter((rank, in_features), _uniform, matrices=1),
+        f"{UP}{_WEIGHT}": Parameter((out_features, rank), Initial.ZEROS, matrices=1),
+    }
+
+
+def _uniform(draw: np.random.Generator, shape: Shape) -> np.ndarray:
+    """Draw A as peft does: uniform up to 1 / sqrt(in) (He et al. 2015, with a slope of sqrt(5))."""
+    return (draw.random(shape, np.float32) * 2 - 1) * np.float32(shape[1] ** -0.5)
+
+
+@dataclass(frozen=True)
+class TunedModel(ModelConfig):
+    """A model.json, and what of it is trained. (No key of the file: a run says it by flags.)"""
+
+    tuning: Tuning = Tuning()
+
+    def parameters(self) -> Parameters:
+        """Return the parameters of the network, adapters among them."""
+        return self.tuning.applied(super().parameters())
+
+    def adapters(self) -> Mapping[str, Beside]:
+        """Return the adapter of each layer that has one."""
+        return dict.fromkeys(self.tuning.layers(super().parameters()), self.tuning.beside)
+
+
+def tuned(model: ModelConfig, tuning: Tuning) -> ModelConfig:
+    """Return ``model`` trained as ``tuning`` says; the same where it says nothing.
+
+    Raises ConfigError for patterns that name nothing of it.
+    """
+    if not (tuning.targets or tuning.freeze):
+        return model
+    fields = {field.name: getattr(model, field.name) for field in dataclasses.fields(ModelConfig)}
+    found = TunedModel(**fields, tuning=tuning)
+    found.parameters()
+    return found
+
+
+def _can_have_adapter(name: str, p: Parameter) -> bool:
+    return name.endswith(_WEIGHT) and len(p.shape) == 2 and p.matrices > 0
+
+
+def _by_blocks(parameters: Parameters, changed: Mapping[str, Parameter]) -> Parameters:
+    """Return what became of ``parameters``, block for block: what all blocks have alike, and what single ones have."""
+    stem, count = parameters.stem, parameters.num_blocks
+    blocks: list[dict[str, Parameter]] = [{} for _ in range(count)]
+    before, after = ({}, {})  # type: tuple[dict[str, Parameter], dict[str, Parameter]]
+    for name, p in changed.items():
+        number, _, rest = name.removeprefix(f"{stem}.").partition(".")
+        if count and name.startswith(f"{stem}.") and number.isdecimal():
+            blocks[int(number)][rest] = p
+        else:
+            (after if _starts_in(name, parameters.after) else before)[name] = p
+    common = {name: p for name, p in blocks[0].items() if all(name in own for own in blocks)} if blocks else {}
+    others = {
+        f"{stem}.{i}.{name}": p for i, own in enumerate(blocks) for name, p in own.items() if common.get(name) != p
+    }  # fmt: skip
+    return Parameters(before, common, count, after, stem, others)
+
+
+def _starts_in(name: str, part: Mapping[str, Parameter]) -> bool:
+    layer = re.sub(rf"\.({DOWN}|{UP}){_WEIGHT}$", _WEIGHT, name)
+    return layer in part
+
+
+def _named(flag: str, pattern: str, names: Iterable[str], fits: Callable[[re.Pattern[str], str], bool]) -> set[str]:
+    expression, names = _expression(flag, pattern), list(names)
+    found = {name for name in names if fits(expression, name)}
+    if not found:
+        ends = list(dict.fromkeys(re.sub(r"^.*?\.\d+\.", "", name) for name in names))
+        what = "linear layer" if flag == TARGETS else "module"
+        raise ConfigError(
+            f"{flag} = {pattern}", f"names no {what} of this model",
+            f"{nearest(pattern, [*ends, *names])}There are: {', '.join(ends[:16])}{', ...' if len(ends) > 16 else ''}",
+        )  # fmt: skip
+    return found
+
+
+def _expression(flag: str, pattern: str) -> re.Pattern[str]:
+    """Return the regular expression of a pattern, matched from the start of a module's name or of a part of it."""
+    parts = re.split(r"\{([^{}]*)\}", pattern.removeprefix(_PREFIX))
+    where = f"{flag} = {pattern}"
+    found = [re.escape(part) if number % 2 == 0 else _braces(part, where) for number, part in enumerate(parts)]
+    return re.compile("".join(found))
+
+
+def _braces(inner: str, where: str) -> str:
+    return ".*" if inner == "*" else f"(?:{'|'.join(map(str, numbers_in(inner, where, MOST_BLOCKS)))})"
+
+
+def _named_by(expression: re.Pattern[str], name: str) -> bool:
+    """Return whether ``name`` is what the pattern says, or ends so."""
+    starts = [0, *(match.end() for match in re.finditer(r"\.", name))]
+    return any(expression.fullmatch(name, start) for start in starts)
+
+
+def _lies_in(expression: re.Pattern[str], name: str) -> bool:
+    """Return whether ``name`` is a parameter that the pattern names, or one of a module that it names."""
+    ends = [match.start() for match in re.finditer(r"\.", name)]
+    return any(_named_by(expression, name[:end]) for end in [*ends, len(name)])

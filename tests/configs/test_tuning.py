@@ -1,0 +1,84 @@
+"""What a run trains: patterns of frozen modules and of layers with adapters, on paper."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from mindspeed_mm_dit.configs.dit import DiTConfig
+from mindspeed_mm_dit.configs.tuning import Tuning
+from mindspeed_mm_dit.configs.wan import WanConfig
+from mindspeed_mm_dit.errors import ConfigError
+
+WAN = WanConfig(num_layers=3, num_attention_heads=2, attention_head_dim=32, ffn_dim=96).parameters()
+DIT = DiTConfig(hidden_size=48, num_layers=4, num_heads=4, input_size=8, num_classes=10).parameters()
+
+
+def trained(parameters):
+    return [name for name, p in parameters if p.trained]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "layers"),
+    [
+        ("to_q", [f"blocks.{i}.{a}.to_q" for i in range(3) for a in ("attn1", "attn2")]),
+        ("attn1.to_q", [f"blocks.{i}.attn1.to_q" for i in range(3)]),
+        ("blocks.{*}.attn2.to_out.0", [f"blocks.{i}.attn2.to_out.0" for i in range(3)]),
+        ("predictor.blocks.{0,2}.ffn.net.2", ["blocks.0.ffn.net.2", "blocks.2.ffn.net.2"]),
+        ("blocks.{1-2}.attn1.to_k", ["blocks.1.attn1.to_k", "blocks.2.attn1.to_k"]),
+        ("blocks.1.attn1.to_v", ["blocks.1.attn1.to_v"]),
+        ("condition_embedder.time_proj", ["condition_embedder.time_proj"]),
+    ],
+)
+def test_a_pattern_names_layers_as_mindspeed_mm_does(pattern, layers):
+    assert Tuning((pattern,)).layers(WAN) == layers
+
+
+def test_with_adapters_nothing_of_the_base_is_trained_or_saved():
+    rank = 4
+    parameters = Tuning(("qkv", "attn.proj"), rank).applied(DIT)
+    assert trained(parameters) == list(parameters.shapes(saved_only=True))
+    assert {name.rpartition(".lora_")[0].partition(".attn.")[2] for name in trained(parameters)} == {"qkv", "proj"}
+    assert parameters.num_elements(trained_only=True) == 4 * rank * (48 + 3 * 48 + 48 + 48)
+    assert parameters.num_elements() - parameters.num_elements(trained_only=True) == DIT.num_elements()
+
+
+@pytest.mark.parametrize(
+    "tuning",
+    [Tuning(("blocks.{1-2}.attn.qkv", "fc1"), 3), Tuning(freeze=("blocks.{0-1}", "t_embedder")), Tuning(("fc2",), 5)],
+    ids=["some-blocks", "frozen-blocks", "all-blocks"],
+)
+@pytest.mark.parametrize("shards", [1, 3])
+def test_the_closed_form_counts_what_single_blocks_have_too(tuning, shards):
+    parameters = tuning.applied(DIT)
+    for trained_only in (False, True):
+        each = (-(-s[0] // shards) * math.prod(s[1:]) for s in parameters.shapes(trained_only).values())
+        assert parameters.num_elements(shards, trained_only) == sum(each)
+
+
+def test_frozen_modules_are_saved_and_not_trained():
+    parameters = Tuning(freeze=("blocks.{0-1}", "x_embedder", "pos_embed")).applied(DIT)
+    assert parameters.shapes(saved_only=True) == DIT.shapes()
+    assert not any(name.startswith(("blocks.0.", "blocks.1.", "x_embedder.")) for name in trained(parameters))
+    assert {"blocks.2.attn.qkv.weight", "t_embedder.mlp.0.bias"} <= set(trained(parameters))
+
+
+@pytest.mark.parametrize(
+    ("tuning", "words"),
+    [
+        (
+            lambda: Tuning(("to_qq",)).applied(WAN),
+            "--lora-target-modules = to_qq: names no linear layer.*'attn\\d.to_q'",
+        ),
+        (lambda: Tuning(("patch_embedding",)).applied(WAN), "names no linear layer"),
+        (lambda: Tuning(freeze=("blok",)).applied(WAN), "--freeze = blok: names no module"),
+        (lambda: Tuning(freeze=("{*}",)).applied(WAN), "leaves nothing to train"),
+        (lambda: Tuning(freeze=("blocks.{3-1}",)).applied(WAN), "runs backwards"),
+        (lambda: Tuning(("to_q",), rank=0), "--lora-r = 0"),
+        (lambda: Tuning(("to_q",), alpha=-1), "--lora-alpha = -1"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(tuning, words):
+    with pytest.raises(ConfigError, match=f"(?s){words}"):
+        tuning()
