@@ -147,7 +147,7 @@ def begin(source: Source, here: PredictorConfig, classes: Sequence[str], seed: i
     labels = same_labels(source, here, classes)
     found = {name: _begun(source, here, name, wanted, labels, seed) for name, wanted in here.parameters()}
     misfits = [name for name, begun in found.items() if begun is None]
-    misfits += [name for name in source.weights if name not in found]
+    misfits += [name for name in source.weights if name not in found and not here.may_lack(name)]
     differ = _differences(source, here)
     if misfits or _decides(source, differ):
         more = f"tensors without a counterpart: {', '.join(misfits[:3])}{', ...' if len(misfits) > 3 else ''}"
@@ -161,9 +161,9 @@ def begin(source: Source, here: PredictorConfig, classes: Sequence[str], seed: i
 def _begun(
     source: Source, here: PredictorConfig, name: str, wanted: Parameter, labels: Mapping[int, int], seed: int
 ) -> Begun | None:
-    if name not in source.weights:
-        return None
     draw = lambda: initial_value(name, wanted, seed)  # noqa: E731
+    if name not in source.weights:
+        return Begun(draw(), "drawn anew: the weights given have none") if here.may_lack(name) else None
     begun = here.begun_from(name, Offer(source.weights[name], source.predictor, wanted.shape, labels, draw))
     return begun if begun is not None and begun.value.shape == wanted.shape else None
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mindspeed_mm_dit.configs.cross_attention import attention, kept_of_text, multiply_adds_to_text, two_layers
 from mindspeed_mm_dit.configs.dit_adapting import RULES
 from mindspeed_mm_dit.configs.dit_settings import DiTSettings
 from mindspeed_mm_dit.configs.predictor import (
@@ -25,6 +26,7 @@ from mindspeed_mm_dit.configs.predictor import (
 
 FREQUENCY_WIDTH = 256
 """Width of the sinusoidal timestep code that enters the timestep MLP."""
+_TABLE = "y_embedder.embedding_table.weight"
 _NORM_VECTORS = 4
 """Of width D that a block keeps of each token, into and out of its two norms: x and its normalised form, twice."""
 _OTHER_VECTORS = 8
@@ -43,13 +45,14 @@ class DiTConfig(DiTSettings):
             **self._positions_in_context(),
             **self._patch_embedding(),
             **self._times_embedding(),
-            "y_embedder.embedding_table.weight": Parameter((self.num_embeddings, D), Normal(0.02)),
+            **self._condition_embedding(),
         }
         block = {
             **self._norm("norm1"),
             **linear("attn.qkv", 3 * D, D, matrices=3),
             **linear("attn.proj", D, D),
             **self._head_norms(),
+            **self._attention_to_text(),
             **self._norm("norm2"),
             **self._mlp(),
             **linear("adaLN_modulation.1", M * D, D, initial=Initial.ZEROS, matrices=M),
@@ -67,6 +70,20 @@ class DiTConfig(DiTSettings):
             found |= linear(f"{name}.mlp.0", D, FREQUENCY_WIDTH, initial=Normal(0.02))
             found |= linear(f"{name}.mlp.2", D, D, initial=Normal(0.02))
         return found
+
+    def _condition_embedding(self) -> dict[str, Parameter]:
+        D, found = self.hidden_size, dict[str, Parameter]()
+        if self.num_classes:
+            found[_TABLE] = Parameter((self.num_embeddings, D), Normal(0.02))
+        for name, width in (("text_embedder", self.text_dim), ("pooled_embedder", self.pooled_dim)):
+            found |= two_layers(name, width, D, Initial.XAVIER_UNIFORM) if width else {}
+        return found
+
+    def _attention_to_text(self) -> dict[str, Parameter]:
+        """Zero at the start, so that a DiT of classes that learns captions next begins as it is."""
+        D = self.hidden_size
+        found = attention("cross_attn", D) | linear("cross_attn.to_out.0", D, D, initial=Initial.ZEROS)
+        return found if self.text_dim else {}
 
     def _positions_in_context(self) -> dict[str, Parameter]:
         shape = (1, self.in_context_len, self.hidden_size)
@@ -104,11 +121,14 @@ class DiTConfig(DiTSettings):
         blocks = sum(self._multiply_adds_of_block(self.tokens_of_block(i)) for i in range(self.num_layers))
         embedding = patch * self.in_channels * (self.bottleneck_dim or D) + (self.bottleneck_dim or 0) * D
         ends = N * (embedding + patch * D * self.out_channels) + 2 * D * D
+        for tokens, width in ((self.text_length, self.text_dim), (1, self.pooled_dim)):
+            ends += tokens * (width + D) * D if width else 0
         return blocks + ends + self.times_told * (FREQUENCY_WIDTH * D + D * D)
 
     def _multiply_adds_of_block(self, N: int) -> int:
         D, matrices = self.hidden_size, 3 if self.swiglu else 2
         products = N * (4 * D * D + matrices * D * self.mlp_hidden_size)
+        products += multiply_adds_to_text(N, self.text_length, D) if self.text_dim else 0
         return products + 2 * N * N * D + self.num_modulations * D * D
 
     def kept_by_block(self) -> Kept:
@@ -116,10 +136,13 @@ class DiTConfig(DiTSettings):
         norms = _NORM_VECTORS + (2 + 2 * self.qk_norm) * self.rms_norm  # RMSNorm: what its weight is multiplied with
         apart = 2 * (self.qk_norm or self.rope)  # queries and keys that are no longer part of qkv, which values keep
         modulations = (2 + self.num_modulations + 2) * self.hidden_size  # silu, six modulations, 1 + scale
+        to_text = kept_of_text(self._most_tokens, self.text_length, self.hidden_size, self.num_heads)
+        to_text = to_text if self.text_dim else Kept()
+        asking = self.block_input if self.text_dim else 0  # what looks at the text
         return Kept(
             norm=norms * self.block_input + modulations,
-            other=(_OTHER_VECTORS + apart) * self.block_input + self._kept_by_mlp(),
-            full=self._most_tokens * (4 + self.num_heads),  # of the norms; log-sum-exp of attention
+            other=(_OTHER_VECTORS + apart) * self.block_input + self._kept_by_mlp() + to_text.other + asking,
+            full=self._most_tokens * (4 + self.num_heads) + to_text.full,  # of the norms; log-sum-exp of attention
         )
 
     def _kept_by_mlp(self) -> float:
@@ -130,8 +153,11 @@ class DiTConfig(DiTSettings):
 
     def kept_by_ends(self) -> Kept:
         """What embedders and last layer keep of an image for backward."""
-        ends = self.num_tokens * self.hidden_size
-        return Kept(norm=2 * ends, other=ends + self.num_tokens * (self.bottleneck_dim or 0))
+        ends, D = self.num_tokens * self.hidden_size, self.hidden_size
+        of_text = self.text_length * (self.text_dim + 3 * D) if self.text_dim else 0
+        of_pooled = self.pooled_dim + 2 * D if self.pooled_dim else 0
+        bottleneck = self.num_tokens * (self.bottleneck_dim or 0)
+        return Kept(norm=2 * ends, other=ends + bottleneck + of_text + of_pooled)
 
     @property
     def _most_tokens(self) -> int:
@@ -155,17 +181,22 @@ class DiTConfig(DiTSettings):
         assert isinstance(offer.there, DiTConfig)
         return rule(self, offer.there, offer) if offer.there.hidden_size == self.hidden_size else None
 
+    def may_lack(self, name: str) -> bool:
+        """Return whether ``name`` is of one of the conditions, of which another DiT may have others."""
+        return name.startswith(("y_embedder.", "text_embedder.", "pooled_embedder.")) or ".cross_attn." in name
+
     def settings_of_size(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the settings that make a DiT large, each with the values that DiT-XL/2 has."""
         return {
             "hidden_size": {"hidden_size": 1152, "num_heads": 16},
             "num_layers": {"num_layers": max(28, self.in_context_start + 1)},
-            "num_classes": {"num_classes": 1000},
+            "num_classes": {"num_classes": self.num_classes and 1000},
             "input_size": {"input_size": 16 * self.patch_size},
             "mlp_ratio": {"mlp_ratio": min(4.0, self.mlp_ratio)},
             "in_channels": {"in_channels": 4},
             "bottleneck_dim": {"bottleneck_dim": self.bottleneck_dim and 128},
             "in_context_len": {"in_context_len": min(self.in_context_len, 32)},
+            "text_length": {"text_length": min(self.text_length, 120)},
         }
 
     @classmethod
@@ -180,19 +211,20 @@ class DiTConfig(DiTSettings):
         is_narrow = "x_embedder.proj1.weight" in shapes
         first, C, P, _ = shape_of(shapes, f"x_embedder.{'proj1' if is_narrow else 'proj'}.weight", 4)
         tokens, D = shape_of(shapes, "pos_embed", 3)[1:]
-        rows = shape_of(shapes, "y_embedder.embedding_table.weight", 2)[0]
+        widths = {name: shapes.get(f"{name}_embedder.linear_1.weight", (0, None))[1] for name in ("text", "pooled")}
+        rows = 0 if any(widths.values()) and _TABLE not in shapes else shape_of(shapes, _TABLE, 2)[0]
         outputs = shape_of(shapes, "final_layer.linear.weight", 2)[0]
         swiglu, qk_norm = "blocks.0.mlp.w12.weight" in shapes, "blocks.0.attn.q_norm.weight" in shapes
         hidden = shape_of(shapes, f"blocks.0.mlp.{'w12' if swiglu else 'fc1'}.weight", 2)[0] // (2 if swiglu else 1)
         return cls(
-            input_size=P * math.isqrt(tokens), num_classes=rows - 1, in_channels=C, patch_size=P, hidden_size=D,
+            input_size=P * math.isqrt(tokens), num_classes=max(0, rows - 1), in_channels=C, patch_size=P, hidden_size=D,
             num_layers=count_of(shapes, "blocks"), mlp_ratio=_mlp_ratio(hidden, D, swiglu),
             num_heads=D // max(1, shape_of(shapes, "blocks.0.attn.q_norm.weight", 1)[0]) if qk_norm else 1,
             learn_sigma=outputs == 2 * C * P * P, qk_norm=qk_norm, rms_norm="blocks.0.norm1.weight" in shapes,
             swiglu=swiglu, wo_shift=shapes.get("blocks.0.adaLN_modulation.1.weight") == (4 * D, D),
             bottleneck_dim=first if is_narrow else None,
             in_context_len=shape_of(shapes, "in_context_posemb", 3)[1] if "in_context_posemb" in shapes else 0,
-            h_embedder="h_embedder.mlp.0.weight" in shapes,
+            h_embedder="h_embedder.mlp.0.weight" in shapes, text_dim=widths["text"], pooled_dim=widths["pooled"],
         )  # fmt: skip
 
 

@@ -69,6 +69,12 @@ def _last_layer(here: DiTSettings, there: DiTSettings, offer: Offer) -> Begun:
     return Begun(value.reshape(offer.shape), ", ".join(filter(None, done)))
 
 
+def _text_embedding(here: DiTSettings, there: DiTSettings, offer: Offer) -> Begun:
+    if offer.value.shape == offer.shape:
+        return Begun(offer.value)
+    return Begun(offer.draw(), f"drawn anew for texts of width {offer.shape[1]}")
+
+
 _FOREIGN = "drawn anew: latents of {0} channels there and of {1} here have nothing in common"
 
 
@@ -91,6 +97,8 @@ RULES: dict[str, Callable[[DiTSettings, DiTSettings, Offer], Begun]] = {
     "x_embedder.proj.weight": _patch_embedding,
     "x_embedder.proj1.weight": _patch_embedding,
     "y_embedder.embedding_table.weight": _class_table,
+    "text_embedder.linear_1.weight": _text_embedding,
+    "pooled_embedder.linear_1.weight": _text_embedding,
     "final_layer.linear.weight": _last_layer,
     "final_layer.linear.bias": _last_layer,
 }

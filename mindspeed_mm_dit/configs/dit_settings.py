@@ -1,19 +1,24 @@
 """The settings of a DiT: those of Peebles & Xie 2023, and what later recipes change of the network.
 
 ``qk_norm``, ``rms_norm``, ``swiglu``, ``rope`` and ``wo_shift`` are from LightningDiT (Yao & Wang 2025),
-``bottleneck_dim`` and the tokens in context from JiT (Li & He 2025).
+``bottleneck_dim`` and the tokens in context from JiT (Li & He 2025), ``text_dim`` from PixArt-alpha (Chen et al. 2023):
+each block looks at the states of a caption; ``pooled_dim`` from Stable Diffusion 3 (Esser et al. 2024): a vector of the
+whole caption joins the timestep.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mindspeed_mm_dit.configs.condition import ClassLabel, Conditions
+from mindspeed_mm_dit.configs.condition import ClassLabel, Condition, Conditions, PooledText, TextStates
 from mindspeed_mm_dit.configs.limits import LARGEST, check_between, divisors, require_positive
 from mindspeed_mm_dit.configs.predictor import PredictorConfig, Shape
 from mindspeed_mm_dit.errors import ConfigError
 
-OPTIONS = ("qk_norm", "rms_norm", "swiglu", "rope", "wo_shift", "bottleneck_dim", "in_context_len", "h_embedder")
+OPTIONS = (
+    "qk_norm", "rms_norm", "swiglu", "rope", "wo_shift", "bottleneck_dim", "in_context_len", "h_embedder", "text_dim",
+    "pooled_dim",
+)  # fmt: skip
 """Settings that make another network than the published DiT, which has none of them."""
 
 
@@ -23,8 +28,8 @@ class DiTSettings(PredictorConfig):
 
     input_size: int
     """Height and width of the (square) latents, in latent pixels."""
-    num_classes: int
-    """Number of classes; label ``num_classes`` itself is the null class of guidance."""
+    num_classes: int = 0
+    """Number of classes; label ``num_classes`` itself is the null class of guidance. 0: texts steer it alone."""
     in_channels: int = 4
     """Channels of the latents."""
     patch_size: int = 2
@@ -59,14 +64,24 @@ class DiTSettings(PredictorConfig):
     """The block before which they join, counted from 0; they are cut off after the last block."""
     h_embedder: bool = False
     """Be told an interval of times: its later end and, by an embedder of its own, its length (MeanFlow)."""
+    text_dim: int | None = None
+    """Width of the states of a caption, which each block looks at; null: it looks at none."""
+    text_length: int = 77
+    """Tokens of a caption with its padding, for arithmetic and memory; no weight depends on it."""
+    pooled_dim: int | None = None
+    """Width of the pooled vector of a caption, which is added to the timestep; null: none is."""
+    pooled_encoder: int = 0
+    """Which of model.json's text encoders, counted from 0, makes the pooled vector; the first makes the states."""
     model_id: str = "dit"
     """Key in PREDICTOR_MODEL_MAPPINGS."""
 
-    adaptable = ("num_classes", "class_dropout_prob", "input_size", "patch_size", "in_channels", "learn_sigma")
+    adaptable = ("num_classes", "class_dropout_prob", "input_size", "patch_size", "in_channels", "learn_sigma",
+                 "text_dim", "text_length", "pooled_dim", "pooled_encoder")  # fmt: skip
 
     def __post_init__(self) -> None:
-        require_positive(self, "predictor", "input_size", "num_classes", "in_channels", "patch_size", "hidden_size",
-                          "num_layers", "num_heads")  # fmt: skip
+        labelled = () if self.num_classes == 0 and self.texts else ("num_classes",)
+        require_positive(self, "predictor", "input_size", *labelled, "in_channels", "patch_size", "hidden_size",
+                          "num_layers", "num_heads", "text_length")  # fmt: skip
         if self.hidden_size % self.num_heads:
             raise ConfigError(
                 f"predictor.num_heads = {self.num_heads}",
@@ -105,8 +120,15 @@ class DiTSettings(PredictorConfig):
                 f"hidden_size({self.hidden_size}) / num_heads({self.num_heads}) = {self.head_dim}",
                 "use another num_heads",
             )
-        if self.bottleneck_dim is not None:
-            require_positive(self, "predictor", "bottleneck_dim")
+        for name in ("bottleneck_dim", "text_dim", "pooled_dim"):
+            if getattr(self, name) is not None:
+                require_positive(self, "predictor", name)
+        check_between("predictor.pooled_encoder", self.pooled_encoder, 0, 1)
+        if self.in_context_len and not self.num_classes:
+            raise ConfigError(
+                f"predictor.in_context_len = {self.in_context_len}", "is of tokens of a label, and num_classes is 0",
+                "drop it: each block looks at the caption already",
+            )  # fmt: skip
         check_between("predictor.in_context_len", self.in_context_len, 0, LARGEST)
         if not 0 <= self.in_context_start < self.num_layers:
             raise ConfigError(
@@ -137,13 +159,24 @@ class DiTSettings(PredictorConfig):
 
     @property
     def num_embeddings(self) -> int:
-        """Rows of the label table: the classes and, if labels are ever dropped, the null class."""
+        """Rows of the label table: the classes and, if labels are ever dropped, the null class; or none."""
+        if not self.num_classes:
+            return 0
         return self.num_classes + (1 if self.class_dropout_prob > 0 else 0)
 
     @property
     def conditions(self) -> Conditions:
-        """A class label."""
-        return Conditions(ClassLabel(self.num_classes, self.class_dropout_prob))
+        """A class label, the states of a caption, its pooled vector: those that the settings ask for."""
+        label = (ClassLabel(self.num_classes, self.class_dropout_prob),) if self.num_classes else ()
+        return Conditions(*label, *self.texts)
+
+    @property
+    def texts(self) -> tuple[Condition, ...]:
+        """What of a caption steers it; all of it is dropped together."""
+        states = TextStates(self.text_length, self.text_dim) if self.text_dim else None
+        coin = states.coin if states else ""
+        pooled = PooledText(self.pooled_dim, self.pooled_encoder, shared_coin=coin) if self.pooled_dim else None
+        return tuple(condition for condition in (states, pooled) if condition is not None)
 
     @property
     def latent_shape(self) -> Shape:

@@ -225,6 +225,11 @@ class PredictorConfig(ABC):
         """Return what the parameter ``name`` begins as, made of another network's; None where nothing can be."""
         return Begun(offer.value) if offer.value.shape == offer.shape else None
 
+    def may_lack(self, name: str) -> bool:
+        """Return whether another network of this kind may lack the parameter ``name``, which is then drawn anew here,
+        or left out there."""
+        return False
+
     def settings_of_size(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the settings that make a network large, each with the values that an ordinary network has."""
         return {}

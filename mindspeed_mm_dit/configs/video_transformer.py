@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mindspeed_mm_dit.configs.condition import Conditions, TextStates
+from mindspeed_mm_dit.configs.cross_attention import attention, kept_of_text, multiply_adds_to_text, two_layers
 from mindspeed_mm_dit.configs.limits import LARGEST, check_between
 from mindspeed_mm_dit.configs.predictor import (
     Initial,
@@ -156,15 +157,12 @@ class VideoTransformerConfig(PredictorConfig):
         D, patch = self.hidden_size, math.prod(self.patch_size)
         before = {
             **linear("patch_embedding", D, self.in_channels, *self.patch_size),
-            **_two_layers("condition_embedder.time_embedder", self.freq_dim, D),
+            **two_layers("condition_embedder.time_embedder", self.freq_dim, D, Normal(0.02)),
             **linear("condition_embedder.time_proj", 6 * D, D, matrices=6),
-            **_two_layers("condition_embedder.text_embedder", self.text_dim, D),
+            **two_layers("condition_embedder.text_embedder", self.text_dim, D, Normal(0.02)),
         }
-        block = {"scale_shift_table": Parameter((1, 6, D), Normal(D**-0.5))}
-        for attention in ("attn1", "attn2"):
-            for name in ("to_q", "to_k", "to_v", "to_out.0"):
-                block |= linear(f"{attention}.{name}", D, D)
-            block |= {f"{attention}.{name}.weight": Parameter((D,), Initial.ONES) for name in ("norm_q", "norm_k")}
+        table = {"scale_shift_table": Parameter((1, 6, D), Normal(D**-0.5))}
+        block = table | attention("attn1", D) | attention("attn2", D)
         for name in self.affine_norms:
             block |= {f"{name}.weight": Parameter((D,), Initial.ONES), f"{name}.bias": Parameter((D,))}
         block |= linear("ffn.net.0.proj", self.ffn_dim, D) | linear("ffn.net.2", D, self.ffn_dim)
@@ -177,22 +175,20 @@ class VideoTransformerConfig(PredictorConfig):
     def multiply_adds(self) -> int:
         """Multiply-adds of one video in one forward pass, its text being of TEXT_LENGTH tokens."""
         D, N, L, patch = self.hidden_size, self.num_tokens, TEXT_LENGTH, math.prod(self.patch_size)
-        attention = 4 * N * D * D + 2 * N * N * D
-        attention_to_text = 2 * (N + L) * D * D + 2 * N * L * D
-        block = attention + attention_to_text + 2 * N * D * self.ffn_dim
+        to_itself = 4 * N * D * D + 2 * N * N * D
+        block = to_itself + multiply_adds_to_text(N, L, D) + 2 * N * D * self.ffn_dim
         ends = N * D * patch * (self.in_channels + self.out_channels) + L * (self.text_dim + D) * D
         return self.num_layers * block + ends + (self.freq_dim + 7 * D) * D
 
     def kept_by_block(self) -> Kept:
         """What one block keeps of a video for backward."""
         N, L, D = self.num_tokens, TEXT_LENGTH, self.hidden_size
-        # modulated twice; q and k raw, normed and turned, v, attention twice, its branch; to the text: q raw, normed
-        # and weighted, attention twice; the MLP's branch
-        of_tokens = 2 + 10 + 5 + 1
+        # modulated twice; q and k raw, normed and turned, v, attention twice, its branch; the MLP's branch
+        of_tokens, to_text = 2 + 10 + 1, kept_of_text(N, L, D, self.num_heads)
         return Kept(
             norm=self.kept_norms * N * D + (6 + 2) * D,  # six modulations, 1 + scale
-            other=of_tokens * N * D + 2 * N * self.ffn_dim + 4 * L * D,
-            full=N * (4 + 3 + 2 * self.num_heads) + L,  # of the norms; log-sum-exp of attention
+            other=of_tokens * N * D + 2 * N * self.ffn_dim + to_text.other,
+            full=N * (4 + 2 + self.num_heads) + to_text.full,  # of the norms; log-sum-exp of attention
         )
 
     def kept_by_ends(self) -> Kept:
@@ -233,9 +229,3 @@ class VideoTransformerConfig(PredictorConfig):
             freq_dim=shape_of(shapes, "condition_embedder.time_embedder.linear_1.weight", 2)[1],
             ffn_dim=shape_of(shapes, "blocks.0.ffn.net.0.proj.weight", 2)[0], latent_size=tuple(patch),
         )  # type: ignore[call-arg]  # fmt: skip
-
-
-def _two_layers(name: str, in_features: int, width: int) -> dict[str, Parameter]:
-    """Return the layers of an embedder, by their names."""
-    first = linear(f"{name}.linear_1", width, in_features, initial=Normal(0.02))
-    return first | linear(f"{name}.linear_2", width, width, initial=Normal(0.02))

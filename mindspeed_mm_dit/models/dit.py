@@ -1,7 +1,7 @@
-"""DiT: a transformer over patches of noised latents, steered by timestep and class (Peebles & Xie 2023).
+"""DiT: a transformer over patches of noised latents, steered by timestep and class (Peebles & Xie 2023), or by a text.
 
 The parameters carry the names of the published checkpoints. Letters: B batch, C channels, H W height and
-width, P patch, N tokens, D width.
+width, P patch, N tokens, L tokens of text, D width.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from mindspeed_mm_dit.configs.dit import FREQUENCY_WIDTH, DiTConfig
 from mindspeed_mm_dit.framework import nn, ops
-from mindspeed_mm_dit.models.layers import SwiGLU, merge_heads, split_heads, timestep_code
+from mindspeed_mm_dit.models.layers import SwiGLU, TwoLayers, WholeAttention, merge_heads, split_heads, timestep_code
 from mindspeed_mm_dit.models.positions import rotary_tables_2d, sincos_positions_2d, timestep_frequencies
 
 Tensor = Any  # a tensor of the active framework
@@ -145,12 +145,20 @@ class DiTBlock(nn.Module):
         self.num_modulations = config.num_modulations
         self.norm1 = token_norm(config)
         self.attn = Attention(config)
+        if config.text_dim:
+            self.cross_attn = WholeAttention(D, config.num_heads, eps=1e-6)
         self.norm2 = token_norm(config)
         self.mlp = mlp(D, config.mlp_hidden_size)
         self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(D, config.num_modulations * D))
 
-    def forward(self, x: Tensor, c: Tensor, cos: Tensor | None = None, sin: Tensor | None = None) -> Tensor:
-        """Return tokens (B, N, D); c: (B, D); cos, sin: positions (N, d / 2), where queries and keys are turned."""
+    def forward(
+        self, x: Tensor, c: Tensor, cos: Tensor | None = None, sin: Tensor | None = None, text: Tensor | None = None
+    ) -> Tensor:
+        """Return tokens (B, N, D).
+
+        c: (B, D); cos, sin: positions (N, d / 2), where queries and keys are turned; text: (B, L, D), embedded, if the
+        tokens look at one, between self-attention and MLP (PixArt-alpha).
+        """
         modulation = ops.chunk(self.adaLN_modulation(c), self.num_modulations, 1)  # 6 or 4 x (B, D)
         if self.num_modulations == 4:
             (scale_msa, gate_msa, scale_mlp, gate_mlp), shift_msa, shift_mlp = modulation, None, None
@@ -158,6 +166,8 @@ class DiTBlock(nn.Module):
             shift_msa, scale_msa, gate_msa, shift_mlp, scale_mlp, gate_mlp = modulation
         attended = self.attn(modulate(self.norm1(x), shift_msa, scale_msa), cos, sin)  # (B, N, D)
         x = ops.addcmul(x, gate_msa[:, None], attended)  # (B, N, D)
+        if text is not None:
+            x = x + self.cross_attn(x, text)  # (B, N, D)
         return ops.addcmul(x, gate_mlp[:, None], self.mlp(modulate(self.norm2(x), shift_mlp, scale_mlp)))  # (B, N, D)
 
 
@@ -177,7 +187,7 @@ class FinalLayer(nn.Module):
 
 
 class DiT(nn.Module):
-    """The predictor: noised latents, timestep and label to prediction (and variance, if learned)."""
+    """The predictor: noised latents, timestep, label and text to prediction (and variance, if learned)."""
 
     def __init__(self, config: DiTConfig) -> None:
         super().__init__()
@@ -189,7 +199,13 @@ class DiT(nn.Module):
         self.t_embedder = TimestepEmbedder(D)
         if config.h_embedder:
             self.h_embedder = TimestepEmbedder(D)
-        self.y_embedder = LabelEmbedder(config.num_embeddings, D)
+        self._place = {name: place for place, name in enumerate(config.conditions.names)}
+        if config.num_classes:
+            self.y_embedder = LabelEmbedder(config.num_embeddings, D)
+        if config.text_dim:
+            self.text_embedder = TwoLayers(config.text_dim, D, nn.GELU(approximate="tanh"))
+        if config.pooled_dim:
+            self.pooled_embedder = TwoLayers(config.pooled_dim, D, nn.SiLU())
         if config.in_context_len:
             self.in_context_posemb = nn.parameter((1, config.in_context_len, D))
         if config.rope:
@@ -199,17 +215,26 @@ class DiT(nn.Module):
         self.blocks = nn.ModuleList([DiTBlock(config) for _ in range(config.num_layers)])
         self.final_layer = FinalLayer(config)
 
-    def forward(self, x: Tensor, t: Tensor, y: Tensor) -> Tensor:
+    def forward(self, x: Tensor, t: Tensor, *given: Tensor) -> Tensor:
         """Predict.
 
         x: (B, C, H, W) noised latents; t: (B,) training timestep, 0 ... T-1, or a real time of flow matching, or (B, 2)
-        the ends of an interval, the later first; y: (B,) int label, the null class being ``config.num_classes``.
-        Returns (B, out_channels, H, W) in the dtype of the weights.
+        the ends of an interval, the later first; given: what ``config.conditions`` names, in its order: labels (B,)
+        int, the null class being ``config.num_classes``; text (B, L, text_dim), all of whose states are looked at;
+        pooled (B, pooled_dim). Returns (B, out_channels, H, W) in the dtype of the weights.
         """
         x = self.x_embedder(x)  # (B, N, D)
         x = x + ops.cast_like(self.pos_embed, x)  # (B, N, D)
-        label = self.y_embedder(y)  # (B, D)
-        c = self._times(t) + label  # (B, D)
+        c: Tensor = self._times(t)  # (B, D)
+        label: Tensor = None
+        text: Tensor = None
+        if self.config.num_classes:
+            label = self.y_embedder(given[self._place["labels"]])  # (B, D)
+            c = c + label  # (B, D)
+        if self.config.pooled_dim:
+            c = c + self.pooled_embedder(given[self._place["pooled"]])  # (B, D)
+        if self.config.text_dim:
+            text = self.text_embedder(given[self._place["text"]])  # (B, L, D)
         joined, first = 0, self.config.in_context_start
         for number, block in enumerate(self.blocks):
             if number == first and self.config.in_context_len:
@@ -217,7 +242,7 @@ class DiT(nn.Module):
                 tokens = label[:, None] + self.in_context_posemb  # (B, in_context_len, D)
                 x = ops.cat([ops.cast_like(tokens, x), x], 1)  # (B, in_context_len + N, D)
             cos, sin = self._positions(joined)
-            x = block(x, c, cos, sin)  # (B, joined + N, D)
+            x = block(x, c, cos, sin, text)  # (B, joined + N, D)
         return self.unpatchify(self.final_layer(x[:, joined:], c))  # (B, out_channels, H, W)
 
     def _times(self, t: Tensor) -> Tensor:

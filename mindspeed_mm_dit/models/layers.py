@@ -39,3 +39,47 @@ class SwiGLU(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         gate, value = ops.chunk(self.w12(x), 2, -1)  # 2 x (B, N, hidden)
         return self.w3(self.act(gate) * value)  # (B, N, D)
+
+
+class TwoLayers(nn.Module):
+    """Two linear layers around an activation."""
+
+    def __init__(self, in_features: int, hidden_size: int, activation: Any) -> None:
+        super().__init__()
+        self.linear_1 = nn.Linear(in_features, hidden_size)
+        self.activation = activation
+        self.linear_2 = nn.Linear(hidden_size, hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear_1(ops.cast_like(x, self.linear_1.weight))  # (..., D)
+        return self.linear_2(self.activation(x))  # (..., D)
+
+
+class WholeAttention(nn.Module):
+    """Multi-head attention; queries and keys are normed over the whole width before they are split into heads."""
+
+    def __init__(self, hidden_size: int, num_heads: int, eps: float) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.to_q = nn.Linear(hidden_size, hidden_size)
+        self.to_k = nn.Linear(hidden_size, hidden_size)
+        self.to_v = nn.Linear(hidden_size, hidden_size)
+        self.to_out = nn.Sequential(nn.Linear(hidden_size, hidden_size))
+        self.norm_q = nn.RMSNorm(hidden_size, eps=eps)
+        self.norm_k = nn.RMSNorm(hidden_size, eps=eps)
+
+    def forward(self, x: Tensor, source: Tensor, cos: Tensor | None = None, sin: Tensor | None = None) -> Tensor:
+        """Look from ``x`` (B, N, D) at ``source`` (B, M, D).
+
+        cos, sin: positions (N, d / 2), where the tokens of a video look at each other; there ranks may share them.
+        """
+        q = split_heads(self.norm_q(self.to_q(x)), self.num_heads)  # (B, heads, N, d)
+        k = split_heads(self.norm_k(self.to_k(source)), self.num_heads)  # (B, heads, M, d)
+        v = split_heads(self.to_v(source), self.num_heads)  # (B, heads, M, d)
+        if cos is None:  # each token of the video looks at the text by itself
+            x = ops.attention(ops.cast_like(q, v), ops.cast_like(k, v), v)  # (B, heads, N, d)
+        else:
+            q, k, v = ops.tokens_to_heads(q), ops.tokens_to_heads(k), ops.tokens_to_heads(v)
+            q, k = ops.rotary(q, cos, sin), ops.rotary(k, cos, sin)
+            x = ops.heads_to_tokens(ops.attention(ops.cast_like(q, v), ops.cast_like(k, v), v))  # (B, heads, N, d)
+        return self.to_out(merge_heads(x))  # (B, N, D)

@@ -12,7 +12,7 @@ from typing import Any
 
 from mindspeed_mm_dit.configs.video_transformer import VideoTransformerConfig
 from mindspeed_mm_dit.framework import nn, ops
-from mindspeed_mm_dit.models.layers import merge_heads, split_heads, timestep_code
+from mindspeed_mm_dit.models.layers import TwoLayers, WholeAttention, timestep_code
 from mindspeed_mm_dit.models.positions import rotary_tables, timestep_frequencies
 
 Tensor = Any  # a tensor of the active framework
@@ -60,20 +60,6 @@ class RotaryPositions(nn.Module):
         return ops.reshape(ops.cat([of_frames, of_rows, of_columns], 3), (f * h * w, i + j + k))
 
 
-class TwoLayers(nn.Module):
-    """Two linear layers around an activation."""
-
-    def __init__(self, in_features: int, hidden_size: int, activation: Any) -> None:
-        super().__init__()
-        self.linear_1 = nn.Linear(in_features, hidden_size)
-        self.activation = activation
-        self.linear_2 = nn.Linear(hidden_size, hidden_size)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.linear_1(ops.cast_like(x, self.linear_1.weight))  # (..., D)
-        return self.linear_2(self.activation(x))  # (..., D)
-
-
 class ConditionEmbedder(nn.Module):
     """Embed timesteps and the states of a text encoder."""
 
@@ -90,36 +76,6 @@ class ConditionEmbedder(nn.Module):
         """Return the embedded time (B, D), what modulates each block (B, 6 D), and the embedded text (B, L, D)."""
         time = self.time_embedder(timestep_code(t, self.frequencies))  # (B, D)
         return time, self.time_proj(self.act_fn(time)), self.text_embedder(text)
-
-
-class Attention(nn.Module):
-    """Multi-head attention; queries and keys are normed over the whole width before they are split into heads."""
-
-    def __init__(self, hidden_size: int, num_heads: int, eps: float) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        self.to_q = nn.Linear(hidden_size, hidden_size)
-        self.to_k = nn.Linear(hidden_size, hidden_size)
-        self.to_v = nn.Linear(hidden_size, hidden_size)
-        self.to_out = nn.Sequential(nn.Linear(hidden_size, hidden_size))
-        self.norm_q = nn.RMSNorm(hidden_size, eps=eps)
-        self.norm_k = nn.RMSNorm(hidden_size, eps=eps)
-
-    def forward(self, x: Tensor, source: Tensor, cos: Tensor | None = None, sin: Tensor | None = None) -> Tensor:
-        """Look from ``x`` (B, N, D) at ``source`` (B, M, D).
-
-        cos, sin: positions (N, d / 2), where the tokens of a video look at each other; there ranks may share them.
-        """
-        q = split_heads(self.norm_q(self.to_q(x)), self.num_heads)  # (B, heads, N, d)
-        k = split_heads(self.norm_k(self.to_k(source)), self.num_heads)  # (B, heads, M, d)
-        v = split_heads(self.to_v(source), self.num_heads)  # (B, heads, M, d)
-        if cos is None:  # each token of the video looks at the text by itself
-            x = ops.attention(ops.cast_like(q, v), ops.cast_like(k, v), v)  # (B, heads, N, d)
-        else:
-            q, k, v = ops.tokens_to_heads(q), ops.tokens_to_heads(k), ops.tokens_to_heads(v)
-            q, k = ops.rotary(q, cos, sin), ops.rotary(k, cos, sin)
-            x = ops.heads_to_tokens(ops.attention(ops.cast_like(q, v), ops.cast_like(k, v), v))  # (B, heads, N, d)
-        return self.to_out(merge_heads(x))  # (B, N, D)
 
 
 class Projection(nn.Module):
@@ -153,8 +109,8 @@ class VideoBlock(nn.Module):
         super().__init__()
         D, eps = config.hidden_size, config.eps
         self.norm1 = nn.LayerNorm(D, eps=eps, elementwise_affine=affine)
-        self.attn1 = Attention(D, config.num_heads, eps)
-        self.attn2 = Attention(D, config.num_heads, eps)
+        self.attn1 = WholeAttention(D, config.num_heads, eps)
+        self.attn2 = WholeAttention(D, config.num_heads, eps)
         self.norm3 = nn.LayerNorm(D, eps=eps, elementwise_affine=affine)
         self.ffn = FeedForward(D, config.ffn_dim)
         self.scale_shift_table = nn.parameter((1, 6, D))

@@ -70,6 +70,28 @@ def test_the_same_network_is_taken_as_it_is(begun, facts):
     assert_taken(values)
 
 
+def test_a_dit_of_classes_begins_one_of_captions_and_its_classes_are_left_out(begun):
+    values, how = begun(num_classes=0, text_dim=6, pooled_dim=4)
+    new = {name for name in values if any(part in name for part in ("text_embedder", "pooled_embedder", "cross_attn"))}
+    assert set(how) == new and len(new) == 4 + 4 + 2 * 10 and TABLE not in values
+    assert_taken(values, new)
+    drawn = initial_weights(dataclasses.replace(THERE, num_classes=0, text_dim=6, pooled_dim=4).parameters(), 5)
+    assert all(values[name].tobytes() == drawn[name].tobytes() for name in new)
+    assert not values["blocks.0.cross_attn.to_out.0.weight"].any(), "so the first answer is that of the DiT of classes"
+
+
+def test_captions_of_another_text_encoder_are_embedded_anew(begun):
+    there = dataclasses.replace(THERE, num_classes=0, text_dim=6)
+    facts = FACTS | {"model": MODEL_JSON | {
+        "predictor": MODEL_JSON["predictor"] | {"num_classes": 0, "text_dim": 6},
+        "text_encoder": {"from_pretrained": "nowhere"},
+    }}  # fmt: skip
+    weights = weights_of(there)
+    values, how = begun(facts=facts, weights=weights, num_classes=0, text_dim=9)
+    assert how == {"text_embedder.linear_1.weight": "drawn anew for texts of width 9"}
+    assert all(values[name].tobytes() == weights[name].tobytes() for name in values if name not in how)
+
+
 def test_classes_are_kept_by_name_wherever_they_stand_and_others_drawn_as_without_a_source(begun):
     values, how = begun(("bird", "dog", "cow", "cat", "fish"), num_classes=5)
     drawn = initial_weights(dataclasses.replace(THERE, num_classes=5).parameters(), 5)[TABLE]

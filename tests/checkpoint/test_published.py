@@ -71,7 +71,7 @@ def test_a_network_with_another_option_is_refused(tmp_path):
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("to", ["diffusers", "pipeline"])
 def test_what_diffusers_dit_does_not_have_is_refused_by_name(tmp_path, option, to):
-    values = {"bottleneck_dim": 3, "in_context_len": 2}
+    values = {"bottleneck_dim": 3, "in_context_len": 2, "text_dim": 8, "pooled_dim": 8}
     sizes = {"input_size": 4, "num_classes": 3, "in_channels": 4, "hidden_size": 16, "num_layers": 1, "num_heads": 2,
              "learn_sigma": option != "h_embedder", option: values.get(option, True)}  # fmt: skip
     write_torch_file(tmp_path / "source.pt", initial_weights(DiTConfig(**sizes).parameters(), 0))
@@ -80,6 +80,7 @@ def test_what_diffusers_dit_does_not_have_is_refused_by_name(tmp_path, option, t
                "downsample_factor": 8},
         "diffusion": {"model_id": "mean_flow" if option == "h_embedder" else "gaussian_diffusion"},
         "predictor": {"model_id": "dit", **sizes},
+        **({"text_encoder": {"from_pretrained": "nowhere"}} if option in ("text_dim", "pooled_dim") else {}),
     }  # fmt: skip
     with pytest.raises(ConfigError) as caught:
         convert(tmp_path / "source.pt", tmp_path / "there", to=to, description=described)

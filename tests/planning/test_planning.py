@@ -25,6 +25,7 @@ from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, load_fsdp2_config, resol
 from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, GaussianDiffusionConfig, ModelConfig, PixelConfig
 from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32, SHARDED_BF16
 from mindspeed_mm_dit.configs.presets import DIT, JIT, LIGHTNING_DIT, PRESETS
+from mindspeed_mm_dit.configs.text_encoder import UMT5Config
 from mindspeed_mm_dit.framework.pytorch import linear, ops, runtime
 from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
 from mindspeed_mm_dit.models.composite import DiTModel
@@ -63,6 +64,9 @@ OPTIONS = {
     "QK-norm by LayerNorm": {**PRESETS["DiT-B/2"], **SMALL, "input_size": 16, "qk_norm": True},
     "JiT": {**PRESETS["JiT-B/16"], **SMALL, "patch_size": 4, "input_size": 32, "bottleneck_dim": 24,
             "in_context_len": 8, "in_context_start": 1, "in_channels": 3},
+    "text": {**PRESETS["DiT-B/2"], **SMALL, "num_classes": 0, "input_size": 16, "text_dim": 96, "text_length": 40,
+             "pooled_dim": 64},
+    "text and classes": {**PRESETS["DiT-B/2"], **SMALL, "input_size": 16, "text_dim": 96, "text_length": 40},
 }  # fmt: skip
 """Small networks that have each option at least once."""
 
@@ -100,7 +104,7 @@ def test_multiply_adds_are_those_pytorch_counts(monkeypatch, sizes):
     network, draw = DiT(config), torch.randn(2, *config.latent_shape)
     counter = FlopCounterMode(display=False)  # it knows attention by its matrix products only
     with counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-        network(draw, torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64))
+        network(draw, torch.zeros(2, dtype=torch.int64), *examples(config))
     assert counter.get_total_flops() == 2 * 2 * config.multiply_adds()
 
 
@@ -122,9 +126,15 @@ def test_activations_of_every_option_are_planned(sizes):
         PixelConfig(3) if config.in_channels == 3 else AutoencoderKLConfig("not read"),
         GaussianDiffusionConfig(variance_type="learned_range" if config.learn_sigma else "fixed_small"),
         config,
+        UMT5Config("not read") if config.text_dim else None,
     )
     planned, _ = activation_bytes(model, Layout(precision=FLOAT32))
     assert planned == pytest.approx(bytes_kept(model, FLOAT32, recompute=False), rel=0.10)
+
+
+def examples(config, count=2):
+    """What steers so many samples, as tensors."""
+    return [torch.from_numpy(array) for array in config.conditions.examples(count).values()]
 
 
 def bytes_kept(model, precision, recompute, batch=2):
@@ -141,7 +151,7 @@ def bytes_kept(model, precision, recompute, batch=2):
     copies_of_weights = {shape for p in network.parameters() for shape in (p.shape, p.shape[::-1])}  # autocast's
     diffusion = GaussianDiffusion.from_config(model.diffusion)
     x, noise = torch.randn(2, batch, *model.latent_shape)
-    t, y = torch.randint(model.predictor.num_classes, (2, batch))
+    t, given = torch.randint(1000, (batch,)), examples(model.predictor, batch)
     kept: dict[int, int] = {}  # by storage
 
     def pack(tensor):
@@ -154,7 +164,7 @@ def bytes_kept(model, precision, recompute, batch=2):
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         noised = diffusion.noised(x, t, noise)
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == AUTOCAST):
-            output = network(noised, t, y)
+            output = network(noised, t, *given)
         loss = diffusion.loss(output.float(), x, noised, t, noise).mean()
     total = sum(kept.values())
     del loss
