@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mindspeed_mm_dit.checkpoint.places import without_places
 from mindspeed_mm_dit.cli.asking import add_asking, asked_of, resized
 from mindspeed_mm_dit.cli.outputs import Output
 from mindspeed_mm_dit.cli.ranks import found_by_all
@@ -195,8 +196,9 @@ def _draw(args: argparse.Namespace, work: _Work) -> tuple[np.ndarray | None, flo
 def _said(args: argparse.Namespace, work: _Work) -> dict[str, str]:
     """Return what decides the pictures, in words."""
     guidance = work.settings.guidance
+    which = "average" if args.weights == "ema" else "weights being trained"
     return {
-        "checkpoint": f"{args.checkpoint} ({'average' if args.weights == 'ema' else 'weights being trained'})",
+        "checkpoint": f"{without_places(args.checkpoint)} ({which})",
         "sampler": f"{work.settings.sampler}, {work.settings.steps} steps",
         "guidance": f"{guidance.scale:g} on channels: {guidance.channels}, interval {args.cfg_interval}",
         "precision": "bfloat16" if args.bf16 else "float32",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from pathlib import Path
@@ -24,15 +25,15 @@ def tiny(tmp_path_factory, digits_folder):
     return Configs.create(tmp_path_factory.mktemp("tiny"), digits_folder, hidden_size=32, num_layers=2, num_heads=2)
 
 
-def full_for(pattern: str) -> dict[str, str]:
+def full_for(pattern: str, **how: str) -> dict[str, str]:
     """Return the environment in which no file whose path matches can be written: its disk is full."""
-    return {"FULL_FOR": pattern, "PYTHONPATH": f"{FAILING_DISK}{os.pathsep}{ROOT}"}
+    return {"FULL_FOR": pattern, "PYTHONPATH": f"{FAILING_DISK}{os.pathsep}{ROOT}", **how}
 
 
-def check_failed_save(outcome: Outcome, root: Path) -> None:
+def check_failed_save(outcome: Outcome, root: Path, number: int = errno.ENOSPC) -> None:
     """The save of iteration 2 failed, was said once and before the next one, and cost nothing but itself."""
     assert outcome.code == 0, outcome.output
-    said = re.findall(r"iteration +(\d+)/|could not be written: OSError: \[Errno 28\]", outcome.output)
+    said = re.findall(rf"iteration +(\d+)/|could not be written: OSError: \[Errno {number}\]", outcome.output)
     assert said.count("") == 1 and said.index("") < said.index("6"), said
     assert CheckpointStore(root).iterations() == [4, 6]
     assert not list(root.glob(".iter_*.partial")) and not (root / ".claim").exists()
@@ -68,3 +69,40 @@ def test_workers_of_mindspore_agree_that_a_save_failed_and_that_a_file_changed(t
     check_failed_save(mindspore.run(tiny, flags.format(6, 16) + "--save-interval 2", 2, **failing), tmp_path)
     flip_a_bit(tmp_path / "iter_0000006" / "state.ckpt")
     check_fallback(mindspore.run(tiny, flags.format(5, 32)), "state.ckpt")
+
+
+HOW = [{"FULL_AS": name} | after for name in ("ENOSPC", "EROFS") for after in ({}, {"FULL_AFTER": "30"})]
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("how", HOW, ids=lambda how: " ".join(how.values()))
+@pytest.mark.parametrize("file", ["__0_0.distcp", "__1_0.distcp", ".metadata", "run.json", "checksums.json"])
+def test_a_disk_that_fails_in_any_file_of_a_save_of_two_ranks_costs_that_save(tiny, tmp_path, file, how):
+    (tiny.folder / "auto.yaml").write_text("sharding_size: auto\nsub_modules_to_wrap: ['predictor.blocks.{*}']\n")
+    flags = FLAGS.format(tmp_path) + "--micro-batch-size 16 --train-iters 6 --save-interval 2 --use-torch-fsdp2"
+    failing = full_for(rf"0002\.partial/\.?{re.escape(file)}", **how)
+    outcome = tiny.run(f"{flags} --fsdp2-config-path auto.yaml", 2, **failing)
+    check_failed_save(outcome, tmp_path, getattr(errno, how["FULL_AS"]))
+
+
+@pytest.mark.campaign
+@mindspore.pytestmark[1]
+@pytest.mark.parametrize("how", HOW, ids=lambda how: " ".join(how.values()))
+@pytest.mark.parametrize("file", ["state.ckpt", "run.json", "checksums.json"])
+def test_a_disk_that_fails_in_any_file_of_a_save_of_mindspore_costs_that_save(tiny, tmp_path, file, how):
+    flags = FLAGS.format(tmp_path) + "--train-iters 6 --save-interval 2 --micro-batch-size 16"
+    failing = full_for(rf"0002\.partial/\.?{re.escape(file)}", **how)
+    check_failed_save(mindspore.run(tiny, flags, 2, **failing), tmp_path, getattr(errno, how["FULL_AS"]))
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("how", [HOW[0], HOW[2]], ids=lambda how: " ".join(how.values()))
+def test_a_tracker_that_cannot_be_written_costs_no_checkpoint(tiny, tmp_path, how):
+    """The checkpoint is there already, under its name; the next save moves the tracker."""
+    failing = full_for(r"latest_checkpointed_iteration", **how)
+    flags = FLAGS.format(tmp_path) + "--micro-batch-size 16 --train-iters 6 --save-interval 2"
+    outcome = tiny.run(flags, 2, **failing)
+    assert outcome.code and "could not be written" in outcome.output and "Traceback" not in outcome.output
+    assert CheckpointStore(tmp_path).iterations()[-1] == 6
+    resumed = tiny.run(flags.replace("--train-iters 6", "--train-iters 7"))
+    assert list(resumed.losses) == [7] and (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "7"
