@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 pytest.importorskip("hypothesis", reason="pip install hypothesis")
 from hypothesis import HealthCheck, given, settings
@@ -28,7 +29,11 @@ from mindspeed_mm_dit.data.annotation import UnusableEntry, entry_of, read_annot
 from mindspeed_mm_dit.data.labels_csv import read_labels
 from mindspeed_mm_dit.data.tar_rows import scan as scan_tar
 from mindspeed_mm_dit.errors import UserError
+from mindspeed_mm_dit.hosts.standalone_preflight import preflight
+from mindspeed_mm_dit.training.dry_run import plan_of_run
+from mindspeed_mm_dit.training.flags import whole_parser
 from tests.conftest import ROOT
+from tests.training.launch import Configs
 
 EXAMPLES, CAMPAIGN = 50, 2000
 DIT = ROOT / "examples/dit"
@@ -156,9 +161,47 @@ def json_of(name):
     return lambda: of_json(json.loads((DIT / name).read_text()))
 
 
+CONFIG = {"model.json": "--mm-model", "data.json": "--mm-data", "fsdp2.yaml": "--fsdp2-config-path"}
+DATA = {
+    "dataset_param": {"data_folder": "images", "image_size": 8, "valid_fraction": 0.2, "random_flip": True},
+    "dataloader_param": {"shuffle": True, "prefetch_batches": 2},
+}
+
+
+def begin(file: Path) -> None:
+    """Do all that a run does before its first step, with ``file`` in the place of a good one."""
+    if file.name == "train.args":
+        flags = read_train_args(file)
+    else:
+        flags = ["--train-iters", "2", "--micro-batch-size", "2", "--lr", "1e-3", "--use-torch-fsdp2"]
+    for name, flag in CONFIG.items():
+        flags += [flag, str(file) if file.name == name else name]
+    args = whole_parser().parse_strictly(flags)
+    args.mm = preflight(args)
+    plan_of_run(args, 1, None)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def good(tmp_path_factory, framework):
+    """Good files of a run, in the working directory; none is changed, and none comes to them."""
+    folder = tmp_path_factory.mktemp("good")
+    for number in range(100):
+        path = folder / "images" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8)).save(path)
+    Configs.create(folder, folder / "images", num_classes=2, hidden_size=32, num_layers=1, num_heads=2)
+    (folder / "data.json").write_text(json.dumps(DATA))
+    (folder / "fsdp2.yaml").write_bytes((DIT / "fsdp2.yaml").read_bytes())
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        yield
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
 SURFACES = {
     "model.json": (json_of("model.json"), load_model_config),
-    "data.json": (json_of("data.json"), load_data_config),
+    "data.json": (lambda: of_json(DATA), load_data_config),
     "fsdp2.yaml": (lambda: of_bytes((DIT / "fsdp2.yaml").read_bytes()), load_fsdp2_config),
     "train.args": (lambda: of_bytes((DIT / "train.args").read_bytes()), read_train_args),
     "annotation.json": (lambda: of_json(ANNOTATION), read_entries),
@@ -169,11 +212,17 @@ SURFACES = {
     RUN_FACTS: (lambda: of_json(FACTS), read_run_json),
     ".metadata": (lambda: of_bytes(metadata_of()), read_index),
 }
+SURFACES |= {f"run of {name}": (SURFACES[name][0], begin) for name in (*CONFIG, "train.args")}
+
+
+@pytest.mark.parametrize("name", [*CONFIG, "train.args"])
+def test_a_run_begins_with_the_good_ones(name):
+    begin((DIT if name == "train.args" else Path()) / name)
 
 
 def once(folder: Path, name: str, content: bytes) -> None:
     """Read ``content`` as the file ``name``; another error than a UserError, or another file, is a finding."""
-    file = folder / (name if "." in name else f"file.{name}")
+    file = folder / (name.removeprefix("run of ") if "." in name else f"file.{name}")
     file.write_bytes(content)
     try:
         SURFACES[name][1](file)
