@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import multiprocessing
+import os
 import platform
 import shlex
 import statistics
@@ -21,7 +22,7 @@ import torch
 
 from mindspeed_mm_dit.framework.pytorch import runtime
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(os.environ.get("RESULTS", Path(__file__).parent / "results"))
 
 
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
@@ -38,6 +39,9 @@ def engine_flags(**changes: object) -> Namespace:
             **changes,
         }
     )  # fmt: skip
+
+
+RESULT, PEAK = "result", "peak bytes"
 
 
 class Apart:
@@ -57,6 +61,19 @@ class Apart:
         self._pipe.send(clock)
         return float(self._answer())
 
+    def result(self) -> Any:
+        """Return what one call returns, and end the process: what it had of an accelerator is free."""
+        self._pipe.send(RESULT)
+        found = self._answer()
+        self._pipe.close()
+        self._process.join()
+        return found
+
+    def peak_bytes(self) -> int:
+        """Return the most memory of the accelerator that its calls had at once; 0 on a CPU."""
+        self._pipe.send(PEAK)
+        return int(self._answer())
+
     def _answer(self) -> Any:
         try:
             return self._pipe.recv()
@@ -72,6 +89,12 @@ def _serve(pipe: Connection, build: Callable[..., Callable[[], object]], args: t
             clock = pipe.recv()
         except EOFError:
             return  # the benchmark is over
+        if clock == RESULT:
+            pipe.send(call())
+            continue
+        if clock == PEAK:
+            pipe.send(torch.accelerator.max_memory_allocated() if runtime.device_type() != "cpu" else 0)
+            continue
         call()  # as in a run, one comes after another; an accelerator's memory was given back, too
         pipe.send(timed(call, clock))
         runtime.free_memory()  # an accelerator has not room for both sides at a time

@@ -137,7 +137,7 @@ def full_reference_step(home: Path, args: Namespace) -> Callable[[], Any]:
     vae = AutoencoderKL.from_pretrained(load_model_config(home / "model.json").ae.from_pretrained)
     vae = vae.to(runtime.device())
     args.size = 32
-    step = reference_step(args, "fp32")
+    step = reference_step(args, "fp32", args.batch)
     paths = itertools.cycle(sorted((home / "images").rglob("*.png")))
 
     def whole() -> None:

@@ -79,10 +79,10 @@ def worker(args: Namespace) -> None:
     sharded = os.environ[WORKER] == "sharded"
     fsdp2 = Fsdp2Config(sharding_size="auto", sub_modules_to_wrap=("predictor.blocks.{*}",)) if sharded else None
     flags = engine_flags(ema_decay=0.99, clip_grad=1.0)
-    args.batch, args.size = args.micro_batch, 32
+    args.size = 32
     config = model_config(args)
     engine = Engine(DiTModel(config, NoAutoencoder(config.ae)), flags, fsdp2)
-    stream = batches(args)
+    stream = batches(args, args.micro_batch)
 
     def forward_step(source, model):
         return model(**runtime.to_device(next(source))), lambda losses: (losses.mean(), {"loss": losses.mean()})

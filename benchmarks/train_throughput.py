@@ -1,11 +1,12 @@
-"""Train steps from latents: ours against facebookresearch/DiT, same model, batch and precision, in one run.
+"""Train steps from latents: ours against facebookresearch/DiT and diffusers, same model and precision, in one run.
 
-    python benchmarks/train_throughput.py --reference DIR [--preset DiT-S/2] [--batch 8] [--precision fp32 bf16]
+    python benchmarks/train_throughput.py --reference DIR --diffusers [--preset DiT-S/2] [--batch 8] [--precision fp32]
 
-DIR is a checkout of https://github.com/facebookresearch/DiT (which needs timm). Both sides take a full step:
-noising, forward, loss, backward, AdamW, moving average. bf16 is autocast on both sides: the reference has no
-precision flag, and this is how its users run it. On a GPU pass --preset DiT-XL/2 --batch 256 --torch-compile --tf32
-(its train.py allows TensorFloat-32); that batch wants a GPU of 140 GiB.
+DIR is a checkout of https://github.com/facebookresearch/DiT (which needs timm). All sides take a full step: noising,
+forward, loss, backward, AdamW, moving average; that of diffusers' DiT is its training example's, with the mean squared
+error alone. bf16 is autocast on all sides: the reference has no precision flag, and this is how its users run it.
+--torch-compile compiles all of them. Of several --batch each side takes the largest that fits its device. On a GPU:
+--preset DiT-XL/2 --batch 64 128 256 512 --torch-compile --tf32 (its train.py allows TensorFloat-32).
 """
 
 from __future__ import annotations
@@ -29,28 +30,31 @@ from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.planning.arithmetic import train_flop
+from mindspeed_mm_dit.planning.memory import Layout, memory
 from mindspeed_mm_dit.planning.peaks import peak_tflops
 from mindspeed_mm_dit.training.pytorch.engine import Engine
 
 NUM_CLASSES = 1000
+PRECISIONS = {"fp32": FLOAT32, "bf16": AUTOCAST}
+Kind = tuple[str, str]
+"""Precision and side."""
 
 
 def main() -> None:
     """Measure and write the result file."""
     args = parse()
     report = Report("train_throughput", f"Train step from latents, {args.preset} on {args.size} x {args.size} latents")
-    steps = {}
-    for precision in args.precision:
-        steps[f"{precision} ours"] = Apart(our_step, args, precision)
-        if args.reference:
-            steps[f"{precision} reference"] = Apart(reference_step, args, precision)
-    seconds = interleave(steps, args.rounds, args.warm_up, args.clock)
-    report.raw(seconds)
+    kinds = [(precision, side) for precision in args.precision for side in sides_of(args)]
+    batch = {kind: largest_batch(args, *kind) for kind in kinds}
+    steps = {kind: Apart(SIDES[kind[1]], args, kind[0], batch[kind]) for kind in kinds}
+    measured = interleave({" ".join(kind): step for kind, step in steps.items()}, args.rounds, args.warm_up, args.clock)
+    report.raw(measured)
     report.say()
-    headings = ["step", "median s", "images/s", "TFLOP/s", "MFU", "x same precision", "x its train.py (fp32)"]
-    report.table(headings, [row_of(args, name, seconds) for name in seconds])
+    headings = ["step", "batch", "median s", "images/s", "TFLOP/s", "MFU", "peak GiB", "planned GiB", "ours is x"]
+    seconds = {kind: measured[" ".join(kind)] for kind in kinds}
+    report.table(headings, [row_of(args, kind, batch, seconds, steps[kind].peak_bytes()) for kind in kinds])
     report.say(
-        f"Batch {args.batch}; {args.clock} seconds a step, rounds interleaved. x: reference / ours, median of rounds."
+        f"{args.clock} seconds a step, rounds interleaved. x: images a second of ours / of it, median of rounds."
     )
     report.save()
 
@@ -58,30 +62,61 @@ def main() -> None:
 def parse() -> Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--reference", metavar="DIR", help="checkout of facebookresearch/DiT; without it, ours alone")
+    parser.add_argument("--reference", metavar="DIR", help="checkout of facebookresearch/DiT, to run against")
+    parser.add_argument("--diffusers", action="store_true", help="run against diffusers' DiT too")
     parser.add_argument("--preset", default="DiT-S/2", choices=list(PRESETS))
     parser.add_argument("--size", type=int, default=32, help="height of the latents (32: 256 pixels)")
-    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--batch", type=int, nargs="+", default=[8], help="several: the largest that fits, of each")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--warm-up", type=int, default=3, help="rounds before those that count")
     parser.add_argument("--clock", default="wall", choices=list(CLOCKS), help="cpu: for a busy CPU, one thread")
     parser.add_argument("--precision", nargs="+", default=["fp32", "bf16"], choices=["fp32", "bf16"])
-    parser.add_argument("--torch-compile", action="store_true", help="compile our blocks")
-    parser.add_argument("--tf32", action="store_true", help="TensorFloat-32 on both sides, as the reference's train.py")
+    parser.add_argument("--torch-compile", action="store_true", help="compile all sides")
+    parser.add_argument("--tf32", action="store_true", help="TensorFloat-32 on all sides, as the reference's train.py")
     parser.add_argument("--peak-tflops", type=float, help="peak of the device; default: from the table, if known")
     return parser.parse_args()
 
 
-def row_of(args: Namespace, name: str, seconds: dict[str, list[float]]) -> list[str]:
+def sides_of(args: Namespace) -> list[str]:
+    """Return who takes part."""
+    return ["ours", *(["reference"] if args.reference else []), *(["diffusers"] if args.diffusers else [])]
+
+
+def row_of(args: Namespace, kind: Kind, batch: dict[Kind, int], seconds: dict[Kind, list[float]], peak: int) -> list:
     """Return the table row of one kind of step."""
-    precision = name.split()[0]
-    median = statistics.median(seconds[name])
-    flop = args.batch * train_flop(model_config(args).predictor) / median
-    peak = args.peak_tflops or peak_tflops(runtime.device_name(), precision)
-    peers = [seconds.get(f"{p} reference") if name.endswith("ours") else None for p in (precision, "fp32")]
-    ratios = [f"{ratio(seconds[name], peer):.2f}" if peer else "" for peer in peers]
-    mfu = f"{flop / 1e12 / peak:.1%}" if peak else "peak not known"
-    return [name, f"{median:.4f}", f"{args.batch / median:.2f}", f"{flop / 1e12:.3f}", mfu, *ratios]
+    ours, median = (kind[0], "ours"), statistics.median(seconds[kind])
+    tflops = batch[kind] * train_flop(model_config(args).predictor) / median / 1e12
+    most = args.peak_tflops or peak_tflops(runtime.device_name(), kind[0])
+    faster = ratio(seconds[ours], seconds[kind]) * batch[ours] / batch[kind]
+    plan = memory(model_config(args), Layout(precision=PRECISIONS[kind[0]]), online_vae=False).total(batch[kind])
+    return [
+        " ".join(kind), batch[kind], f"{median:.4f}", f"{batch[kind] / median:.2f}", f"{tflops:.3f}",
+        f"{tflops / most:.1%}" if most else "peak not known", f"{peak / 2**30:.2f}" if peak else "",
+        f"{plan / 2**30:.2f}" if kind == ours else "",
+        "" if kind == ours else f"{faster:.2f}",
+    ]  # fmt: skip
+
+
+def largest_batch(args: Namespace, precision: str, side: str) -> int:
+    """Return the largest of --batch of which two steps fit the device; one alone is not tried."""
+    return args.batch[0] if len(args.batch) == 1 else int(Apart(trial, args, precision, side).result())
+
+
+def trial(args: Namespace, precision: str, side: str) -> Callable[[], int]:
+    """Return what finds the largest batch."""
+
+    def largest() -> int:
+        for batch in sorted(args.batch, reverse=True):
+            try:
+                step = SIDES[side](args, precision, batch)
+                step(), step()
+                return batch
+            except torch.OutOfMemoryError:
+                step = None
+                runtime.free_memory()
+        raise SystemExit(f"no batch of {args.batch} fits: {side}, {precision}")
+
+    return largest
 
 
 def model_config(args: Namespace) -> ModelConfig:
@@ -93,12 +128,12 @@ def model_config(args: Namespace) -> ModelConfig:
     )
 
 
-def batches(args: Namespace) -> Iterator[dict[str, np.ndarray]]:
+def batches(args: Namespace, count: int) -> Iterator[dict[str, np.ndarray]]:
     """Yield one batch of cached latents again and again."""
-    draw, shape = np.random.default_rng(0), (args.batch, 4, args.size, args.size)
+    draw, shape = np.random.default_rng(0), (count, 4, args.size, args.size)
     batch = {
-        "labels": draw.integers(0, NUM_CLASSES, args.batch),
-        "timesteps": draw.integers(0, 1000, args.batch),
+        "labels": draw.integers(0, NUM_CLASSES, count),
+        "timesteps": draw.integers(0, 1000, count),
         **{name: draw.standard_normal(shape, np.float32) for name in ("noise", "posterior_noise", "latent_mean")},
         "latent_std": np.full(shape, 0.1, np.float32),
     }
@@ -106,41 +141,69 @@ def batches(args: Namespace) -> Iterator[dict[str, np.ndarray]]:
         yield batch
 
 
-def our_step(args: Namespace, precision: str) -> Callable[[], Any]:
+def our_step(args: Namespace, precision: str, batch: int) -> Callable[[], Any]:
     """Return one step of our engine, as pretrain_dit.py takes it."""
     config = model_config(args)
-    runtime.initialize(None, args.batch, args.batch)
+    runtime.initialize(None, batch, batch)
     flags = engine_flags(torch_compile=args.torch_compile, tf32=args.tf32)
-    own_precision = AUTOCAST if precision == "bf16" else FLOAT32
-    engine = Engine(DiTModel(config, NoAutoencoder(config.ae)), flags, None, own_precision)
+    engine = Engine(DiTModel(config, NoAutoencoder(config.ae)), flags, None, PRECISIONS[precision])
 
     def forward_step(stream: Iterator[Any], model: Any) -> tuple[Any, Any]:
         return model(**runtime.to_device(next(stream))), lambda losses: (losses.mean(), {"loss": losses.mean()})
 
-    stream = batches(args)
+    stream = batches(args, batch)
     return lambda: engine.train_step(forward_step, stream, 1e-4)
 
 
-def reference_step(args: Namespace, precision: str) -> Callable[[], Any]:
+def reference_step(args: Namespace, precision: str, batch: int) -> Callable[[], Any]:
     """Return one step as the reference's train.py takes it, from latents on."""
     with reference_checkout(args.reference):
         from diffusion import create_diffusion
         from models import DiT_models
+    diffusion = create_diffusion(timestep_respacing="")
+
+    def losses(model: Any, latents: Any, t: Any, labels: Any) -> Any:
+        return diffusion.training_losses(model, latents, t, {"y": labels})["loss"]
+
+    network = DiT_models[args.preset](input_size=args.size, num_classes=NUM_CLASSES)
+    return peer_step(args, precision, batch, network, losses)
+
+
+def diffusers_step(args: Namespace, precision: str, batch: int) -> Callable[[], Any]:
+    """Return one step of diffusers' DiT with its DDPM scheduler."""
+    from diffusers import DDPMScheduler, DiTTransformer2DModel
+
+    config, scheduler = model_config(args).predictor, DDPMScheduler()
+    network = DiTTransformer2DModel(
+        num_attention_heads=config.num_heads, attention_head_dim=config.hidden_size // config.num_heads, in_channels=4,
+        out_channels=8, num_layers=config.num_layers, sample_size=args.size, patch_size=config.patch_size,
+        num_embeds_ada_norm=NUM_CLASSES,
+    )  # fmt: skip
+
+    def losses(model: Any, latents: Any, t: Any, labels: Any) -> Any:
+        noise = torch.randn_like(latents)
+        output = model(scheduler.add_noise(latents, noise, t), timestep=t, class_labels=labels, return_dict=False)[0]
+        return torch.nn.functional.mse_loss(output[:, :4].float(), noise)
+
+    return peer_step(args, precision, batch, network, losses)
+
+
+def peer_step(args: Namespace, precision: str, batch: int, network: Any, losses: Callable[..., Any]) -> Callable:
+    """Return a step of ``network`` with AdamW and a moving average; ``losses(model, latents, t, labels)``."""
     runtime.allow_tf32(args.tf32)
     device = runtime.device()
-    model = DiT_models[args.preset](input_size=args.size, num_classes=NUM_CLASSES).to(device)
+    model = network.to(device)
     average = deepcopy(model).requires_grad_(False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0)
-    diffusion = create_diffusion(timestep_respacing="")
-    arrays = next(batches(args))
+    arrays = next(batches(args, batch))
+    forward = torch.compile(model) if args.torch_compile else model
 
     def step() -> float:
-        batch = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
-        latents = (batch["latent_mean"] + batch["latent_std"] * torch.randn_like(batch["noise"])).mul_(0.18215)
-        t = torch.randint(0, diffusion.num_timesteps, (args.batch,), device=device)
+        given = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
+        latents = (given["latent_mean"] + given["latent_std"] * torch.randn_like(given["noise"])).mul_(0.18215)
+        t = torch.randint(0, 1000, (batch,), device=device)
         with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
-            losses = diffusion.training_losses(model, latents, t, {"y": batch["labels"]})
-        loss = losses["loss"].mean()
+            loss = losses(forward, latents, t, given["labels"]).mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -150,6 +213,11 @@ def reference_step(args: Namespace, precision: str) -> Callable[[], Any]:
         return loss.item()
 
     return step
+
+
+SIDES: dict[str, Callable[[Namespace, str, int], Callable[[], Any]]] = {
+    "ours": our_step, "reference": reference_step, "diffusers": diffusers_step
+}  # fmt: skip
 
 
 if __name__ == "__main__":
