@@ -1,4 +1,4 @@
-# make demo    set up .venv and train the embedded default: digits, 1.5 minutes on two CPU cores
+# make demo    set up .venv and train the embedded default: digits, 1.5 minutes on two CPU cores, after the download
 # make demo-mindspore    the same with MindSpore, two workers under msrun, in .venv-mindspore
 # make test    set up both environments and run every test
 # make test-fast    the tests that start no process, before each commit
@@ -23,12 +23,13 @@ SEAM_TESTS := tests/framework/test_framework_contract.py tests/objectives/gaussi
   tests/mindspore/test_step.py
 # Rooms whose tests run in the process of the tests.
 FAST_TESTS := $(addprefix tests/,configs data evaluation framework models objectives planning sampling golden)
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check install
 
 .PHONY: demo demo-mindspore test test-fast check mutants clean
 
 demo: $(VENV)/.installed
 	bash examples/dit/pretrain.sh
+	@echo "to go on: source $(VENV)/bin/activate, and then for instance mm-dit sample --help"
 
 demo-mindspore: $(MS_VENV)/.installed
 	AI_FRAMEWORK=mindspore bash examples/dit/pretrain.sh $(MS_PLACES)
@@ -53,8 +54,8 @@ mutants: $(MUTATION_VENV)/.installed
 CHECK_PYTHON = $(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' \
   || { echo "$(PYTHON) is $$($(PYTHON) --version): Python 3.10 to 3.12 is needed; make PYTHON=python3.11 ..."; exit 1; }
 
-# A PyTorch that sees an accelerator is the user's own and is kept (found through a .pth file); otherwise the
-# CPU build is installed.
+# A PyTorch that sees an accelerator is the user's own and is kept (found through a .pth file). Otherwise PyTorch's build
+# for CUDA is installed where there is an NVIDIA driver, and its CPU build, a twentieth of that, where there is none.
 $(VENV)/.installed: requirements/base.txt requirements/pytorch.txt requirements/pytorch-cpu.txt setup.py
 	@$(CHECK_PYTHON)
 	@echo "installing into $(VENV) (a few minutes the first time)"
@@ -62,9 +63,12 @@ $(VENV)/.installed: requirements/base.txt requirements/pytorch.txt requirements/
 	@if theirs=$$($(PYTHON) requirements/find_pytorch.py); \
 	then echo "keeping the PyTorch in $$theirs"; \
 	  echo "$$theirs" > "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/users_pytorch.pth"; \
-	else $(PIP) -r requirements/pytorch-cpu.txt; fi
+	elif command -v nvidia-smi > /dev/null; \
+	then echo "PyTorch for CUDA, about 3 GB"; $(PIP) $$(grep torch== requirements/pytorch-cpu.txt); \
+	else echo "PyTorch's CPU build, about 200 MB"; $(PIP) --retries 1 -r requirements/pytorch-cpu.txt; fi
+	@echo "everything else, about 300 MB"
 	$(PIP) -r requirements/base.txt -r requirements/pytorch.txt
-	$(PIP) --no-deps --editable .
+	$(PIP) --quiet --no-deps --editable .
 	@touch $@
 
 # MindSpore lives without PyTorch: nothing on its path imports it.

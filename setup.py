@@ -1,10 +1,25 @@
 """Package description; requirements/ holds the pinned versions that make, CI and the README install."""
 
+import shutil
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).parent
+
+
+class BuildWithConfigs(build_py):
+    """Puts the config folders into the wheel, as the package's own; an editable install finds them where they lie."""
+
+    def run(self) -> None:
+        """Build the package, and copy the configs into it."""
+        super().run()
+        if not getattr(self, "editable_mode", False):
+            target = Path(self.build_lib) / "mindspeed_mm_dit/examples"
+            shutil.rmtree(target, ignore_errors=True)
+            shutil.copytree(HERE / "examples/dit", target, ignore=shutil.ignore_patterns("*.sh"))
+
 
 setup(
     name="mindspeed_mm_dit",
@@ -14,6 +29,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.10",
+    py_modules=["pretrain_dit"],
     packages=find_packages(include=["mindspeed_mm_dit", "mindspeed_mm_dit.*"]),
     install_requires=[
         "matplotlib",
@@ -36,5 +52,6 @@ setup(
         "swanlab": ["swanlab[dashboard]>=0.10"],
         "video": ["av>=16", "ftfy>=6.1", "sentencepiece", "tokenizers>=0.22", "transformers>=4.57,<5"],
     },
+    cmdclass={"build_py": BuildWithConfigs},
     entry_points={"console_scripts": ["mm-dit = mindspeed_mm_dit.cli.main:main"]},
 )

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Train a DiT: bash examples/dit/pretrain.sh [flags of pretrain_dit.py, which override those of train.args]
+# It finds the Python of this checkout; the run itself is that of mm-dit train.
 #
-#   CONFIG=DIR              folder with model.json, data.json, fsdp2.yaml, train.args (default: this one, digits)
+#   CONFIG=DIR              folder with model.json, data.json, train.args, or an embedded name (default: this one, digits)
 #   AI_FRAMEWORK=NAME       pytorch (default, launched by torchrun) or mindspore (launched by msrun)
 #   NPUS_PER_NODE=N         processes on this node (default: one per accelerator; on a CPU 1, or 2 with mindspore)
 #   MM_TOOL=FILE            tools.json of MindSpeed-MM, which its host wants (docs/mindspeed_mm.md)
@@ -15,7 +16,7 @@ set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
-export CONFIG=${CONFIG:-$here} AI_FRAMEWORK=${AI_FRAMEWORK:-pytorch}
+export AI_FRAMEWORK=${AI_FRAMEWORK:-pytorch}
 
 venv=$root/.venv
 [ "$AI_FRAMEWORK" = mindspore ] && venv=$root/.venv-mindspore
@@ -24,4 +25,4 @@ if [ -z "${VIRTUAL_ENV:-}" ] && [ -x "$venv/bin/python" ]; then
 fi
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
 
-exec python -m mindspeed_mm_dit.training.launch "$root/pretrain_dit.py" "$@"
+exec python -m mindspeed_mm_dit train "${CONFIG:-$here}" "$@"

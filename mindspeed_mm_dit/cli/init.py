@@ -7,6 +7,7 @@ import dataclasses
 import importlib
 import os
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -192,9 +193,10 @@ def _print_commands(args: argparse.Namespace, starter: Starter, machine: Machine
     output, framework = shlex.quote(args.output), "" if args.ai_framework == "pytorch" else "AI_FRAMEWORK=mindspore "
     classes = ",".join(index.classes[:NAMES_IN_COMMAND]) if all("," not in name for name in index.classes) else "0"
     sampler, scale = starter.flags["--report-sampler"].value, starter.flags["--report-cfg-scale"].value
+    mm_dit = _mm_dit()
     print(f"\n{args.output}: model.json, data.json, fsdp2.yaml, train.args; {starter.flop / 1e12:,.4g} TFLOP to train")
-    print(f"see what it will see:  mm-dit data {output} --output sheet.png")
-    train = f"{framework}CONFIG={output} bash {shlex.quote(_pretrain_sh())}"
+    print(f"see what it will see:  {mm_dit} data {output} --output sheet.png")
+    train = f"{framework}{mm_dit} train {output}"
     if args.vae and machine.accelerators:
         print(f"encode once:           {_encode(args)}")
         print(f'                       (optional, faster: then add "latents": "{_latents(args)}" to dataset_param)')
@@ -203,7 +205,7 @@ def _print_commands(args: argparse.Namespace, starter: Starter, machine: Machine
     else:
         print(f"train:                 {train}")
     print(
-        f"draw samples:          mm-dit sample --checkpoint {shlex.quote(f'outputs/{name}/checkpoints')} "
+        f"draw samples:          {mm_dit} sample --checkpoint {shlex.quote(f'outputs/{name}/checkpoints')} "
         f"--classes {shlex.quote(classes)} \\\n"
         f"                           --sampler {sampler} --steps 25 --cfg-scale {scale} --output samples.png"
     )
@@ -211,13 +213,11 @@ def _print_commands(args: argparse.Namespace, starter: Starter, machine: Machine
 
 def _encode(args: argparse.Namespace) -> str:
     """Return the command that encodes the pictures; where they are encoded already it does nothing."""
-    words = ["mm-dit", "cache-latents", "--model", f"{args.output}/model.json", "--data", f"{args.output}/data.json"]
+    words = ["cache-latents", "--model", f"{args.output}/model.json", "--data", f"{args.output}/data.json"]
     framework = [] if args.ai_framework == "pytorch" else ["--ai-framework", args.ai_framework]
-    return shlex.join([*words, "--output", _latents(args), *framework])
+    return f"{_mm_dit()} {shlex.join([*words, '--output', _latents(args), *framework])}"
 
 
-def _pretrain_sh() -> str:
-    """Return the script that starts a run: from here where it lies below, with its whole path elsewhere."""
-    script = Path(__file__).parents[2] / "examples/dit/pretrain.sh"
-    near = os.path.relpath(script)
-    return str(script) if near.startswith("..") else near
+def _mm_dit() -> str:
+    """Return how this shell calls mm-dit: by its name where that is found, with this Python elsewhere."""
+    return "mm-dit" if shutil.which("mm-dit") else f"{shlex.quote(sys.executable)} -m mindspeed_mm_dit"

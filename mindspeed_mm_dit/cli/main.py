@@ -11,9 +11,10 @@ from collections.abc import Sequence
 
 from mindspeed_mm_dit import __version__
 from mindspeed_mm_dit.configs.arguments import Parser
-from mindspeed_mm_dit.errors import PlatformError, UserError
+from mindspeed_mm_dit.errors import ConfigError, PlatformError, UserError, nearest
 
 COMMANDS = {
+    "train": "train what a config folder describes",
     "init": "look at your pictures and write a config folder that trains on them",
     "data": "say what a run would see of its pictures, and draw a contact sheet",
     "sample": "draw images from a trained model",
@@ -55,11 +56,15 @@ def _run_command(argv: Sequence[str] | None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     parser = Parser(
         prog="mm-dit",
-        description="Tools around DiT models. 'mm-dit COMMAND --help' explains a command.",
+        description="Diffusion transformers: train, draw, measure. 'mm-dit COMMAND --help' explains a command.",
     )
     parser.add_argument("--version", action="version", version=f"mm-dit {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     chosen = argv[0] if argv else None
+    if chosen and chosen not in COMMANDS and not chosen.startswith("-"):
+        raise ConfigError(
+            f"mm-dit {chosen[:100]}", "is no command", f"{nearest(chosen, COMMANDS)}mm-dit lists them all"
+        )
     for name, summary in COMMANDS.items():
         if name != chosen:
             commands.add_parser(name, help=summary, add_help=False)
@@ -70,6 +75,9 @@ def _run_command(argv: Sequence[str] | None) -> int:
         )
         module.add_arguments(command)
         command.set_defaults(run=module.run)
+    if not argv:
+        parser.print_help()
+        return 0
     args = parser.parse_args(argv)
     return int(args.run(args))
 

@@ -7,6 +7,8 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -32,8 +34,9 @@ def photographs():
 
 @pytest.fixture
 def here(tmp_path, monkeypatch, photographs):
-    """30 crops of 48 pixels of each photograph, in a folder each."""
+    """30 crops of 48 pixels of each photograph, in a folder each; mm-dit is on the path."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     for name, pixels in photographs.items():
         (tmp_path / "pictures" / name).mkdir(parents=True)
         for number in range(30):
@@ -56,7 +59,7 @@ def test_what_it_writes_trains_at_once_and_is_sampled_as_it_says(here, capsys):
     said = capsys.readouterr().out
     assert sorted(path.name for path in (here / "config").iterdir()) == list(FILES)
     assert "2 classes, 60 images to train on: 0 china (30), 1 flower (30)" in said
-    assert f"CONFIG=config bash {ROOT}/examples/dit/pretrain.sh" in said
+    assert "train:                 mm-dit train config\n" in said
     model = load_model_config(here / "config/model.json")
     assert (model.sample_size[-1], model.predictor.num_classes, model.ae.channels) == (32, 2, 3)
     assert load_data_config(here / "config/data.json").dataset_param.valid_fraction == 0.1

@@ -11,16 +11,16 @@ import sys
 
 import pytest
 
+from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework.launched import LAUNCH_VARIABLES, without_launcher
-from mindspeed_mm_dit.training.launch.__main__ import main
 from mindspeed_mm_dit.training.launch.ports import check_port
 from mindspeed_mm_dit.training.launch.variables import read_launch
 from tests.conftest import ROOT
 from tests.faults.launched import Run, config_folder, wait_until
 
-NAMES = ("CONFIG", "AI_FRAMEWORK", "NPUS_PER_NODE", "NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "MM_TOOL")
+NAMES = ("AI_FRAMEWORK", "NPUS_PER_NODE", "NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "MM_TOOL")
 BAD = ("abc", "-1", "1.5", "99999", "1 2", "\uff11", "9" * 5000)
 
 
@@ -31,12 +31,12 @@ def launch(tmp_path, monkeypatch, capfd):
     here.mkdir()
     monkeypatch.chdir(here)
 
-    def launch(**variables: str) -> tuple[int, str]:
+    def launch(config: str = "digits", **variables: str) -> tuple[int, str]:
         for name in (*NAMES, "OMP_NUM_THREADS"):
             monkeypatch.delenv(name, raising=False)
-        for name, value in {"CONFIG": str(ROOT / "examples/dit"), **variables}.items():
+        for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        code = main([str(ROOT / "pretrain_dit.py")])
+        code = main(["train", config])
         assert list(here.iterdir()) == []
         return code, capfd.readouterr().err
 
@@ -59,7 +59,7 @@ def test_a_number_that_cannot_be_is_one_line(launch, framework, name, value):
     [
         ({"AI_FRAMEWORK": "tensorflow"}, "AI_FRAMEWORK = tensorflow: must be one of pytorch, mindspore"),
         ({"MM_TOOL": "nowhere.json"}, "MM_TOOL = nowhere.json: there is no such file"),
-        ({"CONFIG": "nowhere"}, "CONFIG = nowhere: is no folder with a train.args"),
+        ({"config": "nowhere"}, "CONFIG = nowhere: is no folder with a train.args"),
         ({"NNODES": "2", "NODE_RANK": "0"}, "NNODES = 2: needs MASTER_ADDR too"),
         ({"NNODES": "2", "MASTER_ADDR": "127.0.0.1"}, "NNODES = 2: needs NODE_RANK too"),
         ({"NNODES": "2", "NODE_RANK": "2", "MASTER_ADDR": "127.0.0.1"}, "from 0 to 1: NNODES is 2"),
@@ -151,7 +151,7 @@ def test_train_args_are_the_words_of_a_shell(tmp_path, content, words):
 
 def test_a_quote_without_a_partner_is_named_with_its_line(tmp_path, launch):
     (tmp_path / "train.args").write_text('--train-iters 1\n--lr "1e-3\n--save out\n')
-    code, said = launch(CONFIG=str(tmp_path))
+    code, said = launch(str(tmp_path))
     assert code == 2 and re.search(r"train.args, line 2: No closing quotation: --lr \"1e-3", said)
     with pytest.raises(ConfigError, match="cannot be read"):
         read_train_args(tmp_path / "nowhere")

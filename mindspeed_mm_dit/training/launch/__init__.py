@@ -1,1 +1,1 @@
-"""How examples/dit/pretrain.sh starts the processes of a run: alone, by torchrun or by msrun. No framework."""
+"""How a run starts its processes: alone, by torchrun or by msrun. No framework."""

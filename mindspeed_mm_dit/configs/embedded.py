@@ -1,0 +1,34 @@
+"""The config folders that come with the package: examples/dit of a checkout, or what the wheel carries of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mindspeed_mm_dit.errors import ConfigError, nearest
+
+PACKAGE = Path(__file__).parents[1]
+ENTRY_SCRIPT = PACKAGE.parent / "pretrain_dit.py"
+"""Lies beside the package, in a checkout as in site-packages."""
+FLAGS_FILE = "train.args"
+
+
+def embedded_configs() -> dict[str, Path]:
+    """Return the embedded config folders by name, the default first."""
+    carried = PACKAGE / "examples"
+    folder = carried if carried.is_dir() else PACKAGE.parent / "examples/dit"
+    return {"digits": folder, **{file.parent.name: file.parent for file in sorted(folder.glob(f"*/{FLAGS_FILE}"))}}
+
+
+def config_folder(name: str) -> Path:
+    """Return the config folder that ``name`` means: a folder, or an embedded one.
+
+    Raises:
+        ConfigError: it is neither; names the nearest embedded one.
+    """
+    known = embedded_configs()
+    if (Path(name) / FLAGS_FILE).is_file():
+        return Path(name)
+    if name in known:
+        return known[name]
+    reason = f"is no folder with a {FLAGS_FILE}, nor an embedded config"
+    raise ConfigError(f"CONFIG = {name}", reason, f"{nearest(name, known)}Embedded are {', '.join(known)}")
