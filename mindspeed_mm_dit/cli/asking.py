@@ -68,12 +68,12 @@ def asked_of(args: argparse.Namespace, config: ModelConfig, names: Sequence[str]
         values["label"] = _classes(args, config, names)
         each = 4 if args.num_per_class is None else _positive("--num-per-class", args.num_per_class)
     if "caption" in items:
-        values["caption"] = _prompts(args)
+        values["caption"] = prompts_of(args.prompt or [], args.prompts)
         each = 1 if args.num_per_prompt is None else _positive("--num-per-prompt", args.num_per_prompt)
     if "vector" in items:
         values["vector"] = _vectors(args)
     instead = {"caption": args.negative_prompt} if args.negative_prompt else {}
-    _check_captions(config, values.get("caption", []), args.negative_prompt)
+    check_prompts(config, values.get("caption", []), args.negative_prompt)
     asked = Asked(_together(values), instead)
     check_asked(asked, config)
     _check_amount(len(asked), each, config, Path(args.output))
@@ -154,29 +154,35 @@ def _refuse_class(text: str, part: str, names: Sequence[str]) -> NoReturn:
 # --- prompts and vectors -----------------------------------------------------------------------------------------
 
 
-def _prompts(args: argparse.Namespace) -> list[str]:
-    prompts = list(args.prompt or [])
-    if args.prompts is not None:
+def prompts_of(given: Sequence[str], file: str | None, flag: str = "--prompt") -> list[str]:
+    """Return the prompts that were ``given`` and those of a text ``file``, a line each.
+
+    Raises ConfigError where the file cannot be read, or there are none; ``flag`` is the one that is missing then.
+    """
+    prompts = list(given)
+    if file is not None:
         try:
-            lines = Path(args.prompts).read_text(encoding="utf-8-sig").splitlines()
+            lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--prompts = {args.prompts}", f"cannot be read: {error}", "name a text file") from None
+            raise ConfigError(f"--prompts = {file}", f"cannot be read: {error}", "name a text file") from None
         found = [line.strip() for line in lines if line.strip()]
         if not found:
-            raise ConfigError(f"--prompts = {args.prompts}", "holds no prompt", "write a prompt a line")
+            raise ConfigError(f"--prompts = {file}", "holds no prompt", "write a prompt a line")
         prompts += found
     if not prompts:
-        raise ConfigError("--prompt", "is missing: this model is steered by texts", 'add --prompt "a seven moves left"')
+        cure = 'add --prompt "a seven moves left"' if flag == "--prompt" else "name a text file with a prompt a line"
+        raise ConfigError(flag, "is missing: this model is steered by texts", cure)
     return prompts
 
 
-def _check_captions(config: ModelConfig, prompts: Sequence[str], negative: str | None) -> None:
+def check_prompts(config: ModelConfig, prompts: Sequence[str], negative: str | None, flag: str = "--prompt") -> None:
+    """Raise ConfigError, of ``flag``, for a prompt that a text encoder of the model cannot read whole."""
     from mindspeed_mm_dit.models.registry import open_tokenizer
     from mindspeed_mm_dit.models.text_encoder import check_captions
 
     for section in config.text_encoders if prompts else ():
         tokenizer = open_tokenizer(section)
-        check_captions(tokenizer, prompts, "--prompt")
+        check_captions(tokenizer, prompts, flag)
         check_captions(tokenizer, [negative] if negative else [], "--negative-prompt")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import io
 import math
 import os
@@ -63,6 +64,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("equal", "random"),
         default="equal",
         help="as many images of each class (default), or a class drawn for each image, as DiT's published samples",
+    )
+    parser.add_argument(
+        "--prompts",
+        metavar="FILE",
+        help="a text file with a prompt a line, for a model of captions: they stand for classes",
     )
     parser.add_argument(
         "--reference", metavar="PATH", help="ADM's .npz, one of --statistics, a folder of images, or digits"
@@ -163,8 +169,8 @@ def _candidates(args: argparse.Namespace, work: _Work | None, samples: Pictures 
         num_labels = 0 if samples.labels is None else int(samples.labels.max()) + 1
         return Candidates(samples.what, samples.shape, samples.count, samples.what, num_labels)
     assert work is not None
-    what, num_classes = f"--checkpoint = {args.checkpoint}", work.config.predictor.num_classes
-    return Candidates(what, _shape(work.config), args.num, f"--num = {args.num}", num_classes)
+    what = f"--checkpoint = {args.checkpoint}"
+    return Candidates(what, _shape(work.config), args.num, f"--num = {args.num}", work.num_classes)
 
 
 def _inception_judge(args: argparse.Namespace, image_size: int) -> Judge:
@@ -199,9 +205,11 @@ class _Work:
     settings: SampleSettings
     shards: Shards
     labels: np.ndarray
-    """(num,) int64."""
+    """(num,) int64; of a model of captions the number of the prompt."""
+    num_classes: int
+    """Classes of the model, or prompts."""
     classes: tuple[str, ...]
-    """Their names, where they are known."""
+    """Their names, where they are known; or the prompts."""
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> _Work:
@@ -210,12 +218,36 @@ class _Work:
         from mindspeed_mm_dit.sampling.shards import Shards, draw_labels
 
         path, config, classes = describe(args.checkpoint, args.model)
-        num_classes = config.require_labelled_images(f"--checkpoint = {args.checkpoint}").num_classes
+        of_captions = config.predictor.conditions.items == ("caption",) and len(config.latent_shape) == 3
+        if of_captions:
+            classes = tuple(_prompts(args, config))
+            num_classes = len(classes)
+        else:
+            num_classes = config.require_labelled_images(f"--checkpoint = {args.checkpoint}").num_classes
+        if args.prompts is not None and not of_captions:
+            raise ConfigError(f"--prompts = {args.prompts}", "this model is steered by classes", "leave it out")
         settings = settings_of(args, config)
         shards = Shards(Path(args.output), _drawing(args, path, config, settings))
         _check_room(args, config, shards)
         labels = draw_labels(args.labels, args.num, num_classes, args.seed)
-        return cls(config, settings, shards, labels, classes)
+        return cls(config, settings, shards, labels, num_classes, classes)
+
+    @property
+    def prompts(self) -> tuple[str, ...]:
+        """What is asked for, by label; empty where labels themselves are."""
+        return self.classes if self.shards.drawing.prompts_sha256 else ()
+
+
+def _prompts(args: argparse.Namespace, config: ModelConfig) -> list[str]:
+    """Return the prompts of the file that the flag names, each of which the text encoders can read."""
+    from mindspeed_mm_dit.cli.asking import check_prompts, prompts_of
+
+    if args.reference == "digits":
+        raise ConfigError("--reference = digits", "is for models of classes, and this one is of captions",
+                          "a run on captioned_digits ends with a score of its own (--report)")  # fmt: skip
+    prompts = prompts_of([], args.prompts, "--prompts")
+    check_prompts(config, prompts, None, "--prompts")
+    return prompts
 
 
 def _drawing(args: argparse.Namespace, checkpoint: Path, config: ModelConfig, settings: SampleSettings) -> Any:
@@ -230,6 +262,7 @@ def _drawing(args: argparse.Namespace, checkpoint: Path, config: ModelConfig, se
         options=dict(settings.options), cfg_scale=guidance.scale, cfg_channels=guidance.channels,
         cfg_interval=list(guidance.interval), weights=args.weights, checkpoint_sha256=digest_of_files(str(checkpoint)),
         autoencoder_sha256=config.ae.digest(), model=model, bf16=settings.bf16, ai_framework=args.ai_framework,
+        prompts_sha256=hashlib.sha256(Path(args.prompts).read_bytes()).hexdigest() if args.prompts else "",
     )  # fmt: skip
 
 
@@ -282,7 +315,7 @@ def _draw(args: argparse.Namespace, work: _Work) -> None:
             total=work.settings.steps * share, desc="sampling", unit="image-step",
             disable=rank > 0 or not sys.stderr.isatty(),
         ) as bar:  # fmt: skip
-            draw_missing(work.shards, mine, work.labels, model, work.settings, bar.update)
+            draw_missing(work.shards, mine, work.labels, model, work.settings, bar.update, work.prompts)
     runtime.barrier()
     if rank == 0:
         work.shards.join(work.labels)

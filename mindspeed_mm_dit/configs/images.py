@@ -28,8 +28,9 @@ class DatasetParam(SourceParam):
     """CSV inside ``data_folder`` with columns image_path,label, paths below it; null: every sub-folder is a class."""
     single_class: bool = False
     """All pictures below ``data_folder`` are of one class, which has the folder's name."""
-    source: Literal["digits"] | None = None
-    """Built-in images, "digits" (scikit-learn), written to ``data_folder``, a path that ends in digits."""
+    source: Literal["digits", "captioned_digits"] | None = None
+    """Built-in images, scikit-learn's digits or these with captions, written to ``data_folder``, a path that ends in
+    their name."""
     random_flip: bool = False
     """Mirror a training image left-right with probability 1/2."""
     valid_fraction: float = 0.0
@@ -44,11 +45,16 @@ class DatasetParam(SourceParam):
     """Of shards: only those whose names begin so, such as "train"."""
     label_column: str = "label"
     """Of Parquet: the column of the labels."""
+    captions: str | tuple[str, ...] | None = None
+    """Where the captions of an image stand: a column of ``index`` or of Parquet; or the ending of a file beside it, or
+    in the tar, such as ".txt", and of JSON its key, ".json:caption". Several in a list: it has the captions of all."""
+    caption_dropout_prob: float = 0.1
+    """Probability that a training image loses its caption; in [0, 1]."""
 
     noun, cache_key = "image", "dataset_param.latents"
-    items = ("label",)
 
     def __post_init__(self) -> None:
+        self._check_captions()
         self.check_common("data_folder", *(("index",) if self.index is not None else ()))
         if self.single_class and self.index is not None:
             raise ConfigError(
@@ -64,6 +70,30 @@ class DatasetParam(SourceParam):
             )
         if self.image_size < 1:
             raise ConfigError(f"dataset_param.image_size = {self.image_size}", "must be positive")
+
+    def _check_captions(self) -> None:
+        endings = [place.startswith(".") for place in self.caption_places]
+        what = f"dataset_param.captions = {self.captions!r}"
+        if self.captions is not None and not all(self.caption_places or [""]):
+            raise ConfigError(what, "names nothing", 'write a column, or an ending such as ".txt"')
+        bare = [place for place in self.caption_places if place.partition(":")[0] == ".json" and place[5:] in ("", ":")]
+        if bare:
+            raise ConfigError(what, "does not say which key of the JSON object", 'write ".json:caption"')
+        if any(endings) and (self.dataset_type == "parquet" or not all(endings)):
+            raise ConfigError(what, "begins with a dot, as the ending of a file does", "name columns alone")
+        if self.captions is not None and not any(endings) and not self.index and self.dataset_type != "parquet":
+            where = "a tar has" if self.dataset_type == "webdataset" else "a folder without dataset_param.index has"
+            raise ConfigError(what, f"names a column, and {where} none", 'write the ending of a file, such as ".txt"')
+
+    @property
+    def caption_places(self) -> tuple[str, ...]:
+        """``captions`` as a tuple, empty where there are none."""
+        return (self.captions,) if isinstance(self.captions, str) else self.captions or ()
+
+    @property
+    def items(self) -> tuple[str, ...]:
+        """Labels and, where ``captions`` names them, these; labels are only looked for where they are asked for."""
+        return ("label", "caption") if self.captions else ("label",)
 
     @property
     def cache(self) -> str | None:  # type: ignore[override]

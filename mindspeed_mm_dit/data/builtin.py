@@ -7,7 +7,7 @@ import gzip
 import importlib.util
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image
 
 from mindspeed_mm_dit.configs.files import is_folder, reason_of
+from mindspeed_mm_dit.data import phrases
 from mindspeed_mm_dit.errors import DataError
 
 
@@ -53,18 +54,36 @@ def write_digits(folder: Path) -> None:
 
     Pixel values 0 ... 16 become 0 ... 255. Written aside and renamed, so a folder that is there is whole.
     """
+    _write_images(folder, ("image_path", "label"), "labels.csv", lambda number, label: [()])
+
+
+def write_captioned_digits(folder: Path) -> None:
+    """Write the same images with captions.csv, where each stands in CAPTIONS_EACH lines, each with a caption.
+
+    The phrasings of an image are drawn by its number, from those that training sees.
+    """
+    _write_images(
+        folder, ("image_path", "label", "caption"), "captions.csv",
+        lambda number, label: [(caption,) for caption in phrases.drawn(number, label)],
+    )  # fmt: skip
+
+
+def _write_images(
+    folder: Path, columns: tuple[str, ...], index: str, more: Callable[[int, int], Sequence[tuple[str, ...]]]
+) -> None:
+    """``more``: (number of an image, its label) -> what else its lines in ``index`` say."""
     digits = read_digits()
     pixels = np.round(digits.images * (255 / 16)).astype(np.uint8)
     with written_aside(folder) as aside:
         for label in range(10):
             (aside / str(label)).mkdir(parents=True, exist_ok=True)
-        with open(aside / "labels.csv", "w", newline="", encoding="utf-8") as file:
+        with open(aside / index, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
-            writer.writerow(["image_path", "label"])
-            for number, (image, label) in enumerate(zip(pixels, digits.labels)):
+            writer.writerow(columns)
+            for number, (image, label) in enumerate(zip(pixels, digits.labels.tolist())):
                 path = f"{label}/{number:04d}.png"
                 Image.fromarray(image).save(aside / path)
-                writer.writerow([path, label])
+                writer.writerows([path, label, *words] for words in more(number, label))
 
 
 @contextmanager
@@ -82,7 +101,10 @@ def written_aside(folder: Path) -> Iterator[Path]:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-BUILTIN_SOURCES = {"digits": Source(write_digits, num_images=1797, num_classes=10)}
+BUILTIN_SOURCES = {
+    "digits": Source(write_digits, num_images=1797, num_classes=10),
+    "captioned_digits": Source(write_captioned_digits, num_images=1797, num_classes=10),
+}
 
 
 def provide(source: str, folder: Path, write: Callable[[Path], None]) -> None:
@@ -114,13 +136,17 @@ def provide(source: str, folder: Path, write: Callable[[Path], None]) -> None:
         ) from None
 
 
-def check_is_source(source: str, folder: Path, labels: list[int]) -> None:
-    """Raise DataError if images with these ``labels`` are not the built-in data set that ``source`` says they are."""
+def check_is_source(source: str, folder: Path, labels: list[int], labelled: bool) -> None:
+    """Raise DataError if images with these ``labels`` are not the built-in data set that ``source`` says they are.
+
+    labelled: whether the labels are known; else only the images are counted.
+    """
     wanted = BUILTIN_SOURCES[source]
-    if len(labels) != wanted.num_images or set(labels) != set(range(wanted.num_classes)):
+    if len(labels) != wanted.num_images or (labelled and set(labels) != set(range(wanted.num_classes))):
+        classes = f" of {len(set(labels))} classes" if labelled else ""
         raise DataError(
             f"dataset_param.source = {source!r}",
-            f"{folder} holds {len(labels)} images of {len(set(labels))} classes, where the built-in {source} are "
+            f"{folder} holds {len(labels)} images{classes}, where the built-in {source} are "
             f"{wanted.num_images} of {wanted.num_classes}",
             f'drop "source" to train on what is there, or move {folder} away to have the {source} written again',
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import re
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -108,6 +108,19 @@ def caption_problems(tokenizer: Tokenizer, captions: Sequence[str]) -> list[str]
         else:
             problems.append("")
     return problems
+
+
+def first_problems(rows: Sequence[Sequence[str]], checks: Sequence[Callable[[Sequence[str]], list[str]]]) -> list[str]:
+    """Return the first thing that is wrong with a caption of each of ``rows``, the captions of a sample; "" for none.
+
+    checks: of each text encoder, what :func:`caption_problems` says.
+    """
+    found = [""] * len(rows)
+    captions = [(number, caption) for number, own in enumerate(rows) for caption in own]
+    for check in checks:
+        for (number, _), problem in zip(captions, check([caption for _, caption in captions])):
+            found[number] = found[number] or problem
+    return found
 
 
 def _load(config: TransformersTextConfig) -> Any:

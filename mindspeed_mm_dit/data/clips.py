@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +14,7 @@ from mindspeed_mm_dit.configs.clips import ClipsParam
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file
 from mindspeed_mm_dit.data.annotation import KEYS, Entry, Line, UnusableEntry, entry_of, read_annotation
 from mindspeed_mm_dit.data.builtin import provide
+from mindspeed_mm_dit.data.captions import first_problems
 from mindspeed_mm_dit.data.frames import SAME_RATE, check_proportions, frame_numbers, step_between
 from mindspeed_mm_dit.data.moving_digits import write_moving_digits
 from mindspeed_mm_dit.data.rows import Rows, Wanted
@@ -60,8 +60,9 @@ def open_clips(param: ClipsParam, wanted: Wanted) -> Rows:
     with ThreadPoolExecutor() as pool:
         looking = pool.map(lambda line: _look(line, param, decode), lines)
         looks = list(tqdm(looking, "checking clips", len(lines), unit="clip", delay=2, disable=None))
-    for caption_problems in wanted.caption_problems:
-        _mark_bad_captions(looks, caption_problems)
+    captions = [look.clip.entry.captions if look.clip else () for look in looks]
+    wrong = first_problems(captions, wanted.caption_problems)
+    looks = [_Look(None, problem=problem) if problem else look for look, problem in zip(looks, wrong)]
     clips = tuple(look.clip for look in looks if look.clip is not None)
     problems = tuple(f"{place} {look.problem}" for place, look in zip(_places(lines), looks) if look.clip is None)
     if problems and not (param.skip_bad_clips and clips):
@@ -113,19 +114,6 @@ def _look(line: Line, param: ClipsParam, decode: bool) -> _Look:
         return _Look(_clip_of(entry, facts, param), check_file(path))
     except UnusableFile as problem:
         return _Look(None, problem=f"{path} {problem}")
-
-
-def _mark_bad_captions(looks: list[_Look], caption_problems: Callable[[Sequence[str]], list[str]]) -> None:
-    """Replace what was found of each clip that has a caption with a problem (``captions.caption_problems``) by that."""
-    captions = [
-        (number, caption)
-        for number, look in enumerate(looks)
-        if look.clip is not None
-        for caption in look.clip.entry.captions
-    ]
-    for (number, _), problem in zip(captions, caption_problems([caption for _, caption in captions])):
-        if problem:
-            looks[number] = _Look(None, problem=problem)
 
 
 def _facts_of(path: Path, param: ClipsParam, decode: bool) -> VideoFacts:

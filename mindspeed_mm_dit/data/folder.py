@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from mindspeed_mm_dit.configs.files import is_folder
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.data.check import look_at, notes_on_sizes, similar_name
+from mindspeed_mm_dit.data.image_captions import Told, checked
 from mindspeed_mm_dit.data.listing import list_images
 from mindspeed_mm_dit.data.rows import Rows, Wanted
 from mindspeed_mm_dit.data.shards import list_shards
@@ -31,14 +34,16 @@ def open_folder(param: DatasetParam, wanted: Wanted) -> Rows:
     Raises:
         DataError: naming the first bad image and how many there are (``skip_bad_images`` leaves them out).
     """
-    folder = Path(param.data_folder)
-    rows, classes, notes = list_images(param)
-    _check_labels(rows, wanted.num_classes, folder)
+    folder, labelled = Path(param.data_folder), wants_labels(param, wanted)
+    rows, classes, notes, told = list_images(param, labelled)
+    _check_labels(rows, wanted.num_classes if labelled else None, folder)
     decode = wanted.decode_all or len(rows) <= DECODE_CHECK_LIMIT
     looks = look_at([folder / path for path, _ in rows], param.image_size, decode)
-    good = [number for number, look in enumerate(looks) if look.problem is None]
-    bad = [number for number, look in enumerate(looks) if look.problem is not None]
-    problems = tuple(f"{folder / rows[number][0]} {looks[number].problem}" for number in bad)
+    told = checked(told, wanted.caption_problems)
+    found = [look.problem or said for look, said in zip(looks, _problems_of(told, len(looks)))]
+    good = [number for number, problem in enumerate(found) if not problem]
+    bad = [number for number, problem in enumerate(found) if problem]
+    problems = tuple(f"{folder / rows[number][0]} {found[number]}" for number in bad)
     if bad and not (param.skip_bad_images and good):
         hint = similar_name(folder / rows[bad[0]][0])
         raise DataError(
@@ -47,47 +52,68 @@ def open_folder(param: DatasetParam, wanted: Wanted) -> Rows:
             f"{hint}repair or remove them, or set dataset_param.skip_bad_images to true",
         )
     rows, looks = [rows[number] for number in good], [looks[number] for number in good]
+    told = [told[number] for number in good] if told else []
     paths = tuple(str(folder / path) for path, _ in rows)
     if not decode:
         notes += (f"note: of {len(paths):,} images only the headers were checked, and copies were not searched",)
     return Rows(
         paths,
-        {"label": np.array([label for _, label in rows], np.int64)},
-        classes or _numbers_of(rows),
+        _items(np.array([label for _, label in rows], np.int64) if labelled else None, told),
+        (classes or _numbers_of(rows)) if labelled else (),
         len(bad),
         problems,
         notes + notes_on_sizes(paths, looks, param.image_size),
-        _digest_of(rows, [look.size for look in looks]),
+        _digest_of(rows, [look.size for look in looks], told),
     )
+
+
+def wants_labels(param: DatasetParam, wanted: Wanted) -> bool:
+    """Return whether labels are read: a data set of captions need not have any."""
+    return "label" in wanted.items or param.captions is None
+
+
+def _items(labels: np.ndarray | None, told: Sequence[Told]) -> dict[str, Any]:
+    items: dict[str, Any] = {} if labels is None else {"label": labels}
+    return items | ({"caption": tuple(own.captions for own in told)} if told else {})
+
+
+def _problems_of(told: Sequence[Told], count: int) -> list[str]:
+    return [own.problem for own in told] if told else [""] * count
 
 
 def open_shards(param: DatasetParam, wanted: Wanted) -> Rows:
     """Return the images in shards; of more than DECODE_CHECK_LIMIT none is opened before it is drawn."""
-    rows, labels, classes, notes, digest = list_shards(param)
+    labelled = wants_labels(param, wanted)
+    rows, labels, classes, notes, digest, told = list_shards(param, labelled)
     outside = (labels < 0) | (labels >= _most(wanted.num_classes))
-    if outside.any():
+    if labelled and outside.any():
         first = int(outside.argmax())
         raise _outside(rows[first], int(labels[first]), wanted.num_classes)
     classes += tuple(map(str, range(len(classes), 1 + int(labels.max()))))  # where the features name fewer, or none
-    index = Rows(rows, {"label": labels}, classes, notes=notes, digest=digest)
+    told = checked(told, wanted.caption_problems)
+    items = _items(labels if labelled else None, told)
+    index = Rows(rows, items, classes if labelled else (), notes=notes, digest=digest)
+    found, looks = _problems_of(told, len(rows)), []
     if len(rows) > DECODE_CHECK_LIMIT and not wanted.decode_all:
-        said = f"note: of {len(rows):,} images in shards none is opened before it is drawn"
-        return dataclasses.replace(index, notes=(*notes, said))
-    looks = look_at([partial(rows.content, number) for number in range(len(rows))], param.image_size, decode=True)
-    bad = [number for number, look in enumerate(looks) if look.problem is not None]
-    problems = tuple(f"{rows[number]} {looks[number].problem}" for number in bad)
+        notes += (f"note: of {len(rows):,} images in shards none is opened before it is drawn",)
+    else:
+        looks = look_at([partial(rows.content, number) for number in range(len(rows))], param.image_size, decode=True)
+        found = [look.problem or said for look, said in zip(looks, found)]
+    bad = [number for number, problem in enumerate(found) if problem]
+    problems = tuple(f"{rows[number]} {found[number]}" for number in bad)
     if bad and not (param.skip_bad_images and len(bad) < len(rows)):
         cure = "write the shard again without them, or set dataset_param.skip_bad_images to true"
         raise DataError(problems[0], f"{len(bad)} of {len(rows)} images cannot be used", cure)
-    good = np.array([number for number, look in enumerate(looks) if look.problem is None])
-    index = index.subset(good)
-    small = notes_on_sizes(index.paths, [looks[number] for number in good.tolist()], param.image_size)
+    good = [number for number, problem in enumerate(found) if not problem]
+    index = index.subset(np.array(good))
+    small = notes_on_sizes(index.paths, [looks[number] for number in good], param.image_size) if looks else ()
     return dataclasses.replace(index, skipped=len(bad), problems=problems, notes=notes + small)
 
 
-def _digest_of(rows: list[tuple[str, int]], sizes: list[int]) -> str:
-    """Return what tells data sets apart at little cost: how many images, and a digest of names, labels and sizes."""
-    lines = sorted(f"{path}\0{label}\0{size}\n" for (path, label), size in zip(rows, sizes))
+def _digest_of(rows: list[tuple[str, int]], sizes: list[int], told: Sequence[Told]) -> str:
+    """Return what tells data sets apart at little cost: how many, and a digest of names, labels, sizes and captions."""
+    said = ["".join(f"\0{caption}" for caption in own.captions) for own in told] or [""] * len(rows)
+    lines = sorted(f"{path}\0{label}\0{size}{own}\n" for (path, label), size, own in zip(rows, sizes, said))
     digest = hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape"))
     return f"{len(rows):,} images, {digest.hexdigest()[:12]}"
 
@@ -101,8 +127,10 @@ def as_listed(param: DatasetParam, rows: Rows) -> Rows:
     folder = Path(param.data_folder)
     if not is_folder(folder):
         return rows
-    present, classes, notes = list_images(param)
-    kept = [(os.path.relpath(path, folder), label) for path, label in zip(rows.paths, rows.labels.tolist())]
+    labelled = "label" in rows.items
+    present, classes, notes, told = list_images(param, labelled)
+    labels = rows.labels.tolist() if labelled else [0] * len(rows)
+    kept = [(os.path.relpath(path, folder), label) for path, label in zip(rows.paths, labels)]
     missing = sorted(set(kept) - set(present))
     if missing or len(present) != len(rows) + rows.skipped:
         raise DataError(
@@ -111,7 +139,18 @@ def as_listed(param: DatasetParam, rows: Rows) -> Rows:
             + (f"; {missing[0][0]} is gone or has another label" if missing else ""),
             "make the cache again, in an empty folder: mm-dit cache-latents",
         )
-    return dataclasses.replace(rows, classes=classes or rows.classes, notes=notes)
+    _check_captions(param, rows, dict(zip((path for path, _ in present), told)))
+    return dataclasses.replace(rows, classes=(classes or rows.classes) if labelled else (), notes=notes)
+
+
+def _check_captions(param: DatasetParam, rows: Rows, told: Mapping[str, Told]) -> None:
+    """Raise DataError where the captions of a cache are others than ``told``, by the path of the image."""
+    for path, captions in zip(rows.paths, rows.captions) if told else ():
+        if told[os.path.relpath(path, param.data_folder)].captions != captions:
+            raise DataError(
+                f"dataset_param.latents = {param.latents}", f"was made of other captions: those of {path} have changed",
+                "make the cache again, in an empty folder: mm-dit cache-latents",
+            )  # fmt: skip
 
 
 def _numbers_of(rows: list[tuple[str, int]]) -> tuple[str, ...]:

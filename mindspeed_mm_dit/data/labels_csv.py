@@ -1,4 +1,8 @@
-"""The index of a data folder: a CSV with the columns image_path,label, one line an image."""
+"""The index of a data folder: a CSV with the columns image_path,label, one line an image.
+
+An index of captions has the columns that data.json names, and may have no labels; the column of the images may be
+called file_name there, as on the hub, or file or image. An image may stand in several lines, each with a caption.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +18,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file, read_bytes
+from mindspeed_mm_dit.data.image_captions import Told
 from mindspeed_mm_dit.errors import DataError
 
-COLUMNS = ("image_path", "label")
+IMAGE, LABEL = "image_path", "label"
+COLUMNS = (IMAGE, LABEL)
+IMAGE_NAMES = (IMAGE, "file_name", "file", "image")
+"""What the column of the images may be called beside captions."""
 
 NUMBER = re.compile(r"-?\d{1,18}")
 _DELIMITERS = {";": "semicolons", "\t": "tabs", "|": "bars"}
@@ -29,7 +37,8 @@ class Row(NamedTuple):
     image: str
     """Path below the folder of the images, in its shortest form."""
     label: str
-    """A number or a name, in Unicode's composed form."""
+    """A number or a name, in Unicode's composed form; "" where none is asked for."""
+    captions: tuple[str, ...] = ()
 
 
 class Labelled(NamedTuple):
@@ -39,18 +48,40 @@ class Labelled(NamedTuple):
     """(path below data_folder, label)."""
     classes: tuple[str, ...]
     """Name of every label; empty where the labels are numbers and no more."""
+    told: tuple[Told, ...] = ()
+    """What is said of each image; empty where no captions are asked for."""
 
 
-def read_labels(path: Path) -> Labelled:
+def read_labels(path: Path, labelled: bool = True, captions: tuple[str, ...] = ()) -> Labelled:
     """Read an index; labels that are not numbers are class names, numbered in sorted order.
+
+    labelled: whether labels are asked for; without, all are 0. captions: columns of them.
 
     Raises:
         DataError: naming file, line and cure.
     """
-    rows = list(_csv_rows(path, _text_of(path)))
+    rows = list(_csv_rows(path, _text_of(path), labelled, captions))
+    if not captions:
+        return _labelled(path, rows)
+    offered: dict[str, list[Row]] = {}
+    for row in rows:
+        offered.setdefault(row.image, []).append(row)
+    told = tuple(_told(path, own, captions) for own in offered.values())
+    _check_one_label_each(path, rows)
+    found = _labelled(path, [own[0] for own in offered.values()])
+    return found._replace(told=told)
+
+
+def _told(path: Path, rows: list[Row], columns: tuple[str, ...]) -> Told:
+    captions = tuple(caption for row in rows for caption in row.captions)
+    where = f"{path.name}, line {rows[0].line}"
+    return Told(captions, "" if captions else f"has no caption: {where} has no {' or '.join(columns)}")
+
+
+def _labelled(path: Path, rows: list[Row]) -> Labelled:
     _check_one_label_each(path, rows)
     if not _are_names(path, rows):
-        return Labelled([(row.image, int(row.label)) for row in rows], ())
+        return Labelled([(row.image, int(row.label or 0)) for row in rows], ())
     names = sorted({row.label for row in rows})
     numbers = {name: number for number, name in enumerate(names)}
     return Labelled([(row.image, numbers[row.label]) for row in rows], tuple(names))
@@ -85,41 +116,49 @@ def _text_of(path: Path) -> str:
     return text
 
 
-def _csv_rows(path: Path, text: str) -> Iterator[Row]:
+def _csv_rows(path: Path, text: str, labelled: bool, captions: tuple[str, ...]) -> Iterator[Row]:
     reader = csv.DictReader(io.StringIO(text, newline=""), skipinitialspace=True, strict=True)
     try:
-        _check_columns(path, list(reader.fieldnames or ()))
+        found = list(reader.fieldnames or ())
+        image = next((name for name in IMAGE_NAMES if name in found), IMAGE) if captions else IMAGE
+        required = (image, LABEL) if labelled else (image,)
+        _check_columns(path, found, (*required, *captions))
         for row in reader:
-            yield _row(f"{path}: line {reader.line_num}", reader.line_num, row)
+            yield _row(f"{path}: line {reader.line_num}", reader.line_num, row, required, captions)
     except csv.Error as error:
         raise DataError(
             f"{path}: line {reader.line_num}", f"is no CSV: {error}", "close every quote, or write the file again"
         ) from None
 
 
-def _check_columns(path: Path, found: list[str]) -> None:
+def _check_columns(path: Path, found: list[str], wanted: tuple[str, ...]) -> None:
     counts = Counter(found)
-    if all(counts[column] == 1 for column in COLUMNS):
+    if all(counts[column] == 1 for column in wanted):
         return
-    cure = "its first line must name image_path,label, each once"
+    cure = f"its first line must name {','.join(wanted)}, each once"
     for delimiter, words in _DELIMITERS.items():
         if any(delimiter in name for name in found):
             cure = f"its columns are separated by {words}: save it with commas"
     raise DataError(str(path), f"has the columns {reprlib.repr(found)}", cure)
 
 
-def _row(where: str, line: int, row: dict[str | None, str | list[str] | None]) -> Row:
+def _row(
+    where: str, line: int, row: dict[str | None, str | list[str] | None], required: tuple[str, ...],
+    captions: tuple[str, ...],
+) -> Row:  # fmt: skip
     surplus = [field for field in row.get(None) or () if field]
     if surplus:
         shown = ", ".join(surplus)[:80]
-        raise DataError(where, f"has more fields than the first line: {shown}", "quote a path that holds a comma")
-    image, label = (str(row[column] or "") for column in COLUMNS)
-    for column, value in zip(COLUMNS, (image, label)):
+        what = "path or caption" if captions else "path"
+        raise DataError(where, f"has more fields than the first line: {shown}", f"quote a {what} that holds a comma")
+    image, label = (*(str(row[column] or "") for column in required), "")[:2]
+    for column, value in zip(required, (image, label)):
         if not value.strip():
-            raise DataError(where, f"has no {column}", "write image_path,label in every line")
+            raise DataError(where, f"has no {column}", f"write {','.join(required)} in every line")
         if "\n" in value or "\r" in value:
             raise DataError(where, f"has a {column} of several lines", "close the quote that is open there")
-    return Row(line, _below(where, image), unicodedata.normalize("NFC", label.strip()))
+    texts = tuple(str(row[column]) for column in captions if str(row[column] or "").strip())
+    return Row(line, _below(where, image), unicodedata.normalize("NFC", label.strip()), texts)
 
 
 def _below(where: str, image: str) -> str:
@@ -148,6 +187,7 @@ def _check_one_label_each(path: Path, rows: list[Row]) -> None:
 
 def _are_names(path: Path, rows: list[Row]) -> bool:
     """Return whether the labels are names; raise DataError where some are and some are numbers."""
+    rows = [row for row in rows if row.label]
     numbers = [row for row in rows if NUMBER.fullmatch(row.label)]
     names = [row for row in rows if not NUMBER.fullmatch(row.label)]
     no_labels = set(filter(_is_other_number, {row.label for row in names}))

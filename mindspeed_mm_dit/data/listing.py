@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from mindspeed_mm_dit.configs.files import is_folder, reason_of
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.data.builtin import BUILTIN_SOURCES, check_is_source, provide
+from mindspeed_mm_dit.data.image_captions import Told, captions_beside, endings_of
 from mindspeed_mm_dit.data.labels_csv import is_index, read_labels
 from mindspeed_mm_dit.data.transforms import readable_formats
 from mindspeed_mm_dit.errors import DataError, nearest
@@ -29,10 +30,14 @@ class Listing(NamedTuple):
     """Name of every label; empty where the labels are numbers and no more."""
     notes: tuple[str, ...] = ()
     """What a user should know of it: lines that begin with "note: " or "warning: "."""
+    told: Sequence[Told] = ()
+    """What is said of each image; empty where no captions are asked for."""
 
 
-def list_images(param: DatasetParam) -> Listing:
-    """Return every image of ``param`` and the names of the classes.
+def list_images(param: DatasetParam, labelled: bool = True) -> Listing:
+    """Return every image of ``param``, the names of the classes, and the captions that it asks for.
+
+    labelled: whether labels are asked for; without, all are 0, and folders are no classes.
 
     Raises:
         DataError: naming the folder, or file and line.
@@ -46,21 +51,27 @@ def list_images(param: DatasetParam) -> Listing:
             "is not a folder",
             f"{_nearest_folder(folder)}correct the path in data.json",
         )
-    listing = _listing(folder, param)
+    listing = _listing(folder, param, labelled)
+    if endings_of(param.caption_places):
+        paths = [folder / path for path, _ in listing.rows]
+        listing = listing._replace(told=captions_beside(paths, param.caption_places))
     if not listing.rows:
         left_out = f" ({listing.notes[0].partition(': ')[2]})" if listing.notes else ""
         raise DataError(
             f"dataset_param.data_folder = {folder}", f"holds no images{left_out}", _cure_of_empty(folder, param.index)
         )
     if param.source is not None:
-        check_is_source(param.source, folder, [label for _, label in listing.rows])
+        check_is_source(param.source, folder, [label for _, label in listing.rows], labelled)
     return listing
 
 
-def _listing(folder: Path, param: DatasetParam) -> Listing:
+def _listing(folder: Path, param: DatasetParam, labelled: bool) -> Listing:
     if param.index:
-        return _of_csv(folder, param.index)
-    return _of_one_class(folder) if param.single_class else of_folders(folder)
+        return _of_csv(folder, param, labelled)
+    left_out = _Remainder(endings_of(param.caption_places))
+    if param.single_class or not labelled:
+        return _of_one_class(folder, left_out)
+    return of_folders(folder, left_out)
 
 
 def _nearest_folder(folder: Path) -> str:
@@ -83,10 +94,10 @@ def _cure_of_empty(folder: Path, index: str | None) -> str:
 # --- folders ---------------------------------------------------------------------------------------------------
 
 
-def of_folders(folder: Path) -> Listing:
+def of_folders(folder: Path, left_out: _Remainder | None = None) -> Listing:
     """Take every sub-folder as a class, numbered in the order of their names; hidden and private ones are none."""
     classes = class_folders(folder)
-    left_out = _Remainder()
+    left_out = left_out or _Remainder()
     rows: list[tuple[str, int]] = []
     for label, directory in enumerate(classes):
         images = sorted(path for path in _files_below(directory, left_out) if left_out.keeps(path))
@@ -100,9 +111,8 @@ def of_folders(folder: Path) -> Listing:
     return Listing(rows, names, tuple(notes))
 
 
-def _of_one_class(folder: Path) -> Listing:
+def _of_one_class(folder: Path, left_out: _Remainder) -> Listing:
     """Every image below the folder is of the class that has its name."""
-    left_out = _Remainder()
     images = sorted(path for path in _files_below(folder, left_out) if left_out.keeps(path))
     rows = [(str(image.relative_to(folder)), 0) for image in images]
     return Listing(rows, _composed([Path(os.path.abspath(folder)).name]), tuple(left_out.notes()))
@@ -151,9 +161,10 @@ def _files_below(folder: Path, left_out: _Remainder) -> Iterator[Path]:
 
 
 class _Remainder:
-    """Counts what is no image of the data set."""
+    """Counts what is no image of the data set, nor one of its captions, whose endings are ``captions``."""
 
-    def __init__(self) -> None:
+    def __init__(self, captions: Container[str] = ()) -> None:
+        self._captions = captions
         self._counts: Counter[str] = Counter()
 
     def keeps(self, path: Path) -> bool:
@@ -163,7 +174,8 @@ class _Remainder:
                 self.add("hidden image(s)")
             return False
         if not _is_image(path.name):
-            self.add(path.suffix.lower() or "without suffix")
+            if path.suffix not in self._captions and "".join(path.suffixes) not in self._captions:
+                self.add(path.suffix.lower() or "without suffix")
             return False
         return True
 
@@ -205,14 +217,15 @@ def _composed(names: Iterable[str]) -> tuple[str, ...]:
 # --- an index --------------------------------------------------------------------------------------------------
 
 
-def _of_csv(folder: Path, index: str) -> Listing:
-    path = folder / index
+def _of_csv(folder: Path, param: DatasetParam, labelled: bool) -> Listing:
+    assert param.index is not None
+    path, columns = folder / param.index, () if endings_of(param.caption_places) else param.caption_places
     if not os.path.lexists(path):
-        raise _no_index(folder, index)
-    rows, names = read_labels(path)
+        raise _no_index(folder, param.index)
+    rows, names, told = read_labels(path, labelled, columns)
     left_out = _unlisted(folder, {image for image, _ in rows})
     notes = [f"note: left out: {left_out:,} image(s) that {path} does not list"] if left_out else []
-    return Listing(rows, names, (*notes, *_notes_of_names(path, names)))
+    return Listing(rows, names, (*notes, *_notes_of_names(path, names)), told)
 
 
 def _no_index(folder: Path, index: str) -> DataError:

@@ -1,4 +1,4 @@
-"""Pictures in the rows of Parquet files, as the Hugging Face hub keeps them: image {bytes, path} and label."""
+"""Pictures in rows of Parquet files, as the Hugging Face hub keeps them: image {bytes, path}, label and captions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file, reason_of
-from mindspeed_mm_dit.data.scanned import Scanned
+from mindspeed_mm_dit.data.image_captions import Told, joined, said_to_be
+from mindspeed_mm_dit.data.scanned import Scanned, Sought
 from mindspeed_mm_dit.errors import DataError, PlatformError, UserError, nearest
 
 IMAGE_COLUMNS = ("image", "img")
@@ -19,14 +20,14 @@ KEPT_BYTES = 256 * 2**20
 """Row groups up to so many bytes stay in memory; a row is never read without the rest of its group."""
 
 
-def scan(path: Path, label_column: str) -> Scanned:
-    """Return labels and places of the rows of a file: (row group, row in it). Of the pictures nothing is read.
+def scan(path: Path, sought: Sought) -> Scanned:
+    """Return labels, captions and places of the rows of a file: (row group, row in it). No picture is read.
 
     Raises:
         DataError: it is no Parquet file, or lacks a column, or a row has no label.
     """
     try:
-        return _scan(path, label_column)
+        return _scan(path, sought)
     except UserError:
         raise
     except Exception as error:  # (pyarrow meets damaged pages and headers with anything)
@@ -34,26 +35,40 @@ def scan(path: Path, label_column: str) -> Scanned:
         raise DataError(str(path), f"is no whole Parquet file: {reason}", "fetch it again") from None
 
 
-def _scan(path: Path, label_column: str) -> Scanned:
+def _scan(path: Path, sought: Sought) -> Scanned:
     parquet = _open(path)
-    schema = parquet.schema_arrow
-    _image_column(path, schema)
-    if label_column not in schema.names:
-        cure = (
-            nearest(label_column, schema.names) + f"set dataset_param.label_column to one of {', '.join(schema.names)}"
-        )
-        raise DataError(f"{path}: column {label_column}", "is not there", cure)
-    column = parquet.read(columns=[label_column]).column(0)
-    if column.null_count:
-        row = column.is_null().to_numpy().argmax()
-        raise DataError(f"{path}: row {row}", f"has no {label_column}", "write a label in every row")
+    _image_column(path, parquet.schema_arrow)
+    labels, names = _labels_in(path, parquet, sought.label) if sought.label else (None, ())
     groups = [parquet.metadata.row_group(group) for group in range(parquet.metadata.num_row_groups)]
     counts = [group.num_rows for group in groups]
-    where = np.empty((len(column), 2), np.int64)
+    where = np.empty((sum(counts), 2), np.int64)
     where[:, 0] = np.repeat(np.arange(len(counts)), counts)
     where[:, 1] = np.concatenate([np.arange(count) for count in counts]) if counts else 0
     largest = max((group.total_byte_size for group in groups), default=0)
-    return Scanned(_labels_of(path, label_column, column), where, _names_of(schema, label_column), read_bytes=largest)
+    labels = np.zeros(len(where), np.int64) if labels is None else labels
+    return Scanned(labels, where, names, read_bytes=largest, told=_told(path, parquet, sought.captions))
+
+
+def _labels_in(path: Path, parquet: Any, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
+    column = _column(path, parquet, name, "label_column")
+    if column.null_count:
+        row = column.is_null().to_numpy().argmax()
+        raise DataError(f"{path}: row {row}", f"has no {name}", "write a label in every row")
+    return _labels_of(path, name, column), _names_of(parquet.schema_arrow, name)
+
+
+def _told(path: Path, parquet: Any, names: tuple[str, ...]) -> list[Told]:
+    """Return what the columns ``names``, of texts or lists of them, say of each row."""
+    columns = [_column(path, parquet, name, "captions").to_pylist() for name in names]
+    return [joined([said_to_be(value, name) for name, value in zip(names, values)], names) for values in zip(*columns)]
+
+
+def _column(path: Path, parquet: Any, name: str, setting: str) -> Any:
+    known = parquet.schema_arrow.names
+    if name not in known:
+        cure = nearest(name, known) + f"set dataset_param.{setting} to one of {', '.join(known)}"
+        raise DataError(f"{path}: column {name}", "is not there", cure)
+    return parquet.read(columns=[name]).column(0)
 
 
 class ParquetReader:

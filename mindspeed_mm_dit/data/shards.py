@@ -22,14 +22,15 @@ from tqdm import tqdm
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file, is_folder
 from mindspeed_mm_dit.configs.images import DatasetParam, ImageFiles
 from mindspeed_mm_dit.data import parquet_rows, tar_rows
-from mindspeed_mm_dit.data.scanned import Scanned
+from mindspeed_mm_dit.data.image_captions import Told
+from mindspeed_mm_dit.data.scanned import Scanned, Sought
 from mindspeed_mm_dit.errors import DataError
 
 INDEX = ".mm_dit_index.npz"
-VERSION = 1
+VERSION = 2
 """Of what INDEX holds; another one is made anew."""
 
-KEPT = ("labels", "where", "starts", "classes", "left_out", "read_bytes")
+KEPT = ("labels", "where", "starts", "classes", "left_out", "read_bytes", "told")
 """Arrays in INDEX, beside the fingerprint."""
 MUCH_TO_READ = 64 * 2**20
 """Bytes that are too many to read for one picture."""
@@ -48,7 +49,7 @@ class Kind(NamedTuple):
     """A layout of shards."""
 
     suffix: str
-    scan: Callable[[Path, str], Scanned]
+    scan: Callable[[Path, Sought], Scanned]
     reader: Callable[[], PictureReader]
 
 
@@ -99,11 +100,15 @@ class ShardListing(NamedTuple):
     """Name of each label; empty where they have none."""
     notes: tuple[str, ...]
     pictures: str
-    """What tells data sets apart: how many, and a digest of the shards' names and sizes and of the labels."""
+    """What tells data sets apart: how many, and a digest of the shards' names and sizes, of labels and captions."""
+    told: Sequence[Told] = ()
+    """What is said of each picture; empty where no captions are asked for."""
 
 
-def list_shards(param: DatasetParam) -> ShardListing:
+def list_shards(param: DatasetParam, labelled: bool = True) -> ShardListing:
     """Return the pictures that ``param`` names; the first call looks through every shard.
+
+    labelled: whether labels are asked for; without, all are 0.
 
     Raises:
         DataError: naming the folder, or the shard.
@@ -111,15 +116,17 @@ def list_shards(param: DatasetParam) -> ShardListing:
     folder, kind = Path(param.data_folder), KINDS[param.dataset_type]
     files = _files_of(folder, kind, param)
     facts = [(str(file.relative_to(folder)), _size_of(file), os.stat(file).st_mtime_ns) for file in files]
-    fingerprint = json.dumps([VERSION, param.dataset_type, param.label_column, facts])
+    sought = Sought(param.label_column if labelled else None, param.caption_places)
+    fingerprint = json.dumps([VERSION, param.dataset_type, sought.label, facts, *sought.captions])
     place = folder / (f".mm_dit_index-{param.split}.npz" if param.split else INDEX)
     arrays, notes = _kept(place, fingerprint)
     if arrays is None:
-        arrays = _look_through(files, kind, param.label_column)
+        arrays = _look_through(files, kind, sought)
         if not _keep(place, fingerprint, arrays):
             notes.append(f"note: {place} cannot be written: every run looks through the shards again")
     if arrays["left_out"]:
-        notes.append(f"note: left out: {int(arrays['left_out']):,} sample(s) without a picture or a {tar_rows.LABEL}")
+        wanting = f"a picture or a {tar_rows.LABEL}" if labelled else "a picture"
+        notes.append(f"note: left out: {int(arrays['left_out']):,} sample(s) without {wanting}")
     if arrays["read_bytes"] > MUCH_TO_READ:
         mebibytes = int(arrays["read_bytes"]) / 2**20
         notes.append(
@@ -128,11 +135,14 @@ def list_shards(param: DatasetParam) -> ShardListing:
         )
     labels = arrays["labels"]
     if not len(labels):
-        raise DataError(f"dataset_param.data_folder = {folder}", "its shards hold no pictures with labels")
-    digest = hashlib.sha256(json.dumps([fact[:2] for fact in facts]).encode() + labels.tobytes()).hexdigest()
+        what = "pictures with labels" if labelled else "pictures"
+        raise DataError(f"dataset_param.data_folder = {folder}", f"its shards hold no {what}")
+    said = arrays["told"].tobytes() if sought.captions else b""
+    digest = hashlib.sha256(json.dumps([fact[:2] for fact in facts]).encode() + labels.tobytes() + said).hexdigest()
     rows = ShardRows(files, arrays["starts"], arrays["where"], np.arange(len(labels)), kind.reader())
     classes = tuple(json.loads(str(arrays["classes"])))
-    return ShardListing(rows, labels, classes, tuple(notes), f"{len(labels):,} images, {digest[:12]}")
+    told = [Told(tuple(captions), problem) for captions, problem in json.loads(said)] if said else []
+    return ShardListing(rows, labels, classes, tuple(notes), f"{len(labels):,} images, {digest[:12]}", told)
 
 
 def _files_of(folder: Path, kind: Kind, param: DatasetParam) -> list[Path]:
@@ -160,8 +170,8 @@ def _size_of(file: Path) -> int:
         raise DataError(str(file), str(problem), "fetch it again, or remove it") from None
 
 
-def _look_through(files: Sequence[Path], kind: Kind, label_column: str) -> dict[str, np.ndarray]:
-    found = [kind.scan(file, label_column) for file in tqdm(files, "shards", unit="shard", delay=2, disable=None)]
+def _look_through(files: Sequence[Path], kind: Kind, sought: Sought) -> dict[str, np.ndarray]:
+    found = [kind.scan(file, sought) for file in tqdm(files, "shards", unit="shard", delay=2, disable=None)]
     names = next((scanned.names for scanned in found if scanned.names), ())
     labels = np.concatenate([scanned.labels for scanned in found])
     if labels.dtype.kind == "U":
@@ -174,6 +184,7 @@ def _look_through(files: Sequence[Path], kind: Kind, label_column: str) -> dict[
         "classes": np.array(json.dumps(names)),
         "left_out": np.array(sum(scanned.left_out for scanned in found)),
         "read_bytes": np.array(max(scanned.read_bytes for scanned in found)),
+        "told": np.frombuffer(json.dumps([own for scanned in found for own in scanned.told]).encode(), np.uint8),
     }
 
 

@@ -1,4 +1,6 @@
-"""Pictures in tar files, in webdataset's layout: KEY.jpg and KEY.cls, whose text is the label, one after the other."""
+"""Pictures in tar files, in webdataset's layout: KEY.jpg and KEY.cls, whose text is the label, one after the other.
+
+Captions are KEY.txt, one a line, or KEY.json, an object with texts."""
 
 from __future__ import annotations
 
@@ -12,8 +14,9 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file, reason_of
+from mindspeed_mm_dit.data.image_captions import Told, check_size, joined, told_by
 from mindspeed_mm_dit.data.labels_csv import NUMBER
-from mindspeed_mm_dit.data.scanned import Scanned
+from mindspeed_mm_dit.data.scanned import Scanned, Sought
 from mindspeed_mm_dit.data.transforms import readable_formats
 from mindspeed_mm_dit.errors import DataError
 
@@ -32,28 +35,30 @@ class Member(NamedTuple):
     size: int
 
 
-def scan(path: Path, label_column: str) -> Scanned:
-    """Return labels and places of the samples of a file: (offset, bytes). Only headers and labels are read.
+def scan(path: Path, sought: Sought) -> Scanned:
+    """Return labels, captions and places of the samples of a file: (offset, bytes). Of the pictures nothing is read.
 
     Raises:
         DataError: it is no tar file, or is cut short.
     """
     labels: list[str] = []
     where: list[tuple[int, int]] = []
+    told: list[Told] = []
     left_out = 0
     try:
         check_file(path)
         with open(path, "rb", READ_BYTES) as file:
             for sample in _samples(members(file)):
                 picture = next((member for suffix, member in sample.items() if suffix in readable_formats()), None)
-                if picture is None or LABEL not in sample:
+                if picture is None or (sought.label and LABEL not in sample):
                     left_out += 1
                     continue
-                labels.append(_label(file, sample[LABEL]))
+                labels.append(_label(file, sample[LABEL]) if sought.label else "0")
                 where.append((picture.offset, picture.size))
+                told += [_told(file, picture, sample, sought.captions)] if sought.captions else []
     except (tarfile.TarError, UnusableFile, OSError, ValueError) as error:
         raise DataError(str(path), f"is no whole tar file: {reason_of(error)}", "fetch it again") from None
-    return Scanned(_numbers_or_names(labels), np.array(where, np.int64).reshape(-1, 2), left_out=left_out)
+    return Scanned(_numbers_or_names(labels), np.array(where, np.int64).reshape(-1, 2), left_out=left_out, told=told)
 
 
 class TarReader:
@@ -150,6 +155,19 @@ def _label(file: BinaryIO, member: Member) -> str:
         raise ValueError(f"{member.name} has {member.size:,} bytes, which are no label")
     file.seek(member.offset)
     return file.read(member.size).decode().strip()
+
+
+def _told(file: BinaryIO, picture: Member, sample: dict[str, Member], places: tuple[str, ...]) -> Told:
+    """Return what the files of a sample that stand at ``places`` say of it."""
+    found = []
+    for place in places:
+        member = sample.get(place.partition(":")[0].lower())
+        if member is not None:
+            check_size(member.name, member.size)
+            file.seek(member.offset)
+            found.append(told_by(member.name, file.read(member.size), place))
+    stem = picture.name.rpartition("/")[2].partition(".")[0]
+    return joined(found, [stem + place for place in places])
 
 
 def _read(path: Path, offset: int, size: int) -> bytes:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.data import moving_digits
+from mindspeed_mm_dit.evaluation.captioned_digits import ASKED, score_captioned_digits
 from mindspeed_mm_dit.evaluation.digits import score_digits
 from mindspeed_mm_dit.evaluation.moving_digits import score_moving_digits
 
@@ -32,6 +33,11 @@ BUILT_IN = {
         {"label": np.repeat(np.arange(10), 20).tolist()},
         slice(None),
         lambda images, asked: score_digits(images, np.array(asked["label"])).line,
+    ),
+    "captioned_digits": BuiltIn(
+        {"caption": ASKED},
+        slice(0, None, 25),
+        lambda images, asked: score_captioned_digits(images, asked["caption"]).line,
     ),
     "moving_digits": BuiltIn(
         {"caption": moving_digits.CAPTIONS * 3},

@@ -144,6 +144,14 @@ def _check_kept(what: str, cache: Cache, condition: Any) -> None:
 
 def _checked(opened: Opened) -> Opened:
     """Return ``opened`` once every condition has found what it is made of, and every label is one of the model's."""
+    for item in opened.model.predictor.conditions.items:
+        if item not in opened.rows.items:
+            where = f"{opened.param.cache_key} = {opened.param.cache}" if opened.cache else opened.param.where
+            raise ConfigError(
+                where, f"its samples have no {item}, and the predictor is steered by it",
+                "make the cache again, in an empty folder: mm-dit cache-latents"
+                if opened.cache else "use a data set whose samples have one",
+            )  # fmt: skip
     opened.feeds(opened.rows, 0)
     label = opened.model.predictor.conditions.label
     if label is not None and opened.cache is not None:

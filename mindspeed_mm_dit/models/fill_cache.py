@@ -125,13 +125,12 @@ class CacheWriter:
         batches = np.array_split(rows, range(self.settings.batch_size, len(rows), self.settings.batch_size))
         reader = _Pixels(self._visuals, self.index.views)
         for own, batch in zip(batches, load_batches(reader, batches, self.settings.num_workers, 4)):
-            found = {**self._latents(autoencoder, batch["pixels"], own), **self._vectors(own)}
-            if self._texts:
-                found |= self._captions(own, text_encoders)
-            for name, array in found.items():
+            for name, array in {**self._latents(autoencoder, batch["pixels"], own), **self._vectors(own)}.items():
                 parts.setdefault(name, []).append(array)
             on_rows(len(own))
         tensors = {name: np.concatenate(arrays) for name, arrays in parts.items()}
+        if self._texts:
+            tensors |= self._captions(rows, text_encoders)
         path = self.index.shard_path(self.folder, shard)
         replace_file(path, lambda aside: save_file(tensors, aside, self._metadata))
 
@@ -150,16 +149,38 @@ class CacheWriter:
         return {} if vectors is None else {"vector": np.asarray(vectors[rows], np.float32)}
 
     def _captions(self, rows: np.ndarray, text_encoders: Sequence[Any]) -> Arrays:
+        """Return what is kept of the captions of ``rows``; one that stands in several is encoded once."""
         own = [self._opened.rows.captions[row] for row in rows.tolist()]
         captions = [caption for some in own for caption in some]
-        found = {"captions": np.array([len(some) for some in own]), **self._encoded(captions, text_encoders)}
-        bad = [name for name, array in found.items() if first_not_finite(array) is not None]
-        if bad:
-            raise self._not_finite(int(rows[0]), f"{bad[0]}, or those of a sample after it, are")
+        places = {caption: place for place, caption in enumerate(dict.fromkeys(captions))}
+        encoded = self._encoded(list(places), text_encoders)
+        for name, array in encoded.items():
+            if first_not_finite(array) is not None:
+                raise self._not_finite(int(rows[0]), f"{name}, or those of a sample after it, are")
+        chosen = np.array([places[caption] for caption in captions])
+        return {"captions": np.array([len(some) for some in own]), **self._repeated(encoded, chosen)}
+
+    def _repeated(self, encoded: Arrays, chosen: np.ndarray) -> Arrays:
+        """Return what is kept of the captions ``chosen`` (n,) among those that are ``encoded``."""
+        found: Arrays = {}
+        for condition in self._texts:
+            name = condition.name
+            if name in encoded:
+                found[name] = encoded[name][chosen]
+                continue
+            tokens = encoded[f"{name}.tokens"]
+            ends = np.cumsum(self.index.texts[name].kept(tokens))
+            states = np.split(encoded[f"{name}.states"], ends[:-1])
+            found |= {f"{name}.tokens": tokens[chosen], f"{name}.states": np.concatenate([states[n] for n in chosen])}
         return found
 
     def _encoded(self, captions: Sequence[str], text_encoders: Sequence[Any]) -> Arrays:
         """Return what is kept of each caption for each condition, one caption after another."""
+        size = self.settings.batch_size
+        parts = [self._batch(captions[n : n + size], text_encoders) for n in range(0, len(captions), size)]
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def _batch(self, captions: Sequence[str], text_encoders: Sequence[Any]) -> Arrays:
         found: Arrays = {}
         for condition in self._texts:
             encoded = text_encoders[condition.encoder].encode(captions)
@@ -169,9 +190,8 @@ class CacheWriter:
             states, tokens = ops.numpy(encoded.states), ops.numpy(encoded.mask).sum(1).astype(np.int64)
             counts = self.index.texts[condition.name].kept(tokens).tolist()
             found[f"{condition.name}.tokens"] = tokens
-            found[f"{condition.name}.states"] = self._rounded(
-                np.concatenate([own[:count] for own, count in zip(states, counts)])
-            )
+            kept = [own[:count] for own, count in zip(states, counts)]
+            found[f"{condition.name}.states"] = self._rounded(np.concatenate(kept))
         return found
 
     def _rounded(self, array: np.ndarray) -> np.ndarray:

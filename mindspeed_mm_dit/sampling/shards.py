@@ -62,10 +62,13 @@ class Drawing:
     bf16: bool
     ai_framework: str
     images_per_file: int = SHARD_IMAGES
+    prompts_sha256: str = ""
+    """Of the file of prompts; empty, and not written, where classes are asked for."""
 
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON has it: tuples are lists."""
-        return without_places(json.loads(json.dumps(asdict(self))))
+        content = without_places(json.loads(json.dumps(asdict(self))))
+        return {name: value for name, value in content.items() if value or name != "prompts_sha256"}
 
 
 def draw_labels(rule: LabelRule, num: int, num_classes: int, seed: int) -> np.ndarray:
@@ -200,9 +203,15 @@ def draw_missing(
     model: tuple[Any, ModelConfig],
     settings: SampleSettings,
     on_step: Callable[[int], None] = lambda images: None,
+    prompts: Sequence[str] = (),
 ) -> None:
-    """Draw ``files`` of ``shards`` one after another; ``labels`` (num,) are those of all images."""
+    """Draw ``files`` of ``shards`` one after another.
+
+    labels: (num,), those of all images; prompts: what each label stands for, of a model of captions.
+    """
     for shard in files:
         numbers = shards.numbers(shard)
-        asked = Asked({"label": labels[numbers].tolist()}, first_number=int(numbers[0]))
+        own = labels[numbers].tolist()
+        values = {"caption": [prompts[label] for label in own]} if prompts else {"label": own}
+        asked = Asked(values, first_number=int(numbers[0]))
         shards.write(shard, generate(*model, asked, settings, on_step))

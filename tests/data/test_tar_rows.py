@@ -8,6 +8,7 @@ import tarfile
 import pytest
 
 from mindspeed_mm_dit.data import tar_rows
+from mindspeed_mm_dit.data.scanned import Sought
 from mindspeed_mm_dit.data.tar_rows import BLOCK, Member, members
 from mindspeed_mm_dit.errors import DataError
 
@@ -144,7 +145,7 @@ def test_damage_is_named(tmp_path, damage, reason):
     content = plain_shard(tmp_path / "a.tar")
     (tmp_path / "a.tar").write_bytes(damage(content))
     with pytest.raises(DataError, match=rf"a\.tar: is no whole tar file: ({reason})"):
-        tar_rows.scan(tmp_path / "a.tar", "label")
+        tar_rows.scan(tmp_path / "a.tar", Sought())
 
 
 def test_a_label_that_is_none_is_named(tmp_path):
@@ -152,4 +153,4 @@ def test_a_label_that_is_none_is_named(tmp_path):
         add(archive, "0.cls", b"1" * 1001)
         add(archive, "0.png")
     with pytest.raises(DataError, match=r"0\.cls has 1,001 bytes, which are no label"):
-        tar_rows.scan(tmp_path / "a.tar", "label")
+        tar_rows.scan(tmp_path / "a.tar", Sought())

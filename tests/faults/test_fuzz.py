@@ -26,7 +26,9 @@ from mindspeed_mm_dit.configs.fsdp2 import load_fsdp2_config
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.data.annotation import UnusableEntry, entry_of, read_annotation
+from mindspeed_mm_dit.data.image_captions import told_by
 from mindspeed_mm_dit.data.labels_csv import read_labels
+from mindspeed_mm_dit.data.scanned import Sought
 from mindspeed_mm_dit.data.tar_rows import scan as scan_tar
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.hosts.standalone_preflight import preflight
@@ -140,7 +142,7 @@ def read_run_json(path):
 def scan_parquet(path):
     from mindspeed_mm_dit.data.parquet_rows import scan
 
-    scan(path, "label")
+    scan(path, Sought("label", ("image", "label")))
 
 
 def read_index(path):
@@ -155,6 +157,11 @@ def read_a_caption(path):
     from mindspeed_mm_dit.data.captions import clean_caption
 
     clean_caption(path.read_text(encoding="utf-8", errors="replace"))
+
+
+def read_a_json_caption(path):
+    told = told_by(path.name, path.read_bytes(), ".json:caption")
+    assert bool(told.captions) != bool(told.problem) and all(isinstance(caption, str) for caption in told.captions)
 
 
 def json_of(name):
@@ -207,7 +214,13 @@ SURFACES = {
     "annotation.json": (lambda: of_json(ANNOTATION), read_entries),
     "captions": (lambda: of_bytes("un café &amp; <b>two</b> cats".encode()), read_a_caption),
     "labels.csv": (lambda: of_bytes(b"image_path,label\na.png,0\nb/c.png,1\nd.png,cat\n"), read_labels),
-    "tar": (lambda: of_bytes(tar_of()), lambda path: scan_tar(path, "")),
+    "captions.csv": (
+        lambda: of_bytes(b"file,en,de\na.png,a cat,\na.png,,eine Katze\n"),
+        lambda path: read_labels(path, labelled=False, captions=("en", "de")),
+    ),
+    "tar": (lambda: of_bytes(tar_of()), lambda path: scan_tar(path, Sought())),
+    "captions.tar": (lambda: of_bytes(tar_of()), lambda path: scan_tar(path, Sought(None, (".cls", ".cls:caption")))),
+    "caption.json": (lambda: of_bytes(b'{"caption": ["a cat", "a dog"]}'), read_a_json_caption),
     "parquet": (lambda: of_bytes(parquet_of()), scan_parquet),
     RUN_FACTS: (lambda: of_json(FACTS), read_run_json),
     ".metadata": (lambda: of_bytes(metadata_of()), read_index),

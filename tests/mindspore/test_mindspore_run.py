@@ -17,6 +17,7 @@ from mindspeed_mm_dit.checkpoint.weights import read_trees
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.models.init import initial_weights
+from tests.captions_fixtures import captioned_configs
 from tests.clips_fixtures import clip_configs, write_clips
 from tests.conftest import ROOT
 from tests.training.launch import Configs, Outcome
@@ -213,3 +214,19 @@ def test_clips_are_learned_from_features_as_on_pytorch(tmp_path):
         assert mindspore.losses[iteration] == pytest.approx(loss, rel=1e-5), iteration
     refused = run(plain, flags)
     assert refused.code == 2 and "runs on PyTorch alone" in refused.output and "mm-dit cache-latents" in refused.output
+
+
+def test_images_with_captions_are_learned_from_a_cache_as_on_pytorch(tmp_path):
+    pytest.importorskip("transformers", reason="requirements/video.txt")
+    plain = captioned_configs(tmp_path)
+    files = ("--model", str(tmp_path / "model.json"), "--data", str(tmp_path / "data.json"))
+    assert main(["cache-latents", *files, "--output", str(tmp_path / "cache")]) == 0
+    flags = STEPS.replace("20", "8").replace("--global-batch-size 32", "--global-batch-size 8")
+    torch = plain.run(flags)
+    data = json.loads((tmp_path / "data.json").read_text())
+    data["dataset_param"]["latents"] = str(tmp_path / "cache")
+    (tmp_path / "data.json").write_text(json.dumps(data))
+    mindspore = run(plain, flags)
+    assert len(torch.losses) == 8 and mindspore.losses.keys() == torch.losses.keys(), mindspore.output
+    for iteration, loss in torch.losses.items():
+        assert mindspore.losses[iteration] == pytest.approx(loss, rel=1e-5), iteration

@@ -1,0 +1,113 @@
+"""The captions of images, where their files say them: a .txt or .json beside an image, or in a tar after it.
+
+An ending of a file is written ".txt", a key of a JSON object ".json:caption". A text has a caption a line; a value of
+JSON is one, or a list of them. Captions may stand in several places, one a language say: an image has those of all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tqdm import tqdm
+
+from mindspeed_mm_dit.configs.files import UnusableFile, check_file, read_bytes
+from mindspeed_mm_dit.configs.limits import shown
+from mindspeed_mm_dit.data.captions import first_problems
+from mindspeed_mm_dit.data.threads import in_threads
+
+MOST_BYTES = 1 << 20
+"""Of a file of captions."""
+
+
+class Told(NamedTuple):
+    """What is said of one image."""
+
+    captions: tuple[str, ...] = ()
+    problem: str = ""
+    """Why it cannot be used, as what follows its name; "" for a good one."""
+
+
+def joined(found: Sequence[Told], places: Sequence[str]) -> Told:
+    """Return what several ``places`` say of one image, of which ``found`` are those that are there."""
+    problem = next((told.problem for told in found if told.problem), "")
+    captions = tuple(caption for told in found for caption in told.captions)
+    return Told(captions, problem or ("" if captions else f"has no caption: there is no {' or '.join(places)}"))
+
+
+def checked(told: Sequence[Told], checks: Sequence[Callable[[Sequence[str]], list[str]]]) -> list[Told]:
+    """Return ``told``, with what each text encoder (``captions.caption_problems``) finds wrong with a caption."""
+    problems = first_problems([own.captions for own in told], checks)
+    return [own if own.problem else Told(own.captions, problem) for own, problem in zip(told, problems)]
+
+
+def endings_of(places: Sequence[str]) -> set[str]:
+    """Return the endings of the files in which ``places`` are."""
+    return {place.partition(":")[0] for place in places if place.startswith(".")}
+
+
+def captions_beside(images: Sequence[Path], places: Sequence[str]) -> list[Told]:
+    """Return what the files beside each of ``images`` say, each named as the image but for its ending."""
+    looking = in_threads(partial(_beside, places=places), images)
+    return list(tqdm(looking, "reading captions", len(images), unit="image", delay=2, disable=None))
+
+
+def _beside(image: Path, places: Sequence[str]) -> Told:
+    found = []
+    for place in places:
+        path = image.with_name(image.stem + place.partition(":")[0])
+        try:
+            if path.is_file():
+                check_size(path.name, check_file(path))
+                found.append(told_by(path.name, read_bytes(path), place))
+        except UnusableFile as problem:
+            found.append(Told(problem=f"has a caption in {path.name}, which {problem}"))
+    return joined(found, [image.stem + place for place in places])
+
+
+def check_size(name: str, size: int) -> None:
+    """Raise UnusableFile for a file of ``size`` bytes that holds something else than captions."""
+    if size > MOST_BYTES:
+        raise UnusableFile(f"has {size:,} bytes: those are no captions ({name})")
+
+
+def told_by(name: str, content: bytes, place: str) -> Told:
+    """Return what a file called ``name`` says; ``place``: its ending and, of JSON, the key."""
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        return Told(problem=f"has a caption that is not UTF-8: {name}, line {line}, byte {content[error.start]:#04x}")
+    key = place.partition(":")[2]
+    captions = _in_json(text, key) if key else [line.strip() for line in text.splitlines()]
+    if captions is None:
+        return Told(problem=f"has no caption: {name} is no JSON object with texts in {key!r}")
+    captions = [caption for caption in captions if caption.strip()]
+    return Told(tuple(captions), "" if captions else f"has no caption: {name} is empty")
+
+
+def _in_json(text: str, key: str) -> list[str] | None:
+    """Return the captions of a JSON object; none where it lacks the key, None where it is something else."""
+    try:
+        content: Any = json.loads(text)
+        value = content.get(key, [])
+    except (ValueError, AttributeError, RecursionError):
+        return None
+    return texts_of(value)
+
+
+def texts_of(value: Any) -> list[str] | None:
+    """Return a text, or a list of them, as a list; [] of nothing, None of anything else."""
+    values = value if isinstance(value, list) else [] if value is None else [value]
+    return values if all(isinstance(own, str) for own in values) else None
+
+
+def said_to_be(value: Any, where: str) -> Told:
+    """Return what a field of a table, of the name ``where``, says of its image."""
+    texts = texts_of(value)
+    if texts is None:
+        return Told(problem=f"has a {where} that is no text: {shown(value)}")
+    return Told(tuple(text for text in texts if text.strip()))

