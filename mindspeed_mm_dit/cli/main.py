@@ -25,6 +25,7 @@ COMMANDS = {
     "convert": "write a checkpoint in another format",
     "ema": "average the weights of a run over another share of it than it kept",
     "compare": "train and run a model on PyTorch and on MindSpore, and report every difference",
+    "prove": "hold a training step to float64 in every layout: ranks, sharding, precision",
     "replay": "compute one step of a run again, and say what in it was not finite",
     "plot": "draw the loss curves of several runs over each other",
 }

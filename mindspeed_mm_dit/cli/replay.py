@@ -23,12 +23,6 @@ The flags are those of the run, kept with its checkpoints; what has moved since 
 
   mm-dit replay --checkpoint DIR --iteration 650 -- --mm-data elsewhere/data.json"""
 
-UNUSED = {
-    "save": None, "sample_interval": 0, "keep_best": False, "profile": False, "report": False, "torch_compile": False,
-    "exit_duration_in_mins": None, "host": "standalone",
-}  # fmt: skip
-"""Flags of a run that write, draw or hide something, and what they are here; none of its trackers is asked for."""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
@@ -97,9 +91,8 @@ def _command(root: Path, checkpoint: Path | None) -> Any:
 
 def _flags(command: Any, changed: list[str], root: Path) -> argparse.Namespace:
     """Return the flags of the run, with those that have ``changed`` since, in the folder it was started in."""
-    from mindspeed_mm_dit.training.flags import whole_parser
+    from mindspeed_mm_dit.training.flags import quiet, whole_parser
     from mindspeed_mm_dit.training.position import is_command
-    from mindspeed_mm_dit.training.trackers.registry import asking, trackers
 
     if not is_command(command):
         raise CheckpointError(
@@ -111,4 +104,4 @@ def _flags(command: Any, changed: list[str], root: Path) -> argparse.Namespace:
     begun_in = root / command["folder"]
     if (begun_in / flags.mm_model).is_file():
         os.chdir(begun_in)  # where the paths of its flags begin; of a checkpoint that has moved alone, here
-    return argparse.Namespace(**{**vars(flags), **UNUSED, **dict.fromkeys(map(asking, trackers())), "load": None})
+    return argparse.Namespace(**{**vars(quiet(flags)), "torch_compile": False})  # (it would hide what modules give)

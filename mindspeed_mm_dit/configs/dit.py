@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mindspeed_mm_dit.configs.cross_attention import attention, kept_of_text, multiply_adds_to_text, two_layers
@@ -108,6 +108,14 @@ class DiTConfig(DiTSettings):
             if not self.rms_norm:
                 found[f"{name}.bias"] = Parameter((self.head_dim,))
         return found
+
+    def narrowed(self) -> DiTConfig:
+        """Return the same with at most 4 heads, as wide as they are, and 4 blocks."""
+        heads, layers = min(self.num_heads, 4), min(self.num_layers, 4)
+        start = self.in_context_start * layers // self.num_layers
+        return replace(
+            self, hidden_size=self.head_dim * heads, num_heads=heads, num_layers=layers, in_context_start=start
+        )
 
     def _mlp(self) -> dict[str, Parameter]:
         D, hidden = self.hidden_size, self.mlp_hidden_size

@@ -214,6 +214,10 @@ class PredictorConfig(ABC):
             )
         return self
 
+    def narrowed(self) -> PredictorConfig:
+        """Return a network of the same kind that is quickly computed, of fewer and narrower blocks; or itself."""
+        return self
+
     def check_context_parallel(self, ranks: int) -> None:
         """Raise ConfigError unless ``ranks`` ranks can share the tokens of a sample."""
         if ranks > 1:

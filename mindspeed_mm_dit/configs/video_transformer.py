@@ -116,6 +116,12 @@ class VideoTransformerConfig(PredictorConfig):
         self.check_latents(shape)
         return dataclasses.replace(self, latent_size=shape[1:])  # type: ignore[type-var]
 
+    def narrowed(self) -> VideoTransformerConfig:
+        """Return the same with at most 4 heads, as wide as they are, an MLP in proportion, and 4 blocks."""
+        heads = min(self.num_heads, 4)
+        sizes = {"num_layers": min(self.num_layers, 4), "ffn_dim": self.ffn_dim * heads // self.num_heads}
+        return dataclasses.replace(self, **sizes, **{self.heads_key: heads})  # type: ignore[type-var]
+
     def check_context_parallel(self, ranks: int) -> None:
         """Raise ConfigError unless the ranks can share heads and tokens evenly (Ulysses)."""
         shareable = math.gcd(self.num_heads, self.num_tokens)

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import math
 from argparse import Namespace
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from mindspeed_mm_dit.checkpoint import torch_dcp
 from mindspeed_mm_dit.checkpoint.store import read_facts
 from mindspeed_mm_dit.data.order import micro_batches
 from mindspeed_mm_dit.framework import runtime
-from mindspeed_mm_dit.hosts.standalone_preflight import preflight
-from mindspeed_mm_dit.models.composite import DiTModel
-from mindspeed_mm_dit.models.registry import load_encoders
+from mindspeed_mm_dit.hosts.steps import begin, join, script
 from mindspeed_mm_dit.training.batches import train_valid_batches
 from mindspeed_mm_dit.training.data_set import open_data_set
 from mindspeed_mm_dit.training.lr import LearningRate
@@ -31,17 +27,11 @@ def replay(args: Namespace, checkpoint: Path | None, iteration: int) -> bool:
 
     ``args``: the flags of the run; its batch is cut into as many ranks as there are now, with the same samples.
     """
-    args.mm = preflight(args)
-    runtime.initialize(
-        args.distributed_backend, args.micro_batch_size, args.global_batch_size, args.context_parallel_size
-    )
+    join(args)
     start = Start(checkpoint, int(checkpoint.name[5:]), read_facts(checkpoint)) if checkpoint else None
     if start is not None:
         check_fits(args, start, torch_dcp)
-    model = DiTModel(args.mm.model, *load_encoders(args.mm.model, args.mm.encodes))
-    engine = Engine(model, args, args.mm.fsdp2, args.mm.precision)
-    if start is not None:
-        engine.load(start.path, with_optimizer=not args.no_load_optim)
+    engine = begin(args, start)
     report = _steps(args, engine, start, iteration)
     print_rank_0("\n".join(report.head()))
     for rank in range(runtime.world_size()):
@@ -64,7 +54,7 @@ def _steps(args: Namespace, engine: Engine, start: Start | None, last: int) -> S
     probe, schedule = Probe(engine.predictor), LearningRate.of(args)
     while True:
         probe.begin()
-        result = engine.train_step(_forward_step(probe), batches, schedule.at(done))
+        result = engine.train_step(script(probe.loss, probe.next), batches, schedule.at(done))
         loss, norm = runtime.read_later([result.loss, result.grad_norm]).wait()
         done += 1
         if done == last or not (math.isfinite(loss) and math.isfinite(norm)):
@@ -72,23 +62,6 @@ def _steps(args: Namespace, engine: Engine, start: Start | None, last: int) -> S
             stem = args.mm.model.parameters().stem
             return StepReport(done, loss, norm, probe.not_finite, samples, probe.largest, stem)
         args.consumed_train_samples += args.global_batch_size
-
-
-def _forward_step(probe: Probe) -> Any:
-    """Return what pretrain_dit.py does with a micro-batch, under the eyes of ``probe``."""
-
-    def loss_func(losses: Any) -> tuple[Any, dict[str, Any]]:
-        loss = losses.mean()
-        return loss, {"loss": runtime.mean_over_ranks([loss])[0]}
-
-    def forward_step(batches: Iterator[Any], model: Any) -> tuple[Any, Any]:
-        batch = next(batches)
-        probe.micro_batch += 1
-        losses = model(**runtime.to_device(batch))
-        probe.loss(losses)
-        return losses, loss_func
-
-    return forward_step
 
 
 def _samples(args: Namespace, count: int) -> list[list[Sample]]:

@@ -132,7 +132,7 @@ def _run(
     with StopRequest(args.exit_duration_in_mins) as stop, claimed_save(args) as claim:
         _announce(args)
         start = find_start(args, engine_module.checkpoints)
-        engine = _build_engine(args, engine_module, model_provider, start)
+        engine = build_engine(args, engine_module, model_provider, start)
         print_rank_0(f"predictor: {engine.num_parameters():,} parameters; ready in {time.monotonic() - started:.1f} s")
         progress = open_progress(args, engine, engine_module.checkpoints, claim, start)
         args.consumed_train_samples, args.begun_at = progress.consumed_samples, progress.iteration
@@ -154,9 +154,10 @@ def _run(
     return ended
 
 
-def _build_engine(
+def build_engine(
     args: Namespace, engine_module: EngineModule, model_provider: Callable[..., Any], start: Start | None
 ) -> Engine:
+    """Return the engine of a run; its weights are those of --init-from, or of the seed until a checkpoint is loaded."""
     weights = first_weights(args, start)  # before there is a model: what cannot be read costs nothing
     return engine_module.Engine(model_provider(), args, args.mm.fsdp2, args.mm.precision, weights)
 

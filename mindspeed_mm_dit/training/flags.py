@@ -10,8 +10,14 @@ from typing import Any
 from mindspeed_mm_dit.configs.arguments import Parser, build_parser, dit_flags
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.training.trackers.contract import TrackerKind
-from mindspeed_mm_dit.training.trackers.registry import add_flags, trackers
+from mindspeed_mm_dit.training.trackers.registry import add_flags, asking, trackers
 from mindspeed_mm_dit.training.watchers.registry import outside
+
+UNUSED = {
+    "save": None, "load": None, "sample_interval": 0, "keep_best": False, "profile": False, "report": False,
+    "exit_duration_in_mins": None, "host": "standalone",
+}  # fmt: skip
+"""Flags of a run that write or draw something, and what they are here; none of its trackers is asked for."""
 
 AddFlags = Callable[[Any], None]
 """Adds flags to a group of a parser."""
@@ -44,6 +50,11 @@ def whole_parser(prog: str = "pretrain_dit.py") -> Parser:
     parser = standalone_parser(prog)
     own_flags(parser)
     return parser
+
+
+def quiet(flags: argparse.Namespace) -> argparse.Namespace:
+    """Return the flags of a run that leaves nothing behind."""
+    return argparse.Namespace(**{**vars(flags), **UNUSED, **dict.fromkeys(map(asking, trackers()))})
 
 
 def names_of_parts(is_meant: Callable[[TrackerKind], bool]) -> list[str]:

@@ -9,7 +9,7 @@ import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -27,7 +27,7 @@ PACKAGES = {"pytorch": "torch", "mindspore": "mindspore"}
 VENVS = {"pytorch": ".venv", "mindspore": ".venv-mindspore"}
 
 # What compare decides itself, or what a short run from fixed weights must not do. True: the flag takes a value.
-_LEFT_OUT = {
+LEFT_OUT = {
     "--save": True, "--load": True, "--init-from": True, "--tensorboard-dir": True, "--save-interval": True,
     "--eval-interval": True,
     "--eval-iters": True, "--log-interval": True, "--ai-framework": True, "--host": True,
@@ -92,7 +92,7 @@ class Side:
         if done.returncode != 0:
             log = folder / f"{self.label}_failed.log"
             log.write_text(f"{shlex.join([self.python, *arguments])}\n{done.stdout}\n{done.stderr}", encoding="utf-8")
-            raise UserError(f"{self.label} ({self.python})", _last_words(done), f"all it said is in {log}")
+            raise UserError(f"{self.label} ({self.python})", last_words(done), f"all it said is in {log}")
         return done.stdout
 
 
@@ -123,6 +123,17 @@ def find_sides(pytorch_python: str | None, mindspore_python: str | None) -> tupl
     )
 
 
+def interpreters(mindspore_python: str | None) -> dict[str, str | UserError]:
+    """Return an interpreter of each framework, or why there is none."""
+    found: dict[str, str | UserError] = {}
+    for framework, given in (("pytorch", None), ("mindspore", mindspore_python)):
+        try:
+            found[framework] = find_python(framework, given)
+        except PlatformError as error:
+            found[framework] = error
+    return found
+
+
 def find_python(framework: str, given: str | None) -> str:
     """Return an interpreter that has ``framework``; raises PlatformError if there is none."""
     flag, package = f"--{framework}-python", PACKAGES[framework]
@@ -148,7 +159,7 @@ def training_flags(
 
     The learning rate follows the schedule of the whole run, of which these are the first steps.
     """
-    given = _read_train_args(train_args) if train_args.is_file() else ["--lr", "1e-4", "--micro-batch-size", "16"]
+    given = own_flags(train_args) if train_args.is_file() else ["--lr", "1e-4", "--micro-batch-size", "16"]
     if "--lr-decay-iters" not in given and "--train-iters" in given:
         given += ["--lr-decay-iters", given[given.index("--train-iters") + 1]]
     flags = ["--mm-model", model, "--mm-data", data, *given, "--train-iters", str(steps), "--log-interval", "1"]
@@ -168,15 +179,15 @@ def batch_size_of(flags: Sequence[str]) -> int:
     raise ConfigError("train.args", "has neither --micro-batch-size nor --global-batch-size", "pass --batch-size")
 
 
-def _read_train_args(path: Path) -> list[str]:
-    """Return the flags of a train.args without those that compare decides itself."""
+def own_flags(path: Path, left_out: Mapping[str, bool] = LEFT_OUT) -> list[str]:
+    """Return the flags of a train.args without those that are decided here; True: the flag takes a value."""
     words = [part for word in read_train_args(path, "--train-args") for part in word.split("=", 1)]
     kept: list[str] = []
     rest = iter(words)
     for word in rest:
-        if word not in _LEFT_OUT:
+        if word not in left_out:
             kept.append(word)
-        elif _LEFT_OUT[word]:
+        elif left_out[word]:
             next(rest, None)
     return kept
 
@@ -189,7 +200,7 @@ def _has(python: str, package: str) -> bool:
         return False
 
 
-def _last_words(done: subprocess.CompletedProcess[str]) -> str:
+def last_words(done: subprocess.CompletedProcess[str]) -> str:
     """Return the reason a process gave: the error it ended with, else its last line."""
     lines = [line.strip() for line in (done.stdout + "\n" + done.stderr).splitlines() if line.strip()]
     named = [line for line in lines if "Error: " in line]

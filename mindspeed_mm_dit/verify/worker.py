@@ -176,20 +176,26 @@ def _load_weights(predictor: Any, config: ModelConfig, job: Job) -> None:
     from mindspeed_mm_dit.checkpoint.store import find_checkpoint
     from mindspeed_mm_dit.checkpoint.weights import read_weights
     from mindspeed_mm_dit.framework import ops, runtime
-    from mindspeed_mm_dit.models.init import initial_weights
 
     if Path(job.weights).is_file():
         runtime.load_arrays(predictor, load_file(job.weights))
         return
     if job.checkpoint is None:
-        drawn = initial_weights(config.predictor.parameters(), job.seed)
-        weights = {name: _nudged(name, value, job.seed) for name, value in drawn.items()}
+        weights = drawn_weights(config, job.seed)
     else:
         weights = read_weights(find_checkpoint(job.checkpoint))
         found = {name: array.shape for name, array in weights.items()}
         check_names(runtime.shapes(predictor), found, f"--checkpoint = {job.checkpoint}")
     runtime.load_arrays(predictor, weights)
     save_file({name: np.ascontiguousarray(ops.numpy(p)) for name, p in predictor.named_parameters()}, job.weights)
+
+
+def drawn_weights(config: ModelConfig, seed: int) -> Arrays:
+    """Return the weights that a run begins with, where those that begin as zero are drawn too."""
+    from mindspeed_mm_dit.models.init import initial_weights
+
+    drawn = initial_weights(config.predictor.parameters(), seed)
+    return {name: _nudged(name, value, seed) for name, value in drawn.items()}
 
 
 def _nudged(name: str, value: np.ndarray, seed: int) -> np.ndarray:

@@ -18,7 +18,7 @@ class MovingAverage:
     def __init__(self, parameters: Mapping[str, Tensor], decay: float) -> None:
         self.decay = decay
         self._parameters = dict(parameters)
-        self.averages = {name: p.detach().float().clone() for name, p in self._parameters.items()}
+        self.averages = {name: _full(p.detach()).clone() for name, p in self._parameters.items()}
 
     @contextlib.contextmanager
     def in_place_of_the_weights(self) -> Iterator[None]:
@@ -42,10 +42,15 @@ class MovingAverage:
     @torch.no_grad()
     def move(self, share: float) -> None:
         """Go this share of the way to the present weights: 1 is all of it."""
-        weights = (p.float() for p in self._parameters.values())
+        weights = map(_full, self._parameters.values())
         kinds = (split_by_kind(tensors) for tensors in (self.averages.values(), weights))
         for averages, weights in zip(*kinds):
             torch._foreach_lerp_(averages, weights, share)
+
+
+def _full(tensor: Tensor) -> Tensor:
+    """Return a tensor in float32; what is computed in float64 stays so."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
 class PowerAverages:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mindspeed_mm_dit.framework.pytorch.sharded import is_sharded
+from mindspeed_mm_dit.training.pytorch.seen import tensors
 from mindspeed_mm_dit.training.replay import NotFinite
 
 INPUTS = ("x_t", "t", "condition")
@@ -29,7 +29,7 @@ class Probe:
         self.not_finite: NotFinite | None = None
         """The first tensor that is not finite, since ``begin``."""
         self.micro_batch = -1
-        """Number of the one under way; what runs the step counts it up."""
+        """Number of the one under way."""
         self._network = network
         network.register_forward_pre_hook(self._inputs)
         for name, module in network.named_modules():
@@ -45,6 +45,10 @@ class Probe:
             shard = parameter.to_local() if is_sharded(parameter) else parameter
             self._look(*_owner(name), "", shard.detach())
 
+    def next(self) -> None:
+        """Count up the micro-batch under way."""
+        self.micro_batch += 1
+
     def loss(self, losses: Tensor) -> None:
         """Look at the losses (B,) of the micro-batch under way."""
         self._look("", "loss", "", losses.detach(), by_sample=True)
@@ -54,7 +58,7 @@ class Probe:
             self._look("", f"input {INPUTS[min(number, 2)]}", "", tensor, by_sample=True)
 
     def _output(self, name: str, module: nn.Module, inputs: Any, output: Any) -> None:
-        for tensor in _tensors(output):
+        for tensor in tensors(output):
             largest = tensor.detach().abs().max().item()
             if not self.largest.get(name, 0.0) > largest:  # (nan is not below anything)
                 self.largest[name] = largest
@@ -71,12 +75,6 @@ class Probe:
         if not finite.all():
             rows = (~finite.reshape(len(values), -1).all(1)).nonzero()[:, 0].tolist() if by_sample else []
             self.not_finite = NotFinite(module, f"{prefix} {tensor}".strip(), self.micro_batch, tuple(rows))
-
-
-def _tensors(output: Any) -> Iterator[Tensor]:
-    for tensor in output if isinstance(output, (tuple, list)) else (output,):
-        if isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.numel():
-            yield tensor
 
 
 def _owner(parameter: str) -> tuple[str, str]:

@@ -26,7 +26,8 @@ class Stepper:
     ) -> None:
         self._trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._rules = {name: chosen.rule_of(declared[name]) for name in self._trained}
-        self._optimizers: list[torch.optim.Optimizer] = []
+        self.optimizers: list[torch.optim.Optimizer] = []
+        """One of each rule."""
         self._owners: dict[str, torch.optim.Optimizer] = {}
         for rule in dict.fromkeys(self._rules.values()):
             own = [name for name in self._trained if self._rules[name] == rule]
@@ -37,12 +38,12 @@ class Stepper:
                 if rule.pytorch
                 else ByRule(chosen.config, rule, found, matrices)
             )
-            self._optimizers.append(optimizer)
+            self.optimizers.append(optimizer)
             self._owners |= dict.fromkeys(own, optimizer)
 
     def step(self, lr: float) -> None:
         """Step by the gradients there are, and forget them."""
-        for optimizer in self._optimizers:
+        for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = lr
             optimizer.step()

@@ -1,0 +1,112 @@
+"""A process of ``mm-dit prove``: takes the first steps of a run in layout after layout, and writes what they did.
+
+The launcher of a run starts it with a file of tasks. So launcher, checks, model and engine are those of a run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[2])  # not the folder of this file
+
+import numpy as np
+
+from mindspeed_mm_dit.errors import UserError
+from mindspeed_mm_dit.framework import activate
+from mindspeed_mm_dit.framework.launched import end_with_launcher
+from mindspeed_mm_dit.training.flags import quiet, whole_parser
+from mindspeed_mm_dit.verify.task import Task, read_tasks
+
+
+def main(argv: Sequence[str]) -> int:
+    """Do the tasks in the file that ``argv`` ends with; return 0, or 2 where the ranks could not meet."""
+    end_with_launcher(os.environ)
+    tasks = read_tasks(argv[-1])
+    activate(whole_parser().parse_strictly(list(tasks[0].flags)).ai_framework)
+    for task in tasks:
+        try:
+            take(task)
+        except UserError as error:
+            Path(f"{task.output}.refused").write_text(str(error), encoding="utf-8")
+    from mindspeed_mm_dit.framework import runtime
+
+    runtime.barrier()
+    runtime.shutdown()
+    return 0
+
+
+def take(task: Task) -> None:
+    """Take the steps of ``task``, and write what they did."""
+    from mindspeed_mm_dit.framework import active, runtime
+    from mindspeed_mm_dit.hosts.steps import begin, join, script
+    from mindspeed_mm_dit.training.batches import train_valid_batches
+    from mindspeed_mm_dit.training.lr import LearningRate
+
+    args = quiet(whole_parser().parse_strictly(list(task.flags)))
+    join(args)
+    room: Any = importlib.import_module(f"mindspeed_mm_dit.training.{active()}.seen")
+    engine = begin(args, made=room.in_float64 if task.is_truth else lambda model: model)
+    roundings = room.Roundings(engine, task.rounding, task.kept, task.draw) if task.rounding else None
+    seen, losses = room.Seen(engine), list[Any]()
+    watch = room.Watch(engine.predictor, _watched(args)) if task.watched else None
+    how = {"losses_of": room.losses_in_float64} if task.is_truth else {}
+    step = script(lambda found: losses.append(found), watch.next if watch else lambda: None, **how)
+    args.consumed_train_samples, schedule = 0, LearningRate.of(args)
+    batches, _ = train_valid_batches(args)
+    found, norms = dict[str, np.ndarray](), []
+    for number in range(task.steps):
+        if roundings:
+            roundings.begin()
+        norms.append(engine.train_step(step, batches, schedule.at(number)).grad_norm)
+        if number == 0:
+            found = _first(seen, watch)
+    del batches  # and its threads
+    values = np.concatenate([room.whole(each) for each in losses]).reshape(task.steps, -1)
+    found |= {
+        "grad_norm": np.array([room.whole(norm) for norm in norms]),
+        "losses": values,
+        "positions": _positions(args, task.steps)[:, : values.shape[1]],
+    }
+    rank, alike = runtime.rank(), ("gradient/", "model/", "ema/")
+    np.savez(
+        f"{task.output}.rank{rank}.npz", **{n: a for n, a in found.items() if rank == 0 or not n.startswith(alike)}
+    )
+    room.forget()
+
+
+def _first(seen: Any, watch: Any) -> dict[str, np.ndarray]:
+    found = {f"gradient/{name}": gradient for name, gradient in seen.gradients.items()}
+    for tree in ("model", "ema"):
+        found |= {f"{tree}/{name}": array for name, array in seen.tree(tree).items()}
+    if watch:
+        watch.end()
+        found |= {f"watched/{name}": array for name, array in watch.arrays().items()}
+    return found
+
+
+def _watched(args: Namespace) -> Any:
+    """Return which modules are watched, by their name; what is compiled is not looked into."""
+    inside = re.compile(rf"{re.escape(args.mm.model.predictor.parameters().stem)}\.\d+\..+")
+    return lambda name: not (args.torch_compile and inside.fullmatch(name))
+
+
+def _positions(args: Namespace, steps: int) -> np.ndarray:
+    """Return which samples of the run this rank's are, (steps, samples)."""
+    from mindspeed_mm_dit.data.order import micro_batches
+    from mindspeed_mm_dit.framework import runtime
+
+    own = micro_batches(0, args.micro_batch_size, runtime.data_rank(), runtime.data_world_size())
+    count = steps * runtime.num_microbatches()
+    return np.concatenate([next(own) for _ in range(count)]).reshape(steps, -1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,123 @@
+"""``mm-dit prove`` finds every planted fault of parallel training, names where it is, and calls nothing right wrong."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from mindspeed_mm_dit.cli.main import main
+from mindspeed_mm_dit.configs.model import load_model_config
+from mindspeed_mm_dit.errors import PlatformError
+from mindspeed_mm_dit.verify.proof import open_config, run_tasks, truths_of
+from mindspeed_mm_dit.verify.prove import Verdict
+from mindspeed_mm_dit.verify.task import Taken
+from tests.conftest import ROOT
+from tests.training.launch import Configs
+from tests.verify.plants import FAULTS, ULYSSES
+
+PYTHONS = {"pytorch": sys.executable, "mindspore": PlatformError("mindspore", "is not asked for")}
+ARGS = "--lr 1e-3 --weight-decay 0.01 --num-workers 0 --train-iters 10 --global-batch-size 16\n"
+
+
+def config_folder(configs: Configs) -> Path:
+    (configs.folder / "train.args").write_text(ARGS)
+    return configs.folder
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory, digits_folder):
+    folder = tmp_path_factory.mktemp("digits_config")
+    return config_folder(Configs.create(folder, digits_folder, hidden_size=32, num_layers=2, num_heads=2))
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory):
+    pytest.importorskip("av", reason="requirements/video.txt")
+    pytest.importorskip("transformers", reason="requirements/video.txt")
+    from tests.clips_fixtures import clip_configs, write_clips
+
+    return config_folder(
+        clip_configs(tmp_path_factory.mktemp("clips_config"), write_clips(tmp_path_factory.mktemp("c")))
+    )
+
+
+def judged(given: Path, folder: Path, faults: dict) -> dict:
+    """Take steps with each of ``faults`` planted, in two processes; return what is found wrong, and where."""
+    config = open_config(given, folder, None, True, steps=2)
+    layouts = [fault.layout for fault in faults.values()]
+    truths = truths_of(config, layouts, PYTHONS, lambda text: None, watched=True)
+    tasks = {name: config.task(fault.layout, name.replace(" ", "_"), watched=True) for name, fault in faults.items()}
+    run_tasks(2, "pytorch", list(tasks.values()), config, PYTHONS, ROOT / "tests/verify/plants.py")
+    found = {}
+    for name, fault in faults.items():
+        taken = Taken.read(tasks[name])
+        assert isinstance(taken, Taken), (name, taken, *(each.read_text()[-3000:] for each in folder.glob("*.log")))
+        truth = truths[fault.layout.what]
+        findings, where = truth.judge(fault.layout, taken), truth.first_wrong(taken, fault.layout.precision)
+        found[name] = Verdict(fault.layout, findings, where=where)
+    return found
+
+
+@pytest.fixture(scope="module")
+def of_digits(digits, tmp_path_factory):
+    faults = {name: fault for name, fault in FAULTS.items() if fault.layout is not ULYSSES}
+    return judged(digits, tmp_path_factory.mktemp("proved"), faults)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if fault.layout is not ULYSSES])
+def test_a_fault_of_a_layout_is_found_and_named(of_digits, name):
+    assert of_digits[name].word == "FAIL"
+    assert of_digits[name].named.startswith(FAULTS[name].named)
+    assert of_digits[name].place.startswith(FAULTS[name].where)
+
+
+@pytest.mark.ranks
+def test_a_fault_of_ranks_that_share_a_sample_is_found_and_named(clips, tmp_path):
+    name = "RoPE's offset on the second rank"
+    found = judged(clips, tmp_path, {name: FAULTS[name]})[name]
+    assert found.named.startswith(FAULTS[name].named) and found.place.startswith(FAULTS[name].where)
+
+
+@pytest.mark.ranks
+def test_a_right_step_passes_everywhere_and_what_cannot_be_proved_here_is_said(digits, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    page = tmp_path / "proof.html"
+    names = ["autocast", "recompute", "Muon", "replicated", "FSDP2, bf16", "Ulysses"]
+    layouts = ["--layouts", *names, "--steps", "3"]
+    assert main(["prove", str(digits), "--output", str(page), *layouts]) == 0, capsys.readouterr()
+    said, found = capsys.readouterr().out, json.loads(page.with_suffix(".json").read_text())
+    verdicts = {each["layout"]: each for each in found["layouts"]}
+    assert [each["verdict"] for each in verdicts.values()].count("PASS") == 6
+    ulysses = verdicts["2 ranks, Ulysses"]
+    assert ulysses["verdict"] == "not proved" and "computes a sample on one rank" in ulysses["reason"]
+    assert "6 of 7 layouts are right, 1 not proved" in said and "Not proved" in page.read_text()
+    names = {quantity["name"] for quantity in verdicts["4 ranks, replicated"]["quantities"]}
+    kinds = ("loss/3", "gradient norm/3", "gradient/blocks.0.attn.qkv.bias", "step/final_layer.linear.weight")
+    assert names.issuperset(kinds) and "average/y_embedder.embedding_table.weight" in names
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["nowhere"], "CONFIG = nowhere: is no folder"),
+        (["examples/dit", "--layouts", "FSPD2"], "--layouts FSPD2: is none"),
+        (["examples/dit", "--steps", "0"], "--steps = 0: must be at least 1"),
+        (["examples/dit", "--output", "proof.pdf"], "--output = proof.pdf: is not a .html"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_any_work(flags, reason, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert main(["prove", *flags]) == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_a_narrowed_copy_has_the_kinds_of_the_whole():
+    whole = load_model_config(str(ROOT / "examples/dit/imagenet256/model.json")).predictor
+    small = whole.narrowed()
+    assert small.parameters().num_elements() < whole.parameters().num_elements() / 50
+    assert small.parameters().block.keys() == whole.parameters().block.keys()
+    assert small.head_dim == whole.head_dim and small.latent_shape == whole.latent_shape
