@@ -252,12 +252,14 @@ def check_is_no_checkpoint(setting: str, folder: str | Path) -> None:
 def find_checkpoint(path: str | Path, flag: str = "--checkpoint") -> Path:
     """Return the newest checkpoint in the folder ``path``, which ``flag`` named, or ``path`` itself if it is one.
 
+    ``FOLDER`` with a folder of checkpoints in it, as a run leaves it, means these.
     ``FOLDER/best`` is the one with the smallest validation loss, of a run with --keep-best.
     """
     path = Path(path)
     if path.name == BEST and CheckpointStore(path.parent).iterations():
         return _best(path.parent, flag)
-    store = CheckpointStore(path)
+    below = path / "checkpoints"
+    store = CheckpointStore(below if CheckpointStore(below).iterations() else path)
     if store.iterations():
         return store.path(store.iterations()[-1])
     if not path.exists():

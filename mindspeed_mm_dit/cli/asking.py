@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from mindspeed_mm_dit.configs.limits import MOST_FRAMES, MOST_PIXELS, check_between, shown
-from mindspeed_mm_dit.errors import ConfigError, nearest
+from mindspeed_mm_dit.errors import ConfigError
 
 if TYPE_CHECKING:
     from mindspeed_mm_dit.configs.model import ModelConfig
@@ -19,12 +16,6 @@ if TYPE_CHECKING:
 MOST_IMAGES, MOST_VIDEOS = 1_000_000, 10_000
 """Samples that one command draws; the usual scores take 50,000 images."""
 
-FLAGS = {
-    "label": ("--classes", "--num-per-class"),
-    "caption": ("--prompt", "--prompts", "--num-per-prompt", "--negative-prompt"),
-    "vector": ("--vectors",),
-}
-"""By the item of a sample that they ask for."""
 _WORDS = {"label": "classes", "caption": "texts", "vector": "vectors"}
 
 
@@ -58,7 +49,7 @@ def asked_of(args: argparse.Namespace, config: ModelConfig, names: Sequence[str]
 
     Raises ConfigError for flags of items that the model is not steered by, and for whatever they name wrongly.
     """
-    from mindspeed_mm_dit.sampling.asked import Asked, check_asked
+    from mindspeed_mm_dit.sampling.asked import Asked, check_asked, together
 
     items = config.predictor.conditions.items
     _refuse_others(args, config, items)
@@ -74,13 +65,15 @@ def asked_of(args: argparse.Namespace, config: ModelConfig, names: Sequence[str]
         values["vector"] = _vectors(args)
     instead = {"caption": args.negative_prompt} if args.negative_prompt else {}
     check_prompts(config, values.get("caption", []), args.negative_prompt)
-    asked = Asked(_together(values), instead)
+    asked = Asked(together(values), instead)
     check_asked(asked, config)
     _check_amount(len(asked), each, config, Path(args.output))
     return asked.each(each)
 
 
 def _refuse_others(args: argparse.Namespace, config: ModelConfig, items: Sequence[str]) -> None:
+    from mindspeed_mm_dit.sampling.asked import FLAGS
+
     flags = [flag for item in items for flag in FLAGS.get(item, ())]
     for item, others in FLAGS.items():
         for flag in others:
@@ -93,19 +86,6 @@ def _refuse_others(args: argparse.Namespace, config: ModelConfig, items: Sequenc
             raise ConfigError(f"{flag} = {value}", "this model draws images, not videos", "leave it out")
 
 
-def _together(values: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """Return values of the same number: one value of an item goes with all of another."""
-    longest = max(values, key=lambda item: len(values[item]))
-    most = len(values[longest])
-    for item, own in values.items():
-        if len(own) not in (1, most):
-            raise ConfigError(
-                f"{FLAGS[item][0]}: {len(own)} values", f"go with {most} of {FLAGS[longest][0]}",
-                "give as many of each, or one that goes with all",
-            )  # fmt: skip
-    return {item: own if len(own) == most else own * most for item, own in values.items()}
-
-
 # --- classes -----------------------------------------------------------------------------------------------------
 
 
@@ -116,39 +96,10 @@ def _classes(args: argparse.Namespace, config: ModelConfig, names: Sequence[str]
 
 
 def parse_classes(text: str, names: Sequence[str] = (), num_classes: int = MOST_IMAGES) -> list[int]:
-    """Read "1,5,7-9" as [1, 5, 7, 8, 9], and "cat" as its place in ``names``; a number is always a label.
+    """Read "1,5,7-9" as [1, 5, 7, 8, 9], and "cat" as its place in ``names``; a range ends below ``num_classes``."""
+    from mindspeed_mm_dit.sampling.asked import labels_of
 
-    A range ends below ``num_classes``.
-    """
-    classes: list[int] = []
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        name = unicodedata.normalize("NFC", part.strip())
-        if _is_number(first) and (not dash or (_is_number(last) and int(first) <= int(last))):
-            if int(last or first) >= num_classes:
-                raise ConfigError(
-                    f"--classes: {part.strip()}",
-                    f"is outside 0 ... {num_classes - 1} (predictor.num_classes = {num_classes})",
-                )
-            classes.extend(range(int(first), int(last or first) + 1))
-        elif name in names:
-            classes.append(names.index(name))
-        else:
-            _refuse_class(text, part, names)
-    return classes
-
-
-def _is_number(text: str) -> bool:
-    return text.isdecimal() and len(text) < 20
-
-
-def _refuse_class(text: str, part: str, names: Sequence[str]) -> NoReturn:
-    known = f"{nearest(part.strip(), names)}The checkpoint knows: {', '.join(names[:10])}" if names else ""
-    raise ConfigError(
-        f"--classes = {shown(text)}",
-        f"{shown(part)} is neither a label nor a range" + (", nor the name of a class" if names else ""),
-        (known + (", ..." if len(names) > 10 else "") + "; or write " if names else "write ") + "0-9 or 1,5,7-9",
-    )
+    return labels_of(text.split(","), names, num_classes)
 
 
 # --- prompts and vectors -----------------------------------------------------------------------------------------
@@ -219,33 +170,6 @@ def _check_amount(count: int, each: int, config: ModelConfig, output: Path) -> N
             raise ConfigError(what, f"{total:,} {noun} need {need / 2**30:,.1f} GiB, and {found}", cure)
     if total > most:
         raise ConfigError(what, f"{total:,} {noun}: one command draws up to {most:,}", cure)
-
-
-def resized(config: ModelConfig, frames: int | None, size: str | None) -> ModelConfig:
-    """Return ``config`` with latents of samples of other ``frames`` or ``size`` ("HxW"); no weight depends on them."""
-    if frames is None and size is None:
-        return config
-    own = config.sample_size
-    wanted = own[-2:] if size is None else _parse_size(size)
-    if len(own) == 3:
-        frames = own[0] if frames is None else frames
-        check_between("--frames", frames, 1, MOST_FRAMES)
-        wanted = (frames, *wanted)
-    try:
-        predictor = config.predictor.resized(config.ae.latent_shape(wanted))
-    except ConfigError as error:
-        flag = "--frames" if "frames" in error.what or size is None else "--size"
-        raise ConfigError(f"{flag} = {frames if flag == '--frames' else size}", error.reason, error.cure) from None
-    return dataclasses.replace(config, predictor=predictor)
-
-
-def _parse_size(text: str) -> tuple[int, int]:
-    height, _, width = text.partition("x")
-    if not (height.isdecimal() and width.isdecimal()):
-        raise ConfigError(f"--size = {shown(text)}", "is not HEIGHTxWIDTH", "write 480x832")
-    for side in (height, width):
-        check_between("--size", int(side), 1, MOST_PIXELS)
-    return int(height), int(width)
 
 
 def _positive(flag: str, value: int) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindspeed_mm_dit.checkpoint.places import without_places
-from mindspeed_mm_dit.cli.asking import add_asking, asked_of, resized
-from mindspeed_mm_dit.cli.outputs import Output
+from mindspeed_mm_dit.cli.asking import add_asking, asked_of
 from mindspeed_mm_dit.cli.ranks import found_by_all
 from mindspeed_mm_dit.cli.sampler_flags import OPTIONS, add_sampler, add_sampler_options
 from mindspeed_mm_dit.configs.limits import shown
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
     from mindspeed_mm_dit.configs.model import ModelConfig
     from mindspeed_mm_dit.sampling.asked import Asked
     from mindspeed_mm_dit.sampling.generate import SampleSettings
+    from mindspeed_mm_dit.sampling.outputs import Output
 
 DESCRIPTION = """\
 Draw images or videos of the classes you name, or of the prompts you write, from a trained model.
@@ -123,6 +122,7 @@ def run(args: argparse.Namespace) -> int:
     with found_by_all():
         check_launched(os.environ, args.ai_framework)
         activate(args.ai_framework)
+        from mindspeed_mm_dit.sampling.asked import resized
         from mindspeed_mm_dit.sampling.load import describe
 
         _, config, names = describe(args.checkpoint, args.model)
@@ -156,6 +156,7 @@ class _Work:
         """Check all that the flags ask for, before weights are read."""
         from mindspeed_mm_dit.framework import runtime
         from mindspeed_mm_dit.sampling.clips import FPS
+        from mindspeed_mm_dit.sampling.outputs import Output
 
         settings = settings_of(args, config)
         output = Output(args.output, FPS if args.fps is None else args.fps)
@@ -167,11 +168,9 @@ class _Work:
 
 def _draw(args: argparse.Namespace, work: _Work) -> tuple[np.ndarray | None, float]:
     """Return the samples, drawn by all ranks, on the first of them (None on others), and the seconds that took."""
-    from tqdm import tqdm
-
     from mindspeed_mm_dit.framework import runtime
     from mindspeed_mm_dit.sampling.load import load_model
-    from mindspeed_mm_dit.sampling.spread import generate_spread, share
+    from mindspeed_mm_dit.sampling.spread import generate_spread
 
     if work.ranks > 1:
         runtime.initialize(None, 1, work.ranks)
@@ -179,14 +178,9 @@ def _draw(args: argparse.Namespace, work: _Work) -> tuple[np.ndarray | None, flo
         args.checkpoint, args.model, args.weights == "ema", bf16=args.bf16, torch_compile=args.torch_compile
     )
     started = time.perf_counter()
-    own = sum(map(len, share(len(work.asked), work.settings.batch_size)))
     output = Path(os.path.realpath(args.output))
-    with tqdm(
-        total=work.settings.steps * own, desc="sampling", unit="sample-step",
-        disable=runtime.rank() > 0 or not sys.stderr.isatty(),
-    ) as bar:  # fmt: skip
-        parts = output.with_name(f".{output.name}.parts")
-        samples = generate_spread(parts, (model, work.config), work.asked, work.settings, bar.update)
+    parts = output.with_name(f".{output.name}.parts")
+    samples = generate_spread(parts, (model, work.config), work.asked, work.settings)
     seconds = time.perf_counter() - started
     if work.ranks > 1:
         runtime.shutdown()
@@ -205,42 +199,24 @@ def _said(args: argparse.Namespace, work: _Work) -> dict[str, str]:
     }
 
 
-def check_guided_channels(asked: str | None, channels: int) -> None:
-    """Raise ConfigError for more guided channels than a latent has."""
-    if asked == "3" and channels < 3:
-        raise ConfigError(
-            "--cfg-channels = 3", f"the latents of this model have {channels}", "use all, or drop the flag"
-        )
-
-
 def settings_of(args: argparse.Namespace, config: ModelConfig) -> SampleSettings:
-    """Return how the flags draw from a model of ``config``.
+    """Return how the flags draw from a model of ``config``; raises ConfigError or PlatformError where they cannot."""
+    from mindspeed_mm_dit.objectives.guidance import GuidedChannels
+    from mindspeed_mm_dit.sampling.generate import settings_for
 
-    Raises:
-        ConfigError: there is no such sampler, it does not take these steps or options, or the guidance cannot be.
-        PlatformError: --bf16 where the framework does not offer it.
-    """
-    from mindspeed_mm_dit.framework import runtime
-    from mindspeed_mm_dit.objectives.guidance import Guidance, GuidedChannels
-    from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of, sampler_options
-    from mindspeed_mm_dit.sampling.generate import SampleSettings, check_guidance
-
-    check_guided_channels(args.cfg_channels, config.predictor.in_channels)
-    channels: GuidedChannels = args.cfg_channels or ("3" if config.predictor.conditions.items == ("label",) else "all")
-    settings = SampleSettings(
-        sampler=next(iter(objective_of(config.diffusion).samplers)) if args.sampler is None else args.sampler,
-        steps=_positive("--steps", (50 if len(config.sample_size) == 3 else 250) if args.steps is None else args.steps),
-        guidance=Guidance(args.cfg_scale, channels, parse_interval(args.cfg_interval)),
+    channels: GuidedChannels | None = args.cfg_channels
+    return settings_for(
+        config,
+        sampler=args.sampler,
+        steps=args.steps,
+        scale=args.cfg_scale,
+        channels=channels,
+        interval=parse_interval(args.cfg_interval),
         seed=args.seed,
-        batch_size=_positive("--batch-size", args.batch_size),
+        batch_size=args.batch_size,
         options=getattr(args, OPTIONS),
         bf16=args.bf16,
     )
-    runtime.low_precision(settings.bf16)  # refuses what it cannot do
-    options = sampler_options(config.diffusion, settings.sampler, settings.options)
-    find_sampler(config.diffusion, settings.sampler).check(config.diffusion, settings.steps, options)
-    check_guidance(settings.guidance, config)
-    return settings
 
 
 def parse_interval(text: str) -> tuple[float, float]:
@@ -250,9 +226,3 @@ def parse_interval(text: str) -> tuple[float, float]:
     except ValueError:
         raise ConfigError(f"--cfg-interval = {shown(text)}", "is not two numbers", "write 0.2,0.8") from None
     return low, high
-
-
-def _positive(flag: str, value: int) -> int:
-    if value < 1:
-        raise ConfigError(f"{flag} = {value}", "must be at least 1")
-    return value

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from mindspeed_mm_dit.configs.condition import Conditions
+from mindspeed_mm_dit.configs.limits import MOST_FRAMES, MOST_PIXELS, check_between, shown
 from mindspeed_mm_dit.configs.model import ModelConfig
-from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.errors import ConfigError, nearest
+
+FLAGS = {
+    "label": ("--classes", "--num-per-class"),
+    "caption": ("--prompt", "--prompts", "--num-per-prompt", "--negative-prompt"),
+    "vector": ("--vectors",),
+}
+"""Of mm-dit sample, by the item of a sample that they ask for."""
 
 
 @dataclass(frozen=True)
@@ -68,3 +77,79 @@ def check_asked(asked: Asked, config: ModelConfig) -> None:
             raise ConfigError(
                 f"--classes: {label}", f"is outside 0 ... {classes - 1} (predictor.num_classes = {classes})"
             )
+
+
+def together(values: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """Return values of the same number: one value of an item goes with all of another."""
+    longest = max(values, key=lambda item: len(values[item]))
+    most = len(values[longest])
+    for item, own in values.items():
+        if len(own) not in (1, most):
+            raise ConfigError(
+                f"{FLAGS[item][0]}: {len(own)} values", f"go with {most} of {FLAGS[longest][0]}",
+                "give as many of each, or one that goes with all",
+            )  # fmt: skip
+    return {item: own if len(own) == most else own * most for item, own in values.items()}
+
+
+def labels_of(asked: Sequence[str], names: Sequence[str], num_classes: int) -> list[int]:
+    """Return the labels that ``asked`` means: "3", a range "7-9" below ``num_classes``, or a class of ``names``.
+
+    Raises ConfigError, naming the nearest class.
+    """
+    classes: list[int] = []
+    for part in asked:
+        first, dash, last = part.strip().partition("-")
+        name = unicodedata.normalize("NFC", part.strip())
+        if _is_number(first) and (not dash or (_is_number(last) and int(first) <= int(last))):
+            if int(last or first) >= num_classes:
+                raise ConfigError(
+                    f"--classes: {part.strip()}",
+                    f"is outside 0 ... {num_classes - 1} (predictor.num_classes = {num_classes})",
+                )
+            classes.extend(range(int(first), int(last or first) + 1))
+        elif name in names:
+            classes.append(names.index(name))
+        else:
+            _refuse_class(asked, part, names)
+    return classes
+
+
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and len(text) < 20
+
+
+def _refuse_class(asked: Sequence[str], part: str, names: Sequence[str]) -> NoReturn:
+    known = f"{nearest(part.strip(), names)}The checkpoint knows: {', '.join(names[:10])}" if names else ""
+    raise ConfigError(
+        f"--classes = {shown(','.join(asked))}",
+        f"{shown(part)} is neither a label nor a range" + (", nor the name of a class" if names else ""),
+        (known + (", ..." if len(names) > 10 else "") + "; or write " if names else "write ") + "0-9 or 1,5,7-9",
+    )
+
+
+def resized(config: ModelConfig, frames: int | None, size: str | None) -> ModelConfig:
+    """Return ``config`` with latents of samples of other ``frames`` or ``size`` ("HxW"); no weight depends on them."""
+    if frames is None and size is None:
+        return config
+    own = config.sample_size
+    wanted = own[-2:] if size is None else _parse_size(size)
+    if len(own) == 3:
+        frames = own[0] if frames is None else frames
+        check_between("--frames", frames, 1, MOST_FRAMES)
+        wanted = (frames, *wanted)
+    try:
+        predictor = config.predictor.resized(config.ae.latent_shape(wanted))
+    except ConfigError as error:
+        flag = "--frames" if "frames" in error.what or size is None else "--size"
+        raise ConfigError(f"{flag} = {frames if flag == '--frames' else size}", error.reason, error.cure) from None
+    return dataclasses.replace(config, predictor=predictor)
+
+
+def _parse_size(text: str) -> tuple[int, int]:
+    height, _, width = text.partition("x")
+    if not (height.isdecimal() and width.isdecimal()):
+        raise ConfigError(f"--size = {shown(text)}", "is not HEIGHTxWIDTH", "write 480x832")
+    for side in (height, width):
+        check_between("--size", int(side), 1, MOST_PIXELS)
+    return int(height), int(width)

@@ -16,8 +16,8 @@ from mindspeed_mm_dit.data.draws import Stream, normals
 from mindspeed_mm_dit.errors import ConfigError, ConvergenceError
 from mindspeed_mm_dit.framework import ops, runtime
 from mindspeed_mm_dit.models.pixels import to_pixels
-from mindspeed_mm_dit.objectives.guidance import Guidance, guided_network
-from mindspeed_mm_dit.objectives.registry import find_sampler, sampler_options
+from mindspeed_mm_dit.objectives.guidance import Guidance, GuidedChannels, guided_network
+from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of, sampler_options
 from mindspeed_mm_dit.sampling.asked import Asked, check_asked
 
 Arrays = Mapping[str, np.ndarray]
@@ -47,6 +47,49 @@ class SampleSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.seed <= LARGEST:
             raise ConfigError(f"--seed = {self.seed}", "must lie between 0 and 2**63 - 1")
+        for flag, value in (("--steps", self.steps), ("--batch-size", self.batch_size)):
+            if value < 1:
+                raise ConfigError(f"{flag} = {value}", "must be at least 1")
+
+
+def settings_for(
+    config: ModelConfig,
+    *,
+    sampler: str | None = None,
+    steps: int | None = None,
+    scale: float = 4.0,
+    channels: GuidedChannels | None = None,
+    interval: tuple[float, float] = (0.0, 1.0),
+    seed: int = 0,
+    batch_size: int = 64,
+    options: Mapping[str, Any] | None = None,
+    bf16: bool = False,
+) -> SampleSettings:
+    """Return how a model of ``config`` is drawn from; what is None, the model decides.
+
+    Raises:
+        ConfigError: there is no such sampler, it does not take these steps or options, or the guidance cannot be.
+        PlatformError: ``bf16`` where the framework does not offer it.
+    """
+    if channels == "3" and config.predictor.in_channels < 3:
+        reason = f"the latents of this model have {config.predictor.in_channels}"
+        raise ConfigError("--cfg-channels = 3", reason, "use all, or drop the flag")
+    settings = SampleSettings(
+        sampler=next(iter(objective_of(config.diffusion).samplers)) if sampler is None else sampler,
+        steps=(50 if len(config.sample_size) == 3 else 250) if steps is None else steps,
+        guidance=Guidance(
+            scale, channels or ("3" if config.predictor.conditions.items == ("label",) else "all"), interval
+        ),
+        seed=seed,
+        batch_size=batch_size,
+        options=options or {},
+        bf16=bf16,
+    )
+    runtime.low_precision(bf16)  # refuses what it cannot do
+    own = sampler_options(config.diffusion, settings.sampler, settings.options)
+    find_sampler(config.diffusion, settings.sampler).check(config.diffusion, settings.steps, own)
+    check_guidance(settings.guidance, config)
+    return settings
 
 
 def generate(

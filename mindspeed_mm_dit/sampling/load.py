@@ -91,7 +91,7 @@ def load_model(
     """
     path, config, _ = describe(checkpoint, model_json)
     model = DiTModel(config)
-    weights = read_weights(path, use_ema)
+    weights = diffusers.read(path).weights if _is_of_diffusers(path) else read_weights(path, use_ema)
     check_names(runtime.shapes(model.predictor), {n: a.shape for n, a in weights.items()}, f"--checkpoint = {path}")
     runtime.load_arrays(model.predictor, weights)
     runtime.compiled(model.predictor)
@@ -100,6 +100,10 @@ def load_model(
     if torch_compile:
         runtime.compile_blocks(model.blocks)
     return runtime.freeze(model), config
+
+
+def _is_of_diffusers(path: Path) -> bool:
+    return path.is_dir() and not pytorch.fits(path) and not mindspore.fits(path) and diffusers.fits(path)
 
 
 def _facts(path: Path) -> dict[str, Any]:
@@ -121,14 +125,8 @@ def _facts_in(file: Path, changed: int) -> dict[str, Any]:
 
 def _check_folder(path: Path) -> None:
     """Raise CheckpointError unless a training run wrote the folder ``path``."""
-    if pytorch.fits(path) or mindspore.fits(path):
+    if pytorch.fits(path) or mindspore.fits(path) or diffusers.fits(path):
         return
-    if diffusers.fits(path):
-        raise CheckpointError(
-            f"--checkpoint = {path}",
-            "is a diffusers folder; samples are drawn from checkpoints of a run, .pt, .safetensors and .ckpt",
-            f"mm-dit convert {path} weights.safetensors, then --checkpoint weights.safetensors --model model.json",
-        )
     names = sorted(file.name for file in path.iterdir())
     found = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") if names else "nothing"
     raise CheckpointError(

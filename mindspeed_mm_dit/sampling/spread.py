@@ -7,11 +7,12 @@ through files beside the output; nothing else is shared.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.errors import DataError
@@ -26,27 +27,29 @@ def share(count: int, batch_size: int) -> list[np.ndarray]:
 
 
 def generate_spread(
-    folder: Path,
-    model: tuple[Any, ModelConfig],
-    asked: Asked,
-    settings: SampleSettings,
-    on_step: Callable[[int], None] = lambda samples: None,
+    folder: Path, model: tuple[Any, ModelConfig], asked: Asked, settings: SampleSettings
 ) -> np.ndarray | None:
     """Draw what is asked for on all ranks; return it on the first, as ``generate`` does, and None on others.
 
-    folder: a new one, on a disk that all ranks share; it is gone afterwards. Every rank must call this.
+    folder: a new one, on a disk that all ranks share; it is gone afterwards. Every rank must call this. On a terminal
+    a bar shows how far the first has come.
 
     Raises:
         DataError: a part of another rank is not there.
     """
-    if runtime.world_size() == 1:
-        return generate(*model, asked, settings, on_step)
-    if runtime.rank() == 0:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-    runtime.barrier()
-    for numbers in share(len(asked), settings.batch_size):
-        np.save(_part(folder, int(numbers[0])), generate(*model, asked.at(numbers), settings, on_step))
+    own = share(len(asked), settings.batch_size)
+    with tqdm(
+        total=settings.steps * sum(map(len, own)), desc="sampling", unit="sample-step",
+        disable=runtime.rank() > 0 or not sys.stderr.isatty(),
+    ) as bar:  # fmt: skip
+        if runtime.world_size() == 1:
+            return generate(*model, asked, settings, bar.update)
+        if runtime.rank() == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+        runtime.barrier()
+        for numbers in own:
+            np.save(_part(folder, int(numbers[0])), generate(*model, asked.at(numbers), settings, bar.update))
     runtime.barrier()
     return _joined(folder, len(asked), settings.batch_size) if runtime.rank() == 0 else None
 

@@ -7,8 +7,6 @@ import signal
 import sys
 from pathlib import Path
 
-from tqdm import tqdm
-
 from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.framework.launched import follow_to_death
 
@@ -20,9 +18,10 @@ from mindspeed_mm_dit.errors import PlatformError
 from mindspeed_mm_dit.evaluation.built_in import BUILT_IN
 from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.sampling.asked import Asked
-from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
+from mindspeed_mm_dit.sampling.generate import SampleSettings
 from mindspeed_mm_dit.sampling.load import describe, load_model
 from mindspeed_mm_dit.sampling.pictures import draw_samples
+from mindspeed_mm_dit.sampling.spread import generate_spread
 from mindspeed_mm_dit.training.curves import draw_loss
 from mindspeed_mm_dit.training.read_logs import Curve, read_validation
 from mindspeed_mm_dit.training.report import ReportJob
@@ -67,11 +66,8 @@ def _draw_samples(job: ReportJob, picture: Path) -> str:
         job.cfg_scale if conditions.has_null else 1.0, channels="3" if conditions.items == ("label",) else "all"
     )
     settings = SampleSettings(job.sampler, job.steps, guidance, job.seed, bf16=job.bf16)
-    total = settings.steps * len(asked)
-    with tqdm(
-        total=total, desc="sampling", unit="sample-step", file=sys.stderr, disable=not sys.stderr.isatty()
-    ) as bar:
-        samples = generate(model, config, asked, settings, bar.update)
+    samples = generate_spread(picture, (model, config), asked, settings)
+    assert samples is not None, "the one process of a report has the samples"
     shown = built_in.shown if built_in else slice(None)
     picture.parent.mkdir(parents=True, exist_ok=True)
     draw_samples(samples[shown], asked.titles(names)[shown], SAMPLES_SHOWN).save(picture)

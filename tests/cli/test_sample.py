@@ -234,7 +234,7 @@ def test_a_folder_without_a_checkpoint_says_what_was_found(tmp_path, capsys):
     for name, words in (
         ("empty", "found nothing; expected iter_"),
         ("pictures", "found a.png; expected iter_"),
-        ("diffusers", "is a diffusers folder"),
+        ("diffusers", "holds neither diffusion_pytorch_model.safetensors nor"),
     ):
         assert sample("--checkpoint", f"{tmp_path}/{name}", *flags) == 2
         said = capsys.readouterr().err

@@ -1,0 +1,61 @@
+"""``import mindspeed_mm_dit as dit``: what Python calls directly. No framework is imported before one is called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from mindspeed_mm_dit.sampling.pipeline import Pipeline
+
+Framework = Literal["pytorch", "mindspore"]
+
+
+def load(
+    checkpoint: str | Path,
+    *,
+    model: str | Path | None = None,
+    weights: Literal["ema", "model"] = "ema",
+    framework: Framework = "pytorch",
+    bf16: bool = False,
+) -> Pipeline:
+    """Return a trained model, ready to draw from.
+
+    checkpoint: the folder of a run or of its checkpoints (the newest is taken), a .pt, .safetensors or MindSpore's
+    .ckpt, or a folder of diffusers. model: its model.json, where the checkpoint does not remember it. weights: the
+    moving average, or the weights being trained.
+
+    >>> import mindspeed_mm_dit as dit
+    >>> pipe = dit.load("outputs/digits/checkpoints")                                          # doctest: +SKIP
+    >>> pipe.sample(classes=["3", 7], num=4, steps=25, guidance=2.0, seed=0).save("some.png")  # doctest: +SKIP
+    """
+    from mindspeed_mm_dit.framework import activate
+
+    activate(framework)
+    from mindspeed_mm_dit.sampling.pipeline import Pipeline
+
+    return Pipeline.of_checkpoint(checkpoint, model, weights == "ema", bf16)
+
+
+def create(config: str | Path, *, seed: int = 0, framework: Framework = "pytorch") -> Pipeline:
+    """Return a model with initial weights, which depend on ``seed`` alone.
+
+    config: a model.json, a folder with one, or the name of an embedded config.
+
+    >>> import mindspeed_mm_dit as dit
+    >>> pipe = dit.create("digits")
+    >>> sum(weight.numel() for weight in pipe.predictor.parameters())
+    1274372
+    >>> image, *_ = pipe.sample(classes=[3], steps=2, guidance=1.0)
+    >>> image.size
+    (8, 8)
+    """
+    from mindspeed_mm_dit.configs.embedded import config_folder
+    from mindspeed_mm_dit.configs.model import load_model_config
+    from mindspeed_mm_dit.framework import activate
+
+    activate(framework)
+    from mindspeed_mm_dit.sampling.pipeline import Pipeline
+
+    file = Path(config) if Path(config).is_file() else config_folder(str(config)) / "model.json"
+    return Pipeline.untrained(load_model_config(file), seed)

@@ -1,0 +1,217 @@
+"""A model in Python: drawn from as ``mm-dit sample`` draws, and trained on batches of your own.
+
+``mindspeed_mm_dit.load`` and ``mindspeed_mm_dit.create`` return a :class:`Pipeline`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from mindspeed_mm_dit.configs.model import ModelConfig
+from mindspeed_mm_dit.data.conditions.registry import arrays_asked, kind_of
+from mindspeed_mm_dit.data.draws import Stream, coins, normals
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.models.composite import DiTModel
+from mindspeed_mm_dit.models.text_encoder import check_captions
+from mindspeed_mm_dit.objectives.guidance import GuidedChannels
+from mindspeed_mm_dit.objectives.registry import objective_of
+from mindspeed_mm_dit.sampling.asked import Asked, check_asked, labels_of, resized, together
+from mindspeed_mm_dit.sampling.clips import FPS
+from mindspeed_mm_dit.sampling.generate import generate, settings_for
+from mindspeed_mm_dit.sampling.load import describe, load_model
+from mindspeed_mm_dit.sampling.outputs import Output
+from mindspeed_mm_dit.sampling.pictures import draw_samples, png_of
+
+Tensor = Any
+CAPTION_DROPOUT = 0.1
+"""Of a training batch whose captions no data.json belongs to."""
+
+
+@dataclass(frozen=True)
+class Samples(Sequence[Any]):
+    """What was drawn: a sequence of PIL images, or, of a model of videos, of lists of their frames."""
+
+    arrays: np.ndarray
+    """(N, H, W, 3 or 1) uint8, of videos (N, F, H, W, 3 or 1)."""
+    titles: tuple[str, ...]
+    """What each of them is to show: the name of its class, or its prompt."""
+    labels: np.ndarray | None
+    """(N,) int64; None where no classes were asked for."""
+    seed: int
+    """That they were drawn with."""
+
+    def __len__(self) -> int:
+        return len(self.arrays)
+
+    def __getitem__(self, number: Any) -> Any:
+        """Return sample ``number``, or a list of them for a slice."""
+        if isinstance(number, slice):
+            return [self[one] for one in range(*number.indices(len(self)))]
+        sample = self.arrays[number]
+        return _image(sample) if sample.ndim == 3 else [_image(frame) for frame in sample]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[number] for number in range(len(self)))
+
+    def grid(self) -> Image.Image:
+        """Return one picture of all of them: a row for each class or prompt, or a strip of frames for each video."""
+        return draw_samples(self.arrays, self.titles)
+
+    def save(self, path: str | Path, fps: float = FPS) -> str:
+        """Write them as ``mm-dit sample --output PATH`` does, and return the names of the files.
+
+        path: ``.png``, ``.jpg``, ``.npz``, ``.html``, or ``FOLDER/``; of videos ``.mp4``, ``.gif``, ``.png``, ``.npz``.
+        """
+        output = Output(str(path), fps)
+        output.check(self.titles, self.arrays.shape[1:-1])
+        return output.save(self.arrays, self.labels, self.titles, self.seed, {})
+
+    def _repr_png_(self) -> bytes:
+        """Return what a notebook shows."""
+        return png_of(np.asarray(self.grid()))
+
+
+def _image(pixels: np.ndarray) -> Image.Image:
+    return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A model with all that it takes to draw from it and to train it."""
+
+    model: Any
+    """The composite: ``ae``, ``text_encoders``, ``diffusion`` and ``predictor``."""
+    config: ModelConfig
+    """Its model.json."""
+    classes: tuple[str, ...] = ()
+    """Name of each label; empty where they are not known."""
+
+    @classmethod
+    def of_checkpoint(
+        cls, checkpoint: str | Path, model_json: str | Path | None, use_ema: bool, bf16: bool
+    ) -> Pipeline:
+        """Read a checkpoint of any format; raises CheckpointError or ConfigError where that cannot be."""
+        classes = describe(checkpoint, model_json).classes
+        return cls(*load_model(checkpoint, model_json, use_ema, bf16=bf16), classes)
+
+    @classmethod
+    def untrained(cls, config: ModelConfig, seed: int) -> Pipeline:
+        """Return a model with its initial weights, on the device."""
+        model = DiTModel(config)
+        runtime.load_arrays(model.predictor, model.initial_weights(seed))
+        return cls(runtime.to_runtime_device(model), config)
+
+    @property
+    def predictor(self) -> Any:
+        """The network, an ordinary module: ``predictor(x_t, t, *condition)``."""
+        return self.model.predictor
+
+    def sample(
+        self,
+        classes: Sequence[str | int] | None = None,
+        *,
+        prompts: Sequence[str] | None = None,
+        vectors: np.ndarray | None = None,
+        num: int = 1,
+        steps: int | None = None,
+        guidance: float = 4.0,
+        sampler: str | None = None,
+        seed: int = 0,
+        negative_prompt: str | None = None,
+        frames: int | None = None,
+        size: tuple[int, int] | None = None,
+        channels: GuidedChannels | None = None,
+        interval: tuple[float, float] = (0.0, 1.0),
+        batch_size: int = 64,
+        bf16: bool = False,
+        options: Mapping[str, Any] | None = None,
+    ) -> Samples:
+        """Draw ``num`` samples of each class, prompt or vector (P,): those of ``mm-dit sample``, to the bit.
+
+        classes: labels, or names that the checkpoint knows. steps, sampler: None for the defaults of the objective.
+        guidance: 1 is none, larger is closer to what is asked for; ``channels`` and ``interval`` limit it. frames,
+        size (H, W): of videos and images of another size. options: what else the sampler takes, by name.
+
+        Raises:
+            ConfigError: the model cannot draw this; it says why in the words of the flags of ``mm-dit sample``.
+        """
+        config = resized(self.config, frames, None if size is None else f"{size[0]}x{size[1]}")
+        settings = settings_for(
+            config, sampler=sampler, steps=steps, scale=guidance, channels=channels, interval=interval, seed=seed,
+            batch_size=batch_size, options=options, bf16=bf16,
+        )  # fmt: skip
+        instead = {"caption": negative_prompt} if negative_prompt else {}
+        asked = Asked(together(self._values(classes, prompts, vectors)), instead)
+        check_asked(asked, config)
+        if num < 1:
+            raise ConfigError(f"num = {num}", "must be at least 1")
+        asked = asked.each(num)
+        arrays = generate(self.model, config, asked, settings)
+        return Samples(arrays, tuple(asked.titles(self.classes)), asked.labels, seed)
+
+    def loss(
+        self,
+        pixels: np.ndarray,
+        classes: Sequence[str | int] | np.ndarray | None = None,
+        *,
+        prompts: Sequence[str] | None = None,
+        vectors: np.ndarray | None = None,
+        step: int = 0,
+        seed: int = 0,
+    ) -> Tensor:
+        """Return the training loss of each sample, (B,) float32, to call ``.mean().backward()`` on.
+
+        pixels: (B, C, H, W) uint8, of videos (B, C, F, H, W). Noise, times and dropped conditions are functions of
+        ``seed`` and of the sample's place in the run, ``step`` * B + its number in the batch.
+        """
+        places = step * len(pixels) + np.arange(len(pixels))
+        batch = {"pixels": np.asarray(pixels), **self._given(self._values(classes, prompts, vectors), places, seed)}
+        shape = self.config.latent_shape
+        batch |= objective_of(self.config.diffusion).draws(self.config.diffusion, seed, places, shape)
+        if self.config.ae.samples_posterior:
+            batch["posterior_noise"] = normals(seed, Stream.POSTERIOR, places, shape)
+        return self.model(**runtime.to_device(batch))
+
+    def _given(self, values: Mapping[str, Sequence[Any]], places: np.ndarray, seed: int) -> dict[str, np.ndarray]:
+        """Return the arrays of the conditions of a training batch, some of them dropped."""
+        conditions, tokenizers = self.config.predictor.conditions, [own.tokenizer for own in self.model.text_encoders]
+        given, numbers = dict(arrays_asked(conditions, values, tokenizers)), conditions.coins()
+        for condition in conditions:
+            dropout = CAPTION_DROPOUT if condition.item == "caption" else condition.dropout
+            drops = coins(seed, Stream.LABEL_DROP, places, dropout, numbers[condition.coin])
+            for name, null in kind_of(condition).null(condition, None, tokenizers).items():
+                given[name] = np.where(drops.reshape(-1, *(1 for _ in null.shape[1:])), null, given[name])
+        return given
+
+    def _values(
+        self, classes: Sequence[str | int] | np.ndarray | None, prompts: Sequence[str] | None, vectors: Any
+    ) -> dict[str, list[Any]]:
+        """Return what is asked for by item; raises ConfigError for what the model is not steered by."""
+        conditions = self.config.predictor.conditions
+        values: dict[str, list[Any]] = {}
+        for item, name, own in (
+            ("label", "classes", classes),
+            ("caption", "prompts", prompts),
+            ("vector", "vectors", vectors),
+        ):
+            if own is None and item in conditions.items and item != "label":
+                raise ConfigError(name, "is missing: this model is steered by it")
+            if own is not None and item not in conditions.items:
+                raise ConfigError(name, f"this model is steered by {' and '.join(conditions.items)}", "leave it out")
+            if own is not None:
+                values[item] = list(own)
+        for encoder in self.model.text_encoders:
+            check_captions(encoder.tokenizer, values["caption"], "prompts")
+        if conditions.label is not None:
+            count = conditions.label.num_classes
+            values["label"] = labels_of(
+                [str(one) for one in values.get("label", range(min(10, count)))], self.classes, count
+            )
+        return values

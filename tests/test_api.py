@@ -1,0 +1,126 @@
+"""import mindspeed_mm_dit as dit: what it draws and trains is what mm-dit draws and trains."""
+
+from __future__ import annotations
+
+import doctest
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import mindspeed_mm_dit as dit
+from mindspeed_mm_dit import api
+from mindspeed_mm_dit.cli.main import main
+from mindspeed_mm_dit.configs.data import load_data_config
+from mindspeed_mm_dit.data.order import SampleOrder
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError
+from mindspeed_mm_dit.models.data import open_data
+from mindspeed_mm_dit.objectives.registry import objective_of
+from tests.clips_fixtures import clip_configs, write_clips
+from tests.conftest import FRAMEWORK, ROOT
+from tests.training.launch import Configs
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.skipif(FRAMEWORK != "pytorch", reason="draws and trains on PyTorch")
+DRAW = "--classes 3,7 --num-per-class 2 --sampler ddim --steps 3 --cfg-scale 2 --seed 5"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, digits_folder):
+    """The folder of a short run."""
+    folder = tmp_path_factory.mktemp("run")
+    configs = Configs.create(folder, digits_folder, hidden_size=32, num_layers=1, num_heads=2)
+    assert configs.run(f"--train-iters 2 --micro-batch-size 8 --lr 1e-2 --save {folder}/checkpoints").code == 0
+    return folder
+
+
+def drawn(pipe):
+    return pipe.sample(classes=["3", 7], num=2, sampler="ddim", steps=3, guidance=2.0, seed=5)
+
+
+def test_importing_it_imports_neither_a_framework_nor_numpy():
+    code = "import sys, mindspeed_mm_dit as dit; dit.load; print(sorted({'torch', 'numpy'} & set(sys.modules)))"
+    assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True) == "[]\n"
+
+
+def test_its_examples_run_as_they_stand():
+    result = doctest.testmod(api)
+    assert result.attempted >= 5 and result.failed == 0
+
+
+def test_it_draws_the_bytes_of_mm_dit_sample(trained, tmp_path):
+    assert main(["sample", "--checkpoint", str(trained), *DRAW.split(), "--output", f"{tmp_path}/s.npz"]) == 0
+    samples = drawn(dit.load(trained))
+    with np.load(tmp_path / "s.npz") as file:
+        assert samples.arrays.tobytes() == file["arr_0"].tobytes()
+        assert samples.labels.tolist() == file["arr_1"].tolist() == [3, 3, 7, 7]
+    assert (samples[0].size, len(samples), len(samples[1:3]), len([*samples])) == ((8, 8), 4, 2, 4)
+    assert samples.save(tmp_path / "s.png") and samples._repr_png_()[1:4] == b"PNG"
+
+
+@pytest.mark.parametrize("name", ["w.pt", "w.safetensors", "w.ckpt", "folder"])
+def test_every_format_draws_the_same_samples(trained, tmp_path, name):
+    to = ["--to", "diffusers"] if name == "folder" else []
+    assert main(["convert", f"{trained}/checkpoints", f"{tmp_path}/{name}", *to]) == 0
+    there = drawn(dit.load(tmp_path / name, model=trained / "model.json"))
+    assert there.arrays.tobytes() == drawn(dit.load(trained)).arrays.tobytes()
+
+
+def test_the_loss_of_a_batch_is_that_of_the_trainer(trained):
+    pipe = dit.create(trained / "model.json", seed=3)
+    opened = open_data(pipe.config, load_data_config(trained / "data.json").dataset_param)
+    objective = objective_of(pipe.config.diffusion)
+    samples = opened.samples(opened.rows, 3, True, lambda *given: objective.draws(pipe.config.diffusion, *given))
+    places = 2 * 32 + np.arange(32)
+    batch = samples.batch(places)
+    labels = opened.rows.labels[SampleOrder(len(opened.rows), 3, True).images(places)]
+    assert (batch["labels"] != labels).any(), "some labels are dropped"
+    there = pipe.model(**{name: torch.as_tensor(array) for name, array in batch.items()})
+    assert torch.equal(pipe.loss(batch["pixels"], classes=labels, step=2, seed=3), there)
+
+
+def test_a_network_is_an_ordinary_module_that_an_ordinary_optimizer_trains(trained):
+    pipe = dit.create(trained / "model.json")
+    optimizer = torch.optim.AdamW(pipe.predictor.parameters(), lr=1e-2)
+    pixels, losses = np.tile(np.uint8([0, 255]), (32, 1, 8, 4)), []
+    for step in range(30):
+        loss = pipe.loss(pixels, classes=[step % 10] * 32, step=step).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert isinstance(pipe.predictor, torch.nn.Module) and losses[-1] < losses[0] / 2
+
+
+def test_a_model_of_videos_draws_frames_for_prompts(tmp_path):
+    pytest.importorskip("av")
+    pytest.importorskip("transformers")
+    pipe = dit.create(clip_configs(tmp_path, write_clips(tmp_path)).folder / "model.json")
+    samples = pipe.sample(prompts=["a seven moves left", "a one moves up"], steps=2, guidance=2.0)
+    assert samples.arrays.shape == (2, 9, 32, 32, 1) and samples.titles[1] == "a one moves up"
+    assert len(samples[0]) == 9 and samples[0][0].size == (32, 32)
+    assert samples.save(tmp_path / "seven.gif") == f"{tmp_path}/seven-0000.gif ... seven-0001.gif"
+    loss = pipe.loss(np.zeros((2, 1, 9, 32, 32), np.uint8), prompts=["a seven moves left", "a one moves up"])
+    assert loss.shape == (2,) and bool(torch.isfinite(loss).all())
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"classes": ["eight"]}, "is neither a label nor a range"),
+        ({"classes": [10]}, "is outside 0 ... 9"),
+        ({"prompts": ["a cat"]}, "prompts: this model is steered by label"),
+        ({"classes": [1], "steps": 0}, "--steps = 0: must be at least 1"),
+        ({"classes": [1], "sampler": "euler"}, "euler"),
+        ({"classes": [1], "num": 0}, "num = 0: must be at least 1"),
+    ],
+)
+def test_what_a_model_cannot_draw_is_named(trained, asked, message):
+    with pytest.raises(ConfigError, match=message):
+        dit.load(trained).sample(**asked)
+
+
+def test_what_is_no_checkpoint_is_named(tmp_path):
+    with pytest.raises(CheckpointError, match="there is no such file or folder"):
+        dit.load(tmp_path / "nothing")
