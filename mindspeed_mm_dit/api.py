@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -16,6 +17,7 @@ def load(
     *,
     model: str | Path | None = None,
     weights: Literal["ema", "model"] = "ema",
+    lora: Sequence[str] = (),
     framework: Framework = "pytorch",
     bf16: bool = False,
 ) -> Pipeline:
@@ -23,7 +25,7 @@ def load(
 
     checkpoint: the folder of a run or of its checkpoints (the newest is taken), a .pt, .safetensors or MindSpore's
     .ckpt, or a folder of diffusers. model: its model.json, where the checkpoint does not remember it. weights: the
-    moving average, or the weights being trained.
+    moving average, or the weights being trained. lora: adapters to be added to them, "FILE" or "FILE:STRENGTH" each.
 
     >>> import mindspeed_mm_dit as dit
     >>> pipe = dit.load("outputs/digits/checkpoints")                                          # doctest: +SKIP
@@ -34,7 +36,7 @@ def load(
     activate(framework)
     from mindspeed_mm_dit.sampling.pipeline import Pipeline
 
-    return Pipeline.of_checkpoint(checkpoint, model, weights == "ema", bf16)
+    return Pipeline.of_checkpoint(checkpoint, model, weights == "ema", bf16, lora)
 
 
 def create(config: str | Path, *, seed: int = 0, framework: Framework = "pytorch") -> Pipeline:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,6 +157,15 @@ def begin(source: Source, here: PredictorConfig, classes: Sequence[str], seed: i
             f"only {', '.join(here.adaptable)} may differ",
         )  # fmt: skip
     return [Beginning(name, np.asarray(begun.value, np.float32), begun.how) for name, begun in found.items() if begun]
+
+
+def digest_of_base(weights: Mapping[str, np.ndarray]) -> str:
+    """Return a digest of weights by name, float32: the same whatever file, format or framework they come from."""
+    found = hashlib.sha256()
+    for name in sorted(weights):
+        found.update(f"{name} {weights[name].shape} ".encode())
+        found.update(np.ascontiguousarray(weights[name], np.float32).data)
+    return found.hexdigest()
 
 
 def _begun(

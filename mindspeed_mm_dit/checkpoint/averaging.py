@@ -13,6 +13,7 @@ from mindspeed_mm_dit.checkpoint.formats import FORMATS, of_target
 from mindspeed_mm_dit.checkpoint.power_ema import Profile
 from mindspeed_mm_dit.checkpoint.state import Arrays, State
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore, find_checkpoint, iteration_of, read_facts
+from mindspeed_mm_dit.checkpoint.targets import check_target
 from mindspeed_mm_dit.checkpoint.weights import read_trees
 from mindspeed_mm_dit.configs.outputs import check_output_folder
 from mindspeed_mm_dit.errors import CheckpointError
@@ -67,7 +68,7 @@ def make(
     kept, facts = averages_up_to(newest), read_facts(newest)
     wanted = Profile(kept[-1].profile.step, std)
     factors, error = power_ema.combination([one.profile for one in kept], wanted)
-    convert.check_target(newest.parent, target, overwrite)
+    check_target(newest.parent, target, overwrite)
     check_output_folder("folder of TARGET", target.parent)
     used: dict[Path, dict[str, float]] = {}
     for one, factor in zip(kept, factors):

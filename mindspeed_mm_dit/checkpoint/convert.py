@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from mindspeed_mm_dit.checkpoint import checksums, frequencies
 from mindspeed_mm_dit.checkpoint.fitting import check_names
 from mindspeed_mm_dit.checkpoint.formats import FORMATS, Room, of_source, of_target
 from mindspeed_mm_dit.checkpoint.formats.diffusers import with_vae_config
+from mindspeed_mm_dit.checkpoint.lora.convert import convert_adapter
+from mindspeed_mm_dit.checkpoint.lora.source import is_adapter, merged, of_run, read_all
 from mindspeed_mm_dit.checkpoint.places import without_places
 from mindspeed_mm_dit.checkpoint.shapes import Shapes, predictor_of, vae_config, vae_shapes
 from mindspeed_mm_dit.checkpoint.state import Arrays, State
-from mindspeed_mm_dit.checkpoint.store import SETTINGS, CheckpointStore, find_checkpoint
+from mindspeed_mm_dit.checkpoint.store import ADAPTERS, SETTINGS, CheckpointStore, find_checkpoint
+from mindspeed_mm_dit.checkpoint.targets import Summary, check_target, written
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.outputs import check_output_folder
 from mindspeed_mm_dit.configs.plugins import load_plugins
-from mindspeed_mm_dit.configs.predictor import PredictorConfig
+from mindspeed_mm_dit.configs.predictor import Parameters
+from mindspeed_mm_dit.configs.tuning import tuning_in
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.optimizers.registry import chosen_in
 
@@ -36,20 +38,6 @@ PIPELINE_CAVEAT = (
 )
 
 
-class Summary(NamedTuple):
-    """What a conversion did."""
-
-    source: Path
-    source_format: str
-    target: Path
-    target_format: str
-    trees: tuple[str, ...]
-    num_tensors: int
-    num_bytes: int
-    notes: tuple[str, ...]
-    """What was left out or added, a sentence each."""
-
-
 def convert(
     source: str | Path,
     target: str | Path,
@@ -58,6 +46,7 @@ def convert(
     description: dict[str, Any] | None = None,
     overwrite: bool = False,
     say: Callable[[str], object] = lambda line: None,
+    loras: Sequence[str] = (),
 ) -> Summary:
     """Write the checkpoint ``source`` as ``target``.
 
@@ -69,14 +58,21 @@ def convert(
         description: content of model.json or, for a VAE, of diffusers' config.json.
         overwrite: replace an existing checkpoint.
         say: called with a line before each long step.
+        loras: adapters to be merged into the weights, FILE or FILE:STRENGTH each.
 
     Raises:
         CheckpointError: tensors are unknown, missing or misshapen, or the target exists.
         ConfigError: no format fits, or nothing can be written there.
         PlatformError: a framework that is needed is not installed.
     """
-    target, target_format = Path(target), of_target(Path(target), to)
-    source = Path(source) if Path(source).is_file() else find_checkpoint(source, "SOURCE")
+    source, target = Path(source) if Path(source).is_file() else find_checkpoint(source, "SOURCE"), Path(target)
+    if is_adapter(source) and not (of_run(source) and to in _OF_RUNS):
+        if loras:
+            raise ConfigError(
+                "--merge-lora", "SOURCE holds adapters itself", "name the weights of their base as SOURCE"
+            )
+        return convert_adapter(source, target, to, weights != "model", description, overwrite, say)
+    target_format = of_target(target, to)
     source_format = of_source(source)
     check_target(source, target, overwrite)
     check_output_folder("folder of TARGET", target.parent)
@@ -85,7 +81,9 @@ def convert(
     if description is not None:
         state = _described(state, description)
     check(state, str(source))
+    state, merging = _with(state, loras)
     state, notes = fit(state, FORMATS[target_format].room, weights)
+    notes = [*merging, *notes]
     if FORMATS[source_format].room is Room.TRAINING and not checksums.are_in(source):
         notes.append("SOURCE has no checksums: whether it is what was written is not known")
     if frequencies.LAYER in state.weights and "diffusers" in (source_format, target_format):
@@ -103,6 +101,21 @@ def convert(
     write(target, target_format, state)
     return Summary(source, source_format, target, target_format, tuple(state.trees), state.num_tensors,
                    state.num_bytes, tuple(notes))  # fmt: skip
+
+
+_OF_RUNS = tuple(name for name, known in FORMATS.items() if known.room is Room.TRAINING)
+
+
+def _with(state: State, loras: Sequence[str]) -> tuple[State, list[str]]:
+    """Return ``state`` with adapters in its weights and averages, and a sentence for what that costs."""
+    if not loras:
+        return state, []
+    adapters = read_all(loras, _shapes(state.weights), "--merge-lora")
+    trees = {name: merged(arrays, adapters) for name, arrays in state.trees.items() if name != "optimizer"}
+    notes = [note for adapter, _ in adapters for note in adapter.notes]
+    if "optimizer" in state.trees:
+        notes.append("the optimizer's state is left out: it is of the weights without the adapters")
+    return state.with_trees(trees), notes
 
 
 def _described(state: State, description: dict[str, Any]) -> State:
@@ -123,20 +136,6 @@ def _described(state: State, description: dict[str, Any]) -> State:
     return replace(state, facts=state.facts | {"model": description})
 
 
-def check_target(source: Path, target: Path, overwrite: bool) -> None:
-    """Refuse to replace anything but a checkpoint, and that only when asked to."""
-    here, there = source.resolve(), target.resolve()
-    if here == there or there in here.parents or here in there.parents:
-        raise CheckpointError(f"TARGET = {target}", "overlaps with SOURCE", "choose another place")
-    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
-        return
-    if not overwrite:
-        raise CheckpointError(f"TARGET = {target}", "exists", "choose another place, or add --overwrite")
-    is_checkpoint = CheckpointStore(target).iterations() or any(known.fits(target) for known in FORMATS.values())
-    if target.is_dir() and not is_checkpoint:
-        raise CheckpointError(f"TARGET = {target}", "is a folder and no checkpoint", "choose another place")
-
-
 def check(state: State, what: str) -> None:
     """Raise CheckpointError, naming the tensors, unless every tree is that of one and the same network."""
     shapes = {tree: _shapes(arrays) for tree, arrays in state.trees.items()}
@@ -145,9 +144,9 @@ def check(state: State, what: str) -> None:
         kind, wanted = "autoencoder_kl", vae_shapes(vae_config(first))
         kept: Shapes = {}
     else:
-        predictor = predictor_of(first, state.facts)
-        kind, wanted = predictor.model_id, predictor.parameters().shapes()
-        kept = _optimizer_shapes(predictor, state, what) if "optimizer" in shapes else {}
+        parameters, kind = _parameters(first, state)
+        wanted = parameters.shapes(saved_only=True)
+        kept = _optimizer_shapes(parameters, state, what) if "optimizer" in shapes else {}
     for tree, found in shapes.items():
         names = kept if tree == "optimizer" else wanted
         reason = f"the tensors of {tree!r} are not those of one {kind} network"
@@ -158,12 +157,20 @@ def _shapes(arrays: Arrays) -> Shapes:
     return {name: array.shape for name, array in arrays.items()}
 
 
-def _optimizer_shapes(predictor: PredictorConfig, state: State, what: str) -> Shapes:
+def _parameters(shapes: Shapes, state: State) -> tuple[Parameters, str]:
+    """Return what a checkpoint was trained by, and the kind of its network."""
+    predictor = predictor_of(shapes, state.facts)
+    settings = state.facts.get(SETTINGS)
+    tuning = tuning_in(state.facts.get(ADAPTERS) or (settings if isinstance(settings, dict) else {}))
+    return tuning.applied(predictor.parameters()), predictor.model_id
+
+
+def _optimizer_shapes(parameters: Parameters, state: State, what: str) -> Shapes:
     load_plugins()
     optimizer = chosen_in(state.facts.get(SETTINGS), what)
     return {
         f"state.{name}.{kind}": shape
-        for name, parameter in predictor.parameters()
+        for name, parameter in parameters
         if parameter.trained
         for kind, shape in optimizer.state_of(parameter).items()
     }
@@ -211,50 +218,17 @@ def write(target: Path, target_format: str, state: State) -> None:
 
     (A pipeline keeps none, and has yet to find the autoencoder.)
     """
+    known = FORMATS[target_format]
     if target_format != "pipeline":
         state = replace(state, facts=without_places(state.facts))
-    aside = target.with_name(f".{target.name}.partial")
-    _remove(aside)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        known = FORMATS[target_format]
-        if known.room is Room.TRAINING:
-            store, iteration = CheckpointStore(aside), int(state.facts.get("iteration", 0))
-            known.write(store.begin(iteration), state)
-            store.commit(
-                iteration, {"iteration": iteration} | state.facts
-            )  # (no samples told: those of the iterations)
-        else:
-            if not known.endings:
-                aside.mkdir()
+
+    def make(aside: Path) -> None:
+        if known.room is not Room.TRAINING:
             known.write(aside, state)
-        _move(aside, target)
-    except OSError as error:
-        free = shutil.disk_usage(target.parent).free / 2**30
-        reason = f"cannot be written: {error} ({free:.2f} GiB are free on that disk)"
-        raise CheckpointError(f"TARGET = {target}", reason) from error
-    finally:
-        _remove(aside)
+            return
+        store, iteration = CheckpointStore(aside), int(state.facts.get("iteration", 0))
+        known.write(store.begin(iteration), state)
+        facts = {"iteration": iteration} | state.facts
+        store.commit(iteration, facts)  # (no samples told: those of the iterations)
 
-
-def _move(aside: Path, target: Path) -> None:
-    """Put ``aside`` into the place of ``target`` once all of it is on the disk."""
-    for file in [aside] if aside.is_file() else [path for path in aside.rglob("*") if path.is_file()]:
-        with open(file, "rb") as opened:
-            os.fsync(opened.fileno())
-    if aside.is_file():
-        os.replace(aside, target)
-        return
-    old = target.with_name(f".{target.name}.old")
-    _remove(old)
-    if target.exists():
-        os.rename(target, old)
-    os.rename(aside, target)
-    _remove(old)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+    written(target, make, is_folder=not known.endings)

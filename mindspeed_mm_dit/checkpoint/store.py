@@ -31,6 +31,9 @@ TRACKER = "latest_checkpointed_iteration.txt"
 BEST_TRACKER = "best_checkpointed_iteration.txt"
 SETTINGS = "settings"
 """Key of run.json: value by name, of all that is compared on a resume and has no key of its own."""
+ADAPTERS, BASE, BASE_FROM = "adapters", "base", "base_from"
+"""Key of run.json of a run that trains adapters: how they were made. And in it: the digest of the weights that they
+stand beside, and where these were read."""
 RUN_FACTS = "run.json"
 BEST = "best"
 """Key of run.json: iteration and validation loss of the best checkpoint so far. And what stands for it in a path:
@@ -236,6 +239,7 @@ _FACTS: dict[str, Callable[[Any], bool]] = {
     BEST: lambda value: isinstance(value, dict) and _is_count(value.get("iteration")) and _is_number(value.get("loss")),
     "classes": lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
     power_ema.STDS: power_ema.are_stds,
+    ADAPTERS: lambda value: isinstance(value, dict) and isinstance(value.get(BASE), str),
 }
 """What run.json may say under the keys that a run goes on from."""
 

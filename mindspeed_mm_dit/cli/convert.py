@@ -15,10 +15,13 @@ Write a checkpoint in another format, bit for bit.
   mm-dit convert DiT-XL-2-256x256.pt DiT-XL-2-256 --to pipeline --model examples/dit/imagenet256/model.json
   mm-dit convert outputs/run/checkpoints model.safetensors --weights ema
   mm-dit convert sd-vae-ft-ema sd-vae.ckpt
+  mm-dit convert outputs/lora/checkpoints FOLDER --to diffusers                      adapters (LoRA) for other programs
+  mm-dit convert Wan2.1-T2V-1.3B-Diffusers merged.safetensors --merge-lora lora.safetensors:0.8
 
 Formats: pt (facebookresearch/DiT's), safetensors, ckpt (MindSpore's) by the ending of TARGET; diffusers, pipeline,
 pytorch and mindspore are folders and named by --to. The last two are what --load takes, optimizer state included.
 pipeline is what diffusers' DiTPipeline.from_pretrained takes: network, autoencoder, scheduler, names of the classes.
+Adapters go to diffusers and peft (folders), kohya and native (files; ComfyUI and musubi-tuner read both).
 Only the checkpoint folders of PyTorch need PyTorch; nothing needs MindSpore."""
 
 
@@ -37,6 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="JSON",
         help="model.json, or diffusers' config.json of a VAE, for what the tensors do not tell",
     )
+    parser.add_argument(
+        "--merge-lora",
+        action="append",
+        default=[],
+        metavar="FILE[:S]",
+        help="add adapters (LoRA) to the weights, S times; may be given several times",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace TARGET if it is a checkpoint")
 
 
@@ -49,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     description = read_json(args.model, "--model") if args.model else None
     done = convert(
         args.source, args.target, args.to, args.weights, description, args.overwrite,
-        say=lambda line: print(line, file=sys.stderr, flush=True),
+        say=lambda line: print(line, file=sys.stderr, flush=True), loras=args.merge_lora,
     )  # fmt: skip
     for note in done.notes:
         print(f"note: {note}")

@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from mindspeed_mm_dit.errors import ConfigError
 if TYPE_CHECKING:
     import numpy as np
 
+    from mindspeed_mm_dit.checkpoint.lora.source import Strong
     from mindspeed_mm_dit.configs.model import ModelConfig
     from mindspeed_mm_dit.evaluation.evaluation import Candidates, Judge
     from mindspeed_mm_dit.evaluation.pictures import Pictures
@@ -210,11 +212,13 @@ class _Work:
     """Classes of the model, or prompts."""
     classes: tuple[str, ...]
     """Their names, where they are known; or the prompts."""
+    adapters: Sequence[Strong]
+    """What --lora adds to the weights."""
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> _Work:
         """Check all that the flags ask for, before weights are read."""
-        from mindspeed_mm_dit.sampling.load import describe
+        from mindspeed_mm_dit.sampling.load import describe, load_adapters
         from mindspeed_mm_dit.sampling.shards import Shards, draw_labels
 
         path, config, classes = describe(args.checkpoint, args.model)
@@ -230,7 +234,7 @@ class _Work:
         shards = Shards(Path(args.output), _drawing(args, path, config, settings))
         _check_room(args, config, shards)
         labels = draw_labels(args.labels, args.num, num_classes, args.seed)
-        return cls(config, settings, shards, labels, num_classes, classes)
+        return cls(config, settings, shards, labels, num_classes, classes, load_adapters(args.lora, config))
 
     @property
     def prompts(self) -> tuple[str, ...]:
@@ -261,9 +265,20 @@ def _drawing(args: argparse.Namespace, checkpoint: Path, config: ModelConfig, se
         num=args.num, labels=args.labels, seed=settings.seed, sampler=settings.sampler, steps=settings.steps,
         options=dict(settings.options), cfg_scale=guidance.scale, cfg_channels=guidance.channels,
         cfg_interval=list(guidance.interval), weights=args.weights, checkpoint_sha256=digest_of_files(str(checkpoint)),
-        autoencoder_sha256=config.ae.digest(), model=model, bf16=settings.bf16, ai_framework=args.ai_framework,
+        autoencoder_sha256=config.ae.digest(), adapters=_adapters(args.lora), model=model, bf16=settings.bf16,
+        ai_framework=args.ai_framework,
         prompts_sha256=hashlib.sha256(Path(args.prompts).read_bytes()).hexdigest() if args.prompts else "",
     )  # fmt: skip
+
+
+def _adapters(given: Sequence[str]) -> list[str]:
+    """Return what decides the adapters that --lora names: digest and strength of each."""
+    from mindspeed_mm_dit.checkpoint.lora.source import parse
+    from mindspeed_mm_dit.checkpoint.store import find_checkpoint
+    from mindspeed_mm_dit.configs.files import digest_of_files
+
+    named = [parse(text, "--lora") for text in given]
+    return [f"{digest_of_files(str(find_checkpoint(path, '--lora')))}:{strength:g}" for path, strength in named]
 
 
 def _shape(config: ModelConfig) -> tuple[int, int, int]:
@@ -308,7 +323,12 @@ def _draw(args: argparse.Namespace, work: _Work) -> None:
     images, started = sum(len(work.shards.numbers(file)) for file in missing), time.perf_counter()
     if mine:
         model = load_model(
-            args.checkpoint, args.model, args.weights == "ema", bf16=args.bf16, torch_compile=args.torch_compile
+            args.checkpoint,
+            args.model,
+            args.weights == "ema",
+            work.adapters,
+            bf16=args.bf16,
+            torch_compile=args.torch_compile,
         )
         share = sum(len(work.shards.numbers(file)) for file in mine)
         with tqdm(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mindspeed_mm_dit.configs.flag_types import std
 from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.configs.optimizer_flags import optimizer_flags
+from mindspeed_mm_dit.configs.tuning_flags import tuning_flags, tuning_of
 from mindspeed_mm_dit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ bytes sent, time, for PyTorch. Closed form: no device and no framework is touche
   mm-dit plan --model examples/dit/imagenet256/model.json --world-size 8 --device-memory-gib 80
   mm-dit plan --model model.json --world-size 64 --device-memory-gib 64 --link-gbps 200 --peak-tflops 376 \\
       --write-fsdp2 fsdp2.yaml
+  mm-dit plan --model wan14b.json --world-size 8 --device-memory-gib 64 --lora-target-modules to_q to_k to_v to_out.0
   mm-dit plan --write-native examples/dit/imagenet256 --world-size 8"""
 
 MOST = 10**9
@@ -49,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--power-ema-stds", type=std, nargs="+", default=(), metavar="STD", help="averages kept beside the plain one"
     )
     optimizer_flags(parser.add_argument_group("optimizer"))
+    tuning_flags(parser.add_argument_group("fine-tuning"))
     parser.add_argument("--latents", action="store_true", help="images come from a latent cache, not through the VAE")
     parser.add_argument("--link-gbps", type=float, metavar="G", help="gigabits a second a rank can send; adds times")
     parser.add_argument("--node-link-gbps", type=float, metavar="G", help="the same inside a node (default: equal)")
@@ -65,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the plan."""
     from mindspeed_mm_dit.configs.model import load_model_config
+    from mindspeed_mm_dit.configs.tuning import tuned
     from mindspeed_mm_dit.optimizers.registry import check_flags, chosen_by
     from mindspeed_mm_dit.planning.recommend import GIB, Request, fsdp2_yaml, recommend
 
@@ -72,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     check_flags(args)
     if args.write_native:
         return write_native(args)
-    model = load_model_config(args.model)
+    model = tuned(load_model_config(args.model), tuning_of(args))
     request = Request(
         world_size=args.world_size,
         device_bytes=args.device_memory_gib * GIB,
@@ -170,6 +174,8 @@ def print_model(model: ModelConfig) -> None:
     parameters, each = model.parameters(), "a clip" if _learns_videos(model) else "an image"
     in_block = count(parameters.block.values())
     print(f"parameters       {parameters.num_elements():,} ({in_block:,} in each of {parameters.num_blocks} blocks)")
+    if (trained := parameters.num_elements(trained_only=True)) < parameters.num_elements():
+        print(f"trained          {trained:,} of them")
     print(f"forward          {model.predictor.multiply_adds() / 1e9:,.2f} G multiply-adds {each}")
     print(f"train step       {train_flop(model.predictor) / 1e12:,.3f} TFLOP {each}")
 

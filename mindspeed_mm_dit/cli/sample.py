@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from mindspeed_mm_dit.errors import ConfigError
 if TYPE_CHECKING:
     import numpy as np
 
+    from mindspeed_mm_dit.checkpoint.lora.source import Strong
     from mindspeed_mm_dit.configs.model import ModelConfig
     from mindspeed_mm_dit.sampling.asked import Asked
     from mindspeed_mm_dit.sampling.generate import SampleSettings
@@ -34,6 +36,7 @@ Draw images or videos of the classes you name, or of the prompts you write, from
       --classes 207,360,387 --num-per-class 4 --sampler ddpm --steps 250 --cfg-scale 4 --output samples.npz
   torchrun --nproc_per_node 2 -m mindspeed_mm_dit.cli.main -- sample --checkpoint outputs/digits/checkpoints \\
       --classes 0-9 --output digits/
+  mm-dit sample --checkpoint outputs/digits/checkpoints --lora slanted.safetensors:0.8 --classes 0-9 --output s.png
   mm-dit sample --checkpoint outputs/moving_digits/checkpoints --prompt "a seven moves left" --output seven.mp4
 
 An .npz holds arr_0, uint8 (N, H, W, C), and arr_1, the labels or prompts (N,); .png, .jpg and .jpeg are a picture of
@@ -70,6 +73,13 @@ def add_model(parser: argparse.ArgumentParser, required: bool) -> None:
         "--model",
         metavar="JSON",
         help="model.json; checkpoints of a run, and what mm-dit convert made of them, may remember their own",
+    )
+    parser.add_argument(
+        "--lora",
+        action="append",
+        default=[],
+        metavar="FILE[:S]",
+        help="adapters (LoRA) of a run or of another program, added to the weights S times; may be given several times",
     )
     parser.add_argument(
         "--weights",
@@ -150,12 +160,14 @@ class _Work:
     """What each sample is to show."""
     output: Output
     ranks: int
+    adapters: Sequence[Strong]
 
     @classmethod
     def of(cls, args: argparse.Namespace, config: ModelConfig, names: Sequence[str]) -> _Work:
         """Check all that the flags ask for, before weights are read."""
         from mindspeed_mm_dit.framework import runtime
         from mindspeed_mm_dit.sampling.clips import FPS
+        from mindspeed_mm_dit.sampling.load import load_adapters
         from mindspeed_mm_dit.sampling.outputs import Output
 
         settings = settings_of(args, config)
@@ -163,7 +175,10 @@ class _Work:
         asked = asked_of(args, config, names)
         titles = asked.titles(names)
         output.check(titles, config.sample_size)
-        return cls(config, settings, asked, titles, output, runtime.world_size())
+        adapters = load_adapters(args.lora, config)
+        for note in (note for adapter, _ in adapters for note in adapter.notes):
+            print(f"note: {note}", file=sys.stderr)
+        return cls(config, settings, asked, titles, output, runtime.world_size(), adapters)
 
 
 def _draw(args: argparse.Namespace, work: _Work) -> tuple[np.ndarray | None, float]:
@@ -175,7 +190,12 @@ def _draw(args: argparse.Namespace, work: _Work) -> tuple[np.ndarray | None, flo
     if work.ranks > 1:
         runtime.initialize(None, 1, work.ranks)
     model, _ = load_model(
-        args.checkpoint, args.model, args.weights == "ema", bf16=args.bf16, torch_compile=args.torch_compile
+        args.checkpoint,
+        args.model,
+        args.weights == "ema",
+        work.adapters,
+        bf16=args.bf16,
+        torch_compile=args.torch_compile,
     )
     started = time.perf_counter()
     output = Path(os.path.realpath(args.output))
@@ -193,6 +213,7 @@ def _said(args: argparse.Namespace, work: _Work) -> dict[str, str]:
     which = "average" if args.weights == "ema" else "weights being trained"
     return {
         "checkpoint": f"{without_places(args.checkpoint)} ({which})",
+        **({"adapters": ", ".join(map(without_places, args.lora))} if args.lora else {}),
         "sampler": f"{work.settings.sampler}, {work.settings.steps} steps",
         "guidance": f"{guidance.scale:g} on channels: {guidance.channels}, interval {args.cfg_interval}",
         "precision": "bfloat16" if args.bf16 else "float32",

@@ -22,6 +22,7 @@ from mindspeed_mm_dit.configs.flag_types import (
 from mindspeed_mm_dit.configs.host_flags import HOST_ONLY
 from mindspeed_mm_dit.configs.limits import FLOAT32, MOST_SAMPLES, check_path
 from mindspeed_mm_dit.configs.optimizer_flags import optimizer_flags
+from mindspeed_mm_dit.configs.tuning_flags import tuning_flags
 from mindspeed_mm_dit.errors import ConfigError, nearest
 from mindspeed_mm_dit.optimizers.registry import check_flags
 
@@ -95,6 +96,7 @@ def megatron_flags(parser: argparse.ArgumentParser) -> None:
         _what_to_train,
         _batches_and_length,
         _optimizer,
+        _fine_tuning,
         _distribution,
         _saving_and_logging,
         _without_effect,
@@ -164,6 +166,12 @@ def _optimizer(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--clip-grad", type=float, default=1.0, help="largest gradient norm; 0: no clipping")
     group.add_argument("--bf16", action="store_true", help="compute in bfloat16, keep weights in float32")
+
+
+def _fine_tuning(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("fine-tuning")
+    tuning_flags(group)
+    group.add_argument("--load-base-model", dest="init_from", metavar="WEIGHTS", help="another name of --init-from")
 
 
 def _distribution(parser: argparse.ArgumentParser) -> None:

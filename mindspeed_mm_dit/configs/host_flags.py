@@ -12,7 +12,8 @@ _NAMES = """
 --calculate-per-sample-loss --ckpt-step --dataloader-type --ddp-bucket-size --downcast-to-bf16
 --exit-interval --exit-signal-handler --finetune --fp16 --hidden-dropout
 --hidden-size --init-model-with-meta-device --initial-loss-scale --jit-compile --log-throughput --log-tps
---lora-target-modules --lr-mult --lr-scale-modules --lr-warmup-fraction --max-position-embeddings
+--lora-apply-modules --lora-mixed-training --lora-register-forward-hook --lora-target-parameters
+--lr-mult --lr-scale-modules --lr-warmup-fraction --max-position-embeddings
 --num-attention-heads --num-layers --optimizer-selection --overlap-grad-reduce --overlap-param-gather
 --override-opt_param-scheduler --position-embedding-type --recompute-granularity --recompute-method
 --recompute-num-layers --seq-length --sequence-parallel --swiglu --tokenizer-type --train-samples
@@ -42,6 +43,16 @@ def refuse_optimizer(name: str, host: str) -> None:
             f"--optimizer = {name}",
             f"is acted on by the standalone host alone; checkpoints of {host} are read with the state of AdamW",
             f"use {DEFAULT}, or --host standalone",
+        )
+
+
+def refuse_tuning(patterns: Sequence[str], host: str) -> None:
+    """Raise ConfigError for --lora-target-modules or --freeze where another host would train all the same."""
+    if patterns:
+        raise ConfigError(
+            f"--lora-target-modules, --freeze = {' '.join(patterns)}",
+            f"are acted on by the standalone host alone: {host} would train the whole network",
+            "leave them out, or use --host standalone",
         )
 
 

@@ -28,9 +28,9 @@ class DatasetParam(SourceParam):
     """CSV inside ``data_folder`` with columns image_path,label, paths below it; null: every sub-folder is a class."""
     single_class: bool = False
     """All pictures below ``data_folder`` are of one class, which has the folder's name."""
-    source: Literal["digits", "captioned_digits"] | None = None
-    """Built-in images, scikit-learn's digits or these with captions, written to ``data_folder``, a path that ends in
-    their name."""
+    source: Literal["digits", "captioned_digits", "inverted_digits"] | None = None
+    """Built-in images, written to ``data_folder``, a path that ends in their name: scikit-learn's digits, these with
+    captions, or 40 of them inverted."""
     random_flip: bool = False
     """Mirror a training image left-right with probability 1/2."""
     valid_fraction: float = 0.0

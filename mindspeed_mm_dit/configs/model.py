@@ -127,6 +127,10 @@ class ModelConfig:
         """Return what stands beside layers of the network, by their names: nothing (``configs/tuning.py``)."""
         return {}
 
+    def tuned_by(self) -> dict[str, Any]:
+        """Return by which flags not all of it is trained, and their values: none (``configs/tuning.py``)."""
+        return {}
+
     @property
     def text_encoders(self) -> tuple[TextEncoderConfig, ...]:
         """What reads captions, in the order of model.json; empty without the section."""

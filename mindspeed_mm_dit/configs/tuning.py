@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -77,6 +77,8 @@ class Tuning:
 
         Raises ConfigError for a pattern that names nothing, and where nothing is left to train.
         """
+        if not (self.targets or self.freeze):
+            return parameters
         if parameters.num_blocks > MOST_BLOCKS:
             raise ConfigError(f"{parameters.num_blocks:,} blocks", "are too many to be fine-tuned one by one")
         layers, names = set(self.layers(parameters)), [name for name, _ in parameters]
@@ -90,6 +92,18 @@ class Tuning:
         if not any(p.trained for p in changed.values()):
             raise ConfigError(f"{FREEZE} = {' '.join(self.freeze)}", "leaves nothing to train", "freeze less")
         return _by_blocks(parameters, changed)
+
+
+WHOLE = Tuning()
+"""All of a model is trained."""
+
+
+def tuning_in(facts: Mapping[str, Any]) -> Tuning:
+    """Return the tuning whose flags ``facts`` hold (what :meth:`TunedModel.tuned_by` made); of none all is trained."""
+    freeze = tuple(str(facts.get(FREEZE, "")).split())
+    if TARGETS not in facts:
+        return Tuning(freeze=freeze)
+    return Tuning(tuple(facts[TARGETS]), int(facts["--lora-r"]), float(facts["--lora-alpha"]))
 
 
 def adapter_parameters(shape: Shape, rank: int) -> dict[str, Parameter]:
@@ -119,6 +133,13 @@ class TunedModel(ModelConfig):
     def adapters(self) -> Mapping[str, Beside]:
         """Return the adapter of each layer that has one."""
         return dict.fromkeys(self.tuning.layers(super().parameters()), self.tuning.beside)
+
+    def tuned_by(self) -> dict[str, Any]:
+        """Return by which flags not all of it is trained, and their values."""
+        tuning = self.tuning
+        if not tuning.targets:
+            return {FREEZE: " ".join(tuning.freeze)}
+        return {TARGETS: list(tuning.targets), "--lora-r": tuning.rank, "--lora-alpha": tuning.alpha}
 
 
 def tuned(model: ModelConfig, tuning: Tuning) -> ModelConfig:

@@ -54,7 +54,7 @@ def write_digits(folder: Path) -> None:
 
     Pixel values 0 ... 16 become 0 ... 255. Written aside and renamed, so a folder that is there is whole.
     """
-    _write_images(folder, ("image_path", "label"), "labels.csv", lambda number, label: [()])
+    _write_images(folder, _pixels(), ("image_path", "label"), "labels.csv", lambda number, label: [()])
 
 
 def write_captioned_digits(folder: Path) -> None:
@@ -63,24 +63,40 @@ def write_captioned_digits(folder: Path) -> None:
     The phrasings of an image are drawn by its number, from those that training sees.
     """
     _write_images(
-        folder, ("image_path", "label", "caption"), "captions.csv",
+        folder, _pixels(), ("image_path", "label", "caption"), "captions.csv",
         lambda number, label: [(caption,) for caption in phrases.drawn(number, label)],
     )  # fmt: skip
 
 
+def write_inverted_digits(folder: Path) -> None:
+    """Write the first INVERTED_EACH of each digit, black on white, with labels.csv: a set to fine-tune on."""
+    pixels, labels = _pixels()
+    chosen = np.sort(np.concatenate([np.flatnonzero(labels == label)[:INVERTED_EACH] for label in range(10)]))
+    few = Digits(255 - pixels[chosen], labels[chosen])
+    _write_images(folder, few, ("image_path", "label"), "labels.csv", lambda number, label: [()])
+
+
+def _pixels() -> Digits:
+    """Return the digits as images, (N, 8, 8) uint8."""
+    digits = read_digits()
+    return Digits(np.round(digits.images * (255 / 16)).astype(np.uint8), digits.labels)
+
+
 def _write_images(
-    folder: Path, columns: tuple[str, ...], index: str, more: Callable[[int, int], Sequence[tuple[str, ...]]]
+    folder: Path,
+    digits: Digits,
+    columns: tuple[str, ...],
+    index: str,
+    more: Callable[[int, int], Sequence[tuple[str, ...]]],
 ) -> None:
     """``more``: (number of an image, its label) -> what else its lines in ``index`` say."""
-    digits = read_digits()
-    pixels = np.round(digits.images * (255 / 16)).astype(np.uint8)
     with written_aside(folder) as aside:
         for label in range(10):
             (aside / str(label)).mkdir(parents=True, exist_ok=True)
         with open(aside / index, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(columns)
-            for number, (image, label) in enumerate(zip(pixels, digits.labels.tolist())):
+            for number, (image, label) in enumerate(zip(digits.images, digits.labels.tolist())):
                 path = f"{label}/{number:04d}.png"
                 Image.fromarray(image).save(aside / path)
                 writer.writerows([path, label, *words] for words in more(number, label))
@@ -101,9 +117,11 @@ def written_aside(folder: Path) -> Iterator[Path]:
         shutil.rmtree(aside, ignore_errors=True)
 
 
+INVERTED_EACH = 4
 BUILTIN_SOURCES = {
     "digits": Source(write_digits, num_images=1797, num_classes=10),
     "captioned_digits": Source(write_captioned_digits, num_images=1797, num_classes=10),
+    "inverted_digits": Source(write_inverted_digits, num_images=10 * INVERTED_EACH, num_classes=10),
 }
 
 

@@ -28,9 +28,10 @@ class BuiltIn:
     """(samples, what was asked for) -> a line that says how many are as asked."""
 
 
+_TWENTY_EACH = {"label": np.repeat(np.arange(10), 20).tolist()}
 BUILT_IN = {
     "digits": BuiltIn(
-        {"label": np.repeat(np.arange(10), 20).tolist()},
+        _TWENTY_EACH,
         slice(None),
         lambda images, asked: score_digits(images, np.array(asked["label"])).line,
     ),
@@ -38,6 +39,11 @@ BUILT_IN = {
         {"caption": ASKED},
         slice(0, None, 25),
         lambda images, asked: score_captioned_digits(images, asked["caption"]).line,
+    ),
+    "inverted_digits": BuiltIn(
+        _TWENTY_EACH,
+        slice(None),
+        lambda images, asked: f"inverted, {score_digits(255 - images, np.array(asked['label'])).line}",
     ),
     "moving_digits": BuiltIn(
         {"caption": moving_digits.CAPTIONS * 3},

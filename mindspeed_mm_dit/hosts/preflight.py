@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, load_fsdp2_config
 from mindspeed_mm_dit.configs.model import model_config_from_mapping, spelled_out
 from mindspeed_mm_dit.configs.precision import Way, decide
 from mindspeed_mm_dit.configs.strict import read_json
+from mindspeed_mm_dit.configs.tuning import WHOLE, Tuning, tuned
 from mindspeed_mm_dit.data.sources import source_of
 from mindspeed_mm_dit.errors import PlatformError
 from mindspeed_mm_dit.models.registry import check_encoders
@@ -51,16 +52,21 @@ def fsdp2_of(args: Namespace) -> Fsdp2Config | None:
     return load_fsdp2_config(args.fsdp2_config_path) if args.use_torch_fsdp2 else None
 
 
-def check_configs(args: Namespace, host: HostFacts, fsdp2: Fsdp2Config | None) -> MultiModalArguments:
+def check_configs(
+    args: Namespace, host: HostFacts, fsdp2: Fsdp2Config | None, tuning: Tuning = WHOLE
+) -> MultiModalArguments:
     """Read every other config file, check all of it together with the images, and return the configs.
 
     ``args``: the flags --mm-model, --mm-data, --bf16, --seed, --context-parallel-size, --power-ema-stds, --optimizer
-    with its settings, --micro-batch-size and --global-batch-size; of the last two one may be None.
+    with its settings, --micro-batch-size and --global-batch-size; of the last two one may be None. ``tuning``: what is
+    trained, where that is not all.
 
     Raises:
         UserError: whatever is wrong, with setting, value, reason and cure.
     """
     mm = _read(args, host, fsdp2)
+    check_model_fits(mm.model, host.machine)  # (before its parameters are counted one by one)
+    mm = replace(mm, model=tuned(mm.model, tuning))
     if mm.fsdp2 is not None:
         mm.fsdp2.shard_ranks(host.world_size)
     _check_memory(args, mm, host)
@@ -107,7 +113,6 @@ def _check_context_parallel(ranks: int, mm: MultiModalArguments, host: HostFacts
 
 def _check_memory(args: Namespace, mm: MultiModalArguments, host: HostFacts) -> None:
     """Raise ConfigError for a model that cannot fit here; warn on the first rank where a step may not."""
-    check_model_fits(mm.model, host.machine)
     offloaded = mm.fsdp2 is not None and mm.fsdp2.offload_to_cpu and host.device != host.machine
     if host.device is None or mm.precision is None or offloaded:
         return

@@ -7,6 +7,7 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum
 from typing import Any
 
@@ -158,8 +159,9 @@ def build_engine(
     args: Namespace, engine_module: EngineModule, model_provider: Callable[..., Any], start: Start | None
 ) -> Engine:
     """Return the engine of a run; its weights are those of --init-from, or of the seed until a checkpoint is loaded."""
-    weights = first_weights(args, start)  # before there is a model: what cannot be read costs nothing
-    return engine_module.Engine(model_provider(), args, args.mm.fsdp2, args.mm.precision, weights)
+    first = first_weights(args, start)  # before there is a model: what cannot be read costs nothing
+    args.mm = replace(args.mm, base=first.base)
+    return engine_module.Engine(model_provider(), args, args.mm.fsdp2, args.mm.precision, first.weights)
 
 
 def _announce(args: Namespace) -> None:

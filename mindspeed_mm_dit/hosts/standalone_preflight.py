@@ -14,6 +14,8 @@ from mindspeed_mm_dit.configs.flag_pairs import without_effect
 from mindspeed_mm_dit.configs.limits import MOST_GUIDANCE, check_between
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.outputs import check_output_file, check_output_folder
+from mindspeed_mm_dit.configs.tuning import TARGETS
+from mindspeed_mm_dit.configs.tuning_flags import tuning_of
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import active, runtime
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
@@ -33,7 +35,10 @@ def preflight(args: Namespace) -> MultiModalArguments:
     """
     host = host_facts()
     check_arguments(args, host.world_size)
-    mm = check_configs(args, host, fsdp2_of(args))
+    tuning = tuning_of(args)
+    if tuning.targets and args.init_from is None:
+        raise ConfigError(TARGETS, "adapters stand beside weights that are trained already", "add --init-from WEIGHTS")
+    mm = check_configs(args, host, fsdp2_of(args), tuning)
     check_report(args, mm.model)
     checked = Namespace(**{**vars(args), "mm": mm})
     check_watchers(checked, host.world_size)

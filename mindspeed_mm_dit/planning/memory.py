@@ -120,7 +120,7 @@ def memory(model: ModelConfig, layout: Layout, online_vae: bool = True) -> Memor
         weights=4 * everything,
         gradients=4 * trained,
         optimizer=optimizer_bytes(parameters, layout.optimizer, S),
-        ema=4 * everything * layout.averages,
+        ema=4 * trained * layout.averages,
         gathered=max(_gathered_bytes(model, layout), _stepped_bytes(parameters, layout.optimizer)),
         vae=model.ae.weight_bytes() if online_vae else 0,
         activations_per_image=activations,
@@ -183,11 +183,11 @@ def _loss_bytes(model: ModelConfig) -> int:
 def _gathered_bytes(model: ModelConfig, layout: Layout) -> int:
     parameters = model.parameters()
     if layout.precision.way == "autocast":
-        return 2 * parameters.num_elements(trained_only=True)  # a copy of each weight is kept until backward is over
+        return 2 * parameters.num_elements()  # a copy of each weight is kept until backward is over
     if layout.shard_ranks == 1 and layout.precision.way is None:
         return 0
     element = 2 if layout.precision.way == "fsdp2" else 4
-    largest = max(count(parameters.block.values()), count(p for p in parameters.ends if p.trained))
+    largest = max(count(parameters.block.values()), count(parameters.ends))
     if not layout.reshard_after_forward:
         return element * (parameters.num_elements() + largest)
     return element * largest * (2 + layout.prefetch)  # in use and ahead, and the gradient being reduced

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from mindspeed_mm_dit.checkpoint.adapting import begin, digest_of_base, read_source
 from mindspeed_mm_dit.checkpoint.fitting import check_names
 from mindspeed_mm_dit.checkpoint.formats import diffusers, mindspore, pt, pytorch, safetensors
-from mindspeed_mm_dit.checkpoint.store import find_checkpoint, read_facts
+from mindspeed_mm_dit.checkpoint.lora.source import Strong, merged, of_run, read, read_all
+from mindspeed_mm_dit.checkpoint.places import COMMAND
+from mindspeed_mm_dit.checkpoint.store import BASE, BASE_FROM, find_checkpoint, read_facts
 from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.configs.limits import check_path
 from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config, model_config_from_mapping
@@ -76,22 +81,31 @@ def _check_learned(what: str, config: ModelConfig, path: Path, facts: Mapping[st
                 )
 
 
+def load_adapters(given: Sequence[str], config: ModelConfig) -> list[Strong]:
+    """Read the adapters that --lora names, FILE or FILE:STRENGTH each, known to fit a model of ``config``."""
+    return read_all(given, config.parameters().shapes(), "--lora") if given else []
+
+
 def load_model(
     checkpoint: str | Path,
     model_json: str | Path | None,
     use_ema: bool = True,
+    adapters: Sequence[Strong] = (),
     *,
     bf16: bool = False,
     torch_compile: bool = False,
 ) -> tuple[Any, ModelConfig]:
     """Return (composite on the device, its config).
 
-    ``model_json`` may be None for a checkpoint of ours, which remembers its model.json. ``bf16``: for samples drawn
-    in bfloat16 only. ``torch_compile``: compile the blocks when they are first called.
+    ``model_json`` may be None for a checkpoint of ours, which remembers its model.json. ``adapters`` are added to the
+    weights. ``bf16``: for samples drawn in bfloat16 only. ``torch_compile``: compile the blocks when they are first
+    called.
     """
-    path, config, _ = describe(checkpoint, model_json)
+    path, config, classes = describe(checkpoint, model_json)
     model = DiTModel(config)
-    weights = diffusers.read(path).weights if _is_of_diffusers(path) else read_weights(path, use_ema)
+    weights = _weights(path, config, classes, use_ema)
+    if adapters:
+        weights = merged(weights, adapters)
     check_names(runtime.shapes(model.predictor), {n: a.shape for n, a in weights.items()}, f"--checkpoint = {path}")
     runtime.load_arrays(model.predictor, weights)
     runtime.compiled(model.predictor)
@@ -104,6 +118,30 @@ def load_model(
 
 def _is_of_diffusers(path: Path) -> bool:
     return path.is_dir() and not pytorch.fits(path) and not mindspore.fits(path) and diffusers.fits(path)
+
+
+def _weights(path: Path, config: ModelConfig, classes: Sequence[str], use_ema: bool) -> dict[str, np.ndarray]:
+    """Return the weights of a checkpoint; of one of adapters those of its base, with them in it.
+
+    Raises CheckpointError where the base is no longer where the run has read it.
+    """
+    how = of_run(path)
+    if not how:
+        return diffusers.read(path).weights if _is_of_diffusers(path) else read_weights(path, use_ema)
+    facts, what = read_facts(path), f"--checkpoint = {path}"
+    command = facts.get(COMMAND, {})
+    place = path.parent / str(command.get("folder", ".")) / str(how.get(BASE_FROM))
+    cure = f"name its base: --checkpoint BASE --lora {path}"
+    if not place.exists():
+        raise CheckpointError(what, f"holds adapters, and their base is not at {place}", cure)
+    begun = begin(read_source(place, config.predictor), config.predictor, classes, int(facts.get("seed", 0)))
+    base = {name: value for name, value, _ in begun}
+    if digest_of_base(base) != how[BASE]:
+        raise CheckpointError(
+            what, f"holds adapters, and what is at {place} is not the base that they began beside", cure
+        )
+    found: dict[str, np.ndarray] = read(path, use_ema=use_ema).merged(base)
+    return found
 
 
 def _facts(path: Path) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from mindspeed_mm_dit.objectives.registry import objective_of
 from mindspeed_mm_dit.sampling.asked import Asked, check_asked, labels_of, resized, together
 from mindspeed_mm_dit.sampling.clips import FPS
 from mindspeed_mm_dit.sampling.generate import generate, settings_for
-from mindspeed_mm_dit.sampling.load import describe, load_model
+from mindspeed_mm_dit.sampling.load import describe, load_adapters, load_model
 from mindspeed_mm_dit.sampling.outputs import Output
 from mindspeed_mm_dit.sampling.pictures import draw_samples, png_of
 
@@ -95,11 +95,12 @@ class Pipeline:
 
     @classmethod
     def of_checkpoint(
-        cls, checkpoint: str | Path, model_json: str | Path | None, use_ema: bool, bf16: bool
+        cls, checkpoint: str | Path, model_json: str | Path | None, use_ema: bool, bf16: bool, loras: Sequence[str] = ()
     ) -> Pipeline:
         """Read a checkpoint of any format; raises CheckpointError or ConfigError where that cannot be."""
-        classes = describe(checkpoint, model_json).classes
-        return cls(*load_model(checkpoint, model_json, use_ema, bf16=bf16), classes)
+        _, config, classes = describe(checkpoint, model_json)
+        adapters = load_adapters(loras, config)
+        return cls(*load_model(checkpoint, model_json, use_ema, adapters, bf16=bf16), classes)
 
     @classmethod
     def untrained(cls, config: ModelConfig, seed: int) -> Pipeline:

@@ -14,7 +14,7 @@ import os
 import shutil
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +30,8 @@ from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
 SHARD_IMAGES = 250
 """Images of a file, and so what a kill costs a rank at most."""
 DRAWING, PARTS, JOINED = "drawing.json", "images", "samples.npz"
+_MAY_BE_EMPTY = ("prompts_sha256", "adapters")
+"""Keys of drawing.json that are left out where they say nothing."""
 LabelRule = Literal["equal", "random"]
 
 
@@ -61,6 +63,8 @@ class Drawing:
     """model.json, every key spelled out."""
     bf16: bool
     ai_framework: str
+    adapters: list[str] = field(default_factory=list)
+    """Digest and strength of each (LoRA) that was added to the weights; not written where there are none."""
     images_per_file: int = SHARD_IMAGES
     prompts_sha256: str = ""
     """Of the file of prompts; empty, and not written, where classes are asked for."""
@@ -68,7 +72,7 @@ class Drawing:
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON has it: tuples are lists."""
         content = without_places(json.loads(json.dumps(asdict(self))))
-        return {name: value for name, value in content.items() if value or name != "prompts_sha256"}
+        return {name: value for name, value in content.items() if value or name not in _MAY_BE_EMPTY}
 
 
 def draw_labels(rule: LabelRule, num: int, num_classes: int, seed: int) -> np.ndarray:

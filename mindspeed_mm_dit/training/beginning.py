@@ -1,39 +1,71 @@
-"""The weights that a run begins with, where --init-from names some; what was taken of them, and what is new."""
+"""The weights that a run begins with, where --init-from names some; what was taken of them, and what is new.
+
+Of a run that trains adapters they are the base: read by every process anew, and held to the digest in its checkpoints.
+"""
 
 from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from mindspeed_mm_dit.checkpoint.adapting import Beginning, Source, begin, read_source
+from mindspeed_mm_dit.checkpoint.adapting import Beginning, Source, begin, digest_of_base, read_source
+from mindspeed_mm_dit.checkpoint.store import ADAPTERS, BASE
 from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mapping
-from mindspeed_mm_dit.errors import UserError
+from mindspeed_mm_dit.errors import CheckpointError, UserError
+from mindspeed_mm_dit.models.init import initial_value
 from mindspeed_mm_dit.training.start import Start, differences, print_rank_0
 
 
-def first_weights(args: Namespace, start: Start | None) -> dict[str, np.ndarray] | None:
-    """Return what each parameter begins as, float32, by --init-from; None where the seed or a checkpoint decides.
+class First(NamedTuple):
+    """What a run begins with."""
+
+    weights: dict[str, np.ndarray] | None
+    """What each parameter begins as, float32; None where the seed or a checkpoint decides."""
+    base: str = ""
+    """Digest of the weights that adapters stand beside; empty without adapters."""
+
+
+def first_weights(args: Namespace, start: Start | None) -> First:
+    """Return what a run begins with, by --init-from.
 
     Every rank must call this: they read a checkpoint folder together. No model is needed.
 
     Raises:
-        UserError: --init-from cannot be read, or not be adapted to this model.
+        UserError: --init-from cannot be read, not be adapted to this model, or is not the base of the adapters in
+            ``start``.
     """
+    model: ModelConfig = args.mm.model
     if args.init_from is None:
-        return None
-    if start is not None:
+        return First(None)
+    if start is not None and not model.adapters():
         print_rank_0(f"note: --init-from = {args.init_from} is not read: the run goes on from {start.path}")
-        return None
+        return First(None)
     try:
-        source = read_source(args.init_from, args.mm.model.predictor)
-        begun = begin(source, args.mm.model.predictor, args.mm.classes, args.seed)
+        source = read_source(args.init_from, model.predictor)
+        begun = begin(source, model.predictor, args.mm.classes, args.seed)
+        weights = {name: value for name, value, _ in begun}
+        base = digest_of_base(weights) if model.adapters() else ""
+        if start is not None:
+            _check_base(args.init_from, base, start)
     except UserError as error:
         error.is_shared = True  # all ranks read one file
         raise
-    print_rank_0("\n".join(_said(source, begun, args.mm.model, args.init_verbose)))
-    return {name: value for name, value, _ in begun}
+    print_rank_0("\n".join(_said(source, begun, model, args.init_verbose)))
+    new = {name: initial_value(name, p, args.seed) for name, p in model.parameters() if name not in weights}
+    return First(weights | new, base)
+
+
+def _check_base(given: str, base: str, start: Start) -> None:
+    there = start.facts[ADAPTERS][BASE]
+    if base != there:
+        raise CheckpointError(
+            f"--init-from = {given}",
+            f"is not the base of the adapters in {start.path}: its digest is {base[:12]}, theirs {there[:12]}",
+            "name the weights that the run began beside",
+        )
 
 
 def _said(source: Source, begun: Sequence[Beginning], model: ModelConfig, every_tensor: bool) -> Iterator[str]:
@@ -48,3 +80,6 @@ def _said(source: Source, begun: Sequence[Beginning], model: ModelConfig, every_
         sections = ("diffusion", "ae") if there.ae.model_id != model.ae.model_id else ("diffusion",)
         for line in differences(there, model, sections):
             yield f"    note: {line}"
+    if adapters := model.adapters():
+        trained = model.parameters().num_elements(trained_only=True)
+        yield f"frozen, with adapters beside {len(adapters)} layers: {trained:,} parameters are trained"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from mindspeed_mm_dit import __version__
 from mindspeed_mm_dit.checkpoint import power_ema
-from mindspeed_mm_dit.checkpoint.store import SETTINGS
+from mindspeed_mm_dit.checkpoint.store import ADAPTERS, BASE, BASE_FROM, SETTINGS
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.optimizers.registry import chosen_by, kept_facts
 
@@ -44,12 +44,20 @@ def run_facts(args: Namespace, iteration: int, consumed_samples: int) -> dict[st
         "seed": args.seed,
         "ema_decay": args.ema_decay,
         **({power_ema.STDS: list(args.power_ema_stds)} if args.power_ema_stds else {}),
+        **_adapters(args),
         SETTINGS: _settings(args),
         "model": args.mm.model_json,
         "classes": args.mm.classes,
         "mindspeed_mm_dit": __version__,
         **runtime.versions(),
     }
+
+
+def _adapters(args: Namespace) -> dict[str, Any]:
+    """Return what run.json says of adapters: how they were made, and which weights they stand beside."""
+    if not args.mm.model.adapters():
+        return {}
+    return {ADAPTERS: {**args.mm.model.tuned_by(), BASE: args.mm.base, BASE_FROM: args.init_from}}
 
 
 def changes(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[Change]:
@@ -82,6 +90,7 @@ def _settings(args: Namespace) -> dict[str, Any]:
     model, data = args.mm.model, args.mm.data
     settings = {f"--{name.replace('_', '-')}": getattr(args, name) for name in _STEP_FLAGS}
     settings |= kept_facts(chosen_by(args))
+    settings |= {} if model.adapters() else model.tuned_by()
     if args.lr_decay_style != "constant":
         settings["--min-lr"] = args.min_lr
         settings["--lr-decay-iters"] = args.lr_decay_iters or args.train_iters

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mindspeed_mm_dit.checkpoint import checksums, power_ema
-from mindspeed_mm_dit.checkpoint.store import SETTINGS, CheckpointStore, read_facts, without_optimizer
+from mindspeed_mm_dit.checkpoint.store import ADAPTERS, SETTINGS, CheckpointStore, read_facts, without_optimizer
 from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mapping
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
 from mindspeed_mm_dit.framework import runtime
@@ -95,13 +95,50 @@ def check_fits(args: Namespace, start: Start, checkpoints: Checkpoints) -> None:
     _check_power_ema(args.power_ema_stds, facts.get(power_ema.STDS, ()), path)
     if "model" in facts:
         _check_model(args.mm.model, facts["model"], path)
-    if table := table_of(changes(facts, run_facts(args, 0, 0))):
+    here = run_facts(args, 0, 0)
+    _check_adapters(here.get(ADAPTERS), facts.get(ADAPTERS), path)
+    if table := table_of(changes(facts, here)):
         print_rank_0(table)
     checkpoints.check_architecture(path, args.mm.model.parameters().shapes(saved_only=True))
     if not args.no_load_optim:
         if not checkpoints.has_optimizer(path):
             raise without_optimizer(path)
         _check_optimizer(args.optimizer, chosen_in(facts.get(SETTINGS), path).name, path)
+        _check_frozen(here[SETTINGS].get("--freeze", ""), facts.get(SETTINGS), path)
+
+
+def _check_adapters(here: Mapping[str, Any] | None, there: Mapping[str, Any] | None, path: Path) -> None:
+    """Raise CheckpointError for adapters that were made otherwise than this run's; who the base is shows once it is
+    read."""
+    if (here is None) != (there is None):
+        reason = (
+            "holds adapters (LoRA), and this run trains" if here is None else "holds no adapters, and this run trains"
+        )
+        raise CheckpointError(
+            f"--load = {path}", f"{reason} {'the whole network' if here is None else 'some'}",
+            "pass --lora-target-modules and --init-from as that run did" if here is None
+            else "begin beside it: --init-from instead of --load",
+        )  # fmt: skip
+    for flag in (name for name in here or () if name.startswith("--")):
+        if here and there and here[flag] != there.get(flag):
+            raise CheckpointError(
+                f"{flag} = {_shown(here[flag])}", f"{path} holds adapters made with {_shown(there.get(flag))}",
+                "go on with that one, or choose another --load and --save",
+            )  # fmt: skip
+
+
+def _shown(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _check_frozen(here: str, kept: Any, path: Path) -> None:
+    """Raise CheckpointError where the optimizer has left no state of what this run trains."""
+    there = kept.get("--freeze", "") if isinstance(kept, dict) else ""
+    if here != there:
+        raise CheckpointError(
+            f"--freeze = {here}", f"{path} holds the optimizer's state of a run with {there or 'nothing frozen'}",
+            "use that, or pass --no-load-optim to start the state anew",
+        )  # fmt: skip
 
 
 def _check_power_ema(stds: Sequence[float], kept: Sequence[float], path: Path) -> None:

@@ -230,3 +230,26 @@ def test_images_with_captions_are_learned_from_a_cache_as_on_pytorch(tmp_path):
     assert len(torch.losses) == 8 and mindspore.losses.keys() == torch.losses.keys(), mindspore.output
     for iteration, loss in torch.losses.items():
         assert mindspore.losses[iteration] == pytest.approx(loss, rel=1e-5), iteration
+
+
+def test_adapters_learn_the_same_on_both_frameworks_and_go_on_from_either_s_checkpoint(tmp_path_factory, digits_folder):
+    configs = Configs.create(tmp_path_factory.mktemp("lora"), digits_folder, hidden_size=32, num_layers=2, num_heads=2)
+    base = configs.folder / "base.safetensors"
+    steps = "--global-batch-size 16 --lr 1e-2 --lr-decay-style constant --num-workers 0 --ema-decay 0.5 "
+    assert configs.run(steps + f"--train-iters 4 --save {configs.folder / 'base'}").code == 0
+    assert main(["convert", str(configs.folder / "base"), str(base)]) == 0
+    lora = steps + f"--lora-target-modules attn.qkv fc1 --lora-r 4 --init-from {base} "
+    torch_run = configs.run(lora + f"--train-iters 5 --save {configs.folder / 'torch'}")
+    ours, halves = configs.folder / "mindspore", configs.folder / "halves"
+    whole = run(configs, lora + f"--train-iters 5 --save {ours}")
+    assert whole.code == 0, whole.output
+    assert whole.losses == {n: pytest.approx(loss, rel=1e-5) for n, loss in torch_run.losses.items()}
+    for steps_taken, workers in ((3, 1), (5, 2)):
+        outcome = run(configs, lora + f"--train-iters {steps_taken} --save {halves} --load {halves}", workers)
+        assert outcome.code == 0, outcome.output
+    assert outcome.losses == {n: pytest.approx(whole.losses[n], rel=2e-6) for n in (4, 5)}
+    there = configs.folder / "converted"
+    assert main(["convert", str(halves / "iter_0000003"), str(there), "--to", "pytorch"]) == 0
+    resumed = configs.run(lora + f"--train-iters 5 --load {there}")
+    assert resumed.code == 0, resumed.output
+    assert resumed.losses == {n: pytest.approx(whole.losses[n], rel=1e-5) for n in (4, 5)}

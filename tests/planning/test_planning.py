@@ -22,10 +22,18 @@ from torch.utils.checkpoint import checkpoint
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, load_fsdp2_config, resolve_paths
-from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, GaussianDiffusionConfig, ModelConfig, PixelConfig
+from mindspeed_mm_dit.configs.model import (
+    AutoencoderKLConfig,
+    GaussianDiffusionConfig,
+    ModelConfig,
+    PixelConfig,
+    model_config_from_mapping,
+)
 from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32, SHARDED_BF16
 from mindspeed_mm_dit.configs.presets import DIT, JIT, LIGHTNING_DIT, PRESETS
 from mindspeed_mm_dit.configs.text_encoder import UMT5Config
+from mindspeed_mm_dit.configs.tuning import Tuning, tuned
+from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework.pytorch import linear, ops, runtime
 from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
 from mindspeed_mm_dit.models.composite import DiTModel
@@ -268,6 +276,28 @@ def test_two_ranks_hold_half_of_what_one_holds():
     one, two = (memory(model_of(), Layout(n, n)) for n in (1, 2))
     state = [m.weights + m.optimizer + m.ema for m in (one, two)]
     assert state[1] <= 0.55 * state[0]
+
+
+def test_adapters_beside_a_wan_of_14_billion_parameters_fit_where_the_whole_does_not():
+    sections = {
+        "ae": {"model_id": "wan_video_vae", "from_pretrained": "vae"},
+        "text_encoder": {"model_id": "umt5", "from_pretrained": "umt5"},
+        "diffusion": {"model_id": "wan_flow_match_scheduler"},
+        "predictor": {
+            "model_id": "wan", "num_layers": 40, "num_attention_heads": 40, "attention_head_dim": 128,
+            "ffn_dim": 13824, "latent_size": [21, 60, 104],
+        },
+    }  # fmt: skip
+    whole = model_config_from_mapping(sections, "model.json")
+    adapted = tuned(whole, Tuning(("to_q", "to_k", "to_v", "to_out.0"), rank=16))
+    request = Request(world_size=8, device_bytes=64 * GIB, images_per_rank=1, online_vae=False)
+    with pytest.raises(ConfigError, match="0 fit"):
+        recommend(whole, request)
+    plan, base = memory(adapted, recommend(adapted, request).layout, False), whole.parameters().num_elements()
+    trained = 40 * 8 * 16 * 2 * 5120
+    assert adapted.parameters().num_elements(trained_only=True) == trained
+    assert plan.weights == pytest.approx(4 * (base + trained) / 8, rel=1e-3)
+    assert [plan.gradients, plan.optimizer // 2, plan.ema] == [trained // 2] * 3
 
 
 def test_traffic_follows_the_ring():

@@ -133,7 +133,7 @@ def _layers(arrays: Arrays, settings: Settings, file: Path) -> tuple[dict[str, L
     folds_it = all(layer.startswith("diffusion_model.") for layer in downs)
     notes = () if alphas or "lora_alpha" in settings or folds_it else (_NO_ALPHA,)
     found = {n: LowRank(down, ups[n], alphas.get(n, _alpha(n, len(down), settings))) for n, down in downs.items()}
-    return _without_fillers(found), notes
+    return _without_zeros(found), notes
 
 
 def _alpha(layer: str, rank: int, settings: Settings) -> float:
@@ -144,10 +144,15 @@ def _alpha(layer: str, rank: int, settings: Settings) -> float:
     return float(alpha) * (rank**0.5 if settings.get("use_rslora") else 1.0)
 
 
-def _without_fillers(found: dict[str, LowRank]) -> dict[str, LowRank]:
-    """Drop adapters that are zero in A and B: what stands for those that a file must name (see :func:`_complete`)."""
-    kept = {name: own for name, own in found.items() if own.down.any() or own.up.any()}
-    return kept or found
+def _without_zeros(found: dict[str, LowRank]) -> dict[str, LowRank]:
+    """Undo :func:`_of_one_rank` and :func:`_complete`: leave out what is zero in A and in B."""
+    used = {name: own.down.any(axis=1) | own.up.any(axis=0) for name, own in found.items()}
+    if not any(part.any() for part in used.values()):
+        return found
+    return {
+        name: own if part.all() else LowRank(own.down[part], own.up[:, part], own.scale * int(part.sum()))
+        for name, own in found.items() if (part := used[name]).any()
+    }  # fmt: skip
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -198,7 +203,7 @@ def _number(x: float) -> float | int:
 def _kohya(path: Path, adapter: Adapter, shapes: Shapes) -> tuple[str, ...]:
     layers, notes = _complete(adapter, shapes)
     arrays: dict[str, np.ndarray] = {}
-    for name, own in to_native(layers).items():
+    for name, own in to_native(_of_one_rank(layers)).items():
         name = f"lora_unet_{name.replace('.', '_')}"
         arrays |= {f"{name}.lora_down.weight": own.down, f"{name}.lora_up.weight": own.up}
         arrays[f"{name}.alpha"] = np.array(own.alpha, np.float32)
@@ -206,6 +211,18 @@ def _kohya(path: Path, adapter: Adapter, shapes: Shapes) -> tuple[str, ...]:
     said = {"ss_network_dim": str(first.rank), "ss_network_alpha": str(_number(first.alpha))}
     write_arrays(path, arrays, said)
     return notes
+
+
+def _of_one_rank(layers: Mapping[str, LowRank]) -> dict[str, LowRank]:
+    """Return the same adapters with zeros up to the largest rank: diffusers takes one alpha for all layers of a file
+    without metadata, their commonest rank, and would change the strength of those of another."""
+    largest = max(own.rank for own in layers.values())
+    return {name: own if own.rank == largest else _padded(own, largest) for name, own in layers.items()}
+
+
+def _padded(own: LowRank, rank: int) -> LowRank:
+    more = rank - own.rank
+    return LowRank(np.pad(own.down, ((0, more), (0, 0))), np.pad(own.up, ((0, 0), (0, more))), own.scale * rank)
 
 
 def _complete(adapter: Adapter, shapes: Shapes) -> tuple[Mapping[str, LowRank], tuple[str, ...]]:
@@ -231,7 +248,7 @@ def _complete(adapter: Adapter, shapes: Shapes) -> tuple[Mapping[str, LowRank], 
 
 
 def _native(path: Path, adapter: Adapter, shapes: Shapes) -> tuple[str, ...]:
-    folded = {name: own.folded() for name, own in to_native(adapter.layers).items()}
+    folded = {name: own.folded() for name, own in to_native(_of_one_rank(adapter.layers)).items()}
     write_arrays(path, _named(folded, "diffusion_model."), {})
     return ()
 

@@ -12,6 +12,7 @@ import yaml
 from mindspeed_mm_dit.checkpoint.store import TRACKER
 from mindspeed_mm_dit.configs.arguments import check_arguments
 from mindspeed_mm_dit.configs.fsdp2 import load_fsdp2_config
+from mindspeed_mm_dit.configs.host_flags import refuse_tuning
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.errors import ConfigError
@@ -52,6 +53,7 @@ def parse(argv: Sequence[str], world_size: int) -> Namespace:
             "MindSpeed-MM's native engine checks while it begins to train",
             "use --host standalone --dry-run, which looks at the same files",
         )
+    refuse_tuning([*flags.lora_target_modules, *flags.freeze], "MindSpeed-MM's native engine")
     if flags.context_parallel_size != 1:
         raise ConfigError(
             f"--context-parallel-size = {flags.context_parallel_size}",

@@ -48,6 +48,7 @@ class Engine:
         runtime.load_arrays(self.predictor, weights or model.initial_weights(args.seed))
         names, parameters = trained(self.predictor)
         self._parts = parts_of(dict(zip(names, parameters)), model.declared, args, sharding.Shards.create(fsdp2))
+        self._of_base = {name for name, p in model.declared.items() if not p.saved}
         self._loss = (
             InterpretedLoss(model, parameters)
             if args.pynative
@@ -113,13 +114,14 @@ class Engine:
             if with_optimizer:
                 state |= {f"optimizer.state.{name}": array for name, array in part.kept().items()}
         for name, parameter in self.predictor.parameters_and_names():
-            if not parameter.requires_grad:
+            if not parameter.requires_grad and name not in self._of_base:
                 state |= {f"{tree}.{name}": runtime.to_host(parameter) for tree in self._parts[0].trees()}
         return state
 
     def load(self, path: Path, with_optimizer: bool) -> None:
         """Continue from the checkpoint ``path``; its architecture must be this model's."""
-        state = checkpoints.read_state(path, runtime.shapes(self.predictor), with_optimizer)
+        shapes = {name: shape for name, shape in runtime.shapes(self.predictor).items() if name not in self._of_base}
+        state = checkpoints.read_state(path, shapes, with_optimizer)
         has_power_ema = power_ema.STDS in read_facts(path)
         for part in self._parts:
             for tree, vector in part.trees().items():

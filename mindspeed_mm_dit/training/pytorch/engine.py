@@ -29,6 +29,7 @@ from mindspeed_mm_dit.training.pytorch.ema import MovingAverage, PowerAverages
 from mindspeed_mm_dit.training.pytorch.parallel import (
     average_ignored,
     check_paths,
+    check_recompute,
     replicate,
     reshard,
     shard,
@@ -58,9 +59,10 @@ class Engine:
         self.model = shard(model, fsdp2) if fsdp2 else replicate(model)
         self.predictor: nn.Module = unwrap(self.model).predictor
         self.optimizer = Stepper(self.predictor, model.declared, chosen_by(args), args.weight_decay)
-        parameters = dict(self.predictor.named_parameters())
-        self.ema = MovingAverage(parameters, args.ema_decay)
-        self.power_ema = PowerAverages(parameters, len(args.power_ema_stds))
+        trained = {name: p for name, p in self.predictor.named_parameters() if p.requires_grad}
+        self.ema = MovingAverage(trained, args.ema_decay)
+        self.power_ema = PowerAverages(trained, len(args.power_ema_stds))
+        self._of_base = {name for name, p in model.declared.items() if not p.saved}
         self._autocast = precision.way == "autocast"  # (FSDP2 does by itself what fsdp2.yaml asks for)
 
     def train_step(self, forward_step: ForwardStep, batches: Iterator[Any], lr: float) -> StepResult:
@@ -134,10 +136,11 @@ class Engine:
 
     def state(self, with_optimizer: bool = True) -> checkpoints.State:
         """Return every tensor a resumed run needs, under the names of the checkpoint; they are the live ones."""
+        weights = {name: p.detach() for name, p in self._saved()}
+        averages = {"ema": self.ema.averages, **self.power_ema.state()}
         state: checkpoints.State = {
-            "model": {name: p.detach() for name, p in self.predictor.named_parameters()},
-            "ema": dict(self.ema.averages),
-            **self.power_ema.state(),
+            "model": weights,
+            **{tree: {**weights, **moved} for tree, moved in averages.items()},  # what is frozen is its own average
         }
         if with_optimizer:
             state["optimizer"] = {"state": self.optimizer.state()}
@@ -145,13 +148,17 @@ class Engine:
 
     def load(self, path: Path, with_optimizer: bool) -> None:
         """Continue from the checkpoint ``path``; its architecture must be this model's."""
-        checkpoints.check_architecture(path, {n: tuple(p.shape) for n, p in self.predictor.named_parameters()})
+        checkpoints.check_architecture(path, {name: tuple(p.shape) for name, p in self._saved()})
         state, has_power_ema = self.state(with_optimizer), power_ema.STDS in read_facts(path)
         if not has_power_ema:
             state = {tree: tensors for tree, tensors in state.items() if tree not in self.power_ema.state()}
         checkpoints.read(state, path)
         if not has_power_ema:
             self.power_ema.begin()
+
+    def _saved(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the parameters that checkpoints hold."""
+        return ((name, p) for name, p in self.predictor.named_parameters() if name not in self._of_base)
 
     def num_parameters(self) -> int:
         """Return the number of parameters of the predictor, over all shards."""
@@ -168,5 +175,6 @@ def check_sharding(mm: MultiModalArguments) -> None:
     if mm.fsdp2 is not None:
         with torch.device("meta"):
             predictor = build_predictor(mm.model)
+        check_recompute(mm.fsdp2, mm.model.parameters())
         modules = {f"predictor.{name}" if name else "predictor": module for name, module in predictor.named_modules()}
         check_paths(mm.fsdp2, modules)

@@ -1,0 +1,69 @@
+"""Adapters from one program's form to another's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mindspeed_mm_dit.checkpoint.lora import files
+from mindspeed_mm_dit.checkpoint.lora.files import LORA_FORMATS
+from mindspeed_mm_dit.checkpoint.lora.source import Shapes, layers_of, of_run, read
+from mindspeed_mm_dit.checkpoint.store import read_facts
+from mindspeed_mm_dit.checkpoint.targets import Summary, check_target, written
+from mindspeed_mm_dit.configs.model import model_config_from_mapping
+from mindspeed_mm_dit.configs.outputs import check_output_folder
+from mindspeed_mm_dit.errors import ConfigError, nearest
+
+
+def convert_adapter(
+    source: Path,
+    target: Path,
+    to: str | None,
+    use_ema: bool,
+    description: dict[str, Any] | None,
+    overwrite: bool,
+    say: Callable[[str], object],
+) -> Summary:
+    """Write the adapters in ``source`` as ``target``, in a form that other programs read.
+
+    description: content of the model.json of their base, which a run's checkpoint remembers; may be None.
+
+    Raises a UserError where there is no such form, or the adapters are not of that base.
+    """
+    form = _form(target, to)
+    check_target(source, target, overwrite, files.fits)
+    check_output_folder("folder of TARGET", target.parent)
+    say(f"reading {source} (adapters)")
+    shapes = _shapes(source, description)
+    adapter = read(source, layers_of(shapes) if shapes else None, use_ema)
+    if shapes:
+        adapter.check_fits(shapes)
+    arrays = adapter.arrays().values()
+    num_bytes = sum(array.nbytes for array in arrays)
+    say(f"writing {target} ({form}): adapters of {len(adapter.layers)} layers, {num_bytes / 1e6:.1f} MB")
+    notes: list[str] = []
+    known = LORA_FORMATS[form]
+    written(target, lambda aside: notes.extend(known.write(aside, adapter, shapes)), known.is_folder)
+    tree = ("adapters, average" if use_ema else "adapters") if of_run(source) else "adapters"
+    return Summary(source, "adapters", target, form, (tree,), len(arrays), num_bytes, (*adapter.notes, *notes))
+
+
+def _form(target: Path, to: str | None) -> str:
+    if to not in LORA_FORMATS:
+        raise ConfigError(
+            "--to" if to is None else f"--to = {to}",
+            f"{'is needed' if to is None else 'is no form of adapters'}: SOURCE holds adapters (LoRA)",
+            f"{nearest(to or '', LORA_FORMATS)}Forms are: {', '.join(LORA_FORMATS)}; or name the weights of their base "
+            "as SOURCE, and them by --merge-lora",
+        )  # fmt: skip
+    if LORA_FORMATS[to].is_folder == (target.suffix == ".safetensors"):
+        cure = "name a folder" if LORA_FORMATS[to].is_folder else "end it in .safetensors"
+        raise ConfigError(f"TARGET = {target}", f"does not look like --to {to}", cure)
+    return to
+
+
+def _shapes(source: Path, description: dict[str, Any] | None) -> Shapes:
+    """Return the shapes of the base's weights; {} where nothing says them."""
+    content = description or (read_facts(source).get("model") if of_run(source) else None)
+    return model_config_from_mapping(content, "--model").parameters().shapes() if content else {}

@@ -1,0 +1,102 @@
+"""Adapters as a command names them: a file, a folder, or the checkpoints of a run, and how strong they are to be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mindspeed_mm_dit.checkpoint.lora import files
+from mindspeed_mm_dit.checkpoint.lora.adapter import Adapter, of_arrays
+from mindspeed_mm_dit.checkpoint.store import ADAPTERS, find_checkpoint, read_facts
+from mindspeed_mm_dit.checkpoint.weights import read_weights
+from mindspeed_mm_dit.configs.limits import check_path, shown
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError
+
+Shapes = Mapping[str, tuple[int, ...]]
+STRONGEST = 1000.0
+
+
+class Strong(NamedTuple):
+    """Adapters, and how many times they are added."""
+
+    adapter: Adapter
+    strength: float
+
+
+def read_all(given: Sequence[str], shapes: Shapes, flag: str) -> list[Strong]:
+    """Read each of ``given``, FILE or FILE:STRENGTH, for a network of ``shapes``.
+
+    Raises a UserError, of ``flag``, for adapters that cannot be read, or are those of another network.
+    """
+    found = []
+    for text in given:
+        path, strength = parse(text, flag)
+        adapter = named(read(path, layers_of(shapes)), f"{flag} = {path}")
+        adapter.check_fits(shapes)
+        found.append(Strong(adapter, strength))
+    return found
+
+
+def parse(text: str, flag: str) -> tuple[Path, float]:
+    """Read FILE or FILE:STRENGTH."""
+    check_path(flag, text)
+    name, colon, last = text.rpartition(":")
+    if not colon or Path(text).exists():
+        return Path(text), 1.0
+    try:
+        strength = float(last)
+    except ValueError:
+        return Path(text), 1.0
+    if not abs(strength) <= STRONGEST or not math.isfinite(strength):
+        raise ConfigError(f"{flag} = {shown(text)}", f"its strength must lie between -{STRONGEST:g} and {STRONGEST:g}")
+    return Path(name), strength
+
+
+def is_adapter(path: Path) -> bool:
+    """Return whether ``path`` holds adapters: of a run, or a file or folder of another program."""
+    return bool(of_run(path)) or files.fits(path)
+
+
+def of_run(path: Path) -> dict[str, Any]:
+    """Return what run.json says of the adapters in a checkpoint folder; {} where it holds none."""
+    found: dict[str, Any] = read_facts(path).get(ADAPTERS, {}) if path.is_dir() else {}
+    return found
+
+
+def read(path: Path, layers: Iterable[str] | None = None, use_ema: bool = True) -> Adapter:
+    """Read adapters of a run, its average unless ``use_ema`` is false, or of any other program.
+
+    layers: names of the network's linear layers, where it is known.
+    """
+    path = find_checkpoint(path, "adapters") if path.is_dir() else path
+    if how := of_run(path):
+        return of_arrays(read_weights(path, use_ema), float(how["--lora-alpha"]), str(path))
+    return files.read(path, layers)
+
+
+def layers_of(shapes: Shapes) -> list[str]:
+    """Return the names of the linear layers, and tables, of a network."""
+    return [
+        name.removesuffix(".weight") for name, shape in shapes.items() if name.endswith(".weight") and len(shape) == 2
+    ]
+
+
+def named(adapter: Adapter, what: str) -> Adapter:
+    """Return ``adapter`` as errors are to call it."""
+    return replace(adapter, where=what)
+
+
+def merged(weights: Any, adapters: Sequence[Strong]) -> Any:
+    """Return ``weights`` with all ``adapters`` in them."""
+    for adapter, strength in adapters:
+        weights = adapter.merged(weights, strength)
+    return weights
+
+
+def check_no_run(path: Path, flag: str) -> None:
+    """Raise CheckpointError for adapters where ``flag`` names a whole network."""
+    if is_adapter(path):
+        raise CheckpointError(f"{flag} = {path}", "holds adapters (LoRA), no network", "name the weights of the base")

@@ -1,0 +1,56 @@
+"""The flags of fine-tuning: MindSpeed-MM's names for LoRA, and ``--freeze``, its native engine's ``model.freeze``."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from typing import Any
+
+from mindspeed_mm_dit.configs.flag_types import positive_float, positive_int
+from mindspeed_mm_dit.configs.tuning import FREEZE, TARGETS, Tuning
+from mindspeed_mm_dit.errors import ConfigError
+
+_PLAIN = Tuning()
+_FIELDS = {"targets": "lora_target_modules", "rank": "lora_r", "alpha": "lora_alpha", "freeze": "freeze"}
+"""Setting of Tuning -> flag."""
+
+
+def tuning_flags(group: Any) -> None:
+    """Add the flags to ``group``."""
+    group.add_argument(
+        TARGETS, nargs="+", default=(), metavar="PATTERN",
+        help="train adapters (LoRA) beside these linear layers of the predictor, and nothing else: to_q, attn1.to_q or "
+        "blocks.{0-3}.attn.qkv; --init-from names the weights that they stand beside",
+    )  # fmt: skip
+    group.add_argument("--lora-r", type=positive_int, default=_PLAIN.rank, metavar="R", help="rank of the adapters")
+    group.add_argument(
+        "--lora-alpha", type=positive_float, default=_PLAIN.alpha, metavar="A", help="their strength is A / R"
+    )
+    group.add_argument(
+        "--lora-dropout", type=float, default=0.0, metavar="P", help="0, MindSpeed-MM's default: others are not offered"
+    )
+    group.add_argument(
+        FREEZE, nargs="+", default=(), metavar="PATTERN",
+        help="do not train these modules of the predictor: y_embedder, or blocks.{0-13}",
+    )  # fmt: skip
+
+
+def tuning_of(args: argparse.Namespace) -> Tuning:
+    """Return what the flags say; raises ConfigError for those that say nothing together."""
+    tuning = Tuning(**{field: _as_tuple(getattr(args, flag)) for field, flag in _FIELDS.items()})
+    if args.lora_dropout:
+        raise ConfigError(
+            f"--lora-dropout = {args.lora_dropout:g}", "is not offered: every draw of a step is a function of seed and "
+            "sample index, and masks of all activations would not be", "leave it out; fewer steps, or weight decay, do "
+            "its work",
+        )  # fmt: skip
+    if tuning.targets and tuning.freeze:
+        raise ConfigError(f"{FREEZE} = {' '.join(tuning.freeze)}", f"with {TARGETS} all but the adapters is frozen",
+                          "leave one of the two out")  # fmt: skip
+    if not tuning.targets and dataclasses.replace(tuning, freeze=()) != _PLAIN:
+        raise ConfigError("--lora-r, --lora-alpha", f"mean nothing without {TARGETS}", "add it, or drop them")
+    return tuning
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

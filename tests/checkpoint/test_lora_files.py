@@ -1,0 +1,398 @@
+"""Adapters in the files of other programs: exact round trips, the traps, and the real diffusers and peft as peers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from mindspeed_mm_dit.checkpoint import rules
+from mindspeed_mm_dit.checkpoint.formats.safetensors import write_arrays
+from mindspeed_mm_dit.checkpoint.frequencies import diffusers_frequencies
+from mindspeed_mm_dit.checkpoint.lora import files
+from mindspeed_mm_dit.checkpoint.lora.adapter import Adapter, LowRank, cut, joined
+from mindspeed_mm_dit.checkpoint.lora.source import parse, read_all
+from mindspeed_mm_dit.cli.main import main
+from mindspeed_mm_dit.configs.dit import DiTConfig
+from mindspeed_mm_dit.configs.tuning import Tuning
+from mindspeed_mm_dit.configs.wan import WanConfig
+from mindspeed_mm_dit.errors import CheckpointError
+from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
+from mindspeed_mm_dit.models.init import initial_weights
+from tests.conftest import GOLDEN
+
+FOLDER = GOLDEN / "wan_lora_tiny"
+WAN = WanConfig(num_layers=2, num_attention_heads=2, attention_head_dim=32, ffn_dim=96, in_channels=16, out_channels=16,
+                text_dim=32, freq_dim=64, rope_max_seq_len=64, latent_size=(2, 4, 6))  # fmt: skip
+DIT = DiTConfig(hidden_size=32, num_layers=2, num_heads=2, input_size=8, in_channels=4, num_classes=10)
+CONFIGS = {"wan": WAN, "dit": DIT}
+TARGETS = {
+    "wan": ("to_q", "to_v", "ffn.net.2", "time_proj"),
+    "dit": ("qkv", "attn.proj", "fc1", "blocks.{*}.adaLN_modulation.1"),
+}
+
+
+def drawn(config, targets, rank=3, alpha=5.0, seed=0):
+    """Adapters none of whose values is zero; those of block 1 have another rank and strength."""
+    draw, parameters = np.random.default_rng(seed), config.parameters()
+    shapes, layers = parameters.shapes(), {}
+    for layer in Tuning(targets).layers(parameters):
+        rows, columns = shapes[f"{layer}.weight"]
+        r, a = (rank + 2, alpha / 2) if layer.startswith("blocks.1.") else (rank, alpha)
+        down, up = draw.standard_normal((r, columns)) / 8, draw.standard_normal((rows, r)) / 8
+        layers[layer] = LowRank(down.astype(np.float32), up.astype(np.float32), a)
+    return Adapter(layers)
+
+
+def written(form, folder, adapter, shapes):
+    known = files.LORA_FORMATS[form]
+    path = folder / (form if known.is_folder else f"{form}.safetensors")
+    if known.is_folder:
+        path.mkdir()
+    return path, known.write(path, adapter, shapes)
+
+
+def assert_same(found, wanted, exactly=True):
+    assert found.layers.keys() == wanted.layers.keys()
+    for layer, own in wanted.layers.items():
+        other = found.layers[layer]
+        if exactly:
+            assert other.alpha == pytest.approx(own.alpha, rel=1e-6) and other.down.tobytes() == own.down.tobytes(), (
+                layer
+            )
+            assert other.up.tobytes() == own.up.tobytes(), layer
+        np.testing.assert_allclose(other.change(), own.change(), rtol=1e-5, atol=1e-7)
+
+
+# --- round trips ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", files.LORA_FORMATS)
+@pytest.mark.parametrize("model", CONFIGS)
+@pytest.mark.parametrize("knows_the_base", [True, False], ids=["base", "no-base"])
+def test_what_is_written_is_read_as_it_was(form, model, knows_the_base, tmp_path):
+    adapter, shapes = drawn(CONFIGS[model], TARGETS[model]), CONFIGS[model].parameters().shapes()
+    path, _ = written(form, tmp_path, adapter, shapes)
+    layers = [name.removesuffix(".weight") for name in shapes if name.endswith(".weight")] if knows_the_base else None
+    found = files.read(path, layers)
+    assert_same(found, adapter, exactly=form != "native")  # (whose scale is in the numbers, to rounding)
+    assert found.notes == ()
+
+
+def test_q_k_and_v_apart_are_one_layer_here_and_apart_again():
+    draw = np.random.default_rng(0)
+    parts = [
+        LowRank(*(draw.standard_normal(s).astype(np.float32) for s in ((r, 6), (4, r))), 2.0 * r) for r in (2, 1, 3)
+    ]
+    whole = joined(parts, [4, 4, 4])
+    assert (whole.rank, whole.scale) == (6, 2.0)
+    for rows, part in zip(np.split(whole.change(), 3), parts):
+        np.testing.assert_allclose(rows, part.change(), rtol=1e-6)
+    for found, part in zip(cut(whole, 3), parts):
+        assert found.down.tobytes() == part.down.tobytes() and found.up.tobytes() == part.up.tobytes()
+        assert found.alpha == part.alpha
+    some = joined([parts[0], None, parts[2]], [4, 4, 4])
+    assert not some.change()[4:8].any() and cut(some, 3)[1] is None
+    other = joined([parts[0], parts[1]._replace(alpha=7.0), parts[2]], [4, 4, 4])
+    np.testing.assert_allclose(np.split(other.change(), 3)[1], 7.0 * parts[1].up @ parts[1].down, rtol=1e-5)
+    dense = LowRank(parts[2].down, draw.standard_normal((12, 3)).astype(np.float32), 3.0)
+    assert joined(cut(dense, 3), [4, 4, 4]).up.tobytes() == dense.up.tobytes()
+
+
+def test_wan_s_forms_are_those_that_diffusers_kohya_and_comfyui_have(tmp_path):
+    """Read and written again, the reference files have the same names and values."""
+    for source, form in (
+        ("wan_lora_ffn", "diffusers"),
+        ("kohya.safetensors", "kohya"),
+        ("native.safetensors", "native"),
+    ):
+        path, notes = written(form, tmp_path, files.read(FOLDER / source), WAN.parameters().shapes())
+        wanted = read_safetensors_file(
+            FOLDER / source / "pytorch_lora_weights.safetensors" if form == "diffusers" else FOLDER / source
+        )[0]
+        found = read_safetensors_file(path / "pytorch_lora_weights.safetensors" if form == "diffusers" else path)[0]
+        assert found.keys() == wanted.keys() and notes == ()
+        assert [name for name in wanted if not np.array_equal(found[name], wanted[name])] == []
+
+
+def test_names_of_mindspeed_mm_diffsynth_and_other_programs_are_known(tmp_path):
+    down, up = np.ones((2, 64), np.float32), np.ones((64, 2), np.float32)
+    for number, (name, suffixes) in enumerate({
+        "blocks.1.self_attn.proj_q": ("lora_A.default.weight", "lora_B.default.weight"),
+        "blocks.1.self_attn.q": ("lora_A.default.weight", "lora_B.default.weight"),
+        "diffusion_model.blocks.1.self_attn.q": ("lora_down.weight", "lora_up.weight"),
+        "transformer.blocks.1.attn1.to_q": ("lora.down.weight", "lora.up.weight"),
+        "lora_unet_blocks_1_self_attn_q": ("lora_down.weight", "lora_up.weight"),
+        "base_model.model.blocks.1.attn1.to_q": ("lora_A.weight", "lora_B.weight"),
+        "lora_transformer_blocks_1_attn1_to_q": ("lora_down", "lora_up"),
+    }.items()):  # fmt: skip
+        path = tmp_path / f"{number}.safetensors"
+        write_arrays(path, {f"{name}.{suffixes[0]}": down, f"{name}.{suffixes[1]}": up}, {})
+        assert list(files.read(path).layers) == ["blocks.1.attn1.to_q"], name
+
+
+# --- traps ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_strength_that_the_file_does_not_say_is_said():
+    assert files.read(FOLDER / "wan_lora").layers["blocks.0.attn1.to_q"].scale == 2
+    silent = files.read(FOLDER / "wan_lora_no_metadata")
+    assert silent.layers["blocks.0.attn1.to_q"].scale == 1 and "no alpha" in silent.notes[0]
+    folded = files.read(FOLDER / "native.safetensors")
+    assert folded.layers["blocks.0.attn1.to_q"].scale == 1 and folded.notes == ()  # (ss_network_alpha is 8: in A and B)
+
+
+def test_alpha_and_rank_of_single_layers_are_peft_s_patterns(tmp_path):
+    shutil.copytree(FOLDER / "dit_lora", tmp_path / "peft")
+    config = json.loads((tmp_path / "peft/adapter_config.json").read_text())
+    config["alpha_pattern"] = {"attn1.to_out.0": 2, "transformer_blocks.1.attn1.to_out.0": 4}
+    (tmp_path / "peft/adapter_config.json").write_text(json.dumps(config))
+    layers = files.read(tmp_path / "peft").layers
+    assert [layers[f"blocks.{i}.attn.proj"].alpha for i in (0, 1)] == [2, 2]
+    assert layers["blocks.0.attn.qkv"].scale == 2
+    (tmp_path / "peft/adapter_config.json").write_text(json.dumps(config | {"use_rslora": True}))
+    assert files.read(tmp_path / "peft").layers["blocks.0.attn.proj"].scale == pytest.approx(2 / 4**0.5)
+
+
+def test_a_kohya_file_names_every_layer_that_diffusers_asks_for(tmp_path):
+    adapter = drawn(WAN, ("to_q",))
+    path, notes = written("kohya", tmp_path, adapter, WAN.parameters().shapes())
+    arrays = read_safetensors_file(path)[0]
+    assert len(arrays) == 3 * 2 * 10 and "16 layers without an adapter are written as zeros" in notes[0]
+    assert_same(files.read(path), adapter)
+    assert (
+        "diffusers cannot read this file"
+        in files.LORA_FORMATS["kohya"].write(tmp_path / "k.safetensors", adapter, {})[0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"blocks.0.attn1.to_q.lora_magnitude_vector": np.ones(64, np.float32)}, "is no part of a LoRA"),
+        ({"blocks.0.attn1.to_q.lora_A.weight": None}, "lacks one of its two matrices"),
+        ({"blocks.0.attn1.to_q.lora_A.weight": np.ones((3, 64), np.float32)}, "the ranks differ"),
+        (
+            {
+                "text_encoder.q.lora_A.weight": np.ones((4, 64), np.float32),
+                "text_encoder.q.lora_B.weight": np.ones((64, 4), np.float32),
+            },
+            "text_encoder.q, which is no linear layer",
+        ),
+    ],
+)
+def test_what_is_not_lora_of_this_network_is_named(change, words, tmp_path):
+    arrays = read_safetensors_file(FOLDER / "wan_adapter/pytorch_lora_weights.safetensors")[0] | change
+    write_arrays(tmp_path / "x.safetensors", {name: array for name, array in arrays.items() if array is not None}, {})
+    with pytest.raises(CheckpointError, match=words):
+        files.read(tmp_path / "x.safetensors")
+
+
+def test_adapters_of_another_size_and_of_another_kind_are_refused_by_layer():
+    wide = (
+        WanConfig(num_layers=2, num_attention_heads=4, attention_head_dim=32, ffn_dim=96, text_dim=32)
+        .parameters()
+        .shapes()
+    )
+    with pytest.raises(
+        CheckpointError,
+        match=r"--lora = .*: an adapter for blocks.0.attn1.to_k, of a weight \(64, 64\): is \(128, 128\)",
+    ):
+        read_all([str(FOLDER / "wan_lora")], wide, "--lora")
+    with pytest.raises(CheckpointError, match="no linear layer of this network"):
+        read_all([str(FOLDER / "wan_lora")], DIT.parameters().shapes(), "--lora")
+
+
+def test_a_strength_stands_behind_a_colon(tmp_path):
+    (tmp_path / "a:2").write_text("")
+    assert parse("a.safetensors:0.5", "--lora") == parse("a.safetensors:.5", "--lora")
+    assert parse("a.safetensors:-1", "--lora")[1] == -1 and parse("c:/a", "--lora")[1] == 1
+    assert parse(str(tmp_path / "a:2"), "--lora") == (tmp_path / "a:2", 1.0)
+
+
+def test_merged_adapters_change_their_layers_alone_and_zero_times_nothing():
+    weights, adapter = initial_weights(WAN.parameters(), 0), drawn(WAN, ("to_q",))
+    none, once = adapter.merged(weights, 0.0), adapter.merged(weights)
+    assert [name for name in weights if none[name].tobytes() != weights[name].tobytes()] == []
+    assert {name for name in weights if not np.array_equal(once[name], weights[name])} == {
+        f"{n}.weight" for n in adapter.layers
+    }
+
+
+# --- the real programs ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def values():
+    with np.load(FOLDER / "lora_values.npz") as file:
+        return {name: file[name] for name in file if name.startswith(("wan/", "dit/"))}
+
+
+@pytest.fixture
+def peers():
+    """diffusers with peft."""
+    pytest.importorskip("peft", reason="requirements/dev.txt")
+    return pytest.importorskip("diffusers", reason="requirements/video.txt")
+
+
+def their_wan(diffusers):
+    import torch
+
+    content = torch.load(GOLDEN / "wan_tiny.pt", weights_only=True)
+    model = diffusers.WanTransformer3DModel(**content["config"])
+    model.load_state_dict(content["model"])
+    return model.eval()
+
+
+def their_output(model, values, group, **inputs):
+    import torch
+
+    with torch.no_grad():
+        x, t = (torch.from_numpy(values[f"{group}/{name}"]) for name in "xt")
+        return model(x, timestep=t, **{k: torch.from_numpy(values[v]) for k, v in inputs.items()}, return_dict=False)[
+            0
+        ].numpy()
+
+
+def our_wan_output(adapter, values):
+    from mindspeed_mm_dit.framework import ops, runtime
+    from mindspeed_mm_dit.framework.torch_file import read_torch_file
+    from mindspeed_mm_dit.models.lora import with_adapters
+    from mindspeed_mm_dit.models.wan import Wan
+
+    network = with_adapters(Wan(WAN), adapter.beside())
+    runtime.load_arrays(network, read_torch_file(GOLDEN / "wan_tiny.pt")["model"] | adapter.arrays())
+    with ops.no_grad():
+        return ops.numpy(network(*(ops.tensor(values[f"wan/{name}"]) for name in ("x", "t", "text"))))
+
+
+def relative(a, b):
+    return np.linalg.norm(a - b) / np.linalg.norm(b)
+
+
+@pytest.mark.parametrize("form", ["diffusers", "kohya", "native", "peft"])
+def test_diffusers_and_peft_load_what_is_written_here_for_wan(peers, values, form, tmp_path):
+    adapter = drawn(WAN, ("to_q", "to_v", "ffn.net.2"))
+    path, _ = written(form, tmp_path, adapter, WAN.parameters().shapes())
+    model = their_wan(peers)
+    if form == "peft":
+        import peft
+
+        model = peft.PeftModel.from_pretrained(model, str(path))
+    else:
+        state, metadata = peers.WanPipeline.lora_state_dict(str(path), return_lora_metadata=True)
+        model.load_lora_adapter(state, prefix="transformer", metadata=metadata)
+    theirs = their_output(model, values, "wan", encoder_hidden_states="wan/text")
+    assert relative(theirs, our_wan_output(adapter, values)) < 1e-5
+    assert relative(theirs, our_wan_output(Adapter({}), values)) > 1e-3
+
+
+def test_what_diffusers_and_peft_write_of_wan_is_read_here(peers, values, tmp_path):
+    import peft
+    import torch
+
+    torch.manual_seed(0)
+    model = their_wan(peers)
+    config = peft.LoraConfig(
+        r=4, lora_alpha=6, target_modules=["to_k", "ffn.net.0.proj"], init_lora_weights=False,
+        rank_pattern={"attn2.to_k": 2}, alpha_pattern={"blocks.1.attn1.to_k": 9}, use_rslora=True,
+    )  # fmt: skip
+    model.add_adapter(config)
+    theirs = their_output(model, values, "wan", encoder_hidden_states="wan/text")
+    model.save_lora_adapter(str(tmp_path / "adapter"))
+    layers = peft.get_peft_model_state_dict(model)
+    metadata = {"transformer_lora_adapter_metadata": model.peft_config["default"].to_dict()}
+    peers.WanPipeline.save_lora_weights(str(tmp_path / "pipeline"), layers, **metadata)
+    for folder in ("adapter", "pipeline"):
+        assert relative(our_wan_output(files.read(tmp_path / folder), values), theirs) < 1e-5
+
+
+def their_dit(diffusers, weights):
+    import torch
+
+    model = diffusers.DiTTransformer2DModel(
+        num_attention_heads=2, attention_head_dim=16, in_channels=4, out_channels=8, num_layers=2, sample_size=8,
+        patch_size=2, num_embeds_ada_norm=10, norm_eps=1e-6, attention_bias=True,
+    )  # fmt: skip
+    arrays = rules.to_diffusers(weights, DIT)
+    model.load_state_dict({name: torch.tensor(array) for name, array in arrays.items()}, strict=False)
+    return model.eval()
+
+
+def our_dit_output(weights, values):
+    from mindspeed_mm_dit.framework import nn, ops, runtime
+    from mindspeed_mm_dit.models.dit import DiT
+
+    network = DiT(DIT)
+    runtime.load_arrays(network, weights)
+    nn.set_constant(network.t_embedder, "frequencies", diffusers_frequencies())
+    with ops.no_grad():
+        return ops.numpy(network(*(ops.tensor(values[f"dit/{name}"]) for name in "xty")))
+
+
+def test_peft_and_this_package_read_each_other_s_adapters_of_a_dit(peers, values, tmp_path):
+    import peft
+    import torch
+
+    torch.manual_seed(0)
+    draw = np.random.default_rng(3)
+    weights = {  # none zero, so that the adapters show
+        name: array if name == "pos_embed" else (0.2 * draw.standard_normal(array.shape)).astype(np.float32)
+        for name, array in initial_weights(DIT.parameters(), 0).items()
+    }
+    adapter = drawn(DIT, TARGETS["dit"])
+    path, _ = written("peft", tmp_path, adapter, DIT.parameters().shapes())
+    model = peft.PeftModel.from_pretrained(their_dit(peers, weights), str(path))
+    theirs = their_output(model, values, "dit", class_labels="dit/y")
+    assert relative(our_dit_output(adapter.merged(weights), values), theirs) < 1e-5
+    assert relative(our_dit_output(weights, values), theirs) > 1e-3
+    config = peft.LoraConfig(r=3, lora_alpha=5, target_modules=["to_q", "to_v", "ff.net.2"], init_lora_weights=False)
+    model = peft.get_peft_model(their_dit(peers, weights), config).eval()
+    model.save_pretrained(str(tmp_path / "theirs"))
+    found = files.read(tmp_path / "theirs")
+    assert set(found.layers) == {f"blocks.{i}.{layer}" for i in (0, 1) for layer in ("attn.qkv", "mlp.fc2")}
+    theirs = their_output(model, values, "dit", class_labels="dit/y")
+    assert relative(our_dit_output(found.merged(weights), values), theirs) < 1e-5
+
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
+def test_convert_merges_adapters_one_after_the_other_and_says_what_is_left(tmp_path, capsys):
+    wan = str(GOLDEN / "wan_tiny.pt")
+    loras = ["--merge-lora", str(FOLDER / "wan_lora"), "--merge-lora", f"{FOLDER / 'kohya.safetensors'}:-0.5"]
+    assert main(["convert", wan, str(tmp_path / "merged.safetensors"), *loras]) == 0
+    merged, base = (read_safetensors_file(p)[0] for p in (tmp_path / "merged.safetensors", _plain(tmp_path, wan)))
+    name = "blocks.1.attn2.to_v"
+    one, other = (files.read(FOLDER / n).layers[name] for n in ("wan_lora", "kohya.safetensors"))
+    wanted = base[f"{name}.weight"] + one.change() - 0.5 * other.change()
+    np.testing.assert_allclose(merged[f"{name}.weight"], wanted, rtol=1e-5, atol=1e-6)
+    assert main(["convert", str(FOLDER / "wan_lora"), str(tmp_path / "k.safetensors"), "--to", "kohya"]) == 0
+    assert "diffusers cannot read this file" in capsys.readouterr().out
+
+
+def _plain(folder, wan):
+    assert main(["convert", wan, str(folder / "base.safetensors")]) == 0
+    return folder / "base.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["{lora}", "x.safetensors"], "--to: is needed: SOURCE holds adapters"),
+        (["{lora}", "x.safetensors", "--to", "khoya"], "Did you mean 'kohya'"),
+        (["{lora}", "x.safetensors", "--to", "peft"], "name a folder"),
+        (["{lora}", "x", "--to", "native"], "end it in .safetensors"),
+        (["{lora}", "x", "--to", "peft", "--merge-lora", "{lora}"], "SOURCE holds adapters itself"),
+        (["{wan}", "x.safetensors", "--merge-lora", "nothing.safetensors"], "there is no such file"),
+        (["{wan}", "x.safetensors", "--merge-lora", "{lora}:2000"], "its strength must lie between"),
+    ],
+)  # fmt: skip
+def test_conversions_that_cannot_be_are_refused_by_name(arguments, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    given = [text.format(lora=FOLDER / "wan_lora", wan=GOLDEN / "wan_tiny.pt") for text in arguments]
+    assert main(["convert", *given]) == 2
+    assert words in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

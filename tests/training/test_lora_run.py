@@ -1,0 +1,185 @@
+"""Runs that train adapters, or a part of a network: one process = N, resumed = uninterrupted, and which base it was."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+
+from mindspeed_mm_dit.checkpoint import torch_dcp
+from mindspeed_mm_dit.checkpoint.store import ADAPTERS, BASE, CheckpointStore, read_facts
+from mindspeed_mm_dit.checkpoint.weights import read_weights
+from mindspeed_mm_dit.cli.main import main
+from tests.training.launch import Configs
+
+pytestmark = pytest.mark.ranks
+
+LOSS_TOLERANCE = 2e-6  # float32 sums in another order
+FLAGS = "--global-batch-size 16 --lr 1e-2 --lr-decay-style constant --num-workers 0 --ema-decay 0.5 "
+LORA = "--lora-target-modules attn.qkv blocks.{*}.mlp.fc1 --lora-r 4 --lora-alpha 8 "
+TRAINED = {f"blocks.{i}.{layer}.lora_{m}.weight" for i in (0, 1) for layer in ("attn.qkv", "mlp.fc1") for m in "AB"}
+
+
+@pytest.fixture(scope="module")
+def configs(tmp_path_factory, digits_folder):
+    return Configs.create(tmp_path_factory.mktemp("lora"), digits_folder, hidden_size=32, num_layers=2, num_heads=2)
+
+
+@pytest.fixture(scope="module")
+def base(configs):
+    """The checkpoints of a few steps of the whole network."""
+    outcome = configs.run(FLAGS + f"--train-iters 6 --save {configs.folder / 'base'}")
+    assert outcome.code == 0, outcome.output
+    return configs.folder / "base"
+
+
+@pytest.fixture(scope="module")
+def whole(configs, base):
+    """Six steps of adapters beside it, on one rank: what was said, and where they are."""
+    save = configs.folder / "whole"
+    outcome = configs.run(
+        FLAGS + LORA + f"--init-from {base} --train-iters 6 --save {save} --save-interval 3 --keep-last 3"
+    )
+    assert outcome.code == 0, outcome.output
+    return outcome, CheckpointStore(save)
+
+
+def tensors(path):
+    return {name: tensor.numpy() for name, tensor in torch_dcp.read_tree(path).items()}
+
+
+def test_a_checkpoint_holds_adapters_their_average_and_state_and_the_digest_of_the_base(whole):
+    outcome, store = whole
+    found = tensors(store.path(6))
+    assert {name[6:] for name in found if name.startswith("model.")} == TRAINED
+    assert {name[4:] for name in found if name.startswith("ema.")} == TRAINED
+    moments = {name[16:].rpartition(".")[0] for name in found if name.startswith("optimizer.state.")}
+    assert moments == TRAINED
+    assert not np.array_equal(
+        found["ema.blocks.0.attn.qkv.lora_B.weight"], found["model.blocks.0.attn.qkv.lora_B.weight"]
+    )
+    facts = read_facts(store.path(6))[ADAPTERS]
+    assert len(facts.pop(BASE)) == 64 and facts.pop("base_from").endswith("base")
+    assert facts == {"--lora-target-modules": ["attn.qkv", "blocks.{*}.mlp.fc1"], "--lora-r": 4, "--lora-alpha": 8.0}
+    assert "frozen, with adapters beside 4 layers" in outcome.output
+    assert outcome.losses[6] != outcome.losses[1]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "flags", "fsdp2"),
+    [
+        (1, "--micro-batch-size 4", None),
+        (2, "--micro-batch-size 8", None),
+        (2, "--micro-batch-size 4", "sharding_size: auto\n"),
+        (2, "--micro-batch-size 8", "sharding_size: auto\nrecompute_modules: ['predictor.blocks.{0-1}']\n"
+                                    "use_reentrant: false\n"),
+    ],
+    ids=["micro-batches", "replicated", "sharded", "recomputed"],
+)  # fmt: skip
+def test_ranks_sharding_and_micro_batches_do_not_change_what_adapters_learn(configs, base, whole, ranks, flags, fsdp2):
+    if fsdp2:
+        path = configs.folder / "fsdp2.yaml"
+        path.write_text("sub_modules_to_wrap:\n  - predictor.blocks.{*}\n" + fsdp2)
+        flags += f" --use-torch-fsdp2 --fsdp2-config-path {path}"
+    outcome = configs.run(FLAGS + LORA + f"--init-from {base} --train-iters 6 {flags}", ranks)
+    assert outcome.code == 0, outcome.output
+    one = whole[0].losses
+    assert outcome.losses == {n: pytest.approx(loss, rel=LOSS_TOLERANCE) for n, loss in one.items()}
+
+
+def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(configs, base, whole, tmp_path):
+    flags = FLAGS + LORA + f"--init-from {base} --save {tmp_path} --load {tmp_path} "
+    assert configs.run(flags + "--train-iters 3").code == 0
+    outcome = configs.run(flags + "--train-iters 6")
+    assert outcome.code == 0, outcome.output
+    assert f"resumed from {tmp_path}/iter_0000003" in outcome.output
+    found, wanted = tensors(tmp_path / "iter_0000006"), tensors(whole[1].path(6))
+    assert found.keys() == wanted.keys()
+    assert [name for name in wanted if found[name].tobytes() != wanted[name].tobytes()] == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("{lora} --init-from {whole_network}", "is not the base of the adapters in"),
+        (
+            "--lora-target-modules attn.qkv blocks.{{*}}.mlp.fc1 --lora-alpha 8 --init-from {base}",
+            "--lora-r = 8: .* made with 4",
+        ),
+        (
+            "--lora-target-modules attn.qkv --lora-r 4 --lora-alpha 8 --init-from {base}",
+            "--lora-target-modules = attn.qkv",
+        ),
+        ("--init-from {base}", "holds adapters .LoRA., and this run trains the whole network"),
+        ("{lora}", "add --init-from"),
+    ],
+    ids=["other-base", "other-rank", "other-layers", "no-adapters", "no-base"],
+)
+def test_adapters_go_on_beside_their_own_base_as_they_were_made(configs, base, whole, tmp_path, flags, words):
+    if "whole_network" in flags:
+        assert configs.run(FLAGS + f"--train-iters 1 --save {tmp_path / 'other'}").code == 0
+    given = flags.format(lora=LORA, base=base, whole_network=tmp_path / "other")
+    outcome = configs.run(FLAGS + given + f" --train-iters 7 --load {whole[1].root} --save {tmp_path / 'new'}")
+    assert outcome.code == 2 and re.search(words, outcome.output), outcome.output
+    assert not outcome.losses
+
+
+def test_samples_with_adapters_are_alike_from_every_form_and_without_them_the_base_s(
+    base, whole, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    run = whole[1].root
+
+    def drawn(checkpoint, *loras):
+        flags = [word for lora in loras for word in ("--lora", str(lora))]
+        chain = ["--classes", "0-3", "--num-per-class", "1", "--sampler", "ddim", "--steps", "5", "--cfg-scale", "1"]
+        assert main(["sample", "--checkpoint", str(checkpoint), *flags, *chain, "--output", "drawn.npz"]) == 0
+        with np.load("drawn.npz") as file:
+            return file["arr_0"].tobytes()
+
+    without, adapted = drawn(base), drawn(base, run)
+    assert adapted != without
+    assert drawn(base, f"{run}:0") == drawn(base, f"{run}:2", f"{run}:-2") == without
+    assert drawn(run) == adapted  # (which finds its base)
+    for form, target in (("diffusers", "d"), ("peft", "p"), ("kohya", "k.safetensors")):
+        assert main(["convert", str(run), target, "--to", form]) == 0
+        assert drawn(base, target) == adapted
+    assert main(["convert", str(base), "merged.safetensors", "--merge-lora", str(run)]) == 0
+    assert drawn("merged.safetensors") == adapted
+
+
+def test_a_base_that_has_moved_or_changed_is_named(base, whole, tmp_path, capsys):
+    moved = tmp_path / "run"
+    shutil.copytree(whole[1].root, moved)
+    path = moved / "iter_0000006"
+    facts = json.loads((path / "run.json").read_text())
+    (path / "checksums.json").unlink()
+    assert (
+        main(["convert", str(base), str(tmp_path / "other.pt"), "--weights", "model"]) == 0
+    )  # (it began with the average)
+    for place, words in (("nowhere", "their base is not at"), ("other.pt", "is not the base that they began beside")):
+        facts["adapters"]["base_from"] = str(tmp_path / place)
+        (path / "run.json").write_text(json.dumps(facts))
+        chain = ["--classes", "0", "--steps", "2", "--output", str(tmp_path / "x.npz")]
+        assert main(["sample", "--checkpoint", str(moved), *chain]) == 2
+        said = capsys.readouterr().err
+        assert words in said and f"--checkpoint BASE --lora {path}" in said
+
+
+def test_what_is_frozen_stays_and_has_no_state_and_is_saved(configs, base, tmp_path):
+    save = tmp_path / "frozen"
+    flags = FLAGS + f"--init-from {base} --freeze blocks.{{0}} y_embedder --save {save} --load {save} "
+    assert configs.run(flags + "--train-iters 2").code == 0
+    outcome = configs.run(flags + "--train-iters 4", ranks=2)
+    assert outcome.code == 0, outcome.output
+    found, before = tensors(save / "iter_0000004"), read_weights(base / "iter_0000006")
+    for name, array in before.items():
+        is_frozen = name.startswith(("blocks.0.", "y_embedder.", "pos_embed"))
+        for tree in ("model", "ema"):
+            assert np.array_equal(found[f"{tree}.{name}"], array) == is_frozen, (tree, name)
+        assert (f"optimizer.state.{name}.exp_avg" in found) != is_frozen
+    other = configs.run(FLAGS + f"--train-iters 5 --load {save}")
+    assert other.code == 2 and "--freeze" in other.output and "--no-load-optim" in other.output
