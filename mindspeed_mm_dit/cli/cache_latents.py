@@ -30,7 +30,7 @@ deviation of each posterior are kept, of an image as it is and mirrored, so trai
 and loses nothing. Captions are kept as the states of model.json's text encoders. Run again after an interruption:
 finished shards are kept. Size on disk at 256 pixels and fp32: 64 KiB an image, of which fp16 takes half."""
 
-SHARD_IMAGES, SHARD_VIDEOS = 4096, 64
+SHARD_IMAGES, SHARD_CAPTIONED, SHARD_VIDEOS = 4096, 512, 64
 BATCH_IMAGES, BATCH_VIDEOS = 16, 1
 
 
@@ -43,7 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", required=True, metavar="DIR", help="folder of the cache")
     together = f"samples encoded together (default {BATCH_IMAGES} images or {BATCH_VIDEOS} video)"
     parser.add_argument("--batch-size", type=int, metavar="N", help=together)
-    shard = f"samples in a file (default {SHARD_IMAGES} images or {SHARD_VIDEOS} videos)"
+    shard = (
+        f"samples in a file (default {SHARD_IMAGES} images, {SHARD_CAPTIONED} with captions, or {SHARD_VIDEOS} videos)"
+    )
     parser.add_argument("--shard-images", type=int, metavar="N", help=shard)
     parser.add_argument("--dtype", choices=("fp32", "fp16"), default="fp32", help="precision on disk (default fp32)")
     parser.add_argument("--num-workers", type=int, default=2, metavar="N", help="threads that decode (default 2)")
@@ -69,9 +71,10 @@ def run(args: argparse.Namespace) -> int:
     if runtime.rank() == 0:
         say_notes(opened.rows, opened.param.noun)
     videos = len(model.sample_size) == 3
+    shard_images = SHARD_CAPTIONED if model.text_encoders else SHARD_IMAGES
     settings = EncodeSettings(
         args.batch_size or (BATCH_VIDEOS if videos else BATCH_IMAGES),
-        args.shard_images or (SHARD_VIDEOS if videos else SHARD_IMAGES),
+        args.shard_images or (SHARD_VIDEOS if videos else shard_images),
         args.dtype,
         args.num_workers,
     )

@@ -53,8 +53,9 @@ def run(args: argparse.Namespace) -> int:
     param = data.dataset_param
     if param.items != ("label",):
         raise ConfigError(
-            f"{path}: dataset_param.dataset_type = {param.dataset_type!r}", "this command is for images with labels",
-            "look at videos with pretrain_dit.py --dry-run",
+            f"{path}: dataset_param.dataset_type = {param.dataset_type!r}",
+            f"its samples have {' and '.join(param.items)}, and this command is for images with labels",
+            "look at videos and captions with pretrain_dit.py --dry-run",
         )  # fmt: skip
     num_classes, channels = _of_model(args, path, data)
     stops_at_bad_ones = not param.skip_bad

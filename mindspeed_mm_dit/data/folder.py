@@ -7,6 +7,7 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.files import is_folder
 from mindspeed_mm_dit.configs.images import DatasetParam
-from mindspeed_mm_dit.data.check import look_at, notes_on_sizes, similar_name
+from mindspeed_mm_dit.data.check import Look, look_at, notes_on_sizes, similar_name
 from mindspeed_mm_dit.data.image_captions import Told, checked
 from mindspeed_mm_dit.data.listing import list_images
 from mindspeed_mm_dit.data.rows import Rows, Wanted
@@ -40,10 +41,9 @@ def open_folder(param: DatasetParam, wanted: Wanted) -> Rows:
     decode = wanted.decode_all or len(rows) <= DECODE_CHECK_LIMIT
     looks = look_at([folder / path for path, _ in rows], param.image_size, decode)
     told = checked(told, wanted.caption_problems)
-    found = [look.problem or said for look, said in zip(looks, _problems_of(told, len(looks)))]
-    good = [number for number, problem in enumerate(found) if not problem]
-    bad = [number for number, problem in enumerate(found) if problem]
-    problems = tuple(f"{folder / rows[number][0]} {found[number]}" for number in bad)
+    good, wrong = _sorted_out(looks, told)
+    problems = tuple(f"{folder / rows[number][0]} {problem}" for number, problem in wrong.items())
+    bad = list(wrong)
     if bad and not (param.skip_bad_images and good):
         hint = similar_name(folder / rows[bad[0]][0])
         raise DataError(
@@ -77,8 +77,11 @@ def _items(labels: np.ndarray | None, told: Sequence[Told]) -> dict[str, Any]:
     return items | ({"caption": tuple(own.captions for own in told)} if told else {})
 
 
-def _problems_of(told: Sequence[Told], count: int) -> list[str]:
-    return [own.problem for own in told] if told else [""] * count
+def _sorted_out(looks: Sequence[Look], told: Sequence[Told]) -> tuple[list[int], dict[int, str]]:
+    """Return the rows that can be used, and of the others the reason; looks or captions may be missing altogether."""
+    found = list(zip_longest((look.problem for look in looks), (own.problem for own in told)))
+    wrong = {number: problem for number, pair in enumerate(found) if (problem := pair[0] or pair[1])}
+    return [number for number in range(len(found)) if number not in wrong], wrong
 
 
 def open_shards(param: DatasetParam, wanted: Wanted) -> Rows:
@@ -92,22 +95,22 @@ def open_shards(param: DatasetParam, wanted: Wanted) -> Rows:
     classes += tuple(map(str, range(len(classes), 1 + int(labels.max()))))  # where the features name fewer, or none
     told = checked(told, wanted.caption_problems)
     items = _items(labels if labelled else None, told)
-    index = Rows(rows, items, classes if labelled else (), notes=notes, digest=digest)
-    found, looks = _problems_of(told, len(rows)), []
+    index, looks = Rows(rows, items, classes if labelled else (), notes=notes, digest=digest), list[Look]()
     if len(rows) > DECODE_CHECK_LIMIT and not wanted.decode_all:
-        notes += (f"note: of {len(rows):,} images in shards none is opened before it is drawn",)
+        said = f"note: of {len(rows):,} images in shards none is opened before it is drawn"
+        index = dataclasses.replace(index, notes=(*notes, said))
+        if not told:
+            return index
     else:
         looks = look_at([partial(rows.content, number) for number in range(len(rows))], param.image_size, decode=True)
-        found = [look.problem or said for look, said in zip(looks, found)]
-    bad = [number for number, problem in enumerate(found) if problem]
-    problems = tuple(f"{rows[number]} {found[number]}" for number in bad)
-    if bad and not (param.skip_bad_images and len(bad) < len(rows)):
+    good, wrong = _sorted_out(looks, told)
+    problems = tuple(f"{rows[number]} {problem}" for number, problem in wrong.items())
+    if wrong and not (param.skip_bad_images and good):
         cure = "write the shard again without them, or set dataset_param.skip_bad_images to true"
-        raise DataError(problems[0], f"{len(bad)} of {len(rows)} images cannot be used", cure)
-    good = [number for number, problem in enumerate(found) if not problem]
+        raise DataError(problems[0], f"{len(wrong)} of {len(rows)} images cannot be used", cure)
     index = index.subset(np.array(good))
     small = notes_on_sizes(index.paths, [looks[number] for number in good], param.image_size) if looks else ()
-    return dataclasses.replace(index, skipped=len(bad), problems=problems, notes=notes + small)
+    return dataclasses.replace(index, skipped=len(wrong), problems=problems, notes=index.notes + small)
 
 
 def _digest_of(rows: list[tuple[str, int]], sizes: list[int], told: Sequence[Told]) -> str:

@@ -93,10 +93,11 @@ def _in_json(text: str, key: str) -> list[str] | None:
     """Return the captions of a JSON object; none where it lacks the key, None where it is something else."""
     try:
         content: Any = json.loads(text)
-        value = content.get(key, [])
+        texts = texts_of(content.get(key, []))
+        "".join(texts or ()).encode()  # (JSON can spell half a character)
     except (ValueError, AttributeError, RecursionError):
         return None
-    return texts_of(value)
+    return texts
 
 
 def texts_of(value: Any) -> list[str] | None:

@@ -79,8 +79,8 @@ def check_text_widths(model: ModelConfig) -> None:
         pooled = isinstance(condition, PooledText)
         width = section.pooled_width() if pooled else section.states_width()
         if width != condition.width:
-            kind = "vector" if pooled else "states"
-            found = f"have width {width}" if width else "are not to be had"
+            kind, has, are = ("pooled vector", "has", "is") if pooled else ("states", "have", "are")
+            found = f"{has} width {width}" if width else f"{are} not to be had"
             raise ConfigError(
                 f"predictor.{condition.setting} = {condition.width}",
                 f"the text encoder's {kind} {found} (by its config.json)",

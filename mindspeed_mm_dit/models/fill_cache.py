@@ -1,4 +1,5 @@
-"""Fills a cache: every sample through the autoencoder once, in each of its views, every caption through the encoders.
+"""Fills a cache: every sample through the autoencoder once, in each of its views, every caption through the encoders,
+once a shard however many samples share it.
 
 Each rank encodes every so many-th shard; a shard appears under its name when it is whole, and one that is there is
 not made again. The rank that finds all shards present writes the index.

@@ -98,9 +98,14 @@ def test_a_file_has_a_caption_a_line_and_a_mark_of_windows_is_none(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("[]", "00.json is no JSON object with texts in 'caption'"), ("{", "is no JSON object"),
-     ('{"caption": 3}', "is no JSON object with texts in 'caption'"), ('{"text": "a"}', "00.json is empty")],
-)  # fmt: skip
+    [
+        ("[]", "00.json is no JSON object with texts in 'caption'"),
+        ("{", "is no JSON object"),
+        ('{"caption": "\\ud800"}', "is no JSON object"),
+        ('{"caption": 3}', "is no JSON object with texts in 'caption'"),
+        ('{"text": "a"}', "00.json is empty"),
+    ],
+)
 def test_json_without_captions_is_named(tmp_path, content, message):
     found = write_beside(tmp_path / "a", CAPTIONS[:1]) | {"captions": ".json:caption"}
     (tmp_path / "a/first/00.json").write_text(content)

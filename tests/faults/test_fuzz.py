@@ -161,7 +161,7 @@ def read_a_caption(path):
 
 def read_a_json_caption(path):
     told = told_by(path.name, path.read_bytes(), ".json:caption")
-    assert bool(told.captions) != bool(told.problem) and all(isinstance(caption, str) for caption in told.captions)
+    assert bool(told.captions) != bool(told.problem) and all(caption.encode() for caption in told.captions)
 
 
 def json_of(name):

@@ -22,6 +22,7 @@ from mindspeed_mm_dit.models.data import open_data
 from tests.captions_fixtures import captioned_configs, png, write_beside
 from tests.conftest import ROOT
 from tests.inception_fixtures import write_random_weights
+from tests.text_encoder_fixtures import write_clip
 
 TOLERANCE = 2e-6
 STEPS = "--train-iters 4 --global-batch-size 4 --lr 1e-3 --lr-decay-style constant "
@@ -108,11 +109,22 @@ def test_a_run_draws_its_captions_while_it_learns_and_at_the_end(whole, saved):
 
 
 @pytest.mark.ranks
-def test_labels_and_captions_steer_together(tmp_path):
+def test_labels_and_captions_of_two_encoders_steer_together(tmp_path):
+    """States of BERT, and the pooled vector of CLIP, which is of another width."""
     configs = captioned_configs(tmp_path)
-    changed(configs, predictor={"num_classes": 2})
-    outcome = configs.run(STEPS)
-    assert outcome.code == 0 and len(outcome.losses) == 4, outcome.output
+    changed(configs, predictor={"num_classes": 2, "pooled_dim": 12, "pooled_encoder": 1})
+    model = json.loads((tmp_path / "model.json").read_text())
+    clip = {"model_id": "clip", "from_pretrained": str(write_clip(tmp_path / "clip", True)), "max_length": 8}
+    (tmp_path / "model.json").write_text(json.dumps(model | {"text_encoder": [model["text_encoder"], clip]}))
+    whole = configs.run(STEPS + f"--save {tmp_path}/out")
+    assert whole.code == 0 and len(whole.losses) == 4, whole.output
+    words = ["sample", "--checkpoint", f"{tmp_path}/out", "--steps", "2", "--output", f"{tmp_path}/a.npz"]
+    assert main([*words, "--prompt", "a seven", "--classes", "0,1", "--num-per-prompt", "1"]) == 0
+    assert np.load(tmp_path / "a.npz")["arr_0"].shape == (2, 8, 8, 3)
+    files = ("--model", str(tmp_path / "model.json"), "--data", str(tmp_path / "data.json"))
+    assert main(["cache-latents", *files, "--output", str(tmp_path / "cache"), "--shard-images", "5"]) == 0
+    changed(configs, latents=str(tmp_path / "cache"))
+    same(configs.run(STEPS), whole)
 
 
 def changed(configs, predictor=None, text_encoder=None, **param):
@@ -122,7 +134,9 @@ def changed(configs, predictor=None, text_encoder=None, **param):
     ):  # fmt: skip
         content = json.loads((configs.folder / name).read_text())
         for section, new in sections.items():
-            content[section] = {key: value for key, value in (content[section] | (new or {})).items() if value != "-"}
+            if new:
+                together = content[section] | new
+                content[section] = {key: value for key, value in together.items() if value != "-"}
         (configs.folder / name).write_text(json.dumps(content))
 
 
@@ -141,7 +155,7 @@ def refused(configs):
     [
         ({"captions": "-"}, "its samples have label, and the predictor is steered by its caption"),
         ({"predictor": {"text_dim": 32}}, "predictor.text_dim = 32: the text encoder's states have width 16"),
-        ({"predictor": {"pooled_dim": 12}}, "predictor.pooled_dim = 12: the text encoder's vector have width 16"),
+        ({"predictor": {"pooled_dim": 12}}, "predictor.pooled_dim = 12: the text encoder's pooled vector has width 16"),
         ({"text_encoder": {"max_length": 4}}, "has a caption of 5 tokens, and text_encoder.max_length is 4"),
         ({"text_encoder": {"max_length": 99}}, "text_encoder.max_length = 99: is more than the encoder reads"),
         ({"predictor": {"pooled_encoder": 1}}, "text_encoder: names 1, and predictor 'dit' is steered by 2"),
@@ -219,7 +233,8 @@ def evaluate(saved, tmp_path, *flags):
 
 
 def test_prompts_stand_for_classes_in_an_evaluation(whole, saved, configs, tmp_path):
-    pytest.importorskip("torch_fidelity", reason="pip install --no-deps torch-fidelity")
+    if importlib.util.find_spec("torch_fidelity") is None:
+        pytest.skip("pip install --no-deps torch-fidelity")
     weights = write_random_weights(tmp_path / "random.pth")
     (tmp_path / "prompts.txt").write_text("a seven\na one moves\n")
     flags = ("--prompts", tmp_path / "prompts.txt", "--inception", weights, "--reference", configs.folder / "images")
