@@ -54,7 +54,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_command(argv: Sequence[str] | None) -> int:
-    argv = list(sys.argv[1:] if argv is None else argv)
+    args = parse(sys.argv[1:] if argv is None else argv)
+    return int(args.run(args)) if args.command else 0
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Return the flags of a command, ``run`` among them, which runs it; without a command list them all."""
+    argv = list(argv)
     parser = Parser(
         prog="mm-dit",
         description="Diffusion transformers: train, draw, measure. 'mm-dit COMMAND --help' explains a command.",
@@ -78,9 +84,7 @@ def _run_command(argv: Sequence[str] | None) -> int:
         command.set_defaults(run=module.run)
     if not argv:
         parser.print_help()
-        return 0
-    args = parser.parse_args(argv)
-    return int(args.run(args))
+    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":
