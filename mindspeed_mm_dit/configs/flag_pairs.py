@@ -6,13 +6,8 @@ import argparse
 import os
 from collections.abc import Sequence
 
+from mindspeed_mm_dit.configs.flags import rows, spelled
 from mindspeed_mm_dit.errors import ConfigError
-
-BELONGS_TO = {
-    "init_verbose": ("init_from",),
-    "save_retain_interval": ("save", "save_interval"),
-}
-"""Flag -> flags without which it means nothing; of trackers they know it themselves."""
 
 
 def check_given(args: argparse.Namespace) -> None:
@@ -20,11 +15,11 @@ def check_given(args: argparse.Namespace) -> None:
     given = vars(args)
     for name, value in given.items():
         if isinstance(value, str) and not value.strip():
-            raise ConfigError(f"{_flag(name)} = {value!r}", "is empty", "write what it names, or drop the flag")
-    for name, needed in BELONGS_TO.items():
-        missing = [_flag(other) for other in needed if given.get(name) and not given.get(other)]
+            raise ConfigError(f"{spelled(name)} = {value!r}", "is empty", "write what it names, or drop the flag")
+    for row in rows():
+        missing = [spelled(other) for other in row.needs if given.get(row.name) and not given.get(other)]
         if missing:
-            raise alone(_flag(name), missing)
+            raise alone(row.word, missing)
 
 
 def alone(flag: str, missing: Sequence[str]) -> ConfigError:
@@ -46,7 +41,3 @@ def without_effect(args: argparse.Namespace, framework: str, device: str) -> lis
     if args.pynative and framework == "pytorch":
         notes.append("note: --pynative changes nothing here: it is for MindSpore, and PyTorch compiles no step")
     return notes
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"

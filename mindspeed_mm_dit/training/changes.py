@@ -10,12 +10,9 @@ from typing import Any, NamedTuple
 from mindspeed_mm_dit import __version__
 from mindspeed_mm_dit.checkpoint import power_ema
 from mindspeed_mm_dit.checkpoint.store import ADAPTERS, BASE, BASE_FROM, SETTINGS
+from mindspeed_mm_dit.configs.flags import rows
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.optimizers.registry import chosen_by, kept_facts
-
-_OWN_KEYS = {"--seed": "seed", "--global-batch-size": "global_batch_size", "--ema-decay": "ema_decay"}
-
-_STEP_FLAGS = ("lr", "lr_decay_style", "lr_warmup_iters", "lr_warmup_init", "weight_decay", "clip_grad")
 
 _DATA_SETTINGS = (
     *("random_flip", "valid_fraction", "caption_dropout_prob"),
@@ -40,9 +37,7 @@ def run_facts(args: Namespace, iteration: int, consumed_samples: int) -> dict[st
     return {
         "iteration": iteration,
         "consumed_samples": consumed_samples,
-        "global_batch_size": args.global_batch_size,
-        "seed": args.seed,
-        "ema_decay": args.ema_decay,
+        **{row.name: getattr(args, row.name) for row in rows() if row.compared == "fact"},
         **({power_ema.STDS: list(args.power_ema_stds)} if args.power_ema_stds else {}),
         **_adapters(args),
         SETTINGS: _settings(args),
@@ -81,14 +76,14 @@ def table_of(found: list[Change]) -> str:
 
 
 def _compared(facts: Mapping[str, Any]) -> dict[str, Any]:
-    known = {name: facts[key] for name, key in _OWN_KEYS.items() if key in facts}
+    known = {row.word: facts[row.name] for row in rows() if row.compared == "fact" and row.name in facts}
     settings = facts.get(SETTINGS)
     return {**known, **(settings if isinstance(settings, dict) else {})}
 
 
 def _settings(args: Namespace) -> dict[str, Any]:
     model, data = args.mm.model, args.mm.data
-    settings = {f"--{name.replace('_', '-')}": getattr(args, name) for name in _STEP_FLAGS}
+    settings = {row.word: getattr(args, row.name) for row in rows() if row.compared == "setting"}
     settings |= kept_facts(chosen_by(args))
     settings |= {} if model.adapters() else model.tuned_by()
     if args.lr_decay_style != "constant":

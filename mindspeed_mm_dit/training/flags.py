@@ -8,19 +8,11 @@ from functools import partial
 from typing import Any
 
 from mindspeed_mm_dit.configs.arguments import Parser, build_parser, dit_flags
+from mindspeed_mm_dit.configs.flags import AddFlags, Host, rows, spelled
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.training.trackers.contract import TrackerKind
 from mindspeed_mm_dit.training.trackers.registry import add_flags, asking, trackers
 from mindspeed_mm_dit.training.watchers.registry import outside
-
-UNUSED = {
-    "save": None, "load": None, "sample_interval": 0, "keep_best": False, "profile": False, "report": False,
-    "exit_duration_in_mins": None, "host": "standalone",
-}  # fmt: skip
-"""Flags of a run that write or draw something, and what they are here; none of its trackers is asked for."""
-
-AddFlags = Callable[[Any], None]
-"""Adds flags to a group of a parser."""
 
 
 def standalone_parser(prog: str = "pretrain_dit.py") -> Parser:
@@ -53,16 +45,20 @@ def whole_parser(prog: str = "pretrain_dit.py") -> Parser:
 
 
 def quiet(flags: argparse.Namespace) -> argparse.Namespace:
-    """Return the flags of a run that leaves nothing behind."""
-    return argparse.Namespace(**{**vars(flags), **UNUSED, **dict.fromkeys(map(asking, trackers()))})
+    """Return the flags of a run that leaves nothing behind: none of its trackers is asked for."""
+    unused = {row.name: row.default for row in rows() if not row.when_quiet}
+    return argparse.Namespace(**{**vars(flags), **unused, **dict.fromkeys(map(asking, trackers()))})
 
 
-def names_of_parts(is_meant: Callable[[TrackerKind], bool]) -> list[str]:
-    """Return the flags, as args has them, of the trackers that are meant, and of all watchers of other packages."""
+def given_in_vain(flags: argparse.Namespace, host: Host, is_meant: Callable[[TrackerKind], bool]) -> list[str]:
+    """Return the flags given that ``host`` does nothing with: those of the table, of the trackers that are meant, and
+    of all watchers of other packages."""
     parser = argparse.ArgumentParser(add_help=False)
-    for add in _of_parts(is_meant):
+    adds: list[AddFlags] = [row for row in rows() if host in row.idle_in]
+    for add in [*adds, *_of_parts(is_meant)]:
         add(parser)
-    return [action.dest for action in parser._actions]
+    actions = parser._actions
+    return [spelled(action.dest) for action in actions if getattr(flags, action.dest) != action.default]
 
 
 def _of_parts(is_meant: Callable[[TrackerKind], bool]) -> list[AddFlags]:

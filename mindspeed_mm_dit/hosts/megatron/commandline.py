@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from mindspeed_mm_dit.configs.arguments import Parser, default_micro_batch
 from mindspeed_mm_dit.optimizers.registry import DEFAULT
-from mindspeed_mm_dit.training.flags import names_of_parts, own_flags
+from mindspeed_mm_dit.training.flags import given_in_vain, own_flags
 
 ALWAYS = ("--no-gradient-accumulation-fusion", "--untie-embeddings-and-output-weights", "--no-load-rng")
 """What Megatron asks of a model without a vocabulary and without its fused kernels. Nothing here draws from the
@@ -22,20 +22,6 @@ OVERRIDE, KEEP = "--override-opt_param-scheduler", "--use-checkpoint-opt_param-s
 
 OUR_DEFAULTS = {"--log-interval": "1", "--weight-decay-exclude-modules": ".bias"}
 """The host's flags whose default differs from what the standalone host does."""
-
-NO_EFFECT = (
-    "keep_last",
-    "keep_best",
-    "no_async_save",
-    "torch_compile",
-    "tf32",
-    "pynative",
-    "peak_tflops",
-    "init_verbose",
-    "sample_interval",
-)
-"""Flags of the standalone host that the host is given, as this project's own, and does not act on; trackers and
-watchers say their own."""
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -57,10 +43,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def without_effect(argv: Sequence[str]) -> list[str]:
     """Return the flags given that change nothing here."""
-    flags, usual = parse(argv), parse([])
-    names = (*NO_EFFECT, *names_of_parts(lambda tracker: not tracker.in_megatron))
-    given = [name for name in names if getattr(flags, name) != getattr(usual, name)]
-    return [f"--{name.replace('_', '-')}" for name in given]
+    return given_in_vain(parse(argv), "megatron", lambda tracker: not tracker.in_megatron)
 
 
 def wants_mindspore(argv: Sequence[str]) -> bool:

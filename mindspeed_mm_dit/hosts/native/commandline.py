@@ -17,26 +17,8 @@ from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.hosts.native.settings import yaml_of
-from mindspeed_mm_dit.training.flags import names_of_parts, whole_parser
+from mindspeed_mm_dit.training.flags import given_in_vain, whole_parser
 from mindspeed_mm_dit.training.trackers import tensorboard
-
-NO_EFFECT = (
-    "keep_last",
-    "keep_best",
-    "save_retain_interval",
-    "exit_duration_in_mins",
-    "no_async_save",
-    "distributed_backend",
-    "torch_compile",
-    "tf32",
-    "pynative",
-    "peak_tflops",
-    "init_from",
-    "init_verbose",
-    "sample_interval",
-    "profile",
-)
-"""Flags of the standalone host that the engine has nothing for; trackers and watchers say their own."""
 
 
 def parse(argv: Sequence[str], world_size: int) -> Namespace:
@@ -71,15 +53,7 @@ def parse(argv: Sequence[str], world_size: int) -> Namespace:
 
 def without_effect(flags: Namespace) -> list[str]:
     """Return the flags given that change nothing here."""
-    usual = parse_defaults()
-    names = (*NO_EFFECT, *names_of_parts(lambda tracker: tracker is not tensorboard.KIND))
-    given = [name for name in names if getattr(flags, name) != getattr(usual, name)]
-    return [f"--{name.replace('_', '-')}" for name in given]
-
-
-def parse_defaults() -> Namespace:
-    """Return the flags of a command line that gives none but those required."""
-    return whole_parser().parse_strictly(["--mm-model", "x", "--mm-data", "x", "--train-iters", "1", "--lr", "1"])
+    return given_in_vain(flags, "native", lambda tracker: tracker is not tensorboard.KIND)
 
 
 def yaml_for(flags: Namespace, world_size: int) -> dict[str, Any]:

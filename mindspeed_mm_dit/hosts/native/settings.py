@@ -8,13 +8,14 @@ from __future__ import annotations
 import re
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
+from mindspeed_mm_dit.configs.flags import rows
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.configs.host_flags import refuse_init_from, refuse_optimizer, refuse_power_ema
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.optimizers.registry import DEFAULT
+from mindspeed_mm_dit.optimizers.registry import DEFAULT, OPTIMIZERS
 from mindspeed_mm_dit.optimizers.registry import settings as optimizer_settings
 
 MODEL_ID = DATA_ID = COLLATOR_ID = "mindspeed_mm_dit"
@@ -23,51 +24,16 @@ NO_CONFIG = "./none"
 """Where the engine is told to look for a configuration of transformers; a plain name it would ask the network for."""
 
 FLAGS = {
-    "model.mm_model": "mm_model",
-    "model.ema_decay": "ema_decay",
-    "model.bf16": "bf16",
-    "data.dataset_param.mm_data": "mm_data",
-    "data.dataset_param.num_workers": "num_workers",
-    "data.dataset_param.eval_iters": "eval_iters",
-    "training.micro_batch_size": "micro_batch_size",
-    "training.train_iters": "train_iters",
-    "training.seed": "seed",
-    "training.lr": "lr",
-    "training.lr_min": "min_lr",
-    "training.lr_start": "lr_warmup_init",
-    "training.lr_decay_style": "lr_decay_style",
-    "training.adam_beta1": "adam_beta1",
-    "training.adam_beta2": "adam_beta2",
-    "training.adam_eps": "adam_eps",
-    "training.weight_decay": "weight_decay",
-    "training.clip_grad": "clip_grad",
-    "training.log_interval": "log_interval",
-    "training.save": "save",
-    "training.load": "load",
-    "training.no_load_optim": "no_load_optim",
-    "training.no_save_optim": "no_save_optim",
+    **{row.native: row.name for row in rows() if row.native},
+    **{f"training.{setting.name}": setting.name for setting in fields(OPTIMIZERS[DEFAULT].config)},
     "tools.tensorboard_dir": "tensorboard_dir",
 }
 """Key of the yaml -> flag that means the same."""
 
-COUNTED = {
-    "training.gradient_accumulation_steps": "global_batch_size",
-    "training.save_interval": "save_interval",
-    "training.val_interval": "eval_interval",
-    "training.lr_warmup_ratio": "lr_warmup_iters",
-    "training.lr_decay_ratio": "lr_decay_iters",
-}
+COUNTED = {row.native_counts: row.name for row in rows() if row.native_counts}
 """Key of the yaml -> flag that follows from it in other units."""
 
-OURS = {
-    "model.mm_model": None,
-    "model.ema_decay": 0.9999,
-    "model.bf16": False,
-    "data.dataset_param.mm_data": None,
-    "data.dataset_param.num_workers": 2,
-    "data.dataset_param.eval_iters": 10,
-    "tools.tensorboard_dir": None,
-}
+OURS = {**{row.native: row.default for row in rows() if row.added_key}, "tools.tensorboard_dir": None}
 """Keys that the engine does not know, with their defaults."""
 
 THEIRS = {

@@ -1,0 +1,88 @@
+"""A flag is one row: adding a row is all it takes for a flag to be known wherever flags are listed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from mindspeed_mm_dit.configs.flags import Flag, rows
+
+ADDED = """
+import json
+from pathlib import Path
+from mindspeed_mm_dit.configs import flags
+from mindspeed_mm_dit.configs.flag_types import unsigned_int
+
+flags.OWN += (
+    flags.Flag("sparkle", "stars beside the loss", 1, {"type": unsigned_int}, native="training.sparkle",
+               idle_in=("megatron",), compared="fact", when_quiet=False),
+    flags.Flag("sparkle_colour", "of the stars", takes={"choices": ("red", "blue")}, idle_in=("native",),
+               needs=("sparkle",)),
+)
+
+from mindspeed_mm_dit.cli.replay import _flags
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.hosts.megatron import commandline as megatron
+from mindspeed_mm_dit.hosts.native import commandline as native
+from mindspeed_mm_dit.training.changes import changes
+from mindspeed_mm_dit.training.flags import whole_parser
+
+RUN = "--mm-model m.json --mm-data d.json --train-iters 4 --lr 1e-4 --global-batch-size 8".split()
+
+def refusal(*words):
+    try:
+        native.parse([*RUN, *words], 1)
+    except ConfigError as error:
+        return str(error)
+
+given = [*RUN, "--sparkle", "3", "--sparkle-colour", "red"]
+replayed = _flags({"arguments": given, "folder": "."}, [], Path("."))
+print(json.dumps({
+    "help": "stars beside the loss (default: 1)" in whole_parser().format_help(),
+    "parsed": whole_parser().parse_strictly(given).sparkle,
+    "of a wrong type": refusal("--sparkle", "-3"),
+    "without what it needs": refusal("--sparkle", "0", "--sparkle-colour", "red"),
+    "yaml": native.yaml_for(native.parse(given, 1), 1)["training"]["sparkle"],
+    "idle in native": native.without_effect(native.parse(given, 1)),
+    "idle in megatron": megatron.without_effect(given),
+    "not given": native.without_effect(native.parse(RUN, 1)) + megatron.without_effect(RUN),
+    "changed": changes({"sparkle": 1}, {"sparkle": 2}),
+    "replayed": replayed.sparkle,
+}))
+"""
+
+
+def test_an_added_row_is_seen_by_parsers_help_yaml_hosts_resumed_and_replayed_runs() -> None:
+    """In a process of its own, which adds its rows before anything else looks at them."""
+    done = subprocess.run([sys.executable, "-c", ADDED], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {
+        "help": True,
+        "parsed": 3,
+        "of a wrong type": "ConfigError: command line: argument --sparkle: '-3' is not a whole number of at least 0, "
+        "below 2**63\n    Cure: pretrain_dit.py --help explains every flag",
+        "without what it needs": "ConfigError: --sparkle-colour: means nothing without --sparkle\n"
+        "    Cure: add it, or drop this one",
+        "yaml": 3,
+        "idle in native": ["--sparkle-colour"],
+        "idle in megatron": ["--sparkle"],
+        "not given": [],
+        "changed": [["--sparkle", "1", "2"]],
+        "replayed": 1,
+    }
+
+
+def test_every_flag_and_every_key_of_the_yaml_has_one_row() -> None:
+    names = [row.name for row in rows()]
+    keys = [key for row in rows() for key in (row.native, row.native_counts) if key]
+    assert len(set(names)) == len(names)
+    assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize("row", [row for row in rows() if row.needs or row.idle_in], ids=lambda row: row.name)
+def test_a_row_names_flags_that_there_are_and_is_not_both_idle_and_acted_on(row: Flag) -> None:
+    assert set(row.needs) <= {other.name for other in rows()}
+    assert not ("native" in row.idle_in and (row.native or row.native_counts))
