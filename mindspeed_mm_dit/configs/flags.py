@@ -2,7 +2,7 @@
 
 Everything that lists flags reads it from here: the parsers and ``--help``, the yaml of the native engine, what a host
 does nothing with, what a resumed run compares with its checkpoint, what a run that leaves nothing behind goes without.
-Flags of optimizers, adapters, trackers and watchers are the fields of their own configs.
+Flags of optimizers and trackers are the fields of their own configs; watchers and adapters add theirs.
 """
 
 from __future__ import annotations
