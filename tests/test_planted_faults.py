@@ -42,6 +42,13 @@ FAULTS = {
         "models/dit.py", "nn.LayerNorm(config.hidden_size, eps=1e-6", "nn.LayerNorm(config.hidden_size, eps=1e-5",
         "tests/golden/test_block.py",
     ),
+    "strength of adapters": Fault(
+        "checkpoint/lora/files.py", 'settings.get("lora_alpha", rank)', "rank",
+        "tests/checkpoint/test_lora_files.py -k alpha_and_rank",
+    ),
+    "base of adapters": Fault(
+        "training/beginning.py", "if base != there:", "if base == '':", "tests/training/test_lora_run.py -k other-base",
+    ),
     "clipping": Fault("training/pytorch/engine.py", ".clamp(max=1.0)", "", "tests/training/test_engine.py -k largest"),
     "resume": Fault(
         "training/progress.py", 'facts.get("consumed_samples", ', 'facts.get("consumed_sample", 0 * ',

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 
 import pytest
 
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.tuning import Tuning
+from mindspeed_mm_dit.configs.tuning_flags import tuning_flags, tuning_of
 from mindspeed_mm_dit.configs.wan import WanConfig
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.hosts.native.commandline import parse
 
 WAN = WanConfig(num_layers=3, num_attention_heads=2, attention_head_dim=32, ffn_dim=96).parameters()
 DIT = DiTConfig(hidden_size=48, num_layers=4, num_heads=4, input_size=8, num_classes=10).parameters()
@@ -82,3 +85,24 @@ def test_frozen_modules_are_saved_and_not_trained():
 def test_what_cannot_be_is_refused_by_name(tuning, words):
     with pytest.raises(ConfigError, match=f"(?s){words}"):
         tuning()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--lora-r 4", "mean nothing without --lora-target-modules"),
+        ("--lora-target-modules qkv --freeze blocks.{0}", "leave one of the two out"),
+        ("--lora-target-modules qkv --lora-dropout 0.1", "--lora-dropout = 0.1"),
+    ],
+)
+def test_flags_that_say_nothing_together_are_refused(flags, words):
+    parser = argparse.ArgumentParser()
+    tuning_flags(parser)
+    with pytest.raises(ConfigError, match=words):
+        tuning_of(parser.parse_args(flags.split()))
+
+
+def test_another_host_refuses_to_train_the_whole_network_instead():
+    flags = "--mm-model x --mm-data x --train-iters 1 --lr 1 --global-batch-size 1 --lora-target-modules qkv"
+    with pytest.raises(ConfigError, match="acted on by the standalone host alone"):
+        parse(flags.split(), 1)
