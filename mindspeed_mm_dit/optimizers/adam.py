@@ -26,17 +26,23 @@ class AdamConfig:
 
 
 def numbers(config: AdamConfig, lr: float, step: int) -> tuple[float, ...]:
-    """Return the step size, and the root of the second moment's correction of its bias."""
-    return lr / (1 - config.adam_beta1**step), (1 - config.adam_beta2**step) ** 0.5
+    """Return the step size, the root of the second moment's correction of its bias, and what is new in each moment."""
+    # (1 - 0.999 loses 1e-5 of itself in a graph of float32)
+    corrections = lr / (1 - config.adam_beta1**step), (1 - config.adam_beta2**step) ** 0.5
+    return (
+        *corrections,
+        1 - config.adam_beta1,
+        1 - config.adam_beta2,
+    )
 
 
 def change(
     config: AdamConfig, gradient: Tensor, state: tuple[Tensor, ...], numbers: tuple[Any, ...]
 ) -> tuple[Tensor, ...]:
     """Return what is taken from the weights, and the two moments."""
-    step_size, root_of_correction = numbers
-    exp_avg = state[0] + (1 - config.adam_beta1) * (gradient - state[0])
-    exp_avg_sq = config.adam_beta2 * state[1] + (1 - config.adam_beta2) * gradient * gradient
+    step_size, root_of_correction, newest, newest_square = numbers
+    exp_avg = state[0] + newest * (gradient - state[0])
+    exp_avg_sq = config.adam_beta2 * state[1] + newest_square * gradient * gradient
     return step_size * exp_avg / (exp_avg_sq.sqrt() / root_of_correction + config.adam_eps), exp_avg, exp_avg_sq
 
 

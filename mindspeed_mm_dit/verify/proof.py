@@ -24,7 +24,7 @@ from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
 from mindspeed_mm_dit.framework.launched import without_launcher
 from mindspeed_mm_dit.verify.layouts import RECOMPUTED, UNITS, Layout
 from mindspeed_mm_dit.verify.processes import LEFT_OUT, ROOT, last_words, own_flags
-from mindspeed_mm_dit.verify.prove import DRAWS, ROUNDINGS, Truth, Verdict
+from mindspeed_mm_dit.verify.prove import DRAWS, ROUNDINGS, Crashed, Truth, Verdict
 from mindspeed_mm_dit.verify.task import Taken, Task, write_tasks
 
 SAMPLES = 16
@@ -151,7 +151,7 @@ def prove(config: Config, layouts: Sequence[Layout], pythons: Mapping[str, str |
     found = _compute(config, layouts, pythons, say)
     truths = truths_of(config, layouts, pythons, say)
     verdicts = [_verdict(layout, found[layout.stem], truths) for layout in layouts]
-    wrong = [verdict.layout for verdict in verdicts if verdict.word == "FAIL" and verdict.layout.framework == "pytorch"]
+    wrong = [verdict.layout for verdict in verdicts if verdict.wrong and verdict.layout.framework == "pytorch"]
     if not wrong:
         return verdicts
     say(f"{len(wrong)} layout(s) are wrong: looking where")
@@ -219,8 +219,16 @@ def _compute(
         say(f"{framework} on {ranks} rank(s): {', '.join(each.name for each in own)}")
         end = "-watched" if watched else ""
         tasks = {each.stem: config.task(each, each.stem + end, watched=watched) for each in own}
-        why = run_tasks(ranks, framework, list(tasks.values()), config, pythons)
-        found |= {stem: Taken.read(task) or why for stem, task in tasks.items()}
+        while tasks:
+            why = run_tasks(ranks, framework, list(tasks.values()), config, pythons)
+            done = {stem: taken for stem, task in tasks.items() if (taken := Taken.read(task))}
+            missing = [stem for stem in tasks if stem not in done]
+            found |= done
+            if not done:  # nor will the others begin
+                found |= dict.fromkeys(missing, why)
+            elif missing:
+                found[missing[0]] = Crashed(f"its process crashed: {why}")
+            tasks = {stem: tasks[stem] for stem in missing[1:]} if done else {}
     return found
 
 

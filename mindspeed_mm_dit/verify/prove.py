@@ -116,7 +116,7 @@ class Truth:
         return Tolerances(rounding=2 * ROUNDINGS * UNITS[precision])
 
     def judge(self, layout: Layout, taken: Taken) -> list[Finding]:
-        """Judge every quantity of ``taken``, in the order of the table."""
+        """Judge every quantity of ``taken`` that has an entry which rounding leaves, in the order of the table."""
         names = Step(self.taken, self.start).parameters
         counts = {name: self._decided(name, layout.precision) for name in names}
         truth, ours = Step(self.taken, self.start, counts), Step(taken, self.start, counts)
@@ -124,6 +124,7 @@ class Truth:
         return [
             judge(name, row.compute(ours, *groups), values, row.bound, self.asked(layout.precision), noise)
             for name, values in measured(PROVED, truth)
+            if values.size
             for row, groups in [_row(name)]
             for noise in [max(relative_error(row.compute(each, *groups), values) for each in noisy)]
         ]
@@ -172,6 +173,10 @@ def _words(wrong: Sequence[str], known: set[str]) -> str:
     return AFTER_BACKWARD
 
 
+class Crashed(str):
+    """The last words of a layout's processes that ended before its steps were taken: no bound was asked for."""
+
+
 @dataclass(frozen=True)
 class Verdict:
     """What was found of one layout."""
@@ -188,7 +193,7 @@ class Verdict:
     def word(self) -> str:
         """PASS, FAIL or "not proved"."""
         if self.reason:
-            return "not proved"
+            return "FAIL" if isinstance(self.reason, Crashed) else "not proved"
         return "PASS" if all(finding.good for finding in self.findings) else "FAIL"
 
     def of_kind(self, kind: str) -> list[Finding]:

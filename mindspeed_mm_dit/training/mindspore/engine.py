@@ -47,7 +47,8 @@ class Engine:
         self.args, self.model, self.predictor = args, model, model.predictor
         runtime.load_arrays(self.predictor, weights or model.initial_weights(args.seed))
         names, parameters = trained(self.predictor)
-        self._parts = parts_of(dict(zip(names, parameters)), model.declared, args, sharding.Shards.create(fsdp2))
+        self.parts = parts_of(dict(zip(names, parameters)), model.declared, args, sharding.Shards.create(fsdp2))
+        """The trained parameters by the rules that step them."""
         self._of_base = {name for name, p in model.declared.items() if not p.saved}
         self._loss = (
             InterpretedLoss(model, parameters)
@@ -62,7 +63,7 @@ class Engine:
         reported = []
         for number in range(count):
             loss, found = self._loss.gradient(forward_step, batches)
-            vectors = [part.vector(found) / count for part in self._parts]
+            vectors = [part.vector(found) / count for part in self.parts]
             gradients = [a + b for a, b in zip(gradients, vectors)] if number else vectors
             reported.append(loss)
         gradients = [runtime.mean_vector_over_ranks(gradient) for gradient in gradients]
@@ -70,13 +71,13 @@ class Engine:
         if self.args.clip_grad:
             share = ops.clamp(self.args.clip_grad / (norm + 1e-6), None, 1.0)
             gradients = [gradient * share for gradient in gradients]
-        for part, gradient in zip(self._parts, gradients):
+        for part, gradient in zip(self.parts, gradients):
             part.step(gradient, lr)
         return StepResult(sum(reported) / count, norm)
 
     def move_power_averages(self, shares: Sequence[float]) -> None:
         """Move the average of each of --power-ema-stds this share of the way to the weights."""
-        for part in self._parts:
+        for part in self.parts:
             part.optimizer.move_power_averages(shares)
 
     def eval_step(self, forward_step: ForwardStep, batches: Iterator[Any]) -> Tensor:
@@ -100,7 +101,7 @@ class Engine:
 
     def _hold(self, which: str) -> None:
         """Let the parameters hold the weights, or their average."""
-        for part in self._parts:
+        for part in self.parts:
             part.hold(getattr(part.optimizer, which))
 
     # --- state -------------------------------------------------------------------------------------------
@@ -108,14 +109,14 @@ class Engine:
     def state(self, with_optimizer: bool = True) -> dict[str, np.ndarray]:
         """Return every array a resumed run needs, under the names of the checkpoint; every worker must call this."""
         state: dict[str, np.ndarray] = {}
-        for part in self._parts:
+        for part in self.parts:
             for tree, vector in part.trees().items():
                 state |= {f"{tree}.{name}": array for name, array in part.arrays(vector).items()}
             if with_optimizer:
                 state |= {f"optimizer.state.{name}": array for name, array in part.kept().items()}
         for name, parameter in self.predictor.parameters_and_names():
             if not parameter.requires_grad and name not in self._of_base:
-                state |= {f"{tree}.{name}": runtime.to_host(parameter) for tree in self._parts[0].trees()}
+                state |= {f"{tree}.{name}": runtime.to_host(parameter) for tree in self.parts[0].trees()}
         return state
 
     def load(self, path: Path, with_optimizer: bool) -> None:
@@ -123,7 +124,7 @@ class Engine:
         shapes = {name: shape for name, shape in runtime.shapes(self.predictor).items() if name not in self._of_base}
         state = checkpoints.read_state(path, shapes, with_optimizer)
         has_power_ema = power_ema.STDS in read_facts(path)
-        for part in self._parts:
+        for part in self.parts:
             for tree, vector in part.trees().items():
                 there = tree if has_power_ema or tree in ("model", "ema") else "model"
                 part.set(vector, {name: state[f"{there}.{name}"] for name in part.names})

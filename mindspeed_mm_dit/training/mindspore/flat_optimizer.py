@@ -35,7 +35,8 @@ class FlatOptimizer(nn.Cell):
         power_averages: int = 0,
     ) -> None:
         super().__init__()
-        self.config, self.ema_decay, self._numbers, self._rule_of_change = config, ema_decay, rule.numbers, rule.change
+        self.config, self._numbers, self._rule_of_change = config, rule.numbers, rule.change
+        self._ema_share = 1 - ema_decay  # (in a graph of float32, 1 - 0.9999 would lose 1e-4 of itself)
         self.steps = 0
         """Since the rule's state was zero."""
         self.decay = Tensor(decay)
@@ -81,7 +82,7 @@ class FlatOptimizer(nn.Cell):
 
     def _take(self, change: Any, lr: Any) -> Any:
         weights = self.weights * (1 - lr * self.decay) - change
-        ops.assign(self.average, self.average + (1 - self.ema_decay) * (weights - self.average))
+        ops.assign(self.average, self.average + self._ema_share * (weights - self.average))
         ops.assign(self.weights, weights)
         return weights
 

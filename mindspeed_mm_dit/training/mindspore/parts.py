@@ -87,7 +87,11 @@ class Part:
 
     def arrays(self, vector: Any) -> Arrays:
         """Return a vector of which this worker has a slice as arrays by parameter; every worker must call this."""
-        return self._layout.arrays(runtime.to_host(self._shards.whole(vector)))
+        return self.named(runtime.to_host(self._shards.whole(vector)))
+
+    def named(self, vector: np.ndarray) -> Arrays:
+        """Cut a whole vector, on the host, into arrays by parameter."""
+        return self._layout.arrays(vector)
 
     def set(self, vector: Any, arrays: Arrays) -> None:
         """Write this worker's slice of ``arrays`` into a vector."""

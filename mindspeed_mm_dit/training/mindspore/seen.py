@@ -1,0 +1,44 @@
+"""What a step of an engine did: the gradients that the optimizer was given, the weights and their average after it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from mindspeed_mm_dit.framework.mindspore import runtime
+from mindspeed_mm_dit.training.mindspore.engine import Engine
+from mindspeed_mm_dit.training.mindspore.parts import Part
+
+Arrays = dict[str, np.ndarray]
+
+
+class Seen:
+    """Looks at ``engine`` from outside. Every worker must ask for the same, and gets whole arrays."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.gradients: Arrays = {}
+        """Of the first step, by parameter, as the optimizer was given them: reduced and clipped."""
+        self._engine = engine
+        for part in engine.parts:
+            part.step = partial(self._step, part, part.step)  # type: ignore[method-assign]
+
+    def tree(self, name: str) -> Arrays:
+        """Return "model", the weights, or "ema", their average, by parameter."""
+        state = self._engine.state(False)
+        return {key[len(name) + 1 :]: array for key, array in state.items() if key.startswith(f"{name}.")}
+
+    def _step(self, part: Part, step: Any, gradient: Any, lr: float) -> None:
+        if not self.gradients.keys() >= set(part.names):
+            self.gradients |= part.named(runtime.to_host(gradient))
+        step(gradient, lr)
+
+
+def whole(tensor: Any) -> np.ndarray:
+    """Return a tensor as an array."""
+    return runtime.to_host(tensor)
+
+
+def forget() -> None:
+    """Nothing of one layout is kept for the next."""
