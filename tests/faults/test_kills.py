@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -32,6 +33,8 @@ pytestmark = pytest.mark.ranks
 STEPS = 16
 MOST_SECONDS = 0.3
 """Of a pause between what is waited for and the kill; most are far shorter: they are spread by their logarithm."""
+LAUNCHERS_SECONDS = 30
+"""How long torchrun waits for ranks that it has asked to end, before it kills them."""
 FLAGS = f"--train-iters {STEPS} --save-interval 1 --save-retain-interval 1 --lr-decay-iters {STEPS}"
 SHARDED = "--use-torch-fsdp2 --fsdp2-config-path auto.yaml"
 
@@ -45,6 +48,7 @@ class Ranks:
         flags += f" --micro-batch-size {4 // count} --log-interval 1"
         self.processes = [configs.start(flags, **place_of(rank, count, port)) for rank in range(count)]
         self.lines: list[str] = []
+        self.was_killed = False
         self._readers = [threading.Thread(target=self._read, args=(process,)) for process in self.processes]
         for reader in self._readers:
             reader.start()
@@ -68,10 +72,19 @@ class Ranks:
             process.kill()
         for process in self.processes:
             process.terminate()
+        self.was_killed = True
+
+    def _code(self, process: Any) -> int:
+        """Wait as torchrun does: a rank that waits for one that is no more would be killed."""
+        try:
+            return process.wait(LAUNCHERS_SECONDS if self.was_killed else PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait(PATIENCE_SECONDS)
 
     def end(self) -> int:
         """Wait for the end; return the first exit code that is no 0."""
-        codes = [process.wait(PATIENCE_SECONDS) for process in self.processes]
+        codes = [self._code(process) for process in self.processes]
         for reader in self._readers:
             reader.join(PATIENCE_SECONDS)
         return next((code for code in codes if code), 0)
