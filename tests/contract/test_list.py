@@ -56,6 +56,8 @@ def test_the_pair_is_a_tested_one(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A tree with every module and name that we rely on, and nothing behind them."""
+    for package in HOST:  # (without, those of real trees on PYTHONPATH would come first)
+        _add(tmp_path, f"{package}.__init__")
     for module, names in RELIED_ON.items():
         is_package = any(other.startswith(f"{module}.") for other in RELIED_ON)
         defined = [f"{name} = 1" if of is None else f"def {name}({', '.join(of)}): ..." for name, of in names.items()]
@@ -124,6 +126,8 @@ def test_a_shell_of_the_native_engine_is_refused(host: Path, monkeypatch: pytest
 
 def marked(root: Path, mm: int, mindspeed: int) -> None:
     """Write the marks of the first ``mm`` releases of MindSpeed-MM and the first ``mindspeed`` of MindSpeed."""
+    for package in HOST:
+        _add(root, f"{package}.__init__")
     for mark in (*pairs.MINDSPEED_MM[:mm], *pairs.MINDSPEED[:mindspeed]):
         _add(root, mark.module)
 

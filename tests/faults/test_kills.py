@@ -35,7 +35,9 @@ MOST_SECONDS = 0.3
 """Of a pause between what is waited for and the kill; most are far shorter: they are spread by their logarithm."""
 LAUNCHERS_SECONDS = 30
 """How long torchrun waits for ranks that it has asked to end, before it kills them."""
-FLAGS = f"--train-iters {STEPS} --save-interval 1 --save-retain-interval 1 --lr-decay-iters {STEPS}"
+FLAGS = f"--train-iters {STEPS} --save-interval 1 --lr-decay-iters {STEPS}"
+KEEPING_ALL = "--save-retain-interval 1"
+"""As MindSpeed-MM does unasked."""
 SHARDED = "--use-torch-fsdp2 --fsdp2-config-path auto.yaml"
 
 
@@ -44,7 +46,7 @@ class Ranks:
 
     def __init__(self, folder: Path, configs: Configs, count: int) -> None:
         port, saved = str(free_port()), folder / "checkpoints"
-        flags = f"{FLAGS} {SHARDED} --global-batch-size 4 --lr 1e-3 --save {saved} --load {saved}"
+        flags = f"{FLAGS} {KEEPING_ALL} {SHARDED} --global-batch-size 4 --lr 1e-3 --save {saved} --load {saved}"
         flags += f" --micro-batch-size {4 // count} --log-interval 1"
         self.processes = [configs.start(flags, **place_of(rank, count, port)) for rank in range(count)]
         self.lines: list[str] = []
@@ -115,7 +117,9 @@ def script(
     def start(folder: Path, configs: Configs) -> Script:
         variables = {"NPUS_PER_NODE": str(processes)}
         flags = f"{FLAGS} --host {host}"
-        if host != "standalone":
+        if host == "standalone":
+            flags += f" {KEEPING_ALL}"
+        else:
             native = host == "mindspeed-mm-native"
             python = native_hosted.PYTHON if native else os.environ["MINDSPEED_MM_PYTHON"]
             variables |= (native_hosted if native else hosted).environment()
