@@ -124,7 +124,7 @@ def script(
             python = native_hosted.PYTHON if native else os.environ["MINDSPEED_MM_PYTHON"]
             variables |= (native_hosted if native else hosted).environment()
             variables["PATH"] = f"{Path(python).parent}:{os.environ['PATH']}"
-            flags += "" if native else f" --mm-tool {hosted.tools_json()}"
+            flags += "" if native else f" --use-torch-fsdp2 --mm-tool {hosted.tools_json()}"
         return Script(folder, configs.folder, flags, framework, **variables)
 
     return start
