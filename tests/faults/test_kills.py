@@ -38,7 +38,7 @@ LAUNCHERS_SECONDS = 30
 FLAGS = f"--train-iters {STEPS} --save-interval 1 --lr-decay-iters {STEPS}"
 KEEPING_ALL = "--save-retain-interval 1"
 """As MindSpeed-MM does unasked."""
-SHARDED = "--use-torch-fsdp2 --fsdp2-config-path auto.yaml"
+SHARDED = "--use-torch-fsdp2 --fsdp2-config-path fsdp2.yaml"
 
 
 class Ranks:
@@ -190,7 +190,7 @@ def test_a_kill_costs_the_save_under_way_and_nothing_else(tmp_path, digits_folde
     if kills < 100 and "fsdp2_x2" not in lane:
         pytest.skip("in the long form")
     config_folder(tmp_path / "config", digits_folder)
-    (tmp_path / "config" / "auto.yaml").write_text(
+    (tmp_path / "config" / "fsdp2.yaml").write_text(
         "sharding_size: auto\nsub_modules_to_wrap: ['predictor.blocks.{*}']\n"
     )
     configs, draw = Configs(tmp_path / "config"), np.random.default_rng(int(os.environ.get("MM_DIT_KILL_SEED", 20)))

@@ -50,7 +50,9 @@ class NativeEngine:
         assert self._args is not None, "pretrain() has not parsed the command line yet"
         from mindspeed_mm_dit.hosts.native.run import current
 
-        return Namespace(**{**vars(self._args), "mm": current().flags.mm, "begun_at": 0})
+        run = current()
+        begun_at = run.consumed_samples // self._args.global_batch_size
+        return Namespace(**{**vars(self._args), "mm": run.flags.mm, "begun_at": begun_at})
 
     def print_rank_0(self, message: str) -> None:
         """Print on the first rank."""
