@@ -83,6 +83,7 @@ RUNTIME = {
     "barrier": "(): wait for every rank",
     "load_arrays": "(module, {name: array}): write values into the parameters of a module",
     "shapes": "(module) -> {name: shape} of its parameters",
+    "shapes_alone": "() -> context in which tensors have shapes and no numbers, None where there is none",
     "to_runtime_device": "(module) -> the module on the device",
     "freeze": "(module, 'fp32' | 'bf16' = 'fp32') -> the module on the device in that precision, no longer trained",
     "low_precision": "(bool) -> context in which, if true, matrix products run in bfloat16",

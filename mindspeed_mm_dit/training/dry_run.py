@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from mindspeed_mm_dit.framework import active
 from mindspeed_mm_dit.planning.arithmetic import train_flop
 from mindspeed_mm_dit.training.data_set import open_data_set
+from mindspeed_mm_dit.training.rehearsal import rehearse
 
 
 def plan_of_run(args: Namespace, world_size: int, iteration: int | None, consumed_samples: int = 0) -> str:
@@ -15,12 +15,7 @@ def plan_of_run(args: Namespace, world_size: int, iteration: int | None, consume
     ``args``: its flags with ``args.mm``, of which one batch size and --train-iters may be None.
     Raises ConfigError where the first step could not be taken.
     """
-    if (
-        active() == "pytorch"
-    ):  # MindSpore has no shapes without numbers, and compiles for longer than a dry run may take
-        from mindspeed_mm_dit.training.pytorch.rehearsal import rehearse
-
-        rehearse(args.mm.model, args.micro_batch_size or -(-args.global_batch_size // world_size))
+    rehearse(args.mm.model, args.micro_batch_size or -(-args.global_batch_size // world_size))
     lines = ["dry run: every check passed; no model is built, and nothing is trained or saved", _model(args)]
     batch = args.global_batch_size or args.micro_batch_size * world_size
     if args.train_iters is not None:

@@ -184,6 +184,10 @@ def shapes(module: mindspore.nn.Cell) -> dict[str, tuple[int, ...]]:
     return {name: tuple(p.shape) for name, p in module.parameters_and_names()}
 
 
+def shapes_alone() -> None:
+    """Return None: MindSpore has no tensors without numbers."""
+
+
 def to_runtime_device(module: mindspore.nn.Cell) -> mindspore.nn.Cell:
     """Return ``module``: MindSpore puts tensors on the device when an operator reads them."""
     return module

@@ -41,8 +41,13 @@ def device_type() -> str:
     return "npu" if npu is not None and npu.is_available() else "cpu"
 
 
+def shapes_alone() -> torch.device:
+    """Return a context in which tensors have shapes and no numbers."""
+    return torch.device("meta")
+
+
 def device() -> torch.device:
-    """Return the device of this process: accelerator LOCAL_RANK, or the CPU; in a rehearsal on shapes, meta."""
+    """Return the device of this process: accelerator LOCAL_RANK, or the CPU; meta within :func:`shapes_alone`."""
     if torch.get_default_device().type == "meta":
         return torch.device("meta")
     kind = device_type()
@@ -154,7 +159,7 @@ def to_device(batch: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
     """Move a batch of arrays to the device; the copy overlaps with computation on accelerators."""
     target = device()
     tensors = {name: torch.as_tensor(array) for name, array in batch.items()}
-    if target.type == "cpu":
+    if target.type in ("cpu", "meta"):  # (on meta they were made there)
         return tensors
     return {name: x.pin_memory().to(target, non_blocking=True) for name, x in tensors.items()}
 
