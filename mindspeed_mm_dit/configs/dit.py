@@ -205,6 +205,8 @@ class DiTConfig(DiTSettings):
             "bottleneck_dim": {"bottleneck_dim": self.bottleneck_dim and 128},
             "in_context_len": {"in_context_len": min(self.in_context_len, 32)},
             "text_length": {"text_length": min(self.text_length, 120)},
+            "text_dim": {"text_dim": self.text_dim and 4096},
+            "pooled_dim": {"pooled_dim": self.pooled_dim and 1280},
         }
 
     @classmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.configs.source import SourceParam
 from mindspeed_mm_dit.errors import ConfigError
 
@@ -73,7 +74,7 @@ class DatasetParam(SourceParam):
 
     def _check_captions(self) -> None:
         endings = [place.startswith(".") for place in self.caption_places]
-        what = f"dataset_param.captions = {self.captions!r}"
+        what = f"dataset_param.captions = {shown(self.captions)}"
         if self.captions is not None and not all(self.caption_places or [""]):
             raise ConfigError(what, "names nothing", 'write a column, or an ending such as ".txt"')
         bare = [place for place in self.caption_places if place.partition(":")[0] == ".json" and place[5:] in ("", ":")]

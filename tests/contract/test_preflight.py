@@ -66,7 +66,7 @@ def test_flags_that_change_nothing_in_the_host_are_said(argv: list[str], capsys:
     assert "note:" not in capsys.readouterr().err
     check_before_import([*argv, "--keep-last", "3", "--torch-compile", "--tf32", "--sample-interval", "5"])
     said = [line.split()[1] for line in capsys.readouterr().err.splitlines()]
-    assert said == ["--keep-last", "--torch-compile", "--tf32", "--sample-interval"]
+    assert said == ["--tf32", "--torch-compile", "--keep-last", "--sample-interval"]
 
 
 def test_a_report_that_the_host_could_not_draw_is_said_before_it_trains(

@@ -171,7 +171,7 @@ def test_mindspeed_mm_which_would_not_keep_them_is_not_begun(tiny, tmp_path):
 def test_memory_is_planned_for_each_of_them(tiny, capsys):
     words = ["plan", "--model", str(tiny.folder / "model.json"), "--world-size", "2", "--device-memory-gib", "1"]
     model = load_model_config(tiny.folder / "model.json")
-    weights = 4 * model.predictor.parameters().num_elements()
+    weights = 4 * model.predictor.parameters().num_elements(trained_only=True)
     one, three = (memory(model, Layout(averages=count)) for count in (1, 3))
     assert one.ema == weights and three.ema == 3 * weights and three.fixed - one.fixed == 2 * weights
     printed = []
