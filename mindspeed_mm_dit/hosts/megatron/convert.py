@@ -20,6 +20,7 @@ from mindspeed_mm_dit.checkpoint.store import TRACKER, read_facts
 from mindspeed_mm_dit.checkpoint.weights import Arrays, read_weights
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import UserError
+from mindspeed_mm_dit.hosts.tracker import RELEASE
 
 
 class DiTConverter(Commandable):  # type: ignore[misc]
@@ -75,8 +76,8 @@ class DiTConverter(Commandable):  # type: ignore[misc]
 def _write_release(weights: Arrays, save_dir: Path) -> None:
     tensors = {name: torch.from_numpy(value.copy()) for name, value in weights.items()}
     state = {"model": tensors, "checkpoint_version": 3.0}
-    torch_dcp.write(state, save_dir / "release")
-    (save_dir / TRACKER).write_text("release", encoding="utf-8")
+    torch_dcp.write(state, save_dir / RELEASE)
+    (save_dir / TRACKER).write_text(RELEASE, encoding="utf-8")
 
 
 __all__ = ["DiTConverter", "main"]

@@ -21,6 +21,7 @@ from mindspeed_mm_dit.checkpoint.fitting import check_whole
 from mindspeed_mm_dit.checkpoint.store import TRACKER, CheckpointStore, read_facts
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.hosts.megatron.composite import HostedDiT
+from mindspeed_mm_dit.hosts.tracker import newest
 from mindspeed_mm_dit.optimizers import adam
 from mindspeed_mm_dit.optimizers.contract import STEP
 from mindspeed_mm_dit.training.changes import changes, run_facts, table_of
@@ -55,13 +56,13 @@ def check_checkpoint(args: Namespace) -> None:
     The host would leave tensors that it does not find at their initial values. What else has changed since is printed.
     Each rank reads its share of the files.
     """
-    tracker = Path(args.load or "") / TRACKER
-    if args.load is None or args.ckpt_format != "torch_dcp" or not tracker.is_file():
+    if args.load is None or not (Path(args.load) / TRACKER).is_file():
+        return
+    path = newest(f"--load = {args.load}", args.load)
+    if args.ckpt_format != "torch_dcp":
         return
     from mindspeed_mm_dit.checkpoint import torch_dcp
 
-    name = tracker.read_text(encoding="utf-8").strip()
-    path = Path(args.load) / name if name == "release" else CheckpointStore(args.load).path(int(name))
     check_whole(path, lambda path: torch_dcp.problem_of(path, runtime.rank(), runtime.world_size()))
     torch_dcp.check_architecture(path, args.mm.model.predictor.parameters().shapes())
     facts = read_facts(path)

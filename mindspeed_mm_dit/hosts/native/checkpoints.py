@@ -19,11 +19,11 @@ from mindspeed_mm_dit.checkpoint.fitting import check_whole
 from mindspeed_mm_dit.checkpoint.mindspeed_mm import EMA
 from mindspeed_mm_dit.checkpoint.store import RUN_FACTS, TRACKER, CheckpointStore, read_facts
 from mindspeed_mm_dit.checkpoint.torch_pickles import check_entries, read_metadata
-from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.hosts.native.contract import check_replaced
 from mindspeed_mm_dit.hosts.native.run import Run, current
+from mindspeed_mm_dit.hosts.tracker import RELEASE, newest
 from mindspeed_mm_dit.optimizers import adam
 from mindspeed_mm_dit.training.changes import run_facts
 from mindspeed_mm_dit.training.lr import LearningRate
@@ -144,23 +144,12 @@ def find(load: str) -> Path:
     Raises:
         CheckpointError: there is none.
     """
-    tracker = Path(load) / TRACKER
     what = f"training.load = {load}"
-    if not tracker.is_file():
+    if not (Path(load) / TRACKER).is_file():
         raise CheckpointError(what, f"holds no checkpoint: there is no {TRACKER}", "leave load out to begin anew")
-    name = tracker.read_text(encoding="utf-8").strip()
-    if not name:
-        reason = f"its {TRACKER} is empty: a run was killed while it wrote it"
-        raise CheckpointError(what, reason, "write the number of the newest checkpoint there into it")
-    if not name.isdecimal():
+    path = newest(what, load)
+    if path.name == RELEASE:
         raise CheckpointError(
-            what,
-            f"is {shown(name)} by its {TRACKER}: weights without a run",
-            "name the folder that a run saved to",
-        )
-    path = CheckpointStore(load).path(int(name))
-    if not path.is_dir():
-        raise CheckpointError(
-            what, f"{TRACKER} names {path.name}, which is not there", "write the number of one that is"
+            what, f"is {RELEASE!r} by its {TRACKER}: weights without a run", "name the folder that a run saved to"
         )
     return path
