@@ -155,7 +155,7 @@ def complete(folder: Path) -> list[int]:
 
 
 def mended(folder: Path) -> bool:
-    """Do what a run in MindSpeed-MM is told where a kill came just as the tracker was written; return whether it did."""
+    """Do what MindSpeed-MM's user is told where a kill came just as the tracker was written; return whether it did."""
     tracker = folder / TRACKER
     if not tracker.is_file() or tracker.read_text():
         return False
@@ -236,6 +236,5 @@ def test_a_kill_costs_the_save_under_way_and_nothing_else(tmp_path, digits_folde
             checked = set()
         else:
             tally["killed"] += 1
-    print(
-        f"{lane}: {tally['killed']} kills, {tally['ended']} runs to the end, {tally['steps']} checkpoints compared, {tally['torn']} trackers torn"
-    )
+    counts = "{killed} kills, {ended} runs to the end, {steps} checkpoints compared, {torn} trackers torn"
+    print(f"{lane}: {counts.format(**tally)}")
