@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from mindspeed_mm_dit.configs.flag_types import std
 from mindspeed_mm_dit.configs.limits import shown
-from mindspeed_mm_dit.configs.optimizer_flags import optimizer_flags
-from mindspeed_mm_dit.configs.tuning_flags import tuning_flags, tuning_of
+from mindspeed_mm_dit.configs.optimizer_flags import OPTIMIZER, optimizer_settings
+from mindspeed_mm_dit.configs.tuning_flags import TUNING, tuning_of
 from mindspeed_mm_dit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,8 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--power-ema-stds", type=std, nargs="+", default=(), metavar="STD", help="averages kept beside the plain one"
     )
-    optimizer_flags(parser.add_argument_group("optimizer"))
-    tuning_flags(parser.add_argument_group("fine-tuning"))
+    for title, adds in (("optimizer", (OPTIMIZER, optimizer_settings)), ("fine-tuning", TUNING)):
+        group = parser.add_argument_group(title)
+        for add in adds:
+            add(group)
     parser.add_argument("--latents", action="store_true", help="images come from a latent cache, not through the VAE")
     parser.add_argument("--link-gbps", type=float, metavar="G", help="gigabits a second a rank can send; adds times")
     parser.add_argument("--node-link-gbps", type=float, metavar="G", help="the same inside a node (default: equal)")

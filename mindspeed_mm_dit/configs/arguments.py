@@ -10,8 +10,9 @@ import argparse
 from collections.abc import Sequence
 from typing import NoReturn
 
+from mindspeed_mm_dit.configs.flag import AddFlags, spelled
 from mindspeed_mm_dit.configs.flag_pairs import check_given
-from mindspeed_mm_dit.configs.flags import MEGATRON, OWN, AddFlags, spelled
+from mindspeed_mm_dit.configs.flags import MEGATRON, OWN
 from mindspeed_mm_dit.configs.host_flags import HOST_ONLY
 from mindspeed_mm_dit.configs.limits import FLOAT32, MOST_SAMPLES, check_path
 from mindspeed_mm_dit.errors import ConfigError, nearest

@@ -6,7 +6,8 @@ import argparse
 import os
 from collections.abc import Sequence
 
-from mindspeed_mm_dit.configs.flags import rows, spelled
+from mindspeed_mm_dit.configs.flag import spelled
+from mindspeed_mm_dit.configs.flags import rows
 from mindspeed_mm_dit.errors import ConfigError
 
 

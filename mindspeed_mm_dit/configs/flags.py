@@ -8,9 +8,9 @@ Flags of optimizers and trackers are the fields of their own configs; watchers a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
+from mindspeed_mm_dit.configs.flag import AddFlags, Flag, Host
 from mindspeed_mm_dit.configs.flag_types import (
     batches,
     finite_float,
@@ -21,53 +21,8 @@ from mindspeed_mm_dit.configs.flag_types import (
     threads,
     unsigned_int,
 )
-from mindspeed_mm_dit.configs.optimizer_flags import optimizer_flags
-from mindspeed_mm_dit.configs.tuning_flags import tuning_flags
-
-Host = Literal["megatron", "native"]
-AddFlags = Callable[[Any], None]
-"""Adds flags to a group of a parser, as a row does."""
-
-
-@dataclass(frozen=True)
-class Flag:
-    """A flag; called with a group of a parser, it adds itself."""
-
-    name: str
-    """As args has it: ``mm_model`` of --mm-model."""
-    help: str | None
-    default: Any = None
-    takes: Mapping[str, Any] = field(default_factory=dict)
-    """The rest that argparse is told of it; a flag whose default is False takes nothing."""
-    native: str = ""
-    """Key of the native engine's yaml that means the same."""
-    native_counts: str = ""
-    """Key of the native engine's yaml that follows from it, in other units."""
-    added_key: bool = False
-    """Whether ``native`` is a key that we add, with this default; the engine has no such thing."""
-    idle_in: tuple[Host, ...] = ()
-    """Hosts that are given it and do nothing with it."""
-    needs: tuple[str, ...] = ()
-    """Flags without which it means nothing."""
-    compared: Literal["", "setting", "fact"] = ""
-    """What a resumed run compares with its checkpoint: a setting, or a fact that run.json has under its own name."""
-    when_quiet: bool = True
-    """Whether a run that leaves nothing behind acts on it; a flag that writes or draws has its default there."""
-
-    @property
-    def word(self) -> str:
-        """The flag as a command line has it."""
-        return spelled(self.name)
-
-    def __call__(self, group: Any) -> None:
-        """Add the flag to a group of a parser."""
-        takes = {"action": "store_true"} if self.default is False else self.takes
-        group.add_argument(self.word, default=self.default, help=self.help, **takes)
-
-
-def spelled(name: str) -> str:
-    """Return the flag, as a command line has it, that args has as ``name``."""
-    return f"--{name.replace('_', '-')}"
+from mindspeed_mm_dit.configs.optimizer_flags import OPTIMIZER, optimizer_settings
+from mindspeed_mm_dit.configs.tuning_flags import TUNING
 
 
 def _needed(metavar: str | None = None, **takes: Any) -> dict[str, Any]:
@@ -95,6 +50,7 @@ def _load_base_model(group: Any) -> None:
 
 
 BOTH: tuple[Host, ...] = ("megatron", "native")
+NAMES: Mapping[Host, str] = {"megatron": "MindSpeed-MM", "native": "MindSpeed-MM's native engine"}
 
 MEGATRON: Mapping[str, tuple[Flag | AddFlags, ...]] = {
     "what to train": (
@@ -103,7 +59,8 @@ MEGATRON: Mapping[str, tuple[Flag | AddFlags, ...]] = {
         Flag("mm_data", "data.json: images and how to read them", takes=_needed("JSON"),
              native="data.dataset_param.mm_data", added_key=True),
         Flag("mm_tool", "tools.json of MindSpeed-MM; the real host wants it", takes=_of(None, "JSON")),
-        Flag("ai_framework", "framework that does the work", "pytorch", _one_of("pytorch", "mindspore")),
+        Flag("ai_framework", "framework that does the work", "pytorch", _one_of("pytorch", "mindspore"),
+             refused_in=("native",), refusal="runs on PyTorch", cure="use pytorch, or --host standalone"),
     ),
     "batches and length": (
         Flag("micro_batch_size", "images in one forward pass on one rank; default: global batch / ranks",
@@ -112,7 +69,8 @@ MEGATRON: Mapping[str, tuple[Flag | AddFlags, ...]] = {
              "One of the two is needed",
              takes=_of(positive_int, "N"), native_counts="training.gradient_accumulation_steps", compared="fact"),
         Flag("context_parallel_size", "ranks that share the tokens of a clip, and its heads while they attend "
-             "(Ulysses); default 1", 1, _of(positive_int, "N")),
+             "(Ulysses); default 1", 1, _of(positive_int, "N"), refused_in=("native",),
+             refusal="does not let ranks share samples of a DiT", cure="use 1, or --host standalone"),
         Flag("train_iters", "optimizer steps", takes=_needed("N", type=positive_int), native="training.train_iters"),
         Flag("seed", "decides weights, sample order and every random draw", 1234, _of(unsigned_int),
              native="training.seed", compared="fact"),
@@ -131,14 +89,15 @@ MEGATRON: Mapping[str, tuple[Flag | AddFlags, ...]] = {
              native_counts="training.lr_warmup_ratio", compared="setting"),
         Flag("lr_warmup_init", "learning rate the warm-up starts from", 0.0, _of(float), native="training.lr_start",
              compared="setting"),
-        optimizer_flags,
+        OPTIMIZER,
+        optimizer_settings,
         Flag("weight_decay", "decoupled decay; not applied to biases and other vectors", 0.01, _of(float),
              native="training.weight_decay", compared="setting"),
         Flag("clip_grad", "largest gradient norm; 0: no clipping", 1.0, _of(float), native="training.clip_grad",
              compared="setting"),
         Flag("bf16", "compute in bfloat16, keep weights in float32", False, native="model.bf16", added_key=True),
     ),
-    "fine-tuning": (tuning_flags, _load_base_model),
+    "fine-tuning": (*TUNING, _load_base_model),
     "distribution": (
         Flag("distributed_backend", "default: what the device wants (gloo on CPU, nccl on CUDA, hccl on NPU)",
              takes=_one_of("gloo", "nccl", "hccl"), idle_in=("native",)),
@@ -189,14 +148,18 @@ OWN: tuple[Flag, ...] = (
     Flag("host", "what runs the training: standalone, mindspeed-mm, mindspeed-mm-native (its FSDP2 engine) or a "
          "plugin's; auto: the real MindSpeed-MM where it is installed", "auto", when_quiet=False),
     Flag("init_from", "begin with weights of the same kind of network, in any format, of other classes or another "
-         "size; a checkpoint in --load comes first", takes=_of(None, "WEIGHTS"), idle_in=("native",)),
+         "size; a checkpoint in --load comes first", takes=_of(None, "WEIGHTS"), refused_in=BOTH,
+         refusal="begins with weights of the seed alone",
+         cure="begin with --host standalone --train-iters 1 --save NEW, then go on here with --load NEW"),
     Flag("init_verbose", "say of each tensor what --init-from made of it", False, idle_in=BOTH, needs=("init_from",)),
-    Flag("dry_run", "check everything, say what would be trained, and end with code 0", False),
+    Flag("dry_run", "check everything, say what would be trained, and end with code 0", False, refused_in=("native",),
+         refusal="checks while it begins to train",
+         cure="use --host standalone --dry-run, which looks at the same files"),
     Flag("ema_decay", "decay of the moving average of the weights that samples are drawn from", 0.9999, _of(fraction),
          native="model.ema_decay", added_key=True, compared="fact"),
     Flag("power_ema_stds", "also keep averages over a share of the run (Karras et al. 2024), one for each width, "
          "0.05 0.1 as published; mm-dit ema makes any other width of them afterwards. Each takes the memory of the "
-         "weights", (), _of(std, "STD", nargs="+")),
+         "weights", (), _of(std, "STD", nargs="+"), refused_in=BOTH, refusal="keeps the plain average alone"),
     Flag("pynative", "MindSpore: run operator by operator instead of compiling the step", False, idle_in=BOTH),
     Flag("tf32", "let float32 products round their inputs to TensorFloat-32 (NVIDIA GPUs, PyTorch): faster, and off "
          "by about 1e-3; facebookresearch/DiT trains so", False, idle_in=BOTH),

@@ -1,11 +1,12 @@
-"""Flags of Megatron-LM and MindSpeed-MM that the standalone host does not know, and one that it alone knows."""
+"""Flags of MindSpeed-MM that the standalone host does not know, and those that it alone acts on."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from argparse import Namespace
 
+from mindspeed_mm_dit.configs.flag import Host
+from mindspeed_mm_dit.configs.flags import NAMES, rows
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.optimizers.registry import DEFAULT
 
 _NAMES = """
 --accumulate-allreduce-grads-in-fp32 --async-save --attention-dropout --auto-settings
@@ -26,41 +27,15 @@ HOST_ONLY = frozenset(_NAMES.split())
 """That DiT scripts often carry."""
 
 
-def refuse_power_ema(stds: Sequence[float] | None, host: str) -> None:
-    """Raise ConfigError for --power-ema-stds where a run of another host would keep no such averages."""
-    if stds:
-        raise ConfigError(
-            f"--power-ema-stds = {' '.join(map(str, stds))}",
-            f"is acted on by the standalone host alone; in {host} there is the plain average alone",
-            "leave it out, or use --host standalone",
-        )
+def refuse(args: Namespace, host: Host, resumes: bool) -> None:
+    """Raise ConfigError for a flag that asks for what a run in ``host`` would not do (``refused_in`` of its row).
 
-
-def refuse_optimizer(name: str, host: str) -> None:
-    """Raise ConfigError for an optimizer where a run of another host would not go on with its state."""
-    if name != DEFAULT:
-        raise ConfigError(
-            f"--optimizer = {name}",
-            f"is acted on by the standalone host alone; checkpoints of {host} are read with the state of AdamW",
-            f"use {DEFAULT}, or --host standalone",
-        )
-
-
-def refuse_tuning(patterns: Sequence[str], host: str) -> None:
-    """Raise ConfigError for --lora-target-modules or --freeze where another host would train all the same."""
-    if patterns:
-        raise ConfigError(
-            f"--lora-target-modules, --freeze = {' '.join(patterns)}",
-            f"are acted on by the standalone host alone: {host} would train the whole network",
-            "leave them out, or use --host standalone",
-        )
-
-
-def refuse_init_from(init_from: str | None, host: str) -> None:
-    """Raise ConfigError for --init-from where a run of another host would begin: it would not be acted on."""
-    if init_from is not None:
-        raise ConfigError(
-            f"--init-from = {init_from}",
-            f"is acted on by the standalone host alone, and this run would begin in {host}",
-            "begin with --host standalone --train-iters 1 --save NEW, then go on here with --load NEW",
-        )
+    ``resumes``: the run goes on from a checkpoint, so that where it would begin does not matter.
+    """
+    for row in rows():
+        value = getattr(args, row.name, row.default)
+        if host not in row.refused_in or value in (row.default, None) or (resumes and row.name == "init_from"):
+            continue
+        said = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+        what = row.word if value is True else f"{row.word} = {said}"
+        raise ConfigError(what, f"is acted on by the standalone host alone: {NAMES[host]} {row.refusal}", row.cure)

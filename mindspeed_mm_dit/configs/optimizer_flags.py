@@ -5,20 +5,23 @@ from __future__ import annotations
 import argparse
 from typing import Any, get_type_hints
 
+from mindspeed_mm_dit.configs.flag import Flag
 from mindspeed_mm_dit.configs.plugins import load_plugins
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.optimizers.registry import DEFAULT, OPTIMIZERS, settings
 
+OPTIMIZER = Flag(
+    "optimizer", f"what steps the weights: {', '.join(OPTIMIZERS)}, or a plugin's", DEFAULT, {"metavar": "NAME"},
+    refused_in=("megatron", "native"), refusal="goes on with the moments of AdamW alone",
+)  # fmt: skip
 
-def optimizer_flags(group: Any) -> None:
-    """Add the flags to ``group``; a setting that several optimizers have is one flag.
+
+def optimizer_settings(group: Any) -> None:
+    """Add the flags of their settings to ``group``; one that several optimizers have is one flag.
 
     Raises ConfigError for a setting of a plugin that is a flag already.
     """
     load_plugins()
-    group.add_argument(
-        "--optimizer", metavar="NAME", default=DEFAULT, help=f"what steps the weights: {', '.join(OPTIMIZERS)}"
-    )
     for name, (field, owners) in settings().items():
         words = f"{', '.join(owners)}: {field.metadata['help']}".replace("%", "%%")
         kind = get_type_hints(OPTIMIZERS[owners[0]].config)[name]

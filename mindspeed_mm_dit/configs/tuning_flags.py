@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 from typing import Any
 
+from mindspeed_mm_dit.configs.flag import Flag
 from mindspeed_mm_dit.configs.flag_types import positive_float, positive_int
 from mindspeed_mm_dit.configs.tuning import FREEZE, TARGETS, Tuning
 from mindspeed_mm_dit.errors import ConfigError
@@ -13,26 +14,19 @@ from mindspeed_mm_dit.errors import ConfigError
 _PLAIN = Tuning()
 _FIELDS = {"targets": "lora_target_modules", "rank": "lora_r", "alpha": "lora_alpha", "freeze": "freeze"}
 """Setting of Tuning -> flag."""
+_PATTERNS = {"nargs": "+", "metavar": "PATTERN"}
+_WHOLE = "would train the whole network"
 
-
-def tuning_flags(group: Any) -> None:
-    """Add the flags to ``group``."""
-    group.add_argument(
-        TARGETS, nargs="+", default=(), metavar="PATTERN",
-        help="train adapters (LoRA) beside these linear layers of the predictor, and nothing else: to_q, attn1.to_q or "
-        "blocks.{0-3}.attn.qkv; --init-from names the weights that they stand beside",
-    )  # fmt: skip
-    group.add_argument("--lora-r", type=positive_int, default=_PLAIN.rank, metavar="R", help="rank of the adapters")
-    group.add_argument(
-        "--lora-alpha", type=positive_float, default=_PLAIN.alpha, metavar="A", help="their strength is A / R"
-    )
-    group.add_argument(
-        "--lora-dropout", type=float, default=0.0, metavar="P", help="0, MindSpeed-MM's default: others are not offered"
-    )
-    group.add_argument(
-        FREEZE, nargs="+", default=(), metavar="PATTERN",
-        help="do not train these modules of the predictor: y_embedder, or blocks.{0-13}",
-    )  # fmt: skip
+TUNING = (
+    Flag("lora_target_modules", "train adapters (LoRA) beside these linear layers of the predictor, and nothing else: "
+         "to_q, attn1.to_q or blocks.{0-3}.attn.qkv; --init-from names the weights that they stand beside", (),
+         _PATTERNS, refused_in=("native",), refusal=_WHOLE),
+    Flag("lora_r", "rank of the adapters", _PLAIN.rank, {"type": positive_int, "metavar": "R"}),
+    Flag("lora_alpha", "their strength is A / R", _PLAIN.alpha, {"type": positive_float, "metavar": "A"}),
+    Flag("lora_dropout", "0, MindSpeed-MM's default: others are not offered", 0.0, {"type": float, "metavar": "P"}),
+    Flag("freeze", "do not train these modules of the predictor: y_embedder, or blocks.{0-13}", (), _PATTERNS,
+         refused_in=("native",), refusal=_WHOLE),
+)  # fmt: skip
 
 
 def tuning_of(args: argparse.Namespace) -> Tuning:

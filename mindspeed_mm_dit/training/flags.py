@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any
 
 from mindspeed_mm_dit.configs.arguments import Parser, build_parser, dit_flags
-from mindspeed_mm_dit.configs.flags import AddFlags, Host, rows, spelled
+from mindspeed_mm_dit.configs.flag import AddFlags, Host, spelled
+from mindspeed_mm_dit.configs.flags import rows
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.training.trackers.contract import TrackerKind
 from mindspeed_mm_dit.training.trackers.registry import add_flags, asking, trackers

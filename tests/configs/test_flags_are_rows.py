@@ -8,19 +8,22 @@ import sys
 
 import pytest
 
-from mindspeed_mm_dit.configs.flags import Flag, rows
+from mindspeed_mm_dit.configs.flag import Flag
+from mindspeed_mm_dit.configs.flags import rows
 
 ADDED = """
 import json
 from pathlib import Path
 from mindspeed_mm_dit.configs import flags
+from mindspeed_mm_dit.configs.flag import Flag
 from mindspeed_mm_dit.configs.flag_types import unsigned_int
 
 flags.OWN += (
-    flags.Flag("sparkle", "stars beside the loss", 1, {"type": unsigned_int}, native="training.sparkle",
+    Flag("sparkle", "stars beside the loss", 1, {"type": unsigned_int}, native="training.sparkle",
                idle_in=("megatron",), compared="fact", when_quiet=False),
-    flags.Flag("sparkle_colour", "of the stars", takes={"choices": ("red", "blue")}, idle_in=("native",),
+    Flag("sparkle_colour", "of the stars", takes={"choices": ("red", "blue")}, idle_in=("native",),
                needs=("sparkle",)),
+    Flag("sparkle_sound", "of the stars", False, refused_in=("native",), refusal="is silent"),
 )
 
 from mindspeed_mm_dit.cli.replay import _flags
@@ -34,7 +37,7 @@ RUN = "--mm-model m.json --mm-data d.json --train-iters 4 --lr 1e-4 --global-bat
 
 def refusal(*words):
     try:
-        native.parse([*RUN, *words], 1)
+        native.yaml_for(native.parse([*RUN, *words], 1), 1)
     except ConfigError as error:
         return str(error)
 
@@ -45,6 +48,7 @@ print(json.dumps({
     "parsed": whole_parser().parse_strictly(given).sparkle,
     "of a wrong type": refusal("--sparkle", "-3"),
     "without what it needs": refusal("--sparkle", "0", "--sparkle-colour", "red"),
+    "where another host would do otherwise": refusal("--sparkle-sound"),
     "yaml": native.yaml_for(native.parse(given, 1), 1)["training"]["sparkle"],
     "idle in native": native.without_effect(native.parse(given, 1)),
     "idle in megatron": megatron.without_effect(given),
@@ -66,6 +70,8 @@ def test_an_added_row_is_seen_by_parsers_help_yaml_hosts_resumed_and_replayed_ru
         "below 2**63\n    Cure: pretrain_dit.py --help explains every flag",
         "without what it needs": "ConfigError: --sparkle-colour: means nothing without --sparkle\n"
         "    Cure: add it, or drop this one",
+        "where another host would do otherwise": "ConfigError: --sparkle-sound: is acted on by the standalone host alone: "
+        "MindSpeed-MM's native engine is silent\n    Cure: leave it out, or use --host standalone",
         "yaml": 3,
         "idle in native": ["--sparkle-colour"],
         "idle in megatron": ["--sparkle"],

@@ -9,10 +9,10 @@ import pytest
 
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.tuning import Tuning
-from mindspeed_mm_dit.configs.tuning_flags import tuning_flags, tuning_of
+from mindspeed_mm_dit.configs.tuning_flags import TUNING, tuning_of
 from mindspeed_mm_dit.configs.wan import WanConfig
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.hosts.native.commandline import parse
+from mindspeed_mm_dit.hosts.native.commandline import parse, yaml_for
 
 WAN = WanConfig(num_layers=3, num_attention_heads=2, attention_head_dim=32, ffn_dim=96).parameters()
 DIT = DiTConfig(hidden_size=48, num_layers=4, num_heads=4, input_size=8, num_classes=10).parameters()
@@ -97,7 +97,8 @@ def test_what_cannot_be_is_refused_by_name(tuning, words):
 )
 def test_flags_that_say_nothing_together_are_refused(flags, words):
     parser = argparse.ArgumentParser()
-    tuning_flags(parser)
+    for row in TUNING:
+        row(parser)
     with pytest.raises(ConfigError, match=words):
         tuning_of(parser.parse_args(flags.split()))
 
@@ -105,4 +106,4 @@ def test_flags_that_say_nothing_together_are_refused(flags, words):
 def test_another_host_refuses_to_train_the_whole_network_instead():
     flags = "--mm-model x --mm-data x --train-iters 1 --lr 1 --global-batch-size 1 --lora-target-modules qkv"
     with pytest.raises(ConfigError, match="acted on by the standalone host alone"):
-        parse(flags.split(), 1)
+        yaml_for(parse(flags.split(), 1), 1)

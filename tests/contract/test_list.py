@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A tree with every module and name that we rely on, and nothing behind them."""
     for package in HOST:  # (without, those of real trees on PYTHONPATH would come first)
         _add(tmp_path, f"{package}.__init__")
+        monkeypatch.delitem(sys.modules, package, raising=False)  # (of another test)
     for module, names in RELIED_ON.items():
         is_package = any(other.startswith(f"{module}.") for other in RELIED_ON)
         defined = [f"{name} = 1" if of is None else f"def {name}({', '.join(of)}): ..." for name, of in names.items()]

@@ -131,8 +131,10 @@ def test_averages_are_buffers_under_the_names_of_their_weights() -> None:
 
 
 def test_a_dry_run_is_refused_where_the_engine_would_train() -> None:
-    with pytest.raises(ConfigError, match="--dry-run: MindSpeed-MM's native engine checks while it begins to train"):
-        parse([*CONFIG, *FLAGS.split(), "--dry-run"], 1)
+    with pytest.raises(
+        ConfigError, match=r"--dry-run: .* MindSpeed-MM's native engine checks while it begins to train"
+    ):
+        told("--dry-run")
 
 
 def test_flags_that_change_nothing_in_the_engine_are_named() -> None:
@@ -143,8 +145,8 @@ def test_flags_that_change_nothing_in_the_engine_are_named() -> None:
 
 
 def test_ranks_that_share_samples_are_refused() -> None:
-    with pytest.raises(ConfigError, match="--context-parallel-size = 2: in MindSpeed-MM's native engine"):
-        parse([*CONFIG, *FLAGS.split(), "--context-parallel-size", "2"], 2)
+    with pytest.raises(ConfigError, match=r"--context-parallel-size = 2: .* MindSpeed-MM's native engine does not let"):
+        told("--context-parallel-size 2")
 
 
 def test_a_yaml_stands_for_every_flag_that_is_checked() -> None:

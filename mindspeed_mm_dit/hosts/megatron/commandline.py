@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 
 from mindspeed_mm_dit.configs.arguments import Parser, default_micro_batch
-from mindspeed_mm_dit.optimizers.registry import DEFAULT
+from mindspeed_mm_dit.configs.flags import rows
 from mindspeed_mm_dit.training.flags import given_in_vain, own_flags
 
 ALWAYS = ("--no-gradient-accumulation-fusion", "--untie-embeddings-and-output-weights", "--no-load-rng")
@@ -23,21 +23,24 @@ OVERRIDE, KEEP = "--override-opt_param-scheduler", "--use-checkpoint-opt_param-s
 OUR_DEFAULTS = {"--log-interval": "1", "--weight-decay-exclude-modules": ".bias"}
 """The host's flags whose default differs from what the standalone host does."""
 
+CHECKED = frozenset(
+    ("mm_model", "mm_data", "mm_tool", "ai_framework", "micro_batch_size", "global_batch_size", "context_parallel_size",
+     "train_iters", "seed", "optimizer", "bf16", "use_torch_fsdp2", "fsdp2_config_path", "save", "load",
+     "save_interval", "eval_interval")
+)  # fmt: skip
+"""Megatron's flags that are looked at before the host reads all of them."""
+
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Read the flags that are checked before the host reads all of them, and this project's own."""
+    """Read the flags of ``CHECKED``, and this project's own."""
     parser = Parser(add_help=False, allow_abbrev=False)
     own_flags(parser)
-    for flag in ("--mm-model", "--mm-data", "--mm-tool", "--fsdp2-config-path", "--ckpt-format", "--save", "--load"):
-        parser.add_argument(flag)
-    parser.add_argument("--ai-framework", default="pytorch")
-    parser.add_argument("--optimizer", default=DEFAULT)
-    for flag in ("--micro-batch-size", "--global-batch-size", "--train-iters", "--save-interval", "--eval-interval"):
-        parser.add_argument(flag, type=int)
-    parser.add_argument("--seed", type=int, default=1234)
-    parser.add_argument("--context-parallel-size", type=int, default=1)
-    for flag in ("--use-torch-fsdp2", "--bf16", "--fp16", "--use-distributed-optimizer"):
+    for row in rows():
+        if row.name in CHECKED:
+            row(parser, required=False)
+    for flag in ("--fp16", "--use-distributed-optimizer"):
         parser.add_argument(flag, action="store_true")
+    parser.add_argument("--ckpt-format")  # (whose default follows from another)
     return parser.parse_known_args(list(argv))[0]
 
 

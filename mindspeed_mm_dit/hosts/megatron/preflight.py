@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mindspeed_mm_dit.checkpoint.store import TRACKER
-from mindspeed_mm_dit.configs.host_flags import refuse_init_from, refuse_optimizer, refuse_power_ema
+from mindspeed_mm_dit.configs.host_flags import refuse
 from mindspeed_mm_dit.configs.model import spelled_out as looked_up
 from mindspeed_mm_dit.configs.precision import Way
 from mindspeed_mm_dit.configs.strict import read_json
@@ -40,9 +40,7 @@ def check_before_import(argv: Sequence[str]) -> None:
             raise ConfigError(" or ".join(f"--{name.replace('_', '-')}" for name in names), "is required")
     _check_tool(flags)
     resumes = flags.load is not None and (Path(flags.load) / TRACKER).is_file()
-    refuse_power_ema(flags.power_ema_stds, "MindSpeed-MM")
-    refuse_optimizer(flags.optimizer, "MindSpeed-MM")
-    refuse_init_from(None if resumes else flags.init_from, "MindSpeed-MM")
+    refuse(flags, "megatron", resumes)
     with_fsdp2 = flags.use_torch_fsdp2 and flags.ai_framework != "mindspore"
     if with_fsdp2:
         _check_flags_of_fsdp2(flags)

@@ -12,10 +12,8 @@ import yaml
 from mindspeed_mm_dit.checkpoint.store import TRACKER
 from mindspeed_mm_dit.configs.arguments import check_arguments
 from mindspeed_mm_dit.configs.fsdp2 import load_fsdp2_config
-from mindspeed_mm_dit.configs.host_flags import refuse_tuning
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.configs.train_args import read_train_args
-from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.hosts.native.settings import yaml_of
 from mindspeed_mm_dit.training.flags import given_in_vain, whole_parser
 from mindspeed_mm_dit.training.trackers import tensorboard
@@ -29,25 +27,6 @@ def parse(argv: Sequence[str], world_size: int) -> Namespace:
     """
     flags = whole_parser().parse_strictly(argv)
     check_arguments(flags, world_size)
-    if flags.dry_run:
-        raise ConfigError(
-            "--dry-run",
-            "MindSpeed-MM's native engine checks while it begins to train",
-            "use --host standalone --dry-run, which looks at the same files",
-        )
-    refuse_tuning([*flags.lora_target_modules, *flags.freeze], "MindSpeed-MM's native engine")
-    if flags.context_parallel_size != 1:
-        raise ConfigError(
-            f"--context-parallel-size = {flags.context_parallel_size}",
-            "in MindSpeed-MM's native engine ranks do not share samples",
-            "use 1, or --host standalone",
-        )
-    if flags.ai_framework != "pytorch":
-        raise ConfigError(
-            f"--ai-framework = {flags.ai_framework}",
-            "MindSpeed-MM's native engine runs on PyTorch",
-            "use pytorch, or --host standalone",
-        )
     return flags
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from mindspeed_mm_dit.configs.flags import rows
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
-from mindspeed_mm_dit.configs.host_flags import refuse_init_from, refuse_optimizer, refuse_power_ema
+from mindspeed_mm_dit.configs.host_flags import refuse
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.optimizers.registry import DEFAULT, OPTIMIZERS
 from mindspeed_mm_dit.optimizers.registry import settings as optimizer_settings
@@ -99,9 +99,7 @@ def yaml_of(flags: Namespace, fsdp2: Fsdp2Config | None, world_size: int) -> dic
         ConfigError: the engine cannot do what a flag asks for.
     """
     check_schedule(flags)
-    refuse_power_ema(flags.power_ema_stds, "MindSpeed-MM's native engine")
-    refuse_optimizer(flags.optimizer, "MindSpeed-MM's native engine")
-    refuse_init_from(flags.init_from if flags.load is None else None, "MindSpeed-MM's native engine")
+    refuse(flags, "native", resumes=flags.load is not None)
     content: dict[str, Any] = {name: {} for name in ("parallel", "model", "data", "features", "training", "tools")}
     _shard(content, fsdp2, world_size)
     put(content, "model.model_id", MODEL_ID)
