@@ -106,7 +106,11 @@ def _choose_accelerator(number: int) -> None:
 
 
 def shutdown() -> None:
-    """Leave the process group."""
+    """Leave the process group.
+
+    The error of a save that failed holds a group in a circle; met while Python ends, its threads would abort it.
+    """
+    gc.collect()
     if dist.is_initialized():
         dist.destroy_process_group()
 
