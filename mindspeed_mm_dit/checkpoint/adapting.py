@@ -13,6 +13,7 @@ import numpy as np
 from mindspeed_mm_dit.checkpoint.fitting import check_names
 from mindspeed_mm_dit.checkpoint.formats import FORMATS, diffusers, of_source
 from mindspeed_mm_dit.checkpoint.formats.contract import Room
+from mindspeed_mm_dit.checkpoint.published import without_projectors
 from mindspeed_mm_dit.checkpoint.shapes import Shapes, predictor_of
 from mindspeed_mm_dit.checkpoint.state import Arrays, State
 from mindspeed_mm_dit.checkpoint.store import find_checkpoint, read_facts
@@ -99,7 +100,7 @@ def _read(path: Path, kind: str) -> State:
     if FORMATS[kind].room is Room.TRAINING:
         return State({"model": read_weights(path)}, read_facts(path))
     state = FORMATS[kind].read(path)
-    return state.with_trees({"model": state.trees.get("ema", state.weights)})
+    return state.with_trees({"model": without_projectors(state.trees.get("ema", state.weights))})
 
 
 def _source(path: Path, kind: str, state: State, here: PredictorConfig) -> Source:

@@ -14,6 +14,7 @@ from mindspeed_mm_dit.checkpoint.formats.diffusers import with_vae_config
 from mindspeed_mm_dit.checkpoint.lora.convert import convert_adapter
 from mindspeed_mm_dit.checkpoint.lora.source import is_adapter, merged, of_run, read_all
 from mindspeed_mm_dit.checkpoint.places import without_places
+from mindspeed_mm_dit.checkpoint.published import without_projectors
 from mindspeed_mm_dit.checkpoint.shapes import Shapes, predictor_of, vae_config, vae_shapes
 from mindspeed_mm_dit.checkpoint.state import Arrays, State
 from mindspeed_mm_dit.checkpoint.store import ADAPTERS, SETTINGS, CheckpointStore, find_checkpoint
@@ -77,13 +78,15 @@ def convert(
     check_target(source, target, overwrite)
     check_output_folder("folder of TARGET", target.parent)
     say(f"reading {source} ({source_format})")
-    state = FORMATS[source_format].read(source)
+    state, notes = FORMATS[source_format].read(source), list[str]()
+    if FORMATS[target_format].room is not Room.TRAINING:
+        state, notes = _without_projectors(state)
     if description is not None:
         state = _described(state, description)
     check(state, str(source))
     state, merging = _with(state, loras)
-    state, notes = fit(state, FORMATS[target_format].room, weights)
-    notes = [*merging, *notes]
+    state, differences = fit(state, FORMATS[target_format].room, weights)
+    notes += [*merging, *differences]
     if FORMATS[source_format].room is Room.TRAINING and not checksums.are_in(source):
         notes.append("SOURCE has no checksums: whether it is what was written is not known")
     if frequencies.LAYER in state.weights and "diffusers" in (source_format, target_format):
@@ -118,6 +121,13 @@ def _with(state: State, loras: Sequence[str]) -> tuple[State, list[str]]:
     return state.with_trees(trees), notes
 
 
+def _without_projectors(state: State) -> tuple[State, list[str]]:
+    """Return ``state`` without projectors to the features of a teacher, and a sentence where there were some."""
+    kept = state.with_trees({name: without_projectors(arrays) for name, arrays in state.trees.items()})
+    left = len(state.weights) - len(kept.weights)
+    return kept, [f"left out: {left} tensors of projectors (REPA), which no sample needs"] if left else []
+
+
 def _described(state: State, description: dict[str, Any]) -> State:
     if state.is_autoencoder and "ae" in description:  # a model.json; of config.json it knows two keys
         section = description["ae"] if isinstance(description["ae"], dict) else {}
@@ -127,7 +137,9 @@ def _described(state: State, description: dict[str, Any]) -> State:
         if "_class_name" not in description:
             raise ConfigError("--model", "is neither a model.json nor diffusers' config.json of an autoencoder")
         return replace(state, config=description)
-    described = model_config_from_mapping(description, "--model").predictor.parameters().shapes()
+    model = model_config_from_mapping(description, "--model")
+    model = model if any(name.startswith("projectors.") for name in state.weights) else model.without_teachers()
+    described = model.predictor.parameters().shapes()
     reason, cure = (
         "describes another network than SOURCE holds",
         "give the model.json that the weights were trained with",

@@ -41,6 +41,12 @@ def plain(weights: Mapping[str, np.ndarray]) -> Arrays:
     return {name: array for name, array in weights.items() if name not in _TABLES}
 
 
+def without_projectors(weights: Mapping[str, np.ndarray]) -> Arrays:
+    """Return ``weights``, or a state of an optimizer, without what took tokens to the features of a teacher (REPA)."""
+    named = ("projectors.", "state.projectors.")
+    return {name: array for name, array in weights.items() if not name.startswith(named)}
+
+
 def _check_table(name: str, table: np.ndarray) -> None:
     """Raise CheckpointError unless ``table`` (N, head_dim / 2 twice) is that of patches counted from 0."""
     side = round(len(table) ** 0.5) if table.ndim == 2 else 0

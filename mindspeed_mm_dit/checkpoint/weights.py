@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.checkpoint.fitting import check_whole
-from mindspeed_mm_dit.checkpoint.published import plain, trees_of
+from mindspeed_mm_dit.checkpoint.published import plain, trees_of, without_projectors
 from mindspeed_mm_dit.errors import CheckpointError, PlatformError
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.framework.torch_file import read_torch_file
@@ -23,9 +23,12 @@ def read_weights(path: str | Path, use_ema: bool = True) -> Arrays:
 
     path: a checkpoint folder of either framework (``iter_0001000``), a ``.pt`` as facebookresearch/DiT writes or
     publishes it, a ``.safetensors``, or a MindSpore ``.ckpt``. ``use_ema`` prefers the moving
-    average where the file holds both.
+    average where the file holds both. Projectors to the features of a teacher are left out.
     """
-    path = Path(path)
+    return without_projectors(_read(Path(path), use_ema))
+
+
+def _read(path: Path, use_ema: bool) -> Arrays:
     if (path / "state.ckpt").is_file() or path.suffix == ".ckpt":
         return _read_ckpt(path, use_ema)
     if path.is_dir():

@@ -58,11 +58,19 @@ class DiTConfig(DiTSettings):
             **linear("adaLN_modulation.1", M * D, D, initial=Initial.ZEROS, matrices=M),
         }
         after = {
+            **self._projectors(),
             **self._norm("final_layer.norm_final"),
             **linear("final_layer.linear", P * P * self.out_channels, D, initial=Initial.ZEROS, matrices=0),
             **linear("final_layer.adaLN_modulation.1", 2 * D, D, initial=Initial.ZEROS, matrices=2),
         }
         return Parameters(before, block, self.num_layers, after)
+
+    def _projectors(self) -> dict[str, Parameter]:
+        D, P, found = self.hidden_size, self.projector_dim, dict[str, Parameter]()
+        for number, width in enumerate(self.z_dims):
+            for place, (outputs, inputs) in zip((0, 2, 4), ((P, D), (P, P), (width, P))):
+                found |= linear(f"projectors.{number}.{place}", outputs, inputs)
+        return found
 
     def _times_embedding(self) -> dict[str, Parameter]:
         D, found = self.hidden_size, dict[str, Parameter]()
@@ -114,8 +122,9 @@ class DiTConfig(DiTSettings):
         heads, layers = min(self.num_heads, 4), min(self.num_layers, 4)
         start = self.in_context_start * layers // self.num_layers
         return replace(
-            self, hidden_size=self.head_dim * heads, num_heads=heads, num_layers=layers, in_context_start=start
-        )
+            self, hidden_size=self.head_dim * heads, num_heads=heads, num_layers=layers, in_context_start=start,
+            encoder_depth=min(self.encoder_depth, layers), projector_dim=min(self.projector_dim, 256),
+        )  # fmt: skip
 
     def _mlp(self) -> dict[str, Parameter]:
         D, hidden = self.hidden_size, self.mlp_hidden_size
@@ -131,6 +140,7 @@ class DiTConfig(DiTSettings):
         ends = N * (embedding + patch * D * self.out_channels) + 2 * D * D
         for tokens, width in ((self.text_length, self.text_dim), (1, self.pooled_dim)):
             ends += tokens * (width + D) * D if width else 0
+        ends += N * sum(self.projector_dim * (D + self.projector_dim + width) for width in self.z_dims)
         return blocks + ends + self.times_told * (FREQUENCY_WIDTH * D + D * D)
 
     def _multiply_adds_of_block(self, N: int) -> int:
@@ -165,7 +175,8 @@ class DiTConfig(DiTSettings):
         of_text = self.text_length * (self.text_dim + 3 * D) if self.text_dim else 0
         of_pooled = self.pooled_dim + 2 * D if self.pooled_dim else 0
         bottleneck = self.num_tokens * (self.bottleneck_dim or 0)
-        return Kept(norm=2 * ends, other=ends + bottleneck + of_text + of_pooled)
+        projected = self.num_tokens * sum(4 * self.projector_dim + 2 * width for width in self.z_dims)
+        return Kept(norm=2 * ends, other=ends + bottleneck + of_text + of_pooled + projected)
 
     @property
     def _most_tokens(self) -> int:
@@ -190,8 +201,9 @@ class DiTConfig(DiTSettings):
         return rule(self, offer.there, offer) if offer.there.hidden_size == self.hidden_size else None
 
     def may_lack(self, name: str) -> bool:
-        """Return whether ``name`` is of one of the conditions, of which another DiT may have others."""
-        return name.startswith(("y_embedder.", "text_embedder.", "pooled_embedder.")) or ".cross_attn." in name
+        """Return whether ``name`` is of one of the conditions or teachers, of which another DiT may have others."""
+        others = ("y_embedder.", "text_embedder.", "pooled_embedder.", "projectors.")
+        return name.startswith(others) or ".cross_attn." in name
 
     def settings_of_size(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the settings that make a DiT large, each with the values that DiT-XL/2 has."""
@@ -235,7 +247,15 @@ class DiTConfig(DiTSettings):
             bottleneck_dim=first if is_narrow else None,
             in_context_len=shape_of(shapes, "in_context_posemb", 3)[1] if "in_context_posemb" in shapes else 0,
             h_embedder="h_embedder.mlp.0.weight" in shapes, text_dim=widths["text"], pooled_dim=widths["pooled"],
+            **_projectors_of(shapes),
         )  # fmt: skip
+
+
+def _projectors_of(shapes: Mapping[str, Shape]) -> dict[str, Any]:
+    """Return the sizes of projectors; which block's tokens they read does not show."""
+    widths = tuple(shape_of(shapes, f"projectors.{n}.4.weight", 2)[0] for n in range(count_of(shapes, "projectors")))
+    hidden = shape_of(shapes, "projectors.0.0.weight", 2)[0] if widths else 0
+    return {"z_dims": widths, "projector_dim": hidden, "encoder_depth": 1} if widths else {}
 
 
 def _mlp_ratio(hidden: int, width: int, swiglu: bool) -> float:

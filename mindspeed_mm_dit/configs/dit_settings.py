@@ -3,7 +3,7 @@
 ``qk_norm``, ``rms_norm``, ``swiglu``, ``rope`` and ``wo_shift`` are from LightningDiT (Yao & Wang 2025),
 ``bottleneck_dim`` and the tokens in context from JiT (Li & He 2025), ``text_dim`` from PixArt-alpha (Chen et al. 2023):
 each block looks at the states of a caption; ``pooled_dim`` from Stable Diffusion 3 (Esser et al. 2024): a vector of the
-whole caption joins the timestep.
+whole caption joins the timestep; ``z_dims`` from REPA (Yu et al. 2024): projectors, which a teacher's features train.
 """
 
 from __future__ import annotations
@@ -72,6 +72,12 @@ class DiTSettings(PredictorConfig):
     """Width of the pooled vector of a caption, which is added to the timestep; null: none is."""
     pooled_encoder: int = 0
     """Which of model.json's text encoders, counted from 0, makes the pooled vector; the first makes the states."""
+    z_dims: tuple[int, ...] = ()
+    """Width of the features of each teacher, to which a projector takes the tokens of a block (REPA); empty: none."""
+    projector_dim: int = 2048
+    """Width of the two hidden layers of a projector."""
+    encoder_depth: int = 8
+    """The block whose tokens the projectors read; 1 is the first."""
     model_id: str = "dit"
     """Key in PREDICTOR_MODEL_MAPPINGS."""
 
@@ -141,6 +147,12 @@ class DiTSettings(PredictorConfig):
                 "has no effect where in_context_len is 0",
                 "say how many tokens join there, or drop it",
             )
+
+        if self.z_dims:
+            require_positive(self, "predictor", "projector_dim")
+            check_between("predictor.encoder_depth", self.encoder_depth, 1, self.num_layers)
+            for number, width in enumerate(self.z_dims):
+                check_between(f"predictor.z_dims[{number}]", width, 1, LARGEST)
 
     @property
     def out_channels(self) -> int:

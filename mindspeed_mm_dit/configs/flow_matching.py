@@ -24,7 +24,8 @@ _NOISE_SCALES = (1e-3, 1e3)
 
 @dataclass(frozen=True)
 class FlowMatchingConfig:
-    """What is learned and at which times (Ma et al. 2024); t = 0 is noise, t = 1 is data."""
+    """What is learned and at which times (Ma et al. 2024); t = 0 is noise, t = 1 is data, but for what the network is
+    told with ``data_time`` 0."""
 
     path: PathName = "linear"
     """How data and noise are mixed: a straight line, variance-preserving by sine and cosine, or score SDE's VP."""
@@ -33,6 +34,9 @@ class FlowMatchingConfig:
     (JiT; Li & He 2025)."""
     loss_weight: LossWeight | None = None
     """Weight of the error of noise and score: null for 1, or as published; velocity has none."""
+    data_time: Literal[0, 1] = 1
+    """The time that the network is told of clean data, to which its velocity points from 0, or, where it is 0, from
+    which it points to noise at 1 (REPA; Yu et al. 2024)."""
     t_eps: float = 0.05
     """Of "data": the least 1 - t by which a prediction is divided to be a velocity, in training and in sampling."""
     noise_scale: float = 1.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from mindspeed_mm_dit.configs.plugins import load_plugins
 from mindspeed_mm_dit.configs.predictor import Parameters, PredictorConfig
 from mindspeed_mm_dit.configs.presets import PRESETS
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
+from mindspeed_mm_dit.configs.teacher import Dinov2Config, SiglipConfig, TeacherConfig, feature_names
 from mindspeed_mm_dit.configs.text_encoder import BertConfig, CLIPTextConfig, T5Config, TextEncoderConfig, UMT5Config
 from mindspeed_mm_dit.configs.wan import WanConfig
 from mindspeed_mm_dit.configs.wan_flow import WanFlowConfig
@@ -53,6 +54,7 @@ TEXT_ENCODER_CONFIGS: dict[str, type[TextEncoderConfig]] = {
     "bert": BertConfig,
     "clip": CLIPTextConfig,
 }
+TEACHER_CONFIGS: dict[str, type[TeacherConfig]] = {"dinov2": Dinov2Config, "siglip": SiglipConfig}
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,8 @@ class ModelConfig:
     """An instance of one of PREDICTOR_CONFIGS."""
     text_encoder: Any = None
     """What reads captions, for a predictor steered by texts: one of TEXT_ENCODER_CONFIGS, or a tuple of them."""
+    teacher: Any = None
+    """Whose features of images the predictor learns too (REPA): one of TEACHER_CONFIGS, or a tuple of them."""
     note: str = ""
     """Free text: what the configuration is, what it costs."""
 
@@ -100,6 +104,21 @@ class ModelConfig:
                 f"use {' or '.join(fitting)}",
             )
         self._check_text_encoders()
+        self._check_teachers()
+
+    def _check_teachers(self) -> None:
+        """Raise ConfigError unless there is a projector for each teacher, and a loss that both can be part of."""
+        widths, count = list(self.predictor.z_dims), len(self.teachers)
+        if len(widths) != count:
+            raise ConfigError(
+                f"predictor.z_dims = {widths}", f"asks for {len(widths)} projectors, and section teacher names {count}",
+                "give the width of each teacher's features, or drop both: weights are read without projectors",
+            )  # fmt: skip
+        if count and (isinstance(self.diffusion, MeanFlowConfig) or len(self.predictor.latent_shape) != 3):
+            raise ConfigError(
+                "teacher", f"goes with images and one answer of the network, not with {self.diffusion.model_id} of "
+                f"latents {self.predictor.latent_shape}", "drop the section and predictor.z_dims",
+            )  # fmt: skip
 
     def _check_text_encoders(self) -> None:
         """Raise ConfigError unless there is a text encoder for each condition that asks for one, and no other."""
@@ -134,8 +153,24 @@ class ModelConfig:
     @property
     def text_encoders(self) -> tuple[TextEncoderConfig, ...]:
         """What reads captions, in the order of model.json; empty without the section."""
-        section = self.text_encoder
-        return section if isinstance(section, tuple) else () if section is None else (section,)
+        return _several(self.text_encoder)
+
+    @property
+    def teachers(self) -> tuple[TeacherConfig, ...]:
+        """Whose features the predictor learns, in the order of model.json; empty without the section."""
+        return _several(self.teacher)
+
+    @property
+    def feature_shapes(self) -> dict[str, tuple[int, int]]:
+        """Shape (N, width) of each teacher's features of a sample, by their name in a batch."""
+        tokens = self.predictor.num_tokens
+        return {name: (tokens, width) for name, width in zip(feature_names(len(self.teachers)), self.predictor.z_dims)}
+
+    def without_teachers(self) -> ModelConfig:
+        """Return the same without projectors and what trains them, which no sample needs."""
+        if not self.teachers:
+            return self
+        return replace(self, teacher=None, predictor=replace(self.predictor, z_dims=()))
 
     def require_labelled_images(self, what: str, cure: str = "draw samples of it with mm-dit sample") -> ClassLabel:
         """Return the label that steers the predictor; raise ConfigError, of ``what``, unless it is of images alone."""
@@ -175,6 +210,7 @@ def model_config_from_mapping(content: Mapping[str, Any], where: str) -> ModelCo
         for name, kinds in (("ae", AE_CONFIGS), ("diffusion", DIFFUSION_CONFIGS), ("predictor", PREDICTOR_CONFIGS))
     }
     sections["text_encoder"] = _text_encoders(content.get("text_encoder"), f"{where}: text_encoder")
+    sections["teacher"] = _teachers(content.get("teacher"), f"{where}: teacher")
     return from_mapping(ModelConfig, {**content, **sections}, where)
 
 
@@ -233,6 +269,18 @@ def _of_kind(section: Any, model_id: Any, kinds: Mapping[str, type], where: str)
             f"{nearest(str(model_id), kinds)}Known here: {', '.join(kinds)}",
         )
     return from_mapping(kinds[model_id], section, where)
+
+
+def _several(section: Any) -> tuple[Any, ...]:
+    return section if isinstance(section, tuple) else () if section is None else (section,)
+
+
+def _teachers(section: Any, where: str) -> Any:
+    """Return the parsed section ``teacher``: one, or a list of them as a tuple."""
+    if isinstance(section, list):
+        return tuple(_teachers(entry, f"{where}[{number}]") for number, entry in enumerate(section)) or None
+    model_id = section.get("model_id") if isinstance(section, dict) else None
+    return None if section is None else _of_kind(section, model_id, TEACHER_CONFIGS, where)
 
 
 def _text_encoders(section: Any, where: str) -> Any:

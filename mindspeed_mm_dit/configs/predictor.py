@@ -157,6 +157,7 @@ class PredictorConfig(ABC):
     in_channels: int
     num_heads = 1  # where there is no attention
     times_told = 1  # of a sample: the ends of an interval are 2
+    z_dims: tuple[int, ...] = ()  # widths of what it projects tokens to, for teachers (``forward(..., project=True)``)
     patch_size: Any = (1, 1, 1)  # where latents of clips are cut into no patches
     adaptable: tuple[str, ...] = ("class_dropout_prob",)  # settings that ``begun_from`` bridges
 

@@ -4,6 +4,7 @@
     rows.jsonl               path, label and captions of every row, in order
     null.safetensors         of each text condition, what stands for the empty caption
     rows-00000.safetensors   mean and, where the posterior is sampled, std: (rows of the shard, views, C, ...);
+                             features0 ... of teachers: (rows of the shard, views, N, width);
                              captions (rows,): how many each has; and of each text condition, by its name:
                                NAME.tokens (captions,) and NAME.states (kept of all captions, D), or NAME (captions, P)
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,8 @@ class CacheIndex:
     """``Rows.digest``: what tells data sets apart; empty where it is not known."""
     stem: str = "rows"
     """What the names of the shards begin with."""
+    features: tuple[str, ...] = ()
+    """Names of the tensors of teachers' features."""
 
     def __post_init__(self) -> None:
         for name in ("num_rows", "shard_rows"):
@@ -142,6 +145,14 @@ class Cache:
         """Return the width of the texts of a condition; of a good cache one."""
         return {shard.texts.width(name) for shard in self._shards}
 
+    def check_features(self, wanted: Mapping[str, tuple[int, int]], what: str) -> None:
+        """Raise ConfigError unless features are kept as they are ``wanted``, shapes (N, width) by name."""
+        for name, shape in wanted.items():
+            for found in {shard.latents[name].shape[2:] if name in shard.latents else None for shard in self._shards}:
+                if found != shape:
+                    raise ConfigError(what, f"holds {name} of {found}, and the predictor learns {shape}",
+                                      "correct predictor.z_dims, or make a cache of its own")  # fmt: skip
+
     def rows(self, data_folder: str) -> Rows:
         """Return the rows, whose files stood below ``data_folder``; raises DataError where their list is damaged."""
         found = self._listed()
@@ -186,6 +197,7 @@ class Cache:
     def read_latents(self, rows: np.ndarray, views: np.ndarray) -> Arrays:
         """Return mean and, where it is kept, std of ``rows`` (B,) in ``views`` (B,), (B, C, ...) float32, unscaled.
 
+        And, where they are kept, the features of teachers, (B, N, width) float32.
         Raises:
             DataError: one is not finite, so a step with it would spoil the weights.
         """
@@ -193,7 +205,7 @@ class Cache:
         wanted = list(zip(shards.tolist(), places.tolist(), views.astype(int).tolist()))
         found = {
             name: np.stack([self._shards[shard].latents[name][place, view] for shard, place, view in wanted])
-            for name in self.index.moments
+            for name in (*self.index.moments, *self.index.features)
         }
         found = {name: array.astype(np.float32) for name, array in found.items()}
         self._check_finite(found, rows)
@@ -231,9 +243,13 @@ class Cache:
 class CachedVisuals:
     """The latents of rows of a cache, as the readers of files give their pixels (``Visuals``)."""
 
-    def __init__(self, cache: Cache, rows: Rows, of_files: Any, with_std: bool) -> None:
-        """``of_files``: what would read the rows from their files, which knows which view stands where."""
-        self.views, self._cache, self._rows, self._with_std = cache.index.views, cache, rows, with_std
+    def __init__(self, cache: Cache, rows: Rows, of_files: Any, with_std: bool, features: Sequence[str] = ()) -> None:
+        """``of_files``: what would read the rows from their files, which knows which view stands where.
+
+        features: names of those of teachers that are read.
+        """
+        self.views, self._cache, self._rows = cache.index.views, cache, rows
+        self._with_std, self._features = with_std, features
         self._of_files = of_files
 
     def views_at(self, seed: int, positions: np.ndarray) -> np.ndarray:
@@ -245,7 +261,8 @@ class CachedVisuals:
         assert self._rows.cached is not None, "rows of a cache know where they stand"
         found = self._cache.read_latents(self._rows.cached[rows], views)
         names = ("mean", "std") if self._with_std else ("mean",)
-        return Read({f"latent_{name}": found[name] for name in names}, rows)
+        latents = {f"latent_{name}": found[name] for name in names}
+        return Read(latents | {name: found[name] for name in self._features}, rows)
 
 
 class _Texts:
@@ -297,11 +314,11 @@ class _Shard:
 
     def __init__(self, path: Path, rows: int, index: CacheIndex) -> None:
         tensors = map_tensors(path)
-        latents = {name: tensors[name] for name in ("mean", "std", "vector") if name in tensors}
+        latents = {name: tensors[name] for name in ("mean", "std", "vector", *index.features) if name in tensors}
         if index.stem == "features":  # of one view, which had no axis
             latents = {name: array[:, None] for name, array in latents.items()}
         self.path, self.latents = path, latents
-        shapes = {name: array.shape for name, array in latents.items() if name != "vector"}
+        shapes = {name: array.shape for name, array in latents.items() if name in ("mean", "std")}
         shape = shapes.get("mean", ())
         if len(shape) < 4 or shape[:2] != (rows, index.views) or shapes != dict.fromkeys(index.moments, shape):
             wanted = f"{' and '.join(index.moments)} (({rows}, {index.views}, C, ...) each)"
@@ -336,7 +353,8 @@ def check_same(where: str, found: Mapping[str, str], wanted: Mapping[str, str]) 
     for key, here in wanted.items():
         there = found.get(key, "absent")
         if there != here:
-            words = _WORDS.get(key.partition("[")[0], f"another {key}")
+            kind = "teacher" if key.startswith("features") else key.partition("[")[0]
+            words = _WORDS.get(kind, f"another {kind}")
             a, b = (shown(_SHA256.sub(r"\1", part)) for part in _parts_that_differ(there, here))
             raise ConfigError(
                 where, f"was made with {words}: {a} there and {b} here",

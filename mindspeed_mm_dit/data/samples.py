@@ -96,7 +96,8 @@ class Opened:
         of_files = source_of(self.param).visuals(rows, self.param, self.model.ae.channels)
         if self.cache is None:
             return of_files
-        return CachedVisuals(self.cache, rows, of_files, with_std=self.model.ae.samples_posterior)
+        features = tuple(self.model.feature_shapes)
+        return CachedVisuals(self.cache, rows, of_files, self.model.ae.samples_posterior, features)
 
     def feeds(self, rows: Rows, seed: int) -> list[Feed]:
         """Return what makes the arrays of each of the predictor's conditions."""

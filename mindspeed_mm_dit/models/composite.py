@@ -15,8 +15,9 @@ from mindspeed_mm_dit.framework import nn, ops, runtime
 from mindspeed_mm_dit.models.autoencoder import draw_latents
 from mindspeed_mm_dit.models.init import check_declared, initial_weights
 from mindspeed_mm_dit.models.pixels import to_images
-from mindspeed_mm_dit.models.registry import build_predictor, load_encoders
+from mindspeed_mm_dit.models.registry import build_predictor, load_encoders, load_teachers
 from mindspeed_mm_dit.models.text_encoder import TextEncoder
+from mindspeed_mm_dit.objectives.alignment import projection_loss
 from mindspeed_mm_dit.objectives.registry import objective_of
 
 Tensor = Any
@@ -45,7 +46,11 @@ class DiTModel(nn.Module):
         self.predictor = build_predictor(config)
         self._conditions = config.predictor.conditions
         self._condition_arrays = len(self._conditions.names)
-        self.loss_names = (*self._conditions.names, *self.diffusion.draw_names)
+        self._draws = len(self.diffusion.draw_names)
+        self._features = tuple(config.feature_shapes)
+        self._teachers = functools.cache(functools.partial(load_teachers, config))
+        self._teacher_weights = tuple(teacher.weight for teacher in config.teachers)
+        self.loss_names = (*self._conditions.names, *self.diffusion.draw_names, *self._features)
         self._parameters_declared = config.parameters()
         check_declared(self._parameters_declared.shapes(), runtime.shapes(self.predictor), config.predictor.model_id)
         declared = self.declared
@@ -72,7 +77,7 @@ class DiTModel(nn.Module):
         batch: images (B, 3 or 1, H, W) or videos (B, 3 or 1, F, H, W) as pixels, uint8, or from a cache as the mean and
         std of their posterior, latent_mean and latent_std (B, C, ...) float32, unscaled; posterior_noise of the same
         shape where the posterior is sampled; the arrays of the conditions (``data/conditions``), and what the objective
-        draws, by its ``draw_names``. What else is in it is left alone.
+        draws, by its ``draw_names``; from a cache the features of teachers. What else is in it is left alone.
         """
         return self.losses(self.latents(batch), *self.given(batch))
 
@@ -84,9 +89,16 @@ class DiTModel(nn.Module):
         return draw_latents(batch["latent_mean"], batch.get("latent_std"), noise, self.ae.scaled)
 
     def given(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """Return what ``losses`` is given besides latents: the conditions, encoded, and what the objective draws."""
+        """Return what ``losses`` is given besides latents: conditions, encoded, the objective's draws, and features."""
         conditions = encoded(self._conditions, batch, self.text_encoders)
-        return *conditions, *(batch[name] for name in self.diffusion.draw_names)
+        return *conditions, *(batch[name] for name in self.diffusion.draw_names), *self.features(batch)
+
+    def features(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """Return what each teacher says of the images, (B, N, width) float32, computed now or from a cache."""
+        if not self._features or self._features[0] in batch:
+            return tuple(batch[name] for name in self._features)
+        images = to_images(batch["pixels"])  # (B, 3 or 1, H, W)
+        return tuple(teacher(images) for teacher in self._teachers())
 
     def encode(self, pixels: Tensor, posterior_noise: Tensor | None) -> Tensor:
         """Turn pixels (B, 3 or 1, ...) uint8 into scaled latents (B, C, ...) float32; nothing here is trained."""
@@ -97,12 +109,18 @@ class DiTModel(nn.Module):
 
         given: what :meth:`given` returns: what ``loss_names`` names, in that order.
         """
-        condition, draws = given[: self._condition_arrays], given[self._condition_arrays :]
+        condition, rest = given[: self._condition_arrays], given[self._condition_arrays :]
+        draws, features = rest[: self._draws], rest[self._draws :]
         if self._null is not None:
             return self.diffusion.losses(self.predictor, self._null, latents, *condition, *draws)  # (B,)
         noised = self.diffusion.noised(latents, *draws)  # (B, C, ...)
-        output = ops.to_float32(self.predictor(noised, draws[0], *condition))  # (B, C or 2C, ...)
-        return self.diffusion.loss(output, latents, noised, *draws)  # (B,)
+        if not self._features:
+            output = ops.to_float32(self.predictor(noised, draws[0], *condition))  # (B, C or 2C, ...)
+            return self.diffusion.loss(output, latents, noised, *draws)  # (B,)
+        output, projected = self.predictor(noised, draws[0], *condition, project=True)
+        projected = [ops.to_float32(tokens) for tokens in projected]  # (B, N, width) each
+        losses = self.diffusion.loss(ops.to_float32(output), latents, noised, *draws)  # (B,)
+        return losses + projection_loss(projected, features, self._teacher_weights)  # (B,)
 
     def predict(self, noised: Tensor, t: Tensor, *condition: Tensor) -> Tensor:
         """Return what the predictor says of ``noised`` (B, C, ...), float32."""

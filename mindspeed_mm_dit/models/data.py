@@ -40,6 +40,7 @@ def open_data(model: ModelConfig, param: SourceParam, decode_all: bool = False) 
         check_text_widths(model)
     problems = tuple(partial(caption_problems, tokenizer) for tokenizer in tokenizers)
     num_classes = conditions.label.num_classes if conditions.label else None
+    check_feature_widths(model)
     rows = source.open(param, Wanted(conditions.items, num_classes, problems, decode_all))
     return _checked(Opened(model, param, rows, tokenizers))
 
@@ -88,13 +89,23 @@ def check_text_widths(model: ModelConfig) -> None:
             )
 
 
+def check_feature_widths(model: ModelConfig) -> None:
+    """Raise ConfigError unless what each teacher gives, by its config.json, is as wide as its projector makes it."""
+    for number, (teacher, width) in enumerate(zip(model.teachers, model.predictor.z_dims)):
+        if teacher.width() != width:
+            raise ConfigError(
+                f"predictor.z_dims[{number}] = {width}",
+                f"the teacher's features have width {teacher.width()} (by its config.json)", f"write {teacher.width()}",
+            )  # fmt: skip
+
+
 def made_by(model: ModelConfig, param: SourceParam) -> dict[str, str]:
     """Return what a cache for model.json and data.json must have been made by, but for the rows.
 
     Raises ConfigError where there is nothing to keep: images that are their own latents, without captions.
     """
     texts = [c for c in model.predictor.conditions if c.item == "caption"]
-    if not model.ae.is_cacheable and not texts:
+    if not model.ae.is_cacheable and not texts and not model.teachers:
         raise ConfigError(
             f"{param.cache_key} with ae.model_id = {model.ae.model_id!r}",
             "this autoencoder has no latents to keep: it trains on the images themselves",
@@ -105,6 +116,8 @@ def made_by(model: ModelConfig, param: SourceParam) -> dict[str, str]:
         suffix = f"[{number}]" if number else ""
         found[f"text_encoder{suffix}"] = section.identity()
         found[f"text{suffix}"] = text_made_by(section.max_length, section.zero_padding)
+    for name, teacher in zip(model.feature_shapes, model.teachers):
+        found[name] = f"{model.predictor.num_tokens} tokens of {teacher.identity()}"
     return found
 
 
@@ -123,6 +136,7 @@ def _open_cache(model: ModelConfig, param: SourceParam) -> Opened:
     if model.ae.samples_posterior and not cache.index.with_std:
         raise ConfigError(what, "keeps the mean of the posterior alone, and model.json draws from it",
                           "make a cache of its own, or do not sample the posterior")  # fmt: skip
+    cache.check_features(model.feature_shapes, what)
     for condition in model.predictor.conditions:
         if condition.item == "caption":
             _check_kept(what, cache, condition)

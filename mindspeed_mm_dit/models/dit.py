@@ -186,6 +186,12 @@ class FinalLayer(nn.Module):
         return self.linear(modulate(self.norm_final(x), shift, scale))  # (B, N, P * P * out_channels)
 
 
+def make_projector(config: DiTConfig, width: int) -> Any:
+    """Return an MLP from tokens (..., D) to the features of a teacher, (..., width) (REPA; Yu et al. 2024)."""
+    D, P = config.hidden_size, config.projector_dim
+    return nn.Sequential(nn.Linear(D, P), nn.SiLU(), nn.Linear(P, P), nn.SiLU(), nn.Linear(P, width))
+
+
 class DiT(nn.Module):
     """The predictor: noised latents, timestep, label and text to prediction (and variance, if learned)."""
 
@@ -213,15 +219,18 @@ class DiT(nn.Module):
             nn.set_constant(self, "rope_cos", cos)
             nn.set_constant(self, "rope_sin", sin)
         self.blocks = nn.ModuleList([DiTBlock(config) for _ in range(config.num_layers)])
+        if config.z_dims:
+            self.projectors = nn.ModuleList([make_projector(config, width) for width in config.z_dims])
         self.final_layer = FinalLayer(config)
 
-    def forward(self, x: Tensor, t: Tensor, *given: Tensor) -> Tensor:
+    def forward(self, x: Tensor, t: Tensor, *given: Tensor, project: bool = False) -> Any:
         """Predict.
 
         x: (B, C, H, W) noised latents; t: (B,) training timestep, 0 ... T-1, or a real time of flow matching, or (B, 2)
         the ends of an interval, the later first; given: what ``config.conditions`` names, in its order: labels (B,)
         int, the null class being ``config.num_classes``; text (B, L, text_dim), all of whose states are looked at;
-        pooled (B, pooled_dim). Returns (B, out_channels, H, W) in the dtype of the weights.
+        pooled (B, pooled_dim). Returns (B, out_channels, H, W) in the dtype of the weights; to ``project``, also the
+        tokens after block ``encoder_depth`` as each projector has them, a tuple of (B, N, z_dim).
         """
         x = self.x_embedder(x)  # (B, N, D)
         x = x + ops.cast_like(self.pos_embed, x)  # (B, N, D)
@@ -235,7 +244,7 @@ class DiT(nn.Module):
             c = c + self.pooled_embedder(given[self._place["pooled"]])  # (B, D)
         if self.config.text_dim:
             text = self.text_embedder(given[self._place["text"]])  # (B, L, D)
-        joined, first = 0, self.config.in_context_start
+        joined, first, projected = 0, self.config.in_context_start, ()
         for number, block in enumerate(self.blocks):
             if number == first and self.config.in_context_len:
                 joined = self.config.in_context_len
@@ -243,7 +252,10 @@ class DiT(nn.Module):
                 x = ops.cat([ops.cast_like(tokens, x), x], 1)  # (B, in_context_len + N, D)
             cos, sin = self._positions(joined)
             x = block(x, c, cos, sin, text)  # (B, joined + N, D)
-        return self.unpatchify(self.final_layer(x[:, joined:], c))  # (B, out_channels, H, W)
+            if project and number + 1 == self.config.encoder_depth:
+                projected = tuple([projector(x[:, joined:]) for projector in self.projectors])  # (B, N, z_dim) each
+        output = self.unpatchify(self.final_layer(x[:, joined:], c))  # (B, out_channels, H, W)
+        return (output, projected) if project else output
 
     def _times(self, t: Tensor) -> Tensor:
         """Return embedded times, (B, D)."""

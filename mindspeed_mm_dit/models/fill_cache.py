@@ -81,7 +81,7 @@ class CacheWriter:
         found = {**made_by(opened.model, opened.param), "rows": rows.digest}
         self.index = CacheIndex(
             found, len(rows), settings.shard_rows, self._visuals.views, opened.model.ae.samples_posterior, kept,
-            rows.skipped, rows.classes, rows.digest,
+            rows.skipped, rows.classes, rows.digest, features=tuple(opened.model.feature_shapes),
         )  # fmt: skip
         self._metadata = {
             "made_by": json.dumps(found), "shard_rows": str(settings.shard_rows), "dtype": settings.dtype,
@@ -115,7 +115,14 @@ class CacheWriter:
                 )  # fmt: skip
         return True
 
-    def write(self, shard: int, autoencoder: Any, text_encoders: Sequence[Any], on_rows: Callable[[int], None]) -> None:
+    def write(
+        self,
+        shard: int,
+        autoencoder: Any,
+        text_encoders: Sequence[Any],
+        teachers: Sequence[Any],
+        on_rows: Callable[[int], None],
+    ) -> None:
         """Encode the samples of ``shard`` and write them; ``on_rows`` is called with the samples of each batch.
 
         Raises:
@@ -126,7 +133,9 @@ class CacheWriter:
         batches = np.array_split(rows, range(self.settings.batch_size, len(rows), self.settings.batch_size))
         reader = _Pixels(self._visuals, self.index.views)
         for own, batch in zip(batches, load_batches(reader, batches, self.settings.num_workers, 4)):
-            for name, array in {**self._latents(autoencoder, batch["pixels"], own), **self._vectors(own)}.items():
+            latents = self._latents(autoencoder, batch["pixels"], own)
+            features = self._features(teachers, batch["pixels"], own)
+            for name, array in {**latents, **features, **self._vectors(own)}.items():
                 parts.setdefault(name, []).append(array)
             on_rows(len(own))
         tensors = {name: np.concatenate(arrays) for name, arrays in parts.items()}
@@ -138,11 +147,22 @@ class CacheWriter:
     def _latents(self, autoencoder: Any, pixels: np.ndarray, rows: np.ndarray) -> Arrays:
         """Return mean and, if it is kept, std of some rows, each (B, views, C, ...)."""
         moments = encode_moments(autoencoder, pixels)
-        views = {name: np.split(moments[name], self.index.views) for name in self.index.moments}
-        found = {name: self._rounded(np.stack(arrays, 1)) for name, arrays in views.items()}
+        return self._of_views({name: moments[name] for name in self.index.moments}, rows, "latents are")
+
+    def _features(self, teachers: Sequence[Any], pixels: np.ndarray, rows: np.ndarray) -> Arrays:
+        """Return the features of some rows by each teacher, each (B, views, N, width)."""
+        if not teachers:
+            return {}
+        images = to_images(ops.tensor(np.ascontiguousarray(pixels)))
+        arrays = [ops.numpy(teacher(images)) for teacher in teachers]
+        return self._of_views(dict(zip(self.index.features, arrays)), rows, "features by a teacher are")
+
+    def _of_views(self, arrays: Arrays, rows: np.ndarray, what: str) -> Arrays:
+        """Return ``arrays``, which hold all rows in one view after another, as (B, views, ...), rounded."""
+        found = {name: self._rounded(np.stack(np.split(array, self.index.views), 1)) for name, array in arrays.items()}
         bad = first_not_finite(*found.values())
         if bad is not None:
-            raise self._not_finite(int(rows[bad]), "latents are")
+            raise self._not_finite(int(rows[bad]), what)
         return found
 
     def _vectors(self, rows: np.ndarray) -> Arrays:

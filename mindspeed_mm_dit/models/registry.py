@@ -15,7 +15,14 @@ from collections.abc import Callable
 from typing import Any
 
 from mindspeed_mm_dit.configs.autoencoder import AutoencoderConfig
-from mindspeed_mm_dit.configs.model import AE_CONFIGS, PREDICTOR_CONFIGS, TEXT_ENCODER_CONFIGS, ModelConfig
+from mindspeed_mm_dit.configs.model import (
+    AE_CONFIGS,
+    PREDICTOR_CONFIGS,
+    TEACHER_CONFIGS,
+    TEXT_ENCODER_CONFIGS,
+    ModelConfig,
+)
+from mindspeed_mm_dit.configs.teacher import TeacherConfig, side_of
 from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig
 from mindspeed_mm_dit.data.captions import Tokenizer
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
@@ -24,6 +31,7 @@ from mindspeed_mm_dit.models.autoencoder import AutoencoderKind, NoAutoencoder, 
 from mindspeed_mm_dit.models.bert import BERT
 from mindspeed_mm_dit.models.clip_text import CLIP_TEXT
 from mindspeed_mm_dit.models.t5 import T5
+from mindspeed_mm_dit.models.teacher import DINOV2, SIGLIP, TeacherKind
 from mindspeed_mm_dit.models.text_encoder import TextEncoder, TextEncoderKind
 from mindspeed_mm_dit.models.umt5 import UMT5
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES, register_objective
@@ -76,6 +84,7 @@ AUTOENCODERS: dict[str, AutoencoderKind] = {
 }  # fmt: skip
 AE_MODEL_MAPPINGS: dict[str, Builder] = {name: kind.build for name, kind in AUTOENCODERS.items()}
 TEXT_ENCODERS: dict[str, TextEncoderKind] = {"umt5": UMT5, "UMT5": UMT5, "t5": T5, "bert": BERT, "clip": CLIP_TEXT}
+TEACHERS: dict[str, TeacherKind] = {"dinov2": DINOV2, "siglip": SIGLIP}
 
 
 def build_predictor(config: ModelConfig) -> Any:
@@ -119,26 +128,45 @@ def load_text_encoder(config: TextEncoderConfig) -> TextEncoder:
     return TextEncoder(tokenizer, kind.build(config))
 
 
+def load_teachers(config: ModelConfig) -> tuple[Any, ...]:
+    """Load the teachers of model.json, each of which has a feature for each token of the predictor.
+
+    Raises a UserError where files are missing or damaged, or the active framework does not run one.
+    """
+    for teacher in config.teachers:
+        check_framework(teacher)
+    side = side_of(config.predictor.num_tokens)
+    return tuple(TEACHERS[teacher.model_id].build(teacher, side) for teacher in config.teachers)
+
+
 def load_encoders(config: ModelConfig, encodes: bool = True) -> tuple[Any, tuple[TextEncoder, ...]]:
     """Load the autoencoder and the text encoders of model.json; see :func:`load_autoencoder`."""
     texts = config.text_encoders if encodes else ()
     return load_autoencoder(config.ae, encodes), tuple(load_text_encoder(text) for text in texts)
 
 
-def check_encoders(config: ModelConfig) -> None:
-    """Raise a UserError unless the encoders' files are as model.json says, and the active framework runs them."""
+def check_encoders(config: ModelConfig, teachers: bool = True) -> None:
+    """Raise a UserError unless the encoders' files are as model.json says, and the active framework runs them.
+
+    teachers: look at those too, which pictures need not.
+    """
+    config = config if teachers else config.without_teachers()
     check_framework(config.ae)
     for text in config.text_encoders:
         check_framework(text)
     config.ae.check_files()
+    for teacher in config.teachers:
+        check_framework(teacher)
+        TEACHERS[teacher.model_id].check_files(teacher)
     for text in config.text_encoders:
         TEXT_ENCODERS[text.model_id].check_files(text)
 
 
-def check_framework(config: AutoencoderConfig | TextEncoderConfig) -> None:
+def check_framework(config: AutoencoderConfig | TextEncoderConfig | TeacherConfig) -> None:
     """Raise PlatformError where an encoder cannot run on the active framework."""
     if active() not in config.frameworks:
-        cached = "latents" if isinstance(config, AutoencoderConfig) and 2 in config.pixel_axes else "features"
+        of_images = not isinstance(config, AutoencoderConfig) or 2 in config.pixel_axes
+        cached = "latents" if of_images and not isinstance(config, TextEncoderConfig) else "features"
         raise PlatformError(
             f"model_id = {config.model_id!r}",
             f"runs on {' and '.join(_SPELLED[name] for name in config.frameworks)} alone, not on {active()}",
@@ -164,6 +192,15 @@ def register_text_encoder(model_id: str, kind: TextEncoderKind) -> None:
     TEXT_ENCODERS[model_id], TEXT_ENCODER_CONFIGS[model_id] = kind, kind.config
 
 
+def register_teacher(model_id: str, kind: TeacherKind) -> None:
+    """Add a teacher; its ``model_id`` may then stand in section ``teacher``.
+
+    Raises ConfigError when another one holds that name.
+    """
+    _require_free(TEACHERS, model_id, kind)
+    TEACHERS[model_id], TEACHER_CONFIGS[model_id] = kind, kind.config
+
+
 def register(
     mappings: dict[str, Builder], configs: dict[str, Any], model_id: str, config: type, build: Builder
 ) -> None:
@@ -187,15 +224,19 @@ __all__ = [
     "OBJECTIVES",
     "PREDICTOR_CONFIGS",
     "PREDICTOR_MODEL_MAPPINGS",
+    "TEACHERS",
+    "TEACHER_CONFIGS",
     "TEXT_ENCODERS",
     "TEXT_ENCODER_CONFIGS",
     "build_predictor",
     "load_autoencoder",
     "load_encoders",
+    "load_teachers",
     "load_text_encoder",
     "open_tokenizer",
     "register",
     "register_autoencoder",
     "register_objective",
+    "register_teacher",
     "register_text_encoder",
 ]

@@ -1,4 +1,4 @@
-"""A text encoder of transformers on PyTorch, frozen."""
+"""A text encoder or teacher of transformers on PyTorch, frozen."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mindspeed_mm_dit.configs.teacher import TransformersTeacherConfig
 from mindspeed_mm_dit.configs.text_encoder import TransformersTextConfig
 from mindspeed_mm_dit.errors import CheckpointError, PlatformError
 from mindspeed_mm_dit.framework.pytorch import runtime
@@ -15,6 +16,8 @@ from mindspeed_mm_dit.models.pretrained import check_complete, quiet
 from mindspeed_mm_dit.models.text_encoder import Encoded
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_OTHER_HALF = ("text_model.", "logit_")
+"""Weights beside those of the vision half, where a folder holds both."""
 Ask = Callable[[Any, Tensor, Tensor], tuple[Tensor, Tensor | None]]
 """(module, ids (B, L), mask (B, L)) -> states (B, L, D), pooled (B, P) or None."""
 
@@ -35,7 +38,7 @@ class TransformersEncoder:
         self, config: TransformersTextConfig, module: str, ask: Ask, spare: tuple[str, ...] = (), **settings: bool
     ) -> None:
         self.config, self._ask = config, ask
-        self.module = runtime.freeze(_load(config, module, spare, settings), config.dtype)
+        self.module = runtime.freeze(_load(config, "text_encoder", module, spare, settings), config.dtype)
 
     @property
     def vocabulary_size(self) -> int:
@@ -53,8 +56,42 @@ class TransformersEncoder:
         return Encoded(states, mask, None if pooled is None else pooled.float())
 
 
-def _load(config: TransformersTextConfig, module: str, spare: tuple[str, ...], settings: dict[str, bool]) -> Any:
-    what = f"text_encoder.from_pretrained = {config.from_pretrained}"
+class TransformersTeacher:
+    """(images) -> features of their patches; holds its module outside of whatever is trained.
+
+    Images are brought to the size at which it has ``side`` patches in a row (REPA: 16 of 14 pixels).
+    """
+
+    def __init__(self, config: TransformersTeacherConfig, side: int) -> None:
+        self.module = runtime.freeze(_load(config, "teacher", config.module, _OTHER_HALF, {}), config.dtype)
+        self._side, self._size = side, side * config.number("patch_size")
+        mean, std = (torch.tensor(values)[:, None, None] for values in config.pixels)  # (3, 1, 1) each
+        self._mean, self._std = runtime.to_runtime_device(mean), runtime.to_runtime_device(std)
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> Tensor:
+        """Images (B, 3 or 1, H, W) float32 in [-1, 1] -> the last states of its patches, (B, side * side, width)."""
+        with torch.autocast(runtime.device_type(), enabled=False):  # ``dtype`` decides, also inside a bf16 step
+            pixels = ((images.float() + 1) / 2 - self._mean) / self._std  # (B, 3, H, W)
+            pixels = torch.nn.functional.interpolate(pixels, (self._size, self._size), mode="bicubic")
+            pixels = pixels.to(next(self.module.parameters()).dtype)
+            states = self.module(pixels, **self._interpolated).last_hidden_state  # (B, 1 and registers or none + N, D)
+        return states[:, -(self._side**2) :].float()  # (B, N, D)
+
+    @property
+    def _interpolated(self) -> dict[str, bool]:
+        """Ask for positions of another size than it was trained at, where that is not done unasked."""
+        return {"interpolate_pos_encoding": True} if self.module.config.model_type.startswith("siglip") else {}
+
+
+def _load(
+    config: TransformersTextConfig | TransformersTeacherConfig,
+    section: str,
+    module: str,
+    spare: tuple[str, ...],
+    settings: dict[str, bool],
+) -> Any:
+    what = f"{section}.from_pretrained = {config.from_pretrained}"
     if not config.folder.is_dir():
         raise CheckpointError(what, "there is no such folder; nothing is downloaded", "name the folder of the encoder")
     try:

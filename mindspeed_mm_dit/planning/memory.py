@@ -90,7 +90,7 @@ class Memory:
     gathered: int
     """Copies of weights and gradients in the precision and completeness that a block computes with."""
     vae: int
-    """Weights of the autoencoder."""
+    """Weights of the autoencoder, and of teachers whose files are there."""
     activations_per_image: int
     """Kept from forward to backward."""
     workspace_per_image: int
@@ -122,7 +122,7 @@ def memory(model: ModelConfig, layout: Layout, online_vae: bool = True) -> Memor
         optimizer=optimizer_bytes(parameters, layout.optimizer, S),
         ema=4 * trained * layout.averages,
         gathered=max(_gathered_bytes(model, layout), _stepped_bytes(parameters, layout.optimizer)),
-        vae=model.ae.weight_bytes() if online_vae else 0,
+        vae=model.ae.weight_bytes() + sum(t.weight_bytes() for t in model.teachers) if online_vae else 0,
         activations_per_image=activations,
         workspace_per_image=max(workspace, model.ae.workspace_bytes(model.sample_size) if online_vae else 0),
     )

@@ -53,6 +53,7 @@ def describe(checkpoint: str | Path, model_json: str | Path | None) -> Described
         config = model_config_from_mapping(facts["model"], f"{path}: its model.json")
     else:
         raise ConfigError("--model", f"is needed: {path} does not say what model it belongs to")
+    config = config.without_teachers()
     check_model_fits(config, Place("this machine", host_memory_bytes()))
     return Described(path, config, tuple(map(str, facts.get("classes") or ())))
 

@@ -20,6 +20,7 @@ _DATA_SETTINGS = (
 )
 _PREDICTOR_SETTINGS = ("class_dropout_prob",)
 _AE_SETTINGS = ("scaling_factor", "shift_factor", "sample_posterior", "do_sample", "dtype")
+_TEACHER_SETTINGS = ("model_id", "weight", "dtype")
 _TEXT_SETTINGS = ("max_length", "truncate", "zero_padding", "dtype")
 """Fields of sections; of each section those are compared that its config has."""
 
@@ -96,9 +97,10 @@ def _settings(args: Namespace) -> dict[str, Any]:
     settings["pictures"] = args.mm.pictures
     settings["autoencoder"] = args.mm.autoencoder
     settings |= _of(model.ae, "ae", _AE_SETTINGS)
-    for number, text in enumerate(model.text_encoders):
-        section = f"text_encoder[{number}]" if number else "text_encoder"
-        settings |= _of(text, section, _TEXT_SETTINGS)
+    for name, sections, compared in (("text_encoder", model.text_encoders, _TEXT_SETTINGS),
+                                     ("teacher", model.teachers, _TEACHER_SETTINGS)):  # fmt: skip
+        for number, section in enumerate(sections):
+            settings |= _of(section, f"{name}[{number}]" if number else name, compared)
     return {name: value for name, value in settings.items() if value not in ("", None)}
 
 

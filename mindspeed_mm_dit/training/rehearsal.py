@@ -57,6 +57,7 @@ def rehearse(config: ModelConfig, micro_batch_size: int) -> None:
 def _losses(config: ModelConfig, samples: int) -> Any:
     given = config.predictor.conditions.examples(samples)
     given |= draw_of(config.diffusion)(0, np.arange(samples), config.latent_shape)
+    given |= {name: np.ones((samples, *shape), np.float32) for name, shape in config.feature_shapes.items()}
     model = runtime.to_runtime_device(DiTModel(config, NoAutoencoder(config.ae)))
     latents = ops.tensor(np.zeros((samples, *config.latent_shape), np.float32))
     losses = model.losses(latents, *(ops.tensor(np.asarray(given[name])) for name in model.loss_names))

@@ -1,4 +1,4 @@
-"""Files of LightningDiT and JiT as their authors save them, and where such networks can and cannot go."""
+"""Files of LightningDiT, JiT and REPA as their authors save them, and where such networks can and cannot go."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import pytest
 
 from mindspeed_mm_dit.checkpoint.adapting import begin, read_source
 from mindspeed_mm_dit.checkpoint.convert import convert
+from mindspeed_mm_dit.checkpoint.formats import FORMATS
 from mindspeed_mm_dit.checkpoint.published import plain
 from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.dit_settings import OPTIONS
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
+from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.framework.torch_file import read_torch_file, write_torch_file
 from mindspeed_mm_dit.models.init import initial_weights
 from tests.checkpoint_fixtures import assert_same
@@ -60,6 +62,24 @@ def test_a_jit_of_other_classes_and_larger_images_begins_with_the_published_weig
     assert changed == {"x_embedder.proj1.weight", "y_embedder.embedding_table.weight", "final_layer.linear.weight",
                        "final_layer.linear.bias"}  # fmt: skip
     assert found["in_context_posemb"][0].tobytes() == source.weights["in_context_posemb"].tobytes()
+
+
+def test_projectors_of_repa_stay_behind_and_the_rest_is_a_network(tmp_path):
+    here = DiTConfig(8, num_classes=10, hidden_size=48, num_layers=3, num_heads=4, learn_sigma=False)
+    stored, names = read_torch_file(GOLDEN / "repa_tiny.pt"), here.parameters().shapes().keys()
+    for use_ema, key in ((True, "ema"), (False, "model")):
+        assert_same(read_weights(GOLDEN / "repa_tiny.pt", use_ema), {name: stored[key][name] for name in names})
+    summary = convert(GOLDEN / "repa_tiny.pt", tmp_path / "export.safetensors")
+    assert "left out: 12 tensors of projectors (REPA), which no sample needs" in summary.notes
+    assert read_safetensors_file(tmp_path / "export.safetensors")[0].keys() == names
+    convert(GOLDEN / "repa_tiny.pt", tmp_path / "run", to="mindspore")  # to train on: nothing is left out
+    convert(tmp_path / "run", tmp_path / "back", to="pytorch")
+    state = FORMATS["pytorch"].read(tmp_path / "back" / "iter_0000000")
+    assert_same(state.weights, stored["model"])
+    source = read_source(GOLDEN / "repa_tiny.pt", here)
+    assert all(not how for _, _, how in begin(source, here, [], 0)) and source.weights.keys() == names
+    write_torch_file(tmp_path / "bare.pt", stored["ema"])
+    assert read_weights(tmp_path / "bare.pt").keys() == names
 
 
 def test_a_network_with_another_option_is_refused(tmp_path):

@@ -13,7 +13,7 @@ CHECKPOINT = GOLDEN / "dit_tiny_p2.pt"
 CHOSEN = ["--checkpoint", str(CHECKPOINT), "--ai-framework", FRAMEWORK]
 
 
-RECIPES = [("lightningdit", 103), ("jit", 129)]
+RECIPES = [("lightningdit", 103), ("jit", 129), ("repa", 181)]
 RECIPES += [("meanflow", 294)] if FRAMEWORK == "pytorch" else []  # (MindSpore compiles each derivative anew: minutes)
 
 
@@ -63,6 +63,38 @@ def test_a_recipe_that_its_checkpoint_does_not_tell_is_named(compare, tmp_path, 
     write_torch_file(tmp_path / "changed.pt", content)
     with pytest.raises(CheckpointError) as caught:
         compare(GOLDEN / "lightningdit_tiny.npz", tmp_path / "changed.pt", 1e-5, 1e-12)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("kept", ["linear/lognormal/t", "sample/heun/cfg1/result", "grad_norm/projectors.0.0.bias"])
+def test_a_file_of_one_group_is_known_for_repa(compare, tmp_path, kept):
+    with np.load(GOLDEN / "repa_tiny.npz") as file:
+        inputs = ("config", "z_dims", "proj_coeff", "x", "e", "y", "time_u", "time_z", "zs0", "zs1", "sample/start",
+                  "sample/y", "sample/cfg")  # fmt: skip
+        part = {name: file[name] for name in {*inputs, kept} - ({"zs0", "zs1"} if "heun" in kept else set())}
+    np.savez(tmp_path / "part.npz", **part)
+    findings = compare(tmp_path / "part.npz", GOLDEN / "repa_tiny.pt", 1e-5, 1e-12)
+    assert [(f.name, f.good) for f in findings] == [(kept, True)]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"z_dims": np.array([20])}, "projectors.1.0.bias"),
+        ({"z_dims": np.zeros((2, 0), int)}, "z_dims: has the shape (2, 0)"),
+        ({"config": np.array([48, 3, 4, 2, 8, 4, 10, 4, 36])}, "encoder_depth = 4: must be a number of at most 3"),
+        ({"zs1": np.zeros((4, 16, 20), np.float32)}, "zs1: has the shape (4, 16, 20), expected (4, 16, 12)"),
+        ({"linear/uniform/projected2": np.zeros(1)}, "linear/uniform/projected2: is no quantity this command knows"),
+        ({"grad_norm_of_proj_loss/none": np.ones(1)}, "grad_norm_of_proj_loss/none: is no quantity"),
+    ],
+)  # fmt: skip
+def test_a_file_of_repa_that_cannot_be_is_named(compare, tmp_path, change, message):
+    with np.load(GOLDEN / "repa_tiny.npz") as file:
+        inputs = [name for name in file if "/" not in name or name.startswith("linear/uniform")]
+        part = {name: file[name] for name in inputs if not name.startswith(("loss", "proj_loss", "denoising"))}
+    np.savez(tmp_path / "odd.npz", **{**part, **change})
+    with pytest.raises(CheckpointError) as caught:
+        compare(tmp_path / "odd.npz", GOLDEN / "repa_tiny.pt", 1e-5, 1e-12)
     assert message in str(caught.value)
 
 

@@ -93,6 +93,29 @@ def test_tokens_in_context_join_before_the_block_that_is_named():
     assert sizes == [ALL.tokens_of_block(i) for i in range(3)] == [16, 21, 21]
 
 
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_projectors_read_the_tokens_of_the_image_after_the_block_that_is_named(depth):
+    """1 is the first; tokens in context, which stand before those of the image, are not theirs."""
+    model, seen = DiT(dataclasses.replace(ALL, z_dims=(7, 5), projector_dim=9, encoder_depth=depth)), []
+    for block in model.blocks:
+        block.register_forward_hook(lambda block, given, tokens: seen.append(tokens[:, -16:]))
+    x, t, y = torch.randn(2, 3, 8, 8), torch.zeros(2), torch.zeros(2, dtype=torch.int64)
+    output, projected = model(x, t, y, project=True)
+    assert [tuple(p.shape) for p in projected] == [(2, 16, 7), (2, 16, 5)]
+    for project, ours in zip(model.projectors, projected):
+        assert torch.equal(project(seen[depth - 1]), ours)
+    assert torch.equal(output, model(x, t, y))
+
+
+def test_a_model_json_that_asks_for_projectors_without_a_teacher_is_refused():
+    from mindspeed_mm_dit.configs.model import model_config_from_mapping
+
+    predictor = {"model_id": "dit", "input_size": 32, "num_classes": 3, "in_channels": 3, "z_dims": [768]}
+    content = {"ae": {"model_id": "pixel"}, "diffusion": {"model_id": "flow_matching"}, "predictor": predictor}
+    with pytest.raises(ConfigError, match=r"z_dims = \[768\]: asks for 1 projectors, and section teacher names 0"):
+        model_config_from_mapping(content, "model.json")
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -101,6 +124,12 @@ def test_tokens_in_context_join_before_the_block_that_is_named():
         ({"in_context_len": -1}, "in_context_len = -1: must be at least 0"),
         ({"bottleneck_dim": 0}, "bottleneck_dim = 0: must be a positive whole number"),
         ({"rope": True, "num_heads": 8}, "the width of a head must be a multiple of 4"),
+        ({"z_dims": (8,)}, "encoder_depth = 8: must be a number of at most 3"),
+        ({"z_dims": (8, 0), "encoder_depth": 1}, "z_dims[1] = 0: must be at least 1"),
+        (
+            {"z_dims": (8,), "encoder_depth": 1, "projector_dim": 0},
+            "projector_dim = 0: must be a positive whole number",
+        ),
         ({"swiglu": True, "mlp_ratio": 1 / 48}, "leaves the MLP's hidden layer without a width"),
     ],
 )

@@ -93,6 +93,36 @@ def test_parameter_counts_are_the_published_ones(preset):
     assert config.parameters().num_elements() == PUBLISHED[preset]
 
 
+@pytest.mark.parametrize(
+    ("size", "elements"), [("XL/2", 683242512), ("L/2", 465955600), ("B/2", 137845008), ("S/2", 40407312 - 891648)]
+)
+def test_parameter_counts_with_a_projector_are_repas(size, elements):
+    """The published S/2 has a last layer for tokens twice as wide as its own, and cannot be run: 891,648 too many."""
+    config = DiTConfig(32, num_classes=1000, learn_sigma=False, z_dims=(768,), **PRESETS[f"DiT-{size}"])
+    assert config.parameters().num_elements() == elements
+
+
+def test_arithmetic_and_memory_of_projectors_are_planned(monkeypatch):
+    from torch.utils.flop_counter import FlopCounterMode
+
+    monkeypatch.setattr(linear, "onednn_is_faster", lambda: False)
+    plain = DiTConfig(**PRESETS["DiT-B/2"] | SMALL, input_size=16)
+    config = dataclasses.replace(plain, z_dims=(80, 48), projector_dim=96, encoder_depth=2)
+    network, counter, kept = DiT(config), FlopCounterMode(display=False), []
+    draw, given = torch.randn(2, *config.latent_shape), (torch.zeros(2, dtype=torch.int64), *examples(config))
+    with counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        network(draw, *given, project=True)
+    assert counter.get_total_flops() == 2 * 2 * config.multiply_adds()
+    tokens = torch.randn(2, config.num_tokens, config.hidden_size, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda saved: kept.append(saved) or saved, lambda saved: saved):
+        for project, width in zip(network.projectors, config.z_dims):
+            torch.nn.functional.cosine_similarity(project(tokens), torch.randn(2, config.num_tokens, width), -1)
+    known = {parameter.data_ptr() for parameter in network.parameters()} | {tokens.data_ptr()}
+    sizes = {saved.data_ptr(): saved.numel() for saved in kept if saved.data_ptr() not in known and saved.shape[-1] > 1}
+    planned = config.kept_by_ends().other - plain.kept_by_ends().other
+    assert planned == pytest.approx(sum(sizes.values()) / 2, rel=0.1)
+
+
 @pytest.mark.parametrize("sizes", [{"hidden_size": 48, "num_heads": 3, "patch_size": 4}, *OPTIONS.values()])
 def test_shapes_are_those_of_the_network(sizes):
     config = DiTConfig(**{"input_size": 32, "num_classes": 1000, "num_layers": 2, **sizes})

@@ -8,11 +8,11 @@ from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
 from mindspeed_mm_dit.data.draws import Stream, normals
 from mindspeed_mm_dit.objectives.contract import Arrays
 from mindspeed_mm_dit.objectives.flow.path import PathPoint, point_at
-from mindspeed_mm_dit.objectives.flow.timesteps import least_rest, training_times
+from mindspeed_mm_dit.objectives.flow.timesteps import least_rest, told, training_times
 
 
 def draws(config: FlowMatchingConfig, seed: int, positions: np.ndarray, shape: tuple[int, ...]) -> Arrays:
-    """Return timesteps (B,) in [0, 1], noise (B, *shape), and coefficients (B, 5), each float32."""
+    """Return timesteps (B,) as the network is told them, noise (B, *shape), and coefficients (B, 5), each float32."""
     times = training_times(config, seed, positions, shape)
     return _batch(config, times, normals(seed, Stream.NOISE, positions, shape))
 
@@ -31,7 +31,7 @@ def coefficients(config: FlowMatchingConfig, t: np.ndarray) -> np.ndarray:
 
 
 def _batch(config: FlowMatchingConfig, t: np.ndarray, noise: np.ndarray) -> Arrays:
-    return {"timesteps": t, "noise": noise, "coefficients": coefficients(config, t)}
+    return {"timesteps": told(config, t), "noise": noise, "coefficients": coefficients(config, t)}
 
 
 def _loss_weight(config: FlowMatchingConfig, point: PathPoint, t: np.ndarray) -> np.ndarray:

@@ -44,14 +44,20 @@ class FlowMatching(nn.Module):
         """Return the velocity of the path between data ``x`` and ``noise`` (Ma et al. 2024, eq. 3)."""
         return column(coefficients, D_ALPHA, x) * x + column(coefficients, D_SIGMA, x) * noise
 
+    def predicted(self, output: Tensor, x: Tensor) -> Tensor:
+        """Return the channels of ``output`` that count, (B, C, ...); a velocity points towards data."""
+        channels = output[:, : x.shape[1]]
+        points_to_noise = self.prediction_type == "velocity" and self.config.data_time == 0
+        return -channels if points_to_noise else channels
+
     def loss(
         self, output: Tensor, x: Tensor, noised: Tensor, timesteps: Tensor, noise: Tensor, coefficients: Tensor
     ) -> Tensor:
         """Mean squared error of the predicted quantity, weighted, (B,) (Ma et al. 2024, eqs. 5 and 7).
 
-        output: the network at ``noised`` and ``timesteps`` (B,), which are those of ``coefficients`` (B, 5), float32.
+        output: the network at ``noised`` and ``timesteps`` (B,), told of the times of ``coefficients`` (B, 5), float32.
         """
-        predicted = output[:, : x.shape[1]]
+        predicted = self.predicted(output, x)
         if self.prediction_type == "velocity":
             error = predicted - self.target(x, noise, coefficients)
         elif self.prediction_type == "noise":
@@ -69,7 +75,7 @@ class FlowMatching(nn.Module):
 
     def velocity(self, output: Tensor, x: Tensor, t: np.ndarray) -> Tensor:
         """Return dx/dt of the path at ``x`` and times ``t`` (B,) as ``output`` has it."""
-        predicted = output[:, : x.shape[1]]
+        predicted = self.predicted(output, x)
         if self.prediction_type == "velocity":
             return predicted
         if self.prediction_type == "data":
@@ -79,7 +85,7 @@ class FlowMatching(nn.Module):
 
     def score(self, output: Tensor, x: Tensor, t: np.ndarray) -> Tensor:
         """Return the gradient of the log-density of x_t at ``x`` and times ``t`` (B,) as ``output`` has it."""
-        predicted = output[:, : x.shape[1]]
+        predicted = self.predicted(output, x)
         if self.prediction_type == "score":
             return predicted
         point = point_at(self.config, t)

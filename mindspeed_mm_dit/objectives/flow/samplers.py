@@ -12,7 +12,7 @@ from mindspeed_mm_dit.objectives.flow import ode, sde
 from mindspeed_mm_dit.objectives.flow.diffusion import Diffusion
 from mindspeed_mm_dit.objectives.flow.path import point_at
 from mindspeed_mm_dit.objectives.flow.process import FlowMatching
-from mindspeed_mm_dit.objectives.flow.timesteps import sampling_times, sde_times
+from mindspeed_mm_dit.objectives.flow.timesteps import sampling_times, sde_times, told
 
 _ODE_STEPS = {"euler": ode.euler, "heun": ode.heun}
 _SDE_STEPS = {"sde-euler": sde.euler_maruyama, "sde-heun": sde.heun}
@@ -40,7 +40,7 @@ def sde_chain(
     times = sde_times(process.config, steps, diffusion, start.shape[1:])
 
     def fields(x: Tensor, t: np.ndarray) -> tuple[Tensor, Tensor]:
-        output = _ask(ask, x, t)
+        output = _ask(process, ask, x, t)
         return process.velocity(output, x, t), process.score(output, x, t)
 
     equation = sde.Sde(fields, lambda t: point_at(process.config, t), diffusion)
@@ -54,8 +54,8 @@ def _scaled(process: FlowMatching, start: Tensor) -> Tensor:
 
 
 def _velocity(process: FlowMatching, ask: Ask) -> ode.Velocity:
-    return lambda x, t: process.velocity(_ask(ask, x, t), x, t)
+    return lambda x, t: process.velocity(_ask(process, ask, x, t), x, t)
 
 
-def _ask(ask: Ask, x: Tensor, t: np.ndarray) -> Tensor:
-    return ask(x, ops.tensor(t.astype(np.float32)), 1 - t)
+def _ask(process: FlowMatching, ask: Ask, x: Tensor, t: np.ndarray) -> Tensor:
+    return ask(x, ops.tensor(told(process.config, t)), 1 - t)

@@ -33,6 +33,11 @@ def least_rest(config: FlowMatchingConfig, t: np.ndarray) -> np.ndarray:
     return np.maximum(1 - t.astype(np.float64), config.t_eps)
 
 
+def told(config: FlowMatchingConfig, t: np.ndarray) -> np.ndarray:
+    """Return what the network is told of times ``t``, float32."""
+    return (t if config.data_time else 1 - t).astype(np.float32)
+
+
 def training_times(
     config: FlowMatchingConfig, seed: int, positions: np.ndarray, shape: tuple[int, ...] = ()
 ) -> np.ndarray:

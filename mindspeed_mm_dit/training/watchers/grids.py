@@ -109,7 +109,7 @@ def check_grids(args: Namespace, world_size: int) -> None:
         sampler.check(model.diffusion, STEPS, sampler.options())
     except ConfigError as error:
         raise ConfigError(what, f"{STEPS} steps of {name}: {error.reason}", "leave the flag out") from None
-    check_encoders(model)  # latents may be cached, and pictures are decoded all the same
+    check_encoders(model, teachers=False)  # latents may be cached, and pictures are decoded all the same
 
 
 def _writes(args: Namespace) -> tuple[str, Path] | None:

@@ -129,3 +129,34 @@ def test_settings_that_do_not_go_together_are_named(settings, message):
     with pytest.raises(ConfigError) as caught:
         FlowMatchingConfig(**settings)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("path", ["linear", "gvp"])
+@pytest.mark.parametrize("prediction", ["velocity", "noise", "data"])
+def test_a_network_that_is_told_1_minus_t_and_answers_towards_noise_learns_and_draws_the_same(path, prediction):
+    """``data_time`` 0 is another language of network and objective; losses, draws and chains do not change."""
+    if (path, prediction) == ("gvp", "data"):
+        return
+    here, there = (process(path=path, prediction_type=prediction, data_time=time) for time in (1, 0))
+    sign = -1 if prediction == "velocity" else 1
+    drawn_here, drawn_there = (draws(each.config, 0, np.arange(4), (2, 3, 3)) for each in (here, there))
+    np.testing.assert_allclose(drawn_there.pop("timesteps"), 1 - drawn_here.pop("timesteps"), rtol=1e-6)
+    for name, drawn_value in drawn_here.items():
+        np.testing.assert_array_equal(drawn_there[name], drawn_value)
+    losses = [each.loss(by * TRUE, X, X, *drawn(each)) for each, by in ((here, 1), (there, sign))]
+    assert torch.equal(*losses)
+
+    def ask(x, t, noise):
+        return torch.tanh(x) * (1 + t)[:, None, None, None]
+
+    def ask_there(x, t, noise):
+        np.testing.assert_allclose(t.numpy(), noise, atol=1e-6)  # the share of noise is what guidance goes by
+        return sign * ask(x, 1 - t, noise)
+
+    def sde(each, by):
+        return sde_chain("sde-euler", each, by, X, lambda step: NOISE, 5, Diffusion("linear"))
+
+    for walk in (lambda each, by: ode_chain("heun", each, by, X, 5), sde):
+        *_, one = walk(here, ask)
+        *_, other = walk(there, ask_there)
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)  # (1 - t in float32, divided by what is small)

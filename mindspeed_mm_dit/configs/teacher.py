@@ -1,0 +1,134 @@
+"""What a teacher is on paper: a frozen network of images whose features a DiT learns beside the images (REPA).
+
+Each kind is a class of section ``teacher`` of model.json.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from mindspeed_mm_dit.configs.files import digest_of_files
+from mindspeed_mm_dit.configs.limits import check_between, check_path
+from mindspeed_mm_dit.configs.strict import read_json
+from mindspeed_mm_dit.configs.text_encoder import folder_of
+from mindspeed_mm_dit.errors import ConfigError
+
+_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+_HALVES = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+
+
+@dataclass(frozen=True)
+class TeacherConfig(ABC):
+    """Base of the config classes of section ``teacher``: frozen dataclasses with a field ``model_id``.
+
+    It turns an image into features (N, width), one of each token of the network that learns from it.
+    """
+
+    weight: float = 0.5
+    """Of its part in the loss, beside the objective's own, which has 1 (REPA: ``proj-coeff``)."""
+    model_id: str = ""
+    """Kind of teacher."""
+
+    frameworks: ClassVar[tuple[str, ...]] = ("pytorch",)
+    """Those that run it."""
+
+    def __post_init__(self) -> None:
+        check_between("teacher.weight", self.weight, 0, 1e3)
+
+    @abstractmethod
+    def width(self) -> int:
+        """Return the width of a feature; no weights are read. Raises ConfigError where its files do not say it."""
+
+    @abstractmethod
+    def identity(self) -> str:
+        """Return what decides the numbers that it makes: its files, and the precision."""
+
+    def weight_bytes(self) -> int:
+        """Return the bytes of its weights where they are computed with; 0 where its files are not there yet."""
+        return 0
+
+
+@dataclass(frozen=True)
+class TransformersTeacherConfig(TeacherConfig):
+    """A vision transformer in a folder, as transformers saves one: what the kinds have in common."""
+
+    from_pretrained: str = ""
+    """Local folder as transformers saves it: config.json and weights."""
+    dtype: Literal["fp32", "bf16"] = "fp32"
+    """Precision in which it runs."""
+
+    module: ClassVar[str]
+    """Its class in transformers, and what config.json calls it."""
+    kinds: ClassVar[tuple[str, ...]]
+    pixels: ClassVar[tuple[tuple[float, ...], tuple[float, ...]]]
+    """Mean and standard deviation, of each of 3 channels in [0, 1], that its inputs are normed by."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_path("teacher.from_pretrained", self.from_pretrained)
+
+    @property
+    def folder(self) -> Path:
+        """Its folder; raises ConfigError where a package that is to bring it is not installed."""
+        return folder_of("teacher.from_pretrained", self.from_pretrained)
+
+    def number(self, key: str) -> int:
+        """Return a positive whole number of config.json; raises ConfigError for another kind of network."""
+        content, what = read_json(self.folder / "config.json", "teacher.from_pretrained"), self.from_pretrained
+        content = content.get("vision_config", content) if content.get("model_type") not in self.kinds else content
+        if content.get("model_type") not in self.kinds:
+            raise ConfigError(
+                f"teacher.from_pretrained = {what}", f"is no {self.kinds[0]}: its config.json says "
+                f"{content.get('model_type')!r}", "name a folder of that kind, or another model_id",
+            )  # fmt: skip
+        value = content.get(key)
+        if type(value) is not int or value < 1:
+            raise ConfigError(f"teacher.from_pretrained = {what}", f"config.json has {key} = {value}", "copy it again")
+        return value
+
+    def width(self) -> int:
+        """Return ``hidden_size`` of config.json."""
+        return self.number("hidden_size")
+
+    def weight_bytes(self) -> int:
+        """Return the bytes of its files of weights."""
+        found = [*self.folder.glob("*.safetensors")] or [*self.folder.glob("*.bin")]
+        return sum(file.stat().st_size for file in found)
+
+    def identity(self) -> str:
+        """Return the digest of its files, and the precision."""
+        return f"{digest_of_files(str(self.folder), 'teacher.from_pretrained')}, {self.dtype}"
+
+
+@dataclass(frozen=True)
+class Dinov2Config(TransformersTeacherConfig):
+    """DINOv2 (Oquab et al. 2023), REPA's own teacher; with registers or without."""
+
+    model_id: Literal["dinov2"] = "dinov2"
+    """Kind of teacher."""
+
+    module, kinds, pixels = "AutoModel", ("dinov2", "dinov2_with_registers"), _IMAGENET
+
+
+@dataclass(frozen=True)
+class SiglipConfig(TransformersTeacherConfig):
+    """The vision half of SigLIP (Zhai et al. 2023)."""
+
+    model_id: Literal["siglip"] = "siglip"
+    """Kind of teacher."""
+
+    module, kinds, pixels = "SiglipVisionModel", ("siglip_vision_model",), _HALVES
+
+
+def feature_names(count: int) -> tuple[str, ...]:
+    """Return what the features of ``count`` teachers are called in a batch and in a cache."""
+    return tuple(f"features{number}" for number in range(count))
+
+
+def side_of(num_tokens: int) -> int:
+    """Return how many tokens of a square image stand in a row."""
+    return math.isqrt(num_tokens)

@@ -1,0 +1,40 @@
+"""What makes the features of images that a network learns beside them: frozen, and never part of a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mindspeed_mm_dit.configs.teacher import Dinov2Config, SiglipConfig, TeacherConfig, TransformersTeacherConfig
+from mindspeed_mm_dit.models.pretrained import check_weights
+
+Tensor = Any
+
+
+@dataclass(frozen=True)
+class TeacherKind:
+    """A kind of teacher, as section ``teacher`` of model.json chooses it by ``model_id``."""
+
+    config: type[TeacherConfig]
+    """Frozen dataclass of the section."""
+    build: Callable[[Any, int], Callable[[Tensor], Tensor]]
+    """(config, tokens in a row) -> the network, (images (B, 3, H, W) in [-1, 1]) -> features (B, N, width) float32; a
+    framework is imported here, and not before."""
+    check_files: Callable[[Any], None] = lambda config: None
+    """(config): raise a UserError where weights are missing or cut short; asked before any device work."""
+
+
+def _build(config: TransformersTeacherConfig, side: int) -> Any:
+    from mindspeed_mm_dit.models.transformers_pytorch import TransformersTeacher
+
+    return TransformersTeacher(config, side)
+
+
+def _check_files(config: TransformersTeacherConfig) -> None:
+    config.width()
+    check_weights("teacher.from_pretrained", config.folder)
+
+
+DINOV2 = TeacherKind(Dinov2Config, _build, _check_files)
+SIGLIP = TeacherKind(SiglipConfig, _build, _check_files)

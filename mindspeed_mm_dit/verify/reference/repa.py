@@ -1,0 +1,210 @@
+"""Files of reference values of REPA (Yu et al. 2024): projectors, their loss, its time and chains.
+
+t = 0 is data and t = 1 noise in the file, as the network is told them; here it is 1 - t.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
+from mindspeed_mm_dit.framework import ops
+from mindspeed_mm_dit.models.dit import DiT
+from mindspeed_mm_dit.objectives.alignment import projection_loss
+from mindspeed_mm_dit.objectives.flow import ode
+from mindspeed_mm_dit.objectives.flow.diffusion import Diffusion
+from mindspeed_mm_dit.objectives.flow.process import FlowMatching
+from mindspeed_mm_dit.objectives.flow.samplers import sde_chain
+from mindspeed_mm_dit.objectives.flow.timesteps import logit_normal, told
+from mindspeed_mm_dit.objectives.guidance import Guidance, guided_network
+from mindspeed_mm_dit.verify.reference.contract import Kind
+from mindspeed_mm_dit.verify.reference.file import Given, Tensor, Weights
+from mindspeed_mm_dit.verify.reference.recipe import RecipeFile
+from mindspeed_mm_dit.verify.step import ZERO, Step, norm, rows_of_step
+from mindspeed_mm_dit.verify.table import GRADIENTS, NotThere, Quantity
+
+_PATHS = {"linear": "linear", "cosine": "gvp"}
+_STEPS = {"euler": ode.euler, "heun": ode.heun}
+_LOW_INTERVAL = (0.25, 1.0)
+"""Of ``cfg_interval_low``."""
+STEPS = 8
+"""Of a chain, the last one among them, where the file has no noise for them that tells."""
+
+
+class Repa(RecipeFile):
+    """The quantities of a file."""
+
+    sizes = ("hidden_size", "num_layers", "num_heads", "patch_size", "input_size", "in_channels", "num_classes",
+             "encoder_depth", "projector_dim")  # fmt: skip
+
+    def __init__(self, given: Given, weights: Weights) -> None:
+        super().__init__(given, weights)
+        self.steps = len(given["sample/brownian"]) + 1 if "sample/brownian" in given else STEPS
+        lr, betas = self.adamw
+        self.step_of_projection = Step(self.fresh_network, lambda network: self._projection(network), lr, betas)
+
+    @property
+    def flags(self) -> Mapping[str, Any]:
+        """Settings of the network beside its sizes."""
+        self.given.check_shape("z_dims", (None,))
+        return {"learn_sigma": False, "z_dims": self.given["z_dims"].tolist(), "qk_norm": self.said("args", "qk_norm")}
+
+    @property
+    def adamw(self) -> tuple[float, tuple[float, float]]:
+        """Learning rate and betas of the one optimizer step."""
+        lr, *betas = (self.number("args", name) for name in ("learning_rate", "adam_beta1", "adam_beta2"))
+        return lr, (betas[0], betas[1])
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int | None, ...]]:
+        """Shape of each input."""
+        B = len(self.given["y"]) if "y" in self.given else None
+        chains = len(self.given["sample/y"]) if "sample/y" in self.given else None
+        latent, tokens = self.config.latent_shape, self.config.num_tokens
+        features = {f"zs{number}": (B, tokens, width) for number, width in enumerate(self.config.z_dims)}
+        return {"x": (B, *latent), "e": (B, *latent), "time_u": (B,), "time_z": (B,), "y": (B,), "proj_coeff": (),
+                "sample/start": (chains, *latent), "sample/y": (chains,), "sample/cfg": (3,),
+                "sample/brownian": (None, chains, *latent), **features}  # fmt: skip
+
+    # --- one evaluation ----------------------------------------------------------------------------------------------
+
+    def times(self, path: str, law: str) -> np.ndarray:
+        """Return the times of the samples, (B,) float64, as the file counts them."""
+        if law == "uniform":
+            return self.given["time_u"].astype(np.float64)
+        z = self.given["time_z"].astype(np.float64)
+        return logit_normal(z, 0, 1) if path == "linear" else np.arctan(np.exp(z)) * 2 / np.pi
+
+    @cached_property
+    def _processes(self) -> dict[str, FlowMatching]:
+        return {name: FlowMatching(FlowMatchingConfig(path=path, data_time=0)) for name, path in _PATHS.items()}  # type: ignore[arg-type]
+
+    def _draws(self, path: str, law: str) -> tuple[Tensor, Tensor, Tensor]:
+        process, t = self._processes[path], 1 - self.times(path, law)
+        return ops.tensor(told(process.config, t)), self.given.tensor("e"), ops.tensor(process.coefficients(t))
+
+    def x_t(self, path: str, law: str) -> Tensor:
+        """Return the noised latents."""
+        return self._processes[path].noised(self.given.tensor("x"), *self._draws(path, law))
+
+    def _asked(self, network: DiT, path: str, law: str) -> tuple[Tensor, list[Tensor]]:
+        t = self._draws(path, law)[0]
+        asked: tuple[Tensor, list[Tensor]] = network(self.x_t(path, law), t, self.given.tensor("y"), project=True)
+        return asked
+
+    def output(self, path: str, law: str) -> Tensor:
+        """Return the velocity that the network says there."""
+        with ops.no_grad():
+            return self._asked(self.network, path, law)[0]
+
+    def projected(self, path: str, law: str, number: str) -> Tensor:
+        """Return the tokens as a projector has them."""
+        if int(number) >= len(self.config.z_dims):
+            raise NotThere(f"z_dims tells of {len(self.config.z_dims)} projectors")
+        with ops.no_grad():
+            return self._asked(self.network, path, law)[1][int(number)]
+
+    # --- losses ------------------------------------------------------------------------------------------------------
+
+    def _both(self, network: DiT, path: str = "linear", law: str = "uniform") -> tuple[Tensor, Tensor]:
+        """Return the loss of the velocity and that of the projections, a value a sample each."""
+        output, projected = self._asked(network, path, law)
+        x, draws = self.given.tensor("x"), self._draws(path, law)
+        features = [self.given.tensor(f"zs{number}") for number in range(len(projected))]
+        denoising = self._processes[path].loss(output, x, self.x_t(path, law), *draws)
+        return denoising, projection_loss(projected, features, [1.0] * len(features))
+
+    def _projection(self, network: DiT) -> Tensor:
+        return self._both(network)[1]
+
+    def losses(self, network: DiT) -> Tensor:
+        """Return what the optimizer step lowers, a loss a sample."""
+        denoising, projection = self._both(network)
+        return denoising + float(self.given["proj_coeff"]) * projection
+
+    def loss(self, path: str, law: str, name: str) -> np.ndarray:
+        """Return the loss of the velocity (B,), or the mean one of the projections."""
+        return self._said(self.network, name, path, law)
+
+    def loss_after(self, name: str) -> np.ndarray:
+        """Return the same after the optimizer step."""
+        return self._said(self.stepped(), name)
+
+    def _said(self, network: DiT, name: str, *case: str) -> np.ndarray:
+        with ops.no_grad():
+            denoising, projection = map(ops.numpy, self._both(network, *case))
+        return denoising if name == "denoising" else np.asarray(projection.mean(dtype=np.float64))
+
+    def total(self) -> np.ndarray:
+        """Return the mean of what the optimizer step lowers."""
+        return np.asarray(self.step.losses.mean(dtype=np.float64))
+
+    def norm_of_projection(self, name: str) -> np.ndarray:
+        """Return the norm of the gradient of the projections' loss."""
+        gradients = self.step_of_projection.gradients
+        if name not in gradients:
+            raise NotThere("has no gradient")
+        return norm(gradients[name])
+
+    # --- chains ------------------------------------------------------------------------------------------------------
+
+    def chain(self, method: str, guidance: str) -> Tensor:
+        """Return the last state of a chain on the linear path."""
+        scale, *interval = self.given["sample/cfg"].tolist()
+        low, high = _LOW_INTERVAL if guidance == "cfg_interval_low" else interval
+        guided = Guidance(1.0 if guidance == "cfg1" else scale, interval=(low, high))
+        start = self.given.tensor("sample/start")
+        with ops.no_grad():
+            if method != "sde":
+                return self._ode(method, start, guided)
+            chain = sde_chain("sde-euler", self._processes["linear"], self._ask(guided), start,
+                              self._brownian, self.steps, Diffusion("linear"))  # fmt: skip
+            *_, last = chain
+            return last
+
+    def _brownian(self, number: int) -> Tensor:
+        return ops.tensor(self.given["sample/brownian"][number].astype(np.float32))
+
+    def _ask(self, guidance: Guidance) -> Any:
+        labels = self.given["sample/y"].astype(np.int64)
+        return guided_network(self.network, [ops.tensor(labels)], [ops.tensor(self.null(len(labels)))], guidance)
+
+    def _ode(self, method: str, x: Tensor, guidance: Guidance) -> Tensor:
+        """Return the end of a chain whose every step is guided, or not, as it is where the step begins."""
+        process, ask = self._processes["linear"], self._ask(guidance)
+        for t, following in pairwise(np.linspace(1.0, 0.0, self.steps + 1).tolist()):
+            step = ode.euler if following == 0 else _STEPS[method]
+
+            def velocity(x: Tensor, now: np.ndarray, noise: float = t) -> Tensor:
+                return process.velocity(ask(x, ops.tensor(told(process.config, now)), noise), x, now)
+
+            x = step(velocity, x, np.full(x.shape[0], 1 - t), t - following)
+        return x
+
+
+_CASE = "(linear|cosine)/(uniform|lognormal)"
+_CHAIN = "sample/(euler|heun|sde)/(cfg1|cfg_interval|cfg_interval_low)/result"
+
+REPA = Kind(
+    signature=rf"zs\d+|time_[uz]|{_CASE}/.+|grad_norm(_of_proj_loss)?/projectors\..+|{_CHAIN}",
+    inputs=r"config|z_dims|proj_coeff|x|e|y|zs\d+|time_[uz]|sample/(start|y|brownian|cfg)",
+    program=Repa,
+    rows=(
+        Quantity(f"{_CASE}/x_t", Repa.x_t),
+        Quantity(f"{_CASE}/t", Repa.times),
+        Quantity(f"{_CASE}/output", Repa.output),
+        Quantity(rf"{_CASE}/projected(\d+)", Repa.projected),
+        Quantity(f"{_CASE}/(denoising|proj)_loss", Repa.loss),
+        Quantity("(denoising|proj)_loss_after_one_adamw_step", Repa.loss_after),
+        Quantity("loss_total", Repa.total),
+        Quantity(r"grad_norm_of_proj_loss/(.+attn\.k_norm\.bias)", Repa.norm_of_projection, ZERO),
+        Quantity("grad_norm_of_proj_loss/(.+)", Repa.norm_of_projection, GRADIENTS),
+        Quantity(_CHAIN, Repa.chain),
+        *rows_of_step(lambda file: file.step),
+    ),
+)
