@@ -20,7 +20,7 @@ SEAM_TESTS := tests/framework/test_framework_contract.py tests/objectives/gaussi
   tests/models/test_autoencoder_kl.py tests/models/test_outside_predictor.py tests/models/test_outside_encoders.py \
   tests/models/test_video_transformer.py tests/models/test_lora.py tests/data/test_outside_source.py \
   tests/objectives/wan_flow tests/mindspore/test_mindspore_framework.py tests/mindspore/test_sharding.py \
-  tests/mindspore/test_step.py tests/training/test_rehearsal.py
+  tests/mindspore/test_step.py tests/training/test_rehearsal.py tests/test_cross_product.py
 # Rooms whose tests run in the process of the tests.
 FAST_TESTS := $(addprefix tests/,configs data evaluation framework models objectives planning sampling golden)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install
@@ -36,7 +36,7 @@ demo-mindspore: $(MS_VENV)/.installed
 
 test: $(VENV)/.installed-dev $(MS_VENV)/.installed-dev
 	MM_DIT_MINDSPORE_PYTHON=$(CURDIR)/$(MS_VENV)/bin/python $(BIN)/python -m pytest
-	MM_DIT_TEST_FRAMEWORK=mindspore GLOG_v=3 $(MS_VENV)/bin/python -m pytest -o addopts=-q $(SEAM_TESTS)
+	MM_DIT_TEST_FRAMEWORK=mindspore GLOG_v=3 $(MS_VENV)/bin/python -m pytest $(SEAM_TESTS)
 
 test-fast: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m "not ranks" $(FAST_TESTS)
@@ -82,7 +82,7 @@ $(MS_VENV)/.installed: requirements/base.txt requirements/mindspore.txt setup.py
 	@touch $@
 
 $(MS_VENV)/.installed-dev: $(MS_VENV)/.installed requirements/dev.txt
-	$(MS_VENV)/bin/python -m pip --disable-pip-version-check install --quiet $(shell grep pytest== requirements/dev.txt)
+	$(MS_VENV)/bin/python -m pip --disable-pip-version-check install --quiet $(shell grep ^pytest requirements/dev.txt)
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed requirements/dev.txt requirements/video.txt requirements/parquet.txt \

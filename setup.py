@@ -32,6 +32,7 @@ setup(
     py_modules=["pretrain_dit"],
     packages=find_packages(include=["mindspeed_mm_dit", "mindspeed_mm_dit.*"]),
     install_requires=[
+        "einops>=0.8",
         "matplotlib",
         "numpy",
         "pillow>=10.1",

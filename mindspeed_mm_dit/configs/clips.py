@@ -32,6 +32,8 @@ class ClipsParam(SourceParam):
     crop: Literal["exact", "mindspeed_mm"] = "exact"
     """The centre that is cut: exactly max_height x max_width; or as MindSpeed-MM cuts it, whose rounding loses a row or
     column of some shapes (479 of 480 x 832) and stretches the rest. Its pixels are no whole levels then."""
+    label_key: str | None = None
+    """Key of the annotation that says the class of a clip: a number, or a name of any; null: clips have no classes."""
     caption_dropout_prob: float = 0.1
     """Probability that a training clip loses its caption; in [0, 1]."""
     valid_fraction: float = 0.0
@@ -47,7 +49,6 @@ class ClipsParam(SourceParam):
     """Kind of data set."""
 
     noun, cache_key = "clip", "dataset_param.features"
-    items = ("caption",)
 
     def __post_init__(self) -> None:
         self.check_common("data_folder", "json_path")
@@ -60,6 +61,11 @@ class ClipsParam(SourceParam):
             check_between(f"dataset_param.{name}", getattr(self, name), 1, MOST_PIXELS)
         if self.train_fps is not None:
             check_between("dataset_param.train_fps", self.train_fps, 0.01, 1000, "null takes every frame")
+
+    @property
+    def items(self) -> tuple[str, ...]:
+        """Captions and, where ``label_key`` names them, labels; either is only looked for where it is asked for."""
+        return ("caption", "label") if self.label_key else ("caption",)
 
     @property
     def cache(self) -> str | None:  # type: ignore[override]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mindspeed_mm_dit.configs.limits import LARGEST, check_between
 from mindspeed_mm_dit.configs.video_transformer import TUTORIAL_LATENTS, VideoTransformerConfig
+from mindspeed_mm_dit.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -23,8 +25,8 @@ class CustomDiTConfig(VideoTransformerConfig):
     """Channels of the latents."""
     out_channels: int = 16
     """Channels of the network's output."""
-    text_dim: int = 4096
-    """Width of the text encoder's states."""
+    text_dim: int | None = 4096
+    """Width of the text encoder's states; null: no text steers it, and its blocks look at none."""
     freq_dim: int = 256
     """Width of the sinusoidal timestep code."""
     ffn_dim: int = 13824
@@ -33,6 +35,10 @@ class CustomDiTConfig(VideoTransformerConfig):
     """Largest number of patches along frames, height or width; no weight depends on it."""
     latent_size: tuple[int, int, int] = TUTORIAL_LATENTS
     """Frames, height and width of the latents, in latent pixels; no weight depends on it, and no key of the others'."""
+    num_classes: int = 0
+    """Number of classes; label ``num_classes`` itself is the null class of guidance. 0: a text alone steers it."""
+    class_dropout_prob: float = 0.1
+    """Probability that a training label becomes the null class; 0 leaves the null class out."""
     model_id: str = "custom_dit"
     """Key in PREDICTOR_MODEL_MAPPINGS."""
 
@@ -40,3 +46,13 @@ class CustomDiTConfig(VideoTransformerConfig):
     """Of all norms, as in the tutorial; no key of model.json."""
     affine_norms = ("norm1", "norm3")
     kept_norms = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_between("predictor.num_classes", self.num_classes, 0, LARGEST)
+        if not (self.num_classes or self.text_dim):
+            raise ConfigError(
+                "predictor.num_classes = 0", "and text_dim is null: nothing steers the network", "set one of them"
+            )
+        if not 0.0 <= self.class_dropout_prob < 1.0:
+            raise ConfigError(f"predictor.class_dropout_prob = {self.class_dropout_prob}", "must lie in [0, 1)")

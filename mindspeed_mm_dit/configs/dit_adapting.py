@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from einops import rearrange
 
 from mindspeed_mm_dit.configs.dit_settings import DiTSettings
 from mindspeed_mm_dit.configs.predictor import Begun, Offer
@@ -54,7 +55,8 @@ def _last_layer(here: DiTSettings, there: DiTSettings, offer: Offer) -> Begun:
     if _are_foreign(*channels):
         return Begun(offer.draw(), _FOREIGN.format(*channels))
     P, parts = there.patch_size, 2 if there.learn_sigma else 1
-    value = offer.value.reshape(P, P, parts, there.in_channels, -1)  # (P, P, prediction | variance, C, D or 1)
+    # The parts are the prediction and, where it is learned, the variance; d is D, and 1 of the bias.
+    value = rearrange(offer.value, "(p q parts c) ... -> p q parts c (...)", p=P, q=P, parts=parts)
     done = [_resampling(here, there)]
     if there.learn_sigma and not here.learn_sigma:
         value, done = value[:, :, :1], [*done, "the variance dropped"]

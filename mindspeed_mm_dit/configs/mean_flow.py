@@ -74,7 +74,9 @@ class MeanFlowConfig:
         if predictor.conditions.items != ("label",):
             raise ConfigError(
                 "diffusion.model_id = 'mean_flow'",
-                f"is for labels, and predictor {predictor.model_id!r} has none",
+                f"is for labels alone, and predictor {predictor.model_id!r} is steered by "
+                f"{' and '.join(predictor.conditions.items)}",
+                "use flow_matching",
             )
         if self.is_guided and not predictor.conditions.has_null:
             raise ConfigError(

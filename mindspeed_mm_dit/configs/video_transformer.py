@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from mindspeed_mm_dit.configs.condition import Conditions, TextStates
+from mindspeed_mm_dit.configs.condition import ClassLabel, Conditions, TextStates
 from mindspeed_mm_dit.configs.cross_attention import attention, kept_of_text, multiply_adds_to_text, two_layers
 from mindspeed_mm_dit.configs.limits import LARGEST, check_between
 from mindspeed_mm_dit.configs.predictor import (
@@ -31,6 +31,7 @@ TUTORIAL_LATENTS = (13, 60, 104)
 LONGEST_SIDE = 65_536
 """Patches along one axis that tables of positions are made for."""
 _AXES = ("frames", "height", "width")
+_TEXT, _LABELS = "condition_embedder.text", "condition_embedder.label_embedder.weight"
 _WIDEST_HEAD = 128
 """Width of a head where only shapes are known: that of every published Wan."""
 
@@ -47,11 +48,13 @@ class VideoTransformerConfig(PredictorConfig):
     """Norms of a block that have weights, beside those of queries and keys."""
     kept_norms: ClassVar[int]
     """Tensors of the size of the tokens that a block keeps of its norms: into each, and out."""
+    num_classes = 0  # where a text alone steers it
+    class_dropout_prob = 0.0
 
     if TYPE_CHECKING:
         num_layers: int
         patch_size: tuple[int, int, int]
-        text_dim: int
+        text_dim: int | None
         freq_dim: int
         ffn_dim: int
         rope_max_seq_len: int
@@ -63,7 +66,8 @@ class VideoTransformerConfig(PredictorConfig):
 
     def __post_init__(self) -> None:
         sizes = {self.heads_key: self.num_heads, self.head_dim_key: self.head_dim}
-        names = ("num_layers", "in_channels", "out_channels", "text_dim", "freq_dim", "ffn_dim")
+        text = ("text_dim",) if self.text_dim is not None else ()
+        names = ("num_layers", "in_channels", "out_channels", *text, "freq_dim", "ffn_dim")
         for name, value in {**sizes, **{name: getattr(self, name) for name in names}}.items():
             check_between(f"predictor.{name}", value, 1, LARGEST)
         check_between("predictor.rope_max_seq_len", self.rope_max_seq_len, 1, LONGEST_SIDE)
@@ -146,8 +150,14 @@ class VideoTransformerConfig(PredictorConfig):
 
     @property
     def conditions(self) -> Conditions:
-        """The states of a text."""
-        return Conditions(TextStates(TEXT_LENGTH, self.text_dim))
+        """A class label, the states of a text: those that the settings ask for."""
+        label = (ClassLabel(self.num_classes, self.class_dropout_prob),) if self.num_classes else ()
+        return Conditions(*label, *([TextStates(TEXT_LENGTH, self.text_dim)] if self.text_dim else []))
+
+    @property
+    def num_embeddings(self) -> int:
+        """Rows of the table of labels: the classes and, if labels are ever dropped, the null class."""
+        return self.num_classes + (self.class_dropout_prob > 0)
 
     @property
     def num_tokens(self) -> int:
@@ -165,10 +175,12 @@ class VideoTransformerConfig(PredictorConfig):
             **linear("patch_embedding", D, self.in_channels, *self.patch_size),
             **two_layers("condition_embedder.time_embedder", self.freq_dim, D, Normal(0.02)),
             **linear("condition_embedder.time_proj", 6 * D, D, matrices=6),
-            **two_layers("condition_embedder.text_embedder", self.text_dim, D, Normal(0.02)),
+            **(two_layers(f"{_TEXT}_embedder", self.text_dim, D, Normal(0.02)) if self.text_dim else {}),
         }
+        if self.num_classes:
+            before[_LABELS] = Parameter((self.num_embeddings, D), Normal(0.02))
         table = {"scale_shift_table": Parameter((1, 6, D), Normal(D**-0.5))}
-        block = table | attention("attn1", D) | attention("attn2", D)
+        block = table | attention("attn1", D) | (attention("attn2", D) if self.text_dim else {})
         for name in self.affine_norms:
             block |= {f"{name}.weight": Parameter((D,), Initial.ONES), f"{name}.bias": Parameter((D,))}
         block |= linear("ffn.net.0.proj", self.ffn_dim, D) | linear("ffn.net.2", D, self.ffn_dim)
@@ -182,15 +194,18 @@ class VideoTransformerConfig(PredictorConfig):
         """Multiply-adds of one video in one forward pass, its text being of TEXT_LENGTH tokens."""
         D, N, L, patch = self.hidden_size, self.num_tokens, TEXT_LENGTH, math.prod(self.patch_size)
         to_itself = 4 * N * D * D + 2 * N * N * D
-        block = to_itself + multiply_adds_to_text(N, L, D) + 2 * N * D * self.ffn_dim
-        ends = N * D * patch * (self.in_channels + self.out_channels) + L * (self.text_dim + D) * D
+        block = to_itself + 2 * N * D * self.ffn_dim
+        ends = N * D * patch * (self.in_channels + self.out_channels)
+        if self.text_dim:
+            block += multiply_adds_to_text(N, L, D)
+            ends += L * (self.text_dim + D) * D
         return self.num_layers * block + ends + (self.freq_dim + 7 * D) * D
 
     def kept_by_block(self) -> Kept:
         """What one block keeps of a video for backward."""
         N, L, D = self.num_tokens, TEXT_LENGTH, self.hidden_size
         # modulated twice; q and k raw, normed and turned, v, attention twice, its branch; the MLP's branch
-        of_tokens, to_text = 2 + 10 + 1, kept_of_text(N, L, D, self.num_heads)
+        of_tokens, to_text = 2 + 10 + 1, kept_of_text(N, L, D, self.num_heads) if self.text_dim else Kept()
         return Kept(
             norm=self.kept_norms * N * D + (6 + 2) * D,  # six modulations, 1 + scale
             other=of_tokens * N * D + 2 * N * self.ffn_dim + to_text.other,
@@ -199,7 +214,7 @@ class VideoTransformerConfig(PredictorConfig):
 
     def kept_by_ends(self) -> Kept:
         """What embedders and last layer keep of a video for backward."""
-        of_text = TEXT_LENGTH * (self.text_dim + 3 * self.hidden_size)
+        of_text = TEXT_LENGTH * (self.text_dim + 3 * self.hidden_size) if self.text_dim else 0
         return Kept(norm=2 * self.block_input, other=self.block_input + of_text + math.prod(self.latent_shape))
 
     @property
@@ -215,23 +230,26 @@ class VideoTransformerConfig(PredictorConfig):
     def settings_of_size(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the settings that make the network large, each with the value that Wan 1.3B has."""
         ordinary = {
-            self.heads_key: 12, self.head_dim_key: 128, "num_layers": 30, "ffn_dim": 8960, "text_dim": 4096,
-            "freq_dim": 256, "out_channels": 16,
+            self.heads_key: 12, self.head_dim_key: 128, "num_layers": 30, "ffn_dim": 8960,
+            "text_dim": self.text_dim and 4096, "freq_dim": 256, "out_channels": 16,
         }  # fmt: skip
         return {name: {name: value} for name, value in ordinary.items()}
 
     @classmethod
     def of_shapes(cls, shapes: Mapping[str, Shape]) -> Any:
         """Return the architecture that ``shapes`` tell, with heads of Wan's width where they fit."""
-        if not all(f"blocks.0.{name}.weight" in shapes for name in ("attn2.to_q", "attn2.norm_q", *cls.affine_norms)):
+        if not all(f"blocks.0.{name}.weight" in shapes for name in ("attn1.to_q", "attn1.norm_q", *cls.affine_norms)):
             return None
+        text, labels = f"{_TEXT}_embedder.linear_1.weight", shapes.get(_LABELS)
         D, C, *patch = shape_of(shapes, "patch_embedding.weight", 5)
         head_dim = _WIDEST_HEAD if D % _WIDEST_HEAD == 0 else D
         sizes: dict[str, Any] = {cls.heads_key: D // head_dim, cls.head_dim_key: head_dim}
+        if labels:  # (whether the last row is the null class no shape tells; nearly always it is)
+            sizes["num_classes"] = labels[0] - 1
         return cls(
             **sizes, num_layers=count_of(shapes, "blocks"), patch_size=tuple(patch), in_channels=C,
             out_channels=shape_of(shapes, "proj_out.weight", 2)[0] // math.prod(patch),
-            text_dim=shape_of(shapes, "condition_embedder.text_embedder.linear_1.weight", 2)[1],
+            text_dim=shape_of(shapes, text, 2)[1] if text in shapes or not labels else None,
             freq_dim=shape_of(shapes, "condition_embedder.time_embedder.linear_1.weight", 2)[1],
             ffn_dim=shape_of(shapes, "blocks.0.ffn.net.0.proj.weight", 2)[0], latent_size=tuple(patch),
         )  # type: ignore[call-arg]  # fmt: skip

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from mindspeed_mm_dit.configs.files import UnusableFile, read_bytes
 from mindspeed_mm_dit.configs.limits import shown
+from mindspeed_mm_dit.data.rows import ANY_CLASSES
 from mindspeed_mm_dit.errors import DataError
 
 KEYS = ("path", "cap", "num_frames", "fps", "resolution")
@@ -47,6 +48,8 @@ class Entry(NamedTuple):
     """Its frames a second."""
     size: tuple[int, int] | None = None
     """(H, W) of a frame, in pixels."""
+    label: int | str | None = None
+    """Its class, where one is asked for."""
 
 
 class Line(NamedTuple):
@@ -73,8 +76,11 @@ def read_annotation(path: Path) -> list[Line]:
     return lines
 
 
-def entry_of(line: Line) -> Entry:
-    """Return what an object of the annotation says; raises UnusableEntry."""
+def entry_of(line: Line, captioned: bool = True, label_key: str | None = None) -> Entry:
+    """Return what an object of the annotation says; raises UnusableEntry.
+
+    captioned: whether captions are asked for; label_key: key of the class, where that is asked for.
+    """
     content = line.content
     if not isinstance(content, dict):
         raise UnusableEntry(f"is no object with path and cap, but {shown(content)}")
@@ -84,10 +90,11 @@ def entry_of(line: Line) -> Entry:
     return Entry(
         line.line,
         _path_of(content),
-        _captions_of(content),
+        _captions_of(content) if captioned else (),
         _whole_number(content, "num_frames"),
         _rate_of(content),
         _size_of(content.get("resolution")),
+        None if label_key is None else _label_of(content, label_key),
     )
 
 
@@ -177,6 +184,13 @@ def _captions_of(content: dict[str, Any]) -> tuple[str, ...]:
             "has no caption" if given in (None, "", []) else f"has the caption {shown(given)}, which is none"
         )
     return captions
+
+
+def _label_of(content: dict[str, Any], key: str) -> int | str:
+    value = content.get(key)
+    if not (isinstance(value, str) and value.strip()) and not (type(value) is int and 0 <= value < ANY_CLASSES):
+        raise UnusableEntry(f"has {key} = {shown(value)}: a label is a number from 0 on, or a name")
+    return value
 
 
 def _whole_number(content: dict[str, Any], key: str) -> int | None:

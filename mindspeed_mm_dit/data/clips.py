@@ -1,4 +1,4 @@
-"""The rows of an annotation: clips with captions, each of them checked."""
+"""The rows of an annotation: clips with captions or labels, each of them checked."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import hashlib
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 from tqdm import tqdm
 
 from mindspeed_mm_dit.configs.clips import ClipsParam
@@ -48,7 +49,7 @@ class _Look(NamedTuple):
 
 
 def open_clips(param: ClipsParam, wanted: Wanted) -> Rows:
-    """Read the annotation and check every clip: its captions, its file, and that the file is what is said of it.
+    """Read the annotation and check every clip: what steers by it, its file, and that the file is what is said of it.
 
     Raises:
         DataError: naming every clip that cannot be used, by file and line (``skip_bad_clips`` leaves them out).
@@ -58,7 +59,7 @@ def open_clips(param: ClipsParam, wanted: Wanted) -> Rows:
     lines = read_annotation(path)
     decode = len(lines) <= DECODE_CHECK_LIMIT
     with ThreadPoolExecutor() as pool:
-        looking = pool.map(lambda line: _look(line, param, decode), lines)
+        looking = pool.map(lambda line: _look(line, param, decode, wanted.items), lines)
         looks = list(tqdm(looking, "checking clips", len(lines), unit="clip", delay=2, disable=None))
     captions = [look.clip.entry.captions if look.clip else () for look in looks]
     wrong = first_problems(captions, wanted.caption_problems)
@@ -68,17 +69,34 @@ def open_clips(param: ClipsParam, wanted: Wanted) -> Rows:
     if problems and not (param.skip_bad_clips and clips):
         raise DataError(
             str(path), f"{len(problems)} of {len(lines)} clips cannot be used{_listed(problems)}",
-            "correct these lines or files, or set dataset_param.skip_bad_clips to true",
+            f"remove {param.data_folder}: an earlier version wrote it, and it is written again" if param.source
+            else "correct these lines or files, or set dataset_param.skip_bad_clips to true",
         )  # fmt: skip
+    items, classes = _items(clips, wanted.items)
     return Rows(
         tuple(str(Path(param.data_folder) / clip.entry.path) for clip in clips),
-        {"caption": tuple(clip.entry.captions for clip in clips)},
+        items,
+        classes,
         skipped=len(problems),
         problems=problems,
         notes=_notes(lines, clips, decode, param),
         digest=_digest_of(clips, looks),
         facts=clips,
     )
+
+
+def _items(clips: tuple[Clip, ...], wanted: tuple[str, ...]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return what each clip has besides its video, and the names of its classes; labels that are names are sorted."""
+    items: dict[str, Any] = {"caption": tuple(clip.entry.captions for clip in clips)}
+    if "label" not in wanted:
+        return items, ()
+    labels = [clip.entry.label for clip in clips]
+    names = sorted({label for label in labels if isinstance(label, str)})
+    if names:
+        names = sorted(map(str, set(labels)))
+        labels = [names.index(str(label)) for label in labels]
+    numbers = np.array(labels, np.int64)
+    return items | {"label": numbers}, tuple(names) or tuple(map(str, range(1 + int(numbers.max()))))
 
 
 def provide_clips(param: ClipsParam) -> None:
@@ -103,9 +121,10 @@ def _listed(problems: tuple[str, ...]) -> str:
     return "".join(f"\n    {problem}" for problem in problems[:PROBLEMS_SHOWN]) + rest
 
 
-def _look(line: Line, param: ClipsParam, decode: bool) -> _Look:
+def _look(line: Line, param: ClipsParam, decode: bool, wanted: tuple[str, ...]) -> _Look:
+    captioned, label_key = "caption" in wanted or not wanted, param.label_key if "label" in wanted else None
     try:
-        entry = entry_of(line)
+        entry = entry_of(line, captioned, label_key)
     except UnusableEntry as problem:
         return _Look(None, problem=str(problem))
     path = Path(param.data_folder) / entry.path
@@ -151,7 +170,8 @@ def is_still(path: Path) -> bool:
 
 def _notes(lines: list[Line], clips: tuple[Clip, ...], decode: bool, param: ClipsParam) -> tuple[str, ...]:
     notes = []
-    unused = Counter(key for line in lines if isinstance(line.content, dict) for key in line.content if key not in KEYS)
+    read = {*KEYS, param.label_key}
+    unused = Counter(key for line in lines if isinstance(line.content, dict) for key in line.content if key not in read)
     if unused:
         notes.append(f"note: keys of {param.json_path} that are not used: {', '.join(sorted(unused))}")
     if not decode:
@@ -164,6 +184,7 @@ def _notes(lines: list[Line], clips: tuple[Clip, ...], decode: bool, param: Clip
 
 def _digest_of(clips: tuple[Clip, ...], looks: list[_Look]) -> str:
     sizes = [look.bytes for look in looks if look.clip is not None]
-    texts = ("\0".join((clip.entry.path, str(size), *clip.entry.captions)) for clip, size in zip(clips, sizes))
+    said = ((*c.entry.captions, *(() if c.entry.label is None else (str(c.entry.label),))) for c in clips)
+    texts = ("\0".join((clip.entry.path, str(size), *own)) for clip, size, own in zip(clips, sizes, said))
     digest = hashlib.sha256("\n".join(texts).encode("utf-8", "surrogatepass"))
     return f"{len(clips):,} clips, {digest.hexdigest()[:12]}"

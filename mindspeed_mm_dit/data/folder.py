@@ -18,15 +18,12 @@ from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.data.check import Look, look_at, notes_on_sizes, similar_name
 from mindspeed_mm_dit.data.image_captions import Told, checked
 from mindspeed_mm_dit.data.listing import list_images
-from mindspeed_mm_dit.data.rows import Rows, Wanted
+from mindspeed_mm_dit.data.rows import ANY_CLASSES, Rows, Wanted
 from mindspeed_mm_dit.data.shards import list_shards
 from mindspeed_mm_dit.errors import DataError
 
 DECODE_CHECK_LIMIT = 20_000
 """Of up to so many images every byte is checked before a run, and copies are searched; of more, only the headers."""
-
-ANY_CLASSES = 1_000_000
-"""Classes that a model could have."""
 
 
 def open_folder(param: DatasetParam, wanted: Wanted) -> Rows:
@@ -169,9 +166,10 @@ def _check_labels(rows: list[tuple[str, int]], num_classes: int | None, folder: 
 
 def check_labels(rows: Rows, num_classes: int) -> None:
     """Raise DataError for a row whose label is no class of a model of ``num_classes``."""
-    for path, label in zip(rows.paths, rows.labels.tolist()):
-        if not 0 <= label < num_classes:
-            raise _outside(path, label, num_classes)
+    outside = (rows.labels < 0) | (rows.labels >= num_classes)
+    if outside.any():
+        first = int(outside.argmax())
+        raise _outside(rows.paths[first], int(rows.labels[first]), num_classes)
 
 
 def _most(num_classes: int | None) -> int:

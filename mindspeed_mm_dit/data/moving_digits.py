@@ -1,6 +1,6 @@
 """The embedded clips: scikit-learn's handwritten digits, each moving over a dark canvas, with a caption.
 
-    annotation.json            path, cap, num_frames, fps and resolution of each clip
+    annotation.json            path, cap, num_frames, fps and resolution of each clip, and the digit as its label
     videos/0000.mp4 ...        48 x 48 pixels, 9 frames, 8 a second
     tokenizer/, text_encoder/  an encoder of the captions (``small_text_encoder``)
 
@@ -63,6 +63,7 @@ def write_moving_digits(folder: Path) -> None:
                     "num_frames": NUM_FRAMES,
                     "fps": FPS,
                     "resolution": {"height": CANVAS, "width": CANVAS},
+                    "label": int(digit),
                 }
             )
         (aside / "annotation.json").write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")

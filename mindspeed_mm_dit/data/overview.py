@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from einops import rearrange
 
 from mindspeed_mm_dit.configs.data import DataConfig
 from mindspeed_mm_dit.data.check import Look, look_at
@@ -93,4 +94,4 @@ def first_of_each_class(
     chosen = np.concatenate([positions[labels == label][:per_class] for label in shown])
     reader = source_of(param).visuals(train, param, channels)
     read = reader.read(images[chosen], reader.views_at(seed, chosen))
-    return read.arrays["pixels"].transpose(0, 2, 3, 1), train.labels[read.rows]
+    return rearrange(read.arrays["pixels"], "n c h w -> n h w c"), train.labels[read.rows]

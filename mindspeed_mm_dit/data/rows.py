@@ -14,6 +14,9 @@ import numpy as np
 
 PROBLEMS_SHOWN = 5
 
+ANY_CLASSES = 1_000_000
+"""Classes that a model could have."""
+
 
 @dataclass(frozen=True)
 class Rows:

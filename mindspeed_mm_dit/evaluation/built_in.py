@@ -1,4 +1,4 @@
-"""What is drawn and scored of a model that learned built-in data, by the ``source`` of its data.json."""
+"""What is drawn and scored of a model that learned built-in data, by its ``source`` and by what steers the model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from mindspeed_mm_dit.data import moving_digits
 from mindspeed_mm_dit.evaluation.captioned_digits import ASKED, score_captioned_digits
 from mindspeed_mm_dit.evaluation.digits import score_digits
-from mindspeed_mm_dit.evaluation.moving_digits import score_moving_digits
+from mindspeed_mm_dit.evaluation.moving_digits import digits_line, score_moving_digits
 
 Values = Mapping[str, Sequence[Any]]
 
@@ -30,22 +30,27 @@ class BuiltIn:
 
 _TWENTY_EACH = {"label": np.repeat(np.arange(10), 20).tolist()}
 BUILT_IN = {
-    "digits": BuiltIn(
+    ("digits", "label"): BuiltIn(
         _TWENTY_EACH,
         slice(None),
         lambda images, asked: score_digits(images, np.array(asked["label"])).line,
     ),
-    "captioned_digits": BuiltIn(
+    ("captioned_digits", "caption"): BuiltIn(
         {"caption": ASKED},
         slice(0, None, 25),
         lambda images, asked: score_captioned_digits(images, asked["caption"]).line,
     ),
-    "inverted_digits": BuiltIn(
+    ("inverted_digits", "label"): BuiltIn(
         _TWENTY_EACH,
         slice(None),
         lambda images, asked: f"inverted, {score_digits(255 - images, np.array(asked['label'])).line}",
     ),
-    "moving_digits": BuiltIn(
+    ("moving_digits", "label"): BuiltIn(
+        {"label": np.repeat(np.arange(10), 12).tolist()},
+        slice(0, None, 12),
+        lambda videos, asked: digits_line(videos[..., 0], asked["label"]),
+    ),
+    ("moving_digits", "caption"): BuiltIn(
         {"caption": moving_digits.CAPTIONS * 3},
         slice(0, 40, 5),  # so that digits and directions differ
         lambda videos, asked: score_moving_digits(videos[..., 0], asked["caption"]).line,

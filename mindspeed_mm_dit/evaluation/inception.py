@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from einops import rearrange
 
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file
 from mindspeed_mm_dit.configs.limits import check_path
@@ -79,9 +80,9 @@ class Inception:
         """Return pool (B, 2048) and spatial (B, 2023) features, float32, of images (B, H, W, 3 or 1) uint8."""
         colours = np.repeat(images, 3, axis=3) if images.shape[3] == 1 else images
         with ops.no_grad():
-            (pool,) = self._network(ops.tensor(np.ascontiguousarray(colours.transpose(0, 3, 1, 2))))
-            spatial = ops.numpy(self._spatial[:, :_SPATIAL_CHANNELS]).transpose(0, 2, 3, 1)  # (B, 17, 17, 7)
-        return ops.numpy(pool), spatial.reshape(len(images), -1)
+            (pool,) = self._network(ops.tensor(np.ascontiguousarray(rearrange(colours, "b h w c -> b c h w"))))
+            spatial = ops.numpy(self._spatial[:, :_SPATIAL_CHANNELS])  # (B, 7, 17, 17)
+        return ops.numpy(pool), rearrange(spatial, "b c h w -> b (h w c)")
 
     def _keep(self, module: Any, inputs: Any, output: Any) -> None:
         self._spatial = output

@@ -78,6 +78,13 @@ def score_moving_digits(clips: np.ndarray, captions: Sequence[str]) -> MovingDig
     )
 
 
+def digits_line(clips: np.ndarray, labels: Sequence[int]) -> str:
+    """Return what a run ends with whose clips (N, F, H, W) uint8 were drawn for the digits ``labels`` (N,) alone."""
+    share = float((read_digits(clips) == labels).mean())
+    moves = sum(direction is not None for direction in read_directions(clips)) / len(clips)
+    return f"moving digits score: {share:.1%} of {len(clips)} clips show the digit that was asked for; {moves:.1%} move"
+
+
 def read_digits(clips: np.ndarray) -> np.ndarray:
     """Return the digit that each of ``clips`` (N, F, H, W) uint8 is read as, (N,) int64."""
     return np.asarray(_classifier().predict(_stilled(_shrunk(clips))))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+from einops import rearrange
 
 from mindspeed_mm_dit.configs.files import UnusableFile, add_content, check_file, reason_of
 from mindspeed_mm_dit.configs.limits import check_path, shown
@@ -250,7 +251,7 @@ def _decoded(paths: list[Path], size: int, batch: int) -> Iterator[np.ndarray]:
 
 def _pixels(path: Path, size: int) -> np.ndarray:
     try:
-        return load_pixels(str(path), size, 3).transpose(1, 2, 0)
+        return rearrange(load_pixels(str(path), size, 3), "c h w -> h w c")
     except UnusableFile as problem:
         raise DataError(str(path), str(problem), "repair or remove it") from None
 

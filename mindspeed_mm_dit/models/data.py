@@ -166,8 +166,15 @@ def _checked(opened: Opened) -> Opened:
                 "make the cache again, in an empty folder: mm-dit cache-latents"
                 if opened.cache else "use a data set whose samples have one",
             )  # fmt: skip
+    missing = [item for item in opened.model.predictor.conditions.items if item not in opened.rows.items]
+    if missing:
+        raise ConfigError(
+            f"{opened.param.cache_key} = {opened.param.cache}",
+            f"keeps no {missing[0]} of its samples, and the predictor is steered by one",
+            "make a cache of its own, in another folder: mm-dit cache-latents",
+        )
     opened.feeds(opened.rows, 0)
     label = opened.model.predictor.conditions.label
-    if label is not None and opened.cache is not None:
+    if label is not None:
         check_labels(opened.rows, label.num_classes)
     return opened

@@ -1,8 +1,8 @@
 """What Wan (Wan Team 2025) and the tutorial's CustomDiT share: all but the order of a block.
 
-A transformer over patches of noised video latents, steered by a timestep and by a text. Parameters carry diffusers'
-names. Letters: B batch, C channels, F H W frames, height and width of latents, f h w the same in patches, N = f h w
-tokens, L tokens of text, D width of a token, d of a head.
+A transformer over patches of noised video latents, steered by a timestep and by a text, or a label. Parameters carry
+diffusers' names. Letters: B batch, C channels, F H W frames, height and width of latents, f h w the same in patches,
+N = f h w tokens, L tokens of text, D width of a token, d of a head.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class RotaryPositions(nn.Module):
 
 
 class ConditionEmbedder(nn.Module):
-    """Embed timesteps and the states of a text encoder."""
+    """Embed timesteps, and what steers the network beside: class labels, the states of a text encoder."""
 
     def __init__(self, config: VideoTransformerConfig) -> None:
         super().__init__()
@@ -69,13 +69,25 @@ class ConditionEmbedder(nn.Module):
         self.time_embedder = TwoLayers(config.freq_dim, D, nn.SiLU())
         self.act_fn = nn.SiLU()
         self.time_proj = nn.Linear(D, 6 * D)
-        self.text_embedder = TwoLayers(config.text_dim, D, nn.GELU(approximate="tanh"))
+        self.has_labels, self.has_text = config.num_classes > 0, config.text_dim is not None
+        if config.text_dim:
+            self.text_embedder = TwoLayers(config.text_dim, D, nn.GELU(approximate="tanh"))
+        if config.num_classes:
+            self.label_embedder = nn.Embedding(config.num_embeddings, D)
         nn.set_constant(self, "frequencies", timestep_frequencies(config.freq_dim))
 
-    def forward(self, t: Tensor, text: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the embedded time (B, D), what modulates each block (B, 6 D), and the embedded text (B, L, D)."""
+    def forward(self, t: Tensor, *given: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the embedded time (B, D), what modulates each block (B, 6 D), and the embedded text (B, L, D), if any.
+
+        given: labels (B,), text (B, L, text_dim), or both; a label joins the time, as in DiT.
+        """
         time = self.time_embedder(timestep_code(t, self.frequencies))  # (B, D)
-        return time, self.time_proj(self.act_fn(time)), self.text_embedder(text)
+        if self.has_labels:
+            time = time + self.label_embedder(given[0])  # (B, D)
+        text: Tensor = None
+        if self.has_text:
+            text = self.text_embedder(given[-1])  # (B, L, D)
+        return time, self.time_proj(self.act_fn(time)), text
 
 
 class Projection(nn.Module):
@@ -103,26 +115,28 @@ class FeedForward(nn.Module):
 
 
 class VideoBlock(nn.Module):
-    """Attention to the video, attention to the text, MLP; the time sets shift, scale and gate of the first and last."""
+    """Attention to the video, to a text if there is one, MLP; the time sets shift, scale and gate of first and last."""
 
     def __init__(self, config: VideoTransformerConfig, affine: bool) -> None:
         super().__init__()
         D, eps = config.hidden_size, config.eps
         self.norm1 = nn.LayerNorm(D, eps=eps, elementwise_affine=affine)
         self.attn1 = WholeAttention(D, config.num_heads, eps)
-        self.attn2 = WholeAttention(D, config.num_heads, eps)
+        if config.text_dim:
+            self.attn2 = WholeAttention(D, config.num_heads, eps)
         self.norm3 = nn.LayerNorm(D, eps=eps, elementwise_affine=affine)
         self.ffn = FeedForward(D, config.ffn_dim)
         self.scale_shift_table = nn.parameter((1, 6, D))
 
-    def forward(self, x: Tensor, text: Tensor, time: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Return tokens (B, N, D); text: (B, L, D); time: (B, 6, D); cos, sin: (N, d / 2)."""
+    def forward(self, x: Tensor, text: Tensor | None, time: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Return tokens (B, N, D); text: (B, L, D) if there is one; time: (B, 6, D); cos, sin: (N, d / 2)."""
         modulation = ops.chunk(self.scale_shift_table + time, 6, 1)  # 6 x (B, 1, D)
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = modulation
         # Modulation may be of higher precision than the tokens, which stay in theirs, as diffusers' do.
         normed = ops.cast_like(ops.addcmul(shift, self.norm1(x), 1 + scale), x)  # (B, N, D)
         x = ops.cast_like(ops.addcmul(x, gate, self.attn1(normed, normed, cos, sin)), x)  # (B, N, D)
-        x = x + self.attn2(self.asking(x, normed), text)  # (B, N, D)
+        if text is not None:
+            x = x + self.attn2(self.asking(x, normed), text)  # (B, N, D)
         normed = ops.cast_like(ops.addcmul(mlp_shift, self.norm3(x), 1 + mlp_scale), x)  # (B, N, D)
         return ops.cast_like(ops.addcmul(x, mlp_gate, self.ffn(normed)), x)  # (B, N, D)
 
@@ -146,17 +160,19 @@ class VideoTransformer(nn.Module):
         self.proj_out = nn.Linear(D, config.out_channels * math.prod(config.patch_size))
         self.scale_shift_table = nn.parameter((1, 2, D))
 
-    def forward(self, x: Tensor, t: Tensor, text: Tensor) -> Tensor:
+    def forward(self, x: Tensor, t: Tensor, *given: Tensor) -> Tensor:
         """Predict.
 
         x: (B, C, F, H, W) noised latents that ``config.check_latents`` lets pass; t: (B,) or, one for all, (1,) times
-        from 0 (data) to 1000 (noise), not necessarily whole; text: (B, L, text_dim) or (B, 1, L, text_dim) states of
-        the text encoder, all of which are looked at. Returns (B, out_channels, F, H, W) in the dtype of the weights.
+        from 0 (data) to 1000 (noise), not necessarily whole; given: what ``config.conditions`` names: labels (B,) int;
+        text (B, L, text_dim) or (B, 1, L, text_dim) states of the text encoder, all of which are looked at. Returns
+        (B, out_channels, F, H, W) in the dtype of the weights.
         """
         (B, _, F, H, W), (p, q, r) = x.shape, self.config.patch_size
         f, h, w = F // p, H // q, W // r
-        text = ops.reshape(text, (B, -1, text.shape[-1]))  # (B, L, text_dim)
-        time, modulation, text = self.condition_embedder(t, text)  # (B, D), (B, 6 D), (B, L, D)
+        if self.config.text_dim is not None:
+            given = (*given[:-1], ops.reshape(given[-1], (B, -1, given[-1].shape[-1])))  # text: (B, L, text_dim)
+        time, modulation, text = self.condition_embedder(t, *given)  # (B, D), (B, 6 D), (B, L, D)
         modulation = ops.reshape(modulation, (modulation.shape[0], 6, -1))  # (B, 6, D)
         cos, sin = self.rope(f, h, w)  # 2 x (N, d / 2)
         x = ops.split_tokens(self.patch_embedding(x))  # (B, N, D); N / ranks here where ranks share a sample

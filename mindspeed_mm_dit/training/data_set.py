@@ -61,14 +61,13 @@ class DataSet:
 
     def examples(self) -> dict[str, list[Any]]:
         """Return, by item, some values to draw samples of: the first classes, the first captions that differ."""
-        found: dict[str, list[Any]] = {}
-        conditions = self._model.predictor.conditions
+        conditions, rows = self._model.predictor.conditions, self._opened.rows
+        given: dict[str, list[Any]] = {}
         if conditions.label:
-            found["label"] = list(range(min(CLASSES_SHOWN, conditions.label.num_classes)))
+            given["label"] = list(range(min(CLASSES_SHOWN, conditions.label.num_classes)))
         if "caption" in conditions.items:
-            found["caption"] = self._opened.example_captions()[:CAPTIONS_SHOWN]
-        if "vector" in conditions.items:
-            found["vector"] = list(self._opened.rows.items["vector"][:CLASSES_SHOWN])
+            given["caption"] = self._opened.example_captions()[:CAPTIONS_SHOWN]
+        found = {item: given.get(item) or list(rows.items[item][:CLASSES_SHOWN]) for item in conditions.items}
         most = max(map(len, found.values()), default=1)
         return {item: [values[n % len(values)] for n in range(most)] for item, values in found.items()}
 

@@ -53,15 +53,16 @@ def draw(job: ReportJob) -> None:
 def _draw_samples(job: ReportJob, picture: Path) -> str:
     """Draw the picture of samples, and return their score; or, where the text encoder cannot run, what to do."""
     _, config, names = describe(job.save, None)
-    conditions, built_in = config.predictor.conditions, BUILT_IN.get(job.source or "")
+    conditions = config.predictor.conditions
+    built_in = BUILT_IN.get((job.source or "", *conditions.items))
     try:
         model, _ = load_model(job.save, None, bf16=job.bf16)
     except PlatformError as error:
         return f"no samples are drawn: {error.what} {error.reason}; mm-dit sample draws them on PyTorch"
-    if built_in and set(built_in.asked) == set(conditions.items):
+    if built_in:
         asked = Asked(built_in.asked)
     else:
-        asked, built_in = Asked(job.examples).each(SAMPLES_PER_CLASS if conditions.items == ("label",) else 1), None
+        asked = Asked(job.examples).each(SAMPLES_PER_CLASS if conditions.items == ("label",) else 1)
     guidance = Guidance(
         job.cfg_scale if conditions.has_null else 1.0, channels="3" if conditions.items == ("label",) else "all"
     )

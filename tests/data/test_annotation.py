@@ -35,7 +35,15 @@ def test_the_tutorials_annotation_is_read_with_its_lines(tmp_path):
     path = tmp_path / "annotation.json"
     path.write_text(OF_THE_TUTORIAL % ("[480, 832]", '{"height": 480, "width": 832}'))
     first, second = entries(path)
-    assert first == (2, "videos/video000001.mp4", ("A scenic view of mountains during sunrise.",), 81, 24, (480, 832))
+    assert first == (
+        2,
+        "videos/video000001.mp4",
+        ("A scenic view of mountains during sunrise.",),
+        81,
+        24,
+        (480, 832),
+        None,
+    )
     assert (second.line, second.path, second.size) == (9, "videos/video000002.mp4", (480, 832))
 
 
@@ -49,7 +57,7 @@ def test_the_resolution_that_the_tutorial_prints_is_named_with_its_cure(tmp_path
 def test_a_jsonl_has_an_object_a_line_and_blank_lines(tmp_path):
     path = tmp_path / "clips.jsonl"
     path.write_text('{"path": "a.mp4", "cap": ["one", "two"]}\n\n{"path": "b.png", "cap": "three"}\n')
-    assert entries(path) == [(1, "a.mp4", ("one", "two"), None, None, None), (3, "b.png", ("three",), None, None, None)]
+    assert entries(path) == [(1, "a.mp4", ("one", "two"), *[None] * 4), (3, "b.png", ("three",), *[None] * 4)]
 
 
 @pytest.mark.parametrize(
@@ -124,3 +132,11 @@ def test_lines_are_right_however_the_list_is_written(tmp_path):
     assert [line.line for line in read_annotation(path)] == [4, 7, 10]
     path.write_text('[\n{"path": "a"},\n{"path": "b"}, {"path": "c"},\n\n{"path": "d"}]')
     assert [line.line for line in read_annotation(path)] == [2, 3, 3, 5]
+
+
+@pytest.mark.parametrize("label", [None, -1, " ", 1.5, True, 10**30])
+def test_a_label_is_a_number_or_a_name(label):
+    with pytest.raises(UnusableEntry, match=r"has kind = .*: a label is a number from 0 on, or a name"):
+        entry_of(Line(1, {"path": "a.mp4", "kind": label}), captioned=False, label_key="kind")
+    found = entry_of(Line(1, {"path": "a.mp4", "kind": "dog"}), captioned=False, label_key="kind")
+    assert (found.label, found.captions) == ("dog", ())

@@ -17,7 +17,9 @@ from mindspeed_mm_dit.data.conditions.text import CaptionFeed
 from mindspeed_mm_dit.data.draws import Stream
 from mindspeed_mm_dit.data.loader import load_batches
 from mindspeed_mm_dit.data.order import SampleOrder, micro_batches
+from mindspeed_mm_dit.data.rows import Wanted
 from mindspeed_mm_dit.data.samples import Samples
+from mindspeed_mm_dit.data.sources import source_of
 from mindspeed_mm_dit.errors import ConfigError, DataError
 
 pytest.importorskip("av", reason="requirements/video.txt")
@@ -298,3 +300,19 @@ def test_grey_clips_are_the_luma_of_their_colours():
     colours = np.random.default_rng(0).integers(0, 256, (3, 2, 4, 5), np.uint8)
     frames = [np.asarray(Image.fromarray(frame).convert("L")) for frame in colours.transpose(1, 2, 3, 0)]
     assert np.abs(grey(colours).astype(int) - np.array(frames)[None]).max() <= 1 and grey(colours).dtype == np.uint8
+
+
+def test_clips_have_the_classes_that_the_annotation_says_where_labels_are_asked_for(tmp_path):
+    entries = [video(tmp_path, f"{n}.mp4") | {"kind": kind} for n, kind in enumerate(("dog", "cat", "dog"))]
+    for entry in entries[1:]:
+        del entry["cap"]  # which nobody asks for
+    found = source_of(labelled := param(tmp_path, entries, label_key="kind")).open(labelled, Wanted(("label",)))
+    assert (found.labels.tolist(), found.classes) == ([1, 0, 1], ("cat", "dog"))
+    assert not any("not used" in note for note in found.notes)
+    renamed = param(tmp_path, [entry | {"kind": "cow"} for entry in entries], label_key="kind")
+    assert source_of(renamed).open(renamed, Wanted(("label",))).digest != found.digest
+    with pytest.raises(DataError, match=r"2 of 3 clips cannot be used(?s:.*)line 2 has no caption"):
+        open_rows(labelled)
+    with pytest.raises(DataError, match=r"3 of 3 clips cannot be used(?s:.*)line 1 has other = None: a label is"):
+        other = param(tmp_path, entries, label_key="other")
+        source_of(other).open(other, Wanted(("label",)))

@@ -28,7 +28,7 @@ def test_the_score_reads_their_inverse():
     digits = read_digits()
     white = np.round(digits.images[1200:] * (255 / 16)).astype(np.uint8)[..., None]
     asked = {"label": digits.labels[1200:]}
-    scores = (BUILT_IN["inverted_digits"].score(images, asked) for images in (255 - white, white))
+    scores = (BUILT_IN["inverted_digits", "label"].score(images, asked) for images in (255 - white, white))
     black, unchanged = (float(re.match(r"inverted, digits score: ([\d.]+)%", score)[1]) for score in scores)
     assert black > 95 and unchanged < 20
 

@@ -18,7 +18,7 @@ from mindspeed_mm_dit.models.data import open_data
 from mindspeed_mm_dit.models.registry import PREDICTOR_MODEL_MAPPINGS, register
 from mindspeed_mm_dit.objectives.registry import draw_of
 from tests.outside.condition import ANGLE, Angle, TurnedConfig, build_turned, on_circle
-from tests.outside.source import TURNED
+from tests.outside.source import TURNED, write_turned
 
 IMAGES = 12
 
@@ -36,10 +36,7 @@ def joined():
 
 @pytest.fixture
 def param(joined, tmp_path):
-    draw = np.random.default_rng(0)
-    np.savez(tmp_path / "turned.npz", images=draw.integers(0, 256, (IMAGES, 8, 8, 1), np.uint8),
-             labels=np.arange(IMAGES) % 3, angles=draw.random(IMAGES) * 6)  # fmt: skip
-    section = {"dataset_type": "turned", "data_folder": str(tmp_path), "image_size": 8}
+    section = write_turned(tmp_path, IMAGES, 8)
     (tmp_path / "data.json").write_text(json.dumps({"dataset_param": section}))
     return load_data_config(tmp_path / "data.json").dataset_param
 

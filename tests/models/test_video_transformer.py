@@ -38,11 +38,11 @@ def test_ranks_that_cannot_share_a_clip_are_told_how_many_can():
         dataclasses.replace(CUSTOM, latent_size=(2, 1, 3)).check_context_parallel(3)
 
 
-def with_random_weights(framework, kind):
+def with_random_weights(framework, kind, custom=CUSTOM):
     from mindspeed_mm_dit.models.custom_dit import CustomDiT
     from mindspeed_mm_dit.models.wan import Wan
 
-    model = Wan(WAN) if kind == "wan" else CustomDiT(CUSTOM)
+    model = Wan(WAN) if kind == "wan" else CustomDiT(custom)
     draw = np.random.default_rng(1)
     shapes = framework.runtime.shapes(model)
     weights = {name: (0.3 * draw.standard_normal(shape)).astype(np.float32) for name, shape in shapes.items()}
@@ -216,3 +216,19 @@ def test_latents_that_do_not_fit_are_refused(shape, words):
     CUSTOM.check_latents((5, 16, 8, 24))
     with pytest.raises(ConfigError, match=words):
         CUSTOM.check_latents(shape)
+
+
+def test_a_label_joins_the_time_and_may_take_the_place_of_the_text(framework):
+    both = dataclasses.replace(CUSTOM, num_classes=3)
+    alone = dataclasses.replace(both, text_dim=None)
+    assert [type(condition).__name__ for condition in both.conditions] == ["ClassLabel", "TextStates"]
+    shapes = alone.parameters().shapes()
+    assert shapes.keys() == {name for name in both.parameters().shapes() if "attn2" not in name and "text" not in name}
+    assert CustomDiTConfig.of_shapes(shapes).conditions == alone.conditions
+    model, _ = with_random_weights(framework, "custom_dit", alone)
+    found = output(framework, model, text=np.array([0, 0]))
+    changed = output(framework, model, text=np.array([0, 3]))
+    np.testing.assert_array_equal(found[0], changed[0])
+    assert relative_error(changed[1], found[1]) > 1e-3
+    with pytest.raises(ConfigError, match=r"predictor.num_classes = 0: and text_dim is null: nothing steers"):
+        dataclasses.replace(alone, num_classes=0)

@@ -1,4 +1,4 @@
-"""A batch is its samples one by one: every objective, predictor and sampler, latents of any axes, any micro-batch."""
+"""A batch is its samples one by one: every objective and sampler, latents of any axes, any micro-batch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mindspeed_mm_dit.data.draws import Stream, normals
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.objectives.registry import draw_of, objective_of
 from tests.conftest import FRAMEWORK
-from tests.parts import CHANNELS, models, name_of, objectives
+from tests.parts import CHANNELS, name_of, objectives
 
 SHAPES = ((CHANNELS, 5), (CHANNELS, 4, 5), (CHANNELS, 2, 4, 5))
 """Latents of 2, 3 and 4 axes; with a batch of C a table of the wrong axes would multiply channels without a word."""
@@ -36,7 +36,7 @@ def rows(arrays, row):
 def test_an_objective_noises_and_scores_each_sample_by_itself(framework, config, shape):
     process = framework.runtime.to_runtime_device(objective_of(config).build(config))
     if hasattr(process, "losses"):
-        pytest.skip("asks the network itself: tried through the composite, below")
+        pytest.skip("asks the network itself: tried with networks in tests/test_cross_product.py")
     doubled = getattr(config, "variance_type", "") == "learned_range"
 
     def noised_and_loss(latents, draws):
@@ -52,35 +52,6 @@ def test_an_objective_noises_and_scores_each_sample_by_itself(framework, config,
         alone = [noised_and_loss(latents[row : row + 1], rows(draws, row)) for row in range(count)]
         for found, wanted in zip(together, zip(*alone)):
             np.testing.assert_allclose(found, np.concatenate(wanted), **CLOSE)
-
-
-@ON_PYTORCH
-@pytest.mark.parametrize("config", models(), ids=lambda config: name_of(config.predictor, config.diffusion))
-def test_a_batch_costs_what_its_samples_cost(framework, config):
-    """Through the composite: source, objective and predictor."""
-    from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
-    from mindspeed_mm_dit.models.composite import DiTModel
-
-    model = DiTModel(config, NoAutoencoder(config.ae))
-    draw = np.random.default_rng(1)
-    shapes = framework.runtime.shapes(model.predictor)
-    weights = {name: (0.3 * draw.standard_normal(shape)).astype(np.float32) for name, shape in shapes.items()}
-    framework.runtime.load_arrays(model.predictor, weights)
-    model = framework.runtime.to_runtime_device(model)
-
-    def losses(latents, given):
-        with framework.ops.no_grad():
-            found = model.losses(*map(framework.ops.tensor, (latents, *(given[name] for name in model.loss_names))))
-        return framework.ops.numpy(found)
-
-    count = BATCHES[-1]
-    latents, draws = batch_of(config.diffusion, count, config.latent_shape)
-    given = config.predictor.conditions.examples(count) | draws
-    alone = np.concatenate([losses(latents[row : row + 1], rows(given, row)) for row in range(count)])
-    assert np.ptp(alone) > 0  # each sample has a loss of its own
-    for batch in BATCHES[1:]:
-        together = losses(latents[:batch], {name: array[:batch] for name, array in given.items()})
-        np.testing.assert_allclose(together, alone[:batch], **CLOSE)
 
 
 @ON_PYTORCH
@@ -112,12 +83,3 @@ def test_a_sampler_walks_with_each_sample_by_itself(framework, config, shape):
         alone = np.concatenate([walked(sampler, np.array([number])) for number in range(CHANNELS)])
         np.testing.assert_allclose(walked(sampler, np.arange(CHANNELS)), alone, **CLOSE)
         assert np.isfinite(alone).all() and alone.shape == (CHANNELS, *shape)
-
-
-@ON_PYTORCH
-def test_every_part_of_the_registries_is_tried():
-    from mindspeed_mm_dit.models.registry import OBJECTIVES, PREDICTOR_MODEL_MAPPINGS
-
-    tried = models()
-    assert {config.predictor.model_id for config in tried} == set(PREDICTOR_MODEL_MAPPINGS)
-    assert {config.diffusion.model_id for config in tried} == set(OBJECTIVES)

@@ -54,6 +54,8 @@ def open_turned(param: TurnedParam, wanted: Wanted) -> Rows:
             images, labels, angles = file["images"], file["labels"].astype(np.int64), file["angles"]
     except (OSError, ValueError, KeyError) as error:
         raise DataError(str(path), f"holds no turned images: {error}", "write it again") from None
+    if images.shape[1:3] != param.sample_size:
+        raise DataError(str(path), f"holds images of {images.shape[1]} x {images.shape[2]}", "correct image_size")
     digest = hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest()[:12]
     return Rows(
         tuple(f"{path}: image {n}" for n in range(len(images))),
@@ -77,6 +79,14 @@ class InMemory:
 
     def read(self, rows: np.ndarray, views: np.ndarray) -> Read:
         return Read({"pixels": self._images[rows]}, rows)
+
+
+def write_turned(folder: Path, count: int, side: int) -> dict[str, Any]:
+    """Write ``count`` images of three classes to ``folder``; return the section of data.json that names them."""
+    draw = np.random.default_rng(0)
+    np.savez(folder / "turned.npz", images=draw.integers(0, 256, (count, side, side, 1), np.uint8),
+             labels=np.arange(count) % 3, angles=draw.random(count) * 6)  # fmt: skip
+    return {"dataset_type": "turned", "data_folder": str(folder), "image_size": side}
 
 
 TURNED: Any = Source(TurnedParam, open_turned, InMemory)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import cached_property, partial
 
 import numpy as np
+from einops import rearrange
 
 from mindspeed_mm_dit.framework import ops
 from mindspeed_mm_dit.verify.reference import video_step, video_times
@@ -59,8 +60,8 @@ class Network:
 
     def after_patch_embedding(self) -> np.ndarray:
         """Return the tokens as an image, (B, D, F, H, W)."""
-        tokens = ops.numpy(self._tokens())  # (B, N, D)
-        return tokens.transpose(0, 2, 1).reshape(len(tokens), -1, *self._grid)
+        F, H, W = self._grid
+        return rearrange(ops.numpy(self._tokens()), "b (f h w) d -> b d f h w", f=F, h=H, w=W)
 
     def after_block(self, number: str) -> Tensor:
         """Return the tokens (B, N, D) behind a block."""

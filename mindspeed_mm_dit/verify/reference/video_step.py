@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import cached_property
 
 import numpy as np
+from einops import rearrange
 
 from mindspeed_mm_dit.configs.limits import check_between
 from mindspeed_mm_dit.data.frames import covering_size_of_mindspeed_mm, fit_frames, resize_levels
@@ -86,13 +87,13 @@ class Frames:
 
     def _of(self, video: str, kind: str) -> tuple[np.ndarray, tuple[int, int]]:
         height, width = self.given[f"prep/{video}/size"].tolist()
-        return self.given[f"prep/{video}/{kind}"].transpose(0, 2, 3, 1), (height, width)
+        return rearrange(self.given[f"prep/{video}/{kind}"], "t c h w -> t h w c"), (height, width)
 
     def resized(self, video: str) -> np.ndarray:
         """Return frames that cover the wanted size, (T, C, h, w) uint8."""
         frames, target = self._of(video, "frames")
         size = covering_size_of_mindspeed_mm((frames.shape[1], frames.shape[2]), target)
-        return resize_levels(frames, size).transpose(0, 3, 1, 2)
+        return rearrange(resize_levels(frames, size), "t h w c -> t c h w")
 
     def output(self, video: str) -> np.ndarray:
         """Return images (C, T, H, W) in [-1, 1]."""

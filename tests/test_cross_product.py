@@ -1,0 +1,318 @@
+"""Every source, autoencoder, text encoder, predictor, objective and optimizer with every other one that it fits.
+
+Whether parts fit is asked of all of them: model.json of each autoencoder, predictor and objective, and data.json of
+each source with each of these. What fits is trained and sampled, so that every pair of parts meets: more than two at a
+time have nothing more to say to each other, for each sees of the others what the next one hands it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import itertools
+import random
+from argparse import Namespace
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from mindspeed_mm_dit.configs.condition import PooledText, TextCondition, Vector
+from mindspeed_mm_dit.configs.data import SOURCE_CONFIGS, DataConfig
+from mindspeed_mm_dit.configs.model import AE_CONFIGS, DIFFUSION_CONFIGS, PREDICTOR_CONFIGS, TEXT_ENCODER_CONFIGS
+from mindspeed_mm_dit.configs.strict import from_mapping
+from mindspeed_mm_dit.data.conditions.registry import CONDITIONS, register_condition
+from mindspeed_mm_dit.data.sources import SOURCES, register_source
+from mindspeed_mm_dit.errors import ConfigError, PlatformError, UserError
+from mindspeed_mm_dit.models.registry import (
+    AE_MODEL_MAPPINGS,
+    AUTOENCODERS,
+    OBJECTIVES,
+    PREDICTOR_MODEL_MAPPINGS,
+    TEXT_ENCODERS,
+    check_encoders,
+    check_framework,
+    register,
+)
+from mindspeed_mm_dit.objectives.registry import draw_of, objective_of
+from mindspeed_mm_dit.optimizers.registry import OPTIMIZERS, settings
+from mindspeed_mm_dit.training.data_set import DataSet
+from tests import parts
+from tests.conftest import FRAMEWORK
+from tests.outside import plugin
+from tests.outside.condition import ANGLE, Angle, TurnedConfig, build_turned
+from tests.outside.source import TURNED, write_turned
+
+TABLES = (
+    AE_CONFIGS,
+    AE_MODEL_MAPPINGS,
+    AUTOENCODERS,
+    CONDITIONS,
+    DIFFUSION_CONFIGS,
+    OBJECTIVES,
+    OPTIMIZERS,
+    PREDICTOR_CONFIGS,
+    PREDICTOR_MODEL_MAPPINGS,
+    SOURCES,
+    SOURCE_CONFIGS,
+    TEXT_ENCODERS,
+    TEXT_ENCODER_CONFIGS,
+)
+FLAGS = {"seed": 0, "tf32": False, "torch_compile": False, "bf16": False, "pynative": True, "weight_decay": 0.0,
+         "ema_decay": 0.5, "power_ema_stds": (), "micro_batch_size": 3, "clip_grad": 0.0}  # fmt: skip
+BATCH, SIDE = 3, 4
+CLOSE = {"rtol": 2e-5, "atol": 2e-6}  # float32 sums of some tens of terms, whose order a batch may change
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, framework):
+    """A folder with small data and encoders; the parts of another package stand beside ours."""
+    before = [dict(table) for table in TABLES]
+    plugin.join()
+    register_source("turned", TURNED)
+    register_condition(Angle, ANGLE)
+    register(PREDICTOR_MODEL_MAPPINGS, PREDICTOR_CONFIGS, "turned", TurnedConfig, build_turned)
+    folder = tmp_path_factory.mktemp("parts")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        yield folder
+    for table, content in zip(TABLES, before):
+        table.clear()
+        table.update(content)
+
+
+@pytest.fixture(scope="module")
+def sources(place):
+    """A section dataset_param of every kind that can be read here, by name."""
+    (place / "outside").mkdir()
+    section = write_turned(place / "outside", 6, SIDE)
+    found = [*parts.sources(place), from_mapping(SOURCE_CONFIGS["turned"], section, "data.json")]
+    return {f"{param.dataset_type} {param.where}": param for param in found}
+
+
+@pytest.fixture(scope="module")
+def models(place):
+    """Every model that model.json lets pass, with the names of its parts."""
+    found: dict[Any, Any] = {}
+    autoencoders, texts = parts.autoencoders(place), parts.text_encoders(place)
+    for ae, text in itertools.product(autoencoders, texts):
+        predictors = called(parts.predictors(ae.latent_channels))
+        for (name, predictor), objective in itertools.product(predictors.items(), some_objectives()):
+            for model in parts.fitted(ae, as_wide(predictor, text), objective, text):
+                encoder = text.model_id if model.text_encoders else "none"
+                found.setdefault((ae.model_id, encoder, name, parts.name_of(objective)), model)
+    return found
+
+
+def called(predictors):
+    """Return each by a name that tells it from the first of its kind, whatever the channels of its latents."""
+    first: dict[str, Any] = {}
+    found = {}
+    for predictor in predictors:
+        plain = dataclasses.asdict(first.setdefault(predictor.model_id, predictor))
+        own = {name: value for name, value in dataclasses.asdict(predictor).items() if value != plain[name]}
+        if "out_channels" in own:
+            own["out_channels"] = f"{predictor.out_channels // predictor.in_channels}C"
+        found[" ".join([predictor.model_id, *(f"{name}={value}" for name, value in own.items())])] = predictor
+    return found
+
+
+def some_objectives():
+    """One of each objective for each width of output that it takes: no other part hears of the rest of its words."""
+    return list({(c.model_id, takes(c, 3), takes(c, 6)): c for c in parts.objectives()}.values())
+
+
+def takes(objective, out_channels):
+    try:
+        objective.check_output(3, out_channels)
+    except ConfigError:
+        return False
+    return True
+
+
+def as_wide(predictor, text):
+    """Return ``predictor`` for states and vectors of the width that ``text`` gives."""
+    for condition in predictor.conditions:
+        if isinstance(condition, TextCondition):
+            width = text.pooled_width() if isinstance(condition, PooledText) else text.states_width()
+            predictor = dataclasses.replace(predictor, **{condition.setting: width or condition.width})
+    return predictor
+
+
+def pools(model):
+    """Whether the text encoders have a pooled vector, if it is asked for."""
+    asked = [c.encoder for c in model.predictor.conditions if isinstance(c, PooledText)]
+    return all(model.text_encoders[encoder].pooled_width() for encoder in asked)
+
+
+class Combination(NamedTuple):
+    """Names of parts that fit."""
+
+    source: str
+    ae: str
+    text: str
+    predictor: str
+    objective: str
+    optimizer: str
+
+    @property
+    def meetings(self):
+        """What is to be tried of it: every pair of parts, or on MindSpore, whose steps are slow to begin, each part."""
+        if FRAMEWORK == "mindspore":
+            return set(enumerate(name.split()[0].split("-")[0] for name in self))
+        return set(itertools.combinations(enumerate(self), 2))
+
+
+class Fit(NamedTuple):
+    """Parts that fit."""
+
+    model: Any
+    data: Any
+    encodes: bool
+
+
+@pytest.fixture(scope="module")
+def fitting(models, sources, place):
+    """Every combination that fits; every other one was refused with a UserError."""
+    opened: dict[Any, Any] = {}
+    found = {}
+    for names, model in models.items():
+        for source, param in sources.items():
+            key = (source, *names[:3])
+            if key not in opened:
+                opened[key] = opens(model, parts.of_size(param, model.sample_size))
+            if opened[key] is not None:
+                fit = Fit(model, opened[key], encodes=True)
+                found |= {Combination(source, *names, optimizer): fit for optimizer in OPTIMIZERS}
+    return found | of_caches(place)
+
+
+def of_caches(place):
+    """The same of caches, whose latents and states have sizes of their own, for whatever takes these."""
+    found = {}
+    for there, param in parts.caches(place):
+        size, kept = there.latent_shape[1:], there.predictor.conditions.items
+        others = [other for other in parts.predictors(there.ae.latent_channels) if other.conditions.items == kept]
+        predictors = called([there.predictor, *filter(None, (parts.resized(other, size) for other in others))])
+        text = there.text_encoder
+        for (name, predictor), objective in itertools.product(predictors.items(), some_objectives()):
+            for model in parts.fitted(there.ae, as_wide(predictor, text), objective, text):
+                names = f"cache {param.cache}", there.ae.model_id, "kept", name, parts.name_of(objective)
+                fit = Fit(model, data_set(model, param), encodes=False)
+                found |= {Combination(*names, optimizer): fit for optimizer in OPTIMIZERS}
+    return found
+
+
+def data_set(model, param):
+    return DataSet(SimpleNamespace(model=model, data=DataConfig(param)), 0)
+
+
+def opens(model, param):
+    """Return the data set, or None where it is refused: exactly where sizes, items or encoders differ."""
+    conditions = model.predictor.conditions
+    one_class = conditions.label is not None and conditions.label.num_classes == 1
+    fits = set(conditions.items) <= set(param.items) and len(param.sample_size) == len(model.sample_size)
+    fits = fits and pools(model) and (not one_class or getattr(param, "single_class", False))
+    fits = fits and (param.dataset_type != "turned" or param.sample_size == (SIDE, SIDE))
+    try:
+        check_encoders(model)
+        data = data_set(model, param)
+    except UserError as error:
+        not_here = FRAMEWORK == "mindspore" and isinstance(error, PlatformError)  # a package that stands beside PyTorch
+        assert not_here or not fits, error
+        return None
+    assert fits, (param, model)
+    return data
+
+
+def covering(combinations):
+    """Return some of them, in which all meet that do in any of them."""
+    wanted, chosen = set().union(*(c.meetings for c in combinations)), []
+    shuffled = random.Random(0).sample(combinations, len(combinations))
+    for least in (8, 5, 3, 2, 1):
+        for combination in shuffled:
+            if len(combination.meetings & wanted) >= least:
+                chosen.append(combination)
+                wanted -= combination.meetings
+    return chosen
+
+
+def test_every_part_fits_another(fitting, sources):
+    assert {c.optimizer for c in fitting} == set(OPTIMIZERS)
+    tried = [fit.model for fit in fitting.values()]
+    assert {model.predictor.model_id for model in tried} == set(PREDICTOR_CONFIGS)
+    assert {model.diffusion.model_id for model in tried} == set(DIFFUSION_CONFIGS)
+    runs_here = {name for name, kind in AE_CONFIGS.items() if FRAMEWORK in kind.frameworks}
+    assert {model.ae.model_id for model in tried} >= runs_here
+    if FRAMEWORK == "pytorch":  # where what reads all sources, and captions, is installed
+        assert {sources[c.source].dataset_type for c in fitting if c.source in sources} == set(SOURCES)
+        conditions = {type(condition) for model in tried for condition in model.predictor.conditions}
+        assert conditions >= set(CONDITIONS) - {PooledText, Vector}
+        texts = {kind for kind in TEXT_ENCODER_CONFIGS.values() if FRAMEWORK in kind.frameworks}
+        assert {type(text) for model in tried for text in model.text_encoders} == texts
+
+
+def test_all_that_fits_is_trained_and_sampled(framework, fitting, monkeypatch):
+    engines = importlib.import_module(f"mindspeed_mm_dit.training.{FRAMEWORK}.engine")
+    monkeypatch.setattr(engines.runtime, "num_microbatches", lambda: 1)
+    chosen, failures = covering(list(fitting)), []
+    for combination in chosen:
+        try:
+            try_out(framework, engines, fitting[combination], combination.optimizer)
+        except Exception as error:
+            failures.append(f"{combination}: {type(error).__name__}: {error}")
+    assert not failures, f"{len(failures)} of {len(chosen)}:\n" + "\n".join(failures[:5])
+
+
+def try_out(framework, engines, fit, optimizer):
+    """Each sample's loss is its own; two steps move every parameter; a guided sample of each of two values."""
+    from mindspeed_mm_dit.framework import runtime
+    from mindspeed_mm_dit.models.composite import DiTModel
+    from mindspeed_mm_dit.models.registry import load_encoders
+
+    config, data = fit.model, fit.data
+    model = DiTModel(config, *load_encoders(config, fit.encodes))
+    draw = np.random.default_rng(1)
+    start = {name: (0.3 * draw.standard_normal(p.shape)).astype(np.float32) for name, p in config.parameters()}
+    flags = {name: field.default for name, (field, _) in settings().items()}
+    engine = engines.Engine(model, Namespace(**FLAGS, **flags, optimizer=optimizer), None, weights=start)
+    samples = data.samples(draw_of(config.diffusion))
+    batch = samples.batch(np.arange(BATCH))
+    runtime.to_runtime_device(model)
+
+    def forward_step(batches, model):
+        return model(**runtime.to_device(next(batches))), lambda losses: (losses.mean(), {"loss": losses.mean()})
+
+    rows = [{name: array[row : row + 1] for name, array in batch.items()} for row in range(BATCH)]
+    together, *alone = (framework.ops.numpy(engine.eval_step(forward_step, iter([given]))) for given in (batch, *rows))
+    np.testing.assert_allclose(together, np.concatenate(alone), **CLOSE)
+    assert np.ptp(together) > 0
+    for lr in (1e-2, 2e-2):  # (of a sign alone two equal steps may undo each other)
+        result = engine.train_step(forward_step, iter([batch]), lr)
+    assert np.isfinite(framework.ops.numpy(result.loss))
+    shapes = config.parameters().shapes(trained_only=True)
+    moved = {name: p for name, p in model.predictor.named_parameters() if name in shapes}
+    still = [name for name, p in moved.items() if (framework.ops.numpy(p) == start[name]).all()]
+    assert not still, f"never moved: {still}"
+    if fit.encodes:
+        samples_of(config, model, data)
+
+
+def samples_of(config, model, data):
+    from mindspeed_mm_dit.objectives.guidance import Guidance
+    from mindspeed_mm_dit.sampling.asked import Asked
+    from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
+
+    asked = Asked({item: values[:2] for item, values in data.examples().items()})
+    guidance = Guidance(1.5) if config.predictor.conditions.has_null else Guidance()
+    settings = SampleSettings(objective_of(config.diffusion).quick_sampler, 2, guidance)
+    assert generate(model, config, asked, settings).shape[:-1] == (len(asked), *config.sample_size)
+
+
+@pytest.mark.parametrize("kind", {*AE_CONFIGS.values(), *TEXT_ENCODER_CONFIGS.values()}, ids=lambda kind: kind.__name__)
+def test_an_encoder_of_another_framework_is_refused_by_name(framework, kind):
+    if FRAMEWORK in kind.frameworks:
+        pytest.skip("runs here")
+    with pytest.raises(PlatformError, match=f"runs on PyTorch alone, not on {FRAMEWORK}"):
+        check_framework(kind("nowhere"))
