@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
 table { border-collapse: collapse; margin: 1rem 0 } td, th { padding: .2rem .8rem; border-bottom: 1px solid #ddd }
-th { text-align: left } td.n { text-align: right; font-variant-numeric: tabular-nums } img { max-width: 100% }
+th { text-align: left } img { max-width: 100% }
+td.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums }
 .PASS { color: #176f2c; font-weight: bold } .FAIL { color: #b3261e; font-weight: bold } tr.bad { background: #fde8e6 }
 figure { display: inline-block; margin: 0 1rem 1rem 0 } code { font-size: .92em }
 """

@@ -6,9 +6,14 @@ import argparse
 import shutil
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mindspeed_mm_dit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mindspeed_mm_dit.verify.proof import Config
 
 DESCRIPTION = """\
 Is my training step right, in every layout I am going to pay for?
@@ -16,17 +21,25 @@ Is my training step right, in every layout I am going to pay for?
   mm-dit prove digits
   mm-dit prove configs/mine --layouts 'FSDP2*' hybrid --output proof.html
   mm-dit prove configs/mine --checkpoint runs/mine/checkpoints --steps 5
+  mm-dit prove --run runs/mine/checkpoints --at 20,400 --card run_card.md
+  mm-dit prove --run run_card.md -- --mm-data elsewhere/data.json
 
 Takes one optimizer step on one rank in float64, by your config folder and data, and then the same step in every layout
 that this machine can run: losses, every gradient, their norm, every weight and its average after the step must be the
 truth but for rounding, which is measured. Where a layout is wrong, says the first wrong module. The exit code is 1 if
-one is, 2 for a mistake in the input."""
+one is, 2 for a mistake in the input.
+
+With --run, takes steps of a published run again, on this machine, and holds loss and gradient norm to its log."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the command."""
     parser.add_argument(
-        "config", metavar="CONFIG", help="folder with model.json, data.json and train.args, or an embedded one"
+        "config",
+        nargs="*",
+        metavar="CONFIG",
+        help="folder with model.json, data.json and train.args, or an embedded one; "
+        "with --run, behind --: flags of the run that are others here",
     )
     parser.add_argument("--layouts", nargs="+", default=[], metavar="NAME", help="these alone; * stands for anything")
     parser.add_argument("--list", action="store_true", help="say which layouts there are, and end")
@@ -38,6 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--steps", type=int, default=1, metavar="N", help="steps to take (default 1)")
     parser.add_argument("--output", default="proof.html", metavar="HTML", help="the page; the JSON goes beside it")
+    parser.add_argument("--run", dest="past", metavar="PLACE", help="a folder of --save, or the card of a run")
+    parser.add_argument("--at", type=_places, default=[], metavar="N,N", help="of --run: logged iterations (default: "
+                        "the first after each checkpoint)")  # fmt: skip
+    parser.add_argument("--log", metavar="LOG", help="of --run: its log, or TensorBoard folder (default: its own)")
+    parser.add_argument("--card", metavar="MD", help="of --run: write what one publishes beside weights")
     parser.add_argument("--mindspore-python", metavar="PY", help="interpreter with MindSpore (default: this one, "
                         ".venv-mindspore)")  # fmt: skip
 
@@ -51,6 +69,8 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(map(str, layouts)))
         return 0
     check_arguments(args)
+    if args.past:
+        return _run_again(args)
     from mindspeed_mm_dit.configs.embedded import config_folder
     from mindspeed_mm_dit.verify.processes import interpreters
     from mindspeed_mm_dit.verify.proof import open_config, prove
@@ -58,7 +78,8 @@ def run(args: argparse.Namespace) -> int:
 
     folder = Path(tempfile.mkdtemp(prefix="mm-dit-prove-"))
     try:
-        config = open_config(config_folder(args.config), folder, args.checkpoint, args.full, args.steps)
+        config = open_config(config_folder(args.config[0]), folder, args.checkpoint, args.full, args.steps)
+        config = _checked(config)
         verdicts = prove(config, layouts, interpreters(args.mindspore_python), _say)
         write_proof(Path(args.output), config, verdicts)
     finally:
@@ -68,17 +89,62 @@ def run(args: argparse.Namespace) -> int:
     return 1 if any(verdict.word == "FAIL" for verdict in verdicts) else 0
 
 
+def _run_again(args: argparse.Namespace) -> int:
+    """Hold steps of a published run to its log; 0 if all are the same but for rounding, 1 if one is not."""
+    from mindspeed_mm_dit.framework import activate
+    from mindspeed_mm_dit.verify.published import Published, write_card
+
+    card = Path(args.card).resolve() if args.card else None
+    run = Published.open(args.past, args.log, args.config)
+    activate(run.flags.ai_framework)
+    from mindspeed_mm_dit.framework import runtime
+    from mindspeed_mm_dit.hosts.prove_run import described, take_again
+
+    findings = take_again(run, args.at)
+    if card and runtime.rank() == 0:
+        write_card(card, run, findings, described(run))
+        print(f"card: {card}")
+    runtime.shutdown()
+    return 0 if all(finding.good for finding in findings) else 1
+
+
+def _checked(config: Config) -> Config:
+    """Refuse, before time is spent, what no run of the config would begin with; say which data it is."""
+    from mindspeed_mm_dit.framework import activate
+    from mindspeed_mm_dit.hosts.standalone_preflight import preflight
+    from mindspeed_mm_dit.training.flags import quiet, whole_parser
+    from mindspeed_mm_dit.verify.layouts import Layout
+
+    activate("pytorch")  # of the truth
+    mm = preflight(quiet(whole_parser().parse_strictly(list(config.task(Layout("truth"), "truth").flags))))
+    return replace(config, about={**config.about, "data": mm.pictures})
+
+
 def check_arguments(args: argparse.Namespace) -> None:
     """Refuse what cannot work before time is spent."""
     from mindspeed_mm_dit.configs.embedded import config_folder
     from mindspeed_mm_dit.configs.outputs import check_output_file
 
-    config_folder(args.config)
+    if args.card:
+        check_output_file("--card", args.card)
+    if args.past:
+        return
+    if len(args.config) != 1:
+        raise ConfigError("CONFIG", "name one config folder", "or name a run by --run")
+    if args.at or args.log or args.card:
+        raise ConfigError("--at, --log and --card", "are about a run: --run PLACE")
+    config_folder(args.config[0])
     if args.steps < 1:
         raise ConfigError(f"--steps = {args.steps}", "must be at least 1")
     if Path(args.output).suffix != ".html":
         raise ConfigError(f"--output = {args.output}", "is not a .html")
     check_output_file("--output", args.output)
+
+
+def _places(text: str) -> list[int]:
+    if not all(part.isdecimal() for part in text.split(",")):
+        raise argparse.ArgumentTypeError(f"{text} is no list of iterations: write 20,400")
+    return [int(part) for part in text.split(",")]
 
 
 def _say(text: str) -> None:

@@ -48,12 +48,14 @@ def take(task: Task) -> None:
     from mindspeed_mm_dit.framework import active, runtime
     from mindspeed_mm_dit.hosts.steps import begin, join, script
     from mindspeed_mm_dit.training.batches import train_valid_batches
+    from mindspeed_mm_dit.training.beginning import first_weights
     from mindspeed_mm_dit.training.lr import LearningRate
 
     args = quiet(whole_parser().parse_strictly(list(task.flags)))
     join(args)
     room: Any = importlib.import_module(f"mindspeed_mm_dit.training.{active()}.seen")
-    engine = begin(args, made=room.in_float64 if task.is_truth else lambda model: model)
+    first = _drawn(first_weights(args, None), args.seed)
+    engine = begin(args, made=room.in_float64 if task.is_truth else lambda model: model, first=first)
     roundings = room.Roundings(engine, task.rounding, task.kept, task.draw) if task.rounding else None
     seen, losses = room.Seen(engine), list[Any]()
     watch = room.Watch(engine.predictor, _watched(args)) if task.watched else None
@@ -69,17 +71,26 @@ def take(task: Task) -> None:
         if number == 0:
             found = _first(seen, watch)
     del batches  # and its threads
+    if task.is_truth and not task.rounding:
+        found |= {f"start/{name}": array for name, array in first.weights.items()}
     values = np.concatenate([room.whole(each) for each in losses]).reshape(task.steps, -1)
     found |= {
         "grad_norm": np.array([room.whole(norm) for norm in norms]),
         "losses": values,
         "positions": _positions(args, task.steps)[:, : values.shape[1]],
     }
-    rank, alike = runtime.rank(), ("gradient/", "model/", "ema/")
+    rank, alike = runtime.rank(), ("gradient/", "model/", "ema/", "start/")
     np.savez(
         f"{task.output}.rank{rank}.npz", **{n: a for n, a in found.items() if rank == 0 or not n.startswith(alike)}
     )
     room.forget()
+
+
+def _drawn(first: Any, seed: int) -> Any:
+    """Draw what begins as zero: of adapters every second matrix does, and hides what is wrong with the others."""
+    from mindspeed_mm_dit.verify.worker import nudged
+
+    return first._replace(weights={name: nudged(name, value, seed) for name, value in first.weights.items()})
 
 
 def _first(seen: Any, watch: Any) -> dict[str, np.ndarray]:

@@ -18,7 +18,7 @@ from mindspeed_mm_dit.hosts.contract import DatasetsProvider, FlagsProvider
 from mindspeed_mm_dit.hosts.ending import end, leave_for_launcher, say
 from mindspeed_mm_dit.hosts.standalone_preflight import preflight
 from mindspeed_mm_dit.models import registry
-from mindspeed_mm_dit.training.beginning import first_weights
+from mindspeed_mm_dit.training.beginning import First, first_weights
 from mindspeed_mm_dit.training.contract import Engine, EngineModule
 from mindspeed_mm_dit.training.dry_run import plan_of_run
 from mindspeed_mm_dit.training.flags import standalone_parser
@@ -26,7 +26,7 @@ from mindspeed_mm_dit.training.loop import train
 from mindspeed_mm_dit.training.progress import claimed_save, open_progress
 from mindspeed_mm_dit.training.report import how_to_resume
 from mindspeed_mm_dit.training.signals import Stop, StopRequest
-from mindspeed_mm_dit.training.start import Start, find_start, print_rank_0
+from mindspeed_mm_dit.training.start import find_start, print_rank_0
 
 
 class ModelType(Enum):
@@ -133,7 +133,7 @@ def _run(
     with StopRequest(args.exit_duration_in_mins) as stop, claimed_save(args) as claim:
         _announce(args)
         start = find_start(args, engine_module.checkpoints)
-        engine = build_engine(args, engine_module, model_provider, start)
+        engine = build_engine(args, engine_module, model_provider, first_weights(args, start))
         print_rank_0(f"predictor: {engine.num_parameters():,} parameters; ready in {time.monotonic() - started:.1f} s")
         progress = open_progress(args, engine, engine_module.checkpoints, claim, start)
         args.consumed_train_samples, args.begun_at = progress.consumed_samples, progress.iteration
@@ -156,10 +156,9 @@ def _run(
 
 
 def build_engine(
-    args: Namespace, engine_module: EngineModule, model_provider: Callable[..., Any], start: Start | None
+    args: Namespace, engine_module: EngineModule, model_provider: Callable[..., Any], first: First
 ) -> Engine:
-    """Return the engine of a run; its weights are those of --init-from, or of the seed until a checkpoint is loaded."""
-    first = first_weights(args, start)  # before there is a model: what cannot be read costs nothing
+    """Return the engine of a run; its weights are ``first`` until a checkpoint is loaded."""
     args.mm = replace(args.mm, base=first.base)
     return engine_module.Engine(model_provider(), args, args.mm.fsdp2, args.mm.precision, first.weights)
 

@@ -5,17 +5,30 @@ from __future__ import annotations
 import importlib
 from argparse import Namespace
 from collections.abc import Callable, Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from mindspeed_mm_dit.checkpoint.store import read_facts
 from mindspeed_mm_dit.framework import active, runtime
 from mindspeed_mm_dit.hosts.standalone import build_engine
 from mindspeed_mm_dit.hosts.standalone_preflight import preflight
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.registry import load_encoders
+from mindspeed_mm_dit.training.batches import train_valid_batches
+from mindspeed_mm_dit.training.beginning import First, first_weights
 from mindspeed_mm_dit.training.contract import EngineModule, ForwardStep
-from mindspeed_mm_dit.training.start import Start
+from mindspeed_mm_dit.training.lr import LearningRate
+from mindspeed_mm_dit.training.start import Start, check_fits
 
 Tensor = Any
+
+
+class StepTaken(NamedTuple):
+    """A step, as a run logs it."""
+
+    iteration: int
+    loss: float
+    grad_norm: float
 
 
 def join(args: Namespace) -> None:
@@ -26,17 +39,53 @@ def join(args: Namespace) -> None:
     )
 
 
-def begin(args: Namespace, start: Start | None = None, made: Callable[[Any], Any] = lambda model: model) -> Any:
-    """Return the engine of a run that has joined; ``made`` is given the composite before it is spread."""
-    engine_module: EngineModule = importlib.import_module(f"mindspeed_mm_dit.training.{active()}.engine")
+def begin(
+    args: Namespace,
+    start: Start | None = None,
+    made: Callable[[Any], Any] = lambda model: model,
+    first: First | None = None,
+) -> Any:
+    """Return the engine of a run that has joined.
+
+    made: is given the composite before it is spread. first: the weights to begin with; None: those of the run.
+    """
 
     def provided() -> Any:
         return made(DiTModel(args.mm.model, *load_encoders(args.mm.model, args.mm.encodes)))
 
-    engine = build_engine(args, engine_module, provided, start)
+    engine = build_engine(args, _engine_module(), provided, first or first_weights(args, start))
     if start is not None:
         engine.load(start.path, with_optimizer=not args.no_load_optim)
     return engine
+
+
+def _engine_module() -> EngineModule:
+    found: EngineModule = importlib.import_module(f"mindspeed_mm_dit.training.{active()}.engine")
+    return found
+
+
+def starting(args: Namespace, checkpoint: Path | None) -> Start | None:
+    """Return where a run that has joined goes on from, known to fit its flags; None: at the beginning."""
+    if checkpoint is None:
+        return None
+    start = Start(checkpoint, int(checkpoint.name[5:]), read_facts(checkpoint))
+    check_fits(args, start, _engine_module().checkpoints)
+    return start
+
+
+def steps_after(args: Namespace, engine: Any, start: Start | None, step: ForwardStep) -> Iterator[StepTaken]:
+    """Take the steps of a run after ``start``, one whenever the next is asked for."""
+    done = start.iteration if start else 0
+    args.consumed_train_samples = done * args.global_batch_size
+    if start is not None:
+        args.consumed_train_samples = start.facts.get("consumed_samples", args.consumed_train_samples)
+    batches, _ = train_valid_batches(args)
+    schedule = LearningRate.of(args)
+    while True:
+        result = engine.train_step(step, batches, schedule.at(done))
+        done += 1
+        yield StepTaken(done, *runtime.read_later([result.loss, result.grad_norm]).wait())
+        args.consumed_train_samples += args.global_batch_size
 
 
 def script(

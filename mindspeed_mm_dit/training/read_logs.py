@@ -21,6 +21,7 @@ Found = TypeVar("Found")
 
 _NUMBER = r"([-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|nan|inf))"
 _MEGATRON = re.compile(rf"\biteration +(\d+)/ *\d+ \|.*?\| *(?:lm )?loss: *{_NUMBER}", re.I)
+_GRAD_NORM = re.compile(rf"\biteration +(\d+)/.*?\| *grad norm: *{_NUMBER}", re.I)
 _PUBLISHED_DIT = re.compile(rf"\(step=(\d+)\) *train loss: *{_NUMBER}", re.I)
 _MINDSPORE = re.compile(rf"\bepoch[:\s]+(\d+)[,\s]+step[:\s]+(\d+)\b.*?\bloss(?:\s+is)?[:\s]+{_NUMBER}", re.I)
 _GLOBAL_STEP = re.compile(r"\bglobal_step[:\s]+(\d+)", re.I)
@@ -30,6 +31,7 @@ _MS_PER_ITERATION = re.compile(r"\biteration +(\d+)/.*?elapsed time per iteratio
 
 TRAINING_SCALARS = ("train/loss", "lm loss", "loss")
 """Names of the loss in TensorBoard: ours, Megatron's, a common one."""
+GRAD_NORM_SCALARS = ("train/grad_norm", "grad-norm")
 HELD_OUT = "held-out images"
 VALIDATION_SCALARS = {
     HELD_OUT: ("valid/loss", "lm loss validation", "loss validation"),
@@ -69,6 +71,27 @@ def read_curve(path: str | Path) -> Curve:
     if not found:
         raise DataError(str(path), "no losses found in it", "known formats are: " + "; ".join(KNOWN_FORMATS))
     return _curve(str(path), found)
+
+
+def read_steps(path: str | Path) -> dict[int, tuple[float, float]]:
+    """Read loss and gradient norm by step, of this project's and MindSpeed-MM's log or TensorBoard folder.
+
+    Raises:
+        DataError: the log cannot be read, or holds none.
+    """
+    path = Path(path)
+    if is_folder(path):
+        scalars = _read_folder(path)
+        losses, norms = _first(scalars, TRAINING_SCALARS), _first(scalars, GRAD_NORM_SCALARS)
+    else:
+        losses, norms = _read_text(path, parse_losses), _read_text(path, _parse_grad_norms)
+    if not losses.keys() & norms.keys():
+        raise DataError(str(path), "no losses with gradient norms found in it", "name a log of --log-interval")
+    return {step: (losses[step], norms[step]) for step in sorted(losses.keys() & norms.keys())}
+
+
+def _parse_grad_norms(lines: Iterable[str]) -> dict[int, float]:
+    return {_step(m[1]): float(m[2]) for m in map(_GRAD_NORM.search, lines) if m}
 
 
 def read_validation(path: str | Path) -> list[Curve]:

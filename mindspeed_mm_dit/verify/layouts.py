@@ -38,7 +38,12 @@ class Layout:
 
     def __str__(self) -> str:
         ranks = "1 rank" if self.ranks == 1 else f"{self.ranks} ranks"
-        return f"{ranks}, {self.name}" + ("" if self.framework == "pytorch" else f" ({self.framework})")
+        return f"{ranks}, {self.label}"
+
+    @property
+    def label(self) -> str:
+        """Its name, with the framework where that is not PyTorch."""
+        return self.name if self.framework == "pytorch" else f"{self.name} ({self.framework})"
 
     @property
     def stem(self) -> str:
@@ -48,6 +53,7 @@ class Layout:
 
 _CLIPPED, _UNCLIPPED = ("--clip-grad", "0.001"), ("--clip-grad", "0")
 _MUON = ("--optimizer", "muon")
+_LORA = ("--lora-target-modules", "{*}", "--lora-r", "2", "--lora-alpha", "1")
 _SHARDED: Mapping[str, Any] = {"sharding_size": "auto"}
 _HYBRID: Mapping[str, Any] = {"sharding_size": 2}
 _RECOMPUTED: Mapping[str, Any] = {RECOMPUTED: True, "use_reentrant": False}
@@ -63,6 +69,7 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout("clipping active", what=_CLIPPED, micro_batches=2),
     Layout("no clipping", what=_UNCLIPPED),
     Layout("Muon", what=_MUON),
+    Layout("LoRA", what=_LORA, micro_batches=2),
     Layout("replicated", 2),
     Layout("replicated, micro-batches", 2, micro_batches=2),
     Layout("replicated, autocast", 2, ("--bf16",), precision="bfloat16"),
@@ -72,6 +79,7 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout("FSDP2, bf16", 2, sharding={**_SHARDED, **_BF16}, precision="bfloat16"),
     Layout("FSDP2, clipping active", 2, what=_CLIPPED, sharding=_SHARDED, micro_batches=2),
     Layout("FSDP2, Muon", 2, what=_MUON, sharding=_SHARDED),
+    Layout("FSDP2, LoRA", 2, what=_LORA, sharding=_SHARDED),
     Layout("FSDP2, torch.compile", 2, ("--torch-compile",), sharding=_SHARDED),
     Layout("Ulysses", 2, _ULYSSES, sharing=2),
     Layout("replicated", 4),
@@ -80,6 +88,7 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout("hybrid, Ulysses", 4, _ULYSSES, sharing=2, sharding=_HYBRID),
     Layout("whole batch, graph", framework="mindspore"),
     Layout("micro-batches, pynative", flags=("--pynative",), micro_batches=2, framework="mindspore"),
+    Layout("LoRA, graph", what=_LORA, framework="mindspore"),
     Layout("replicated, graph", 2, micro_batches=2, framework="mindspore"),
     Layout("FSDP2, clipping active, graph", 2, what=_CLIPPED, sharding=_SHARDED, framework="mindspore"),
 )

@@ -9,7 +9,7 @@ import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -26,14 +26,12 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {"pytorch": "torch", "mindspore": "mindspore"}
 VENVS = {"pytorch": ".venv", "mindspore": ".venv-mindspore"}
 
-# What compare decides itself, or what a short run from fixed weights must not do. True: the flag takes a value.
-LEFT_OUT = {
-    "--save": True, "--load": True, "--init-from": True, "--tensorboard-dir": True, "--save-interval": True,
-    "--eval-interval": True,
-    "--eval-iters": True, "--log-interval": True, "--ai-framework": True, "--host": True,
-    "--fsdp2-config-path": True, "--seed": True, "--mm-model": True, "--mm-data": True, "--mm-tool": True,
-    "--report": False, "--use-torch-fsdp2": False, "--no-async-save": False, "--bf16": False,
-}  # fmt: skip
+LEFT_OUT = (
+    "--save", "--load", "--init-from", "--tensorboard-dir", "--save-interval", "--eval-interval",
+    "--eval-iters", "--log-interval", "--ai-framework", "--host", "--fsdp2-config-path", "--seed", "--mm-model",
+    "--mm-data", "--mm-tool", "--report", "--use-torch-fsdp2", "--no-async-save", "--bf16",
+)  # fmt: skip
+"""Flags that compare decides itself, and those of what a short run from fixed weights must not do."""
 
 
 @dataclass(frozen=True)
@@ -179,16 +177,13 @@ def batch_size_of(flags: Sequence[str]) -> int:
     raise ConfigError("train.args", "has neither --micro-batch-size nor --global-batch-size", "pass --batch-size")
 
 
-def own_flags(path: Path, left_out: Mapping[str, bool] = LEFT_OUT) -> list[str]:
-    """Return the flags of a train.args without those that are decided here; True: the flag takes a value."""
+def own_flags(path: Path, left_out: Collection[str] = LEFT_OUT) -> list[str]:
+    """Return the flags of a train.args without those that are decided here, and their values."""
     words = [part for word in read_train_args(path, "--train-args") for part in word.split("=", 1)]
-    kept: list[str] = []
-    rest = iter(words)
-    for word in rest:
-        if word not in left_out:
-            kept.append(word)
-        elif left_out[word]:
-            next(rest, None)
+    kept, is_kept = list[str](), True
+    for word in words:
+        is_kept = word not in left_out if word.startswith("--") else is_kept
+        kept += [word] if is_kept else []
     return kept
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import itertools
 import json
 import os
@@ -29,10 +28,10 @@ from mindspeed_mm_dit.verify.task import Taken, Task, write_tasks
 
 SAMPLES = 16
 """Of the global batch of a proof: each of 4 ranks has 2 micro-batches of 2."""
-_DECIDED_HERE = {
-    **LEFT_OUT, "--torch-compile": False, "--pynative": False, "--tf32": False, "--context-parallel-size": True,
-    "--lr-warmup-iters": True, "--lr-decay-style": True, "--ema-decay": True, "--micro-batch-size": True,
-}  # fmt: skip
+_DECIDED_HERE = (
+    *LEFT_OUT, "--torch-compile", "--pynative", "--tf32", "--context-parallel-size", "--lr-warmup-iters",
+    "--lr-decay-style", "--ema-decay", "--micro-batch-size",
+)  # fmt: skip
 SETTINGS = ("--lr-decay-style", "constant", "--ema-decay", "0.5")
 """What a proof sets: the first step moves weights and average by more than float32 rounds them."""
 WEIGHTS = "weights.safetensors"
@@ -100,6 +99,8 @@ def open_config(given: Path, folder: Path, checkpoint: str | None, is_whole: boo
     """
     from safetensors.numpy import save_file
 
+    from mindspeed_mm_dit.checkpoint.adapting import digest_of_base
+
     model = load_model_config(str(given / "model.json"))
     content = spelled_out(read_json(str(given / "model.json"), "CONFIG"), str(given / "model.json"))
     flags = own_flags(given / "train.args", _DECIDED_HERE)
@@ -118,7 +119,7 @@ def open_config(given: Path, folder: Path, checkpoint: str | None, is_whole: boo
         about={
             "config": str(given), "model": _said(model, small),
             "weights": checkpoint or "drawn from the seed; what begins as zero is drawn too, for it would hide errors",
-            "digest of the weights": _digest(weights), "steps": str(steps),
+            "digest of the weights": digest_of_base(weights)[:16], "steps": str(steps),
         },
     )  # fmt: skip
 
@@ -179,8 +180,6 @@ def truths_of(
     config: Config, layouts: Sequence[Layout], pythons: Mapping[str, str | UserError], say: Say, watched: bool = False
 ) -> dict[tuple[str, ...], Truth | str]:
     """Compute the truth of each thing that the layouts compute, and its rounding in their precisions."""
-    from safetensors.numpy import load_file
-
     say("the truth, in float64, and its rounding")
     asked = {each.what: {other.precision for other in layouts if other.what == each.what} for each in layouts}
     tasks = {
@@ -189,12 +188,12 @@ def truths_of(
         for precision in ("", *sorted(precisions))
     }
     why = run_tasks(1, "pytorch", list(itertools.chain(*tasks.values())), config, pythons)
-    start, truths = load_file(config.weights), dict[tuple[str, ...], Truth | str]()
+    truths: dict[tuple[str, ...], Truth | str] = {}
     for what, precisions in asked.items():
         found = {each: [Taken.read(task) or why for task in tasks[what, each]] for each in ("", *precisions)}
         refused = [taken for taken in itertools.chain(*found.values()) if isinstance(taken, str)]
         (exact,) = found.pop("")
-        truths[what] = refused[0] if refused else Truth(exact, found, start)  # type: ignore[arg-type]
+        truths[what] = refused[0] if refused else Truth(exact, found)  # type: ignore[arg-type]
     return truths
 
 
@@ -269,13 +268,6 @@ def _said(model: ModelConfig, proved: ModelConfig) -> str:
         if getattr(model.predictor, field.name) != getattr(proved.predictor, field.name)
     ]
     return f"NARROWED to {count} of {whole.num_elements():,} ({', '.join(changed)}); --full proves it whole"
-
-
-def _digest(arrays: Mapping[str, np.ndarray]) -> str:
-    joined = hashlib.sha256()
-    for name in sorted(arrays):
-        joined.update(name.encode() + np.ascontiguousarray(arrays[name]).tobytes())
-    return joined.hexdigest()[:16]
 
 
 def _seed(flags: Sequence[str]) -> int:

@@ -18,7 +18,7 @@ from mindspeed_mm_dit.verify.proof import Config
 from mindspeed_mm_dit.verify.prove import KINDS, MEASURED, Verdict
 from mindspeed_mm_dit.verify.table import Finding, worst
 
-HEADS = ("layout", "verdict", *KINDS)
+HEADS = ("ranks", "layout", "verdict", *KINDS)
 
 
 def said(verdicts: Sequence[Verdict]) -> str:
@@ -75,7 +75,16 @@ def _why(verdict: Verdict) -> str:
 
 
 def _row(verdict: Verdict) -> tuple[str, ...]:
-    return (str(verdict.layout), verdict.word, *(_cell(verdict.of_kind(kind)) for kind in KINDS))
+    return (
+        str(verdict.layout.ranks),
+        verdict.layout.label,
+        verdict.word,
+        *(_cell(verdict.of_kind(kind)) for kind in KINDS),
+    )
+
+
+def _names(verdict: Verdict) -> tuple[str, str]:
+    return str(verdict.layout.ranks), verdict.layout.label
 
 
 def _cell(findings: Sequence[Finding]) -> str:
@@ -92,16 +101,16 @@ def _rows(verdict: Verdict) -> list[tuple[str, ...]]:
 def _unproved(verdicts: Sequence[Verdict]) -> list[str]:
     if not verdicts:
         return []
-    rows = [(str(verdict.layout), verdict.reason) for verdict in verdicts]
-    return ["<h2>Not proved</h2>", table(("layout", "why"), rows)]
+    rows = [(*_names(verdict), verdict.reason) for verdict in verdicts]
+    return ["<h2>Not proved</h2>", table(("ranks", "layout", "why"), rows)]
 
 
 def _growth(verdicts: Sequence[Verdict]) -> list[str]:
     """Return how differences of the loss grow from step to step, where there are several."""
     if not verdicts or len(verdicts[0].of_kind("loss")) < 2:
         return []
-    heads = ("layout", *(f"step {number}" for number in range(1, 1 + len(verdicts[0].of_kind("loss")))))
-    rows = [(str(v.layout), *(_cell([finding]) for finding in v.of_kind("loss"))) for v in verdicts]
+    heads = ("ranks", "layout", *(f"step {number}" for number in range(1, 1 + len(verdicts[0].of_kind("loss")))))
+    rows = [(*_names(v), *(_cell([finding]) for finding in v.of_kind("loss"))) for v in verdicts]
     return ["<h2>How differences of the loss grow</h2>", "<p>Each step is held to what rounding has made by then.</p>",
             table(heads, rows)]  # fmt: skip
 

@@ -109,7 +109,11 @@ class Truth:
     taken: Taken
     rounded: Mapping[str, Sequence[Taken]]
     """By precision."""
-    start: Arrays
+
+    @property
+    def start(self) -> Arrays:
+        """The weights that all layouts begin with."""
+        return self.taken.start
 
     def asked(self, precision: str) -> Tolerances:
         """Return what passes at least."""

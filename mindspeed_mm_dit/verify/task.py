@@ -49,11 +49,17 @@ class Taken:
     """Steps that were taken in one layout, by all its ranks."""
 
     arrays: Arrays
-    """``grad_norm``, (steps,); ``gradient/PARAMETER``, ``model/PARAMETER`` and ``ema/PARAMETER``: of the first step."""
+    """``grad_norm``, (steps,); ``gradient/PARAMETER``, ``model/PARAMETER`` and ``ema/PARAMETER``: of the first step;
+    of a truth ``start/PARAMETER``, the weights before it."""
     losses: Sequence[np.ndarray]
     """Of each step, (samples,), in the order of the run."""
     watched: Arrays
     """What the modules were given and gave, by sample, in the order in which it was computed."""
+
+    @property
+    def start(self) -> Arrays:
+        """The weights before the first step, of a truth."""
+        return {name[6:]: array for name, array in self.arrays.items() if name.startswith("start/")}
 
     @classmethod
     def read(cls, task: Task) -> Taken | str:

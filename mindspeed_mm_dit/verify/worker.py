@@ -195,10 +195,11 @@ def drawn_weights(config: ModelConfig, seed: int) -> Arrays:
     from mindspeed_mm_dit.models.init import initial_weights
 
     drawn = initial_weights(config.predictor.parameters(), seed)
-    return {name: _nudged(name, value, seed) for name, value in drawn.items()}
+    return {name: nudged(name, value, seed) for name, value in drawn.items()}
 
 
-def _nudged(name: str, value: np.ndarray, seed: int) -> np.ndarray:
+def nudged(name: str, value: np.ndarray, seed: int) -> np.ndarray:
+    """Return what a parameter begins as; what would begin as zero is drawn, for zeros hide errors behind them."""
     if value.any():
         return value
     draw = philox((seed, zlib.crc32(name.encode())))

@@ -26,12 +26,12 @@ flags.OWN += (
     Flag("sparkle_sound", "of the stars", False, refused_in=("native",), refusal="is silent"),
 )
 
-from mindspeed_mm_dit.cli.replay import _flags
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.hosts.megatron import commandline as megatron
 from mindspeed_mm_dit.hosts.native import commandline as native
 from mindspeed_mm_dit.training.changes import changes
-from mindspeed_mm_dit.training.flags import whole_parser
+from mindspeed_mm_dit.training.flags import quiet, whole_parser
+from mindspeed_mm_dit.training.past import flags_of
 
 RUN = "--mm-model m.json --mm-data d.json --train-iters 4 --lr 1e-4 --global-batch-size 8".split()
 
@@ -42,7 +42,7 @@ def refusal(*words):
         return str(error)
 
 given = [*RUN, "--sparkle", "3", "--sparkle-colour", "red"]
-replayed = _flags({"arguments": given, "folder": "."}, [], Path("."))
+replayed = quiet(flags_of({"arguments": given, "folder": "."}, [], Path("."), "--checkpoint"))
 print(json.dumps({
     "help": "stars beside the loss (default: 1)" in whole_parser().format_help(),
     "parsed": whole_parser().parse_strictly(given).sparkle,

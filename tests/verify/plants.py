@@ -30,6 +30,7 @@ IGNORED = Layout("FSDP2, ignored", 2, sharding={"sharding_size": "auto", "ignore
 CLIPPING = Layout(
     "clipped", 2, what=CLIPPED, sharding={"sharding_size": "auto", "ignored_modules": ["predictor.t_embedder"]}
 )
+ADAPTED = Layout("LoRA", 2, what=("--lora-target-modules", "{*}", "--lora-r", "2", "--lora-alpha", "1"))
 ULYSSES = Layout("Ulysses", 2, ("--context-parallel-size", "2"), sharing=2)
 STEP = "training.pytorch.engine:Engine.train_step"
 
@@ -122,6 +123,10 @@ FAULTS = {
     "a wrong eps": Fault(
         REPLICATED, "models.dit:token_norm", "eps=1e-6, elementwise_affine=False", "eps=1e-5, elementwise_affine=False",
         "gradient/blocks.0.", "forward: module blocks.0.norm1",
+    ),
+    "LoRA scale twice": Fault(
+        ADAPTED, "models.lora:LoraLinear.forward", "self.scale * change", "self.scale**2 * change",
+        "gradient/blocks.", "forward: module t_embedder.mlp.0",
     ),
     "RoPE's offset on the second rank": Fault(
         ULYSSES, "models.layers:WholeAttention.forward", "    q, k, v = ops.tokens_to_heads(q)",

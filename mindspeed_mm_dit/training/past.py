@@ -1,0 +1,90 @@
+"""A run that has been, as its folder of checkpoints knows it: its command, and where its steps can be taken from."""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mindspeed_mm_dit.checkpoint.places import COMMAND
+from mindspeed_mm_dit.checkpoint.store import CheckpointStore, read_facts
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError
+from mindspeed_mm_dit.training.flags import whole_parser
+from mindspeed_mm_dit.training.position import found, is_command
+
+
+@dataclass(frozen=True)
+class PastRun:
+    """A folder of --save."""
+
+    root: Path
+    checkpoint: Path | None
+    """The one that was named, if one was."""
+    left: Mapping[str, Any]
+    """What a step that was not finite has left."""
+    flag: str
+    """Which flag of a command named it."""
+
+    @classmethod
+    def open(cls, flag: str, place: str) -> PastRun:
+        """Return the run whose folder, or a checkpoint in it, ``flag`` has named; raises CheckpointError for others."""
+        given = Path(os.path.realpath(place))
+        if not given.is_dir():
+            raise CheckpointError(f"{flag} = {given}", "there is no such folder", "name the folder of --save")
+        root, checkpoint = (given.parent, given) if given.name.startswith("iter_") else (given, None)
+        run = cls(root, checkpoint, found(root), flag)
+        if not run.left and not run.iterations:
+            raise CheckpointError(f"{flag} = {root}", "holds no checkpoint of a run", "name the folder of --save")
+        return run
+
+    @property
+    def iterations(self) -> list[int]:
+        """The iterations that have a checkpoint, ascending."""
+        return CheckpointStore(self.root).iterations()
+
+    def before(self, iteration: int) -> Path | None:
+        """Return the checkpoint that the steps up to ``iteration`` are taken from; None for the beginning of the run.
+
+        Raises ConfigError for an iteration that none is, and for one that does not come after the checkpoint named.
+        """
+        if iteration < 1:
+            raise ConfigError(f"--iteration = {iteration}", "steps are numbered from 1")
+        earlier = [CheckpointStore(self.root).path(number) for number in self.iterations if number < iteration]
+        if self.checkpoint is None:
+            return earlier[-1] if earlier else None
+        if self.checkpoint not in earlier:
+            name = self.checkpoint.name
+            raise ConfigError(
+                f"--iteration = {iteration}", f"must come after {name}", f"name {self.root} for the one before it"
+            )
+        return self.checkpoint
+
+    def facts(self, checkpoint: Path | None) -> dict[str, Any]:
+        """Return run.json of ``checkpoint``; of the first that there is, where it is None."""
+        known = [checkpoint] if checkpoint else [CheckpointStore(self.root).path(n) for n in self.iterations[:1]]
+        return read_facts(known[0]) if known else {}
+
+    def flags(self, checkpoint: Path | None, changed: Sequence[str]) -> Namespace:
+        """Return the flags that ``checkpoint`` comes from, with those that have ``changed`` since, in their folder."""
+        command = self.facts(checkpoint).get(COMMAND) or self.left.get(COMMAND)
+        return flags_of(command, changed, self.root, f"{self.flag} = {self.root}")
+
+
+def flags_of(command: Any, changed: Sequence[str], root: Path, what: str) -> Namespace:
+    """Return the flags of a run's ``command``, and go to the folder that it was started in, told from ``root``.
+
+    Raises CheckpointError for what is no command of a run; ``what`` says where it stood.
+    """
+    if not is_command(command):
+        raise CheckpointError(
+            what, "does not say what command it comes from (an older version, or another host, wrote it)",
+            "resume it in the standalone host, which keeps its flags with the next checkpoint",
+        )  # fmt: skip
+    flags = whole_parser().parse_strictly([*command["arguments"], *changed])
+    begun_in = root / command["folder"]
+    if (begun_in / flags.mm_model).is_file():
+        os.chdir(begun_in)  # where the paths of its flags begin; of a checkpoint that has moved alone, here
+    return flags

@@ -1,0 +1,157 @@
+"""A run that was published: its folder of checkpoints, or its card.
+
+A card is what one publishes beside weights so that others can take its steps again:
+
+    # Run card of digits
+    ...
+     iteration       20/     800 | mean of 20 | loss: 6.310045E-01 | grad norm: 1.206 |
+
+A Markdown file. What stands between the lines of ``json`` is the run.json of its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mindspeed_mm_dit.checkpoint.places import COMMAND, without_places
+from mindspeed_mm_dit.checkpoint.store import CheckpointStore
+from mindspeed_mm_dit.configs.files import UnusableFile, check_file
+from mindspeed_mm_dit.errors import ConfigError, DataError
+from mindspeed_mm_dit.training.past import PastRun, flags_of
+from mindspeed_mm_dit.training.read_logs import read_steps
+from mindspeed_mm_dit.verify.table import Finding
+
+PLACES = 10
+_JSON = re.compile(r"^```json\n(.*?)^```$", re.M | re.S)
+_TEXT = """# Run card
+
+```bash
+mm-dit prove --run {name}
+```
+
+This takes the first logged steps of the run again, and compares loss and gradient norm with the lines below;
+`--at 20,400` takes those up to others. Paths of the configs begin in the working directory; others follow behind `--`,
+as in `-- --mm-model model.json --mm-data data.json`.
+
+{facts}
+
+## Losses
+
+Each is the mean of the steps up to it since the line before it in the log; the gradient norm is that of the last.
+
+```text
+{lines}
+```
+
+Taken again by mm-dit prove: {again}.
+
+## The run
+
+```json
+{run}
+```
+"""
+
+
+Log = Mapping[int, tuple[float, float]]
+"""Mean loss of the interval that ends with a step, and gradient norm of that step."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """A run that was published: a folder of checkpoints, or its card."""
+
+    facts: Mapping[str, Any]
+    """run.json."""
+    flags: Namespace
+    log: Log
+    past: PastRun | None = None
+    """None: of a card. Its steps are taken from the beginning."""
+    newest: Path | None = None
+    """Its last checkpoint, or the one that was named."""
+
+    @classmethod
+    def open(cls, place: str, log: str | None, changed: Sequence[str]) -> Published:
+        """Return the run at ``place``; ``log``: of a folder, where its log is; None: the --tensorboard-dir of the run.
+
+        Raises UserError for what is no run, and where there is no log.
+        """
+        if Path(place).is_file():
+            facts, root = _read_card(Path(place)), Path(place).resolve().parent
+            known = read_steps(log or place)
+            return cls(facts, flags_of(facts[COMMAND], changed, root, f"--run = {place}"), known)
+        log = str(Path(log).resolve()) if log else None
+        past = PastRun.open("--run", place)
+        newest = past.checkpoint or (CheckpointStore(past.root).path(past.iterations[-1]) if past.iterations else None)
+        flags = past.flags(newest, changed)
+        log = log or flags.tensorboard_dir
+        if not log:
+            raise ConfigError("--log", f"is needed: {past.root} does not say where its log is", "name it")
+        return cls(past.facts(newest), flags, read_steps(log), past, newest)
+
+    def before(self, place: int) -> Path | None:
+        """Return the checkpoint before the log's interval that ends with step ``place``; None: the beginning."""
+        return self.past.before(self.first(place)) if self.past else None
+
+    def first(self, place: int) -> int:
+        """Return the first step of that interval."""
+        return (place - 1) // self.flags.log_interval * self.flags.log_interval + 1
+
+    def places(self, asked: Sequence[int]) -> list[int]:
+        """Return those of ``asked``, all logged; of none what is logged first after each checkpoint, ten at most.
+
+        Raises ConfigError for one that is not logged.
+        """
+        for place in asked:
+            if place not in self.log:
+                near = sorted(self.log, key=lambda step: abs(step - place))[:3]
+                raise ConfigError(f"--at = {place}", "is not in the log", f"there are {', '.join(map(str, near))}, ...")
+        first = {self.before(place): place for place in sorted(self.log, reverse=True)}
+        return sorted(asked) or sorted(first.values())[:PLACES]
+
+
+def _read_card(path: Path) -> Mapping[str, Any]:
+    """Return the run.json in a card; raises DataError for a file that is none."""
+    try:
+        check_file(path)
+        found = _JSON.search(path.read_text(encoding="utf-8"))
+        facts = json.loads(found[1]) if found else None
+    except (OSError, ValueError, RecursionError, UnusableFile):
+        facts = None
+    if not isinstance(facts, dict) or COMMAND not in facts:
+        raise DataError(f"--run = {path}", "is no card of a run", "name a folder of --save, or what --card has written")
+    return facts
+
+
+def write_card(path: Path, run: Published, findings: Sequence[Finding], table: Mapping[str, str]) -> None:
+    """Write the card of ``run``: its run.json, ten places of its log, and which were taken again (``findings``).
+
+    table: what stands at its top, such as the digest of its weights.
+    """
+    again = sorted({int(finding.name.partition("/")[2]) for finding in findings})
+    lines = (
+        f" iteration {step:8d}/{run.flags.train_iters:8d} | mean of {run.flags.log_interval} | loss: {loss:.6E} |"
+        f" grad norm: {grad_norm:.3f} |"
+        for step in _ten(list(run.log), again)
+        for loss, grad_norm in [run.log[step]]
+    )
+    rows = "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in table.items())])
+    text = _TEXT.format(
+        name=path.name, facts=rows, lines="\n".join(lines),
+        again=f"iteration {', '.join(map(str, again))}", run=json.dumps(without_places(run.facts), indent=1),
+    )  # fmt: skip
+    path.write_text(text, encoding="utf-8")
+
+
+def _ten(logged: Sequence[int], wanted: Sequence[int]) -> list[int]:
+    """Return ten places of a log: the first, the last, those ``wanted``, and others evenly between."""
+    rest = [step for step in logged if step not in wanted]
+    count = min(PLACES - min(len(wanted), PLACES), len(rest))
+    between = [rest[round(n * (len(rest) - 1) / max(count - 1, 1))] for n in range(count)]
+    return sorted({*wanted, *between, logged[0], logged[-1]})
