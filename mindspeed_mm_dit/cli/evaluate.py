@@ -266,9 +266,16 @@ def _drawing(args: argparse.Namespace, checkpoint: Path, config: ModelConfig, se
         options=dict(settings.options), cfg_scale=guidance.scale, cfg_channels=guidance.channels,
         cfg_interval=list(guidance.interval), weights=args.weights, checkpoint_sha256=digest_of_files(str(checkpoint)),
         autoencoder_sha256=config.ae.digest(), adapters=_adapters(args.lora), model=model, bf16=settings.bf16,
-        ai_framework=args.ai_framework,
+        ai_framework=args.ai_framework, weaker_sha256=_digest_of_weaker(args.guidance_checkpoint),
         prompts_sha256=hashlib.sha256(Path(args.prompts).read_bytes()).hexdigest() if args.prompts else "",
     )  # fmt: skip
+
+
+def _digest_of_weaker(checkpoint: str | None) -> str:
+    from mindspeed_mm_dit.checkpoint.store import find_checkpoint
+    from mindspeed_mm_dit.configs.files import digest_of_files
+
+    return "" if checkpoint is None else digest_of_files(str(find_checkpoint(checkpoint, "--guidance-checkpoint")))
 
 
 def _adapters(given: Sequence[str]) -> list[str]:

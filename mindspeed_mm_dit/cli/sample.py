@@ -111,6 +111,12 @@ def add_chain(parser: argparse.ArgumentParser, cfg_scale: float = 4.0) -> None:
         help=f"classifier-free guidance: 1 is none, larger is closer to the class (default {cfg_scale:g})",
     )
     parser.add_argument(
+        "--guidance-checkpoint",
+        metavar="PATH",
+        help="autoguidance: lead away from what this weaker model (an earlier checkpoint, a smaller network) says with "
+        "the condition, instead of from what the model says without; by --cfg-scale, on all channels by default",
+    )
+    parser.add_argument(
         "--cfg-channels",
         choices=("3", "all"),
         help="guide the first 3 latent channels, as the published DiT does (default), or all (default of prompts)",
@@ -214,6 +220,7 @@ def _said(args: argparse.Namespace, work: _Work) -> dict[str, str]:
     return {
         "checkpoint": f"{without_places(args.checkpoint)} ({which})",
         **({"adapters": ", ".join(map(without_places, args.lora))} if args.lora else {}),
+        **({"guided by": without_places(args.guidance_checkpoint)} if args.guidance_checkpoint else {}),
         "sampler": f"{work.settings.sampler}, {work.settings.steps} steps",
         "guidance": f"{guidance.scale:g} on channels: {guidance.channels}, interval {args.cfg_interval}",
         "precision": "bfloat16" if args.bf16 else "float32",
@@ -224,8 +231,14 @@ def settings_of(args: argparse.Namespace, config: ModelConfig) -> SampleSettings
     """Return how the flags draw from a model of ``config``; raises ConfigError or PlatformError where they cannot."""
     from mindspeed_mm_dit.objectives.guidance import GuidedChannels
     from mindspeed_mm_dit.sampling.generate import settings_for
+    from mindspeed_mm_dit.sampling.load import weaker_network
 
     channels: GuidedChannels | None = args.cfg_channels
+    weaker = None
+    if args.guidance_checkpoint is not None:
+        weaker = weaker_network(
+            args.guidance_checkpoint, config, args.weights == "ema", bf16=args.bf16, torch_compile=args.torch_compile
+        )
     return settings_for(
         config,
         sampler=args.sampler,
@@ -237,6 +250,7 @@ def settings_of(args: argparse.Namespace, config: ModelConfig) -> SampleSettings
         batch_size=args.batch_size,
         options=getattr(args, OPTIONS),
         bf16=args.bf16,
+        weaker=weaker,
     )
 
 

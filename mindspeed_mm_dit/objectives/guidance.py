@@ -1,4 +1,7 @@
-"""Classifier-free guidance (Ho & Salimans 2022): one network, asked with and without the condition."""
+"""Guidance: the prediction is led away from that without the condition, or from a weaker network's.
+
+The first is classifier-free (Ho & Salimans 2022), the second autoguidance (Karras et al. 2024).
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,8 @@ class Guidance:
     """
 
     scale: float = 1.0
-    """1: no guidance. The guided prediction is without + scale * (with - without the condition)."""
+    """1: no guidance. The guided prediction is without + scale * (with - without the condition); of autoguidance the
+    weaker network's + scale * (the network's - the weaker one's), both with it."""
     channels: GuidedChannels = "all"
     """Channels of the prediction that are guided: the first "3" as in the published DiT, or "all"."""
     interval: tuple[float, float] = (0.0, 1.0)
@@ -49,6 +53,7 @@ class Guidance:
     def combine(self, labelled: Tensor, unlabelled: Tensor, prediction_channels: int) -> Tensor:
         """Guide the first ``channels`` of ``labelled`` (B, C or 2C, H, W); the rest keeps the labelled values.
 
+        unlabelled: of the same shape, what they are led away from.
         ``prediction_channels``: C, the channels that are prediction and not variance.
         """
         guided = prediction_channels if self.channels == "all" else min(3, prediction_channels)
@@ -56,20 +61,32 @@ class Guidance:
         return ops.cat([without + self.scale * (with_label - without), labelled[:, guided:]], 1)
 
 
-def guided_network(network: Network, condition: Sequence[Tensor], null: Sequence[Tensor], guidance: Guidance) -> Ask:
-    """Return ask(x_t, t, noise): the guided output for ``condition``, both questions in one batch.
+def guided_network(
+    network: Network,
+    condition: Sequence[Tensor],
+    null: Sequence[Tensor],
+    guidance: Guidance,
+    weaker: Network | None = None,
+) -> Ask:
+    """Return ask(x_t, t, noise): the guided output for ``condition``, both questions to one network in one batch.
 
     condition, null: tensors (B, ...) as the network takes them. ``noise`` is the share of noise in x_t: a number, or an
-    array (B,) where the times of the samples differ.
+    array (B,) where the times of the samples differ. weaker: asked with the condition, in the place of ``null``.
     """
     both = [ops.cat([given, without], 0) for given, without in zip(condition, null)]
+
+    def of_both(x_t: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        if weaker is not None:
+            return ops.to_float32(network(x_t, t, *condition)), ops.to_float32(weaker(x_t, t, *condition))
+        output = ops.to_float32(network(ops.cat([x_t, x_t], 0), ops.cat([t, t], 0), *both))
+        labelled, unlabelled = ops.chunk(output, 2, 0)
+        return labelled, unlabelled
 
     def ask(x_t: Tensor, t: Tensor, noise: float | np.ndarray) -> Tensor:
         guided = np.array([guidance.applies_at(share) for share in np.atleast_1d(noise).tolist()])
         if not guided.any():
             return ops.to_float32(network(x_t, t, *condition))
-        output = ops.to_float32(network(ops.cat([x_t, x_t], 0), ops.cat([t, t], 0), *both))
-        labelled, unlabelled = ops.chunk(output, 2, 0)
+        labelled, unlabelled = of_both(x_t, t)
         combined = guidance.combine(labelled, unlabelled, x_t.shape[1])
         if guided.all():
             return combined

@@ -43,6 +43,8 @@ class SampleSettings:
     """What else the sampler can be told, by name."""
     bf16: bool = False
     """Run the network's matrix products in bfloat16; the chain itself stays in float32."""
+    weaker: Callable[[], Any] | None = None
+    """Loads the network that guidance leads away from, once (``load.weaker_network``); None: the null condition."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed <= LARGEST:
@@ -64,6 +66,7 @@ def settings_for(
     batch_size: int = 64,
     options: Mapping[str, Any] | None = None,
     bf16: bool = False,
+    weaker: Callable[[], Any] | None = None,
 ) -> SampleSettings:
     """Return how a model of ``config`` is drawn from; what is None, the model decides.
 
@@ -74,21 +77,21 @@ def settings_for(
     if channels == "3" and config.predictor.in_channels < 3:
         reason = f"the latents of this model have {config.predictor.in_channels}"
         raise ConfigError("--cfg-channels = 3", reason, "use all, or drop the flag")
+    of_classes = config.predictor.conditions.items == ("label",)
     settings = SampleSettings(
         sampler=next(iter(objective_of(config.diffusion).samplers)) if sampler is None else sampler,
         steps=(50 if len(config.sample_size) == 3 else 250) if steps is None else steps,
-        guidance=Guidance(
-            scale, channels or ("3" if config.predictor.conditions.items == ("label",) else "all"), interval
-        ),
+        guidance=Guidance(scale, channels or ("3" if of_classes and weaker is None else "all"), interval),
         seed=seed,
         batch_size=batch_size,
         options=options or {},
         bf16=bf16,
+        weaker=weaker,
     )
     runtime.low_precision(bf16)  # refuses what it cannot do
     own = sampler_options(config.diffusion, settings.sampler, settings.options)
     find_sampler(config.diffusion, settings.sampler).check(config.diffusion, settings.steps, own)
-    check_guidance(settings.guidance, config)
+    check_guidance(settings, config)
     return settings
 
 
@@ -109,7 +112,7 @@ def generate(
         Images (N, H, W, 3 or 1) or videos (N, F, H, W, 3 or 1), uint8, of the size that ``config`` has.
     """
     check_asked(asked, config)
-    check_guidance(settings.guidance, config)
+    check_guidance(settings, config)
     with ops.no_grad():
         null = _given(model, config, null_arrays(config.predictor.conditions, asked.instead, _tokenizers(model)))
         batches = [
@@ -136,9 +139,10 @@ def batches_of(count: int, batch_size: int) -> list[np.ndarray]:
     return np.array_split(np.arange(count), max(1, -(-count // batch_size)))
 
 
-def check_guidance(guidance: Guidance, config: ModelConfig) -> None:
-    """Raise ConfigError for guidance of a model that knows no null class."""
-    if guidance.scale != 1.0 and not config.predictor.conditions.has_null:
+def check_guidance(settings: SampleSettings, config: ModelConfig) -> None:
+    """Raise ConfigError for guidance of a model that knows no null class, and by no weaker network either."""
+    guidance = settings.guidance
+    if guidance.scale != 1.0 and settings.weaker is None and not config.predictor.conditions.has_null:
         raise ConfigError(
             f"--cfg-scale = {guidance.scale}",
             "this model was trained without dropped labels: it has no null class",
@@ -200,11 +204,15 @@ def states(
     without_any = config.predictor.conditions.null(len(numbers)) if null is None else null
     given, without = ([ops.tensor(side[name]) for name in names] for side in (condition, without_any))
 
-    def network(*inputs: Any) -> Any:
-        with runtime.low_precision(settings.bf16):
-            return model.predictor(*inputs)
+    def precise(network: Any) -> Any:
+        def answer(*inputs: Any) -> Any:
+            with runtime.low_precision(settings.bf16):
+                return network(*inputs)
 
-    ask = guided_network(network, given, without, settings.guidance)
+        return answer
+
+    weaker = precise(settings.weaker()) if settings.weaker else None
+    ask = guided_network(precise(model.predictor), given, without, settings.guidance, weaker)
     shape = config.latent_shape
     start = ops.tensor(normals(settings.seed, Stream.SAMPLE_START, numbers, shape))
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config, model
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
+from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.planning.fit import Place, check_model_fits
 
@@ -95,15 +96,16 @@ def load_model(
     *,
     bf16: bool = False,
     torch_compile: bool = False,
+    encodes: bool = True,
 ) -> tuple[Any, ModelConfig]:
     """Return (composite on the device, its config).
 
     ``model_json`` may be None for a checkpoint of ours, which remembers its model.json. ``adapters`` are added to the
     weights. ``bf16``: for samples drawn in bfloat16 only. ``torch_compile``: compile the blocks when they are first
-    called.
+    called. ``encodes``: with autoencoder and text encoders.
     """
     path, config, classes = describe(checkpoint, model_json)
-    model = DiTModel(config)
+    model = DiTModel(config, None if encodes else NoAutoencoder(config.ae))
     weights = _weights(path, config, classes, use_ema)
     if adapters:
         weights = merged(weights, adapters)
@@ -115,6 +117,39 @@ def load_model(
     if torch_compile:
         runtime.compile_blocks(model.blocks)
     return runtime.freeze(model), config
+
+
+def weaker_network(
+    checkpoint: str, config: ModelConfig, use_ema: bool, bf16: bool, torch_compile: bool
+) -> Callable[[], Any]:
+    """Return what loads the network of --guidance-checkpoint, once; it is known to fit a model of ``config``.
+
+    Raises a UserError where it cannot guide that model: both are given the same, and answer the same question.
+    """
+    flag = f"--guidance-checkpoint = {checkpoint}"
+    path = find_checkpoint(checkpoint, "--guidance-checkpoint")
+    if "model" not in _facts(path):
+        raise ConfigError(flag, "does not say what model it belongs to", "name a checkpoint of a run of mm-dit")
+    there = describe(checkpoint, None).config
+    learned = (*_LEARNED["diffusion"], "data_time")
+    parts: dict[str, Callable[[ModelConfig], Any]] = {
+        "other latents": lambda c: (c.ae.model_id, c.latent_shape if len(c.latent_shape) == 3 else c.latent_shape[0]),
+        "other conditions": lambda c: [{**vars(k), "kind": type(k), "dropout": 0} for k in c.predictor.conditions],
+        "another objective": lambda c: [vars(c.diffusion).get(name) for name in learned],
+        "other text encoders": lambda c: [{**vars(text), "from_pretrained": ""} for text in c.text_encoders],
+    }
+    for words, part in parts.items():
+        if part(there) != part(config):
+            raise ConfigError(
+                flag, f"is of a model with {words}: {part(there)} there, {part(config)} here",
+                "name an earlier or smaller checkpoint that was trained with the same data, conditions and objective",
+            )  # fmt: skip
+
+    def load() -> Any:
+        model, _ = load_model(checkpoint, None, use_ema, bf16=bf16, torch_compile=torch_compile, encodes=False)
+        return model.predictor
+
+    return cache(load)
 
 
 def _is_of_diffusers(path: Path) -> bool:

@@ -30,7 +30,7 @@ from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
 SHARD_IMAGES = 250
 """Images of a file, and so what a kill costs a rank at most."""
 DRAWING, PARTS, JOINED = "drawing.json", "images", "samples.npz"
-_MAY_BE_EMPTY = ("prompts_sha256", "adapters")
+_MAY_BE_EMPTY = ("prompts_sha256", "adapters", "weaker_sha256")
 """Keys of drawing.json that are left out where they say nothing."""
 LabelRule = Literal["equal", "random"]
 
@@ -66,6 +66,8 @@ class Drawing:
     adapters: list[str] = field(default_factory=list)
     """Digest and strength of each (LoRA) that was added to the weights; not written where there are none."""
     images_per_file: int = SHARD_IMAGES
+    weaker_sha256: str = ""
+    """Of the checkpoint that guidance leads away from; empty, and not written, where that is the null condition."""
     prompts_sha256: str = ""
     """Of the file of prompts; empty, and not written, where classes are asked for."""
 

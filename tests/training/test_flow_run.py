@@ -168,3 +168,20 @@ def test_the_report_refuses_a_sampler_of_another_objective(flow, tmp_path):
     flags = f"--micro-batch-size 4 --lr 1e-3 --train-iters 1 --save {tmp_path} --report --report-sampler ddim"
     outcome = flow.run(flags)
     assert outcome.code == 2 and "--report-sampler = 'ddim': is for gaussian_diffusion" in outcome.output
+
+
+def test_a_weaker_checkpoint_guides_and_one_that_does_not_fit_is_named(flow, trained, tmp_path, digits_folder, capsys):
+    """The same images by the command as by its own weights twice, where the weaker model is the model itself."""
+    plain, guided = tmp_path / "plain.npz", tmp_path / "guided.npz"
+    by = ("--sampler", "euler", "--guidance-checkpoint")
+    assert sample(trained, plain, "--sampler", "euler", "--cfg-scale", "1") == 0
+    assert sample(trained, guided, *by, str(trained)) == 0
+    difference = np.load(plain)["arr_0"].astype(int) - np.load(guided)["arr_0"]
+    assert np.abs(difference).max() <= 1  # (w a + (1 - w) a is a but for rounding)
+    assert sample(trained, guided, *by, str(trained), "--weights", "model") == 0
+    other = flow_configs(tmp_path / "other", digits_folder, prediction_type="noise")
+    assert other.run(f"--train-iters 1 --global-batch-size 4 --lr 1e-3 --save {tmp_path}/noise").code == 0
+    assert sample(trained, guided, *by, f"{tmp_path}/noise") == 2
+    assert "is of a model with another objective" in capsys.readouterr().err
+    assert sample(trained, guided, *by, f"{tmp_path}/nowhere") == 2
+    assert "--guidance-checkpoint" in capsys.readouterr().err

@@ -1,0 +1,63 @@
+"""Autoguidance (Karras et al. 2024): images and clips led away from what a weaker network says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mindspeed_mm_dit.errors import ConfigError
+from tests.parts import models, name_of
+
+TRIED = [model for model in models() if model.diffusion.model_id in ("flow_matching", "wan_flow_match_scheduler")]
+TRIED = list({len(model.latent_shape): model for model in TRIED}.values())
+
+
+def network(framework, config, seed):
+    from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
+    from mindspeed_mm_dit.models.composite import DiTModel
+
+    model = framework.runtime.to_runtime_device(DiTModel(config, NoAutoencoder(config.ae)))
+    rng, shapes = np.random.default_rng(seed), framework.runtime.shapes(model.predictor)
+    weights = {name: rng.normal(0, 0.2, shape).astype(np.float32) for name, shape in shapes.items()}
+    framework.runtime.load_arrays(model.predictor, weights)
+    return model
+
+
+def test_images_and_clips_are_tried():
+    assert [len(model.latent_shape) for model in TRIED] == [3, 4]
+
+
+@pytest.mark.parametrize("config", TRIED, ids=lambda config: name_of(config.predictor, config.diffusion))
+def test_a_step_is_led_away_from_the_weaker_networks_by_the_formula(framework, config):
+    """A step of Euler is linear in what is said: s of the network's and 1 - s of the weaker one's."""
+    from mindspeed_mm_dit.objectives.guidance import Guidance
+    from mindspeed_mm_dit.sampling.generate import SampleSettings, states
+
+    smaller = replace(config, predictor=replace(config.predictor, num_layers=1))
+    ours, theirs, numbers = network(framework, config, 0), network(framework, smaller, 1), np.arange(2)
+    given = config.predictor.conditions.examples(2)
+
+    def end(model, scale=1.0, weaker=None, interval=(0.0, 1.0)):
+        guidance = Guidance(scale, interval=interval)
+        settings = SampleSettings("euler", 1, guidance, weaker=None if weaker is None else lambda: weaker.predictor)
+        with framework.ops.no_grad():
+            *_, last = states(model, config, given, numbers, settings, given)
+        return framework.ops.numpy(last)
+
+    expected = 2.5 * end(ours) - 1.5 * end(theirs)
+    assert np.abs(end(ours) - end(theirs)).max() > 1e-2
+    np.testing.assert_allclose(end(ours, 2.5, theirs), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(end(ours, 1.0, theirs), end(ours))
+    np.testing.assert_array_equal(end(ours, 2.5, theirs, (0.0, 0.5)), end(ours))
+
+
+def test_a_model_without_a_null_class_is_guided_by_a_weaker_one_on_all_channels(framework):
+    from mindspeed_mm_dit.sampling.generate import settings_for
+
+    config = TRIED[0]
+    config = replace(config, predictor=replace(config.predictor, class_dropout_prob=0.0))
+    with pytest.raises(ConfigError, match="no null class"):
+        settings_for(config, sampler="euler", steps=1, scale=2.0)
+    assert settings_for(config, sampler="euler", steps=1, scale=2.0, weaker=object).guidance.channels == "all"
