@@ -32,6 +32,7 @@ from mindspeed_mm_dit.configs.model import (
 from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32, SHARDED_BF16
 from mindspeed_mm_dit.configs.presets import DIT, JIT, LIGHTNING_DIT, PRESETS
 from mindspeed_mm_dit.configs.text_encoder import UMT5Config
+from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.configs.tuning import Tuning, tuned
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework.pytorch import linear, ops, runtime
@@ -100,6 +101,21 @@ def test_parameter_counts_with_a_projector_are_repas(size, elements):
     """The published S/2 has a last layer for tokens twice as wide as its own, and cannot be run: 891,648 too many."""
     config = DiTConfig(32, num_classes=1000, learn_sigma=False, z_dims=(768,), **PRESETS[f"DiT-{size}"])
     assert config.parameters().num_elements() == elements
+
+
+@pytest.mark.parametrize(
+    ("recipe", "elements"),
+    [("lightningdit", 675256736), ("repa", 683242512), ("jit", 131320320), ("meanflow", 676440592 + 294912)],
+)
+def test_a_published_recipe_is_planned_without_its_weights(capsys, recipe, elements):
+    """MeanFlow's published count leaves out the positions, 256 tokens of 1152."""
+    folder = ROOT / f"examples/dit/imagenet256_{recipe}"
+    assert main(["plan", "--model", f"{folder}/model.json", "--world-size", "8", "--device-memory-gib", "80"]) == 0
+    assert f"parameters       {elements:,} " in capsys.readouterr().out
+    words = read_train_args(folder / "train.args")
+    assert load_fsdp2_config(folder / "fsdp2.yaml") and "--use-torch-fsdp2" in words
+    batch = int(words[words.index("--global-batch-size") + 1])
+    assert batch == 8 * int(words[words.index("--micro-batch-size") + 1])
 
 
 def test_arithmetic_and_memory_of_projectors_are_planned(monkeypatch):
