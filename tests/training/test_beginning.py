@@ -123,7 +123,7 @@ def test_hosts_that_do_not_act_on_it_refuse_it_unless_they_resume(tmp_path):
     yaml_for(parse([*words, "--load", str(tmp_path)], 1), 1)
     tools = tmp_path / "tools.json"
     tools.write_text("{}")
-    with pytest.raises(ConfigError, match="and this run would begin in MindSpeed-MM"):
+    with pytest.raises(ConfigError, match="MindSpeed-MM begins with weights of the seed alone"):
         check_before_import([*words, "--mm-tool", str(tools)])
 
 

@@ -1,0 +1,62 @@
+"""A teacher of another package: the brightness of each patch, learned beside the images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from mindspeed_mm_dit.configs.model import TEACHER_CONFIGS, model_config_from_mapping
+from mindspeed_mm_dit.configs.teacher import TeacherConfig
+from mindspeed_mm_dit.models.composite import DiTModel
+from mindspeed_mm_dit.models.registry import TEACHERS, register_teacher
+from mindspeed_mm_dit.models.teacher import TeacherKind
+from mindspeed_mm_dit.objectives.registry import draw_of
+
+
+@dataclass(frozen=True)
+class Brightness(TeacherConfig):
+    model_id: str = "brightness"
+
+    def width(self):
+        return 1
+
+    def identity(self):
+        return "brightness"
+
+
+def build(config, side):
+    return lambda images: torch.nn.functional.adaptive_avg_pool2d(images, side).flatten(2).transpose(1, 2)
+
+
+@pytest.fixture
+def config():
+    register_teacher("brightness", TeacherKind(Brightness, build))
+    predictor = {"model_id": "dit", "input_size": 8, "in_channels": 1, "patch_size": 2, "hidden_size": 16,
+                 "num_layers": 2, "num_heads": 2, "num_classes": 3, "learn_sigma": False}  # fmt: skip
+    learned = {"z_dims": [1], "projector_dim": 8, "encoder_depth": 2}
+    yield lambda weight: model_config_from_mapping(
+        {"ae": {"model_id": "pixel", "channels": 1}, "diffusion": {"model_id": "flow_matching"},
+         "teacher": {"model_id": "brightness", "weight": weight}, "predictor": predictor | learned}, "model.json",
+    )  # fmt: skip
+    del TEACHERS["brightness"], TEACHER_CONFIGS["brightness"]
+
+
+def test_its_part_in_the_loss_has_its_weight_and_trains_the_network(config):
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 1, 8, 8)).astype(np.uint8)
+    losses, gradients = [], []
+    for weight in (0.0, 0.5, 1.0):
+        model = DiTModel(config(weight))
+        for number, value in enumerate(model.predictor.parameters()):
+            value.data = 0.1 * torch.randn(value.shape, generator=torch.Generator().manual_seed(number))
+        draws = draw_of(config(weight).diffusion)(0, np.arange(3), (1, 8, 8))
+        batch = {"pixels": pixels, "labels": np.arange(3), **draws}
+        loss = model(**{name: torch.from_numpy(array) for name, array in batch.items()})
+        loss.mean().backward()
+        losses.append(loss.detach())
+        gradients.append(model.predictor.blocks[0].attn.qkv.weight.grad)
+    torch.testing.assert_close(losses[2] - losses[0], 2 * (losses[1] - losses[0]))
+    assert (losses[2] != losses[0]).any() and not torch.equal(gradients[0], gradients[2])
+    assert config(0.5).without_teachers().predictor.z_dims == ()
