@@ -109,7 +109,9 @@ def _line(finding: Finding) -> str:
     digits = ".6E" if kind == "loss" else ".3f"
     ours, logged = format(finding.ours, digits), format(finding.reference, digits)
     printed = RUN[kind != "loss"].bound.least(np.asarray(finding.reference))
-    how = "the same digits" if finding.error <= printed else f"error {finding.error:.1e}, bound {finding.tolerance:.1e}"
+    how = f"error {finding.error:.1e}, bound {finding.tolerance:.1e}"
+    if ours == logged or finding.error <= printed:
+        how = "the same digits" if ours == logged else "the same but for the last digit"
     word = "PASS" if finding.good else "FAIL"
     return f"{word}  iteration {place:>6}  {kind:13}  {ours} here, {logged} in the log: {how}"
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from mindspeed_mm_dit.checkpoint.places import COMMAND, below
 from mindspeed_mm_dit.errors import CheckpointError
-from mindspeed_mm_dit.framework import runtime
 
 NOT_FINITE = "not_finite.json"
 """Beside the checkpoints: the step that was not finite, with the command of its run."""
@@ -32,6 +31,8 @@ def command(save: str) -> dict[str, Any]:
 
 def leave(save: str | None, iteration: int, loss: float, grad_norm: float) -> None:
     """Keep which step was not finite, on the first rank; a disk that fails keeps nothing."""
+    from mindspeed_mm_dit.framework import runtime  # (who looks for it may not know yet which framework the run's is)
+
     if not save or runtime.rank() != 0:
         return
     facts = {"iteration": iteration, "loss": str(loss), "grad_norm": str(grad_norm), COMMAND: command(save)}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -47,11 +49,30 @@ def clips(tmp_path_factory):
     )
 
 
+def truths_here(config, layouts, watched=False) -> dict:
+    """Compute the truths in this process, which knows the framework already."""
+
+    def take_all(ranks, framework, tasks, config, pythons):
+        from mindspeed_mm_dit.framework import activate, runtime
+
+        activate("pytorch")
+        from mindspeed_mm_dit.hosts.prove import take
+
+        for task in tasks:
+            take(task)
+        runtime.shutdown()
+        return ""
+
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    with patch.object(proof, "run_tasks", take_all), patch.dict(os.environ, alone):
+        return truths_of(config, layouts, PYTHONS, lambda text: None, watched)
+
+
 def judged(given: Path, folder: Path, faults: dict) -> dict:
     """Take steps with each of ``faults`` planted, in two processes; return what is found wrong, and where."""
     config = open_config(given, folder, None, True, steps=2)
     layouts = [fault.layout for fault in faults.values()]
-    truths = truths_of(config, layouts, PYTHONS, lambda text: None, watched=True)
+    truths = truths_here(config, layouts, watched=True)
     tasks = {name: config.task(fault.layout, name.replace(" ", "_"), watched=True) for name, fault in faults.items()}
     run_tasks(2, "pytorch", list(tasks.values()), config, PYTHONS, ROOT / "tests/verify/plants.py")
     found = {}
@@ -159,7 +180,7 @@ def false_alarms(seeds, place: Path, digits: Path) -> dict:
         folder.mkdir()
         config = open_config(random_config(seed, place / f"config{seed}", digits), folder, None, True, steps=2)
         layouts = [of_two[n] for n in np.random.default_rng(seed).permutation(len(of_two))[:3]]
-        truths = truths_of(config, layouts, PYTHONS, lambda text: None)
+        truths = truths_here(config, layouts)
         asked += [(seed, layout, truths[layout.what], config.task(layout, layout.stem)) for layout in layouts]
     tasks = [task for *_, task in asked]
     said = run_tasks(2, "pytorch", tasks, config, PYTHONS)
