@@ -31,8 +31,10 @@ setup(
     python_requires=">=3.10",
     py_modules=["pretrain_dit"],
     packages=find_packages(include=["mindspeed_mm_dit", "mindspeed_mm_dit.*"]),
+    package_data={"mindspeed_mm_dit": ["templates/*.html"]},
     install_requires=[
         "einops>=0.8",
+        "jinja2",
         "matplotlib",
         "numpy",
         "pillow>=10.1",

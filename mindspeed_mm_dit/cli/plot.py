@@ -11,14 +11,15 @@ DESCRIPTION = """\
 Draw the loss curve of a run, or those of several over each other: training, and held-out images where there are any.
 Of one run alone, the loss of each quarter of the way from data to noise stands beside it.
 
-  mm-dit plot outputs/digits/tensorboard train.log ../DiT/results/000-DiT-XL-2/log.txt --output loss.png
+  mm-dit plot outputs/digits train.log ../DiT/results/000-DiT-XL-2/log.txt --output loss.png
 
-A LOG is a TensorBoard folder or a text log: ours and MindSpeed-MM's, facebookresearch/DiT's, mindone's."""
+A LOG is the folder of a run, a TensorBoard folder, or a text log: ours and MindSpeed-MM's, facebookresearch/DiT's,
+mindone's."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the command."""
-    parser.add_argument("logs", nargs="+", metavar="LOG", help="log file or TensorBoard folder")
+    parser.add_argument("logs", nargs="+", metavar="LOG", help="log file, or folder of a run or of TensorBoard")
     parser.add_argument("--output", default="loss.png", metavar="PNG", help="the picture (default loss.png)")
     parser.add_argument(
         "--smooth", type=int, metavar="N", help="running mean over N log lines; 1: none (default: 1/40 of each curve)"

@@ -50,7 +50,8 @@ class DigitsJudge:
         assert samples.labels is not None
         found = score_digits(np.concatenate(list(samples.batches(1000))), samples.labels)
         return Judgement(
-            scores=_numbers(asdict(found)), yardstick=_numbers(asdict(scores_of_real_digits(samples.count))),
+            scores=_numbers(asdict(found)),
+            yardstick={**_numbers(asdict(scores_of_real_digits(samples.count))), "copies": None},
             reference={"what": "the digits of scikit-learn, all 1,797", "scikit-learn": version("scikit-learn")},
             features={"space": f"principal components with {VARIANCE_KEPT:.0%} of the variance of the reference",
                       "components": real_digits().components.shape[1], "copy_quantile": NEAREST_SHARE,

@@ -6,13 +6,12 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from html import escape
 from pathlib import Path
 from typing import Any, Protocol
 
 from mindspeed_mm_dit.checkpoint.places import without_places
 from mindspeed_mm_dit.evaluation.pictures import Pictures
-from mindspeed_mm_dit.pages import embed, table, write_page
+from mindspeed_mm_dit.pages import write
 
 REPORT, PAGE = "report.json", "report.html"
 
@@ -20,6 +19,17 @@ _NAMES = {
     "fid": "FID", "sfid": "sFID", "inception_score": "Inception Score", "precision": "precision", "recall": "recall",
     "accuracy": "read as asked", "frechet": "Frechet distance", "variety": "variety within a class", "copies": "copies",
 }  # fmt: skip
+_MEANINGS = {
+    "fid": "Distance between Inception features of samples and real images. Lower is better.",
+    "sfid": "The same of features that keep where things are in the image. Lower is better.",
+    "inception_score": "How clear and how varied the samples look to Inception. Higher is better.",
+    "precision": "Share of samples that look like real images. Higher is better.",
+    "recall": "Share of real images that the samples reach. Higher is better.",
+    "accuracy": "Share of samples that a classifier of real images reads as the class asked for. Higher is better.",
+    "frechet": "Distance between a classifier's features of samples and real images. Lower is better.",
+    "variety": "Spread of the samples within a class, as a share of the real images' spread. 100 % is as varied.",
+    "copies": "Samples that are nearly a training image. 0 is best.",
+}
 
 
 @dataclass(frozen=True)
@@ -91,20 +101,14 @@ class Evaluation:
         found, settings = self.judgement, dict(content)
         settings |= {name: settings["judgement"][name] for name in ("reference", "features")}
         del settings["judgement"]
-        parts = [
-            "<h1>Evaluation</h1>", _score_table(found), *(f"<p>Note: {escape(note)}</p>" for note in found.notes),
-            "<h2>Samples</h2>", embed(grid_png, "samples, one row a class"),
-            "<h2>Settings</h2>", table(("", ""), list(_flat(settings))),
-        ]  # fmt: skip
-        write_page(folder / PAGE, "Evaluation", parts)
-
-
-def _score_table(found: Judgement) -> str:
-    columns = [found.scores, found.yardstick] if found.yardstick else [found.scores]
-    heads = ("", "samples", "real images")[: 1 + len(columns)]
-    return table(
-        heads, [(_NAMES[name], *(shown_score(name, each.get(name)) for each in columns)) for name in found.scores]
-    )
+        columns = [found.scores, found.yardstick] if found.yardstick else [found.scores]
+        write(
+            folder / PAGE, "evaluation.html", title="Evaluation", notes=found.notes, grid=grid_png,
+            heads=("", "samples", "real images")[: 1 + len(columns)],
+            rows=[(_NAMES[name], *(shown_score(name, each.get(name)) for each in columns)) for name in found.scores],
+            meanings=[(_NAMES[name], _MEANINGS[name]) for name in found.scores],
+            settings=[(name, text) for name, text in _flat(settings) if text not in ("None", "{}")],
+        )  # fmt: skip
 
 
 def shown_score(name: str, value: float | None) -> str:

@@ -108,8 +108,8 @@ def made_by(model: ModelConfig, param: SourceParam) -> dict[str, str]:
     if not model.ae.is_cacheable and not texts and not model.teachers:
         raise ConfigError(
             f"{param.cache_key} with ae.model_id = {model.ae.model_id!r}",
-            "this autoencoder has no latents to keep: it trains on the images themselves",
-            f"drop {param.cache_key}",
+            "there is nothing to cache: this autoencoder has no latents, a model trains on the images themselves",
+            f"train without a cache, and without {param.cache_key} in data.json",
         )
     found = {"pixels": param.pixels_made_by(), "autoencoder": model.ae.identity()}
     for number, section in enumerate(model.text_encoders if texts else ()):

@@ -21,6 +21,8 @@ ANIMATIONS = (".mp4", ".gif")
 ENDINGS = (*ANIMATIONS, ".png", ".npz")
 """Of the files that ``save_clips`` writes, in small or capital letters."""
 GAP_PIXELS, CELL_PIXELS, CAPTION_PIXELS = 2, 48, 18
+ANIMATION_PIXELS = 192
+"""Smaller animations are enlarged, pixel by pixel, to at least this height."""
 MOST_PIXELS = 1 << 28
 """Of a strip."""
 
@@ -59,8 +61,14 @@ def save_clips(path: Path, clips: np.ndarray, titles: Sequence[str], fps: float)
         return [path]
     paths = [path] if len(clips) == 1 else [path.with_stem(f"{path.stem}-{n:04d}") for n in range(len(clips))]
     for place, clip in zip(paths, clips):
-        (write_video if ending == ".mp4" else _write_gif)(place, np.broadcast_to(clip, (*clip.shape[:3], 3)), fps)
+        (write_video if ending == ".mp4" else _write_gif)(place, _enlarged(clip), fps)
     return paths
+
+
+def _enlarged(clip: np.ndarray) -> np.ndarray:
+    """Return the frames (F, H, W, 3) of a clip (F, H, W, 3 or 1), large enough to be looked at."""
+    scale = max(1, -(-ANIMATION_PIXELS // clip.shape[1]))
+    return np.broadcast_to(clip, (*clip.shape[:3], 3)).repeat(scale, 1).repeat(scale, 2)
 
 
 def draw_strips(clips: np.ndarray, titles: Sequence[str]) -> Image.Image:

@@ -11,6 +11,7 @@ import numpy as np
 from mindspeed_mm_dit.training.read_logs import Curve
 
 _HELD_OUT: dict[str, Any] = {"color": "tab:orange", "marker": "o", "markersize": 3}
+_LAWS = "Held-out images are judged at even noise levels, training at those it draws:\ncompare each curve with itself."
 
 
 def smooth(values: np.ndarray, span: int) -> np.ndarray:
@@ -40,6 +41,8 @@ def draw_loss(path: Path, training: Curve, validation: Sequence[Curve], span: in
         for mean in validation[:1]:
             axes.plot(mean.steps, mean.losses, **_HELD_OUT, label=mean.label)
         _finish(axes, [training, *validation])
+    if validation:
+        left.set_title(_LAWS, fontsize=8)
     for axes in right:
         _draw_quarters(axes, validation[1:])
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
+import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import numpy as np
 from tqdm import tqdm
@@ -59,8 +61,33 @@ def format_line(record: StepRecord, now: datetime) -> str:
     )
 
 
+def format_row(record: StepRecord, smoothed: float) -> str:
+    """Return what a person at a terminal wants of the same: no column that is constant, and the time that is left."""
+    wide = len(str(record.train_iters))
+    nan = f"  {record.nan_iterations} not finite" if record.nan_iterations else ""
+    return (
+        f"step {record.iteration:{wide}d}/{record.train_iters}  loss {record.loss:.4f}  smoothed {smoothed:.4f}"
+        f"  grad {record.grad_norm:.3f}  lr {record.learning_rate:.2e}  {record.images_per_second:,.0f} images/s"
+        f"  {time_left(record)} left{nan}"
+    )
+
+
+def time_left(record: StepRecord) -> str:
+    """Return how long the rest of the run takes at the pace of the last interval: 0:12:30, or "2 days, 1:00:00"."""
+    return str(timedelta(seconds=round((record.train_iters - record.iteration) * record.ms_per_iteration / 1000)))
+
+
+SMOOTHING = 0.9
+"""Weight of the rows before in the smoothed loss of a terminal."""
+SECONDS_BETWEEN_ESTIMATES = 60
+"""Of the lines of a log file that say when the run will be done."""
+
+
 class RunLog:
-    """Writes records to standard output, to a progress bar on a terminal, and to trackers."""
+    """Writes records to standard output, to a progress bar on a terminal, and to trackers.
+
+    A terminal gets short rows; a file or pipe gets Megatron's lines and, every minute, how long the rest will take.
+    """
 
     def __init__(
         self,
@@ -82,6 +109,8 @@ class RunLog:
             smoothing=0.05,
         )
         self._trackers = trackers
+        self._is_read_by_a_person = prints and sys.stdout.isatty()
+        self._smoothed, self._estimated = math.nan, time.monotonic()
 
     def step(self) -> None:
         """Count one optimizer step."""
@@ -91,7 +120,13 @@ class RunLog:
         """Say what the last interval was like."""
         if not self.prints:
             return
-        self.say(format_line(record, datetime.now()))
+        if self._is_read_by_a_person:
+            before = record.loss if math.isnan(self._smoothed) else self._smoothed
+            self._smoothed = SMOOTHING * before + (1 - SMOOTHING) * record.loss
+            self.say(format_row(record, self._smoothed))
+        else:
+            self.say(format_line(record, datetime.now()))
+            self._estimate(record)
         mfu = self._mfu(record.images_per_second)
         share = "" if mfu is None else f", MFU {mfu:.1%}"
         self._bar.set_postfix_str(f"loss {record.loss:.4f}, {record.images_per_second:.0f} images/s{share}")
@@ -128,6 +163,11 @@ class RunLog:
         self._bar.close()
         for tracker in self._trackers:
             tracker.close()
+
+    def _estimate(self, record: StepRecord) -> None:
+        if time.monotonic() - self._estimated >= SECONDS_BETWEEN_ESTIMATES and record.iteration < record.train_iters:
+            self._estimated = time.monotonic()
+            self.say(f" about {time_left(record)} left of {record.train_iters:,} iterations")
 
     def _scalars(self, iteration: int, values: dict[str, float]) -> None:
         for tracker in self._trackers:

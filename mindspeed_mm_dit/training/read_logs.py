@@ -66,7 +66,7 @@ def read_curve(path: str | Path) -> Curve:
     Raises:
         DataError: the log cannot be read, or holds no loss in a known format, or a step or loss that is no number.
     """
-    path = Path(path)
+    path = _place(path)
     found = _first(_read_folder(path), TRAINING_SCALARS) if is_folder(path) else _read_text(path, parse_losses)
     if not found:
         raise DataError(str(path), "no losses found in it", "known formats are: " + "; ".join(KNOWN_FORMATS))
@@ -99,13 +99,19 @@ def read_validation(path: str | Path) -> list[Curve]:
 
     Logs of before the quarters have the mean alone; where nothing was validated, the list is empty.
     """
-    path = Path(path)
+    path = _place(path)
     if is_folder(path):
         scalars = _read_folder(path)
         found = {name: _first(scalars, places) for name, places in VALIDATION_SCALARS.items()}
     else:
         found = _read_text(path, parse_validation)
     return [_curve(name, losses) for name, losses in found.items() if losses]
+
+
+def _place(path: str | Path) -> Path:
+    """Return ``path``, or the TensorBoard folder in it where it is the folder of a run."""
+    below = Path(path) / "tensorboard"
+    return below if is_folder(below) else Path(path)
 
 
 def _curve(label: str, losses: dict[int, float]) -> Curve:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ follow_to_death(signal.SIGTERM)  # a run that is ended leaves nothing behind
 JOB = json.loads(sys.argv[1])
 activate(JOB["ai_framework"])  # before anything that needs a framework
 
+from mindspeed_mm_dit.checkpoint.store import BEST, BEST_TRACKER
 from mindspeed_mm_dit.errors import PlatformError
 from mindspeed_mm_dit.evaluation.built_in import BUILT_IN
 from mindspeed_mm_dit.objectives.guidance import Guidance
@@ -44,10 +46,23 @@ def draw(job: ReportJob) -> None:
     last = _draw_samples(job, picture)
     if picture.exists():
         lines.append(("samples", str(picture)))
+    if (Path(job.save) / BEST_TRACKER).exists():
+        lines.append(("best", f"{job.save}/{BEST}"))
+    also = {"grids": folder / "samples", "profile": folder / "profile"}
+    lines += [(name, str(place)) for name, place in also.items() if place.exists()]
+    if "vector" not in job.examples:
+        lines.append(("draw more", _next_command(job)))
     for name, place in lines:
-        print(f"{name + ':':<13} {place}")
+        print(f"{name + ':':<14} {place}")
     if last:
         print(last, flush=True)
+
+
+def _next_command(job: ReportJob) -> str:
+    """Return the command that draws more samples, by the sampler of the report."""
+    asked = ["--prompt", job.examples["caption"][0]] if job.examples.get("caption") else []
+    how = ["--sampler", job.sampler, "--steps", str(job.steps), "--output", f"{Path(job.save).parent}/more.png"]
+    return shlex.join(["mm-dit", "sample", "--checkpoint", job.save, *asked, *how])
 
 
 def _draw_samples(job: ReportJob, picture: Path) -> str:

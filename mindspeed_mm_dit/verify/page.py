@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mindspeed_mm_dit.pages import embed, folded, image, table, write_page
+from mindspeed_mm_dit.pages import png_of_figure, write
 from mindspeed_mm_dit.verify.compare import CHECKS, first_past, verdict
 from mindspeed_mm_dit.verify.processes import Training
 from mindspeed_mm_dit.verify.table import Finding
@@ -24,10 +23,6 @@ AMPLIFIED = (
     "A high learning rate amplifies rounding from step to step. Compare again with a smaller --lr in the file of "
     "--train-args: rounding then stays within the tolerance, and a fault of the optimizer does not."
 )
-_SECTIONS = {
-    "forward": ("Forward, layer by layer", "layer, in order of execution"),
-    "gradients": ("Gradients, parameter by parameter", "parameter, worst first"),
-}
 
 
 @dataclass(frozen=True)
@@ -85,23 +80,27 @@ class Comparison:
 
 def write_report(path: Path, comparison: Comparison) -> None:
     """Write ``comparison`` to ``path``."""
-    c, word = comparison, "PASS" if comparison.good else "FAIL"
-    title = f"{c.labels[1]} against {c.labels[0]}"
+    c, checks = comparison, comparison.checks
+    forward = c.findings["forward"]
+    gradients = sorted(c.findings["gradients"], key=lambda finding: -finding.error)
     names = list(dict.fromkeys([*c.facts[0], *c.facts[1]]))
-    parts = [
-        f"<h1>{escape(title)}: <span class={word}>{word}</span></h1>",
-        f"<p>{datetime.now():%Y-%m-%d %H:%M}. Error is the norm of the difference over the norm of the reference, "
-        f"{escape(c.labels[0])}.</p>",
-        table(("", ""), list(c.about.items())),
-        "<h2>Verdict</h2>", table(("check", "error", "where", "tolerance", "verdict"), verdict_rows(c),
-                                  [not check.good for check in c.checks.values()]),
-        *(f"<p><b>Why {check.tolerance:.0e} for {name}.</b> {escape(CHECKS[name].why)}</p>"
-          for name, check in c.checks.items()),
-        *_section(c, "forward"), *_section(c, "gradients"), *_training(c), *_samples(c),
-        "<h2>Versions</h2>",
-        table(("", *c.labels), [(name, *(facts.get(name, "-") for facts in c.facts)) for name in names]),
-    ]  # fmt: skip
-    write_page(path, title, parts)
+    write(
+        path, "comparison.html", title=f"{c.labels[1]} against {c.labels[0]}", c=c,
+        when=f"{datetime.now():%Y-%m-%d %H:%M}",
+        verdict=verdict_rows(c), verdict_bad=[not check.good for check in checks.values()],
+        reasons=[(name, f"{check.tolerance:.0e}", CHECKS[name].why) for name, check in checks.items()],
+        forward={
+            "png": png_of_figure(_error_figure(forward)), "bad": [finding == c.culprit for finding in forward],
+            "rows": [(f.name, f"{f.input_error:.2e}", f"{f.error:.2e}") for f in forward],
+        },
+        gradients={
+            "png": png_of_figure(_error_figure(c.findings["gradients"])), "bad": [not f.good for f in gradients],
+            "rows": [(f.name, f"{f.reference:.3e}", f"{f.error:.2e}") for f in gradients],
+        },
+        training={"png": png_of_figure(_loss_figure(c)), "rows": _steps(c)} if c.training else None,
+        speeds=[(label, f"{speed:.1f}") for label, speed in zip(c.labels, c.speeds)],
+        versions=[(name, *(facts.get(name, "-") for facts in c.facts)) for name in names],
+    )  # fmt: skip
 
 
 def verdict_rows(c: Comparison) -> list[tuple[str, ...]]:
@@ -112,53 +111,10 @@ def verdict_rows(c: Comparison) -> list[tuple[str, ...]]:
     ]
 
 
-def _section(c: Comparison, name: str) -> list[str]:
-    """Return a picture and a table of all findings of one line of the verdict."""
-    (title, head), found, is_forward = _SECTIONS[name], c.findings[name], name == "forward"
-    ordered = found if is_forward else sorted(found, key=lambda finding: -finding.error)
-    columns = ("error of its inputs", "error of its output") if is_forward else ("norm", "error")
-    rows = [(f.name, f"{f.input_error:.2e}" if is_forward else f"{f.reference:.3e}", f"{f.error:.2e}") for f in ordered]
-    bad = [finding == c.culprit if is_forward else not finding.good for finding in ordered]
-    said = []
-    if is_forward and c.culprit:
-        said = [f"<p>First layer past tolerance: <code class=FAIL>{escape(c.culprit.name)}</code>. Its inputs differ "
-                f"by {c.culprit.input_error:.1e}, its output by {c.culprit.error:.1e}.</p>"]  # fmt: skip
-    elif is_forward:
-        said = ["<p>No layer is past tolerance.</p>"]
-    what = "layers" if is_forward else "parameters"
-    folded_table = folded(f"all {len(rows)} {what}", table((head, *columns), rows, bad))
-    return [f"<h2>{title}</h2>", *said, image(_error_figure(found)), folded_table]
-
-
-def _training(c: Comparison) -> list[str]:
-    if not c.training:
-        return []
-    rows = [
+def _steps(c: Comparison) -> list[tuple[str, ...]]:
+    return [
         (finding.name, *(f"{side.losses.get(number, float('nan')):.6e}" for side in c.training), f"{finding.error:.1e}")
         for finding, number in zip(c.findings["training"], c.training[0].losses)
-    ]
-    return [
-        f"<h2>The first {len(rows)} steps of training</h2>", *([f"<p>Note: {escape(c.note)}</p>"] if c.note else []),
-        image(_loss_figure(c)),
-        folded("every step", table(("", *c.labels, "relative difference"), rows)),
-        "<h2>Speed</h2>", table(("", "training images/s (median of the second half of the steps)"),
-                                [(label, f"{speed:.1f}") for label, speed in zip(c.labels, c.speeds)]),
-    ]  # fmt: skip
-
-
-def _samples(c: Comparison) -> list[str]:
-    if c.samples is None:
-        return []
-    figures = "".join(
-        f"<figure>{embed(png, label)}<figcaption>{escape(label)}</figcaption></figure>"
-        for label, png in zip(c.labels, c.samples.images)
-    )
-    return [
-        "<h2>Samples, same weights and noise</h2>",
-        f"<p>{escape(c.samples.how)}. Largest difference of a pixel: {c.samples.largest_difference} of 255; "
-        f"{c.samples.changed:.2%} of the pixels differ. Not part of the verdict: rounding alone can move a pixel by a "
-        "level.</p>",
-        figures,
     ]
 
 

@@ -79,6 +79,9 @@ def test_a_report_has_the_scores_with_every_setting_that_moves_them(alone, untra
     assert any("1,100 images" in note for note in judgement["notes"]) and "torch" in report["versions"]
     page = (alone / "report.html").read_text()
     assert "data:image/png;base64," in page and "cfg_interval" in page and "http" not in page.split("</style>")[1]
+    assert f"<td>{images['checkpoint_sha256']}</td>" in page, "a hash is no number, whatever it begins with"
+    assert "<td>copies</td><td class=n>" in page and "<td class=n>-" not in page and "<td>None</td>" not in page
+    assert "reads as the class asked for. Higher is better." in page
 
 
 def test_images_of_every_file_have_the_noise_of_their_numbers(alone, untrained):

@@ -76,6 +76,9 @@ def test_what_it_writes_trains_at_once_and_is_sampled_as_it_says(here, capsys):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "validation loss at iteration 4" in done.stdout and (here / "outputs/config/samples.png").is_file()
     assert (here / "outputs/config/loss.png").is_file()
+    more = done.stdout[done.stdout.index("draw more:") :].splitlines()[0].split()[3:]
+    assert main([*more, "--steps", "1"]) == 0 and (here / "outputs/config/more.png").is_file()
+    assert main(["plot", "outputs/config", "--output", "again.png"]) == 0
     words = said[said.index("mm-dit sample") :].replace("\\\n", " ").split()[1:]
     assert main([*words, "--steps", "1", "--num-per-class", "1"]) == 0 and (here / "samples.png").is_file()
 

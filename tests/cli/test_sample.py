@@ -98,10 +98,15 @@ def test_a_page_holds_every_picture_with_label_and_seed_below_it(trained, tmp_pa
     assert sample(*flags, f"{tmp_path}/all.npz") == sample(*flags, f"{tmp_path}/gallery.html") == 0
     images, labels = numbers(tmp_path / "all.npz")
     page = (tmp_path / "gallery.html").read_text()
-    found = re.findall(r'base64,([^"]+)"><figcaption>(\d+)<br>seed 7, image (\d+)</figcaption>', page)
-    assert [(int(label), int(number)) for _, label, number in found] == list(zip(labels, range(6)))
-    for (png, _, _), image in zip(found, images):
-        assert np.array_equal(np.asarray(Image.open(io.BytesIO(base64.b64decode(png)))), image[..., 0])
+    found = [
+        (png, shown, number)
+        for shown, group in re.findall(r"<h2>(\d+)</h2>(.*?)(?=<h2>|<details>)", page, re.S)
+        for png, number in re.findall(r'base64,([^"]+)"><figcaption>seed 7, image (\d+)</figcaption>', group)
+    ]
+    assert sorted((int(number), int(label)) for _, label, number in found) == list(enumerate(labels))
+    for png, _, number in found:
+        there = np.asarray(Image.open(io.BytesIO(base64.b64decode(png))))
+        assert np.array_equal(there, images[int(number)][..., 0])
     assert "ddim, 5 steps" in page and "src=" in page and "http" not in page
 
 

@@ -165,7 +165,7 @@ def test_clips_are_written_as_videos_animations_and_strips_of_other_lengths(whol
 
     assert sample(saved, tmp_path / "a.mp4", "--frames", "6", "--size", "16x24", "--fps", "8") == 0
     facts = look_at_video(tmp_path / "a-0001.mp4", decode=True)
-    assert facts.num_frames == 6 and facts.size == (16, 24) and facts.fps == 8
+    assert facts.num_frames == 6 and facts.size == (192, 288) and facts.fps == 8  # enlarged
     assert sample(saved, tmp_path / "a.gif") == 0 and sample(saved, tmp_path / "a.png") == 0
     assert (tmp_path / "a-0000.gif").stat().st_size and (tmp_path / "a.png").stat().st_size
     assert "a-0000.mp4 ... a-0001.mp4: 2 videos of 6 x 16 x 24" in capsys.readouterr().out
