@@ -89,3 +89,8 @@ def test_the_wheel_carries_every_file_of_the_embedded_configs(installed):
             if file.suffix in (".json", ".yaml", ".args"):
                 copy = there / file.relative_to(ROOT / "examples/dit")
                 assert copy.read_bytes() == file.read_bytes()
+
+
+def test_the_wheel_carries_every_template_of_pages(installed):
+    templates = {file.name for file in (ROOT / "mindspeed_mm_dit/templates").iterdir()}
+    assert templates == {file.name for file in (installed / "mindspeed_mm_dit/templates").iterdir()}
