@@ -62,7 +62,7 @@ _ULYSSES = ("--context-parallel-size", "2")
 
 LAYOUTS: tuple[Layout, ...] = (
     Layout("whole batch"),
-    Layout("4 micro-batches", micro_batches=4),
+    Layout("micro-batches", micro_batches=4),
     Layout("recompute", sharding={**_SHARDED, **_RECOMPUTED}, micro_batches=2),
     Layout("torch.compile", flags=("--torch-compile",)),
     Layout("autocast", flags=("--bf16",), precision="bfloat16"),

@@ -104,7 +104,7 @@ def open_config(given: Path, folder: Path, checkpoint: str | None, is_whole: boo
     model = load_model_config(str(given / "model.json"))
     content = spelled_out(read_json(str(given / "model.json"), "CONFIG"), str(given / "model.json"))
     flags = own_flags(given / "train.args", _DECIDED_HERE)
-    small = model if is_whole or checkpoint else replace(model, predictor=model.predictor.narrowed())
+    small = model if is_whole or checkpoint else _narrowed(model)
     if small != model:
         content["predictor"] = dataclasses.asdict(small.predictor)
     (folder / "model.json").write_text(json.dumps(content), encoding="utf-8")
@@ -122,6 +122,12 @@ def open_config(given: Path, folder: Path, checkpoint: str | None, is_whole: boo
             "digest of the weights": digest_of_base(weights)[:16], "steps": str(steps),
         },
     )  # fmt: skip
+
+
+def _narrowed(model: ModelConfig) -> ModelConfig:
+    """Return a narrowed copy; ``model`` itself where no weight of it would be left out."""
+    small = replace(model, predictor=model.predictor.narrowed())
+    return model if small.predictor.parameters().shapes() == model.predictor.parameters().shapes() else small
 
 
 def _check_memory(model: ModelConfig) -> None:

@@ -147,6 +147,10 @@ def test_a_narrowed_copy_has_the_kinds_of_the_whole():
     assert small.head_dim == whole.head_dim and small.latent_shape == whole.latent_shape
 
 
+def test_a_model_that_is_small_already_is_proved_whole(tmp_path):
+    assert open_config(ROOT / "examples/dit", tmp_path, None, False, 1).about["model"].startswith("whole: 1,274,372")
+
+
 def random_config(seed: int, place: Path, digits: Path) -> Path:
     """Write the configs of a small DiT whose options, objective and optimizer are drawn."""
     draw = np.random.default_rng(seed)
