@@ -310,7 +310,9 @@ def samples_of(config, model, data):
     assert generate(model, config, asked, settings).shape[:-1] == (len(asked), *config.sample_size)
 
 
-@pytest.mark.parametrize("kind", {*AE_CONFIGS.values(), *TEXT_ENCODER_CONFIGS.values()}, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind", dict.fromkeys([*AE_CONFIGS.values(), *TEXT_ENCODER_CONFIGS.values()]), ids=lambda kind: kind.__name__
+)
 def test_an_encoder_of_another_framework_is_refused_by_name(framework, kind):
     if FRAMEWORK in kind.frameworks:
         pytest.skip("runs here")

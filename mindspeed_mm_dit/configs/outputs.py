@@ -11,21 +11,23 @@ from mindspeed_mm_dit.errors import ConfigError
 _CURE = "choose another place, or change its permissions"
 
 
-def check_output_file(flag: str, path: str | Path) -> None:
+def check_output_file(flag: str, path: str | Path, make: bool = True) -> None:
     """Make the folder of the file ``path`` and raise ConfigError unless the file can be written there.
 
-    ``flag`` is what the user set, such as "--output". The file itself is neither made nor changed.
+    ``flag`` is what the user set, such as "--output". The file itself is neither made nor changed; without ``make``
+    nor is its folder.
     """
     check_path(flag, str(path))
     what, path = f"{flag} = {path}", Path(os.path.realpath(path))  # where a link leads
     if os.path.isdir(path):  # (Path.is_dir would raise where permission is missing)
         raise ConfigError(what, "is a folder", "name a file in it")
-    _make_folder(what, path.parent)
+    if make:
+        _make_folder(what, path.parent)
     if os.path.exists(path):
         if not os.access(path, os.W_OK):
             raise ConfigError(what, "exists and cannot be written: permission denied", _CURE)
-    elif not _takes_files(path.parent):
-        raise ConfigError(what, f"no file can be made in {path.parent}", _CURE)
+    elif not _takes_files(_nearest(path.parent)):
+        raise ConfigError(what, f"no file can be made in {_nearest(path.parent)}", _CURE)
 
 
 def check_output_folder(flag: str, path: str | Path, make: bool = True) -> None:
@@ -37,11 +39,16 @@ def check_output_folder(flag: str, path: str | Path, make: bool = True) -> None:
         raise ConfigError(what, "is a file, and a folder is wanted", "choose another place")
     if make:
         _make_folder(what, path)
-    nearest = next(place for place in (path, *path.absolute().parents) if os.path.exists(place))
+    nearest = _nearest(path)
     if not os.path.isdir(nearest):
         raise ConfigError(what, f"the folder {path} cannot be made: {nearest} is a file", "choose another place")
     if not _takes_files(nearest):
         raise ConfigError(what, "no file can be made in it", _CURE)
+
+
+def _nearest(folder: Path) -> Path:
+    """Return ``folder``, or what is there of the way to it."""
+    return next(place for place in (folder, *folder.absolute().parents) if os.path.exists(place))
 
 
 def _make_folder(what: str, folder: Path) -> None:

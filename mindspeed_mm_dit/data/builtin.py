@@ -8,7 +8,7 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -117,6 +117,8 @@ def written_aside(folder: Path) -> Iterator[Path]:
         shutil.rmtree(aside, ignore_errors=True)
 
 
+_written: list[tuple[Path, list[Path]]] = []
+"""Built-in data written by this process, with the folders on the way that were not there."""
 INVERTED_EACH = 4
 BUILTIN_SOURCES = {
     "digits": Source(write_digits, num_images=1797, num_classes=10),
@@ -143,15 +145,27 @@ def provide(source: str, folder: Path, write: Callable[[Path], None]) -> None:
         )
     if there:
         return
+    missing = [place for place in folder.absolute().parents if not place.exists()]
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         write(folder)
+        _written.append((folder, missing))
     except (OSError, ValueError) as error:
         raise DataError(
             f"dataset_param.data_folder = {folder}",
             f"the built-in {source} cannot be written there: {reason_of(error)}",
             "name a folder on a disk that has room and may be written",
         ) from None
+
+
+def take_back() -> None:
+    """Remove what :func:`provide` has written in this process: a --dry-run leaves nothing behind."""
+    while _written:
+        folder, made = _written.pop()
+        shutil.rmtree(folder, ignore_errors=True)
+        for parent in made:
+            with suppress(OSError):  # something else is in it by now
+                parent.rmdir()
 
 
 def check_is_source(source: str, folder: Path, labels: list[int], labelled: bool) -> None:

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any
 
 from mindspeed_mm_dit import __version__
+from mindspeed_mm_dit.data.builtin import take_back
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import active, runtime
 from mindspeed_mm_dit.hosts.contract import DatasetsProvider, FlagsProvider
@@ -103,7 +104,7 @@ def _parse(extra_args_provider: FlagsProvider | None) -> Namespace:
 
 
 def _say_what_would_run(args: Namespace) -> None:
-    """Let the ranks meet and find where they would start, and say what they would do; the --save folder stays as it is.
+    """Let the ranks meet and find where they would start, and say what they would do; nothing is left behind.
 
     Raises:
         UserError: whatever is wrong with --load, --save or --init-from.
@@ -116,6 +117,7 @@ def _say_what_would_run(args: Namespace) -> None:
     consumed = start.facts.get("consumed_samples", start.iteration * args.global_batch_size) if start else 0
     print_rank_0(plan_of_run(args, runtime.world_size(), start.iteration if start else 0, consumed))
     runtime.barrier()
+    take_back()
     runtime.shutdown()
 
 

@@ -99,7 +99,7 @@ def check_outputs(args: Namespace) -> None:
         check_output_folder("--save", args.save, make=False)
         check_is_no_checkpoint("--save", os.path.abspath(args.save))
         if args.report:
-            check_output_file("--report", Path(args.save).parent / "samples.png")
+            check_output_file("--report", Path(args.save).parent / "samples.png", make=False)
             if not args.tensorboard_dir:
                 print(
                     "note: --report draws no loss.png without --tensorboard-dir, which keeps the losses",

@@ -94,3 +94,12 @@ def test_the_wheel_carries_every_file_of_the_embedded_configs(installed):
 def test_the_wheel_carries_every_template_of_pages(installed):
     templates = {file.name for file in (ROOT / "mindspeed_mm_dit/templates").iterdir()}
     assert templates == {file.name for file in (installed / "mindspeed_mm_dit/templates").iterdir()}
+
+
+def test_a_dry_run_leaves_nothing_behind(tmp_path):
+    command = [sys.executable, "-m", "mindspeed_mm_dit", "train", "digits", "--dry-run"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and "1,797 images" in done.stdout, done.stderr
+    assert list(tmp_path.iterdir()) == []
