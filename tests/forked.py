@@ -18,6 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -54,6 +55,7 @@ class Forked:
         os.close(status)
         self.stdout = open(read, encoding="utf-8", errors="replace")  # noqa: SIM115
         self.returncode: int | None = None
+        self._reading = threading.Lock()
         self.pid = int(self._line(None) or 0)
 
     def poll(self) -> int | None:
@@ -93,9 +95,13 @@ class Forked:
         self.send_signal(signal.SIGTERM)
 
     def _ended(self, timeout: float | None) -> int | None:
-        if self.returncode is None and (line := self._line(timeout)) is not None:
-            self.returncode = int(line)
-            os.close(self._status)
+        if self._reading.acquire(blocking=timeout != 0):  # else another thread waits for it, and will say
+            try:
+                if self.returncode is None and (line := self._line(timeout)) is not None:
+                    self.returncode = int(line)
+                    os.close(self._status)
+            finally:
+                self._reading.release()
         return self.returncode
 
     def _line(self, timeout: float | None) -> str | None:
