@@ -3,6 +3,7 @@
 # make test    set up both environments and run every test
 # make test-fast    the tests that start no process, before each commit
 # make check   layering, style, types, and whether every test can be collected
+# make docs    the site of docs/, in site/; a link that leads nowhere is an error. make docs-serve shows it while you write
 # make mutants break one expression at a time and count what the fast tests find: half an hour on one core
 # make clean   remove the environments and what the demo wrote
 
@@ -26,7 +27,7 @@ SEAM_TESTS := tests/framework/test_framework_contract.py tests/objectives/gaussi
 FAST_TESTS := $(addprefix tests/,configs data evaluation framework models objectives planning sampling golden)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install
 
-.PHONY: demo demo-mindspore test test-fast check mutants clean
+.PHONY: demo demo-mindspore test test-fast check docs docs-serve mutants clean
 
 demo: $(VENV)/.installed
 	bash examples/dit/pretrain.sh
@@ -48,6 +49,14 @@ check: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 	$(BIN)/python -m pytest --collect-only -qq > /dev/null
+
+# (mkdocs-material advertises its successor where this is not set)
+docs docs-serve: export NO_MKDOCS_2_WARNING := 1
+docs: $(VENV)/.installed-docs
+	$(BIN)/mkdocs build --quiet --strict
+
+docs-serve: $(VENV)/.installed-docs
+	$(BIN)/mkdocs serve
 
 mutants: $(MUTATION_VENV)/.installed
 	OMP_NUM_THREADS=1 nice $(MUTATION_VENV)/bin/python benchmarks/mutants.py $(MUTANTS)
@@ -92,6 +101,10 @@ $(VENV)/.installed-dev: $(VENV)/.installed requirements/dev.txt requirements/vid
 	$(PIP) --no-deps -r requirements/evaluate.txt
 	@touch $@
 
+$(VENV)/.installed-docs: $(VENV)/.installed requirements/docs.txt
+	$(PIP) -r requirements/docs.txt
+	@touch $@
+
 # mutmut sees the packages of .venv through a .pth file, and those that .venv sees so itself.
 $(MUTATION_VENV)/.installed: $(VENV)/.installed-dev requirements/mutation.txt
 	$(BIN)/python -m venv $(MUTATION_VENV)
@@ -103,4 +116,4 @@ $(MUTATION_VENV)/.installed: $(VENV)/.installed-dev requirements/mutation.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(MS_VENV) $(MUTATION_VENV) mutants outputs data msrun_log
+	rm -rf $(VENV) $(MS_VENV) $(MUTATION_VENV) mutants outputs data msrun_log site

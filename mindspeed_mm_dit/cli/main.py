@@ -76,15 +76,26 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         if name != chosen:
             commands.add_parser(name, help=summary, add_help=False)
             continue
-        module = importlib.import_module(f"mindspeed_mm_dit.cli.{name.replace('-', '_')}")
-        command = commands.add_parser(
-            name, help=summary, description=module.DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
-        module.add_arguments(command)
-        command.set_defaults(run=module.run)
+        _add_command(commands, name)
     if not argv:
         parser.print_help()
     return parser.parse_args(argv)
+
+
+def _add_command(commands: argparse._SubParsersAction, name: str) -> argparse.ArgumentParser:
+    """Add the parser of a command, whose module is imported for it, and return it."""
+    module = importlib.import_module(f"mindspeed_mm_dit.cli.{name.replace('-', '_')}")
+    command: argparse.ArgumentParser = commands.add_parser(
+        name, help=COMMANDS[name], description=module.DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    module.add_arguments(command)
+    command.set_defaults(run=module.run)
+    return command
+
+
+def parser_of(name: str) -> argparse.ArgumentParser:
+    """Return the parser of one command, with its flags and what they mean."""
+    return _add_command(Parser(prog="mm-dit").add_subparsers(), name)
 
 
 if __name__ == "__main__":

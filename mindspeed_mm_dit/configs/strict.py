@@ -63,7 +63,7 @@ def from_mapping(cls: type[T], mapping: Any, where: str) -> T:
 
 def _checked(value: Any, wanted: Any, where: str) -> Any:
     """Return ``value`` as the type ``wanted``: a list as a tuple, a whole number as a float where one is wanted."""
-    kinds = get_args(wanted) if get_origin(wanted) in (Union, UnionType) else (wanted,)
+    kinds = _kinds(wanted)
     lists = [kind for kind in kinds if get_origin(kind) is tuple]
     if lists and isinstance(value, (list, tuple)):
         item = get_args(lists[0])[0]
@@ -90,6 +90,15 @@ def _fits(value: Any, kind: Any) -> bool:
     if kind in _WORDS:
         return type(value) is kind  # true is no whole number here
     return kind is Any or (get_origin(kind) is None and isinstance(value, kind))
+
+
+def _kinds(wanted: Any) -> tuple[Any, ...]:
+    return get_args(wanted) if get_origin(wanted) in (Union, UnionType) else (wanted,)
+
+
+def words_of_type(wanted: Any) -> str:
+    """Return what a key of the type ``wanted`` takes, in the words of the errors: "a whole number or null"."""
+    return _words(_kinds(wanted))
 
 
 def _words(kinds: Iterable[Any]) -> str:
