@@ -96,13 +96,14 @@ $(MS_VENV)/.installed-dev: $(MS_VENV)/.installed requirements/dev.txt
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed requirements/dev.txt requirements/video.txt requirements/parquet.txt \
-    requirements/evaluate.txt
-	$(PIP) -r requirements/dev.txt -r requirements/video.txt -r requirements/parquet.txt
+    requirements/evaluate.txt requirements/app.txt
+	$(PIP) -c requirements/base.txt -r requirements/dev.txt -r requirements/video.txt -r requirements/parquet.txt \
+	  -r requirements/app.txt
 	$(PIP) --no-deps -r requirements/evaluate.txt
 	@touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed requirements/docs.txt
-	$(PIP) -r requirements/docs.txt
+	$(PIP) --quiet -r requirements/docs.txt
 	@touch $@
 
 # mutmut sees the packages of .venv through a .pth file, and those that .venv sees so itself.

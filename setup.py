@@ -47,6 +47,7 @@ setup(
         "tqdm",
     ],
     extras_require={
+        "app": ["gradio>=6"],
         "pytorch": ["torch>=2.7", "diffusers>=0.30"],
         "evaluate": ["torch-fidelity>=0.4"],
         "parquet": ["pyarrow>=14"],

@@ -124,3 +124,12 @@ def test_what_a_model_cannot_draw_is_named(trained, asked, message):
 def test_what_is_no_checkpoint_is_named(tmp_path):
     with pytest.raises(CheckpointError, match="there is no such file or folder"):
         dit.load(tmp_path / "nothing")
+
+
+def test_the_way_from_noise_ends_with_the_samples_and_begins_with_noise():
+    pipe = dit.create("digits")
+    asked = {"classes": [3, 4, 5], "steps": 4, "sampler": "ddim", "guidance": 2.0}
+    samples, alone = pipe.sample(**asked, path=3, batch_size=2), pipe.sample(**asked, batch_size=2)
+    assert samples.path.shape == (3, 3, 8, 8, 1) and alone.path is None
+    assert samples.path[:, -1].tobytes() == samples.arrays.tobytes() == alone.arrays.tobytes()
+    assert np.abs(samples.path[:, 0].astype(int) - samples.arrays).mean() > 1

@@ -18,6 +18,7 @@ COMMANDS = {
     "init": "look at your pictures and write a config folder that trains on them",
     "data": "say what a run would see of its pictures, and draw a contact sheet",
     "sample": "draw images from a trained model",
+    "app": "draw from a trained model on a page in your browser",
     "evaluate": "score a model by many samples: FID, Inception Score, precision and recall",
     "plan": "say what a run will need: memory, largest micro-batch, traffic, time",
     "cache-latents": "encode a data set once, so that no training step has to",

@@ -111,15 +111,30 @@ def generate(
     Returns:
         Images (N, H, W, 3 or 1) or videos (N, F, H, W, 3 or 1), uint8, of the size that ``config`` has.
     """
+    return generate_path(model, config, asked, settings, 1, on_step)[:, -1]
+
+
+def generate_path(
+    model: Any,
+    config: ModelConfig,
+    asked: Asked,
+    settings: SampleSettings,
+    points: int,
+    on_step: Callable[[int], None] = lambda samples: None,
+) -> np.ndarray:
+    """Draw what is asked for, and what it looks like on its way from noise, at ``points`` states of the chain.
+
+    Returns what ``generate`` does with an axis more, (N, points, ...): the last of them are the samples.
+    """
     check_asked(asked, config)
     check_guidance(settings, config)
     with ops.no_grad():
         null = _given(model, config, null_arrays(config.predictor.conditions, asked.instead, _tokenizers(model)))
         batches = [
-            _generate_batch(model, config, asked.at(rows), null, settings, on_step)
+            _generate_batch(model, config, asked.at(rows), null, settings, points, on_step)
             for rows in batches_of(len(asked), settings.batch_size)
         ]
-    return np.moveaxis(np.concatenate(batches), 1, -1)
+    return np.moveaxis(np.concatenate(batches), 2, -1)
 
 
 def _tokenizers(model: Any) -> list[Any]:
@@ -156,17 +171,19 @@ def _generate_batch(
     asked: Asked,
     null: Arrays,
     settings: SampleSettings,
+    points: int,
     on_step: Callable[[int], None],
 ) -> np.ndarray:
-    """Return samples (B, C, ...) uint8."""
+    """Return samples, and ``points`` - 1 states on their way, (B, points, C, ...) uint8."""
     numbers = asked.first_number + np.arange(len(asked))
     given = _given(model, config, arrays_asked(config.predictor.conditions, asked.values, _tokenizers(model)))
     without = {name: np.repeat(row, len(asked), 0) for name, row in null.items()}
-    latents = None
+    walked: list[Any] = []
     for state in states(model, config, given, numbers, settings, without):
-        latents = state
+        walked = [*walked, state] if points > 1 else [state]
         on_step(len(asked))
-    images = decode(model.ae, latents, math.prod(config.sample_size))
+    chosen = np.linspace(0, len(walked) - 1, points).round().astype(int)
+    images = np.stack([decode(model.ae, walked[place], math.prod(config.sample_size)) for place in chosen], 1)
     if not np.isfinite(images).all():
         raise ConvergenceError(
             f"samples with --cfg-scale {settings.guidance.scale:g}",

@@ -24,7 +24,7 @@ from mindspeed_mm_dit.objectives.guidance import GuidedChannels
 from mindspeed_mm_dit.objectives.registry import objective_of
 from mindspeed_mm_dit.sampling.asked import Asked, check_asked, labels_of, resized, together
 from mindspeed_mm_dit.sampling.clips import FPS
-from mindspeed_mm_dit.sampling.generate import generate, settings_for
+from mindspeed_mm_dit.sampling.generate import generate_path, settings_for
 from mindspeed_mm_dit.sampling.load import describe, load_adapters, load_model
 from mindspeed_mm_dit.sampling.outputs import Output
 from mindspeed_mm_dit.sampling.pictures import draw_samples, png_of
@@ -46,6 +46,9 @@ class Samples(Sequence[Any]):
     """(N,) int64; None where no classes were asked for."""
     seed: int
     """That they were drawn with."""
+    path: np.ndarray | None = None
+    """(N, points, H, W, 3 or 1) uint8, of videos (N, points, F, ...): states on the way from noise, the last of which
+    are the samples; None where ``path`` was not asked for."""
 
     def __len__(self) -> int:
         return len(self.arrays)
@@ -133,12 +136,14 @@ class Pipeline:
         batch_size: int = 64,
         bf16: bool = False,
         options: Mapping[str, Any] | None = None,
+        path: int = 1,
     ) -> Samples:
         """Draw ``num`` samples of each class, prompt or vector (P,): those of ``mm-dit sample``, to the bit.
 
         classes: labels, or names that the checkpoint knows. steps, sampler: None for the defaults of the objective.
         guidance: 1 is none, larger is closer to what is asked for; ``channels`` and ``interval`` limit it. frames,
-        size (H, W): of videos and images of another size. options: what else the sampler takes, by name.
+        size (H, W): of videos and images of another size. options: what else the sampler takes, by name. path: states
+        on the way from noise to keep, 8 for instance; 1 keeps the samples alone.
 
         Raises:
             ConfigError: the model cannot draw this; it says why in the words of the flags of ``mm-dit sample``.
@@ -151,11 +156,13 @@ class Pipeline:
         instead = {"caption": negative_prompt} if negative_prompt else {}
         asked = Asked(together(self._values(classes, prompts, vectors)), instead)
         check_asked(asked, config)
-        if num < 1:
-            raise ConfigError(f"num = {num}", "must be at least 1")
+        for name, value in (("num", num), ("path", path)):
+            if value < 1:
+                raise ConfigError(f"{name} = {value}", "must be at least 1")
         asked = asked.each(num)
-        arrays = generate(self.model, config, asked, settings)
-        return Samples(arrays, tuple(asked.titles(self.classes)), asked.labels, seed)
+        walked = generate_path(self.model, config, asked, settings, path)
+        titles = tuple(asked.titles(self.classes))
+        return Samples(walked[:, -1], titles, asked.labels, seed, walked if path > 1 else None)
 
     def loss(
         self,
@@ -206,6 +213,8 @@ class Pipeline:
                 raise ConfigError(name, "is missing: this model is steered by it")
             if own is not None and item not in conditions.items:
                 raise ConfigError(name, f"this model is steered by {' and '.join(conditions.items)}", "leave it out")
+            if own is not None and not len(own):
+                raise ConfigError(name, "is empty", "ask for at least one")
             if own is not None:
                 values[item] = list(own)
         for encoder in self.model.text_encoders:

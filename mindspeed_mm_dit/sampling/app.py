@@ -1,0 +1,119 @@
+"""A page in a browser to draw from a model and to see the way from noise, as ``Pipeline.sample`` draws."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from mindspeed_mm_dit.errors import ConfigError, PlatformError, UserError
+from mindspeed_mm_dit.objectives.registry import objective_of
+from mindspeed_mm_dit.sampling.asked import Asked
+from mindspeed_mm_dit.sampling.clips import draw_strips
+from mindspeed_mm_dit.sampling.pipeline import Pipeline, Samples
+
+LOOPBACK = "127.0.0.1"
+POINTS = 8
+"""States that the way from noise shows."""
+MOST_STEPS, MOST_SCALE, MOST_EACH = 250, 10, 8
+
+
+def gradio() -> Any:
+    """Import Gradio, without its counting of users; raises PlatformError where it is not installed."""
+    os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
+    try:
+        import gradio
+    except ImportError as error:
+        raise PlatformError(
+            "mm-dit app", f"the page is Gradio's, which cannot be used here: {error}",
+            "pip install 'mindspeed_mm_dit[app]', or install requirements/app.txt",
+        ) from None  # fmt: skip
+    return gradio
+
+
+def serve(pipe: Pipeline, title: str, port: int) -> None:
+    """Serve the page to this machine alone, until Ctrl-C."""
+    page = page_of(pipe, title)
+    try:
+        _, address, _ = page.launch(
+            server_name=LOOPBACK, server_port=port, share=False, ssr_mode=False, quiet=True, prevent_thread_lock=True
+        )
+    except OSError as error:
+        raise ConfigError(f"--port = {port}", f"cannot be listened on: {error}", "use another") from None
+    print(f"open {address} in your browser; Ctrl-C ends it", flush=True)
+    page.block_thread()
+
+
+def page_of(pipe: Pipeline, title: str) -> Any:
+    """Return the page, which is not served yet."""
+    gr, conditions, objective = gradio(), pipe.config.predictor.conditions, objective_of(pipe.config.diffusion)
+    if "vector" in conditions.items:
+        raise ConfigError("mm-dit app", "this model is steered by vectors, which a page cannot ask for",
+                          "draw from Python: docs/python.md")  # fmt: skip
+    is_video = len(pipe.config.sample_size) == 3
+    with gr.Blocks(title=title) as page, gr.Row():
+        with gr.Column():
+            classes = _classes(pipe)
+            prompts = gr.Textbox(label="Prompts, one a line", lines=3, visible="caption" in conditions.items)
+            num = gr.Slider(1, MOST_EACH, 1 if is_video else 4, step=1, label="Samples of each")
+            scale = gr.Slider(1, MOST_SCALE, 2 if conditions.has_null else 1, step=0.1, label="Guidance scale",
+                              visible=conditions.has_null)  # fmt: skip
+            steps = gr.Slider(1, MOST_STEPS, 25, step=1, label="Steps")
+            sampler = gr.Dropdown([*objective.samplers], value=objective.quick_sampler, label="Sampler")
+            seed = gr.Number(0, label="Seed", precision=0, minimum=0)
+            button = gr.Button("Draw", variant="primary")
+        with gr.Column(scale=2):
+            gr.Markdown("### Samples")
+            samples = gr.Gallery(show_label=False, object_fit="contain") if is_video else _picture()
+            gr.Markdown("### The way from noise")
+            path = _picture()
+        asked = [classes, prompts, num, scale, steps, sampler, seed]
+        button.click(lambda *values: _drawn(pipe, *values), asked, [samples, path], api_name="draw")
+    return page
+
+
+def _picture() -> Any:
+    return gradio().Image(show_label=False, format="png", buttons=["download", "fullscreen"])
+
+
+def _classes(pipe: Pipeline) -> Any:
+    label = pipe.config.predictor.conditions.label
+    labels = list(range(label.num_classes)) if label else []
+    names = Asked({"label": labels}).titles(pipe.classes)
+    choices = list(zip(names, labels))
+    return gradio().Dropdown(choices, value=labels[:1], label="Classes", multiselect=True, visible=bool(labels))
+
+
+def _drawn(
+    pipe: Pipeline, classes: list[int], prompts: str, num: float, scale: float, steps: float, sampler: str, seed: float
+) -> tuple[Any, Image.Image]:
+    """Return what the page shows: the samples, and their way; what cannot be drawn is said on the page."""
+    items = pipe.config.predictor.conditions.items
+    try:
+        samples = pipe.sample(
+            classes if "label" in items else None,
+            prompts=[line for line in prompts.splitlines() if line.strip()] if "caption" in items else None,
+            num=int(num), steps=int(steps), guidance=scale, sampler=sampler, seed=int(seed), path=POINTS,
+        )  # fmt: skip
+        return _shown(samples), _way(samples)
+    except UserError as error:
+        raise gradio().Error(str(error)) from None
+
+
+def _shown(samples: Samples) -> Any:
+    """Return a grid of images; of videos an animation each."""
+    if samples.arrays.ndim == 4:
+        return samples.grid()
+    folder = Path(tempfile.mkdtemp())
+    samples.save(folder / "video.gif")
+    return [(str(file), title) for file, title in zip(sorted(folder.iterdir()), samples.titles)]
+
+
+def _way(samples: Samples) -> Image.Image:
+    """Return a strip for each sample: the states of an image are frames; of a video the middle frame of each is."""
+    path = samples.path
+    assert path is not None
+    return draw_strips(path if path.ndim == 5 else path[:, :, path.shape[2] // 2], samples.titles)
