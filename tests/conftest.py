@@ -7,10 +7,13 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from mindspeed_mm_dit.configs.run import RunConfig
+from mindspeed_mm_dit.training.flags import whole_parser
 from tests.forked import STARTED
 
 ROOT = Path(__file__).parent.parent
@@ -37,6 +40,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         long = [item for item in items if item.get_closest_marker("campaign")]
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if item not in long]
+
+
+def run_config(**flags: Any) -> RunConfig:
+    """Return a run with these flags, or other fields, and the defaults of all others."""
+    defaults = {action.dest: action.default for action in whole_parser()._actions if action.dest != "help"}
+    return RunConfig.of({**defaults, **flags})
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,6 @@ import dataclasses
 import importlib
 import itertools
 import random
-from argparse import Namespace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -36,10 +35,10 @@ from mindspeed_mm_dit.models.registry import (
     register,
 )
 from mindspeed_mm_dit.objectives.registry import draw_of, objective_of
-from mindspeed_mm_dit.optimizers.registry import OPTIMIZERS, settings
+from mindspeed_mm_dit.optimizers.registry import OPTIMIZERS
 from mindspeed_mm_dit.training.data_set import DataSet
 from tests import parts
-from tests.conftest import FRAMEWORK
+from tests.conftest import FRAMEWORK, run_config
 from tests.outside import plugin
 from tests.outside.condition import ANGLE, Angle, TurnedConfig, build_turned
 from tests.outside.source import TURNED, write_turned
@@ -59,8 +58,7 @@ TABLES = (
     TEXT_ENCODERS,
     TEXT_ENCODER_CONFIGS,
 )
-FLAGS = {"seed": 0, "tf32": False, "torch_compile": False, "bf16": False, "pynative": False, "weight_decay": 0.0,
-         "ema_decay": 0.5, "power_ema_stds": (), "micro_batch_size": 3, "clip_grad": 0.0}  # fmt: skip
+FLAGS = {"seed": 0, "weight_decay": 0.0, "ema_decay": 0.5, "micro_batch_size": 3, "clip_grad": 0.0}
 BATCH, SIDE = 3, 4
 CLOSE = {"rtol": 2e-5, "atol": 2e-6}  # float32 sums of some tens of terms, whose order a batch may change
 
@@ -277,8 +275,7 @@ def try_out(framework, engines, fit, optimizer):
     model = DiTModel(config, *load_encoders(config, fit.encodes))
     draw = np.random.default_rng(1)
     start = {name: (0.3 * draw.standard_normal(p.shape)).astype(np.float32) for name, p in config.parameters()}
-    flags = {name: field.default for name, (field, _) in settings().items()}
-    engine = engines.Engine(model, Namespace(**FLAGS, **flags, optimizer=optimizer), None, weights=start)
+    engine = engines.Engine(model, run_config(**FLAGS, optimizer=optimizer), None, weights=start)
     samples = data.samples(draw_of(config.diffusion))
     batch = samples.batch(np.arange(BATCH))
     runtime.to_runtime_device(model)

@@ -7,10 +7,12 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mindspeed_mm_dit.configs.flag import rows_of
 from mindspeed_mm_dit.configs.flag_types import std
 from mindspeed_mm_dit.configs.limits import shown
-from mindspeed_mm_dit.configs.optimizer_flags import OPTIMIZER, optimizer_settings
-from mindspeed_mm_dit.configs.tuning_flags import TUNING, tuning_of
+from mindspeed_mm_dit.configs.optimizer_flags import optimizer_settings
+from mindspeed_mm_dit.configs.run import RunConfig, rows
+from mindspeed_mm_dit.configs.tuning_flags import FineTuning, tuning_of
 from mindspeed_mm_dit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,7 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--power-ema-stds", type=std, nargs="+", default=(), metavar="STD", help="averages kept beside the plain one"
     )
-    for title, adds in (("optimizer", (OPTIMIZER, optimizer_settings)), ("fine-tuning", TUNING)):
+    optimizer = next(row for row in rows() if row.name == "optimizer")
+    for title, adds in (("optimizer", (optimizer, optimizer_settings)), ("fine-tuning", rows_of(FineTuning))):
         group = parser.add_argument_group(title)
         for add in adds:
             add(group)
@@ -71,14 +74,15 @@ def run(args: argparse.Namespace) -> int:
     """Print the plan."""
     from mindspeed_mm_dit.configs.model import load_model_config
     from mindspeed_mm_dit.configs.tuning import tuned
-    from mindspeed_mm_dit.optimizers.registry import check_flags, chosen_by
+    from mindspeed_mm_dit.optimizers.registry import check_flags
     from mindspeed_mm_dit.planning.recommend import GIB, Request, fsdp2_yaml, recommend
 
     check_arguments(args)
-    check_flags(args)
+    run = RunConfig.of(vars(args))
+    check_flags(run.optimizer, run.parts)
     if args.write_native:
         return write_native(args)
-    model = tuned(load_model_config(args.model), tuning_of(args))
+    model = tuned(load_model_config(args.model), tuning_of(run))
     request = Request(
         world_size=args.world_size,
         device_bytes=args.device_memory_gib * GIB,
@@ -88,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         online_vae=not args.latents,
         sequence_ranks=args.context_parallel_size,
         averages=1 + len(args.power_ema_stds),
-        optimizer=chosen_by(args),
+        optimizer=run.chosen_optimizer(),
     )
     check_sequence_ranks(model, request)
     check_batch(request)

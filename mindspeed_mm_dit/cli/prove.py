@@ -112,11 +112,11 @@ def _checked(config: Config) -> Config:
     """Refuse, before time is spent, what no run of the config would begin with; say which data it is."""
     from mindspeed_mm_dit.framework import activate
     from mindspeed_mm_dit.hosts.standalone_preflight import preflight
-    from mindspeed_mm_dit.training.flags import quiet, whole_parser
+    from mindspeed_mm_dit.training.flags import parse, quiet
     from mindspeed_mm_dit.verify.layouts import Layout
 
     activate("pytorch")  # of the truth
-    mm = preflight(quiet(whole_parser().parse_strictly(list(config.task(Layout("truth"), "truth").flags))))
+    mm = preflight(quiet(parse(list(config.task(Layout("truth"), "truth").flags)))).mm
     return replace(config, about={**config.about, "data": mm.pictures})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
 
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     from mindspeed_mm_dit.framework import activate
 
     activate(flags.ai_framework)
-    flags.torch_compile = False  # it would hide what modules give
     from mindspeed_mm_dit.hosts.replay import replay
 
-    return 0 if replay(flags, checkpoint, iteration) else 1
+    whole = replace(flags, torch_compile=False)  # which would hide what modules give
+    return 0 if replay(whole, checkpoint, iteration) else 1

@@ -7,14 +7,15 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Sequence
 from typing import NoReturn
 
-from mindspeed_mm_dit.configs.flag import AddFlags, spelled
+from mindspeed_mm_dit.configs.flag import AddFlags, rows_of, spelled
 from mindspeed_mm_dit.configs.flag_pairs import check_given
-from mindspeed_mm_dit.configs.flags import MEGATRON, OWN
 from mindspeed_mm_dit.configs.host_flags import HOST_ONLY
 from mindspeed_mm_dit.configs.limits import FLOAT32, MOST_SAMPLES, check_path
+from mindspeed_mm_dit.configs.run import MEGATRON, Own, RunConfig
 from mindspeed_mm_dit.errors import ConfigError, nearest
 from mindspeed_mm_dit.optimizers.registry import check_flags
 
@@ -63,16 +64,17 @@ def build_parser(prog: str = "pretrain_dit.py") -> Parser:
 
 def megatron_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of Megatron-LM and MindSpeed-MM that the standalone host understands."""
-    for title, rows in MEGATRON.items():
+    for title, (flags, others) in MEGATRON.items():
         group = parser.add_argument_group(title)
-        for row in rows:
-            row(group)
+        adds: tuple[AddFlags, ...] = (*rows_of(flags), *others)
+        for add in adds:
+            add(group)
 
 
 def dit_flags(parser: argparse.ArgumentParser, *of_parts: AddFlags) -> argparse.ArgumentParser:
     """Add this project's own flags, and then ``of_parts``, to one group."""
     group = parser.add_argument_group("DiT")
-    adds: tuple[AddFlags, ...] = (*OWN, *of_parts)
+    adds: tuple[AddFlags, ...] = (*rows_of(Own), *of_parts)
     for add in adds:
         add(group)
     return parser
@@ -89,9 +91,27 @@ def default_micro_batch(global_batch_size: int, world_size: int) -> int:
     return global_batch_size // world_size
 
 
-def check_arguments(args: argparse.Namespace, world_size: int) -> None:
-    """Fill dependent defaults and check flags against each other and ``world_size``, before any device work."""
+def checked(args: RunConfig, world_size: int) -> RunConfig:
+    """Return ``args`` with both batch sizes, checked against each other and ``world_size``, before any device work.
+
+    Raises:
+        ConfigError: naming the flag.
+    """
     check_given(args)
+    args = _with_batches(args, world_size)
+    _check_length(args)
+    _check_schedule(args)
+    check_flags(args.optimizer, args.parts)
+    if len(set(args.power_ema_stds)) < len(args.power_ema_stds):
+        said = " ".join(map(str, args.power_ema_stds))
+        raise ConfigError(f"--power-ema-stds = {said}", "names a width twice", "name each once")
+    if args.load:
+        check_path("--load", args.load)
+    return args
+
+
+def _with_batches(args: RunConfig, world_size: int) -> RunConfig:
+    """Return ``args`` with the batch size that was left out."""
     if world_size % args.context_parallel_size:
         raise ConfigError(
             f"--context-parallel-size = {args.context_parallel_size}",
@@ -102,9 +122,9 @@ def check_arguments(args: argparse.Namespace, world_size: int) -> None:
     if args.global_batch_size is None and args.micro_batch_size is None:
         raise ConfigError("--micro-batch-size or --global-batch-size", "is required")
     if args.global_batch_size is None:
-        args.global_batch_size = args.micro_batch_size * world_size
+        return dataclasses.replace(args, global_batch_size=args.micro_batch_size * world_size)
     if args.micro_batch_size is None:
-        args.micro_batch_size = default_micro_batch(args.global_batch_size, world_size)
+        return dataclasses.replace(args, micro_batch_size=default_micro_batch(args.global_batch_size, world_size))
     if args.global_batch_size % (args.micro_batch_size * world_size):
         raise ConfigError(
             f"--global-batch-size = {args.global_batch_size}",
@@ -112,21 +132,23 @@ def check_arguments(args: argparse.Namespace, world_size: int) -> None:
             f"{args.micro_batch_size * world_size}",
             "change one of the three so that it divides",
         )
-    if len(set(args.power_ema_stds)) < len(args.power_ema_stds):
-        raise ConfigError(f"--power-ema-stds = {args.power_ema_stds}", "names a width twice", "name each once")
+    return args
+
+
+def _check_length(args: RunConfig) -> None:
     _check(
         args,
         "train_iters",
         args.train_iters * args.global_batch_size < MOST_SAMPLES,
         f"times --global-batch-size {args.global_batch_size} is more samples than a run can count (2**62)",
     )
+
+
+def _check_schedule(args: RunConfig) -> None:
     _check(args, "min_lr", 0 <= args.min_lr <= args.lr, f"must lie between 0 and --lr ({args.lr})")
     _check(args, "lr_warmup_init", 0 <= args.lr_warmup_init <= args.lr, f"must lie between 0 and --lr ({args.lr})")
-    check_flags(args)
     for name in ("weight_decay", "clip_grad"):
         _check(args, name, 0 <= getattr(args, name) <= FLOAT32[1], "must be a number of at least 0 that float32 holds")
-    if args.load:
-        check_path("--load", args.load)
     decay_iters = args.lr_decay_iters or args.train_iters
     decay_flag = "--lr-decay-iters" if args.lr_decay_iters else "--train-iters (or set --lr-decay-iters)"
     if args.lr_decay_style != "constant":
@@ -139,6 +161,6 @@ def check_arguments(args: argparse.Namespace, world_size: int) -> None:
         )
 
 
-def _check(args: argparse.Namespace, name: str, good: bool, reason: str, cure: str = "") -> None:
+def _check(args: RunConfig, name: str, good: bool, reason: str, cure: str = "") -> None:
     if not good:
         raise ConfigError(f"{spelled(name)} = {getattr(args, name)}", reason, cure)

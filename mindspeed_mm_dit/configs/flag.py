@@ -1,7 +1,8 @@
-"""What a flag of pretrain_dit.py is: one row of the table in ``flags.py``."""
+"""What a flag of pretrain_dit.py is: a field of ``run.RunConfig`` with one row that says all there is to say of it."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -9,6 +10,9 @@ from typing import Any, Literal
 Host = Literal["megatron", "native"]
 AddFlags = Callable[[Any], None]
 """Adds flags to a group of a parser, as a row does."""
+NAMES: Mapping[Host, str] = {"megatron": "MindSpeed-MM", "native": "MindSpeed-MM's native engine"}
+BOTH: tuple[Host, ...] = ("megatron", "native")
+_ROW = "row"
 
 
 @dataclass(frozen=True)
@@ -16,7 +20,7 @@ class Flag:
     """A flag; called with a group of a parser, it adds itself."""
 
     name: str
-    """As args has it: ``mm_model`` of --mm-model."""
+    """Of its field: ``mm_model`` of --mm-model."""
     help: str | None
     default: Any = None
     takes: Mapping[str, Any] = field(default_factory=dict)
@@ -51,6 +55,20 @@ class Flag:
         """Add the flag to a group of a parser, where it may take something ``otherwise``."""
         takes = {"action": "store_true"} if self.default is False else self.takes
         group.add_argument(self.word, **{"default": self.default, "help": self.help, **takes, **otherwise})
+
+
+def flag(help: str | None, default: Any = None, takes: Mapping[str, Any] | None = None, **meaning: Any) -> Any:
+    """Return a field that is a flag; the arguments are those of :class:`Flag`, whose name is the field's.
+
+    One that is required on a command line has None until it is given.
+    """
+    return field(default=default, metadata={_ROW: Flag("", help, default, takes or {}, **meaning)})
+
+
+def rows_of(group: type) -> list[Flag]:
+    """Return the rows of the flags that are fields of the dataclass ``group``, in order."""
+    fields = (each for each in dataclasses.fields(group) if _ROW in each.metadata)
+    return [dataclasses.replace(each.metadata[_ROW], name=each.name) for each in fields]
 
 
 def spelled(name: str) -> str:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Sequence
 
 from mindspeed_mm_dit.configs.flag import spelled
-from mindspeed_mm_dit.configs.flags import rows
+from mindspeed_mm_dit.configs.run import RunConfig, rows
 from mindspeed_mm_dit.errors import ConfigError
 
 
-def check_given(args: argparse.Namespace) -> None:
+def check_given(args: RunConfig) -> None:
     """Raise ConfigError for a flag that says nothing: an empty one, or one without what it belongs to."""
-    given = vars(args)
+    given = args.flags()
     for name, value in given.items():
         if isinstance(value, str) and not value.strip():
             raise ConfigError(f"{spelled(name)} = {value!r}", "is empty", "write what it names, or drop the flag")
@@ -34,7 +33,7 @@ def check_tool(what: str, path: str | None) -> None:
         raise ConfigError(f"{what} = {path}", "there is no such file", "name MindSpeed-MM's tools.json, or drop it")
 
 
-def without_effect(args: argparse.Namespace, framework: str, device: str) -> list[str]:
+def without_effect(args: RunConfig, framework: str, device: str) -> list[str]:
     """Return a line for each flag that changes nothing with this framework and on this kind of device."""
     notes = []
     if args.tf32 and framework == "pytorch" and device != "cuda":

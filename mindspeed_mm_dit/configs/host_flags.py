@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
-
-from mindspeed_mm_dit.configs.flag import Host
-from mindspeed_mm_dit.configs.flags import NAMES, rows
+from mindspeed_mm_dit.configs.flag import NAMES, Host
+from mindspeed_mm_dit.configs.run import RunConfig, rows
 from mindspeed_mm_dit.errors import ConfigError
 
 _NAMES = """
@@ -27,13 +25,13 @@ HOST_ONLY = frozenset(_NAMES.split())
 """That DiT scripts often carry."""
 
 
-def refuse(args: Namespace, host: Host, resumes: bool) -> None:
+def refuse(args: RunConfig, host: Host, resumes: bool) -> None:
     """Raise ConfigError for a flag that asks for what a run in ``host`` would not do (``refused_in`` of its row).
 
     ``resumes``: the run goes on from a checkpoint, so that where it would begin does not matter.
     """
     for row in rows():
-        value = getattr(args, row.name, row.default)
+        value = getattr(args, row.name)
         if host not in row.refused_in or value in (row.default, None) or (resumes and row.name == "init_from"):
             continue
         said = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else value

@@ -1,19 +1,13 @@
-"""``--optimizer``, and the settings of every optimizer as flags, those of plugins among them."""
+"""The settings of every optimizer as flags, those of plugins among them."""
 
 from __future__ import annotations
 
 import argparse
 from typing import Any, get_type_hints
 
-from mindspeed_mm_dit.configs.flag import Flag
 from mindspeed_mm_dit.configs.plugins import load_plugins
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.optimizers.registry import DEFAULT, OPTIMIZERS, settings
-
-OPTIMIZER = Flag(
-    "optimizer", f"what steps the weights: {', '.join(OPTIMIZERS)}, or a plugin's", DEFAULT, {"metavar": "NAME"},
-    refused_in=("megatron", "native"), refusal="goes on with the moments of AdamW alone",
-)  # fmt: skip
+from mindspeed_mm_dit.optimizers.registry import OPTIMIZERS, settings
 
 
 def optimizer_settings(group: Any) -> None:

@@ -2,36 +2,42 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-from typing import Any
+from dataclasses import dataclass
 
-from mindspeed_mm_dit.configs.flag import Flag
+from mindspeed_mm_dit.configs.flag import flag
 from mindspeed_mm_dit.configs.flag_types import positive_float, positive_int
 from mindspeed_mm_dit.configs.tuning import FREEZE, TARGETS, Tuning
 from mindspeed_mm_dit.errors import ConfigError
 
 _PLAIN = Tuning()
-_FIELDS = {"targets": "lora_target_modules", "rank": "lora_r", "alpha": "lora_alpha", "freeze": "freeze"}
-"""Setting of Tuning -> flag."""
 _PATTERNS = {"nargs": "+", "metavar": "PATTERN"}
 _WHOLE = "would train the whole network"
 
-TUNING = (
-    Flag("lora_target_modules", "train adapters (LoRA) beside these linear layers of the predictor, and nothing else: "
-         "to_q, attn1.to_q or blocks.{0-3}.attn.qkv; --init-from names the weights that they stand beside", (),
-         _PATTERNS, refused_in=("native",), refusal=_WHOLE),
-    Flag("lora_r", "rank of the adapters", _PLAIN.rank, {"type": positive_int, "metavar": "R"}),
-    Flag("lora_alpha", "their strength is A / R", _PLAIN.alpha, {"type": positive_float, "metavar": "A"}),
-    Flag("lora_dropout", "0, MindSpeed-MM's default: others are not offered", 0.0, {"type": float, "metavar": "P"}),
-    Flag("freeze", "do not train these modules of the predictor: y_embedder, or blocks.{0-13}", (), _PATTERNS,
-         refused_in=("native",), refusal=_WHOLE),
-)  # fmt: skip
+
+@dataclass(frozen=True, kw_only=True)
+class FineTuning:
+    """What is trained of the predictor, where that is not all."""
+
+    lora_target_modules: tuple[str, ...] = flag(
+        "train adapters (LoRA) beside these linear layers of the predictor, and nothing else: to_q, attn1.to_q or "
+        "blocks.{0-3}.attn.qkv; --init-from names the weights that they stand beside",
+        (), _PATTERNS, refused_in=("native",), refusal=_WHOLE,
+    )  # fmt: skip
+    lora_r: int = flag("rank of the adapters", _PLAIN.rank, {"type": positive_int, "metavar": "R"})
+    lora_alpha: float = flag("their strength is A / R", _PLAIN.alpha, {"type": positive_float, "metavar": "A"})
+    lora_dropout: float = flag(
+        "0, MindSpeed-MM's default: others are not offered", 0.0, {"type": float, "metavar": "P"}
+    )
+    freeze: tuple[str, ...] = flag(
+        "do not train these modules of the predictor: y_embedder, or blocks.{0-13}",
+        (), _PATTERNS, refused_in=("native",), refusal=_WHOLE,
+    )  # fmt: skip
 
 
-def tuning_of(args: argparse.Namespace) -> Tuning:
+def tuning_of(args: FineTuning) -> Tuning:
     """Return what the flags say; raises ConfigError for those that say nothing together."""
-    tuning = Tuning(**{field: _as_tuple(getattr(args, flag)) for field, flag in _FIELDS.items()})
+    tuning = Tuning(args.lora_target_modules, args.lora_r, args.lora_alpha, args.freeze)
     if args.lora_dropout:
         raise ConfigError(
             f"--lora-dropout = {args.lora_dropout:g}", "is not offered: every draw of a step is a function of seed and "
@@ -44,7 +50,3 @@ def tuning_of(args: argparse.Namespace) -> Tuning:
     if not tuning.targets and dataclasses.replace(tuning, freeze=()) != _PLAIN:
         raise ConfigError("--lora-r, --lora-alpha", f"mean nothing without {TARGETS}", "add it, or drop them")
     return tuning
-
-
-def _as_tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value

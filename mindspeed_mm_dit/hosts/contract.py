@@ -5,10 +5,12 @@ Ours stand in ``registry.hosts``; a plugin of another package calls ``registry.r
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
+
+from mindspeed_mm_dit.configs.run import RunConfig
 
 Tensor = Any  # a tensor of the framework
 DatasetsProvider = Callable[[Any], tuple[Any, Any, Any]]
@@ -28,7 +30,7 @@ class Host(Protocol):
     def ModelType(self) -> Any:
         """Megatron's kinds of model; a DiT is an ``encoder_or_decoder``."""
 
-    def get_args(self) -> Namespace:
+    def get_args(self) -> RunConfig:
         """Return the flags of this run; ``args.mm`` holds the config files."""
 
     def print_rank_0(self, message: str) -> None:

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import sys
-from argparse import Namespace
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, load_fsdp2_config
+from mindspeed_mm_dit.configs.mm_args import MultiModalArguments, with_facts
 from mindspeed_mm_dit.configs.model import model_config_from_mapping, spelled_out
 from mindspeed_mm_dit.configs.precision import Way, decide
+from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.configs.tuning import WHOLE, Tuning, tuned
 from mindspeed_mm_dit.data.sources import source_of
 from mindspeed_mm_dit.errors import PlatformError
 from mindspeed_mm_dit.models.registry import check_encoders
-from mindspeed_mm_dit.optimizers.registry import chosen_by
 from mindspeed_mm_dit.planning.fit import Place, check_model_fits, check_state_fits, tight_step
 from mindspeed_mm_dit.planning.memory import Layout
 from mindspeed_mm_dit.training.data_set import open_data_set
-from mindspeed_mm_dit.training.mm_args import MultiModalArguments, with_facts
 
 
 @dataclass(frozen=True)
@@ -47,13 +46,13 @@ class HostFacts:
     """What names data.json."""
 
 
-def fsdp2_of(args: Namespace) -> Fsdp2Config | None:
+def fsdp2_of(args: RunConfig) -> Fsdp2Config | None:
     """Return the fsdp2.yaml of a run; None without --use-torch-fsdp2."""
     return load_fsdp2_config(args.fsdp2_config_path) if args.use_torch_fsdp2 else None
 
 
 def check_configs(
-    args: Namespace, host: HostFacts, fsdp2: Fsdp2Config | None, tuning: Tuning = WHOLE
+    args: RunConfig, host: HostFacts, fsdp2: Fsdp2Config | None, tuning: Tuning = WHOLE
 ) -> MultiModalArguments:
     """Read every other config file, check all of it together with the images, and return the configs.
 
@@ -80,7 +79,7 @@ def check_configs(
     return with_facts(mm, data.facts())
 
 
-def say_data_set(args: Namespace, mm: MultiModalArguments) -> None:
+def say_data_set(args: RunConfig, mm: MultiModalArguments) -> None:
     """Print what the run learns from, and warn where --eval-interval is given and nothing is held out."""
     data = open_data_set(mm, args.seed)
     data.say()
@@ -92,7 +91,7 @@ def say_data_set(args: Namespace, mm: MultiModalArguments) -> None:
         )
 
 
-def _read(args: Namespace, host: HostFacts, fsdp2: Fsdp2Config | None) -> MultiModalArguments:
+def _read(args: RunConfig, host: HostFacts, fsdp2: Fsdp2Config | None) -> MultiModalArguments:
     model_json = spelled_out(read_json(args.mm_model, host.mm_model), args.mm_model)
     ways = host.ways_to_bf16
     return MultiModalArguments(
@@ -111,13 +110,13 @@ def _check_context_parallel(ranks: int, mm: MultiModalArguments, host: HostFacts
     mm.model.predictor.check_context_parallel(ranks)
 
 
-def _check_memory(args: Namespace, mm: MultiModalArguments, host: HostFacts) -> None:
+def _check_memory(args: RunConfig, mm: MultiModalArguments, host: HostFacts) -> None:
     """Raise ConfigError for a model that cannot fit here; warn on the first rank where a step may not."""
     offloaded = mm.fsdp2 is not None and mm.fsdp2.offload_to_cpu and host.device != host.machine
     if host.device is None or mm.precision is None or offloaded:
         return
     averages = 1 + len(args.power_ema_stds or ())
-    optimizer = chosen_by(args)
+    optimizer = args.chosen_optimizer()
     layout = Layout.of(mm.fsdp2, mm.precision, host.world_size, args.context_parallel_size, averages, optimizer)
     check_state_fits(mm.model, layout, host.device)
     warning = tight_step(mm.model, layout, args.micro_batch_size, mm.encodes, host.device)

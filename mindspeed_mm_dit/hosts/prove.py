@@ -9,7 +9,6 @@ import importlib
 import os
 import re
 import sys
-from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,11 @@ if __name__ == "__main__":
 
 import numpy as np
 
+from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.framework.launched import end_with_launcher
-from mindspeed_mm_dit.training.flags import quiet, whole_parser
+from mindspeed_mm_dit.training.flags import parse, quiet
 from mindspeed_mm_dit.verify.task import Task, read_tasks
 
 
@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
     """Do the tasks in the file that ``argv`` ends with; return 0, or 2 where the ranks could not meet."""
     end_with_launcher(os.environ)
     tasks = read_tasks(argv[-1])
-    activate(whole_parser().parse_strictly(list(tasks[0].flags)).ai_framework)
+    activate(parse(list(tasks[0].flags)).ai_framework)
     for task in tasks:
         try:
             take(task)
@@ -51,8 +51,7 @@ def take(task: Task) -> None:
     from mindspeed_mm_dit.training.beginning import first_weights
     from mindspeed_mm_dit.training.lr import LearningRate
 
-    args = quiet(whole_parser().parse_strictly(list(task.flags)))
-    join(args)
+    args = join(quiet(parse(list(task.flags))))
     room: Any = importlib.import_module(f"mindspeed_mm_dit.training.{active()}.seen")
     first = _drawn(first_weights(args, None), args.seed)
     engine = begin(args, made=room.in_float64 if task.is_truth else lambda model: model, first=first)
@@ -61,7 +60,7 @@ def take(task: Task) -> None:
     watch = room.Watch(engine.predictor, _watched(args)) if task.watched else None
     how = {"losses_of": room.losses_in_float64} if task.is_truth else {}
     step = script(lambda found: losses.append(found), watch.next if watch else lambda: None, **how)
-    args.consumed_train_samples, schedule = 0, LearningRate.of(args)
+    schedule = LearningRate.of(args)
     batches, _ = train_valid_batches(args)
     found, norms = dict[str, np.ndarray](), []
     for number in range(task.steps):
@@ -103,13 +102,13 @@ def _first(seen: Any, watch: Any) -> dict[str, np.ndarray]:
     return found
 
 
-def _watched(args: Namespace) -> Any:
+def _watched(args: RunConfig) -> Any:
     """Return which modules are watched, by their name; what is compiled is not looked into."""
     inside = re.compile(rf"{re.escape(args.mm.model.predictor.parameters().stem)}\.\d+\..+")
     return lambda name: not (args.torch_compile and inside.fullmatch(name))
 
 
-def _positions(args: Namespace, steps: int) -> np.ndarray:
+def _positions(args: RunConfig, steps: int) -> np.ndarray:
     """Return which samples of the run this rank's are, (steps, samples)."""
     from mindspeed_mm_dit.data.order import micro_batches
     from mindspeed_mm_dit.framework import runtime

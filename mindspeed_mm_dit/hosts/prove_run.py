@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from mindspeed_mm_dit.checkpoint.adapting import digest_of_base, read_source
+from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.framework import active, runtime
 from mindspeed_mm_dit.hosts.standalone_preflight import preflight
 from mindspeed_mm_dit.hosts.steps import StepTaken, begin, join, script, starting, steps_after
@@ -38,8 +39,7 @@ RUN: Rows = (
 
 def take_again(run: Published, asked: Sequence[int]) -> list[Finding]:
     """Take the steps up to the places ``asked``, and judge their losses and gradient norms by the log; say both."""
-    args, places = quiet(run.flags), run.places(asked)
-    join(args)
+    args, places = join(quiet(run.flags)), run.places(asked)
     if run.past is None and (table := table_of(changes(run.facts, run_facts(args, 0, 0)))):
         print_rank_0(table)
     ours = dict(_taken(args, run, places))
@@ -57,8 +57,7 @@ def take_again(run: Published, asked: Sequence[int]) -> list[Finding]:
 
 def described(run: Published) -> dict[str, str]:
     """Return what a card says of ``run`` in words: model, data, weights, versions."""
-    args = quiet(run.flags)
-    args.mm = preflight(args)
+    args = preflight(quiet(run.flags))
     here = {
         "parameters": f"{args.mm.model.parameters().num_elements():,}",
         "data": args.mm.pictures,
@@ -72,12 +71,11 @@ def described(run: Published) -> dict[str, str]:
 
 
 def _taken(
-    args: Namespace, run: Published, places: Sequence[int], draw: int | None = None
+    args: RunConfig, run: Published, places: Sequence[int], draw: int | None = None
 ) -> Iterator[tuple[int, tuple[float, float]]]:
     """Yield loss and gradient norm of each place; with a ``draw`` all numbers are moved at random."""
     if draw is not None:  # by a rank of its own, whole: that is the same step
-        args = Namespace(**{**vars(args), "use_torch_fsdp2": False, "torch_compile": False, "bf16": False})
-        join(args)
+        args = join(replace(args, use_torch_fsdp2=False, torch_compile=False, bf16=False))
     for checkpoint in dict.fromkeys(map(run.before, places)):
         own = [place for place in places if run.before(place) == checkpoint]
         start = starting(args, checkpoint)
@@ -92,7 +90,7 @@ def _taken(
                 break
 
 
-def _steps(args: Namespace, engine: Any, start: Any, draw: int | None, unit: float) -> Iterator[StepTaken]:
+def _steps(args: RunConfig, engine: Any, start: Any, draw: int | None, unit: float) -> Iterator[StepTaken]:
     steps = steps_after(args, engine, start, script(lambda losses: None))
     if draw is None:
         yield from steps

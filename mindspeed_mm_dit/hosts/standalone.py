@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 import sys
 import time
-from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
 from typing import Any
 
 from mindspeed_mm_dit import __version__
+from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.data.builtin import take_back
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import active, runtime
@@ -22,7 +22,7 @@ from mindspeed_mm_dit.models import registry
 from mindspeed_mm_dit.training.beginning import First, first_weights
 from mindspeed_mm_dit.training.contract import Engine, EngineModule
 from mindspeed_mm_dit.training.dry_run import plan_of_run
-from mindspeed_mm_dit.training.flags import standalone_parser
+from mindspeed_mm_dit.training.flags import parse, standalone_parser
 from mindspeed_mm_dit.training.loop import train
 from mindspeed_mm_dit.training.progress import claimed_save, open_progress
 from mindspeed_mm_dit.training.report import how_to_resume
@@ -43,9 +43,9 @@ class Standalone:
     ModelType = ModelType
 
     def __init__(self) -> None:
-        self._args: Namespace | None = None
+        self._args: RunConfig | None = None
 
-    def get_args(self) -> Namespace:
+    def get_args(self) -> RunConfig:
         """Return the flags of this run; ``args.mm`` holds the config files."""
         assert self._args is not None, "pretrain() has not parsed the command line yet"
         return self._args
@@ -81,29 +81,63 @@ class Standalone:
         ends with 0 before a model is built.
         """
         try:
-            args = self._args = _parse(extra_args_provider)
-            args.mm = preflight(args)
+            parser = standalone_parser()
+            if extra_args_provider is not None:
+                extra_args_provider(parser)
+            args = self._args = preflight(parse(sys.argv[1:], parser))
         except UserError as error:
             end(error, found_by_all=True)
         try:
             if args.dry_run:
                 _say_what_would_run(args)
                 sys.exit(0)
-            ended = _run(args, train_valid_test_dataset_provider, model_provider, forward_step_func)
+            ended = self._run(train_valid_test_dataset_provider, model_provider, forward_step_func)
         except UserError as error:
             end(error)
         if ended:
             sys.exit(ended.code)
 
+    def _run(
+        self,
+        dataset_provider: DatasetsProvider,
+        model_provider: Callable[..., Any],
+        forward_step: Callable[..., Any],
+    ) -> Stop | None:
+        args, started = self.get_args(), time.monotonic()
+        engine_module: EngineModule = importlib.import_module(f"mindspeed_mm_dit.training.{active()}.engine")
+        runtime.initialize(
+            args.distributed_backend, args.micro_batch_size, args.global_batch_size, args.context_parallel_size
+        )
+        with StopRequest(args.exit_duration_in_mins) as stop, claimed_save(args) as claim:
+            _announce(args)
+            start = find_start(args, engine_module.checkpoints)
+            first = first_weights(args, start)
+            args = with_base(args, first)
+            engine = build_engine(args, engine_module, model_provider, first)
+            print_rank_0(
+                f"predictor: {engine.num_parameters():,} parameters; ready in {time.monotonic() - started:.1f} s"
+            )
+            progress = open_progress(args, engine, engine_module.checkpoints, claim, start)
+            self._args = replace(args, consumed_train_samples=progress.consumed_samples, begun_at=progress.iteration)
+            train_batches, valid_batches, _ = dataset_provider([args.train_iters * args.global_batch_size, 0, 0])
+            try:
+                ended = train(args, engine, forward_step, train_batches, valid_batches, progress, stop)
+            except UserError:
+                progress.let_the_write_end()
+                if stop.error:  # which asked the run to end
+                    say(stop.error)
+                raise
+            if ended and ended.error:
+                leave_for_launcher(ended.error)
+                say(ended.error)
+            if ended:
+                print_rank_0(how_to_resume(args, progress.iteration))
+            runtime.barrier()
+            runtime.shutdown()
+        return ended
 
-def _parse(extra_args_provider: FlagsProvider | None) -> Namespace:
-    parser = standalone_parser()
-    if extra_args_provider is not None:
-        extra_args_provider(parser)
-    return parser.parse_strictly(sys.argv[1:])
 
-
-def _say_what_would_run(args: Namespace) -> None:
+def _say_what_would_run(args: RunConfig) -> None:
     """Let the ranks meet and find where they would start, and say what they would do; nothing is left behind.
 
     Raises:
@@ -121,51 +155,20 @@ def _say_what_would_run(args: Namespace) -> None:
     runtime.shutdown()
 
 
-def _run(
-    args: Namespace,
-    dataset_provider: DatasetsProvider,
-    model_provider: Callable[..., Any],
-    forward_step: Callable[..., Any],
-) -> Stop | None:
-    started = time.monotonic()
-    engine_module: EngineModule = importlib.import_module(f"mindspeed_mm_dit.training.{active()}.engine")
-    runtime.initialize(
-        args.distributed_backend, args.micro_batch_size, args.global_batch_size, args.context_parallel_size
-    )
-    with StopRequest(args.exit_duration_in_mins) as stop, claimed_save(args) as claim:
-        _announce(args)
-        start = find_start(args, engine_module.checkpoints)
-        engine = build_engine(args, engine_module, model_provider, first_weights(args, start))
-        print_rank_0(f"predictor: {engine.num_parameters():,} parameters; ready in {time.monotonic() - started:.1f} s")
-        progress = open_progress(args, engine, engine_module.checkpoints, claim, start)
-        args.consumed_train_samples, args.begun_at = progress.consumed_samples, progress.iteration
-        train_batches, valid_batches, _ = dataset_provider([args.train_iters * args.global_batch_size, 0, 0])
-        try:
-            ended = train(args, engine, forward_step, train_batches, valid_batches, progress, stop)
-        except UserError:
-            progress.let_the_write_end()
-            if stop.error:  # which asked the run to end
-                say(stop.error)
-            raise
-        if ended and ended.error:
-            leave_for_launcher(ended.error)
-            say(ended.error)
-        if ended:
-            print_rank_0(how_to_resume(args, progress.iteration))
-        runtime.barrier()
-        runtime.shutdown()
-    return ended
+def with_base(args: RunConfig, first: First) -> RunConfig:
+    """Return ``args`` with the digest of the weights that adapters stand beside, which every checkpoint keeps."""
+    return replace(args, mm=replace(args.mm, base=first.base))
 
 
 def build_engine(
-    args: Namespace, engine_module: EngineModule, model_provider: Callable[..., Any], first: First
+    args: RunConfig, engine_module: EngineModule, model_provider: Callable[..., Any], first: First
 ) -> Engine:
     """Return the engine of a run; its weights are ``first`` until a checkpoint is loaded."""
-    args.mm = replace(args.mm, base=first.base)
+    assert args.mm.precision is not None  # which is the real host's business alone
     return engine_module.Engine(model_provider(), args, args.mm.fsdp2, args.mm.precision, first.weights)
 
 
-def _announce(args: Namespace) -> None:
+def _announce(args: RunConfig) -> None:
     versions = ", ".join(f"{name} {version}" for name, version in runtime.versions().items())
     shared = args.context_parallel_size
     groups = "rank(s)" if shared == 1 else f"group(s) of {shared} ranks that share a clip"

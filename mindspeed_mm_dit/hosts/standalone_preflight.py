@@ -5,15 +5,16 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 
 from mindspeed_mm_dit.checkpoint.store import check_is_no_checkpoint
-from mindspeed_mm_dit.configs.arguments import check_arguments
+from mindspeed_mm_dit.configs.arguments import checked
 from mindspeed_mm_dit.configs.flag_pairs import without_effect
 from mindspeed_mm_dit.configs.limits import MOST_GUIDANCE, check_between
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.outputs import check_output_file, check_output_folder
+from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.configs.tuning import TARGETS
 from mindspeed_mm_dit.configs.tuning_flags import tuning_of
 from mindspeed_mm_dit.errors import ConfigError
@@ -22,35 +23,33 @@ from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
 from mindspeed_mm_dit.hosts.preflight import HostFacts, check_configs, fsdp2_of, say_data_set
 from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of
 from mindspeed_mm_dit.planning.fit import Place
-from mindspeed_mm_dit.training.mm_args import MultiModalArguments
 from mindspeed_mm_dit.training.trackers.registry import check_trackers
 from mindspeed_mm_dit.training.watchers.registry import check_places, check_watchers
 
 
-def preflight(args: Namespace) -> MultiModalArguments:
-    """Check flags, config files, images and outputs, and return the configs; dependent flags are filled in.
+def preflight(args: RunConfig) -> RunConfig:
+    """Check flags, config files, images and outputs, and return the run with its configs and dependent flags.
 
     Raises:
         UserError: whatever is wrong, with setting, value, reason and cure.
     """
     host = host_facts()
-    check_arguments(args, host.world_size)
+    args = checked(args, host.world_size)
     tuning = tuning_of(args)
     if tuning.targets and args.init_from is None:
         raise ConfigError(TARGETS, "adapters stand beside weights that are trained already", "add --init-from WEIGHTS")
-    mm = check_configs(args, host, fsdp2_of(args), tuning)
-    check_report(args, mm.model)
-    checked = Namespace(**{**vars(args), "mm": mm})
-    check_watchers(checked, host.world_size)
+    args = replace(args, mm=check_configs(args, host, fsdp2_of(args), tuning))
+    args = with_report(args, args.mm.model)
+    check_watchers(args, host.world_size)
     runtime.check_backend(args.distributed_backend)
     if host.rank == 0:
         check_outputs(args)
-        check_places(checked)
+        check_places(args)
         check_trackers(args)
-        say_data_set(args, mm)
+        say_data_set(args, args.mm)
         for note in without_effect(args, active(), runtime.device_type()):
             print(note, file=sys.stderr)
-    return mm
+    return args
 
 
 def host_facts() -> HostFacts:
@@ -76,14 +75,14 @@ def _machine() -> Place:
     return Place("this machine", host_memory_bytes(), sharers)
 
 
-def check_report(args: Namespace, model: ModelConfig) -> None:
-    """Raise ConfigError for a report that could not be drawn once the training is over."""
+def with_report(args: RunConfig, model: ModelConfig) -> RunConfig:
+    """Return ``args`` with the sampler of its report; raises ConfigError for one that could not be drawn at the end."""
     check_between("--report-cfg-scale", args.report_cfg_scale, 0.0, MOST_GUIDANCE)
     if not args.report:
-        return
+        return args
     if not args.save:
         raise ConfigError("--report", "is drawn from a checkpoint, and none is saved", "add --save DIR")
-    name = args.report_sampler = args.report_sampler or objective_of(model.diffusion).quick_sampler
+    name = args.report_sampler or objective_of(model.diffusion).quick_sampler
     try:
         sampler = find_sampler(model.diffusion, name, "--report-sampler")
         sampler.check(model.diffusion, args.report_steps, sampler.options())
@@ -91,16 +90,17 @@ def check_report(args: Namespace, model: ModelConfig) -> None:
         if error.what.startswith("--steps"):
             raise ConfigError(f"--report-steps = {args.report_steps}", error.reason, error.cure) from None
         raise
+    return replace(args, report_sampler=name)
 
 
-def check_outputs(args: Namespace) -> None:
+def check_outputs(args: RunConfig) -> None:
     """Raise ConfigError or CheckpointError for a folder that a run could not, or should not, write to."""
     if args.save:
         check_output_folder("--save", args.save, make=False)
         check_is_no_checkpoint("--save", os.path.abspath(args.save))
         if args.report:
             check_output_file("--report", Path(args.save).parent / "samples.png", make=False)
-            if not args.tensorboard_dir:
+            if not args.parts["tensorboard_dir"]:
                 print(
                     "note: --report draws no loss.png without --tensorboard-dir, which keeps the losses",
                     file=sys.stderr,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from argparse import Namespace
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mindspeed_mm_dit.checkpoint.store import read_facts
+from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.framework import active, runtime
 from mindspeed_mm_dit.hosts.standalone import build_engine
 from mindspeed_mm_dit.hosts.standalone_preflight import preflight
@@ -29,18 +30,21 @@ class StepTaken(NamedTuple):
     iteration: int
     loss: float
     grad_norm: float
+    began_at: int
+    """Samples before it."""
 
 
-def join(args: Namespace) -> None:
-    """Check the flags, and meet the other ranks."""
-    args.mm = preflight(args)
+def join(args: RunConfig) -> RunConfig:
+    """Meet the other ranks, and return the run, checked, with its configs."""
+    args = preflight(args)
     runtime.initialize(
         args.distributed_backend, args.micro_batch_size, args.global_batch_size, args.context_parallel_size
     )
+    return args
 
 
 def begin(
-    args: Namespace,
+    args: RunConfig,
     start: Start | None = None,
     made: Callable[[Any], Any] = lambda model: model,
     first: First | None = None,
@@ -64,7 +68,7 @@ def _engine_module() -> EngineModule:
     return found
 
 
-def starting(args: Namespace, checkpoint: Path | None) -> Start | None:
+def starting(args: RunConfig, checkpoint: Path | None) -> Start | None:
     """Return where a run that has joined goes on from, known to fit its flags; None: at the beginning."""
     if checkpoint is None:
         return None
@@ -73,19 +77,18 @@ def starting(args: Namespace, checkpoint: Path | None) -> Start | None:
     return start
 
 
-def steps_after(args: Namespace, engine: Any, start: Start | None, step: ForwardStep) -> Iterator[StepTaken]:
+def steps_after(args: RunConfig, engine: Any, start: Start | None, step: ForwardStep) -> Iterator[StepTaken]:
     """Take the steps of a run after ``start``, one whenever the next is asked for."""
     done = start.iteration if start else 0
-    args.consumed_train_samples = done * args.global_batch_size
-    if start is not None:
-        args.consumed_train_samples = start.facts.get("consumed_samples", args.consumed_train_samples)
-    batches, _ = train_valid_batches(args)
+    began_at = (start.facts if start else {}).get("consumed_samples", done * args.global_batch_size)
+    batches, _ = train_valid_batches(replace(args, consumed_train_samples=began_at))
     schedule = LearningRate.of(args)
     while True:
         result = engine.train_step(step, batches, schedule.at(done))
         done += 1
-        yield StepTaken(done, *runtime.read_later([result.loss, result.grad_norm]).wait())
-        args.consumed_train_samples += args.global_batch_size
+        loss, grad_norm = runtime.read_later([result.loss, result.grad_norm]).wait()
+        yield StepTaken(done, loss, grad_norm, began_at)
+        began_at += args.global_batch_size
 
 
 def script(

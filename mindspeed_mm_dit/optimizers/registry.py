@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from argparse import Namespace
+from collections.abc import Mapping
 from typing import Any
 
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, nearest
@@ -37,26 +37,23 @@ def settings() -> dict[str, tuple[dataclasses.Field[Any], list[str]]]:
     return found
 
 
-def chosen_by(args: Namespace) -> Chosen:
-    """Return the optimizer that the flags of a run choose.
+def chosen_by(name: str, given: Mapping[str, Any]) -> Chosen:
+    """Return the optimizer ``name`` with its settings, as flags have ``given`` them.
 
     Raises:
         ConfigError: there is none of that name, or a setting cannot be.
     """
-    record = _find(args.optimizer)
-    return Chosen(args.optimizer, record.config(**{name: getattr(args, name) for name in _names(record)}), record)
+    record = _find(name)
+    return Chosen(name, record.config(**{setting: given[setting] for setting in _names(record)}), record)
 
 
-def check_flags(args: Namespace) -> None:
+def check_flags(name: str, given: Mapping[str, Any]) -> None:
     """Do what :func:`chosen_by` does, and raise ConfigError for a setting that means nothing to the chosen one."""
-    chosen_by(args)
-    for name, (field, owners) in settings().items():
-        if args.optimizer not in owners and (value := getattr(args, name)) != field.default:
-            reason, cure = (
-                f"means nothing to --optimizer {args.optimizer}",
-                f"leave it out, or use {' or '.join(owners)}",
-            )
-            raise ConfigError(f"{_flag(name)} = {value}", reason, cure)
+    chosen_by(name, given)
+    for setting, (field, owners) in settings().items():
+        if name not in owners and (value := given[setting]) != field.default:
+            reason, cure = f"means nothing to --optimizer {name}", f"leave it out, or use {' or '.join(owners)}"
+            raise ConfigError(f"{_flag(setting)} = {value}", reason, cure)
 
 
 def kept_facts(chosen: Chosen) -> dict[str, Any]:

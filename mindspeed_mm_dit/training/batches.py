@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Iterator
 
+from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.data.draws import VALIDATION_POSITIONS
 from mindspeed_mm_dit.data.loader import BatchSource, load_batches
 from mindspeed_mm_dit.data.order import micro_batches
@@ -17,7 +17,7 @@ from mindspeed_mm_dit.training.data_set import open_data_set
 class BatchStream:
     """Micro-batches of this rank from one position of the run on; every ``iter`` starts there again."""
 
-    def __init__(self, args: Namespace, samples: BatchSource, start: int, num_workers: int) -> None:
+    def __init__(self, args: RunConfig, samples: BatchSource, start: int, num_workers: int) -> None:
         self._args, self._samples, self._start, self._num_workers = args, samples, start, num_workers
 
     def __iter__(self) -> Iterator[Batch]:
@@ -29,7 +29,7 @@ class BatchStream:
         return load_batches(self._samples, positions, self._num_workers, prefetch)
 
 
-def train_valid_batches(args: Namespace) -> tuple[Iterator[Batch], BatchStream | None]:
+def train_valid_batches(args: RunConfig) -> tuple[Iterator[Batch], BatchStream | None]:
     """Return the micro-batches to train on, from ``args.consumed_train_samples`` on, and those held out."""
     data, diffusion = open_data_set(args.mm, args.seed), args.mm.model.diffusion
     samples = data.samples(draw_of(diffusion))

@@ -5,7 +5,6 @@ Of a run that trains adapters they are the base: read by every process anew, and
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -14,6 +13,7 @@ import numpy as np
 from mindspeed_mm_dit.checkpoint.adapting import Beginning, Source, begin, digest_of_base, read_source
 from mindspeed_mm_dit.checkpoint.store import ADAPTERS, BASE
 from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mapping
+from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import CheckpointError, UserError
 from mindspeed_mm_dit.models.init import initial_value
 from mindspeed_mm_dit.training.start import Start, differences, print_rank_0
@@ -28,7 +28,7 @@ class First(NamedTuple):
     """Digest of the weights that adapters stand beside; empty without adapters."""
 
 
-def first_weights(args: Namespace, start: Start | None) -> First:
+def first_weights(args: RunConfig, start: Start | None) -> First:
     """Return what a run begins with, by --init-from.
 
     Every rank must call this: they read a checkpoint folder together. No model is needed.

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mindspeed_mm_dit import __version__
 from mindspeed_mm_dit.checkpoint import power_ema
 from mindspeed_mm_dit.checkpoint.store import ADAPTERS, BASE, BASE_FROM, SETTINGS
-from mindspeed_mm_dit.configs.flags import rows
+from mindspeed_mm_dit.configs.run import RunConfig, rows
 from mindspeed_mm_dit.framework import runtime
-from mindspeed_mm_dit.optimizers.registry import chosen_by, kept_facts
+from mindspeed_mm_dit.optimizers.registry import kept_facts
 
 _DATA_SETTINGS = (
     *("random_flip", "valid_fraction", "caption_dropout_prob"),
@@ -33,7 +32,7 @@ class Change(NamedTuple):
     here: str
 
 
-def run_facts(args: Namespace, iteration: int, consumed_samples: int) -> dict[str, Any]:
+def run_facts(args: RunConfig, iteration: int, consumed_samples: int) -> dict[str, Any]:
     """Return what run.json says of a run with the flags ``args`` (and its configs, ``args.mm``) at ``iteration``."""
     return {
         "iteration": iteration,
@@ -49,7 +48,7 @@ def run_facts(args: Namespace, iteration: int, consumed_samples: int) -> dict[st
     }
 
 
-def _adapters(args: Namespace) -> dict[str, Any]:
+def _adapters(args: RunConfig) -> dict[str, Any]:
     """Return what run.json says of adapters: how they were made, and which weights they stand beside."""
     if not args.mm.model.adapters():
         return {}
@@ -82,10 +81,10 @@ def _compared(facts: Mapping[str, Any]) -> dict[str, Any]:
     return {**known, **(settings if isinstance(settings, dict) else {})}
 
 
-def _settings(args: Namespace) -> dict[str, Any]:
+def _settings(args: RunConfig) -> dict[str, Any]:
     model, data = args.mm.model, args.mm.data
     settings = {row.word: getattr(args, row.name) for row in rows() if row.compared == "setting"}
-    settings |= kept_facts(chosen_by(args))
+    settings |= kept_facts(args.chosen_optimizer())
     settings |= {} if model.adapters() else model.tuned_by()
     if args.lr_decay_style != "constant":
         settings["--min-lr"] = args.min_lr

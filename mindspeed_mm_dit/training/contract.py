@@ -6,15 +6,15 @@ the training script computes: forward step and loss function decide the loss, in
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
+from mindspeed_mm_dit.configs.mm_args import MultiModalArguments
 from mindspeed_mm_dit.configs.precision import Precision
-from mindspeed_mm_dit.training.mm_args import MultiModalArguments
+from mindspeed_mm_dit.configs.run import RunConfig
 
 Tensor = Any  # a tensor of the active framework
 
@@ -111,7 +111,7 @@ class EngineModule(Protocol):
     """What ``training/<framework>/engine.py`` offers."""
 
     @property
-    def Engine(self) -> Callable[[Any, Namespace, Fsdp2Config | None, Precision, Any], Engine]:
+    def Engine(self) -> Callable[[Any, RunConfig, Fsdp2Config | None, Precision, Any], Engine]:
         """(composite, flags, fsdp2.yaml or None, precision, weights) -> engine.
 
         weights: what each parameter begins as, an array by its name; None: what the composite draws from --seed.

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from mindspeed_mm_dit.configs.mm_args import MultiModalArguments
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.data.order import split
 from mindspeed_mm_dit.data.rows import Rows
@@ -14,7 +15,6 @@ from mindspeed_mm_dit.data.samples import Draw, Opened, Samples
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.models.data import open_data
 from mindspeed_mm_dit.training.classes import say_classes, say_copies_among, say_notes
-from mindspeed_mm_dit.training.mm_args import MultiModalArguments
 from mindspeed_mm_dit.training.replay import Sample
 
 CAPTIONS_SHOWN = 8

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
-
+from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.planning.arithmetic import train_flop
 from mindspeed_mm_dit.training.data_set import open_data_set
 from mindspeed_mm_dit.training.rehearsal import rehearse
 
 
-def plan_of_run(args: Namespace, world_size: int, iteration: int | None, consumed_samples: int = 0) -> str:
+def plan_of_run(args: RunConfig, world_size: int, iteration: int | None, consumed_samples: int = 0) -> str:
     """Return the lines that describe a run; ``iteration``: where it starts, None where that is not known yet.
 
     ``args``: its flags with ``args.mm``, of which one batch size and --train-iters may be None.
@@ -25,7 +24,7 @@ def plan_of_run(args: Namespace, world_size: int, iteration: int | None, consume
     return "\n".join(lines)
 
 
-def _model(args: Namespace) -> str:
+def _model(args: RunConfig) -> str:
     model = args.mm.model
     channels = {1: "grey", 3: "RGB"}[model.ae.channels]
     size = " x ".join(map(str, model.sample_size))
@@ -36,7 +35,7 @@ def _model(args: Namespace) -> str:
     )
 
 
-def _length(args: Namespace, batch: int, iteration: int | None, consumed_samples: int) -> str:
+def _length(args: RunConfig, batch: int, iteration: int | None, consumed_samples: int) -> str:
     steps = max(0, args.train_iters - (iteration or 0))
     data = open_data_set(args.mm, args.seed)
     start = "" if not iteration else f", from iteration {iteration} ({consumed_samples:,} samples) on"

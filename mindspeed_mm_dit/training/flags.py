@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from mindspeed_mm_dit.configs.arguments import Parser, build_parser, dit_flags
 from mindspeed_mm_dit.configs.flag import AddFlags, Host, spelled
-from mindspeed_mm_dit.configs.flags import rows
+from mindspeed_mm_dit.configs.run import RunConfig, rows
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.training.trackers.contract import TrackerKind
 from mindspeed_mm_dit.training.trackers.registry import add_flags, asking, trackers
@@ -45,21 +46,29 @@ def whole_parser(prog: str = "pretrain_dit.py") -> Parser:
     return parser
 
 
-def quiet(flags: argparse.Namespace) -> argparse.Namespace:
-    """Return the flags of a run that leaves nothing behind: none of its trackers is asked for."""
+def parse(argv: Sequence[str], parser: Parser | None = None) -> RunConfig:
+    """Return the run that the words ``argv`` ask of the standalone host; raises ConfigError for what it does not know.
+
+    parser: made for it, with flags of a training script; None: :func:`whole_parser`.
+    """
+    return RunConfig.of(vars((parser or whole_parser()).parse_strictly(argv)))
+
+
+def quiet(args: RunConfig) -> RunConfig:
+    """Return the run that leaves nothing behind: none of its trackers is asked for."""
     unused = {row.name: row.default for row in rows() if not row.when_quiet}
-    return argparse.Namespace(**{**vars(flags), **unused, **dict.fromkeys(map(asking, trackers()))})
+    return replace(args, parts={**args.parts, **dict.fromkeys(map(asking, trackers()))}, **unused)
 
 
-def given_in_vain(flags: argparse.Namespace, host: Host, is_meant: Callable[[TrackerKind], bool]) -> list[str]:
+def given_in_vain(args: RunConfig, host: Host, is_meant: Callable[[TrackerKind], bool]) -> list[str]:
     """Return the flags given that ``host`` does nothing with: those of the table, of the trackers that are meant, and
     of all watchers of other packages."""
     parser = argparse.ArgumentParser(add_help=False)
     adds: list[AddFlags] = [row for row in rows() if host in row.idle_in]
     for add in [*adds, *_of_parts(is_meant)]:
         add(parser)
-    actions = parser._actions
-    return [spelled(action.dest) for action in actions if getattr(flags, action.dest) != action.default]
+    given = args.flags()
+    return [spelled(action.dest) for action in parser._actions if given[action.dest] != action.default]
 
 
 def _of_parts(is_meant: Callable[[TrackerKind], bool]) -> list[AddFlags]:

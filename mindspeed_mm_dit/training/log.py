@@ -6,7 +6,6 @@ import math
 import os
 import sys
 import time
-from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -14,6 +13,7 @@ from datetime import datetime, timedelta
 import numpy as np
 from tqdm import tqdm
 
+from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.training.trackers.contract import Tracker
 from mindspeed_mm_dit.training.validation import ValidationLoss
 
@@ -174,7 +174,7 @@ class RunLog:
             tracker.add(iteration, values)
 
 
-def open_log(args: Namespace, iteration: int) -> RunLog:
+def open_log(args: RunConfig, iteration: int) -> RunLog:
     """Return the log of a run that starts after ``iteration``; the last rank prints, and has the trackers."""
     from mindspeed_mm_dit.framework import runtime  # (a launcher, which needs none, imports this file too)
     from mindspeed_mm_dit.training.trackers.registry import open_trackers

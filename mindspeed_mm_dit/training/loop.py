@@ -6,11 +6,11 @@ that ``watchers/contract.py`` lists.
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from typing import Any
 
+from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import named_step
 from mindspeed_mm_dit.training.contract import Engine, ForwardStep
 from mindspeed_mm_dit.training.log import open_log
@@ -23,7 +23,7 @@ from mindspeed_mm_dit.training.watchers.registry import open_watchers
 
 
 def train(
-    args: Namespace,
+    args: RunConfig,
     engine: Engine,
     forward_step: ForwardStep,
     train_batches: Iterator[Any],

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from argparse import Namespace
 from dataclasses import dataclass
+
+from mindspeed_mm_dit.configs.run import RunConfig
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class LearningRate:
     """"constant", "linear", "cosine" or "inverse-square-root"."""
 
     @classmethod
-    def of(cls, args: Namespace) -> LearningRate:
+    def of(cls, args: RunConfig) -> LearningRate:
         """Return the schedule of the flags."""
         return cls(
             peak=args.lr,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +10,9 @@ from typing import Any
 
 from mindspeed_mm_dit.checkpoint.places import COMMAND
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore, read_facts
+from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
-from mindspeed_mm_dit.training.flags import whole_parser
+from mindspeed_mm_dit.training.flags import parse
 from mindspeed_mm_dit.training.position import found, is_command
 
 
@@ -67,13 +67,13 @@ class PastRun:
         known = [checkpoint] if checkpoint else [CheckpointStore(self.root).path(n) for n in self.iterations[:1]]
         return read_facts(known[0]) if known else {}
 
-    def flags(self, checkpoint: Path | None, changed: Sequence[str]) -> Namespace:
+    def flags(self, checkpoint: Path | None, changed: Sequence[str]) -> RunConfig:
         """Return the flags that ``checkpoint`` comes from, with those that have ``changed`` since, in their folder."""
         command = self.facts(checkpoint).get(COMMAND) or self.left.get(COMMAND)
         return flags_of(command, changed, self.root, f"{self.flag} = {self.root}")
 
 
-def flags_of(command: Any, changed: Sequence[str], root: Path, what: str) -> Namespace:
+def flags_of(command: Any, changed: Sequence[str], root: Path, what: str) -> RunConfig:
     """Return the flags of a run's ``command``, and go to the folder that it was started in, told from ``root``.
 
     Raises CheckpointError for what is no command of a run; ``what`` says where it stood.
@@ -83,7 +83,7 @@ def flags_of(command: Any, changed: Sequence[str], root: Path, what: str) -> Nam
             what, "does not say what command it comes from (an older version, or another host, wrote it)",
             "resume it in the standalone host, which keeps its flags with the next checkpoint",
         )  # fmt: skip
-    flags = whole_parser().parse_strictly([*command["arguments"], *changed])
+    flags = parse([*command["arguments"], *changed])
     begun_in = root / command["folder"]
     if (begun_in / flags.mm_model).is_file():
         os.chdir(begun_in)  # where the paths of its flags begin; of a checkpoint that has moved alone, here

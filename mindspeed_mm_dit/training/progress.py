@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -11,12 +10,13 @@ from typing import Any
 from mindspeed_mm_dit.checkpoint.claim import Claim
 from mindspeed_mm_dit.checkpoint.places import COMMAND
 from mindspeed_mm_dit.checkpoint.store import BEST, CheckpointStore, unwritten
+from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.training.changes import run_facts
 from mindspeed_mm_dit.training.contract import Checkpoints, Engine
 from mindspeed_mm_dit.training.position import command
-from mindspeed_mm_dit.training.start import Start, is_save, print_rank_0
+from mindspeed_mm_dit.training.start import Start, print_rank_0, same_folder
 
 
 class Progress:
@@ -25,7 +25,7 @@ class Progress:
     A save that fails is said at once, by the first rank, and costs nothing but itself; all ranks go on alike.
     """
 
-    def __init__(self, args: Namespace, engine: Engine, checkpoints: Checkpoints, claim: Claim | None) -> None:
+    def __init__(self, args: RunConfig, engine: Engine, checkpoints: Checkpoints, claim: Claim | None) -> None:
         self.iteration = 0
         self.consumed_samples = 0
         self._args, self._engine, self._checkpoints = args, engine, checkpoints
@@ -35,6 +35,7 @@ class Progress:
         self._best_before: dict[str, Any] | None = None
         if claim is not None:
             self._claim = claim
+            assert args.save is not None, "which is claimed"
             self._store = CheckpointStore(args.save, args.keep_last, args.save_retain_interval)
             self._writer = checkpoints.Writer(not args.no_async_save, self._give_up_save)
 
@@ -49,7 +50,7 @@ class Progress:
         self._engine.load(path, with_optimizer=not self._args.no_load_optim)
         self.iteration = iteration
         self.consumed_samples = facts.get("consumed_samples", iteration * self._args.global_batch_size)
-        self._saved_iteration = iteration if is_save(self._args.load, self._args) else None
+        self._saved_iteration = iteration if same_folder(self._args.load, self._args.save) else None
         self._best = facts.get(BEST) if self._saved_iteration is not None else None
         print_rank_0(f"resumed from {path}: iteration {iteration}, {self.consumed_samples} samples consumed")
 
@@ -134,7 +135,7 @@ class Progress:
 
 
 @contextmanager
-def claimed_save(args: Namespace) -> Iterator[Claim | None]:
+def claimed_save(args: RunConfig) -> Iterator[Claim | None]:
     """Hold the --save folder for this run, on the first rank; None without --save.
 
     Raises:
@@ -163,13 +164,13 @@ def claimed_save(args: Namespace) -> Iterator[Claim | None]:
 
 
 def open_progress(
-    args: Namespace, engine: Engine, checkpoints: Checkpoints, claim: Claim | None, start: Start | None
+    args: RunConfig, engine: Engine, checkpoints: Checkpoints, claim: Claim | None, start: Start | None
 ) -> Progress:
     """Return the progress of a run: where ``start`` left it, or at the beginning."""
     progress = Progress(args, engine, checkpoints, claim)
     if start is not None:
         progress.restore(start)
-    if claim is not None and runtime.rank() == 0:
+    if args.save and claim is not None and runtime.rank() == 0:
         CheckpointStore(args.save).remove_unfinished()
     return progress
 

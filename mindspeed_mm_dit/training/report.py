@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from argparse import Namespace
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore
 from mindspeed_mm_dit.configs.precision import Precision
+from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.framework import active, runtime
 from mindspeed_mm_dit.framework.launched import without_launcher
 from mindspeed_mm_dit.objectives.registry import objective_of
@@ -50,12 +50,12 @@ SAMPLES = 200
 """At most so many are drawn."""
 
 
-def _computes_in_bf16(args: Namespace) -> bool:
+def _computes_in_bf16(args: RunConfig) -> bool:
     precision: Precision | None = args.mm.precision
     return bool(args.bf16) if precision is None else precision.compute == "bf16"  # (None: the host goes by the flag)
 
 
-def report(args: Namespace) -> None:
+def report(args: RunConfig) -> None:
     """Draw and print what --report asks for, on the first rank, once training has reached --train-iters.
 
     ``args.begun_at``: the iteration that this process started from. Nothing is drawn of a run that was complete by
@@ -74,7 +74,7 @@ def report(args: Namespace) -> None:
         return
     job = ReportJob(
         save=args.save,
-        tensorboard_dir=args.tensorboard_dir,
+        tensorboard_dir=args.parts["tensorboard_dir"],
         ai_framework=active(),
         sampler=args.report_sampler or objective_of(args.mm.model.diffusion).quick_sampler,
         steps=args.report_steps,
@@ -98,7 +98,7 @@ def report(args: Namespace) -> None:
         sys.exit(USER_ERROR)
 
 
-def _why_nothing(args: Namespace) -> str:
+def _why_nothing(args: RunConfig) -> str:
     """Return why nothing is drawn, "" where something is.
 
     A training step takes the network three times as long as an answer (forward, and twice that backward), a sample at
@@ -112,7 +112,7 @@ def _why_nothing(args: Namespace) -> str:
     return ""
 
 
-def how_to_resume(args: Namespace, iteration: int) -> str:
+def how_to_resume(args: RunConfig, iteration: int) -> str:
     """Return the line that a run stopped at ``iteration`` ends with."""
     if not args.save:
         return f"stopped at iteration {iteration} of {args.train_iters}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 from mindspeed_mm_dit.checkpoint import checksums, power_ema
 from mindspeed_mm_dit.checkpoint.store import ADAPTERS, SETTINGS, CheckpointStore, read_facts, without_optimizer
 from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mapping
+from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.optimizers.registry import chosen_in
@@ -30,7 +30,7 @@ class Start(NamedTuple):
     """Its run.json; empty where another program wrote it."""
 
 
-def find_start(args: Namespace, checkpoints: Checkpoints) -> Start | None:
+def find_start(args: RunConfig, checkpoints: Checkpoints) -> Start | None:
     """Return the newest undamaged checkpoint of --load, known to fit this run; None starts anew.
 
     Every rank must call this: they share the reading. No model is needed. ``checkpoints``: the module that reads the
@@ -41,10 +41,10 @@ def find_start(args: Namespace, checkpoints: Checkpoints) -> Start | None:
         ConfigError: --save holds the checkpoints of another run, which this one would mix with its own.
     """
     try:
-        start = _newest(args, checkpoints) if args.load else None
+        start = _newest(args.load, args.save, checkpoints) if args.load else None
         if start is not None:
             check_fits(args, start, checkpoints)
-        if args.save and not is_save(args.load, args):
+        if args.save and not same_folder(args.load, args.save):
             check_is_free(CheckpointStore(args.save), start.iteration if start else 0)
     except UserError as error:
         error.is_shared = True  # all ranks look at one folder
@@ -52,10 +52,10 @@ def find_start(args: Namespace, checkpoints: Checkpoints) -> Start | None:
     return start
 
 
-def _newest(args: Namespace, checkpoints: Checkpoints) -> Start | None:
-    store = CheckpointStore(args.load)
-    if os.path.exists(args.load) and not os.path.isdir(args.load) and not os.path.isfile(args.load):
-        raise CheckpointError(f"--load = {args.load}", "is no folder", "name the folder that --save named")
+def _newest(load: str, save: str | None, checkpoints: Checkpoints) -> Start | None:
+    store = CheckpointStore(load)
+    if os.path.exists(load) and not os.path.isdir(load) and not os.path.isfile(load):
+        raise CheckpointError(f"--load = {load}", "is no folder", "name the folder that --save named")
     iteration, passed = store.latest(lambda path: _problem_on_any_rank(checkpoints.problem_of, path))
     for line in passed:
         print_rank_0(f"warning: {line}")
@@ -64,14 +64,14 @@ def _newest(args: Namespace, checkpoints: Checkpoints) -> Start | None:
         if not checksums.are_in(path):
             print_rank_0(f"note: {path} has no checksums, so whether it is what was written is not known")
         return Start(path, iteration, read_facts(path))
-    content = _content(args.load)
-    if content and not is_save(args.load, args):
+    content = _content(load)
+    if content and not same_folder(load, save):
         raise CheckpointError(
-            f"--load = {args.load}",
+            f"--load = {load}",
             f"holds no checkpoint of a run (iter_0001000 and the like): it holds {content}",
             "name the folder that --save named; mm-dit convert makes one of weights in another format",
         )
-    print_rank_0(f"no checkpoint in {args.load}{f' (it holds {content})' if content else ''}: starting anew")
+    print_rank_0(f"no checkpoint in {load}{f' (it holds {content})' if content else ''}: starting anew")
     return None
 
 
@@ -85,7 +85,7 @@ def _problem_on_any_rank(problem_of: Callable[..., str | None], path: Path) -> s
     return problem or "another rank finds it damaged"
 
 
-def check_fits(args: Namespace, start: Start, checkpoints: Checkpoints) -> None:
+def check_fits(args: RunConfig, start: Start, checkpoints: Checkpoints) -> None:
     """Raise CheckpointError for a checkpoint of another model, of another optimizer or without its state.
 
     What else has changed since is printed.
@@ -160,9 +160,9 @@ def _check_optimizer(name: str, there: str, path: Path) -> None:
         )
 
 
-def is_save(folder: str | None, args: Namespace) -> bool:
-    """Return whether ``folder`` is the one of --save."""
-    return bool(folder and args.save) and os.path.realpath(folder or "") == os.path.realpath(args.save)
+def same_folder(load: str | None, save: str | None) -> bool:
+    """Return whether --load and --save name one folder."""
+    return load is not None and save is not None and os.path.realpath(load) == os.path.realpath(save)
 
 
 def check_is_free(store: CheckpointStore, iteration: int) -> None:

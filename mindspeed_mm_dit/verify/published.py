@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import re
-from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 from mindspeed_mm_dit.checkpoint.places import COMMAND, without_places
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file
+from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.training.past import PastRun, flags_of
 from mindspeed_mm_dit.training.read_logs import read_steps
@@ -69,7 +69,7 @@ class Published:
 
     facts: Mapping[str, Any]
     """run.json."""
-    flags: Namespace
+    flags: RunConfig
     log: Log
     past: PastRun | None = None
     """None: of a card. Its steps are taken from the beginning."""
@@ -90,7 +90,7 @@ class Published:
         past = PastRun.open("--run", place)
         newest = past.checkpoint or (CheckpointStore(past.root).path(past.iterations[-1]) if past.iterations else None)
         flags = past.flags(newest, changed)
-        log = log or flags.tensorboard_dir
+        log = log or flags.parts["tensorboard_dir"]
         if not log:
             raise ConfigError("--log", f"is needed: {past.root} does not say where its log is", "name it")
         return cls(past.facts(newest), flags, read_steps(log), past, newest)

@@ -5,9 +5,10 @@ import shlex
 
 import pytest
 
-from mindspeed_mm_dit.configs.arguments import check_arguments
+from mindspeed_mm_dit.configs.arguments import checked
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.training.flags import parse as parse_flags
 from mindspeed_mm_dit.training.flags import whole_parser
 from tests.conftest import ROOT
 
@@ -15,10 +16,7 @@ NEEDED = "--mm-model m.json --mm-data d.json --micro-batch-size 4 --train-iters 
 
 
 def parse(flags: str, world_size: int = 1, needed: str = NEEDED):
-    parser = whole_parser()
-    args = parser.parse_strictly(shlex.split(needed + flags))
-    check_arguments(args, world_size)
-    return args
+    return checked(parse_flags(shlex.split(needed + flags)), world_size)
 
 
 def test_the_flags_of_tutorial_scripts_are_accepted():

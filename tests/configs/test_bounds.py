@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from mindspeed_mm_dit.configs.arguments import check_arguments
+from mindspeed_mm_dit.configs.arguments import checked
 from mindspeed_mm_dit.configs.data import DataloaderParam
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.images import DatasetParam
@@ -15,7 +15,7 @@ from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, GaussianDiffusio
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.objectives.gaussian.objective import Clip
 from mindspeed_mm_dit.sampling.generate import SampleSettings
-from mindspeed_mm_dit.training.flags import whole_parser
+from mindspeed_mm_dit.training.flags import parse as parse_flags
 
 DIT = DiTConfig(input_size=8, num_classes=10, hidden_size=8, num_layers=1, num_heads=2)
 DATASET = DatasetParam(data_folder="images", image_size=8)
@@ -85,16 +85,13 @@ FLAGS = [
 
 
 def parse(flags):
-    parser = whole_parser()
-    args = parser.parse_strictly(shlex.split(NEEDED + flags))
-    check_arguments(args, world_size=1)
-    return args
+    return checked(parse_flags(shlex.split(NEEDED + flags)), world_size=1)
 
 
 @pytest.mark.parametrize(("flag", "allowed", "refused"), FLAGS, ids=[flag for flag, *_ in FLAGS])
 def test_a_flag_is_accepted_up_to_its_bound_and_refused_beyond(flag, allowed, refused):
     for value in allowed:
-        assert getattr(parse(f"{flag} {value}"), flag[2:].replace("-", "_")) == float(value)
+        assert parse(f"{flag} {value}").flags()[flag[2:].replace("-", "_")] == float(value)
     for value in refused:
         with pytest.raises(ConfigError, match=flag):
             parse(f"{flag}={value}")

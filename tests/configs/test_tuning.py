@@ -8,8 +8,10 @@ import math
 import pytest
 
 from mindspeed_mm_dit.configs.dit import DiTConfig
+from mindspeed_mm_dit.configs.flag import rows_of
+from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.configs.tuning import Tuning
-from mindspeed_mm_dit.configs.tuning_flags import TUNING, tuning_of
+from mindspeed_mm_dit.configs.tuning_flags import FineTuning, tuning_of
 from mindspeed_mm_dit.configs.wan import WanConfig
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.hosts.native.commandline import parse, yaml_for
@@ -97,10 +99,10 @@ def test_what_cannot_be_is_refused_by_name(tuning, words):
 )
 def test_flags_that_say_nothing_together_are_refused(flags, words):
     parser = argparse.ArgumentParser()
-    for row in TUNING:
+    for row in rows_of(FineTuning):
         row(parser)
     with pytest.raises(ConfigError, match=words):
-        tuning_of(parser.parse_args(flags.split()))
+        tuning_of(RunConfig.of(vars(parser.parse_args(flags.split()))))
 
 
 def test_another_host_refuses_to_train_the_whole_network_instead():

@@ -8,6 +8,7 @@ from PIL import Image
 
 from mindspeed_mm_dit.configs.data import DataConfig, DataloaderParam
 from mindspeed_mm_dit.configs.images import DatasetParam
+from mindspeed_mm_dit.configs.mm_args import MultiModalArguments
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.data import draws
 from mindspeed_mm_dit.data.draws import Stream
@@ -16,7 +17,6 @@ from mindspeed_mm_dit.data.loader import load_batches
 from mindspeed_mm_dit.data.transforms import load_pixels
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.training.data_set import DataSet
-from mindspeed_mm_dit.training.mm_args import MultiModalArguments
 from tests.data_fixtures import open_rows, open_samples
 
 NUM_IMAGES = 70

@@ -28,7 +28,7 @@ from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.errors import ConfigError, UserError
 from mindspeed_mm_dit.hosts.standalone_preflight import preflight
 from mindspeed_mm_dit.planning.fit import Place, check_model_fits
-from mindspeed_mm_dit.training.flags import whole_parser
+from mindspeed_mm_dit.training.flags import parse, whole_parser
 from mindspeed_mm_dit.training.start import find_start
 from tests.autoencoder_kl_fixtures import SD_VAE, write_folder
 from tests.conftest import ROOT
@@ -111,8 +111,7 @@ def check(tmp_path, monkeypatch):
         if fsdp2 is not None:
             (tmp_path / "f.yaml").write_text(yaml.safe_dump(fsdp2))
             argv += " --use-torch-fsdp2 --fsdp2-config-path f.yaml"
-        args = whole_parser().parse_strictly([*argv.split(), *flags.split()])
-        args.mm = preflight(args)
+        args = preflight(parse([*argv.split(), *flags.split()]))
         from mindspeed_mm_dit.training.pytorch import engine
 
         return find_start(args, engine.checkpoints), args

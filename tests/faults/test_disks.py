@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import threading
-from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,7 +23,7 @@ from mindspeed_mm_dit.training import progress as progress_module
 from mindspeed_mm_dit.training.progress import claimed_save, open_progress
 from mindspeed_mm_dit.training.scalars import read_scalar
 from mindspeed_mm_dit.training.trackers.tensorboard import Scalars
-from tests.conftest import GOLDEN
+from tests.conftest import GOLDEN, run_config
 
 WEIGHTS = {f"w{i}": np.arange(60, dtype=np.float32).reshape(5, 12) + i for i in range(3)}
 
@@ -180,7 +179,7 @@ def run(tmp_path, monkeypatch):
     """The progress of a run of one rank that saves into ``tmp_path / "save"``."""
     monkeypatch.setattr(progress_module, "run_facts", lambda args, iteration, consumed: {"iteration": iteration})
     checkpoints = SimpleNamespace(Writer=Writer, entries_for_mindspeed_mm=lambda facts, predictor: {})
-    args = Namespace(save=str(tmp_path / "save"), keep_last=2, save_retain_interval=None, no_async_save=False,
+    args = run_config(save=str(tmp_path / "save"), keep_last=2, save_retain_interval=None, no_async_save=False,
                      no_save_optim=False, global_batch_size=8,
                      mm=SimpleNamespace(model=SimpleNamespace(predictor=None)))  # fmt: skip
     with claimed_save(args) as claim:
@@ -355,6 +354,6 @@ def test_a_disk_that_fills_up_costs_the_curve_and_not_the_run(tmp_path, monkeypa
 
 @pytest.mark.parametrize("folder", [None, ""])
 def test_a_run_that_keeps_nothing_says_so(folder, capsys):
-    with claimed_save(Namespace(save=folder)) as claim:
+    with claimed_save(run_config(save=folder)) as claim:
         assert claim is None
     assert "without --save nothing of this run is kept" in capsys.readouterr().out

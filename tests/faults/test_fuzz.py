@@ -33,7 +33,7 @@ from mindspeed_mm_dit.data.tar_rows import scan as scan_tar
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.hosts.standalone_preflight import preflight
 from mindspeed_mm_dit.training.dry_run import plan_of_run
-from mindspeed_mm_dit.training.flags import whole_parser
+from mindspeed_mm_dit.training.flags import parse
 from tests.conftest import ROOT
 from tests.training.launch import Configs
 
@@ -183,9 +183,7 @@ def begin(file: Path) -> None:
         flags = ["--train-iters", "2", "--micro-batch-size", "2", "--lr", "1e-3", "--use-torch-fsdp2"]
     for name, flag in CONFIG.items():
         flags += [flag, str(file) if file.name == name else name]
-    args = whole_parser().parse_strictly(flags)
-    args.mm = preflight(args)
-    plan_of_run(args, 1, None)
+    plan_of_run(preflight(parse(flags)), 1, None)
 
 
 @pytest.fixture(scope="module", autouse=True)

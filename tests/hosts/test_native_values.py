@@ -7,15 +7,15 @@ import pytest
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.hosts.native.commandline import parse
 from mindspeed_mm_dit.hosts.native.settings import COUNTED, FLAGS
-from mindspeed_mm_dit.hosts.native.values import check_values
+from mindspeed_mm_dit.hosts.native.values import checked_values
 
 WORDS = "--mm-model m --mm-data d --train-iters 100 --micro-batch-size 4 --lr 1e-3 --lr-decay-style cosine"
 
 
 def test_what_every_host_takes_is_taken_and_typed() -> None:
-    flags = parse([*WORDS.split(), "--lr-warmup-iters", "3"], 2)
-    flags.ema_decay, flags.num_workers = "0.5", "0"  # (as a yaml with quotes has them)
-    check_values(flags, "run.yaml", 2)
+    values = parse([*WORDS.split(), "--lr-warmup-iters", "3"], 2).flags()
+    values |= {"ema_decay": "0.5", "num_workers": "0"}  # (as a yaml with quotes has them)
+    flags = checked_values(values, "run.yaml", 2)
     assert (flags.ema_decay, flags.num_workers, flags.lr, flags.train_iters) == (0.5, 0, 1e-3, 100)
 
 
@@ -47,13 +47,12 @@ def test_what_every_host_takes_is_taken_and_typed() -> None:
 def test_a_value_that_the_flag_of_the_same_meaning_does_not_take_is_named_by_its_key(
     key: str, value: object, said: str
 ) -> None:
-    flags = parse(WORDS.split(), 2)
-    setattr(flags, {**FLAGS, **COUNTED}[key], value)
+    values = {**parse(WORDS.split(), 2).flags(), {**FLAGS, **COUNTED}[key]: value}
     with pytest.raises(ConfigError, match=f"run.yaml: .*{said}"):
-        check_values(flags, "run.yaml", 2)
+        checked_values(values, "run.yaml", 2)
 
 
 def test_what_the_engine_would_pass_over_in_a_schedule_is_named() -> None:
     flags = parse([*WORDS.split(), "--lr-decay-style", "linear", "--min-lr", "1e-4"], 2)
     with pytest.raises(ConfigError, match=r"training.lr_decay_style \(--lr-decay-style = linear\): .*end at 0"):
-        check_values(flags, "run.yaml", 2)
+        checked_values(flags.flags(), "run.yaml", 2)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from argparse import Namespace
 
 import pytest
 
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
 from mindspeed_mm_dit.hosts.preflight import HostFacts, check_configs, fsdp2_of, say_data_set
 from mindspeed_mm_dit.planning.fit import Place
-from tests.conftest import ROOT
+from tests.conftest import ROOT, run_config
 
 ROOM = Place("this machine", 2**34)
 HOST = HostFacts("a host", 0, 1, ROOM, None, (), lambda mm: None)
@@ -24,11 +23,9 @@ def args(tmp_path, digits_folder):
     data["dataset_param"]["data_folder"] = str(digits_folder)
     (tmp_path / "data.json").write_text(json.dumps(data))
     (tmp_path / "fsdp2.yaml").write_text("sharding_size: 2\nparam_dtype: bf16\n")
-    return Namespace(
+    return run_config(
         mm_model=str(ROOT / "examples/dit/model.json"), mm_data=str(tmp_path / "data.json"), seed=1,
-        use_torch_fsdp2=False, fsdp2_config_path=str(tmp_path / "fsdp2.yaml"), bf16=False, eval_interval=None,
-        micro_batch_size=4, global_batch_size=None, context_parallel_size=1, power_ema_stds=(),
-        optimizer="adam", adam_beta1=0.9, adam_beta2=0.999, adam_eps=1e-8,
+        fsdp2_config_path=str(tmp_path / "fsdp2.yaml"), micro_batch_size=4,
     )  # fmt: skip
 
 
@@ -39,7 +36,7 @@ def test_the_configs_come_back_with_what_checkpoints_keep(args):
 
 
 def test_a_host_offers_its_own_ways_to_bf16_or_decides_by_itself(args):
-    args.bf16 = True
+    args = dataclasses.replace(args, bf16=True)
     with pytest.raises(PlatformError, match="a host does not train in bfloat16 here"):
         check_configs(args, HOST, None)
     ways = dataclasses.replace(HOST, ways_to_bf16=("autocast",))
@@ -52,7 +49,7 @@ def test_a_model_has_to_fit_where_it_is_built_and_where_it_is_computed(args, cap
         check_configs(args, dataclasses.replace(HOST, machine=Place("this machine", 2**20)), None)
     with pytest.raises(ConfigError, match=r"optimizer state .* and a card has"):
         check_configs(args, dataclasses.replace(HOST, device=Place("a card", 2**24)), None)
-    args.micro_batch_size = 1000
+    args = dataclasses.replace(args, micro_batch_size=1000)
     check_configs(args, dataclasses.replace(HOST, device=Place("a card", 2**25)), None)
     assert "--micro-batch-size = 1000: a step may need" in capsys.readouterr().err
     check_configs(args, dataclasses.replace(HOST, device=Place("a card", 2**25), rank=1), None)
@@ -60,7 +57,7 @@ def test_a_model_has_to_fit_where_it_is_built_and_where_it_is_computed(args, cap
 
 
 def test_ranks_share_samples_only_where_host_and_predictor_can(args):
-    args.context_parallel_size = 2
+    args = dataclasses.replace(args, context_parallel_size=2)
     with pytest.raises(PlatformError, match="--context-parallel-size = 2: is not offered in a host"):
         check_configs(args, HOST, None)
     with pytest.raises(ConfigError, match="--context-parallel-size = 2: this predictor computes a sample on one rank"):
@@ -68,7 +65,7 @@ def test_ranks_share_samples_only_where_host_and_predictor_can(args):
 
 
 def test_fsdp2_yaml_is_checked_against_the_ranks_and_by_the_host(args):
-    args.use_torch_fsdp2 = True
+    args = dataclasses.replace(args, use_torch_fsdp2=True)
     host = dataclasses.replace(HOST, ways_to_bf16=("fsdp2",))
     with pytest.raises(ConfigError, match="sharding_size = 2"):
         check_configs(args, host, fsdp2_of(args))
@@ -79,7 +76,7 @@ def test_fsdp2_yaml_is_checked_against_the_ranks_and_by_the_host(args):
 
 def test_what_is_learned_from_is_said_and_a_validation_without_images_warned_of(args, capsys):
     mm = check_configs(args, HOST, None)
-    args.eval_interval = 5
+    args = dataclasses.replace(args, eval_interval=5)
     say_data_set(args, mm)
     said = capsys.readouterr()
     assert "1797 images to train on" in said.out and "--eval-interval = 5: no image is held out" in said.err

@@ -9,7 +9,7 @@ from PIL import Image
 
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.hosts.standalone_preflight import preflight
-from mindspeed_mm_dit.training.flags import whole_parser
+from mindspeed_mm_dit.training.flags import parse
 from tests.training.launch import Configs
 
 
@@ -27,7 +27,7 @@ def check(tmp_path, digits_folder, monkeypatch):
         param = {"data_folder": str(tmp_path / "images"), "image_size": 8, **param}
         (tmp_path / "data.json").write_text(json.dumps({"dataset_param": param}))
         argv = [*configs.command(flags)[4:], "--train-iters", "2", "--lr", "1", "--micro-batch-size", "2"]
-        return preflight(whole_parser().parse_strictly(argv))
+        return preflight(parse(argv))
 
     return check
 

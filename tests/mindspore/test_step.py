@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,13 +9,9 @@ import pytest
 
 from mindspeed_mm_dit.checkpoint.power_ema import exponent
 from mindspeed_mm_dit.configs.predictor import Parameter
+from tests.conftest import run_config
 
-FLAGS = {
-    "seed": 0, "tf32": False, "torch_compile": False, "bf16": False, "pynative": True,
-    "optimizer": "adam", "adam_beta1": 0.9,
-    "adam_beta2": 0.999, "adam_eps": 1e-8, "weight_decay": 0.0, "ema_decay": 0.5, "power_ema_stds": (),
-    "micro_batch_size": 1,
-}  # fmt: skip
+FLAGS = {"seed": 0, "pynative": True, "weight_decay": 0.0, "ema_decay": 0.5, "micro_batch_size": 1}
 
 
 @pytest.fixture
@@ -66,7 +61,7 @@ def first_moment(mindspore, composite, monkeypatch):
 
     def first_moment(size, clip):
         batch = batch_of(mindspore, np.array([[3.0, -4.0]]) * size)
-        engine = Engine(composite, Namespace(**FLAGS, clip_grad=clip), None)
+        engine = Engine(composite, run_config(**FLAGS, clip_grad=clip), None)
         result = engine.train_step(lambda batches, model: (model(**batch), mean), None, 0.1)
         assert float(result.grad_norm) == pytest.approx(5 * size, rel=1e-6)
         return engine.state()["optimizer.state.weight.exp_avg"] / np.float32(0.1)
@@ -88,7 +83,9 @@ def test_the_average_stands_in_for_the_weights_while_it_is_asked_for(mindspore, 
     monkeypatch.setattr(runtime, "num_microbatches", lambda: 1)
     composite.ae = composite.diffusion = composite.text_encoders = None
     composite.predict = lambda x: composite.predictor(x)
-    engine = Engine(composite, Namespace(**{**FLAGS, "pynative": pynative, "micro_batch_size": 3}, clip_grad=0.0), None)
+    engine = Engine(
+        composite, run_config(**{**FLAGS, "pynative": pynative, "micro_batch_size": 3}, clip_grad=0.0), None
+    )
     ones = mindspore.Tensor(np.eye(2, dtype=np.float32))
     for _ in range(2):
         engine.train_step(lambda batches, model: (model(**batch_of(mindspore, PIXELS)), mean), None, 0.1)
@@ -108,7 +105,7 @@ def test_power_averages_are_sums_over_the_weights_of_all_steps(mindspore, compos
 
     monkeypatch.setattr(runtime, "num_microbatches", lambda: 1)
     changed = {"pynative": pynative, "micro_batch_size": 3, "power_ema_stds": (0.05, 0.2)}
-    engine = Engine(composite, Namespace(**FLAGS | changed, clip_grad=0.0), None)
+    engine = Engine(composite, run_config(**FLAGS | changed, clip_grad=0.0), None)
     watcher, weights = PowerAverages(changed["power_ema_stds"]), []
     for iteration in range(1, 6):
         engine.train_step(lambda batches, model: (model(**batch_of(mindspore, PIXELS)), mean), None, 0.1)

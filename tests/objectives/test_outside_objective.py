@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +11,7 @@ from mindspeed_mm_dit.configs.model import DIFFUSION_CONFIGS, model_config_from_
 from mindspeed_mm_dit.data.draws import VALIDATION_POSITIONS
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES, draw_of, register_objective, validation_draw_of
+from tests.conftest import run_config
 from tests.outside.objective import DENOISE
 
 
@@ -63,7 +63,7 @@ def test_it_is_validated(framework, config, monkeypatch):
     pixels = np.random.default_rng(0).integers(0, 256, (8, 1, 8, 8), np.uint8)
     draws = validation_draw_of(config.diffusion)(0, VALIDATION_POSITIONS + np.arange(8), config.latent_shape)
     batch = {"labels": np.arange(8), "pixels": pixels, **draws}
-    found = validate(Run(Namespace(eval_iters=2), engine, None, [batch, batch], None, StopRequest(), None))
+    found = validate(Run(run_config(eval_iters=2), engine, None, [batch, batch], None, StopRequest(), None))
     each = ((pixels / 127.5 - 1) ** 2).mean((1, 2, 3))
     assert found.mean == pytest.approx(each.mean(), rel=1e-6)
     places = {"0-25": [3, 7], "25-50": [1, 5], "50-75": [0, 4], "75-100": [2, 6]}

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from mindspeed_mm_dit.checkpoint.formats import pytorch
-from mindspeed_mm_dit.configs.arguments import check_arguments
+from mindspeed_mm_dit.configs.arguments import checked
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.optimizers import registry
 from mindspeed_mm_dit.optimizers.registry import chosen_in, register_optimizer
-from mindspeed_mm_dit.training.flags import whole_parser
+from mindspeed_mm_dit.training.flags import parse
 from tests.conftest import ROOT
 from tests.outside import plugin
 from tests.outside.optimizer import LION
@@ -102,7 +102,7 @@ def loaded(configs, checkpoint):
     from mindspeed_mm_dit.training.pytorch.engine import Engine
 
     words = f"--mm-model m --mm-data d --train-iters 3 {FLAGS} --optimizer muon --ema-decay 0.9"
-    args = whole_parser().parse_strictly(words.split())
+    args = parse(words.split())
     engine = Engine(DiTModel(load_model_config(configs.folder / "model.json")), args, None)
     engine.load(checkpoint, with_optimizer=True)
     state = engine.state()["optimizer"]["state"]
@@ -115,9 +115,8 @@ def lion(monkeypatch):
 
 
 def given(flags):
-    args = whole_parser().parse_strictly(["--mm-model", "m", "--mm-data", "d", "--train-iters", "1", *flags.split()])
-    check_arguments(args, 1)
-    return registry.chosen_by(args)
+    words = ["--mm-model", "m", "--mm-data", "d", "--train-iters", "1", *flags.split()]
+    return checked(parse(words), 1).chosen_optimizer()
 
 
 BAD = {

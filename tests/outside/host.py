@@ -36,12 +36,11 @@ class OneStep:
     ):  # fmt: skip
         from mindspeed_mm_dit.framework import runtime
         from mindspeed_mm_dit.hosts.standalone_preflight import preflight
-        from mindspeed_mm_dit.training.flags import standalone_parser
+        from mindspeed_mm_dit.training.flags import parse, standalone_parser
 
-        args = self._args = extra_args_provider(standalone_parser()).parse_strictly(sys.argv[1:])
-        args.mm = preflight(args)
+        args = self._args = preflight(parse(sys.argv[1:], extra_args_provider(standalone_parser())))
         runtime.initialize(None, args.micro_batch_size, args.global_batch_size)
-        model, args.consumed_train_samples = model_provider(), 0
+        model = model_provider()
         runtime.load_arrays(model.predictor, model.initial_weights(args.seed))
         batches, *_ = train_valid_test_dataset_provider([args.global_batch_size, 0, 0])
         losses, loss_func = forward_step_func(batches, model)

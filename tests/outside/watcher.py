@@ -21,14 +21,17 @@ class Patience(Watcher):
 
 
 def check(args, world_size):
-    if args.patience and not args.eval_interval:
-        raise ConfigError(f"--patience = {args.patience}", "nothing is validated", "add --eval-interval N")
+    if args.parts["patience"] and not args.eval_interval:
+        raise ConfigError(f"--patience = {args.parts['patience']}", "nothing is validated", "add --eval-interval N")
 
 
 def flags(group):
     group.add_argument("--patience", type=positive_int, metavar="N", help="end after N validations without a new best")
 
 
-PATIENCE = WatcherKind(
-    "patience", lambda run: Patience(run.args.patience) if run.args.patience else None, check, flags=flags
-)
+def open_patience(run):
+    most = run.args.parts["patience"]
+    return Patience(most) if most else None
+
+
+PATIENCE = WatcherKind("patience", open_patience, check, flags=flags)

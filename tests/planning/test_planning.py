@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import itertools
 import math
-from argparse import Namespace
 
 import numpy as np
 import pytest
@@ -48,7 +47,7 @@ from mindspeed_mm_dit.planning.peaks import peak_tflops, utilisation
 from mindspeed_mm_dit.planning.recommend import Request, recommend
 from mindspeed_mm_dit.planning.traffic import Links, Traffic, step_time, traffic
 from mindspeed_mm_dit.training.pytorch.engine import Engine
-from tests.conftest import ROOT
+from tests.conftest import ROOT, run_config
 
 GIB = 2**30
 PUBLISHED = {
@@ -255,10 +254,7 @@ def test_the_peak_of_a_step_is_within_a_tenth_of_the_plan(layout, batch):
         param_dtype="bf16" if layout.precision.way == "fsdp2" else None, reduce_dtype="fp32", use_reentrant=False,
         recompute_modules=("predictor.blocks.{*}",) if layout.recompute else None,
     )  # fmt: skip
-    flags = Namespace(
-        seed=0, optimizer="adam", adam_beta1=0.9, adam_beta2=0.999, adam_eps=1e-8, weight_decay=0.0, ema_decay=0.99,
-        power_ema_stds=(), clip_grad=1.0, tf32=False, torch_compile=False,
-    )  # fmt: skip
+    flags = run_config(seed=0, weight_decay=0.0, ema_decay=0.99)
     planned = memory(model, layout, online_vae=False)
     runtime.initialize(None, batch, 2 * batch)
     try:

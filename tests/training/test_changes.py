@@ -13,14 +13,14 @@ from mindspeed_mm_dit.checkpoint.store import find_checkpoint, read_facts
 from mindspeed_mm_dit.configs.clips import ClipsParam
 from mindspeed_mm_dit.configs.data import DataConfig
 from mindspeed_mm_dit.configs.images import DatasetParam
+from mindspeed_mm_dit.configs.mm_args import MultiModalArguments, with_facts
 from mindspeed_mm_dit.configs.model import AE_CONFIGS, model_config_from_mapping
 from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32
 from mindspeed_mm_dit.configs.text_encoder import UMT5Config
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.training import changes as room
 from mindspeed_mm_dit.training.changes import changes, run_facts, table_of
-from mindspeed_mm_dit.training.flags import whole_parser
-from mindspeed_mm_dit.training.mm_args import MultiModalArguments, with_facts
+from mindspeed_mm_dit.training.flags import parse
 from tests.conftest import ROOT
 from tests.training.launch import Configs
 
@@ -34,14 +34,13 @@ def facts(monkeypatch):
     model_json = json.loads((ROOT / "examples/dit/model.json").read_text())
 
     def facts(flags="", ae=None, **mm):
-        args = whole_parser().parse_strictly((FLAGS + flags).split())
         model = model_config_from_mapping(model_json, "model.json")
-        args.mm = MultiModalArguments(
+        whole = MultiModalArguments(
             dataclasses.replace(model, ae=dataclasses.replace(model.ae, **(ae or {}))),
             DataConfig(DatasetParam("images", 8)), None, model_json, FLOAT32, ("cat", "dog"), "6 images, 0123",
             "files 4567",
         )  # fmt: skip
-        args.mm = dataclasses.replace(args.mm, **mm)
+        args = dataclasses.replace(parse((FLAGS + flags).split()), mm=dataclasses.replace(whole, **mm))
         return json.loads(json.dumps(run_facts(args, 3, 24)))
 
     return facts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,10 +19,10 @@ from mindspeed_mm_dit.errors import CheckpointError, ConfigError, PlatformError
 from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.training.pytorch import engine as room
 from mindspeed_mm_dit.training.pytorch.engine import Engine, check_sharding
+from tests.conftest import run_config
 
-FLAGS = Namespace(
-    seed=3, tf32=False, torch_compile=False, optimizer="adam", adam_beta1=0.8, adam_beta2=0.9, adam_eps=1e-3,
-    weight_decay=0.1, ema_decay=0.75, power_ema_stds=(), clip_grad=1.0,
+FLAGS = run_config(
+    seed=3, adam_beta1=0.8, adam_beta2=0.9, adam_eps=1e-3, weight_decay=0.1, ema_decay=0.75, clip_grad=1.0
 )  # fmt: skip
 PARAMETERS = Parameters(linear("linear", 4, 3), {}, 0)
 SHAPES = PARAMETERS.shapes()
@@ -80,7 +80,7 @@ def engine(monkeypatch):
     monkeypatch.setattr(room.runtime, "num_microbatches", lambda: 3)
 
     def build(fsdp2=None, precision=FLOAT32, **flags):
-        engine = Engine(Model(), Namespace(**{**vars(FLAGS), **flags}), fsdp2, precision)
+        engine = Engine(Model(), run_config(**{**FLAGS.flags(), **flags}), fsdp2, precision)
         with torch.no_grad():
             for parameter in (engine.predictor.linear.weight, engine.predictor.linear.bias):
                 parameter *= 0.01
@@ -268,7 +268,7 @@ def test_bf16_is_the_precision_of_products(engine, bf16):
 
 
 def test_the_weights_come_from_the_seed(monkeypatch):
-    first, second = (Engine(Model(), Namespace(**{**vars(FLAGS), "seed": seed}), None) for seed in (3, 4))
+    first, second = (Engine(Model(), replace(FLAGS, seed=seed), None) for seed in (3, 4))
     for name, array in drawn(3).items():
         np.testing.assert_array_equal(first.state()["model"][name], array)
     assert not torch.equal(first.predictor.linear.weight, second.predictor.linear.weight)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,6 +16,7 @@ from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
 from mindspeed_mm_dit.sampling.grid import draw_grid
 from mindspeed_mm_dit.sampling.load import load_model
 from mindspeed_mm_dit.training.watchers.grids import check_grids
+from tests.conftest import run_config
 from tests.training.launch import Configs
 
 STEPS = "--train-iters 6 --global-batch-size 16 --lr 1e-2 --num-workers 0 --ema-decay 0.5 --eval-interval 2 "
@@ -82,20 +82,11 @@ def test_two_ranks_draw_the_grid_of_one_and_print_what_they_print_without_it(tin
 def test_grids_that_could_not_be_kept_or_drawn_are_refused(tmp_path, model_json):
     from mindspeed_mm_dit.configs.model import model_config_from_mapping
 
-    args = Namespace(
-        sample_interval=5,
-        save=None,
-        tensorboard_dir=None,
-        report_cfg_scale=2.0,
-        wandb_project=None,
-        swanlab_project=None,
-    )
-    args.mm = SimpleNamespace(model=model_config_from_mapping(model_json, "model.json"))
+    mm = SimpleNamespace(model=model_config_from_mapping(model_json, "model.json"))
     with pytest.raises(ConfigError, match="--sample-interval = 5: there is nowhere to keep the pictures"):
-        check_grids(args, 1)
-    args.save = str(tmp_path)
-    check_grids(args, 1)
+        check_grids(run_config(sample_interval=5, mm=mm), 1)
+    check_grids(run_config(sample_interval=5, save=str(tmp_path), mm=mm), 1)
     model_json["diffusion"]["num_train_timesteps"] = 15
-    args.mm = SimpleNamespace(model=model_config_from_mapping(model_json, "model.json"))
+    mm = SimpleNamespace(model=model_config_from_mapping(model_json, "model.json"))
     with pytest.raises(ConfigError, match="--sample-interval = 5: 20 steps of ddim: is more than the 15 timesteps"):
-        check_grids(args, 1)
+        check_grids(run_config(sample_interval=5, save=str(tmp_path), mm=mm), 1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import signal
-from argparse import Namespace
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,13 +15,11 @@ from mindspeed_mm_dit.errors import ConvergenceError, DataError, StepError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.training import log, loop, utilisation
 from mindspeed_mm_dit.training.signals import StopRequest
+from tests.conftest import run_config
 
-FLAGS = Namespace(
-    train_iters=5, log_interval=2, eval_interval=4, eval_iters=1, save_interval=3, global_batch_size=8,
-    save="here", tensorboard_dir=None, lr=1e-3, min_lr=0.0, lr_warmup_init=0.0, lr_warmup_iters=0,
-    lr_decay_iters=None, lr_decay_style="constant", sample_interval=0, keep_best=False, power_ema_stds=(),
-    wandb_project=None, swanlab_project=None,
-    profile=False, profile_ranks=[], profile_step_start=10, profile_step_end=12,
+FLAGS = dict(
+    train_iters=5, log_interval=2, eval_interval=4, eval_iters=1, save_interval=3, global_batch_size=8, save="here",
+    lr=1e-3, lr_decay_style="constant",
 )  # fmt: skip
 HELD_OUT = [{"noise_share": np.zeros(1)}]
 
@@ -74,7 +71,7 @@ def run(monkeypatch):
         monkeypatch.setattr(log.RunLog, "record", lambda self, record: records.append(record))
         monkeypatch.setattr(runtime, "num_microbatches", lambda: 1)
         train = itertools.repeat(0) if train is None else train
-        run.ended = loop.train(FLAGS, device, None, train, valid, Progress(device), stop or StopRequest())
+        run.ended = loop.train(run_config(**FLAGS), device, None, train, valid, Progress(device), stop or StopRequest())
         return device, records
 
     return run
@@ -108,7 +105,7 @@ def test_a_step_that_is_not_finite_is_not_saved_over_a_good_one(run, bad):
 
 def test_a_validation_is_weighed_for_the_best_checkpoint_unless_the_step_before_it_is_not_finite(monkeypatch, run):
     weighed = []
-    monkeypatch.setattr(FLAGS, "keep_best", True)
+    monkeypatch.setitem(FLAGS, "keep_best", True)
     monkeypatch.setattr(Progress, "keep_if_best", lambda self, loss: weighed.append((self.iteration, loss)), False)
     run([1.0] * 5)
     assert weighed == [(4, 0.5)]
@@ -126,7 +123,7 @@ def test_the_log_is_closed_when_the_run_ends_in_an_error(run, monkeypatch):
 
 
 def test_an_interval_without_a_finite_loss_ends_the_run_before_it_is_saved(monkeypatch, run):
-    monkeypatch.setattr(FLAGS, "save_interval", 2)
+    monkeypatch.setitem(FLAGS, "save_interval", 2)
     with pytest.raises(ConvergenceError, match="iteration 2: loss = nan"):
         run([math.inf, math.nan, 1.0, 1.0, 1.0])
     assert "save" not in run.device.events
@@ -158,7 +155,7 @@ def test_an_error_of_the_validation_saves_and_ends(run, monkeypatch):
 
 
 def test_an_error_of_the_last_validation_is_not_lost(run, monkeypatch):
-    monkeypatch.setattr(FLAGS, "eval_interval", 5)
+    monkeypatch.setitem(FLAGS, "eval_interval", 5)
     device, _ = run([1.0] * 5, valid=broken_after(0, OSError("gone")))
     assert device.launched == 5 and device.events[-1] == "save" and run.ended.code == 2
 

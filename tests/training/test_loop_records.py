@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,13 +15,12 @@ from mindspeed_mm_dit.training.signals import Stop
 from mindspeed_mm_dit.training.trackers import registry
 from mindspeed_mm_dit.training.validation import ValidationLoss
 from mindspeed_mm_dit.training.watchers import lines
+from tests.conftest import run_config
 
 FLAGS = {
     "train_iters": 5, "log_interval": 2, "eval_interval": 2, "eval_iters": 3, "save_interval": None,
     "global_batch_size": 8, "tensorboard_dir": "tb", "lr": 1.0, "min_lr": 0.25, "lr_warmup_init": 0.5,
-    "lr_warmup_iters": 2, "lr_decay_iters": None, "lr_decay_style": "linear", "save": None, "sample_interval": 0,
-    "keep_best": False, "power_ema_stds": (), "profile": False,
-    "profile_ranks": [], "profile_step_start": 10, "profile_step_end": 12,
+    "lr_warmup_iters": 2,
 }  # fmt: skip
 RATES = [0.5, 0.75, 1.0, 0.75, 0.5]  # two steps of warm-up, then down by 0.25 a step: 0.25 would be that of step 6
 
@@ -75,7 +73,9 @@ def run(monkeypatch):
         clock = iter(range(100))
         monkeypatch.setattr(log, "RunLog", recorder.log)
         monkeypatch.setattr(utilisation, "meter", lambda args: ("meter", args))
-        monkeypatch.setattr(registry, "open_trackers", lambda args, iteration: (args.tensorboard_dir, iteration))
+        monkeypatch.setattr(
+            registry, "open_trackers", lambda args, iteration: (args.parts["tensorboard_dir"], iteration)
+        )
         monkeypatch.setattr(lines.time, "perf_counter", lambda: next(clock))
         monkeypatch.setattr(runtime, "num_microbatches", lambda: 1)
         monkeypatch.setattr(runtime, "rank", lambda: rank)
@@ -84,7 +84,7 @@ def run(monkeypatch):
             runtime, "read_later", lambda values: SimpleNamespace(is_there=lambda: True, wait=lambda: values)
         )
         monkeypatch.setattr(runtime, "mean_over_ranks", lambda values: [value / 2 for value in values])
-        args = Namespace(**{**FLAGS, **flags})
+        args = run_config(**{**FLAGS, **flags})
         training = iter(range(1000))
         shares = np.array([0.0, 0.25, 0.5, 0.99])
         held_out = [{"labels": 100.0 * n + np.arange(4), "noise_share": shares} for n in range(5)]

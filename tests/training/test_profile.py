@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from argparse import Namespace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from mindspeed_mm_dit.training.watchers import profile
+from tests.conftest import run_config
 
 
 def after(iteration, args):
@@ -22,8 +22,8 @@ def traced(tmp_path, monkeypatch, capsys):
 
     def traced(rank=0, first_iteration=0, **flags):
         monkeypatch.setattr(profile.runtime, "rank", lambda: rank)
-        given = {"profile": True, "profile_ranks": [], "profile_step_start": 1, "profile_step_end": 3}
-        args = Namespace(**{"save": str(tmp_path / "save"), "tensorboard_dir": None, **given, **flags})
+        given = {"profile": True, "profile_step_start": 1, "profile_step_end": 3}
+        args = run_config(**{"save": str(tmp_path / "save"), **given, **flags})
         run = after(first_iteration, args)
         profiling = profile.KIND.open(run)
         for iteration in range(first_iteration, 5) if profiling is not None else ():
@@ -64,10 +64,7 @@ def test_only_the_ranks_that_were_named_are_traced(traced):
 
 def test_a_trace_that_cannot_be_written_is_said_and_the_run_goes_on(tmp_path, monkeypatch, capsys):
     (tmp_path / "profile").write_text("a file where the folder would be")
-    args = Namespace(
-        save=str(tmp_path / "save"), tensorboard_dir=None, profile=True, profile_ranks=[], profile_step_start=0,
-        profile_step_end=1,
-    )  # fmt: skip
+    args = run_config(save=str(tmp_path / "save"), profile=True, profile_step_start=0, profile_step_end=1)
     profiling = profile.KIND.open(after(0, args))
     profiling.before_step(after(0, args))
     profiling.after_step(after(1, args), None)

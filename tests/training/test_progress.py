@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from argparse import Namespace
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +13,7 @@ from mindspeed_mm_dit.checkpoint.store import BEST, CheckpointStore, find_checkp
 from mindspeed_mm_dit.training import progress as room
 from mindspeed_mm_dit.training.progress import Progress
 from mindspeed_mm_dit.training.start import Start
+from tests.conftest import run_config
 
 
 class Writer:
@@ -40,7 +41,7 @@ CHECKPOINTS = SimpleNamespace(Writer=Writer, entries_for_mindspeed_mm=lambda fac
 @pytest.fixture
 def progress(tmp_path, monkeypatch):
     monkeypatch.setattr(room, "run_facts", lambda args, iteration, samples: {"iteration": iteration})
-    args = Namespace(
+    args = run_config(
         save=str(tmp_path), load=str(tmp_path), keep_last=1, save_retain_interval=None, no_async_save=True,
         no_save_optim=False, no_load_optim=False, global_batch_size=4,
         mm=SimpleNamespace(model=SimpleNamespace(predictor=None)),
@@ -87,7 +88,7 @@ def test_a_resumed_run_knows_the_best_of_its_folder_and_of_no_other(progress, tm
     progress.restore(start)
     validated(progress, 0.6)
     assert CheckpointStore(tmp_path).iterations() == [2]
-    progress._args.load = "elsewhere"
+    progress._args = replace(progress._args, load="elsewhere")
     progress.restore(start)
     validated(progress, 0.6)
     assert find_checkpoint(tmp_path / "best").name == "iter_0000003"

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import sys
-from argparse import Namespace
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from mindspeed_mm_dit.configs.precision import FLOAT32
 from mindspeed_mm_dit.training import report as module
+from tests.conftest import run_config
 
 
 def test_a_report_that_fails_ends_with_code_2_and_says_how_to_draw_again(tmp_path, monkeypatch, capfd):
     (tmp_path / "iter_0000005").mkdir()
     (tmp_path / "iter_0000005" / "run.json").write_text("{}")
-    args = Namespace(
+    args = run_config(
         report="always", save=str(tmp_path), train_iters=5, begun_at=0, global_batch_size=4,
         tensorboard_dir=None, report_sampler="ddim", report_steps=5,
         report_cfg_scale=1.0, seed=0,
@@ -44,11 +45,11 @@ def test_a_report_longer_than_the_training_and_one_of_a_run_that_was_complete_ar
     """105 steps of 64 images are 20,160 answers' time; 200 samples of 50 steps with guidance are 20,000 answers."""
     (tmp_path / f"iter_{iterations:07d}").mkdir()
     (tmp_path / f"iter_{iterations:07d}" / "run.json").write_text("{}")
-    args = Namespace(
+    args = run_config(
         report=asked, save=str(tmp_path), train_iters=iterations, begun_at=begun_at, global_batch_size=64,
         report_steps=50,
     )  # fmt: skip
     monkeypatch.setattr(module.subprocess, "run", None)
     module.report(args)
     assert said in capsys.readouterr().out
-    assert asked == "always" or not module._why_nothing(Namespace(**{**vars(args), "train_iters": iterations + 1}))
+    assert asked == "always" or not module._why_nothing(replace(args, train_iters=iterations + 1))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
-
 import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -13,12 +11,8 @@ from mindspeed_mm_dit.training.trackers import registry
 from mindspeed_mm_dit.training.trackers.contract import Opening, TrackerKind
 from mindspeed_mm_dit.training.trackers.guarded import Guarded
 from mindspeed_mm_dit.training.trackers.registry import OURS, check_trackers, open_trackers
+from tests.conftest import run_config
 
-NONE = {
-    f"{extra}_{flag}": None
-    for extra in ("wandb", "swanlab")
-    for flag in ("project", "entity", "exp_name", "save_dir")
-}  # fmt: skip
 KINDS = {kind.name: kind for kind in OURS}
 PICTURE = np.full((8, 8, 3), 200, np.uint8)
 FLAGS = {
@@ -29,7 +23,7 @@ FLAGS = {
 
 
 def flags(**given):
-    return Namespace(**{"tensorboard_dir": None, "save": None, "lr": 0.5, **NONE, **given})
+    return run_config(lr=0.5, **given)
 
 
 def written(folder):

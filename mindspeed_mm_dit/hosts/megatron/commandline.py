@@ -5,12 +5,11 @@ The host reads ``sys.argv`` itself, so that is where this happens.
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Sequence
 
 from mindspeed_mm_dit.configs.arguments import Parser, default_micro_batch
-from mindspeed_mm_dit.configs.flags import rows
+from mindspeed_mm_dit.configs.run import RunConfig, rows
 from mindspeed_mm_dit.training.flags import given_in_vain, own_flags
 
 ALWAYS = ("--no-gradient-accumulation-fusion", "--untie-embeddings-and-output-weights", "--no-load-rng")
@@ -31,8 +30,8 @@ CHECKED = frozenset(
 """Megatron's flags that are looked at before the host reads all of them."""
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Read the flags of ``CHECKED``, and this project's own."""
+def parse(argv: Sequence[str]) -> RunConfig:
+    """Read the flags of ``CHECKED``, and this project's own; of others the defaults are not known yet."""
     parser = Parser(add_help=False, allow_abbrev=False)
     own_flags(parser)
     for row in rows():
@@ -41,7 +40,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     for flag in ("--fp16", "--use-distributed-optimizer"):
         parser.add_argument(flag, action="store_true")
     parser.add_argument("--ckpt-format")  # (whose default follows from another)
-    return parser.parse_known_args(list(argv))[0]
+    return RunConfig.of(vars(parser.parse_known_args(list(argv))[0]))
 
 
 def without_effect(argv: Sequence[str]) -> list[str]:
@@ -72,7 +71,7 @@ def complete(argv: Sequence[str]) -> list[str]:
         added += ["--micro-batch-size", str(default_micro_batch(flags.global_batch_size, launched_as()[1]))]
     if not {OVERRIDE, KEEP} & set(argv):
         added.append(OVERRIDE)
-    if flags.ai_framework == "mindspore" and not flags.use_distributed_optimizer:
+    if flags.ai_framework == "mindspore" and not flags.parts["use_distributed_optimizer"]:
         added.append("--use-distributed-optimizer")
     if flags.save is not None and flags.save_interval is None and flags.train_iters is not None:
         added += ["--save-interval", str(flags.train_iters)]  # at the end only

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from argparse import Namespace
 
 from mindspeed_mm_dit.checkpoint.store import RUN_FACTS, CheckpointStore
+from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.training.changes import run_facts
 
 
-def note_facts(args: Namespace) -> None:
+def note_facts(args: RunConfig) -> None:
     """Write run.json into every checkpoint of this run that has none; called once the training is over.
 
     A checkpoint without it (the run was killed) can be resumed all the same.
@@ -24,5 +24,5 @@ def note_facts(args: Namespace) -> None:
             path.write_text(json.dumps(_facts(args, iteration), indent=1) + "\n", encoding="utf-8")
 
 
-def _facts(args: Namespace, iteration: int) -> dict[str, object]:
+def _facts(args: RunConfig, iteration: int) -> dict[str, object]:
     return {**run_facts(args, iteration, iteration * args.global_batch_size), "host": "MindSpeed-MM"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -15,6 +15,8 @@ from megatron.training.utils import average_losses_across_data_parallel_group
 from mindspeed_mm.configs.config import mm_extra_args_provider
 from mindspeed_mm.training import pretrain as pretrain_in_host
 
+from mindspeed_mm_dit.configs.mm_args import MultiModalArguments
+from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework.interrupt import ended_by_ctrl_c
 from mindspeed_mm_dit.hosts.contract import DatasetsProvider, FlagsProvider
@@ -26,7 +28,6 @@ from mindspeed_mm_dit.hosts.megatron.preflight import read_configs
 from mindspeed_mm_dit.hosts.megatron.state import RunState, check_checkpoint, check_pickles_of
 from mindspeed_mm_dit.hosts.megatron.validation import held_out_step, validation_forever
 from mindspeed_mm_dit.models import registry
-from mindspeed_mm_dit.training.mm_args import MultiModalArguments
 
 
 class MindSpeedMM:
@@ -39,7 +40,7 @@ class MindSpeedMM:
         self._mm: MultiModalArguments | None = None
         self._begun_at: int | None = None
 
-    def get_args(self) -> Namespace:
+    def get_args(self) -> RunConfig:
         """Return the host's flags as they stand now, with our checked configs as ``args.mm``."""
         if self._mm is None:
             self._mm = read_configs(parse(sys.argv[1:]))
@@ -47,7 +48,7 @@ class MindSpeedMM:
         report = args.get("report") if args["ckpt_format"] == "torch_dcp" else None
         if self._begun_at is None:  # (the host says it once it has loaded, and counts on from there)
             self._begun_at = args.get("iteration")
-        return Namespace(**{**args, "mm": self._mm, "report": report, "begun_at": self._begun_at or 0})
+        return RunConfig.of(args, mm=self._mm, report=report, begun_at=self._begun_at or 0)
 
     def print_rank_0(self, message: str) -> None:
         """Print on the first rank."""

@@ -6,24 +6,25 @@ import json
 import os
 import sys
 import tempfile
-from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from mindspeed_mm_dit.checkpoint.store import TRACKER
 from mindspeed_mm_dit.configs.host_flags import refuse
+from mindspeed_mm_dit.configs.mm_args import MultiModalArguments
 from mindspeed_mm_dit.configs.model import spelled_out as looked_up
 from mindspeed_mm_dit.configs.precision import Way
+from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
 from mindspeed_mm_dit.hosts.installed import where
 from mindspeed_mm_dit.hosts.megatron.commandline import launched_as, parse, without_effect
 from mindspeed_mm_dit.hosts.preflight import HostFacts, check_configs, fsdp2_of, say_data_set
-from mindspeed_mm_dit.hosts.standalone_preflight import check_report
+from mindspeed_mm_dit.hosts.standalone_preflight import with_report
 from mindspeed_mm_dit.planning.fit import Place
 from mindspeed_mm_dit.training.dry_run import plan_of_run
-from mindspeed_mm_dit.training.mm_args import MultiModalArguments
 
 
 def check_before_import(argv: Sequence[str]) -> None:
@@ -48,14 +49,14 @@ def check_before_import(argv: Sequence[str]) -> None:
     if rank == 0:
         _say_without_effect(argv, with_fsdp2)
     mm = read_configs(flags)
-    check_report(flags, mm.model)
+    flags = with_report(replace(flags, mm=mm), mm.model)
     if with_fsdp2:
         _check_wrapped(flags, mm)
     if rank == 0:
         say_data_set(flags, mm)
     if flags.dry_run:
         if rank == 0:
-            print(plan_of_run(Namespace(**vars(flags), mm=mm), world_size, iteration=None))
+            print(plan_of_run(flags, world_size, iteration=None))
             print("  not looked at: --load, and the flags that MindSpeed-MM alone reads", flush=True)
         sys.exit(0)
 
@@ -74,7 +75,7 @@ def spelled_out(argv: Sequence[str]) -> list[str]:
     ]
 
 
-def _check_tool(flags: Namespace) -> None:
+def _check_tool(flags: RunConfig) -> None:
     if flags.mm_tool is None:
         raise ConfigError("--mm-tool", "MindSpeed-MM does not start without it", f"add --mm-tool {_tools_json()}")
     if not Path(flags.mm_tool).is_file():
@@ -85,7 +86,7 @@ def _tools_json() -> Path:
     return (where("mindspeed_mm") or Path("mindspeed_mm")) / "tools" / "tools.json"
 
 
-def _check_flags_of_fsdp2(flags: Namespace) -> None:
+def _check_flags_of_fsdp2(flags: RunConfig) -> None:
     if os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
         raise ConfigError(
             "CUDA_DEVICE_MAX_CONNECTIONS = 1",
@@ -94,8 +95,9 @@ def _check_flags_of_fsdp2(flags: Namespace) -> None:
         )
     if flags.fsdp2_config_path is None:
         raise ConfigError("--fsdp2-config-path", "MindSpeed-MM wants one with --use-torch-fsdp2", "name an fsdp2.yaml")
-    if flags.fp16 or flags.use_distributed_optimizer:
-        flag = "--fp16" if flags.fp16 else "--use-distributed-optimizer"
+    fp16 = flags.parts["fp16"]
+    if fp16 or flags.parts["use_distributed_optimizer"]:
+        flag = "--fp16" if fp16 else "--use-distributed-optimizer"
         raise ConfigError(flag, "does not go with --use-torch-fsdp2", f"drop {flag} (fsdp2.yaml sets the precision)")
     if flags.ckpt_format not in (None, "torch_dcp"):
         raise ConfigError(
@@ -105,7 +107,7 @@ def _check_flags_of_fsdp2(flags: Namespace) -> None:
         )
 
 
-def _check_wrapped(flags: Namespace, mm: MultiModalArguments) -> None:
+def _check_wrapped(flags: RunConfig, mm: MultiModalArguments) -> None:
     if mm.fsdp2 is not None and not mm.fsdp2.sub_modules_to_wrap:
         raise ConfigError(
             f"{flags.fsdp2_config_path}: sub_modules_to_wrap",
@@ -125,7 +127,7 @@ def _say_without_effect(argv: Sequence[str], with_fsdp2: bool) -> None:
         )
 
 
-def read_configs(flags: Namespace) -> MultiModalArguments:
+def read_configs(flags: RunConfig) -> MultiModalArguments:
     """Do what ``check_configs`` says, with what is known of MindSpeed-MM before it is imported."""
     rank, world_size = launched_as()
     as_fsdp2_yaml_says: tuple[Way, ...] = ("fsdp2",)  # the host has no autocast

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mindspeed_mm_dit.checkpoint.fitting import check_whole
 from mindspeed_mm_dit.checkpoint.store import TRACKER, CheckpointStore, read_facts
+from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.hosts.megatron.composite import HostedDiT
 from mindspeed_mm_dit.hosts.tracker import newest
@@ -29,7 +30,7 @@ from mindspeed_mm_dit.training.classes import check_classes
 from mindspeed_mm_dit.training.pytorch.ema import MovingAverage
 
 MAY_BE_PICKLED = (
-    "argparse.Namespace", "types.SimpleNamespace", "pathlib.PosixPath", "signal.Signals", "io.BytesIO",
+    "RunConfig", "types.SimpleNamespace", "pathlib.PosixPath", "signal.Signals", "io.BytesIO",
     "numpy.core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype", "numpy.dtypes.UInt32DType",
     "megatron.core.enums.ModelType", "megatron.core.optimizer.OptimizerConfig",
     "megatron.core.rerun_state_machine.RerunDiagnostic", "megatron.core.rerun_state_machine.RerunMode",
@@ -50,7 +51,7 @@ def check_pickles_of(load: str | None) -> None:
         check_pickles(Path(load), MAY_BE_PICKLED)
 
 
-def check_checkpoint(args: Namespace) -> None:
+def check_checkpoint(args: RunConfig) -> None:
     """Raise CheckpointError if --load is damaged, or holds another architecture or other classes; what is named.
 
     The host would leave tensors that it does not find at their initial values. What else has changed since is printed.

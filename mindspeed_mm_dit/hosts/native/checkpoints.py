@@ -8,7 +8,6 @@ such file is opened (the engine would unpickle it without a look).
 from __future__ import annotations
 
 import json
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from mindspeed_mm_dit.checkpoint.fitting import check_whole
 from mindspeed_mm_dit.checkpoint.mindspeed_mm import EMA
 from mindspeed_mm_dit.checkpoint.store import RUN_FACTS, TRACKER, CheckpointStore, read_facts
 from mindspeed_mm_dit.checkpoint.torch_pickles import check_entries, read_metadata
+from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.hosts.native.contract import check_replaced
@@ -27,7 +27,7 @@ from mindspeed_mm_dit.hosts.tracker import RELEASE, newest
 from mindspeed_mm_dit.optimizers import adam
 from mindspeed_mm_dit.training.changes import run_facts
 from mindspeed_mm_dit.training.lr import LearningRate
-from mindspeed_mm_dit.training.start import Start, check_fits, check_is_free, is_save, print_rank_0
+from mindspeed_mm_dit.training.start import Start, check_fits, check_is_free, print_rank_0, same_folder
 
 _save, _save_extra_state = DistributedCheckpointer.save, DistributedCheckpointer._save_extra_state
 
@@ -69,7 +69,7 @@ def load_extra_state(checkpoint_dir: str, state: dict[str, Any]) -> None:
     run.consumed_samples = facts.get("consumed_samples", iteration * run.flags.global_batch_size)
     _read_average(run, path)
     run.first_lr = LearningRate.of(run.flags).at(iteration)
-    run.saved = iteration if is_save(run.flags.load, run.flags) else None
+    run.saved = iteration if same_folder(run.flags.load, run.flags.save) else None
     state["extra_state"] = {
         "iteration": iteration,
         "consumed_train_samples": run.consumed_samples,
@@ -99,7 +99,7 @@ def check(run: Run) -> None:
     """
     flags = run.flags
     path = find(flags.load) if flags.load is not None else None
-    if flags.save is not None and not is_save(flags.load, flags):
+    if flags.save is not None and not same_folder(flags.load, flags.save):
         check_is_free(CheckpointStore(flags.save), _iteration(path) if path else 0)
     if path is None:
         return
@@ -121,7 +121,7 @@ def _check_whole(path: Path) -> None:
         raise CheckpointError(error.what, error.reason, cure) from None
 
 
-def _refuse_numbered_moments(path: Path, flags: Namespace) -> None:
+def _refuse_numbered_moments(path: Path, flags: RunConfig) -> None:
     """Raise CheckpointError for moments that the engine would pass over in silence: they go by other names."""
     stored = [name for name in read_metadata(path).state_dict_metadata if name.startswith("optimizer.state.")]
     names = {f"optimizer.state.{name}.{adam.RULE.state[0]}" for name in flags.mm.model.predictor.parameters().shapes()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,32 +10,32 @@ from typing import Any
 import yaml
 
 from mindspeed_mm_dit.checkpoint.store import TRACKER
-from mindspeed_mm_dit.configs.arguments import check_arguments
+from mindspeed_mm_dit.configs.arguments import checked
 from mindspeed_mm_dit.configs.fsdp2 import load_fsdp2_config
+from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.hosts.native.settings import yaml_of
-from mindspeed_mm_dit.training.flags import given_in_vain, whole_parser
+from mindspeed_mm_dit.training.flags import given_in_vain
+from mindspeed_mm_dit.training.flags import parse as parse_flags
 from mindspeed_mm_dit.training.trackers import tensorboard
 
 
-def parse(argv: Sequence[str], world_size: int) -> Namespace:
+def parse(argv: Sequence[str], world_size: int) -> RunConfig:
     """Read the flags of a run on ``world_size`` ranks and check them against each other.
 
     Raises:
         ConfigError: naming the flag.
     """
-    flags = whole_parser().parse_strictly(argv)
-    check_arguments(flags, world_size)
-    return flags
+    return checked(parse_flags(argv), world_size)
 
 
-def without_effect(flags: Namespace) -> list[str]:
+def without_effect(flags: RunConfig) -> list[str]:
     """Return the flags given that change nothing here."""
     return given_in_vain(flags, "native", lambda tracker: tracker is not tensorboard.KIND)
 
 
-def yaml_for(flags: Namespace, world_size: int) -> dict[str, Any]:
+def yaml_for(flags: RunConfig, world_size: int) -> dict[str, Any]:
     """Return the engine's yaml for ``flags`` and the fsdp2.yaml they name, checked against ``world_size``."""
     fsdp2 = load_fsdp2_config(flags.fsdp2_config_path) if flags.use_torch_fsdp2 else None
     if fsdp2 is not None:
@@ -43,10 +43,11 @@ def yaml_for(flags: Namespace, world_size: int) -> dict[str, Any]:
     return yaml_of(flags, fsdp2, world_size)
 
 
-def leave_out_an_empty_load(flags: Namespace) -> None:
-    """Begin anew where --load holds no checkpoint, as every host does; the engine fails on it."""
+def without_an_empty_load(flags: RunConfig) -> RunConfig:
+    """Return ``flags`` that begin anew where --load holds no checkpoint, as every host does; the engine fails on it."""
     if flags.load is not None and not (Path(flags.load) / TRACKER).is_file():
-        flags.load = None
+        return dataclasses.replace(flags, load=None)
+    return flags
 
 
 def yaml_of_config(folder: str | Path, world_size: int) -> str:
@@ -57,7 +58,7 @@ def yaml_of_config(folder: str | Path, world_size: int) -> str:
         read_json(folder / name, "--write-native")
     named = [word for flag, name in files for word in (flag, str(folder / name))]
     flags = parse([*named, *read_train_args(folder / "train.args")], world_size)
-    flags.load = None  # (the engine fails where there is no checkpoint yet)
+    flags = dataclasses.replace(flags, load=None)  # (the engine fails where there is no checkpoint yet)
     return as_text(yaml_for(flags, world_size))
 
 

@@ -17,7 +17,7 @@ def hang_in() -> None:
     """Follow every optimizer step, and what is logged of them."""
     register_optimizer_step_pre_hook(_before_step)
     register_optimizer_step_post_hook(_after_step)
-    folder = current().flags.tensorboard_dir
+    folder = current().flags.parts["tensorboard_dir"]
     if folder is not None and runtime.rank() == 0:
         logging.getLogger(LOGGER).addHandler(Curves(folder))
 
@@ -28,8 +28,8 @@ def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     run.model.moving_average()  # begins with the weights before the first step
     for group in optimizer.param_groups:
         if run.first_lr is not None:  # (the checkpoint has brought what it was trained with)
-            group["lr"], group["eps"] = run.first_lr, flags.adam_eps
-            group["betas"] = (flags.adam_beta1, flags.adam_beta2)
+            group["lr"], group["eps"] = run.first_lr, flags.parts["adam_eps"]
+            group["betas"] = (flags.parts["adam_beta1"], flags.parts["adam_beta2"])
         group["weight_decay"] = 0.0  # (the engine lets biases and other vectors decay as well)
         _decay([p for p in group["params"] if p.ndim >= 2 and p.grad is not None], group["lr"] * flags.weight_decay)
     run.first_lr = None

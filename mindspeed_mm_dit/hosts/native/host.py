@@ -6,13 +6,14 @@ import os
 import runpy
 import sys
 import tempfile
-from argparse import Namespace
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from mindspeed_mm_dit import __version__
+from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.framework.interrupt import raise_when_interrupted
@@ -20,7 +21,7 @@ from mindspeed_mm_dit.hosts.contract import DatasetsProvider, FlagsProvider
 from mindspeed_mm_dit.hosts.ending import end
 from mindspeed_mm_dit.hosts.native import commandline
 from mindspeed_mm_dit.hosts.native.contract import NAME, trainer_script
-from mindspeed_mm_dit.hosts.standalone_preflight import check_report
+from mindspeed_mm_dit.hosts.standalone_preflight import with_report
 from mindspeed_mm_dit.training.start import print_rank_0
 
 ONE_PROCESS = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
@@ -43,16 +44,16 @@ class NativeEngine:
     ModelType = ModelType
 
     def __init__(self) -> None:
-        self._args: Namespace | None = None
+        self._args: RunConfig | None = None
 
-    def get_args(self) -> Namespace:
+    def get_args(self) -> RunConfig:
         """Return the flags of this run; ``args.mm`` holds the config files once the engine has read its yaml."""
         assert self._args is not None, "pretrain() has not parsed the command line yet"
         from mindspeed_mm_dit.hosts.native.run import current
 
         run = current()
         begun_at = run.consumed_samples // self._args.global_batch_size
-        return Namespace(**{**vars(self._args), "mm": run.flags.mm, "begun_at": begun_at})
+        return replace(self._args, mm=run.flags.mm, begun_at=begun_at)
 
     def print_rank_0(self, message: str) -> None:
         """Print on the first rank."""
@@ -80,7 +81,7 @@ class NativeEngine:
     ) -> None:
         """Write the yaml that the command line means and run upstream's trainer on it."""
         try:
-            self._args = commandline.parse(sys.argv[1:], runtime.world_size())
+            self._args = _reportable(commandline.parse(sys.argv[1:], runtime.world_size()))
             path = _written(self._args)
         except UserError as error:  # every rank finds the same
             end(error, found_by_all=True)
@@ -104,14 +105,18 @@ def become_trainer(argv: Sequence[str]) -> None:
     runpy.run_path(trainer, run_name="__main__")
 
 
-def _written(args: Namespace) -> Path:
-    """Write the yaml of this run to a new place and return its path; flags without effect are said."""
-    commandline.leave_out_an_empty_load(args)
-    content = commandline.yaml_for(args, runtime.world_size())
+def _reportable(args: RunConfig) -> RunConfig:
+    """Return ``args`` with what their report needs, and without a --load that holds nothing."""
     from mindspeed_mm_dit.configs.model import model_config_from_mapping
     from mindspeed_mm_dit.configs.strict import read_json
 
-    check_report(args, model_config_from_mapping(read_json(args.mm_model, "--mm-model"), args.mm_model))
+    args = commandline.without_an_empty_load(args)
+    return with_report(args, model_config_from_mapping(read_json(args.mm_model, "--mm-model"), args.mm_model))
+
+
+def _written(args: RunConfig) -> Path:
+    """Write the yaml of this run to a new place and return its path; flags without effect are said."""
+    content = commandline.yaml_for(args, runtime.world_size())
     for flag in commandline.without_effect(args) if runtime.rank() == 0 else ():
         print(f"note: {flag} is a flag of the standalone host; the native engine does not know it", file=sys.stderr)
     path = Path(tempfile.mkdtemp(prefix="mindspeed_mm_dit_")) / "native.yaml"

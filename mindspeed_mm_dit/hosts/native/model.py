@@ -17,6 +17,7 @@ from mindspeed_mm.fsdp.models.base_model import BaseModel
 from torch import Tensor, nn
 from transformers.utils import ModelOutput
 
+from mindspeed_mm_dit.configs.mm_args import MultiModalArguments
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.hosts.ending import end
@@ -27,7 +28,6 @@ from mindspeed_mm_dit.hosts.native.run import Run, current
 from mindspeed_mm_dit.models import registry
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.init import initial_weights
-from mindspeed_mm_dit.training.mm_args import MultiModalArguments
 
 _register_parameter = nn.Module.register_parameter  # before the engine replaces it to build without memory
 

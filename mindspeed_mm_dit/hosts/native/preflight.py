@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from argparse import Namespace
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
+from mindspeed_mm_dit.configs.mm_args import MultiModalArguments
 from mindspeed_mm_dit.configs.precision import Way
+from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import ConfigError, nearest
 from mindspeed_mm_dit.hosts.native.keys import written
 from mindspeed_mm_dit.hosts.native.settings import lookup
 from mindspeed_mm_dit.hosts.preflight import check_configs, say_data_set
 from mindspeed_mm_dit.hosts.standalone_preflight import check_outputs, host_facts
 from mindspeed_mm_dit.training.data_set import open_data_set
-from mindspeed_mm_dit.training.mm_args import MultiModalArguments
 from mindspeed_mm_dit.training.trackers import tensorboard
 from mindspeed_mm_dit.training.trackers.registry import check_trackers
 
@@ -42,7 +42,7 @@ TAKEN: Mapping[str, tuple[Collection[Any], str, str]] = {
 """What the engine offers and would not do to a DiT as it says: key, the values that are taken, the reason, the cure."""
 
 
-def check(read: Any, flags: Namespace, fsdp2: Fsdp2Config | None) -> MultiModalArguments:
+def check(read: Any, flags: RunConfig, fsdp2: Fsdp2Config | None) -> MultiModalArguments:
     """Check the engine's arguments ``read``, our ``flags`` made of them, and the config files; return the configs.
 
     Raises:
@@ -60,7 +60,7 @@ def check(read: Any, flags: Namespace, fsdp2: Fsdp2Config | None) -> MultiModalA
         mm_data="data.dataset_param.mm_data",
     )
     bf16 = flags.bf16 and fsdp2 is None  # (of FSDP2 the yaml's param_dtype says it)
-    mm = check_configs(Namespace(**{**vars(flags), "bf16": bf16}), host, fsdp2)
+    mm = check_configs(dataclasses.replace(flags, bf16=bf16), host, fsdp2)
     data = open_data_set(mm, flags.seed)
     if flags.eval_interval and not data.num_valid:
         raise ConfigError(

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import io
-from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from mindspeed_mm_dit.configs.precision import Precision
+from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.hosts.native.settings import flags_of, fsdp2_of, lookup, recomputed
-from mindspeed_mm_dit.hosts.native.values import check_values
+from mindspeed_mm_dit.hosts.native.values import checked_values
 
 
 class Run:
     """One run: what the yaml says in the words of our flags (``flags.mm``: the config files), and how far it is."""
 
-    def __init__(self, flags: Namespace, recomputed: Sequence[str]) -> None:
+    def __init__(self, flags: RunConfig, recomputed: Sequence[str]) -> None:
         self.flags, self.recomputed = flags, recomputed
         self.consumed_samples = 0
         """Position that training begins at."""
@@ -34,8 +34,8 @@ class Run:
     @property
     def autocast(self) -> bool:
         """Whether matrix products cast their inputs to bfloat16 (with FSDP2 ``param_dtype`` does it)."""
-        precision: Precision = self.flags.mm.precision
-        return precision.way == "autocast"
+        precision = self.flags.mm.precision
+        return precision is not None and precision.way == "autocast"
 
 
 _current: Run | None = None
@@ -57,9 +57,8 @@ def begin(argv: Sequence[str]) -> None:
     from mindspeed_mm_dit.hosts.native.preflight import check
 
     read = engine_arguments(argv)
-    flags = flags_of(read, lookup)
-    check_values(flags, argv[1], runtime.world_size())
-    flags.mm = check(read, flags, fsdp2_of(read))
+    flags = checked_values(flags_of(read, lookup), argv[1], runtime.world_size())
+    flags = replace(flags, mm=check(read, flags, fsdp2_of(read)))
     _current = Run(flags, recomputed(read))
 
 

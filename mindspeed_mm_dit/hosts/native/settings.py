@@ -6,14 +6,13 @@ Sections ``parallel``, ``training``, ``features`` and ``tools`` are the engine's
 from __future__ import annotations
 
 import re
-from argparse import Namespace
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from mindspeed_mm_dit.configs.flags import rows
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.configs.host_flags import refuse
+from mindspeed_mm_dit.configs.run import RunConfig, rows
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.optimizers.registry import DEFAULT, OPTIMIZERS
 from mindspeed_mm_dit.optimizers.registry import settings as optimizer_settings
@@ -76,23 +75,24 @@ ROOT = "predictor."
 """What paths of fsdp2.yaml begin with: the engine's model is the predictor itself."""
 
 
-def flags_of(read: Any, lookup: Any) -> Namespace:
-    """Return the flags that the engine's arguments ``read`` stand for; ``lookup(read, key)`` finds a key's value."""
+def flags_of(read: Any, lookup: Any) -> dict[str, Any]:
+    """Return the flags, by name, that the engine's arguments ``read`` stand for; ``lookup(read, key)`` reads one."""
     unsaid = {name: field.default for name, (field, _) in optimizer_settings().items()}
-    flags = Namespace(**unsaid | {flag: lookup(read, key) for key, flag in FLAGS.items()})
     training = read.training
-    flags.global_batch_size = training.global_batch_size
-    flags.save_interval = training.save_interval or None
-    flags.eval_interval = training.val_interval or None
-    flags.lr_warmup_iters = int(training.train_iters * training.lr_warmup_ratio)
-    flags.lr_decay_iters = max(int(training.train_iters * training.lr_decay_ratio), int(training.lr_decay_ratio > 0))
-    flags.context_parallel_size, flags.power_ema_stds = read.parallel.ulysses_parallel_size, ()
-    flags.optimizer = DEFAULT  # (what the yaml calls adamw)
-    flags.report = False  # (the command that asks for one draws it)
-    return flags
+    return {
+        **unsaid,
+        **{flag: lookup(read, key) for key, flag in FLAGS.items()},
+        "global_batch_size": training.global_batch_size,
+        "save_interval": training.save_interval or None,
+        "eval_interval": training.val_interval or None,
+        "lr_warmup_iters": int(training.train_iters * training.lr_warmup_ratio),
+        "lr_decay_iters": max(int(training.train_iters * training.lr_decay_ratio), int(training.lr_decay_ratio > 0)),
+        "context_parallel_size": read.parallel.ulysses_parallel_size,
+        "optimizer": DEFAULT,  # (what the yaml calls adamw)
+    }
 
 
-def yaml_of(flags: Namespace, fsdp2: Fsdp2Config | None, world_size: int) -> dict[str, Any]:
+def yaml_of(flags: RunConfig, fsdp2: Fsdp2Config | None, world_size: int) -> dict[str, Any]:
     """Return the engine's yaml for a command line: ``flags`` and what fsdp2.yaml says (None: every rank holds all).
 
     Raises:
@@ -109,8 +109,9 @@ def yaml_of(flags: Namespace, fsdp2: Fsdp2Config | None, world_size: int) -> dic
     loader |= {"pin_memory": False, "num_workers": 0, "collate_param": {"collator_id": COLLATOR_ID}}
     put(content, "data.dataloader_param", loader)
     put(content, "training.plugin", [PLUGIN])
+    values = flags.flags()
     for key, flag in FLAGS.items():
-        value = getattr(flags, flag)
+        value = values[flag]
         if value is not None and (key != "model.bf16" or fsdp2 is None):  # (fsdp2.yaml has said it)
             put(content, key, value)
     micro_batches = flags.global_batch_size // flags.micro_batch_size // world_size
@@ -122,7 +123,7 @@ def yaml_of(flags: Namespace, fsdp2: Fsdp2Config | None, world_size: int) -> dic
     return content
 
 
-def check_schedule(flags: Namespace) -> None:
+def check_schedule(flags: RunConfig) -> None:
     """Raise ConfigError for a schedule of the learning rate that the engine does not have."""
     if flags.lr_decay_style == "inverse-square-root":
         raise ConfigError(

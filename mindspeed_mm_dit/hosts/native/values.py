@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 import argparse
-from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from mindspeed_mm_dit.configs.arguments import check_arguments
+from mindspeed_mm_dit.configs.arguments import checked
 from mindspeed_mm_dit.configs.flag_types import positive_int, unsigned_int
+from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.hosts.native.keys import written
 from mindspeed_mm_dit.hosts.native.settings import COUNTED, FLAGS, check_schedule
 from mindspeed_mm_dit.training.flags import whole_parser
 
 
-def check_values(flags: Namespace, path: str, world_size: int) -> None:
-    """Give ``flags``, whose values are those of the yaml ``path``, the types of the command line's.
+def checked_values(values: Mapping[str, Any], path: str, world_size: int) -> RunConfig:
+    """Return the run whose flags have ``values``, those of the yaml ``path``, with the types of the command line's.
 
     Raises:
         ConfigError: the flag of the same meaning would not be taken; the key is named.
     """
     actions = {action.dest: action for action in whole_parser()._actions}
-    for key, flag in FLAGS.items():
-        setattr(flags, flag, _taken(f"{path}: {key}", getattr(flags, flag), actions[flag]))
+    taken = {flag: _taken(f"{path}: {key}", values[flag], actions[flag]) for key, flag in FLAGS.items()}
     for key, flag in COUNTED.items():
         kind = unsigned_int if flag == "lr_warmup_iters" else _given
-        _typed(f"{path}: {key} (--{flag.replace('_', '-')})", getattr(flags, flag), kind)
+        _typed(f"{path}: {key} (--{flag.replace('_', '-')})", values[flag], kind)
     try:
-        check_arguments(flags, world_size)
+        flags = checked(RunConfig.of({**values, **taken}), world_size)
         check_schedule(flags)
+        return flags
     except ConfigError as error:
         raise ConfigError(f"{path}: {_key(error.what)} ({error.what})", error.reason, error.cure) from None
 

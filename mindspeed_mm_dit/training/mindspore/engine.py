@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -17,14 +16,15 @@ from mindspeed_mm_dit.checkpoint import mindspore_ckpt as checkpoints
 from mindspeed_mm_dit.checkpoint import power_ema
 from mindspeed_mm_dit.checkpoint.store import read_facts
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
+from mindspeed_mm_dit.configs.mm_args import MultiModalArguments
 from mindspeed_mm_dit.configs.precision import FLOAT32, Precision
+from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.framework.mindspore import runtime
 from mindspeed_mm_dit.framework.mindspore.optim import trained
 from mindspeed_mm_dit.training.contract import AveragedModel, ForwardStep, StepResult
 from mindspeed_mm_dit.training.mindspore import sharding
 from mindspeed_mm_dit.training.mindspore.parts import parts_of
 from mindspeed_mm_dit.training.mindspore.script_loss import CompiledLoss, InterpretedLoss
-from mindspeed_mm_dit.training.mm_args import MultiModalArguments
 
 __all__ = ["Engine", "StepResult", "check_sharding", "checkpoints"]
 
@@ -35,7 +35,7 @@ class Engine:
     def __init__(
         self,
         model: Any,
-        args: Namespace,
+        args: RunConfig,
         fsdp2: Fsdp2Config | None,
         precision: Precision = FLOAT32,
         weights: Mapping[str, np.ndarray] | None = None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,20 +10,20 @@ import numpy as np
 from mindspore import Parameter, Tensor, ops
 
 from mindspeed_mm_dit.checkpoint import power_ema
+from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.framework.mindspore import runtime
 from mindspeed_mm_dit.optimizers.contract import STEP, Rule
 from mindspeed_mm_dit.optimizers.contract import Parameter as Declared
-from mindspeed_mm_dit.optimizers.registry import chosen_by
 from mindspeed_mm_dit.training.mindspore.flat import Arrays, Layout
 from mindspeed_mm_dit.training.mindspore.flat_optimizer import EachMatrix, FlatOptimizer
 from mindspeed_mm_dit.training.mindspore.sharding import Shards
 
 
 def parts_of(
-    parameters: Mapping[str, Parameter], declared: Mapping[str, Declared], args: Namespace, shards: Shards
+    parameters: Mapping[str, Parameter], declared: Mapping[str, Declared], args: RunConfig, shards: Shards
 ) -> list[Part]:
     """Return ``parameters``, as the predictor's config declares them, by the rules of the chosen optimizer."""
-    chosen = chosen_by(args)
+    chosen = args.chosen_optimizer()
     rules = {name: chosen.rule_of(declared[name]) for name in parameters}
     return [
         Part([name for name in parameters if rules[name] == rule], rule, parameters, declared, args, shards)
@@ -41,10 +40,10 @@ class Part:
         rule: Rule,
         parameters: Mapping[str, Parameter],
         declared: Mapping[str, Declared],
-        args: Namespace,
+        args: RunConfig,
         shards: Shards,
     ) -> None:
-        config = chosen_by(args).config
+        config = args.chosen_optimizer().config
         matrices = {name: _matrices(declared[name]) for name in names} if rule.of_matrices else {}
         self.names = tuple(sorted(names, key=lambda name: matrices[name][1:]) if matrices else names)
         self._numbers = [list(parameters).index(name) for name in self.names]

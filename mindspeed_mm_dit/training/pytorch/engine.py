@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,14 @@ from mindspeed_mm_dit.checkpoint import power_ema
 from mindspeed_mm_dit.checkpoint import torch_dcp as checkpoints
 from mindspeed_mm_dit.checkpoint.store import read_facts
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
+from mindspeed_mm_dit.configs.mm_args import MultiModalArguments
 from mindspeed_mm_dit.configs.precision import FLOAT32, Precision
+from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.framework.pytorch.optim import split_by_kind
 from mindspeed_mm_dit.framework.pytorch.sharded import is_fsdp, is_sharded
 from mindspeed_mm_dit.models.registry import build_predictor
-from mindspeed_mm_dit.optimizers.registry import chosen_by
 from mindspeed_mm_dit.training.contract import AveragedModel, ForwardStep, StepResult
-from mindspeed_mm_dit.training.mm_args import MultiModalArguments
 from mindspeed_mm_dit.training.pytorch.ema import MovingAverage, PowerAverages
 from mindspeed_mm_dit.training.pytorch.parallel import (
     average_ignored,
@@ -46,7 +45,7 @@ class Engine:
     def __init__(
         self,
         model: nn.Module,
-        args: Namespace,
+        args: RunConfig,
         fsdp2: Fsdp2Config | None,
         precision: Precision = FLOAT32,
         weights: Mapping[str, np.ndarray] | None = None,
@@ -58,7 +57,7 @@ class Engine:
             runtime.compile_blocks(model.blocks)
         self.model = shard(model, fsdp2) if fsdp2 else replicate(model)
         self.predictor: nn.Module = unwrap(self.model).predictor
-        self.optimizer = Stepper(self.predictor, model.declared, chosen_by(args), args.weight_decay)
+        self.optimizer = Stepper(self.predictor, model.declared, args.chosen_optimizer(), args.weight_decay)
         trained = {name: p for name, p in self.predictor.named_parameters() if p.requires_grad}
         self.ema = MovingAverage(trained, args.ema_decay)
         self.power_ema = PowerAverages(trained, len(args.power_ema_stds))

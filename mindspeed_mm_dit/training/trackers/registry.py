@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from mindspeed_mm_dit.configs.flag_pairs import alone
 from mindspeed_mm_dit.configs.outputs import check_output_folder
 from mindspeed_mm_dit.configs.plugins import load_plugins
+from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
 from mindspeed_mm_dit.training.trackers import swanlab_board, tensorboard, weights_and_biases
 from mindspeed_mm_dit.training.trackers.contract import Opening, Tracker, TrackerKind
@@ -50,34 +50,34 @@ def asking(kind: TrackerKind) -> str:
     return f"{kind.name}_{dataclasses.fields(kind.config)[0].name}"
 
 
-def asked(args: Namespace, kinds: Sequence[TrackerKind] | None = None) -> list[tuple[TrackerKind, Any]]:
+def asked(args: RunConfig, kinds: Sequence[TrackerKind] | None = None) -> list[tuple[TrackerKind, Any]]:
     """Return the trackers, of ``kinds`` or of all, that the flags of a run ask for, with their configs."""
     found = []
     for kind in trackers() if kinds is None else kinds:
-        if getattr(args, asking(kind)):
+        if args.parts[asking(kind)]:
             names = [field.name for field in dataclasses.fields(kind.config)]
-            found.append((kind, kind.config(**{name: getattr(args, f"{kind.name}_{name}") for name in names})))
+            found.append((kind, kind.config(**{name: args.parts[f"{kind.name}_{name}"] for name in names})))
     return found
 
 
-def open_trackers(args: Namespace, iteration: int) -> list[Tracker]:
+def open_trackers(args: RunConfig, iteration: int) -> list[Tracker]:
     """Return the trackers of a run that starts after ``iteration``, on the rank that logs."""
-    settings = {name: value for name, value in vars(args).items() if isinstance(value, (bool, int, float, str))}
+    settings = {name: value for name, value in args.flags().items() if isinstance(value, (bool, int, float, str))}
     return [
         Guarded(kind, config, Opening(iteration, str(_place(kind, config, args) or ""), settings))
         for kind, config in asked(args)
     ]
 
 
-def check_trackers(args: Namespace, kinds: Sequence[TrackerKind] | None = None) -> None:
+def check_trackers(args: RunConfig, kinds: Sequence[TrackerKind] | None = None) -> None:
     """Raise a UserError for a tracker, of ``kinds`` or of all, that is not installed, or that has nowhere to write.
 
     A flag of a tracker that is not asked for is an error too.
     """
     for kind in trackers() if kinds is None else kinds:
         first, *rest = dataclasses.fields(kind.config)
-        for field in rest if not getattr(args, asking(kind)) else ():
-            if getattr(args, f"{kind.name}_{field.name}"):
+        for field in rest if not args.parts[asking(kind)] else ():
+            if args.parts[f"{kind.name}_{field.name}"]:
                 raise alone(_flag(kind, field), [_flag(kind, first)])
     for kind, config in asked(args, kinds):
         first, last = dataclasses.fields(kind.config)[0], dataclasses.fields(kind.config)[-1]
@@ -92,7 +92,7 @@ def check_trackers(args: Namespace, kinds: Sequence[TrackerKind] | None = None) 
         check_output_folder(_flag(kind, last), folder, make=False)
 
 
-def _place(kind: TrackerKind, config: Any, args: Namespace) -> Path | None:
+def _place(kind: TrackerKind, config: Any, args: RunConfig) -> Path | None:
     return kind.place(config, Path(args.save).parent if args.save else None) if kind.place is not None else None
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
-
+from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.training.validation import ValidationLoss
 from mindspeed_mm_dit.training.watchers.contract import Run, Watcher, WatcherKind
@@ -18,7 +17,7 @@ class Best(Watcher):
         run.progress.keep_if_best(loss.mean)
 
 
-def check_best(args: Namespace, world_size: int) -> None:
+def check_best(args: RunConfig, world_size: int) -> None:
     """Raise ConfigError for --keep-best of a run that saves or validates nothing."""
     missing = {
         "--save DIR": not args.save,

@@ -15,12 +15,12 @@ watcher may let the ranks meet, as long as it does so on each of them. One that 
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import named_step
 
 if TYPE_CHECKING:  # (what names these only for their types needs no framework)
@@ -65,7 +65,7 @@ class Watcher:
 class Run:
     """A run while it trains: what the loop steps, and what its watchers are given."""
 
-    args: Namespace
+    args: RunConfig
     """Its flags; ``args.mm`` holds its config files."""
     engine: Engine
     forward_step: ForwardStep
@@ -110,9 +110,9 @@ class WatcherKind:
     name: str
     open: Callable[[Run], Watcher | None]
     """Makes the watcher of a run; None where its flags do not ask for it."""
-    check: Callable[[Namespace, int], None] = lambda args, world_size: None
+    check: Callable[[RunConfig, int], None] = lambda args, world_size: None
     """(flags, ranks): raises a UserError for flags that cannot be acted on, before any device work; on every rank."""
-    writes: Callable[[Namespace], tuple[str, Path] | None] = lambda args: None
+    writes: Callable[[RunConfig], tuple[str, Path] | None] = lambda args: None
     """(flag, folder) that it will write to, which is looked at before the run; None: it writes nothing."""
     flags: Callable[[Any], None] = lambda group: None
     """Adds its flags to a group of an argument parser."""

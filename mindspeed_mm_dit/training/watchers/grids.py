@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +9,7 @@ from PIL import Image
 
 from mindspeed_mm_dit.configs.limits import MOST_GUIDANCE, check_between
 from mindspeed_mm_dit.configs.model import ModelConfig
+from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import ConfigError, ConvergenceError, named_step
 from mindspeed_mm_dit.models.registry import check_encoders
 from mindspeed_mm_dit.objectives.guidance import Guidance
@@ -34,7 +34,7 @@ class SampleGrids(Watcher):
     pictures of one run can be compared.
     """
 
-    def __init__(self, args: Namespace, log: RunLog) -> None:
+    def __init__(self, args: RunConfig, log: RunLog) -> None:
         self._config: ModelConfig = args.mm.model
         self._classes, self._log = args.mm.classes, log
         self._folder = folder_of(args)
@@ -75,12 +75,12 @@ class SampleGrids(Watcher):
             self._log.say(f"warning: --sample-interval: {self._folder} cannot be written: {error}; the run goes on")
 
 
-def folder_of(args: Namespace) -> Path | None:
+def folder_of(args: RunConfig) -> Path | None:
     """Return where the pictures of a run are kept as files; None without --save."""
     return Path(args.save).parent / "samples" if args.save else None
 
 
-def settings_of(args: Namespace) -> SampleSettings:
+def settings_of(args: RunConfig) -> SampleSettings:
     """Return how the pictures of a run are drawn."""
     model = args.mm.model
     conditions = model.predictor.conditions
@@ -94,7 +94,7 @@ def settings_of(args: Namespace) -> SampleSettings:
     )
 
 
-def check_grids(args: Namespace, world_size: int) -> None:
+def check_grids(args: RunConfig, world_size: int) -> None:
     """Raise a UserError for --sample-interval where there is nowhere to draw to, or nothing to draw with."""
     if not args.sample_interval:
         return
@@ -112,7 +112,7 @@ def check_grids(args: Namespace, world_size: int) -> None:
     check_encoders(model, teachers=False)  # latents may be cached, and pictures are decoded all the same
 
 
-def _writes(args: Namespace) -> tuple[str, Path] | None:
+def _writes(args: RunConfig) -> tuple[str, Path] | None:
     folder = folder_of(args)
     return ("--sample-interval", folder) if args.sample_interval and folder is not None else None
 

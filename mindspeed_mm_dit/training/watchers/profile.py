@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from pathlib import Path
 
+from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.training.start import say_on_this_rank
@@ -14,7 +14,7 @@ from mindspeed_mm_dit.training.watchers.contract import Run, Step, Watcher, Watc
 class Profiling(Watcher):
     """Records the steps after --profile-step-start up to --profile-step-end, on the ranks of --profile-ranks."""
 
-    def __init__(self, args: Namespace) -> None:
+    def __init__(self, args: RunConfig) -> None:
         folder, ranks = folder_of(args), args.profile_ranks
         self._is_on = not ranks or runtime.rank() in ranks
         self._first, self._last = args.profile_step_start, args.profile_step_end
@@ -47,14 +47,15 @@ class Profiling(Watcher):
             say_on_this_rank(f"warning: --profile: {self._place} cannot be written: {error}; the run goes on")
 
 
-def folder_of(args: Namespace) -> Path | None:
+def folder_of(args: RunConfig) -> Path | None:
     """Return where traces are kept: beside the --save folder, or in that of TensorBoard; None without either."""
     if args.save:
         return Path(args.save).parent / "profile"
-    return Path(args.tensorboard_dir) / "profile" if args.tensorboard_dir else None
+    board = args.parts["tensorboard_dir"]
+    return Path(board) / "profile" if board else None
 
 
-def check_profile(args: Namespace, world_size: int) -> None:
+def check_profile(args: RunConfig, world_size: int) -> None:
     """Raise ConfigError for --profile with steps that are none, ranks that are not there, or nowhere to write to."""
     if not args.profile:
         return
@@ -70,7 +71,7 @@ def check_profile(args: Namespace, world_size: int) -> None:
         raise ConfigError("--profile", "there is nowhere to write a trace", "add --save DIR or --tensorboard-dir DIR")
 
 
-def _writes(args: Namespace) -> tuple[str, Path] | None:
+def _writes(args: RunConfig) -> tuple[str, Path] | None:
     folder = folder_of(args)
     return ("--profile", folder) if args.profile and folder is not None else None
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
 from mindspeed_mm_dit.configs.outputs import check_output_folder
 from mindspeed_mm_dit.configs.plugins import load_plugins
+from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.training.watchers.contract import Run, Watcher, WatcherKind
 
@@ -44,19 +44,19 @@ def open_watchers(run: Run) -> list[Watcher]:
     return [watcher for kind in kinds() if (watcher := kind.open(run)) is not None]
 
 
-def check_watchers(args: Namespace, world_size: int) -> None:
+def check_watchers(args: RunConfig, world_size: int) -> None:
     """Raise a UserError for flags that a watcher cannot act on; every rank finds the same."""
     for kind in kinds():
         kind.check(args, world_size)
 
 
-def check_places(args: Namespace) -> None:
+def check_places(args: RunConfig) -> None:
     """Raise ConfigError for a folder that a watcher could not write to."""
     for flag, folder in _places(args):
         check_output_folder(flag, folder, make=False)
 
 
-def _places(args: Namespace) -> Iterator[tuple[str, Path]]:
+def _places(args: RunConfig) -> Iterator[tuple[str, Path]]:
     for kind in kinds():
         if (place := kind.writes(args)) is not None:
             yield place
