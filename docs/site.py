@@ -13,8 +13,7 @@ from typing import Any, get_args, get_type_hints
 
 from mindspeed_mm_dit.cli.main import COMMANDS, parser_of
 from mindspeed_mm_dit.configs.data import SOURCE_CONFIGS, DataloaderParam
-from mindspeed_mm_dit.configs.flag import Flag
-from mindspeed_mm_dit.configs.flags import NAMES, rows
+from mindspeed_mm_dit.configs.flag import NAMES, Flag
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.configs.model import (
     AE_CONFIGS,
@@ -24,6 +23,7 @@ from mindspeed_mm_dit.configs.model import (
     TEXT_ENCODER_CONFIGS,
 )
 from mindspeed_mm_dit.configs.presets import PRESETS
+from mindspeed_mm_dit.configs.run import rows
 from mindspeed_mm_dit.configs.strict import words_of_type
 from mindspeed_mm_dit.training.flags import whole_parser
 

@@ -10,7 +10,7 @@ import pytest
 
 from mindspeed_mm_dit.cli.main import COMMANDS, parser_of
 from mindspeed_mm_dit.configs.embedded import config_folder, embedded_configs
-from mindspeed_mm_dit.configs.flags import rows
+from mindspeed_mm_dit.configs.run import rows
 from tests.conftest import FRAMEWORK, ROOT
 
 pytest.importorskip("griffe", reason="of requirements/docs.txt")
