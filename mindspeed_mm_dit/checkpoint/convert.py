@@ -19,6 +19,7 @@ from mindspeed_mm_dit.checkpoint.shapes import Shapes, predictor_of, vae_config,
 from mindspeed_mm_dit.checkpoint.state import Arrays, State
 from mindspeed_mm_dit.checkpoint.store import ADAPTERS, SETTINGS, CheckpointStore, find_checkpoint
 from mindspeed_mm_dit.checkpoint.targets import Summary, check_target, written
+from mindspeed_mm_dit.configs.autoencoder import SCALE
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.outputs import check_output_folder
 from mindspeed_mm_dit.configs.plugins import load_plugins
@@ -131,7 +132,7 @@ def _without_projectors(state: State) -> tuple[State, list[str]]:
 def _described(state: State, description: dict[str, Any]) -> State:
     if state.is_autoencoder and "ae" in description:  # a model.json; of config.json it knows two keys
         section = description["ae"] if isinstance(description["ae"], dict) else {}
-        scale = {key: section[key] for key in ("scaling_factor", "shift_factor") if key in section}
+        scale = {key: section[key] for key in SCALE if key in section}
         return replace(state, config=state.config | scale)
     if state.is_autoencoder:
         if "_class_name" not in description:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
@@ -20,8 +20,12 @@ from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 
 Shape = tuple[int, ...]
 Facts = TypeVar("Facts")
+Told = int | float | tuple[float, ...]
+"""A setting as config.json tells it."""
 WEIGHT_FILES = ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.bin")
 """What diffusers calls the weights in a folder."""
+SCALE = ("scaling_factor", "shift_factor", "latents_mean", "latents_std")
+"""Settings, of those kinds that have them, which decide what a model learns of raw latents."""
 _SETTINGS = {"height": "max_height", "width": "max_width"}
 
 
@@ -116,7 +120,7 @@ class PretrainedAutoencoderConfig(AutoencoderConfig):
 
     @classmethod
     @abstractmethod
-    def told_by(cls, path: Path, where: str) -> dict[str, int | float]:
+    def told_by(cls, path: Path, where: str) -> Mapping[str, Told]:
         """Return the settings that the config.json ``path`` tells; raises ConfigError where it is another's."""
 
     @classmethod
@@ -209,7 +213,9 @@ def read_facts(facts: type[Facts], path: Path, where: str, diffusers_class: str)
     return from_mapping(facts, {key: content[key] for key in content if key in known}, str(path))
 
 
-def _agree(given: Any, told: float) -> bool:
+def _agree(given: Any, told: Told) -> bool:
+    if isinstance(told, tuple):
+        return isinstance(given, (list, tuple)) and len(given) == len(told) and all(map(_agree, given, told))
     return isinstance(given, (int, float)) and math.isclose(given, told)
 
 
@@ -222,6 +228,17 @@ def check_scale(scaling_factor: float, shift_factor: float) -> None:
             "use the one in the autoencoder's config.json; Stable Diffusion's has 0.18215",
         )
     check_between("ae.shift_factor", shift_factor, -1e6, 1e6, "FLUX has 0.1159, Stable Diffusion 0")
+
+
+def check_statistics(mean: Sequence[float] | None, std: Sequence[float] | None, channels: int) -> None:
+    """Raise ConfigError unless ``mean`` and ``std`` have a number for each channel, the latter positive ones."""
+    for name, values in (("latents_mean", mean), ("latents_std", std)):
+        if values is None:
+            continue
+        if len(values) != channels:
+            raise ConfigError(f"ae.{name}", f"has {len(values)} numbers, and a latent {channels} channels")
+        if not all(map(math.isfinite, values)) or (name == "latents_std" and min(values) <= 0):
+            raise ConfigError(f"ae.{name} = {shown(list(values))}", "must be numbers, and deviations positive ones")
 
 
 def divided(size: Shape, factor: int) -> Shape:

@@ -8,14 +8,18 @@ from pathlib import Path
 from typing import Literal
 
 from mindspeed_mm_dit.configs.autoencoder import (
+    SCALE,
     LatentScale,
     PretrainedAutoencoderConfig,
     Shape,
+    Told,
     check_scale,
+    check_statistics,
     divided,
     read_facts,
 )
 from mindspeed_mm_dit.configs.limits import check_path, require_positive
+from mindspeed_mm_dit.errors import ConfigError
 
 _PARAMETERS = 83_653_863
 """Of Stable Diffusion's autoencoder (8x, 4 channels)."""
@@ -44,15 +48,22 @@ class AutoencoderKLConfig(PretrainedAutoencoderConfig):
     """Key in AE_MODEL_MAPPINGS."""
     shift_factor: float = 0.0
     """Taken away from the latents before they are multiplied, as SD3 and FLUX do; config.json says it too."""
+    latents_mean: tuple[float, ...] | None = None
+    """In its place, the mean of each channel, as VA-VAE and Playground v2.5 have it; config.json says it too."""
+    latents_std: tuple[float, ...] | None = None
+    """Standard deviation of each channel, which latents are divided by."""
 
     diffusers_class, weight_name = "AutoencoderKL", "decoder.conv_in.weight"
-    looked_up = ("scaling_factor", "latent_channels", "downsample_factor", "shift_factor")
+    looked_up = ("latent_channels", "downsample_factor", *SCALE)
     example = "stabilityai/sd-vae-ft-ema"
 
     def __post_init__(self) -> None:
         check_path("ae.from_pretrained", self.from_pretrained)
         require_positive(self, "ae", "latent_channels", "downsample_factor")
         check_scale(self.scaling_factor, self.shift_factor)
+        check_statistics(self.latents_mean, self.latents_std, self.latent_channels)
+        if self.latents_mean and self.shift_factor:
+            raise ConfigError("ae.latents_mean, shift_factor", "both would be taken away", "keep one of the two")
 
     @property
     def samples_posterior(self) -> bool:
@@ -68,8 +79,8 @@ class AutoencoderKLConfig(PretrainedAutoencoderConfig):
         return tuple(side * self.downsample_factor for side in latent[1:])
 
     def scale(self) -> LatentScale:
-        """Return shift and factor of the section."""
-        return LatentScale(self.shift_factor, self.scaling_factor)
+        """Return shift and factor of the section, or of each channel."""
+        return LatentScale(self.latents_mean or self.shift_factor, self.scaling_factor, self.latents_std or 1.0)
 
     def weight_bytes(self) -> int:
         """Return the bytes of Stable Diffusion's."""
@@ -84,7 +95,7 @@ class AutoencoderKLConfig(PretrainedAutoencoderConfig):
         return 2 if self.dtype == "bf16" else 4
 
     @classmethod
-    def told_by(cls, path: Path, where: str) -> dict[str, int | float]:
+    def told_by(cls, path: Path, where: str) -> dict[str, Told]:
         """Return factor, channels, scale and shift of config.json."""
         return read_facts(LatentFacts, path, where, cls.diffusers_class).settings()
 
@@ -101,13 +112,19 @@ class LatentFacts:
     """Latents are multiplied by this before diffusion, to have about unit variance."""
     shift_factor: float | None = None
     """Subtracted from the latents before that."""
+    latents_mean: tuple[float, ...] | None = None
+    """The same of each channel, in its place."""
+    latents_std: tuple[float, ...] | None = None
+    """What each channel is divided by."""
 
-    def settings(self) -> dict[str, int | float]:
+    def settings(self) -> dict[str, Told]:
         """Return the settings of the ae section of model.json that are told, by their names there."""
         told = {
             "downsample_factor": 2 ** (len(self.block_out_channels) - 1) if self.block_out_channels else None,
             "latent_channels": self.latent_channels,
             "scaling_factor": self.scaling_factor,
             "shift_factor": self.shift_factor,
+            "latents_mean": self.latents_mean,
+            "latents_std": self.latents_std,
         }
         return {name: value for name, value in told.items() if value is not None}

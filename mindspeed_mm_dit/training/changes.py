@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from mindspeed_mm_dit import __version__
 from mindspeed_mm_dit.checkpoint import power_ema
 from mindspeed_mm_dit.checkpoint.store import ADAPTERS, BASE, BASE_FROM, SETTINGS
+from mindspeed_mm_dit.configs.autoencoder import SCALE
 from mindspeed_mm_dit.configs.run import RunConfig, rows
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.optimizers.registry import kept_facts
@@ -18,7 +19,7 @@ _DATA_SETTINGS = (
     *("num_frames", "train_fps", "clip_start", "crop"),
 )
 _PREDICTOR_SETTINGS = ("class_dropout_prob",)
-_AE_SETTINGS = ("scaling_factor", "shift_factor", "sample_posterior", "do_sample", "dtype")
+_AE_SETTINGS = (*SCALE, "sample_posterior", "do_sample", "dtype")
 _TEACHER_SETTINGS = ("model_id", "weight", "dtype")
 _TEXT_SETTINGS = ("max_length", "truncate", "zero_padding", "dtype")
 """Fields of sections; of each section those are compared that its config has."""

@@ -181,6 +181,8 @@ def test_it_is_read_back_to_rounding(source, model, tmp_path):
         ("ae", {"model_id": "pixel", "channels": 3}, "ae.model_id = 'pixel': diffusers' DiTPipeline decodes latents"),
         ("ae", {"model_id": "autoencoder_kl", "from_pretrained": "not read", "latent_channels": 3, "shift_factor": 0.1},
          "ae.shift_factor = 0.1: diffusers' DiTPipeline decodes latents without a shift"),
+        ("ae", {"model_id": "autoencoder_kl", "from_pretrained": "not read", "latent_channels": 3,
+                "latents_std": [1.0, 2.0, 1.0]}, "ae.latents_mean, latents_std: diffusers' DiTPipeline"),
     ],
 )  # fmt: skip
 def test_what_diffusers_would_draw_otherwise_is_refused(model, tmp_path, section, settings, message):

@@ -42,6 +42,14 @@ def test_what_nobody_tells_is_stable_diffusion_s(read):
     assert read(SD_VAE, in_channels=4).ae == model.ae
 
 
+def test_statistics_of_the_channels_are_read_and_must_not_be_contradicted(read):
+    told = {"latents_mean": [0.0, 1.0, 2.0, 3.0], "latents_std": [1.0, 2.0, 3.0, 4.0]}
+    assert read(told, in_channels=4).ae.latents_std == (1.0, 2.0, 3.0, 4.0)
+    assert read(told, in_channels=4, **told).ae.latents_mean == (0.0, 1.0, 2.0, 3.0)
+    with pytest.raises(ConfigError, match=r"ae.latents_std = \[1.0, 2.0, 3.0, 5.0\]: contradicts the autoencoder"):
+        read(told, in_channels=4, latents_std=[1.0, 2.0, 3.0, 5.0])
+
+
 @pytest.mark.parametrize(
     ("section", "message"),
     [
@@ -66,6 +74,12 @@ def test_a_contradiction_is_an_error_that_names_both(read, section, message):
         ({"shift_factor": "much"}, "config.json: shift_factor = 'much'"),
         ({"block_out_channels": "wide"}, "config.json: block_out_channels = 'wide'"),
         ({"latent_channels": 10**30}, "is too large a number"),
+        ({"latents_mean": [0.0, 1.0]}, "ae.latents_mean: has 2 numbers, and a latent 4 channels"),
+        (
+            {"latents_std": [1.0, 0.0, 1.0, 1.0]},
+            "ae.latents_std = [1.0, 0.0, 1.0, 1.0]: must be numbers, and deviations",
+        ),
+        ({"latents_mean": [1.0] * 4, "shift_factor": 0.5}, "ae.latents_mean, shift_factor: both would be taken away"),
         ([], "expected a JSON object"),
     ],
 )

@@ -55,6 +55,13 @@ def test_latents_are_scaled_and_the_draw_has_the_posterior_s_width(framework, sm
     one, two = (results(framework, build(folder, scaling_factor=factor), arrays) for factor in (1.0, 2.0))
     np.testing.assert_allclose(two["mean"], 2 * one["mean"], rtol=1e-6)
     assert one["mean"].shape == (2, 4, 8, 8) and one["decoded"].shape == (2, 3, 16, 16)
+    mean, std = (0.5, -1.0, 0.0, 2.0), (1.0, 2.0, 0.5, 4.0)
+    each = results(framework, build(folder, scaling_factor=2.0, latents_mean=mean, latents_std=std), arrays)
+    mean, std = (np.array(numbers, np.float32)[:, None, None] for numbers in (mean, std))
+    np.testing.assert_allclose(each["mean"], (one["mean"] - mean) * 2 / std, rtol=1e-6, atol=1e-6)
+    raw = arrays | {"scaled_latents": arrays["scaled_latents"] * std / 2 + mean}
+    raw = results(framework, build(folder, scaling_factor=1.0), raw)
+    np.testing.assert_allclose(each["decoded"], raw["decoded"], rtol=1e-5, atol=1e-6)
     zero = results(framework, build(folder), arrays | {"posterior_noise": 0 * arrays["posterior_noise"]})
     np.testing.assert_allclose(zero["draw"], zero["mean"], rtol=1e-6)
 

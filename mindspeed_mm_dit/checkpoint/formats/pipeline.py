@@ -89,8 +89,10 @@ def _check(model: ModelConfig) -> None:
     if model.ae.diffusers_class != _PARTS["vae"]:
         raise ConfigError(f"ae.model_id = {model.ae.model_id!r}", "diffusers' DiTPipeline decodes latents, by a VAE",
                           "convert the network alone: --to diffusers")  # fmt: skip
-    if shift := model.ae.scale().shift:
-        raise ConfigError(f"ae.shift_factor = {shift}", "diffusers' DiTPipeline decodes latents without a shift",
+    scale = model.ae.scale()
+    if scale.shift or scale.std != 1.0:
+        what = f"ae.shift_factor = {scale.shift}" if scale.std == 1.0 else "ae.latents_mean, latents_std"
+        raise ConfigError(what, "diffusers' DiTPipeline decodes latents without a shift, all channels alike",
                           "convert the network alone: --to diffusers")  # fmt: skip
     num_classes, dropout = model.predictor.num_classes, model.predictor.class_dropout_prob
     if num_classes > diffusers.NULL_CLASS or not model.predictor.conditions.has_null:
