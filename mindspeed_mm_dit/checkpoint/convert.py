@@ -90,21 +90,34 @@ def convert(
     notes += [*merging, *differences]
     if FORMATS[source_format].room is Room.TRAINING and not checksums.are_in(source):
         notes.append("SOURCE has no checksums: whether it is what was written is not known")
-    if frequencies.LAYER in state.weights and "diffusers" in (source_format, target_format):
-        notes.append(DIFFUSERS_CAVEAT)
-    if "pipeline" in (source_format, target_format):
-        notes.append(PIPELINE_CAVEAT)
-    if state.is_autoencoder and target_format == "diffusers":
-        state, assumed = with_vae_config(state)
+    notes += _caveats(state, (source_format, target_format))
+    if state.is_autoencoder:
+        state, assumed = _with_config(state, target_format)
         notes += assumed
-    elif state.is_autoencoder and state.config and target_format != "safetensors":
-        notes.append(
-            f"a {target_format} file has no room for config.json: put a copy beside it, where it is looked for"
-        )
     say(f"writing {target} ({target_format}): {state.num_tensors} tensors, {state.num_bytes / 1e6:.1f} MB")
     write(target, target_format, state)
     return Summary(source, source_format, target, target_format, tuple(state.trees), state.num_tensors,
                    state.num_bytes, tuple(notes))  # fmt: skip
+
+
+def _caveats(state: State, formats: tuple[str, str]) -> list[str]:
+    """Return what else one has to know of weights that come from, or go to, diffusers."""
+    notes = []
+    if frequencies.LAYER in state.weights and "diffusers" in formats:
+        notes.append(DIFFUSERS_CAVEAT)
+    if "pipeline" in formats:
+        notes.append(PIPELINE_CAVEAT)
+    return notes
+
+
+def _with_config(state: State, target_format: str) -> tuple[State, list[str]]:
+    """Return an autoencoder with the config.json that its target has room for, and what is assumed or left out."""
+    if target_format == "diffusers":
+        return with_vae_config(state)
+    if state.config and target_format != "safetensors":
+        where = "put a copy beside it, where it is looked for"
+        return state, [f"a {target_format} file has no room for config.json: {where}"]
+    return state, []
 
 
 _OF_RUNS = tuple(name for name, known in FORMATS.items() if known.room is Room.TRAINING)
