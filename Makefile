@@ -22,7 +22,7 @@ SEAM_TESTS := tests/framework/test_framework_contract.py tests/objectives/gaussi
   tests/models/test_video_transformer.py tests/models/test_lora.py tests/data/test_outside_source.py \
   tests/objectives/wan_flow tests/mindspore/test_mindspore_framework.py tests/mindspore/test_sharding.py \
   tests/mindspore/test_step.py tests/training/test_rehearsal.py tests/test_cross_product.py \
-  tests/sampling/test_autoguidance.py
+  tests/sampling/test_autoguidance.py tests/models/test_dit_shapes.py
 # Rooms whose tests run in the process of the tests.
 FAST_TESTS := $(addprefix tests/,configs data evaluation framework models objectives planning sampling golden)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install

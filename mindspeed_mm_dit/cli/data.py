@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mindspeed_mm_dit.configs.limits import LARGEST, check_between
 from mindspeed_mm_dit.errors import ConfigError
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     train, valid = (rows.subset(part) for part in split(len(rows), param.valid_fraction, args.seed))
     _print_classes(train, valid)
     if not from_cache:
-        _print_sizes(rows, param.image_size)
+        _print_sizes(rows, param.image_size) if param.buckets is None else _print_buckets(train, valid, param)
     _say_doubtful(rows, num_classes)
     if args.output:
         _draw(args, dataclasses.replace(data, dataset_param=param), train, channels)
@@ -124,6 +124,17 @@ def _print_sizes(rows: Rows, image_size: int) -> None:
         f"image_size {image_size} enlarges {sizes.enlarged(image_size):,} of {num:,}, and its square cuts "
         f"{sizes.part_cut:.0%} off the middle picture; {num - sizes.num_grey:,} in colour, {sizes.num_grey:,} grey"
     )
+
+
+def _print_buckets(train: Rows, valid: Rows, param: Any) -> None:
+    from mindspeed_mm_dit.data.buckets import check_filled
+    from mindspeed_mm_dit.data.overview import bucket_table, note_of_enlarged
+
+    print("\n".join(bucket_table(train, valid, param)), flush=True)
+    if note := note_of_enlarged(train, param):
+        print(note, file=sys.stderr)
+    assert train.shapes is not None
+    check_filled(train.shapes, param.bucket_group)
 
 
 def _say_doubtful(rows: Rows, num_classes: int | None) -> None:

@@ -143,7 +143,7 @@ def _pictures(index: Rows, param: DatasetParam) -> Pictures:
     from mindspeed_mm_dit.data.overview import sizes_of
     from mindspeed_mm_dit.planning.starter import Pictures
 
-    sizes = sizes_of(index, param.image_size)
+    sizes = sizes_of(index, param.sample_size)
     return Pictures(len(index), len(index.classes), sizes.median, sizes.num_grey == len(sizes.shorter))
 
 

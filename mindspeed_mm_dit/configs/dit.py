@@ -41,7 +41,7 @@ class DiTConfig(DiTSettings):
         """Return the parameters under the published names; adaLN-Zero makes every block the identity at the start."""
         D, P, M = self.hidden_size, self.patch_size, self.num_modulations
         before = {
-            "pos_embed": Parameter((1, self.num_tokens, D), Initial.SINCOS_2D, trained=False),
+            "pos_embed": Parameter((1, self.num_positions, D), Initial.SINCOS_2D, trained=False),
             **self._positions_in_context(),
             **self._patch_embedding(),
             **self._times_embedding(),

@@ -8,6 +8,8 @@ whole caption joins the timestep; ``z_dims`` from REPA (Yu et al. 2024): project
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from dataclasses import dataclass
 
 from mindspeed_mm_dit.configs.condition import ClassLabel, Condition, Conditions, PooledText, TextStates
@@ -27,7 +29,7 @@ class DiTSettings(PredictorConfig):
     """Section ``predictor`` with ``model_id`` "dit"; ``configs/dit.py`` says what network they make."""
 
     input_size: int
-    """Height and width of the (square) latents, in latent pixels."""
+    """Height and width of the (square) latents, in latent pixels; positions of other shapes are stretched to it."""
     num_classes: int = 0
     """Number of classes; label ``num_classes`` itself is the null class of guidance. 0: texts steer it alone."""
     in_channels: int = 4
@@ -78,11 +80,13 @@ class DiTSettings(PredictorConfig):
     """Width of the two hidden layers of a projector."""
     encoder_depth: int = 8
     """The block whose tokens the projectors read; 1 is the first."""
+    latent_size: tuple[int, ...] | None = None
+    """[height, width] of the latents where they are no square of ``input_size``; no weight depends on it."""
     model_id: str = "dit"
     """Key in PREDICTOR_MODEL_MAPPINGS."""
 
     adaptable = ("num_classes", "class_dropout_prob", "input_size", "patch_size", "in_channels", "learn_sigma",
-                 "text_dim", "text_length", "pooled_dim", "pooled_encoder")  # fmt: skip
+                 "text_dim", "text_length", "pooled_dim", "pooled_encoder", "latent_size")  # fmt: skip
 
     def __post_init__(self) -> None:
         labelled = () if self.num_classes == 0 and self.texts else ("num_classes",)
@@ -115,7 +119,24 @@ class DiTSettings(PredictorConfig):
             )
         if not 0.0 <= self.class_dropout_prob < 1.0:
             raise ConfigError(f"predictor.class_dropout_prob = {self.class_dropout_prob}", "must lie in [0, 1)")
+        if self.latent_size is not None:
+            self._check_latent_size(self.latent_size)
         self._check_options()
+
+    def _check_latent_size(self, size: tuple[int, ...]) -> None:
+        """Raise ConfigError unless latents of ``size`` can be cut into patches."""
+        what = f"predictor.latent_size = {list(size)}"
+        if len(size) != 2 or min(size) < 1:
+            raise ConfigError(what, "must be two positive whole numbers: height and width")
+        for side in size:
+            if side % self.patch_size:
+                lower = side - side % self.patch_size
+                raise ConfigError(
+                    what, f"is no whole number of patches: {side} % {self.patch_size} = {side % self.patch_size}",
+                    f"use {f'{lower} or ' if lower else ''}{lower + self.patch_size}",
+                )  # fmt: skip
+        if self.z_dims and size[0] != size[1]:
+            raise ConfigError(what, "is no square, and a teacher's features are of squares", "drop z_dims and teacher")
 
     def _check_options(self) -> None:
         """Raise ConfigError for an option of later recipes that this network has no room for."""
@@ -167,6 +188,11 @@ class DiTSettings(PredictorConfig):
     @property
     def num_tokens(self) -> int:
         """Sequence length N."""
+        return math.prod(side // self.patch_size for side in self.latent_shape[1:])
+
+    @property
+    def num_positions(self) -> int:
+        """Positions of the square that codes are kept of."""
         return (self.input_size // self.patch_size) ** 2
 
     @property
@@ -193,7 +219,14 @@ class DiTSettings(PredictorConfig):
     @property
     def latent_shape(self) -> Shape:
         """(C, H, W) of a latent."""
-        return (self.in_channels, self.input_size, self.input_size)
+        return (self.in_channels, *(self.latent_size or (self.input_size, self.input_size)))
+
+    def resized(self, shape: Shape) -> DiTSettings:
+        """Return the same network for latents of ``shape`` (C, H, W): no weight depends on it."""
+        if len(shape) != 3 or shape[0] != self.in_channels:
+            return super().resized(shape)  # type: ignore[return-value]
+        is_square = shape[1:] == (self.input_size, self.input_size)
+        return dataclasses.replace(self, latent_size=None if is_square else shape[1:])
 
     @property
     def mlp_hidden_size(self) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from mindspeed_mm_dit.configs.limits import shown
+from mindspeed_mm_dit.configs.buckets import Budget, Size, check_shapes, size_words
+from mindspeed_mm_dit.configs.limits import MOST_SAMPLES, check_between, shown
 from mindspeed_mm_dit.configs.source import SourceParam
 from mindspeed_mm_dit.errors import ConfigError
 
@@ -23,8 +24,8 @@ class DatasetParam(SourceParam):
 
     data_folder: str
     """Folder of the images; relative paths start at the working directory."""
-    image_size: int
-    """Images are scaled and centre-cropped to this height and width, in pixels."""
+    image_size: int | None = None
+    """Images are scaled and centre-cropped to this height and width, in pixels; null: to one of ``buckets``."""
     index: str | None = None
     """CSV inside ``data_folder`` with columns image_path,label, paths below it; null: every sub-folder is a class."""
     single_class: bool = False
@@ -51,6 +52,11 @@ class DatasetParam(SourceParam):
     in the tar, such as ".txt", and of JSON its key, ".json:caption". Several in a list: it has the captions of all."""
     caption_dropout_prob: float = 0.1
     """Probability that a training image loses its caption; in [0, 1]."""
+    buckets: tuple[tuple[int, ...], ...] | Budget | None = None
+    """Shapes [height, width] in pixels, of which an image is brought to the one that keeps most of it; or a budget of
+    which shapes are made."""
+    bucket_group: int = 16
+    """Images of one shape that follow each other in the order of a run; --micro-batch-size must divide it."""
 
     noun, cache_key = "image", "dataset_param.latents"
 
@@ -69,8 +75,21 @@ class DatasetParam(SourceParam):
                 "shards say the class of each picture themselves",
                 "drop index, single_class and source",
             )
-        if self.image_size < 1:
+        self._check_size()
+
+    def _check_size(self) -> None:
+        """Raise ConfigError unless there is either one size or buckets."""
+        if self.image_size is None and self.buckets is None:
+            raise ConfigError("dataset_param.image_size", "this key is required and missing", "or name buckets")
+        if self.image_size is not None and self.buckets is not None:
+            raise ConfigError(
+                f"dataset_param.image_size = {self.image_size}", "contradicts buckets, which name shapes", "drop one"
+            )
+        if self.image_size is not None and self.image_size < 1:
             raise ConfigError(f"dataset_param.image_size = {self.image_size}", "must be positive")
+        if isinstance(self.buckets, tuple):
+            check_shapes(self.buckets)
+        check_between("dataset_param.bucket_group", self.bucket_group, 1, MOST_SAMPLES)
 
     def _check_captions(self) -> None:
         endings = [place.startswith(".") for place in self.caption_places]
@@ -108,8 +127,30 @@ class DatasetParam(SourceParam):
 
     @property
     def sample_size(self) -> tuple[int, int]:
-        """(H, W) of an image, in pixels."""
-        return self.image_size, self.image_size
+        """(H, W) of an image, in pixels; of buckets the largest."""
+        return max(self.sizes, key=lambda size: size[0] * size[1])
+
+    @property
+    def sizes(self) -> tuple[Size, ...]:  # type: ignore[override]
+        """(H, W) of every shape that an image may be brought to."""
+        if self.buckets is None:
+            return ((self.image_size or 0, self.image_size or 0),)
+        return self.buckets.shapes if isinstance(self.buckets, Budget) else self.buckets  # type: ignore[return-value]
+
+    @property
+    def frame(self) -> Size:
+        """(H, W) in which every shape has room."""
+        return max(height for height, _ in self.sizes), max(width for _, width in self.sizes)
+
+    @property
+    def bucket_words(self) -> str:  # type: ignore[override]
+        """The shapes, and how many images of one stand together; empty without buckets."""
+        return "" if self.buckets is None else f"{size_words(self.sizes)}, {self.bucket_group} in a row"
+
+    @property
+    def has_listed_shapes(self) -> bool:
+        """Whether the shapes are written down, rather than made of a budget."""
+        return not isinstance(self.buckets, Budget)
 
     @property
     def where(self) -> str:
@@ -118,9 +159,11 @@ class DatasetParam(SourceParam):
 
     @property
     def size_setting(self) -> str:
-        """The size of the square."""
+        """The size of the square, or the buckets."""
+        if self.buckets is not None:
+            return "dataset_param.buckets"
         return f"dataset_param.image_size = {self.image_size}"
 
     def pixels_made_by(self) -> str:
-        """Return size and crop."""
-        return f"{self.image_size} x {self.image_size}, {CROP}"
+        """Return sizes and crop."""
+        return f"{size_words(self.sizes)}, {CROP}"

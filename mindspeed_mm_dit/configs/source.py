@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mindspeed_mm_dit.configs.limits import check_between, check_path
 from mindspeed_mm_dit.errors import ConfigError
@@ -29,6 +29,10 @@ class SourceParam(ABC):
     """What the folder of the cache is called in data.json."""
     source: str | None = None
     """Built-in data of this name."""
+    buckets: Any = None
+    """What shapes samples are brought to where that is not one; None: all have ``sample_size``."""
+    bucket_words: str = ""
+    """The same in words."""
     skip_bad: bool = False
     """Whether samples that cannot be used are left out and counted, instead of stopping."""
 
@@ -41,6 +45,11 @@ class SourceParam(ABC):
     @abstractmethod
     def sample_size(self) -> tuple[int, ...]:
         """(H, W) of an image or (F, H, W) of a video, in pixels, known before any is read."""
+
+    @property
+    def sizes(self) -> tuple[tuple[int, ...], ...]:
+        """Every size that samples may have; of most data sets one."""
+        return (self.sample_size,)
 
     @property
     @abstractmethod

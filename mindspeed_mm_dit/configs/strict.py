@@ -68,6 +68,9 @@ def _checked(value: Any, wanted: Any, where: str) -> Any:
     if lists and isinstance(value, (list, tuple)):
         item = get_args(lists[0])[0]
         return tuple(_checked(entry, item, f"{where}[{position}]") for position, entry in enumerate(value))
+    sections = [kind for kind in kinds if isinstance(kind, type) and dataclasses.is_dataclass(kind)]
+    if sections and isinstance(value, dict):
+        return from_mapping(sections[0], value, where)
     _refuse_extremes(value, where)
     if any(_fits(value, kind) for kind in kinds):
         return float(value) if float in kinds and int not in kinds and type(value) is int else value

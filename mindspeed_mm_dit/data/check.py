@@ -8,11 +8,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 from tqdm import tqdm
 
+from mindspeed_mm_dit.configs.buckets import Size
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file
 from mindspeed_mm_dit.data.threads import in_threads
-from mindspeed_mm_dit.data.transforms import open_image
+from mindspeed_mm_dit.data.transforms import open_image, upright_size
 
 Picture = Path | Callable[[], bytes]
 """A file, or what reads its content."""
@@ -34,46 +36,69 @@ class Look(NamedTuple):
     """Why it cannot be used, as what follows its name; None for a good one."""
     size: int = 0
     """Bytes of the file."""
-    shorter_side: int = 0
-    """Of the picture, in pixels."""
-    longer_side: int = 0
+    height: int = 0
+    """Of the picture as it stands upright, in pixels."""
+    width: int = 0
     """The same."""
     is_grey: bool = False
     """Whether it has no colours, by its kind."""
 
+    @property
+    def shorter_side(self) -> int:
+        """Of the picture, in pixels."""
+        return min(self.height, self.width)
 
-def look_at(pictures: Sequence[Picture], image_size: int, decode: bool) -> list[Look]:
+    @property
+    def longer_side(self) -> int:
+        """Of the picture, in pixels."""
+        return max(self.height, self.width)
+
+
+def look_at(pictures: Sequence[Picture], image_size: int | Size, decode: bool) -> list[Look]:
     """Look at each picture, at its header alone unless ``decode``; in threads, with a progress bar for many."""
     looks = in_threads(lambda picture: _look(picture, image_size, decode), pictures)
     return list(tqdm(looks, "checking images", len(pictures), unit="image", delay=2, disable=None))
 
 
-def _look(picture: Picture, image_size: int, decode: bool) -> Look:
+def _look(picture: Picture, image_size: int | Size, decode: bool) -> Look:
     try:
         found = picture() if callable(picture) else picture
         with open_image(found, image_size) as image:
             if decode:
                 image.load()
             num_bytes = len(found) if isinstance(found, bytes) else check_file(found)
-            return Look(None, num_bytes, min(image.size), max(image.size), image.mode.startswith(_GREY))
+            return Look(None, num_bytes, *upright_size(image), image.mode.startswith(_GREY))
     except UnusableFile as problem:
         return Look(str(problem))
 
 
-def notes_on_sizes(paths: Sequence[str], looks: Sequence[Look], image_size: int) -> tuple[str, ...]:
-    """Return a line on pictures that are far smaller than ``image_size``, and one on very large ones."""
-    return _note_of_small(paths, looks, image_size) + _note_of_huge(paths, looks)
+def notes_on_sizes(
+    paths: Sequence[str], looks: Sequence[Look], image_size: int | None, shapes: np.ndarray | None = None
+) -> tuple[str, ...]:
+    """Return a line on pictures that are far smaller than what they are brought to, and one on very large ones.
+
+    shapes: (N, 2), what each is brought to where that is not ``image_size``.
+    """
+    wanted = np.full((len(looks), 2), image_size) if shapes is None else shapes
+    what = "their buckets" if shapes is not None else f"image_size {image_size}"
+    return _note_of_small(paths, looks, enlargements(looks, wanted), what) + _note_of_huge(paths, looks)
 
 
-def _note_of_small(paths: Sequence[str], looks: Sequence[Look], image_size: int) -> tuple[str, ...]:
-    """Return a line that counts the pictures far smaller than ``image_size``, or none."""
-    small = [n for n, look in enumerate(looks) if look.shorter_side * LARGEST_ENLARGEMENT < image_size]
+def enlargements(looks: Sequence[Look], shapes: np.ndarray) -> np.ndarray:
+    """Return by how much height and width of each picture grow to cover its shape (N, 2), (N,) float64."""
+    sizes = np.array([(look.height, look.width) for look in looks], np.float64).reshape(-1, 2)
+    return (shapes / sizes).max(1)
+
+
+def _note_of_small(paths: Sequence[str], looks: Sequence[Look], growth: np.ndarray, what: str) -> tuple[str, ...]:
+    """Return a line that counts the pictures far smaller than what they are brought to, or none."""
+    small = np.flatnonzero(growth > LARGEST_ENLARGEMENT).tolist()
     if not small:
         return ()
     smallest = min(small, key=lambda n: looks[n].shorter_side)
     return (
         f"warning: {len(small):,} of {len(looks):,} pictures are enlarged more than {LARGEST_ENLARGEMENT} times to "
-        f"image_size {image_size}; the shorter side of {paths[smallest]} has {looks[smallest].shorter_side} pixel(s)",
+        f"{what}; the shorter side of {paths[smallest]} has {looks[smallest].shorter_side} pixel(s)",
     )
 
 

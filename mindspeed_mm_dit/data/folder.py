@@ -15,6 +15,7 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.files import is_folder
 from mindspeed_mm_dit.configs.images import DatasetParam
+from mindspeed_mm_dit.data.buckets import shapes_of
 from mindspeed_mm_dit.data.check import Look, look_at, notes_on_sizes, similar_name
 from mindspeed_mm_dit.data.image_captions import Told, checked
 from mindspeed_mm_dit.data.listing import list_images
@@ -36,7 +37,7 @@ def open_folder(param: DatasetParam, wanted: Wanted) -> Rows:
     rows, classes, notes, told = list_images(param, labelled)
     _check_labels(rows, wanted.num_classes if labelled else None, folder)
     decode = wanted.decode_all or len(rows) <= DECODE_CHECK_LIMIT
-    looks = look_at([folder / path for path, _ in rows], param.image_size, decode)
+    looks = look_at([folder / path for path, _ in rows], param.sample_size, decode)
     told = checked(told, wanted.caption_problems)
     good, wrong = _sorted_out(looks, told)
     problems = tuple(f"{folder / rows[number][0]} {problem}" for number, problem in wrong.items())
@@ -53,15 +54,24 @@ def open_folder(param: DatasetParam, wanted: Wanted) -> Rows:
     paths = tuple(str(folder / path) for path, _ in rows)
     if not decode:
         notes += (f"note: of {len(paths):,} images only the headers were checked, and copies were not searched",)
+    shapes = _shapes(looks, param)
     return Rows(
         paths,
         _items(np.array([label for _, label in rows], np.int64) if labelled else None, told),
         (classes or _numbers_of(rows)) if labelled else (),
         len(bad),
         problems,
-        notes + notes_on_sizes(paths, looks, param.image_size),
+        notes + notes_on_sizes(paths, looks, param.image_size, shapes),
         _digest_of(rows, [look.size for look in looks], told),
+        shapes=shapes,
     )
+
+
+def _shapes(looks: Sequence[Look], param: DatasetParam) -> np.ndarray | None:
+    """Return the bucket of each image, (N, 2); None without buckets."""
+    if param.buckets is None:
+        return None
+    return shapes_of(np.array([(look.height, look.width) for look in looks], np.int64), param)
 
 
 def wants_labels(param: DatasetParam, wanted: Wanted) -> bool:
@@ -93,21 +103,23 @@ def open_shards(param: DatasetParam, wanted: Wanted) -> Rows:
     told = checked(told, wanted.caption_problems)
     items = _items(labels if labelled else None, told)
     index, looks = Rows(rows, items, classes if labelled else (), notes=notes, digest=digest), list[Look]()
-    if len(rows) > DECODE_CHECK_LIMIT and not wanted.decode_all:
+    if len(rows) > DECODE_CHECK_LIMIT and not wanted.decode_all and param.buckets is None:
         said = f"note: of {len(rows):,} images in shards none is opened before it is drawn"
         index = dataclasses.replace(index, notes=(*notes, said))
         if not told:
             return index
     else:
-        looks = look_at([partial(rows.content, number) for number in range(len(rows))], param.image_size, decode=True)
+        looks = look_at([partial(rows.content, number) for number in range(len(rows))], param.sample_size, decode=True)
     good, wrong = _sorted_out(looks, told)
     problems = tuple(f"{rows[number]} {problem}" for number, problem in wrong.items())
     if wrong and not (param.skip_bad_images and good):
         cure = "write the shard again without them, or set dataset_param.skip_bad_images to true"
         raise DataError(problems[0], f"{len(wrong)} of {len(rows)} images cannot be used", cure)
     index = index.subset(np.array(good))
-    small = notes_on_sizes(index.paths, [looks[number] for number in good], param.image_size) if looks else ()
-    return dataclasses.replace(index, skipped=len(wrong), problems=problems, notes=index.notes + small)
+    looks = [looks[number] for number in good] if looks else []
+    shapes = _shapes(looks, param)
+    small = notes_on_sizes(index.paths, looks, param.image_size, shapes) if looks else ()
+    return dataclasses.replace(index, skipped=len(wrong), problems=problems, notes=index.notes + small, shapes=shapes)
 
 
 def _digest_of(rows: list[tuple[str, int]], sizes: list[int], told: Sequence[Told]) -> str:

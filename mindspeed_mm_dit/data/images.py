@@ -7,6 +7,7 @@ import threading
 
 import numpy as np
 
+from mindspeed_mm_dit.configs.buckets import Size
 from mindspeed_mm_dit.configs.files import UnusableFile
 from mindspeed_mm_dit.data.draws import Stream, coins
 from mindspeed_mm_dit.data.rows import Read, Rows
@@ -30,11 +31,15 @@ class ImageReader:
 
     views = 2
 
-    def __init__(self, rows: Rows, size: int, channels: int, skip_bad: bool = False, flip_prob: float = 0.0) -> None:
-        self.size, self.channels, self.skip_bad = size, channels, skip_bad
+    def __init__(
+        self, rows: Rows, size: int | Size, channels: int, skip_bad: bool = False, flip_prob: float = 0.0
+    ) -> None:
+        """``size``: (H, W), or the side of a square, of rows that have no shapes of their own."""
+        self.channels, self.skip_bad = channels, skip_bad
         self._rows, self._flip_prob = rows, flip_prob
-        keep = len(rows) * channels * size * size <= CACHE_BYTES
-        self._decoded: dict[int, np.ndarray] | None = {} if keep else None
+        self._shapes = np.broadcast_to(size, (len(rows), 2)) if rows.shapes is None else rows.shapes
+        keep = channels * self._shapes.prod(1).sum() <= CACHE_BYTES
+        self._decoded: dict[tuple[int, Size], np.ndarray] | None = {} if keep else None
         self._bad: dict[int, str] = {}
         self._bad_changes = threading.Lock()
 
@@ -43,7 +48,9 @@ class ImageReader:
         return coins(seed, Stream.FLIP, positions, self._flip_prob)
 
     def read(self, rows: np.ndarray, views: np.ndarray) -> Read:
-        """Return pixels (B, channels, size, size) uint8 of ``rows`` (B,), mirrored where ``views`` (B,) says so.
+        """Return pixels (B, channels, H, W) uint8 of ``rows`` (B,), all of one shape.
+
+        Those are mirrored for which ``views`` (B,) says so.
 
         Raises:
             DataError: naming a file that cannot be read, and why.
@@ -57,8 +64,9 @@ class ImageReader:
     def _readable(self, image: int) -> tuple[int, np.ndarray]:
         """Return ``image``, or the one that stands in for it, and its pixels."""
         tries = min(STAND_IN_TRIES, len(self._rows)) if self.skip_bad else 1
+        height, width = self._shapes[image].tolist()
         for candidate in range(image, image + tries):
-            pixels = self._pixels(candidate % len(self._rows))
+            pixels = self._pixels(candidate % len(self._rows), (height, width))
             if pixels is not None:
                 return candidate % len(self._rows), pixels
         path, problem = self._rows.paths[image], self._bad[image]
@@ -71,19 +79,19 @@ class ImageReader:
             "resumed from its last checkpoint",
         )
 
-    def _pixels(self, image: int) -> np.ndarray | None:
-        """Return the pixels of ``image``, None if it cannot be decoded."""
-        if self._decoded is not None and image in self._decoded:
-            return self._decoded[image]
+    def _pixels(self, image: int, size: Size) -> np.ndarray | None:
+        """Return the pixels of ``image``, (channels, *size), None if it cannot be decoded."""
+        if self._decoded is not None and (image, size) in self._decoded:
+            return self._decoded[image, size]
         if image in self._bad:
             return None
         try:
-            pixels = load_pixels(content_of(self._rows, image), self.size, self.channels)
+            pixels = load_pixels(content_of(self._rows, image), size, self.channels)
         except UnusableFile as problem:
             self._note_bad(image, str(problem))
             return None
         if self._decoded is not None:
-            self._decoded[image] = pixels
+            self._decoded[image, size] = pixels
         return pixels
 
     def _note_bad(self, image: int, problem: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from functools import lru_cache
 
@@ -17,7 +18,24 @@ def split(count: int, valid_fraction: float, seed: int) -> tuple[np.ndarray, np.
     return np.sort(shuffled[held_out:]), np.sort(shuffled[:held_out])
 
 
-class SampleOrder:
+class Order(ABC):
+    """Which sample stands at each position of a run."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return how many positions an epoch has."""
+
+    @abstractmethod
+    def images(self, positions: np.ndarray) -> np.ndarray:
+        """Return the sample at each position, (B,) int64."""
+
+    def check(  # noqa: B027 (one without buckets has nothing to check)
+        self, micro_batch_size: int, start: int = 0
+    ) -> None:
+        """Raise ConfigError unless micro-batches from position ``start`` on can be made."""
+
+
+class SampleOrder(Order):
     """Endless order of ``num_images`` images, reshuffled each epoch from the seed.
 
     Position p belongs to epoch p // num_images; each epoch holds every image exactly once, whatever the
@@ -27,6 +45,9 @@ class SampleOrder:
     def __init__(self, num_images: int, seed: int, shuffle: bool = True) -> None:
         self.num_images, self.seed, self.shuffle = num_images, seed, shuffle
         self._epoch = lru_cache(maxsize=2)(self._permutation)
+
+    def __len__(self) -> int:
+        return self.num_images
 
     def _permutation(self, epoch: int) -> np.ndarray:
         if not self.shuffle:

@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from einops import rearrange
 
+from mindspeed_mm_dit.configs.buckets import Size
 from mindspeed_mm_dit.configs.data import DataConfig
-from mindspeed_mm_dit.data.check import Look, look_at
-from mindspeed_mm_dit.data.order import SampleOrder
+from mindspeed_mm_dit.data.buckets import order_of, part_kept
+from mindspeed_mm_dit.data.check import Look, enlargements, look_at
 from mindspeed_mm_dit.data.rows import Rows
 from mindspeed_mm_dit.data.shards import ShardRows
 from mindspeed_mm_dit.data.sources import source_of
@@ -52,13 +54,54 @@ class Sizes:
         return int((self.shorter < image_size).sum())
 
 
-def sizes_of(rows: Rows, image_size: int) -> Sizes:
+def sizes_of(rows: Rows, size: int | Size) -> Sizes:
     """Return the sizes of the pictures; only their headers are read and, of very many in shards, those of some."""
-    if not isinstance(rows.paths, ShardRows):
-        return Sizes.of(look_at([Path(path) for path in rows.paths], image_size, decode=False))
-    some = np.linspace(0, len(rows) - 1, min(len(rows), SOME)).astype(int)
-    looks = look_at([partial(rows.paths.content, number) for number in some.tolist()], image_size, decode=False)
-    return Sizes.of([look for look in looks if look.problem is None])
+    if isinstance(rows.paths, ShardRows):
+        rows = rows.subset(np.linspace(0, len(rows) - 1, min(len(rows), SOME)).astype(int))
+    return Sizes.of([look for look in looks_at(rows, size) if look.problem is None])
+
+
+def looks_at(rows: Rows, size: int | Size) -> list[Look]:
+    """Return what the header of each picture says."""
+    paths: Any = rows.paths
+    if not isinstance(paths, ShardRows):
+        return look_at([Path(path) for path in paths], size, decode=False)
+    return look_at([partial(paths.content, number) for number in range(len(rows))], size, decode=False)
+
+
+def bucket_table(train: Rows, valid: Rows, param: Any) -> list[str]:
+    """Return a table of the buckets: their samples, what of an epoch is left out, what is cut off and enlarged."""
+    assert train.shapes is not None and valid.shapes is not None
+    looks = [*looks_at(train, param.sample_size), *looks_at(valid, param.sample_size)]
+    shapes, sizes = (
+        np.concatenate([train.shapes, valid.shapes]),
+        np.array([(look.height, look.width) for look in looks]),
+    )
+    kept, growth, held_out = part_kept(sizes, shapes), enlargements(looks, shapes), np.arange(len(looks)) >= len(train)
+    lines = [f"{'bucket':>11}  to train on  left out  held out  cut off: mean   most  enlarged, at most"]
+    for shape in np.unique(shapes, axis=0):
+        own = (shapes == shape).all(1)
+        count, most = int((own & ~held_out).sum()), growth[own].max()
+        lines.append(
+            f"{' x '.join(map(str, shape)):>11}  {count:>11,}  {count % param.bucket_group:>8,}  "
+            f"{int((own & held_out).sum()):>8,}  {1 - kept[own].mean():>13.1%}  {1 - kept[own].min():>5.1%}  "
+            f"{int((growth[own] > 1).sum()):>8,}" + (f", {most:.1f} times" if most > 1 else "")
+        )
+    square = (sizes.min(1) / sizes.max(1)).mean()
+    lines.append(f"{kept.mean():.1%} of a picture's area is kept; a square would keep {square:.1%}")
+    return lines
+
+
+def note_of_enlarged(rows: Rows, param: Any) -> str | None:
+    """Return a line for pictures that are smaller than their bucket, or None."""
+    growth = enlargements(looks_at(rows, param.sample_size), rows.shapes) if rows.shapes is not None else np.zeros(1)
+    if growth.max() <= 1:
+        return None
+    largest = rows.paths[int(growth.argmax())]
+    return (
+        f"warning: {int((growth > 1).sum()):,} of {len(rows):,} pictures are enlarged to their bucket, {largest} "
+        f"{growth.max():.1f} times: a smaller budget, or smaller shapes, would make up nothing"
+    )
 
 
 def counts_of(rows: Rows) -> np.ndarray:
@@ -87,11 +130,21 @@ def first_of_each_class(
     label: at most ``per_class`` of each of the first ``num_classes`` classes that have images.
     """
     param = data.dataset_param
-    positions = np.arange(len(train), dtype=np.int64)
-    images = SampleOrder(len(train), seed, data.dataloader_param.shuffle).images(positions)
+    order = order_of(train, param, seed, data.dataloader_param.shuffle)
+    positions = np.arange(len(order), dtype=np.int64)
+    images = order.images(positions)
     labels = train.labels[images]
     shown = np.unique(labels)[:num_classes]
     chosen = np.concatenate([positions[labels == label][:per_class] for label in shown])
     reader = source_of(param).visuals(train, param, channels)
-    read = reader.read(images[chosen], reader.views_at(seed, chosen))
-    return rearrange(read.arrays["pixels"], "n c h w -> n h w c"), train.labels[read.rows]
+    views = reader.views_at(seed, chosen)
+    found = [reader.read(images[chosen[[n]]], views[[n]]) for n in range(len(chosen))]
+    pixels = [framed(read.arrays["pixels"][0], *param.frame) for read in found]
+    return rearrange(pixels, "n c h w -> n h w c"), train.labels[[int(read.rows[0]) for read in found]]
+
+
+def framed(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Return pixels (C, h, w) in the middle of a grey (C, height, width), on which all shapes have room."""
+    top, left = (height - pixels.shape[1]) // 2, (width - pixels.shape[2]) // 2
+    around = ((0, 0), (top, height - pixels.shape[1] - top), (left, width - pixels.shape[2] - left))
+    return np.pad(pixels, around, constant_values=128)

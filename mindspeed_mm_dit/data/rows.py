@@ -38,6 +38,8 @@ class Rows:
     """How many there are, and a digest of their names, sizes in bytes and items; empty where it is not known."""
     facts: Any = None
     """What its source knows of each row besides, a sequence as long as ``paths``; None where that is nothing."""
+    shapes: np.ndarray | None = None
+    """(N, 2): (H, W) in pixels that each image is brought to; None where all are brought to the size in data.json."""
     cached: np.ndarray | None = None
     """(N,) int64: the row of the cache that data.json names; None without one."""
 
@@ -61,6 +63,7 @@ class Rows:
             paths=_chosen(self.paths, rows),
             items={name: _chosen(column, rows) for name, column in self.items.items()},
             facts=_chosen(self.facts, rows),
+            shapes=_chosen(self.shapes, rows),
             cached=_chosen(self.cached, rows),
         )
 

@@ -11,11 +11,12 @@ import numpy as np
 from mindspeed_mm_dit.configs.condition import Conditions
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.data import draws
+from mindspeed_mm_dit.data.buckets import order_of
 from mindspeed_mm_dit.data.cache import Cache, CachedVisuals
 from mindspeed_mm_dit.data.conditions.contract import Fed, Feed
 from mindspeed_mm_dit.data.conditions.registry import kind_of
 from mindspeed_mm_dit.data.draws import Stream
-from mindspeed_mm_dit.data.order import SampleOrder
+from mindspeed_mm_dit.data.order import Order
 from mindspeed_mm_dit.data.rows import Rows, Visuals
 from mindspeed_mm_dit.data.sources import source_of
 
@@ -32,14 +33,14 @@ class Samples:
     """What reads images or videos, or their latents."""
     feeds: Sequence[Feed]
     """What makes the arrays of each condition."""
-    order: SampleOrder
+    order: Order
     """Which row stands where."""
     seed: int
     """Of every draw."""
     draw: Draw
     """The objective's own draws."""
-    latent_shape: tuple[int, ...]
-    """(C, ...) of a sample's latents, which ``draw`` is asked for."""
+    latent_shape: Callable[[Batch], tuple[int, ...]]
+    """What was read -> (C, ...) of a sample's latents, which ``draw`` is asked for."""
     posterior_noise: bool = False
     """Whether latents are drawn from their posterior, so that a sample carries noise for it."""
 
@@ -54,9 +55,10 @@ class Samples:
         batch = dict(read.arrays)
         for feed in self.feeds:
             batch |= feed.arrays(read.rows, positions)
-        batch |= self.draw(self.seed, positions, self.latent_shape)
+        shape = self.latent_shape(read.arrays)
+        batch |= self.draw(self.seed, positions, shape)
         if self.posterior_noise:
-            batch["posterior_noise"] = draws.normals(self.seed, Stream.POSTERIOR, positions, self.latent_shape)
+            batch["posterior_noise"] = draws.normals(self.seed, Stream.POSTERIOR, positions, shape)
         return batch
 
     def words(self, positions: np.ndarray) -> list[list[tuple[str, bool]]]:
@@ -77,13 +79,23 @@ class Opened:
     """Of each text encoder; none where a cache is read."""
     cache: Cache | None = None
 
-    def samples(self, rows: Rows, seed: int, shuffle: bool, draw: Draw) -> Samples:
-        """Return the samples of a run on ``rows``, some of this one's; ``draw``: the objective's."""
-        order = SampleOrder(len(rows), seed, shuffle)
-        ae = self.model.ae
-        return Samples(
-            self.visuals(rows), self.feeds(rows, seed), order, seed, draw, self.model.latent_shape, ae.samples_posterior
-        )
+    def samples(self, rows: Rows, seed: int, shuffle: bool, draw: Draw, held_out: bool = False) -> Samples:
+        """Return the samples of a run on ``rows``, some of this one's; ``draw``: the objective's.
+
+        held_out: whether they are those of a validation, which leaves none out.
+        """
+        order, sampled = self.order(rows, seed, shuffle, held_out), self.model.ae.samples_posterior
+        return Samples(self.visuals(rows), self.feeds(rows, seed), order, seed, draw, self._latent_shape, sampled)
+
+    def order(self, rows: Rows, seed: int, shuffle: bool, held_out: bool = False) -> Order:
+        """Return which of ``rows`` stands where."""
+        return order_of(rows, self.param, seed, shuffle, held_out)
+
+    def _latent_shape(self, read: Batch) -> tuple[int, ...]:
+        """Return the shape of the latents of what was read of a micro-batch."""
+        if "latent_mean" in read:
+            return read["latent_mean"].shape[1:]
+        return self.model.ae.latent_shape(read["pixels"].shape[2:])
 
     def example_captions(self) -> list[str]:
         """Return the first caption of each row, each once; of a cache without their words the empty one."""

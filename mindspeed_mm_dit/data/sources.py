@@ -35,7 +35,7 @@ class Source:
 
 
 def _images(rows: Rows, param: DatasetParam, channels: int) -> ImageReader:
-    return ImageReader(rows, param.image_size, channels, param.skip_bad_images, 0.5 if param.random_flip else 0.0)
+    return ImageReader(rows, param.sample_size, channels, param.skip_bad_images, 0.5 if param.random_flip else 0.0)
 
 
 _SHARDS = Source(DatasetParam, open_shards, _images)

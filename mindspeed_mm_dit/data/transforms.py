@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
+from mindspeed_mm_dit.configs.buckets import Size
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file, reason_of
 
 _MODES = {1: "L", 3: "RGB"}
@@ -45,8 +46,10 @@ def readable_formats() -> dict[str, str]:
 
 
 @contextmanager
-def open_image(path: str | Path | bytes, size: int) -> Iterator[Image.Image]:
-    """Open a picture, a file or its content, that is to be cut to ``size``; its pixels are not decoded yet.
+def open_image(path: str | Path | bytes, size: int | Size) -> Iterator[Image.Image]:
+    """Open a picture, a file or its content, that is to be cut to ``size``, (H, W) or the side of a square.
+
+    Its pixels are not decoded yet.
 
     Raises:
         UnusableFile: for whatever is wrong with it, here or in the block.
@@ -56,7 +59,7 @@ def open_image(path: str | Path | bytes, size: int) -> Iterator[Image.Image]:
     place = io.BytesIO(path) if isinstance(path, bytes) else path
     try:
         with Image.open(place, formats=list(dict.fromkeys(readable_formats().values()))) as image:
-            _check_form(image, size)
+            _check_form(image, *_sides(size))
             yield image
     except UnusableFile:
         raise
@@ -70,34 +73,41 @@ def open_image(path: str | Path | bytes, size: int) -> Iterator[Image.Image]:
         raise UnusableFile(f"cannot be decoded: {reason_of(error)}") from error
 
 
-def _check_form(image: Image.Image, size: int) -> None:
+def _sides(size: int | Size) -> Size:
+    return (size, size) if isinstance(size, int) else size
+
+
+def _check_form(image: Image.Image, height: int, width: int) -> None:
     """Raise UnusableFile for a picture whose pixels mean nothing certain, or that would not fit into memory."""
     shorter, longer = sorted(image.size)
-    if size * size * longer >= MAX_SCALED_PIXELS * shorter:
-        raise UnusableFile(f"is too narrow for image_size {size}: {image.width} x {image.height} pixels")
+    if max(height, width) ** 2 * longer >= MAX_SCALED_PIXELS * shorter:
+        size = f"image_size {height}" if height == width else f"a shape of {height} x {width}"
+        raise UnusableFile(f"is too narrow for {size}: {image.width} x {image.height} pixels")
     if image.mode == "F" or (image.mode == "I" and not _is_of_16_bits(image)):
         raise UnusableFile("has 32 bits a pixel, of which none says where white is: save it with 8 or 16")
 
 
-def center_crop(image: Image.Image, size: int) -> Image.Image:
-    """Scale the shorter side to ``size`` and cut the centre square, as ADM and DiT prepare ImageNet.
+def center_crop(image: Image.Image, size: int | Size) -> Image.Image:
+    """Scale to cover ``size``, (H, W) or the side of a square, and cut the centre, as ADM and DiT prepare ImageNet.
 
     The image is halved with a box filter while it is at least twice too large, then scaled bicubically.
     """
-    if image.size == (size, size):
+    height, width = _sides(size)
+    if image.size == (width, height):
         return image
-    while min(image.size) >= 2 * size:
+    while image.width >= 2 * width and image.height >= 2 * height:
         image = image.resize((image.width // 2, image.height // 2), Image.Resampling.BOX)
-    scale = size / min(image.size)
+    scale = max(width / image.width, height / image.height)
     image = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BICUBIC)
-    left, top = (image.width - size) // 2, (image.height - size) // 2
-    return image.crop((left, top, left + size, top + size))
+    left, top = (image.width - width) // 2, (image.height - height) // 2
+    return image.crop((left, top, left + width, top + height))
 
 
-def load_pixels(path: str | bytes, size: int, channels: int) -> np.ndarray:
-    """Read an image file, or its content, as pixels, (channels, size, size) uint8; channels is 1 (grey) or 3 (RGB).
+def load_pixels(path: str | bytes, size: int | Size, channels: int) -> np.ndarray:
+    """Read an image file, or its content, as pixels, (channels, H, W) uint8; channels is 1 (grey) or 3 (RGB).
 
-    The picture stands as its EXIF orientation says; grey of 16 bits is scaled to 8.
+    size: (H, W), or the side of a square. The picture stands as its EXIF orientation says; grey of 16 bits is scaled
+    to 8.
     Raises UnusableFile.
     """
     with open_image(path, size) as image:
@@ -134,6 +144,15 @@ def _of_8_bits(image: Image.Image) -> Image.Image:
     scaled = Image.fromarray(((np.asarray(image).astype(np.uint32) + 128) // 257).astype(np.uint8))
     scaled.info = image.info  # with the EXIF data
     return scaled
+
+
+def upright_size(image: Image.Image) -> Size:
+    """Return (H, W) of a picture as its EXIF orientation says; of a header alone what it says by then."""
+    try:
+        turned = Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)  # (a PNG's would decode)
+    except Exception:  # (as below)
+        turned = False
+    return (image.width, image.height) if turned else (image.height, image.width)
 
 
 def _upright(image: Image.Image) -> Image.Image:

@@ -57,6 +57,7 @@ OPS = {
     "to_float32": "(x)",
     "cast_like": "(x, y): x in the dtype of y",
     "tensor": "(array): on the runtime's device",
+    "from_host": "(function of whole numbers, to an array) -> the same to a tensor; in a graph it is a constant",
     "numpy": "(x) -> array, float32 for low-precision floats",
     "no_grad": "() -> context in which no gradient is recorded",
 }

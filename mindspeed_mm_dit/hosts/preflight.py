@@ -15,7 +15,8 @@ from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.configs.tuning import WHOLE, Tuning, tuned
 from mindspeed_mm_dit.data.sources import source_of
-from mindspeed_mm_dit.errors import PlatformError
+from mindspeed_mm_dit.errors import ConfigError, PlatformError
+from mindspeed_mm_dit.models.data import dearest
 from mindspeed_mm_dit.models.registry import check_encoders
 from mindspeed_mm_dit.planning.fit import Place, check_model_fits, check_state_fits, tight_step
 from mindspeed_mm_dit.planning.memory import Layout
@@ -40,6 +41,8 @@ class HostFacts:
     """Raises ConfigError for what in fsdp2.yaml does not fit the model, or is not offered."""
     shares_sequences: bool = False
     """Whether ranks can share the tokens of a sample."""
+    takes_buckets: bool = False
+    """Whether micro-batches may be of several shapes."""
     mm_model: str = "--mm-model"
     """What names model.json."""
     mm_data: str = "--mm-data"
@@ -64,6 +67,9 @@ def check_configs(
         UserError: whatever is wrong, with setting, value, reason and cure.
     """
     mm = _read(args, host, fsdp2)
+    if mm.data.dataset_param.buckets is not None and not host.takes_buckets:
+        raise ConfigError(f"{host.mm_data}: dataset_param.buckets", f"{host.name} takes samples of one shape",
+                          "use image_size, or --host standalone")  # fmt: skip
     check_model_fits(mm.model, host.machine)  # (before its parameters are counted one by one)
     mm = replace(mm, model=tuned(mm.model, tuning))
     if mm.fsdp2 is not None:
@@ -75,7 +81,7 @@ def check_configs(
     _check_context_parallel(args.context_parallel_size, mm, host)
     host.check_sharding(mm)
     data = open_data_set(mm, args.seed)
-    data.check(args.global_batch_size or args.micro_batch_size * host.world_size)
+    data.check(args.global_batch_size or args.micro_batch_size * host.world_size, args.micro_batch_size)
     return with_facts(mm, data.facts())
 
 
@@ -119,6 +125,8 @@ def _check_memory(args: RunConfig, mm: MultiModalArguments, host: HostFacts) -> 
     optimizer = args.chosen_optimizer()
     layout = Layout.of(mm.fsdp2, mm.precision, host.world_size, args.context_parallel_size, averages, optimizer)
     check_state_fits(mm.model, layout, host.device)
-    warning = tight_step(mm.model, layout, args.micro_batch_size, mm.encodes, host.device)
+    warning = tight_step(
+        dearest(mm.model, mm.data.dataset_param), layout, args.micro_batch_size, mm.encodes, host.device
+    )
     if warning and host.rank == 0:
         print(warning, file=sys.stderr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -55,6 +56,9 @@ def check_sizes(model: ModelConfig, param: SourceParam) -> None:
             f"its samples are {has}, and predictor {model.predictor.model_id!r} learns {learns}",
             f"use a data.json of {learns}, or a predictor of {has}",
         )
+    if param.buckets is not None:
+        _check_buckets(model, param)
+        return
     made = model.ae.latent_shape(size)
     if made != model.latent_shape:
         wanted = " x ".join(map(str, model.ae.sample_size(model.latent_shape)))
@@ -65,6 +69,29 @@ def check_sizes(model: ModelConfig, param: SourceParam) -> None:
             "make the two agree; no weight of wan or custom_dit depends on latent_size"
             if has == "videos" else f"set image_size to {wanted.split(' x ')[0]}, or change predictor.input_size",
         )  # fmt: skip
+
+
+def sized(model: ModelConfig, size: tuple[int, ...]) -> ModelConfig:
+    """Return ``model`` for samples of ``size``, (H, W) or (F, H, W) in pixels; no weight depends on it."""
+    return replace(model, predictor=model.predictor.resized(model.ae.latent_shape(size)))
+
+
+def dearest(model: ModelConfig, param: SourceParam) -> ModelConfig:
+    """Return ``model`` for the samples of data.json; where they have several shapes, for the largest."""
+    return model if param.buckets is None else sized(model, param.sample_size)
+
+
+def _check_buckets(model: ModelConfig, param: SourceParam) -> None:
+    """Raise ConfigError unless autoencoder and predictor take every shape that samples may have."""
+    if model.teachers:
+        raise ConfigError(param.size_setting, "make latents of several shapes, and a teacher's features are of one",
+                          "drop section teacher and predictor.z_dims, or use image_size")  # fmt: skip
+    for size in param.sizes:
+        try:
+            sized(model, size)
+        except ConfigError as error:
+            raise ConfigError(f"data.json: {param.size_setting}: {' x '.join(map(str, size))}",
+                              f"{error.what}: {error.reason}", error.cure) from None  # fmt: skip
 
 
 def _sides(latent_shape: tuple[int, ...]) -> str:
@@ -105,6 +132,9 @@ def made_by(model: ModelConfig, param: SourceParam) -> dict[str, str]:
     Raises ConfigError where there is nothing to keep: images that are their own latents, without captions.
     """
     texts = [c for c in model.predictor.conditions if c.item == "caption"]
+    if param.buckets is not None:
+        raise ConfigError(param.cache_key, "a cache keeps latents of one shape, and dataset_param.buckets name several",
+                          "train without a cache, or with image_size")  # fmt: skip
     if not model.ae.is_cacheable and not texts and not model.teachers:
         raise ConfigError(
             f"{param.cache_key} with ae.model_id = {model.ae.model_id!r}",
@@ -124,9 +154,9 @@ def made_by(model: ModelConfig, param: SourceParam) -> dict[str, str]:
 def _open_cache(model: ModelConfig, param: SourceParam) -> Opened:
     """Return the rows of the cache that data.json names, found to be what model.json and data.json would make again."""
     assert param.cache is not None
-    cache = Cache(param.cache, param.cache_key)
+    wanted, cache = made_by(model, param), Cache(param.cache, param.cache_key)
     what = f"{param.cache_key} = {param.cache}"
-    check_same(what, cache.index.made_by, made_by(model, param))
+    check_same(what, cache.index.made_by, wanted)
     for shape in cache.latent_shapes:
         if shape != model.latent_shape:
             raise ConfigError(

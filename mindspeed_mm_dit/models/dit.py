@@ -8,12 +8,28 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from mindspeed_mm_dit.configs.dit import FREQUENCY_WIDTH, DiTConfig
 from mindspeed_mm_dit.framework import nn, ops
 from mindspeed_mm_dit.models.layers import SwiGLU, TwoLayers, WholeAttention, merge_heads, split_heads, timestep_code
 from mindspeed_mm_dit.models.positions import rotary_tables_2d, sincos_positions_2d, timestep_frequencies
 
 Tensor = Any  # a tensor of the active framework
+Grid = tuple[int, int]
+"""Rows and columns of patches."""
+
+
+@ops.from_host
+def added_positions(width: int, base: int, rows: int, columns: int) -> Any:
+    """Return the code of positions of a rectangle, (N, width), of a network made for squares of side ``base``."""
+    return sincos_positions_2d(width, base, (rows, columns))
+
+
+@ops.from_host
+def turning_positions(head_dim: int, base: int, unturned: int, rows: int, columns: int) -> Any:
+    """Return cosines, then sines, that turn the tokens of a rectangle, (2, unturned + N, head_dim / 2)."""
+    return np.stack(rotary_tables_2d(head_dim, base, unturned, (rows, columns)))
 
 
 def modulate(x: Tensor, shift: Tensor | None, scale: Tensor) -> Tensor:
@@ -199,7 +215,8 @@ class DiT(nn.Module):
         super().__init__()
         self.config = config
         D, P = config.hidden_size, config.patch_size
-        self.pos_embed = nn.frozen_parameter(sincos_positions_2d(D, config.input_size // P)[None])
+        self.base = config.input_size // P
+        self.pos_embed = nn.frozen_parameter(sincos_positions_2d(D, self.base)[None])
         narrow = config.bottleneck_dim
         self.x_embedder = BottleneckPatchEmbed(config, narrow) if narrow else PatchEmbed(config.in_channels, P, D)
         self.t_embedder = TimestepEmbedder(D)
@@ -215,7 +232,7 @@ class DiT(nn.Module):
         if config.in_context_len:
             self.in_context_posemb = nn.parameter((1, config.in_context_len, D))
         if config.rope:
-            cos, sin = rotary_tables_2d(config.head_dim, config.input_size // P, config.in_context_len)
+            cos, sin = rotary_tables_2d(config.head_dim, self.base, config.in_context_len)
             nn.set_constant(self, "rope_cos", cos)
             nn.set_constant(self, "rope_sin", sin)
         self.blocks = nn.ModuleList([DiTBlock(config) for _ in range(config.num_layers)])
@@ -226,14 +243,16 @@ class DiT(nn.Module):
     def forward(self, x: Tensor, t: Tensor, *given: Tensor, project: bool = False) -> Any:
         """Predict.
 
-        x: (B, C, H, W) noised latents; t: (B,) training timestep, 0 ... T-1, or a real time of flow matching, or (B, 2)
-        the ends of an interval, the later first; given: what ``config.conditions`` names, in its order: labels (B,)
-        int, the null class being ``config.num_classes``; text (B, L, text_dim), all of whose states are looked at;
-        pooled (B, pooled_dim). Returns (B, out_channels, H, W) in the dtype of the weights; to ``project``, also the
-        tokens after block ``encoder_depth`` as each projector has them, a tuple of (B, N, z_dim).
+        x: (B, C, H, W) noised latents, of any height and width that patches divide; t: (B,) training timestep, 0 ...
+        T-1, or a real time of flow matching, or (B, 2) the ends of an interval, the later first; given: what
+        ``config.conditions`` names, in its order: labels (B,) int, the null class being ``config.num_classes``; text
+        (B, L, text_dim), all of whose states are looked at; pooled (B, pooled_dim). Returns (B, out_channels, H, W)
+        in the dtype of the weights; to ``project``, also the tokens after block ``encoder_depth`` as each projector
+        has them, a tuple of (B, N, z_dim).
         """
+        grid = (x.shape[2] // self.config.patch_size, x.shape[3] // self.config.patch_size)
         x = self.x_embedder(x)  # (B, N, D)
-        x = x + ops.cast_like(self.pos_embed, x)  # (B, N, D)
+        x = x + ops.cast_like(self._added(grid), x)  # (B, N, D)
         c: Tensor = self._times(t)  # (B, D)
         label: Tensor = None
         text: Tensor = None
@@ -250,11 +269,11 @@ class DiT(nn.Module):
                 joined = self.config.in_context_len
                 tokens = label[:, None] + self.in_context_posemb  # (B, in_context_len, D)
                 x = ops.cat([ops.cast_like(tokens, x), x], 1)  # (B, in_context_len + N, D)
-            cos, sin = self._positions(joined)
+            cos, sin = self._positions(joined, grid)
             x = block(x, c, cos, sin, text)  # (B, joined + N, D)
             if project and number + 1 == self.config.encoder_depth:
                 projected = tuple([projector(x[:, joined:]) for projector in self.projectors])  # (B, N, z_dim) each
-        output = self.unpatchify(self.final_layer(x[:, joined:], c))  # (B, out_channels, H, W)
+        output = self.unpatchify(self.final_layer(x[:, joined:], c), grid)  # (B, out_channels, H, W)
         return (output, projected) if project else output
 
     def _times(self, t: Tensor) -> Tensor:
@@ -263,17 +282,26 @@ class DiT(nn.Module):
             return self.t_embedder(t[:, 0]) + self.h_embedder(t[:, 0] - t[:, 1])
         return self.t_embedder(t)
 
-    def _positions(self, joined: int) -> tuple[Tensor | None, Tensor | None]:
+    def _added(self, grid: Grid) -> Tensor:
+        """Return the code of positions that is added to the tokens of a grid, (1, N, D)."""
+        if grid == (self.base, self.base):
+            return self.pos_embed
+        return added_positions(self.config.hidden_size, self.base, grid[0], grid[1])[None]
+
+    def _positions(self, joined: int, grid: Grid) -> tuple[Tensor | None, Tensor | None]:
         """Return what turns the tokens of the image, and ``joined`` ones before them: (joined + N, d / 2), if any."""
         if not self.config.rope:
             return None, None
         unused = self.config.in_context_len - joined
-        return self.rope_cos[unused:], self.rope_sin[unused:]
+        if grid == (self.base, self.base):
+            return self.rope_cos[unused:], self.rope_sin[unused:]
+        tables = turning_positions(self.config.head_dim, self.base, joined, grid[0], grid[1])
+        return tables[0], tables[1]
 
-    def unpatchify(self, x: Tensor) -> Tensor:
-        """Lay patches (B, N, P * P * C) out as an image (B, C, H, W)."""
+    def unpatchify(self, x: Tensor, grid: Grid) -> Tensor:
+        """Lay patches (B, N, P * P * C) of a grid out as an image (B, C, H, W)."""
         P, C = self.config.patch_size, self.config.out_channels
-        side = self.config.input_size // P
-        x = ops.reshape(x, (x.shape[0], side, side, P, P, C))  # (B, h, w, P, P, C)
+        h, w = grid
+        x = ops.reshape(x, (x.shape[0], h, w, P, P, C))  # (B, h, w, P, P, C)
         x = ops.permute(x, (0, 5, 1, 3, 2, 4))  # (B, C, h, P, w, P)
-        return ops.reshape(x, (x.shape[0], C, side * P, side * P))  # (B, C, H, W)
+        return ops.reshape(x, (x.shape[0], C, h * P, w * P))  # (B, C, H, W)

@@ -7,14 +7,24 @@ import math
 import numpy as np
 
 
-def sincos_positions_2d(width: int, grid_size: int) -> np.ndarray:
-    """Return the frozen position code of DiT, (grid_size**2, width) float32.
+def stretched_grid(height: int, width: int, base: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return row and column of each patch of a grid, each (height * width,), row by row.
+
+    Both count from 0 to below ``base``, the side of the square that positions were made for: along a side of another
+    length they lie closer, or further apart (PixArt-alpha, Chen et al. 2023; rotary ones as EVA-02, Fang et al. 2023).
+    """
+    rows, columns = np.divmod(np.arange(height * width), width)
+    return rows * (base / height), columns * (base / width)
+
+
+def sincos_positions_2d(width: int, base: int, grid: tuple[int, int] | None = None) -> np.ndarray:
+    """Return the frozen position code of DiT, (tokens, width) float32, of a square of side ``base``, or a ``grid``.
 
     The first half of a row codes the column, the second half the row (Peebles & Xie 2023, after MAE);
     each half is sin then cos of position * 10000**(-i / (width / 4)).
     """
     frequencies = 1.0 / 10000 ** (np.arange(width // 4, dtype=np.float64) / (width / 4))
-    rows, columns = np.divmod(np.arange(grid_size * grid_size), grid_size)
+    rows, columns = stretched_grid(*(grid or (base, base)), base)
     angles = [np.outer(position, frequencies) for position in (columns, rows)]
     return np.concatenate([f(angle) for angle in angles for f in (np.sin, np.cos)], axis=1).astype(np.float32)
 
@@ -30,15 +40,18 @@ def timestep_frequencies(width: int, max_period: float = 10000.0) -> np.ndarray:
     return np.exp(exponent.astype(np.float64)).astype(np.float32)
 
 
-def rotary_tables_2d(head_dim: int, grid_size: int, unturned: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Return cosines and sines of rotary positions on a square grid, each (unturned + grid_size**2, head_dim / 2).
+def rotary_tables_2d(
+    head_dim: int, base: int, unturned: int = 0, grid: tuple[int, int] | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return cosines and sines of rotary positions, each (unturned + tokens, head_dim / 2) float32, of a square of side
+    ``base``, or a ``grid``.
 
     The first half of the pairs turns with the row, the second with the column; pair i of n by position *
     10000**(-i / n), made in float64. unturned: tokens before those of the grid, which have no position.
     """
     pairs = head_dim // 4
     frequencies = 10000.0 ** (-np.arange(pairs) / pairs)
-    rows, columns = np.divmod(np.arange(grid_size * grid_size), grid_size)
+    rows, columns = stretched_grid(*(grid or (base, base)), base)
     angles = np.concatenate([np.outer(rows, frequencies), np.outer(columns, frequencies)], axis=1)
     angles = np.concatenate([np.zeros((unturned, 2 * pairs)), angles])
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)

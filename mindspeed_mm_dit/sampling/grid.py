@@ -32,21 +32,21 @@ def draw_grid(images: np.ndarray, titles: Sequence[str], per_title: int | None =
 
     The rows stand in the order in which their titles come first. Where a title cannot be drawn its number stands.
     """
-    cell = _cell(images.shape[1])
+    high, wide = _cell(*images.shape[1:3])
     numbers = _numbers_of(titles)
     shown = {number: images[numbers == number][:per_title] for number in range(int(numbers.max()) + 1)}
-    columns, step = min(LINE, max(map(len, shown.values()))), cell + GAP_PIXELS
+    columns, step = min(LINE, max(map(len, shown.values()))), high + GAP_PIXELS
     texts = _texts(list(dict.fromkeys(titles)))
     margin = 12 + math.ceil(max(font.getlength(text) for text, font in texts))
-    grid = Image.new("RGB", (margin + columns * step, _lines(numbers, per_title) * step), "white")
+    grid = Image.new("RGB", (margin + columns * (wide + GAP_PIXELS), _lines(numbers, per_title) * step), "white")
     pen, line = ImageDraw.Draw(grid), 0
     for number, (text, font) in enumerate(texts):
-        pen.text((4, line * step + cell // 2), text, fill="black", font=font, anchor="lm")
+        pen.text((4, line * step + high // 2), text, fill="black", font=font, anchor="lm")
         for place, image in enumerate(shown[number]):
             picture = Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).resize(
-                (cell, cell), Image.Resampling.NEAREST
+                (wide, high), Image.Resampling.NEAREST
             )
-            grid.paste(picture, (margin + place % LINE * step, (line + place // LINE) * step))
+            grid.paste(picture, (margin + place % LINE * (wide + GAP_PIXELS), (line + place // LINE) * step))
         line += -(-len(shown[number]) // LINE)
     return grid
 
@@ -62,21 +62,22 @@ def memory_bytes(path: Path, num_images: int, image_size: int) -> int:
 
     In colour: as they were drawn, joined to one array and, unless they are kept as numbers, laid out in a picture.
     """
-    cell = 0 if path.suffix.lower() == ".npz" else _cell(image_size) + GAP_PIXELS
+    cell = 0 if path.suffix.lower() == ".npz" else _cell(image_size, image_size)[0] + GAP_PIXELS
     return num_images * 3 * (2 * image_size**2 + cell**2)
 
 
 def check_size(flag: str, path: Path, titles: Sequence[str], image_size: int) -> None:
     """Raise ConfigError if the picture of images with ``titles`` would be too large for the format of ``path``."""
-    height = _lines(_numbers_of(titles), None) * (_cell(image_size) + GAP_PIXELS)
+    height = _lines(_numbers_of(titles), None) * (_cell(image_size, image_size)[0] + GAP_PIXELS)
     if path.suffix.lower() in (".jpg", ".jpeg") and height > _JPEG_PIXELS:
         reason = f"the picture would be {height} pixels high; a JPEG has at most {_JPEG_PIXELS}"
         raise ConfigError(f"{flag} = {path}", reason, "use .png or .npz, or fewer classes")
 
 
-def _cell(image_size: int) -> int:
-    """Return the pixels of an image's side in a picture."""
-    return image_size * max(1, -(-CELL_PIXELS // image_size))
+def _cell(height: int, width: int) -> tuple[int, int]:
+    """Return height and width of an image in a picture."""
+    times = max(1, -(-CELL_PIXELS // min(height, width)))
+    return height * times, width * times
 
 
 def _lines(numbers: np.ndarray, per_title: int | None) -> int:

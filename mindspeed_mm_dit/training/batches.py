@@ -33,6 +33,7 @@ def train_valid_batches(args: RunConfig) -> tuple[Iterator[Batch], BatchStream |
     """Return the micro-batches to train on, from ``args.consumed_train_samples`` on, and those held out."""
     data, diffusion = open_data_set(args.mm, args.seed), args.mm.model.diffusion
     samples = data.samples(draw_of(diffusion))
+    samples.order.check(args.micro_batch_size, args.consumed_train_samples)
     training = iter(BatchStream(args, samples, args.consumed_train_samples, args.num_workers))
     if not data.num_valid:
         return training, None

@@ -94,6 +94,7 @@ def _settings(args: RunConfig) -> dict[str, Any]:
     settings |= _of(model.predictor, "predictor", _PREDICTOR_SETTINGS)
     settings |= _of(data.dataset_param, "dataset_param", _DATA_SETTINGS)
     settings["dataloader_param.shuffle"] = data.dataloader_param.shuffle
+    settings["dataset_param.buckets"] = data.dataset_param.bucket_words
     settings["pictures"] = args.mm.pictures
     settings["autoencoder"] = args.mm.autoencoder
     settings |= _of(model.ae, "ae", _AE_SETTINGS)

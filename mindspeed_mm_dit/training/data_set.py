@@ -9,11 +9,13 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.mm_args import MultiModalArguments
 from mindspeed_mm_dit.configs.model import ModelConfig
+from mindspeed_mm_dit.data.buckets import check_filled, lines
 from mindspeed_mm_dit.data.order import split
 from mindspeed_mm_dit.data.rows import Rows
 from mindspeed_mm_dit.data.samples import Draw, Opened, Samples
 from mindspeed_mm_dit.errors import DataError
-from mindspeed_mm_dit.models.data import open_data
+from mindspeed_mm_dit.models.data import open_data, sized
+from mindspeed_mm_dit.planning.arithmetic import train_flop
 from mindspeed_mm_dit.training.classes import say_classes, say_copies_among, say_notes
 from mindspeed_mm_dit.training.replay import Sample
 
@@ -42,8 +44,13 @@ class DataSet:
         """What a sample is."""
         return self._param.noun
 
-    def check(self, global_batch_size: int) -> None:
-        """Raise DataError for a batch of more samples than there are."""
+    def check(self, global_batch_size: int, micro_batch_size: int | None = None) -> None:
+        """Raise DataError for a batch of more samples than there are, or that buckets do not go with."""
+        order = self._opened.order(self._train, self._seed, self._shuffle)
+        if micro_batch_size:
+            order.check(micro_batch_size)
+        if self._train.shapes is not None:
+            check_filled(self._train.shapes, self._param.bucket_group)
         if self.num_train < global_batch_size:
             raise DataError(
                 self._param.where,
@@ -53,7 +60,16 @@ class DataSet:
 
     def samples(self, draw: Draw, held_out: bool = False) -> Samples:
         """Return the samples to train on, or those held out, by position; ``draw``: the objective's."""
-        return self._opened.samples(self._valid if held_out else self._train, self._seed, self._shuffle, draw)
+        rows = self._valid if held_out else self._train
+        return self._opened.samples(rows, self._seed, self._shuffle, draw, held_out)
+
+    def flop_of_a_sample(self) -> float:
+        """Return the FLOP of a training step for one sample; where they have several shapes, the mean."""
+        if self._train.shapes is None:
+            return train_flop(self._model.predictor)
+        shapes, counts = np.unique(self._train.shapes, axis=0, return_counts=True)
+        each = [train_flop(sized(self._model, tuple(shape)).predictor) for shape in shapes.tolist()]
+        return float(np.average(each, weights=counts))
 
     def facts(self) -> dict[str, Any]:
         """Return what every checkpoint keeps of the data, as fields of MultiModalArguments."""
@@ -86,6 +102,8 @@ class DataSet:
         label, rows = self._model.predictor.conditions.label, self._opened.rows
         if label is not None:
             say_classes(self._train, self._valid, label.num_classes, self.noun)
+        if self._train.shapes is not None:
+            print("\n".join(lines(self._train.shapes, self._param.bucket_group)), flush=True)
         if "caption" in self._model.predictor.conditions.items:
             self._say_captions(rows)
         say_notes(rows, self.noun)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mindspeed_mm_dit.configs.run import RunConfig
-from mindspeed_mm_dit.planning.arithmetic import train_flop
+from mindspeed_mm_dit.models.data import dearest
 from mindspeed_mm_dit.training.data_set import open_data_set
 from mindspeed_mm_dit.training.rehearsal import rehearse
 
@@ -14,7 +14,10 @@ def plan_of_run(args: RunConfig, world_size: int, iteration: int | None, consume
     ``args``: its flags with ``args.mm``, of which one batch size and --train-iters may be None.
     Raises ConfigError where the first step could not be taken.
     """
-    rehearse(args.mm.model, args.micro_batch_size or -(-args.global_batch_size // world_size))
+    rehearse(
+        dearest(args.mm.model, args.mm.data.dataset_param),
+        args.micro_batch_size or -(-args.global_batch_size // world_size),
+    )
     lines = ["dry run: every check passed; no model is built, and nothing is trained or saved", _model(args)]
     batch = args.global_batch_size or args.micro_batch_size * world_size
     if args.train_iters is not None:
@@ -39,7 +42,7 @@ def _length(args: RunConfig, batch: int, iteration: int | None, consumed_samples
     steps = max(0, args.train_iters - (iteration or 0))
     data = open_data_set(args.mm, args.seed)
     start = "" if not iteration else f", from iteration {iteration} ({consumed_samples:,} samples) on"
-    flop = train_flop(args.mm.model.predictor) * steps * batch
+    flop = data.flop_of_a_sample() * steps * batch
     return (
         f"  length    {steps:,} steps of {batch:,} samples up to iteration {args.train_iters:,}{start}: each of "
         f"{data.num_train:,} {data.noun}s {steps * batch / data.num_train:,.1f} times, {flop / 1e12:,.4g} TFLOP"

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.framework import runtime
-from mindspeed_mm_dit.planning.arithmetic import train_flop
 from mindspeed_mm_dit.planning.peaks import peak_tflops, utilisation
+from mindspeed_mm_dit.training.data_set import open_data_set
 
 
 def meter(args: RunConfig) -> Callable[[float], float | None]:
@@ -15,7 +15,7 @@ def meter(args: RunConfig) -> Callable[[float], float | None]:
     precision = args.mm.precision
     assert precision is not None
     peak = args.peak_tflops or peak_tflops(runtime.device_name(), precision.compute)
-    predictor, devices = args.mm.model.predictor, runtime.world_size()
     if peak is None:
         return lambda images_per_second: None
-    return lambda images_per_second: utilisation(images_per_second, train_flop(predictor), peak, devices)
+    flop, devices = open_data_set(args.mm, args.seed).flop_of_a_sample(), runtime.world_size()
+    return lambda images_per_second: utilisation(images_per_second, flop, peak, devices)

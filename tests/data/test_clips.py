@@ -57,7 +57,8 @@ def pixels_of(param, clips, starts):
 def samples(param, seed=0, draw=lambda seed, positions, shape: {}):
     rows = open_rows(param)
     feed = CaptionFeed(TextStates(8, 4), Fed(rows, seed, 0, param.caption_dropout_prob, [tokens]))
-    return Samples(ClipReader(rows, param), [feed], SampleOrder(len(rows), seed), seed, draw, (16, 2, 2, 3))
+    order, shape = SampleOrder(len(rows), seed), (16, 2, 2, 3)
+    return Samples(ClipReader(rows, param), [feed], order, seed, draw, lambda read: shape)
 
 
 def tokens(captions):

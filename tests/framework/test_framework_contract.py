@@ -356,3 +356,20 @@ def test_a_backend_of_another_device_is_refused(framework):
         pytest.skip("this machine has an accelerator")
     with pytest.raises(PlatformError, match="--distributed-backend = hccl"):
         framework.runtime.check_backend("hccl")
+
+
+def test_a_table_made_on_the_host_is_a_constant_in_a_compiled_network_too(framework):
+    table = framework.ops.from_host(_counted)
+
+    class Net(framework.nn.Module):
+        def forward(self, x):
+            return x + table(x.shape[0], x.shape[1])
+
+    for rows, columns in ((2, 3), (3, 2)):
+        for net in (Net(), framework.runtime.compiled(Net())):
+            found = framework.ops.numpy(net(framework.ops.tensor(np.zeros((rows, columns), np.float32))))
+            np.testing.assert_array_equal(found, _counted(rows, columns))
+
+
+def _counted(rows, columns):
+    return np.arange(rows * columns, dtype=np.float32).reshape(rows, columns)

@@ -63,7 +63,7 @@ def test_patches_are_laid_out_where_they_were_cut():
         model.x_embedder.proj.weight.copy_(torch.eye(4).reshape(4, 1, 2, 2))
         model.x_embedder.proj.bias.zero_()
     x = torch.arange(64.0).reshape(1, 1, 8, 8)
-    assert torch.equal(model.unpatchify(model.x_embedder(x)), x)
+    assert torch.equal(model.unpatchify(model.x_embedder(x), (4, 4)), x)
 
 
 def test_the_composite_saves_only_the_predictor(model_json):

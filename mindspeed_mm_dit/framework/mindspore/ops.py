@@ -19,9 +19,9 @@ MASKED = -1e30
 
 __all__ = [
     "addcmul", "attention", "broadcast_to", "cast_like", "cat", "chunk", "clamp", "contiguous", "cos",
-    "cosine_similarity", "derivative_along", "exp", "expm1", "gather_tokens", "heads_to_tokens", "linear", "log",
-    "mean_per_sample", "no_grad", "numpy", "pad", "permute", "reshape", "rotary", "sigmoid", "sin", "split_tokens",
-    "stop_gradient", "take", "tensor", "to_float32", "tokens_to_heads", "upsample_nearest_2x", "where",
+    "cosine_similarity", "derivative_along", "exp", "expm1", "from_host", "gather_tokens", "heads_to_tokens", "linear",
+    "log", "mean_per_sample", "no_grad", "numpy", "pad", "permute", "reshape", "rotary", "sigmoid", "sin",
+    "split_tokens", "stop_gradient", "take", "tensor", "to_float32", "tokens_to_heads", "upsample_nearest_2x", "where",
     "without_gradient",
 ]  # fmt: skip
 
@@ -138,6 +138,16 @@ def cast_like(x: Tensor, y: Tensor) -> Tensor:
 def tensor(array: np.ndarray) -> Tensor:
     """``array`` as a tensor on the runtime's device."""
     return Tensor(array)
+
+
+def from_host(make: Callable[..., np.ndarray]) -> Callable[..., Tensor]:
+    """``make``, of whole numbers, with a tensor for its array; where a graph is compiled, it is called then."""
+
+    @msops.constexpr
+    def made(*numbers: int) -> Tensor:
+        return Tensor(make(*numbers))
+
+    return made
 
 
 def numpy(x: Tensor) -> np.ndarray:

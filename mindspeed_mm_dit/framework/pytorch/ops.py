@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 from torch import (
@@ -40,9 +41,9 @@ from mindspeed_mm_dit.framework.pytorch.sequence import gather_tokens, heads_to_
 
 __all__ = [
     "addcmul", "attention", "broadcast_to", "cast_like", "cat", "chunk", "clamp", "contiguous", "cos",
-    "cosine_similarity", "derivative_along", "exp", "expm1", "gather_tokens", "heads_to_tokens", "linear", "log",
-    "mean_per_sample", "no_grad", "numpy", "pad", "permute", "reshape", "rotary", "sigmoid", "sin", "split_tokens",
-    "stop_gradient", "take", "tensor", "to_float32", "tokens_to_heads", "upsample_nearest_2x", "where",
+    "cosine_similarity", "derivative_along", "exp", "expm1", "from_host", "gather_tokens", "heads_to_tokens", "linear",
+    "log", "mean_per_sample", "no_grad", "numpy", "pad", "permute", "reshape", "rotary", "sigmoid", "sin",
+    "split_tokens", "stop_gradient", "take", "tensor", "to_float32", "tokens_to_heads", "upsample_nearest_2x", "where",
     "without_gradient",
 ]  # fmt: skip
 
@@ -112,6 +113,12 @@ def cast_like(x: Tensor, y: Tensor) -> Tensor:
 def tensor(array: np.ndarray) -> Tensor:
     """``array`` as a tensor on the runtime's device, which is not waited for."""
     return runtime.to_device({"array": array})["array"]
+
+
+def from_host(make: Callable[..., np.ndarray]) -> Callable[..., Tensor]:
+    """``make``, of whole numbers, with a tensor for its array."""
+    made = lru_cache(maxsize=64)(make)
+    return lambda *numbers: tensor(made(*numbers))
 
 
 def numpy(x: Tensor) -> np.ndarray:

@@ -27,7 +27,7 @@ from mindspeed_mm_dit.configs.outputs import check_output_folder
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.data.order import split
 from mindspeed_mm_dit.data.samples import Batch, Samples
-from mindspeed_mm_dit.errors import UserError
+from mindspeed_mm_dit.errors import ConfigError, UserError
 from mindspeed_mm_dit.framework.torch_file import write_torch_file
 from mindspeed_mm_dit.models.autoencoder import Scaling
 from mindspeed_mm_dit.models.data import open_data
@@ -76,6 +76,8 @@ def write_features(model_json: str, data_json: str, count: int, folder: str, see
 def open_samples(model: ModelConfig, data: DataConfig, seed: int) -> Samples:
     """Return the samples of a run, by position; the images that data.json holds out are left out."""
     model.require_labelled_images("--mm-model")
+    if data.dataset_param.buckets is not None:
+        raise ConfigError("dataset_param.buckets", "their script trains on samples of one shape", "use image_size")
     opened = open_data(model, data.dataset_param)
     train, _ = split(len(opened.rows), data.dataset_param.valid_fraction, seed)
     return opened.samples(opened.rows.subset(train), seed, data.dataloader_param.shuffle, draw_of(model.diffusion))

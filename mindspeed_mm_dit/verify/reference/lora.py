@@ -63,7 +63,8 @@ class DiffusersDiT(nn.Module):
         x = self.dit.x_embedder(x) + self.dit.pos_embed  # (B, N, D)
         for block, own in zip(self.dit.blocks, c):
             x = block(x, own)  # (B, N, D)
-        return self.dit.unpatchify(self.dit.final_layer(x, c[0]))  # (B, out_channels, H, W)
+        grid = (self.dit.base, self.dit.base)
+        return self.dit.unpatchify(self.dit.final_layer(x, c[0]), grid)  # (B, out_channels, H, W)
 
 
 _TIME, _LABEL = "t_embedder.", "y_embedder."

@@ -1,0 +1,80 @@
+"""Shapes that images are brought to, where they keep more than one: written down, or made of a budget of pixels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mindspeed_mm_dit.configs.limits import MOST_PIXELS, check_between, shown
+from mindspeed_mm_dit.errors import ConfigError
+
+Size = tuple[int, int]
+"""(H, W) in pixels."""
+MOST_ASPECT = 16.0
+"""Longer side over shorter side, beyond which no image is one to learn from."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """``dataset_param.buckets`` as a budget: the rectangles that are as large as it allows."""
+
+    area: int
+    """Pixels of a shape, at most."""
+    multiple_of: int
+    """Height and width are multiples of this: an autoencoder's factor times a patch, or some of them."""
+    max_aspect_ratio: float = 2.0
+    """Longer side over shorter side, at most."""
+
+    def __post_init__(self) -> None:
+        check_between("buckets.multiple_of", self.multiple_of, 1, MOST_PIXELS)
+        check_between("buckets.max_aspect_ratio", self.max_aspect_ratio, 1, MOST_ASPECT)
+        check_between("buckets.area", self.area, 1, MOST_PIXELS**2)
+        if self.area < self.multiple_of**2:
+            raise ConfigError(
+                f"buckets.area = {self.area}", f"has no room for one shape: the smallest, {self.multiple_of} x "
+                f"{self.multiple_of}, has {self.multiple_of**2} pixels", "raise area, or lower multiple_of",
+            )  # fmt: skip
+
+    @property
+    def shapes(self) -> tuple[Size, ...]:
+        """Every shape in the budget that no other one in it contains, tallest first; and the largest square."""
+        found: list[Size] = []
+        for height in range(math.isqrt(self._units * self._most), 0, -1):
+            width = self._widest(height)
+            if height <= width * self.max_aspect_ratio and (not found or width > found[-1][1]):
+                found.append((height, width))
+        square = math.isqrt(self._units)
+        ordered = sorted({*found, (square, square)}, reverse=True)
+        return tuple((height * self.multiple_of, width * self.multiple_of) for height, width in ordered)
+
+    @property
+    def _units(self) -> int:
+        return self.area // self.multiple_of**2
+
+    @property
+    def _most(self) -> int:
+        return math.ceil(self.max_aspect_ratio)
+
+    def _widest(self, height: int) -> int:
+        """Return the largest width to a height, both in multiples."""
+        return min(self._units // height, int(height * self.max_aspect_ratio))
+
+
+def size_words(sizes: Sequence[Size]) -> str:
+    """Return shapes in words."""
+    return " or ".join(f"{height} x {width}" for height, width in sizes)
+
+
+def check_shapes(shapes: Sequence[Sequence[int]]) -> None:
+    """Raise ConfigError for ``dataset_param.buckets`` that is no list of [height, width], each once."""
+    if not shapes:
+        raise ConfigError("dataset_param.buckets = []", "names no shape", "write [[height, width], ...]")
+    for number, shape in enumerate(shapes):
+        what = f"dataset_param.buckets[{number}]"
+        if len(shape) != 2:
+            raise ConfigError(f"{what} = {shown(list(shape))}", "is no [height, width]", "write two numbers, in pixels")
+        for side in shape:
+            check_between(what, side, 1, MOST_PIXELS)
+        if shape in shapes[:number]:
+            raise ConfigError(f"{what} = {list(shape)}", "stands there twice", "drop one of them")

@@ -1,0 +1,140 @@
+"""Buckets: which shape each sample is brought to, and an order of the samples in which those of a shape stand together.
+
+Both are pure functions: of the sizes of samples, known before any is read, and of the seed and the sample index.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from mindspeed_mm_dit.data.draws import VALIDATION_POSITIONS, Stream, generator
+from mindspeed_mm_dit.data.order import Order, SampleOrder
+from mindspeed_mm_dit.data.rows import Rows
+from mindspeed_mm_dit.errors import ConfigError, DataError
+
+
+def part_kept(sizes: np.ndarray, shapes: np.ndarray) -> np.ndarray:
+    """Return the part of its area that a sample of ``sizes`` (..., 2) keeps where it is cut to ``shapes`` (..., 2)."""
+    ratio = (sizes[..., 0] * shapes[..., 1]) / (sizes[..., 1] * shapes[..., 0])  # of the two aspect ratios
+    return np.minimum(ratio, 1 / ratio)
+
+
+def nearest(sizes: np.ndarray, shapes: np.ndarray) -> np.ndarray:
+    """Return which of ``shapes`` (K, 2) keeps most of each sample of ``sizes`` (N, 2), (N,) int64.
+
+    Of shapes that keep the same part the largest that does not enlarge it; else the smallest.
+    """
+    part, area = part_kept(sizes[:, None], shapes).round(9), shapes.prod(1)
+    enlarges = (shapes > sizes[:, None]).any(-1)
+    return np.lexsort((np.where(enlarges, area, -area), enlarges, -part), axis=-1)[:, 0]
+
+
+def shapes_of(sizes: np.ndarray, param: Any) -> np.ndarray:
+    """Return the shape, of ``param.sizes``, that each sample of ``sizes`` (N, 2) is brought to, (N, 2) int64.
+
+    Of the shapes that a budget makes those with fewer than a group of samples are left out.
+    Raises DataError for a shape written down that no sample is nearest to.
+    """
+    shapes = np.array(param.sizes, np.int64)
+    if len(shapes) > len(sizes) and param.has_listed_shapes:
+        raise DataError(
+            f"dataset_param.buckets: {len(shapes)} shapes", f"are more than the {len(sizes)} samples", "name fewer"
+        )
+    chosen = nearest(sizes, shapes)
+    counts = np.bincount(chosen, minlength=len(shapes))
+    if param.has_listed_shapes:
+        if not counts.all():
+            empty = shapes[int(counts.argmin())].tolist()
+            raise DataError(
+                f"dataset_param.buckets: {empty}", "no sample is nearest to this shape", "drop it from the list"
+            )
+        return shapes[chosen]
+    full = shapes[counts >= min(param.bucket_group, counts.max())]
+    return full[nearest(sizes, full)]
+
+
+def check_filled(shapes: np.ndarray, group: int) -> None:
+    """Raise DataError for a bucket that has fewer samples, of shapes (N, 2), than stand together."""
+    for (height, width), count in zip(*np.unique(shapes, axis=0, return_counts=True)):
+        if count < group:
+            raise DataError(
+                f"dataset_param.buckets: {height} x {width}",
+                f"has {count} samples to train on, fewer than dataset_param.bucket_group = {group}, so none would be "
+                "trained on", f"set bucket_group to at most {count}, or drop the shape: its samples go to another",
+            )  # fmt: skip
+
+
+def lines(shapes: np.ndarray, group: int) -> list[str]:
+    """Return what a run says of its buckets: each with its samples, and how many of an epoch are left out."""
+    found = list(zip(*np.unique(shapes, axis=0, return_counts=True)))
+    rest = sum(int(count) % group for _, count in found)
+    words = ", ".join(f"{height} x {width}: {count:,}" for (height, width), count in found)
+    left_out = f"; of each epoch {rest:,} are left out, others each time" if rest else ""
+    return [f"buckets   {words}, {group} in a row{left_out}"]
+
+
+def order_of(rows: Rows, param: Any, seed: int, shuffle: bool, held_out: bool = False) -> Order:
+    """Return which of ``rows`` stands where; ``held_out``: in a validation, which leaves none out."""
+    if rows.shapes is None:
+        return SampleOrder(len(rows), seed, shuffle)
+    buckets = np.unique(rows.shapes, axis=0, return_inverse=True)[1].reshape(-1)
+    return BucketOrder(buckets, param.bucket_group, seed, shuffle, held_out)
+
+
+class BucketOrder(Order):
+    """Endless order of samples in groups, each of one bucket; reshuffled each epoch from the seed.
+
+    An epoch holds ``len(self)`` positions. In it no sample stands twice; what is left of a bucket behind its last
+    whole group, others in each epoch where samples are shuffled, is left out.
+
+    buckets: (N,) the bucket of each sample, counted from 0. fill: leave nothing out, and let the last group of a
+    bucket begin it again.
+    """
+
+    def __init__(self, buckets: np.ndarray, group: int, seed: int, shuffle: bool = True, fill: bool = False) -> None:
+        self.group, self._seed, self._shuffle, self._fill = group, seed, shuffle, fill
+        self._buckets, self._counts = buckets, np.bincount(buckets)
+        self._epoch = lru_cache(maxsize=2)(self._groups)
+
+    def __len__(self) -> int:
+        return int(sum(map(self._length, self._counts.tolist())))
+
+    def _length(self, count: int) -> int:
+        """Return how many positions a bucket of ``count`` samples has in an epoch."""
+        return (-(-count // self.group) if self._fill else count // self.group) * self.group
+
+    def _groups(self, epoch: int) -> np.ndarray:
+        """Return the samples of an epoch, in their order."""
+        samples = np.arange(len(self._buckets))
+        if self._shuffle:
+            samples = generator(self._seed, Stream.ORDER, epoch).permutation(samples)
+        own = [samples[self._buckets[samples] == bucket] for bucket in range(len(self._counts))]
+        groups = np.concatenate([np.resize(some, self._length(len(some))).reshape(-1, self.group) for some in own])
+        if self._shuffle:
+            groups = generator(self._seed, Stream.ORDER, epoch, block=1).permutation(groups)
+        return groups.reshape(-1)
+
+    def images(self, positions: np.ndarray) -> np.ndarray:
+        """Return the sample at each position, (B,) int64; those held out begin with the first group."""
+        epochs, offsets = np.divmod(positions % VALIDATION_POSITIONS, len(self))
+        return np.array([self._epoch(e)[o] for e, o in zip(epochs.tolist(), offsets.tolist())], np.int64)
+
+    def check(self, micro_batch_size: int, start: int = 0) -> None:
+        """Raise ConfigError unless every micro-batch from position ``start`` on has samples of one bucket."""
+        if self.group % micro_batch_size:
+            raise ConfigError(
+                f"--micro-batch-size = {micro_batch_size}",
+                f"does not divide dataset_param.bucket_group: {self.group} % {micro_batch_size} = "
+                f"{self.group % micro_batch_size}",
+                f"set bucket_group to {-(-self.group // micro_batch_size) * micro_batch_size}, or use a divisor of it: "
+                "a micro-batch has samples of one shape",
+            )  # fmt: skip
+        if start % micro_batch_size:
+            raise ConfigError(
+                f"--micro-batch-size = {micro_batch_size}",
+                f"does not divide the {start} samples that the run has consumed, so micro-batches would have samples "
+                "of two shapes", "go on with the micro-batch and global batch that it had",
+            )  # fmt: skip

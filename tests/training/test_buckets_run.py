@@ -1,0 +1,81 @@
+"""Runs on samples of several shapes: what ranks, micro-batches, sharding and resumes do not change."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.buckets_fixtures import write_configs, write_pictures
+from tests.training.launch import Configs
+
+pytestmark = pytest.mark.ranks
+
+LOSS_TOLERANCE = 2e-6  # float32 sums in another order
+STEPS = "--global-batch-size 16 --lr 1e-3 --lr-decay-style constant --num-workers 1 "
+
+
+@pytest.fixture(scope="module")
+def configs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("configs")
+    return Configs(write_configs(folder / "configs", write_pictures(folder / "pictures"), valid_fraction=0.2))
+
+
+@pytest.fixture(scope="module")
+def one_process(configs):
+    outcome = configs.run(STEPS + "--train-iters 10 --micro-batch-size 4 --eval-interval 5 --eval-iters 2")
+    assert outcome.code == 0, outcome.output
+    assert re.search(
+        r"buckets   8 x 8: \d+, 8 x 12: \d+, 12 x 8: \d+, 4 in a row; of each epoch \d+ are", outcome.output
+    )
+    return outcome
+
+
+@pytest.mark.parametrize(
+    ("ranks", "micro", "fsdp2"),
+    [(1, 1, None), (2, 4, None), (4, 2, None), (2, 2, "sharding_size: auto\n"), (4, 4, "sharding_size: 2\n")],
+    ids=["micro-batches", "two ranks", "four ranks", "sharded", "hybrid"],
+)
+def test_ranks_sharding_and_micro_batches_train_on_the_same_numbers(configs, one_process, ranks, micro, fsdp2):
+    flags = f"--train-iters 10 --micro-batch-size {micro} --eval-interval 5 --eval-iters 2 "
+    if fsdp2:
+        path = configs.folder / f"fsdp2-{ranks}.yaml"
+        path.write_text("sub_modules_to_wrap:\n  - predictor.blocks.{*}\n" + fsdp2)
+        flags += f"--use-torch-fsdp2 --fsdp2-config-path {path} "
+    outcome = configs.run(STEPS + flags, ranks)
+    assert outcome.code == 0, outcome.output
+    assert outcome.losses.keys() == one_process.losses.keys() and len(one_process.losses) == 10
+    for iteration, loss in one_process.losses.items():
+        assert outcome.losses[iteration] == pytest.approx(loss, rel=LOSS_TOLERANCE), iteration
+    found = outcome.validations
+    assert found.keys() == {5, 10}
+    for iteration, values in one_process.validations.items():
+        assert [*map(float, found[iteration])] == pytest.approx([*map(float, values)], rel=LOSS_TOLERANCE)
+
+
+def test_a_resumed_run_prints_the_same_lines(configs, one_process, tmp_path):
+    flags = STEPS + f"--micro-batch-size 4 --save {tmp_path} --load {tmp_path} "
+    configs.run(flags + "--train-iters 5")
+    resumed = configs.run(flags + "--train-iters 10")
+    assert "resumed from" in resumed.output and "changed since" not in resumed.output
+    assert resumed.lines == {iteration: line for iteration, line in one_process.lines.items() if iteration > 5}
+
+
+def test_other_buckets_are_said_where_a_run_goes_on(configs, tmp_path):
+    flags = STEPS + f"--micro-batch-size 2 --save {tmp_path / 'saved'} --load {tmp_path / 'saved'} "
+    configs.run(flags + "--train-iters 1")
+    other = Configs(write_configs(tmp_path / "other", configs.folder.parent / "pictures", bucket_group=2))
+    outcome = other.run(flags + "--train-iters 2")
+    assert outcome.code == 0 and "dataset_param.buckets" in outcome.output and "2 in a row" in outcome.output
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--micro-batch-size 8 --global-batch-size 16", "--micro-batch-size = 8: does not divide"),
+        ("--micro-batch-size 4 --global-batch-size 64", "fewer than --global-batch-size 64"),
+    ],
+)
+def test_a_batch_that_buckets_cannot_give_is_refused_before_the_run(configs, flags, message):
+    outcome = configs.run(f"--train-iters 2 --lr 1e-3 --lr-decay-style constant {flags}")
+    assert outcome.code == 2 and message in outcome.output
