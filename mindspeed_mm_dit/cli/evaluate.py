@@ -39,8 +39,10 @@ GRID_FROM, GRID_CLASSES, GRID_PER_CLASS = 500, 10, 10
 """The picture shows so many classes, and images of each, out of the first so many images."""
 
 DESCRIPTION = """\
-Score a model: draw many images, then FID, sFID, Inception Score, precision and recall as ADM's evaluator defines them.
+Score a model: draw many images, then compare them with real ones. With --inception: FID, sFID, Inception Score,
+precision and recall as ADM's evaluator defines them. Without: read as asked, variety, copies, distance to real ones.
 
+  mm-dit evaluate --checkpoint outputs/pets --num 500 --reference my_images --output report
   mm-dit evaluate --checkpoint outputs/digits/checkpoints --num 1000 --reference digits --sampler ddim --steps 50 \\
       --cfg-scale 2 --output report
   torchrun --nproc_per_node 8 -m mindspeed_mm_dit.cli.main -- evaluate --checkpoint DiT-XL-2-256x256.pt \\
@@ -75,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--reference", metavar="PATH", help="ADM's .npz, one of --statistics, a folder of images, or digits"
     )
-    parser.add_argument("--inception", metavar="FILE", help="weights of torch-fidelity's Inception (.pth)")
+    parser.add_argument("--inception", metavar="FILE", help="weights of torch-fidelity's Inception (.pth), for FID")
     parser.add_argument("--image-size", type=int, metavar="PIXELS", help="bring pictures of folders to this size")
     add_chain(parser, PUBLISHED_CFG_SCALE)
     add_drawing(parser)
@@ -125,7 +127,9 @@ def _check_flags(args: argparse.Namespace) -> None:
         )  # fmt: skip
     if args.statistics:
         if not args.inception:
-            raise ConfigError("--statistics", "are made with --inception", "add --inception FILE")
+            from mindspeed_mm_dit.evaluation.pictures import INCEPTION
+
+            raise ConfigError("--statistics", "are made with --inception", INCEPTION)
         if not args.output.lower().endswith(".npz"):
             raise ConfigError(f"--output = {args.output}", "of --statistics is an .npz", "name one")
         check_output_file("--output", args.output)
@@ -159,7 +163,7 @@ def _judge_of(args: argparse.Namespace, work: _Work | None, samples: Pictures | 
     from mindspeed_mm_dit.evaluation.digits_judge import DIGITS, DigitsJudge
 
     images = _candidates(args, work, samples)
-    judge = DigitsJudge() if args.reference == DIGITS else _inception_judge(args, args.image_size or images.shape[0])
+    judge = DigitsJudge() if args.reference == DIGITS else _judge_by_images(args, args.image_size or images.shape[0])
     judge.check(images)
     return judge
 
@@ -169,18 +173,21 @@ def _candidates(args: argparse.Namespace, work: _Work | None, samples: Pictures 
 
     if samples:
         num_labels = 0 if samples.labels is None else int(samples.labels.max()) + 1
-        return Candidates(samples.what, samples.shape, samples.count, samples.what, num_labels)
+        return Candidates(samples.what, samples.shape, samples.count, samples.what, num_labels, samples.classes)
     assert work is not None
     what = f"--checkpoint = {args.checkpoint}"
-    return Candidates(what, _shape(work.config), args.num, f"--num = {args.num}", work.num_classes)
+    num_labels, classes = (0, ()) if work.prompts else (work.num_classes, work.classes)
+    return Candidates(what, _shape(work.config), args.num, f"--num = {args.num}", num_labels, classes)
 
 
-def _inception_judge(args: argparse.Namespace, image_size: int) -> Judge:
+def _judge_by_images(args: argparse.Namespace, image_size: int) -> Judge:
+    """Return the judge that holds real images: through the Inception, or through what they have in common."""
+    from mindspeed_mm_dit.evaluation.images_judge import ImagesJudge
     from mindspeed_mm_dit.evaluation.pictures import open_pictures
 
-    if not args.inception:
-        raise ConfigError("--inception", "is needed: scores are made of its features", "docs/evaluation.md says which")
     reference = open_pictures("--reference", args.reference, image_size)
+    if not args.inception:
+        return ImagesJudge(reference)
     from mindspeed_mm_dit.evaluation.inception import Inception
     from mindspeed_mm_dit.evaluation.scores import InceptionJudge
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from mindspeed_mm_dit.data import moving_digits
 from mindspeed_mm_dit.evaluation.captioned_digits import ASKED, score_captioned_digits
-from mindspeed_mm_dit.evaluation.digits import score_digits
+from mindspeed_mm_dit.evaluation.digits import score_line
 from mindspeed_mm_dit.evaluation.moving_digits import digits_line, score_moving_digits
 
 Values = Mapping[str, Sequence[Any]]
@@ -33,7 +33,7 @@ BUILT_IN = {
     ("digits", "label"): BuiltIn(
         _TWENTY_EACH,
         slice(None),
-        lambda images, asked: score_digits(images, np.array(asked["label"])).line,
+        lambda images, asked: score_line(images, np.array(asked["label"])),
     ),
     ("captioned_digits", "caption"): BuiltIn(
         {"caption": ASKED},
@@ -43,7 +43,7 @@ BUILT_IN = {
     ("inverted_digits", "label"): BuiltIn(
         _TWENTY_EACH,
         slice(None),
-        lambda images, asked: f"inverted, {score_digits(255 - images, np.array(asked['label'])).line}",
+        lambda images, asked: f"inverted, {score_line(255 - images, np.array(asked['label']))}",
     ),
     ("moving_digits", "label"): BuiltIn(
         {"label": np.repeat(np.arange(10), 12).tolist()},

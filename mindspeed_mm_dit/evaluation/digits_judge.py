@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from importlib.metadata import version
 
 import numpy as np
 
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.evaluation.cautions import cautions
-from mindspeed_mm_dit.evaluation.digits import (
-    FEWEST_IMAGES,
-    NEAREST_SHARE,
-    VARIANCE_KEPT,
-    real_digits,
-    score_digits,
-    scores_of_real_digits,
-)
+from mindspeed_mm_dit.evaluation.digits import real_digits, score_digits, scores_of_real_digits
 from mindspeed_mm_dit.evaluation.evaluation import Candidates, Judgement
+from mindspeed_mm_dit.evaluation.images_judge import check_count, judgement_of
 from mindspeed_mm_dit.evaluation.pictures import Pictures
 
 DIGITS = "digits"
@@ -41,25 +34,12 @@ class DigitsJudge:
         if images.num_labels > _CLASSES:
             words = f"has labels up to {images.num_labels - 1}, and digits are 0 ... {_CLASSES - 1}"
             raise ConfigError(images.what, words, "name a reference of such images and --inception")
-        if images.count < FEWEST_IMAGES:
-            words = f"{images.count} image(s): variety within a class wants at least {FEWEST_IMAGES}"
-            raise ConfigError(images.counted_by, words, "use more")
+        check_count(images)
 
     def judge(self, samples: Pictures) -> Judgement:
         """Score ``samples``."""
         assert samples.labels is not None
         found = score_digits(np.concatenate(list(samples.batches(1000))), samples.labels)
-        return Judgement(
-            scores=_numbers(asdict(found)),
-            yardstick={**_numbers(asdict(scores_of_real_digits(samples.count))), "copies": None},
-            reference={"what": "the digits of scikit-learn, all 1,797", "scikit-learn": version("scikit-learn")},
-            features={"space": f"principal components with {VARIANCE_KEPT:.0%} of the variance of the reference",
-                      "components": real_digits().components.shape[1], "copy_quantile": NEAREST_SHARE,
-                      "copy_distance": real_digits().copy_distance},
-            notes=cautions(samples),
-        )  # fmt: skip
-
-
-def _numbers(scores: dict[str, float]) -> dict[str, float | None]:
-    """Leave out how many images there are: that is no score."""
-    return {name: value for name, value in scores.items() if name != "images"}
+        yardstick = {**asdict(scores_of_real_digits(samples.count)), "copies": None}
+        what = {"what": "the digits of scikit-learn, all 1,797"}
+        return judgement_of(found, yardstick, real_digits(), what, cautions(samples))

@@ -61,6 +61,8 @@ class Candidates:
     """The flag and its value that says how many."""
     num_labels: int
     """Each label is below this; 0 where there are none."""
+    classes: tuple[str, ...] = ()
+    """Name of each label, where they are known."""
 
 
 class Judge(Protocol):
@@ -91,6 +93,9 @@ class Evaluation:
         found = self.judgement
         wide = max(len(_NAMES[name]) for name in found.scores)
         rows = [f"{_NAMES[name]:<{wide}}  {shown_score(name, value)}" for name, value in found.scores.items()]
+        if found.yardstick:
+            beside = [shown_score(name, found.yardstick.get(name)) for name in found.scores]
+            rows = [f"{row:<{wide + 12}}  real images: {real}" for row, real in zip(rows, beside)]
         return rows + [f"note: {note}" for note in found.notes]
 
     def write(self, folder: Path, grid_png: bytes) -> None:

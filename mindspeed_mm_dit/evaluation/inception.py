@@ -20,7 +20,7 @@ from einops import rearrange
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file
 from mindspeed_mm_dit.configs.limits import check_path
 from mindspeed_mm_dit.errors import CheckpointError, PlatformError
-from mindspeed_mm_dit.evaluation.pictures import POOL, SPATIAL, Pictures, sha256_of
+from mindspeed_mm_dit.evaluation.pictures import INCEPTION, POOL, SPATIAL, Pictures, sha256_of
 from mindspeed_mm_dit.framework import ops, runtime
 
 _SPATIAL_CHANNELS = 7
@@ -115,13 +115,13 @@ def _read_weights(what: str, path: str | Path) -> dict[str, torch.Tensor]:
             warnings.simplefilter("ignore")
             weights = torch.load(path, map_location="cpu", weights_only=True)  # tensors and plain values, no code
     except UnusableFile as problem:
-        raise CheckpointError(what, str(problem), "name the .pth of torch-fidelity's Inception") from None
+        raise CheckpointError(what, str(problem), INCEPTION) from None
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError, LookupError, TypeError) as error:
         raise CheckpointError(
-            what, f"holds no weights that can be read without running code: {_reason(error)}", _CURE
+            what, f"holds no weights that can be read without running code: {_reason(error)}", INCEPTION
         ) from None
     if not isinstance(weights, dict) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
-        raise CheckpointError(what, "is no dict of tensors, and so no Inception", _CURE)
+        raise CheckpointError(what, "is no dict of tensors, and so no Inception", INCEPTION)
     return weights
 
 
@@ -135,15 +135,13 @@ def _reason(error: Exception) -> str:
     return (said or type(error).__name__).splitlines()[0][:200]
 
 
-_CURE = "use weights-inception-2015-12-05-6726825d.pth of torch-fidelity's release v0.2.0 (docs/evaluation.md)"
-
-
 def _built(build: type, weights: dict[str, torch.Tensor], what: str) -> Any:
     """Return the network with ``weights``. Its constructor unpickles a file: it is given one that holds only these."""
     head = weights.get("fc.weight")
     if head is not None and tuple(head.shape) == (1000, POOL):
         raise CheckpointError(
-            what, "is torchvision's Inception, of 1,000 classes: published scores are made of another's features", _CURE
+            what, "is torchvision's Inception, of 1,000 classes: published scores are made of another's features",
+            INCEPTION,
         )  # fmt: skip
     held = io.BytesIO()
     torch.save(weights, held)
@@ -152,4 +150,4 @@ def _built(build: type, weights: dict[str, torch.Tensor], what: str) -> Any:
         return build(_PACKAGE, ["2048"], feature_extractor_weights_path=held)
     except RuntimeError as error:
         lines = [line.strip() for line in str(error).splitlines()[1:]] or [str(error)]
-        raise CheckpointError(what, f"is no Inception of TensorFlow: {lines[0][:200]}", _CURE) from None
+        raise CheckpointError(what, f"is no Inception of TensorFlow: {lines[0][:200]}", INCEPTION) from None

@@ -21,6 +21,11 @@ from mindspeed_mm_dit.data.transforms import load_pixels, open_image, readable_f
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.evaluation.metrics import Gaussian
 
+INCEPTION = (
+    "download https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/"
+    "weights-inception-2015-12-05-6726825d.pth, and name it with --inception"
+)
+"""What to do where the Inception's weights are missing."""
 POOL, SPATIAL = 2048, 17 * 17 * 7
 """Features of an image that the Inception makes: of the last pooling, and 7 channels of ``mixed_6/conv``."""
 IMAGES, LABELS = "arr_0", "arr_1"
@@ -50,6 +55,8 @@ class Pictures:
     """Images of a batch -> all images in order, (B, H, W, C) uint8."""
     labels: np.ndarray | None = None
     """(count,) int64, where they are known."""
+    classes: tuple[str, ...] = ()
+    """Name of each label; empty where they are not known."""
     statistics: dict[str, Gaussian] | None = None
     """Of "pool" features and perhaps "spatial" ones, over the set that the images are some of."""
     made_by: str = ""
@@ -100,13 +107,14 @@ class _Npz:
         statistics = self._statistics()
         if IMAGES not in self._names:
             if statistics:
-                return Pictures(self._what, 0, (0, 0, 0), lambda size: iter(()), None, statistics, self._made_by())
+                return Pictures(self._what, 0, (0, 0, 0), lambda size: iter(()), statistics=statistics,
+                                made_by=self._made_by())  # fmt: skip
             found = ", ".join(sorted(self._names)) or "nothing"
             raise DataError(self._what, f"holds {found}, and neither images ({IMAGES}) nor statistics (mu, sigma)")
         shape = self._image_shape()
         labels = self._labels(shape[0])
         return Pictures(
-            self._what, shape[0], shape[1:], self._batches, labels, statistics, self._made_by(), *self._made_of(),
+            self._what, shape[0], shape[1:], self._batches, labels, (), statistics, self._made_by(), *self._made_of(),
             grey=shape[0] if shape[3] == 1 else 0,
         )  # fmt: skip
 
@@ -222,8 +230,9 @@ def _open_folder(what: str, folder: Path, image_size: int | None) -> Pictures:
     off = [path for path in paths if _dimensions(path, size) != (size, size)]
     if off and image_size is None:
         raise DataError(what, f"{off[0].name} is not {size} x {size} as {paths[0].name} is", "add --image-size")
+    labels, classes = _labels_of(folder, paths)
     return Pictures(
-        what, len(paths), (size, size, 3), lambda batch: _decoded(paths, size, batch), _labels_of(folder, paths),
+        what, len(paths), (size, size, 3), lambda batch: _decoded(paths, size, batch), labels, classes,
         resized=len(off), jpegs=sum(path.suffix.lower() in _JPEG for path in paths),
         grey=sum(look.is_grey for look in looks),
     )  # fmt: skip
@@ -256,11 +265,11 @@ def _pixels(path: Path, size: int) -> np.ndarray:
         raise DataError(str(path), str(problem), "repair or remove it") from None
 
 
-def _labels_of(folder: Path, paths: list[Path]) -> np.ndarray | None:
-    """Return the class of each picture, by the folder it lies in; None where all lie in one."""
+def _labels_of(folder: Path, paths: list[Path]) -> tuple[np.ndarray | None, tuple[str, ...]]:
+    """Return the class of each picture and their names, by the folder it lies in; None where all lie in one."""
     classes = [path.relative_to(folder).parts[0] if path.parent != folder else "" for path in paths]
-    names = sorted(set(classes))
-    return np.array([names.index(name) for name in classes], np.int64) if len(names) > 1 else None
+    names = tuple(sorted(set(classes)))
+    return (np.array([names.index(name) for name in classes], np.int64), names) if len(names) > 1 else (None, ())
 
 
 def sha256_of(path: str | Path) -> str:

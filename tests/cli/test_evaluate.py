@@ -182,7 +182,10 @@ def test_an_npz_is_scored_without_a_model(alone, tmp_path, capsys):
         (("--samples", "a.npz", "--statistics", "b"), "--samples and --statistics exclude each other"),
         (("--samples", "a.npz"), "--reference: is needed"),
         (("--samples", "a.npz", "--reference", "digits"), "no such file"),
-        (("--statistics", "pictures"), "add --inception"),
+        (
+            ("--statistics", "pictures"),
+            "v0.2.0/weights-inception-2015-12-05-6726825d.pth, and name it with --inception",
+        ),
         (("--statistics", "pictures", "--inception", "w.pth"), "is an .npz"),
         (("--checkpoint", "c", "--reference", "digits", "--num", "0"), "--num = 0"),
         (("--samples", "a.npz", "--inception", "w.pth", "--ai-framework", "mindspore"), "is a network of PyTorch"),
