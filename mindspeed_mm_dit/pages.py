@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import re
-from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,34 +38,8 @@ def write(path: Path, template: str, **values: Any) -> None:
     path.write_text(_environment().get_template(template).render(values), encoding="utf-8")
 
 
-def write_page(path: Path, title: str, parts: Sequence[str]) -> None:
-    """Write ``parts`` of HTML as one page."""
-    write(path, "page.html", title=title, parts=parts)
-
-
 def png_of_figure(figure: Figure) -> bytes:
     """Return a figure of matplotlib as a PNG."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return buffer.getvalue()
-
-
-def image(figure: Figure) -> str:
-    """Return a figure of matplotlib as a picture inside the page."""
-    return _macro("picture", png_of_figure(figure), "")
-
-
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]], bad: Sequence[bool] = ()) -> str:
-    """Return a table; rows that are ``bad`` are coloured, and numbers stand right."""
-    return _macro("table", heads, rows, bad)
-
-
-def folded(summary: str, content: str) -> str:
-    """Return ``content``, of HTML, behind a line that opens it."""
-    from markupsafe import Markup
-
-    return _macro("folded", summary, Markup(content))
-
-
-def _macro(name: str, *values: Any) -> str:
-    return getattr(_environment().get_template("macros.html").module, name)(*values)

@@ -139,7 +139,7 @@ def _print(comparison: Comparison) -> None:
         table.add_row(*row)
     Console(width=None if sys.stdout.isatty() else 110).print(table)
     if comparison.culprit is not None:
-        print(f"first layer past tolerance: {comparison.culprit.name}")
+        print(f"first layer past tolerance: {comparison.culprit.which}")
     if comparison.note:
         print(f"note: {comparison.note}")
     if comparison.speeds:

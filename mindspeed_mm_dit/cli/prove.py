@@ -6,13 +6,15 @@ import argparse
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
+    from mindspeed_mm_dit.verify.layouts import Layout
     from mindspeed_mm_dit.verify.proof import Config
 
 DESCRIPTION = """\
@@ -80,12 +82,12 @@ def run(args: argparse.Namespace) -> int:
     try:
         config = open_config(config_folder(args.config[0]), folder, args.checkpoint, args.full, args.steps)
         config = _checked(config)
-        verdicts = prove(config, layouts, interpreters(args.mindspore_python), _say)
+        verdicts = prove(config, layouts, {**interpreters(args.mindspore_python), **_absent(layouts)}, _say)
         write_proof(Path(args.output), config, verdicts)
     finally:
         shutil.rmtree(folder)
     print(said(verdicts))
-    print(f"page: {args.output}, the same as JSON: {Path(args.output).with_suffix('.json')}")
+    _say_page(Path(args.output))
     return 1 if any(verdict.word == "FAIL" for verdict in verdicts) else 0
 
 
@@ -94,16 +96,21 @@ def _run_again(args: argparse.Namespace) -> int:
     from mindspeed_mm_dit.framework import activate
     from mindspeed_mm_dit.verify.published import Published, write_card
 
-    card = Path(args.card).resolve() if args.card else None
+    card, page = Path(args.card).resolve() if args.card else None, Path(args.output).resolve()
     run = Published.open(args.past, args.log, args.config)
     activate(run.flags.ai_framework)
     from mindspeed_mm_dit.framework import runtime
-    from mindspeed_mm_dit.hosts.prove_run import described, take_again
+    from mindspeed_mm_dit.hosts.prove_run import described, others, take_again
+    from mindspeed_mm_dit.verify.proof_page import write_proof_of_run
 
     findings = take_again(run, args.at)
-    if card and runtime.rank() == 0:
-        write_card(card, run, findings, described(run))
-        print(f"card: {card}")
+    if runtime.rank() == 0:
+        about = described(run)
+        write_proof_of_run(page, run, findings, about, others(run.facts, findings))
+        _say_page(page)
+        if card:
+            write_card(card, run, findings, about)
+            print(f"card: {card}")
     runtime.shutdown()
     return 0 if all(finding.good for finding in findings) else 1
 
@@ -120,11 +127,27 @@ def _checked(config: Config) -> Config:
     return replace(config, about={**config.about, "data": mm.pictures})
 
 
+def _absent(layouts: Sequence[Layout]) -> dict[str, UserError]:
+    """Return the hosts of ``layouts`` that are not here, and why."""
+    from mindspeed_mm_dit.hosts.choose import named
+
+    found = {}
+    for host in {layout.host for layout in layouts}:
+        try:
+            named(host).needs(["--host", host])
+        except UserError as error:
+            found[host] = error
+    return found
+
+
 def check_arguments(args: argparse.Namespace) -> None:
     """Refuse what cannot work before time is spent."""
     from mindspeed_mm_dit.configs.embedded import config_folder
     from mindspeed_mm_dit.configs.outputs import check_output_file
 
+    if Path(args.output).suffix != ".html":
+        raise ConfigError(f"--output = {args.output}", "is not a .html")
+    check_output_file("--output", args.output)
     if args.card:
         check_output_file("--card", args.card)
     if args.past:
@@ -136,15 +159,16 @@ def check_arguments(args: argparse.Namespace) -> None:
     config_folder(args.config[0])
     if args.steps < 1:
         raise ConfigError(f"--steps = {args.steps}", "must be at least 1")
-    if Path(args.output).suffix != ".html":
-        raise ConfigError(f"--output = {args.output}", "is not a .html")
-    check_output_file("--output", args.output)
 
 
 def _places(text: str) -> list[int]:
     if not all(part.isdecimal() for part in text.split(",")):
         raise argparse.ArgumentTypeError(f"{text} is no list of iterations: write 20,400")
     return [int(part) for part in text.split(",")]
+
+
+def _say_page(path: Path) -> None:
+    print(f"page: {path}, the same as JSON: {path.with_suffix('.json')}")
 
 
 def _say(text: str) -> None:

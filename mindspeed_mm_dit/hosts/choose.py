@@ -50,7 +50,7 @@ def find_host(argv: Sequence[str], add_flags: AddFlags | None = None) -> Host:
     parser.add_argument("--host", default="auto")
     parser.add_argument("-h", "--help", action="store_true")
     asked = parser.parse_known_args(list(argv))[0]
-    kind = _recognised() if asked.host == "auto" else _named(asked.host)
+    kind = _recognised() if asked.host == "auto" else named(asked.host)
     if asked.help and add_flags and kind.parser:
         add_flags(kind.parser()).print_help()
         sys.exit(0)
@@ -59,7 +59,8 @@ def find_host(argv: Sequence[str], add_flags: AddFlags | None = None) -> Host:
     return kind.attach(argv)
 
 
-def _named(name: str) -> HostKind:
+def named(name: str) -> HostKind:
+    """Return the host of this name; ConfigError for one that there is not."""
     known = {kind.name: kind for kind in hosts()}
     if name not in known:
         names = ("auto", *known)

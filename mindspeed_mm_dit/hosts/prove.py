@@ -23,7 +23,7 @@ from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.framework.launched import end_with_launcher
 from mindspeed_mm_dit.training.flags import parse, quiet
-from mindspeed_mm_dit.verify.task import Task, read_tasks
+from mindspeed_mm_dit.verify.task import Task, positions_of, read_tasks
 
 
 def main(argv: Sequence[str]) -> int:
@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
         try:
             take(task)
         except UserError as error:
-            Path(f"{task.output}.refused").write_text(str(error), encoding="utf-8")
+            task.refuse(error)
     from mindspeed_mm_dit.framework import runtime
 
     runtime.barrier()
@@ -73,15 +73,13 @@ def take(task: Task) -> None:
     if task.is_truth and not task.rounding:
         found |= {f"start/{name}": array for name, array in first.weights.items()}
     values = np.concatenate([room.whole(each) for each in losses]).reshape(task.steps, -1)
+    positions = positions_of(args, task.steps, runtime.data_rank(), runtime.data_world_size())
     found |= {
         "grad_norm": np.array([room.whole(norm) for norm in norms]),
         "losses": values,
-        "positions": _positions(args, task.steps)[:, : values.shape[1]],
+        "positions": positions[:, : values.shape[1]],
     }
-    rank, alike = runtime.rank(), ("gradient/", "model/", "ema/", "start/")
-    np.savez(
-        f"{task.output}.rank{rank}.npz", **{n: a for n, a in found.items() if rank == 0 or not n.startswith(alike)}
-    )
+    task.write(found, runtime.rank())
     room.forget()
 
 
@@ -106,16 +104,6 @@ def _watched(args: RunConfig) -> Any:
     """Return which modules are watched, by their name; what is compiled is not looked into."""
     inside = re.compile(rf"{re.escape(args.mm.model.predictor.parameters().stem)}\.\d+\..+")
     return lambda name: not (args.torch_compile and inside.fullmatch(name))
-
-
-def _positions(args: RunConfig, steps: int) -> np.ndarray:
-    """Return which samples of the run this rank's are, (steps, samples)."""
-    from mindspeed_mm_dit.data.order import micro_batches
-    from mindspeed_mm_dit.framework import runtime
-
-    own = micro_batches(0, args.micro_batch_size, runtime.data_rank(), runtime.data_world_size())
-    count = steps * runtime.num_microbatches()
-    return np.concatenate([next(own) for _ in range(count)]).reshape(steps, -1)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,22 +19,8 @@ from mindspeed_mm_dit.training.flags import quiet
 from mindspeed_mm_dit.training.start import print_rank_0
 from mindspeed_mm_dit.verify.layouts import UNITS
 from mindspeed_mm_dit.verify.prove import ROUNDINGS
-from mindspeed_mm_dit.verify.published import Published
-from mindspeed_mm_dit.verify.table import Bound, Finding, Quantity, Rows, Tolerances, judge, relative_error
-
-NOISY_STEPS = 2
-"""Times the steps are taken with every number moved; the largest error counts."""
-LOGGED = Bound(
-    f"Measured: twice the largest error of {NOISY_STEPS} times the same steps in which the weights, what every module "
-    f"gives, and every gradient were moved at random by up to {ROUNDINGS} roundings; and the digits that a log prints.",
-    least=lambda reference: 5e-7,
-)
-NORM = Bound(LOGGED.why, least=lambda reference: 5.1e-4 / max(float(np.abs(reference)), 1e-30))
-RUN: Rows = (
-    Quantity(r"loss/(\d+)", lambda log, n: np.asarray(log[int(n)][0]), LOGGED),
-    Quantity(r"gradient norm/(\d+)", lambda log, n: np.asarray(log[int(n)][1]), NORM),
-)
-"""What a log says of a step."""
+from mindspeed_mm_dit.verify.published import NOISY_STEPS, RUN, Published, line_of
+from mindspeed_mm_dit.verify.table import Finding, Tolerances, judge_steps
 
 
 def take_again(run: Published, asked: Sequence[int]) -> list[Finding]:
@@ -42,17 +28,18 @@ def take_again(run: Published, asked: Sequence[int]) -> list[Finding]:
     args, places = join(quiet(run.flags)), run.places(asked)
     if run.past is None and (table := table_of(changes(run.facts, run_facts(args, 0, 0)))):
         print_rank_0(table)
-    ours = dict(_taken(args, run, places))
-    noisy = [dict(_taken(args, run, places, draw)) for draw in range(NOISY_STEPS if active() == "pytorch" else 0)]
-    findings = [
-        judge(f"{name}/{place}", own, reference, row.bound, Tolerances(0.0 if noisy else 1e-5), max(noise, default=0.0))
-        for place in places
-        for name, row in zip(("loss", "gradient norm"), RUN)
-        for own, reference, *others in [[row.compute(log, str(place)) for log in (ours, run.log, *noisy)]]
-        for noise in [[relative_error(other, own) for other in others]]
-    ]
-    print_rank_0("\n".join([*map(_line, findings), *_others(run.facts, findings)]))
+    log = _named((place, run.log[place]) for place in places)
+    ours = _named(_taken(args, run, places))
+    noisy = [_named(_taken(args, run, places, draw)) for draw in range(NOISY_STEPS if active() == "pytorch" else 0)]
+    findings = judge_steps(ours, log, RUN, Tolerances(0.0 if noisy else 1e-5), noisy, exact=ours)
+    findings.sort(key=lambda finding: int(finding.which))
+    print_rank_0("\n".join([*map(line_of, findings), *others(run.facts, findings)]))
     return findings
+
+
+def _named(taken: Iterable[tuple[int, tuple[float, float]]]) -> dict[str, np.ndarray]:
+    """Return losses and gradient norms by their names in the table."""
+    return {f"{kind}/{place}": np.asarray(value) for place, values in taken for kind, value in zip(RUN, values)}
 
 
 def described(run: Published) -> dict[str, str]:
@@ -102,20 +89,8 @@ def _steps(args: RunConfig, engine: Any, start: Any, draw: int | None, unit: flo
         yield next(steps)
 
 
-def _line(finding: Finding) -> str:
-    kind, _, place = finding.name.partition("/")
-    digits = ".6E" if kind == "loss" else ".3f"
-    ours, logged = format(finding.ours, digits), format(finding.reference, digits)
-    printed = RUN[kind != "loss"].bound.least(np.asarray(finding.reference))
-    how = f"error {finding.error:.1e}, bound {finding.tolerance:.1e}"
-    if ours == logged or finding.error <= printed:
-        how = "the same digits" if ours == logged else "the same but for the last digit"
-    word = "PASS" if finding.good else "FAIL"
-    return f"{word}  iteration {place:>6}  {kind:13}  {ours} here, {logged} in the log: {how}"
-
-
-def _others(facts: Mapping[str, Any], findings: Sequence[Finding]) -> list[str]:
-    """Say which versions are others here, where digits are."""
+def others(facts: Mapping[str, Any], findings: Sequence[Finding]) -> list[str]:
+    """Return which versions are others here, where digits are."""
     if all(finding.error == 0.0 for finding in findings):
         return []
     here = runtime.versions()

@@ -35,6 +35,8 @@ class Layout:
     """Keys of fsdp2.yaml that differ from the user's; None: the weights are replicated."""
     precision: str = "float32"
     framework: str = "pytorch"
+    host: str = "standalone"
+    """In which it takes place: a name of ``--host``."""
 
     def __str__(self) -> str:
         ranks = "1 rank" if self.ranks == 1 else f"{self.ranks} ranks"
@@ -86,6 +88,8 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout("FSDP2", 4, sharding=_SHARDED, micro_batches=2),
     Layout("hybrid", 4, sharding=_HYBRID, micro_batches=2),
     Layout("hybrid, Ulysses", 4, _ULYSSES, sharing=2, sharding=_HYBRID),
+    Layout("MindSpeed-MM, old route", 2, sharding=_SHARDED, micro_batches=2, host="mindspeed-mm"),
+    Layout("MindSpeed-MM, native engine", 2, sharding=_SHARDED, micro_batches=2, host="mindspeed-mm-native"),
     Layout("whole batch, graph", framework="mindspore"),
     Layout("micro-batches, pynative", flags=("--pynative",), micro_batches=2, framework="mindspore"),
     Layout("LoRA, graph", what=_LORA, framework="mindspore"),

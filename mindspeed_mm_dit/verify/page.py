@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mindspeed_mm_dit.pages import png_of_figure, write
-from mindspeed_mm_dit.verify.compare import CHECKS, first_past, verdict
+from mindspeed_mm_dit.verify.compare import first_past, verdict
 from mindspeed_mm_dit.verify.processes import Training
-from mindspeed_mm_dit.verify.table import Finding
+from mindspeed_mm_dit.verify.table import BOUNDS, Finding
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,7 +50,7 @@ class Comparison:
     about: dict[str, str]
     """What was compared: model, checkpoint, seed, flags."""
     findings: dict[str, list[Finding]]
-    """By the line of the verdict."""
+    """By kind: a line of the verdict each."""
     training: Sequence[Training]
     """Of each side; empty: none."""
     speeds: Sequence[float]
@@ -59,7 +59,7 @@ class Comparison:
 
     @cached_property
     def checks(self) -> dict[str, Finding]:
-        """Of each line of the verdict, the quantity to look at."""
+        """Of each kind, the quantity to look at."""
         return verdict(self.findings)
 
     @property
@@ -70,32 +70,32 @@ class Comparison:
     @property
     def culprit(self) -> Finding | None:
         """The first layer past tolerance, if there is one."""
-        return first_past(self.findings["forward"])
+        return first_past(self.findings["output"])
 
     @property
     def note(self) -> str:
         """What to make of losses that part while all else agrees."""
-        return AMPLIFIED if [name for name, check in self.checks.items() if not check.good] == ["training"] else ""
+        return AMPLIFIED if [name for name, check in self.checks.items() if not check.good] == ["loss"] else ""
 
 
 def write_report(path: Path, comparison: Comparison) -> None:
     """Write ``comparison`` to ``path``."""
     c, checks = comparison, comparison.checks
-    forward = c.findings["forward"]
-    gradients = sorted(c.findings["gradients"], key=lambda finding: -finding.error)
+    forward = c.findings["output"]
+    gradients = sorted(c.findings["gradient"], key=lambda finding: -finding.error)
     names = list(dict.fromkeys([*c.facts[0], *c.facts[1]]))
     write(
         path, "comparison.html", title=f"{c.labels[1]} against {c.labels[0]}", c=c,
         when=f"{datetime.now():%Y-%m-%d %H:%M}",
         verdict=verdict_rows(c), verdict_bad=[not check.good for check in checks.values()],
-        reasons=[(name, f"{check.tolerance:.0e}", CHECKS[name].why) for name, check in checks.items()],
+        reasons=[(name, f"{check.tolerance:.0e}", BOUNDS[name].why) for name, check in checks.items()],
         forward={
             "png": png_of_figure(_error_figure(forward)), "bad": [finding == c.culprit for finding in forward],
-            "rows": [(f.name, f"{f.input_error:.2e}", f"{f.error:.2e}") for f in forward],
+            "rows": [(f.which, f"{f.input_error:.2e}", f"{f.error:.2e}") for f in forward],
         },
         gradients={
-            "png": png_of_figure(_error_figure(c.findings["gradients"])), "bad": [not f.good for f in gradients],
-            "rows": [(f.name, f"{f.reference:.3e}", f"{f.error:.2e}") for f in gradients],
+            "png": png_of_figure(_error_figure(c.findings["gradient"])), "bad": [not f.good for f in gradients],
+            "rows": [(f.which, f"{f.reference:.3e}", f"{f.error:.2e}") for f in gradients],
         },
         training={"png": png_of_figure(_loss_figure(c)), "rows": _steps(c)} if c.training else None,
         speeds=[(label, f"{speed:.1f}") for label, speed in zip(c.labels, c.speeds)],
@@ -106,15 +106,16 @@ def write_report(path: Path, comparison: Comparison) -> None:
 def verdict_rows(c: Comparison) -> list[tuple[str, ...]]:
     """Return the lines of the verdict: check, error, where, tolerance, PASS or FAIL."""
     return [
-        (name, f"{check.error:.2e}", check.name, f"{check.tolerance:.0e}", "PASS" if check.good else "FAIL")
+        (name, f"{check.error:.2e}", check.which, f"{check.tolerance:.0e}", "PASS" if check.good else "FAIL")
         for name, check in c.checks.items()
     ]
 
 
 def _steps(c: Comparison) -> list[tuple[str, ...]]:
+    ours, theirs = (side.losses for side in c.training)
     return [
-        (finding.name, *(f"{side.losses.get(number, float('nan')):.6e}" for side in c.training), f"{finding.error:.1e}")
-        for finding, number in zip(c.findings["training"], c.training[0].losses)
+        (f"step {n}", f"{ours[n]:.6e}", f"{theirs.get(n, float('nan')):.6e}", f"{finding.error:.1e}")
+        for n, finding in zip(ours, c.findings["loss"])
     ]
 
 
@@ -136,13 +137,13 @@ def _error_figure(findings: Sequence[Finding]) -> Figure:
     axes.axhline(tolerance, color="0.3", linestyle="--", linewidth=1, label=f"tolerance {tolerance:.0e}")
     axes.set(ylabel="relative error", yscale="log", ylim=(1e-9, max(10 * tolerance, 2 * values.max())))
     shown = places[:: max(1, len(places) // 45)]
-    axes.set_xticks(shown, [findings[i].name for i in shown], rotation=90, fontsize=7)
+    axes.set_xticks(shown, [findings[i].which for i in shown], rotation=90, fontsize=7)
     axes.legend()
     return figure
 
 
 def _loss_figure(c: Comparison) -> Figure:
-    figure, findings = _figure(5.0), c.findings["training"]
+    figure, findings = _figure(5.0), c.findings["loss"]
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
     for label, side, style in zip(c.labels, c.training, ("-", "--")):
         above.plot(list(side.losses), list(side.losses.values()), style, label=label, linewidth=2)

@@ -21,6 +21,7 @@ from mindspeed_mm_dit.configs.yaml_file import read_yaml
 from mindspeed_mm_dit.errors import ConfigError, UserError
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
 from mindspeed_mm_dit.framework.launched import without_launcher
+from mindspeed_mm_dit.training.exit_codes import USER_ERROR
 from mindspeed_mm_dit.verify.layouts import RECOMPUTED, UNITS, Layout
 from mindspeed_mm_dit.verify.processes import LEFT_OUT, ROOT, last_words, own_flags
 from mindspeed_mm_dit.verify.prove import DRAWS, ROUNDINGS, Crashed, Truth, Verdict
@@ -41,6 +42,8 @@ copies of what is written."""
 _START = (
     "import sys; from mindspeed_mm_dit.training.launch.run import start; sys.exit(start(sys.argv[1], sys.argv[2:]))"
 )
+OURS, HOSTED = (ROOT / "mindspeed_mm_dit" / "hosts" / name for name in ("prove.py", "prove_hosted.py"))
+"""What the processes of a layout run."""
 Say = Callable[[str], None]
 
 
@@ -71,7 +74,7 @@ class Config:
         """Return the task of computing ``layout``; ``truth``: fields of the task."""
         micro = self.samples * layout.sharing // (layout.ranks * layout.micro_batches)
         flags = [
-            *("--ai-framework", layout.framework),
+            *("--ai-framework", layout.framework, "--host", layout.host),
             *("--mm-model", str(self.folder / "model.json"), "--mm-data", self.data),
             *self.flags, *SETTINGS, *layout.what, *layout.flags, "--init-from", str(self.weights),
             *("--global-batch-size", str(self.samples), "--micro-batch-size", str(micro)),
@@ -153,7 +156,7 @@ def _weights(model: ModelConfig, checkpoint: str | None, seed: int) -> Mapping[s
 def prove(config: Config, layouts: Sequence[Layout], pythons: Mapping[str, str | UserError], say: Say) -> list[Verdict]:
     """Compute every layout in one process (of several ranks, one process each) for each number of ranks, and judge it.
 
-    pythons: of each framework its interpreter, or why there is none.
+    pythons: of each framework its interpreter, or why there is none; of a host that is not here, why.
     """
     found = _compute(config, layouts, pythons, say)
     truths = truths_of(config, layouts, pythons, say)
@@ -219,22 +222,32 @@ def _compute(
 ) -> dict[str, Taken | str]:
     """Take the steps of every layout; what was seen of it, or why nothing was."""
     found: dict[str, Taken | str] = {}
-    for framework, ranks in dict.fromkeys((layout.framework, layout.ranks) for layout in layouts):
-        own = [each for each in layouts if (each.framework, each.ranks) == (framework, ranks)]
+    for own in _by_processes(layouts):
+        ranks, framework, is_ours = own[0].ranks, own[0].framework, own[0].host == "standalone"
+        if isinstance(absent := pythons.get(own[0].host), UserError):
+            found |= {each.stem: str(absent) for each in own}
+            continue
         say(f"{framework} on {ranks} rank(s): {', '.join(each.name for each in own)}")
-        end = "-watched" if watched else ""
-        tasks = {each.stem: config.task(each, each.stem + end, watched=watched) for each in own}
+        tasks = {each.stem: config.task(each, each.stem + watched * "-watched", watched=watched) for each in own}
         while tasks:
-            why = run_tasks(ranks, framework, list(tasks.values()), config, pythons)
+            why = run_tasks(ranks, framework, list(tasks.values()), config, pythons, OURS if is_ours else HOSTED)
             done = {stem: taken for stem, task in tasks.items() if (taken := Taken.read(task))}
             missing = [stem for stem in tasks if stem not in done]
             found |= done
-            if not done:  # nor will the others begin
-                found |= dict.fromkeys(missing, why)
-            elif missing:
+            if missing and (done or not (is_ours or why.startswith(f"exit code {USER_ERROR}:"))):
                 found[missing[0]] = Crashed(f"its process crashed: {why}")
+            else:  # nor will the others begin
+                found |= dict.fromkeys(missing, why)
             tasks = {stem: tasks[stem] for stem in missing[1:]} if done else {}
     return found
+
+
+def _by_processes(layouts: Sequence[Layout]) -> list[list[Layout]]:
+    """Return the layouts that the same processes compute; those of a host that is not ours begin once."""
+    groups: dict[object, list[Layout]] = {}
+    for each in layouts:
+        groups.setdefault((each.framework, each.ranks) if each.host == "standalone" else each.stem, []).append(each)
+    return list(groups.values())
 
 
 def run_tasks(
@@ -243,7 +256,7 @@ def run_tasks(
     tasks: Sequence[Task],
     config: Config,
     pythons: Mapping[str, str | UserError],
-    script: Path = ROOT / "mindspeed_mm_dit" / "hosts" / "prove.py",
+    script: Path = OURS,
 ) -> str:
     """Let the launcher of a run start ``ranks`` processes that do ``tasks``; return why they ended before the last."""
     python = pythons[framework]

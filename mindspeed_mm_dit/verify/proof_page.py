@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mindspeed_mm_dit import __version__
-from mindspeed_mm_dit.pages import folded, image, table, write_page
+from mindspeed_mm_dit.pages import png_of_figure, write
 from mindspeed_mm_dit.verify.proof import Config
-from mindspeed_mm_dit.verify.prove import KINDS, MEASURED, Verdict
+from mindspeed_mm_dit.verify.prove import MEASURED, PROVED, Verdict
+from mindspeed_mm_dit.verify.published import LOGGED, Published, row_of
 from mindspeed_mm_dit.verify.table import Finding, worst
-
-HEADS = ("ranks", "layout", "verdict", *KINDS)
+from mindspeed_mm_dit.verify.worker import facts as versions
 
 
 def said(verdicts: Sequence[Verdict]) -> str:
@@ -29,30 +27,46 @@ def said(verdicts: Sequence[Verdict]) -> str:
 
 def write_proof(path: Path, config: Config, verdicts: Sequence[Verdict]) -> None:
     """Write the page ``path``, and the same as .json beside it."""
-    facts = {**config.about, "samples": str(config.samples), "flags": " ".join(config.flags)}
-    versions = _versions()
-    path.with_suffix(".json").write_text(json.dumps(_json(facts, versions, verdicts), indent=1), encoding="utf-8")
-    wrong = [verdict for verdict in verdicts if verdict.word == "FAIL"]
-    unproved = [verdict for verdict in verdicts if verdict.reason]
     proved = [verdict for verdict in verdicts if not verdict.reason]
-    word = "FAIL" if wrong else "PASS"
-    parts = [
-        "<h1>Is the training step right?</h1>",
-        f"<p class={word}>{escape(_summary(verdicts))}</p>",
-        f"<p>{datetime.now():%Y-%m-%d %H:%M}, mm-dit {__version__}. {escape(config.about['model'])}.</p>",
-        *(f"<p class=FAIL>{escape(str(v.layout))}: {escape(_why(v))}</p>" for v in wrong),
-        "<h2>Every layout against float64</h2>",
-        "<p>The largest relative error of each kind of quantity, and in brackets how much of its bound that is. "
-        "1 is the bound: what lies below it is rounding.</p>",
-        table(HEADS, [_row(v) for v in proved], [v.word == "FAIL" for v in proved]),
-        *([image(_figure(proved))] if proved else []),
-        f"<p><b>Where the bounds come from.</b> {escape(MEASURED.why)}</p>",
-        *_growth(proved), *_unproved(unproved),
-        *(folded(f"{v.layout}: every quantity", table(("quantity", "norm", "error", "bound"), _rows(v),
-                                                        [not f.good for f in v.findings])) for v in proved),
-        "<h2>What was proved</h2>", table(("", ""), [*facts.items(), *versions.items()]),
-    ]  # fmt: skip
-    write_page(path, "mm-dit prove", parts)
+    losses = proved[0].of_kind("loss") if proved else []
+    about = {**config.about, "samples": str(config.samples), "flags": " ".join(config.flags)}
+    _write(
+        path, "proof.html", about, {"layouts": list(map(_json, verdicts))}, MEASURED.why,
+        title="Is the training step right?", summary=_summary(verdicts), about=config.about["model"],
+        wrong=[f"{v.layout}: {_why(v)}" for v in verdicts if v.word == "FAIL"],
+        heads=("ranks", "layout", "verdict", *PROVED), bad=[v.word == "FAIL" for v in proved],
+        rows=[(*_names(v), v.word, *(_cell(v.of_kind(kind)) for kind in PROVED)) for v in proved],
+        shares=png_of_figure(_figure(proved)) if proved else None,
+        growth={
+            "heads": ("ranks", "layout", *(f"step {number}" for number in range(1, 1 + len(losses)))),
+            "rows": [(*_names(v), *(_cell([loss]) for loss in v.of_kind("loss"))) for v in proved],
+        } if len(losses) > 1 else None,
+        unproved=[(*_names(v), v.reason) for v in verdicts if v.reason],
+        each=[(str(v.layout), list(map(_row, v.findings)), [not f.good for f in v.findings]) for v in proved],
+    )  # fmt: skip
+
+
+def write_proof_of_run(
+    path: Path, run: Published, findings: Sequence[Finding], about: Mapping[str, str], others: Sequence[str]
+) -> None:
+    """Write the page and the .json of the steps of a published run; about, others: what is said of it, and of here."""
+    wrong = [finding for finding in findings if not finding.good]
+    named = {"run": str(run.past.root if run.past else "its card"), **about}
+    _write(
+        path, "published.html", named, {"quantities": list(map(_as_json, findings))}, LOGGED.why,
+        title="Are the steps those of the log?", about=f"{about['parameters']} parameters, {about['data']}",
+        summary=f"{len(findings) - len(wrong)} of {len(findings)} numbers of the log are right",
+        wrong=[", ".join(row_of(finding)) for finding in wrong], bad=[not finding.good for finding in findings],
+        rows=list(map(row_of, findings)), others=others,
+    )  # fmt: skip
+
+
+def _write(path: Path, template: str, facts: Mapping[str, str], found: dict[str, Any], bound: str, **page: Any) -> None:
+    content = {"about": facts, "versions": versions(), "bound": bound, **found}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.with_suffix(".json").write_text(json.dumps(content, indent=1), encoding="utf-8")
+    page |= {"when": f"{datetime.now():%Y-%m-%d %H:%M}", "version": __version__, "bound": bound}
+    write(path, template, facts=[*facts.items(), *versions().items()], **page)
 
 
 def _summary(verdicts: Sequence[Verdict]) -> str:
@@ -74,45 +88,17 @@ def _why(verdict: Verdict) -> str:
     return f"{where}{found.name}, error {found.error:.1e}, bound {found.tolerance:.1e}"
 
 
-def _row(verdict: Verdict) -> tuple[str, ...]:
-    return (
-        str(verdict.layout.ranks),
-        verdict.layout.label,
-        verdict.word,
-        *(_cell(verdict.of_kind(kind)) for kind in KINDS),
-    )
-
-
 def _names(verdict: Verdict) -> tuple[str, str]:
     return str(verdict.layout.ranks), verdict.layout.label
 
 
 def _cell(findings: Sequence[Finding]) -> str:
-    if not findings:
-        return "-"
-    found = worst(findings)
-    return f"{found.error:.1e} ({found.error / found.tolerance:.2f})"
+    found = worst(findings) if findings else None
+    return f"{found.error:.1e} ({found.error / found.tolerance:.2f})" if found else "-"
 
 
-def _rows(verdict: Verdict) -> list[tuple[str, ...]]:
-    return [(f.name, f"{f.reference:.3e}", f"{f.error:.1e}", f"{f.tolerance:.1e}") for f in verdict.findings]
-
-
-def _unproved(verdicts: Sequence[Verdict]) -> list[str]:
-    if not verdicts:
-        return []
-    rows = [(*_names(verdict), verdict.reason) for verdict in verdicts]
-    return ["<h2>Not proved</h2>", table(("ranks", "layout", "why"), rows)]
-
-
-def _growth(verdicts: Sequence[Verdict]) -> list[str]:
-    """Return how differences of the loss grow from step to step, where there are several."""
-    if not verdicts or len(verdicts[0].of_kind("loss")) < 2:
-        return []
-    heads = ("ranks", "layout", *(f"step {number}" for number in range(1, 1 + len(verdicts[0].of_kind("loss")))))
-    rows = [(*_names(v), *(_cell([finding]) for finding in v.of_kind("loss"))) for v in verdicts]
-    return ["<h2>How differences of the loss grow</h2>", "<p>Each step is held to what rounding has made by then.</p>",
-            table(heads, rows)]  # fmt: skip
+def _row(f: Finding) -> tuple[str, ...]:
+    return f.name, f"{f.reference:.3e}", f"{f.error:.1e}", f"{f.tolerance:.1e}"
 
 
 def _figure(verdicts: Sequence[Verdict]) -> Any:
@@ -132,30 +118,11 @@ def _figure(verdicts: Sequence[Verdict]) -> Any:
     return figure
 
 
-def _versions() -> dict[str, str]:
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = {"mindspeed_mm_dit": __version__, "python": platform.python_version(), "system": platform.platform()}
-    for package in ("torch", "numpy"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+def _json(v: Verdict) -> dict[str, Any]:
+    quantities = list(map(_as_json, v.findings))
+    return {"layout": str(v.layout), "verdict": v.word, "reason": v.reason, "where": v.place, "named": v.named,
+            "quantities": quantities}  # fmt: skip
 
 
-def _json(facts: dict[str, str], versions: dict[str, str], verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    return {
-        "about": facts, "versions": versions, "bound": MEASURED.why,
-        "layouts": [
-            {
-                "layout": str(v.layout), "verdict": v.word, "reason": v.reason, "where": v.place,
-                "named": v.named,
-                "quantities": [
-                    {"name": f.name, "norm": f.reference, "error": str(f.error), "bound": f.tolerance, "good": f.good}
-                    for f in v.findings
-                ],
-            }
-            for v in verdicts
-        ],
-    }  # fmt: skip
+def _as_json(f: Finding) -> dict[str, Any]:
+    return {"name": f.name, "norm": f.reference, "error": str(f.error), "bound": f.tolerance, "good": f.good}

@@ -15,18 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from mindspeed_mm_dit.verify.layouts import UNITS, Layout
-from mindspeed_mm_dit.verify.table import (
-    Bound,
-    Finding,
-    Quantity,
-    Rows,
-    Tolerances,
-    find,
-    judge,
-    measured,
-    relative_error,
-    worst,
-)
+from mindspeed_mm_dit.verify.table import STEPS, Bound, Computed, Finding, Tolerances, judge_steps, worst
 from mindspeed_mm_dit.verify.task import Arrays, Taken
 
 ROUNDINGS = 8
@@ -38,6 +27,8 @@ UNDECIDED = 0.25
 goes by the sign of single entries, as Adam does, steps it either way: such entries are left out of what is compared of
 steps and averages."""
 
+WATCHED = ("input", "out", "given", "back")
+"""What the network is given, what a module gives, and the gradients of that and of what it was given."""
 AFTER_BACKWARD = "after backward: every module gives and is given back what it should, what follows is wrong"
 _PLACES = {
     "step": "the optimizer: gradients are right, the weights after its step are not",
@@ -52,54 +43,23 @@ MEASURED = Bound(
 )
 
 
-class Step:
-    """Steps in one layout as the table asks for them: how far weights and averages have come, not where they are.
+PROVED = {kind: MEASURED for kind in STEPS if kind != "output"}
+"""What is proved of a layout: the loss of every sample, the norm, every gradient, and where the optimizer moves every
+weight and its average."""
+
+
+def computed(taken: Taken, start: Arrays, counts: Arrays) -> Computed:
+    """Return what ``taken`` has by the names of the table: how far weights and averages have come, not where they are.
 
     ``start``: the weights that all layouts begin with; ``counts``: of each parameter, the entries that are compared.
     """
-
-    def __init__(self, taken: Taken, start: Arrays, counts: Arrays | None = None) -> None:
-        self.taken, self._start, self._counts = taken, start, counts or {}
-
-    def gradient(self, name: str) -> np.ndarray:
-        """Return a parameter's gradient as the optimizer was given it; empty where it was given none."""
-        return self.taken.arrays.get(f"gradient/{name}", np.zeros(0))
-
-    def moved(self, tree: str, name: str) -> np.ndarray:
-        """Return how far the entries that are compared have come in "model" or "ema"."""
-        there = self.taken.arrays.get(f"{tree}/{name}", np.zeros(0))
-        if there.shape != self._start[name].shape:
-            return there
-        way = there.astype(np.float64) - self._start[name]
-        return way[self._counts[name]] if name in self._counts else way
-
-    @property
-    def parameters(self) -> list[str]:
-        """Names of the parameters that have a gradient."""
-        return [name.partition("/")[2] for name in self.taken.arrays if name.startswith("gradient/")]
-
-    def numbered(self, name: str) -> list[str]:
-        """Return a name for each step: ``loss/1``, ..."""
-        return [f"{name}/{number}" for number in range(1, len(self.taken.losses) + 1)]
-
-    def of_each(self, kind: str) -> list[str]:
-        """Return a name for each parameter: ``gradient/x_embedder.proj.weight``, ..."""
-        return [f"{kind}/{name}" for name in self.parameters]
-
-
-PROVED: Rows = (
-    Quantity(r"loss/(\d+)", lambda s, n: s.taken.losses[int(n) - 1], MEASURED, all_names=lambda s: s.numbered("loss")),
-    Quantity(
-        r"gradient norm/(\d+)", lambda s, n: s.taken.arrays["grad_norm"][int(n) - 1 : int(n)], MEASURED,
-        all_names=lambda s: s.numbered("gradient norm"),
-    ),
-    Quantity("gradient/(.+)", lambda s, name: s.gradient(name), MEASURED, all_names=lambda s: s.of_each("gradient")),
-    Quantity("step/(.+)", lambda s, name: s.moved("model", name), MEASURED, all_names=lambda s: s.of_each("step")),
-    Quantity("average/(.+)", lambda s, name: s.moved("ema", name), MEASURED, all_names=lambda s: s.of_each("average")),
-)  # fmt: skip
-"""What is proved of a layout: the loss of every sample, the norm, every gradient, and where the optimizer moves every
-weight and its average."""
-KINDS = ("loss", "gradient norm", "gradient", "step", "average")
+    found = dict(taken.quantities)
+    for kind, tree in (("step", "model"), ("average", "ema")):
+        for name, counted in counts.items():
+            there = taken.arrays.get(f"{tree}/{name}", np.zeros(0))
+            fits = there.shape == counted.shape
+            found[f"{kind}/{name}"] = (there.astype(np.float64) - start[name])[counted] if fits else there
+    return found
 
 
 @dataclass(frozen=True)
@@ -110,28 +70,18 @@ class Truth:
     rounded: Mapping[str, Sequence[Taken]]
     """By precision."""
 
-    @property
-    def start(self) -> Arrays:
-        """The weights that all layouts begin with."""
-        return self.taken.start
-
     def asked(self, precision: str) -> Tolerances:
         """Return what passes at least."""
         return Tolerances(rounding=2 * ROUNDINGS * UNITS[precision])
 
     def judge(self, layout: Layout, taken: Taken) -> list[Finding]:
         """Judge every quantity of ``taken`` that has an entry which rounding leaves, in the order of the table."""
-        names = Step(self.taken, self.start).parameters
+        names = [name[9:] for name in self.taken.arrays if name.startswith("gradient/")]
         counts = {name: self._decided(name, layout.precision) for name in names}
-        truth, ours = Step(self.taken, self.start, counts), Step(taken, self.start, counts)
-        noisy = [Step(each, self.start, counts) for each in self.rounded[layout.precision]]
-        return [
-            judge(name, row.compute(ours, *groups), values, row.bound, self.asked(layout.precision), noise)
-            for name, values in measured(PROVED, truth)
-            if values.size
-            for row, groups in [_row(name)]
-            for noise in [max(relative_error(row.compute(each, *groups), values) for each in noisy)]
-        ]
+        ours, truth, *noisy = (
+            computed(each, self.taken.start, counts) for each in (taken, self.taken, *self.rounded[layout.precision])
+        )
+        return judge_steps(ours, truth, PROVED, self.asked(layout.precision), noisy)
 
     def _decided(self, name: str, precision: str) -> np.ndarray:
         """Return which entries of a parameter have a gradient that rounding leaves about what it is."""
@@ -142,39 +92,24 @@ class Truth:
 
     def first_wrong(self, taken: Taken, precision: str) -> str:
         """Return in words where a layout parts from the truth, of watched steps."""
-        noisy = self.rounded[precision]
-        errors = {name: self._past(name, taken, noisy, precision) for name in self.taken.watched}
-        wrong = [name for name, is_past in errors.items() if is_past]
-        return _words(wrong, set(self.taken.watched))
-
-    def _past(self, name: str, taken: Taken, noisy: Sequence[Taken], precision: str) -> bool:
-        values = self.taken.watched[name]
-        if name not in taken.watched:
-            return False  # (what is compiled is not looked into)
-        noise = max(relative_error(each.watched[name], values) for each in noisy)
-        return not judge(name, taken.watched[name], values, MEASURED, self.asked(precision), noise).good
+        there = {name: values for name, values in self.taken.watched.items() if name in taken.watched}  # (not compiled)
+        noisy = [each.watched for each in self.rounded[precision]]
+        found = judge_steps(taken.watched, there, dict.fromkeys(WATCHED, MEASURED), self.asked(precision), noisy)
+        return _words([finding for finding in found if not finding.good])
 
 
-def _row(name: str) -> tuple[Quantity, tuple[str, ...]]:
-    found = find(PROVED, name)
-    assert found is not None, name
-    return found
-
-
-def _words(wrong: Sequence[str], known: set[str]) -> str:
+def _words(wrong: Sequence[Finding]) -> str:
     """Say where it begins, of the wrong inputs, outputs and gradients in the order in which they are computed."""
-    kinds = {kind: [name.partition("/")[2] for name in wrong if name.startswith(f"{kind}/")]
-             for kind in ("input", "out", "given", "back")}  # fmt: skip
-    if kinds["input"]:
-        return f"forward: the data: input {kinds['input'][0]} of the network (0 is what is noised, 1 the time)"
-    if kinds["out"]:
-        return f"forward: module {kinds['out'][0] or 'the network'}"
-    culprits = [name for name in kinds["back"] if name not in kinds["given"]]
-    if culprits:
-        return f"backward: module {culprits[0] or 'the network'}"
-    if kinds["given"]:
-        return f"backward: behind module {kinds['given'][0] or 'the network'}"
-    return AFTER_BACKWARD
+    inputs, out, given, back = (
+        [finding.which or "the network" for finding in wrong if finding.kind == kind] for kind in WATCHED
+    )
+    if inputs:
+        return f"forward: the data: input {inputs[0]} of the network (0 is what is noised, 1 the time)"
+    if out:
+        return f"forward: module {out[0]}"
+    if culprits := [name for name in back if name not in given]:
+        return f"backward: module {culprits[0]}"
+    return f"backward: behind module {given[0]}" if given else AFTER_BACKWARD
 
 
 class Crashed(str):
@@ -202,7 +137,7 @@ class Verdict:
 
     def of_kind(self, kind: str) -> list[Finding]:
         """Return the findings about one kind of quantity."""
-        return [finding for finding in self.findings if finding.name.partition("/")[0] == kind]
+        return [finding for finding in self.findings if finding.kind == kind]
 
     @cached_property
     def wrong(self) -> list[Finding]:

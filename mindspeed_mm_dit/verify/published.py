@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mindspeed_mm_dit.checkpoint.places import COMMAND, without_places
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file
@@ -25,8 +27,19 @@ from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.training.past import PastRun, flags_of
 from mindspeed_mm_dit.training.read_logs import read_steps
-from mindspeed_mm_dit.verify.table import Finding
+from mindspeed_mm_dit.verify.prove import ROUNDINGS
+from mindspeed_mm_dit.verify.table import Bound, Finding
 
+NOISY_STEPS = 2
+"""Times the steps are taken with every number moved; the largest error counts."""
+LOGGED = Bound(
+    f"Measured: twice the largest error of {NOISY_STEPS} times the same steps in which the weights, what every module "
+    f"gives, and every gradient were moved at random by up to {ROUNDINGS} roundings; and the digits that a log prints.",
+    least=lambda reference: 5e-7,
+)
+NORM = Bound(LOGGED.why, least=lambda reference: 5.1e-4 / max(float(np.abs(reference)), 1e-30))
+RUN = {"loss": LOGGED, "gradient norm": NORM}
+"""What a log says of a step."""
 PLACES = 10
 _JSON = re.compile(r"^```json\n(.*?)^```$", re.M | re.S)
 _TEXT = """# Run card
@@ -134,7 +147,7 @@ def write_card(path: Path, run: Published, findings: Sequence[Finding], table: M
 
     table: what stands at its top, such as the digest of its weights.
     """
-    again = sorted({int(finding.name.partition("/")[2]) for finding in findings})
+    again = sorted({int(finding.which) for finding in findings})
     lines = (
         f" iteration {step:8d}/{run.flags.train_iters:8d} | mean of {run.flags.log_interval} | loss: {loss:.6E} |"
         f" grad norm: {grad_norm:.3f} |"
@@ -147,6 +160,22 @@ def write_card(path: Path, run: Published, findings: Sequence[Finding], table: M
         again=f"iteration {', '.join(map(str, again))}", run=json.dumps(without_places(run.facts), indent=1),
     )  # fmt: skip
     path.write_text(text, encoding="utf-8")
+
+
+def row_of(finding: Finding) -> tuple[str, str, str, str, str, str]:
+    """Return verdict, iteration, what it is, ours, what the log says, and how they are to each other."""
+    digits = ".6E" if finding.kind == "loss" else ".3f"
+    ours, logged = format(finding.ours, digits), format(finding.reference, digits)
+    how = f"error {finding.error:.1e}, bound {finding.tolerance:.1e}"
+    if ours == logged or finding.error <= RUN[finding.kind].least(np.asarray(finding.reference)):
+        how = "the same digits" if ours == logged else "the same but for the last digit"
+    return "PASS" if finding.good else "FAIL", finding.which, finding.kind, ours, logged, how
+
+
+def line_of(finding: Finding) -> str:
+    """Return the same as a line."""
+    word, step, kind, ours, logged, how = row_of(finding)
+    return f"{word}  iteration {step:>6}  {kind:13}  {ours} here, {logged} in the log: {how}"
 
 
 def _ten(logged: Sequence[int], wanted: Sequence[int]) -> list[int]:

@@ -1,7 +1,8 @@
 """The table of quantities: what is compared, how a program computes it, how far two right programs may be apart.
 
-A row stands for all names of one form, such as ``grad_norm/(.+)`` for every parameter. ``mm-dit parity`` asks for the
-names that a file of reference values holds; ``mm-dit compare`` and benchmarks/sweep.py for those that a process wrote.
+A quantity has a name, ``KIND/WHICH``. Those of training steps, which ``mm-dit compare``, ``prove`` and ``prove --run``
+share, stand in ``STEPS``: what steps have computed is one mapping of such names. Of a file of reference values, which
+``mm-dit parity`` recomputes, a row stands for all names of one form, such as ``grad_norm/(.+)`` for every parameter.
 An error is the norm of the difference over the norm of the reference.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,6 +28,9 @@ class Tolerances(NamedTuple):
     """Of what is computed in float32."""
     exact: float = 1e-12
     """Of what both programs compute in float64."""
+
+
+ASKED = Tolerances()
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,16 @@ TRAINING = Bound(
 )
 
 
+STEPS = ("output", "loss", "gradient norm", "gradient", "step", "average")
+"""Kinds of quantities of training steps, in the order in which they are computed: what each part of the network gives,
+by its name; losses, and the norm of all gradients, by step; and by parameter its gradient, and how far the weight and
+its average have come. What rounding makes of each is measured (``prove.py``), or stands in ``BOUNDS``."""
+BOUNDS: Mapping[str, Bound] = {"output": FORWARD, "loss": TRAINING, "gradient": GRADIENTS}
+Computed = Mapping[str, np.ndarray]
+"""Quantities of training steps by name."""
+_NOT_THERE = np.zeros(0)
+
+
 @dataclass(frozen=True)
 class Quantity:
     """A row of the table."""
@@ -75,8 +89,6 @@ class Quantity:
     """Flag of the weights that the program needs for it, where it can do without for other rows."""
     start: Callable[..., np.ndarray] | None = None
     """(program, *groups) -> where both begin, where an error counts by how far they have come from there."""
-    all_names: Callable[[Any], Iterable[str]] = lambda program: ()
-    """(program) -> every name of this form that the program can compute."""
 
 
 Rows = tuple[Quantity, ...]
@@ -109,6 +121,16 @@ class Finding:
         """Whether the error is within tolerance."""
         return self.error <= self.tolerance
 
+    @property
+    def kind(self) -> str:
+        """What its name begins with."""
+        return self.name.partition("/")[0]
+
+    @property
+    def which(self) -> str:
+        """What of its kind it is: a part, a parameter, a step."""
+        return self.name.partition("/")[2]
+
 
 def find(rows: Rows, name: str) -> tuple[Quantity, tuple[str, ...]] | None:
     """Return the first row that stands for ``name``, and what its groups match; None if there is none."""
@@ -116,13 +138,32 @@ def find(rows: Rows, name: str) -> tuple[Quantity, tuple[str, ...]] | None:
     return next(((row, match.groups()) for row, match in matches if match), None)
 
 
-def measured(rows: Rows, program: Any) -> Iterator[tuple[str, Any]]:
-    """Yield name and values of every quantity of ``rows`` that ``program`` can compute."""
-    for row in rows:
-        for name in row.all_names(program):
-            match = re.fullmatch(row.names, name)
-            assert match is not None, (row.names, name)
-            yield name, row.compute(program, *match.groups())
+def judge_steps(
+    ours: Computed,
+    reference: Computed,
+    bounds: Mapping[str, Bound] = BOUNDS,
+    asked: Tolerances = ASKED,
+    noisy: Sequence[Computed] = (),
+    exact: Computed | None = None,
+) -> list[Finding]:
+    """Judge what the reference has of each kind that has a bound, in the order of ``bounds``.
+
+    noisy: what a right program computes where all is rounded more than it has to be; exact: where it is not (None: the
+    reference). Twice the largest distance passes.
+    """
+    exact = reference if exact is None else exact
+
+    def noise(name: str) -> float | None:
+        return max((relative_error(each.get(name, _NOT_THERE), exact[name]) for each in noisy), default=None)
+
+    return [
+        judge(name, ours.get(name, _NOT_THERE), values, bound, asked, noise(name))
+        for kind, bound in bounds.items()
+        for name in reference
+        if name.partition("/")[0] == kind
+        for values in [reference[name]]
+        if values.size
+    ]
 
 
 def judge(

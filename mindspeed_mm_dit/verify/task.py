@@ -9,7 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
+from mindspeed_mm_dit.configs.run import RunConfig
+from mindspeed_mm_dit.data.order import micro_batches
+from mindspeed_mm_dit.errors import UserError
+
 Arrays = Mapping[str, np.ndarray]
+_ALIKE = ("gradient/", "model/", "ema/", "start/")
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,21 @@ class Task:
     """Decides how they are moved."""
     watched: bool = False
     """Whether the modules are watched."""
+
+    def write(self, found: Arrays, rank: int) -> None:
+        """Leave what a rank has found; what all ranks have alike rank 0 leaves."""
+        own = {n: a for n, a in found.items() if rank == 0 or not n.startswith(_ALIKE)}
+        np.savez(f"{self.output}.rank{rank}.npz", **own)  # type: ignore[arg-type]
+
+    def refuse(self, error: UserError) -> None:
+        """Leave why there is nothing to be found here."""
+        Path(f"{self.output}.refused").write_text(str(error), encoding="utf-8")
+
+
+def positions_of(args: RunConfig, steps: int, rank: int, ranks: int) -> np.ndarray:
+    """Return which samples of a run are a rank's, (steps, samples); ``ranks``: how many have samples of their own."""
+    own, rounds = micro_batches(0, args.micro_batch_size, rank, ranks), args.global_batch_size // args.micro_batch_size
+    return np.concatenate([next(own) for _ in range(steps * rounds // ranks)]).reshape(steps, -1)
 
 
 def write_tasks(path: Path, tasks: Sequence[Task]) -> None:
@@ -55,6 +75,16 @@ class Taken:
     """Of each step, (samples,), in the order of the run."""
     watched: Arrays
     """What the modules were given and gave, by sample, in the order in which it was computed."""
+
+    @property
+    def quantities(self) -> Arrays:
+        """Losses, norms and gradients by their names in the table."""
+        steps = range(1, len(self.losses) + 1)
+        return {
+            **{f"loss/{n}": self.losses[n - 1] for n in steps},
+            **{f"gradient norm/{n}": self.arrays["grad_norm"][n - 1 : n] for n in steps},
+            **{name: array for name, array in self.arrays.items() if name.startswith("gradient/")},
+        }
 
     @property
     def start(self) -> Arrays:

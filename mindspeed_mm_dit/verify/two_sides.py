@@ -43,7 +43,7 @@ def compare_sides(
         _say(f"{side.label}: {steps} training steps")
         training.append(side.train(flags, folder))
     if training:
-        findings["training"] = compare_losses(*(run.losses for run in training))
+        findings["loss"] = compare_losses(*(run.losses for run in training))
     drawn = (
         f"drawn from seed {seed}; in the forward pass and the gradients, what adaLN-Zero starts at zero is drawn too"
     )

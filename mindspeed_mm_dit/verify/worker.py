@@ -26,8 +26,6 @@ from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config
 from mindspeed_mm_dit.data.draws import Stream, normals, philox
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import activate
-from mindspeed_mm_dit.verify.compare import COMPARED
-from mindspeed_mm_dit.verify.table import measured
 
 Arrays = dict[str, np.ndarray]
 
@@ -83,8 +81,7 @@ def measure(job: Job) -> None:
     predictor = runtime.to_runtime_device(predictor)
     with np.load(job.inputs) as file:
         watched = WatchedStep(predictor, process, runtime.to_device(dict(file)))
-    found = {**dict(measured(COMPARED, watched)), **watched.inputs, "facts": np.array(json.dumps(_facts()))}
-    np.savez(job.output, **found)
+    np.savez(job.output, facts=np.array(json.dumps(facts())), **watched.computed)
 
 
 def draw_inputs(config: ModelConfig, seed: int, count: int) -> Arrays:
@@ -110,10 +107,8 @@ class WatchedStep:
         from mindspeed_mm_dit.framework import nn, ops
         from mindspeed_mm_dit.verify.step import Step
 
-        self.inputs: Arrays = {}
-        """in/PART/0, in/PART/1, ..."""
-        self.outputs: Arrays = {}
-        """By part, in the order in which they finish."""
+        self.computed: Arrays = {}
+        """output/PART in the order in which they finish, in/PART/0, in/PART/1, ..., and gradient/PARAMETER."""
         self._predictor, self._process, self._given = predictor, process, given
         parts = [("diffusion.noised", process, "noised"), ("diffusion.loss", process, "loss")]
         parts += [
@@ -123,7 +118,8 @@ class WatchedStep:
         ]
         with ops.no_grad(), _watched(parts, self._note):
             self._losses(predictor)
-        self.gradients = Step(lambda: predictor, self._losses).gradients
+        gradients = Step(lambda: predictor, self._losses).gradients
+        self.computed |= {f"gradient/{name}": gradient for name, gradient in gradients.items()}
 
     def _losses(self, predictor: Any) -> Any:
         """Return the loss of each sample, as models/composite.py does from latents."""
@@ -139,8 +135,8 @@ class WatchedStep:
     def _note(self, part: str, inputs: tuple[Any, ...], output: Any) -> None:
         from mindspeed_mm_dit.framework import ops
 
-        self.outputs[part] = ops.numpy(output)
-        self.inputs |= {f"in/{part}/{number}": ops.numpy(x) for number, x in enumerate(inputs) if x is not None}
+        self.computed[f"output/{part}"] = ops.numpy(output)
+        self.computed |= {f"in/{part}/{number}": ops.numpy(x) for number, x in enumerate(inputs) if x is not None}
 
 
 @contextmanager
@@ -206,7 +202,8 @@ def nudged(name: str, value: np.ndarray, seed: int) -> np.ndarray:
     return draw.standard_normal(value.shape, np.float32) * np.float32(NUDGE)
 
 
-def _facts() -> dict[str, str]:
+def facts() -> dict[str, str]:
+    """Return the versions and the device of this process."""
     from mindspeed_mm_dit import __version__
     from mindspeed_mm_dit.framework import runtime
 

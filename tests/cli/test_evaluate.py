@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 from safetensors.numpy import save_file
 
+from benchmarks.sweep import random_weights
 from mindspeed_mm_dit.checkpoint.convert import convert
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
@@ -22,7 +23,6 @@ from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.sampling.asked import Asked
 from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
 from mindspeed_mm_dit.sampling.load import load_model
-from mindspeed_mm_dit.verify.sweep import random_weights
 from tests.conftest import ROOT
 from tests.inception_fixtures import write_random_weights
 

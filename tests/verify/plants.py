@@ -166,7 +166,7 @@ def main(tasks: list[Task]) -> None:
             try:
                 take(task)
             except UserError as error:
-                Path(f"{task.output}.refused").write_text(str(error), encoding="utf-8")
+                task.refuse(error)
     runtime.barrier()
     runtime.shutdown()
 

@@ -194,10 +194,10 @@ def test_a_mistake_is_named_before_time_is_spent(configs, flags, message):
 
 
 def test_losses_alone_that_part_fail_and_page_and_terminal_say_what_to_try(tmp_path, capsys):
-    good, bad = [Finding("blocks.0", 4e-7, 1e-5)], [Finding("step 1", 2e-3, 1e-5)]
+    good, bad = [Finding("output/blocks.0", 4e-7, 1e-5)], [Finding("loss/1", 2e-3, 1e-5)]
     runs = [Training({1: 1.0}, {1: 1.0})] * 2
-    for forward, noted in ((good, True), ([Finding("blocks.0", 1e-3, 1e-5)], False)):
-        findings = {"forward": forward, "gradients": good, "training": bad}
+    for outputs, noted in ((good, True), ([Finding("output/blocks.0", 1e-3, 1e-5)], False)):
+        findings = {"output": outputs, "gradient": good, "loss": bad}
         comparison = Comparison(("a", "b"), ({}, {}), {}, findings, runs, [1.0, 1.0], None)
         write_report(tmp_path / "r.html", comparison)
         _print(comparison)

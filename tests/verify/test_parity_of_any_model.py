@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.sweep import random_weights
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.model import GaussianDiffusionConfig
 from mindspeed_mm_dit.framework.pytorch import optim, runtime
 from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.objectives.gaussian.process import TABLES, GaussianDiffusion
 from mindspeed_mm_dit.verify.parity import compare
-from mindspeed_mm_dit.verify.sweep import random_weights
 from tests.conftest import ROOT
 
 CONFIG = DiTConfig(input_size=16, num_classes=3, patch_size=4, hidden_size=96, num_layers=3, num_heads=6)

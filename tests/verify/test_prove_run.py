@@ -39,28 +39,36 @@ def published(tmp_path_factory, digits_folder):
 
 @pytest.mark.ranks
 def test_steps_after_each_checkpoint_have_the_digits_of_the_log_and_so_says_the_card(published, tmp_path, capsys):
-    card = tmp_path / "card.md"
-    assert main(["prove", "--run", f"{published}/ck", "--log", f"{published}/log", "--card", str(card)]) == 0
+    card, page = tmp_path / "card.md", tmp_path / "page.html"
+    assert prove_run(f"{published}/ck", "--log", f"{published}/log", "--card", str(card), page=page) == 0
     said = capsys.readouterr().out
     assert [int(place) for place in re.findall(r"PASS  iteration +(\d+)  loss .*: the same digits", said)] == [1, 4]
     text = card.read_text()
     assert all(f" iteration {step:8d}/       5 | mean of 1 | loss: " in text for step in range(1, 6)), text
     assert "iteration 1, 4." in text and str(published) not in text
-    assert main(["prove", "--run", str(card), "--at", "1,2", "--", *here(published)]) == 0
+    found = json.loads(page.with_suffix(".json").read_text())
+    assert [each["name"] for each in found["quantities"]] == ["loss/1", "gradient norm/1", "loss/4", "gradient norm/4"]
+    assert found["about"]["weights after iteration 5"] in text and "4 of 4 numbers of the log are" in page.read_text()
+    assert prove_run(str(card), "--at", "1,2", "--", *here(published), page=page) == 0
     assert "PASS  iteration      2  loss" in capsys.readouterr().out
 
 
 @pytest.mark.ranks
 def test_another_seed_and_a_wrong_line_are_told(published, tmp_path, capsys):
-    flags = ["prove", "--run", f"{published}/ck", "--at", "2", "--log"]
+    flags, page = [f"{published}/ck", "--at", "2", "--log"], tmp_path / "page.html"
     lines = (published / "log").read_text()
     loss = re.search(r"iteration +2/.* loss: (\S+)", lines)[1]
     (tmp_path / "log").write_text(lines.replace(loss, f"{float(loss) * 1.0001:.6E}"))
-    assert main([*flags, str(tmp_path / "log")]) == 1
+    assert prove_run(*flags, str(tmp_path / "log"), page=page) == 1
     said = capsys.readouterr().out
+    assert "<td class=FAIL>FAIL</td>" in page.read_text() and "1 of 2 numbers" in page.read_text()
     assert "FAIL  iteration      2  loss" in said and "PASS  iteration      2  gradient norm" in said
-    assert main([*flags, f"{published}/log", "--", "--seed", "7"]) == 1
+    assert prove_run(*flags, f"{published}/log", "--", "--seed", "7", page=page) == 1
     assert "FAIL  iteration      2  loss" in capsys.readouterr().out
+
+
+def prove_run(place: str, *flags: str, page: Path) -> int:
+    return main(["prove", "--output", str(page), "--run", place, *flags])
 
 
 def here(published: Path) -> list[str]:
@@ -74,7 +82,7 @@ def test_the_first_steps_of_the_embedded_demo_are_those_of_its_card(digits_folde
     del data["dataset_param"]["source"]
     (tmp_path / "data.json").write_text(json.dumps(data))
     flags = ["--at", "20", "--", "--mm-data", str(tmp_path / "data.json"), "--num-workers", "0"]
-    assert main(["prove", "--run", "docs/digits_card.md", *flags]) == 0
+    assert prove_run("docs/digits_card.md", *flags, page=tmp_path / "page.html") == 0
     said = capsys.readouterr().out
     assert "PASS  iteration     20  loss" in said and "changed since" not in said
 

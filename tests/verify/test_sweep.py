@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from benchmarks.sweep import FEW_MODELS, MODELS, random_weights, sweep
 from mindspeed_mm_dit.verify.processes import Side
-from mindspeed_mm_dit.verify.sweep import FEW_MODELS, MODELS, random_weights, sweep
 
 
 @pytest.mark.ranks

@@ -37,7 +37,7 @@ class HostedDiT(MultiModalModule, FSDP2Mixin):
         FSDP2Mixin.__init__(self)  # (Megatron's classes call none beside their own)
         self._composite = (model,)  # in a tuple: a child of its own would lengthen every name
         self.diffusion, self.predictor = model.diffusion, model.predictor
-        self._averages = averages
+        self.averages = averages
         self._constants = {name: buffer.clone() for name, buffer in self.named_buffers()}
         self.loaded_averages: dict[str, Tensor] = {}
         """Averages that came with the model's own tensors (--ckpt-format torch)."""
@@ -54,7 +54,7 @@ class HostedDiT(MultiModalModule, FSDP2Mixin):
 
     def state_dict_for_save_checkpoint(self, prefix: str = "", keep_vars: bool = False) -> dict[str, Tensor]:
         """Return what a checkpoint keeps: the predictor and, beside it, its moving average."""
-        averages = {f"{prefix}{EMA}{name}": value for name, value in self._averages().items()}
+        averages = {f"{prefix}{EMA}{name}": value for name, value in self.averages().items()}
         return {**self.predictor.state_dict(prefix=prefix, keep_vars=keep_vars), **averages}
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], strict: bool = True, assign: bool = False) -> Any:

@@ -77,12 +77,13 @@ def spelled_out(argv: Sequence[str]) -> list[str]:
 
 def _check_tool(flags: RunConfig) -> None:
     if flags.mm_tool is None:
-        raise ConfigError("--mm-tool", "MindSpeed-MM does not start without it", f"add --mm-tool {_tools_json()}")
+        raise ConfigError("--mm-tool", "MindSpeed-MM does not start without it", f"add --mm-tool {tools_json()}")
     if not Path(flags.mm_tool).is_file():
-        raise ConfigError(f"--mm-tool = {flags.mm_tool}", "no such file", f"use {_tools_json()}")
+        raise ConfigError(f"--mm-tool = {flags.mm_tool}", "no such file", f"use {tools_json()}")
 
 
-def _tools_json() -> Path:
+def tools_json() -> Path:
+    """Return where the installed host has its tools.json."""
     return (where("mindspeed_mm") or Path("mindspeed_mm")) / "tools" / "tools.json"
 
 

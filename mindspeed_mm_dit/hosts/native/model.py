@@ -6,7 +6,7 @@ The trained module is the predictor itself, so that its tensors have the publish
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -83,6 +83,10 @@ class TrainedPredictor(nn.Module):
         """Return weights and their moving average: what the engine saves, and loads into."""
         self.moving_average()
         return super().state_dict(*args, **kwargs)
+
+    def averages(self) -> Mapping[str, Tensor]:
+        """Return the average of each weight, by its name."""
+        return self.moving_average().averages
 
     def moving_average(self) -> SavedAverage:
         """Return the average of the weights; the first call, which finds them sharded, begins it."""

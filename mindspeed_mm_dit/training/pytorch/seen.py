@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from mindspeed_mm_dit.framework.pytorch.sharded import is_sharded
 from mindspeed_mm_dit.training.pytorch.engine import Engine
@@ -137,6 +139,18 @@ class Roundings:
     def _moved(self, x: Tensor, size: float) -> Tensor:
         share = torch.rand(x.shape, generator=self._draw, dtype=x.dtype) * 2 - 1
         return x * (1 + size * share.to(x.device))
+
+
+def look_everywhere(before: Any, after: Any, step: Any) -> None:
+    """Call ``before`` and ``after`` with every forward pass of every module, and ``step`` before optimizers step."""
+    register_module_forward_pre_hook(before)
+    register_module_forward_hook(after)
+    register_optimizer_step_pre_hook(step)
+
+
+def weights(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters of a model by the names that its checkpoints have."""
+    return {n: p for n, p in model.state_dict(keep_vars=True).items() if isinstance(p, nn.Parameter)}
 
 
 def tensors(output: Any) -> Iterator[Tensor]:

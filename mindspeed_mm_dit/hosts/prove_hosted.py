@@ -1,0 +1,144 @@
+"""A process of ``mm-dit prove`` that takes the first steps of a run inside MindSpeed-MM, by its pretrain_dit.py.
+
+PyTorch's own hooks look at the modules and at the optimizer, and the norm is read where the host logs it. A host that
+has begun cannot begin again, so a process does one task.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import runpy
+import sys
+from collections.abc import Callable
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[2])  # not the folder of this file
+
+import numpy as np
+
+from mindspeed_mm_dit.configs.embedded import ENTRY_SCRIPT
+from mindspeed_mm_dit.configs.run import RunConfig
+from mindspeed_mm_dit.framework import activate
+from mindspeed_mm_dit.hosts.megatron.kind import NAME as MEGATRON
+from mindspeed_mm_dit.hosts.megatron.preflight import tools_json
+from mindspeed_mm_dit.hosts.native.contract import NAME as NATIVE
+from mindspeed_mm_dit.training.flags import parse
+from mindspeed_mm_dit.verify.task import Task, read_tasks
+
+LOGS = {
+    MEGATRON: ("mindspeed_mm.training", "training_log"),
+    NATIVE: ("mindspeed_mm.fsdp.train.train_engine", "TrainEngine.training_log"),
+}
+"""Where each host logs a step, its gradient norm among the arguments."""
+
+
+def main(task: Task) -> None:
+    """Become the run of ``task``; it ends by itself when its steps are taken."""
+    flags = parse(task.flags)
+    activate("pytorch")
+    _begin_with(flags.init_from)
+    Witness(task, flags)
+    at = task.flags.index("--init-from")
+    own = ["--train-iters", str(task.steps + 1), "--log-interval", "1"]
+    own += ["--mm-tool", str(tools_json())] if flags.host == MEGATRON and flags.mm_tool is None else []
+    sys.argv[:] = [str(ENTRY_SCRIPT), *task.flags[:at], *task.flags[at + 2 :], *own]
+    runpy.run_path(str(ENTRY_SCRIPT), run_name="__main__")
+
+
+def _begin_with(weights: str) -> None:
+    """Let a run begin with these weights instead of those of the seed: no host here has --init-from."""
+    from safetensors.numpy import load_file
+
+    from mindspeed_mm_dit.models import composite, init
+
+    first = load_file(weights)
+    modules: tuple[Any, ...] = (init, composite)
+    for module in modules:
+        module.initial_weights = lambda parameters, seed: {name: first[name] for name in parameters.shapes()}
+
+
+class Witness:
+    """What a host's steps do, seen by hooks of PyTorch; every rank sees the same, and rank 0 writes whole arrays."""
+
+    def __init__(self, task: Task, flags: RunConfig) -> None:
+        from mindspeed_mm_dit.training.pytorch import seen
+
+        self._task, self._flags, self._room = task, flags, seen
+        self._model: Any = None
+        self._watch: Any = None
+        self._names: dict[Any, str] = {}
+        self._losses: list[np.ndarray] = []
+        self._norms: list[float] = []
+        self._found: dict[str, np.ndarray] = {}
+        seen.look_everywhere(self._before, self._after, self._step)
+
+    def _before(self, module: Any, inputs: Any) -> None:
+        """Look at the model before a micro-batch: the one module that has an average of its weights."""
+        if not hasattr(module, "averages"):
+            return
+        if self._model is None:
+            self._model = module
+            self._names = {p: name for name, p in self._room.weights(module).items()}
+            self._watch = self._room.Watch(getattr(module, "predictor", module)) if self._task.watched else None
+            self._read_the_log()
+        if len(self._norms) == 1 and "grad_norm" not in self._found:
+            self._found["grad_norm"] = np.array(self._norms)
+            self._found |= {f"model/{name}": self._room.whole(p) for name, p in self._room.weights(module).items()}
+            self._found |= {f"ema/{name}": self._room.whole(mean) for name, mean in module.averages().items()}
+            self._found |= {f"watched/{name}": array for name, array in self._watched().items()}
+        if len(self._norms) == self._task.steps:
+            self._write()
+        if self._watch:
+            self._watch.next()
+
+    def _watched(self) -> dict[str, np.ndarray]:
+        watch, self._watch = self._watch, None
+        if watch is None:
+            return {}
+        watch.end()
+        return dict(watch.arrays())
+
+    def _after(self, module: Any, inputs: Any, output: Any) -> None:
+        from mindspeed_mm_dit.models.composite import DiTModel
+
+        if isinstance(module, DiTModel):
+            self._losses.append(self._room.whole(output))
+
+    def _step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        for p in (p for group in optimizer.param_groups for p in group["params"]):
+            if p.grad is not None and p in self._names:
+                self._found.setdefault(f"gradient/{self._names[p]}", self._room.whole(p.grad))
+
+    def _read_the_log(self) -> None:
+        """Note the norm of every step that the host logs."""
+        module, name = LOGS[self._flags.host]
+        *path, leaf = name.split(".")
+        owner = reduce(getattr, path, sys.modules[module])
+        setattr(owner, leaf, self._noting(getattr(owner, leaf)))
+
+    def _noting(self, log: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            self._norms.append(float(inspect.signature(log).bind(*args, **kwargs).arguments["grad_norm"]))
+            return log(*args, **kwargs)
+
+        return noted
+
+    def _write(self) -> None:
+        """Leave what was seen, and end the run: the step that begins is one more than asked for."""
+        from mindspeed_mm_dit.framework import runtime
+        from mindspeed_mm_dit.verify.task import positions_of
+
+        positions = positions_of(self._flags, self._task.steps, runtime.rank(), runtime.world_size())
+        losses = np.concatenate(self._losses).reshape(self._task.steps, -1)
+        found = self._found | {"grad_norm": np.array(self._norms), "losses": losses, "positions": positions}
+        self._task.write(found, runtime.rank())
+        runtime.barrier()
+        os._exit(0)  # (a host that is interrupted between steps has no other way out)
+
+
+if __name__ == "__main__":
+    main(*read_tasks(sys.argv[-1]))
