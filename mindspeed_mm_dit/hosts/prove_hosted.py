@@ -40,9 +40,9 @@ def main(task: Task) -> None:
     """Become the run of ``task``; it ends by itself when its steps are taken."""
     flags = parse(task.flags)
     activate("pytorch")
-    _begin_with(flags.init_from)
-    Witness(task, flags)
     at = task.flags.index("--init-from")
+    _begin_with(task.flags[at + 1])
+    Witness(task, flags)
     own = ["--train-iters", str(task.steps + 1), "--log-interval", "1"]
     own += ["--mm-tool", str(tools_json())] if flags.host == MEGATRON and flags.mm_tool is None else []
     sys.argv[:] = [str(ENTRY_SCRIPT), *task.flags[:at], *task.flags[at + 2 :], *own]
