@@ -136,7 +136,7 @@ def test_no_right_layout_of_fifty_random_architectures_is_called_wrong(first, di
 
 
 def test_a_layout_that_crashes_is_wrong_and_those_behind_it_are_taken_all_the_same(digits, tmp_path, monkeypatch):
-    def run_until_the_second(ranks, framework, tasks, config, pythons):
+    def run_until_the_second(ranks, framework, tasks, config, pythons, script=None):
         for task in tasks:
             if "replicated,-micro" in task.output:
                 return "exit code 1: RuntimeError: bang"

@@ -9,7 +9,6 @@ from torch.nn import (
     Conv2d,
     Embedding,
     GroupNorm,
-    LayerNorm,
     Module,
     ModuleList,
     RMSNorm,
@@ -18,6 +17,7 @@ from torch.nn import (
 )
 
 from mindspeed_mm_dit.framework.pytorch.linear import Linear
+from mindspeed_mm_dit.framework.pytorch.norm import LayerNorm
 
 __all__ = [
     "CALLED", "GELU", "Conv2d", "Embedding", "GroupNorm", "LayerNorm", "Linear", "Module", "ModuleList", "RMSNorm",
