@@ -55,7 +55,7 @@ FAULTS = {
         "tests/training/test_run.py -k test_a_resumed_run",
     ),
     "optimizer state": Fault(
-        "training/pytorch/engine.py", "state, has_power_ema = self.state(with_optimizer),",
+        "training/pytorch/trained.py", "state, has_power_ema = self.state(with_optimizer),",
         "state, has_power_ema = self.state(False),", "tests/training/test_run.py -k test_a_resumed_run",
     ),
     "sharding": Fault(

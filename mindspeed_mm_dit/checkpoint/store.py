@@ -45,10 +45,10 @@ _BEFORE = ".old.partial"
 
 
 class CheckpointStore:
-    """Names, order and life cycle of the checkpoints under ``root``: the newest ``keep_last`` are kept, those of every
-    ``retain_interval``-th iteration, and the best by the facts of the newest."""
+    """Names, order and life cycle of the checkpoints under ``root``: the newest ``keep_last`` are kept (None: all),
+    those of every ``retain_interval``-th iteration, and the best by the facts of the newest."""
 
-    def __init__(self, root: str | Path, keep_last: int = 2, retain_interval: int | None = None) -> None:
+    def __init__(self, root: str | Path, keep_last: int | None = 2, retain_interval: int | None = None) -> None:
         self.root, self.keep_last, self.retain_interval = Path(root), keep_last, retain_interval
 
     def path(self, iteration: int) -> Path:
@@ -79,7 +79,8 @@ class CheckpointStore:
         if best is not None and self.path(best).is_dir():
             write_durably(self.root / BEST_TRACKER, f"{best}")
         # Later ones are left by a run that was resumed from further back; what was just written is never dropped.
-        for old in [i for i in self.iterations() if i <= iteration][: -self.keep_last]:
+        before = [i for i in self.iterations() if i <= iteration]
+        for old in before[: -self.keep_last] if self.keep_last else ():
             if old != best and (not self.retain_interval or old % self.retain_interval):
                 shutil.rmtree(self.path(old), ignore_errors=True)
         return final

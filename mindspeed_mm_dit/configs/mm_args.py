@@ -30,6 +30,8 @@ class MultiModalArguments:
     """How many samples there are, and a digest of them; kept in every checkpoint."""
     autoencoder: str = ""
     """Which autoencoder it is: a digest of its files; kept in every checkpoint."""
+    valid_data: DataConfig | None = None
+    """What to validate on, where --mm-valid-data names it; else ``data`` says what is held out."""
     base: str = ""
     """Which weights adapters stand beside: a digest of them; kept in every checkpoint. Empty without adapters."""
 

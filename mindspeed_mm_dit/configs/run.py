@@ -93,9 +93,7 @@ class Length:
         "ranks that share the tokens of a clip, and its heads while they attend (Ulysses); default 1",
         1,
         _of(positive_int, "N"),
-        refused_in=("native",),
-        refusal="does not let ranks share samples of a DiT",
-        cure="use 1, or --host standalone",
+        native="parallel.ulysses_parallel_size",
     )
     train_iters: int = flag("optimizer steps", takes=_needed("N", type=positive_int), native="training.train_iters")
     seed: int = flag(
@@ -148,7 +146,8 @@ class Optimization:
         f"what steps the weights: {', '.join(OPTIMIZERS)}, or a plugin's",
         DEFAULT,
         {"metavar": "NAME"},
-        refused_in=BOTH,
+        native="training.optimizer",
+        refused_in=("megatron",),
         refusal="goes on with the moments of AdamW alone",
     )
     weight_decay: float = flag(
@@ -214,7 +213,8 @@ class Keeping:
     save_retain_interval: int | None = flag(
         "keep the checkpoints of every N-th step for good, beside those of --keep-last",
         takes=_of(positive_int, "N"),
-        idle_in=("native",),
+        native="training.save_retain_interval",
+        added_key=True,
         needs=("save", "save_interval"),
     )
     log_interval: int = flag("steps between log lines", 1, _of(positive_int, "N"), native="training.log_interval")
@@ -259,9 +259,21 @@ class Own:
         "begin with weights of the same kind of network, in any format, of other classes or another "
         "size; a checkpoint in --load comes first",
         takes=_of(None, "WEIGHTS"),
-        refused_in=BOTH,
+        native="model.init_from",
+        added_key=True,
+        refused_in=("megatron",),
         refusal="begins with weights of the seed alone",
         cure="begin with --host standalone --train-iters 1 --save NEW, then go on here with --load NEW",
+    )
+    mm_valid_data: str | None = flag(
+        "data.json of samples to validate on, all of them; default: those that dataset_param.valid_fraction of "
+        "--mm-data holds out",
+        takes=_of(None, "JSON"),
+        native="data.val_dataset_param.mm_data",
+        added_key=True,
+        refused_in=("megatron",),
+        refusal="validates on what --mm-data holds out",
+        cure="set valid_fraction there, or use --host standalone",
     )
     init_verbose: bool = flag(
         "say of each tensor what --init-from made of it", False, idle_in=BOTH, needs=("init_from",)
@@ -305,14 +317,17 @@ class Own:
         takes=_of(positive_float, "TFLOPS"),
         idle_in=BOTH,
     )
-    keep_last: int = flag("checkpoints to keep", 2, _of(positive_int, "N"), idle_in=BOTH)
+    keep_last: int | None = flag(
+        "checkpoints to keep", 2, _of(positive_int, "N"), native="training.keep_last", added_key=True,
+        idle_in=("megatron",),
+    )  # fmt: skip
     keep_best: bool = flag(
         "save whenever a validation finds a smaller loss than all before, and keep the last of these: DIR/best",
         False,
         idle_in=BOTH,
         when_quiet=False,
     )
-    no_async_save: bool = flag("write checkpoints in the training thread", False, idle_in=BOTH)
+    no_async_save: bool = flag("write checkpoints in the training thread", False, idle_in=("megatron",))
     report: str | None = flag(
         "at the end draw samples.png and, of what --tensorboard-dir keeps, loss.png beside the checkpoint "
         "folder, where that takes no longer than the training did; always: however long it takes",

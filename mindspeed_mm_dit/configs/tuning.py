@@ -106,6 +106,18 @@ def tuning_in(facts: Mapping[str, Any]) -> Tuning:
     return Tuning(tuple(facts[TARGETS]), int(facts["--lora-r"]), float(facts["--lora-alpha"]))
 
 
+def without_lists(patterns: Iterable[str]) -> list[str]:
+    """Return patterns that mean the same with {*} and {0-3} alone in braces: ``blocks.{0-3,7}`` becomes two."""
+    found = []
+    for pattern in patterns:
+        match = re.search(r"\{([^{}]*,[^{}]*|\d+)\}", pattern)
+        for part in match[1].replace(" ", "").split(",") if match else ():
+            one = f"{{{part}}}" if "-" in part else part
+            found += without_lists([pattern[: match.start()] + one + pattern[match.end() :]])  # type: ignore[union-attr]
+        found += [] if match else [pattern]
+    return found
+
+
 def adapter_parameters(shape: Shape, rank: int) -> dict[str, Parameter]:
     """Return A (r, in) and B (out, r) of an adapter beside a weight (out, in); B begins at zero, and so the change."""
     out_features, in_features = shape

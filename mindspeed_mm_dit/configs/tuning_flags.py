@@ -12,7 +12,6 @@ from mindspeed_mm_dit.errors import ConfigError
 
 _PLAIN = Tuning()
 _PATTERNS = {"nargs": "+", "metavar": "PATTERN"}
-_WHOLE = "would train the whole network"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,17 +21,30 @@ class FineTuning:
     lora_target_modules: tuple[str, ...] = flag(
         "train adapters (LoRA) beside these linear layers of the predictor, and nothing else: to_q, attn1.to_q or "
         "blocks.{0-3}.attn.qkv; --init-from names the weights that they stand beside",
-        (), _PATTERNS, refused_in=("native",), refusal=_WHOLE,
+        (), _PATTERNS, native="training.lora.target_modules",
     )  # fmt: skip
-    lora_r: int = flag("rank of the adapters", _PLAIN.rank, {"type": positive_int, "metavar": "R"})
-    lora_alpha: float = flag("their strength is A / R", _PLAIN.alpha, {"type": positive_float, "metavar": "A"})
-    lora_dropout: float = flag(
-        "0, MindSpeed-MM's default: others are not offered", 0.0, {"type": float, "metavar": "P"}
+    lora_r: int = flag(
+        "rank of the adapters", _PLAIN.rank, {"type": positive_int, "metavar": "R"}, native="training.lora.rank"
     )
+    lora_alpha: float = flag(
+        "their strength is A / R", _PLAIN.alpha, {"type": positive_float, "metavar": "A"}, native="training.lora.alpha"
+    )
+    lora_dropout: float = flag(
+        "0, MindSpeed-MM's default: others are not offered", 0.0, {"type": float, "metavar": "P"},
+        native="training.lora.dropout",
+    )  # fmt: skip
     freeze: tuple[str, ...] = flag(
         "do not train these modules of the predictor: y_embedder, or blocks.{0-13}",
-        (), _PATTERNS, refused_in=("native",), refusal=_WHOLE,
+        (), _PATTERNS, native="model.freeze",
     )  # fmt: skip
+
+
+def tuning_of_run(args: FineTuning, init_from: str | None) -> Tuning:
+    """Return what the flags of a run say; raises ConfigError for adapters beside no weights, and as tuning_of does."""
+    tuning = tuning_of(args)
+    if tuning.targets and init_from is None:
+        raise ConfigError(TARGETS, "adapters stand beside weights that are trained already", "add --init-from WEIGHTS")
+    return tuning
 
 
 def tuning_of(args: FineTuning) -> Tuning:

@@ -59,9 +59,9 @@ def check_configs(
 ) -> MultiModalArguments:
     """Read every other config file, check all of it together with the images, and return the configs.
 
-    ``args``: the flags --mm-model, --mm-data, --bf16, --seed, --context-parallel-size, --power-ema-stds, --optimizer
-    with its settings, --micro-batch-size and --global-batch-size; of the last two one may be None. ``tuning``: what is
-    trained, where that is not all.
+    ``args``: the flags --mm-model, --mm-data, --mm-valid-data, --bf16, --seed, --context-parallel-size,
+    --power-ema-stds, --optimizer with its settings, --micro-batch-size and --global-batch-size; of the last two one may
+    be None. ``tuning``: what is trained, where that is not all.
 
     Raises:
         UserError: whatever is wrong, with setting, value, reason and cure.
@@ -99,12 +99,13 @@ def say_data_set(args: RunConfig, mm: MultiModalArguments) -> None:
 
 def _read(args: RunConfig, host: HostFacts, fsdp2: Fsdp2Config | None) -> MultiModalArguments:
     model_json = spelled_out(read_json(args.mm_model, host.mm_model), args.mm_model)
-    ways = host.ways_to_bf16
+    ways, valid = host.ways_to_bf16, args.mm_valid_data
     return MultiModalArguments(
         model=model_config_from_mapping(model_json, args.mm_model),
         data=load_data_config(args.mm_data, host.mm_data),
         fsdp2=fsdp2,
         model_json=model_json,
+        valid_data=load_data_config(valid, "--mm-valid-data") if valid else None,
         precision=None if ways is None else decide(args.bf16, fsdp2, ways, host.name),
     )
 

@@ -15,8 +15,7 @@ from mindspeed_mm_dit.configs.limits import MOST_GUIDANCE, check_between
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.outputs import check_output_file, check_output_folder
 from mindspeed_mm_dit.configs.run import RunConfig
-from mindspeed_mm_dit.configs.tuning import TARGETS
-from mindspeed_mm_dit.configs.tuning_flags import tuning_of
+from mindspeed_mm_dit.configs.tuning_flags import tuning_of_run
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import active, runtime
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
@@ -35,10 +34,7 @@ def preflight(args: RunConfig) -> RunConfig:
     """
     host = host_facts()
     args = checked(args, host.world_size)
-    tuning = tuning_of(args)
-    if tuning.targets and args.init_from is None:
-        raise ConfigError(TARGETS, "adapters stand beside weights that are trained already", "add --init-from WEIGHTS")
-    args = replace(args, mm=check_configs(args, host, fsdp2_of(args), tuning))
+    args = replace(args, mm=check_configs(args, host, fsdp2_of(args), tuning_of_run(args, args.init_from)))
     args = with_report(args, args.mm.model)
     check_watchers(args, host.world_size)
     runtime.check_backend(args.distributed_backend)

@@ -44,7 +44,17 @@ class AveragedModel(NamedTuple):
     """What reads captions; none where labels steer the model."""
 
 
-class Engine(Protocol):
+class Kept(Protocol):
+    """What a checkpoint holds of a run."""
+
+    def state(self, with_optimizer: bool = True) -> dict[str, Any]:
+        """Return all that a resumed run needs, for ``Checkpoints.Writer``; every rank must call this."""
+
+    def load(self, path: Path, with_optimizer: bool) -> None:
+        """Continue from the checkpoint ``path``; its architecture must be this model's."""
+
+
+class Engine(Kept, Protocol):
     """The composite spread over the ranks, its optimizer and its moving average."""
 
     def train_step(self, forward_step: ForwardStep, batches: Iterator[Any], lr: float) -> StepResult:
@@ -62,12 +72,6 @@ class Engine(Protocol):
         Every rank must enter it, and give what it is given the same to do: a model, where it is ``wanted`` or
         where ranks hold shards of one; or None.
         """
-
-    def state(self, with_optimizer: bool = True) -> dict[str, Any]:
-        """Return all that a resumed run needs, for ``Checkpoints.Writer``; every rank must call this."""
-
-    def load(self, path: Path, with_optimizer: bool) -> None:
-        """Continue from the checkpoint ``path``; its architecture must be this model's."""
 
     def num_parameters(self) -> int:
         """Return the number of parameters of the predictor, over all shards."""

@@ -13,7 +13,7 @@ from mindspeed_mm_dit.data.buckets import check_filled, lines
 from mindspeed_mm_dit.data.order import split
 from mindspeed_mm_dit.data.rows import Rows
 from mindspeed_mm_dit.data.samples import Draw, Opened, Samples
-from mindspeed_mm_dit.errors import DataError
+from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.models.data import open_data, sized
 from mindspeed_mm_dit.planning.arithmetic import train_flop
 from mindspeed_mm_dit.training.classes import say_classes, say_copies_among, say_notes
@@ -36,8 +36,12 @@ class DataSet:
         )
         self._model, self._param, rows = mm.model, mm.data.dataset_param, self._opened.rows
         train, valid = split(len(rows), self._param.valid_fraction, seed)
-        self._train, self._valid = rows.subset(train), rows.subset(valid)
-        self.num_train, self.num_valid = len(train), len(valid)
+        self._train, self._valid, self._held_out = rows.subset(train), rows.subset(valid), self._opened
+        if mm.valid_data is not None:
+            self._held_out = _open(mm.model, mm.valid_data.dataset_param)
+            self._valid = self._held_out.rows
+            _check_beside(mm, self._train, self._valid)
+        self.num_train, self.num_valid = len(self._train), len(self._valid)
 
     @property
     def noun(self) -> str:
@@ -60,8 +64,8 @@ class DataSet:
 
     def samples(self, draw: Draw, held_out: bool = False) -> Samples:
         """Return the samples to train on, or those held out, by position; ``draw``: the objective's."""
-        rows = self._valid if held_out else self._train
-        return self._opened.samples(rows, self._seed, self._shuffle, draw, held_out)
+        opened, rows = (self._held_out, self._valid) if held_out else (self._opened, self._train)
+        return opened.samples(rows, self._seed, self._shuffle, draw, held_out)
 
     def flop_of_a_sample(self) -> float:
         """Return the FLOP of a training step for one sample; where they have several shapes, the mean."""
@@ -120,7 +124,23 @@ class DataSet:
         print(f"{self.num_train:,} {self.noun}s to train on{held_out}, {size}, from {source}{captions}", flush=True)
 
 
-@lru_cache(maxsize=1)
+def _check_beside(mm: MultiModalArguments, train: Rows, valid: Rows) -> None:
+    """Raise ConfigError where samples to validate on are not of the kind of those that are trained on."""
+    assert mm.valid_data is not None
+    ours, theirs = mm.data.dataset_param, mm.valid_data.dataset_param
+    what = f"--mm-valid-data: {theirs.where}"
+    if ours.valid_fraction:
+        reason = f"and valid_fraction = {ours.valid_fraction} of --mm-data both say what to validate on"
+        raise ConfigError(what, reason, "use one of the two")
+    if (ours.cache is None) != (theirs.cache is None):
+        raise ConfigError(what, "one of the two is a cache, and the other is not", "make a cache of both, or of none")
+    if valid.classes != train.classes:
+        raise ConfigError(
+            what, f"has the classes {', '.join(valid.classes[:10])}", "use those of --mm-data, all of them"
+        )
+
+
+@lru_cache(maxsize=2)
 def _open(model: ModelConfig, param: Any) -> Opened:
     """Open the data once a process: checking every sample takes a while."""
     return open_data(model, param)

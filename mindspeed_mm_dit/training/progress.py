@@ -14,7 +14,7 @@ from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.training.changes import run_facts
-from mindspeed_mm_dit.training.contract import Checkpoints, Engine
+from mindspeed_mm_dit.training.contract import Checkpoints, Kept
 from mindspeed_mm_dit.training.position import command
 from mindspeed_mm_dit.training.start import Start, print_rank_0, same_folder
 
@@ -25,7 +25,7 @@ class Progress:
     A save that fails is said at once, by the first rank, and costs nothing but itself; all ranks go on alike.
     """
 
-    def __init__(self, args: RunConfig, engine: Engine, checkpoints: Checkpoints, claim: Claim | None) -> None:
+    def __init__(self, args: RunConfig, engine: Kept, checkpoints: Checkpoints, claim: Claim | None) -> None:
         self.iteration = 0
         self.consumed_samples = 0
         self._args, self._engine, self._checkpoints = args, engine, checkpoints
@@ -164,7 +164,7 @@ def claimed_save(args: RunConfig) -> Iterator[Claim | None]:
 
 
 def open_progress(
-    args: RunConfig, engine: Engine, checkpoints: Checkpoints, claim: Claim | None, start: Start | None
+    args: RunConfig, engine: Kept, checkpoints: Checkpoints, claim: Claim | None, start: Start | None
 ) -> Progress:
     """Return the progress of a run: where ``start`` left it, or at the beginning."""
     progress = Progress(args, engine, checkpoints, claim)

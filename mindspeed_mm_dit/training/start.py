@@ -13,6 +13,7 @@ from mindspeed_mm_dit.checkpoint import checksums, power_ema
 from mindspeed_mm_dit.checkpoint.store import ADAPTERS, SETTINGS, CheckpointStore, read_facts, without_optimizer
 from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mapping
 from mindspeed_mm_dit.configs.run import RunConfig
+from mindspeed_mm_dit.configs.tuning import without_lists
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.optimizers.registry import chosen_in
@@ -120,11 +121,16 @@ def _check_adapters(here: Mapping[str, Any] | None, there: Mapping[str, Any] | N
             else "begin beside it: --init-from instead of --load",
         )  # fmt: skip
     for flag in (name for name in here or () if name.startswith("--")):
-        if here and there and here[flag] != there.get(flag):
+        if here and there and _plain(here[flag]) != _plain(there.get(flag)):
             raise CheckpointError(
                 f"{flag} = {_shown(here[flag])}", f"{path} holds adapters made with {_shown(there.get(flag))}",
                 "go on with that one, or choose another --load and --save",
             )  # fmt: skip
+
+
+def _plain(value: Any) -> Any:
+    """Return patterns as every host writes them; another value as it is."""
+    return without_lists(map(str, value)) if isinstance(value, list) else value
 
 
 def _shown(value: Any) -> str:
@@ -134,7 +140,7 @@ def _shown(value: Any) -> str:
 def _check_frozen(here: str, kept: Any, path: Path) -> None:
     """Raise CheckpointError where the optimizer has left no state of what this run trains."""
     there = kept.get("--freeze", "") if isinstance(kept, dict) else ""
-    if here != there:
+    if _plain(here.split()) != _plain(there.split()):
         raise CheckpointError(
             f"--freeze = {here}", f"{path} holds the optimizer's state of a run with {there or 'nothing frozen'}",
             "use that, or pass --no-load-optim to start the state anew",

@@ -14,7 +14,6 @@ from mindspeed_mm_dit.configs.tuning import Tuning
 from mindspeed_mm_dit.configs.tuning_flags import FineTuning, tuning_of
 from mindspeed_mm_dit.configs.wan import WanConfig
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.hosts.native.commandline import parse, yaml_for
 
 WAN = WanConfig(num_layers=3, num_attention_heads=2, attention_head_dim=32, ffn_dim=96).parameters()
 DIT = DiTConfig(hidden_size=48, num_layers=4, num_heads=4, input_size=8, num_classes=10).parameters()
@@ -103,9 +102,3 @@ def test_flags_that_say_nothing_together_are_refused(flags, words):
         row(parser)
     with pytest.raises(ConfigError, match=words):
         tuning_of(RunConfig.of(vars(parser.parse_args(flags.split()))))
-
-
-def test_another_host_refuses_to_train_the_whole_network_instead():
-    flags = "--mm-model x --mm-data x --train-iters 1 --lr 1 --global-batch-size 1 --lora-target-modules qkv"
-    with pytest.raises(ConfigError, match="acted on by the standalone host alone"):
-        yaml_for(parse(flags.split(), 1), 1)

@@ -78,12 +78,14 @@ import sys
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import activate
 activate("pytorch")
-from mindspeed_mm_dit.hosts.native import checkpoints, run
+from mindspeed_mm_dit.checkpoint import torch_dcp
+from mindspeed_mm_dit.hosts.native import run
+from mindspeed_mm_dit.training.start import find_start
 for path in sys.argv[1:]:
     sys.argv[:] = ["trainer.py", path]
     try:
         run.begin(sys.argv)
-        checkpoints.check(run.current())
+        find_start(run.current().flags, torch_dcp)
         print("no complaint of", path)
     except UserError as error:
         print(error)

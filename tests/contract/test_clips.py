@@ -88,3 +88,15 @@ def test_clips_teach_the_same_in_the_native_engine(
     here = runs.train("standalone", 3, fsdp2=False)
     assert there.losses.keys() == here.losses.keys() == {1, 2, 3}, there.output + here.output
     assert there.losses == pytest.approx(here.losses, **CLOSE)
+
+
+@needs_engine
+def test_ranks_share_the_tokens_of_a_clip_in_the_native_engine(
+    features: Path, tmp_path: Path, digits_folder: Path
+) -> None:
+    runs = NativeAndStandalone(tmp_path, digits_folder)
+    hold(runs, features)
+    there = runs.train("mindspeed-mm-native", 3, "--context-parallel-size 2", ranks=2)
+    here = runs.train("standalone", 3, fsdp2=False)
+    assert there.losses.keys() == {1, 2, 3}, there.output
+    assert there.losses == pytest.approx(here.losses, **CLOSE)

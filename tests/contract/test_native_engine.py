@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from mindspeed_mm_dit.checkpoint import checksums, claim
+from mindspeed_mm_dit.checkpoint.claim import Owner, _started
 from mindspeed_mm_dit.checkpoint.store import TRACKER
 from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.hosts.native.__main__ import COMMAND
@@ -108,7 +112,8 @@ def test_the_engine_goes_on_with_what_the_standalone_host_saved(
 def test_a_checkpoint_says_what_it_is_of(halfway: Path) -> None:
     facts = json.loads((halfway / "iter_0000010/run.json").read_text())
     assert (facts["iteration"], facts["consumed_samples"], facts["global_batch_size"]) == (10, 80, 8)
-    assert facts["model"]["predictor"]["hidden_size"] == 32 and facts["host"] == "MindSpeed-MM, native engine"
+    assert facts["model"]["predictor"]["hidden_size"] == 32
+    assert checksums.are_in(halfway / "iter_0000010") and checksums.problem_of(halfway / "iter_0000010") is None
 
 
 def test_sample_and_convert_read_weights_moments_and_average(runs: NativeAndStandalone, halfway: Path) -> None:
@@ -148,23 +153,59 @@ FileSystemWriter.finish = killed
 """
 """kill -9 in the second save, once the tensors are written and before the index is."""
 
+FULL = """
+import errno
+from torch.distributed.checkpoint import FileSystemWriter
+write, saves = FileSystemWriter.write_data, []
+def full(self, *args, **kwargs):
+    saves.append(self)
+    if len(saves) == 1:
+        raise OSError(errno.ENOSPC, "No space left on device")
+    return write(self, *args, **kwargs)
+FileSystemWriter.write_data = full
+"""
+"""No room for the first save."""
 
-def test_a_kill_during_a_save_loses_that_save_alone(runs: NativeAndStandalone, standalone: Outcome) -> None:
-    flags = "--save killed --save-interval 2"
-    outcome = runs.engine(runs.yaml("killed", 4, flags, fsdp2=False), script=KILLED)
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_kill_during_a_save_loses_that_save_alone(
+    runs: NativeAndStandalone, standalone: Outcome, is_async: bool
+) -> None:
+    name = f"killed{is_async}"
+    flags = f"--save {name} --save-interval 2 {'' if is_async else '--no-async-save'}"
+    outcome = runs.engine(runs.yaml(name, 4, flags, fsdp2=False), script=KILLED)
     assert outcome.code != 0 and list(outcome.losses) == [1, 2, 3, 4], outcome.output[-4000:]
-    left = sorted(path.name for path in (runs.folder / "killed").glob("iter_*"))
-    assert left == ["iter_0000002", "iter_0000004"] and not (runs.folder / "killed/iter_0000004/.metadata").exists()
-    path = runs.yaml("after", 4, f"{flags} --load killed", fsdp2=False)
+    left = sorted(path.name for path in (runs.folder / name).glob("*iter_*"))
+    assert left == [".iter_0000004.partial", "iter_0000002"]
+    path = runs.yaml("after", 4, f"{flags} --load {name}", fsdp2=False)
     resumed = good(runs.engine(path))
+    assert f"resumed from {name}/iter_0000002" in resumed.output
     check_same(resumed, standalone, range(3, 5))
-    # Upstream saves once more at the end: a kill during that one would have cost the save before it.
-    assert resumed.output.count("Saved checkpoint to") == 1
-    done = runs.folder / "killed/iter_0000004/.metadata"
+    done = runs.folder / name / "iter_0000004/.metadata"
     written = done.stat().st_mtime_ns
     assert not good(runs.engine(path)).losses and done.stat().st_mtime_ns == written
-    done.unlink()
-    assert "Cure: write 2, the number of the one before it, into killed/latest" in runs.complaints([path])
+    (runs.folder / name / "iter_0000004/__0_0.distcp").write_bytes(b"damaged")
+    again = good(runs.engine(path))
+    assert "iter_0000004 is damaged (__0_0.distcp is cut short); falling back to the one before" in again.output
+    check_same(again, standalone, range(3, 5))
+
+
+def test_a_folder_that_another_run_saves_to_is_refused(runs: NativeAndStandalone) -> None:
+    (runs.folder / "owned").mkdir()
+    owner = dataclasses.replace(Owner.here(), pid=os.getppid(), process_started=_started(os.getppid()))
+    (runs.folder / "owned" / claim.NAME).write_text(json.dumps(dataclasses.asdict(owner)))
+    outcome = runs.engine(runs.yaml("owned", 2, "--save owned", fsdp2=False))
+    assert outcome.code != 0 and "--save = owned: belongs to" in outcome.output and not outcome.losses
+
+
+def test_a_full_disk_costs_that_save_alone_and_the_last_one_says_so(runs: NativeAndStandalone) -> None:
+    flags = "--save full --save-interval 2"
+    outcome = runs.engine(runs.yaml("full", 4, flags, fsdp2=False), script=FULL)
+    assert "warning: CheckpointError: --save: the last checkpoint could not be written: " in outcome.output
+    assert list(outcome.losses) == [1, 2, 3, 4] and sorted(p.name for p in (runs.folder / "full").glob("*iter_*")) == [
+        "iter_0000004"
+    ]
+    assert outcome.code == 0, outcome.output[-4000:]
 
 
 def test_a_mistake_of_the_yaml_ends_upstreams_trainer_before_a_model_is_built(runs: NativeAndStandalone) -> None:
@@ -184,18 +225,16 @@ MISTAKES: tuple[tuple[dict[str, object], str], ...] = (
     ({"data__dataloader_param": {"collate_param": {"collator_id": "mindspeed_mm_dit"}}}, "_mode: is required and miss"),
     ({"data__dataloader_param__collate_param__collator_id": "other"}, "collator_id = 'other': is not ours"),
     ({"training__plugin": ["other"]}, "training.plugin = ['other']: is not ours"),
-    ({"training__optimizer": "muon"}, "training.optimizer = 'muon': every host goes on with the moments of AdamW"),
+    ({"training__optimizer": "adamw_swap"}, "training.optimizer = 'adamw_swap': every host steps by its own AdamW"),
     ({"training__save_format": "hf"}, "training.save_format = 'hf': a DiT has no such form"),
     ({"training__log_interval": 0}, "training.log_interval = 0: is not a positive whole number"),
     ({"parallel__fsdp_plan__reduce_dtype": "float32"}, "reduce_dtype = 'float32': is no type that a DiT is trained in"),
     ({"parallel__recompute": True}, "parallel.recompute = true: the engine never reads it"),
-    ({"model__freeze": ["blocks.{*}"]}, "model.freeze = ['blocks.{*}']: a DiT is trained whole here"),
+    ({"model__freeze": ["blok.{*}"]}, "--freeze = blok.{*}: names no module of this model"),
     ({"features__enable_chunk_loss": True}, "features.enable_chunk_loss = true: a DiT has no lm_head"),
     ({"training__save": None}, "training.save = null: MindSpeed-MM's native engine does not take it"),
     ({"training__lr": "fast"}, "training.lr = 'fast': MindSpeed-MM's native engine does not take it"),
-    ({"training__load": "nowhere"}, "training.load = nowhere: holds no checkpoint"),
-    ({"training__load": "torn"}, "training.load = torn: its latest_checkpointed_iteration.txt is empty"),
-    ({"training__load": "old_route"}, "names the moments in iter_0000010 as MindSpeed-MM's old route does"),
+    ({"training__load": "model.json"}, "--load = model.json: is a file"),
     ({"tools__tensorboard_dir": 3}, "tools.tensorboard_dir = 3: is not a text"),
 )
 """What stands in the yaml instead, "__" for the dots, and what is said of it. In one process the engine keeps values of
@@ -205,12 +244,21 @@ the keys that it does not declare, so these come last."""
 def test_mistakes_are_named_with_setting_and_value(
     runs: NativeAndStandalone, standalone: Outcome, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (runs.folder / "torn").mkdir()
-    (runs.folder / "torn" / TRACKER).touch()
-    write_as_the_old_route(runs)
     said = runs.complaints([runs.yaml(f"mistake{n}", 2, fsdp2=False, **keys) for n, (keys, _) in enumerate(MISTAKES)])
     assert [message for _, message in MISTAKES if message not in said] == [], said
     assert "no complaint" not in said and said.count("Error: ") == len(MISTAKES)
+
+
+def test_what_the_old_route_saved_is_gone_on_with_and_an_empty_folder_begins_anew(
+    runs: NativeAndStandalone, standalone: Outcome
+) -> None:
+    write_as_the_old_route(runs)
+    path = runs.yaml("from_old", LATER[-1], "--load old_route --save from_old", fsdp2=False)
+    check_same(good(runs.engine(path)), standalone, LATER)
+    path = runs.yaml("anew", 2, fsdp2=False, training__load="nowhere")
+    begun = good(runs.engine(path))
+    assert "no checkpoint in nowhere: starting anew" in begun.output
+    check_same(begun, standalone, range(1, 3))
 
 
 def write_as_the_old_route(runs: NativeAndStandalone) -> None:

@@ -37,7 +37,7 @@ WAN_ENDS = {
 }
 PREFIXES = (
     "base_model.model.", "model.diffusion_model.", "diffusion_model.", "transformer.", "predictor.", "model.",
-    "lora_unet_", "lora_transformer_", "",
+    "module.", "lora_unet_", "lora_transformer_", "",
 )  # fmt: skip
 MOST_BLOCKS = 10_000
 

@@ -74,7 +74,6 @@ def initialize(backend: str | None, micro_batch_size: int, global_batch_size: in
 
     sequence_ranks: ranks in a row that share the tokens of their samples.
     """
-    global _flags_group, _num_microbatches, _sequence_ranks
     backend = check_backend(backend)
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0")):
         os.environ.setdefault(name, value)
@@ -89,8 +88,14 @@ def initialize(backend: str | None, micro_batch_size: int, global_batch_size: in
             # A CPU backend stays at hand for asynchronous checkpoints and for flags, whatever the device.
             backends = backend if backend == "gloo" else f"cpu:gloo,{device_type()}:{backend}"
             dist.init_process_group(backends, **alone)
-        _flags_group = dist.new_group(backend="gloo")
-        sequence_group = dist.new_subgroups(sequence_ranks)[0] if sequence_ranks > 1 else None
+        share_out(micro_batch_size, global_batch_size, sequence_ranks)
+
+
+def share_out(micro_batch_size: int, global_batch_size: int, sequence_ranks: int = 1) -> None:
+    """Say which samples are whose, among ranks that have met; arguments as of :func:`initialize`."""
+    global _flags_group, _num_microbatches, _sequence_ranks
+    _flags_group = dist.new_group(backend="gloo")
+    sequence_group = dist.new_subgroups(sequence_ranks)[0] if sequence_ranks > 1 else None
     _sequence_ranks = sequence_ranks
     _num_microbatches = global_batch_size // (micro_batch_size * data_world_size())
     sequence.share(sequence_group, device_type())

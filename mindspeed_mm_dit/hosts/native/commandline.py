@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from mindspeed_mm_dit.checkpoint.store import TRACKER
 from mindspeed_mm_dit.configs.arguments import checked
 from mindspeed_mm_dit.configs.fsdp2 import load_fsdp2_config
 from mindspeed_mm_dit.configs.run import RunConfig
@@ -43,13 +41,6 @@ def yaml_for(flags: RunConfig, world_size: int) -> dict[str, Any]:
     return yaml_of(flags, fsdp2, world_size)
 
 
-def without_an_empty_load(flags: RunConfig) -> RunConfig:
-    """Return ``flags`` that begin anew where --load holds no checkpoint, as every host does; the engine fails on it."""
-    if flags.load is not None and not (Path(flags.load) / TRACKER).is_file():
-        return dataclasses.replace(flags, load=None)
-    return flags
-
-
 def yaml_of_config(folder: str | Path, world_size: int) -> str:
     """Return the engine's yaml for a folder with model.json, data.json, fsdp2.yaml and train.args."""
     folder = Path(folder)
@@ -58,7 +49,6 @@ def yaml_of_config(folder: str | Path, world_size: int) -> str:
         read_json(folder / name, "--write-native")
     named = [word for flag, name in files for word in (flag, str(folder / name))]
     flags = parse([*named, *read_train_args(folder / "train.args")], world_size)
-    flags = dataclasses.replace(flags, load=None)  # (the engine fails where there is no checkpoint yet)
     return as_text(yaml_for(flags, world_size))
 
 

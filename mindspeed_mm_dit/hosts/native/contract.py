@@ -27,36 +27,27 @@ RELIED_ON: ReliedOn = {
     "mindspeed_mm.fsdp.data.dataloader.data_collator": {"DATA_COLLATOR": None},
     "mindspeed_mm.fsdp.models.base_model": {"BaseModel": None},
     "mindspeed_mm.fsdp.params.argument": {"Arguments": None},
+    "mindspeed_mm.fsdp.utils.lora_utils": {"match_target_modules": ("model", "patterns")},
     "mindspeed_mm.fsdp.utils.register": {"data_register": None, "model_register": None},
 }
 
 REPLACED: Mapping[str, tuple[str, ...]] = {
-    "save": (
-        "path",
-        "state",
-        "save_async",
-        "iteration",
-        "storage_writer",
-        "enable_lora",
-        "save_ckpt_dtype",
-        "kwargs",
-    ),
-    "_save_extra_state": ("checkpoint_dir", "state"),
-    "_load_extra_state": ("checkpoint_dir", "state"),
+    "save": ("path", "state", "iteration", "save_ckpt_dtype"),
+    "load": ("path", "state"),
 }
-"""Functions of DistributedCheckpointer that ours stand in for (``checkpoints``), with their parameters; nothing else
-of the engine is replaced."""
+"""Functions of DistributedCheckpointer that ours stand in for (``checkpoints``), with the parameters that these take by
+name; nothing else of the engine is replaced."""
 
 
 def check_replaced(checkpointer: type) -> None:
     """Raise PlatformError unless the engine's ``checkpointer`` has the functions that are replaced, as we know them."""
     for name, parameters in REPLACED.items():
         function = getattr(checkpointer, name, None)
-        found = tuple(inspect.signature(function).parameters) if function else None
-        if found != parameters:
+        found = tuple(inspect.signature(function).parameters) if function else ()
+        if missing := [parameter for parameter in parameters if parameter not in found]:
             raise PlatformError(
                 f"mindspeed_mm {checkpointer.__name__}.{name}",
-                f"has the parameters {found}, and {parameters} are replaced here",
+                f"has the parameters {found}, and not {', '.join(missing)}, which ours takes from it",
                 f"use MindSpeed-MM {KNOWN_MINDSPEED_MM[0]} (docs/mindspeed_mm.md)",
             )
 

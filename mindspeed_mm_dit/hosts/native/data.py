@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -22,16 +22,21 @@ from mindspeed_mm_dit.training.data_set import open_data_set
 class Batches(IterableDataset):
     """Micro-batches of this rank from position ``start`` of the run on; every ``iter`` starts there again."""
 
-    def __init__(self, run: Run, samples: BatchSource, start: Callable[[], int], count: int | None) -> None:
-        self._run, self._samples, self._start, self._count = run, samples, start, count
+    def __init__(self, run: Run, samples: BatchSource, size: int, start: int, count: int | None) -> None:
+        self._run, self._samples, self._size, self._start, self._count = run, samples, size, start, count
+
+    def __len__(self) -> int:
+        """Return how many samples there are: what an epoch is counted by (``training.train_epochs``)."""
+        return self._size
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         """Yield batches, floats as bits; ``count`` of them, or without end."""
         flags = self._run.flags
-        positions = micro_batches(self._start(), flags.micro_batch_size, runtime.rank(), runtime.world_size())
+        ranks = runtime.data_world_size()
+        positions = micro_batches(self._start, flags.micro_batch_size, runtime.data_rank(), ranks)
         if self._count is not None:
             positions = (own for own, _ in zip(positions, range(self._count)))
-        rounds = flags.global_batch_size // flags.micro_batch_size // runtime.world_size()
+        rounds = flags.global_batch_size // flags.micro_batch_size // ranks
         prefetch = max(flags.mm.data.dataloader_param.prefetch_batches, rounds)
         batches = load_batches(self._samples, positions, flags.num_workers, prefetch)
         if self._count is None:
@@ -39,17 +44,19 @@ class Batches(IterableDataset):
         return map(packed, batches)
 
 
-def datasets(**_: Any) -> tuple[Batches, Batches | None]:
-    """Return what to train on and, where images are held out, what to validate on (the engine's data builder)."""
+def datasets(dataset_param: Mapping[str, Any], **_: Any) -> tuple[Batches, Batches | None]:
+    """Return what to train on and what to validate on (the engine's data builder); of ``data.val_dataset_param``, which
+    the engine asks for after them, the latter comes first."""
     run = current()
     flags, mm = run.flags, run.flags.mm
     data = open_data_set(mm, flags.seed)
-    training = Batches(run, data.samples(draw_of(mm.model.diffusion)), lambda: run.consumed_samples, None)
+    training = Batches(run, data.samples(draw_of(mm.model.diffusion)), data.num_train, run.consumed_samples, None)
     if not data.num_valid:
         return training, None
-    held_out = data.samples(validation_draw_of(mm.model.diffusion), held_out=True)
-    rounds = flags.eval_iters * flags.global_batch_size // flags.micro_batch_size // runtime.world_size()
-    return training, Batches(run, held_out, lambda: VALIDATION_POSITIONS, rounds)
+    samples = data.samples(validation_draw_of(mm.model.diffusion), held_out=True)
+    rounds = flags.eval_iters * flags.global_batch_size // flags.micro_batch_size // runtime.data_world_size()
+    held_out = Batches(run, samples, data.num_valid, VALIDATION_POSITIONS, rounds)
+    return (held_out, None) if dataset_param.get("mm_data") == flags.mm_valid_data else (training, held_out)
 
 
 class OneBatch:

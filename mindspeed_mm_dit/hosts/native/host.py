@@ -106,11 +106,10 @@ def become_trainer(argv: Sequence[str]) -> None:
 
 
 def _reportable(args: RunConfig) -> RunConfig:
-    """Return ``args`` with what their report needs, and without a --load that holds nothing."""
+    """Return ``args`` with what their report needs."""
     from mindspeed_mm_dit.configs.model import model_config_from_mapping
     from mindspeed_mm_dit.configs.strict import read_json
 
-    args = commandline.without_an_empty_load(args)
     return with_report(args, model_config_from_mapping(read_json(args.mm_model, "--mm-model"), args.mm_model))
 
 

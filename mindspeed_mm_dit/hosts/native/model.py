@@ -1,16 +1,16 @@
 """The predictor as the engine wants a model: given a whole batch it answers with the loss.
 
-The trained module is the predictor itself, so that its tensors have the published names in every checkpoint.
+The tree of modules begins at the predictor, so that its tensors have the published names in every checkpoint.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from mindspeed.fsdp.utils.str_match import module_name_match
 from mindspeed_mm.fsdp.models.base_model import BaseModel
@@ -21,13 +21,10 @@ from mindspeed_mm_dit.configs.mm_args import MultiModalArguments
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.hosts.ending import end
-from mindspeed_mm_dit.hosts.native import checkpoints
-from mindspeed_mm_dit.hosts.native.average import SavedAverage
 from mindspeed_mm_dit.hosts.native.bits import unpacked
 from mindspeed_mm_dit.hosts.native.run import Run, current
 from mindspeed_mm_dit.models import registry
 from mindspeed_mm_dit.models.composite import DiTModel
-from mindspeed_mm_dit.models.init import initial_weights
 
 _register_parameter = nn.Module.register_parameter  # before the engine replaces it to build without memory
 
@@ -38,18 +35,17 @@ class NativeModel(BaseModel):
     @classmethod
     def _from_config(cls, config: Any) -> nn.Module:
         """Return the model without its weights, which :meth:`TrainedPredictor.init_weights` or a checkpoint bring."""
-        current().meeting.close()
         try:
-            checkpoints.check(current())
+            current().meet()
             return build(current())
         except UserError as error:
             end(error)
 
     @classmethod
     def from_pretrained(cls, config: Any) -> nn.Module:
-        """Return the model with its initial weights."""
+        """Return the model with its first weights."""
         model = cls._from_config(config)
-        fill_from_seed(model, current().flags.seed)
+        model.init_weights()
         return model
 
 
@@ -62,12 +58,16 @@ class Scored(ModelOutput):
 
 
 class TrainedPredictor(nn.Module):
-    """What a predictor learns in order to be trained by the engine; the class of the model is this and its own."""
+    """A predictor that answers with its loss: it has the predictor's own parameters and modules, by the same names."""
 
-    run: Run
-    average: SavedAverage | None
-    composite: tuple[DiTModel]
-    """Around this model, and outside of the tree of its modules."""
+    def __init__(self, composite: DiTModel, run: Run) -> None:
+        super().__init__()
+        predictor = composite.predictor
+        del composite.predictor  # what encodes is neither trained nor saved: it stays outside of the tree
+        composite.predictor = predictor.forward
+        for tree in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            self.__dict__[tree] = predictor.__dict__[tree]
+        self.composite, self.run = (composite,), run
 
     def forward(self, use_cache: bool = False, **batch: Tensor) -> Scored:
         """Return the mean loss of a micro-batch, its floats given as bits (``bits``); ``use_cache`` means nothing."""
@@ -76,35 +76,27 @@ class TrainedPredictor(nn.Module):
         return Scored(loss=losses.mean())
 
     def init_weights(self) -> None:
-        """Fill a model that was built without memory (the engine calls this once it is sharded)."""
-        fill_from_seed(self, self.run.flags.seed)
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return weights and their moving average: what the engine saves, and loads into."""
-        self.moving_average()
-        return super().state_dict(*args, **kwargs)
+        """Fill the model, sharded or not (the engine calls this for one that it built without memory)."""
+        weights = self.run.first.weights
+        fill(self, self.composite[0].initial_weights(self.run.flags.seed) if weights is None else weights)
 
     def averages(self) -> Mapping[str, Tensor]:
-        """Return the average of each weight, by its name."""
-        return self.moving_average().averages
+        """Return the average of each weight that is trained, by its name."""
+        return self.run.trained.ema.averages
 
-    def moving_average(self) -> SavedAverage:
-        """Return the average of the weights; the first call, which finds them sharded, begins it."""
-        if self.average is None:
-            self.average = SavedAverage(self, self.run.flags.ema_decay)
-        return self.average
+    def choose_trained(self) -> None:
+        """Train what model.json and the flags say; the rest is frozen."""
+        declared = self.composite[0].declared
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(declared[name].trained)
 
 
 def build(run: Run) -> nn.Module:
     """Return the predictor of ``run``, taught to answer with its loss; on the meta device if the engine says so."""
     mm = run.flags.mm
     composite = DiTModel(mm.model, *load_encoders(mm))
-    model, kind = composite.predictor, type(composite.predictor)
-    del composite.predictor  # the module tree begins at the predictor
-    composite.predictor = functools.partial(kind.forward, model)
+    model = TrainedPredictor(composite, run)
     runtime.to_runtime_device(composite)
-    model.__class__ = type(f"Trained{kind.__name__}", (TrainedPredictor, kind), {})
-    model.run, model.average, model.composite = run, None, (composite,)
     run.model = model
     for name, module in model.named_modules():
         if any(module_name_match(pattern, name) for pattern in run.recomputed):
@@ -121,18 +113,18 @@ def load_encoders(mm: MultiModalArguments) -> tuple[Any, Any]:
 def _without_cache(forward: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``forward`` for the engine's recomputation, which hands every module a cache of keys and values."""
 
-    def answer(*args: Any, past_key_values: None = None) -> Any:
-        return forward(*args)
+    def answer(*args: Any, past_key_values: None = None, **named: Any) -> Any:
+        return forward(*args, **named)
 
     return answer
 
 
-def fill_from_seed(model: nn.Module, seed: int) -> None:
-    """Set every parameter, sharded or not, from the seed."""
+@torch.no_grad()
+def fill(model: nn.Module, weights: Mapping[str, np.ndarray]) -> None:
+    """Set parameters, sharded or not, to ``weights``."""
     parameters = dict(model.named_parameters())
-    with torch.no_grad():
-        for name, array in initial_weights(current().flags.mm.model.predictor.parameters(), seed).items():
-            _own_part(parameters[name]).copy_(_part_of(torch.as_tensor(array), parameters[name]))
+    for name, array in weights.items():
+        _own_part(parameters[name]).copy_(_part_of(torch.as_tensor(array), parameters[name]))
 
 
 def _own_part(parameter: Tensor) -> Tensor:

@@ -10,32 +10,42 @@ from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.configs.mm_args import MultiModalArguments
 from mindspeed_mm_dit.configs.precision import Way
 from mindspeed_mm_dit.configs.run import RunConfig
+from mindspeed_mm_dit.configs.tuning_flags import tuning_of_run
 from mindspeed_mm_dit.errors import ConfigError, nearest
 from mindspeed_mm_dit.hosts.native.keys import written
-from mindspeed_mm_dit.hosts.native.settings import lookup
+from mindspeed_mm_dit.hosts.native.settings import DATA_ID, lookup
 from mindspeed_mm_dit.hosts.preflight import check_configs, say_data_set
 from mindspeed_mm_dit.hosts.standalone_preflight import check_outputs, host_facts
+from mindspeed_mm_dit.models.registry import build_predictor
 from mindspeed_mm_dit.training.data_set import open_data_set
+from mindspeed_mm_dit.training.pytorch.parallel import check_recompute
 from mindspeed_mm_dit.training.trackers import tensorboard
 from mindspeed_mm_dit.training.trackers.registry import check_trackers
 
 _DTYPES = ((None, "fp32", "bf16", "fp16"), "is no type that a DiT is trained in", "write bf16 or fp32")
 TAKEN: Mapping[str, tuple[Collection[Any], str, str]] = {
     "parallel.ring_attention_size": ((1,), "a DiT is trained data-parallel only", "use 1"),
-    "parallel.ulysses_parallel_size": ((1,), "a DiT is trained data-parallel only", "use 1"),
     "parallel.expert_parallel_size": ((1,), "a DiT is trained data-parallel only", "use 1"),
     "parallel.fsdp_plan.param_dtype": _DTYPES,
     "parallel.fsdp_plan.reduce_dtype": _DTYPES,
     "parallel.fsdp_plan.output_dtype": _DTYPES,
     "parallel.recompute": ((False,), "the engine never reads it", "write features.recompute and its recompute_plan"),
-    "model.freeze": (([],), "a DiT is trained whole here", "drop it"),
     "features.loss_cfg.loss_type": (("raw",), "the model knows its loss", "write raw"),
     "features.enable_chunk_loss": ((False,), "a DiT has no lm_head", "drop it"),
     "features.enable_dynamic_chunk_loss": ((False,), "a DiT has no lm_head", "drop it"),
-    "training.lora.enable": ((False,), "a DiT is trained whole here", "drop it"),
-    "training.train_epochs": ((None,), "a run has no epochs", "use train_iters"),
-    "training.optimizer": (("adamw", "adamw_swap"), "every host goes on with the moments of AdamW", "write adamw"),
-    "training.lr_scaling_plan": ((None,), "a resumed run would take its first step without it", "drop it"),
+    "training.lora.init_lora_weights": ((True,), "every host draws them as peft does by default", "drop it"),
+    "training.lora.pretrained_lora_path": (
+        (None,),
+        "adapters go on with their moments and average: from a checkpoint",
+        "write training.load; or begin with merged weights (mm-dit convert BASE NEW --merge-lora FILE)",
+    ),
+    "training.val_micro_batch_size": ((None,), "a validation takes micro-batches of training's size", "drop it"),
+    "training.optimizer": (
+        ("adamw", "muon"),
+        "every host steps by its own AdamW or Muon, which does not swap its moments out",
+        "write adamw; parallel.fsdp_plan.cpu_offload: true keeps them in the machine's memory",
+    ),
+    "training.matched_adamw_rms": ((0.2,), "is the scale of every host's Muon", "drop it"),
     "training.load_format": (("auto", "dcp"), "a DiT has no such form", "write dcp; mm-dit convert makes others"),
     "training.save_format": (("auto", "dcp"), "a DiT has no such form", "write dcp; mm-dit convert makes others"),
 }
@@ -48,26 +58,25 @@ def check(read: Any, flags: RunConfig, fsdp2: Fsdp2Config | None) -> MultiModalA
     Raises:
         UserError: whatever is wrong, with setting, value, reason and cure.
     """
-    _check_engine(read)
     offered: tuple[Way, ...] = ("fsdp2",) if fsdp2 else ("autocast",)
     host = dataclasses.replace(
         host_facts(),
         name="MindSpeed-MM's native engine",
-        shares_sequences=False,
+        shares_sequences=True,
         ways_to_bf16=offered,
         check_sharding=lambda mm: _check_patterns(read, mm),
         mm_model="model.mm_model",
         mm_data="data.dataset_param.mm_data",
     )
     bf16 = flags.bf16 and fsdp2 is None  # (of FSDP2 the yaml's param_dtype says it)
-    mm = check_configs(dataclasses.replace(flags, bf16=bf16), host, fsdp2)
+    mm = check_configs(dataclasses.replace(flags, bf16=bf16), host, fsdp2, tuning_of_run(flags, flags.init_from))
     data = open_data_set(mm, flags.seed)
     if flags.eval_interval and not data.num_valid:
         raise ConfigError(
             f"training.val_interval = {flags.eval_interval} (--eval-interval)",
             f"no {data.noun} is held out: dataset_param.valid_fraction in data.json is "
             f"{mm.data.dataset_param.valid_fraction}",
-            "set valid_fraction, or drop the interval",
+            "set valid_fraction, name a data.json of its own (data.val_dataset_param), or drop the interval",
         )
     if host.rank == 0:
         check_outputs(flags)
@@ -76,7 +85,7 @@ def check(read: Any, flags: RunConfig, fsdp2: Fsdp2Config | None) -> MultiModalA
     return mm
 
 
-def _check_engine(read: Any) -> None:
+def check_offered(read: Any) -> None:
     """Refuse what the engine offers and would do to a DiT something else than it says."""
     parallel, training, loader = read.parallel, read.training, read.data.dataloader_param
     for key, (taken, reason, cure) in TAKEN.items():
@@ -99,12 +108,14 @@ def _check_engine(read: Any) -> None:
             "positions, and so the draws, are kept by our data set, which has threads of its own",
             "write base and 0; the threads are data.dataset_param.num_workers",
         )
-    if read.data.val_dataset_param is not None:
+    if training.train_epochs is not None and not loader.drop_last:
+        raise ConfigError("data.dataloader_param.drop_last = false", "every batch here is a whole one", "write true")
+    held_out = read.data.val_dataset_param
+    if held_out is not None and (held_out.dataset_type, bool(getattr(held_out, "mm_data", None))) != (DATA_ID, True):
         raise ConfigError(
-            "data.val_dataset_param",
-            "the images held out are those of data.json",
-            "drop it, and set valid_fraction there",
-        )
+            "data.val_dataset_param", "does not name a data.json of ours",
+            f"write dataset_type: {DATA_ID}, and mm_data: the data.json of what to validate on",
+        )  # fmt: skip
     if parallel.fsdp_plan.ignored_modules and parallel.world_size > 1:
         raise ConfigError(
             f"parallel.fsdp_plan.ignored_modules = {parallel.fsdp_plan.ignored_modules}",
@@ -117,11 +128,12 @@ def _check_patterns(read: Any, mm: MultiModalArguments) -> None:
     """Raise ConfigError for a pattern of modules that matches none: the engine checks them together only."""
     import torch
     from mindspeed.fsdp.utils.str_match import module_name_match
+    from mindspeed_mm.fsdp.utils.lora_utils import match_target_modules
 
-    from mindspeed_mm_dit.models.registry import PREDICTOR_MODEL_MAPPINGS
-
+    if mm.fsdp2 is not None:
+        check_recompute(mm.fsdp2, mm.model.parameters())
     with torch.device("meta"):
-        predictor = PREDICTOR_MODEL_MAPPINGS[mm.model.predictor.model_id](mm.model.predictor)
+        predictor = build_predictor(mm.model)
     names = [name for name, _ in predictor.named_modules() if name]
     plan = read.parallel.fsdp_plan
     for setting, patterns in (
@@ -132,3 +144,16 @@ def _check_patterns(read: Any, mm: MultiModalArguments) -> None:
         for pattern in patterns or ():
             if not any(module_name_match(pattern, name) for name in names):
                 raise ConfigError(f"{setting}: {pattern}", "matches no module", nearest(pattern, names))
+    for pattern in read.model.freeze:
+        try:
+            module_name_match(pattern, "")
+        except ValueError:
+            reason = "in braces the engine takes {*} and {0-3}"
+            raise ConfigError(f"model.freeze: {pattern}", reason, "write several patterns") from None
+    targets = read.training.lora.target_modules
+    if mm.model.adapters() and not match_target_modules(predictor, targets):
+        raise ConfigError(
+            f"training.lora.target_modules = {targets}",
+            "the engine finds no module by it: it knows no numbers in braces there",
+            f"name one layer of them in full too: {next(iter(mm.model.adapters()))}",
+        )

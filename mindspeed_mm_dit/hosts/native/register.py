@@ -8,10 +8,11 @@ from mindspeed_mm.fsdp.data.dataloader.data_collator import DATA_COLLATOR
 from mindspeed_mm.fsdp.utils.register import data_register, model_register
 
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.hosts.native import checkpoints
+from mindspeed_mm_dit.hosts.native import adapters, checkpoints
 from mindspeed_mm_dit.hosts.native.data import OneBatch, datasets
 from mindspeed_mm_dit.hosts.native.hooks import hang_in
 from mindspeed_mm_dit.hosts.native.model import NativeModel
+from mindspeed_mm_dit.hosts.native.run import current
 from mindspeed_mm_dit.hosts.native.settings import COLLATOR_ID, DATA_ID, MODEL_ID
 
 
@@ -32,6 +33,8 @@ def register() -> None:
     data_register.register(DATA_ID)(datasets)
     DATA_COLLATOR[COLLATOR_ID] = OneBatch
     checkpoints.replace()
+    if current().flags.lora_target_modules:
+        adapters.keep_ours()
     hang_in()
 
 

@@ -3,33 +3,98 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import io
+import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
+import torch
+
+from mindspeed_mm_dit.checkpoint import torch_dcp
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.hosts.native.settings import flags_of, fsdp2_of, lookup, recomputed
 from mindspeed_mm_dit.hosts.native.values import checked_values
+from mindspeed_mm_dit.training.beginning import First, first_weights
+from mindspeed_mm_dit.training.data_set import open_data_set
+from mindspeed_mm_dit.training.lr import LearningRate
+from mindspeed_mm_dit.training.progress import Progress, claimed_save, open_progress
+from mindspeed_mm_dit.training.pytorch.trained import Trained
+from mindspeed_mm_dit.training.start import Start, find_start
+
+
+class SavedAs(Trained):
+    """What is trained, its weights in checkpoints of another type where that is set."""
+
+    dtype: torch.dtype | None = None
+
+    def state(self, with_optimizer: bool = True) -> torch_dcp.State:
+        """Return what a resumed run needs: the live tensors, but for weights of another type."""
+        state = super().state(with_optimizer)
+        if self.dtype is None:
+            return state
+        return state | {"model": {name: weight.to(self.dtype) for name, weight in state["model"].items()}}
 
 
 class Run:
     """One run: what the yaml says in the words of our flags (``flags.mm``: the config files), and how far it is."""
 
-    def __init__(self, flags: RunConfig, recomputed: Sequence[str]) -> None:
-        self.flags, self.recomputed = flags, recomputed
-        self.consumed_samples = 0
-        """Position that training begins at."""
+    def __init__(self, flags: RunConfig, recomputed: Sequence[str], lr_plan: Sequence[Any]) -> None:
+        self.flags, self.recomputed, self._lr_plan = flags, recomputed, lr_plan
         self.model: Any = None
         """The ``TrainedPredictor``, once it is built."""
-        self.first_lr: float | None = None
-        """Learning rate of the first step of a resumed run; None once it is taken."""
-        self.saved: int | None = None
-        """The iteration that training.save is known to hold as it is now."""
+        self.start: Start | None = None
+        """The checkpoint that it goes on from, once the ranks have met."""
+        self.first = First(None)
+        """What it begins with."""
         self.meeting = contextlib.ExitStack()
         """What holds until the ranks have met."""
+        self._whole = contextlib.ExitStack()
+
+    def meet(self) -> None:
+        """Let the ranks meet, claim the folder of the checkpoints, and find where the run begins, and with what.
+
+        Raises:
+            UserError: a checkpoint, weights or the folder are not this run's.
+        """
+        self.meeting.close()
+        flags = self.flags
+        runtime.share_out(flags.micro_batch_size, flags.global_batch_size, flags.context_parallel_size)
+        self._claim = self._whole.enter_context(claimed_save(flags))
+        self.start = find_start(flags, torch_dcp)
+        self.first = first_weights(flags, self.start)
+        self.flags = dataclasses.replace(flags, mm=dataclasses.replace(flags.mm, base=self.first.base))
+
+    @property
+    def consumed_samples(self) -> int:
+        """Position that training begins at."""
+        if self.start is None:
+            return 0
+        return int(self.start.facts.get("consumed_samples", self.start.iteration * self.flags.global_batch_size))
+
+    @functools.cached_property
+    def trained(self) -> SavedAs:
+        """What is trained, kept and stepped; first asked for once the model is spread over the ranks."""
+        declared = self.model.composite[0].declared
+        return SavedAs(self.model, declared, self.flags, {name: self._scale_of(name) for name in declared})
+
+    def _scale_of(self, name: str) -> float:
+        """Return what the learning rate of a parameter is multiplied by: the first that matches (lr_scaling_plan)."""
+        return next((float(part.scale) for part in self._lr_plan if re.match(part.match, name)), 1.0)
+
+    @functools.cached_property
+    def progress(self) -> Progress:
+        """How far the run is, and its way to disk and back; every rank asks for it first at the same time."""
+        return open_progress(self.flags, self.trained, torch_dcp, self._claim, self.start)
+
+    def step(self) -> None:
+        """Step by the gradients there are, with the learning rate of every host."""
+        self.trained.optimizer.step(LearningRate.of(self.flags).at(self.progress.iteration))
+        self.trained.ema.update()
+        self.progress.advance()
 
     @property
     def autocast(self) -> bool:
@@ -54,12 +119,21 @@ def begin(argv: Sequence[str]) -> None:
         UserError: whatever is wrong, with setting, value, reason and cure.
     """
     global _current
-    from mindspeed_mm_dit.hosts.native.preflight import check
+    from mindspeed_mm_dit.hosts.native.preflight import check, check_offered
 
     read = engine_arguments(argv)
-    flags = checked_values(flags_of(read, lookup), argv[1], runtime.world_size())
-    flags = replace(flags, mm=check(read, flags, fsdp2_of(read)))
-    _current = Run(flags, recomputed(read))
+    check_offered(read)
+    flags = _flags(read, argv[1])
+    mm = check(read, flags, fsdp2_of(read))
+    if read.training.train_epochs is not None:
+        samples = open_data_set(mm, flags.seed).num_train
+        read.training.train_iters = read.training.train_epochs * (samples // flags.global_batch_size)
+        flags = _flags(read, argv[1])
+    _current = Run(dataclasses.replace(flags, mm=mm), recomputed(read), read.training.lr_scaling_plan or ())
+
+
+def _flags(read: Any, path: str) -> RunConfig:
+    return checked_values(flags_of(read, lookup), path, runtime.world_size())
 
 
 def engine_arguments(argv: Sequence[str]) -> Any:

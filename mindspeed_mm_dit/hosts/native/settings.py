@@ -5,16 +5,17 @@ Sections ``parallel``, ``training``, ``features`` and ``tools`` are the engine's
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
+from mindspeed_mm_dit.configs.flag import rows_of
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.configs.host_flags import refuse
 from mindspeed_mm_dit.configs.run import RunConfig, rows
+from mindspeed_mm_dit.configs.tuning import without_lists
+from mindspeed_mm_dit.configs.tuning_flags import FineTuning
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.optimizers.registry import DEFAULT, OPTIMIZERS
 from mindspeed_mm_dit.optimizers.registry import settings as optimizer_settings
 
 MODEL_ID = DATA_ID = COLLATOR_ID = "mindspeed_mm_dit"
@@ -22,17 +23,32 @@ PLUGIN = "mindspeed_mm_dit.hosts.native"
 NO_CONFIG = "./none"
 """Where the engine is told to look for a configuration of transformers; a plain name it would ask the network for."""
 
+_KNOWN = {name: f"training.{name}" for name in ("adam_beta1", "adam_beta2", "adam_eps", "muon_momentum")}
+_KNOWN["muon_num_ns_steps"] = "training.ns_steps"
+"""Setting of an optimizer -> the engine's key of the same meaning; of others we add the key."""
+_ADDED = {name: f"training.{name}" for name in optimizer_settings() if name not in _KNOWN}
+
 FLAGS = {
     **{row.native: row.name for row in rows() if row.native},
-    **{f"training.{setting.name}": setting.name for setting in fields(OPTIMIZERS[DEFAULT].config)},
+    **{key: name for name, key in (_KNOWN | _ADDED).items()},
     "tools.tensorboard_dir": "tensorboard_dir",
 }
 """Key of the yaml -> flag that means the same."""
 
+CALLED = {"training.optimizer": {"adam": "adamw"}}
+"""Key -> value of the flag -> what the engine calls it, where that is something else."""
+
+_PATTERNS = ("model.freeze", "training.lora.target_modules")
+
 COUNTED = {row.native_counts: row.name for row in rows() if row.native_counts}
 """Key of the yaml -> flag that follows from it in other units."""
 
-OURS = {**{row.native: row.default for row in rows() if row.added_key}, "tools.tensorboard_dir": None}
+OURS = {
+    **{row.native: row.default for row in rows() if row.added_key},
+    **{key: optimizer_settings()[name][0].default for name, key in _ADDED.items()},
+    "training.keep_last": None,  # all of them, as in the engine
+    "tools.tensorboard_dir": None,
+}
 """Keys that the engine does not know, with their defaults."""
 
 THEIRS = {
@@ -52,8 +68,16 @@ THEIRS = {
     "training.weight_decay": 0.0,
     "training.log_interval": 1,
     "training.no_load_optim": False,
+    "training.save_async": False,
     "training.no_save_optim": False,
     "training.val_interval": 0,
+    "training.optimizer": "adamw",
+    "training.muon_momentum": 0.95,
+    "training.lora.rank": 8,
+    "training.lora.alpha": 16,
+    "training.lora.dropout": 0.0,
+    "training.ns_steps": 5,
+    "parallel.ulysses_parallel_size": 1,
 }
 """Defaults of the engine; a yaml that we write leaves them out."""
 
@@ -77,19 +101,24 @@ ROOT = "predictor."
 
 def flags_of(read: Any, lookup: Any) -> dict[str, Any]:
     """Return the flags, by name, that the engine's arguments ``read`` stand for; ``lookup(read, key)`` reads one."""
-    unsaid = {name: field.default for name, (field, _) in optimizer_settings().items()}
     training = read.training
+    unsaid = {} if training.lora.enable else {row.name: row.default for row in rows_of(FineTuning)}
+    keys = {key: flag for key, flag in FLAGS.items() if not (unsaid and key.startswith("training.lora."))}
     return {
         **unsaid,
-        **{flag: lookup(read, key) for key, flag in FLAGS.items()},
+        **{flag: _as_flag(key, lookup(read, key)) for key, flag in keys.items()},
         "global_batch_size": training.global_batch_size,
         "save_interval": training.save_interval or None,
         "eval_interval": training.val_interval or None,
         "lr_warmup_iters": int(training.train_iters * training.lr_warmup_ratio),
         "lr_decay_iters": max(int(training.train_iters * training.lr_decay_ratio), int(training.lr_decay_ratio > 0)),
-        "context_parallel_size": read.parallel.ulysses_parallel_size,
-        "optimizer": DEFAULT,  # (what the yaml calls adamw)
+        "no_async_save": not training.save_async,
     }
+
+
+def _as_flag(key: str, value: Any) -> Any:
+    """Return a value of the yaml as the flag of the same meaning has it."""
+    return next((flag for flag, called in CALLED.get(key, {}).items() if called == value), value)
 
 
 def yaml_of(flags: RunConfig, fsdp2: Fsdp2Config | None, world_size: int) -> dict[str, Any]:
@@ -109,16 +138,23 @@ def yaml_of(flags: RunConfig, fsdp2: Fsdp2Config | None, world_size: int) -> dic
     loader |= {"pin_memory": False, "num_workers": 0, "collate_param": {"collator_id": COLLATOR_ID}}
     put(content, "data.dataloader_param", loader)
     put(content, "training.plugin", [PLUGIN])
+    if flags.mm_valid_data:
+        put(content, "data.val_dataset_param.dataset_type", DATA_ID)
     values = flags.flags()
     for key, flag in FLAGS.items():
-        value = values[flag]
-        if value is not None and (key != "model.bf16" or fsdp2 is None):  # (fsdp2.yaml has said it)
+        value = CALLED[key].get(values[flag], values[flag]) if key in CALLED else values[flag]
+        value = without_lists(value) if key in _PATTERNS else value
+        if value not in (None, (), []) and (key != "model.bf16" or fsdp2 is None):  # (fsdp2.yaml has said it)
             put(content, key, value)
-    micro_batches = flags.global_batch_size // flags.micro_batch_size // world_size
+    groups = world_size // flags.context_parallel_size  # that have samples of their own
+    micro_batches = flags.global_batch_size // flags.micro_batch_size // groups
     put(content, "training.gradient_accumulation_steps", micro_batches)
+    if flags.lora_target_modules:
+        put(content, "training.lora.enable", True)
     put(content, "training.lr_warmup_ratio", _share(flags.lr_warmup_iters, flags.train_iters))
     put(content, "training.lr_decay_ratio", _share(flags.lr_decay_iters or flags.train_iters, flags.train_iters))
     put(content, "training.save_interval", flags.save_interval or 0)
+    put(content, "training.save_async", not flags.no_async_save)
     put(content, "training.val_interval", flags.eval_interval or 0)
     return content
 
@@ -176,7 +212,8 @@ def fsdp2_of(read: Any) -> Fsdp2Config | None:
         return None
     known = {name: getattr(plan, key) for key, name in SHARDING.items()}
     config = Fsdp2Config(**known, sharding_size=parallel.fully_shard_parallel_size)
-    return replace(config, recompute_modules=tuple(recomputed(read)) or None)
+    again = tuple(f"{ROOT}{pattern}" for pattern in recomputed(read))
+    return replace(config, recompute_modules=again or None, use_reentrant=read.features.recompute_plan.use_reentrant)
 
 
 def recomputed(read: Any) -> list[str]:
@@ -186,16 +223,8 @@ def recomputed(read: Any) -> list[str]:
 
 def patterns(paths: Iterable[str]) -> list[str]:
     """Return paths of fsdp2.yaml as the engine has them: from the predictor down, without lists in braces."""
-    found = []
-    for path in paths:
-        match = re.search(r"\{([^{}]*,[^{}]*|\d+)\}", path)
-        parts = match[1].replace(" ", "").split(",") if match else [""]
-        for part in parts:
-            brace = f"{{{part}}}" if "-" in part else part
-            whole = path[: match.start()] + brace + path[match.end() :] if match else path
-            if whole.startswith(ROOT):  # (the predictor as a whole is the root, which is always wrapped)
-                found.append(whole.removeprefix(ROOT))
-    return found
+    # (the predictor as a whole is the root, which is always wrapped)
+    return [path.removeprefix(ROOT) for path in without_lists(paths) if path.startswith(ROOT)]
 
 
 def put(content: dict[str, Any], key: str, value: Any) -> None:

@@ -36,9 +36,12 @@ def checked_values(values: Mapping[str, Any], path: str, world_size: int) -> Run
 
 def _taken(setting: str, value: Any, action: argparse.Action) -> Any:
     """Return ``value`` as the command line would have read it."""
-    if value is None and action.default is None:
-        return None
-    if action.nargs == 0:
+    if value is None and action.default in (None, ()):
+        return action.default
+    if action.nargs == "+":
+        good = isinstance(value, list | tuple) and all(isinstance(part, str) for part in value)
+        wish = "is no list of texts"
+    elif action.nargs == 0:
         good, wish = isinstance(value, bool), "is not true or false"
     elif action.choices is not None:
         good, wish = value in action.choices, f"is none of {', '.join(action.choices)}"

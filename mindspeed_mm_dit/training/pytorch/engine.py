@@ -1,10 +1,9 @@
-"""One optimizer step on PyTorch, and the state it leaves behind."""
+"""One optimizer step on PyTorch."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mindspeed_mm_dit.checkpoint import power_ema
 from mindspeed_mm_dit.checkpoint import torch_dcp as checkpoints
-from mindspeed_mm_dit.checkpoint.store import read_facts
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.configs.mm_args import MultiModalArguments
 from mindspeed_mm_dit.configs.precision import FLOAT32, Precision
@@ -24,7 +21,6 @@ from mindspeed_mm_dit.framework.pytorch.optim import split_by_kind
 from mindspeed_mm_dit.framework.pytorch.sharded import is_fsdp, is_sharded
 from mindspeed_mm_dit.models.registry import build_predictor
 from mindspeed_mm_dit.training.contract import AveragedModel, ForwardStep, StepResult
-from mindspeed_mm_dit.training.pytorch.ema import MovingAverage, PowerAverages
 from mindspeed_mm_dit.training.pytorch.parallel import (
     average_ignored,
     check_paths,
@@ -34,12 +30,12 @@ from mindspeed_mm_dit.training.pytorch.parallel import (
     shard,
     unwrap,
 )
-from mindspeed_mm_dit.training.pytorch.stepper import Stepper
+from mindspeed_mm_dit.training.pytorch.trained import Trained
 
 __all__ = ["Engine", "StepResult", "check_sharding", "checkpoints"]
 
 
-class Engine:
+class Engine(Trained):
     """The composite spread over the ranks, its optimizer and its moving average."""
 
     def __init__(
@@ -56,12 +52,7 @@ class Engine:
         if args.torch_compile:
             runtime.compile_blocks(model.blocks)
         self.model = shard(model, fsdp2) if fsdp2 else replicate(model)
-        self.predictor: nn.Module = unwrap(self.model).predictor
-        self.optimizer = Stepper(self.predictor, model.declared, args.chosen_optimizer(), args.weight_decay)
-        trained = {name: p for name, p in self.predictor.named_parameters() if p.requires_grad}
-        self.ema = MovingAverage(trained, args.ema_decay)
-        self.power_ema = PowerAverages(trained, len(args.power_ema_stds))
-        self._of_base = {name for name, p in model.declared.items() if not p.saved}
+        super().__init__(unwrap(self.model).predictor, model.declared, args)
         self._autocast = precision.way == "autocast"  # (FSDP2 does by itself what fsdp2.yaml asks for)
 
     def train_step(self, forward_step: ForwardStep, batches: Iterator[Any], lr: float) -> StepResult:
@@ -130,38 +121,6 @@ class Engine:
             for kind in gradients:
                 torch._foreach_mul_(kind, (self.args.clip_grad / (norm + 1e-6)).clamp(max=1.0))
         return norm
-
-    # --- state -------------------------------------------------------------------------------------------
-
-    def state(self, with_optimizer: bool = True) -> checkpoints.State:
-        """Return every tensor a resumed run needs, under the names of the checkpoint; they are the live ones."""
-        weights = {name: p.detach() for name, p in self._saved()}
-        averages = {"ema": self.ema.averages, **self.power_ema.state()}
-        state: checkpoints.State = {
-            "model": weights,
-            **{tree: {**weights, **moved} for tree, moved in averages.items()},  # what is frozen is its own average
-        }
-        if with_optimizer:
-            state["optimizer"] = {"state": self.optimizer.state()}
-        return state
-
-    def load(self, path: Path, with_optimizer: bool) -> None:
-        """Continue from the checkpoint ``path``; its architecture must be this model's."""
-        checkpoints.check_architecture(path, {name: tuple(p.shape) for name, p in self._saved()})
-        state, has_power_ema = self.state(with_optimizer), power_ema.STDS in read_facts(path)
-        if not has_power_ema:
-            state = {tree: tensors for tree, tensors in state.items() if tree not in self.power_ema.state()}
-        checkpoints.read(state, path)
-        if not has_power_ema:
-            self.power_ema.begin()
-
-    def _saved(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the parameters that checkpoints hold."""
-        return ((name, p) for name, p in self.predictor.named_parameters() if name not in self._of_base)
-
-    def num_parameters(self) -> int:
-        """Return the number of parameters of the predictor, over all shards."""
-        return sum(p.numel() for p in self.predictor.parameters())
 
 
 def _whole(norm: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,18 +20,26 @@ class Stepper:
     Args:
         module: the network; its tensors may be sharded.
         declared: what its config says of each parameter, by name.
+        lr_scales: what the learning rate of some of them is multiplied by.
     """
 
     def __init__(
-        self, module: nn.Module, declared: Mapping[str, Parameter], chosen: Chosen, weight_decay: float
+        self,
+        module: nn.Module,
+        declared: Mapping[str, Parameter],
+        chosen: Chosen,
+        weight_decay: float,
+        lr_scales: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         self._trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._rules = {name: chosen.rule_of(declared[name]) for name in self._trained}
         self.optimizers: list[torch.optim.Optimizer] = []
-        """One of each rule."""
+        """One of each rule, and of each scale of the learning rate."""
+        self._scales: list[float] = []
         self._owners: dict[str, torch.optim.Optimizer] = {}
-        for rule in dict.fromkeys(self._rules.values()):
-            own = [name for name in self._trained if self._rules[name] == rule]
+        kinds = {name: (rule, lr_scales.get(name, 1.0)) for name, rule in self._rules.items()}
+        for rule, scale in dict.fromkeys(kinds.values()):
+            own = [name for name in self._trained if kinds[name] == (rule, scale)]
             found = groups((self._trained[name] for name in own), weight_decay)
             matrices = {self._trained[name]: declared[name].matrices for name in own}
             optimizer = (
@@ -39,13 +48,14 @@ class Stepper:
                 else ByRule(chosen.config, rule, found, matrices)
             )
             self.optimizers.append(optimizer)
+            self._scales.append(scale)
             self._owners |= dict.fromkeys(own, optimizer)
 
     def step(self, lr: float) -> None:
         """Step by the gradients there are, and forget them."""
-        for optimizer in self.optimizers:
+        for optimizer, scale in zip(self.optimizers, self._scales):
             for group in optimizer.param_groups:
-                group["lr"] = lr
+                group["lr"] = lr * scale
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 

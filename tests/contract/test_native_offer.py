@@ -1,0 +1,121 @@
+"""What else the native engine's yaml offers, on the unmodified engine, with the losses of the standalone host."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from mindspeed_mm_dit.checkpoint import torch_dcp
+from mindspeed_mm_dit.checkpoint.store import CheckpointStore
+from tests.contract.native_hosted import NativeAndStandalone, needs_engine
+from tests.contract.test_native_engine import CLOSE, good, validation_losses
+from tests.training.launch import Outcome
+
+pytestmark = [needs_engine, pytest.mark.ranks]
+
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, digits_folder: Path) -> NativeAndStandalone:
+    return NativeAndStandalone(tmp_path_factory.mktemp("offer"), digits_folder)
+
+
+@pytest.fixture(scope="module")
+def plain(runs: NativeAndStandalone) -> Outcome:
+    return good(runs.train("standalone", STEPS, fsdp2=False))
+
+
+@pytest.fixture(scope="module")
+def muon(runs: NativeAndStandalone) -> Outcome:
+    return good(runs.train("standalone", STEPS, "--optimizer muon --save muon --save-interval 2", fsdp2=False))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_muon_steps_as_in_the_standalone_host_and_each_goes_on_with_the_others_momentum(
+    runs: NativeAndStandalone, muon: Outcome, ranks: int
+) -> None:
+    flags, name = "--optimizer muon", f"muon{ranks}"
+    path = runs.yaml(name, STEPS, f"{flags} --save {name} --save-interval 2", ranks=ranks, fsdp2=ranks > 1)
+    assert "optimizer: muon" in path.read_text()
+    assert good(runs.engine(path, ranks)).losses == pytest.approx(muon.losses, **CLOSE)
+    later = {step: muon.losses[step] for step in (3, 4)}
+    back = runs.yaml("back", STEPS, f"{flags} --load {runs.copy('muon', 2)}", ranks=ranks, fsdp2=ranks > 1)
+    assert good(runs.engine(back, ranks)).losses == pytest.approx(later, **CLOSE)
+    here = good(runs.train("standalone", STEPS, f"{flags} --load {runs.copy(name, 2)}", fsdp2=False))
+    assert here.losses == pytest.approx(later, **CLOSE)
+
+
+def test_weights_are_saved_in_the_type_that_is_asked_for_and_the_average_stays(runs: NativeAndStandalone) -> None:
+    good(runs.engine(runs.yaml("bf16", 2, "--save bf16", fsdp2=False, training__save_ckpt_dtype="bf16")))
+    found = torch_dcp.read_tree(CheckpointStore(runs.folder / "bf16").path(2))
+    types = {name.partition(".")[0]: value.dtype for name, value in found.items() if name.endswith("weight")}
+    assert types == {"model": torch.bfloat16, "ema": torch.float32}
+    again = good(runs.engine(runs.yaml("bf16_on", 3, "--load bf16 --save bf16", fsdp2=False)))
+    assert list(again.losses) == [3]
+
+
+IN_ORDER = """
+import contextlib, os, torch
+import mindspeed_mm.fsdp.data.dataloader.dataloader as loader
+import mindspeed_mm.fsdp.features.memory.async_offload as offload
+class Still:
+    def __getattr__(self, name):
+        return lambda *_, **__: None
+for module in (loader, offload) if "NPU_ON_CPU" in os.environ else ():
+    module.create_stream = module.create_event = module.get_current_stream = lambda *_: Still()
+    module.switch_to_specified_stream = lambda _: contextlib.nullcontext()
+    torch.empty = lambda *args, pin_memory=False, empty=torch.empty, **how: empty(*args, **how)
+"""
+"""What an accelerator does beside its work, a CPU does in order: it has no streams, and pins no memory."""
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"data__dataloader_param__enable_preload": True},
+        {
+            "features__enable_activation_offload": True,
+            "features__activation_offload_plan__apply_modules": ["blocks.{*}"],
+        },
+        {"training__lr_scaling_plan": [{"match": "nothing.*", "scale": 0.5}]},
+    ],
+    ids=["preload", "activations offloaded", "a plan of learning rates that names nothing"],
+)
+def test_what_changes_no_number_changes_none(runs: NativeAndStandalone, plain: Outcome, keys: dict) -> None:
+    there = good(runs.engine(runs.yaml("same", STEPS, fsdp2=False, **keys), script=IN_ORDER))
+    assert there.losses == pytest.approx(plain.losses, **CLOSE)
+
+
+def test_a_learning_rate_scaled_to_nothing_trains_as_if_frozen(runs: NativeAndStandalone) -> None:
+    flags = "--clip-grad 0"
+    here = good(runs.train("standalone", STEPS, f"{flags} --freeze blocks.{{0}}", fsdp2=False))
+    plan = [{"match": r"blocks\.0\.", "scale": 0.0}]
+    there = good(runs.engine(runs.yaml("scaled", STEPS, flags, ranks=2, training__lr_scaling_plan=plan), 2))
+    assert there.losses == pytest.approx(here.losses, **CLOSE)
+
+
+def test_a_data_set_of_its_own_is_validated_on_as_in_the_standalone_host(
+    runs: NativeAndStandalone, digits_folder: Path
+) -> None:
+    data = json.loads((runs.folder / "data.json").read_text())
+    data["dataset_param"] |= {"random_flip": not data["dataset_param"].get("random_flip", False)}
+    (runs.folder / "valid.json").write_text(json.dumps(data))
+    flags = "--eval-interval 2 --eval-iters 1 --mm-valid-data valid.json"
+    here = good(runs.train("standalone", STEPS, flags, fsdp2=False))
+    for ranks in (1, 2):
+        there = good(runs.engine(runs.yaml(f"valid{ranks}", STEPS, flags, ranks=ranks, fsdp2=ranks > 1), ranks))
+        assert there.losses == pytest.approx(here.losses, **CLOSE)
+        assert validation_losses(there) == pytest.approx(validation_losses(here), **CLOSE)
+
+
+def test_epochs_are_counted_in_samples_to_train_on(runs: NativeAndStandalone, digits_folder: Path) -> None:
+    path = runs.yaml("epochs", 1, "--global-batch-size 512 --micro-batch-size 256", fsdp2=False,
+                     training__train_epochs=1)  # fmt: skip
+    there = good(runs.engine(path))
+    assert list(there.losses) == [1, 2, 3]  # 1797 digits, 512 a step, a smaller batch dropped
+    here = good(runs.train("standalone", 3, "--global-batch-size 512 --micro-batch-size 256", fsdp2=False))
+    assert there.losses == pytest.approx(here.losses, **CLOSE)
