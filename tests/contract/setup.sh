@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Set up what a run inside MindSpeed-MM on a CPU, and tests/contract, need: bash tests/contract/setup.sh DIR [PAIR ...]
+# With --latest before DIR: the newest trees, as the pair latest, and a page of what has drifted since v26.1.0.
 #
 #   DIR/venv                      one interpreter for both routes, all pairs and this project (PyTorch 2.7.1, 6 GB)
 #   DIR/megatron                  Megatron-LM core_v0.12.1, which the old route trains in
@@ -16,6 +17,8 @@ MINDSPEED_MM_GIT=${MINDSPEED_MM_GIT:-https://gitcode.com/Ascend/MindSpeed-MM.git
 MINDSPEED_GIT=${MINDSPEED_GIT:-https://gitcode.com/Ascend/MindSpeed.git}
 MEGATRON_GIT=${MEGATRON_GIT:-https://github.com/NVIDIA/Megatron-LM.git}
 
+latest=
+[ "${1:-}" != --latest ] || { latest=yes; shift; }
 [ $# -ge 1 ] || { sed -n '2,/^set/s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 mkdir -p "$1"
@@ -23,6 +26,14 @@ dir=$(cd "$1" && pwd)
 shift
 pairs=("$@")
 [ $# -ge 1 ] || pairs=(v26.0.0 v26.0.0-93c45456 v26.1.0 master)
+if [ "$latest" ]; then
+  pairs=(v26.1.0 latest)
+  rm -rf "$dir/latest"
+fi
+
+newest() { # ADDRESS: its newest commit
+  git ls-remote "$1" HEAD | cut -f 1
+}
 
 revisions() { # PAIR: the commits of MindSpeed-MM and of MindSpeed
   case $1 in
@@ -30,6 +41,7 @@ revisions() { # PAIR: the commits of MindSpeed-MM and of MindSpeed
     v26.0.0-93c45456) echo 6c45b4869f9938892b982a203cc121803c345db2 93c45456c7044bacddebc5072316c01006c938f9 ;;
     v26.1.0) echo d0b964b55fb33b4eccec72513d8741d391ec13c7 57a33053c4eccd5b14aa58e3ca595ab414e65b94 ;;
     master) echo 57069cd55a8ab16d5affe379a2e2c5f0a4d962b9 028de58ca629d035185b00ff7d1eb7eff4f7fd48 ;;
+    latest) echo "$(newest "$MINDSPEED_MM_GIT") $(newest "$MINDSPEED_GIT")" ;;
     *) echo "$1 is no pair: v26.0.0, v26.0.0-93c45456, v26.1.0 or master" >&2; return 2 ;;
   esac
 }
@@ -81,5 +93,8 @@ if [ ! -e "$dir/venv/complete" ]; then
   touch "$dir/venv/complete"
 fi
 
+if [ "$latest" ]; then
+  (. "$dir/latest/old.env" && python "$root/tests/contract/drift.py" "$dir/v26.1.0" "$dir/latest") | tee "$dir/drift.md"
+fi
 echo "Ready. For example:"
 for pair in "${pairs[@]}"; do echo "  (. $dir/$pair/old.env && cd $root && python -m pytest -n 0 tests/contract)"; done

@@ -10,7 +10,7 @@ import torch
 
 from mindspeed_mm_dit.checkpoint import torch_dcp
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore
-from tests.contract.native_hosted import NativeAndStandalone, needs_engine
+from tests.contract.native_hosted import NativeAndStandalone, needs_engine, run_python
 from tests.contract.test_native_engine import CLOSE, good, validation_losses
 from tests.training.launch import Outcome
 
@@ -68,6 +68,8 @@ class Still:
 for module in (loader, offload) if "NPU_ON_CPU" in os.environ else ():
     module.create_stream = module.create_event = module.get_current_stream = lambda *_: Still()
     module.switch_to_specified_stream = lambda _: contextlib.nullcontext()
+    loader.get_device_type = lambda: "cpu"
+    vars(loader)["move_to_device"] = lambda batch, **_: batch  # (in a thread of its own, where it is the device's copy)
     torch.empty = lambda *args, pin_memory=False, empty=torch.empty, **how: empty(*args, **how)
 """
 """What an accelerator does beside its work, a CPU does in order: it has no streams, and pins no memory."""
@@ -119,3 +121,29 @@ def test_epochs_are_counted_in_samples_to_train_on(runs: NativeAndStandalone, di
     assert list(there.losses) == [1, 2, 3]  # 1797 digits, 512 a step, a smaller batch dropped
     here = good(runs.train("standalone", 3, "--global-batch-size 512 --micro-batch-size 256", fsdp2=False))
     assert there.losses == pytest.approx(here.losses, **CLOSE)
+
+
+def test_weights_of_diffusers_are_begun_with_and_written_at_the_end(runs: NativeAndStandalone, plain: Outcome) -> None:
+    first = {"training__save_format": "hf", "training__no_save_rng": True}
+    good(runs.engine(runs.yaml("written", 2, "--save written --no-save-optim", fsdp2=False, **first)))
+    assert (runs.folder / "written/hf/config.json").is_file()
+    here = good(runs.train("standalone", 2, "--init-from written/hf", fsdp2=False))
+    again = {"training__load_format": "hf", "training__no_load_rng": True}
+    flags = "--load written/hf --no-load-optim"
+    for name, keys in (("read", again), ("read_meta", again | {"training__init_model_with_meta_device": True})):
+        there = good(runs.engine(runs.yaml(name, 2, flags, ranks=2, **keys), 2))
+        assert there.losses == pytest.approx(here.losses, **CLOSE)
+
+
+def test_what_a_converter_made_is_begun_with(runs: NativeAndStandalone) -> None:
+    good(runs.train("standalone", 2, "--save base", fsdp2=False))
+    converter, env = ["-m", "mindspeed_mm_dit.hosts.megatron.convert", "DiTConverter"], {"NON_MEGATRON": "true"}
+    good(
+        run_python([*converter, "hf_to_dcp", "--hf_dir", "base", "--dcp_dir", "made"], runs.folder, NON_MEGATRON="true")
+    )
+    here = good(runs.train("standalone", 2, "--init-from base", fsdp2=False))
+    there = good(runs.engine(runs.yaml("begun", 2, "--load made", fsdp2=False)))
+    assert there.losses == pytest.approx(here.losses, **CLOSE)
+    words = ["dcp_to_hf", "--load_dir", "base/iter_0000002", "--save_dir", "hf"]
+    good(run_python([*converter, *words], runs.folder, **env))
+    assert (runs.folder / "hf/config.json").is_file()

@@ -14,9 +14,10 @@ from checkpoint.common.converter import Commandable
 from checkpoint.convert_cli import main
 
 from mindspeed_mm_dit.checkpoint import torch_dcp
-from mindspeed_mm_dit.checkpoint.formats import diffusers
+from mindspeed_mm_dit.checkpoint.convert import convert
+from mindspeed_mm_dit.checkpoint.formats import FORMATS, Room, diffusers, of_source
 from mindspeed_mm_dit.checkpoint.state import State
-from mindspeed_mm_dit.checkpoint.store import TRACKER, read_facts
+from mindspeed_mm_dit.checkpoint.store import TRACKER, find_checkpoint, read_facts
 from mindspeed_mm_dit.checkpoint.weights import Arrays, read_weights
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import UserError
@@ -47,6 +48,40 @@ class DiTConverter(Commandable):  # type: ignore[misc]
         _write_release(diffusers.read(source).weights, save_dir)
 
     @staticmethod
+    def hf_to_dcp(hf_dir: Path, dcp_dir: Path) -> None:
+        """Convert weights of any form that mm-dit convert reads to a release that the native engine's load begins with.
+
+        Args:
+            hf_dir: a diffusers folder, a file, or a checkpoint
+            dcp_dir: folder for training.load
+        """
+        _write_release(read_source(hf_dir), dcp_dir)
+
+    @staticmethod
+    def dcp_to_hf(load_dir: Path, save_dir: Path, ema: bool = True, model_json: Path | None = None) -> None:
+        """Convert a checkpoint of the native engine to a diffusers DiTTransformer2DModel.
+
+        Args:
+            load_dir: folder of one checkpoint, e.g. iter_0001000
+            save_dir: folder to write
+            ema: the moving average rather than the weights
+            model_json: model.json of the run; not needed where the checkpoint remembers it
+        """
+        DiTConverter.mm_to_hf(load_dir, save_dir, ema, model_json)
+
+    @staticmethod
+    def merge_lora_to_base(source: Path, lora: Path, target: Path, strength: float = 1.0) -> None:
+        """Write full weights: those of a base with adapters, of any form, merged into them.
+
+        Args:
+            source: the base
+            lora: adapters, of a run or a file
+            target: file to write, .pt or .safetensors
+            strength: what the adapters are multiplied by
+        """
+        convert(source, target, loras=[f"{lora}:{strength}"])
+
+    @staticmethod
     def mm_to_pt(source: Path, target: Path, ema: bool = True) -> None:
         """Convert a checkpoint of either host to a .pt under the published names.
 
@@ -71,6 +106,13 @@ class DiTConverter(Commandable):  # type: ignore[misc]
         facts = {"model": read_json(model_json, "--model_json")} if model_json else read_facts(source)
         save_dir.mkdir(parents=True, exist_ok=True)
         diffusers.write(save_dir, State({"model": read_weights(source, ema)}, facts=facts))
+
+
+def read_source(path: Path) -> Arrays:
+    """Return the weights, by their published names, of any format; the moving average where there is one."""
+    place = find_checkpoint(path) if path.is_dir() else path
+    kind = FORMATS[of_source(place)]
+    return read_weights(place) if kind.room is Room.TRAINING else kind.read(place).weights
 
 
 def _write_release(weights: Arrays, save_dir: Path) -> None:

@@ -1,4 +1,4 @@
-"""The two functions of the engine that are replaced: a run saves, and goes on, as in the standalone host.
+"""The functions of the engine's checkpointers that are replaced: a run saves, and goes on, as in the standalone host.
 
 So a save is whole or not there, has checksums, and is written by the only run that the folder belongs to. A full disk
 costs that save alone, a damaged checkpoint is passed over for the one before, and either host reads the other's.
@@ -6,15 +6,20 @@ costs that save alone, a damaged checkpoint is passed over for the one before, a
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from mindspeed_mm.fsdp.checkpoint.dcp_checkpointer import DistributedCheckpointer
+from mindspeed_mm.fsdp.checkpoint.hf_checkpointer import HuggingFaceCheckpointer
 
+from mindspeed_mm_dit.checkpoint.convert import convert
 from mindspeed_mm_dit.errors import UserError
+from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.hosts.ending import end
 from mindspeed_mm_dit.hosts.native.contract import check_replaced
 from mindspeed_mm_dit.hosts.native.run import current
+from mindspeed_mm_dit.hosts.native.settings import HF
 from mindspeed_mm_dit.training.lr import LearningRate
 
 
@@ -24,9 +29,9 @@ def replace() -> None:
     Raises:
         PlatformError: the engine's are not those we know.
     """
-    check_replaced(DistributedCheckpointer)
-    DistributedCheckpointer.save = staticmethod(save)
-    DistributedCheckpointer.load = staticmethod(load)
+    for checkpointer in (DistributedCheckpointer, HuggingFaceCheckpointer):
+        check_replaced(checkpointer)
+        checkpointer.save, checkpointer.load = staticmethod(save), staticmethod(load)
 
 
 def save(
@@ -36,7 +41,12 @@ def save(
     run = current()
     run.trained.dtype = save_ckpt_dtype
     try:
-        run.progress.finish() if iteration == run.flags.train_iters else run.progress.try_save()
+        if iteration < run.flags.train_iters:
+            run.progress.try_save()
+            return
+        run.progress.finish()
+        if run.exports and runtime.rank() == 0:  # (the engine waits for the first rank)
+            convert(path, Path(path) / HF, "diffusers", overwrite=True, say=print)
     except UserError as error:
         end(error)
 

@@ -24,6 +24,7 @@ RELIED_ON: ReliedOn = {
     "mindspeed_mm.config.config_manager": {"ConfigManager": None},
     "mindspeed_mm.config.exception": {"ConfigValidationError": None},
     "mindspeed_mm.fsdp.checkpoint.dcp_checkpointer": {"DistributedCheckpointer": None},
+    "mindspeed_mm.fsdp.checkpoint.hf_checkpointer": {"HuggingFaceCheckpointer": None},
     "mindspeed_mm.fsdp.data.dataloader.data_collator": {"DATA_COLLATOR": None},
     "mindspeed_mm.fsdp.models.base_model": {"BaseModel": None},
     "mindspeed_mm.fsdp.params.argument": {"Arguments": None},
@@ -35,8 +36,8 @@ REPLACED: Mapping[str, tuple[str, ...]] = {
     "save": ("path", "state", "iteration", "save_ckpt_dtype"),
     "load": ("path", "state"),
 }
-"""Functions of DistributedCheckpointer that ours stand in for (``checkpoints``), with the parameters that these take by
-name; nothing else of the engine is replaced."""
+"""Functions of the engine's checkpointers that ours stand in for (``checkpoints``), with the parameters that these take
+by name; nothing else of the engine is replaced."""
 
 
 def check_replaced(checkpointer: type) -> None:

@@ -13,7 +13,7 @@ from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.configs.tuning_flags import tuning_of_run
 from mindspeed_mm_dit.errors import ConfigError, nearest
 from mindspeed_mm_dit.hosts.native.keys import written
-from mindspeed_mm_dit.hosts.native.settings import DATA_ID, lookup
+from mindspeed_mm_dit.hosts.native.settings import DATA_ID, HF, lookup
 from mindspeed_mm_dit.hosts.preflight import check_configs, say_data_set
 from mindspeed_mm_dit.hosts.standalone_preflight import check_outputs, host_facts
 from mindspeed_mm_dit.models.registry import build_predictor
@@ -46,8 +46,6 @@ TAKEN: Mapping[str, tuple[Collection[Any], str, str]] = {
         "write adamw; parallel.fsdp_plan.cpu_offload: true keeps them in the machine's memory",
     ),
     "training.matched_adamw_rms": ((0.2,), "is the scale of every host's Muon", "drop it"),
-    "training.load_format": (("auto", "dcp"), "a DiT has no such form", "write dcp; mm-dit convert makes others"),
-    "training.save_format": (("auto", "dcp"), "a DiT has no such form", "write dcp; mm-dit convert makes others"),
 }
 """What the engine offers and would not do to a DiT as it says: key, the values that are taken, the reason, the cure."""
 
@@ -70,6 +68,9 @@ def check(read: Any, flags: RunConfig, fsdp2: Fsdp2Config | None) -> MultiModalA
     )
     bf16 = flags.bf16 and fsdp2 is None  # (of FSDP2 the yaml's param_dtype says it)
     mm = check_configs(dataclasses.replace(flags, bf16=bf16), host, fsdp2, tuning_of_run(flags, flags.init_from))
+    if read.training.save_format == HF and mm.model.predictor.model_id != "dit" and not mm.model.adapters():
+        reason = f"diffusers' form of {mm.model.predictor.model_id} is read here, and not written"
+        raise ConfigError("training.save_format = hf", reason, "drop it; mm-dit convert makes a .safetensors")
     data = open_data_set(mm, flags.seed)
     if flags.eval_interval and not data.num_valid:
         raise ConfigError(
@@ -110,6 +111,11 @@ def check_offered(read: Any) -> None:
         )
     if training.train_epochs is not None and not loader.drop_last:
         raise ConfigError("data.dataloader_param.drop_last = false", "every batch here is a whole one", "write true")
+    if training.load_format == HF and not (training.load and training.no_load_optim and training.no_load_rng):
+        raise ConfigError(
+            "training.load_format = hf", "names weights alone",
+            "write training.load, no_load_optim: true and no_load_rng: true; or model.init_from",
+        )  # fmt: skip
     held_out = read.data.val_dataset_param
     if held_out is not None and (held_out.dataset_type, bool(getattr(held_out, "mm_data", None))) != (DATA_ID, True):
         raise ConfigError(

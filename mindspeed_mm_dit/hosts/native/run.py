@@ -8,16 +8,19 @@ import functools
 import io
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from mindspeed_mm_dit.checkpoint import torch_dcp
+from mindspeed_mm_dit.checkpoint.store import TRACKER
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import runtime
-from mindspeed_mm_dit.hosts.native.settings import flags_of, fsdp2_of, lookup, recomputed
+from mindspeed_mm_dit.hosts.native.settings import HF, flags_of, fsdp2_of, lookup, recomputed
 from mindspeed_mm_dit.hosts.native.values import checked_values
+from mindspeed_mm_dit.hosts.tracker import RELEASE
 from mindspeed_mm_dit.training.beginning import First, first_weights
 from mindspeed_mm_dit.training.data_set import open_data_set
 from mindspeed_mm_dit.training.lr import LearningRate
@@ -42,8 +45,8 @@ class SavedAs(Trained):
 class Run:
     """One run: what the yaml says in the words of our flags (``flags.mm``: the config files), and how far it is."""
 
-    def __init__(self, flags: RunConfig, recomputed: Sequence[str], lr_plan: Sequence[Any]) -> None:
-        self.flags, self.recomputed, self._lr_plan = flags, recomputed, lr_plan
+    def __init__(self, flags: RunConfig, recomputed: Sequence[str], lr_plan: Sequence[Any], exports: bool) -> None:
+        self.flags, self.recomputed, self._lr_plan, self.exports = flags, recomputed, lr_plan, exports
         self.model: Any = None
         """The ``TrainedPredictor``, once it is built."""
         self.start: Start | None = None
@@ -129,11 +132,28 @@ def begin(argv: Sequence[str]) -> None:
         samples = open_data_set(mm, flags.seed).num_train
         read.training.train_iters = read.training.train_epochs * (samples // flags.global_batch_size)
         flags = _flags(read, argv[1])
-    _current = Run(dataclasses.replace(flags, mm=mm), recomputed(read), read.training.lr_scaling_plan or ())
+    _current = Run(
+        dataclasses.replace(flags, mm=mm),
+        recomputed(read),
+        read.training.lr_scaling_plan or (),
+        read.training.save_format == HF,
+    )
 
 
 def _flags(read: Any, path: str) -> RunConfig:
-    return checked_values(flags_of(read, lookup), path, runtime.world_size())
+    values = flags_of(read, lookup)
+    if weights := _weights_in(values["load"], read.training.load_format):
+        values |= {"load": None, "init_from": weights}
+    return checked_values(values, path, runtime.world_size())
+
+
+def _weights_in(load: str | None, load_format: str) -> str | None:
+    """Return the weights without a run that ``training.load`` names: of another format, or what a converter made."""
+    if load is None or load_format == HF:
+        return load
+    tracker = Path(load) / TRACKER
+    is_release = tracker.is_file() and tracker.read_text(encoding="utf-8", errors="replace").strip() == RELEASE
+    return str(Path(load) / RELEASE) if is_release else None
 
 
 def engine_arguments(argv: Sequence[str]) -> Any:

@@ -20,6 +20,8 @@ from mindspeed_mm_dit.optimizers.registry import settings as optimizer_settings
 
 MODEL_ID = DATA_ID = COLLATOR_ID = "mindspeed_mm_dit"
 PLUGIN = "mindspeed_mm_dit.hosts.native"
+HF = "hf"
+"""What the engine calls a folder of Hugging Face's; of a DiT it is diffusers'."""
 NO_CONFIG = "./none"
 """Where the engine is told to look for a configuration of transformers; a plain name it would ask the network for."""
 
