@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     from mindspeed_mm_dit.configs.data import load_data_config
     from mindspeed_mm_dit.configs.files import is_folder
     from mindspeed_mm_dit.data.cache import Cache
-    from mindspeed_mm_dit.data.order import split
+    from mindspeed_mm_dit.data.order import split_rows
     from mindspeed_mm_dit.data.rows import Wanted
     from mindspeed_mm_dit.data.sources import source_of
 
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         rows = Cache(param.cache, param.cache_key).rows(param.data_folder)
     else:
         rows = source_of(param).open(param.without_cache(), Wanted(param.items, num_classes))
-    train, valid = (rows.subset(part) for part in split(len(rows), param.valid_fraction, args.seed))
+    train, valid = (rows.subset(part) for part in split_rows(rows, param, args.seed))
     _print_classes(train, valid)
     if not from_cache:
         _print_sizes(rows, param.image_size) if param.buckets is None else _print_buckets(train, valid, param)

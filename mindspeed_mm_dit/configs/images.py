@@ -37,6 +37,8 @@ class DatasetParam(SourceParam):
     """Mirror a training image left-right with probability 1/2."""
     valid_fraction: float = 0.0
     """Part of the images held out for --eval-interval, chosen from the seed; in [0, 1)."""
+    valid_by_class: bool = False
+    """Hold out as large a part of each class, instead of any images."""
     skip_bad_images: bool = False
     """Leave out missing or undecodable images, and count them, instead of stopping."""
     latents: str | None = None

@@ -22,6 +22,8 @@ class SourceParam(ABC):
     """What a sample is."""
     data_folder: str
     valid_fraction: float = 0.0
+    valid_by_class: bool = False
+    """Whether each class has its share of what is held out."""
     caption_dropout_prob: float = 0.1
     cache: str | None = None
     """Folder that mm-dit cache-latents filled; samples are then neither decoded nor encoded again."""

@@ -95,16 +95,20 @@ def _cure_of_empty(folder: Path, index: str | None) -> str:
 
 
 def of_folders(folder: Path, left_out: _Remainder | None = None) -> Listing:
-    """Take every sub-folder as a class, numbered in the order of their names; hidden and private ones are none."""
-    classes = class_folders(folder)
+    """Take every sub-folder with images as a class, numbered in the order of their names; hidden ones are none."""
     left_out = left_out or _Remainder()
-    rows: list[tuple[str, int]] = []
-    for label, directory in enumerate(classes):
-        images = sorted(path for path in _files_below(directory, left_out) if left_out.keeps(path))
-        rows += [(str(image.relative_to(folder)), label) for image in images]
+    images = {
+        directory: sorted(path for path in _files_below(directory, left_out) if left_out.keeps(path))
+        for directory in class_folders(folder)
+    }
+    classes = [directory for directory, found in images.items() if found]
+    rows = [(str(image.relative_to(folder)), label) for label, own in enumerate(classes) for image in images[own]]
     left_out.add_loose(_entries(folder))
     names = _composed(path.name for path in classes)
     notes = [*left_out.notes(), *_notes_of_names(folder, names)]
+    if empty := [directory.name for directory, found in images.items() if not found]:
+        notes.append(f"note: no classes, for they hold no images: {', '.join(empty[:NAMES_SHOWN])}"
+                     f"{', ...' if len(empty) > NAMES_SHOWN else ''}")  # fmt: skip
     if found := indices_in(folder):
         unused = folder / found[0]
         notes.append(f"note: {unused} is not used, the folders are the classes: dataset_param.index names none")

@@ -8,14 +8,37 @@ from functools import lru_cache
 
 import numpy as np
 
+from mindspeed_mm_dit.configs.source import SourceParam
 from mindspeed_mm_dit.data.draws import Stream, generator
+from mindspeed_mm_dit.data.rows import Rows
 
 
-def split(count: int, valid_fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return which of ``count`` samples are trained on and which held out, each ascending; the seed alone decides."""
+def split(
+    count: int, valid_fraction: float, seed: int, labels: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return which of ``count`` samples are trained on and which held out, each ascending; the seed alone decides.
+
+    labels: (count,), where each class is to have its share of those held out.
+    """
     shuffled = generator(seed, Stream.VALID_SPLIT, 0).permutation(count)
+    if labels is not None:
+        shuffled = shuffled[np.argsort(_places_in_class(labels[shuffled]), kind="stable")]
     held_out = round(count * valid_fraction)
     return np.sort(shuffled[held_out:]), np.sort(shuffled[:held_out])
+
+
+def _places_in_class(labels: np.ndarray) -> np.ndarray:
+    """Return how far along its class each sample stands, in (0, 1): the first tenth of all is a tenth of each class."""
+    places = np.empty(len(labels))
+    for label in np.unique(labels):
+        own = labels == label
+        places[own] = (np.arange(own.sum()) + 0.5) / own.sum()
+    return places
+
+
+def split_rows(rows: Rows, param: SourceParam, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return which rows a run with ``param`` and ``seed`` trains on, and which it holds out."""
+    return split(len(rows), param.valid_fraction, seed, rows.labels if param.valid_by_class else None)
 
 
 class Order(ABC):

@@ -209,7 +209,9 @@ def _with_network(
         "diffusion": Choice(diffusion, DIFFUSIONS[diffusion].reason),
         "class_dropout_prob": _dropout(pictures),
         "random_flip": _flip(pictures),
-        "valid_fraction": Choice(pictures.valid_fraction, f"{pictures.held_out:,} pictures to validate on"),
+        "valid_fraction": Choice(
+            pictures.valid_fraction, f"{pictures.held_out:,} pictures to validate on, as large a part of each class"
+        ),
     }
     flags = {
         "--train-iters": steps,

@@ -37,9 +37,10 @@ def _note(starter: Starter, names: tuple[str, ...]) -> str:
 
 def _data(starter: Starter, dataset: Mapping[str, Any], found: str) -> dict[str, Any]:
     chosen = {name: starter.design[name].value for name in ("image_size", "random_flip", "valid_fraction")}
+    by_class = {"valid_by_class": True} if chosen["valid_fraction"] and not dataset.get("single_class") else {}
     return {
         "note": f"{found}. {_note(starter, ('random_flip', 'valid_fraction'))}",
-        "dataset_param": {"dataset_type": "image_folder", **dataset, **chosen},
+        "dataset_param": {"dataset_type": "image_folder", **dataset, **chosen, **by_class},
         "dataloader_param": {"shuffle": True, "prefetch_batches": 4},
     }
 

@@ -15,7 +15,7 @@ from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.optimizers.registry import kept_facts
 
 _DATA_SETTINGS = (
-    *("random_flip", "valid_fraction", "caption_dropout_prob"),
+    *("random_flip", "valid_fraction", "valid_by_class", "caption_dropout_prob"),
     *("num_frames", "train_fps", "clip_start", "crop"),
 )
 _PREDICTOR_SETTINGS = ("class_dropout_prob",)

@@ -10,7 +10,7 @@ import numpy as np
 from mindspeed_mm_dit.configs.mm_args import MultiModalArguments
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.data.buckets import check_filled, lines
-from mindspeed_mm_dit.data.order import split
+from mindspeed_mm_dit.data.order import split_rows
 from mindspeed_mm_dit.data.rows import Rows
 from mindspeed_mm_dit.data.samples import Draw, Opened, Samples
 from mindspeed_mm_dit.errors import ConfigError, DataError
@@ -35,7 +35,7 @@ class DataSet:
             seed,
         )
         self._model, self._param, rows = mm.model, mm.data.dataset_param, self._opened.rows
-        train, valid = split(len(rows), self._param.valid_fraction, seed)
+        train, valid = split_rows(rows, self._param, seed)
         self._train, self._valid, self._held_out = rows.subset(train), rows.subset(valid), self._opened
         if mm.valid_data is not None:
             self._held_out = _open(mm.model, mm.valid_data.dataset_param)

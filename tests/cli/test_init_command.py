@@ -62,7 +62,8 @@ def test_what_it_writes_trains_at_once_and_is_sampled_as_it_says(here, capsys):
     assert "train:                 mm-dit train config\n" in said
     model = load_model_config(here / "config/model.json")
     assert (model.sample_size[-1], model.predictor.num_classes, model.ae.channels) == (32, 2, 3)
-    assert load_data_config(here / "config/data.json").dataset_param.valid_fraction == 0.1
+    param = load_data_config(here / "config/data.json").dataset_param
+    assert (param.valid_fraction, param.valid_by_class) == (0.1, True)
     assert all(reason in model.note for reason in ("image_size 32: what a CPU learns soon", "patch_size 4: 64 tokens"))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "CONFIG": "config", "CUDA_VISIBLE_DEVICES": ""}
     short = "--report always --report-steps 1 --host standalone --train-iters 4 --eval-interval 2"

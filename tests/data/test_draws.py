@@ -5,7 +5,7 @@ import pytest
 
 from mindspeed_mm_dit.data import draws
 from mindspeed_mm_dit.data.draws import Stream
-from mindspeed_mm_dit.data.order import SampleOrder, micro_batches
+from mindspeed_mm_dit.data.order import SampleOrder, micro_batches, split
 
 POSITIONS = np.arange(1000, 1064)
 
@@ -133,3 +133,13 @@ def test_ranks_and_micro_batches_cut_a_global_batch_into_the_same_samples(world_
     for step in range(3):
         taken = np.concatenate([next(stream) for _ in range(rounds) for stream in streams])
         np.testing.assert_array_equal(taken, 100 + 8 * step + np.arange(8))
+
+
+def test_each_class_has_its_share_of_what_is_held_out_where_labels_are_given():
+    labels = np.repeat([0, 1, 2], [70, 20, 10])
+    train, valid = split(100, 0.1, 3, labels)
+    assert np.bincount(labels[valid]).tolist() == [7, 2, 1]
+    assert np.concatenate([train, valid]).tolist() != list(range(100))  # not the first of each
+    assert sorted([*train, *valid]) == list(range(100))
+    alone = split(100, 0.1, 3, np.zeros(100, int))
+    assert [part.tolist() for part in alone] == [part.tolist() for part in split(100, 0.1, 3)]

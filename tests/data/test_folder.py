@@ -171,7 +171,7 @@ def test_the_digest_of_the_pictures_knows_names_sizes_and_labels(folder, tmp_pat
     seen.add(open_rows(param(moved), 2).digest)
     Image.effect_noise((9, 9), 50).save(moved / "cat/9.png")
     seen.add(open_rows(param(moved), 2).digest)
-    (moved / "bird").mkdir()  # all labels move by one
+    (moved / "cat").rename(moved / "zebra")  # its label and that of dog change places
     seen.add(open_rows(param(moved), 3).digest)
     assert len(seen) == 4
 
@@ -202,8 +202,11 @@ def test_an_index_of_a_spreadsheet_may_begin_with_a_byte_order_mark(folder):
 
 
 def test_classes_are_named_by_folders_by_labels_and_by_numbers(folder):
-    (folder / "e\u0301lan").mkdir()  # decomposed, as macOS writes it; without images it is a class all the same
-    assert open_rows(param(folder), 3).classes == ("cat", "dog", "élan")
+    shutil.copytree(folder / "dog", folder / "e\u0301lan")  # decomposed, as macOS writes it
+    (folder / "bird").mkdir()  # without images it is no class
+    index = open_rows(param(folder), 3)
+    assert index.classes == ("cat", "dog", "élan") and set(index.labels.tolist()) == {0, 1, 2}
+    assert index.notes == ("note: no classes, for they hold no images: bird",)
     for labels, names in ((("dog", "cat"), ("cat", "dog")), (("2", "0"), ("0", "1", "2"))):
         write_index(folder, [("cat/0.png", labels[0]), ("dog/2.png", labels[1])])
         assert open_rows(param(folder, index="labels.csv"), 3).classes == names

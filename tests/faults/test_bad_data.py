@@ -203,7 +203,8 @@ FOLDERS = {
         lambda folder: (folder / "bird").symlink_to("gone"), {}, "is a link to nothing", "restore what it links to",
     ),
     "one name twice": (
-        lambda folder: [(folder / name).mkdir() for name in ("\xe9", "e\u0301")], {}, "stands there twice",
+        lambda folder: [shutil.copytree(folder / "cat", folder / name) for name in ("\xe9", "e\u0301")], {},
+        "stands there twice",
         "into one folder",
     ),
     "no index": (None, {"index": "labels.csv"}, "there is no", 'drop "index" from data.json to take the folders'),

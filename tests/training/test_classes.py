@@ -53,7 +53,8 @@ def test_classes_without_images_and_copies_are_named(tmp_path, capsys):
     say_classes(*split_rows(index, 0.4, seed=0), 4)
     say_copies_among(index)
     said = capsys.readouterr().err
-    assert "and 2 classes have no images (empty): nothing is learned of them" in said
+    assert index.classes == ("cat", "dog") and "no classes, for they hold no images: empty" in "".join(index.notes)
+    assert "num_classes = 4, and 2 classes have no images: nothing is learned of them" in said
     assert "warning: 1 image is byte for byte another image with another label:\n" in said
     assert f"{tmp_path}/cat/0.png (0 cat)" in said and f"{tmp_path}/dog/0.png (1 dog)" in said
     assert "note: 1 image is byte for byte another image with its label:\n" in said

@@ -25,7 +25,7 @@ from mindspeed_mm_dit.configs.limits import check_between
 from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config, spelled_out
 from mindspeed_mm_dit.configs.outputs import check_output_folder
 from mindspeed_mm_dit.configs.strict import read_json
-from mindspeed_mm_dit.data.order import split
+from mindspeed_mm_dit.data.order import split_rows
 from mindspeed_mm_dit.data.samples import Batch, Samples
 from mindspeed_mm_dit.errors import ConfigError, UserError
 from mindspeed_mm_dit.framework.torch_file import write_torch_file
@@ -79,7 +79,7 @@ def open_samples(model: ModelConfig, data: DataConfig, seed: int) -> Samples:
     if data.dataset_param.buckets is not None:
         raise ConfigError("dataset_param.buckets", "their script trains on samples of one shape", "use image_size")
     opened = open_data(model, data.dataset_param)
-    train, _ = split(len(opened.rows), data.dataset_param.valid_fraction, seed)
+    train, _ = split_rows(opened.rows, data.dataset_param, seed)
     return opened.samples(opened.rows.subset(train), seed, data.dataloader_param.shuffle, draw_of(model.diffusion))
 
 
