@@ -164,7 +164,7 @@ def _check_amount(count: int, each: int, config: ModelConfig, output: Path) -> N
     flag = "--num-per-prompt" if "caption" in config.predictor.conditions.items else "--num-per-class"
     what, cure = f"{flag} = {each}", "draw fewer; further ones with another --seed and --output"
     if not videos:
-        need, available = memory_bytes(output, total, config.sample_size[0]), host_memory_bytes()
+        need, available = memory_bytes(output, total, config.sample_size), host_memory_bytes()
         if need > available:
             found = f"this machine has {available / 2**30:,.1f} GiB"
             raise ConfigError(what, f"{total:,} {noun} need {need / 2**30:,.1f} GiB, and {found}", cure)

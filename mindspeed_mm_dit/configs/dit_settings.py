@@ -130,10 +130,9 @@ class DiTSettings(PredictorConfig):
             raise ConfigError(what, "must be two positive whole numbers: height and width")
         for side in size:
             if side % self.patch_size:
-                lower = side - side % self.patch_size
                 raise ConfigError(
-                    what, f"is no whole number of patches: {side} % {self.patch_size} = {side % self.patch_size}",
-                    f"use {f'{lower} or ' if lower else ''}{lower + self.patch_size}",
+                    what, f"makes no whole number of patches: latents {side} % {self.patch_size} = "
+                    f"{side % self.patch_size}", f"use latents of a multiple of {self.patch_size}",
                 )  # fmt: skip
         if self.z_dims and size[0] != size[1]:
             raise ConfigError(what, "is no square, and a teacher's features are of squares", "drop z_dims and teacher")

@@ -168,4 +168,5 @@ class DatasetParam(SourceParam):
 
     def pixels_made_by(self) -> str:
         """Return sizes and crop."""
-        return f"{size_words(self.sizes)}, {CROP}"
+        least = f" with {self.bucket_group} images or more" if isinstance(self.buckets, Budget) else ""
+        return f"{size_words(self.sizes)}{least}, {CROP}"

@@ -17,6 +17,7 @@ Shards are mapped into memory, a crash costs one of them, and ranks write theirs
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -80,6 +81,9 @@ class CacheIndex:
     """What the names of the shards begin with."""
     features: tuple[str, ...] = ()
     """Names of the tensors of teachers' features."""
+    ragged: bool = False
+    """Whether latents have several shapes: moments are then (elements,), all views of a row one after another, and
+    ``latent_shape`` (rows, axes) says how each is laid out; rows.jsonl has the ``shape`` of each in pixels."""
 
     def __post_init__(self) -> None:
         for name in ("num_rows", "shard_rows"):
@@ -138,8 +142,8 @@ class Cache:
 
     @property
     def latent_shapes(self) -> set[tuple[int, ...]]:
-        """(C, ...) of the latents; of a good cache one."""
-        return {shard.latents["mean"].shape[2:] for shard in self._shards}
+        """(C, ...) of the latents; of a good cache of one shape one."""
+        return set().union(*(shard.latent_shapes for shard in self._shards))
 
     def widths(self, name: str) -> set[int]:
         """Return the width of the texts of a condition; of a good cache one."""
@@ -172,7 +176,10 @@ class Cache:
             classes = tuple(map(str, range(1 + int(items["label"].max()))))
         paths = tuple(str(Path(data_folder, row["path"])) for row in found)
         index = self.index
-        return Rows(paths, items, classes, index.skipped, digest=index.digest, cached=np.arange(len(paths)))
+        shapes = np.array([row["shape"] for row in found], np.int64) if index.ragged else None
+        return Rows(
+            paths, items, classes, index.skipped, digest=index.digest, shapes=shapes, cached=np.arange(len(paths))
+        )
 
     @property
     def knows_captions(self) -> bool:
@@ -204,7 +211,7 @@ class Cache:
         shards, places = np.divmod(rows, self.index.shard_rows)
         wanted = list(zip(shards.tolist(), places.tolist(), views.astype(int).tolist()))
         found = {
-            name: np.stack([self._shards[shard].latents[name][place, view] for shard, place, view in wanted])
+            name: np.stack([self._shards[shard].latent(name, place, view) for shard, place, view in wanted])
             for name in (*self.index.moments, *self.index.features)
         }
         found = {name: array.astype(np.float32) for name, array in found.items()}
@@ -317,13 +324,46 @@ class _Shard:
         latents = {name: tensors[name] for name in ("mean", "std", "vector", *index.features) if name in tensors}
         if index.stem == "features":  # of one view, which had no axis
             latents = {name: array[:, None] for name, array in latents.items()}
-        self.path, self.latents = path, latents
-        shapes = {name: array.shape for name, array in latents.items() if name in ("mean", "std")}
+        self.path, self.latents, self._views = path, latents, index.views
+        self._shapes = tensors["latent_shape"] if index.ragged and "latent_shape" in tensors else None
+        if index.ragged:
+            self._ends = self._checked_ends(rows, index)
+        else:
+            self._check_stacked(rows, index)
+        self.texts = _Texts(path, index.texts, rows)
+
+    def _checked_ends(self, rows: int, index: CacheIndex) -> np.ndarray:
+        """Return where the elements of each row end, (rows,) int64; raises DataError where they are not all there."""
+        ends = np.cumsum([np.prod(shape) * index.views for shape in self._shapes]) if self._shapes is not None else []
+        found = {name: array.shape for name, array in self.latents.items() if name in ("mean", "std")}
+        if len(ends) != rows or found != dict.fromkeys(index.moments, (int(ends[-1]),)):
+            wanted = f"{' and '.join(index.moments)} of {rows} rows, with latent_shape"
+            raise DataError(str(self.path), f"holds {found}, not {wanted}", MAKE_AGAIN)
+        return np.asarray(ends, np.int64)
+
+    def _check_stacked(self, rows: int, index: CacheIndex) -> None:
+        """Raise DataError unless latents are (rows, views, C, ...) each."""
+        shapes = {name: array.shape for name, array in self.latents.items() if name in ("mean", "std")}
         shape = shapes.get("mean", ())
         if len(shape) < 4 or shape[:2] != (rows, index.views) or shapes != dict.fromkeys(index.moments, shape):
             wanted = f"{' and '.join(index.moments)} (({rows}, {index.views}, C, ...) each)"
-            raise DataError(str(path), f"holds {shapes}, not {wanted}", MAKE_AGAIN)
-        self.texts = _Texts(path, index.texts, rows)
+            raise DataError(str(self.path), f"holds {shapes}, not {wanted}", MAKE_AGAIN)
+
+    @property
+    def latent_shapes(self) -> set[tuple[int, ...]]:
+        """(C, ...) of the latents."""
+        if self._shapes is None:
+            return {self.latents["mean"].shape[2:]}
+        return {tuple(shape) for shape in np.unique(self._shapes, axis=0).tolist()}
+
+    def latent(self, name: str, place: int, view: int) -> np.ndarray:
+        """Return a moment, (C, ...), of a row in a view; or the features of a teacher."""
+        if self._shapes is None:
+            return self.latents[name][place, view]
+        shape = tuple(self._shapes[place].tolist())
+        size = math.prod(shape)
+        first = int(self._ends[place]) - (self._views - view) * size
+        return self.latents[name][first : first + size].reshape(shape)
 
 
 def _of(tensors: Mapping[str, Any], path: Path, name: str) -> Any:

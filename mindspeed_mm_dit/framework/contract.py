@@ -95,7 +95,7 @@ RUNTIME = {
     "Profile": "(place): records what is computed from now on; stop() writes it there and returns the path it has",
     "report_failure": "(error): leave the reason where the launcher looks for it",
     "compiled": "(module) -> the module, its forward compiled where the interpreted one is slow",
-    "compile_blocks": "(blocks): compile each in place for --torch-compile, or refuse it by name",
+    "compile_blocks": "(blocks, shapes=1 of samples): compile each in place for --torch-compile, or refuse it by name",
     "versions": "() -> {package: version}",
 }
 

@@ -67,7 +67,8 @@ def check_configs(
         UserError: whatever is wrong, with setting, value, reason and cure.
     """
     mm = _read(args, host, fsdp2)
-    if mm.data.dataset_param.buckets is not None and not host.takes_buckets:
+    sections = [data.dataset_param for data in (mm.data, mm.valid_data) if data is not None]
+    if any(section.buckets is not None for section in sections) and not host.takes_buckets:
         raise ConfigError(f"{host.mm_data}: dataset_param.buckets", f"{host.name} takes samples of one shape",
                           "use image_size, or --host standalone")  # fmt: skip
     check_model_fits(mm.model, host.machine)  # (before its parameters are counted one by one)

@@ -132,9 +132,6 @@ def made_by(model: ModelConfig, param: SourceParam) -> dict[str, str]:
     Raises ConfigError where there is nothing to keep: images that are their own latents, without captions.
     """
     texts = [c for c in model.predictor.conditions if c.item == "caption"]
-    if param.buckets is not None:
-        raise ConfigError(param.cache_key, "a cache keeps latents of one shape, and dataset_param.buckets name several",
-                          "train without a cache, or with image_size")  # fmt: skip
     if not model.ae.is_cacheable and not texts and not model.teachers:
         raise ConfigError(
             f"{param.cache_key} with ae.model_id = {model.ae.model_id!r}",
@@ -157,8 +154,9 @@ def _open_cache(model: ModelConfig, param: SourceParam) -> Opened:
     wanted, cache = made_by(model, param), Cache(param.cache, param.cache_key)
     what = f"{param.cache_key} = {param.cache}"
     check_same(what, cache.index.made_by, wanted)
+    taken = {model.latent_shape if param.buckets is None else sized(model, size).latent_shape for size in param.sizes}
     for shape in cache.latent_shapes:
-        if shape != model.latent_shape:
+        if shape not in taken:
             raise ConfigError(
                 what, f"holds latents of {shape}, and model.json makes {model.latent_shape} of a sample",
                 "correct ae.latent_channels, ae.downsample_factor or the predictor's size of latents",

@@ -82,6 +82,7 @@ class CacheWriter:
         self.index = CacheIndex(
             found, len(rows), settings.shard_rows, self._visuals.views, opened.model.ae.samples_posterior, kept,
             rows.skipped, rows.classes, rows.digest, features=tuple(opened.model.feature_shapes),
+            ragged=rows.shapes is not None,
         )  # fmt: skip
         self._metadata = {
             "made_by": json.dumps(found), "shard_rows": str(settings.shard_rows), "dtype": settings.dtype,
@@ -130,7 +131,7 @@ class CacheWriter:
         """
         parts: dict[str, list[np.ndarray]] = {}
         rows = np.array(self.index.rows_of(shard), np.int64)
-        batches = np.array_split(rows, range(self.settings.batch_size, len(rows), self.settings.batch_size))
+        batches = self._batches(rows)
         reader = _Pixels(self._visuals, self.index.views)
         for own, batch in zip(batches, load_batches(reader, batches, self.settings.num_workers, 4)):
             latents = self._latents(autoencoder, batch["pixels"], own)
@@ -138,11 +139,23 @@ class CacheWriter:
             for name, array in {**latents, **features, **self._vectors(own)}.items():
                 parts.setdefault(name, []).append(array)
             on_rows(len(own))
-        tensors = {name: np.concatenate(arrays) for name, arrays in parts.items()}
+        if self.index.ragged:
+            tensors = _ragged(parts, np.argsort(np.concatenate(batches)))
+        else:
+            tensors = {name: np.concatenate(arrays) for name, arrays in parts.items()}
         if self._texts:
             tensors |= self._captions(rows, text_encoders)
         path = self.index.shard_path(self.folder, shard)
         replace_file(path, lambda aside: save_file(tensors, aside, self._metadata))
+
+    def _batches(self, rows: np.ndarray) -> list[np.ndarray]:
+        """Return ``rows`` as batches, each of one shape."""
+        shapes, size, found = self._opened.rows.shapes, self.settings.batch_size, list[np.ndarray]()
+        buckets = np.zeros(len(rows)) if shapes is None else np.unique(shapes[rows], axis=0, return_inverse=True)[1]
+        for bucket in np.unique(buckets):
+            own = rows[buckets.reshape(-1) == bucket]
+            found += np.array_split(own, range(size, len(own), size))
+        return found
 
     def _latents(self, autoencoder: Any, pixels: np.ndarray, rows: np.ndarray) -> Arrays:
         """Return mean and, if it is kept, std of some rows, each (B, views, C, ...)."""
@@ -246,11 +259,20 @@ class CacheWriter:
         rows, folder = self._opened.rows, self._opened.param.data_folder
         for number, path in enumerate(rows.paths):
             row: dict[str, Any] = {"path": os.path.relpath(path, folder)}
+            if rows.shapes is not None:
+                row["shape"] = rows.shapes[number].tolist()
             if "label" in rows.items:
                 row["label"] = int(rows.labels[number])
             if "caption" in rows.items:
                 row["captions"] = list(rows.captions[number])
             yield row
+
+
+def _ragged(parts: dict[str, list[np.ndarray]], order: np.ndarray) -> Arrays:
+    """Return arrays (B, views, C, ...) of several shapes as elements, and the shape of each row, in ``order``."""
+    rows = {name: [row for array in arrays for row in array] for name, arrays in parts.items()}
+    found = {name: np.concatenate([own[n].reshape(-1) for n in order.tolist()]) for name, own in rows.items()}
+    return {**found, "latent_shape": np.array([rows["mean"][n].shape[1:] for n in order.tolist()], np.int64)}
 
 
 def _kept_text(condition: Any, section: Any) -> KeptText:

@@ -14,14 +14,19 @@ SIDE_PIXELS = 96
 
 
 def write_gallery(
-    path: Path, pngs: Sequence[bytes], side: int, classes: Sequence[str], seed: int, settings: Mapping[str, str]
+    path: Path,
+    pngs: Sequence[bytes],
+    size: Sequence[int],
+    classes: Sequence[str],
+    seed: int,
+    settings: Mapping[str, str],
 ) -> None:
-    """Write pictures, PNGs of ``side`` pixels that were drawn in this order, those of a class together.
+    """Write pictures, PNGs of ``size`` (H, W) that were drawn in this order, those of a class together.
 
     classes: what each picture shows, in words. settings: what else decides the pictures, by name.
     """
     groups: dict[str, list[tuple[int, bytes]]] = {}
     for number, (png, shown) in enumerate(zip(pngs, classes)):
         groups.setdefault(shown, []).append((number, png))
-    width = side * max(1, -(-SIDE_PIXELS // side))
+    width = size[1] * max(1, -(-SIDE_PIXELS // min(size)))
     write(path, "gallery.html", title="Samples", groups=groups, width=width, seed=seed, settings=settings)

@@ -57,18 +57,18 @@ def _numbers_of(titles: Sequence[str]) -> np.ndarray:
     return np.array([numbers[title] for title in titles], np.int64)
 
 
-def memory_bytes(path: Path, num_images: int, image_size: int) -> int:
+def memory_bytes(path: Path, num_images: int, size: Sequence[int]) -> int:
     """Return the bytes that images take until they are written to ``path``.
 
     In colour: as they were drawn, joined to one array and, unless they are kept as numbers, laid out in a picture.
     """
-    cell = 0 if path.suffix.lower() == ".npz" else _cell(image_size, image_size)[0] + GAP_PIXELS
-    return num_images * 3 * (2 * image_size**2 + cell**2)
+    high, wide = (0, 0) if path.suffix.lower() == ".npz" else (side + GAP_PIXELS for side in _cell(*size))
+    return num_images * 3 * (2 * size[0] * size[1] + high * wide)
 
 
-def check_size(flag: str, path: Path, titles: Sequence[str], image_size: int) -> None:
+def check_size(flag: str, path: Path, titles: Sequence[str], size: Sequence[int]) -> None:
     """Raise ConfigError if the picture of images with ``titles`` would be too large for the format of ``path``."""
-    height = _lines(_numbers_of(titles), None) * (_cell(image_size, image_size)[0] + GAP_PIXELS)
+    height = _lines(_numbers_of(titles), None) * (_cell(*size)[0] + GAP_PIXELS)
     if path.suffix.lower() in (".jpg", ".jpeg") and height > _JPEG_PIXELS:
         reason = f"the picture would be {height} pixels high; a JPEG has at most {_JPEG_PIXELS}"
         raise ConfigError(f"{flag} = {path}", reason, "use .png or .npz, or fewer classes")

@@ -62,7 +62,7 @@ class Output:
                 f"--output = {self.name}", f"unknown ending {self.path.suffix!r}",
                 f"use one of {', '.join((*ENDINGS, PAGE))}, or {self.path}/ for single pictures",
             )  # fmt: skip
-        check_size("--output", self.path, titles, size[0])
+        check_size("--output", self.path, titles, (size[0], size[1]))
         if self.ending == PAGE:
             _check_page(self.name, len(titles))
 
@@ -100,7 +100,7 @@ class Output:
             save_each(self.path, samples, labels, titles)
         elif self.ending == PAGE:
             shown = titles if labels is None else [_called(label, title) for label, title in zip(labels, titles)]
-            write_gallery(self.path, list(map(png_of, samples)), samples.shape[1], shown, seed, settings)
+            write_gallery(self.path, list(map(png_of, samples)), samples.shape[1:3], shown, seed, settings)
         elif self.ending == ".npz":
             with open(self.path, "wb") as file:  # given a name, NumPy would add its own ending to .NPZ
                 np.savez(file, samples, np.array(titles) if labels is None else labels)

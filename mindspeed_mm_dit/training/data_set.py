@@ -53,6 +53,7 @@ class DataSet:
         order = self._opened.order(self._train, self._seed, self._shuffle)
         if micro_batch_size:
             order.check(micro_batch_size)
+            self._held_out.order(self._valid, self._seed, self._shuffle, held_out=True).check(micro_batch_size)
         if self._train.shapes is not None:
             check_filled(self._train.shapes, self._param.bucket_group)
         if self.num_train < global_batch_size:

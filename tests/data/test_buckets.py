@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from safetensors.numpy import load_file, save_file
 
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.buckets import Budget
 from mindspeed_mm_dit.configs.data import load_data_config
-from mindspeed_mm_dit.configs.model import load_model_config, model_config_from_mapping
+from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.data.buckets import BucketOrder, nearest
 from mindspeed_mm_dit.data.draws import VALIDATION_POSITIONS
 from mindspeed_mm_dit.data.order import micro_batches
 from mindspeed_mm_dit.data.transforms import load_pixels
-from mindspeed_mm_dit.errors import ConfigError, UserError
+from mindspeed_mm_dit.errors import ConfigError, DataError, UserError
+from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.data import open_data
 from mindspeed_mm_dit.objectives.registry import draw_of
 from tests.autoencoder_kl_fixtures import SMALL, our_shapes, write_folder
@@ -171,25 +177,69 @@ def test_covering_a_rectangle_scales_no_more_than_it_has_to(tmp_path):
     np.testing.assert_array_equal(cut, whole[:, 5:25])
 
 
-def test_latents_of_an_autoencoder_have_the_shape_of_their_bucket_and_a_loss_each(tmp_path, pictures):
-    from mindspeed_mm_dit.framework import runtime
-    from mindspeed_mm_dit.models.composite import DiTModel
-
-    ae = write_folder(tmp_path / "vae", SMALL, our_shapes(SMALL))
-    configs = write_configs(tmp_path / "c", pictures, {"in_channels": 4, "patch_size": 2, "learn_sigma": False})
+@pytest.fixture(scope="module")
+def encoded(tmp_path_factory, pictures):
+    """A folder of configs whose model learns latents by a small autoencoder, and the cache of them."""
+    folder = tmp_path_factory.mktemp("encoded")
+    configs = write_configs(folder, pictures, {"in_channels": 4, "patch_size": 2, "learn_sigma": False})
     content = json.loads((configs / "model.json").read_text())
-    content["ae"] = {"model_id": "autoencoder_kl", "from_pretrained": str(ae)}
-    content["diffusion"] = {"model_id": "flow_matching"}
-    model = model_config_from_mapping(content, "model.json")
-    found = open_data(model, load_data_config(configs / "data.json").dataset_param)
-    samples, network, seen = found.samples(found.rows, 7, True, draw_of(model.diffusion)), DiTModel(model), set()
-    for start in range(0, len(samples.order), 4):
-        batch = runtime.to_device(samples.batch(np.arange(start, start + 4)))
-        latents = network.latents(batch)
-        assert latents.shape == batch["noise"].shape == (4, 4, *(side // 2 for side in batch["pixels"].shape[2:]))
-        assert np.isfinite(network(**batch).detach().numpy()).all()
-        seen.add(tuple(latents.shape[2:]))
-    assert seen == {(4, 6), (6, 4), (4, 4)}
+    vae = write_folder(folder / "vae", SMALL, our_shapes(SMALL))
+    content["ae"] = {"model_id": "autoencoder_kl", "from_pretrained": str(vae)}
+    content["diffusion"] = {"model_id": "flow_matching", "shift_base": 64}
+    (configs / "model.json").write_text(json.dumps(content))
+    argv = ["--model", f"{folder}/model.json", "--data", f"{folder}/data.json", "--output", f"{folder}/cache"]
+    assert main(["cache-latents", *argv, "--shard-images", "20", "--batch-size", "3"]) == 0
+    return folder
+
+
+def samples_of(folder, **param):
+    model, data = load_model_config(folder / "model.json"), load_data_config(folder / "data.json").dataset_param
+    found = open_data(model, dataclasses.replace(data, **param))
+    return model, found.samples(found.rows, 7, True, draw_of(model.diffusion))
+
+
+def test_losses_of_cached_latents_of_several_shapes_are_those_of_encoding_online(encoded):
+    model, online = samples_of(encoded)
+    cached, network, seen = samples_of(encoded, latents=str(encoded / "cache"))[1], DiTModel(model), set()
+    with torch.no_grad():
+        for start in range(0, len(online.order), 4):
+            there, here = (samples.batch(np.arange(start, start + 4)) for samples in (online, cached))
+            height, width = there["pixels"].shape[2:]
+            assert "pixels" not in here and here["latent_mean"].shape == (4, 4, height // 2, width // 2)
+            for name in ("labels", "noise", "posterior_noise", "timesteps"):
+                np.testing.assert_array_equal(there[name], here[name])
+            both = [network(**runtime.to_device(batch)).numpy() for batch in (there, here)]
+            np.testing.assert_allclose(*both, rtol=2e-5)  # (a convolution rounds by what else is in its batch)
+            seen.add((height, width))
+    assert seen == {(8, 12), (12, 8), (8, 8)}
+
+
+def test_times_are_shifted_by_the_size_of_each_bucket(encoded):
+    """SD3's rule: t / (t + s (1 - t)) with s = sqrt(elements / 64), of the same uniform draw."""
+    _, samples = samples_of(encoded)
+    _, plain = samples_of(encoded)
+    model = load_model_config(encoded / "model.json")
+    plain = dataclasses.replace(plain, draw=draw_of(dataclasses.replace(model.diffusion, shift_base=None)))
+    for start in range(0, 24, 4):
+        here, there = (own.batch(np.arange(start, start + 4)) for own in (samples, plain))
+        t, shift = there["timesteps"].astype(np.float64), (np.prod(here["noise"].shape[1:]) / 64) ** 0.5
+        np.testing.assert_allclose(here["timesteps"], t / (t + shift * (1 - t)), rtol=1e-5)
+
+
+def test_a_cache_made_for_other_buckets_is_refused(encoded):
+    with pytest.raises(ConfigError, match=r"was made with another size or crop: .*8 x 8.* there and .* here"):
+        samples_of(encoded, latents=str(encoded / "cache"), buckets=((8, 12), (12, 8)))
+    with pytest.raises(ConfigError, match="was made with another size or crop"):
+        samples_of(encoded, latents=str(encoded / "cache"), buckets=None, image_size=16)
+
+
+def test_a_shard_with_elements_missing_is_refused(encoded, tmp_path):
+    folder = shutil.copytree(encoded / "cache", tmp_path / "cache")
+    shard = sorted(folder.glob("*.safetensors"))[0]
+    tensors = load_file(shard)
+    save_file(tensors | {"mean": tensors["mean"][:-1]}, shard)
+    with pytest.raises(DataError, match=r"holds \{'mean': .*not mean and std of 20 rows, with latent_shape"):
+        samples_of(encoded, latents=str(folder))
 
 
 # --- what is wrong ---------------------------------------------------------------------------------------------
@@ -199,8 +249,11 @@ def test_latents_of_an_autoencoder_have_the_shape_of_their_bucket_and_a_loss_eac
     ("param", "message"),
     [
         ({"buckets": [[8, 8], [32, 4]]}, r"dataset_param.buckets: \[32, 4\]: no sample is nearest to this shape"),
-        ({"buckets": [[8, 10], [12, 8]]}, "data.json: dataset_param.buckets: 8 x 10: .*is no whole number of patches"),
-        ({"buckets": {"area": 64, "multiple_of": 2}}, "is no whole number of patches"),
+        (
+            {"buckets": [[8, 10], [12, 8]]},
+            "data.json: dataset_param.buckets: 8 x 10: .*makes no whole number of patches",
+        ),
+        ({"buckets": {"area": 64, "multiple_of": 2}}, "makes no whole number of patches"),
         ({"buckets": {"area": 15, "multiple_of": 4}}, "buckets.area = 15: has no room for one shape"),
         ({"buckets": {"area": 64}}, "buckets: multiple_of: this key is required and missing"),
         ({"buckets": {"area": 64, "multiple_of": 4, "aspect": 2}}, "buckets: aspect = 2: unknown key"),
@@ -211,7 +264,6 @@ def test_latents_of_an_autoencoder_have_the_shape_of_their_bucket_and_a_loss_eac
         ({"buckets": [[8, 8], [8, 8]]}, r"buckets\[1\] = \[8, 8\]: stands there twice"),
         ({"image_size": 8}, "image_size = 8: contradicts buckets"),
         ({"buckets": None}, "dataset_param.image_size: this key is required and missing"),
-        ({"latents": "cache"}, "a cache keeps latents of one shape"),
         ({"bucket_group": 0}, "bucket_group = 0: must be at least 1"),
     ],
 )

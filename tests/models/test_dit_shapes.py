@@ -108,7 +108,7 @@ def test_the_config_of_another_shape_has_the_same_weights_and_counts_its_own_tok
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"latent_size": (4, 5)}, r"latent_size = \[4, 5\]: is no whole number of patches: 5 % 2 = 1"),
+        ({"latent_size": (4, 5)}, r"latent_size = \[4, 5\]: makes no whole number of patches: latents 5 % 2 = 1"),
         ({"latent_size": (4,)}, "must be two positive whole numbers"),
         ({"latent_size": (4, 8), "z_dims": (4,), "encoder_depth": 1}, "a teacher's features are of squares"),
     ],

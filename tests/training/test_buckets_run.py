@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
+from PIL import Image
 
+from mindspeed_mm_dit.cli.main import main
 from tests.buckets_fixtures import write_configs, write_pictures
 from tests.training.launch import Configs
 
@@ -59,6 +62,21 @@ def test_a_resumed_run_prints_the_same_lines(configs, one_process, tmp_path):
     resumed = configs.run(flags + "--train-iters 10")
     assert "resumed from" in resumed.output and "changed since" not in resumed.output
     assert resumed.lines == {iteration: line for iteration, line in one_process.lines.items() if iteration > 5}
+
+
+def test_samples_of_any_shape_are_drawn_from_a_run_on_buckets(configs, tmp_path, capsys):
+    flags = f"--micro-batch-size 4 --train-iters 1 --save {tmp_path / 'saved'} --sample-interval 1 "
+    outcome = configs.run(STEPS + flags + f"--tensorboard-dir {tmp_path / 'board'}")
+    assert outcome.code == 0, outcome.output
+    for name, size in (("a.npz", "8x16"), ("b.npz", "20x4"), ("c.png", "8x16"), ("d.html", "12x8")):
+        asked = ["--classes", "0,1", "--num-per-class", "2", "--steps", "2", "--size", size]
+        assert main(["sample", "--checkpoint", f"{tmp_path}/saved", *asked, "--output", f"{tmp_path}/{name}"]) == 0
+    assert np.load(tmp_path / "a.npz")["arr_0"].shape == (4, 8, 16, 1)
+    assert np.load(tmp_path / "b.npz")["arr_0"].shape == (4, 20, 4, 1)
+    assert Image.open(tmp_path / "c.png").size[1] == 2 * (48 + 2)
+    capsys.readouterr()
+    refused = ["sample", "--checkpoint", f"{tmp_path}/saved", "--size", "8x14", "--output", f"{tmp_path}/e.png"]
+    assert main(refused) == 2 and "--size = 8x14: makes no whole number of patches" in capsys.readouterr().err
 
 
 def test_other_buckets_are_said_where_a_run_goes_on(configs, tmp_path):

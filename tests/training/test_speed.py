@@ -73,6 +73,18 @@ def test_compiled_blocks_have_the_same_gradients_and_are_compiled_where_they_are
     assert 1 <= torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2  # three blocks share them
 
 
+@pytest.mark.parametrize(("shapes", "graphs"), [(4, 3), (100, 1)], ids=["a graph for each length", "one for all"])
+def test_graphs_of_several_shapes_are_bounded(shapes, graphs):
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    model = DiT(DiTConfig(input_size=8, num_classes=3, hidden_size=32, num_layers=2, num_heads=2))
+    runtime.compile_blocks(model.blocks, shapes)
+    with torch.no_grad():
+        for height, width in ((8, 8), (8, 12), (12, 8), (16, 8), (8, 12)):  # 16, 24, 24 and 32 tokens
+            model(torch.randn(2, 4, height, width), torch.tensor([5.0, 900.0]), torch.tensor([0, 3]))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
+
+
 def test_tensorboard_has_the_share_of_the_peak(tiny, plain):
     from mindspeed_mm_dit.configs.model import load_model_config
 

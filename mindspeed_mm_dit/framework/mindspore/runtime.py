@@ -250,7 +250,7 @@ def compiled(module: mindspore.nn.Cell) -> mindspore.nn.Cell:
     return module
 
 
-def compile_blocks(blocks: Iterable[mindspore.nn.Cell]) -> NoReturn:
+def compile_blocks(blocks: Iterable[mindspore.nn.Cell], shapes: int = 1) -> NoReturn:
     """Refuse --torch-compile."""
     raise PlatformError("--torch-compile", "is PyTorch's", "leave it out: MindSpore compiles by itself")
 

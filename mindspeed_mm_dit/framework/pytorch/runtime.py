@@ -310,10 +310,16 @@ def compiled(module: torch.nn.Module) -> torch.nn.Module:
     return module
 
 
-def compile_blocks(blocks: Iterable[torch.nn.Module]) -> None:
+MOST_GRAPHS = 16
+"""Shapes that are compiled one by one."""
+
+
+def compile_blocks(blocks: Iterable[torch.nn.Module], shapes: int = 1) -> None:
     """Compile the forward of each transformer block in place (--torch-compile); equal blocks share a compilation.
 
-    Recompute and the hooks of FSDP2, which come later, stay outside of what is compiled.
+    shapes: how many there are of samples; up to MOST_GRAPHS have a graph each, or one for those of as many tokens, and
+    more have one that leaves sizes open. Recompute and the hooks of FSDP2, which come later, stay outside of what is
+    compiled.
 
     Raises:
         PlatformError: on a CPU without a C++ compiler, which the compiled code is built with.
@@ -325,8 +331,10 @@ def compile_blocks(blocks: Iterable[torch.nn.Module]) -> None:
             "install one, or drop the flag",
         )
     torch._dynamo.config.optimize_ddp = False  # it would cut a block's graph where DDP's buckets end
+    torch._dynamo.config.recompile_limit = max(8, 4 * MOST_GRAPHS)  # (validation and samples have graphs of their own)
+    dynamic = None if shapes == 1 else shapes > MOST_GRAPHS
     for block in blocks:
-        block.forward = torch.compile(block.forward)
+        block.forward = torch.compile(block.forward, dynamic=dynamic)
 
 
 def allow_tf32(allowed: bool) -> None:

@@ -50,7 +50,7 @@ class Engine(Trained):
         runtime.allow_tf32(args.tf32)
         runtime.load_arrays(model.predictor, weights or model.initial_weights(args.seed))  # alike on every rank
         if args.torch_compile:
-            runtime.compile_blocks(model.blocks)
+            runtime.compile_blocks(model.blocks, len(args.mm.data.dataset_param.sizes) if args.mm else 1)
         self.model = shard(model, fsdp2) if fsdp2 else replicate(model)
         super().__init__(unwrap(self.model).predictor, model.declared, args)
         self._autocast = precision.way == "autocast"  # (FSDP2 does by itself what fsdp2.yaml asks for)
