@@ -208,7 +208,11 @@ class Keeping:
         added_key=True,
     )
     exit_duration_in_mins: int | None = flag(
-        "save and end after this many minutes", takes=_of(positive_int, "N"), idle_in=("native",), when_quiet=False
+        "save and end after this many minutes",
+        takes=_of(positive_int, "N"),
+        native="training.exit_duration_in_mins",
+        added_key=True,
+        when_quiet=False,
     )
     save_retain_interval: int | None = flag(
         "keep the checkpoints of every N-th step for good, beside those of --keep-last",

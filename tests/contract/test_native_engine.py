@@ -153,6 +153,18 @@ FileSystemWriter.finish = killed
 """
 """kill -9 in the second save, once the tensors are written and before the index is."""
 
+TERMINATED = """
+import os, signal
+from mindspeed_mm_dit.training.progress import Progress
+advance = Progress.advance
+def advanced(self):
+    advance(self)
+    if self.iteration == 3 and os.environ["RANK"] == "0":
+        os.kill(os.getpid(), signal.SIGTERM)
+Progress.advance = advanced
+"""
+"""One rank is asked to stop in its third step."""
+
 FULL = """
 import errno
 from torch.distributed.checkpoint import FileSystemWriter
@@ -198,6 +210,14 @@ def test_a_folder_that_another_run_saves_to_is_refused(runs: NativeAndStandalone
     assert outcome.code != 0 and "--save = owned: belongs to" in outcome.output and not outcome.losses
 
 
+def test_a_run_that_is_asked_to_stop_saves_first(runs: NativeAndStandalone, standalone: Outcome) -> None:
+    flags = "--save stopped --load stopped"
+    outcome = runs.engine(runs.yaml("stopped", 8, flags, ranks=2), 2, script=TERMINATED)
+    assert "asked to stop by SIGTERM at iteration 3: saving it" in outcome.output and outcome.code != 0
+    resumed = good(runs.engine(runs.yaml("stopped", 5, flags, ranks=2), 2))
+    check_same(resumed, standalone, range(4, 6))
+
+
 def test_a_full_disk_costs_that_save_alone_and_the_last_one_says_so(runs: NativeAndStandalone) -> None:
     flags = "--save full --save-interval 2"
     outcome = runs.engine(runs.yaml("full", 4, flags, fsdp2=False), script=FULL)
@@ -232,6 +252,8 @@ MISTAKES: tuple[tuple[dict[str, object], str], ...] = (
     ({"parallel__recompute": True}, "parallel.recompute = true: the engine never reads it"),
     ({"model__freeze": ["blok.{*}"]}, "--freeze = blok.{*}: names no module of this model"),
     ({"features__enable_chunk_loss": True}, "features.enable_chunk_loss = true: a DiT has no lm_head"),
+    ({"training__max_steps": 3}, "training.max_steps = 3: the engine never reads it"),
+    ({"features__enable_chunk_mbs": True}, "features.enable_chunk_mbs = true: it would cut the samples"),
     ({"training__save": None}, "training.save = null: MindSpeed-MM's native engine does not take it"),
     ({"training__lr": "fast"}, "training.lr = 'fast': MindSpeed-MM's native engine does not take it"),
     ({"training__load": "model.json"}, "--load = model.json: is a file"),

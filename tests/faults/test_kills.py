@@ -34,6 +34,7 @@ from tests.training.launch import Configs, place_of
 pytestmark = pytest.mark.ranks
 
 STEPS = 16
+LONG = int(os.environ.get("MM_DIT_KILLS", "100"))
 MOST_SECONDS = 0.3
 """Of a pause between what is waited for and the kill; most are far shorter: they are spread by their logarithm."""
 LAUNCHERS_SECONDS = 30
@@ -120,10 +121,9 @@ def script(
     def start(folder: Path, configs: Configs) -> Script:
         variables = {"NPUS_PER_NODE": str(processes)}
         flags = f"{FLAGS} --host {host}"
-        if host == "standalone":
-            flags += f" {KEEPING_ALL}"
-        else:
-            native = host == "mindspeed-mm-native"
+        native = host == "mindspeed-mm-native"
+        flags += "" if host == "mindspeed-mm" else f" {KEEPING_ALL}"
+        if host != "standalone":
             python = native_hosted.PYTHON if native else os.environ["MINDSPEED_MM_PYTHON"]
             variables |= (native_hosted if native else hosted).environment()
             variables["PATH"] = f"{Path(python).parent}:{os.environ['PATH']}"
@@ -188,7 +188,7 @@ def kill_somewhere(run: Any, saved: Path, draw: np.random.Generator) -> list[int
     return []
 
 
-@pytest.mark.parametrize("kills", [pytest.param(100, marks=pytest.mark.campaign), 3])
+@pytest.mark.parametrize("kills", [pytest.param(LONG, marks=pytest.mark.campaign), 3])
 @pytest.mark.parametrize(
     "start",
     [
@@ -201,7 +201,7 @@ def kill_somewhere(run: Any, saved: Path, draw: np.random.Generator) -> list[int
 )
 def test_a_kill_costs_the_save_under_way_and_nothing_else(tmp_path, digits_folder, start, kills, request):
     lane = request.node.callspec.id
-    if kills < 100 and "fsdp2_x2" not in lane:
+    if kills < LONG and "fsdp2_x2" not in lane:
         pytest.skip("in the long form")
     config_folder(tmp_path / "config", digits_folder)
     (tmp_path / "config" / "fsdp2.yaml").write_text(

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.hosts.ending import end
 from mindspeed_mm_dit.hosts.native.curves import LOGGER, Curves
 from mindspeed_mm_dit.hosts.native.run import current
 
@@ -24,4 +26,7 @@ def hang_in() -> None:
 def _step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     """Step by every host's optimizer, which then leaves no gradient that the engine's own could step by."""
     if optimizer not in current().trained.optimizer.optimizers:  # (whose steps are met here too)
-        current().step()
+        try:
+            current().step()
+        except UserError as error:
+            end(error)

@@ -22,6 +22,8 @@ from mindspeed_mm_dit.training.pytorch.parallel import check_recompute
 from mindspeed_mm_dit.training.trackers import tensorboard
 from mindspeed_mm_dit.training.trackers.registry import check_trackers
 
+_UNREAD = "the engine never reads it"
+_NO_EXPERTS = "a DiT has no experts"
 _DTYPES = ((None, "fp32", "bf16", "fp16"), "is no type that a DiT is trained in", "write bf16 or fp32")
 TAKEN: Mapping[str, tuple[Collection[Any], str, str]] = {
     "parallel.ring_attention_size": ((1,), "a DiT is trained data-parallel only", "use 1"),
@@ -29,7 +31,8 @@ TAKEN: Mapping[str, tuple[Collection[Any], str, str]] = {
     "parallel.fsdp_plan.param_dtype": _DTYPES,
     "parallel.fsdp_plan.reduce_dtype": _DTYPES,
     "parallel.fsdp_plan.output_dtype": _DTYPES,
-    "parallel.recompute": ((False,), "the engine never reads it", "write features.recompute and its recompute_plan"),
+    "parallel.recompute": ((False,), _UNREAD, "write features.recompute and its recompute_plan"),
+    "model.mtp_num_layers": ((0,), "a DiT predicts no tokens", "drop it"),
     "features.loss_cfg.loss_type": (("raw",), "the model knows its loss", "write raw"),
     "features.enable_chunk_loss": ((False,), "a DiT has no lm_head", "drop it"),
     "features.enable_dynamic_chunk_loss": ((False,), "a DiT has no lm_head", "drop it"),
@@ -39,6 +42,26 @@ TAKEN: Mapping[str, tuple[Collection[Any], str, str]] = {
         "adapters go on with their moments and average: from a checkpoint",
         "write training.load; or begin with merged weights (mm-dit convert BASE NEW --merge-lora FILE)",
     ),
+    "features.loss_cfg.router_aux_loss_coef": ((0.0,), _NO_EXPERTS, "drop it"),
+    "features.enable_ep_balance": ((False,), _NO_EXPERTS, "drop it"),
+    "features.skip_moe_pad_tokens": ((False,), _NO_EXPERTS, "drop it"),
+    "features.enable_chunk_mbs": (
+        (False,),
+        "it would cut the samples of a block's input and leave their conditions whole",
+        "write a smaller training.micro_batch_size, and more gradient_accumulation_steps",
+    ),
+    "training.quantization_plan.recipe_name": (
+        (None,),
+        "it replaces layers of PyTorch's, and those of a DiT here are our own: nobody has run it",
+        "drop it; parallel.fsdp_plan.param_dtype: bf16 computes in bfloat16",
+    ),
+    "training.no_decay_modules": (([],), _UNREAD, "drop it: in every host matrices decay, and vectors do not"),
+    "training.no_decay_params": (([],), _UNREAD, "drop it: in every host matrices decay, and vectors do not"),
+    "training.max_steps": ((None,), _UNREAD, "write train_iters"),
+    "training.save_steps": ((0,), _UNREAD, "write save_interval"),
+    "training.load_checkpoint_path": ((None,), _UNREAD, "write load"),
+    "training.enable_full_determinism": ((False,), _UNREAD, "write use_deter_comp"),
+    "training.profile.enable": ((False,), _UNREAD, "write tools.profile"),
     "training.val_micro_batch_size": ((None,), "a validation takes micro-batches of training's size", "drop it"),
     "training.optimizer": (
         ("adamw", "muon"),

@@ -7,9 +7,10 @@ import dataclasses
 import functools
 import io
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -26,7 +27,8 @@ from mindspeed_mm_dit.training.data_set import open_data_set
 from mindspeed_mm_dit.training.lr import LearningRate
 from mindspeed_mm_dit.training.progress import Progress, claimed_save, open_progress
 from mindspeed_mm_dit.training.pytorch.trained import Trained
-from mindspeed_mm_dit.training.start import Start, find_start
+from mindspeed_mm_dit.training.signals import Stop, StopRequest
+from mindspeed_mm_dit.training.start import Start, find_start, print_rank_0
 
 
 class SavedAs(Trained):
@@ -66,6 +68,7 @@ class Run:
         self.meeting.close()
         flags = self.flags
         runtime.share_out(flags.micro_batch_size, flags.global_batch_size, flags.context_parallel_size)
+        self._stop = self._whole.enter_context(StopRequest(flags.exit_duration_in_mins))
         self._claim = self._whole.enter_context(claimed_save(flags))
         self.start = find_start(flags, torch_dcp)
         self.first = first_weights(flags, self.start)
@@ -98,6 +101,16 @@ class Run:
         self.trained.optimizer.step(LearningRate.of(self.flags).at(self.progress.iteration))
         self.trained.ema.update()
         self.progress.advance()
+        if ended := self._stop.agree():
+            self._end(ended)
+
+    def _end(self, ended: Stop) -> NoReturn:
+        """Save this step and end: the run was asked to stop."""
+        saved = "saving it" if self.flags.save else "nothing is saved without training.save"
+        print_rank_0(f"{ended.reason} at iteration {self.progress.iteration}: {saved}")
+        self.progress.finish()
+        runtime.barrier()
+        sys.exit(ended.code)
 
     @property
     def autocast(self) -> bool:
