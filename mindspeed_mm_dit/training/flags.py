@@ -54,6 +54,17 @@ def parse(argv: Sequence[str], parser: Parser | None = None) -> RunConfig:
     return RunConfig.of(vars((parser or whole_parser()).parse_strictly(argv)))
 
 
+def words_of(run: RunConfig) -> list[str]:
+    """Return a command line of the standalone host that asks for ``run``: the flags that are not at their defaults."""
+    given, words = run.flags(), dict[str, list[str]]()
+    for action in whole_parser()._actions:
+        value = given.get(action.dest, action.default)
+        several = list(value) if isinstance(value, (list, tuple)) else [value]
+        if value is not None and value != action.default and action.dest not in words:
+            words[action.dest] = [spelled(action.dest), *(map(str, several) if action.nargs != 0 else ())]
+    return [word for own in words.values() for word in own]
+
+
 def quiet(args: RunConfig) -> RunConfig:
     """Return the run that leaves nothing behind: none of its trackers is asked for."""
     unused = {row.name: row.default for row in rows() if not row.when_quiet}

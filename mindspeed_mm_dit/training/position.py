@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,15 +17,16 @@ NOT_FINITE = "not_finite.json"
 """Beside the checkpoints: the step that was not finite, with the command of its run."""
 
 
-def command(save: str) -> dict[str, Any]:
+def command(save: str, words: Sequence[str] | None = None) -> dict[str, Any]:
     """Return the command of this run: paths inside the folder that it was started in begin there.
 
+    words: its flags, where those of this process are a host's.
     That folder is told from ``save``, the --save folder, where this is inside it: both may move, and name no machine.
     """
     here, there = os.getcwd(), os.path.realpath(save)
     is_inside = os.path.commonpath([here, there]) == here
     return {
-        "arguments": [below(word, here) for word in sys.argv[1:]],
+        "arguments": [below(word, here) for word in (sys.argv[1:] if words is None else words)],
         "folder": os.path.relpath(here, there) if is_inside else here,
     }
 

@@ -96,3 +96,12 @@ def test_every_flag_and_every_key_of_the_yaml_has_one_row() -> None:
 def test_a_row_names_flags_that_there_are_and_is_not_both_idle_and_acted_on(row: Flag) -> None:
     assert set(row.needs) <= {other.name for other in rows()}
     assert not ("native" in row.idle_in and (row.native or row.native_counts))
+
+
+def test_a_run_spells_the_command_line_that_asks_for_it() -> None:
+    from mindspeed_mm_dit.training.flags import parse, words_of
+
+    asked = "--mm-model m --mm-data d --lr 1e-3 --train-iters 9 --global-batch-size 8 --bf16 --power-ema-stds 0.05 0.1"
+    run = parse([*asked.split(), "--adam-beta2", "0.95", "--report", "always", "--init-from", "w"])
+    words = words_of(run)
+    assert parse(words) == run and "--load-base-model" not in words and "--eval-iters" not in words

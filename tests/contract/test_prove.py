@@ -10,6 +10,7 @@ import pytest
 from mindspeed_mm_dit.verify import proof
 from mindspeed_mm_dit.verify.layouts import chosen
 from mindspeed_mm_dit.verify.proof import open_config, prove
+from tests.conftest import ROOT
 from tests.contract import hosted, native_hosted
 from tests.training.launch import Configs
 from tests.verify.campaign import config_folder
@@ -17,6 +18,10 @@ from tests.verify.campaign import config_folder
 ROUTES = [
     pytest.param("MindSpeed-MM, old route", hosted, marks=hosted.needs_trees),
     pytest.param("MindSpeed-MM, native engine", native_hosted, marks=native_hosted.needs_engine),
+]
+HOSTS = [
+    pytest.param("mindspeed-mm", hosted, marks=hosted.needs_trees),
+    pytest.param("mindspeed-mm-native", native_hosted, marks=[hosted.needs_trees, native_hosted.needs_engine]),
 ]
 pytestmark = pytest.mark.ranks
 
@@ -39,3 +44,19 @@ def test_a_step_in_mindspeed_mm_is_the_truth_and_an_average_that_stands_still_is
     assert right.word == "PASS", (right.reason, right.wrong)
     assert {finding.kind for finding in right.findings} == {"loss", "gradient norm", "gradient", "step", "average"}
     assert planted.named.startswith("average/") and planted.place.startswith("the average"), planted
+
+
+@pytest.mark.parametrize(("host", "route"), HOSTS)
+def test_a_run_of_mindspeed_mm_is_taken_again_where_it_is_not_installed(
+    host, route, tmp_path: Path, digits_folder: Path
+) -> None:
+    runs = hosted.TwoHosts(tmp_path, digits_folder)
+    flags = f"{hosted.FLAGS} --mm-tool {hosted.tools_json()} --train-iters 3 --save ck --save-interval 2 --host {host}"
+    config = "--mm-model model.json --mm-data data.json --use-torch-fsdp2 --fsdp2-config-path fsdp2.yaml"
+    there = route.run_python([str(ROOT / "pretrain_dit.py"), *config.split(), *flags.split()], runs.folder)
+    assert there.code == 0, there.output[-4000:]
+    (tmp_path / "log").write_text(there.output)
+    again = "-m mindspeed_mm_dit.cli.main prove --run ck --log log --card card.md -- --host standalone"
+    here = hosted.run_python(again.split(), runs.folder, PYTHONPATH=str(ROOT))
+    assert here.code == 0, here.output[-4000:]
+    assert here.output.count("PASS  iteration") == 4 and "--train-iters" in (tmp_path / "card.md").read_text()

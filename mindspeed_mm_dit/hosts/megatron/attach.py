@@ -32,6 +32,7 @@ def attach(argv: Sequence[str]) -> Host:
         PlatformError: the host is installed and broken, or not what we rely on; the cause is named.
     """
     check_before_import(argv)
+    words = list(argv)
     sys.argv[1:] = complete(spelled_out(argv))
     if "MS_WORKER_NUM" not in os.environ:  # (msrun sets names of its own)
         for name, value in ONE_PROCESS.items():
@@ -47,7 +48,7 @@ def attach(argv: Sequence[str]) -> Host:
     from mindspeed_mm_dit.hosts.megatron.host import MindSpeedMM
 
     raise_when_interrupted()  # what MindSpeed-MM does then is its own business
-    return MindSpeedMM()
+    return MindSpeedMM(words)
 
 
 def _broken(name: str, error: Exception) -> PlatformError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -36,7 +36,9 @@ class MindSpeedMM:
     name = "MindSpeed-MM"
     ModelType = ModelType
 
-    def __init__(self) -> None:
+    def __init__(self, words: Sequence[str]) -> None:
+        self._words = tuple(words)
+        """Of the command line, before it was completed for the host."""
         self._mm: MultiModalArguments | None = None
         self._begun_at: int | None = None
 
@@ -119,4 +121,4 @@ class MindSpeedMM:
             )
         except UserError as error:
             end(error)
-        note_facts(self.get_args())
+        note_facts(self.get_args(), self._words)
