@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -28,6 +28,8 @@ class Progress:
     def __init__(self, args: RunConfig, engine: Kept, checkpoints: Checkpoints, claim: Claim | None) -> None:
         self.iteration = 0
         self.consumed_samples = 0
+        self.words: Sequence[str] | None = None
+        """Flags of the run, where those of this process are a host's."""
         self._args, self._engine, self._checkpoints = args, engine, checkpoints
         self._saved_iteration: int | None = None
         self._problem: UserError | None = None
@@ -63,7 +65,7 @@ class Progress:
             return
         iteration, store = self.iteration, self._store
         facts = run_facts(self._args, iteration, self.consumed_samples) | ({BEST: self._best} if self._best else {})
-        facts[COMMAND] = command(self._args.save)
+        facts[COMMAND] = command(self._args.save, self.words)
         state = self._engine.state(with_optimizer=not self._args.no_save_optim)
         state.update(self._checkpoints.entries_for_mindspeed_mm(facts, self._args.mm.model.predictor))
         self._writer.write(state, store.partial_path(iteration), lambda: self._commit(iteration, facts))

@@ -24,6 +24,7 @@ from mindspeed_mm_dit.hosts.native.values import checked_values
 from mindspeed_mm_dit.hosts.tracker import RELEASE
 from mindspeed_mm_dit.training.beginning import First, first_weights
 from mindspeed_mm_dit.training.data_set import open_data_set
+from mindspeed_mm_dit.training.flags import words_of
 from mindspeed_mm_dit.training.lr import LearningRate
 from mindspeed_mm_dit.training.progress import Progress, claimed_save, open_progress
 from mindspeed_mm_dit.training.pytorch.trained import Trained
@@ -94,7 +95,9 @@ class Run:
     @functools.cached_property
     def progress(self) -> Progress:
         """How far the run is, and its way to disk and back; every rank asks for it first at the same time."""
-        return open_progress(self.flags, self.trained, torch_dcp, self._claim, self.start)
+        progress = open_progress(self.flags, self.trained, torch_dcp, self._claim, self.start)
+        progress.words = words_of(self.flags)
+        return progress
 
     def step(self) -> None:
         """Step by the gradients there are, with the learning rate of every host."""
