@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw
 
 from mindspeed_mm_dit.data.video_file import pyav, write_video
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.sampling.fonts import font_for
+from mindspeed_mm_dit.sampling.fonts import drawable
 
 FPS = 16.0
 """Frames a second of what is written: Wan's."""
@@ -90,10 +90,7 @@ def draw_strips(clips: np.ndarray, titles: Sequence[str]) -> Image.Image:
 
 def _text_of(caption: str, width: int) -> tuple[str, Any]:
     """Return ``caption``, cut to ``width`` pixels, and a font; question marks for letters that no font here has."""
-    text, font = caption, font_for(caption, "question marks stand")
-    if font is None:
-        text = caption.encode("ascii", "replace").decode()
-        font = font_for(text)
+    text, font = drawable(caption)
     if font.getlength(text) <= width - 4:
         return text, font
     while text and font.getlength(text + "...") > width - 4:

@@ -13,18 +13,26 @@ _OF_BOXES = ("lastresort", "adobeblank", "adobenotdef")
 """Fonts that have every letter, and draw a box for it."""
 
 
-def font_for(text: str, instead: str = "a number stands") -> Any:
-    """Return a font that has every letter of ``text``; None where none here has, which is said once.
+def drawable(text: str) -> tuple[str, Any]:
+    """Return ``text`` and a font that has its letters; where none here has all, the one that has the most of them.
 
-    instead: what is drawn then, with its verb.
+    Question marks stand for the letters that it lacks, which is said once.
     """
     if text.isascii():
-        return ImageFont.load_default(size=POINTS + 1)
-    for path in _fonts():
-        if _letters_of(path).issuperset(map(ord, text)):
-            return ImageFont.truetype(path, POINTS)
-    _say_missing(text, instead)
-    return None
+        return _plain(text)
+    wanted = frozenset(map(ord, text))
+    whole = (path for path in _fonts() if wanted <= _letters_of(path))
+    path = next(whole, None) or max(_fonts(), key=lambda path: len(wanted & _letters_of(path)), default=None)
+    letters = _letters_of(path) if path else frozenset(range(128))
+    found = "".join(letter if ord(letter) in letters else "?" for letter in text)
+    if found != text:
+        _say_missing(text)
+    return (found, ImageFont.truetype(path, POINTS)) if path and not found.isascii() else _plain(found)
+
+
+def _plain(text: str) -> tuple[str, Any]:
+    """Return ``text`` of plain letters, and Pillow's own font."""
+    return text, ImageFont.load_default(size=POINTS + 1)
 
 
 @cache
@@ -56,9 +64,9 @@ def _letters_of(path: str) -> frozenset[int]:
 
 
 @cache
-def _say_missing(text: str, instead: str) -> None:
+def _say_missing(text: str) -> None:
     print(
-        f"note: no font here has the letters of {text}, so {instead} in the picture: install one that has, such "
-        "as Debian's package fonts-noto-cjk, or put its file into ~/.local/share/fonts",
+        f"note: no font here has all letters of {text}, so a number or question marks stand in the picture: install "
+        "one that has, such as Debian's package fonts-noto-cjk, or put its file into ~/.local/share/fonts",
         file=sys.stderr,
     )

@@ -46,6 +46,11 @@ class SampleSettings:
     weaker: Callable[[], Any] | None = None
     """Loads the network that guidance leads away from, once (``load.weaker_network``); None: the null condition."""
 
+    @property
+    def words(self) -> str:
+        """What decides the samples, for a line above them."""
+        return f"{self.sampler}, {self.steps} steps, guidance {self.guidance.scale:g}, seed {self.seed}"
+
     def __post_init__(self) -> None:
         if not 0 <= self.seed <= LARGEST:
             raise ConfigError(f"--seed = {self.seed}", "must lie between 0 and 2**63 - 1")

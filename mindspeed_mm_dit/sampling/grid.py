@@ -11,11 +11,12 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.sampling.fonts import font_for
+from mindspeed_mm_dit.sampling.fonts import drawable
 
 CELL_PIXELS = 48
 """Smaller images are enlarged, pixel by pixel, to at least this."""
 GAP_PIXELS = 2
+BORDER_PIXELS, CAPTION_PIXELS = 8, 22
 LINE = 20
 """Samples of a title side by side; more continue on a line below."""
 TITLE_LETTERS = 40
@@ -49,6 +50,16 @@ def draw_grid(images: np.ndarray, titles: Sequence[str], per_title: int | None =
             grid.paste(picture, (margin + place % LINE * (wide + GAP_PIXELS), (line + place // LINE) * step))
         line += -(-len(shown[number]) // LINE)
     return grid
+
+
+def captioned(picture: Image.Image, caption: str) -> Image.Image:
+    """Return ``picture`` with a border, below a line that says what made it."""
+    text, font = drawable(caption)
+    width = max(picture.width, math.ceil(font.getlength(text))) + 2 * BORDER_PIXELS
+    whole = Image.new("RGB", (width, picture.height + CAPTION_PIXELS + 2 * BORDER_PIXELS), "white")
+    ImageDraw.Draw(whole).text((BORDER_PIXELS + 4, BORDER_PIXELS), text, fill="black", font=font)
+    whole.paste(picture, (BORDER_PIXELS, BORDER_PIXELS + CAPTION_PIXELS))
+    return whole
 
 
 def _numbers_of(titles: Sequence[str]) -> np.ndarray:
@@ -90,6 +101,6 @@ def _texts(titles: Sequence[str]) -> list[tuple[str, Any]]:
     texts = []
     for number, title in enumerate(titles):
         title = title if len(title) <= TITLE_LETTERS else title[: TITLE_LETTERS - 3] + "..."
-        font = font_for(title)
-        texts.append((title, font) if font else (str(number), font_for(str(number))))
+        text, font = drawable(title)
+        texts.append((text, font) if text.strip("? ") or not title.strip("? ") else drawable(str(number)))
     return texts

@@ -21,6 +21,7 @@ from mindspeed_mm_dit.evaluation.built_in import BUILT_IN
 from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.sampling.asked import Asked
 from mindspeed_mm_dit.sampling.generate import SampleSettings
+from mindspeed_mm_dit.sampling.grid import captioned
 from mindspeed_mm_dit.sampling.load import describe, load_model
 from mindspeed_mm_dit.sampling.pictures import draw_samples
 from mindspeed_mm_dit.sampling.spread import generate_spread
@@ -86,7 +87,8 @@ def _draw_samples(job: ReportJob, picture: Path) -> str:
     assert samples is not None, "the one process of a report has the samples"
     shown = built_in.shown if built_in else slice(None)
     picture.parent.mkdir(parents=True, exist_ok=True)
-    draw_samples(samples[shown], asked.titles(names)[shown], SAMPLES_SHOWN).save(picture)
+    grid = draw_samples(samples[shown], asked.titles(names)[shown], SAMPLES_SHOWN)
+    captioned(grid, settings.words).save(picture)
     return built_in.score(samples, asked.values) if built_in else ""
 
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from fontTools.fontBuilder import FontBuilder
 from fontTools.pens.ttGlyphPen import TTGlyphPen
+from PIL import Image
 
 from mindspeed_mm_dit.sampling import fonts
-from mindspeed_mm_dit.sampling.grid import _texts, draw_grid
+from mindspeed_mm_dit.sampling.grid import _texts, captioned, draw_grid
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def test_a_name_that_no_font_here_has_is_a_number_and_that_is_said_once(here, ca
     for _ in range(2):
         assert [text for text, _ in _texts(titles)] == ["élan", "1", "x" * 37 + "..."]
     said = capsys.readouterr().err
-    assert said.count("no font here has the letters of 猫") == 1 and "fonts-noto-cjk" in said
+    assert said.count("no font here has all letters of 猫") == 1 and "fonts-noto-cjk" in said
 
 
 def test_a_font_of_the_system_that_has_the_letters_draws_them(here, tmp_path, capsys):
@@ -70,6 +71,19 @@ def test_a_font_of_the_system_that_has_the_letters_draws_them(here, tmp_path, ca
     capsys.readouterr()
     grid = np.asarray(draw_grid(np.full((1, 48, 48, 3), 255, np.uint8), ["猫"]))
     assert (grid == 0).all(axis=-1).sum() > 100, "the square of 13 points is black"
+
+
+def test_a_name_that_lacks_a_letter_keeps_the_others(here, capsys):
+    here()
+    assert [text for text, _ in _texts(["élan 猫", "a 猫 moves"])] == ["élan ?", "a ? moves"]
+    assert "question marks stand in the picture" in capsys.readouterr().err
+
+
+def test_a_caption_stands_above_a_grid_with_a_border_and_widens_it_where_it_must():
+    grid = Image.new("RGB", (30, 40), "blue")
+    whole = np.asarray(captioned(grid, "step 200: ddim, 20 steps"))
+    assert whole.shape[0] == 40 + 22 + 16 and whole.shape[1] > 100
+    assert (whole[30:70, 8:38] == [0, 0, 255]).all() and (whole[:, :8] == 255).all() and (whole[:30] < 128).any()
 
 
 def test_rows_stand_in_the_order_asked_for():

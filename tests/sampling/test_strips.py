@@ -27,7 +27,7 @@ def no_fonts(monkeypatch):
 
 def test_letters_that_no_font_has_are_question_marks_and_that_is_said(no_fonts, capsys):
     assert np.array_equal(drawn("\u732b moves"), drawn("? moves"))
-    assert "so question marks stand in the picture" in capsys.readouterr().err
+    assert "question marks stand in the picture" in capsys.readouterr().err
 
 
 def test_a_caption_that_is_too_long_ends_in_dots():

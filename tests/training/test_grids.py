@@ -13,7 +13,7 @@ from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.sampling.asked import Asked
 from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
-from mindspeed_mm_dit.sampling.grid import draw_grid
+from mindspeed_mm_dit.sampling.grid import captioned, draw_grid
 from mindspeed_mm_dit.sampling.load import load_model
 from mindspeed_mm_dit.training.watchers.grids import check_grids
 from tests.conftest import run_config
@@ -51,7 +51,8 @@ def test_the_grid_is_what_is_sampled_of_the_average_in_the_checkpoint(alone):
     settings = SampleSettings("ddim", 20, Guidance(2.0, channels="3"), seed=1234, batch_size=16)
     labels = np.repeat(np.arange(10), 4)
     drawn = draw_grid(generate(model, config, Asked({"label": labels.tolist()}), settings), list(map(str, labels)))
-    np.testing.assert_array_equal(pixels(folder, 6), np.asarray(drawn))
+    whole = captioned(drawn, "step 6: ddim, 20 steps, guidance 2, seed 1234")
+    np.testing.assert_array_equal(pixels(folder, 6), np.asarray(whole))
     assert sorted(path.name for path in (folder / "samples").iterdir()) == ["iter_0000003.png", "iter_0000006.png"]
     assert np.abs(pixels(folder, 3) - pixels(folder, 6)).max() > 0
     board = EventAccumulator(str(folder / "board"), size_guidance={"images": 0})

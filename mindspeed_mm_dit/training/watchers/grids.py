@@ -16,6 +16,7 @@ from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of
 from mindspeed_mm_dit.sampling.asked import Asked
 from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
+from mindspeed_mm_dit.sampling.grid import captioned
 from mindspeed_mm_dit.sampling.pictures import draw_samples
 from mindspeed_mm_dit.training.contract import Engine
 from mindspeed_mm_dit.training.data_set import open_data_set
@@ -57,7 +58,8 @@ class SampleGrids(Watcher):
                 if model is None:
                     return
                 samples = generate(model, self._config, self._asked, self._settings)
-                picture = draw_samples(samples, self._asked.titles(self._classes))
+                grid = draw_samples(samples, self._asked.titles(self._classes))
+                picture = captioned(grid, f"step {iteration:,}: {self._settings.words}")
         except ConvergenceError:
             self._log.say(f"samples at iteration {iteration}: are not finite numbers, and are not drawn")
             return
