@@ -100,7 +100,8 @@ def prove_all(seeds: Iterable[int], place: Path, digits: Path, clips: Path | Non
 def drawn_layouts(seed: int, has_video: bool) -> list[Layout]:
     """Return one layout of each number of ranks; of images alone none in which ranks share a sample."""
     draw = np.random.default_rng(seed)
-    fit = [each for each in LAYOUTS if each.framework == "pytorch" and (has_video or each.sharing == 1)]
+    ours = [each for each in LAYOUTS if (each.framework, each.host) == ("pytorch", "standalone")]
+    fit = [each for each in ours if has_video or each.sharing == 1]
     by_ranks = ([each for each in fit if each.ranks == ranks] for ranks in (1, 2, 4))
     return [own[int(draw.integers(len(own)))] for own in by_ranks]
 
