@@ -149,6 +149,15 @@ def test_both_readmes_have_the_same_headings_commands_and_links():
     assert commands(PAGES[0]) == commands(PAGES[1])
 
 
+@pytest.mark.parametrize("chinese", sorted((ROOT / "docs").glob("*.zh-CN.md")), ids=lambda page: page.name)
+def test_a_chinese_page_has_the_headings_and_commands_of_the_english_one(chinese):
+    english = chinese.with_name(chinese.name.replace(".zh-CN", ""))
+    if not english.is_file():
+        pytest.skip("the guide is a page of its own")
+    levels = [re.findall(r"^(#+) ", _BLOCK.sub("", page.read_text()), re.M) for page in (english, chinese)]
+    assert levels[0] == levels[1] and commands(english) == commands(chinese)
+
+
 def test_the_docs_name_every_embedded_config():
     text = (ROOT / "docs/training.md").read_text()
     assert [name for name in embedded_configs() if f"`{name}`" not in text] == []
