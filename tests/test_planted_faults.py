@@ -66,6 +66,17 @@ FAULTS = {
         "training/pytorch/parallel.py", "if runtime.world_size() == 1:", "if runtime.world_size() >= 1:",
         "tests/training/test_run.py -k replicated",
     ),
+    "stretched positions": Fault(
+        "models/positions.py", "rows * (base / height)", "rows * (base / width)",
+        "tests/models/test_dit_shapes.py -k pixart",
+    ),
+    "buckets": Fault(
+        "data/buckets.py", "block=1).permutation(groups)", "block=1).permutation(groups.reshape(-1))",
+        "tests/data/test_buckets.py -k in_an_epoch",
+    ),
+    "dealing": Fault(
+        "data/buckets.py", "dealt[1::2, ::-1]", "dealt[1::2]", "tests/data/test_buckets.py -k finish_together",
+    ),
     "stand-in": Fault(
         "data/samples.py", "feed.arrays(read.rows, positions)", "feed.arrays(self.order.images(positions), positions)",
         "tests/data/test_samples.py -k stands_in",

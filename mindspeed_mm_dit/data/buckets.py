@@ -5,6 +5,7 @@ Both are pure functions: of the sizes of samples, known before any is read, and 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -81,7 +82,7 @@ def order_of(rows: Rows, param: Any, seed: int, shuffle: bool, held_out: bool = 
     if rows.shapes is None:
         return SampleOrder(len(rows), seed, shuffle)
     buckets = np.unique(rows.shapes, axis=0, return_inverse=True)[1].reshape(-1)
-    return BucketOrder(buckets, param.bucket_group, seed, shuffle, held_out)
+    return BucketOrder(buckets, param.bucket_group, seed, shuffle, held_out, rows.shapes.prod(1))
 
 
 class BucketOrder(Order):
@@ -91,12 +92,21 @@ class BucketOrder(Order):
     whole group, others in each epoch where samples are shuffled, is left out.
 
     buckets: (N,) the bucket of each sample, counted from 0. fill: leave nothing out, and let the last group of a
-    bucket begin it again.
+    bucket begin it again. costs: (N,) what a step with each costs, in any unit that grows with it.
     """
 
-    def __init__(self, buckets: np.ndarray, group: int, seed: int, shuffle: bool = True, fill: bool = False) -> None:
+    def __init__(
+        self,
+        buckets: np.ndarray,
+        group: int,
+        seed: int,
+        shuffle: bool = True,
+        fill: bool = False,
+        costs: np.ndarray | None = None,
+    ) -> None:
         self.group, self._seed, self._shuffle, self._fill = group, seed, shuffle, fill
         self._buckets, self._counts = buckets, np.bincount(buckets)
+        self._costs = np.zeros(len(buckets)) if costs is None else costs
         self._epoch = lru_cache(maxsize=2)(self._groups)
 
     def __len__(self) -> int:
@@ -121,6 +131,19 @@ class BucketOrder(Order):
         """Return the sample at each position, (B,) int64; those held out begin with the first group."""
         epochs, offsets = np.divmod(positions % VALIDATION_POSITIONS, len(self))
         return np.array([self._epoch(e)[o] for e, o in zip(epochs.tolist(), offsets.tolist())], np.int64)
+
+    def micro_batches(self, start: int, size: int, rank: int, ranks: int, rounds: int) -> Iterator[np.ndarray]:
+        """Yield those of one rank, each of one bucket.
+
+        Those of a step are dealt to the ranks by their cost, the dearest first, and every second round the other way
+        about: ranks that meet after each round wait little for each other, and so do those that meet after the step.
+        """
+        while True:
+            step = np.arange(start, start + rounds * ranks * size).reshape(-1, size)
+            dealt = np.argsort(-self._costs[self.images(step[:, 0])], kind="stable").reshape(rounds, ranks)
+            dealt[1::2] = dealt[1::2, ::-1]
+            yield from step[dealt[:, rank]]
+            start += step.size
 
     def check(self, micro_batch_size: int, start: int = 0) -> None:
         """Raise ConfigError unless every micro-batch from position ``start`` on has samples of one bucket."""

@@ -57,6 +57,13 @@ class Order(ABC):
     ) -> None:
         """Raise ConfigError unless micro-batches from position ``start`` on can be made."""
 
+    def micro_batches(self, start: int, size: int, rank: int, ranks: int, rounds: int) -> Iterator[np.ndarray]:
+        """Yield the positions of one rank's micro-batches from position ``start`` on, each (size,) int64.
+
+        rounds: how many of them a step has; any rank count and size cut a step into the same samples.
+        """
+        return micro_batches(start, size, rank, ranks, rounds)
+
 
 class SampleOrder(Order):
     """Endless order of ``num_images`` images, reshuffled each epoch from the seed.
@@ -83,11 +90,13 @@ class SampleOrder(Order):
         return np.array([self._epoch(e)[o] for e, o in zip(epochs.tolist(), offsets.tolist())], np.int64)
 
 
-def micro_batches(start: int, micro_batch_size: int, rank: int, world_size: int) -> Iterator[np.ndarray]:
+def micro_batches(
+    start: int, micro_batch_size: int, rank: int, world_size: int, rounds: int | None = None
+) -> Iterator[np.ndarray]:
     """Yield the positions of one rank's micro-batches from position ``start`` on, each (micro_batch_size,) int64.
 
     In every round the ranks take consecutive slices, so any rank count and micro-batch size cut a
-    global batch into the same samples.
+    global batch into the same samples, however many ``rounds`` a step has.
     """
     own = np.arange(micro_batch_size, dtype=np.int64) + start + rank * micro_batch_size
     while True:

@@ -49,6 +49,7 @@ def take(task: Task) -> None:
     from mindspeed_mm_dit.hosts.steps import begin, join, script
     from mindspeed_mm_dit.training.batches import train_valid_batches
     from mindspeed_mm_dit.training.beginning import first_weights
+    from mindspeed_mm_dit.training.data_set import open_data_set
     from mindspeed_mm_dit.training.lr import LearningRate
 
     args = join(quiet(parse(list(task.flags))))
@@ -73,7 +74,10 @@ def take(task: Task) -> None:
     if task.is_truth and not task.rounding:
         found |= {f"start/{name}": array for name, array in first.weights.items()}
     values = np.concatenate([room.whole(each) for each in losses]).reshape(task.steps, -1)
-    positions = positions_of(args, task.steps, runtime.data_rank(), runtime.data_world_size())
+    positions = positions_of(
+        args, task.steps, runtime.data_rank(), runtime.data_world_size(),
+        open_data_set(args.mm, args.seed).micro_batches,
+    )  # fmt: skip
     found |= {
         "grad_norm": np.array([room.whole(norm) for norm in norms]),
         "losses": values,

@@ -6,7 +6,6 @@ import math
 from pathlib import Path
 
 from mindspeed_mm_dit.configs.run import RunConfig
-from mindspeed_mm_dit.data.order import micro_batches
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.hosts.steps import begin, join, script, starting, steps_after
 from mindspeed_mm_dit.training.data_set import open_data_set
@@ -54,5 +53,5 @@ def _steps(args: RunConfig, engine: Engine, start: Start | None, last: int) -> S
 def _samples(args: RunConfig, began_at: int, count: int) -> list[list[Sample]]:
     """Return which samples the ``count`` micro-batches of this rank are in the step after ``began_at`` samples."""
     data, rank, ranks = open_data_set(args.mm, args.seed), runtime.data_rank(), runtime.data_world_size()
-    positions = micro_batches(began_at, args.micro_batch_size, rank, ranks)
+    positions = data.micro_batches(began_at, args.micro_batch_size, rank, ranks, count)
     return [data.named(own) for _, own in zip(range(count), positions)]

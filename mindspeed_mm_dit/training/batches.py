@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.data.draws import VALIDATION_POSITIONS
-from mindspeed_mm_dit.data.loader import BatchSource, load_batches
-from mindspeed_mm_dit.data.order import micro_batches
-from mindspeed_mm_dit.data.samples import Batch
+from mindspeed_mm_dit.data.loader import load_batches
+from mindspeed_mm_dit.data.samples import Batch, Samples
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.objectives.registry import draw_of, validation_draw_of
 from mindspeed_mm_dit.training.data_set import open_data_set
@@ -17,15 +16,14 @@ from mindspeed_mm_dit.training.data_set import open_data_set
 class BatchStream:
     """Micro-batches of this rank from one position of the run on; every ``iter`` starts there again."""
 
-    def __init__(self, args: RunConfig, samples: BatchSource, start: int, num_workers: int) -> None:
+    def __init__(self, args: RunConfig, samples: Samples, start: int, num_workers: int) -> None:
         self._args, self._samples, self._start, self._num_workers = args, samples, start, num_workers
 
     def __iter__(self) -> Iterator[Batch]:
-        positions = micro_batches(
-            self._start, self._args.micro_batch_size, runtime.data_rank(), runtime.data_world_size()
-        )
+        rank, ranks, rounds = runtime.data_rank(), runtime.data_world_size(), runtime.num_microbatches()
+        positions = self._samples.order.micro_batches(self._start, self._args.micro_batch_size, rank, ranks, rounds)
         # A step takes all its micro-batches at once: as many are made while the step before is computed.
-        prefetch = max(self._args.mm.data.dataloader_param.prefetch_batches, runtime.num_microbatches())
+        prefetch = max(self._args.mm.data.dataloader_param.prefetch_batches, rounds)
         return load_batches(self._samples, positions, self._num_workers, prefetch)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -67,6 +68,11 @@ class DataSet:
         """Return the samples to train on, or those held out, by position; ``draw``: the objective's."""
         opened, rows = (self._held_out, self._valid) if held_out else (self._opened, self._train)
         return opened.samples(rows, self._seed, self._shuffle, draw, held_out)
+
+    def micro_batches(self, start: int, size: int, rank: int, ranks: int, rounds: int) -> Iterator[np.ndarray]:
+        """Yield the positions of one rank's micro-batches to train on, ``rounds`` of them in a step."""
+        order = self._opened.order(self._train, self._seed, self._shuffle)
+        return order.micro_batches(start, size, rank, ranks, rounds)
 
     def flop_of_a_sample(self) -> float:
         """Return the FLOP of a training step for one sample; where they have several shapes, the mean."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -47,10 +47,16 @@ class Task:
         Path(f"{self.output}.refused").write_text(str(error), encoding="utf-8")
 
 
-def positions_of(args: RunConfig, steps: int, rank: int, ranks: int) -> np.ndarray:
-    """Return which samples of a run are a rank's, (steps, samples); ``ranks``: how many have samples of their own."""
-    own, rounds = micro_batches(0, args.micro_batch_size, rank, ranks), args.global_batch_size // args.micro_batch_size
-    return np.concatenate([next(own) for _ in range(steps * rounds // ranks)]).reshape(steps, -1)
+def positions_of(
+    args: RunConfig, steps: int, rank: int, ranks: int, dealt: Callable[..., Iterator[np.ndarray]] = micro_batches
+) -> np.ndarray:
+    """Return which samples of a run are a rank's, (steps, samples); ``ranks``: how many have samples of their own.
+
+    dealt: how a step's micro-batches are (``DataSet.micro_batches``).
+    """
+    rounds = args.global_batch_size // (args.micro_batch_size * ranks)
+    own = dealt(0, args.micro_batch_size, rank, ranks, rounds)
+    return np.concatenate([next(own) for _ in range(steps * rounds)]).reshape(steps, -1)
 
 
 def write_tasks(path: Path, tasks: Sequence[Task]) -> None:

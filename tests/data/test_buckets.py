@@ -18,7 +18,6 @@ from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.data.buckets import BucketOrder, nearest
 from mindspeed_mm_dit.data.draws import VALIDATION_POSITIONS
-from mindspeed_mm_dit.data.order import micro_batches
 from mindspeed_mm_dit.data.transforms import load_pixels
 from mindspeed_mm_dit.errors import ConfigError, DataError, UserError
 from mindspeed_mm_dit.framework import runtime
@@ -112,15 +111,27 @@ def test_held_out_samples_all_come_before_one_comes_again():
 
 @pytest.mark.parametrize(("micro", "ranks"), [(4, 1), (2, 1), (1, 3), (2, 2), (4, 3), (1, 4)])
 def test_every_micro_batch_of_every_rank_is_of_one_bucket_and_steps_have_the_same_samples(micro, ranks):
-    order, steps = BucketOrder(BUCKETS, 4, seed=0), 8
+    order, steps = BucketOrder(BUCKETS, 4, seed=0, costs=np.array([9, 4, 1])[BUCKETS]), 8
     order.check(micro)
     rounds = 12 // (micro * ranks)
-    own = [micro_batches(0, micro, rank, ranks) for rank in range(ranks)]
+    own = [order.micro_batches(0, micro, rank, ranks, rounds) for rank in range(ranks)]
     for step in range(steps):
         taken = [order.images(next(positions)) for positions in own for _ in range(rounds)]
         assert all(len(set(BUCKETS[some].tolist())) == 1 for some in taken)
         wanted = order.images(np.arange(12 * step, 12 * step + 12))
         assert sorted(np.concatenate(taken).tolist()) == sorted(wanted.tolist())
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_micro_batches_are_dealt_so_that_ranks_finish_together(ranks):
+    """Eight of costs 1 to 8: 18 for each of two ranks, 9 for each of four."""
+    costs = np.arange(1, 9)
+    order = BucketOrder(np.arange(8), 1, seed=0, costs=costs)
+    own = [order.micro_batches(0, 1, rank, ranks, 8 // ranks) for rank in range(ranks)]
+    for _ in range(3):
+        taken = [[costs[order.images(next(positions))[0]] for _ in range(8 // ranks)] for positions in own]
+        assert [sum(of_rank) for of_rank in taken] == [36 // ranks] * ranks
+        assert [of_rank[0] for of_rank in taken] == list(range(8, 8 - ranks, -1))
 
 
 def test_a_micro_batch_that_would_have_two_shapes_is_refused():
