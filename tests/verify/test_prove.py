@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ from mindspeed_mm_dit.verify.prove import Verdict
 from mindspeed_mm_dit.verify.task import Taken
 from tests.clips_fixtures import clip_configs, write_clips
 from tests.conftest import ROOT
+from tests.outside import plugin
 from tests.training.launch import Configs
 from tests.verify.campaign import PYTHONS, config_folder, prove_all, truths_here
 from tests.verify.plants import FAULTS, ULYSSES
@@ -149,3 +153,27 @@ def test_a_layout_that_crashes_is_wrong_and_those_behind_it_are_taken_all_the_sa
     verdicts = proof.prove(config, layouts, PYTHONS, lambda text: None)
     assert [each.word for each in verdicts] == ["not proved", "FAIL", "not proved"]
     assert verdicts[1].reason == "its process crashed: exit code 1: RuntimeError: bang"
+
+
+@pytest.mark.ranks
+def test_a_predictor_an_objective_and_an_optimizer_of_another_package_are_proved_unasked(tmp_path, digits_folder):
+    configs = Configs.create(tmp_path / "configs", digits_folder)
+    model = json.loads((configs.folder / "model.json").read_text())
+    model["predictor"] = {"model_id": "residual", "side": 8, "classes": 10, "in_channels": 1}
+    model["diffusion"] = {"model_id": "denoise", "strength": 0.25}
+    (configs.folder / "model.json").write_text(json.dumps(model))
+    words = ["prove", str(config_folder(configs, "--optimizer lion\n")), "--output", str(tmp_path / "p.html")]
+    path = os.pathsep.join([plugin.install(tmp_path / "site"), str(ROOT)])
+    command = [
+        sys.executable,
+        "-m",
+        "mindspeed_mm_dit.cli.main",
+        *words,
+        "--layouts",
+        "micro-batches",
+        "pytorch-2-FSDP2",
+    ]
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 of 2 layouts are right" in done.stdout
