@@ -36,4 +36,4 @@ def refuse(args: RunConfig, host: Host, resumes: bool) -> None:
             continue
         said = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
         what = row.word if value is True else f"{row.word} = {said}"
-        raise ConfigError(what, f"is acted on by the standalone host alone: {NAMES[host]} {row.refusal}", row.cure)
+        raise ConfigError(what, f"is not acted on in this host: {NAMES[host]} {row.refusal}", row.cure)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 from mindspeed_mm_dit.configs.flag import flag
 from mindspeed_mm_dit.configs.flag_types import positive_float, positive_int
@@ -12,6 +13,11 @@ from mindspeed_mm_dit.errors import ConfigError
 
 _PLAIN = Tuning()
 _PATTERNS = {"nargs": "+", "metavar": "PATTERN"}
+_NOT_IN_THE_OLD_ROUTE: dict[str, Any] = {
+    "refused_in": ("megatron",),
+    "refusal": "trains the whole network by its old route",
+    "cure": "use --host mindspeed-mm-native, or --host standalone",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +27,7 @@ class FineTuning:
     lora_target_modules: tuple[str, ...] = flag(
         "train adapters (LoRA) beside these linear layers of the predictor, and nothing else: to_q, attn1.to_q or "
         "blocks.{0-3}.attn.qkv; --init-from names the weights that they stand beside",
-        (), _PATTERNS, native="training.lora.target_modules",
+        (), _PATTERNS, native="training.lora.target_modules", **_NOT_IN_THE_OLD_ROUTE,
     )  # fmt: skip
     lora_r: int = flag(
         "rank of the adapters", _PLAIN.rank, {"type": positive_int, "metavar": "R"}, native="training.lora.rank"
@@ -35,7 +41,7 @@ class FineTuning:
     )  # fmt: skip
     freeze: tuple[str, ...] = flag(
         "do not train these modules of the predictor: y_embedder, or blocks.{0-13}",
-        (), _PATTERNS, native="model.freeze",
+        (), _PATTERNS, native="model.freeze", **_NOT_IN_THE_OLD_ROUTE,
     )  # fmt: skip
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
 
 import pytest
 
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.flag import rows_of
+from mindspeed_mm_dit.configs.host_flags import refuse
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.configs.tuning import Tuning
 from mindspeed_mm_dit.configs.tuning_flags import FineTuning, tuning_of
 from mindspeed_mm_dit.configs.wan import WanConfig
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.hosts.native.commandline import parse, yaml_for
 
 WAN = WanConfig(num_layers=3, num_attention_heads=2, attention_head_dim=32, ffn_dim=96).parameters()
 DIT = DiTConfig(hidden_size=48, num_layers=4, num_heads=4, input_size=8, num_classes=10).parameters()
@@ -102,3 +105,12 @@ def test_flags_that_say_nothing_together_are_refused(flags, words):
         row(parser)
     with pytest.raises(ConfigError, match=words):
         tuning_of(RunConfig.of(vars(parser.parse_args(flags.split()))))
+
+
+@pytest.mark.parametrize("flags", ["--lora-target-modules qkv --init-from base", "--freeze y_embedder"])
+def test_the_old_route_says_that_it_has_not_what_the_native_engine_has(flags):
+    words = "--mm-model x --mm-data x --train-iters 1 --lr 1 --global-batch-size 1"
+    run = parse([*words.split(), *flags.split()], 1)
+    with pytest.raises(ConfigError, match=r"trains the whole network by its old route\n.*mindspeed-mm-native"):
+        refuse(dataclasses.replace(run, init_from=None), "megatron", resumes=False)
+    assert yaml_for(run, 1)["model"]

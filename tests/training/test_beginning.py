@@ -115,15 +115,16 @@ def test_what_cannot_be_taken_is_refused_before_there_is_a_model(adapted, tmp_pa
     assert "building DiT model" not in outcome.output
 
 
-def test_hosts_that_do_not_act_on_it_refuse_it_unless_they_resume(tmp_path):
+def test_the_native_engine_is_told_of_it_and_the_old_route_refuses_it(tmp_path):
     flags = "--mm-model m --mm-data d --train-iters 9 --micro-batch-size 8 --lr 1 --init-from w.pt"
     words = flags.split()
-    with pytest.raises(ConfigError, match=r"--init-from = w\.pt: is acted on by the standalone host alone"):
-        yaml_for(parse(words, 1), 1)
-    yaml_for(parse([*words, "--load", str(tmp_path)], 1), 1)
+    assert yaml_for(parse(words, 1), 1)["model"]["init_from"] == "w.pt"
     tools = tmp_path / "tools.json"
     tools.write_text("{}")
-    with pytest.raises(ConfigError, match="MindSpeed-MM begins with weights of the seed alone"):
+    with pytest.raises(
+        ConfigError,
+        match=r"--init-from = w\.pt: is not acted on in this host: MindSpeed-MM begins with weights of the seed",
+    ):
         check_before_import([*words, "--mm-tool", str(tools)])
 
 

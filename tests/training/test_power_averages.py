@@ -161,7 +161,7 @@ def test_mindspeed_mm_which_would_not_keep_them_is_not_begun(tiny, tmp_path):
              "--train-iters", "1", "--micro-batch-size", "4", "--power-ema-stds", "0.05", "0.1"]  # fmt: skip
     tools = tmp_path / "tools.json"
     tools.write_text("{}")
-    refused = "--power-ema-stds = 0.05 0.1: is acted on by the standalone host alone"
+    refused = "--power-ema-stds = 0.05 0.1: is not acted on in this host"
     with pytest.raises(ConfigError, match=refused):
         yaml_for(parse(words, 1), 1)
     with pytest.raises(ConfigError, match=refused):
