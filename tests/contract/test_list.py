@@ -159,3 +159,10 @@ def test_a_tree_older_than_any_tested_is_said_to_be_one(tmp_path: Path, monkeypa
         _add(tmp_path, f"{package}.__init__")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert "MindSpeed (older than any tested, by its modules)" in pairs.warnings("0.12.1")[0]
+
+
+def test_what_the_old_route_may_unpickle_is_named_with_its_module() -> None:
+    body = ast.parse((ROOT / "mindspeed_mm_dit/hosts/megatron/state.py").read_text()).body
+    (names,) = [ast.literal_eval(n.value) for n in body if isinstance(n, ast.Assign)
+                and isinstance(n.targets[0], ast.Name) and n.targets[0].id == "MAY_BE_PICKLED"]  # fmt: skip
+    assert "argparse.Namespace" in names and [name for name in names if "." not in name] == []

@@ -30,7 +30,7 @@ from mindspeed_mm_dit.training.classes import check_classes
 from mindspeed_mm_dit.training.pytorch.ema import MovingAverage
 
 MAY_BE_PICKLED = (
-    "RunConfig", "types.SimpleNamespace", "pathlib.PosixPath", "signal.Signals", "io.BytesIO",
+    "argparse.Namespace", "types.SimpleNamespace", "pathlib.PosixPath", "signal.Signals", "io.BytesIO",
     "numpy.core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype", "numpy.dtypes.UInt32DType",
     "megatron.core.enums.ModelType", "megatron.core.optimizer.OptimizerConfig",
     "megatron.core.rerun_state_machine.RerunDiagnostic", "megatron.core.rerun_state_machine.RerunMode",
