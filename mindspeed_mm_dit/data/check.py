@@ -22,6 +22,9 @@ Picture = Path | Callable[[], bytes]
 LARGEST_ENLARGEMENT = 4
 """Pictures that have to be enlarged more than so many times in height and width are counted."""
 
+LONG = 2.0
+"""A picture so many times as long as its other side loses half of itself to a square."""
+
 HUGE_PIXELS = 89_478_485
 """Of a picture; Pillow warns from here on, and refuses twice as many."""
 
@@ -81,7 +84,8 @@ def notes_on_sizes(
     """
     wanted = np.full((len(looks), 2), image_size) if shapes is None else shapes
     what = "their buckets" if shapes is not None else f"image_size {image_size}"
-    return _note_of_small(paths, looks, enlargements(looks, wanted), what) + _note_of_huge(paths, looks)
+    notes = _note_of_small(paths, looks, enlargements(looks, wanted), what) + _note_of_huge(paths, looks)
+    return notes + (_note_of_long(paths, looks) if (wanted[:, 0] == wanted[:, 1]).all() else ())
 
 
 def enlargements(looks: Sequence[Look], shapes: np.ndarray) -> np.ndarray:
@@ -99,6 +103,18 @@ def _note_of_small(paths: Sequence[str], looks: Sequence[Look], growth: np.ndarr
     return (
         f"warning: {len(small):,} of {len(looks):,} pictures are enlarged more than {LARGEST_ENLARGEMENT} times to "
         f"{what}; the shorter side of {paths[smallest]} has {looks[smallest].shorter_side} pixel(s)",
+    )
+
+
+def _note_of_long(paths: Sequence[str], looks: Sequence[Look]) -> tuple[str, ...]:
+    """Return a line that counts the pictures of which the square that is learned shows less than half, or none."""
+    long = [n for n, look in enumerate(looks) if look.longer_side > LONG * look.shorter_side]
+    if not long:
+        return ()
+    worst = max(long, key=lambda n: looks[n].longer_side / looks[n].shorter_side)
+    return (
+        f"note: {len(long):,} of {len(looks):,} pictures are more than {LONG:g} times as long as wide or high, and a "
+        f"square of their middle is learned: {paths[worst]} is {looks[worst].width} x {looks[worst].height}",
     )
 
 

@@ -125,7 +125,7 @@ def test_every_picture_that_pillow_reads_is_one_and_the_suffix_may_be_wrong(fold
 
 
 def test_pictures_far_smaller_than_the_model_wants_are_counted(folder):
-    Image.new("L", (40, 1)).save(folder / "cat/x.png")
+    Image.new("L", (1, 1)).save(folder / "cat/x.png")
     for size, notes in ((4, 0), (8, 1), (32, 1)):
         assert len(open_rows(dataclasses.replace(param(folder), image_size=size), 2).notes) == notes
     (note,) = open_rows(dataclasses.replace(param(folder), image_size=32), 2).notes
@@ -149,6 +149,14 @@ def test_of_a_large_data_set_it_is_said_that_only_headers_were_checked(folder, m
     assert index.notes == ("note: of 6 images only the headers were checked, and copies were not searched",)
     with pytest.raises(DataError, match=r"0\.png cannot be decoded"):
         open_rows(param(folder), 2, decode_all=True)
+
+
+def test_panoramas_of_which_a_square_shows_less_than_half_are_counted(folder):
+    Image.new("RGB", (80, 20)).save(folder / "cat/pano.png")
+    Image.new("RGB", (40, 20)).save(folder / "cat/half.png")
+    (note,) = open_rows(param(folder), 2).notes
+    assert note.startswith("note: 1 of 8 pictures are more than 2 times as long as wide or high")
+    assert note.endswith("cat/pano.png is 80 x 20")
 
 
 def test_copies_are_found_among_files_of_one_size_and_gone_ones_are_no_copies(folder):
