@@ -1,6 +1,6 @@
 # make demo    set up .venv and train the embedded default: digits, 1.5 minutes on two CPU cores, after the download
 # make demo-mindspore    the same with MindSpore, two workers under msrun, in .venv-mindspore
-# make test    set up both environments and run every test
+# make test    set up both environments and run every test; test-pytorch and test-mindspore are its halves
 # make test-fast    the tests that start no process, before each commit
 # make check   layering, style, types, and whether every test can be collected
 # make docs    the site of docs/, in site/; a link that leads nowhere is an error. make docs-serve shows it while you write
@@ -27,7 +27,7 @@ SEAM_TESTS := tests/framework/test_framework_contract.py tests/objectives/gaussi
 FAST_TESTS := $(addprefix tests/,configs data evaluation framework models objectives planning sampling golden)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install
 
-.PHONY: demo demo-mindspore test test-fast check docs docs-serve mutants clean
+.PHONY: demo demo-mindspore test test-pytorch test-mindspore test-fast check docs docs-serve mutants clean
 
 demo: $(VENV)/.installed
 	bash examples/dit/pretrain.sh
@@ -36,9 +36,15 @@ demo: $(VENV)/.installed
 demo-mindspore: $(MS_VENV)/.installed
 	AI_FRAMEWORK=mindspore bash examples/dit/pretrain.sh $(MS_PLACES)
 
+# The two run side by side, so that no core stands idle where one of them waits.
 test: $(VENV)/.installed-dev $(MS_VENV)/.installed-dev
+	@$(MAKE) --no-print-directory -j2 test-pytorch test-mindspore
+
+test-pytorch: $(VENV)/.installed-dev $(MS_VENV)/.installed-dev
 	MM_DIT_MINDSPORE_PYTHON=$(CURDIR)/$(MS_VENV)/bin/python $(BIN)/python -m pytest
-	MM_DIT_TEST_FRAMEWORK=mindspore GLOG_v=3 $(MS_VENV)/bin/python -m pytest $(SEAM_TESTS)
+
+test-mindspore: $(MS_VENV)/.installed-dev
+	MM_DIT_TEST_FRAMEWORK=mindspore GLOG_v=3 $(MS_VENV)/bin/python -m pytest -n 1 $(SEAM_TESTS)
 
 test-fast: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m "not ranks" $(FAST_TESTS)
