@@ -11,7 +11,6 @@ import shlex
 import statistics
 import sys
 import time
-from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
 from multiprocessing.connection import Connection
@@ -20,6 +19,7 @@ from typing import Any
 
 import torch
 
+from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.framework.pytorch import runtime
 
 RESULTS = Path(os.environ.get("RESULTS", Path(__file__).parent / "results"))
@@ -29,16 +29,11 @@ CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time
 """Seconds that pass, or seconds of this process on a core: the one to use with OMP_NUM_THREADS=1 on a busy CPU."""
 
 
-def engine_flags(**changes: object) -> Namespace:
+def engine_flags(**changes: object) -> RunConfig:
     """Return the flags an Engine reads, as in the published training, with ``changes``."""
-    return Namespace(
-        **{
-            "seed": 0, "optimizer": "adam", "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_eps": 1e-8,
-            "weight_decay": 0.0, "ema_decay": 0.9999, "power_ema_stds": (), "clip_grad": 0.0, "tf32": False,
-            "torch_compile": False,
-            **changes,
-        }
-    )  # fmt: skip
+    published = {"seed": 0, "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_eps": 1e-8, "weight_decay": 0.0,
+                 "ema_decay": 0.9999, "clip_grad": 0.0}  # fmt: skip
+    return RunConfig.of({**published, **changes})
 
 
 RESULT, PEAK = "result", "peak bytes"

@@ -11,7 +11,6 @@ import dataclasses
 import importlib
 import itertools
 import random
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +18,7 @@ import pytest
 
 from mindspeed_mm_dit.configs.condition import PooledText, TextCondition, Vector
 from mindspeed_mm_dit.configs.data import SOURCE_CONFIGS, DataConfig
+from mindspeed_mm_dit.configs.mm_args import MultiModalArguments
 from mindspeed_mm_dit.configs.model import AE_CONFIGS, DIFFUSION_CONFIGS, PREDICTOR_CONFIGS, TEXT_ENCODER_CONFIGS
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.data.conditions.registry import CONDITIONS, register_condition
@@ -191,7 +191,8 @@ def of_caches(place):
     found = {}
     for there, param in parts.caches(place):
         size, kept = there.latent_shape[1:], there.predictor.conditions.items
-        others = [other for other in parts.predictors(there.ae.latent_channels) if other.conditions.items == kept]
+        others = [other for other in parts.predictors(there.ae.latent_channels)
+                  if other.conditions.items == kept and not has_one_class(other)]  # fmt: skip
         predictors = called([there.predictor, *filter(None, (parts.resized(other, size) for other in others))])
         text = there.text_encoder
         for (name, predictor), objective in itertools.product(predictors.items(), some_objectives()):
@@ -203,15 +204,19 @@ def of_caches(place):
 
 
 def data_set(model, param):
-    return DataSet(SimpleNamespace(model=model, data=DataConfig(param)), 0)
+    return DataSet(MultiModalArguments(model, DataConfig(param), None, {}), 0)
+
+
+def has_one_class(predictor):
+    label = predictor.conditions.label
+    return label is not None and label.num_classes == 1
 
 
 def opens(model, param):
     """Return the data set, or None where it is refused: exactly where sizes, items or encoders differ."""
     conditions = model.predictor.conditions
-    one_class = conditions.label is not None and conditions.label.num_classes == 1
     fits = set(conditions.items) <= set(param.items) and len(param.sample_size) == len(model.sample_size)
-    fits = fits and pools(model) and (not one_class or getattr(param, "single_class", False))
+    fits = fits and pools(model) and (not has_one_class(model.predictor) or getattr(param, "single_class", False))
     fits = fits and (param.dataset_type != "turned" or param.sample_size == (SIDE, SIDE))
     try:
         check_encoders(model)
