@@ -23,7 +23,7 @@ class BuildWithConfigs(build_py):
 
 setup(
     name="mindspeed_mm_dit",
-    version="0.1.0",
+    version="0.2.0",
     description="Train and sample diffusion transformers of images and videos, on Ascend, GPU and CPU",
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",

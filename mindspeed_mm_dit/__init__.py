@@ -14,7 +14,7 @@ if sys.version_info < (3, 10):  # noqa: UP036  # what stands in the other files 
     print(f"error: Python 3.10 or newer is needed; {sys.executable} is {sys.version.split()[0]}", file=sys.stderr)
     sys.exit(2)
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> Any:
