@@ -167,7 +167,7 @@ def _presets() -> list[str]:
 
 
 def _section(section: str, key: str, kinds: Mapping[str, type]) -> Iterator[str]:
-    for cls in dict.fromkeys(kinds.values()):
+    for cls in dict.fromkeys(kind for kind in kinds.values() if kind.__module__.startswith("mindspeed_mm_dit.")):
         names = " or ".join(f"`{name}`" for name, kind in kinds.items() if kind is cls)
         yield from ("", f"### {section}: {names.replace('`', '')}", "", f"With `{key}` {names}.", "", *_keys(cls))
 

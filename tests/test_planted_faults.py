@@ -146,7 +146,7 @@ FAULTS = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_caught(name, tmp_path):
     fault = FAULTS[name]
-    for part in ("mindspeed_mm_dit", "tests", "examples"):
+    for part in ("mindspeed_mm_dit", "tests", "examples", "benchmarks"):
         shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
     for file in ("pretrain_dit.py", "pyproject.toml"):
         shutil.copy(ROOT / file, tmp_path)

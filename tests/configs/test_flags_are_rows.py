@@ -74,8 +74,8 @@ def test_an_added_row_is_seen_by_parsers_help_yaml_hosts_resumed_and_replayed_ru
         "below 2**63\n    Cure: pretrain_dit.py --help explains every flag",
         "without what it needs": "ConfigError: --sparkle-colour: means nothing without --sparkle\n"
         "    Cure: add it, or drop this one",
-        "where another host would do otherwise": "ConfigError: --sparkle-sound: is acted on by the standalone host "
-        "alone: MindSpeed-MM's native engine is silent\n    Cure: leave it out, or use --host standalone",
+        "where another host would do otherwise": "ConfigError: --sparkle-sound: is not acted on in this host: "
+        "MindSpeed-MM's native engine is silent\n    Cure: leave it out, or use --host standalone",
         "yaml": 3,
         "idle in native": ["--sparkle-colour"],
         "idle in megatron": ["--sparkle"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+from pathlib import Path
 
 import pytest
 
@@ -23,7 +24,21 @@ def names_of(body: list[ast.stmt]) -> dict[str, ast.stmt]:
 
 
 def names_asked_for(protocol: type) -> list[str]:
-    return [name for name in vars(protocol) if not name.startswith("_")]
+    """Return what a protocol, and those that it extends, ask for."""
+    asking = [kind for kind in protocol.__mro__ if kind.__module__ == contract.__name__]
+    return [name for kind in asking for name in vars(kind) if not name.startswith("_")]
+
+
+def methods_of(name: str, path: Path) -> dict[str, ast.FunctionDef]:
+    """Return the methods of a class of the file ``path`` and of the classes of this package that it extends."""
+    names = names_of(ast.parse(path.read_text()).body)
+    if isinstance(names[name], ast.ImportFrom):
+        return methods_of(name, PACKAGE.parent / f"{names[name].module.replace('.', '/')}.py")
+    found = names_of(names[name].body)
+    for base in names[name].bases:
+        if isinstance(base, ast.Name) and base.id in names:
+            found = {**methods_of(base.id, path), **found}
+    return found
 
 
 def parameters_of(function: ast.FunctionDef) -> list[tuple[str, bool]]:
@@ -37,7 +52,7 @@ def parameters_of(function: ast.FunctionDef) -> list[tuple[str, bool]]:
 def test_an_engine_module_has_the_names_and_its_engine_the_methods(path):
     names = names_of(ast.parse(path.read_text()).body)
     assert set(names_asked_for(contract.EngineModule)) <= set(names)
-    methods = names_of(names["Engine"].body)
+    methods = methods_of("Engine", path)
     for name in names_asked_for(contract.Engine):
         wanted = inspect.signature(getattr(contract.Engine, name)).parameters.values()
         assert parameters_of(methods[name]) == [(p.name, p.default is not p.empty) for p in wanted], name
@@ -51,7 +66,7 @@ def test_a_module_of_checkpoints_has_the_names(path):
 
 
 def test_the_contract_asks_for_what_a_run_uses():
-    methods = ["train_step", "move_power_averages", "eval_step", "averaged", "state", "load", "num_parameters"]
+    methods = ["train_step", "move_power_averages", "eval_step", "averaged", "num_parameters", "state", "load"]
     assert names_asked_for(contract.Engine) == methods
     asked = {"Writer", "problem_of", "has_optimizer", "check_architecture", "entries_for_mindspeed_mm"}
     assert set(names_asked_for(contract.Checkpoints)) == asked
