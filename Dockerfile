@@ -1,7 +1,7 @@
 # Untested: it has been built neither for a CPU nor for CUDA. It installs what make installs, from the same requirements.
 #   docker build -t mm-dit .                                   PyTorch's CPU build
 #   docker build -t mm-dit --build-arg DEVICE=cuda .           its CUDA build
-#   docker run --rm -v $PWD:/work mm-dit train digits          writes /work/outputs; add --gpus all for CUDA
+#   docker run --rm -v $PWD:/runs mm-dit train digits          writes outputs/ here; add --gpus all for CUDA
 FROM python:3.11-slim
 ARG DEVICE=cpu
 WORKDIR /opt/mindspeed_mm_dit
@@ -11,6 +11,6 @@ RUN if [ "$DEVICE" = cuda ]; then pip install --no-cache-dir "$(grep torch== req
  && pip install --no-cache-dir -r requirements/base.txt -r requirements/pytorch.txt -r requirements/video.txt
 COPY . .
 RUN pip install --no-cache-dir --no-deps .
-WORKDIR /work
+WORKDIR /runs
 ENTRYPOINT ["mm-dit"]
 CMD ["--help"]
