@@ -6,23 +6,26 @@ import argparse
 import dataclasses
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mindspeed_mm_dit.configs.limits import LARGEST, check_between
 from mindspeed_mm_dit.errors import ConfigError
 
 if TYPE_CHECKING:
     from mindspeed_mm_dit.configs.data import DataConfig
+    from mindspeed_mm_dit.configs.model import ModelConfig
+    from mindspeed_mm_dit.configs.source import SourceParam
     from mindspeed_mm_dit.data.rows import Rows
 
 DESCRIPTION = """\
-Say what a run would see of its pictures: classes, sizes, files that are left out or doubtful. No framework is needed.
+Say what a run would see of its images or videos: classes, sizes, buckets, files that are left out or doubtful. No
+framework is needed.
 
   mm-dit data my_config --output sheet.png
   mm-dit data data.json --model model.json
 
-The picture shows the first images of each class that a run takes, scaled, cut and mirrored as in its first epoch. The
-exit code is 1 where a run would stop at a file that cannot be used."""
+Of images with labels the picture shows the first of each class that a run takes, scaled, cut and mirrored as in its
+first epoch. The exit code is 1 where a run would stop at a file that cannot be used."""
 
 PER_CLASS, CLASSES_SHOWN = 10, 20
 
@@ -48,37 +51,33 @@ def run(args: argparse.Namespace) -> int:
 
     path = Path(args.config, "data.json") if is_folder(Path(args.config)) else Path(args.config)
     check_between("--seed", args.seed, 0, LARGEST)
-    _check_output(args.output)
     data = load_data_config(path, "CONFIG")
-    param = data.dataset_param
-    if param.items != ("label",):
-        raise ConfigError(
-            f"{path}: dataset_param.dataset_type = {param.dataset_type!r}",
-            f"its samples have {' and '.join(param.items)}, and this command is for images with labels",
-            "look at videos and captions with pretrain_dit.py --dry-run",
-        )  # fmt: skip
-    num_classes, channels = _of_model(args, path, data)
-    stops_at_bad_ones = not param.skip_bad
-    param = dataclasses.replace(param, skip_bad_images=True)
+    param = data.dataset_param.without_bad()
+    model = _model(args, path, data)
+    conditions = model.predictor.conditions if model else None
+    items, label = (conditions.items, conditions.label) if conditions else (param.items, None)
+    _check_output(args.output, param, items)
     from_cache = param.cache is not None and not (is_folder(Path(param.data_folder)) or param.source)
-    if from_cache:  # of the pictures more could be said
+    if from_cache:  # of the files more could be said
         rows = Cache(param.cache, param.cache_key).rows(param.data_folder)
     else:
-        rows = source_of(param).open(param.without_cache(), Wanted(param.items, num_classes))
+        rows = source_of(param).open(param.without_cache(), Wanted(items, label and label.num_classes))
     train, valid = (rows.subset(part) for part in split_rows(rows, param, args.seed))
-    _print_classes(train, valid)
-    if not from_cache:
-        _print_sizes(rows, param.image_size) if param.buckets is None else _print_buckets(train, valid, param)
-    _say_doubtful(rows, num_classes)
+    _print_classes(train, valid) if "label" in rows.items else _print_counts(train, valid, param.noun)
+    if rows.sizes is not None:
+        _print_buckets(train, valid, param)
+    elif not from_cache:
+        _print_sizes(rows, param.image_size)
+    _say_doubtful(rows, param.noun, label and label.num_classes)
     if args.output:
-        _draw(args, dataclasses.replace(data, dataset_param=param), train, channels)
-    if rows.skipped and stops_at_bad_ones:
-        print("a run would stop there: repair or remove them, or set dataset_param.skip_bad_images to true")
+        _draw(args, dataclasses.replace(data, dataset_param=param), train, model.ae.channels if model else 3)
+    if rows.skipped and not data.dataset_param.skip_bad:
+        print(f"a run would stop there: repair or remove them, or set {param.skip_key} to true")
         return 1
     return 0
 
 
-def _check_output(output: str | None) -> None:
+def _check_output(output: str | None, param: SourceParam, items: tuple[str, ...]) -> None:
     from mindspeed_mm_dit.configs.outputs import check_output_file
     from mindspeed_mm_dit.sampling.grid import PICTURES
 
@@ -86,21 +85,24 @@ def _check_output(output: str | None) -> None:
         return
     if Path(output).suffix.lower() not in PICTURES:
         raise ConfigError(f"--output = {output}", "is no name of a picture", f"use one of {', '.join(PICTURES)}")
+    if "label" not in items or len(param.sample_size) != 2:
+        have = f"these are {param.noun}s with {' and '.join(items)}"
+        raise ConfigError(f"--output = {output}", f"images with labels are drawn, and {have}", "leave it out")
     check_output_file("--output", output)
 
 
-def _of_model(args: argparse.Namespace, path: Path, data: DataConfig) -> tuple[int | None, int]:
-    """Return classes and channels of the model, checked against data.json; None and 3 where there is none."""
+def _model(args: argparse.Namespace, path: Path, data: DataConfig) -> ModelConfig | None:
+    """Return the model, checked against data.json, or None where there is none."""
     from mindspeed_mm_dit.configs.model import load_model_config
     from mindspeed_mm_dit.models.data import check_sizes
 
     beside = path.parent / "model.json"
     if args.model is None and not beside.is_file():
-        return None, 3
+        return None
     model = load_model_config(args.model or beside)
-    label = model.require_labelled_images(f"--model = {args.model or beside}", "name the model.json of these images")
     check_sizes(model, data.dataset_param)
-    return label.num_classes, model.ae.channels
+    data.dataset_param.check_gives(model.predictor.conditions.items)
+    return model
 
 
 def _print_classes(train: Rows, valid: Rows) -> None:
@@ -112,6 +114,10 @@ def _print_classes(train: Rows, valid: Rows) -> None:
     for label, (name, count, held_out) in enumerate(rows):
         print(f"{label:>5}  {name:<{width}}  {count:>11,}  {held_out:>8,}")
     print(f"{'':>5}  {'all':<{width}}  {len(train):>11,}  {len(valid):>8,}")
+
+
+def _print_counts(train: Rows, valid: Rows, noun: str) -> None:
+    print(f"{len(train):,} {noun}s to train on, {len(valid):,} held out")
 
 
 def _print_sizes(rows: Rows, image_size: int) -> None:
@@ -126,32 +132,34 @@ def _print_sizes(rows: Rows, image_size: int) -> None:
     )
 
 
-def _print_buckets(train: Rows, valid: Rows, param: Any) -> None:
+def _print_buckets(train: Rows, valid: Rows, param: SourceParam) -> None:
     from mindspeed_mm_dit.data.buckets import check_filled
     from mindspeed_mm_dit.data.overview import bucket_table, note_of_enlarged
 
     print("\n".join(bucket_table(train, valid, param)), flush=True)
     if note := note_of_enlarged(train, param):
         print(note, file=sys.stderr)
-    assert train.shapes is not None
-    check_filled(train.shapes, param.bucket_group)
+    if train.shapes is not None:
+        check_filled(train.shapes, param.bucket_group)
 
 
-def _say_doubtful(rows: Rows, num_classes: int | None) -> None:
+def _say_doubtful(rows: Rows, noun: str, num_classes: int | None) -> None:
     import numpy as np
 
     from mindspeed_mm_dit.data.overview import note_of_uneven
     from mindspeed_mm_dit.training.classes import say_copies_among, say_notes
 
     sys.stdout.flush()
-    say_notes(rows)
-    if uneven := note_of_uneven(rows):
+    say_notes(rows, noun)
+    if "label" not in rows.items:
+        return
+    if uneven := note_of_uneven(rows, noun):
         print(uneven, file=sys.stderr)
-    if rows.cached is None:
+    if rows.cached is None and noun == "image":
         say_copies_among(rows)
     without = (num_classes or len(rows.classes)) - len(np.unique(rows.labels))
     if without:
-        print(f"warning: {without:,} class(es) have no images: nothing is learned of them", file=sys.stderr)
+        print(f"warning: {without:,} class(es) have no {noun}s: nothing is learned of them", file=sys.stderr)
 
 
 def _draw(args: argparse.Namespace, data: DataConfig, train: Rows, channels: int) -> None:

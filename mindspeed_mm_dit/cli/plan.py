@@ -57,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         group = parser.add_argument_group(title)
         for add in adds:
             add(group)
+    parser.add_argument("--data", metavar="JSON", help="data.json; of its buckets the dearest is planned for")
     parser.add_argument("--latents", action="store_true", help="images come from a latent cache, not through the VAE")
     parser.add_argument("--link-gbps", type=float, metavar="G", help="gigabits a second a rank can send; adds times")
     parser.add_argument("--node-link-gbps", type=float, metavar="G", help="the same inside a node (default: equal)")
@@ -83,6 +84,8 @@ def run(args: argparse.Namespace) -> int:
     if args.write_native:
         return write_native(args)
     model = tuned(load_model_config(args.model), tuning_of(run))
+    if args.data:
+        model = dearest_of_data(model, args.data)
     request = Request(
         world_size=args.world_size,
         device_bytes=args.device_memory_gib * GIB,
@@ -149,6 +152,19 @@ def check_arguments(args: argparse.Namespace) -> None:
             raise ConfigError(
                 f"--write-fsdp2 = {args.write_fsdp2}", "exists", "choose another name, or add --overwrite"
             )
+
+
+def dearest_of_data(model: ModelConfig, path: str) -> ModelConfig:
+    """Return ``model`` for the dearest of the shapes that a data.json has."""
+    from mindspeed_mm_dit.configs.data import load_data_config
+    from mindspeed_mm_dit.models.data import check_sizes, dearest
+
+    param = load_data_config(path, "--data").dataset_param
+    check_sizes(model, param)
+    found = dearest(model, param)
+    if param.buckets is not None:
+        print(f"planned for      {' x '.join(map(str, found.sample_size))}, the dearest of {len(param.sizes)} buckets")
+    return found
 
 
 def check_sequence_ranks(model: ModelConfig, request: Request) -> None:

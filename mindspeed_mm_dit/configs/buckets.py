@@ -1,4 +1,4 @@
-"""Shapes that images are brought to, where they keep more than one: written down, or made of a budget of pixels."""
+"""Shapes that samples are brought to, where they keep more than one: written down, or made of a budget of pixels."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mindspeed_mm_dit.configs.limits import MOST_PIXELS, check_between, shown
+from mindspeed_mm_dit.configs.limits import MOST_FRAMES, MOST_PIXELS, check_between, shown
 from mindspeed_mm_dit.errors import ConfigError
 
 Size = tuple[int, int]
 """(H, W) in pixels."""
+Shape = tuple[int, ...]
+"""(H, W) of an image, (F, H, W) of a video."""
+AXES = {2: "[height, width]", 3: "[frames, height, width]"}
 MOST_ASPECT = 16.0
 """Longer side over shorter side, beyond which no image is one to learn from."""
 
@@ -25,6 +28,8 @@ class Budget:
     """Height and width are multiples of this: an autoencoder's factor times a patch, or some of them."""
     max_aspect_ratio: float = 2.0
     """Longer side over shorter side, at most."""
+    frames: tuple[int, ...] = ()
+    """Of videos: how many of them; each comes with every rectangle."""
 
     def __post_init__(self) -> None:
         check_between("buckets.multiple_of", self.multiple_of, 1, MOST_PIXELS)
@@ -37,8 +42,13 @@ class Budget:
             )  # fmt: skip
 
     @property
-    def shapes(self) -> tuple[Size, ...]:
-        """Every shape in the budget that no other one in it contains, tallest first; and the largest square."""
+    def shapes(self) -> tuple[Shape, ...]:
+        """Every rectangle of the budget, of videos with each number of frames."""
+        return tuple((f, *size) for f in self.frames for size in self.rectangles) if self.frames else self.rectangles
+
+    @property
+    def rectangles(self) -> tuple[Size, ...]:
+        """Every one in the budget that no other one in it contains, tallest first; and the largest square."""
         found: list[Size] = []
         for height in range(math.isqrt(self._units * self._most), 0, -1):
             width = self._widest(height)
@@ -61,20 +71,36 @@ class Budget:
         return min(self._units // height, int(height * self.max_aspect_ratio))
 
 
-def size_words(sizes: Sequence[Size]) -> str:
+Buckets = tuple[Shape, ...] | Budget
+
+
+def size_words(shapes: Sequence[Shape]) -> str:
     """Return shapes in words."""
-    return " or ".join(f"{height} x {width}" for height, width in sizes)
+    return " or ".join(" x ".join(map(str, shape)) for shape in shapes)
 
 
-def check_shapes(shapes: Sequence[Sequence[int]]) -> None:
-    """Raise ConfigError for ``dataset_param.buckets`` that is no list of [height, width], each once."""
-    if not shapes:
-        raise ConfigError("dataset_param.buckets = []", "names no shape", "write [[height, width], ...]")
-    for number, shape in enumerate(shapes):
+def check_buckets(buckets: Buckets, axes: int) -> None:
+    """Raise ConfigError for ``dataset_param.buckets`` that are no shapes of so many axes, each once, nor a budget."""
+    if isinstance(buckets, Budget):
+        _check_frames(buckets.frames, axes)
+        return
+    if not buckets:
+        raise ConfigError("dataset_param.buckets = []", "names no shape", f"write [{AXES[axes]}, ...]")
+    for number, shape in enumerate(buckets):
         what = f"dataset_param.buckets[{number}]"
-        if len(shape) != 2:
-            raise ConfigError(f"{what} = {shown(list(shape))}", "is no [height, width]", "write two numbers, in pixels")
-        for side in shape:
-            check_between(what, side, 1, MOST_PIXELS)
-        if shape in shapes[:number]:
+        if len(shape) != axes:
+            raise ConfigError(f"{what} = {shown(list(shape))}", f"is no {AXES[axes]}", f"write {axes} numbers")
+        for side, most in zip(shape, (MOST_FRAMES, MOST_PIXELS, MOST_PIXELS)[-axes:]):
+            check_between(what, side, 1, most)
+        if shape in buckets[:number]:
             raise ConfigError(f"{what} = {list(shape)}", "stands there twice", "drop one of them")
+
+
+def _check_frames(frames: Sequence[int], axes: int) -> None:
+    what = f"dataset_param.buckets.frames = {shown(list(frames))}"
+    if axes == 2 and frames:
+        raise ConfigError(what, "images have no frames", "drop it")
+    if axes == 3 and (not frames or len(set(frames)) < len(frames)):
+        raise ConfigError(what, "must name numbers of frames, each once", "write [1, 17, 49], say")
+    for number in frames:
+        check_between("dataset_param.buckets.frames", number, 1, MOST_FRAMES)

@@ -1,10 +1,12 @@
-"""Section ``dataset_param`` of videos with captions: an annotation, and how frames become pixels of one size."""
+"""Section ``dataset_param`` of videos with captions: an annotation, and how frames become pixels of one size, or of
+some."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
+from mindspeed_mm_dit.configs.buckets import Budget
 from mindspeed_mm_dit.configs.limits import MOST_FRAMES, MOST_PIXELS, check_between
 from mindspeed_mm_dit.configs.source import SourceParam
 from mindspeed_mm_dit.errors import ConfigError
@@ -19,11 +21,11 @@ class ClipsParam(SourceParam):
     json_path: str
     """The annotation: a .json with one list, or a .jsonl with an object a line; path and cap of each clip, and
     where it is known num_frames, fps and resolution."""
-    num_frames: int
-    """Frames of every clip."""
-    max_height: int
+    num_frames: int | None = None
+    """Frames of every clip; null, as height and width: clips are brought to one of ``buckets``."""
+    max_height: int | None = None
     """Height of every clip, in pixels."""
-    max_width: int
+    max_width: int | None = None
     """Width of every clip, in pixels."""
     train_fps: float | None = None
     """Frames a second of every clip, taken from the video by leaving frames out; null takes all, as they come."""
@@ -45,10 +47,16 @@ class ClipsParam(SourceParam):
     """Leave out clips that cannot be used, and count them, instead of stopping."""
     source: Literal["moving_digits"] | None = None
     """Built-in clips, written to ``data_folder``, a path that ends in their name."""
+    buckets: tuple[tuple[int, ...], ...] | Budget | None = None
+    """Shapes [frames, height, width], of which a clip is brought to the one that keeps most of it, and none that it is
+    too short for; an image goes to those of one frame. Or a budget of which shapes are made."""
+    bucket_group: int = 16
+    """Clips of one shape that follow each other in the order of a run; --micro-batch-size must divide it."""
     dataset_type: Literal["clips"] = "clips"
     """Kind of data set."""
 
     noun, cache_key = "clip", "dataset_param.features"
+    skip_key = "dataset_param.skip_bad_clips"
 
     def __post_init__(self) -> None:
         self.check_common("data_folder", "json_path")
@@ -56,9 +64,10 @@ class ClipsParam(SourceParam):
             raise ConfigError(
                 f"dataset_param.json_path = {self.json_path}", "is neither .json nor .jsonl", "name the annotation"
             )
-        check_between("dataset_param.num_frames", self.num_frames, 1, MOST_FRAMES)
-        for name in ("max_height", "max_width"):
-            check_between(f"dataset_param.{name}", getattr(self, name), 1, MOST_PIXELS)
+        self.check_buckets(3, "num_frames", "max_height", "max_width")
+        for name, most in (("num_frames", MOST_FRAMES), ("max_height", MOST_PIXELS), ("max_width", MOST_PIXELS)):
+            if getattr(self, name) is not None:
+                check_between(f"dataset_param.{name}", getattr(self, name), 1, most)
         if self.train_fps is not None:
             check_between("dataset_param.train_fps", self.train_fps, 0.01, 1000, "null takes every frame")
 
@@ -78,13 +87,10 @@ class ClipsParam(SourceParam):
         return self.skip_bad_clips
 
     @property
-    def size(self) -> tuple[int, int]:
-        """(H, W) of every clip, in pixels."""
-        return self.max_height, self.max_width
-
-    @property
-    def sample_size(self) -> tuple[int, int, int]:
-        """(F, H, W) of every clip."""
+    def sample_size(self) -> tuple[int, ...]:
+        """(F, H, W) of every clip; of buckets the largest."""
+        if self.num_frames is None or self.max_height is None or self.max_width is None:
+            return self.largest
         return self.num_frames, self.max_height, self.max_width
 
     @property
@@ -94,7 +100,9 @@ class ClipsParam(SourceParam):
 
     @property
     def size_setting(self) -> str:
-        """Frames, height and width."""
+        """Frames, height and width, or the buckets."""
+        if self.buckets is not None:
+            return "dataset_param.buckets"
         return "dataset_param.num_frames, max_height, max_width = " + ", ".join(map(str, self.sample_size))
 
     def pixels_made_by(self) -> str:
@@ -106,4 +114,6 @@ class ClipsParam(SourceParam):
                 'set it to "first", or train without a cache',
             )
         rate = "all" if self.train_fps is None else f"{self.train_fps:g}"
-        return f"{self.num_frames} of {self.max_height} x {self.max_width}, fps {rate}, crop {self.crop}"
+        least = f" with {self.bucket_group} clips or more" if isinstance(self.buckets, Budget) else ""
+        sizes = " or ".join(f"{frames} of {height} x {width}" for frames, height, width in self.sizes)
+        return f"{sizes}{least}, fps {rate}, crop {self.crop}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from mindspeed_mm_dit.configs.buckets import Budget, Size, check_shapes, size_words
-from mindspeed_mm_dit.configs.limits import MOST_SAMPLES, check_between, shown
+from mindspeed_mm_dit.configs.buckets import Budget, size_words
+from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.configs.source import SourceParam
 from mindspeed_mm_dit.errors import ConfigError
 
@@ -61,6 +61,7 @@ class DatasetParam(SourceParam):
     """Images of one shape that follow each other in the order of a run; --micro-batch-size must divide it."""
 
     noun, cache_key = "image", "dataset_param.latents"
+    skip_key = "dataset_param.skip_bad_images"
 
     def __post_init__(self) -> None:
         self._check_captions()
@@ -77,21 +78,9 @@ class DatasetParam(SourceParam):
                 "shards say the class of each picture themselves",
                 "drop index, single_class and source",
             )
-        self._check_size()
-
-    def _check_size(self) -> None:
-        """Raise ConfigError unless there is either one size or buckets."""
-        if self.image_size is None and self.buckets is None:
-            raise ConfigError("dataset_param.image_size", "this key is required and missing", "or name buckets")
-        if self.image_size is not None and self.buckets is not None:
-            raise ConfigError(
-                f"dataset_param.image_size = {self.image_size}", "contradicts buckets, which name shapes", "drop one"
-            )
+        self.check_buckets(2, "image_size")
         if self.image_size is not None and self.image_size < 1:
             raise ConfigError(f"dataset_param.image_size = {self.image_size}", "must be positive")
-        if isinstance(self.buckets, tuple):
-            check_shapes(self.buckets)
-        check_between("dataset_param.bucket_group", self.bucket_group, 1, MOST_SAMPLES)
 
     def _check_captions(self) -> None:
         endings = [place.startswith(".") for place in self.caption_places]
@@ -130,29 +119,8 @@ class DatasetParam(SourceParam):
     @property
     def sample_size(self) -> tuple[int, int]:
         """(H, W) of an image, in pixels; of buckets the largest."""
-        return max(self.sizes, key=lambda size: size[0] * size[1])
-
-    @property
-    def sizes(self) -> tuple[Size, ...]:  # type: ignore[override]
-        """(H, W) of every shape that an image may be brought to."""
-        if self.buckets is None:
-            return ((self.image_size or 0, self.image_size or 0),)
-        return self.buckets.shapes if isinstance(self.buckets, Budget) else self.buckets  # type: ignore[return-value]
-
-    @property
-    def frame(self) -> Size:
-        """(H, W) in which every shape has room."""
-        return max(height for height, _ in self.sizes), max(width for _, width in self.sizes)
-
-    @property
-    def bucket_words(self) -> str:  # type: ignore[override]
-        """The shapes, and how many images of one stand together; empty without buckets."""
-        return "" if self.buckets is None else f"{size_words(self.sizes)}, {self.bucket_group} in a row"
-
-    @property
-    def has_listed_shapes(self) -> bool:
-        """Whether the shapes are written down, rather than made of a budget."""
-        return not isinstance(self.buckets, Budget)
+        height, width = self.largest if self.image_size is None else (self.image_size, self.image_size)
+        return height, width
 
     @property
     def where(self) -> str:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
+from mindspeed_mm_dit.configs.buckets import Shape, size_words
+from mindspeed_mm_dit.configs.source import SourceParam
 from mindspeed_mm_dit.data.draws import VALIDATION_POSITIONS, Stream, generator
 from mindspeed_mm_dit.data.order import Order, SampleOrder
 from mindspeed_mm_dit.data.rows import Rows
@@ -18,26 +19,39 @@ from mindspeed_mm_dit.errors import ConfigError, DataError
 
 
 def part_kept(sizes: np.ndarray, shapes: np.ndarray) -> np.ndarray:
-    """Return the part of its area that a sample of ``sizes`` (..., 2) keeps where it is cut to ``shapes`` (..., 2)."""
-    ratio = (sizes[..., 0] * shapes[..., 1]) / (sizes[..., 1] * shapes[..., 0])  # of the two aspect ratios
-    return np.minimum(ratio, 1 / ratio)
+    """Return the part that a sample of ``sizes`` (..., 2 or 3) keeps where it is cut to ``shapes`` (..., 2 or 3)."""
+    ratio = (sizes[..., -2] * shapes[..., -1]) / (sizes[..., -1] * shapes[..., -2])  # of the two aspect ratios
+    return np.minimum(ratio, 1 / ratio) * (shapes[..., :-2] / sizes[..., :-2]).prod(-1)
+
+
+def fits(sizes: np.ndarray, shapes: np.ndarray) -> np.ndarray:
+    """Return which of ``shapes`` (K, 2 or 3) each sample of ``sizes`` (..., 2 or 3) is long enough for, (..., K) bool.
+
+    A video is none of one frame where there are shapes of several: it would be trained on as an image, unsaid.
+    """
+    frames, wanted = sizes[..., None, :-2], shapes[:, :-2]
+    still = (wanted > 1).any() & (wanted == 1) & (frames > 1)
+    return ((wanted <= frames) & ~still).all(-1)
 
 
 def nearest(sizes: np.ndarray, shapes: np.ndarray) -> np.ndarray:
-    """Return which of ``shapes`` (K, 2) keeps most of each sample of ``sizes`` (N, 2), (N,) int64.
+    """Return which of ``shapes`` (K, 2 or 3) keeps most of each sample of ``sizes`` (N, 2 or 3), (N,) int64.
 
-    Of shapes that keep the same part the largest that does not enlarge it; else the smallest.
+    Of shapes that keep the same part the largest that does not enlarge it; else the smallest. None that it is too
+    short for, while there are others.
     """
-    part, area = part_kept(sizes[:, None], shapes).round(9), shapes.prod(1)
+    part, volume = part_kept(sizes[:, None], shapes).round(9), shapes.prod(1)
+    part = np.where(fits(sizes, shapes), part, 0)
     enlarges = (shapes > sizes[:, None]).any(-1)
-    return np.lexsort((np.where(enlarges, area, -area), enlarges, -part), axis=-1)[:, 0]
+    return np.lexsort((np.where(enlarges, volume, -volume), enlarges, -part), axis=-1)[:, 0]
 
 
-def shapes_of(sizes: np.ndarray, param: Any) -> np.ndarray:
-    """Return the shape, of ``param.sizes``, that each sample of ``sizes`` (N, 2) is brought to, (N, 2) int64.
+def shapes_of(sizes: np.ndarray, param: SourceParam) -> np.ndarray:
+    """Return the shape, of ``param.sizes``, that each sample of ``sizes`` is brought to, both (N, 2 or 3) int64.
 
-    Of the shapes that a budget makes those with fewer than a group of samples are left out.
-    Raises DataError for a shape written down that no sample is nearest to.
+    Of the shapes that a budget makes those with fewer than a group of samples are left out, but for the fullest of
+    each number of frames.
+    Raises DataError for a shape, or a number of frames, written down that no sample is nearest to.
     """
     shapes = np.array(param.sizes, np.int64)
     if len(shapes) > len(sizes) and param.has_listed_shapes:
@@ -46,38 +60,46 @@ def shapes_of(sizes: np.ndarray, param: Any) -> np.ndarray:
         )
     chosen = nearest(sizes, shapes)
     counts = np.bincount(chosen, minlength=len(shapes))
+    lengths = np.unique(shapes[:, :-2], axis=0, return_inverse=True)[1].reshape(-1)
+    most = np.array([counts[lengths == length].max() for length in lengths])
+    empty = np.flatnonzero((counts if param.has_listed_shapes else most) == 0)
+    if len(empty):
+        shape = shapes[empty[0]].tolist()
+        what = f"{shape}" if param.has_listed_shapes else f"frames {shape[0]}"
+        raise DataError(f"dataset_param.buckets: {what}", "no sample is nearest to this shape", "drop it from the list")
     if param.has_listed_shapes:
-        if not counts.all():
-            empty = shapes[int(counts.argmin())].tolist()
-            raise DataError(
-                f"dataset_param.buckets: {empty}", "no sample is nearest to this shape", "drop it from the list"
-            )
         return shapes[chosen]
-    full = shapes[counts >= min(param.bucket_group, counts.max())]
+    full = shapes[counts >= np.minimum(param.bucket_group, most)]
     return full[nearest(sizes, full)]
 
 
 def check_filled(shapes: np.ndarray, group: int) -> None:
-    """Raise DataError for a bucket that has fewer samples, of shapes (N, 2), than stand together."""
-    for (height, width), count in zip(*np.unique(shapes, axis=0, return_counts=True)):
+    """Raise DataError for a bucket that has fewer samples, of shapes (N, 2 or 3), than stand together."""
+    for shape, count in counted(shapes):
         if count < group:
             raise DataError(
-                f"dataset_param.buckets: {height} x {width}",
+                f"dataset_param.buckets: {size_words([shape])}",
                 f"has {count} samples to train on, fewer than dataset_param.bucket_group = {group}, so none would be "
                 "trained on", f"set bucket_group to at most {count}, or drop the shape: its samples go to another",
             )  # fmt: skip
 
 
+def counted(shapes: np.ndarray) -> list[tuple[Shape, int]]:
+    """Return each of ``shapes`` (N, 2 or 3) once, ascending, and how many samples it has."""
+    found, counts = np.unique(shapes, axis=0, return_counts=True)
+    return list(zip(map(tuple, found.tolist()), counts.tolist()))
+
+
 def lines(shapes: np.ndarray, group: int) -> list[str]:
     """Return what a run says of its buckets: each with its samples, and how many of an epoch are left out."""
-    found = list(zip(*np.unique(shapes, axis=0, return_counts=True)))
-    rest = sum(int(count) % group for _, count in found)
-    words = ", ".join(f"{height} x {width}: {count:,}" for (height, width), count in found)
+    found = counted(shapes)
+    rest = sum(count % group for _, count in found)
+    words = ", ".join(f"{size_words([shape])}: {count:,}" for shape, count in found)
     left_out = f"; of each epoch {rest:,} are left out, others each time" if rest else ""
     return [f"buckets   {words}, {group} in a row{left_out}"]
 
 
-def order_of(rows: Rows, param: Any, seed: int, shuffle: bool, held_out: bool = False) -> Order:
+def order_of(rows: Rows, param: SourceParam, seed: int, shuffle: bool, held_out: bool = False) -> Order:
     """Return which of ``rows`` stands where; ``held_out``: in a validation, which leaves none out."""
     if rows.shapes is None:
         return SampleOrder(len(rows), seed, shuffle)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -31,8 +30,9 @@ class ClipReader:
     def __init__(self, rows: Rows, param: ClipsParam, channels: int = 3) -> None:
         self._rows, self._param, self._channels = rows, param, channels
         self.views = 1 if param.clip_start == "first" else None
-        bytes_a_clip = 3 * math.prod(param.sample_size) * (1 if param.crop == "exact" else 4)
-        fits = len(rows) * bytes_a_clip <= CACHE_BYTES
+        self._shapes = np.broadcast_to(param.sample_size, (len(rows), 3)) if rows.shapes is None else rows.shapes
+        bytes_a_value = 1 if param.crop == "exact" else 4
+        fits = 3 * self._shapes.prod(1).sum() * bytes_a_value <= CACHE_BYTES
         self._decoded: dict[int, np.ndarray] | None = {} if fits and self.views else None
 
     def views_at(self, seed: int, positions: np.ndarray) -> np.ndarray:
@@ -42,7 +42,8 @@ class ClipReader:
         return uniforms(seed, Stream.CLIP_START, positions)
 
     def read(self, rows: np.ndarray, views: np.ndarray) -> Read:
-        """Return pixels (B, 3 or 1, F, H, W) of ``rows`` (B,), uint8 (float32 with ``crop`` "mindspeed_mm").
+        """Return pixels (B, 3 or 1, F, H, W) of ``rows`` (B,), all of one shape, uint8 (float32 with ``crop``
+        "mindspeed_mm").
 
         Raises:
             DataError: naming a file that cannot be read, and why.
@@ -54,8 +55,9 @@ class ClipReader:
         if self._decoded is not None and row in self._decoded:
             return self._decoded[row]
         path, clip = Path(self._rows.paths[row]), self._rows.facts[row]
+        frames, *size = self._shapes[row].tolist()
         try:
-            pixels = fit_frames(self._frames(path, clip, start), self._param.size, self._param.crop)
+            pixels = fit_frames(self._frames(path, clip, frames, start), tuple(size), self._param.crop)
             pixels = pixels if self._channels == 3 else grey(pixels)
         except UnusableFile as problem:
             raise DataError(
@@ -66,12 +68,12 @@ class ClipReader:
             self._decoded[row] = pixels
         return pixels
 
-    def _frames(self, path: Path, clip: Clip, start: float) -> np.ndarray:
+    def _frames(self, path: Path, clip: Clip, num_frames: int, start: float) -> np.ndarray:
         """Return frames (F, h, w, 3) uint8 as they stand in the file."""
         if is_still(path):
-            return load_still(path, max(self._param.size))[None]
-        first = int(start * (clip.spare + 1))
-        return read_frames(path, frame_numbers(self._param.num_frames, clip.step, first))
+            return load_still(path, max(self._param.frame))[None]
+        first = int(start * (clip.spare(num_frames) + 1))
+        return read_frames(path, frame_numbers(num_frames, clip.step, first))
 
 
 def grey(pixels: np.ndarray) -> np.ndarray:

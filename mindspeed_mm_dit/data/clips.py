@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,9 +15,10 @@ from tqdm import tqdm
 from mindspeed_mm_dit.configs.clips import ClipsParam
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file
 from mindspeed_mm_dit.data.annotation import KEYS, Entry, Line, UnusableEntry, entry_of, read_annotation
+from mindspeed_mm_dit.data.buckets import fits, shapes_of
 from mindspeed_mm_dit.data.builtin import provide
 from mindspeed_mm_dit.data.captions import first_problems
-from mindspeed_mm_dit.data.frames import SAME_RATE, check_proportions, frame_numbers, step_between
+from mindspeed_mm_dit.data.frames import SAME_RATE, Size, check_proportions, frame_numbers, step_between
 from mindspeed_mm_dit.data.moving_digits import write_moving_digits
 from mindspeed_mm_dit.data.rows import Rows, Wanted
 from mindspeed_mm_dit.data.transforms import load_still, readable_formats
@@ -36,8 +38,20 @@ class Clip(NamedTuple):
     """What the annotation says of it."""
     step: float
     """Frames of the video between two of the clip."""
-    spare: int
-    """Frames of the video that a clip may begin later than at the first."""
+    num_frames: int
+    """Frames of the video, as far as they may be used."""
+    size: Size
+    """(H, W) of a frame, in pixels."""
+
+    @property
+    def longest(self) -> int:
+        """Frames of the longest clip that the video has room for."""
+        numbers = frame_numbers(math.ceil(self.num_frames / self.step) + 1, self.step)
+        return int((numbers < self.num_frames).sum())
+
+    def spare(self, num_frames: int) -> int:
+        """Return how many frames of the video a clip of ``num_frames`` may begin later than at the first."""
+        return self.num_frames - 1 - int(frame_numbers(num_frames, self.step)[-1])
 
 
 class _Look(NamedTuple):
@@ -73,6 +87,7 @@ def open_clips(param: ClipsParam, wanted: Wanted) -> Rows:
             else "correct these lines or files, or set dataset_param.skip_bad_clips to true",
         )  # fmt: skip
     items, classes = _items(clips, wanted.items)
+    sizes = np.array([(clip.longest, *clip.size) for clip in clips], np.int64)
     return Rows(
         tuple(str(Path(param.data_folder) / clip.entry.path) for clip in clips),
         items,
@@ -82,6 +97,8 @@ def open_clips(param: ClipsParam, wanted: Wanted) -> Rows:
         notes=_notes(lines, clips, decode, param),
         digest=_digest_of(clips, looks),
         facts=clips,
+        shapes=None if param.buckets is None else shapes_of(sizes, param),
+        sizes=sizes,
     )
 
 
@@ -138,7 +155,7 @@ def _look(line: Line, param: ClipsParam, decode: bool, wanted: tuple[str, ...]) 
 def _facts_of(path: Path, param: ClipsParam, decode: bool) -> VideoFacts:
     if not is_still(path):
         return look_at_video(path, decode)
-    height, width = load_still(path, max(param.size)).shape[:2]
+    height, width = load_still(path, max(param.frame)).shape[:2]
     return VideoFacts(1, None, (height, width))
 
 
@@ -155,11 +172,24 @@ def _clip_of(entry: Entry, facts: VideoFacts, param: ClipsParam) -> Clip:
     if param.train_fps is not None and fps is None and facts.num_frames > 1:
         raise UnusableFile(f"does not say its frames a second, and train_fps = {param.train_fps:g} needs them")
     step = step_between(fps, param.train_fps)
-    there, needed = entry.num_frames or facts.num_frames, 1 + int(frame_numbers(param.num_frames, step)[-1])
-    if there < needed:
-        raise UnusableFile(f"is short: it has {there} frames, and num_frames = {param.num_frames} needs {needed}")
-    check_proportions(facts.size, param.size)
-    return Clip(entry, step, there - needed)
+    clip = Clip(entry, step, entry.num_frames or facts.num_frames, facts.size)
+    _check_long_enough(clip, param)
+    check_proportions(facts.size, param.frame)
+    return clip
+
+
+def _check_long_enough(clip: Clip, param: ClipsParam) -> None:
+    """Raise UnusableFile for a clip that no shape is short enough for."""
+    if fits(np.array([clip.longest, *clip.size]), np.array(param.sizes)).any():
+        return
+    lengths = sorted({frames for frames, _, _ in param.sizes})
+    if param.buckets is None:
+        needed = 1 + int(frame_numbers(lengths[0], clip.step)[-1])
+        raise UnusableFile(f"is short: it has {clip.num_frames} frames, and num_frames = {lengths[0]} needs {needed}")
+    if clip.longest == 1:
+        raise UnusableFile("has one frame, and no bucket is of one")
+    least = min(frames for frames in lengths if frames > 1)
+    raise UnusableFile(f"is short: it gives {clip.longest} frames, and the shortest bucket of videos has {least}")
 
 
 def is_still(path: Path) -> bool:

@@ -54,7 +54,7 @@ def open_folder(param: DatasetParam, wanted: Wanted) -> Rows:
     paths = tuple(str(folder / path) for path, _ in rows)
     if not decode:
         notes += (f"note: of {len(paths):,} images only the headers were checked, and copies were not searched",)
-    shapes = _shapes(looks, param)
+    sizes, shapes = _shapes(looks, param)
     return Rows(
         paths,
         _items(np.array([label for _, label in rows], np.int64) if labelled else None, told),
@@ -64,14 +64,16 @@ def open_folder(param: DatasetParam, wanted: Wanted) -> Rows:
         notes + notes_on_sizes(paths, looks, param.image_size, shapes),
         _digest_of(rows, [look.size for look in looks], told),
         shapes=shapes,
+        sizes=sizes,
     )
 
 
-def _shapes(looks: Sequence[Look], param: DatasetParam) -> np.ndarray | None:
-    """Return the bucket of each image, (N, 2); None without buckets."""
+def _shapes(looks: Sequence[Look], param: DatasetParam) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Return the size of each image and its bucket, (N, 2) both; None without buckets."""
     if param.buckets is None:
-        return None
-    return shapes_of(np.array([(look.height, look.width) for look in looks], np.int64), param)
+        return None, None
+    sizes = np.array([(look.height, look.width) for look in looks], np.int64)
+    return sizes, shapes_of(sizes, param)
 
 
 def wants_labels(param: DatasetParam, wanted: Wanted) -> bool:
@@ -117,9 +119,9 @@ def open_shards(param: DatasetParam, wanted: Wanted) -> Rows:
         raise DataError(problems[0], f"{len(wrong)} of {len(rows)} images cannot be used", cure)
     index = index.subset(np.array(good))
     looks = [looks[number] for number in good] if looks else []
-    shapes = _shapes(looks, param)
-    small = notes_on_sizes(index.paths, looks, param.image_size, shapes) if looks else ()
-    return dataclasses.replace(index, skipped=len(wrong), problems=problems, notes=index.notes + small, shapes=shapes)
+    sizes, shapes = _shapes(looks, param)
+    notes = index.notes + (notes_on_sizes(index.paths, looks, param.image_size, shapes) if looks else ())
+    return dataclasses.replace(index, skipped=len(wrong), problems=problems, notes=notes, shapes=shapes, sizes=sizes)
 
 
 def _digest_of(rows: list[tuple[str, int]], sizes: list[int], told: Sequence[Told]) -> str:

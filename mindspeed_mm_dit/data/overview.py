@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 from einops import rearrange
 
-from mindspeed_mm_dit.configs.buckets import Size
+from mindspeed_mm_dit.configs.buckets import Size, size_words
 from mindspeed_mm_dit.configs.data import DataConfig
+from mindspeed_mm_dit.configs.source import SourceParam
 from mindspeed_mm_dit.data.buckets import order_of, part_kept
-from mindspeed_mm_dit.data.check import Look, enlargements, look_at
+from mindspeed_mm_dit.data.check import Look, look_at
 from mindspeed_mm_dit.data.rows import Rows
 from mindspeed_mm_dit.data.shards import ShardRows
 from mindspeed_mm_dit.data.sources import source_of
@@ -69,37 +70,48 @@ def looks_at(rows: Rows, size: int | Size) -> list[Look]:
     return look_at([partial(paths.content, number) for number in range(len(rows))], size, decode=False)
 
 
-def bucket_table(train: Rows, valid: Rows, param: Any) -> list[str]:
+def bucket_table(train: Rows, valid: Rows, param: SourceParam) -> list[str]:
     """Return a table of the buckets: their samples, what of an epoch is left out, what is cut off and enlarged."""
-    assert train.shapes is not None and valid.shapes is not None
-    looks = [*looks_at(train, param.sample_size), *looks_at(valid, param.sample_size)]
     shapes, sizes = (
-        np.concatenate([train.shapes, valid.shapes]),
-        np.array([(look.height, look.width) for look in looks]),
+        np.concatenate(pair) for pair in zip(_shapes_and_sizes(train, param), _shapes_and_sizes(valid, param))
     )
-    kept, growth, held_out = part_kept(sizes, shapes), enlargements(looks, shapes), np.arange(len(looks)) >= len(train)
-    lines = [f"{'bucket':>11}  to train on  left out  held out  cut off: mean   most  enlarged, at most"]
+    kept, growth, held_out = part_kept(sizes, shapes), _growth(sizes, shapes), np.arange(len(sizes)) >= len(train)
+    group = 1 if train.shapes is None else param.bucket_group
+    lines = [f"{'bucket':>16}  to train on  left out  held out  cut off: mean   most  enlarged, at most"]
     for shape in np.unique(shapes, axis=0):
         own = (shapes == shape).all(1)
         count, most = int((own & ~held_out).sum()), growth[own].max()
         lines.append(
-            f"{' x '.join(map(str, shape)):>11}  {count:>11,}  {count % param.bucket_group:>8,}  "
+            f"{size_words([shape]):>16}  {count:>11,}  {count % group:>8,}  "
             f"{int((own & held_out).sum()):>8,}  {1 - kept[own].mean():>13.1%}  {1 - kept[own].min():>5.1%}  "
             f"{int((growth[own] > 1).sum()):>8,}" + (f", {most:.1f} times" if most > 1 else "")
         )
-    square = (sizes.min(1) / sizes.max(1)).mean()
-    lines.append(f"{kept.mean():.1%} of a picture's area is kept; a square would keep {square:.1%}")
-    return lines
+    rectangles, square = sizes[:, -2:], (sizes[:, -2:].min(1) / sizes[:, -2:].max(1)).mean()
+    area, noun = part_kept(rectangles, shapes[:, -2:]).mean(), "picture" if sizes.shape[1] == 2 else "frame"
+    frames = f"; {shapes[:, 0].sum() / sizes[:, 0].sum():.1%} of the frames are" if noun == "frame" else ""
+    return [*lines, f"{area:.1%} of a {noun}'s area is kept; a square would keep {square:.1%}{frames}"]
 
 
-def note_of_enlarged(rows: Rows, param: Any) -> str | None:
-    """Return a line for pictures that are smaller than their bucket, or None."""
-    growth = enlargements(looks_at(rows, param.sample_size), rows.shapes) if rows.shapes is not None else np.zeros(1)
+def _shapes_and_sizes(rows: Rows, param: SourceParam) -> tuple[np.ndarray, np.ndarray]:
+    """Return what each sample is brought to, and its own size."""
+    assert rows.sizes is not None
+    return np.broadcast_to(param.sample_size, rows.sizes.shape) if rows.shapes is None else rows.shapes, rows.sizes
+
+
+def _growth(sizes: np.ndarray, shapes: np.ndarray) -> np.ndarray:
+    """Return by how much height and width of each sample grow to cover its shape, (N,) float64."""
+    return (shapes / sizes)[:, -2:].max(1)
+
+
+def note_of_enlarged(rows: Rows, param: SourceParam) -> str | None:
+    """Return a line for samples that are smaller than their bucket, or None."""
+    shapes, sizes = _shapes_and_sizes(rows, param)
+    growth = _growth(sizes, shapes)
     if growth.max() <= 1:
         return None
     largest = rows.paths[int(growth.argmax())]
     return (
-        f"warning: {int((growth > 1).sum()):,} of {len(rows):,} pictures are enlarged to their bucket, {largest} "
+        f"warning: {int((growth > 1).sum()):,} of {len(rows):,} {param.noun}s are enlarged to their bucket, {largest} "
         f"{growth.max():.1f} times: a smaller budget, or smaller shapes, would make up nothing"
     )
 
@@ -109,15 +121,15 @@ def counts_of(rows: Rows) -> np.ndarray:
     return np.bincount(rows.labels, minlength=len(rows.classes))
 
 
-def note_of_uneven(rows: Rows) -> str | None:
+def note_of_uneven(rows: Rows, noun: str = "image") -> str | None:
     """Return a line for classes of very different numbers of images, or None."""
     counts = counts_of(rows)
     few, many = int(np.where(counts > 0, counts, counts.max()).argmin()), int(counts.argmax())
     if counts[many] < UNEVEN * counts[few]:
         return None
     return (
-        f"warning: {rows.classes[many]} has {counts[many]:,} images and {rows.classes[few]} {counts[few]:,}: a class "
-        "is drawn as often as it has images"
+        f"warning: {rows.classes[many]} has {counts[many]:,} {noun}s and {rows.classes[few]} {counts[few]:,}: a class "
+        f"is drawn as often as it has {noun}s"
     )
 
 

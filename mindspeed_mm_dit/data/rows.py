@@ -39,7 +39,10 @@ class Rows:
     facts: Any = None
     """What its source knows of each row besides, a sequence as long as ``paths``; None where that is nothing."""
     shapes: np.ndarray | None = None
-    """(N, 2): (H, W) in pixels that each image is brought to; None where all are brought to the size in data.json."""
+    """(N, 2): (H, W) in pixels that each image is brought to, or (N, 3): (F, H, W) of each video; None where all are
+    brought to the size in data.json."""
+    sizes: np.ndarray | None = None
+    """The same of each file as it is, (N, 2 or 3); None without ``shapes``, or where it is not known."""
     cached: np.ndarray | None = None
     """(N,) int64: the row of the cache that data.json names; None without one."""
 
@@ -64,6 +67,7 @@ class Rows:
             items={name: _chosen(column, rows) for name, column in self.items.items()},
             facts=_chosen(self.facts, rows),
             shapes=_chosen(self.shapes, rows),
+            sizes=_chosen(self.sizes, rows),
             cached=_chosen(self.cached, rows),
         )
 

@@ -16,7 +16,7 @@ from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.configs.tuning import WHOLE, Tuning, tuned
 from mindspeed_mm_dit.data.sources import source_of
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
-from mindspeed_mm_dit.models.data import dearest
+from mindspeed_mm_dit.models.data import dearest, models_of
 from mindspeed_mm_dit.models.registry import check_encoders
 from mindspeed_mm_dit.planning.fit import Place, check_model_fits, check_state_fits, tight_step
 from mindspeed_mm_dit.planning.memory import Layout
@@ -115,7 +115,8 @@ def _check_context_parallel(ranks: int, mm: MultiModalArguments, host: HostFacts
     """Raise ConfigError or PlatformError unless ``ranks`` ranks can share a sample here."""
     if ranks > 1 and not host.shares_sequences:
         raise PlatformError(f"--context-parallel-size = {ranks}", f"is not offered in {host.name}", "use 1")
-    mm.model.predictor.check_context_parallel(ranks)
+    for model in models_of(mm.model, mm.data.dataset_param):
+        model.predictor.check_context_parallel(ranks)
 
 
 def _check_memory(args: RunConfig, mm: MultiModalArguments, host: HostFacts) -> None:

@@ -76,9 +76,14 @@ def sized(model: ModelConfig, size: tuple[int, ...]) -> ModelConfig:
     return replace(model, predictor=model.predictor.resized(model.ae.latent_shape(size)))
 
 
+def models_of(model: ModelConfig, param: SourceParam) -> list[ModelConfig]:
+    """Return ``model`` for the samples of data.json, for each of their shapes where they have several."""
+    return [model] if param.buckets is None else [sized(model, size) for size in param.sizes]
+
+
 def dearest(model: ModelConfig, param: SourceParam) -> ModelConfig:
-    """Return ``model`` for the samples of data.json; where they have several shapes, for the largest."""
-    return model if param.buckets is None else sized(model, param.sample_size)
+    """Return ``model`` for the samples of data.json; where they have several shapes, for that of most arithmetic."""
+    return max(models_of(model, param), key=lambda own: own.predictor.multiply_adds())
 
 
 def _check_buckets(model: ModelConfig, param: SourceParam) -> None:
@@ -154,7 +159,7 @@ def _open_cache(model: ModelConfig, param: SourceParam) -> Opened:
     wanted, cache = made_by(model, param), Cache(param.cache, param.cache_key)
     what = f"{param.cache_key} = {param.cache}"
     check_same(what, cache.index.made_by, wanted)
-    taken = {model.latent_shape if param.buckets is None else sized(model, size).latent_shape for size in param.sizes}
+    taken = {own.latent_shape for own in models_of(model, param)}
     for shape in cache.latent_shapes:
         if shape not in taken:
             raise ConfigError(

@@ -10,7 +10,7 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.mm_args import MultiModalArguments
 from mindspeed_mm_dit.configs.model import ModelConfig
-from mindspeed_mm_dit.data.buckets import check_filled, lines
+from mindspeed_mm_dit.data.buckets import check_filled, counted, lines
 from mindspeed_mm_dit.data.order import split_rows
 from mindspeed_mm_dit.data.rows import Rows
 from mindspeed_mm_dit.data.samples import Draw, Opened, Samples
@@ -78,9 +78,10 @@ class DataSet:
         """Return the FLOP of a training step for one sample; where they have several shapes, the mean."""
         if self._train.shapes is None:
             return train_flop(self._model.predictor)
-        shapes, counts = np.unique(self._train.shapes, axis=0, return_counts=True)
-        each = [train_flop(sized(self._model, tuple(shape)).predictor) for shape in shapes.tolist()]
-        return float(np.average(each, weights=counts))
+        each = [
+            (train_flop(sized(self._model, shape).predictor), count) for shape, count in counted(self._train.shapes)
+        ]
+        return sum(flop * count for flop, count in each) / self.num_train
 
     def facts(self) -> dict[str, Any]:
         """Return what every checkpoint keeps of the data, as fields of MultiModalArguments."""
@@ -128,6 +129,7 @@ class DataSet:
         captions = f"; {several:,} have several captions" if several else ""
         frames, (height, width) = self._param.sample_size[:-2], self._param.sample_size[-2:]
         size = f"{frames[0]} frames of {height} x {width}" if frames else f"{height} x {width}"
+        size = size if rows.shapes is None else f"{len(np.unique(rows.shapes, axis=0))} shapes"
         print(f"{self.num_train:,} {self.noun}s to train on{held_out}, {size}, from {source}{captions}", flush=True)
 
 

@@ -96,7 +96,10 @@ def test_what_a_run_would_stop_at_is_named_and_the_code_is_1(pets, capsys):
         (". --output sheet.npz", "--output = sheet.npz: is no name of a picture"),
         (". --seed -1", "--seed = -1: must be at least 0"),
         (". --seed 99999999999999999999", "--seed = 99999999999999999999: must be a number of at most"),
-        (f". --model {ROOT}/examples/dit/moving_digits/model.json", "predictor 'custom_dit' learns videos by caption"),
+        (
+            f". --model {ROOT}/examples/dit/moving_digits/model.json",
+            "its samples are images, and predictor 'custom_dit' learns videos",
+        ),
         (". --model none.json", "--model = none.json: cannot be read"),
     ],
 )

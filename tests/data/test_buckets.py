@@ -288,11 +288,11 @@ def test_the_sheet_and_the_table_say_what_buckets_do(tmp_path, pictures, monkeyp
     monkeypatch.chdir(tmp_path)
     assert main(["data", "c", "--output", "sheet.png"]) == 0
     said = capsys.readouterr()
-    rows = {line[:11].strip(): line[11:].split() for line in said.out.splitlines()}
+    rows = {line[:16].strip(): line[16:].split() for line in said.out.splitlines()}
     assert rows["8 x 12"] == ["13", "3", "0", "0.0%", "0.0%", "0"]
     assert rows["16 x 16"] == ["17", "2", "0", "0.0%", "0.0%", "17,", "1.8", "times"]
     assert "100.0% of a picture's area is kept; a square would keep 77.8%" in said.out
-    assert "warning: 17 of 51 pictures are enlarged to their bucket" in said.err and "1.8 times" in said.err
+    assert "warning: 17 of 51 images are enlarged to their bucket" in said.err and "1.8 times" in said.err
     assert Image.open("sheet.png").size[1] == 2 * (3 * 24 + 2)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import json
 import math
 
 import numpy as np
@@ -410,6 +411,16 @@ def test_a_plan_of_clips_says_what_it_leaves_out(capsys):
     said = capsys.readouterr().out
     assert "385.799 TFLOP a clip" in said and "image" not in said
     assert "from files autoencoder and text encoder come on top" in said and "vae " not in said
+
+
+def test_a_plan_with_buckets_is_of_the_dearest(capsys, tmp_path):
+    shapes = [[1, 480, 832], [49, 480, 480], [33, 480, 832]]
+    param = {"dataset_type": "clips", "data_folder": "d", "json_path": "d/a.json", "buckets": shapes}
+    (tmp_path / "data.json").write_text(json.dumps({"dataset_param": param}))
+    model = ROOT / "examples/dit/t2v_custom/model.json"
+    flags = ["--model", str(model), "--world-size", "8", "--device-memory-gib", "64"]
+    assert main(["plan", *flags, "--data", f"{tmp_path}/data.json"]) == 0
+    assert "planned for      33 x 480 x 832, the dearest of 3 buckets" in capsys.readouterr().out
 
 
 PLAN = ["plan", "--model", str(ROOT / "examples/dit/imagenet256/model.json"), "--device-memory-gib", "80"]
