@@ -50,26 +50,6 @@ def traffic(model: ModelConfig, layout: Layout, micro_batches: int = 1) -> Traff
 
 
 @dataclass(frozen=True)
-class StepTime:
-    """Seconds of one optimizer step."""
-
-    compute: float
-    """Arithmetic at the assumed share of the peak."""
-    communication: float
-    """Bytes over the link."""
-
-    @property
-    def overlapped(self) -> float:
-        """If communication hides behind computation."""
-        return max(self.compute, self.communication)
-
-    @property
-    def in_turn(self) -> float:
-        """If nothing overlaps."""
-        return self.compute + self.communication
-
-
-@dataclass(frozen=True)
 class Links:
     """How fast a rank can send."""
 

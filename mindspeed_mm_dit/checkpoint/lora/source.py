@@ -13,7 +13,7 @@ from mindspeed_mm_dit.checkpoint.lora.adapter import Adapter, of_arrays
 from mindspeed_mm_dit.checkpoint.store import ADAPTERS, find_checkpoint, read_facts
 from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.configs.limits import check_path, shown
-from mindspeed_mm_dit.errors import CheckpointError, ConfigError
+from mindspeed_mm_dit.errors import ConfigError
 
 Shapes = Mapping[str, tuple[int, ...]]
 STRONGEST = 1000.0
@@ -94,9 +94,3 @@ def merged(weights: Any, adapters: Sequence[Strong]) -> Any:
     for adapter, strength in adapters:
         weights = adapter.merged(weights, strength)
     return weights
-
-
-def check_no_run(path: Path, flag: str) -> None:
-    """Raise CheckpointError for adapters where ``flag`` names a whole network."""
-    if is_adapter(path):
-        raise CheckpointError(f"{flag} = {path}", "holds adapters (LoRA), no network", "name the weights of the base")
