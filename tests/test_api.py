@@ -56,6 +56,7 @@ def test_it_draws_the_bytes_of_mm_dit_sample(trained, tmp_path):
         assert samples.arrays.tobytes() == file["arr_0"].tobytes()
         assert samples.labels.tolist() == file["arr_1"].tolist() == [3, 3, 7, 7]
     assert (samples[0].size, len(samples), len(samples[1:3]), len([*samples])) == ((8, 8), 4, 2, 4)
+    assert repr(samples).startswith(f"<{len(samples)} samples of ")
     assert samples.save(tmp_path / "s.png") and samples._repr_png_()[1:4] == b"PNG"
 
 

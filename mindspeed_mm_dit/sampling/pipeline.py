@@ -34,7 +34,7 @@ CAPTION_DROPOUT = 0.1
 """Of a training batch whose captions no data.json belongs to."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Samples(Sequence[Any]):
     """What was drawn: a sequence of PIL images, or, of a model of videos, of lists of their frames."""
 
@@ -75,6 +75,10 @@ class Samples(Sequence[Any]):
         output = Output(str(path), fps)
         output.check(self.titles, self.arrays.shape[1:-1])
         return output.save(self.arrays, self.labels, self.titles, self.seed, {})
+
+    def __repr__(self) -> str:
+        titles = ", ".join(dict.fromkeys(self.titles))
+        return f"<{len(self)} samples of {' x '.join(map(str, self.arrays.shape[1:-1]))}, seed {self.seed}: {titles}>"
 
     def _repr_png_(self) -> bytes:
         """Return what a notebook shows."""
