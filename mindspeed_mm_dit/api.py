@@ -59,5 +59,5 @@ def create(config: str | Path, *, seed: int = 0, framework: Framework = "pytorch
     activate(framework)
     from mindspeed_mm_dit.sampling.pipeline import Pipeline
 
-    file = Path(config) if Path(config).is_file() else config_folder(str(config)) / "model.json"
-    return Pipeline.untrained(load_model_config(file), seed)
+    there = next((file for file in (Path(config), Path(config) / "model.json") if file.is_file()), None)
+    return Pipeline.untrained(load_model_config(there or config_folder(str(config)) / "model.json"), seed)

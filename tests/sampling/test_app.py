@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import shutil
+import urllib.parse
 import urllib.request
 
 import numpy as np
@@ -13,24 +15,31 @@ from PIL import Image
 import mindspeed_mm_dit as dit
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.errors import ConfigError
+from tests.clips_fixtures import clip_configs, write_clips
 from tests.conftest import FRAMEWORK
 
 pytest.importorskip("gradio", reason="of requirements/app.txt")
 client = pytest.importorskip("gradio_client")
-pytestmark = pytest.mark.skipif(FRAMEWORK != "pytorch", reason="draws on PyTorch")
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+@contextlib.contextmanager
+def serving(pipe):
+    """The address of a model's page."""
+    from mindspeed_mm_dit.sampling.app import LOOPBACK, page_of
+
+    page = page_of(pipe, "some model")
+    _, address, _ = page.launch(server_name=LOOPBACK, prevent_thread_lock=True, quiet=True, ssr_mode=False)
+    yield address
+    page.close()
 
 
 @pytest.fixture(scope="module")
 def served():
-    """The page of an untrained model of digits, and its address."""
-    from mindspeed_mm_dit.sampling.app import LOOPBACK, page_of
-
-    pipe = dit.create("digits")
-    page = page_of(pipe, "digits")
-    _, address, _ = page.launch(server_name=LOOPBACK, prevent_thread_lock=True, quiet=True, ssr_mode=False)
-    yield pipe, page, address
-    page.close()
+    """An untrained model of digits, and the address of its page."""
+    pipe = dit.create("digits", framework=FRAMEWORK)
+    with serving(pipe) as address:
+        yield pipe, address
 
 
 def pixels_of(address_or_path: str) -> np.ndarray:
@@ -44,7 +53,7 @@ def open_file(path: str):
 
 
 def test_the_page_answers_with_the_samples_of_the_pipeline_and_their_way(served, tmp_path):
-    pipe, _, address = served
+    pipe, address = served
     assert address.startswith("http://127.0.0.1:")
     asked = client.Client(address, verbose=False, download_files=str(tmp_path))
     grid, way = asked.predict([3, 7], "", 2, 2.0, 4, "ddim", 5, api_name="/draw")
@@ -53,8 +62,17 @@ def test_the_page_answers_with_the_samples_of_the_pipeline_and_their_way(served,
     assert pixels_of(way).shape[1] > 8 * 48
 
 
+def test_prompts_draw_an_animation_each_and_the_way_of_their_middle_frames(tmp_path):
+    pipe = dit.create(clip_configs(tmp_path / "c", write_clips(tmp_path)).folder, framework=FRAMEWORK)
+    with serving(pipe) as address:
+        asked = client.Client(address, verbose=False, download_files=str(tmp_path))
+        videos, way = asked.predict([], "a 7 moves left\n\na 3 moves up", 1, 2.0, 2, "unipc", 5, api_name="/draw")
+    assert [one["caption"] for one in videos] == ["a 7 moves left", "a 3 moves up"]
+    assert pixels_of(way).shape[1] > 8 * 32
+
+
 def test_what_cannot_be_drawn_is_said_on_the_page(served):
-    _, _, address = served
+    _, address = served
     asked = client.Client(address, verbose=False)
     with pytest.raises(client.exceptions.AppError, match="ConfigError: classes: is empty"):
         asked.predict([], "", 1, 2.0, 4, "ddim", 5, api_name="/draw")
@@ -70,20 +88,20 @@ def test_a_browser_draws_without_an_error_and_without_asking_another_machine(ser
         errors, asked = [], []
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("request", lambda request: asked.append(request.url))
-        page.goto(served[2])
+        page.goto(served[1])
         page.get_by_role("button", name="Draw").click()
         page.locator("img[src*='/file=']").nth(1).wait_for()
         overflow = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
         browser.close()
     assert errors == [] and overflow <= 0
-    assert [url for url in asked if not url.startswith((served[2], "data:", "blob:"))] == []
+    assert [url for url in asked if not url.startswith((served[1], "data:", "blob:"))] == []
 
 
 def test_videos_are_animations_and_their_way_a_frame_of_each_state(tmp_path, monkeypatch):
     from mindspeed_mm_dit.sampling import app
 
     monkeypatch.setattr(app.tempfile, "mkdtemp", lambda: str(tmp_path))
-    pipe = dit.create("moving_digits_labels")
+    pipe = dit.create("moving_digits_labels", framework=FRAMEWORK)
     assert app.page_of(pipe, "clips").title == "clips"
     shown, way = app._drawn(pipe, [1, 0], "", 1, 1.0, 1, "euler", 0)
     assert [title for _, title in shown] == ["1", "0"] and Image.open(shown[1][0]).n_frames > 1
@@ -93,9 +111,10 @@ def test_videos_are_animations_and_their_way_a_frame_of_each_state(tmp_path, mon
 def test_a_port_that_is_taken_is_named(served):
     from mindspeed_mm_dit.sampling.app import serve
 
-    pipe, page, _ = served
-    with pytest.raises(ConfigError, match=f"--port = {page.server_port}: cannot be listened on"):
-        serve(pipe, "digits", page.server_port)
+    pipe, address = served
+    port = urllib.parse.urlsplit(address).port
+    with pytest.raises(ConfigError, match=f"--port = {port}: cannot be listened on"):
+        serve(pipe, "digits", port)
 
 
 def test_the_command_says_what_it_needs_before_it_reads_weights(capsys):
