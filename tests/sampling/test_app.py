@@ -63,6 +63,7 @@ def test_the_page_answers_with_the_samples_of_the_pipeline_and_their_way(served,
 
 
 def test_prompts_draw_an_animation_each_and_the_way_of_their_middle_frames(tmp_path):
+    pytest.importorskip("av", reason="of requirements/video.txt")
     pipe = dit.create(clip_configs(tmp_path / "c", write_clips(tmp_path)).folder, framework=FRAMEWORK)
     with serving(pipe) as address:
         asked = client.Client(address, verbose=False, download_files=str(tmp_path))
