@@ -31,7 +31,7 @@ setup(
     python_requires=">=3.10",
     py_modules=["pretrain_dit"],
     packages=find_packages(include=["mindspeed_mm_dit", "mindspeed_mm_dit.*"]),
-    package_data={"mindspeed_mm_dit": ["templates/*.html"]},
+    package_data={"mindspeed_mm_dit": ["templates/*"]},
     install_requires=[
         "einops>=0.8",
         "jinja2",

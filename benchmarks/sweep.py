@@ -22,16 +22,16 @@ from datetime import date
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import save_file
 
 from mindspeed_mm_dit.configs.autoencoder_kl import AutoencoderKLConfig
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
 from mindspeed_mm_dit.configs.model import ModelConfig
-from mindspeed_mm_dit.verify.compare import Measured, compare
-from mindspeed_mm_dit.verify.processes import Side, find_sides
+from mindspeed_mm_dit.verify.compare import Side, Sides, judge_pair, measuring
+from mindspeed_mm_dit.verify.examples import draw_inputs, write_weights
+from mindspeed_mm_dit.verify.processes import find_python
 from mindspeed_mm_dit.verify.table import ASKED, FORWARD, Finding, judge, worst
-from mindspeed_mm_dit.verify.worker import Job, draw_inputs
+from mindspeed_mm_dit.verify.task import Taken, Task
 
 RESULT = Path(__file__).parent / "results" / f"{date.today()}-sweep.md"
 
@@ -128,15 +128,12 @@ class Sweep:
         return all(agreement.good for agreement in self.agreements)
 
 
-def sweep(models: Sequence[ModelConfig], sides: tuple[Side, Side], folder: Path) -> Sweep:
+def sweep(models: Sequence[ModelConfig], sides: Sides, folder: Path) -> Sweep:
     """Compute every model on both sides, each in one process, leaving the arrays in ``folder``."""
     for number, model in enumerate(models):
         _write_case(folder / str(number), number, model)
-    for side in sides:
-        side.measure([_job(folder / str(number), number, side) for number in range(len(models))], folder)
     first, second = (
-        [Measured.read(Path(_job(folder / str(number), number, side).output)) for number in range(len(models))]
-        for side in sides
+        side.take([_task(folder, number, side) for number in range(len(models))], folder) for side in sides
     )
     return Sweep((first[0].facts, second[0].facts), list(map(_agreement, models, first, second)))
 
@@ -155,22 +152,21 @@ def random_weights(config: DiTConfig, seed: int) -> dict[str, np.ndarray]:
 def _write_case(path: Path, seed: int, model: ModelConfig) -> None:
     """Write model, weights and inputs, which both sides read."""
     Path(f"{path}.json").write_text(json.dumps(dataclasses.asdict(model)), encoding="utf-8")
-    save_file(random_weights(model.predictor, seed), f"{path}.safetensors")
+    write_weights(Path(f"{path}.safetensors"), random_weights(model.predictor, seed))
     np.savez(f"{path}_inputs.npz", **draw_inputs(model, seed, SAMPLES))  # type: ignore[arg-type]
 
 
-def _job(path: Path, seed: int, side: Side) -> Job:
-    return Job(
-        side.framework, f"{path}.json", f"{path}.safetensors", f"{path}_inputs.npz", f"{path}_{side.label}.npz", seed
-    )
+def _task(folder: Path, number: int, side: Side) -> Task:
+    model, weights, inputs = (folder / f"{number}{end}" for end in (".json", ".safetensors", "_inputs.npz"))
+    return measuring(side, str(model), weights, inputs, folder / f"{number}_{side.label}")
 
 
-def _agreement(model: ModelConfig, first: Measured, second: Measured) -> Agreement:
-    found = compare(first, second)
-    output = next(part for part in found["output"] if part.which == "predictor")
-    losses = zip(second.arrays["output/diffusion.loss"], first.arrays["output/diffusion.loss"], strict=True)
+def _agreement(model: ModelConfig, first: Taken, second: Taken) -> Agreement:
+    found = judge_pair(second, first)
+    output = next(finding for finding in found if finding.name == "output/")
+    losses = zip(second.losses[0], first.losses[0], strict=True)
     by_sample = [judge(f"sample {number}", *pair, FORWARD, ASKED) for number, pair in enumerate(losses)]
-    return Agreement(model, output, worst(by_sample), worst(found["gradient"]))
+    return Agreement(model, output, worst(by_sample), worst(f for f in found if f.kind == "gradient"))
 
 
 def main() -> int:
@@ -180,7 +176,9 @@ def main() -> int:
     parser.add_argument("--mindspore-python", help="interpreter with MindSpore (default: this one, .venv-mindspore)")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        found = sweep(MODELS, find_sides(args.pytorch_python, args.mindspore_python), Path(folder))
+        given = {"pytorch": args.pytorch_python, "mindspore": args.mindspore_python}
+        first, second = (Side(name, find_python(name, python), name) for name, python in given.items())
+        found = sweep(MODELS, (first, second), Path(folder))
     RESULT.write_text(report(found), encoding="utf-8")
     print(RESULT.read_text(encoding="utf-8"))
     return 0 if found.good else 1

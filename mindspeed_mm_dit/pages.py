@@ -22,7 +22,8 @@ def _environment() -> Environment:
 
     found = Environment(
         loader=PackageLoader("mindspeed_mm_dit"),
-        autoescape=True,
+        autoescape=lambda name: not str(name).endswith(".md"),
+        keep_trailing_newline=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,8 +12,7 @@ from mindspeed_mm_dit.errors import ConfigError
 
 if TYPE_CHECKING:
     from mindspeed_mm_dit.configs.model import ModelConfig
-    from mindspeed_mm_dit.verify.page import Comparison
-    from mindspeed_mm_dit.verify.processes import Side
+    from mindspeed_mm_dit.verify.compare import Comparison, Sides
 
 DESCRIPTION = """\
 Run a model on PyTorch and on MindSpore, with the same weights and draws, and report every difference.
@@ -23,7 +21,7 @@ Run a model on PyTorch and on MindSpore, with the same weights and draws, and re
   mm-dit compare --model model.json --checkpoint DiT.pt --steps 0 --mindspore-python ~/ms/bin/python
 
 Compares the forward pass layer by layer, every parameter's gradient, the losses of the first training steps
-(pretrain_dit.py with the train.args beside model.json) and samples; measures images/s. Writes one HTML page.
+(by the train.args beside model.json) and samples; measures images/s. Writes one HTML page, and the same as JSON.
 Each framework runs in a process, and if need be an interpreter, of its own. The exit code is 1 if a check fails."""
 
 
@@ -54,16 +52,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compare PyTorch and MindSpore."""
-    from mindspeed_mm_dit.verify.processes import find_sides
+    from mindspeed_mm_dit.verify.compare import Side
+    from mindspeed_mm_dit.verify.processes import find_python
 
     check_arguments(args)
-    return run_sides(args, find_sides(args.pytorch_python, args.mindspore_python))
+    given = {"pytorch": args.pytorch_python, "mindspore": args.mindspore_python}
+    first, second = (Side(name, find_python(name, python), name) for name, python in given.items())
+    return run_sides(args, (first, second))
 
 
-def run_sides(args: argparse.Namespace, sides: tuple[Side, Side]) -> int:
+def run_sides(args: argparse.Namespace, sides: Sides) -> int:
     """Compare any two sides, the first being the reference; write, print, return 0 or 1."""
-    from mindspeed_mm_dit.verify.page import write_report
-    from mindspeed_mm_dit.verify.two_sides import compare_sides
+    from mindspeed_mm_dit.verify.compare import compare_sides
+    from mindspeed_mm_dit.verify.page import write_comparison
 
     folder = Path(tempfile.mkdtemp(prefix="mm-dit-compare-"))
     try:
@@ -74,7 +75,7 @@ def run_sides(args: argparse.Namespace, sides: tuple[Side, Side]) -> int:
     except KeyboardInterrupt:
         shutil.rmtree(folder)
         raise
-    write_report(Path(args.output), comparison)
+    write_comparison(Path(args.output), comparison)
     _print(comparison)
     print(f"report: {args.output}")
     shutil.rmtree(folder)  # kept where a side fails: its log is in there
@@ -127,19 +128,12 @@ def check_sample_steps(steps: int, model: ModelConfig) -> None:
 
 
 def _print(comparison: Comparison) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    from mindspeed_mm_dit.verify.page import check_rows
 
-    from mindspeed_mm_dit.verify.page import verdict_rows
-
-    table = Table(title=f"{comparison.labels[1]} against {comparison.labels[0]}")
-    for heading in ("check", "relative error", "where", "tolerance", "verdict"):
-        table.add_column(heading, justify="right" if heading in ("relative error", "tolerance") else "left")
-    for row in verdict_rows(comparison):
-        table.add_row(*row)
-    Console(width=None if sys.stdout.isatty() else 110).print(table)
-    if comparison.culprit is not None:
-        print(f"first layer past tolerance: {comparison.culprit.which}")
+    for check, error, where, bound, word in check_rows(comparison):
+        print(f"{word}  {check:9} error {error}, bound {bound}: {where}")
+    if comparison.where:
+        print(f"it parts at: {comparison.where}")
     if comparison.note:
         print(f"note: {comparison.note}")
     if comparison.speeds:

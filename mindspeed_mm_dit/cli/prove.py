@@ -74,15 +74,15 @@ def run(args: argparse.Namespace) -> int:
     if args.past:
         return _run_again(args)
     from mindspeed_mm_dit.configs.embedded import config_folder
+    from mindspeed_mm_dit.verify.page import said, write_proof
     from mindspeed_mm_dit.verify.processes import interpreters
     from mindspeed_mm_dit.verify.proof import open_config, prove
-    from mindspeed_mm_dit.verify.proof_page import said, write_proof
 
     folder = Path(tempfile.mkdtemp(prefix="mm-dit-prove-"))
     try:
         config = open_config(config_folder(args.config[0]), folder, args.checkpoint, args.full, args.steps)
         config = _checked(config)
-        verdicts = prove(config, layouts, {**interpreters(args.mindspore_python), **_absent(layouts)}, _say)
+        verdicts = prove(config, layouts, {**interpreters(None, args.mindspore_python), **_absent(layouts)}, _say)
         write_proof(Path(args.output), config, verdicts)
     finally:
         shutil.rmtree(folder)
@@ -101,7 +101,7 @@ def _run_again(args: argparse.Namespace) -> int:
     activate(run.flags.ai_framework)
     from mindspeed_mm_dit.framework import runtime
     from mindspeed_mm_dit.hosts.prove_run import described, others, take_again
-    from mindspeed_mm_dit.verify.proof_page import write_proof_of_run
+    from mindspeed_mm_dit.verify.page import write_proof_of_run
 
     findings = take_again(run, args.at)
     if runtime.rank() == 0:

@@ -5,7 +5,7 @@ Semantics are PyTorch's. Tensors keep the dtype of their inputs; comparisons giv
 
 NN = {
     "Module": "base class; forward(), add by attribute, state-dict keys are dotted attribute names",
-    "CALLED": "name of the method that runs when a module is called",
+    "BACKWARD_HOOK": "name of the method of a module that registers (module, gradients of inputs, of outputs) -> None",
     "ModuleList": "list of modules, keys 0, 1, ...",
     "Sequential": "modules called in turn, keys 0, 1, ...",
     "Linear": "(in, out, bias=True); weight (out, in), bias (out,)",

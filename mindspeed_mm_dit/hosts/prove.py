@@ -1,4 +1,5 @@
-"""A process of ``mm-dit prove``: takes the first steps of a run in layout after layout, and writes what they did.
+"""A process of ``mm-dit prove`` or ``compare``: takes the first steps of a run in layout after layout, and writes what
+they did.
 
 The launcher of a run starts it with a file of tasks. So launcher, checks, model and engine are those of a run.
 """
@@ -9,6 +10,7 @@ import importlib
 import os
 import re
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,19 +20,21 @@ if __name__ == "__main__":
 
 import numpy as np
 
+from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.framework.launched import end_with_launcher
 from mindspeed_mm_dit.training.flags import parse, quiet
 from mindspeed_mm_dit.verify.task import Task, positions_of, read_tasks
+from mindspeed_mm_dit.verify.where import Watch
 
 
 def main(argv: Sequence[str]) -> int:
     """Do the tasks in the file that ``argv`` ends with; return 0, or 2 where the ranks could not meet."""
     end_with_launcher(os.environ)
     tasks = read_tasks(argv[-1])
-    activate(parse(list(tasks[0].flags)).ai_framework)
+    activate(tasks[0].value("--ai-framework"))
     for task in tasks:
         try:
             take(task)
@@ -45,6 +49,18 @@ def main(argv: Sequence[str]) -> int:
 
 def take(task: Task) -> None:
     """Take the steps of ``task``, and write what they did."""
+    from mindspeed_mm_dit.framework import runtime
+    from mindspeed_mm_dit.verify.examples import measure, told
+
+    if task.inputs:
+        model, weights = load_model_config(task.value("--mm-model")), Path(task.value("--init-from"))
+        found = measure(model, weights, Path(task.inputs))
+    else:
+        found = _steps(task, parse(list(task.flags)))
+    task.write({**found, "facts": told()}, runtime.rank())
+
+
+def _steps(task: Task, flags: RunConfig) -> dict[str, np.ndarray]:
     from mindspeed_mm_dit.framework import active, runtime
     from mindspeed_mm_dit.hosts.steps import begin, join, script
     from mindspeed_mm_dit.training.batches import train_valid_batches
@@ -52,24 +68,27 @@ def take(task: Task) -> None:
     from mindspeed_mm_dit.training.data_set import open_data_set
     from mindspeed_mm_dit.training.lr import LearningRate
 
-    args = join(quiet(parse(list(task.flags))))
+    args = join(quiet(flags))
     room: Any = importlib.import_module(f"mindspeed_mm_dit.training.{active()}.seen")
-    first = _drawn(first_weights(args, None), args.seed)
+    first: Any = first_weights(args, None)
+    first = _drawn(first, args.seed) if task.drawn else first
     engine = begin(args, made=room.in_float64 if task.is_truth else lambda model: model, first=first)
     roundings = room.Roundings(engine, task.rounding, task.kept, task.draw) if task.rounding else None
     seen, losses = room.Seen(engine), list[Any]()
-    watch = room.Watch(engine.predictor, _watched(args)) if task.watched else None
+    watch = Watch(engine.predictor, _watched(args)) if task.watched else None
     how = {"losses_of": room.losses_in_float64} if task.is_truth else {}
     step = script(lambda found: losses.append(found), watch.next if watch else lambda: None, **how)
     schedule = LearningRate.of(args)
     batches, _ = train_valid_batches(args)
-    found, norms = dict[str, np.ndarray](), []
+    found, norms, seconds = dict[str, np.ndarray](), [], []
     for number in range(task.steps):
         if roundings:
             roundings.begin()
-        norms.append(engine.train_step(step, batches, schedule.at(number)).grad_norm)
+        began = time.perf_counter()
+        norms.append(room.whole(engine.train_step(step, batches, schedule.at(number)).grad_norm))
+        seconds.append(time.perf_counter() - began)
         if number == 0:
-            found = _first(seen, watch)
+            found = _first(seen, watch, runtime.num_microbatches() if room.IS_DIVIDED_AFTER else 1)
     del batches  # and its threads
     if task.is_truth and not task.rounding:
         found |= {f"start/{name}": array for name, array in first.weights.items()}
@@ -78,29 +97,24 @@ def take(task: Task) -> None:
         args, task.steps, runtime.data_rank(), runtime.data_world_size(),
         open_data_set(args.mm, args.seed).micro_batches,
     )  # fmt: skip
-    found |= {
-        "grad_norm": np.array([room.whole(norm) for norm in norms]),
-        "losses": values,
-        "positions": positions[:, : values.shape[1]],
-    }
-    task.write(found, runtime.rank())
+    found |= {"grad_norm": np.array(norms), "seconds": np.array(seconds), "losses": values}
     room.forget()
+    return {**found, "positions": positions[:, : values.shape[1]]}
 
 
 def _drawn(first: Any, seed: int) -> Any:
     """Draw what begins as zero: of adapters every second matrix does, and hides what is wrong with the others."""
-    from mindspeed_mm_dit.verify.worker import nudged
+    from mindspeed_mm_dit.verify.examples import nudged
 
     return first._replace(weights={name: nudged(name, value, seed) for name, value in first.weights.items()})
 
 
-def _first(seen: Any, watch: Any) -> dict[str, np.ndarray]:
+def _first(seen: Any, watch: Watch | None, divided_by: int) -> dict[str, np.ndarray]:
     found = {f"gradient/{name}": gradient for name, gradient in seen.gradients.items()}
     for tree in ("model", "ema"):
         found |= {f"{tree}/{name}": array for name, array in seen.tree(tree).items()}
-    if watch:
-        watch.end()
-        found |= {f"watched/{name}": array for name, array in watch.arrays().items()}
+    for name, array in (watch.end() if watch else {}).items():
+        found[f"watched/{name}"] = array / divided_by if name.startswith(("given/", "back/")) else array
     return found
 
 

@@ -41,7 +41,7 @@ def main(task: Task) -> None:
     flags = parse(task.flags)
     activate("pytorch")
     at = task.flags.index("--init-from")
-    _begin_with(task.flags[at + 1])
+    _begin_with(task.value("--init-from"))
     Witness(task, flags)
     own = ["--train-iters", str(task.steps + 1), "--log-interval", "1"]
     own += ["--mm-tool", str(tools_json())] if flags.host == MEGATRON and flags.mm_tool is None else []
@@ -78,12 +78,14 @@ class Witness:
 
     def _before(self, module: Any, inputs: Any) -> None:
         """Look at the model before a micro-batch: the one module that has an average of its weights."""
+        from mindspeed_mm_dit.verify.where import Watch
+
         if not hasattr(module, "averages"):
             return
         if self._model is None:
             self._model = module
             self._names = {p: name for name, p in self._room.weights(module).items()}
-            self._watch = self._room.Watch(getattr(module, "predictor", module)) if self._task.watched else None
+            self._watch = Watch(getattr(module, "predictor", module)) if self._task.watched else None
             self._read_the_log()
         if len(self._norms) == 1 and "grad_norm" not in self._found:
             self._found["grad_norm"] = np.array(self._norms)
@@ -99,8 +101,7 @@ class Witness:
         watch, self._watch = self._watch, None
         if watch is None:
             return {}
-        watch.end()
-        return dict(watch.arrays())
+        return dict(watch.end())
 
     def _after(self, module: Any, inputs: Any, output: Any) -> None:
         from mindspeed_mm_dit.models.composite import DiTModel
@@ -130,12 +131,13 @@ class Witness:
     def _write(self) -> None:
         """Leave what was seen, and end the run: the step that begins is one more than asked for."""
         from mindspeed_mm_dit.framework import runtime
+        from mindspeed_mm_dit.verify.examples import told
         from mindspeed_mm_dit.verify.task import positions_of
 
         positions = positions_of(self._flags, self._task.steps, runtime.rank(), runtime.world_size())
         losses = np.concatenate(self._losses).reshape(self._task.steps, -1)
         found = self._found | {"grad_norm": np.array(self._norms), "losses": losses, "positions": positions}
-        self._task.write(found, runtime.rank())
+        self._task.write({**found, "facts": told()}, runtime.rank())
         runtime.barrier()
         os._exit(0)  # (a host that is interrupted between steps has no other way out)
 

@@ -15,6 +15,8 @@ from mindspeed_mm_dit.errors import ConfigError, nearest
 UNITS = {"float32": 2.0**-24, "bfloat16": 2.0**-8}
 """Unit roundoff of each precision: the largest relative error of one rounding."""
 RECOMPUTED = "recompute_modules"
+WATCHED_BY = {"mindspore": ("--pynative",)}
+"""Flags with which modules can be watched, by framework: a graph calls none of them."""
 
 
 @dataclass(frozen=True)

@@ -1,159 +1,171 @@
-"""The page that ``mm-dit compare`` writes: one HTML file with its pictures inside."""
+"""What ``mm-dit prove`` and ``compare`` say: lines for the terminal, one HTML page, and the same as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mindspeed_mm_dit import __version__
 from mindspeed_mm_dit.pages import png_of_figure, write
-from mindspeed_mm_dit.verify.compare import first_past, verdict
-from mindspeed_mm_dit.verify.processes import Training
-from mindspeed_mm_dit.verify.table import BOUNDS, Finding
+from mindspeed_mm_dit.verify.compare import Comparison
+from mindspeed_mm_dit.verify.examples import facts as versions
+from mindspeed_mm_dit.verify.proof import Config
+from mindspeed_mm_dit.verify.prove import MEASURED, PROVED, Verdict
+from mindspeed_mm_dit.verify.table import BOUNDS, Finding, worst
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-AMPLIFIED = (
-    "A high learning rate amplifies rounding from step to step. Compare again with a smaller --lr in the file of "
-    "--train-args: rounding then stays within the tolerance, and a fault of the optimizer does not."
-)
+    from mindspeed_mm_dit.verify.published import Published
 
 
-@dataclass(frozen=True)
-class Samples:
-    """The same images drawn by both sides."""
-
-    images: tuple[bytes, bytes]
-    """A PNG of each side's."""
-    largest_difference: int
-    """Of a pixel, in levels of 0 ... 255."""
-    changed: float
-    """Part of the pixels that differ at all."""
-    how: str
-    """Sampler, steps, guidance."""
+def said(verdicts: Sequence[Verdict]) -> str:
+    """Return a line for each layout, and the verdict."""
+    wide = max(len(str(verdict.layout)) for verdict in verdicts)
+    return "\n".join([*(f"{str(v.layout).ljust(wide)}  {v.word:10}  {_why(v)}" for v in verdicts), _summary(verdicts)])
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """All that was compared."""
-
-    labels: tuple[str, str]
-    """What the sides are called; the first is the reference."""
-    facts: tuple[dict[str, str], dict[str, str]]
-    """Versions and device of each."""
-    about: dict[str, str]
-    """What was compared: model, checkpoint, seed, flags."""
-    findings: dict[str, list[Finding]]
-    """By kind: a line of the verdict each."""
-    training: Sequence[Training]
-    """Of each side; empty: none."""
-    speeds: Sequence[float]
-    """Training images per second of each side."""
-    samples: Samples | None
-
-    @cached_property
-    def checks(self) -> dict[str, Finding]:
-        """Of each kind, the quantity to look at."""
-        return verdict(self.findings)
-
-    @property
-    def good(self) -> bool:
-        """The verdict."""
-        return all(check.good for check in self.checks.values())
-
-    @property
-    def culprit(self) -> Finding | None:
-        """The first layer past tolerance, if there is one."""
-        return first_past(self.findings["output"])
-
-    @property
-    def note(self) -> str:
-        """What to make of losses that part while all else agrees."""
-        return AMPLIFIED if [name for name, check in self.checks.items() if not check.good] == ["loss"] else ""
-
-
-def write_report(path: Path, comparison: Comparison) -> None:
-    """Write ``comparison`` to ``path``."""
-    c, checks = comparison, comparison.checks
-    forward = c.findings["output"]
-    gradients = sorted(c.findings["gradient"], key=lambda finding: -finding.error)
-    names = list(dict.fromkeys([*c.facts[0], *c.facts[1]]))
-    write(
-        path, "comparison.html", title=f"{c.labels[1]} against {c.labels[0]}", c=c,
-        when=f"{datetime.now():%Y-%m-%d %H:%M}",
-        verdict=verdict_rows(c), verdict_bad=[not check.good for check in checks.values()],
-        reasons=[(name, f"{check.tolerance:.0e}", BOUNDS[name].why) for name, check in checks.items()],
-        forward={
-            "png": png_of_figure(_error_figure(forward)), "bad": [finding == c.culprit for finding in forward],
-            "rows": [(f.which, f"{f.input_error:.2e}", f"{f.error:.2e}") for f in forward],
-        },
-        gradients={
-            "png": png_of_figure(_error_figure(c.findings["gradient"])), "bad": [not f.good for f in gradients],
-            "rows": [(f.which, f"{f.reference:.3e}", f"{f.error:.2e}") for f in gradients],
-        },
-        training={"png": png_of_figure(_loss_figure(c)), "rows": _steps(c)} if c.training else None,
-        speeds=[(label, f"{speed:.1f}") for label, speed in zip(c.labels, c.speeds)],
-        versions=[(name, *(facts.get(name, "-") for facts in c.facts)) for name in names],
+def write_proof(path: Path, config: Config, verdicts: Sequence[Verdict]) -> None:
+    """Write the page ``path``, and the same as .json beside it."""
+    proved = [verdict for verdict in verdicts if not verdict.reason]
+    losses = proved[0].of_kind("loss") if proved else []
+    about = {**config.about, "samples": str(config.samples), "flags": " ".join(config.flags)}
+    _write(
+        path, "proof.html", {**about, **versions()}, {"layouts": list(map(_json, verdicts))}, [MEASURED.why],
+        title="Is the training step right?", summary=_summary(verdicts), about=f"Model: {config.about['model']}",
+        wrong=[f"{v.layout}: {_why(v)}" for v in verdicts if v.word == "FAIL"],
+        heads=("ranks", "layout", "verdict", *PROVED), bad=[v.word == "FAIL" for v in proved],
+        rows=[(*_names(v), v.word, *(_cell(v.of_kind(kind)) for kind in PROVED)) for v in proved],
+        shares=_shares({str(v.layout): v.findings for v in proved}),
+        growth={
+            "heads": ("ranks", "layout", *(f"step {number}" for number in range(1, 1 + len(losses)))),
+            "rows": [(*_names(v), *(_cell([loss]) for loss in v.of_kind("loss"))) for v in proved],
+        } if len(losses) > 1 else None,
+        unproved=[(*_names(v), _why(v)) for v in verdicts if v.reason or not v.telling],
+        each=[_folded(f"{v.layout}: every quantity", v.findings) for v in proved],
     )  # fmt: skip
 
 
-def verdict_rows(c: Comparison) -> list[tuple[str, ...]]:
-    """Return the lines of the verdict: check, error, where, tolerance, PASS or FAIL."""
+def write_proof_of_run(
+    path: Path, run: Published, findings: Sequence[Finding], about: Mapping[str, str], others: Sequence[str]
+) -> None:
+    """Write the page and the .json of the steps of a published run; about, others: what is said of it, and of here."""
+    from mindspeed_mm_dit.verify.published import LOGGED, row_of  # (imports a framework)
+
+    wrong = [finding for finding in findings if not finding.good]
+    named = {"run": str(run.past.root if run.past else "its card"), **about, **versions()}
+    _write(
+        path, "published.html", named, {"quantities": list(map(_as_json, findings))}, [LOGGED.why],
+        title="Are the steps those of the log?", about=f"{about['parameters']} parameters, {about['data']}",
+        summary=f"{len(findings) - len(wrong)} of {len(findings)} numbers of the log are right",
+        wrong=[", ".join(row_of(finding)) for finding in wrong], bad=[not finding.good for finding in findings],
+        rows=list(map(row_of, findings)), others=others,
+    )  # fmt: skip
+
+
+def write_comparison(path: Path, c: Comparison) -> None:
+    """Write the page and the .json of two frameworks."""
+    sides = {f"{label}: {name}": fact for label, facts in zip(c.labels, c.facts) for name, fact in facts.items()}
+    speeds = {f"{label}: training": f"{speed:.1f} images/s" for label, speed in zip(c.labels, c.speeds)}
+    judged = [finding for findings in c.kinds.values() for finding in findings]
+    _write(
+        path, "comparison.html", {**c.about, **speeds, **sides}, {"quantities": list(map(_as_json, judged))},
+        [f"{kind}: {BOUNDS[kind].why}" for kind in c.kinds],
+        title=f"{c.labels[1]} against {c.labels[0]}", about=f"Model: {c.about['model']}", c=c,
+        summary="PASS" if c.good else "FAIL", wrong=[line for line in (c.where, c.note) if line and not c.good],
+        heads=("check", "error", "where", "bound", "verdict"), rows=check_rows(c),
+        bad=[not check.good for check in c.checks.values()], shares=_shares(c.kinds), growth=None, unproved=(),
+        each=[_folded(f"{kind}: every quantity", found) for kind, found in c.kinds.items()],
+    )  # fmt: skip
+
+
+def check_rows(c: Comparison) -> list[tuple[str, ...]]:
+    """Return the lines of the verdict: check, error, where, bound, PASS or FAIL."""
     return [
-        (name, f"{check.error:.2e}", check.which, f"{check.tolerance:.0e}", "PASS" if check.good else "FAIL")
-        for name, check in c.checks.items()
+        (kind, f"{check.error:.2e}", check.which, f"{check.tolerance:.0e}", "PASS" if check.good else "FAIL")
+        for kind, check in c.checks.items()
     ]
 
 
-def _steps(c: Comparison) -> list[tuple[str, ...]]:
-    ours, theirs = (side.losses for side in c.training)
-    return [
-        (f"step {n}", f"{ours[n]:.6e}", f"{theirs.get(n, float('nan')):.6e}", f"{finding.error:.1e}")
-        for n, finding in zip(ours, c.findings["loss"])
+def _write(
+    path: Path, template: str, facts: Mapping[str, str], found: dict[str, Any], bounds: Sequence[str], **page: Any
+) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {"about": facts, "bounds": bounds, **found}
+    path.with_suffix(".json").write_text(json.dumps(content, indent=1), encoding="utf-8")
+    page |= {"when": f"{datetime.now():%Y-%m-%d %H:%M}", "version": __version__, "bounds": bounds}
+    write(path, template, facts=list(facts.items()), **page)
+
+
+def _summary(verdicts: Sequence[Verdict]) -> str:
+    words = [verdict.word for verdict in verdicts]
+    counts = [f"{words.count('PASS')} of {len(words)} layouts are right"]
+    counts += [f"{words.count('FAIL')} wrong"] if "FAIL" in words else []
+    counts += [f"{words.count('not proved')} not proved"] if "not proved" in words else []
+    return ", ".join(counts)
+
+
+def _why(verdict: Verdict) -> str:
+    if verdict.reason:
+        return verdict.reason
+    if verdict.word == "FAIL":
+        found = next(finding for finding in verdict.findings if finding.name == verdict.named)
+        where = f"{verdict.place}; furthest past its bound: " if verdict.where else ""
+        return f"{where}{found.name}, error {found.error:.1e}, bound {found.tolerance:.1e}"
+    rest = len(verdict.findings) - len(verdict.telling)
+    untold = f"rounding in {verdict.layout.precision} is larger than {rest} of {len(verdict.findings)} quantities"
+    if verdict.word == "not proved":
+        return untold
+    found = worst(verdict.telling)
+    nearest = f"nearest to its bound: {found.name}, error {found.error:.1e}, bound {found.tolerance:.1e}"
+    return f"{nearest}; not proved: {untold}" if rest else nearest
+
+
+def _names(verdict: Verdict) -> tuple[str, str]:
+    return str(verdict.layout.ranks), verdict.layout.label
+
+
+def _cell(findings: Sequence[Finding]) -> str:
+    found = [finding for finding in findings if finding.tells]
+    return f"{worst(found).error:.1e} ({worst(found).error / worst(found).tolerance:.2f})" if found else "-"
+
+
+def _folded(name: str, findings: Sequence[Finding]) -> tuple[str, list[tuple[str, ...]], list[bool]]:
+    rows: list[tuple[str, ...]] = [
+        (f.name, f"{f.reference:.3e}", *((f"{f.error:.1e}", f"{f.tolerance:.1e}") if f.tells else ("-", "-")))
+        for f in findings
     ]
+    return name, rows, [not f.good for f in findings]
 
 
-# --- figures ---------------------------------------------------------------------------------------------
-
-
-def _figure(height: float) -> Figure:
+def _shares(rows: Mapping[str, Sequence[Finding]]) -> bytes | None:
+    """Draw how much of its bound every quantity takes, a row a layout or a kind."""
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(10, height), dpi=100, layout="constrained")
-
-
-def _error_figure(findings: Sequence[Finding]) -> Figure:
-    """Draw errors on a logarithmic axis against the tolerance; those that are 0 or infinite sit at its ends."""
-    figure, tolerance = _figure(4.2), findings[0].tolerance
+    if not rows:
+        return None
+    figure = Figure(figsize=(10, 0.8 + 0.32 * len(rows)), dpi=100, layout="constrained")
     axes: Any = figure.subplots()
-    values, places = _clipped(findings), np.arange(len(findings))
-    axes.bar(places, values, color=np.where(values > tolerance, "tab:red", "tab:blue"), width=0.8)
-    axes.axhline(tolerance, color="0.3", linestyle="--", linewidth=1, label=f"tolerance {tolerance:.0e}")
-    axes.set(ylabel="relative error", yscale="log", ylim=(1e-9, max(10 * tolerance, 2 * values.max())))
-    shown = places[:: max(1, len(places) // 45)]
-    axes.set_xticks(shown, [findings[i].which for i in shown], rotation=90, fontsize=7)
-    axes.legend()
-    return figure
+    for row, findings in enumerate(rows.values()):
+        shares = np.clip([f.error / f.tolerance for f in findings if f.tells], 1e-4, 1e4)
+        axes.scatter(shares, np.full(len(shares), row), s=9, alpha=0.4, linewidths=0,
+                     c=np.where(shares > 1, "tab:red", "tab:blue"))  # fmt: skip
+    axes.axvline(1, color="0.3", linestyle="--", linewidth=1)
+    axes.set(xscale="log", xlabel="error, as a share of its bound", xlim=(0.5e-4, max(10.0, axes.get_xlim()[1])))
+    axes.set_yticks(range(len(rows)), list(rows), fontsize=8)
+    axes.invert_yaxis()
+    return png_of_figure(figure)
 
 
-def _loss_figure(c: Comparison) -> Figure:
-    figure, findings = _figure(5.0), c.findings["loss"]
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
-    for label, side, style in zip(c.labels, c.training, ("-", "--")):
-        above.plot(list(side.losses), list(side.losses.values()), style, label=label, linewidth=2)
-    above.set(ylabel="loss")
-    above.legend()
-    below.plot(list(c.training[0].losses), _clipped(findings), "o-", markersize=3)
-    below.axhline(findings[0].tolerance, color="0.3", linestyle="--", linewidth=1)
-    below.set(xlabel="step", ylabel="relative difference", yscale="log")
-    return figure
+def _json(v: Verdict) -> dict[str, Any]:
+    quantities = list(map(_as_json, v.findings))
+    return {"layout": str(v.layout), "verdict": v.word, "reason": v.reason, "where": v.place, "named": v.named,
+            "quantities": quantities}  # fmt: skip
 
 
-def _clipped(findings: Sequence[Finding]) -> np.ndarray:
-    return np.clip(np.array([finding.error for finding in findings]), 1e-9, 1e3)
+def _as_json(f: Finding) -> dict[str, Any]:
+    good = f.good if f.tells else "-"  # neither: not proved
+    return {"name": f.name, "norm": f.reference, "error": str(f.error), "bound": f.tolerance, "good": good}

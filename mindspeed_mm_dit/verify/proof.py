@@ -5,14 +5,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import os
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 
 from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config, spelled_out
@@ -20,12 +17,12 @@ from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.configs.yaml_file import read_yaml
 from mindspeed_mm_dit.errors import ConfigError, UserError
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
-from mindspeed_mm_dit.framework.launched import without_launcher
 from mindspeed_mm_dit.training.exit_codes import USER_ERROR
-from mindspeed_mm_dit.verify.layouts import RECOMPUTED, UNITS, Layout
-from mindspeed_mm_dit.verify.processes import LEFT_OUT, ROOT, last_words, own_flags
+from mindspeed_mm_dit.verify.examples import weights_of, write_weights
+from mindspeed_mm_dit.verify.layouts import RECOMPUTED, UNITS, WATCHED_BY, Layout
+from mindspeed_mm_dit.verify.processes import HOSTED, LEFT_OUT, OURS, Pythons, batch_size_of, own_flags, run_tasks
 from mindspeed_mm_dit.verify.prove import DRAWS, ROUNDINGS, Crashed, Truth, Verdict
-from mindspeed_mm_dit.verify.task import Taken, Task, write_tasks
+from mindspeed_mm_dit.verify.task import Taken, Task
 
 SAMPLES = 16
 """Of the global batch of a proof: each of 4 ranks has 2 micro-batches of 2."""
@@ -39,11 +36,6 @@ WEIGHTS = "weights.safetensors"
 TRUTH_BYTES = 72
 """Of each parameter: in float64 the weight, one moved, its gradient and one moved, two moments, the average; and two
 copies of what is written."""
-_START = (
-    "import sys; from mindspeed_mm_dit.training.launch.run import start; sys.exit(start(sys.argv[1], sys.argv[2:]))"
-)
-OURS, HOSTED = (ROOT / "mindspeed_mm_dit" / "hosts" / name for name in ("prove.py", "prove_hosted.py"))
-"""What the processes of a layout run."""
 Say = Callable[[str], None]
 
 
@@ -70,7 +62,7 @@ class Config:
         """What all layouts begin with."""
         return self.folder / WEIGHTS
 
-    def task(self, layout: Layout, name: str, **truth: Any) -> Task:
+    def task(self, layout: Layout, name: str, watched: bool = False, **truth: Any) -> Task:
         """Return the task of computing ``layout``; ``truth``: fields of the task."""
         micro = self.samples * layout.sharing // (layout.ranks * layout.micro_batches)
         flags = [
@@ -81,7 +73,8 @@ class Config:
         ]  # fmt: skip
         if layout.sharding is not None:
             flags += ["--use-torch-fsdp2", "--fsdp2-config-path", str(self._sharding(layout))]
-        return Task(tuple(flags), str(self.folder / name), self.steps, **truth)
+        flags += WATCHED_BY.get(layout.framework, ()) if watched else ()
+        return Task(tuple(flags), str(self.folder / name), self.steps, watched=watched, **truth)
 
     def _sharding(self, layout: Layout) -> Path:
         """Write the fsdp2.yaml of a layout: the user's, with what the layout is about."""
@@ -100,8 +93,6 @@ def open_config(given: Path, folder: Path, checkpoint: str | None, is_whole: boo
     Raises:
         UserError: the folder lacks a file, or one of them is wrong.
     """
-    from safetensors.numpy import save_file
-
     from mindspeed_mm_dit.checkpoint.adapting import digest_of_base
 
     model = load_model_config(str(given / "model.json"))
@@ -112,13 +103,13 @@ def open_config(given: Path, folder: Path, checkpoint: str | None, is_whole: boo
         content["predictor"] = dataclasses.asdict(small.predictor)
     (folder / "model.json").write_text(json.dumps(content), encoding="utf-8")
     _check_memory(small)
-    weights = _weights(small, checkpoint, _seed(flags))
-    save_file({name: np.ascontiguousarray(array) for name, array in weights.items()}, folder / WEIGHTS)
+    weights = weights_of(small, checkpoint, _seed(flags))
+    write_weights(folder / WEIGHTS, weights)
     sharding = given / "fsdp2.yaml"
     fsdp2 = read_yaml(sharding, "--fsdp2-config-path") or {} if sharding.is_file() and small == model else {}
     return Config(
         folder, small, str(given / "data.json"), fsdp2, [*flags, "--seed", str(_seed(flags))],
-        samples=_samples(flags) if is_whole else SAMPLES, steps=steps,
+        samples=batch_size_of(flags) if is_whole else SAMPLES, steps=steps,
         about={
             "config": str(given), "model": _said(model, small),
             "weights": checkpoint or "drawn from the seed; what begins as zero is drawn too, for it would hide errors",
@@ -143,25 +134,12 @@ def _check_memory(model: ModelConfig) -> None:
         )  # fmt: skip
 
 
-def _weights(model: ModelConfig, checkpoint: str | None, seed: int) -> Mapping[str, np.ndarray]:
-    from mindspeed_mm_dit.verify.worker import drawn_weights
-
-    if checkpoint is None:
-        return drawn_weights(model, seed)
-    from mindspeed_mm_dit.checkpoint.adapting import read_source
-
-    return read_source(checkpoint, model.predictor).weights
-
-
-def prove(config: Config, layouts: Sequence[Layout], pythons: Mapping[str, str | UserError], say: Say) -> list[Verdict]:
-    """Compute every layout in one process (of several ranks, one process each) for each number of ranks, and judge it.
-
-    pythons: of each framework its interpreter, or why there is none; of a host that is not here, why.
-    """
+def prove(config: Config, layouts: Sequence[Layout], pythons: Pythons, say: Say) -> list[Verdict]:
+    """Compute every layout, and judge it; for each number of ranks the processes of one launcher do them in turn."""
     found = _compute(config, layouts, pythons, say)
     truths = truths_of(config, layouts, pythons, say)
     verdicts = [_verdict(layout, found[layout.stem], truths) for layout in layouts]
-    wrong = [verdict.layout for verdict in verdicts if verdict.wrong and verdict.layout.framework == "pytorch"]
+    wrong = [verdict.layout for verdict in verdicts if verdict.wrong]
     if not wrong:
         return verdicts
     say(f"{len(wrong)} layout(s) are wrong: looking where")
@@ -182,11 +160,11 @@ def _located(verdict: Verdict, taken: Taken | str | None, truths: Mapping[tuple[
     truth = truths.get(verdict.layout.what)
     if not isinstance(taken, Taken) or not isinstance(truth, Truth):
         return verdict
-    return replace(verdict, where=truth.first_wrong(taken, verdict.layout.precision))
+    return replace(verdict, where=truth.first_wrong(verdict, taken))
 
 
 def truths_of(
-    config: Config, layouts: Sequence[Layout], pythons: Mapping[str, str | UserError], say: Say, watched: bool = False
+    config: Config, layouts: Sequence[Layout], pythons: Pythons, say: Say, watched: bool = False
 ) -> dict[tuple[str, ...], Truth | str]:
     """Compute the truth of each thing that the layouts compute, and its rounding in their precisions."""
     say("the truth, in float64, and its rounding")
@@ -196,7 +174,7 @@ def truths_of(
         for number, (what, precisions) in enumerate(asked.items())
         for precision in ("", *sorted(precisions))
     }
-    why = run_tasks(1, "pytorch", list(itertools.chain(*tasks.values())), config, pythons)
+    why = run_tasks(1, "pytorch", list(itertools.chain(*tasks.values())), config.folder, pythons)
     truths: dict[tuple[str, ...], Truth | str] = {}
     for what, precisions in asked.items():
         found = {each: [Taken.read(task) or why for task in tasks[what, each]] for each in ("", *precisions)}
@@ -218,7 +196,7 @@ def _truth_tasks(config: Config, what: tuple[str, ...], name: str, precision: st
 
 
 def _compute(
-    config: Config, layouts: Sequence[Layout], pythons: Mapping[str, str | UserError], say: Say, watched: bool = False
+    config: Config, layouts: Sequence[Layout], pythons: Pythons, say: Say, watched: bool = False
 ) -> dict[str, Taken | str]:
     """Take the steps of every layout; what was seen of it, or why nothing was."""
     found: dict[str, Taken | str] = {}
@@ -230,7 +208,7 @@ def _compute(
         say(f"{framework} on {ranks} rank(s): {', '.join(each.name for each in own)}")
         tasks = {each.stem: config.task(each, each.stem + watched * "-watched", watched=watched) for each in own}
         while tasks:
-            why = run_tasks(ranks, framework, list(tasks.values()), config, pythons, OURS if is_ours else HOSTED)
+            why = run_tasks(ranks, framework, list(tasks.values()), config.folder, pythons, OURS if is_ours else HOSTED)
             done = {stem: taken for stem, task in tasks.items() if (taken := Taken.read(task))}
             missing = [stem for stem in tasks if stem not in done]
             found |= done
@@ -250,32 +228,6 @@ def _by_processes(layouts: Sequence[Layout]) -> list[list[Layout]]:
     return list(groups.values())
 
 
-def run_tasks(
-    ranks: int,
-    framework: str,
-    tasks: Sequence[Task],
-    config: Config,
-    pythons: Mapping[str, str | UserError],
-    script: Path = OURS,
-) -> str:
-    """Let the launcher of a run start ``ranks`` processes that do ``tasks``; return why they ended before the last."""
-    python = pythons[framework]
-    if isinstance(python, UserError):
-        return str(python)
-    listed = config.folder / f"{Path(tasks[0].output).name}.json"
-    write_tasks(listed, tasks)
-    path = [os.path.dirname(python), os.environ.get("PATH", "")]
-    roots = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    done = subprocess.run(
-        [python, "-c", _START, framework, str(script), str(listed)],
-        env={**without_launcher(os.environ), "NPUS_PER_NODE": str(ranks), "PATH": os.pathsep.join(path),
-             "PYTHONPATH": os.pathsep.join(roots)},
-        text=True, stdin=subprocess.DEVNULL, capture_output=True,
-    )  # fmt: skip
-    listed.with_suffix(".log").write_text(f"{done.stdout}\n{done.stderr}", encoding="utf-8")
-    return last_words(done) if done.returncode else "its process ended without a word"
-
-
 def _said(model: ModelConfig, proved: ModelConfig) -> str:
     count = f"{proved.predictor.parameters().num_elements():,} parameters"
     if proved == model:
@@ -291,9 +243,3 @@ def _said(model: ModelConfig, proved: ModelConfig) -> str:
 
 def _seed(flags: Sequence[str]) -> int:
     return int(flags[flags.index("--seed") + 1]) if "--seed" in flags else 1234
-
-
-def _samples(flags: Sequence[str]) -> int:
-    from mindspeed_mm_dit.verify.processes import batch_size_of
-
-    return batch_size_of(flags)

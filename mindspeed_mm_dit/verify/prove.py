@@ -15,8 +15,9 @@ from functools import cached_property
 import numpy as np
 
 from mindspeed_mm_dit.verify.layouts import UNITS, Layout
-from mindspeed_mm_dit.verify.table import STEPS, Bound, Computed, Finding, Tolerances, judge_steps, worst
+from mindspeed_mm_dit.verify.table import MODULES, STEPS, Bound, Computed, Finding, Tolerances, judge_steps, worst
 from mindspeed_mm_dit.verify.task import Arrays, Taken
+from mindspeed_mm_dit.verify.where import AFTER_BACKWARD, first_wrong
 
 ROUNDINGS = 8
 """By how many roundings a number is moved: a sum of many terms is rounded as often as it has partial sums."""
@@ -27,9 +28,7 @@ UNDECIDED = 0.25
 goes by the sign of single entries, as Adam does, steps it either way: such entries are left out of what is compared of
 steps and averages."""
 
-WATCHED = ("input", "out", "given", "back")
-"""What the network is given, what a module gives, and the gradients of that and of what it was given."""
-AFTER_BACKWARD = "after backward: every module gives and is given back what it should, what follows is wrong"
+UNWATCHED = "only where modules are not watched: in a compiled graph, or not every time"
 _PLACES = {
     "step": "the optimizer: gradients are right, the weights after its step are not",
     "average": "the average: weights are right, their average is not",
@@ -43,7 +42,7 @@ MEASURED = Bound(
 )
 
 
-PROVED = {kind: MEASURED for kind in STEPS if kind != "output"}
+PROVED = dict.fromkeys(STEPS, MEASURED)
 """What is proved of a layout: the loss of every sample, the norm, every gradient, and where the optimizer moves every
 weight and its average."""
 
@@ -75,13 +74,14 @@ class Truth:
         return Tolerances(rounding=2 * ROUNDINGS * UNITS[precision])
 
     def judge(self, layout: Layout, taken: Taken) -> list[Finding]:
-        """Judge every quantity of ``taken`` that has an entry which rounding leaves, in the order of the table."""
+        """Judge every quantity of ``taken``, in the order of the table; last those that rounding leaves no entry of."""
         names = [name[9:] for name in self.taken.arrays if name.startswith("gradient/")]
         counts = {name: self._decided(name, layout.precision) for name in names}
         ours, truth, *noisy = (
             computed(each, self.taken.start, counts) for each in (taken, self.taken, *self.rounded[layout.precision])
         )
-        return judge_steps(ours, truth, PROVED, self.asked(layout.precision), noisy)
+        lost = [Finding(name, 0.0, 1.0, 0.0, 0.0) for name, values in truth.items() if not values.size]
+        return judge_steps(ours, truth, PROVED, self.asked(layout.precision), noisy) + lost
 
     def _decided(self, name: str, precision: str) -> np.ndarray:
         """Return which entries of a parameter have a gradient that rounding leaves about what it is."""
@@ -90,26 +90,19 @@ class Truth:
         usual = math.sqrt(float((moved**2).mean()))
         return np.maximum(moved, usual) < UNDECIDED * np.abs(truth)
 
-    def first_wrong(self, taken: Taken, precision: str) -> str:
-        """Return in words where a layout parts from the truth, of watched steps."""
-        there = {name: values for name, values in self.taken.watched.items() if name in taken.watched}  # (not compiled)
-        noisy = [each.watched for each in self.rounded[precision]]
-        found = judge_steps(taken.watched, there, dict.fromkeys(WATCHED, MEASURED), self.asked(precision), noisy)
-        return _words([finding for finding in found if not finding.good])
-
-
-def _words(wrong: Sequence[Finding]) -> str:
-    """Say where it begins, of the wrong inputs, outputs and gradients in the order in which they are computed."""
-    inputs, out, given, back = (
-        [finding.which or "the network" for finding in wrong if finding.kind == kind] for kind in WATCHED
-    )
-    if inputs:
-        return f"forward: the data: input {inputs[0]} of the network (0 is what is noised, 1 the time)"
-    if out:
-        return f"forward: module {out[0]}"
-    if culprits := [name for name in back if name not in given]:
-        return f"backward: module {culprits[0]}"
-    return f"backward: behind module {given[0]}" if given else AFTER_BACKWARD
+    def first_wrong(self, verdict: Verdict, taken: Taken) -> str:
+        """Return in words where a layout parts from the truth; ``taken``: its steps again, watched."""
+        layout, samples = verdict.layout, len(self.taken.losses[0])
+        there = {
+            name: values
+            for name, values in self.taken.watched.items()
+            if name in taken.watched and (len(values) == samples or values.shape == taken.watched[name].shape)
+        }  # fmt: skip  (not: what is compiled, and tables of positions of which a rank has its part)
+        noisy, bounds = [each.watched for each in self.rounded[layout.precision]], dict.fromkeys(MODULES, MEASURED)
+        where = first_wrong(judge_steps(taken.watched, there, bounds, self.asked(layout.precision), noisy))
+        if where == AFTER_BACKWARD and verdict.named in {f.name for f in self.judge(layout, taken) if f.good}:
+            return UNWATCHED
+        return where
 
 
 class Crashed(str):
@@ -133,11 +126,16 @@ class Verdict:
         """PASS, FAIL or "not proved"."""
         if self.reason:
             return "FAIL" if isinstance(self.reason, Crashed) else "not proved"
-        return "PASS" if all(finding.good for finding in self.findings) else "FAIL"
+        return "FAIL" if self.wrong else "PASS" if self.telling else "not proved"
 
     def of_kind(self, kind: str) -> list[Finding]:
         """Return the findings about one kind of quantity."""
         return [finding for finding in self.findings if finding.kind == kind]
+
+    @cached_property
+    def telling(self) -> list[Finding]:
+        """What proves something: of the others rounding leaves nothing."""
+        return [finding for finding in self.findings if finding.tells]
 
     @cached_property
     def wrong(self) -> list[Finding]:

@@ -25,6 +25,7 @@ from mindspeed_mm_dit.checkpoint.store import CheckpointStore
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import ConfigError, DataError
+from mindspeed_mm_dit.pages import write
 from mindspeed_mm_dit.training.past import PastRun, flags_of
 from mindspeed_mm_dit.training.read_logs import read_steps
 from mindspeed_mm_dit.verify.prove import ROUNDINGS
@@ -42,36 +43,6 @@ RUN = {"loss": LOGGED, "gradient norm": NORM}
 """What a log says of a step."""
 PLACES = 10
 _JSON = re.compile(r"^```json\n(.*?)^```$", re.M | re.S)
-_TEXT = """# Run card
-
-```bash
-mm-dit prove --run {name}
-```
-
-This takes the first logged steps of the run again, and compares loss and gradient norm with the lines below;
-`--at 20,400` takes those up to others. Paths of the configs begin in the working directory; others follow behind `--`,
-as in `-- --mm-model model.json --mm-data data.json`.
-
-{facts}
-
-## Losses
-
-Each is the mean of the steps up to it since the line before it in the log; the gradient norm is that of the last.
-
-```text
-{lines}
-```
-
-Taken again by mm-dit prove: {again}.
-
-## The run
-
-```json
-{run}
-```
-"""
-
-
 Log = Mapping[int, tuple[float, float]]
 """Mean loss of the interval that ends with a step, and gradient norm of that step."""
 
@@ -148,18 +119,14 @@ def write_card(path: Path, run: Published, findings: Sequence[Finding], table: M
     table: what stands at its top, such as the digest of its weights.
     """
     again = sorted({int(finding.which) for finding in findings})
-    lines = (
+    lines = [
         f" iteration {step:8d}/{run.flags.train_iters:8d} | mean of {run.flags.log_interval} | loss: {loss:.6E} |"
         f" grad norm: {grad_norm:.3f} |"
         for step in _ten(list(run.log), again)
         for loss, grad_norm in [run.log[step]]
-    )
-    rows = "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in table.items())])
-    text = _TEXT.format(
-        name=path.name, facts=rows, lines="\n".join(lines),
-        again=f"iteration {', '.join(map(str, again))}", run=json.dumps(without_places(run.facts), indent=1),
-    )  # fmt: skip
-    path.write_text(text, encoding="utf-8")
+    ]
+    facts = json.dumps(without_places(run.facts), indent=1)
+    write(path, "card.md", name=path.name, facts=table, lines=lines, again=again, run=facts)
 
 
 def row_of(finding: Finding) -> tuple[str, str, str, str, str, str]:

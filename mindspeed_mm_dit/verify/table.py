@@ -66,11 +66,13 @@ TRAINING = Bound(
 )
 
 
-STEPS = ("output", "loss", "gradient norm", "gradient", "step", "average")
-"""Kinds of quantities of training steps, in the order in which they are computed: what each part of the network gives,
-by its name; losses, and the norm of all gradients, by step; and by parameter its gradient, and how far the weight and
-its average have come. What rounding makes of each is measured (``prove.py``), or stands in ``BOUNDS``."""
-BOUNDS: Mapping[str, Bound] = {"output": FORWARD, "loss": TRAINING, "gradient": GRADIENTS}
+STEPS = ("loss", "gradient norm", "gradient", "step", "average")
+"""Kinds of quantities of training steps, in the order in which they are computed: losses, and the norm of all
+gradients, by step; and by parameter its gradient, and how far the weight and its average have come."""
+MODULES = ("input", "output", "given", "back")
+"""Kinds of what is watched of each module of the network (``where.py``)."""
+BOUNDS: Mapping[str, Bound] = {"input": FORWARD, "output": FORWARD, "gradient": GRADIENTS, "loss": TRAINING}
+"""Where two frameworks are compared. What rounding makes of a layout is measured instead (``prove.py``)."""
 Computed = Mapping[str, np.ndarray]
 """Quantities of training steps by name."""
 _NOT_THERE = np.zeros(0)
@@ -113,13 +115,17 @@ class Finding:
     """Norm of the reference's."""
     noise: float | None = None
     """Error of another right program in the same precision, where it is known."""
-    input_error: float = 0.0
-    """Of what a part of a network gives: the largest error of what it was given."""
 
     @property
     def good(self) -> bool:
         """Whether the error is within tolerance."""
         return self.error <= self.tolerance
+
+    @property
+    def tells(self) -> bool:
+        """Whether a good one proves anything: an error of 1 is that of zero, and what rounding moves by more may be
+        anything."""
+        return not self.good or self.tolerance < 1
 
     @property
     def kind(self) -> str:

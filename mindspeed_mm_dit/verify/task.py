@@ -1,4 +1,4 @@
-"""What a process of ``mm-dit prove`` is asked to compute, and what it leaves in files."""
+"""What a process of ``mm-dit prove`` or ``compare`` is asked to compute, and what it leaves in files."""
 
 from __future__ import annotations
 
@@ -36,6 +36,14 @@ class Task:
     """Decides how they are moved."""
     watched: bool = False
     """Whether the modules are watched."""
+    inputs: str = ""
+    """An .npz of samples that the network is given instead of data; it takes no step then."""
+    drawn: bool = True
+    """Whether weights that begin as zero are drawn too."""
+
+    def value(self, flag: str) -> str:
+        """Return what follows ``flag``."""
+        return self.flags[self.flags.index(flag) + 1]
 
     def write(self, found: Arrays, rank: int) -> None:
         """Leave what a rank has found; what all ranks have alike rank 0 leaves."""
@@ -75,8 +83,8 @@ class Taken:
     """Steps that were taken in one layout, by all its ranks."""
 
     arrays: Arrays
-    """``grad_norm``, (steps,); ``gradient/PARAMETER``, ``model/PARAMETER`` and ``ema/PARAMETER``: of the first step;
-    of a truth ``start/PARAMETER``, the weights before it."""
+    """``grad_norm`` and ``seconds``, (steps,); of the first step ``gradient/PARAMETER``, ``model/PARAMETER`` and
+    ``ema/PARAMETER``; of a truth ``start/PARAMETER``, the weights before it. ``facts``: versions, device, as JSON."""
     losses: Sequence[np.ndarray]
     """Of each step, (samples,), in the order of the run."""
     watched: Arrays
@@ -91,6 +99,12 @@ class Taken:
             **{f"gradient norm/{n}": self.arrays["grad_norm"][n - 1 : n] for n in steps},
             **{name: array for name, array in self.arrays.items() if name.startswith("gradient/")},
         }
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """Versions and device."""
+        found: dict[str, str] = json.loads(str(self.arrays["facts"]))
+        return found
 
     @property
     def start(self) -> Arrays:

@@ -22,7 +22,8 @@ from mindspeed_mm_dit.models.registry import PREDICTOR_MODEL_MAPPINGS, register
 from mindspeed_mm_dit.objectives.contract import Sampler
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES, draw_of
 from mindspeed_mm_dit.optimizers.registry import OPTIMIZERS
-from mindspeed_mm_dit.verify.processes import Side, training_flags
+from mindspeed_mm_dit.verify.compare import Side, training_flags
+from mindspeed_mm_dit.verify.task import Task
 from tests.conftest import ROOT
 from tests.outside import plugin, predictor
 from tests.training.launch import Configs
@@ -164,7 +165,9 @@ def test_a_comparison_of_frameworks_knows_it(configs, path, tmp_path, framework,
     monkeypatch.setenv("PYTHONPATH", path)
     model, data = (str(configs.folder / f"{name}.json") for name in ("model", "data"))
     flags = training_flags(model, data, tmp_path / "none", 2, 1234, 8, None)
-    assert Side("side", framework.active(), sys.executable).train(flags, tmp_path).losses.keys() == {1, 2}
+    task = Task(("--ai-framework", framework.active(), *flags), f"{tmp_path}/side", steps=2, drawn=False)
+    (taken,) = Side(framework.active(), sys.executable, "side").take([task], tmp_path)
+    assert [len(losses) for losses in taken.losses] == [8, 8]
 
 
 def test_pictures_are_square(config, configs):

@@ -21,7 +21,8 @@ import numpy as np
 from mindspeed_mm_dit.errors import PlatformError
 from mindspeed_mm_dit.verify import proof
 from mindspeed_mm_dit.verify.layouts import LAYOUTS, Layout
-from mindspeed_mm_dit.verify.proof import open_config, run_tasks, truths_of
+from mindspeed_mm_dit.verify.processes import run_tasks
+from mindspeed_mm_dit.verify.proof import open_config, truths_of
 from mindspeed_mm_dit.verify.prove import Truth
 from mindspeed_mm_dit.verify.table import Finding, worst
 from mindspeed_mm_dit.verify.task import Taken
@@ -60,7 +61,7 @@ def config_folder(configs: Configs, flags: str = "") -> Path:
 def truths_here(config, layouts, watched=False) -> dict:
     """Compute the truths in this process, which knows the framework already."""
 
-    def take_all(ranks, framework, tasks, config, pythons):
+    def take_all(ranks, framework, tasks, folder, pythons):
         from mindspeed_mm_dit.framework import activate, runtime
 
         activate("pytorch")
@@ -90,7 +91,7 @@ def prove_all(seeds: Iterable[int], place: Path, digits: Path, clips: Path | Non
     said = {}
     for ranks in sorted({layout.ranks for _, _, layout, _, _ in asked}):
         tasks = [task for _, _, layout, _, task in asked if layout.ranks == ranks]
-        said[ranks] = run_tasks(ranks, "pytorch", tasks, config, PYTHONS)
+        said[ranks] = run_tasks(ranks, "pytorch", tasks, config.folder, PYTHONS)
     for seed, what, layout, truth, task in asked:
         taken = Taken.read(task)
         assert isinstance(taken, Taken) and isinstance(truth, Truth), (seed, layout, taken, truth, said[layout.ranks])

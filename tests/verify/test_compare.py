@@ -1,14 +1,15 @@
-"""mm-dit compare: equal sides pass; an operator that is broken on one of them is found, and its layer named.
+"""mm-dit compare: equal sides pass; an operator that is broken on one of them is found, and its module named.
 
-The sides here are two copies of this project on one framework, or PyTorch and MindSpore where both are to be had
-(MM_DIT_MINDSPORE_PYTHON names the interpreter of the second).
+The sides here are one framework twice, or PyTorch and MindSpore where both are to be had (MM_DIT_MINDSPORE_PYTHON names
+the interpreter of the second).
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
+import json
 import os
-import shutil
 import sys
 from pathlib import Path
 
@@ -17,12 +18,18 @@ import pytest
 
 from mindspeed_mm_dit.cli.compare import _print, add_arguments, check_arguments, run_sides
 from mindspeed_mm_dit.cli.main import main
+from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.errors import PlatformError, UserError
-from mindspeed_mm_dit.verify.compare import compare_losses, first_past
-from mindspeed_mm_dit.verify.page import Comparison, write_report
-from mindspeed_mm_dit.verify.processes import ROOT, Side, Training, batch_size_of, find_python, training_flags
-from mindspeed_mm_dit.verify.table import Finding, relative_error
+from mindspeed_mm_dit.verify.compare import Comparison, Side, training_flags
+from mindspeed_mm_dit.verify.examples import weights_of, write_weights
+from mindspeed_mm_dit.verify.page import write_comparison
+from mindspeed_mm_dit.verify.processes import batch_size_of, find_python
+from mindspeed_mm_dit.verify.table import Finding, judge_steps, relative_error
+from mindspeed_mm_dit.verify.task import Task
+from mindspeed_mm_dit.verify.where import first_wrong
 from tests.training.launch import Configs
+
+PLANTS = Path(__file__).with_name("plants.py")
 
 
 def _python_with(package: str, variable: str) -> str | None:
@@ -33,15 +40,6 @@ PYTHONS = {
     "pytorch": _python_with("torch", "MM_DIT_PYTORCH_PYTHON"),
     "mindspore": _python_with("mindspore", "MM_DIT_MINDSPORE_PYTHON"),
 }
-FAULTS = {
-    "pytorch": (
-        "framework/pytorch/ops.py",
-        "from torch.nn.functional import scaled_dot_product_attention as attention\n",
-        "from torch.nn.functional import scaled_dot_product_attention\n"
-        "def attention(q, k, v): return scaled_dot_product_attention(q, k, v, scale=q.shape[-1] ** -0.51)\n",
-    ),
-    "mindspore": ("framework/mindspore/ops.py", "q * q.shape[-1] ** -0.5,", "q * q.shape[-1] ** -0.51,"),
-}  # fmt: skip
 
 
 def python_of(framework: str) -> str:
@@ -57,56 +55,43 @@ def configs(tmp_path_factory, digits_folder) -> Configs:
 
 
 def arguments(configs: Configs, output: Path, *flags: str):
-    import argparse
-
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     return parser.parse_args(["--model", f"{configs.folder}/model.json", "--output", str(output), *flags])
 
 
-def broken_copy(folder: Path, framework: str) -> Path:
-    file, line, broken = FAULTS[framework]
-    shutil.copytree(ROOT / "mindspeed_mm_dit", folder / "mindspeed_mm_dit", ignore=shutil.ignore_patterns("__pyc*"))
-    source = folder / "mindspeed_mm_dit" / file
-    assert source.read_text().count(line) == 1
-    source.write_text(source.read_text().replace(line, broken))
-    return folder
-
-
-ONLY_FORWARD_AND_BACKWARD = ("--steps", "0", "--sample-steps", "0")
-
-
 @pytest.mark.ranks
 @pytest.mark.parametrize("framework", ["pytorch", "mindspore"])
-def test_a_broken_operator_is_found_and_its_layer_named(framework, configs, tmp_path, capsys):
+def test_a_broken_operator_is_found_and_its_module_named(framework, configs, tmp_path, capsys):
     python = python_of(framework)
-    sides = (
-        Side("whole", framework, python),
-        Side("broken", framework, python, root=broken_copy(tmp_path / "copy", framework)),
-    )
-    assert run_sides(arguments(configs, tmp_path / "r.html", *ONLY_FORWARD_AND_BACKWARD), sides) == 1
+    whole, broken = Side(framework, python, "whole"), Side(framework, python, "the_scale_of_attention", PLANTS)
+    flags = ("--steps", "0", "--sample-steps", "0")
+    assert run_sides(arguments(configs, tmp_path / "r.html", *flags), (whole, broken)) == 1
     said = capsys.readouterr().out
-    assert "first layer past tolerance: predictor.blocks.0.attn\n" in said and "verdict: FAIL" in said
-    assert "<code class=FAIL>predictor.blocks.0.attn</code>" in (tmp_path / "r.html").read_text()
+    assert "it parts at: forward: module blocks.0.attn\n" in said and "verdict: FAIL" in said
+    assert "<p class=FAIL>forward: module blocks.0.attn</p>" in (tmp_path / "r.html").read_text()
 
 
 @pytest.mark.ranks
 def test_equal_sides_pass_with_weights_from_a_checkpoint(configs, tmp_path, capsys):
     framework = "pytorch" if PYTHONS["pytorch"] else "mindspore"
     python = python_of(framework)
-    run = Side("run", framework, python)
     model, data = f"{configs.folder}/model.json", f"{configs.folder}/data.json"
     flags = training_flags(model, data, Path("none"), 2, 1234, 8, None)
-    fresh = run.train([*flags, "--save", f"{tmp_path}/checkpoints"], tmp_path).losses[1]
+    weights = weights_of(load_model_config(model), None, 7)
+    write_weights(tmp_path / "other.safetensors", weights)
+    task = Task(("--ai-framework", framework, *flags), f"{tmp_path}/fresh", steps=1, drawn=False)
+    (from_the_seed,) = Side(framework, python, "fresh").take([task], tmp_path)
 
-    args = arguments(configs, tmp_path / "r.html", "--checkpoint", f"{tmp_path}/checkpoints", "--steps", "2",
+    args = arguments(configs, tmp_path / "r.html", "--checkpoint", f"{tmp_path}/other.safetensors", "--steps", "2",
                      "--sample-steps", "2", "--batch-size", "8")  # fmt: skip
-    assert run_sides(args, (Side("a", framework, python), Side("b", framework, python))) == 0
-    page = (tmp_path / "r.html").read_text()
-    assert page.count("data:image/png;base64,") == 5  # layers, gradients, losses, two of samples
+    assert run_sides(args, (Side(framework, python, "a"), Side(framework, python, "b"))) == 0
+    page, found = (tmp_path / "r.html").read_text(), json.loads((tmp_path / "r.json").read_text())
+    assert page.count("data:image/png;base64,") == 3  # shares of bounds, two of samples
     assert "http" not in page and "images/s" in page and "numpy" in page
-    assert "step 2" in page
-    assert f"{fresh:.6e}" not in page  # the training began with the checkpoint's weights
+    losses = {each["name"]: each["norm"] for each in found["quantities"] if each["name"].startswith("loss/")}
+    assert losses.keys() == {"loss/1", "loss/2"}
+    assert losses["loss/1"] != pytest.approx(from_the_seed.losses[0].mean())  # it began with the checkpoint's weights
     assert "verdict: PASS" in capsys.readouterr().out
 
 
@@ -120,16 +105,22 @@ def test_pytorch_and_mindspore_agree(configs, tmp_path):
 # --- the parts -------------------------------------------------------------------------------------------
 
 
-def test_the_first_layer_past_tolerance_is_the_smallest_that_gets_agreeing_inputs():
-    layers = [
-        Finding("norm1", 1e-7, 1e-5),
-        Finding("proj", 1e-2, 1e-5, input_error=1e-2),  # wrong only because of what it is fed
-        Finding("attn", 1e-2, 1e-5, input_error=1e-7),
-        Finding("block", 1e-3, 1e-5, input_error=1e-7),
+def test_the_first_wrong_module_is_the_smallest_that_gets_right_inputs():
+    findings = [
+        Finding("input//0", 1e-7, 1e-5),
+        Finding("input/proj/0", 1e-2, 1e-5),
+        Finding("output/norm1", 1e-7, 1e-5),
+        Finding("output/proj", 1e-2, 1e-5),  # wrong only because of what it is fed
+        Finding("output/attn", 1e-2, 1e-5),
+        Finding("output/block", 1e-3, 1e-5),
     ]
-    assert first_past(layers).name == "attn"
-    assert first_past(layers[:1]) is None
-    assert first_past([Finding("x", float("nan"), 1e-5, input_error=1.0)]).name == "x"
+    assert first_wrong(findings) == "forward: module attn, first seen in proj"
+    assert first_wrong([Finding("output/x", float("nan"), 1e-5)]) == "forward: module x"
+    assert first_wrong([Finding("input//2", 1.0, 1e-5), *findings]).startswith("forward: the data: input 2 of the")
+    assert first_wrong([Finding("given/b", 1.0, 1e-5), Finding("back/b", 1.0, 1e-5), Finding("back/a", 1.0, 1e-5)]) == (
+        "backward: module a"
+    )
+    assert first_wrong(findings[:1]).startswith("after backward")
 
 
 def test_an_error_is_relative_and_never_hides_what_is_not_a_number():
@@ -139,7 +130,8 @@ def test_an_error_is_relative_and_never_hides_what_is_not_a_number():
 
 
 def test_a_step_that_one_side_lacks_is_an_infinite_difference():
-    assert [f.error for f in compare_losses({1: 2.0, 2: 1.0}, {1: 2.0})] == [0.0, np.inf]
+    first, both = {"loss/1": np.ones(1)}, {"loss/1": np.ones(1), "loss/2": np.ones(1)}
+    assert [f.error for f in judge_steps(first, both)] == [0.0, np.inf]
 
 
 def test_training_flags_are_the_runs_own_without_saving_and_on_its_schedule(tmp_path):
@@ -148,12 +140,8 @@ def test_training_flags_are_the_runs_own_without_saving_and_on_its_schedule(tmp_
     )
     flags = training_flags("m.json", "d.json", tmp_path / "train.args", 20, 7, None, None)
     assert "--save" not in flags and "x" not in flags and "--report" not in flags
-    assert " ".join(flags).endswith("--lr-decay-iters 800 --train-iters 20 --log-interval 1 --seed 7")
+    assert " ".join(flags).endswith("--lr-decay-iters 800 --train-iters 20 --seed 7")
     assert batch_size_of(flags) == 64
-
-
-def test_the_speed_is_the_median_of_the_second_half():
-    assert Training({}, {1: 9000.0, 2: 100.0, 3: 200.0}).images_per_second(10) == pytest.approx(10 / 0.15)
 
 
 def test_no_interpreter_is_an_error_that_names_the_flag(tmp_path, monkeypatch):
@@ -165,12 +153,11 @@ def test_no_interpreter_is_an_error_that_names_the_flag(tmp_path, monkeypatch):
         find_python("pytorch", "nowhere/python")
 
 
-def test_a_side_that_fails_says_why(configs, tmp_path):
-    side = Side("broken", "pytorch", sys.executable)
-    with pytest.raises(UserError, match=r"broken .*ConfigError: .*unknown flag"):
-        side.train(["--mm-model", "m", "--mm-data", "d", "--micro-batch-size", "1", "--train-iters", "1", "--lr", "1",
-                    "--nonsense"], tmp_path)  # fmt: skip
-    assert (tmp_path / "broken_failed.log").is_file()
+def test_a_side_that_fails_says_why(tmp_path):
+    task = Task(("--ai-framework", "pytorch", "--nonsense"), f"{tmp_path}/broken")
+    with pytest.raises(UserError, match=r"broken .*ConfigError: .*unknown flag|broken .*ConfigError: command line"):
+        Side("pytorch", sys.executable, "broken").take([task], tmp_path)
+    assert (tmp_path / "broken.log").is_file()
 
 
 @pytest.mark.parametrize(
@@ -194,13 +181,11 @@ def test_a_mistake_is_named_before_time_is_spent(configs, flags, message):
 
 
 def test_losses_alone_that_part_fail_and_page_and_terminal_say_what_to_try(tmp_path, capsys):
-    good, bad = [Finding("output/blocks.0", 4e-7, 1e-5)], [Finding("loss/1", 2e-3, 1e-5)]
-    runs = [Training({1: 1.0}, {1: 1.0})] * 2
-    for outputs, noted in ((good, True), ([Finding("output/blocks.0", 1e-3, 1e-5)], False)):
-        findings = {"output": outputs, "gradient": good, "loss": bad}
-        comparison = Comparison(("a", "b"), ({}, {}), {}, findings, runs, [1.0, 1.0], None)
-        write_report(tmp_path / "r.html", comparison)
+    good, bad = Finding("output/blocks.0", 4e-7, 1e-5), Finding("loss/1", 2e-3, 1e-5)
+    for output, noted in ((good, True), (Finding("output/blocks.0", 1e-3, 1e-5), False)):
+        comparison = Comparison(("a", "b"), ({}, {}), {"model": "m"}, [output, bad], [1.0, 1.0])
+        write_comparison(tmp_path / "r.html", comparison)
         _print(comparison)
         page, said = (tmp_path / "r.html").read_text(), capsys.readouterr().out
-        assert not comparison.good and "verdict: FAIL" in said and "<span class=FAIL>FAIL</span>" in page
+        assert not comparison.good and "verdict: FAIL" in said and "<p class=FAIL>FAIL</p>" in page
         assert ("smaller --lr" in said, "smaller --lr" in page) == (noted, noted)

@@ -6,7 +6,7 @@ import json
 from types import SimpleNamespace
 
 from mindspeed_mm_dit.verify.layouts import Layout
-from mindspeed_mm_dit.verify.proof_page import said, write_proof
+from mindspeed_mm_dit.verify.page import said, write_proof
 from mindspeed_mm_dit.verify.prove import Crashed, Verdict
 from mindspeed_mm_dit.verify.table import Finding
 
@@ -48,3 +48,14 @@ def test_the_terminal_has_a_line_for_each_layout():
     lines = said(VERDICTS).splitlines()
     assert len(lines) == 5 and lines[0].startswith("1 rank, whole batch")
     assert "PASS        nearest to its bound: gradient/w, error 2.0e-07, bound 4.0e-07" in lines[0]
+
+
+def test_what_rounding_is_larger_than_is_not_proved_and_a_dash(tmp_path, framework):
+    lost = [Finding("step/w", 0.9, 1.5, 1.0, 1.0), Finding("average/w", 1.0, 1.0, 1.0, 1.0)]
+    layout = Layout("autocast", precision="bfloat16")
+    some, none = Verdict(layout, [*RIGHT, *lost]), Verdict(layout, lost)
+    assert (some.word, none.word, Verdict(layout, [Finding("step/w", 2.0, 1.5)]).word) == ("PASS", "not proved", "FAIL")
+    assert "rounding in bfloat16 is larger than 2 of 5 quantities" in said([some])
+    page, found = write(tmp_path, [some], framework)
+    assert "<td>step/w</td><td class=n>1.000e+00</td><td>-</td><td>-</td>" in page
+    assert [each["good"] for each in found["layouts"][0]["quantities"]] == [True, True, True, "-", "-"]

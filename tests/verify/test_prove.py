@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,8 @@ from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.verify import proof
 from mindspeed_mm_dit.verify.layouts import LAYOUTS
-from mindspeed_mm_dit.verify.proof import open_config, run_tasks
+from mindspeed_mm_dit.verify.processes import run_tasks
+from mindspeed_mm_dit.verify.proof import open_config
 from mindspeed_mm_dit.verify.prove import Verdict
 from mindspeed_mm_dit.verify.task import Taken
 from tests.clips_fixtures import clip_configs, write_clips
@@ -40,42 +43,58 @@ def clips(tmp_path_factory):
     )
 
 
-def judged(given: Path, folder: Path, faults: dict) -> dict:
-    """Take steps with each of ``faults`` planted, in two processes; return what is found wrong, and where."""
-    config = open_config(given, folder, None, True, steps=2)
+def judged(given: Path, folder: Path, names: list, pythons: dict = PYTHONS) -> dict:
+    """Take steps with each of the faults ``names`` planted, in one launch; return what is found wrong, and where."""
+    config, faults = open_config(given, folder, None, True, steps=2), {name: FAULTS[name] for name in names}
     layouts = [fault.layout for fault in faults.values()]
     truths = truths_here(config, layouts, watched=True)
     tasks = {name: config.task(fault.layout, name.replace(" ", "_"), watched=True) for name, fault in faults.items()}
-    run_tasks(2, "pytorch", list(tasks.values()), config, PYTHONS, ROOT / "tests/verify/plants.py")
+    plants = ROOT / "tests/verify/plants.py"
+    run_tasks(layouts[0].ranks, layouts[0].framework, list(tasks.values()), folder, pythons, plants)
     found = {}
     for name, fault in faults.items():
         taken = Taken.read(tasks[name])
         assert isinstance(taken, Taken), (name, taken, *(each.read_text()[-3000:] for each in folder.glob("*.log")))
         truth = truths[fault.layout.what]
-        findings, where = truth.judge(fault.layout, taken), truth.first_wrong(taken, fault.layout.precision)
-        found[name] = Verdict(fault.layout, findings, where=where)
+        verdict = Verdict(fault.layout, truth.judge(fault.layout, taken))
+        found[name] = replace(verdict, where=truth.first_wrong(verdict, taken))
     return found
+
+
+def faults_of(*, is_mindspore: bool = False) -> list[str]:
+    return [
+        name for name, fault in FAULTS.items()
+        if fault.layout is not ULYSSES and (fault.layout.framework == "mindspore") == is_mindspore
+    ]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def of_digits(digits, tmp_path_factory):
-    faults = {name: fault for name, fault in FAULTS.items() if fault.layout is not ULYSSES}
-    return judged(digits, tmp_path_factory.mktemp("proved"), faults)
+    return judged(digits, tmp_path_factory.mktemp("proved"), faults_of())
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if fault.layout is not ULYSSES])
+@pytest.mark.parametrize("name", faults_of())
 def test_a_fault_of_a_layout_is_found_and_named(of_digits, name):
-    assert of_digits[name].word == "FAIL"
-    assert of_digits[name].named.startswith(FAULTS[name].named)
-    assert of_digits[name].place.startswith(FAULTS[name].where)
+    found = of_digits[name]
+    assert (found.word, found.named.startswith(FAULTS[name].named)) == ("FAIL", True), found.named
+    assert found.place.startswith(FAULTS[name].where)
 
 
 @pytest.mark.ranks
 def test_a_fault_of_ranks_that_share_a_sample_is_found_and_named(clips, tmp_path):
     name = "RoPE's offset on the second rank"
-    found = judged(clips, tmp_path, {name: FAULTS[name]})[name]
+    found = judged(clips, tmp_path, [name])[name]
     assert found.named.startswith(FAULTS[name].named) and found.place.startswith(FAULTS[name].where)
+
+
+@pytest.mark.ranks
+def test_on_mindspore_the_first_wrong_module_is_named_forward_and_backward(digits, tmp_path):
+    python = os.environ.get("MM_DIT_MINDSPORE_PYTHON")
+    if python is None:
+        pytest.skip("MM_DIT_MINDSPORE_PYTHON names no interpreter")
+    for name, found in judged(digits, tmp_path, faults_of(is_mindspore=True), {"mindspore": python}).items():
+        assert found.named.startswith(FAULTS[name].named) and found.place.startswith(FAULTS[name].where), found.place
 
 
 @pytest.mark.ranks
@@ -111,6 +130,20 @@ def test_what_cannot_work_is_refused_before_any_work(flags, reason, capsys, monk
     assert reason in capsys.readouterr().err
 
 
+def test_data_that_is_not_there_and_too_little_memory_are_said_before_any_work(digits, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(digits, "mine")
+    data = json.loads(Path("mine/data.json").read_text())
+    data["dataset_param"]["data_folder"] = "gone"
+    Path("mine/data.json").write_text(json.dumps(data))
+    assert main(["prove", "mine"]) == 2
+    assert "gone" in capsys.readouterr().err
+    monkeypatch.setattr(proof, "host_memory_bytes", lambda: 2**20)
+    assert main(["prove", "mine", "--full"]) == 2
+    said = capsys.readouterr().err
+    assert "a step in float64 needs 0.0 GiB, and this machine has 0.0 GiB" in said and "leave --full" in said
+
+
 def test_a_narrowed_copy_has_the_kinds_of_the_whole():
     whole = load_model_config(str(ROOT / "examples/dit/imagenet256/model.json")).predictor
     small = whole.narrowed()
@@ -140,7 +173,7 @@ def test_no_right_layout_of_fifty_random_architectures_is_called_wrong(first, di
 
 
 def test_a_layout_that_crashes_is_wrong_and_those_behind_it_are_taken_all_the_same(digits, tmp_path, monkeypatch):
-    def run_until_the_second(ranks, framework, tasks, config, pythons, script=None):
+    def run_until_the_second(ranks, framework, tasks, folder, pythons, script=None):
         for task in tasks:
             if "replicated,-micro" in task.output:
                 return "exit code 1: RuntimeError: bang"

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from benchmarks.sweep import FEW_MODELS, MODELS, random_weights, sweep
-from mindspeed_mm_dit.verify.processes import Side
+from mindspeed_mm_dit.verify.compare import Side
 
 
 @pytest.mark.ranks
@@ -17,7 +17,7 @@ def test_outputs_losses_and_every_gradient_of_mindspore_are_pytorchs(tmp_path):
     python = os.environ.get("MM_DIT_MINDSPORE_PYTHON")
     if python is None:
         pytest.skip("MM_DIT_MINDSPORE_PYTHON names no interpreter")
-    sides = Side("pytorch", "pytorch", sys.executable), Side("mindspore", "mindspore", python)
+    sides = Side("pytorch", sys.executable, "pytorch"), Side("mindspore", python, "mindspore")
     found = sweep(FEW_MODELS, sides, tmp_path)
     assert len(found.agreements) == len(FEW_MODELS)
     assert [agreement for agreement in found.agreements if not agreement.good] == []

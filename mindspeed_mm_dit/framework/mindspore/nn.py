@@ -23,11 +23,11 @@ GELU_LINEAR = 2 * math.sqrt(2 / math.pi)
 GELU_CUBIC = 0.044715 * GELU_LINEAR
 
 __all__ = [
-    "CALLED", "GELU", "Conv2d", "Embedding", "GroupNorm", "LayerNorm", "Linear", "Module", "ModuleList", "RMSNorm",
-    "Sequential", "SiLU", "frozen_parameter", "parameter", "set_constant",
+    "BACKWARD_HOOK", "GELU", "Conv2d", "Embedding", "GroupNorm", "LayerNorm", "Linear", "Module", "ModuleList",
+    "RMSNorm", "Sequential", "SiLU", "frozen_parameter", "parameter", "set_constant",
 ]  # fmt: skip
 
-CALLED = "construct"
+BACKWARD_HOOK = "register_backward_hook"
 
 
 class Module(msnn.Cell):

@@ -20,11 +20,11 @@ from mindspeed_mm_dit.framework.pytorch.linear import Linear
 from mindspeed_mm_dit.framework.pytorch.norm import LayerNorm
 
 __all__ = [
-    "CALLED", "GELU", "Conv2d", "Embedding", "GroupNorm", "LayerNorm", "Linear", "Module", "ModuleList", "RMSNorm",
-    "Sequential", "SiLU", "frozen_parameter", "parameter", "set_constant",
+    "BACKWARD_HOOK", "GELU", "Conv2d", "Embedding", "GroupNorm", "LayerNorm", "Linear", "Module", "ModuleList",
+    "RMSNorm", "Sequential", "SiLU", "frozen_parameter", "parameter", "set_constant",
 ]  # fmt: skip
 
-CALLED = "forward"
+BACKWARD_HOOK = "register_full_backward_hook"
 
 
 def parameter(shape: tuple[int, ...]) -> torch.nn.Parameter:

@@ -12,6 +12,8 @@ from mindspeed_mm_dit.training.mindspore.engine import Engine
 from mindspeed_mm_dit.training.mindspore.parts import Part
 
 Arrays = dict[str, np.ndarray]
+IS_DIVIDED_AFTER = True
+"""Whether what goes back through modules is divided by the number of micro-batches afterwards."""
 
 
 class Seen:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -18,6 +17,8 @@ from mindspeed_mm_dit.framework.pytorch.sharded import is_sharded
 from mindspeed_mm_dit.training.pytorch.engine import Engine
 
 Arrays = dict[str, np.ndarray]
+IS_DIVIDED_AFTER = False
+"""Whether what goes back through modules is divided by the number of micro-batches afterwards."""
 
 
 class Seen:
@@ -39,60 +40,6 @@ class Seen:
         for p in (p for group in optimizer.param_groups for p in group["params"]):
             if p.grad is not None and self._names[p] not in self.gradients:
                 self.gradients[self._names[p]] = whole(p.grad)
-
-
-class Watch:
-    """What each module of ``network`` was given back and gave, in the first step, by sample.
-
-    Of the micro-batches of a step the outputs stand one after the other. A module that is called several times for a
-    micro-batch is watched the first time; recomputation calls it again, with the same result.
-
-    Args:
-        inside: whether a module is watched, by its name; what is compiled is not looked into.
-    """
-
-    def __init__(self, network: nn.Module, is_watched: Any = lambda name: True) -> None:
-        self._found: dict[str, dict[int, np.ndarray]] = defaultdict(dict)
-        self._micro_batch = -1
-        self._network = network
-        self._hooks = [network.register_forward_pre_hook(self._inputs)]
-        for name, module in network.named_modules():
-            if is_watched(name):
-                self._hooks.append(module.register_forward_hook(partial(self._output, name)))
-                self._hooks.append(module.register_full_backward_hook(partial(self._gradients, name)))
-
-    def next(self) -> None:
-        """Count up the micro-batches."""
-        self._micro_batch += 1
-
-    def end(self) -> None:
-        """Look no longer."""
-        for hook in self._hooks:
-            hook.remove()
-
-    def arrays(self) -> Arrays:
-        """Return ``input/NUMBER``, ``out/MODULE``, ``given/MODULE`` and ``back/MODULE``: gradients of its output and of
-        its input; in the order in which they were computed."""
-        return {name: np.concatenate([each[n] for n in sorted(each)]) for name, each in self._found.items()}
-
-    def _inputs(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        for number, tensor in enumerate(inputs):
-            self._keep(f"input/{number}", tensor)
-
-    def _output(self, name: str, module: nn.Module, inputs: Any, output: Any) -> None:
-        for tensor in tensors(output):
-            self._keep(f"out/{name}", tensor)
-            return
-
-    def _gradients(self, name: str, module: nn.Module, of_inputs: Any, of_outputs: Any) -> None:
-        for kind, gradients in (("given", of_outputs), ("back", of_inputs)):
-            for tensor in tensors(gradients):
-                self._keep(f"{kind}/{name}", tensor)
-                break
-
-    def _keep(self, name: str, values: Any) -> None:
-        if isinstance(values, Tensor) and values.ndim and self._micro_batch not in self._found[name]:
-            self._found[name][self._micro_batch] = whole(values)
 
 
 class Roundings:

@@ -12,13 +12,12 @@ import numpy as np
 from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework import runtime
-from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.objectives.gaussian.process import GaussianDiffusion
 from mindspeed_mm_dit.objectives.gaussian.samplers import SAMPLERS
 from mindspeed_mm_dit.objectives.gaussian.schedule import respaced_steps
 from mindspeed_mm_dit.verify.reference.contract import Kind
 from mindspeed_mm_dit.verify.reference.file import Given, Tensor, Weights
-from mindspeed_mm_dit.verify.reference.images import LabelledImages
+from mindspeed_mm_dit.verify.reference.images import LabelledImages, Point
 from mindspeed_mm_dit.verify.step import Step, rows_of_step
 from mindspeed_mm_dit.verify.table import EXACT, NotThere, Quantity
 
@@ -34,7 +33,7 @@ class PublishedDiT(LabelledImages):
     def __init__(self, given: Given, weights: Weights) -> None:
         super().__init__(given, weights)
         self.process = runtime.to_runtime_device(GaussianDiffusion.from_config(GaussianDiffusionConfig()))
-        self.step = Step(self.fresh_network, self._losses)
+        self.step = Step(self.fresh_network, lambda network: self.at.losses(network))
 
     def table(self, name: str) -> np.ndarray:
         """Return a table of the schedule."""
@@ -48,38 +47,29 @@ class PublishedDiT(LabelledImages):
         return respaced_steps(len(self.process.schedule), chain)
 
     @cached_property
-    def x_t(self) -> Tensor:
-        """Noised latents (B, C, H, W)."""
-        return self.process.noised(*map(self.given.tensor, ("x0", "t", "noise")))
+    def at(self) -> Point:
+        """The samples at their timesteps."""
+        x0, t, noise, y = map(self.given.tensor, ("x0", "t", "noise", "y"))
+        return Point(self.process, x0, (t, noise), y)
 
     @cached_property
     def output(self) -> Tensor:
-        """The network at ``x_t``, (B, 2C, H, W)."""
-        return self.ask(self.x_t, self.given.tensor("t"), self.given["y"])
+        """The network there, (B, 2C, H, W)."""
+        return self.at.output(self.network)
 
     def simple_loss(self) -> Tensor:
         """Return the squared error of the noise, (B,)."""
-        return self.process.simple_loss(self.output, *map(self.given.tensor, ("x0", "t", "noise")))
+        return self.process.simple_loss(self.output, self.at.x, *self.at.draws)
 
     def bound(self) -> Tensor:
         """Return the variational bound, (B,)."""
-        x0, t, noise = map(self.given.tensor, ("x0", "t", "noise"))
-        return self.process.variational_bound(self.output, x0, self.x_t, t, noise)
-
-    def loss_of(self, output: Tensor) -> Tensor:
-        """Return the loss of ``output`` at ``x_t``, (B,)."""
-        x0, t, noise = map(self.given.tensor, ("x0", "t", "noise"))
-        return self.process.loss(output, x0, self.x_t, t, noise)
-
-    def _losses(self, network: DiT) -> Tensor:
-        return self.loss_of(network(self.x_t, self.given.tensor("t"), self.given.tensor("y")))
+        return self.process.variational_bound(self.output, self.at.x, self.at.x_t, *self.at.draws)
 
     def guided(self, scale: str, channels: str) -> Tensor:
         """Return the published batch of two halves, guided."""
         if int(channels) not in (3, self.config.in_channels):
             raise CheckpointError(f"--reference: rgb{channels}", "guidance is on 3 or all channels")
-        t = self.given.tensor("t")
-        return self.guided_halves(self.x_t, t, self.given["y"], float(scale), int(channels))
+        return self.guided_halves(self.at.x_t, self.at.draws[0], self.given["y"], float(scale), int(channels))
 
     def sample(self, chain: str) -> Tensor:
         """Return the end of a chain; the null class among the labels stands for the last real one."""
@@ -105,11 +95,11 @@ DIT = Kind(
     rows=(
         Quantity(r"table/(\w+)", PublishedDiT.table, EXACT),
         Quantity("timestep_map/(.+)", PublishedDiT.timesteps),
-        Quantity("x_t", lambda file: file.x_t),
+        Quantity("x_t", lambda file: file.at.x_t),
         Quantity("output", lambda file: file.output),
         Quantity("loss_mse", PublishedDiT.simple_loss),
         Quantity("loss_vb", PublishedDiT.bound),
-        Quantity("loss", lambda file: file.loss_of(file.output)),
+        Quantity("loss", lambda file: file.at.loss_of(file.output)),
         Quantity(r"cfg_output_scale(\d+(?:\.\d*)?)_rgb(\d+)", PublishedDiT.guided),
         Quantity("sample/([^/]+)/result", PublishedDiT.sample),
         *rows_of_step(lambda file: file.step),

@@ -1,8 +1,9 @@
-"""Files of reference values of image models with labels: their inputs, and DiTs with the weights beside them."""
+"""Files of reference values of image models with labels: their inputs, DiTs with the weights beside them, and what
+both make of samples at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -15,10 +16,52 @@ from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework import ops
 from mindspeed_mm_dit.models.dit import DiT
-from mindspeed_mm_dit.objectives.guidance import Guidance
+from mindspeed_mm_dit.objectives.flow.process import FlowMatching
+from mindspeed_mm_dit.objectives.flow.timesteps import told
+from mindspeed_mm_dit.objectives.guidance import Guidance, guided_network
 from mindspeed_mm_dit.verify.reference.file import FORMAT, Given, Tensor, Weights, answer, config_of, loaded
 
 Arrays = Mapping[str, np.ndarray]
+_LATENTS = ("x0", "x1", "noise", "x", "e")
+_OF_SAMPLES = (*_LATENTS, "t", "r", "y", "drop_u", "z_normal", "time_u", "time_z")
+"""Inputs that have a value a sample."""
+
+
+class Point:
+    """Samples between data and noise: what ``process`` makes of them, and a network says there.
+
+    x: (B, C, H, W) data; draws: times and noise, as ``process`` takes them; condition: what steers the network.
+    """
+
+    def __init__(self, process: Any, x: Tensor, draws: Sequence[Tensor], *condition: Tensor) -> None:
+        self.process, self.x, self.draws, self.condition = process, x, draws, condition
+
+    @classmethod
+    def of_flow(cls, process: FlowMatching, x: Tensor, noise: Tensor, t: np.ndarray, *condition: Tensor) -> Point:
+        """Return the samples of a flow at times ``t`` (B,)."""
+        coefficients = ops.tensor(process.coefficients(t))
+        return cls(process, x, (ops.tensor(told(process.config, t)), noise, coefficients), *condition)
+
+    @cached_property
+    def x_t(self) -> Tensor:
+        """Noised latents (B, C, H, W)."""
+        return self.process.noised(self.x, *self.draws)
+
+    def target(self) -> Tensor:
+        """Return the velocity of a flow's path, (B, C, H, W)."""
+        return self.process.target(self.x, *self.draws[1:])
+
+    def output(self, network: Any) -> Tensor:
+        """Return what ``network`` says, (B, C or 2C, H, W); nothing is kept for gradients."""
+        return answer(network, self.x_t, self.draws[0], *self.condition)
+
+    def losses(self, network: Any) -> Tensor:
+        """Return the loss of each sample, (B,)."""
+        return self.loss_of(network(self.x_t, self.draws[0], *self.condition))
+
+    def loss_of(self, output: Tensor) -> Tensor:
+        """Return the loss of what a network says, (B,)."""
+        return self.process.loss(output, self.x, self.x_t, *self.draws)
 
 
 class LabelledImages:
@@ -50,14 +93,16 @@ class LabelledImages:
 
     @property
     def shapes(self) -> Mapping[str, tuple[int | None, ...]]:
-        """Shape of each input; None is any size."""
+        """Shape of each input that some kind has; None is any size."""
         given, latent = self.given, self.config.latent_shape
-        named = [name for name in ("x0", "x1", "noise", "t", "y") if name in given and given[name].ndim]
+        named = [name for name in _OF_SAMPLES if name in given and given[name].ndim]
         B = len(given[named[0]]) if named else 0
         chains = given["sample/start"].shape[0] if "sample/start" in given and given["sample/start"].ndim else 0
         return {
-            **dict.fromkeys(("x0", "x1", "noise"), (B, *latent)), "t": (B,), "y": (B,),
+            **{name: (B, *latent) if name in _LATENTS else (B,) for name in _OF_SAMPLES},
+            **dict.fromkeys(("noise_scale", "proj_coeff", "sample/cfg_scale", "sample/cfg_interval_start"), ()),
             "sample/start": (chains, *latent), "sample/y": (chains,), "sample/brownian": (None, chains, *latent),
+            "sample/cfg": (3,),
         }  # fmt: skip
 
     @cached_property
@@ -89,6 +134,16 @@ class LabelledImages:
     def null(self, count: int) -> np.ndarray:
         """Return the labels of ``count`` samples without one."""
         return self.config.conditions.null(count)["labels"]
+
+    def asked(self, guidance: Guidance) -> Any:
+        """Return the network, guided, for the labels of the chains: (x, t, share of noise) -> output."""
+        labels, null = self.given.tensor("sample/y"), ops.tensor(self.null(len(self.given["sample/y"])))
+        return guided_network(self.network, [labels], [null], guidance)
+
+    def velocity(self, process: FlowMatching, guidance: Guidance) -> Callable[[Tensor, np.ndarray], Tensor]:
+        """Return the field of a flow's chains: (x, times (B,)) -> dx/dt."""
+        ask = self.asked(guidance)
+        return lambda x, t: process.velocity(ask(x, ops.tensor(told(process.config, t)), 1 - t), x, t)
 
     def guided_halves(self, x: Tensor, t: Tensor, labels: np.ndarray, scale: float, channels: int) -> Tensor:
         """Return the published batch (2B, ...) of two halves, the second asked without labels: the first ``channels``

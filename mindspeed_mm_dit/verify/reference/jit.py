@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ from mindspeed_mm_dit.objectives.flow.samplers import ode_chain
 from mindspeed_mm_dit.objectives.flow.timesteps import logit_normal
 from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.verify.reference.contract import Kind
-from mindspeed_mm_dit.verify.reference.file import Tensor, answer
+from mindspeed_mm_dit.verify.reference.file import Tensor
+from mindspeed_mm_dit.verify.reference.images import Point
 from mindspeed_mm_dit.verify.reference.recipe import RecipeFile
 from mindspeed_mm_dit.verify.step import rows_of_step
 from mindspeed_mm_dit.verify.table import Quantity
@@ -42,15 +44,6 @@ class JiT(RecipeFile):
         """Learning rate and betas of the one optimizer step."""
         return self.number("args", "lr"), (0.9, 0.95)
 
-    @property
-    def shapes(self) -> Mapping[str, tuple[int | None, ...]]:
-        """Shape of each input."""
-        B = len(self.given["y"]) if "y" in self.given else None
-        chains = len(self.given["sample/y"]) if "sample/y" in self.given else None
-        image = self.config.latent_shape
-        return {"x": (B, *image), "e": (B, *image), "z_normal": (B,), "y": (B,), "drop_u": (B,), "noise_scale": (),
-                "sample/start": (chains, *image), "sample/y": (chains,), "sample/cfg": (3,)}  # fmt: skip
-
     def process(self, other_noise: bool = False) -> FlowMatching:
         """Return what is learned, with noise of the size of the file or of the other one that it tries."""
         noise_scale = float(self.given["noise_scale"])
@@ -63,29 +56,20 @@ class JiT(RecipeFile):
 
     def losses(self, network: DiT) -> Tensor:
         """Return the loss of each sample, (B,)."""
-        return self._losses(network, self.process(), self.given.tensor("y"))
+        return self.at.losses(network)
 
     def times(self) -> np.ndarray:
         """Return the times of the samples, (B,) float32."""
         z = self.given["z_normal"].astype(np.float64)
         return logit_normal(z, self.number("args", "P_mean"), self.number("args", "P_std")).astype(np.float32)
 
-    def _draws(self, process: FlowMatching) -> tuple[Tensor, Tensor, Tensor]:
-        return ops.tensor(self.times()), self.given.tensor("e"), ops.tensor(process.coefficients(self.times()))
+    @cached_property
+    def at(self) -> Point:
+        """The samples at their times."""
+        return self._at(self.process(), self.given.tensor("y"))
 
-    def _losses(self, network: DiT, process: FlowMatching, labels: Tensor) -> Tensor:
-        draws = self._draws(process)
-        noised = process.noised(self.given.tensor("x"), *draws)
-        return process.loss(network(noised, draws[0], labels), self.given.tensor("x"), noised, *draws)
-
-    def z_t(self) -> Tensor:
-        """Return the noised images."""
-        process = self.process()
-        return process.noised(self.given.tensor("x"), *self._draws(process))
-
-    def x_pred(self) -> Tensor:
-        """Return the image that the network says there."""
-        return answer(self.network, self.z_t(), ops.tensor(self.times()), self.given.tensor("y"))
+    def _at(self, process: FlowMatching, labels: Tensor) -> Point:
+        return Point.of_flow(process, self.given.tensor("x"), self.given.tensor("e"), self.times(), labels)
 
     def loss(self) -> Tensor:
         """Return the loss of each sample, (B,)."""
@@ -98,11 +82,11 @@ class JiT(RecipeFile):
         labels = self.given["y"].astype(np.int64)
         if variant == "labels_dropped":
             drops = self.given["drop_u"] < self.number("args", "label_drop_prob")
-            labels = np.where(drops, self.config.conditions.null(len(labels))["labels"], labels)
+            labels = np.where(drops, self.null(len(labels)), labels)
         elif variant == "other_noise_scale":
             process = self.process(other_noise=True)
         with ops.no_grad():
-            return np.asarray(ops.numpy(self._losses(network, process, ops.tensor(labels))).mean())
+            return np.asarray(ops.numpy(self._at(process, ops.tensor(labels)).losses(network)).mean())
 
     # --- chains ------------------------------------------------------------------------------------------------------
 
@@ -126,7 +110,7 @@ class JiT(RecipeFile):
         if name.startswith("cfg_interval_"):
             low, high = map(float, name.removeprefix("cfg_interval_").split("_"))
         labels = self.given.tensor("sample/y")
-        null = ops.tensor(self.config.conditions.null(len(self.given["sample/y"]))["labels"])
+        null = ops.tensor(self.null(len(self.given["sample/y"])))
         guidance = Guidance(1.0 if name == "cfg1" else scale)
 
         def ask(x: Tensor, t: Tensor, noise: Any) -> Tensor:
@@ -148,8 +132,8 @@ JIT = Kind(
     program=JiT,
     rows=(
         Quantity("t", JiT.times),
-        Quantity("z_t", JiT.z_t),
-        Quantity("x_pred", JiT.x_pred),
+        Quantity("z_t", lambda file: file.at.x_t),
+        Quantity("x_pred", lambda file: file.at.output(file.network)),
         Quantity("loss", JiT.loss),
         Quantity("loss_mean(?:_(labels_dropped|other_noise_scale|after_one_adamw_step))?", JiT.loss_mean),
         Quantity(_CHAIN, JiT.chain),

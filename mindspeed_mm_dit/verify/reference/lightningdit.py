@@ -14,9 +14,10 @@ from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.objectives.flow import ode
 from mindspeed_mm_dit.objectives.flow.process import FlowMatching
 from mindspeed_mm_dit.objectives.flow.timesteps import logit_normal, sampling_times
-from mindspeed_mm_dit.objectives.guidance import Guidance, guided_network
+from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.verify.reference.contract import Kind
-from mindspeed_mm_dit.verify.reference.file import Given, Tensor, Weights, answer
+from mindspeed_mm_dit.verify.reference.file import Given, Tensor, Weights
+from mindspeed_mm_dit.verify.reference.images import Point
 from mindspeed_mm_dit.verify.reference.recipe import RecipeFile
 from mindspeed_mm_dit.verify.step import norm, rows_of_step
 from mindspeed_mm_dit.verify.table import NotThere, Quantity
@@ -46,40 +47,17 @@ class LightningDiT(RecipeFile):
         """Learning rate and betas of the one optimizer step."""
         return self.number("config", "optimizer", "lr"), (0.9, self.number("config", "optimizer", "beta2"))
 
-    @property
-    def shapes(self) -> Mapping[str, tuple[int | None, ...]]:
-        """Shape of each input."""
-        B = len(self.given["y"]) if "y" in self.given else None
-        chains = len(self.given["sample/y"]) if "sample/y" in self.given else None
-        latent = self.config.latent_shape
-        return {"x1": (B, *latent), "x0": (B, *latent), "t": (B,), "y": (B,), "sample/start": (chains, *latent),
-                "sample/y": (chains,), "sample/cfg_scale": (), "sample/cfg_interval_start": ()}  # fmt: skip
-
     @cached_property
-    def _processes(self) -> dict[str, FlowMatching]:
-        """What is learned by the squared error alone, and with the angle."""
-        return {name: FlowMatching(FlowMatchingConfig(cosine_loss=name == "both")) for name in ("loss", "both")}
+    def at(self) -> dict[str, Point]:
+        """The samples, and what is learned there by the squared error alone, and with the angle."""
+        x, noise, y = map(self.given.tensor, ("x1", "x0", "y"))
+        processes = {name: FlowMatching(FlowMatchingConfig(cosine_loss=name == "both")) for name in ("loss", "both")}
+        return {name: Point.of_flow(each, x, noise, self.given["t"], y) for name, each in processes.items()}
 
     def losses(self, network: DiT) -> Tensor:
         """Return the loss of each sample, with the angle where the run had it."""
         with_angle = self.said("config", "transport", "use_cosine_loss")
-        return self._losses(network, self._processes["both" if with_angle else "loss"])
-
-    def _draws(self) -> tuple[Tensor, Tensor, Tensor]:
-        coefficients = self._processes["loss"].coefficients(self.given["t"])
-        return self.given.tensor("t"), self.given.tensor("x0"), ops.tensor(coefficients)
-
-    def x_t(self) -> Tensor:
-        """Return the point of the path, (B, C, H, W)."""
-        return self._processes["loss"].noised(self.given.tensor("x1"), *self._draws())
-
-    def u_t(self) -> Tensor:
-        """Return its velocity, (B, C, H, W)."""
-        return self._processes["loss"].target(self.given.tensor("x1"), *self._draws()[1:])
-
-    def _losses(self, network: DiT, process: FlowMatching) -> Tensor:
-        noised, draws = self.x_t(), self._draws()
-        return process.loss(network(noised, draws[0], self.given.tensor("y")), self.given.tensor("x1"), noised, *draws)
+        return self.at["both" if with_angle else "loss"].losses(network)
 
     def option(self, name: str) -> Tensor:
         """Return what the network with the options ``name`` says at x_t, its first C channels."""
@@ -87,7 +65,7 @@ class LightningDiT(RecipeFile):
         if name not in options:
             raise NotThere(f"--checkpoint has the options {', '.join(options)}")
         network = self.fresh_network(self.network_of(_options(options[name]["flags"])), options[name]["model"])
-        return answer(network, self.x_t(), self.given.tensor("t"), self.given.tensor("y"))[:, : self.config.in_channels]
+        return self.at["loss"].output(network)[:, : self.config.in_channels]
 
     def loss(self, name: str, after: str | None) -> np.ndarray:
         """Return a loss of each sample, or the mean of both together, before or after the optimizer step."""
@@ -95,8 +73,8 @@ class LightningDiT(RecipeFile):
         with ops.no_grad():
             if name == "loss_total":
                 return np.asarray(ops.numpy(self.losses(network)).mean())
-            squared = ops.numpy(self._losses(network, self._processes["loss"]))
-            return squared if name == "loss" else ops.numpy(self._losses(network, self._processes["both"])) - squared
+            squared = ops.numpy(self.at["loss"].losses(network))
+            return squared if name == "loss" else ops.numpy(self.at["both"].losses(network)) - squared
 
     def times(self, mean: str | None, std: str | None) -> np.ndarray:
         """Return times of the logit-normal law."""
@@ -110,13 +88,7 @@ class LightningDiT(RecipeFile):
         """Return the states of a chain; each chain is walked once."""
         run = f"sample/{method}_shift{shift}/{guidance}/norms"
         steps = len(self.given[run]) - 1 if run in self.given else STEPS
-        null = ops.tensor(self.config.conditions.null(len(self.given["sample/y"]))["labels"])
-        ask = guided_network(self.network, [self.given.tensor("sample/y")], [null], self._guidance(guidance))
-        process = self._processes["loss"]
-
-        def velocity(x: Tensor, t: np.ndarray) -> Tensor:
-            return process.velocity(ask(x, ops.tensor(t.astype(np.float32)), 1 - t), x, t)
-
+        velocity = self.velocity(FlowMatching(FlowMatchingConfig()), self._guidance(guidance))
         with ops.no_grad():
             walked = list(ode.walk(_STEPS[method], velocity, self.given.tensor("sample/start"), _grid(shift, steps)))
         return [self.given["sample/start"], *map(ops.numpy, walked)]
@@ -146,8 +118,8 @@ LIGHTNING_DIT = Kind(
     inputs=r"config|x0|x1|t|y|time/z|sample/(start|y|cfg_scale|cfg_interval_start)",
     program=LightningDiT,
     rows=(
-        Quantity("x_t", LightningDiT.x_t),
-        Quantity("u_t", LightningDiT.u_t),
+        Quantity("x_t", lambda file: file.at["loss"].x_t),
+        Quantity("u_t", lambda file: file.at["loss"].target()),
         Quantity("option/([^/]+)/output", LightningDiT.option),
         Quantity("(loss|cos_loss|loss_total)(_after_one_adamw_step)?", LightningDiT.loss),
         Quantity(rf"time/t_lognorm(?:_mu(-?{_N}))?(?:_sigma({_N}))?", LightningDiT.times),

@@ -48,11 +48,7 @@ class MeanFlowFile(RecipeFile):
     @property
     def shapes(self) -> Mapping[str, tuple[int | None, ...]]:
         """Shape of each input."""
-        B = len(self.given["y"]) if "y" in self.given else None
-        chains = len(self.given["sample/y"]) if "sample/y" in self.given else None
-        latent = self.config.latent_shape
-        return {"x": (B, *latent), "e": (B, *latent), "t": (B,), "r": (B,), "y": (B,), "drop_u": (B,),
-                "time/z": (2, None), "sample/start": (chains, *latent), "sample/y": (chains,)}  # fmt: skip
+        return {**super().shapes, "time/z": (2, None)}
 
     def losses(self, network: DiT) -> Tensor:
         """Return the loss of each sample without guidance."""

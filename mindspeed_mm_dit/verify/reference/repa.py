@@ -21,9 +21,10 @@ from mindspeed_mm_dit.objectives.flow.diffusion import Diffusion
 from mindspeed_mm_dit.objectives.flow.process import FlowMatching
 from mindspeed_mm_dit.objectives.flow.samplers import sde_chain
 from mindspeed_mm_dit.objectives.flow.timesteps import logit_normal, told
-from mindspeed_mm_dit.objectives.guidance import Guidance, guided_network
+from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.verify.reference.contract import Kind
 from mindspeed_mm_dit.verify.reference.file import Given, Tensor, Weights
+from mindspeed_mm_dit.verify.reference.images import Point
 from mindspeed_mm_dit.verify.reference.recipe import RecipeFile
 from mindspeed_mm_dit.verify.step import ZERO, Step, norm, rows_of_step
 from mindspeed_mm_dit.verify.table import GRADIENTS, NotThere, Quantity
@@ -63,13 +64,8 @@ class Repa(RecipeFile):
     @property
     def shapes(self) -> Mapping[str, tuple[int | None, ...]]:
         """Shape of each input."""
-        B = len(self.given["y"]) if "y" in self.given else None
-        chains = len(self.given["sample/y"]) if "sample/y" in self.given else None
-        latent, tokens = self.config.latent_shape, self.config.num_tokens
-        features = {f"zs{number}": (B, tokens, width) for number, width in enumerate(self.config.z_dims)}
-        return {"x": (B, *latent), "e": (B, *latent), "time_u": (B,), "time_z": (B,), "y": (B,), "proj_coeff": (),
-                "sample/start": (chains, *latent), "sample/y": (chains,), "sample/cfg": (3,),
-                "sample/brownian": (None, chains, *latent), **features}  # fmt: skip
+        B, tokens = len(self.given["y"]) if "y" in self.given else None, self.config.num_tokens
+        return {**super().shapes, **{f"zs{n}": (B, tokens, width) for n, width in enumerate(self.config.z_dims)}}
 
     # --- one evaluation ----------------------------------------------------------------------------------------------
 
@@ -84,17 +80,17 @@ class Repa(RecipeFile):
     def _processes(self) -> dict[str, FlowMatching]:
         return {name: FlowMatching(FlowMatchingConfig(path=path, data_time=0)) for name, path in _PATHS.items()}  # type: ignore[arg-type]
 
-    def _draws(self, path: str, law: str) -> tuple[Tensor, Tensor, Tensor]:
-        process, t = self._processes[path], 1 - self.times(path, law)
-        return ops.tensor(told(process.config, t)), self.given.tensor("e"), ops.tensor(process.coefficients(t))
+    def _at(self, path: str, law: str) -> Point:
+        x, e, y = map(self.given.tensor, ("x", "e", "y"))
+        return Point.of_flow(self._processes[path], x, e, 1 - self.times(path, law), y)
 
     def x_t(self, path: str, law: str) -> Tensor:
         """Return the noised latents."""
-        return self._processes[path].noised(self.given.tensor("x"), *self._draws(path, law))
+        return self._at(path, law).x_t
 
     def _asked(self, network: DiT, path: str, law: str) -> tuple[Tensor, list[Tensor]]:
-        t = self._draws(path, law)[0]
-        asked: tuple[Tensor, list[Tensor]] = network(self.x_t(path, law), t, self.given.tensor("y"), project=True)
+        at = self._at(path, law)
+        asked: tuple[Tensor, list[Tensor]] = network(at.x_t, at.draws[0], *at.condition, project=True)
         return asked
 
     def output(self, path: str, law: str) -> Tensor:
@@ -114,10 +110,8 @@ class Repa(RecipeFile):
     def _both(self, network: DiT, path: str = "linear", law: str = "uniform") -> tuple[Tensor, Tensor]:
         """Return the loss of the velocity and that of the projections, a value a sample each."""
         output, projected = self._asked(network, path, law)
-        x, draws = self.given.tensor("x"), self._draws(path, law)
         features = [self.given.tensor(f"zs{number}") for number in range(len(projected))]
-        denoising = self._processes[path].loss(output, x, self.x_t(path, law), *draws)
-        return denoising, projection_loss(projected, features, [1.0] * len(features))
+        return self._at(path, law).loss_of(output), projection_loss(projected, features, [1.0] * len(features))
 
     def _projection(self, network: DiT) -> Tensor:
         return self._both(network)[1]
@@ -162,7 +156,7 @@ class Repa(RecipeFile):
         with ops.no_grad():
             if method != "sde":
                 return self._ode(method, start, guided)
-            chain = sde_chain("sde-euler", self._processes["linear"], self._ask(guided), start,
+            chain = sde_chain("sde-euler", self._processes["linear"], self.asked(guided), start,
                               self._brownian, self.steps, Diffusion("linear"))  # fmt: skip
             *_, last = chain
             return last
@@ -170,13 +164,9 @@ class Repa(RecipeFile):
     def _brownian(self, number: int) -> Tensor:
         return ops.tensor(self.given["sample/brownian"][number].astype(np.float32))
 
-    def _ask(self, guidance: Guidance) -> Any:
-        labels = self.given["sample/y"].astype(np.int64)
-        return guided_network(self.network, [ops.tensor(labels)], [ops.tensor(self.null(len(labels)))], guidance)
-
     def _ode(self, method: str, x: Tensor, guidance: Guidance) -> Tensor:
         """Return the end of a chain whose every step is guided, or not, as it is where the step begins."""
-        process, ask = self._processes["linear"], self._ask(guidance)
+        process, ask = self._processes["linear"], self.asked(guidance)
         for t, following in pairwise(np.linspace(1.0, 0.0, self.steps + 1).tolist()):
             step = ode.euler if following == 0 else _STEPS[method]
 

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 
 import numpy as np
 
 from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
 from mindspeed_mm_dit.framework import ops
-from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.objectives.flow import ode, sde
 from mindspeed_mm_dit.objectives.flow.diffusion import Diffusion
 from mindspeed_mm_dit.objectives.flow.path import PATHS
@@ -22,7 +21,7 @@ from mindspeed_mm_dit.objectives.flow.timesteps import logit_normal, shifted
 from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.verify.reference.contract import Kind
 from mindspeed_mm_dit.verify.reference.file import Given, Tensor, Weights
-from mindspeed_mm_dit.verify.reference.images import LabelledImages
+from mindspeed_mm_dit.verify.reference.images import LabelledImages, Point
 from mindspeed_mm_dit.verify.step import Step, norm, rows_of_step
 from mindspeed_mm_dit.verify.table import EXACT, FORWARD, Bound, Quantity
 
@@ -46,8 +45,8 @@ class SiT(LabelledImages):
     def __init__(self, given: Given, weights: Weights) -> None:
         super().__init__(given, weights)
         self.steps = len(given.get("sample/brownian", range(STEPS)))
-        self.step = Step(self.fresh_network, partial(self._losses, FlowMatching(_config("Linear"))))
-        self.states = cache(self._states)
+        self.at, self.states = cache(self._at), cache(self._states)
+        self.step = Step(self.fresh_network, lambda network: self.at("Linear").losses(network))
 
     # --- tables and laws -----------------------------------------------------------------------------------
 
@@ -70,42 +69,23 @@ class SiT(LabelledImages):
 
     # --- one evaluation ------------------------------------------------------------------------------------
 
-    def ask(self, x: Tensor, t: Tensor, labels: np.ndarray) -> Tensor:
-        """Return the channels of the network's answer that count, (B, C, H, W)."""
-        return super().ask(x, t, labels)[:, : self.config.in_channels]
-
-    def _draws(self, process: FlowMatching) -> tuple[Tensor, Tensor, Tensor]:
-        coefficients = process.coefficients(self.given["t"])
-        return self.given.tensor("t"), self.given.tensor("x0"), ops.tensor(coefficients)
-
-    def x_t(self, path: str) -> Tensor:
-        """Return the point of a path, (B, C, H, W)."""
-        process = FlowMatching(_config(path))
-        return process.noised(self.given.tensor("x1"), *self._draws(process))
-
-    def u_t(self, path: str) -> Tensor:
-        """Return the velocity of a path, (B, C, H, W)."""
-        process = FlowMatching(_config(path))
-        return process.target(self.given.tensor("x1"), *self._draws(process)[1:])
+    def _at(self, path: str, prediction: str = "velocity", weight: str = "None") -> Point:
+        x, noise, y = map(self.given.tensor, ("x1", "x0", "y"))
+        return Point.of_flow(FlowMatching(_config(path, prediction, weight)), x, noise, self.given["t"], y)
 
     def output(self, path: str) -> Tensor:
-        """Return the network at the point of a path."""
-        return self.ask(self.x_t(path), self.given.tensor("t"), self.given["y"])
+        """Return the network at the point of a path: the channels that count, (B, C, H, W)."""
+        return self.at(path).output(self.network)[:, : self.config.in_channels]
 
-    def _losses(self, process: FlowMatching, network: DiT) -> Tensor:
-        x, draws = self.given.tensor("x1"), self._draws(process)
-        noised = process.noised(x, *draws)
-        return process.loss(network(noised, draws[0], self.given.tensor("y")), x, noised, *draws)
-
-    def loss(self, path: str, prediction: str, weight: str) -> Tensor:
+    def loss(self, *case: str) -> Tensor:
         """Return the weighted loss of each sample, (B,)."""
         with ops.no_grad():
-            return self._losses(FlowMatching(_config(path, prediction, weight)), self.network)
+            return self.at(*case).losses(self.network)
 
     def guided(self, scale: str, channels: str) -> Tensor:
         """Return the published batch of two halves, guided."""
-        x, t = self.x_t("Linear"), self.given.tensor("t")
-        return self.guided_halves(x, t, self.given["y"], float(scale), int(channels))
+        C, at = self.config.in_channels, self.at("Linear")
+        return self.guided_halves(at.x_t, at.draws[0], self.given["y"], float(scale), int(channels))[:, :C]
 
     # --- chains --------------------------------------------------------------------------------------------
 
@@ -148,16 +128,8 @@ class SiT(LabelledImages):
 
     def _network(self, guidance: str) -> Output:
         """Return the network with or without guidance, for the labels of the chains."""
-        labels, guide = self.given["sample/y"], Guidance(float(guidance), "3")
-
-        def output(x: Tensor, t: np.ndarray) -> Tensor:
-            times = ops.tensor(t.astype(np.float32))
-            labelled = self.ask(x, times, labels)
-            if guidance == "1":
-                return labelled
-            return guide.combine(labelled, self.ask(x, times, self.null(len(labels))), self.config.in_channels)
-
-        return output
+        ask = self.asked(Guidance(float(guidance), "3"))
+        return lambda x, t: ask(x, ops.tensor(t.astype(np.float32)), 1 - t)
 
 
 def _config(
@@ -219,9 +191,9 @@ SIT = Kind(
             lambda file, *names: np.array(_interval(*names)), EXACT,
         ),
         Quantity("t_embedding", lambda file: file.network.t_embedder.code(file.given.tensor("t"))),
-        Quantity(f"path/{_P}/x_t", SiT.x_t),
-        Quantity("path/(VP)/u_t", SiT.u_t, NEAR_DATA),
-        Quantity(f"path/{_P}/u_t", SiT.u_t),
+        Quantity(f"path/{_P}/x_t", lambda file, path: file.at(path).x_t),
+        Quantity("path/(VP)/u_t", lambda file, path: file.at(path).target(), NEAR_DATA),
+        Quantity(f"path/{_P}/u_t", lambda file, path: file.at(path).target()),
         Quantity(f"path/{_P}/output", SiT.output),
         Quantity(r"loss/(VP)/(velocity)/(None)", SiT.loss, NEAR_DATA),
         Quantity(r"loss/(VP)/(noise|score)/(None|velocity|likelihood)", SiT.loss, NEAR_DATA),
