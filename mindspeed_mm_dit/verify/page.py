@@ -85,7 +85,7 @@ def write_comparison(path: Path, c: Comparison) -> None:
 def check_rows(c: Comparison) -> list[tuple[str, ...]]:
     """Return the lines of the verdict: check, error, where, bound, PASS or FAIL."""
     return [
-        (kind, f"{check.error:.2e}", check.which, f"{check.tolerance:.0e}", "PASS" if check.good else "FAIL")
+        (kind, f"{check.error:.2e}", check.name, f"{check.tolerance:.0e}", "PASS" if check.good else "FAIL")
         for kind, check in c.checks.items()
     ]
 
@@ -129,8 +129,10 @@ def _names(verdict: Verdict) -> tuple[str, str]:
 
 
 def _cell(findings: Sequence[Finding]) -> str:
-    found = [finding for finding in findings if finding.tells]
-    return f"{worst(found).error:.1e} ({worst(found).error / worst(found).tolerance:.2f})" if found else "-"
+    if not (told := [finding for finding in findings if finding.tells]):
+        return "-"
+    share = worst(told).error / worst(told).tolerance
+    return f"{worst(told).error:.1e} ({share:.{0 if share > 9 else 2}f})"
 
 
 def _folded(name: str, findings: Sequence[Finding]) -> tuple[str, list[tuple[str, ...]], list[bool]]:

@@ -61,8 +61,7 @@ GRADIENTS = Bound(
 TRAINING = Bound(
     "AdamW divides by the root of the mean square, so an entry whose gradient is rounding noise may step the other "
     "way. Over 20 steps of the embedded default that was measured to move the loss by 8e-7 of itself, while "
-    "MindSpore's ops.Adam, whose rule differs a little, is 1.1e-5 off after five. Of the error, up to 1e-6 is the "
-    "rounding of the log, which prints seven digits."
+    "MindSpore's ops.Adam, whose rule differs a little, is 1.1e-5 off after five."
 )
 
 
