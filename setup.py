@@ -47,7 +47,7 @@ setup(
         "tqdm",
     ],
     extras_require={
-        "app": ["gradio>=6"],
+        "app": ["gradio>=6,<6.18", "pandas<3"],
         "pytorch": ["torch>=2.7", "diffusers>=0.30"],
         "evaluate": ["torch-fidelity>=0.4"],
         "parquet": ["pyarrow>=14"],

@@ -13,7 +13,7 @@ seed, and see the samples and their way from noise. They are those of mm-dit sam
 
   mm-dit app --checkpoint outputs/digits
 
-The page is served to this machine alone, until Ctrl-C. It needs Gradio: pip install 'mindspeed_mm_dit[app]'."""
+The page is served to this machine alone, until Ctrl-C. It needs Gradio: pip install 'gradio<6.18' 'pandas<3'."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

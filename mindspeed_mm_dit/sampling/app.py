@@ -29,7 +29,7 @@ def gradio() -> Any:
     except ImportError as error:
         raise PlatformError(
             "mm-dit app", f"the page is Gradio's, which cannot be used here: {error}",
-            "pip install 'mindspeed_mm_dit[app]', or install requirements/app.txt",
+            "pip install 'gradio<6.18' 'pandas<3'",
         ) from None  # fmt: skip
     return gradio
 
