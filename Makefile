@@ -1,4 +1,4 @@
-# make demo    set up .venv and train the embedded default: digits, 1.5 minutes on two CPU cores, after the download
+# make demo    set up .venv and train the embedded default: digits, less than a minute on two CPU cores, after the download
 # make demo-mindspore    the same with MindSpore, two workers under msrun, in .venv-mindspore
 # make test    set up both environments and run every test; test-pytorch and test-mindspore are its halves
 # make test-fast    the tests that start no process, before each commit

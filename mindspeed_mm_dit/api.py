@@ -47,7 +47,7 @@ def create(config: str | Path, *, seed: int = 0, framework: Framework = "pytorch
     >>> import mindspeed_mm_dit as dit
     >>> pipe = dit.create("digits")
     >>> sum(weight.numel() for weight in pipe.predictor.parameters())
-    1274372
+    1275920
     >>> image, *_ = pipe.sample(classes=[3], steps=2, guidance=1.0)
     >>> image.size
     (8, 8)

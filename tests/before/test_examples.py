@@ -1,4 +1,4 @@
-"""The config folders of examples/dit print the losses of version 0.1.0, and describe its models."""
+"""Config folders of examples/dit print the losses of version 0.1.0, and describe its models."""
 
 from __future__ import annotations
 

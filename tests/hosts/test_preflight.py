@@ -45,7 +45,7 @@ def test_a_host_offers_its_own_ways_to_bf16_or_decides_by_itself(args):
 
 
 def test_a_model_has_to_fit_where_it_is_built_and_where_it_is_computed(args, capsys):
-    with pytest.raises(ConfigError, match=r"of 1,274,372 parameters need .* and this machine has"):
+    with pytest.raises(ConfigError, match=r"of 1,275,920 parameters need .* and this machine has"):
         check_configs(args, dataclasses.replace(HOST, machine=Place("this machine", 2**20)), None)
     with pytest.raises(ConfigError, match=r"optimizer state .* and a card has"):
         check_configs(args, dataclasses.replace(HOST, device=Place("a card", 2**24)), None)

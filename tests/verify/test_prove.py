@@ -153,7 +153,7 @@ def test_a_narrowed_copy_has_the_kinds_of_the_whole():
 
 
 def test_a_model_that_is_small_already_is_proved_whole(tmp_path):
-    assert open_config(ROOT / "examples/dit", tmp_path, None, False, 1).about["model"].startswith("whole: 1,274,372")
+    assert open_config(ROOT / "examples/dit", tmp_path, None, False, 1).about["model"].startswith("whole: 1,275,920")
 
 
 def called_wrong(seeds, place: Path, digits: Path, clips: Path | None = None) -> dict:
