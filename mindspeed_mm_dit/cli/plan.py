@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="ranks that share a clip (default 1)",
+        help="ranks that share the tokens of a sample (default 1)",
     )
     parser.add_argument(
         "--power-ema-stds", type=std, nargs="+", default=(), metavar="STD", help="averages kept beside the plain one"
@@ -213,7 +213,7 @@ def print_memory(model: ModelConfig, request: Request, chosen: Recommendation) -
         f"x {request.images_per_rank // micro} a step, recompute {'on' if layout.recompute else 'off'}, bf16"
     )
     if (ranks := layout.sequence_ranks) > 1:
-        print(f"                 {ranks} ranks share a clip; what they exchange for it is not counted below")
+        print(f"                 {ranks} ranks share a sample; what they exchange for it is not counted below")
     if _learns_videos(model) and request.online_vae:
         print("                 from features; from files autoencoder and text encoder come on top")
     units = "clips" if _learns_videos(model) else "images"

@@ -19,10 +19,12 @@ from mindspeed_mm_dit.configs.predictor import (
     Parameter,
     Parameters,
     Shape,
+    check_shareable,
     count_of,
     linear,
     shape_of,
 )
+from mindspeed_mm_dit.errors import ConfigError
 
 FREQUENCY_WIDTH = 256
 """Width of the sinusoidal timestep code that enters the timestep MLP."""
@@ -116,6 +118,14 @@ class DiTConfig(DiTSettings):
             if not self.rms_norm:
                 found[f"{name}.bias"] = Parameter((self.head_dim,))
         return found
+
+    def check_context_parallel(self, ranks: int) -> None:
+        """Raise ConfigError unless the ranks can share heads and tokens evenly, and only pass gradients back."""
+        if ranks > 1 and self.h_embedder:
+            reason = "a network that is told intervals is derived along them (MeanFlow), by one rank alone"
+            raise ConfigError(f"--context-parallel-size = {ranks}", reason, "use 1")
+        tokens = {"tokens of an image": self.num_tokens, "tokens of an image and in context": self._most_tokens}
+        check_shareable(ranks, {"predictor.num_heads": self.num_heads, **tokens})
 
     def narrowed(self) -> DiTConfig:
         """Return the same with at most 4 heads, as wide as they are, and 4 blocks."""

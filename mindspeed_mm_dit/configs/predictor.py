@@ -249,6 +249,19 @@ class PredictorConfig(ABC):
         return None
 
 
+def check_shareable(ranks: int, numbers: Mapping[str, int]) -> None:
+    """Raise ConfigError unless ``ranks`` ranks can share each of the ``numbers`` evenly: heads and tokens (Ulysses)."""
+    shareable = math.gcd(*numbers.values())
+    cure = f"use a divisor of {shareable}" if shareable > 1 else "use 1, or samples of another size"
+    for what, number in numbers.items():
+        if number % ranks:
+            raise ConfigError(
+                f"--context-parallel-size = {ranks}",
+                f"does not divide {what}: {number} % {ranks} = {number % ranks}",
+                cure,
+            )
+
+
 def linear(name: str, *shape: int, initial: Rule = Initial.XAVIER_UNIFORM, matrices: int = 1) -> dict[str, Parameter]:
     """Return weight and bias of a linear or convolution layer; the bias begins at zero.
 

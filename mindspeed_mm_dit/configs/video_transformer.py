@@ -18,6 +18,7 @@ from mindspeed_mm_dit.configs.predictor import (
     Parameters,
     PredictorConfig,
     Shape,
+    check_shareable,
     count_of,
     linear,
     shape_of,
@@ -127,16 +128,8 @@ class VideoTransformerConfig(PredictorConfig):
         return dataclasses.replace(self, **sizes, **{self.heads_key: heads})  # type: ignore[type-var]
 
     def check_context_parallel(self, ranks: int) -> None:
-        """Raise ConfigError unless the ranks can share heads and tokens evenly (Ulysses)."""
-        shareable = math.gcd(self.num_heads, self.num_tokens)
-        cure = f"use a divisor of {shareable}" if shareable > 1 else "use 1, or clips of other frames or size"
-        for what, number in ((f"predictor.{self.heads_key}", self.num_heads), ("tokens of a clip", self.num_tokens)):
-            if number % ranks:
-                raise ConfigError(
-                    f"--context-parallel-size = {ranks}",
-                    f"does not divide {what}: {number} % {ranks} = {number % ranks}",
-                    cure,
-                )
+        """Raise ConfigError unless the ranks can share heads and tokens evenly."""
+        check_shareable(ranks, {f"predictor.{self.heads_key}": self.num_heads, "tokens of a clip": self.num_tokens})
 
     @property
     def hidden_size(self) -> int:

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 from mindspeed_mm_dit.framework.launched import says_it
+from mindspeed_mm_dit.framework.leaving import leave
 
 
 def end_at_once_when_interrupted() -> None:
@@ -38,7 +39,7 @@ def _end(number: int, frame: FrameType | None) -> None:
         os.write(2, b"interrupted\n")
     with suppress(Exception):  # the signal may have come in the middle of a print
         sys.stdout.flush()
-    os._exit(128 + number)
+    leave(128 + number)
 
 
 @contextmanager

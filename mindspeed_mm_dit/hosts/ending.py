@@ -6,7 +6,6 @@ number of the signal where the run was asked to stop and has saved (``training/s
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import time
@@ -18,6 +17,7 @@ from typing import NoReturn
 from mindspeed_mm_dit import framework
 from mindspeed_mm_dit.errors import StepError, UserError
 from mindspeed_mm_dit.framework.launched import says_it
+from mindspeed_mm_dit.framework.leaving import leave
 from mindspeed_mm_dit.training.exit_codes import USER_ERROR
 
 SECONDS_TO_SAY_IT = 5.0
@@ -37,7 +37,7 @@ def end(error: UserError, found_by_all: bool = False) -> NoReturn:
         time.sleep(SECONDS_TO_SAY_IT)
     with suppress(OSError):  # nobody reads it any more
         sys.stdout.flush()
-    os._exit(USER_ERROR)
+    leave(USER_ERROR)
 
 
 def say(error: UserError) -> None:

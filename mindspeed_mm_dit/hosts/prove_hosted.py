@@ -7,7 +7,6 @@ has begun cannot begin again, so a process does one task.
 from __future__ import annotations
 
 import inspect
-import os
 import runpy
 import sys
 from collections.abc import Callable
@@ -23,6 +22,7 @@ import numpy as np
 from mindspeed_mm_dit.configs.embedded import ENTRY_SCRIPT
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.framework import activate
+from mindspeed_mm_dit.framework.leaving import leave
 from mindspeed_mm_dit.hosts.megatron.kind import NAME as MEGATRON
 from mindspeed_mm_dit.hosts.megatron.preflight import tools_json
 from mindspeed_mm_dit.hosts.native.contract import NAME as NATIVE
@@ -139,7 +139,7 @@ class Witness:
         found = self._found | {"grad_norm": np.array(self._norms), "losses": losses, "positions": positions}
         self._task.write({**found, "facts": told()}, runtime.rank())
         runtime.barrier()
-        os._exit(0)  # (a host that is interrupted between steps has no other way out)
+        leave(0)  # (a host that is interrupted between steps has no other way out)
 
 
 if __name__ == "__main__":

@@ -171,7 +171,7 @@ def build_engine(
 def _announce(args: RunConfig) -> None:
     versions = ", ".join(f"{name} {version}" for name, version in runtime.versions().items())
     shared = args.context_parallel_size
-    groups = "rank(s)" if shared == 1 else f"group(s) of {shared} ranks that share a clip"
+    groups = "rank(s)" if shared == 1 else f"group(s) of {shared} ranks that share a sample"
     sharding = f"FSDP2 {args.fsdp2_config_path or 'defaults'}" if args.mm.fsdp2 else "data parallel"
     print_rank_0(
         f"mindspeed_mm_dit {__version__}, host: {Standalone.name}, framework: {active()} ({versions})\n"

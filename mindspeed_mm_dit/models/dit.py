@@ -12,7 +12,15 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.dit import FREQUENCY_WIDTH, DiTConfig
 from mindspeed_mm_dit.framework import nn, ops
-from mindspeed_mm_dit.models.layers import SwiGLU, TwoLayers, WholeAttention, merge_heads, split_heads, timestep_code
+from mindspeed_mm_dit.models.layers import (
+    SwiGLU,
+    TwoLayers,
+    WholeAttention,
+    among_themselves,
+    merge_heads,
+    split_heads,
+    timestep_code,
+)
 from mindspeed_mm_dit.models.positions import rotary_tables_2d, sincos_positions_2d, timestep_frequencies
 
 Tensor = Any  # a tensor of the active framework
@@ -119,10 +127,7 @@ class Attention(nn.Module):
         q, k, v = (split_heads(part, self.num_heads) for part in ops.chunk(self.qkv(x), 3, 2))  # 3 x (B, heads, N, d)
         if self.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        if cos is not None:
-            q, k = ops.rotary(q, cos, sin), ops.rotary(k, cos, sin)
-        x = ops.attention(ops.cast_like(q, v), ops.cast_like(k, v), v)  # (B, heads, N, d)
-        return self.proj(merge_heads(x))  # (B, N, D)
+        return self.proj(merge_heads(among_themselves(q, k, v, cos, sin)))  # (B, N, D)
 
 
 class Mlp(nn.Module):
@@ -252,7 +257,8 @@ class DiT(nn.Module):
         """
         grid = (x.shape[2] // self.config.patch_size, x.shape[3] // self.config.patch_size)
         x = self.x_embedder(x)  # (B, N, D)
-        x = x + ops.cast_like(self._added(grid), x)  # (B, N, D)
+        # (where ranks share a sample, each has its part of the N tokens from here on)
+        x = ops.split_tokens(x + ops.cast_like(self._added(grid), x))  # (B, N, D)
         c: Tensor = self._times(t)  # (B, D)
         label: Tensor = None
         text: Tensor = None
@@ -268,12 +274,16 @@ class DiT(nn.Module):
             if number == first and self.config.in_context_len:
                 joined = self.config.in_context_len
                 tokens = label[:, None] + self.in_context_posemb  # (B, in_context_len, D)
-                x = ops.cat([ops.cast_like(tokens, x), x], 1)  # (B, in_context_len + N, D)
+                x = ops.cat([ops.cast_like(tokens, x), ops.gather_tokens(x)], 1)  # (B, in_context_len + N, D)
+                x = ops.split_tokens(x)  # (B, in_context_len + N, D)
             cos, sin = self._positions(joined, grid)
             x = block(x, c, cos, sin, text)  # (B, joined + N, D)
             if project and number + 1 == self.config.encoder_depth:
-                projected = tuple([projector(x[:, joined:]) for projector in self.projectors])  # (B, N, z_dim) each
-        output = self.unpatchify(self.final_layer(x[:, joined:], c), grid)  # (B, out_channels, H, W)
+                tokens = ops.gather_tokens(x)[:, joined:]  # (B, N, D)
+                projected = tuple([projector(tokens) for projector in self.projectors])  # (B, N, z_dim) each
+        if joined:
+            x = ops.split_tokens(ops.gather_tokens(x)[:, joined:])  # (B, N, D)
+        output = self.unpatchify(ops.gather_tokens(self.final_layer(x, c)), grid)  # (B, out_channels, H, W)
         return (output, projected) if project else output
 
     def _times(self, t: Tensor) -> Tensor:

@@ -27,6 +27,17 @@ def merge_heads(x: Tensor) -> Tensor:
     return ops.reshape(x, (x.shape[0], x.shape[1], -1))
 
 
+def among_themselves(q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | None) -> Tensor:
+    """Let the tokens of a sample, which ranks may share, look at each other: q, k, v and the answer (B, heads, N, d).
+
+    cos, sin: positions (all tokens, d / 2), if they turn.
+    """
+    q, k, v = ops.tokens_to_heads(q), ops.tokens_to_heads(k), ops.tokens_to_heads(v)
+    if cos is not None:
+        q, k = ops.rotary(q, cos, sin), ops.rotary(k, cos, sin)
+    return ops.heads_to_tokens(ops.attention(ops.cast_like(q, v), ops.cast_like(k, v), v))
+
+
 class SwiGLU(nn.Module):
     """An MLP of which one half gates the other (Shazeer 2020)."""
 
@@ -79,7 +90,5 @@ class WholeAttention(nn.Module):
         if cos is None:  # each token of the video looks at the text by itself
             x = ops.attention(ops.cast_like(q, v), ops.cast_like(k, v), v)  # (B, heads, N, d)
         else:
-            q, k, v = ops.tokens_to_heads(q), ops.tokens_to_heads(k), ops.tokens_to_heads(v)
-            q, k = ops.rotary(q, cos, sin), ops.rotary(k, cos, sin)
-            x = ops.heads_to_tokens(ops.attention(ops.cast_like(q, v), ops.cast_like(k, v), v))  # (B, heads, N, d)
+            x = among_themselves(q, k, v, cos, sin)  # (B, heads, N, d)
         return self.to_out(merge_heads(x))  # (B, N, D)

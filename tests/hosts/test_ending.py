@@ -53,6 +53,15 @@ def test_what_all_ranks_find_is_said_by_one_and_the_others_let_it_speak(argument
     assert says or time.monotonic() - started > SECONDS_TO_SAY_IT
 
 
+@pytest.mark.parametrize("last", ["", f"end({ERROR})", "import os, signal; os.kill(os.getpid(), signal.SIGINT)"])
+def test_what_a_process_wrote_for_itself_is_gone_however_it_ends(last, tmp_path):
+    """The yaml of a command line for MindSpeed-MM, or its model.json spelled out."""
+    code = "from mindspeed_mm_dit.framework.leaving import written; assert written('a.yaml', 'x').read_text() == 'x'"
+    process = ended(f"end_at_once_when_interrupted(); {code}; {last}", TMPDIR=str(tmp_path))
+    assert "AssertionError" not in process.stderr and process.stdout == "said before\n"
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_error_that_is_shared_is_one_that_all_ranks_find():
     process = ended(f"error = {ERROR}; error.is_shared = True; end(error)", LOCAL_RANK="1")
     assert (process.returncode, process.stderr) == (2, "")

@@ -60,8 +60,20 @@ def test_ranks_share_samples_only_where_host_and_predictor_can(args):
     args = dataclasses.replace(args, context_parallel_size=2)
     with pytest.raises(PlatformError, match="--context-parallel-size = 2: is not offered in a host"):
         check_configs(args, HOST, None)
-    with pytest.raises(ConfigError, match="--context-parallel-size = 2: this predictor computes a sample on one rank"):
-        check_configs(args, dataclasses.replace(HOST, shares_sequences=True), None)
+    host = dataclasses.replace(HOST, shares_sequences=True)
+    check_configs(args, host, None)
+    with pytest.raises(ConfigError, match=r"does not divide predictor.num_heads: 4 % 3 = 1\n.*use a divisor of 4"):
+        check_configs(dataclasses.replace(args, context_parallel_size=3), host, None)
+
+
+def test_ranks_share_samples_of_every_bucket_or_of_none(args, tmp_path):
+    content = json.loads((tmp_path / "data.json").read_text())
+    del content["dataset_param"]["image_size"]
+    content["dataset_param"]["buckets"] = [[8, 8], [10, 6]]
+    (tmp_path / "data.json").write_text(json.dumps(content))
+    host = dataclasses.replace(HOST, shares_sequences=True, takes_buckets=True)
+    with pytest.raises(ConfigError, match=r"does not divide tokens of an image: 15 % 2 = 1\n.*use 1, or samples of"):
+        check_configs(dataclasses.replace(args, context_parallel_size=2), host, None)
 
 
 def test_buckets_are_for_hosts_that_take_samples_of_several_shapes(args, tmp_path):

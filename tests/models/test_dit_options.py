@@ -45,6 +45,14 @@ def test_a_swiglu_is_two_thirds_as_wide_cut_off_and_not_rounded_up(width, hidden
     assert dataclasses.replace(PLAIN, hidden_size=width, swiglu=True).mlp_hidden_size == hidden
 
 
+def test_ranks_do_not_share_what_meanflow_derives():
+    PLAIN.check_context_parallel(4)
+    with pytest.raises(ConfigError, match=r"--context-parallel-size = 2: a network that is told intervals"):
+        dataclasses.replace(PLAIN, h_embedder=True).check_context_parallel(2)
+    with pytest.raises(ConfigError, match=r"does not divide tokens of an image and in context: 21 % 4 = 1"):
+        ALL.check_context_parallel(4)
+
+
 def test_norms_of_queries_and_keys_have_the_published_eps_and_weights():
     """LayerNorm 1e-5 with weight and bias, unlike every other norm here; RMSNorm 1e-6."""
     of = lambda **options: DiT(dataclasses.replace(PLAIN, qk_norm=True, **options)).blocks[0]  # noqa: E731

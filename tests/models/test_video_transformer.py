@@ -34,7 +34,7 @@ T, TEXT = np.array([1000, 12.5], np.float32), DRAW.standard_normal((2, 7, 10)).a
 def test_ranks_that_cannot_share_a_clip_are_told_how_many_can():
     with pytest.raises(ConfigError, match=r"does not divide predictor.num_heads: 3 % 2 = 1\n.*use a divisor of 3"):
         CUSTOM.check_context_parallel(2)
-    with pytest.raises(ConfigError, match=r"tokens of a clip: 1 % 3 = 1\n.*use 1, or clips of other frames or size"):
+    with pytest.raises(ConfigError, match=r"tokens of a clip: 1 % 3 = 1\n.*use 1, or samples of another size"):
         dataclasses.replace(CUSTOM, latent_size=(2, 1, 3)).check_context_parallel(3)
 
 

@@ -35,12 +35,16 @@ def one_process(configs):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "micro", "fsdp2"),
-    [(1, 1, None), (2, 4, None), (4, 2, None), (2, 2, "sharding_size: auto\n"), (4, 4, "sharding_size: 2\n")],
-    ids=["micro-batches", "two ranks", "four ranks", "sharded", "hybrid"],
-)
-def test_ranks_sharding_and_micro_batches_train_on_the_same_numbers(configs, one_process, ranks, micro, fsdp2):
+    ("ranks", "micro", "fsdp2", "sharing"),
+    [
+        (1, 1, None, 1), (2, 4, None, 1), (4, 2, None, 1), (2, 2, "sharding_size: auto\n", 1),
+        (4, 4, "sharding_size: 2\n", 1), (2, 4, None, 2),
+    ],
+    ids=["micro-batches", "two ranks", "four ranks", "sharded", "hybrid", "sharing images"],
+)  # fmt: skip
+def test_ranks_sharding_and_micro_batches_train_on_the_same_numbers(configs, one_process, ranks, micro, fsdp2, sharing):
     flags = f"--train-iters 10 --micro-batch-size {micro} --eval-interval 5 --eval-iters 2 "
+    flags += f"--context-parallel-size {sharing} "
     if fsdp2:
         path = configs.folder / f"fsdp2-{ranks}.yaml"
         path.write_text("sub_modules_to_wrap:\n  - predictor.blocks.{*}\n" + fsdp2)

@@ -86,7 +86,7 @@ def test_ranks_that_share_clips_learn_what_one_learns(configs, whole, ranks, sha
     same(outcome, whole)
     for iteration, (_, _, norm) in whole.lines.items():
         assert float(outcome.lines[iteration][2]) == pytest.approx(float(norm), abs=1.5e-3), iteration
-    assert f"4 x {ranks // shared} group(s) of {shared} ranks that share a clip" in outcome.output
+    assert f"4 x {ranks // shared} group(s) of {shared} ranks that share a sample" in outcome.output
 
 
 @pytest.mark.parametrize(

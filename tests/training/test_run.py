@@ -50,12 +50,13 @@ def write_fsdp2(configs: Configs, name: str, text: str) -> str:
         (2, "--micro-batch-size 32", None),
         (2, "--micro-batch-size 8", "sharding_size: auto\n"),
         (4, "--micro-batch-size 8", "sharding_size: 2\n"),
+        (4, "--micro-batch-size 16 --context-parallel-size 2", "sharding_size: 2\n"),
         (4, "--micro-batch-size 4", "sharding_size: auto\nrecompute_modules: ['predictor.blocks.{0-1}']\n"
                                     "use_reentrant: false\nignored_modules: [predictor.t_embedder]\n"),
         (2, "--micro-batch-size 32", "sharding_size: null\nnum_to_forward_prefetch: 1\nnum_to_backward_prefetch: 1\n"
                                      "offload_to_cpu: true\n"),
     ],
-    ids=["micro-batches", "replicated", "sharded", "hybrid", "recomputed", "prefetched-offloaded"],
+    ids=["micro-batches", "replicated", "sharded", "hybrid", "sharing images", "recomputed", "prefetched-offloaded"],
 )  # fmt: skip
 def test_ranks_sharding_and_micro_batches_do_not_change_what_is_learned(configs, one_process, ranks, flags, fsdp2):
     sharding = write_fsdp2(configs, f"fsdp2-{ranks}-{len(flags)}.yaml", fsdp2) if fsdp2 else ""

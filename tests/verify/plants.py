@@ -138,9 +138,9 @@ FAULTS = {
         "gradient/blocks.", "forward: module t_embedder.mlp.0",
     ),
     "RoPE's offset on the second rank": Fault(
-        ULYSSES, "models.layers:WholeAttention.forward", "    q, k, v = ops.tokens_to_heads(q)",
-        "    import torch.distributed\n        cos = cos.roll(torch.distributed.get_rank(), 0)\n"
-        "        q, k, v = ops.tokens_to_heads(q)", "gradient/", "forward: module blocks.0.attn1",
+        ULYSSES, "models.layers:among_themselves", "q, k, v = ops.tokens_to_heads(q)",
+        "import torch.distributed\n    cos = cos.roll(torch.distributed.get_rank(), 0)\n"
+        "    q, k, v = ops.tokens_to_heads(q)", "gradient/", "forward: module blocks.0.attn1",
     ),
 }  # fmt: skip
 OPERATORS = {"the scale of attention": FAULTS["the scale of attention on MindSpore"]}

@@ -102,14 +102,14 @@ def test_a_right_step_passes_everywhere_and_what_cannot_be_proved_here_is_said(d
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     page = tmp_path / "proof.html"
     names = ["autocast", "recompute", "Muon", "pytorch-2-replicated", "FSDP2, bf16", "Ulysses"]
-    layouts = ["--layouts", *names, "--steps", "3"]
+    layouts = ["--layouts", *names, "MindSpeed-MM, native*", "--steps", "3"]
     assert main(["prove", str(digits), "--output", str(page), *layouts]) == 0, capsys.readouterr()
     said, found = capsys.readouterr().out, json.loads(page.with_suffix(".json").read_text())
     verdicts = {each["layout"]: each for each in found["layouts"]}
-    assert [each["verdict"] for each in verdicts.values()].count("PASS") == 5
-    ulysses = verdicts["2 ranks, Ulysses"]
-    assert ulysses["verdict"] == "not proved" and "computes a sample on one rank" in ulysses["reason"]
-    assert "5 of 6 layouts are right, 1 not proved" in said and "Not proved" in page.read_text()
+    assert [each["verdict"] for each in verdicts.values()].count("PASS") == 6
+    absent = verdicts["2 ranks, MindSpeed-MM, native engine"]
+    assert absent["verdict"] == "not proved" and "cannot be found" in absent["reason"]
+    assert "6 of 7 layouts are right, 1 not proved" in said and "Not proved" in page.read_text()
     names = {quantity["name"] for quantity in verdicts["2 ranks, replicated"]["quantities"]}
     kinds = ("loss/3", "gradient norm/3", "gradient/blocks.0.attn.qkv.bias", "step/final_layer.linear.weight")
     assert names.issuperset(kinds) and "average/y_embedder.embedding_table.weight" in names

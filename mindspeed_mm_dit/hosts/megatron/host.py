@@ -19,6 +19,7 @@ from mindspeed_mm_dit.configs.mm_args import MultiModalArguments
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework.interrupt import ended_by_ctrl_c
+from mindspeed_mm_dit.framework.leaving import own_files
 from mindspeed_mm_dit.hosts.contract import DatasetsProvider, FlagsProvider
 from mindspeed_mm_dit.hosts.ending import end
 from mindspeed_mm_dit.hosts.megatron.commandline import launched_as, parse, wants_mindspore
@@ -83,6 +84,7 @@ class MindSpeedMM:
 
         def provide_model(*args: Any, **kwargs: Any) -> HostedDiT:
             meeting.close()  # the ranks have met
+            own_files.close()  # (the host has read model.json)
             check_checkpoint(self.get_args())
             model = model_provider(*args, **kwargs)
             if not get_host_args().init_model_with_meta_device:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
+from mindspeed_mm_dit.framework.leaving import written
 from mindspeed_mm_dit.hosts.installed import where
 from mindspeed_mm_dit.hosts.megatron.commandline import launched_as, parse, without_effect
 from mindspeed_mm_dit.hosts.preflight import HostFacts, check_configs, fsdp2_of, say_data_set
@@ -68,11 +68,8 @@ def spelled_out(argv: Sequence[str]) -> list[str]:
     whole = looked_up(content, path)
     if whole == content:
         return list(argv)
-    written = Path(tempfile.mkdtemp(prefix="mindspeed_mm_dit_")) / "model.json"
-    written.write_text(json.dumps(whole), encoding="utf-8")
-    return [
-        str(written) if word == path else word.replace(f"--mm-model={path}", f"--mm-model={written}") for word in argv
-    ]
+    own = written("model.json", json.dumps(whole))
+    return [str(own) if word == path else word.replace(f"--mm-model={path}", f"--mm-model={own}") for word in argv]
 
 
 def _check_tool(flags: RunConfig) -> None:

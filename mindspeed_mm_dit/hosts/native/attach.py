@@ -10,6 +10,7 @@ import sys
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.framework.interrupt import ended_by_ctrl_c
+from mindspeed_mm_dit.framework.leaving import own_files
 from mindspeed_mm_dit.hosts.native.contract import check_engine
 from mindspeed_mm_dit.hosts.native.settings import PLUGIN
 
@@ -24,6 +25,7 @@ def attach() -> None:
         from mindspeed_mm_dit.hosts.native import register, run
 
         run.begin(sys.argv)
+        own_files.close()  # (the yaml of a command line has been read)
         register.register()
         run.current().meeting.enter_context(ended_by_ctrl_c())
     except UserError as error:

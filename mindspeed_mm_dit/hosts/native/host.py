@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import runpy
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import Enum
@@ -17,6 +16,7 @@ from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.framework.interrupt import raise_when_interrupted
+from mindspeed_mm_dit.framework.leaving import written
 from mindspeed_mm_dit.hosts.contract import DatasetsProvider, FlagsProvider
 from mindspeed_mm_dit.hosts.ending import end
 from mindspeed_mm_dit.hosts.native import commandline
@@ -118,6 +118,4 @@ def _written(args: RunConfig) -> Path:
     content = commandline.yaml_for(args, runtime.world_size())
     for flag in commandline.without_effect(args) if runtime.rank() == 0 else ():
         print(f"note: {flag} is a flag of the standalone host; the native engine does not know it", file=sys.stderr)
-    path = Path(tempfile.mkdtemp(prefix="mindspeed_mm_dit_")) / "native.yaml"
-    path.write_text(commandline.as_text(content), encoding="utf-8")
-    return path
+    return written("native.yaml", commandline.as_text(content))
