@@ -1,4 +1,4 @@
-"""Runs of a script forked off a process that has imported PyTorch and this package once: a fifth of the CPU of a start.
+"""Runs of a script forked off a process that has made its imports once: a fifth of the CPU of a start.
 
 What a run is given, and what is seen of it, is as with ``subprocess``: arguments, environment, working directory,
 output, exit code, signals. Only the imports are not its own: a test about the start itself starts a process, and a run
@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 READ_BY_IMPORTS = (
@@ -40,6 +41,7 @@ class Process(Protocol):
         """End it at once."""
 
 
+ROOT = Path(__file__).resolve().parents[1]
 STARTED: list[Any] = []
 """Runs of the test under way; what is left of them ends with it."""
 
@@ -47,10 +49,12 @@ STARTED: list[Any] = []
 class Forked:
     """A run under way, with what the tests use of ``subprocess.Popen``."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], folder: str) -> None:
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], folder: str, imported: str = "standalone"
+    ) -> None:
         request = {"argv": list(command), "environ": dict(environment), "folder": folder, "limits": _limits()}
         (read, write), (self._status, status) = os.pipe(), os.pipe()
-        socket.send_fds(_server(), [json.dumps(request).encode()], [write, status])
+        socket.send_fds(_server(command[0], environment, imported), [json.dumps(request).encode()], [write, status])
         os.close(write)
         os.close(status)
         self.stdout = open(read, encoding="utf-8", errors="replace")  # noqa: SIM115
@@ -132,26 +136,28 @@ def can_fork(command: Sequence[str], environment: Mapping[str, str]) -> bool:
     return same and command[0] == sys.executable and command[1].endswith(".py") and "mindspore" not in command
 
 
-_servers: dict[int, socket.socket] = {}
+_servers: dict[tuple[int, str, str], socket.socket] = {}
 
 
 def _variables() -> dict[str, str]:
     """Return the environment that the imports are made in: that of ``launch.py``'s runs."""
-    from tests.conftest import ROOT
-
     return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
-def _server() -> socket.socket:
+def _server(python: str, environment: Mapping[str, str], imported: str) -> socket.socket:
     """Return the way to the process that runs are forked off; each process of tests has its own."""
-    if os.getpid() not in _servers:
+    key = (os.getpid(), environment["PYTHONPATH"], imported)
+    if key not in _servers:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            command = [sys.executable, "-m", "tests.forked", str(theirs.fileno())]
-            server = subprocess.Popen(command, env=_variables(), pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
-        _servers[os.getpid()] = ours
+            command = [python, "-m", "tests.forked", str(theirs.fileno()), imported]
+            server = subprocess.Popen(
+                command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL, cwd=ROOT,
+            )  # fmt: skip
+        _servers[key] = ours
         atexit.register(_end, ours, server)
-    return _servers[os.getpid()]
+    return _servers[key]
 
 
 def _end(way: socket.socket, server: subprocess.Popen) -> None:
@@ -165,6 +171,26 @@ def _limits() -> dict[str, tuple[int, int]]:
 
 
 # --- the process that runs are forked off ------------------------------------------------------------------------
+
+
+def _import_for_the_old_route() -> None:
+    """Import what MindSpeed-MM's old route imports before it reads its command line, as it is imported itself."""
+    import diffusers
+    import torch
+    import torch_npu
+    import transformers
+
+    del diffusers, torch, torch_npu, transformers
+
+
+def _import_for_the_engine() -> None:
+    """Import what a run in MindSpeed-MM's native engine needs."""
+    os.environ["NON_MEGATRON"] = "true"
+    _import()
+    import mindspeed_mm.fsdp.train.trainer
+    import peft
+
+    del mindspeed_mm, peft
 
 
 def _import() -> None:
@@ -230,11 +256,19 @@ def _become(request: dict, output: int, status: int) -> list[str]:
     return request["argv"]
 
 
+IMPORTS = {"standalone": _import, "old route": _import_for_the_old_route, "engine": _import_for_the_engine}
+
+
 if __name__ == "__main__":
     import runpy
 
-    _import()
+    IMPORTS[sys.argv[2]]()
     gc.freeze()  # no run looks through what it will not free: to touch it would be to copy it
     sys.argv = _serve(socket.socket(fileno=int(sys.argv[1])))[1:]
-    sys.path[0] = os.path.dirname(sys.argv[0])
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    if sys.argv[0] == "-m":
+        sys.path[0] = os.getcwd()
+        sys.argv = sys.argv[1:]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = os.path.dirname(sys.argv[0])
+        runpy.run_path(sys.argv[0], run_name="__main__")

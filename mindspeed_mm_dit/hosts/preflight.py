@@ -15,7 +15,7 @@ from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.configs.tuning import WHOLE, Tuning, tuned
 from mindspeed_mm_dit.data.sources import source_of
-from mindspeed_mm_dit.errors import ConfigError, PlatformError
+from mindspeed_mm_dit.errors import PlatformError
 from mindspeed_mm_dit.models.data import dearest, models_of
 from mindspeed_mm_dit.models.registry import check_encoders
 from mindspeed_mm_dit.planning.fit import Place, check_model_fits, check_state_fits, tight_step
@@ -41,8 +41,6 @@ class HostFacts:
     """Raises ConfigError for what in fsdp2.yaml does not fit the model, or is not offered."""
     shares_sequences: bool = False
     """Whether ranks can share the tokens of a sample."""
-    takes_buckets: bool = False
-    """Whether micro-batches may be of several shapes."""
     mm_model: str = "--mm-model"
     """What names model.json."""
     mm_data: str = "--mm-data"
@@ -67,10 +65,6 @@ def check_configs(
         UserError: whatever is wrong, with setting, value, reason and cure.
     """
     mm = _read(args, host, fsdp2)
-    sections = [data.dataset_param for data in (mm.data, mm.valid_data) if data is not None]
-    if any(section.buckets is not None for section in sections) and not host.takes_buckets:
-        raise ConfigError(f"{host.mm_data}: dataset_param.buckets", f"{host.name} takes samples of one shape",
-                          "use image_size, or --host standalone")  # fmt: skip
     check_model_fits(mm.model, host.machine)  # (before its parameters are counted one by one)
     mm = replace(mm, model=tuned(mm.model, tuning))
     if mm.fsdp2 is not None:

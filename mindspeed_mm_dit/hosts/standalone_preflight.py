@@ -61,7 +61,6 @@ def host_facts() -> HostFacts:
         device=machine if runtime.device_type() == "cpu" else device,
         ways_to_bf16=runtime.WAYS_TO_BF16,
         shares_sequences=runtime.SHARES_SEQUENCES,
-        takes_buckets=True,
         check_sharding=importlib.import_module(f"mindspeed_mm_dit.training.{active()}.engine").check_sharding,
     )
 

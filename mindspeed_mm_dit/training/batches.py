@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.data.draws import VALIDATION_POSITIONS
@@ -19,9 +19,10 @@ class BatchStream:
     def __init__(self, args: RunConfig, samples: Samples, start: int, num_workers: int) -> None:
         self._args, self._samples, self._start, self._num_workers = args, samples, start, num_workers
 
-    def __iter__(self) -> Iterator[Batch]:
-        rank, ranks, rounds = runtime.data_rank(), runtime.data_world_size(), runtime.num_microbatches()
-        positions = self._samples.order.micro_batches(self._start, self._args.micro_batch_size, rank, ranks, rounds)
+    def __iter__(self) -> Generator[Batch, None, None]:
+        rank, ranks, size = runtime.data_rank(), runtime.data_world_size(), self._args.micro_batch_size
+        rounds = self._args.global_batch_size // (size * ranks)
+        positions = self._samples.order.micro_batches(self._start, size, rank, ranks, rounds)
         # A step takes all its micro-batches at once: as many are made while the step before is computed.
         prefetch = max(self._args.mm.data.dataloader_param.prefetch_batches, rounds)
         return load_batches(self._samples, positions, self._num_workers, prefetch)
@@ -29,10 +30,16 @@ class BatchStream:
 
 def train_valid_batches(args: RunConfig) -> tuple[Iterator[Batch], BatchStream | None]:
     """Return the micro-batches to train on, from ``args.consumed_train_samples`` on, and those held out."""
+    training, held_out = train_valid_streams(args)
+    return iter(training), held_out
+
+
+def train_valid_streams(args: RunConfig) -> tuple[BatchStream, BatchStream | None]:
+    """Return the same, neither begun."""
     data, diffusion = open_data_set(args.mm, args.seed), args.mm.model.diffusion
     samples = data.samples(draw_of(diffusion))
     samples.order.check(args.micro_batch_size, args.consumed_train_samples)
-    training = iter(BatchStream(args, samples, args.consumed_train_samples, args.num_workers))
+    training = BatchStream(args, samples, args.consumed_train_samples, args.num_workers)
     if not data.num_valid:
         return training, None
     # Validation repeats its samples if they are few: a batch may be larger than the held-out part.

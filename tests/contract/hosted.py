@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from functools import lru_cache
 from pathlib import Path
 
 import pytest
 
+from tests.buckets_fixtures import SHAPES, write_pictures
 from tests.conftest import ROOT
-from tests.training.launch import Outcome
+from tests.forked import Forked
+from tests.training.launch import Outcome, run_ranks
 
 TREES = ("MINDSPEED_MM_HOME", "MINDSPEED_HOME", "MEGATRON_HOME")
 NEEDED = (*TREES, "MINDSPEED_MM_PYTHON")
@@ -58,13 +59,19 @@ def environment() -> dict[str, str]:
 
 def run_python(words: list[str], folder: Path, ranks: int = 1, **extra: str) -> Outcome:
     """Run the host's Python with ``words`` (a script and its flags, or -m and a module) in ``folder``."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)] if ranks > 1 else []
-    done = subprocess.run(
-        [os.environ["MINDSPEED_MM_PYTHON"], *launcher, *words],
-        env={**environment(), **extra}, cwd=folder, text=True, timeout=900, check=False,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    return Outcome(done.returncode, done.stdout)
+    return forked(os.environ["MINDSPEED_MM_PYTHON"], words, folder, {**environment(), **extra}, "old route", ranks)
+
+
+def forked(
+    python: str, words: list[str], folder: Path, variables: dict[str, str], imported: str, ranks: int
+) -> Outcome:
+    """Run ``words`` on ``ranks`` ranks, forked off a process that has made most of the imports."""
+    imported = "standalone" if variables["PYTHONPATH"] == str(ROOT) else imported
+    if words[0] == "-c":
+        (folder / "code.py").write_text(words[1])
+        words = [str(folder / "code.py"), *words[2:]]
+    start = lambda place: Forked([python, *words], variables | place, str(folder), imported)  # noqa: E731
+    return run_ranks(start, ranks)
 
 
 FLAGS = "--micro-batch-size 4 --global-batch-size 8 --num-workers 0 --lr 1e-3 --lr-decay-style constant --ema-decay 0.9"
@@ -100,6 +107,14 @@ class TwoHosts:
         if GLOO_ADDS_UP in outcome.output:  # (PyTorch 2.7.1, which the native engine takes; on a CPU)
             pytest.skip(f"the standalone host refuses FSDP2 here: gloo {GLOO_ADDS_UP} their average")
         return outcome
+
+
+def several_shapes(folder: Path) -> Path:
+    """Write pictures of three shapes and a data.json of buckets, and return its path."""
+    data = {"data_folder": str(write_pictures(folder / "pictures")), "buckets": SHAPES, "bucket_group": 4}
+    path = folder / "data.json"
+    path.write_text(json.dumps({"dataset_param": {**data, "valid_fraction": 0.2}}))
+    return path
 
 
 def train_in_sora(folder: Path, iterations: int) -> Outcome:

@@ -20,9 +20,10 @@ from mindspeed_mm_dit.checkpoint.store import TRACKER
 from mindspeed_mm_dit.hosts.native.__main__ import COMMAND
 from mindspeed_mm_dit.hosts.native.commandline import as_text, parse, yaml_for
 from mindspeed_mm_dit.hosts.native.contract import KNOWN_TORCH, RELIED_ON, TRAINER
+from mindspeed_mm_dit.training.launch.ports import free_port
 from tests.conftest import ROOT
-from tests.contract.hosted import TwoHosts
-from tests.training.launch import Outcome
+from tests.contract.hosted import TwoHosts, forked
+from tests.training.launch import Outcome, place_of
 
 PYTHON = os.environ.get("MINDSPEED_MM_NATIVE_PYTHON") or os.environ.get("MINDSPEED_MM_PYTHON") or ""
 
@@ -64,13 +65,9 @@ def environment(**extra: str) -> dict[str, str]:
 
 
 def run_python(words: list[str], folder: Path, ranks: int = 1, **extra: str) -> Outcome:
-    """Run the engine's Python with ``words`` in ``folder``."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
-    done = subprocess.run(
-        [PYTHON, *launcher, *words], env=environment(**extra), cwd=folder, text=True, timeout=600, check=False,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    return Outcome(done.returncode, done.stdout)
+    """Run the engine's Python with ``words`` in ``folder``; a rank alone is told its place too, as by torchrun."""
+    place = place_of(0, 1, str(free_port())) if ranks == 1 else {}
+    return forked(PYTHON, [*map(str, words)], folder, environment(**extra) | place, "engine", ranks)
 
 
 COMPLAIN = """
@@ -137,11 +134,7 @@ class NativeAndStandalone(TwoHosts):
 
     def complaints(self, paths: list[Path]) -> str:
         """Return what the plugin says of yamls before a model is built, in a process on one rank."""
-        alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "NON_MEGATRON": "true"}
-        words = [PYTHON, "-c", COMPLAIN, *map(str, paths)]
-        done = subprocess.run(words, env=environment(**alone), cwd=self.folder, text=True, timeout=600, check=True,
-                              stdout=subprocess.PIPE)  # fmt: skip
-        return done.stdout
+        return run_python(["-c", COMPLAIN, *map(str, paths)], self.folder, NON_MEGATRON="true").output
 
     def train(self, host: str, iterations: int, flags: str = "", ranks: int = 1, fsdp2: bool = True) -> Outcome:  # type: ignore[override]
         """Run pretrain_dit.py in ``host``; the standalone one without MindSpeed-MM and a torch_npu in sight."""

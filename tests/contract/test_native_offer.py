@@ -11,6 +11,7 @@ import torch
 
 from mindspeed_mm_dit.checkpoint import torch_dcp
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore
+from tests.contract.hosted import several_shapes
 from tests.contract.native_hosted import NativeAndStandalone, needs_engine, run_python
 from tests.contract.test_native_engine import CLOSE, good, validation_losses
 from tests.training.launch import Outcome
@@ -121,6 +122,28 @@ def test_a_data_set_of_its_own_is_validated_on_as_in_the_standalone_host(
         there = good(runs.engine(runs.yaml(f"valid{ranks}", STEPS, flags, ranks=ranks, fsdp2=ranks > 1), ranks))
         assert there.losses == pytest.approx(here.losses, **CLOSE)
         assert validation_losses(there) == pytest.approx(validation_losses(here), **CLOSE)
+
+
+def test_ranks_that_share_images_learn_what_one_learns(runs: NativeAndStandalone, plain: Outcome) -> None:
+    path = runs.yaml("shared", STEPS, "--context-parallel-size 2", ranks=2)
+    assert "ulysses_parallel_size: 2" in path.read_text()
+    assert good(runs.engine(path, 2)).losses == pytest.approx(plain.losses, **CLOSE)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_images_of_several_shapes_are_trained_on_and_a_run_on_them_goes_on(
+    runs: NativeAndStandalone, ranks: int, tmp_path: Path
+) -> None:
+    flags = f"--mm-data {several_shapes(tmp_path)} --eval-interval 2 --eval-iters 1"
+    here = good(runs.train("standalone", STEPS, flags, fsdp2=False))
+    name = f"buckets{ranks}"
+    path = runs.yaml(name, STEPS, f"{flags} --save {name} --save-interval 2", ranks=ranks, fsdp2=ranks > 1)
+    there = good(runs.engine(path, ranks))
+    assert there.losses == pytest.approx(here.losses, **CLOSE)
+    assert validation_losses(there) == pytest.approx(validation_losses(here), **CLOSE)
+    load = f"{flags} --load {runs.copy(name, 2)}"
+    back = good(runs.engine(runs.yaml("back", STEPS, load, ranks=ranks, fsdp2=ranks > 1), ranks))
+    assert back.losses == pytest.approx({step: here.losses[step] for step in (3, 4)}, **CLOSE)
 
 
 def test_epochs_are_counted_in_samples_to_train_on(runs: NativeAndStandalone, digits_folder: Path) -> None:

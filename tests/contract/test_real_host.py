@@ -21,6 +21,7 @@ from tests.contract.hosted import (
     environment,
     needs_trees,
     run_python,
+    several_shapes,
     tools_json,
     train_in_sora,
 )
@@ -190,6 +191,15 @@ def test_the_host_validates_on_the_same_batches_and_prints_the_same_quarters(
     assert len(ours) == 5 and ours.keys() == theirs.keys()
     for name, losses in ours.items():  # the host adds up in float32
         assert losses == pytest.approx(theirs[name], rel=2e-6) and list(losses) == [2, 4], name
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_images_of_several_shapes_are_trained_on_as_in_the_standalone_host(
+    hosts: TwoHosts, tmp_path: Path, ranks: int
+) -> None:
+    flags = f"--mm-data {several_shapes(tmp_path)}"
+    there, here = (good(hosts.train(host, 4, flags, ranks)) for host in ("mindspeed-mm", "standalone"))
+    assert printed(there) == printed(here)
 
 
 def test_another_architecture_is_refused_by_name(hosts: TwoHosts, straight: Outcome, tmp_path: Path) -> None:

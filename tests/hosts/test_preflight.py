@@ -71,20 +71,9 @@ def test_ranks_share_samples_of_every_bucket_or_of_none(args, tmp_path):
     del content["dataset_param"]["image_size"]
     content["dataset_param"]["buckets"] = [[8, 8], [10, 6]]
     (tmp_path / "data.json").write_text(json.dumps(content))
-    host = dataclasses.replace(HOST, shares_sequences=True, takes_buckets=True)
+    host = dataclasses.replace(HOST, shares_sequences=True)
     with pytest.raises(ConfigError, match=r"does not divide tokens of an image: 15 % 2 = 1\n.*use 1, or samples of"):
         check_configs(dataclasses.replace(args, context_parallel_size=2), host, None)
-
-
-def test_buckets_are_for_hosts_that_take_samples_of_several_shapes(args, tmp_path):
-    content = json.loads((tmp_path / "data.json").read_text())
-    del content["dataset_param"]["image_size"]
-    content["dataset_param"]["buckets"] = [[8, 8]]
-    (tmp_path / "buckets.json").write_text(json.dumps(content))
-    for changes in ({"mm_data": f"{tmp_path}/buckets.json"}, {"mm_valid_data": f"{tmp_path}/buckets.json"}):
-        with pytest.raises(ConfigError, match=r"dataset_param\.buckets: a host takes samples of one shape"):
-            check_configs(dataclasses.replace(args, **changes), HOST, None)
-        check_configs(dataclasses.replace(args, **changes), dataclasses.replace(HOST, takes_buckets=True), None)
 
 
 def test_fsdp2_yaml_is_checked_against_the_ranks_and_by_the_host(args):

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,15 +96,17 @@ class Configs:
 
     def run(self, flags: str, ranks: int = 1, **variables: str) -> Outcome:
         """Run to the end; several ranks without torchrun, which is left to :meth:`start`."""
-        port = str(free_port())
-        processes = [
-            self.start(flags, **(place_of(rank, ranks, port) if ranks > 1 else {}), **variables)
-            for rank in range(ranks)
-        ]
-        with ThreadPoolExecutor(ranks) as pool:
-            said = [pool.submit(_to_the_end, process, processes) for process in processes]
-        output = "".join(saying.result() for saying in said)
-        return Outcome(processes[0].returncode if ranks == 1 else int(any(p.returncode for p in processes)), output)
+        return run_ranks(lambda place: self.start(flags, **place, **variables), ranks)
+
+
+def run_ranks(start: Callable[[dict[str, str]], Any], ranks: int) -> Outcome:
+    """Start the ranks of a run, each told its place among them where there are several, and wait for their end."""
+    port = str(free_port())
+    processes = [start(place_of(rank, ranks, port) if ranks > 1 else {}) for rank in range(ranks)]
+    with ThreadPoolExecutor(ranks) as pool:
+        said = [pool.submit(_to_the_end, process, processes) for process in processes]
+    output = "".join(saying.result() for saying in said)
+    return Outcome(processes[0].returncode if ranks == 1 else int(any(p.returncode for p in processes)), output)
 
 
 def place_of(rank: int, ranks: int, port: str) -> dict[str, str]:

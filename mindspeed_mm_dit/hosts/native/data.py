@@ -3,59 +3,49 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from mindspeed_mm_dit.data.draws import VALIDATION_POSITIONS
-from mindspeed_mm_dit.data.loader import BatchSource, load_batches
-from mindspeed_mm_dit.data.order import micro_batches
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.hosts.native.bits import packed
-from mindspeed_mm_dit.hosts.native.run import Run, current
-from mindspeed_mm_dit.objectives.registry import draw_of, validation_draw_of
+from mindspeed_mm_dit.hosts.native.run import current
+from mindspeed_mm_dit.training.batches import BatchStream, train_valid_streams
 from mindspeed_mm_dit.training.data_set import open_data_set
 
 
 class Batches(IterableDataset):
-    """Micro-batches of this rank from position ``start`` of the run on; every ``iter`` starts there again."""
+    """``count`` micro-batches of ``size`` samples in all, or (None) as many as are asked for; ``iter`` begins again."""
 
-    def __init__(self, run: Run, samples: BatchSource, size: int, start: int, count: int | None) -> None:
-        self._run, self._samples, self._size, self._start, self._count = run, samples, size, start, count
+    def __init__(self, stream: BatchStream, size: int, count: int | None) -> None:
+        self._stream, self._size, self._count = stream, size, count
 
     def __len__(self) -> int:
         """Return how many samples there are: what an epoch is counted by (``training.train_epochs``)."""
         return self._size
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        """Yield batches, floats as bits; ``count`` of them, or without end."""
-        flags = self._run.flags
-        ranks = runtime.data_world_size()
-        positions = micro_batches(self._start, flags.micro_batch_size, runtime.data_rank(), ranks)
-        if self._count is not None:
-            positions = (own for own, _ in zip(positions, range(self._count)))
-        rounds = flags.global_batch_size // flags.micro_batch_size // ranks
-        prefetch = max(flags.mm.data.dataloader_param.prefetch_batches, rounds)
-        batches = load_batches(self._samples, positions, flags.num_workers, prefetch)
+        """Yield batches, floats as bits."""
+        batches = iter(self._stream)
         if self._count is None:
             atexit.register(batches.close)  # (the engine keeps what is endless until Python has taken modules apart)
-        return map(packed, batches)
+        return map(packed, itertools.islice(batches, self._count))
 
 
 def datasets(dataset_param: Mapping[str, Any], **_: Any) -> tuple[Batches, Batches | None]:
     """Return what to train on and what to validate on (the engine's data builder); of ``data.val_dataset_param``, which
     the engine asks for after them, the latter comes first."""
-    run = current()
-    flags, mm = run.flags, run.flags.mm
-    data = open_data_set(mm, flags.seed)
-    training = Batches(run, data.samples(draw_of(mm.model.diffusion)), data.num_train, run.consumed_samples, None)
-    if not data.num_valid:
+    flags = replace(current().flags, consumed_train_samples=current().consumed_samples)
+    data, (train, valid) = open_data_set(flags.mm, flags.seed), train_valid_streams(flags)
+    training = Batches(train, data.num_train, None)
+    if valid is None:
         return training, None
-    samples = data.samples(validation_draw_of(mm.model.diffusion), held_out=True)
     rounds = flags.eval_iters * flags.global_batch_size // flags.micro_batch_size // runtime.data_world_size()
-    held_out = Batches(run, samples, data.num_valid, VALIDATION_POSITIONS, rounds)
+    held_out = Batches(valid, data.num_valid, rounds)
     return (held_out, None) if dataset_param.get("mm_data") == flags.mm_valid_data else (training, held_out)
 
 
