@@ -103,6 +103,8 @@ class TwoHosts:
         words = [*config.split(), *FLAGS.split(), "--train-iters", str(iterations), *flags.split(), "--host", host]
         if host == "mindspeed-mm":
             words += ["--mm-tool", str(tools_json())]
+        else:
+            extra = {"PYTHONPATH": str(ROOT), **extra}  # (without a torch_npu in sight)
         outcome = run_python([str(ROOT / "pretrain_dit.py"), *words], self.folder, ranks, **extra)
         if GLOO_ADDS_UP in outcome.output:  # (PyTorch 2.7.1, which the native engine takes; on a CPU)
             pytest.skip(f"the standalone host refuses FSDP2 here: gloo {GLOO_ADDS_UP} their average")
