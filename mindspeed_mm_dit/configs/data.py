@@ -9,6 +9,7 @@ from typing import Any, get_args, get_type_hints
 from mindspeed_mm_dit.configs.clips import ClipsParam
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.configs.limits import check_between, shown
+from mindspeed_mm_dit.configs.mindspeed_mm_data import in_our_words
 from mindspeed_mm_dit.configs.plugins import load_plugins
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.errors import ConfigError, nearest
@@ -48,7 +49,7 @@ class DataConfig:
 def load_data_config(path: str | Path, flag: str = "--mm-data") -> DataConfig:
     """Read the data.json that ``flag`` names; raises ConfigError naming the file, the key and the cure."""
     load_plugins()
-    content = read_json(path, flag)
+    content = in_our_words(read_json(path, flag), str(path))
     section = content.get("dataset_param")
     kind = section.get("dataset_type", "image_folder") if isinstance(section, dict) else "image_folder"
     if not isinstance(kind, str) or kind not in SOURCE_CONFIGS:

@@ -49,9 +49,8 @@ def nearest(sizes: np.ndarray, shapes: np.ndarray) -> np.ndarray:
 def shapes_of(sizes: np.ndarray, param: SourceParam) -> np.ndarray:
     """Return the shape, of ``param.sizes``, that each sample of ``sizes`` is brought to, both (N, 2 or 3) int64.
 
-    Of the shapes that a budget makes those with fewer than a group of samples are left out, but for the fullest of
-    each number of frames.
-    Raises DataError for a shape, or a number of frames, written down that no sample is nearest to.
+    Of the shapes that a budget makes those with fewer than a group of samples are left out, while these fit others.
+    Raises DataError for a shape written down that no sample is nearest to.
     """
     shapes = np.array(param.sizes, np.int64)
     if len(shapes) > len(sizes) and param.has_listed_shapes:
@@ -60,17 +59,24 @@ def shapes_of(sizes: np.ndarray, param: SourceParam) -> np.ndarray:
         )
     chosen = nearest(sizes, shapes)
     counts = np.bincount(chosen, minlength=len(shapes))
-    lengths = np.unique(shapes[:, :-2], axis=0, return_inverse=True)[1].reshape(-1)
-    most = np.array([counts[lengths == length].max() for length in lengths])
-    empty = np.flatnonzero((counts if param.has_listed_shapes else most) == 0)
-    if len(empty):
-        shape = shapes[empty[0]].tolist()
-        what = f"{shape}" if param.has_listed_shapes else f"frames {shape[0]}"
-        raise DataError(f"dataset_param.buckets: {what}", "no sample is nearest to this shape", "drop it from the list")
-    if param.has_listed_shapes:
-        return shapes[chosen]
-    full = shapes[counts >= np.minimum(param.bucket_group, most)]
-    return full[nearest(sizes, full)]
+    if not param.has_listed_shapes:
+        kept = _filled(sizes, shapes, counts, param.bucket_group)
+        return shapes[kept][nearest(sizes, shapes[kept])]
+    if not counts.all():
+        empty = shapes[int(counts.argmin())].tolist()
+        raise DataError(
+            f"dataset_param.buckets: {empty}", "no sample is nearest to this shape", "drop it from the list"
+        )
+    return shapes[chosen]
+
+
+def _filled(sizes: np.ndarray, shapes: np.ndarray, counts: np.ndarray, group: int) -> np.ndarray:
+    """Return which shapes, (K,) bool, have a group of samples, and the fullest for samples that none of these fits."""
+    kept = counts >= min(group, counts.max())
+    for sample in np.unique(fits(sizes, shapes), axis=0):
+        if not (sample & kept).any():
+            kept[np.where(sample, counts, -1).argmax()] = True
+    return kept
 
 
 def check_filled(shapes: np.ndarray, group: int) -> None:

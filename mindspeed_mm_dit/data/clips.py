@@ -88,16 +88,17 @@ def open_clips(param: ClipsParam, wanted: Wanted) -> Rows:
         )  # fmt: skip
     items, classes = _items(clips, wanted.items)
     sizes = np.array([(clip.longest, *clip.size) for clip in clips], np.int64)
+    shapes = None if param.buckets is None else shapes_of(sizes, param)
     return Rows(
         tuple(str(Path(param.data_folder) / clip.entry.path) for clip in clips),
         items,
         classes,
         skipped=len(problems),
         problems=problems,
-        notes=_notes(lines, clips, decode, param),
+        notes=(*_notes(lines, clips, decode, param), *_note_of_unused(param, shapes)),
         digest=_digest_of(clips, looks),
         facts=clips,
-        shapes=None if param.buckets is None else shapes_of(sizes, param),
+        shapes=shapes,
         sizes=sizes,
     )
 
@@ -210,6 +211,14 @@ def _notes(lines: list[Line], clips: tuple[Clip, ...], decode: bool, param: Clip
     if slow:
         notes.append(f"warning: {slow:,} of {len(clips):,} videos are slower than train_fps: some frames are repeated")
     return tuple(notes)
+
+
+def _note_of_unused(param: ClipsParam, shapes: np.ndarray | None) -> tuple[str, ...]:
+    """Return a line on numbers of frames, of a budget, that no clip comes to, or none."""
+    used = set() if shapes is None else set(shapes[:, 0].tolist())
+    unused = sorted({frames for frames, _, _ in param.sizes} - used) if used else []
+    words = ", ".join(map(str, unused))
+    return (f"note: no clip is brought to {words} frames, which dataset_param.buckets names",) if unused else ()
 
 
 def _digest_of(clips: tuple[Clip, ...], looks: list[_Look]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import subprocess
 import sys
@@ -14,6 +15,7 @@ pytest.importorskip("transformers", reason="requirements/video.txt")
 
 from mindspeed_mm_dit.cli.main import main
 from tests.clips_fixtures import clip_configs, write_clips
+from tests.configs.test_mindspeed_mm_data import WAN
 from tests.conftest import GOLDEN
 
 pytestmark = pytest.mark.ranks
@@ -105,6 +107,21 @@ def test_a_resumed_run_prints_the_same_lines(configs, whole, tmp_path):
     first = configs.run(STEPS.replace("--train-iters 6", "--train-iters 3") + f"--save {tmp_path}")
     last = configs.run(STEPS + f"--save {tmp_path} --load {tmp_path}")
     assert last.lines == {iteration: line for iteration, line in whole.lines.items() if iteration > 3}, first.output
+
+
+def test_a_data_json_of_mindspeed_mm_trains_once_its_paths_are_set(tmp_path, clips):
+    configs, content = clip_configs(tmp_path, clips), copy.deepcopy(WAN)
+    (tmp_path / "data.txt").write_text(f"{clips},{clips}/annotation.json\n")
+    content["dataset_param"]["basic_parameters"]["data_path"] = str(tmp_path / "data.txt")
+    model = json.loads((tmp_path / "model.json").read_text())
+    model["predictor"]["patch_size"] = [1, 8, 8]
+    (tmp_path / "model.json").write_text(json.dumps(model))
+    content["dataset_param"]["preprocess_parameters"] |= {"num_frames": 9, "max_hxw": 32 * 32, "min_num_frames": 9}
+    (tmp_path / "data.json").write_text(json.dumps(content))
+    outcome = configs.run("--train-iters 2 --global-batch-size 4 --lr 1e-3")
+    assert outcome.code == 0 and len(outcome.losses) == 2, outcome.output
+    assert "buckets   9 x 32 x 32: 24, 16 in a row; of each epoch 8 are left out" in outcome.output
+    assert "note: no clip is brought to 1 frames" in outcome.output
 
 
 def test_wan_learns_them_too(tmp_path, clips):
