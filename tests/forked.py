@@ -13,6 +13,7 @@ import gc
 import json
 import os
 import resource
+import runpy
 import select
 import signal
 import socket
@@ -23,6 +24,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
+
+from mindspeed_mm_dit.framework.launched import follow_to_death
 
 READ_BY_IMPORTS = (
     "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "TORCH_", "PYTORCH_", "PYTHON", "LD_", "MALLOC_", "CUDA_", "ASCEND_",
@@ -52,6 +55,7 @@ class Forked:
     def __init__(
         self, command: Sequence[str], environment: Mapping[str, str], folder: str, imported: str = "standalone"
     ) -> None:
+        """Fork ``python script ...`` or ``python -m module ...`` where ``imported`` is imported already."""
         request = {"argv": list(command), "environ": dict(environment), "folder": folder, "limits": _limits()}
         (read, write), (self._status, status) = os.pipe(), os.pipe()
         socket.send_fds(_server(command[0], environment, imported), [json.dumps(request).encode()], [write, status])
@@ -131,9 +135,11 @@ def launch(command: Sequence[str], environment: Mapping[str, str], folder: str) 
 
 def can_fork(command: Sequence[str], environment: Mapping[str, str]) -> bool:
     """Return whether a run can be forked: of this Python, on PyTorch, with the imports that are there."""
-    names = {name for name in {*os.environ, *environment} if name.startswith(READ_BY_IMPORTS)}
+    names = {name for name in {*os.environ, *environment} if name.startswith(READ_BY_IMPORTS)} - {"PYTHONPATH"}
     same = all(_variables().get(name) == environment.get(name) for name in names)
-    return same and command[0] == sys.executable and command[1].endswith(".py") and "mindspore" not in command
+    ours = command[1].endswith(".py") or command[1:3] == ["-m", "mindspeed_mm_dit.cli.main"]
+    is_pytorch = "mindspore" not in command and os.environ.get("MM_DIT_TEST_FRAMEWORK", "pytorch") == "pytorch"
+    return same and command[0] == sys.executable and ours and is_pytorch
 
 
 _servers: dict[tuple[int, str, str], socket.socket] = {}
@@ -146,6 +152,7 @@ def _variables() -> dict[str, str]:
 
 def _server(python: str, environment: Mapping[str, str], imported: str) -> socket.socket:
     """Return the way to the process that runs are forked off; each process of tests has its own."""
+    environment = _variables() if imported in ("standalone", "libraries") else environment
     key = (os.getpid(), environment["PYTHONPATH"], imported)
     if key not in _servers:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -209,14 +216,24 @@ def _import() -> None:
     del torch, standalone, composite, custom_dit, dit, wan, batches, report, engine
 
 
+def _import_libraries() -> None:
+    """Import what tests of any copy of this project need, and nothing of the project itself."""
+    import hypothesis
+    import pytest
+    import torch.distributed.checkpoint
+    import torch.distributed.fsdp
+
+    del hypothesis, pytest, torch
+    for name in [name for name in sys.modules if name.startswith(("mindspeed_mm_dit", "tests"))]:
+        del sys.modules[name]
+    sys.dont_write_bytecode = True  # of a copy that changes
+
+
 def _serve(requests: socket.socket) -> list[str]:
     """Fork a process for each request; return the arguments, in that process alone."""
     while True:
         asked, (*descriptors,), _, _ = socket.recv_fds(requests, 1 << 20, 2)
-        if not asked:  # who asks has ended
-            with contextlib.suppress(ChildProcessError):
-                while True:
-                    os.wait()
+        if not asked:  # who asks has ended, and what it has left running ends with this process
             os._exit(0)
         if os.fork() == 0 and _is_run(descriptors[1]):
             requests.close()
@@ -230,8 +247,6 @@ def _serve(requests: socket.socket) -> list[str]:
 
 def _is_run(status: int) -> bool:
     """Fork once more; return True in the new process, while the one before waits for its end and tells it."""
-    from mindspeed_mm_dit.framework.launched import follow_to_death
-
     follow_to_death(signal.SIGKILL)
     run = os.fork()
     if run == 0:
@@ -253,22 +268,36 @@ def _become(request: dict, output: int, status: int) -> list[str]:
     os.chdir(request["folder"])
     for name, limits in request["limits"].items():
         resource.setrlimit(getattr(resource, name), limits)
+    _add_to_path(os.environ.get("PYTHONPATH", "").split(os.pathsep))
     return request["argv"]
 
 
-IMPORTS = {"standalone": _import, "old route": _import_for_the_old_route, "engine": _import_for_the_engine}
+def _add_to_path(folders: list[str]) -> None:
+    """Have this process find what stands in other folders of PYTHONPATH too, and do what they do to every start."""
+    new = [folder for folder in folders if folder not in sys.path]
+    sys.path[1:1] = new
+    for folder in new:
+        if (start := Path(folder, "sitecustomize.py")).is_file():
+            runpy.run_path(str(start))
+
+
+IMPORTS = {
+    "standalone": _import, "libraries": _import_libraries,
+    "old route": _import_for_the_old_route, "engine": _import_for_the_engine,
+}  # fmt: skip
+
+
+def _run(command: list[str]) -> None:
+    """Be the process of a command: of a script, or of a module where it begins with -m."""
+    if command[0] == "-m":
+        sys.argv, sys.path[0] = command[1:], os.getcwd()
+        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv, sys.path[0] = command, os.path.dirname(command[0])
+        runpy.run_path(command[0], run_name="__main__")
 
 
 if __name__ == "__main__":
-    import runpy
-
     IMPORTS[sys.argv[2]]()
     gc.freeze()  # no run looks through what it will not free: to touch it would be to copy it
-    sys.argv = _serve(socket.socket(fileno=int(sys.argv[1])))[1:]
-    if sys.argv[0] == "-m":
-        sys.path[0] = os.getcwd()
-        sys.argv = sys.argv[1:]
-        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-    else:
-        sys.path[0] = os.path.dirname(sys.argv[0])
-        runpy.run_path(sys.argv[0], run_name="__main__")
+    _run(_serve(socket.socket(fileno=int(sys.argv[1])))[1:])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 
 import pytest
 
 from tests.conftest import ROOT
+from tests.forked import STARTED, Forked
+from tests.training.launch import PATIENCE_SECONDS
 
 
 @dataclass(frozen=True)
@@ -142,21 +143,29 @@ FAULTS = {
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """A copy of the project, each fault planted in it and taken out again."""
+    folder = tmp_path_factory.mktemp("project")
+    for part in ("mindspeed_mm_dit", "tests", "examples", "benchmarks"):
+        shutil.copytree(ROOT / part, folder / part)
+    for file in ("pretrain_dit.py", "pyproject.toml"):
+        shutil.copy(ROOT / file, folder)
+    return folder
+
+
 @pytest.mark.ranks
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_planted_fault_is_caught(name, tmp_path):
+def test_a_planted_fault_is_caught(name, project):
     fault = FAULTS[name]
-    for part in ("mindspeed_mm_dit", "tests", "examples", "benchmarks"):
-        shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in ("pretrain_dit.py", "pyproject.toml"):
-        shutil.copy(ROOT / file, tmp_path)
-    source = tmp_path / "mindspeed_mm_dit" / fault.file
+    source = project / "mindspeed_mm_dit" / fault.file
     text = source.read_text()
     assert text.count(fault.line) == 1
     source.write_text(text.replace(fault.line, fault.broken))
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    outcome = subprocess.run(
-        [sys.executable, "-m", "pytest", "-x", "-n", "0", *fault.test.split()],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
-    assert outcome.returncode == 1 and "failed" in outcome.stdout, outcome.stdout[-2000:]
+    environment = {**os.environ, "PYTHONPATH": str(project), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", "-x", "-n", "0", *fault.test.split()]
+    process = Forked(command, environment, str(project), imported="libraries")
+    STARTED.append(process)
+    output, _ = process.communicate(timeout=PATIENCE_SECONDS)
+    shutil.copy2(ROOT / "mindspeed_mm_dit" / fault.file, source)
+    assert process.returncode == 1 and "failed" in output, output[-2000:]

@@ -3,10 +3,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-import os
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -25,6 +22,7 @@ from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
 from mindspeed_mm_dit.sampling.load import load_model
 from tests.conftest import ROOT
 from tests.inception_fixtures import write_random_weights
+from tests.training.launch import MM_DIT, mm_dit, start
 
 CHAIN = ("--sampler", "ddim", "--steps", "2", "--cfg-scale", "1.5", "--reference", "digits")
 
@@ -44,15 +42,6 @@ def untrained(tmp_path_factory) -> tuple[str, ...]:
 
 def evaluate(*flags: object) -> int:
     return main(["evaluate", *map(str, flags)])
-
-
-def start(*flags: object, ranks: int = 1) -> subprocess.Popen:
-    """Start the command as a user does, on one or several ranks."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)] if ranks > 1 else []
-    separator = ["--"] if ranks > 1 else []
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, *launcher, "-m", "mindspeed_mm_dit.cli.main", *separator, "evaluate", *map(str, flags)]
-    return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
 def digest(folder: Path) -> str:
@@ -102,10 +91,9 @@ def test_the_npz_is_adms_with_as_many_images_of_each_class(alone):
 
 @pytest.mark.ranks
 def test_two_ranks_draw_the_bytes_of_one(alone, untrained, tmp_path):
-    run = start(*untrained, *CHAIN, "--num", 1100, "--output", tmp_path / "report", ranks=2)
-    output, _ = run.communicate(timeout=600)
-    assert run.returncode == 0, output
-    assert "on 2 rank(s)" in output and output.count("read as asked") == 1
+    run = mm_dit("evaluate", *untrained, *CHAIN, "--num", 1100, "--output", tmp_path / "report", ranks=2)
+    assert run.code == 0, run.output
+    assert "on 2 rank(s)" in run.output and run.output.count("read as asked") == 1
     assert digest(tmp_path / "report") == digest(alone)
     scores = [json.loads((folder / "report.json").read_text())["judgement"] for folder in (alone, tmp_path / "report")]
     assert scores[0] == scores[1]
@@ -115,15 +103,15 @@ def test_two_ranks_draw_the_bytes_of_one(alone, untrained, tmp_path):
 def test_a_rank_that_has_no_file_to_draw_waits_for_the_one_that_reads_a_checkpoint_folder(untrained, tmp_path):
     convert(untrained[1], tmp_path / "checkpoints", "pytorch", description=json.loads(Path(untrained[3]).read_text()))
     folder = ("--checkpoint", tmp_path / "checkpoints", "--num", 100)
-    run = start(*folder, *CHAIN, "--output", tmp_path / "two", ranks=2)
-    output, _ = run.communicate(timeout=240)
-    assert run.returncode == 0 and "100 of 100 images drawn now, on 2 rank(s)" in output, output
+    run = mm_dit("evaluate", *folder, *CHAIN, "--output", tmp_path / "two", ranks=2)
+    assert run.code == 0 and "100 of 100 images drawn now, on 2 rank(s)" in run.output, run.output
 
 
 @pytest.mark.ranks
 def test_a_killed_evaluation_reports_nothing_and_goes_on_to_the_same_bytes(alone, untrained, tmp_path):
     folder = tmp_path / "report"
-    run = start(*untrained, *CHAIN, "--num", 1100, "--output", folder)
+    flags = ("evaluate", *untrained, *CHAIN, "--num", 1100, "--output", folder)
+    run = start([*MM_DIT, *map(str, flags)], ROOT)
     deadline = time.monotonic() + 600
     while not list(folder.glob("images/0*.npy")) and time.monotonic() < deadline:
         time.sleep(0.005)
@@ -131,10 +119,9 @@ def test_a_killed_evaluation_reports_nothing_and_goes_on_to_the_same_bytes(alone
     run.communicate()
     kept = len(list(folder.glob("images/0*.npy")))
     assert 1 <= kept < 5 and not (folder / "samples.npz").exists() and not (folder / "report.json").exists()
-    again = start(*untrained, *CHAIN, "--num", 1100, "--output", folder, ranks=2)
-    output, _ = again.communicate(timeout=600)
-    assert again.returncode == 0, output
-    drawn = int(re.search(r"([\d,]+) of 1,100 images drawn now", output)[1].replace(",", ""))
+    again = mm_dit(*flags, ranks=2)
+    assert again.code == 0, again.output
+    drawn = int(re.search(r"([\d,]+) of 1,100 images drawn now", again.output)[1].replace(",", ""))
     assert 1100 - drawn >= 250 * kept - 150  # (the last file has 100)
     assert digest(folder) == digest(alone)
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import os
 import re
 import subprocess
 import sys
@@ -26,7 +25,7 @@ from mindspeed_mm_dit.sampling.asked import Asked
 from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
 from mindspeed_mm_dit.sampling.load import load_model
 from tests.conftest import ROOT
-from tests.training.launch import Configs
+from tests.training.launch import Configs, mm_dit
 
 
 @pytest.fixture(scope="module")
@@ -63,19 +62,12 @@ def numbers(path):
 def test_two_ranks_draw_the_bytes_of_one(trained, tmp_path):
     flags = ["sample", "--checkpoint", f"{trained}/checkpoints", *COMMON, "--num-per-class", "3", "--batch-size", "2"]
     assert main([*flags, "--output", f"{tmp_path}/one.npz"]) == 0
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-
-    def two(*more):
-        command = [*launcher, "-m", "mindspeed_mm_dit.cli.main", "--", *flags, *more]
-        return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-
-    done = two("--output", "two.npz")
-    assert done.returncode == 0 and done.stdout.count("two.npz: 9 images of 8 x 8 in") == 1, done.stdout + done.stderr
-    assert "on 2 rank(s)" in done.stdout and not list(tmp_path.glob(".*"))
+    done = mm_dit(*flags, "--output", "two.npz", ranks=2, folder=tmp_path)
+    assert done.code == 0 and done.output.count("two.npz: 9 images of 8 x 8 in") == 1, done.output
+    assert "on 2 rank(s)" in done.output and not list(tmp_path.glob(".*"))
     assert all(a.tobytes() == b.tobytes() for a, b in zip(numbers(tmp_path / "one.npz"), numbers(tmp_path / "two.npz")))
-    wrong = two("--output", "two.gif")
-    assert wrong.returncode and wrong.stderr.count("--output = two.gif: unknown ending") == 1, wrong.stderr
+    wrong = mm_dit(*flags, "--output", "two.gif", ranks=2, folder=tmp_path)
+    assert wrong.code and wrong.output.count("--output = two.gif: unknown ending") == 1, wrong.output
 
 
 def test_a_folder_takes_single_pictures_by_number_and_label(trained, tmp_path, capsys, monkeypatch):

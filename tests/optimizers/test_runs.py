@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -16,9 +13,9 @@ from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.optimizers import registry
 from mindspeed_mm_dit.optimizers.registry import chosen_in, register_optimizer
 from mindspeed_mm_dit.training.flags import parse
-from tests.conftest import ROOT
 from tests.outside import plugin
 from tests.outside.optimizer import LION
+from tests.training import launch
 from tests.training.launch import Configs
 
 FLAGS = "--lr 1e-3 --lr-decay-style constant --global-batch-size 8 --log-interval 1 --weight-decay 0.02"
@@ -70,11 +67,9 @@ def test_ranks_and_shards_change_no_loss_and_a_checkpoint_is_resumed_on_others(c
 
 
 def mm_dit(path, *words):
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "mindspeed_mm_dit.cli.main", *map(str, words)]
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    done = launch.mm_dit(*words, PYTHONPATH=path)
+    assert done.code == 0, done.output
+    return done.output
 
 
 @pytest.mark.parametrize("sharded", [False, True])

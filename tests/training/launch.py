@@ -17,6 +17,7 @@ from mindspeed_mm_dit.training.launch.ports import free_port
 from tests.conftest import ROOT
 from tests.forked import STARTED, launch
 
+MM_DIT = [sys.executable, "-m", "mindspeed_mm_dit.cli.main"]
 _NUMBERS = re.compile(r"iteration +(\d+)/.*learning rate: (\S+) .* loss: (\S+) .* grad norm: (\S+) ")
 
 
@@ -88,15 +89,28 @@ class Configs:
 
     def start(self, flags: str, ranks: int = 1, **variables: str) -> Any:
         """Start a run, with ``variables`` in its environment, and return at once."""
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        environment.update(variables)
-        command = self.command(flags, ranks)
-        STARTED.append(launch(command, environment, str(self.folder)))
-        return STARTED[-1]
+        return start(self.command(flags, ranks), self.folder, **variables)
 
     def run(self, flags: str, ranks: int = 1, **variables: str) -> Outcome:
-        """Run to the end; several ranks without torchrun, which is left to :meth:`start`."""
-        return run_ranks(lambda place: self.start(flags, **place, **variables), ranks)
+        """Run to the end."""
+        return run(self.command(flags), self.folder, ranks, **variables)
+
+
+def mm_dit(*words: object, ranks: int = 1, folder: Path = ROOT, **variables: str) -> Outcome:
+    """Run a command of mm-dit to the end, in a process of its own, or in several."""
+    return run([*MM_DIT, *map(str, words)], folder, ranks, **variables)
+
+
+def start(command: list[str], folder: Path, **variables: str) -> Any:
+    """Start a command, with ``variables`` in its environment, and return at once."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    STARTED.append(launch(command, {**environment, **variables}, str(folder)))
+    return STARTED[-1]
+
+
+def run(command: list[str], folder: Path, ranks: int = 1, **variables: str) -> Outcome:
+    """Run a command to the end; several ranks without torchrun, which is left to :meth:`Configs.start`."""
+    return run_ranks(lambda place: start(command, folder, **place, **variables), ranks)
 
 
 def run_ranks(start: Callable[[dict[str, str]], Any], ranks: int) -> Outcome:

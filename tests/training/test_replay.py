@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -20,7 +18,7 @@ from mindspeed_mm_dit.training.position import NOT_FINITE, found, leave
 from mindspeed_mm_dit.training.replay import NotFinite, Sample
 from mindspeed_mm_dit.verify.replay import StepReport
 from tests.conftest import ROOT
-from tests.training.launch import Configs
+from tests.training.launch import Configs, mm_dit
 
 FLAGS = "--global-batch-size 8 --micro-batch-size 4 --num-workers 0 --lr-decay-style constant "
 SHARDED = (
@@ -33,14 +31,9 @@ def tiny(tmp_path_factory, digits_folder):
     return Configs.create(tmp_path_factory.mktemp("tiny"), digits_folder, hidden_size=32, num_layers=2, num_heads=2)
 
 
-def replay(folder: Path, flags: str, ranks: int = 1, cwd: Path | None = None) -> tuple[int, str]:
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)] if ranks > 1 else []
-    done = subprocess.run(
-        [sys.executable, *launcher, "-m", "mindspeed_mm_dit.cli.main", *(["--"] if launcher else []), "replay",
-         "--checkpoint", str(folder), *flags.split()],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, text=True, capture_output=True, cwd=cwd,
-    )  # fmt: skip
-    return done.returncode, done.stdout + done.stderr
+def replay(folder: Path, flags: str, ranks: int = 1, cwd: Path = ROOT) -> tuple[int, str]:
+    done = mm_dit("replay", "--checkpoint", folder, *flags.split(), ranks=ranks, folder=cwd)
+    return done.code, done.output
 
 
 def head(iteration, line):
