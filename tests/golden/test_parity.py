@@ -8,13 +8,30 @@ from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.torch_file import read_torch_file, write_torch_file
 from tests.conftest import FRAMEWORK, GOLDEN
+from tests.golden.parts import without
 
 CHECKPOINT = GOLDEN / "dit_tiny_p2.pt"
 CHOSEN = ["--checkpoint", str(CHECKPOINT), "--ai-framework", FRAMEWORK]
 
 
-RECIPES = [("lightningdit", 103), ("jit", 129), ("repa", 181)]
-RECIPES += [("meanflow", 294)] if FRAMEWORK == "pytorch" else []  # (MindSpore compiles each derivative anew: minutes)
+ON_MINDSPORE = FRAMEWORK == "mindspore"
+RECIPES = [("jit", 129), ("repa", 181)]
+RECIPES += (
+    [pytest.param("lightningdit", 103, marks=pytest.mark.campaign)]
+    if ON_MINDSPORE  # which compiles each derivative of meanflow anew: minutes
+    else [("lightningdit", 103), ("meanflow", 294)]
+)
+WALKS = (
+    "(ode|sde)/(GVP|VP)/(score|velocity)",
+    "(ode|sde)/Linear/(noise|score)",
+    "sde/GVP/noise",
+    "sde/Linear/.*/cfg1.5/",
+)
+OPTIONS = ("option/(all|published|published_qknorm|qknorm|rmsnorm|rope|swiglu)/",)
+"""What --campaign alone computes on MindSpore, which compiles each network anew: walks of one code along other paths,
+and options that the whole network has too."""
+mindspore_only = pytest.mark.skipif(not ON_MINDSPORE, reason="on PyTorch whole files are quick")
+long_on_mindspore = pytest.mark.campaign if ON_MINDSPORE else lambda test: test
 
 
 @pytest.fixture
@@ -31,12 +48,24 @@ def test_every_quantity_of_the_published_model_is_reproduced(compare):
     assert [f for f in findings if not f.good] == []
 
 
+@long_on_mindspore
 def test_every_quantity_of_the_published_flow_matching_is_reproduced(compare):
     findings = compare(GOLDEN / "sit_tiny_p2.npz", GOLDEN / "sit_tiny_p2.pt", tolerance=1e-5, table_tolerance=1e-12)
     assert len(findings) == 357
     assert [f for f in findings if not f.good] == []
     wider = {f.name.split("/")[0] for f in findings if f.tolerance > 1e-5}
     assert wider == {"ode", "path", "loss", "param_norm_after_one_adamw_step"}
+
+
+@mindspore_only
+@pytest.mark.parametrize(
+    ("name", "left_out", "quantities"), [("sit_tiny_p2", WALKS, 309), ("lightningdit_tiny", OPTIONS, 96)]
+)
+def test_mindspore_computes_what_was_published_of_every_kind_of_quantity(compare, tmp_path, name, left_out, quantities):
+    part = without(GOLDEN / f"{name}.npz", tmp_path, *left_out)
+    findings = compare(part, GOLDEN / f"{name}.pt", tolerance=1e-5, table_tolerance=1e-12)
+    assert len(findings) == quantities
+    assert [f for f in findings if not f.good] == []
 
 
 @pytest.mark.parametrize(("recipe", "quantities"), RECIPES)
