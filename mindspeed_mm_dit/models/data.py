@@ -9,8 +9,9 @@ from typing import Any
 from mindspeed_mm_dit.configs.condition import PooledText, TextCondition
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.source import SourceParam
-from mindspeed_mm_dit.data.cache import Cache, check_same
+from mindspeed_mm_dit.data.cache import Cache
 from mindspeed_mm_dit.data.cache_before import text_made_by
+from mindspeed_mm_dit.data.cache_index import check_same
 from mindspeed_mm_dit.data.captions import caption_problems
 from mindspeed_mm_dit.data.folder import check_labels
 from mindspeed_mm_dit.data.rows import Wanted
@@ -199,13 +200,6 @@ def _checked(opened: Opened) -> Opened:
                 "make the cache again, in an empty folder: mm-dit cache-latents"
                 if opened.cache else "use a data set whose samples have one",
             )  # fmt: skip
-    missing = [item for item in opened.model.predictor.conditions.items if item not in opened.rows.items]
-    if missing:
-        raise ConfigError(
-            f"{opened.param.cache_key} = {opened.param.cache}",
-            f"keeps no {missing[0]} of its samples, and the predictor is steered by one",
-            "make a cache of its own, in another folder: mm-dit cache-latents",
-        )
     opened.feeds(opened.rows, 0)
     label = opened.model.predictor.conditions.label
     if label is not None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
+import sys
 import tarfile
 
 import numpy as np
@@ -14,6 +16,7 @@ from PIL import Image
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.data import shards
+from mindspeed_mm_dit.data.buckets import order_of
 from mindspeed_mm_dit.data.images import ImageReader
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from tests.data_fixtures import open_rows, split_rows
@@ -23,9 +26,13 @@ ROWS = 24
 
 def png(number):
     """A picture of its own for each number."""
+    return png_of(number, (8, 8))
+
+
+def png_of(number, size):
+    """The same of another size."""
     content = io.BytesIO()
-    pixels = np.random.default_rng(number).integers(0, 256, (8, 8, 3), np.uint8)
-    Image.fromarray(pixels).save(content, "PNG")
+    Image.fromarray(np.random.default_rng(number).integers(0, 256, (*size, 3), np.uint8)).save(content, "PNG")
     return content.getvalue()
 
 
@@ -101,6 +108,20 @@ def test_a_split_holds_out_the_same_pictures_as_of_files(tmp_path, kind):
     of_shards = open_rows(param(tmp_path / "shards", kind), 2)
     for files, rows in zip(split_rows(of_files, 0.25, 7), split_rows(of_shards, 0.25, 7)):
         assert np.array_equal(read(files), read(rows)) and len(rows) in (6, 18)
+
+
+def test_pictures_in_shards_go_to_buckets_by_their_shape(tmp_path, kind, monkeypatch):
+    sizes = [(8, 12), (12, 8), (16, 17)]
+    monkeypatch.setattr(sys.modules[__name__], "png", lambda number: png_of(number, sizes[number % 3]))
+    WRITERS[kind](tmp_path)
+    own = dataclasses.replace(param(tmp_path, kind), image_size=None, buckets=((4, 6), (6, 4), (4, 4)), bucket_group=2)
+    index = open_rows(own)
+    assert index.shapes.tolist() == [[4, 6], [6, 4], [4, 4]] * 8 and index.sizes.tolist() == list(map(list, sizes)) * 8
+    order = order_of(index, own, seed=0, shuffle=True)
+    for start in range(0, ROWS, 2):
+        rows = order.images(np.arange(start, start + 2))
+        (shape,) = {tuple(shape) for shape in index.shapes[rows].tolist()}
+        assert read(index, rows).shape == (2, 3, *shape)
 
 
 def test_the_shards_are_looked_through_once_and_again_when_one_has_changed(tmp_path, kind, monkeypatch):

@@ -1,0 +1,137 @@
+"""What a cache says of itself, index.json, and whether a run agrees on it. No framework."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from mindspeed_mm_dit.configs.files import UnusableFile, read_bytes
+from mindspeed_mm_dit.configs.limits import shown
+from mindspeed_mm_dit.configs.strict import from_mapping
+from mindspeed_mm_dit.data.cache_before import index_of_before
+from mindspeed_mm_dit.errors import ConfigError, DataError
+
+INDEX = "index.json"
+GO_ON = "run mm-dit cache-latents; it goes on where it was interrupted"
+
+
+@dataclass(frozen=True)
+class KeptText:
+    """How the texts of one condition are kept."""
+
+    length: int = 0
+    """Tokens L of a caption with its padding; 0 where one vector is kept of each."""
+    pads_with_zeros: bool = False
+    """Whether the states of the padding are zero, and so not kept."""
+
+    def kept(self, tokens: np.ndarray) -> np.ndarray:
+        """Return how many states are kept of captions with so many ``tokens``."""
+        return tokens if self.pads_with_zeros else np.full_like(tokens, self.length)
+
+
+@dataclass(frozen=True)
+class CacheIndex:
+    """All of index.json."""
+
+    made_by: dict
+    """What decides the numbers in the cache, in words, by what a run calls it; a run must agree on each."""
+    num_rows: int
+    """Rows over all shards."""
+    shard_rows: int
+    """Rows in each shard but the last."""
+    views: int = 1
+    """Views that are kept of each row."""
+    with_std: bool = False
+    """Whether the posterior's standard deviation is kept beside its mean."""
+    texts: dict = field(default_factory=dict)
+    """``KeptText`` by the condition's name."""
+    skipped: int = 0
+    """Rows of the data set that could not be used, and are not here."""
+    classes: tuple[str, ...] = ()
+    """Name of each label; empty where there are none."""
+    digest: str = ""
+    """``Rows.digest``: what tells data sets apart; empty where it is not known."""
+    stem: str = "rows"
+    """What the names of the shards begin with."""
+    features: tuple[str, ...] = ()
+    """Names of the tensors of teachers' features."""
+    ragged: bool = False
+    """Whether latents have several shapes: moments are then (elements,), all views of a row one after another, and
+    ``latent_shape`` (rows, axes) says how each is laid out; rows.jsonl has the ``shape`` of each in pixels."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_rows", "shard_rows"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} = {getattr(self, name)}", "must be positive", GO_ON)
+
+    @property
+    def num_shards(self) -> int:
+        """Number of shard files."""
+        return -(-self.num_rows // self.shard_rows)
+
+    def rows_of(self, shard: int) -> range:
+        """Return the rows of a shard."""
+        return range(shard * self.shard_rows, min((shard + 1) * self.shard_rows, self.num_rows))
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """Names of the tensors of latents."""
+        return ("mean", "std") if self.with_std else ("mean",)
+
+    def shard_path(self, folder: Path, shard: int) -> Path:
+        """Return where a shard stands."""
+        return folder / f"{self.stem}-{shard:05d}.safetensors"
+
+
+def read_index(folder: Path, setting: str) -> CacheIndex:
+    """Read index.json, of this version or one before; raises DataError if the cache is missing or not finished."""
+    where = f"{folder}/{INDEX}"
+    try:
+        content = json.loads(read_bytes(folder / INDEX))
+    except (UnusableFile, ValueError, RecursionError) as error:
+        cure = f"run mm-dit cache-latents with --output {folder}; it goes on where it was interrupted"
+        raise DataError(f"{setting} = {folder}", f"holds no finished cache: {INDEX} {error}", cure) from None
+    if isinstance(content, dict):
+        content = index_of_before(content, where)
+        texts = content.get("texts")
+        if isinstance(texts, dict):
+            content["texts"] = {name: from_mapping(KeptText, kept, f"{where}: texts") for name, kept in texts.items()}
+    return from_mapping(CacheIndex, content, where)
+
+
+_WORDS = {
+    "rows": "other samples (how many, and the digest of names, sizes and labels or captions)",
+    "pixels": "another size or crop",
+    "autoencoder": "another autoencoder, precision or tiling",
+    "text_encoder": "another text encoder, tokenizer or precision",
+    "text": "another length or padding of texts",
+}
+_SHA256 = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")
+
+
+def check_same(where: str, found: Mapping[str, str], wanted: Mapping[str, str]) -> None:
+    """Raise ConfigError naming the first thing in which a cache differs from what is wanted."""
+    for key, here in wanted.items():
+        there = found.get(key, "absent")
+        if there != here:
+            kind = "teacher" if key.startswith("features") else key.partition("[")[0]
+            words = _WORDS.get(kind, f"another {kind}")
+            a, b = (shown(_SHA256.sub(r"\1", part)) for part in _parts_that_differ(there, here))
+            raise ConfigError(
+                where, f"was made with {words}: {a} there and {b} here",
+                "make a cache of its own, in another folder: mm-dit cache-latents",
+            )  # fmt: skip
+
+
+def _parts_that_differ(there: str, here: str) -> tuple[str, str]:
+    """Return of two texts that say several things each, with commas between, what they say otherwise."""
+    parts = there.split(", "), here.split(", ")
+    if len(parts[0]) != len(parts[1]):
+        return there, here
+    pairs = [(a, b) for a, b in zip(*parts) if a != b]
+    return ", ".join(a for a, _ in pairs), ", ".join(b for _, b in pairs)

@@ -1,0 +1,121 @@
+"""The shards of a cache: latents and features of some rows, and what is kept of their captions, mapped into memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mindspeed_mm_dit.data.cache_before import names_of_before
+from mindspeed_mm_dit.data.cache_index import CacheIndex, KeptText
+from mindspeed_mm_dit.data.mapped import MAKE_AGAIN, map_tensors
+from mindspeed_mm_dit.errors import DataError
+
+
+class Texts:
+    """What is kept of the captions of some rows, one caption after another."""
+
+    def __init__(self, path: Path, kept: Mapping[str, KeptText], rows: int) -> None:
+        self._kept, tensors = kept, names_of_before(map_tensors(path))
+        self.counts = np.asarray(tensors.get("captions", np.ones(rows, np.int64)))
+        self._first = np.cumsum(self.counts) - self.counts
+        self._arrays = {
+            name: _of(tensors, path, f"{name}.states" if text.length else name) for name, text in kept.items()
+        }
+        self._tokens = {
+            name: np.asarray(_of(tensors, path, f"{name}.tokens")) for name, text in kept.items() if text.length
+        }
+        self._ends: dict[str, np.ndarray] = {}
+        for name, array in self._arrays.items():
+            self._check(path, name, array, rows)
+
+    def _check(self, path: Path, name: str, array: np.ndarray, rows: int) -> None:
+        captions = int(self.counts.sum())
+        if name in self._tokens:
+            kept = self._kept[name].kept(self._tokens[name])
+            self._ends[name] = np.cumsum(kept)
+            if array.ndim != 2 or len(array) != kept.sum():
+                raise DataError(str(path), f"holds {array.shape} states of {kept.sum()} tokens", MAKE_AGAIN)
+        entries = len(self._tokens.get(name, array))
+        if len(self.counts) != rows or entries != captions:
+            raise DataError(str(path), f"holds other rows or captions than the {rows} of the index", MAKE_AGAIN)
+
+    def width(self, name: str) -> int:
+        """Return the width of a state, or of a vector."""
+        return int(self._arrays[name].shape[1])
+
+    def read(self, name: str, row: int, number: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return states (L, D) float32 and mask (L,) int64 of caption ``number`` of ``row``; or a vector and None."""
+        caption, array, length = int(self._first[row]) + number, self._arrays[name], self._kept[name].length
+        if not length:
+            return array[caption].astype(np.float32), None
+        end, tokens = int(self._ends[name][caption]), int(self._tokens[name][caption])
+        count = int(self._kept[name].kept(self._tokens[name])[caption])
+        states = np.zeros((length, array.shape[1]), np.float32)
+        states[:count] = array[end - count : end]
+        return states, (np.arange(length) < tokens).astype(np.int64)
+
+
+class Shard:
+    """Some rows: their latents, and what is kept of their captions."""
+
+    def __init__(self, path: Path, rows: int, index: CacheIndex) -> None:
+        tensors = map_tensors(path)
+        latents = {name: tensors[name] for name in ("mean", "std", "vector", *index.features) if name in tensors}
+        if index.stem == "features":  # of one view, which had no axis
+            latents = {name: array[:, None] for name, array in latents.items()}
+        self.path, self.latents, self._views = path, latents, index.views
+        self._shapes = tensors["latent_shape"] if index.ragged and "latent_shape" in tensors else None
+        if index.ragged:
+            self._ends = self._checked_ends(rows, index)
+        else:
+            self._check_stacked(rows, index)
+        self.texts = Texts(path, index.texts, rows)
+
+    def _checked_ends(self, rows: int, index: CacheIndex) -> np.ndarray:
+        """Return where the elements of each row end, (rows,) int64; raises DataError where they are not all there."""
+        ends = np.cumsum([np.prod(shape) * index.views for shape in self._shapes]) if self._shapes is not None else []
+        found = {name: array.shape for name, array in self.latents.items() if name in ("mean", "std")}
+        if len(ends) != rows or found != dict.fromkeys(index.moments, (int(ends[-1]),)):
+            wanted = f"{' and '.join(index.moments)} of {rows} rows, with latent_shape"
+            raise DataError(str(self.path), f"holds {found}, not {wanted}", MAKE_AGAIN)
+        return np.asarray(ends, np.int64)
+
+    def _check_stacked(self, rows: int, index: CacheIndex) -> None:
+        """Raise DataError unless latents are (rows, views, C, ...) each."""
+        shapes = {name: array.shape for name, array in self.latents.items() if name in ("mean", "std")}
+        shape = shapes.get("mean", ())
+        if len(shape) < 4 or shape[:2] != (rows, index.views) or shapes != dict.fromkeys(index.moments, shape):
+            wanted = f"{' and '.join(index.moments)} (({rows}, {index.views}, C, ...) each)"
+            raise DataError(str(self.path), f"holds {shapes}, not {wanted}", MAKE_AGAIN)
+
+    @property
+    def latent_shapes(self) -> set[tuple[int, ...]]:
+        """(C, ...) of the latents."""
+        if self._shapes is None:
+            return {self.latents["mean"].shape[2:]}
+        return {tuple(shape) for shape in np.unique(self._shapes, axis=0).tolist()}
+
+    def latent(self, name: str, place: int, view: int) -> np.ndarray:
+        """Return a moment, (C, ...), of a row in a view; or the features of a teacher."""
+        if self._shapes is None:
+            return self.latents[name][place, view]
+        shape = tuple(self._shapes[place].tolist())
+        size = math.prod(shape)
+        first = int(self._ends[place]) - (self._views - view) * size
+        return self.latents[name][first : first + size].reshape(shape)
+
+
+def _of(tensors: Mapping[str, Any], path: Path, name: str) -> Any:
+    if name not in tensors:
+        raise DataError(str(path), f"holds no {name}", MAKE_AGAIN)
+    return tensors[name]
+
+
+def first_not_finite(*arrays: np.ndarray) -> int | None:
+    """Return the first row, axis 0 of each of ``arrays``, with a number that is infinite or none; None: all good."""
+    good = np.logical_and.reduce([np.isfinite(array).all(axis=tuple(range(1, array.ndim))) for array in arrays])
+    return None if good.all() else int(np.argmin(good))
