@@ -20,6 +20,8 @@ CORE_FLOP_PER_SECOND = 2e10
 """What a core brings to such a run; two cores train the embedded digits at 2.5e10 each."""
 SMALL = {"DiT-S": (12, 384, 6), "6 blocks of width 256": (6, 256, 4), "4 blocks of width 128": (4, 128, 4)}
 """Networks for a CPU, largest first: (num_layers, hidden_size, num_heads)."""
+BLOCKS = {"qk_norm": True, "rms_norm": True, "swiglu": True, "rope": True}
+"""LightningDiT's (Yao & Wang 2025), with which a small network takes a high learning rate."""
 PICTURES_OF_SIZE = {"DiT-XL": 500_000, "DiT-L": 100_000, "DiT-B": 20_000, "DiT-S": 0}
 """Pictures from which on a published size is worth its cost: XL was made for 1.28 million, S learns 400 by heart."""
 PIXELS, CPU_PIXELS = 64, 32
@@ -195,6 +197,8 @@ def _with_network(
     """Choose all the rest; ``part``: of the steps that it should have."""
     patch = _patch_size(size.value, machine, ae)
     model_json = _model_json(name, size.value, patch.value, pictures, ae, diffusion)
+    if _has_blocks(machine, diffusion):
+        model_json["predictor"] |= BLOCKS
     model = model_config_from_mapping(model_json, "model.json")
     batch = _batch(pictures, machine)
     steps = _steps(pictures, machine, batch.value, part)
@@ -205,7 +209,7 @@ def _with_network(
         "ae": _way(ae),
         "image_size": size,
         "patch_size": patch,
-        "network": _network(name, pictures, machine),
+        "network": _network(name, pictures, machine, diffusion),
         "diffusion": Choice(diffusion, DIFFUSIONS[diffusion].reason),
         "class_dropout_prob": _dropout(pictures),
         "random_flip": _flip(pictures),
@@ -286,10 +290,18 @@ def _model_json(
     }
 
 
-def _network(name: str, pictures: Pictures, machine: Machine) -> Choice:
+def _has_blocks(machine: Machine, diffusion: str) -> bool:
+    """diffusers' DiT has none of them, and on accelerators begins what was published."""
+    return not machine.accelerators and diffusion == "flow_matching"
+
+
+def _network(name: str, pictures: Pictures, machine: Machine, diffusion: str) -> Choice:
     if machine.accelerators:
         return Choice(name, f"the published size for {pictures.count:,} pictures that fits {machine.name}")
-    return Choice(name, f"the largest that {machine.cores} core(s) train in about {CPU_MINUTES} minutes (estimate)")
+    blocks = ", with LightningDiT's blocks" if _has_blocks(machine, diffusion) else ""
+    return Choice(
+        name, f"the largest that {machine.cores} core(s) train in about {CPU_MINUTES} minutes (estimate){blocks}"
+    )
 
 
 def _dropout(pictures: Pictures) -> Choice:
@@ -344,12 +356,15 @@ def _micro_batch(model: ModelConfig, machine: Machine, sharding: Recommendation,
 
 
 def _learning(model: ModelConfig, machine: Machine, steps: int) -> dict[str, Choice]:
-    narrow = model.predictor.hidden_size <= 256
-    decay = next(decay for decay, least in ((0.9999, 100_000), (0.999, 10_000), (0.99, 0)) if steps >= least)
+    rate = {128: 3e-3, 256: 1e-3}.get(model.predictor.hidden_size, 5e-4)
+    decays = ((0.9999, 100_000), (0.999, 10_000), (0.99, 1_000), (0.98, 0))
+    decay = next(decay for decay, least in decays if steps >= least)
+    second = {} if machine.accelerators else {"--adam-beta2": Choice(0.95, "as LightningDiT; forgets sooner")}
     return {
         "--lr": Choice(1e-4, "as published")
         if machine.accelerators
-        else Choice(1e-3 if narrow else 5e-4, "a small network and a short run take more than the published 1e-4"),
+        else Choice(rate, "a small network and a short run take more than the published 1e-4"),
+        **second,
         "--lr-decay-style": Choice("constant", "as published; the run can be prolonged")
         if machine.accelerators
         else Choice("cosine", "down to 0 at the end"),

@@ -39,6 +39,12 @@ def test_without_an_accelerator_the_network_is_what_the_cores_train_in_20_minute
     assert starter.flags["--train-iters"].value == 2_000 and "--bf16" not in starter.flags
 
 
+def test_flow_matching_on_a_cpu_has_the_blocks_that_a_high_learning_rate_wants_and_diffusers_dit_has_none():
+    flow, gaussian = choose(PETS, cpu()), choose(PETS, cpu(), diffusion="gaussian_diffusion")
+    assert flow.model.predictor.qk_norm and flow.model.predictor.rope and flow.flags["--lr"].value == 3e-3
+    assert not gaussian.model.predictor.qk_norm and not choose(PETS, gpus()).model.predictor.qk_norm
+
+
 def test_where_even_the_smallest_takes_longer_the_run_is_shorter():
     starter = choose(Pictures(20_000, 2, 480, False), cpu(1))
     assert sizes(starter) == (4, 128, 4) and 500 <= starter.flags["--train-iters"].value < 4_000

@@ -1,0 +1,309 @@
+"""CPU seconds until a small model draws images of a given score: the published DiT, and each later recipe.
+
+    OMP_NUM_THREADS=1 python benchmarks/time_to_quality.py --reference DIR [--data fashion-mnist] [--output runs.jsonl]
+
+DIR is a checkout of facebookresearch/DiT (which needs timm): its own network and training step, from its own modules.
+All contestants have the same width, depth, heads, patches, batch and length of the average, see the same images in the
+same order, and draw by the same number of network evaluations without guidance. The learning rate of each, constant as
+published, is the one of a small grid with the best Frechet distance of its first seed; other seeds take that one.
+
+A run is counted in steps, and the CPU seconds of a step are measured at the end with all contestants in turn: other
+load on the machine then falls on all alike. A finished run is a line of --output, so a call that was ended goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import statistics
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from common import Report, engine_flags, interleave, reference_checkout
+
+from mindspeed_mm_dit.configs.model import model_config_from_mapping
+from mindspeed_mm_dit.data.builtin import read_digits
+from mindspeed_mm_dit.evaluation.digits import real_digits
+from mindspeed_mm_dit.evaluation.real_images import RealImages
+from mindspeed_mm_dit.framework.pytorch import runtime
+from mindspeed_mm_dit.optimizers.muon import MuonConfig
+from mindspeed_mm_dit.sampling.pipeline import Pipeline
+from mindspeed_mm_dit.training.pytorch.engine import Engine
+
+FASHION = Path("/usr/share/datasets/fashion-mnist")
+"""Where Debian's package dataset-fashion-mnist puts its files."""
+BATCH, AVERAGE = 64, 0.98
+EVALUATIONS = 20
+"""Answers of the network for a sample, for all the same."""
+SAMPLES_A_CLASS = 20
+THEIRS = "facebookresearch/DiT"
+
+DDPM = {"model_id": "gaussian_diffusion"}
+COSINE_V = {"noise_schedule": "squaredcos_cap_v2", "prediction_type": "v_prediction", "variance_type": "fixed_small"}
+FLOW = {"model_id": "flow_matching", "timestep_sampling": "logit_normal"}
+JIT = {**FLOW, "prediction_type": "data", "logit_mean": -0.8, "logit_std": 0.8}
+BLOCK = {"qk_norm": True, "rms_norm": True, "swiglu": True, "rope": True}
+BETA2 = {"adam_beta2": 0.95}
+MUON = {"optimizer": "muon", **asdict(MuonConfig())}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What differs between contestants."""
+
+    diffusion: Mapping[str, Any] = field(default_factory=lambda: DDPM)
+    predictor: Mapping[str, Any] = field(default_factory=dict)
+    flags: Mapping[str, Any] = field(default_factory=dict)
+
+
+RECIPES = {
+    THEIRS: Recipe(predictor={"learn_sigma": True}),
+    "published DiT": Recipe(predictor={"learn_sigma": True}),
+    "published DiT, patches half as wide": Recipe(predictor={"learn_sigma": True, "patch_size": 2}),
+    "published + Muon": Recipe(predictor={"learn_sigma": True}, flags=MUON),
+    "published + LightningDiT's network": Recipe(predictor={"learn_sigma": True, **BLOCK}, flags=BETA2),
+    "cosine schedule, v": Recipe({**DDPM, **COSINE_V}),
+    "flow": Recipe(FLOW),
+    "flow + LightningDiT's network": Recipe(FLOW, BLOCK, BETA2),
+    "LightningDiT (and its cosine loss)": Recipe({**FLOW, "cosine_loss": True}, BLOCK, BETA2),
+    "JiT": Recipe(JIT, BLOCK, BETA2),
+    "flow + LightningDiT's network + Muon": Recipe(FLOW, BLOCK, MUON),
+    "JiT + Muon": Recipe(JIT, BLOCK, MUON),
+}
+
+
+@dataclass(frozen=True)
+class Data:
+    """Images to learn, and what drawn ones are seen through."""
+
+    pixels: np.ndarray
+    """(N, 1, H, W) uint8."""
+    labels: np.ndarray
+    sizes: Mapping[str, int]
+    """Of every contestant's network."""
+    real: RealImages
+    levels: float
+    """What 255 is in the pixels of ``real``."""
+    marks: tuple[int, ...]
+    """Steps after which is scored."""
+
+    def batches(self, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield the batches of one epoch after the other."""
+        draw = np.random.default_rng(seed)
+        while True:
+            order = draw.permutation(len(self.pixels))
+            for own in order[: len(order) // BATCH * BATCH].reshape(-1, BATCH):
+                yield self.pixels[own], self.labels[own]
+
+
+def digits() -> Data:
+    """Return scikit-learn's digits, seen as ``mm-dit evaluate --reference digits`` sees them."""
+    found = read_digits()
+    pixels = np.round(found.images * (255 / 16)).astype(np.uint8)[:, None]
+    sizes = {"input_size": 8, "patch_size": 4, "hidden_size": 128, "num_layers": 4, "num_heads": 4}
+    return Data(pixels, found.labels, sizes, real_digits(), 16, (50, 100, 150, 200, 300, 400, 600))
+
+
+def fashion_mnist() -> Data:
+    """Return 60,000 grey photographs of clothes, held against 5,000 others."""
+
+    def read(name: str, skipped: int) -> np.ndarray:
+        return np.frombuffer(gzip.decompress((FASHION / f"{name}-ubyte.gz").read_bytes())[skipped:], np.uint8)
+
+    pixels, others = (read(f"{part}-images-idx3", 16).reshape(-1, 1, 28, 28) for part in ("train", "t10k"))
+    labels, theirs = (read(f"{part}-labels-idx1", 8).astype(np.int64) for part in ("train", "t10k"))
+    real = RealImages.of(others[:5000].reshape(5000, -1) / 255, theirs[:5000])
+    sizes = {"input_size": 28, "patch_size": 4, "hidden_size": 128, "num_layers": 4, "num_heads": 4}
+    return Data(pixels, labels, sizes, real, 1, (100, 200, 300, 400, 600, 800))
+
+
+DATA = {"digits": digits, "fashion-mnist": fashion_mnist}
+
+
+class Contestant:
+    """A network in training by its recipe."""
+
+    def __init__(self, args: Namespace, data: Data, name: str, seed: int) -> None:
+        recipe = RECIPES[name]
+        predictor = {"model_id": "dit", "in_channels": 1, "num_classes": 10, "learn_sigma": False, **data.sizes}
+        sections = {"ae": {"model_id": "pixel", "channels": 1}, "diffusion": dict(recipe.diffusion)}
+        config = model_config_from_mapping({**sections, "predictor": {**predictor, **recipe.predictor}}, name)
+        self.data, self.seed, self.steps, self._stream = data, seed, 0, data.batches(seed)
+        self._pipe = Pipeline.untrained(config, seed)
+        runtime.initialize(None, BATCH, BATCH)
+        flags = {"clip_grad": 1.0, **recipe.flags}
+        self._engine = Engine(self._pipe.model, engine_flags(seed=seed, ema_decay=AVERAGE, **flags), None)
+        self._theirs = their_step(args.reference, data, seed) if name == THEIRS else None
+
+    def step(self, lr: float) -> None:
+        """Take one step."""
+        pixels, labels = next(self._stream)
+        if self._theirs:
+            self._theirs[0](pixels, labels, lr)
+        else:
+
+            def forward_step(_: Any, __: Any) -> tuple[Any, Any]:
+                losses = self._pipe.loss(pixels, labels, step=self.steps, seed=self.seed)
+                return losses, lambda own: (own.mean(), {"loss": own.detach().mean()})
+
+            self._engine.train_step(forward_step, iter(()), lr)
+        self.steps += 1
+
+    def score(self) -> dict[str, float]:
+        """Score samples of the averaged weights."""
+        if self._theirs:  # one sampler for all: their weights have our names
+            self._pipe.predictor.load_state_dict(self._theirs[1].state_dict(), strict=False)
+            self._engine.ema.averages.update({n: p.detach() for n, p in self._pipe.predictor.named_parameters()})
+        flow = self._pipe.config.diffusion.model_id == "flow_matching"
+        with self._engine.ema.in_place_of_the_weights():
+            drawn = self._pipe.sample(
+                num=SAMPLES_A_CLASS, sampler="heun" if flow else "dpm++", steps=EVALUATIONS // (1 + flow),
+                guidance=1.0, channels="all", seed=self.seed, batch_size=200,
+            )  # fmt: skip
+        assert drawn.labels is not None
+        found = self.data.real.score(drawn.arrays.reshape(len(drawn), -1) * (self.data.levels / 255), drawn.labels)
+        return {"frechet": found.frechet, "accuracy": float(found.accuracy or 0), "variety": found.variety}
+
+
+def their_step(folder: str, data: Data, seed: int) -> tuple[Callable[..., None], Any]:
+    """Return a step of the checkout's train.py, its network and diffusion, and its average."""
+    with reference_checkout(folder):
+        from diffusion import create_diffusion
+        from models import DiT
+    torch.manual_seed(seed)
+    sizes = {"depth" if name == "num_layers" else name: size for name, size in data.sizes.items()}
+    model, diffusion = DiT(in_channels=1, num_classes=10, learn_sigma=True, **sizes), create_diffusion("")
+    average, optimizer = deepcopy(model).requires_grad_(False), torch.optim.AdamW(model.parameters(), weight_decay=0)
+
+    def step(pixels: np.ndarray, labels: np.ndarray, lr: float) -> None:
+        images, t = torch.from_numpy(pixels).float() / 127.5 - 1, torch.randint(0, 1000, (len(pixels),))
+        loss = diffusion.training_losses(model, images, t, {"y": torch.from_numpy(labels)})["loss"].mean()
+        optimizer.param_groups[0]["lr"] = lr
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            for mean, weight in zip(average.parameters(), model.parameters()):
+                mean.mul_(AVERAGE).add_(weight, alpha=1 - AVERAGE)
+
+    return step, average
+
+
+def main() -> None:
+    """Run what is missing, and write the results."""
+    args = parse()
+    data, done = DATA[args.data](), Path(args.output)
+    names = [name for name in args.recipes if name != THEIRS or args.reference]
+    for name in names:
+        for lr in args.lr:
+            run(args, data, done, name, lr, 0)
+        for seed in range(1, args.seeds):
+            run(args, data, done, name, best(done, name), seed)
+    write(args, data, done, names)
+
+
+def run(args: Namespace, data: Data, done: Path, name: str, lr: float, seed: int) -> None:
+    """Train and score at each mark, unless it is done."""
+    if any((own["recipe"], own["lr"], own["seed"]) == (name, lr, seed) for own in runs(done)):
+        return
+    contestant, scores = Contestant(args, data, name, seed), []
+    for mark in (mark for mark in data.marks if mark <= args.steps):
+        while contestant.steps < mark:
+            contestant.step(lr)
+        scores.append({"step": mark, **contestant.score()})
+    line = json.dumps({"recipe": name, "lr": lr, "seed": seed, "scores": scores})
+    print(line, flush=True)
+    with done.open("a") as file:
+        file.write(line + "\n")
+
+
+def runs(done: Path, **wanted: Any) -> list[dict[str, Any]]:
+    """Return the finished runs that have what is ``wanted``."""
+    lines = done.read_text().splitlines() if done.exists() else []
+    return [own for own in map(json.loads, lines) if all(own[key] == value for key, value in wanted.items())]
+
+
+def best(done: Path, name: str) -> float:
+    """Return the learning rate with the best end of the first seed."""
+    return min(runs(done, recipe=name, seed=0), key=lambda own: own["scores"][-1]["frechet"])["lr"]
+
+
+def write(args: Namespace, data: Data, done: Path, names: list[str]) -> None:
+    """Measure the seconds of a step, and write the table and the picture of the curves."""
+    report = Report(f"time_to_quality-{args.data}", f"CPU seconds to quality, {args.data}")
+    contestants = {name: Contestant(args, data, name, 0) for name in names}
+    steps = {name: lambda own=own: own.step(1e-3) for name, own in contestants.items()}
+    seconds = {name: statistics.median(own) for name, own in interleave(steps, args.rounds, clock="cpu").items()}
+    ends = {name: chosen(done, name)[-1] for name in names}
+    goal = ends[args.against]["frechet"]
+    took = {name: first(chosen(done, name), goal) for name in names}
+    published = took[args.against] * seconds[args.against]
+    rows = []
+    for name in sorted(names, key=lambda own: took[own] * seconds[own]):
+        end, whole = ends[name], took[name] * seconds[name]
+        reached = [f"{took[name]:.0f}", f"{whole:.0f}", f"{published / whole:.2f}"]
+        rows.append([name, best(done, name), f"{seconds[name]:.3f}", end["step"], f"{end['frechet']:.1f}",
+                     f"{end['accuracy']:.1%}", f"{end['variety']:.0%}",
+                     *(reached if whole < np.inf else ["not reached", "", ""])])  # fmt: skip
+    heads = ["recipe", "learning rate", "CPU s a step", "steps run", "Frechet then", "read as asked", "variety"]
+    report.table([*heads, f"steps to {goal:.1f}", f"CPU s to {goal:.1f}", "times as fast"], rows)
+    report.say(f"Medians over seeds; {goal:.1f} is where {args.against} ends.\n")
+    report.save()
+    draw(report.path.with_suffix(".png"), {name: chosen(done, name) for name in names}, seconds, goal)
+
+
+def chosen(done: Path, name: str) -> list[dict[str, float]]:
+    """Return the median over seeds of each score at each mark, at the learning rate that was chosen."""
+    own = [run["scores"] for run in runs(done, recipe=name, lr=best(done, name))]
+    return [{key: statistics.median(score[key] for score in at) for key in at[0]} for at in zip(*own)]
+
+
+def first(scores: list[dict[str, float]], goal: float) -> float:
+    """Return the step at which the Frechet distance falls to ``goal``, on straight lines of its logarithm."""
+    for last, this in zip([scores[0], *scores], scores):
+        if this["frechet"] <= goal:
+            high, low, level = np.log([last["frechet"], this["frechet"], goal])
+            return float(this["step"] - (this["step"] - last["step"]) * (level - low) / (high - low or 1))
+    return float("inf")
+
+
+def draw(path: Path, curves: Mapping[str, list[dict[str, float]]], seconds: Mapping[str, float], goal: float) -> None:
+    """Draw score over CPU seconds."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
+    for side, key, label in zip(axes, ("frechet", "accuracy"), ("Frechet distance", "share read as asked")):
+        for number, (name, scores) in enumerate(curves.items()):
+            x, y = [own["step"] * seconds[name] for own in scores], [own[key] for own in scores]
+            side.plot(x, y, label=name, color=f"C{number % 10}", linestyle="--" if number > 9 else "-", marker=".")
+        side.set(xlabel="CPU seconds of training", ylabel=label)
+    axes[0].set_yscale("log")
+    axes[0].axhline(goal, color="grey", linewidth=0.8)
+    axes[1].legend(fontsize=7)
+    figure.savefig(path, dpi=110)
+
+
+def parse() -> Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--reference", metavar="DIR", help="checkout of facebookresearch/DiT; without it, ours alone")
+    parser.add_argument("--data", default="digits", choices=list(DATA))
+    parser.add_argument("--recipes", nargs="+", default=list(RECIPES), choices=list(RECIPES), metavar="NAME")
+    parser.add_argument("--against", default="published DiT", choices=list(RECIPES), help="whose end is the goal")
+    parser.add_argument("--lr", type=float, nargs="+", default=[1e-3, 2e-3, 4e-3])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=400, help="marks beyond are left out")
+    parser.add_argument("--rounds", type=int, default=11, help="steps of each that are timed")
+    parser.add_argument("--output", default="time_to_quality.jsonl", help="finished runs; those in it are not repeated")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
