@@ -37,8 +37,8 @@ def one_process(configs):
 @pytest.mark.parametrize(
     ("ranks", "micro", "fsdp2", "sharing"),
     [
-        (1, 1, None, 1), (2, 4, None, 1), (4, 2, None, 1), (2, 2, "sharding_size: auto\n", 1),
-        (4, 4, "sharding_size: 2\n", 1), (2, 4, None, 2),
+        (1, 1, None, 1), (2, 4, None, 1), pytest.param(4, 2, None, 1, marks=pytest.mark.campaign),
+        (2, 2, "sharding_size: auto\n", 1), (4, 4, "sharding_size: 2\n", 1), (2, 4, None, 2),
     ],
     ids=["micro-batches", "two ranks", "four ranks", "sharded", "hybrid", "sharing images"],
 )  # fmt: skip

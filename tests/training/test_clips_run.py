@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -17,6 +15,7 @@ from mindspeed_mm_dit.cli.main import main
 from tests.clips_fixtures import clip_configs, write_clips
 from tests.configs.test_mindspeed_mm_data import WAN
 from tests.conftest import GOLDEN
+from tests.training.launch import mm_dit
 
 pytestmark = pytest.mark.ranks
 
@@ -73,14 +72,19 @@ def test_features_teach_what_the_files_do(features, whole, ranks, flags):
     same(features.run(STEPS + flags, ranks), whole)
 
 
-@pytest.mark.parametrize(("ranks", "sharded"), [(1, False), (2, False), (2, True), (4, True)])
+@pytest.mark.parametrize(
+    ("ranks", "sharded"), [(1, False), (2, False), (2, True), pytest.param(4, True, marks=pytest.mark.campaign)]
+)
 def test_ranks_and_micro_batches_do_not_change_what_is_learned(configs, whole, ranks, sharded):
     (configs.folder / "auto.yaml").write_text("sub_modules_to_wrap: ['predictor.blocks.{*}']\nsharding_size: auto\n")
     fsdp2 = f" --use-torch-fsdp2 --fsdp2-config-path {configs.folder}/auto.yaml" if sharded else ""
     same(configs.run(STEPS + f"--micro-batch-size 2{fsdp2}", ranks), whole)
 
 
-@pytest.mark.parametrize(("ranks", "shared", "sharded"), [(2, 2, False), (4, 2, True), (4, 4, False)])
+@pytest.mark.parametrize(
+    ("ranks", "shared", "sharded"),
+    [(2, 2, False), (4, 2, True), pytest.param(4, 4, False, marks=pytest.mark.campaign)],
+)
 def test_ranks_that_share_clips_learn_what_one_learns(configs, whole, ranks, shared, sharded):
     (configs.folder / "auto.yaml").write_text("sub_modules_to_wrap: ['predictor.blocks.{*}']\nsharding_size: auto\n")
     fsdp2 = f" --use-torch-fsdp2 --fsdp2-config-path {configs.folder}/auto.yaml" if sharded else ""
@@ -164,9 +168,8 @@ def test_a_clip_depends_on_its_prompt_seed_and_number_alone(whole, saved, tmp_pa
 def test_two_ranks_draw_the_clips_of_one(whole, saved, tmp_path):
     assert sample(saved, tmp_path / "one.npz", "--batch-size", "1") == 0
     flags = f"sample --checkpoint {saved} --steps 3 --batch-size 1 --output {tmp_path}/two.npz".split()
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m"]
-    prompts = ["--prompt", "a seven moves left", "--prompt", "a one moves up"]
-    subprocess.run([*launch, "mindspeed_mm_dit.cli.main", "--", *flags, *prompts], check=True, timeout=300)
+    done = mm_dit(*flags, "--prompt", "a seven moves left", "--prompt", "a one moves up", ranks=2)
+    assert done.code == 0, done.output
     one, two = (np.load(tmp_path / f"{name}.npz") for name in ("one", "two"))
     assert np.array_equal(one["arr_0"], two["arr_0"]) and np.array_equal(one["arr_1"], two["arr_1"])
 

@@ -48,7 +48,13 @@ def trained(flow):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "flags"), [(1, "--micro-batch-size 8"), (2, "--micro-batch-size 16"), (2, "sharded"), (4, "sharded")]
+    ("ranks", "flags"),
+    [
+        (1, "--micro-batch-size 8"),
+        (2, "--micro-batch-size 16"),
+        (2, "sharded"),
+        pytest.param(4, "sharded", marks=pytest.mark.campaign),
+    ],
 )
 def test_ranks_and_micro_batches_do_not_change_what_is_learned(flow, whole, ranks, flags):
     if flags == "sharded":
