@@ -16,6 +16,7 @@ from mindspeed_mm_dit.checkpoint.state import State
 from mindspeed_mm_dit.checkpoint.weights import read_trees
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.dit import DiTConfig
+from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.models.init import initial_weights
 from tests.captions_fixtures import captioned_configs
 from tests.clips_fixtures import clip_configs, write_clips
@@ -71,37 +72,48 @@ def tiny(tmp_path_factory, digits_folder):
 
 
 @pytest.fixture(scope="module")
-def embedded(tmp_path_factory, digits_folder):
-    """The embedded default."""
-    return Configs.create(tmp_path_factory.mktemp("embedded"), digits_folder)
-
-
-@pytest.fixture(scope="module")
 def flow(tmp_path_factory, digits_folder):
     """The embedded default's network, trained with flow matching."""
     configs = Configs.create(tmp_path_factory.mktemp("flow"), digits_folder)
+    configs.hold_out(0.1)
     model = json.loads((configs.folder / "model.json").read_text())
     model["diffusion"] = {"model_id": "flow_matching", "timestep_sampling": "logit_normal"}
     (configs.folder / "model.json").write_text(json.dumps(model))
     return configs
 
 
-def test_a_dry_run_ends_before_the_model(embedded):
-    outcome = run(embedded, STEPS + "--dry-run --save dry")
+def test_a_dry_run_ends_before_the_model(flow):
+    outcome = run(flow, STEPS + "--dry-run --save dry")
     assert outcome.code == 0, outcome.output
     assert "dry run: every check passed" in outcome.output and "ready in" not in outcome.output
-    assert not (embedded.folder / "dry").exists()
+    assert not (flow.folder / "dry").exists()
 
 
-@pytest.mark.parametrize("which", ["tiny", "embedded", "flow"])
-def test_twenty_losses_are_those_of_pytorch(which, request):
-    configs = request.getfixturevalue(which)
-    torch_losses = configs.run(STEPS + "--micro-batch-size 32").losses
-    outcome = run(configs, STEPS + "--micro-batch-size 32")
+def check_same(outcome: Outcome, on_torch: Outcome, steps: int, validations: int = 0) -> None:
+    """Losses, and mean and quarters of validations, are those of PyTorch: float32, kernels of another library."""
     assert outcome.code == 0, outcome.output
-    assert len(outcome.losses) == 20 and outcome.losses.keys() == torch_losses.keys()
-    for iteration, loss in torch_losses.items():  # float32, kernels of another library
-        assert outcome.losses[iteration] == pytest.approx(loss, rel=1e-5), iteration
+    assert len(outcome.losses) == steps and outcome.losses == {
+        iteration: pytest.approx(loss, rel=1e-5) for iteration, loss in on_torch.losses.items()
+    }
+    assert len(outcome.validations) == validations and outcome.validations.keys() == on_torch.validations.keys()
+    for iteration, values in on_torch.validations.items():
+        found = [float(value) for value in outcome.validations[iteration]]
+        assert found == pytest.approx([float(value) for value in values], rel=1e-5) and len(found) == 5, iteration
+
+
+@pytest.fixture(scope="module")
+def twenty(tiny):
+    """Twenty compiled steps of one worker."""
+    return run(tiny, STEPS + "--micro-batch-size 32")
+
+
+def test_twenty_losses_are_those_of_pytorch(tiny, twenty):
+    check_same(twenty, tiny.run(STEPS + "--micro-batch-size 32"), 20)
+
+
+def test_losses_and_validations_of_a_flow_are_those_of_pytorch(flow):
+    flags = STEPS.replace("20", "6") + "--micro-batch-size 32 --eval-interval 3 --eval-iters 2"
+    check_same(run(flow, flags), flow.run(flags), 6, 2)
 
 
 def test_a_run_that_begins_with_other_weights_is_that_of_pytorch(tiny, tmp_path):
@@ -110,63 +122,53 @@ def test_a_run_that_begins_with_other_weights_is_that_of_pytorch(tiny, tmp_path)
     moved = {name: array + np.float32(0.01) for name, array in drawn.items() if name != "pos_embed"}
     FORMATS["pt"].write(tmp_path / "there.pt", State({"model": moved | {"pos_embed": drawn["pos_embed"]}}))
     flags = STEPS.replace("20", "4") + f"--micro-batch-size 16 --init-from {tmp_path / 'there.pt'}"
-    on_torch, outcome = tiny.run(flags), run(tiny, flags, workers=2)
+    on_torch, outcome = tiny.run(flags), run(tiny, flags)
     assert "10 of 10 classes drawn anew, the null class kept" in outcome.output, outcome.output
-    assert len(outcome.losses) == 4 and outcome.losses.keys() == on_torch.losses.keys()
-    for iteration, loss in on_torch.losses.items():
-        assert outcome.losses[iteration] == pytest.approx(loss, rel=1e-5), iteration
+    check_same(outcome, on_torch, 4)
 
 
-@pytest.mark.parametrize("of_a_flow", [False, True])
-def test_validations_are_those_of_pytorch(tmp_path, digits_folder, of_a_flow):
+def test_losses_and_validations_of_two_workers_are_those_of_pytorch_and_all_begin_with_other_weights(
+    tmp_path, digits_folder
+):
     configs = Configs.create(tmp_path, digits_folder, hidden_size=32, num_layers=2, num_heads=2)
     configs.hold_out(0.1)
-    model = json.loads((tmp_path / "model.json").read_text())
-    if of_a_flow:
-        model["diffusion"] = {"model_id": "flow_matching"}
-    (tmp_path / "model.json").write_text(json.dumps(model))
-    flags = STEPS.replace("20", "4") + "--micro-batch-size 8 --eval-interval 2 --eval-iters 2"
-    on_torch, outcome = configs.run(flags).validations, run(configs, flags, workers=2)
-    assert list(outcome.validations) == list(on_torch) == [2, 4], outcome.output
-    for iteration, values in on_torch.items():
-        found = [float(value) for value in outcome.validations[iteration]]
-        assert found == pytest.approx([float(value) for value in values], rel=1e-5) and len(found) == 5, iteration
+    shapes = load_model_config(tmp_path / "model.json").parameters()
+    FORMATS["pt"].write(tmp_path / "there.pt", State({"model": initial_weights(shapes, 9)}))
+    flags = STEPS.replace("20", "4") + "--micro-batch-size 8 --eval-interval 2 --eval-iters 2 "
+    flags += f"--init-from {tmp_path / 'there.pt'}"
+    check_same(run(configs, flags, workers=2), configs.run(flags), 4, 2)
 
 
-def test_the_compiled_step_is_the_interpreted_one(tiny):
-    flags = STEPS.replace("20", "5") + "--micro-batch-size 16 "
-    compiled, interpreted = run(tiny, flags), run(tiny, flags + "--pynative")
-    assert compiled.lines == interpreted.lines and len(compiled.lines) == 5
+def test_the_compiled_step_is_the_interpreted_one(tiny, twenty):
+    interpreted = run(tiny, STEPS.replace("20", "3") + "--micro-batch-size 32 --pynative")
+    assert interpreted.lines == {iteration: twenty.lines[iteration] for iteration in (1, 2, 3)}, interpreted.output
 
 
-def test_two_workers_sharded_are_one_and_a_resumed_run_prints_the_same_lines(tiny, tmp_path):
-    """Two workers with a ZeRO-1 optimizer to step 6, one worker from there; against one uninterrupted worker."""
+def test_two_workers_sharded_are_one_and_a_resumed_run_prints_the_same_lines(tiny, twenty, tmp_path):
+    """Two workers with a ZeRO-1 optimizer to step 3, one worker from there; against one uninterrupted worker."""
     (tiny.folder / "auto.yaml").write_text("sharding_size: auto\n")
     steps = STEPS.replace("--train-iters 20", "--train-iters {}")
-    whole = run(tiny, steps.format(12) + "--micro-batch-size 32")
-    saving = steps + f"--save {tmp_path} --load {tmp_path} --lr-decay-iters 12 --micro-batch-size "
+    saving = steps + f"--save {tmp_path} --load {tmp_path} --lr-decay-iters 6 --micro-batch-size "
     sharded = run(
-        tiny, saving.format(6) + f"16 --use-torch-fsdp2 --fsdp2-config-path {tiny.folder}/auto.yaml", workers=2
+        tiny, saving.format(3) + f"16 --use-torch-fsdp2 --fsdp2-config-path {tiny.folder}/auto.yaml", workers=2
     )
-    resumed = run(tiny, saving.format(12) + "32")
+    resumed = run(tiny, saving.format(6) + "32")
     assert (sharded.code, resumed.code) == (0, 0), sharded.output + resumed.output
     losses = {**sharded.losses, **resumed.losses}
-    assert losses.keys() == whole.losses.keys()
-    for iteration, loss in whole.losses.items():
-        assert losses[iteration] == pytest.approx(loss, rel=1e-6), iteration
+    assert losses == {iteration: pytest.approx(twenty.losses[iteration], rel=1e-6) for iteration in range(1, 7)}
 
 
 def test_resuming_is_bit_exact_on_one_worker(tiny, tmp_path):
-    flags = "--lr 1e-3 --micro-batch-size 16 --lr-decay-iters 8 --power-ema-stds 0.05 0.1 --train-iters "
-    whole = run(tiny, flags + f"8 --save {tmp_path / 'whole'}")
+    flags = "--lr 1e-3 --micro-batch-size 16 --lr-decay-iters 4 --power-ema-stds 0.05 0.1 --train-iters "
+    whole = run(tiny, flags + f"4 --save {tmp_path / 'whole'}")
     tmp_path = tmp_path / "resumed"
-    run(tiny, flags + f"4 --save {tmp_path}")
-    resumed = run(tiny, flags + f"8 --save {tmp_path} --load {tmp_path} --ema-decay 0.5")
+    run(tiny, flags + f"2 --save {tmp_path}")
+    resumed = run(tiny, flags + f"4 --save {tmp_path} --load {tmp_path} --ema-decay 0.5")
     for tree in ("model", "power_ema_1", "power_ema_2"):
         folders = (tmp_path.parent / "whole", tmp_path)
-        first, second = (read_trees(folder / "iter_0000008", [tree])[tree] for folder in folders)
+        first, second = (read_trees(folder / "iter_0000004", [tree])[tree] for folder in folders)
         assert first and all(first[name].tobytes() == array.tobytes() for name, array in second.items())
-    assert resumed.lines == {iteration: line for iteration, line in whole.lines.items() if iteration > 4}
+    assert resumed.lines == {iteration: line for iteration, line in whole.lines.items() if iteration > 2}
     assert (
         "changed since the checkpoint:\n    what         there   here\n    --ema-decay  0.9999  0.5\n" in resumed.output
     )
@@ -207,11 +209,8 @@ def test_clips_are_learned_from_features_as_on_pytorch(tmp_path):
     plain = clip_configs(tmp_path / "plain", clips, valid_fraction=0.2)
     files = ("--model", str(plain.folder / "model.json"), "--data", str(plain.folder / "data.json"))
     assert main(["cache-latents", *files, "--output", str(tmp_path / "cache")]) == 0
-    flags = STEPS.replace("--global-batch-size 32", "--global-batch-size 8") + "--eval-interval 20"
-    torch, mindspore = plain.run(flags), run(configs, flags)
-    assert len(torch.losses) == 20 and mindspore.losses.keys() == torch.losses.keys(), mindspore.output
-    for iteration, loss in torch.losses.items():
-        assert mindspore.losses[iteration] == pytest.approx(loss, rel=1e-5), iteration
+    flags = STEPS.replace("20", "6").replace("--global-batch-size 32", "--global-batch-size 8") + "--eval-interval 6"
+    check_same(run(configs, flags), plain.run(flags), 6, 1)
     refused = run(plain, flags)
     assert refused.code == 2 and "runs on PyTorch alone" in refused.output and "mm-dit cache-latents" in refused.output
 
@@ -221,15 +220,12 @@ def test_images_with_captions_are_learned_from_a_cache_as_on_pytorch(tmp_path):
     plain = captioned_configs(tmp_path)
     files = ("--model", str(tmp_path / "model.json"), "--data", str(tmp_path / "data.json"))
     assert main(["cache-latents", *files, "--output", str(tmp_path / "cache")]) == 0
-    flags = STEPS.replace("20", "8").replace("--global-batch-size 32", "--global-batch-size 8")
+    flags = STEPS.replace("20", "6").replace("--global-batch-size 32", "--global-batch-size 8")
     torch = plain.run(flags)
     data = json.loads((tmp_path / "data.json").read_text())
     data["dataset_param"]["latents"] = str(tmp_path / "cache")
     (tmp_path / "data.json").write_text(json.dumps(data))
-    mindspore = run(plain, flags)
-    assert len(torch.losses) == 8 and mindspore.losses.keys() == torch.losses.keys(), mindspore.output
-    for iteration, loss in torch.losses.items():
-        assert mindspore.losses[iteration] == pytest.approx(loss, rel=1e-5), iteration
+    check_same(run(plain, flags), torch, 6)
 
 
 def test_adapters_learn_the_same_on_both_frameworks_and_go_on_from_either_s_checkpoint(tmp_path_factory, digits_folder):

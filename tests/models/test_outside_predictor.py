@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import subprocess
 import sys
 
 import numpy as np
@@ -24,8 +22,8 @@ from mindspeed_mm_dit.objectives.registry import OBJECTIVES, draw_of
 from mindspeed_mm_dit.optimizers.registry import OPTIMIZERS
 from mindspeed_mm_dit.verify.compare import Side, training_flags
 from mindspeed_mm_dit.verify.task import Task
-from tests.conftest import ROOT
 from tests.outside import plugin, predictor
+from tests.training import launch
 from tests.training.launch import Configs
 
 PREDICTOR = {"model_id": "residual", "side": 8, "classes": 10, "in_channels": 1}
@@ -102,11 +100,9 @@ def path(tmp_path):
 
 
 def mm_dit(path, *words):
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "mindspeed_mm_dit.cli.main", *map(str, words)]
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    done = launch.mm_dit(*words, PYTHONPATH=path)
+    assert done.code == 0, done.output
+    return done.output
 
 
 FLAGS = "--lr 1e-3 --lr-decay-style constant --global-batch-size 8 --log-interval 1"
