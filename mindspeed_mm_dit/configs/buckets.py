@@ -13,6 +13,8 @@ Size = tuple[int, int]
 """(H, W) in pixels."""
 Shape = tuple[int, ...]
 """(H, W) of an image, (F, H, W) of a video."""
+MOST_GRAPHS = 16
+"""Shapes that --torch-compile compiles one by one."""
 AXES = {2: "[height, width]", 3: "[frames, height, width]"}
 MOST_ASPECT = 16.0
 """Longer side over shorter side, beyond which no image is one to learn from."""

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
+from mindspeed_mm_dit.configs.buckets import MOST_GRAPHS
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, load_fsdp2_config
 from mindspeed_mm_dit.configs.mm_args import MultiModalArguments, with_facts
@@ -84,6 +85,10 @@ def say_data_set(args: RunConfig, mm: MultiModalArguments) -> None:
     """Print what the run learns from, and warn where --eval-interval is given and nothing is held out."""
     data = open_data_set(mm, args.seed)
     data.say()
+    shapes = len(mm.data.dataset_param.sizes)
+    if args.torch_compile and shapes > 1:
+        graphs = "a graph for each of" if shapes <= MOST_GRAPHS else "one graph, with open sizes, for all of"
+        print(f"compiled  {graphs} up to {shapes} shapes", flush=True)
     if args.eval_interval and not data.num_valid:
         print(
             f"warning: --eval-interval = {args.eval_interval}: no {data.noun} is held out "

@@ -83,6 +83,20 @@ def test_samples_of_any_shape_are_drawn_from_a_run_on_buckets(configs, tmp_path,
     assert main(refused) == 2 and "--size = 8x14: makes no whole number of patches" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("buckets", "said"),
+    [
+        ([[8, 12], [12, 8], [8, 8]], "a graph for each of up to 3 shapes"),
+        ({"area": 8000, "multiple_of": 4, "max_aspect_ratio": 4}, "one graph, with open sizes, for all of up to"),
+    ],
+)
+def test_compiled_graphs_are_counted_and_bounded(configs, tmp_path, buckets, said):
+    own = write_configs(tmp_path, configs.folder.parent / "pictures", buckets=buckets, bucket_group=1)
+    flags = "--train-iters 1 --lr 1e-3 --micro-batch-size 1 --global-batch-size 4 --torch-compile --dry-run"
+    outcome = Configs(own).run(flags)
+    assert outcome.code == 0 and f"compiled  {said}" in outcome.output, outcome.output
+
+
 def test_other_buckets_are_said_where_a_run_goes_on(configs, tmp_path):
     flags = STEPS + f"--micro-batch-size 2 --save {tmp_path / 'saved'} --load {tmp_path / 'saved'} "
     configs.run(flags + "--train-iters 1")

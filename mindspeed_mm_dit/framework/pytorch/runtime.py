@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
+from mindspeed_mm_dit.configs.buckets import MOST_GRAPHS
 from mindspeed_mm_dit.configs.precision import Way
 from mindspeed_mm_dit.errors import PlatformError
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
@@ -308,10 +309,6 @@ def freeze(module: torch.nn.Module, dtype: str = "fp32") -> torch.nn.Module:
 def compiled(module: torch.nn.Module) -> torch.nn.Module:
     """Return ``module`` as it is: its operators are fast without compilation."""
     return module
-
-
-MOST_GRAPHS = 16
-"""Shapes that are compiled one by one."""
 
 
 def compile_blocks(blocks: Iterable[torch.nn.Module], shapes: int = 1) -> None:
