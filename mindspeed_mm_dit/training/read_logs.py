@@ -27,7 +27,6 @@ _MINDSPORE = re.compile(rf"\bepoch[:\s]+(\d+)[,\s]+step[:\s]+(\d+)\b.*?\bloss(?:
 _GLOBAL_STEP = re.compile(r"\bglobal_step[:\s]+(\d+)", re.I)
 _VALIDATION = re.compile(r"\bvalidation loss at iteration +(\d+)(?: on validation set)? *\|", re.I)
 _VALIDATION_VALUE = re.compile(rf"\| *(?:lm )?(loss|noise [\d-]+%) value: *{_NUMBER}", re.I)
-_MS_PER_ITERATION = re.compile(r"\biteration +(\d+)/.*?elapsed time per iteration \(ms\): *(\d+\.?\d*)")
 
 TRAINING_SCALARS = ("train/loss", "lm loss", "loss")
 """Names of the loss in TensorBoard: ours, Megatron's, a common one."""
@@ -145,11 +144,6 @@ def parse_validation(lines: Iterable[str]) -> dict[str, dict[int, float]]:
                 if label in found:
                     found[label][_step(place[1])] = float(value)
     return found
-
-
-def parse_milliseconds(lines: Iterable[str]) -> dict[int, float]:
-    """Return step -> milliseconds an iteration, of this project's and MindSpeed-MM's log lines."""
-    return {_step(m[1]): float(m[2]) for m in map(_MS_PER_ITERATION.search, lines) if m}
 
 
 def _read_text(path: Path, parse: Callable[[Iterable[str]], Found]) -> Found:

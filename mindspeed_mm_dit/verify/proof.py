@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,8 @@ TRUTH_BYTES = 72
 """Of each parameter: in float64 the weight, one moved, its gradient and one moved, two moments, the average; and two
 copies of what is written."""
 Say = Callable[[str], None]
+TruthTasks = dict[tuple[str, ...], dict[str, list[Task]]]
+"""By what is computed: the task of its truth (""), and those of its rounding by precision."""
 
 
 @dataclass(frozen=True)
@@ -135,97 +137,101 @@ def _check_memory(model: ModelConfig) -> None:
 
 
 def prove(config: Config, layouts: Sequence[Layout], pythons: Pythons, say: Say) -> list[Verdict]:
-    """Compute every layout, and judge it; for each number of ranks the processes of one launcher do them in turn."""
-    found = _compute(config, layouts, pythons, say)
-    truths = truths_of(config, layouts, pythons, say)
-    verdicts = [_verdict(layout, found[layout.stem], truths) for layout in layouts]
-    wrong = [verdict.layout for verdict in verdicts if verdict.wrong]
+    """Compute the truths and every layout, and judge it; where one is wrong, once more to find where."""
+    verdicts = [_verdict(*each) for each in _taken(config, layouts, pythons, say)]
+    wrong = {verdict.layout.stem: verdict for verdict in verdicts if verdict.wrong}
     if not wrong:
         return verdicts
     say(f"{len(wrong)} layout(s) are wrong: looking where")
-    once = replace(config, steps=1)
-    watched = truths_of(once, wrong, pythons, say, watched=True)
-    again = _compute(once, wrong, pythons, say, watched=True)
-    return [_located(verdict, again.get(verdict.layout.stem), watched) for verdict in verdicts]
+    again = _taken(replace(config, steps=1), [each.layout for each in wrong.values()], pythons, say, watched=True)
+    located = {layout.stem: _located(wrong[layout.stem], taken, truth) for layout, taken, truth in again}
+    return [located.get(verdict.layout.stem, verdict) for verdict in verdicts]
 
 
-def _verdict(layout: Layout, taken: Taken | str, truths: Mapping[tuple[str, ...], Truth | str]) -> Verdict:
-    truth = truths.get(layout.what, "there is no truth without PyTorch")
+def _verdict(layout: Layout, taken: Taken | str, truth: Truth | str) -> Verdict:
     if isinstance(taken, str) or isinstance(truth, str):
         return Verdict(layout, reason=taken if isinstance(taken, str) else f"its truth: {truth}")
     return Verdict(layout, truth.judge(layout, taken), taken=taken)
 
 
-def _located(verdict: Verdict, taken: Taken | str | None, truths: Mapping[tuple[str, ...], Truth | str]) -> Verdict:
-    truth = truths.get(verdict.layout.what)
-    if not isinstance(taken, Taken) or not isinstance(truth, Truth):
+def _located(verdict: Verdict, taken: Taken | str, truth: Truth | str) -> Verdict:
+    if isinstance(taken, str) or isinstance(truth, str):
         return verdict
     return replace(verdict, where=truth.first_wrong(verdict, taken))
 
 
-def truths_of(
+def _taken(
     config: Config, layouts: Sequence[Layout], pythons: Pythons, say: Say, watched: bool = False
-) -> dict[tuple[str, ...], Truth | str]:
-    """Compute the truth of each thing that the layouts compute, and its rounding in their precisions."""
-    say("the truth, in float64, and its rounding")
-    asked = {each.what: {other.precision for other in layouts if other.what == each.what} for each in layouts}
-    tasks = {
-        (what, precision): _truth_tasks(config, what, f"truth{number}-{precision}", precision, watched)
-        for number, (what, precisions) in enumerate(asked.items())
-        for precision in ("", *sorted(precisions))
-    }
-    why = run_tasks(1, "pytorch", list(itertools.chain(*tasks.values())), config.folder, pythons)
+) -> list[tuple[Layout, Taken | str, Truth | str]]:
+    """Take the steps of every layout; what was seen of it, or why nothing was, and of its truth."""
+    asked = truth_tasks(config, layouts, watched)
+    truth = Layout("the truth in float64, and its rounding")
+    tasks = {task.output: (truth, task) for each in asked.values() for own in each.values() for task in own}
+    own = [(each, config.task(each, each.stem + watched * "-watched", watched)) for each in layouts]
+    found = _compute(config, tasks | {task.output: (each, task) for each, task in own}, pythons, say)
+    truths = truths_of(asked, found)
+    return [(each, found[task.output], truths[each.what]) for each, task in own]
+
+
+def truth_tasks(config: Config, layouts: Sequence[Layout], watched: bool = False) -> TruthTasks:
+    """Return the tasks of the truth of each thing that the layouts compute, and of its rounding in their precisions."""
+    asked: TruthTasks = {}
+    for layout in layouts:
+        own, one = asked.setdefault(layout.what, {}), Layout("truth", what=layout.what)
+        stem = f"truth{list(asked).index(layout.what)}{watched * '-watched'}"
+        own.setdefault("", [config.task(one, stem, watched, is_truth=True)])
+        sizes = {"rounding": ROUNDINGS * UNITS[layout.precision], "kept": ROUNDINGS * UNITS["float32"]}
+        names = [f"{stem}-{layout.precision}-{draw}" for draw in range(DRAWS)]
+        own.setdefault(layout.precision, [config.task(one, name, watched, is_truth=True, draw=draw, **sizes)
+                                          for draw, name in enumerate(names)])  # fmt: skip
+    return asked
+
+
+def truths_of(asked: TruthTasks, found: Mapping[str, Taken | str]) -> dict[tuple[str, ...], Truth | str]:
+    """Return each truth of what its tasks have left, or why there is none."""
     truths: dict[tuple[str, ...], Truth | str] = {}
-    for what, precisions in asked.items():
-        found = {each: [Taken.read(task) or why for task in tasks[what, each]] for each in ("", *precisions)}
-        refused = [taken for taken in itertools.chain(*found.values()) if isinstance(taken, str)]
-        (exact,) = found.pop("")
-        truths[what] = refused[0] if refused else Truth(exact, found)  # type: ignore[arg-type]
+    for what, tasks in asked.items():
+        taken = {precision: [found[task.output] for task in own] for precision, own in tasks.items()}
+        refused = [each for each in itertools.chain(*taken.values()) if isinstance(each, str)]
+        (exact,) = taken.pop("")
+        truths[what] = refused[0] if refused else Truth(exact, taken)  # type: ignore[arg-type]
     return truths
 
 
-def _truth_tasks(config: Config, what: tuple[str, ...], name: str, precision: str, watched: bool) -> list[Task]:
-    """Return the task of a truth, or those of its rounding in a ``precision``."""
-    one, name = Layout("truth", what=what), f"{name}-watched" if watched else name
-    if not precision:
-        return [config.task(one, name, is_truth=True, watched=watched)]
-    sizes = {"rounding": ROUNDINGS * UNITS[precision], "kept": ROUNDINGS * UNITS["float32"]}
-    return [
-        config.task(one, f"{name}-{draw}", is_truth=True, watched=watched, draw=draw, **sizes) for draw in range(DRAWS)
-    ]
-
-
 def _compute(
-    config: Config, layouts: Sequence[Layout], pythons: Pythons, say: Say, watched: bool = False
+    config: Config, asked: Mapping[str, tuple[Layout, Task]], pythons: Pythons, say: Say
 ) -> dict[str, Taken | str]:
-    """Take the steps of every layout; what was seen of it, or why nothing was."""
+    """Do tasks, for each number of ranks in the processes of one launch; what was seen, or why nothing was."""
     found: dict[str, Taken | str] = {}
-    for own in _by_processes(layouts):
-        ranks, framework, is_ours = own[0].ranks, own[0].framework, own[0].host == "standalone"
-        if isinstance(absent := pythons.get(own[0].host), UserError):
-            found |= {each.stem: str(absent) for each in own}
+    for own in _by_processes(asked):
+        (one, _), tasks = next(iter(own.values())), {output: task for output, (_, task) in own.items()}
+        is_ours = one.host == "standalone"
+        if isinstance(absent := pythons.get(one.host), UserError):
+            found |= dict.fromkeys(own, str(absent))
             continue
-        say(f"{framework} on {ranks} rank(s): {', '.join(each.name for each in own)}")
-        tasks = {each.stem: config.task(each, each.stem + watched * "-watched", watched=watched) for each in own}
+        names = dict.fromkeys(layout.name for layout, _ in own.values())
+        say(f"{one.framework} on {one.ranks} rank(s): {', '.join(names)}")
         while tasks:
-            why = run_tasks(ranks, framework, list(tasks.values()), config.folder, pythons, OURS if is_ours else HOSTED)
-            done = {stem: taken for stem, task in tasks.items() if (taken := Taken.read(task))}
-            missing = [stem for stem in tasks if stem not in done]
+            script = OURS if is_ours else HOSTED
+            why = run_tasks(one.ranks, one.framework, list(tasks.values()), config.folder, pythons, script)
+            done = {output: taken for output, task in tasks.items() if (taken := Taken.read(task))}
+            missing = [output for output in tasks if output not in done]
             found |= done
             if missing and (done or not (is_ours or why.startswith(f"exit code {USER_ERROR}:"))):
                 found[missing[0]] = Crashed(f"its process crashed: {why}")
             else:  # nor will the others begin
                 found |= dict.fromkeys(missing, why)
-            tasks = {stem: tasks[stem] for stem in missing[1:]} if done else {}
+            tasks = {output: tasks[output] for output in missing[1:]} if done else {}
     return found
 
 
-def _by_processes(layouts: Sequence[Layout]) -> list[list[Layout]]:
-    """Return the layouts that the same processes compute; those of a host that is not ours begin once."""
-    groups: dict[object, list[Layout]] = {}
-    for each in layouts:
-        groups.setdefault((each.framework, each.ranks) if each.host == "standalone" else each.stem, []).append(each)
-    return list(groups.values())
+def _by_processes(asked: Mapping[str, tuple[Layout, Task]]) -> Iterable[dict[str, tuple[Layout, Task]]]:
+    """Return the tasks that the same processes do; those of a host that is not ours begin once."""
+    groups: dict[object, dict[str, tuple[Layout, Task]]] = {}
+    for output, (layout, task) in asked.items():
+        key = (layout.framework, layout.ranks) if layout.host == "standalone" else output
+        groups.setdefault(key, {})[output] = layout, task
+    return groups.values()
 
 
 def _said(model: ModelConfig, proved: ModelConfig) -> str:

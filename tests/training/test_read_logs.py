@@ -7,7 +7,7 @@ from PIL import Image
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.training.log import RunLog, StepRecord
-from mindspeed_mm_dit.training.read_logs import parse_losses, parse_milliseconds, read_curve
+from mindspeed_mm_dit.training.read_logs import parse_losses, read_curve
 from mindspeed_mm_dit.training.trackers.tensorboard import Scalars
 
 OURS = (
@@ -61,10 +61,6 @@ def test_losses_are_read_from_a_log_of(name):
     found = parse_losses(lines)
     assert list(found) == list(wanted)
     np.testing.assert_equal(list(found.values()), list(wanted.values()))
-
-
-def test_the_time_of_a_step_is_read_from_our_log():
-    assert parse_milliseconds([OURS]) == {1: 195.1}
 
 
 def test_of_a_step_logged_twice_the_later_loss_counts(tmp_path):

@@ -19,10 +19,9 @@ from unittest.mock import patch
 import numpy as np
 
 from mindspeed_mm_dit.errors import PlatformError
-from mindspeed_mm_dit.verify import proof
 from mindspeed_mm_dit.verify.layouts import LAYOUTS, Layout
 from mindspeed_mm_dit.verify.processes import run_tasks
-from mindspeed_mm_dit.verify.proof import open_config, truths_of
+from mindspeed_mm_dit.verify.proof import open_config, truth_tasks, truths_of
 from mindspeed_mm_dit.verify.prove import Truth
 from mindspeed_mm_dit.verify.table import Finding, worst
 from mindspeed_mm_dit.verify.task import Taken
@@ -60,21 +59,18 @@ def config_folder(configs: Configs, flags: str = "") -> Path:
 
 def truths_here(config, layouts, watched=False) -> dict:
     """Compute the truths in this process, which knows the framework already."""
+    from mindspeed_mm_dit.framework import activate, runtime
 
-    def take_all(ranks, framework, tasks, folder, pythons):
-        from mindspeed_mm_dit.framework import activate, runtime
+    activate("pytorch")
+    from mindspeed_mm_dit.hosts.prove import take
 
-        activate("pytorch")
-        from mindspeed_mm_dit.hosts.prove import take
-
+    asked = truth_tasks(config, layouts, watched)
+    tasks = [task for each in asked.values() for own in each.values() for task in own]
+    with patch.dict(os.environ, {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}):
         for task in tasks:
             take(task)
         runtime.shutdown()
-        return ""
-
-    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-    with patch.object(proof, "run_tasks", take_all), patch.dict(os.environ, alone):
-        return truths_of(config, layouts, PYTHONS, lambda text: None, watched)
+    return truths_of(asked, {task.output: Taken.read(task) for task in tasks})
 
 
 def prove_all(seeds: Iterable[int], place: Path, digits: Path, clips: Path | None) -> Iterator[Proved]:
