@@ -116,13 +116,8 @@ class Comparison:
 
 
 def judge_pair(ours: Taken, reference: Taken) -> list[Finding]:
-    """Judge modules, gradients and the loss of each step of one framework by those of another."""
-    return judge_steps(_quantities(ours), _quantities(reference))
-
-
-def _quantities(taken: Taken) -> Computed:
-    gradients = {name: array for name, array in taken.quantities.items() if name.startswith("gradient/")}
-    return {**taken.watched, **gradients}
+    """Judge modules and gradients of one framework by those of another."""
+    return judge_steps({**ours.watched, **ours.arrays}, {**reference.watched, **reference.arrays})
 
 
 def _losses(taken: Taken) -> Computed:
