@@ -69,7 +69,7 @@ def test_ranks_share_samples_only_where_host_and_predictor_can(args):
 def test_ranks_share_samples_of_every_bucket_or_of_none(args, tmp_path):
     content = json.loads((tmp_path / "data.json").read_text())
     del content["dataset_param"]["image_size"]
-    content["dataset_param"]["buckets"] = [[8, 8], [10, 6]]
+    content["dataset_param"]["buckets"] = [[8, 8], [12, 20]]
     (tmp_path / "data.json").write_text(json.dumps(content))
     host = dataclasses.replace(HOST, shares_sequences=True)
     with pytest.raises(ConfigError, match=r"does not divide tokens of an image: 15 % 2 = 1\n.*use 1, or samples of"):
