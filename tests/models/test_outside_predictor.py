@@ -108,6 +108,7 @@ def mm_dit(path, *words):
 FLAGS = "--lr 1e-3 --lr-decay-style constant --global-batch-size 8 --log-interval 1"
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("sharded", [False, True])
 def test_a_run_trains_it_resumes_it_and_every_command_knows_it(configs, path, tmp_path, sharded, framework):
     if framework.active() != "pytorch":
@@ -139,6 +140,7 @@ def test_a_run_trains_it_resumes_it_and_every_command_knows_it(configs, path, tm
     assert one.keys() == three.keys() and all(np.array_equal(one[name], three[name]) for name in one)
 
 
+@pytest.mark.ranks
 def test_help_names_its_sampler_and_what_that_can_be_told(path):
     words = " ".join(mm_dit(path, "sample", "--help").split())
     assert "of denoise: once (default)" in words
@@ -157,6 +159,7 @@ def test_an_option_that_is_a_flag_already_is_refused(joined, monkeypatch):
         add_sampler_options(parser)
 
 
+@pytest.mark.ranks
 def test_a_comparison_of_frameworks_knows_it(configs, path, tmp_path, framework, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", path)
     model, data = (str(configs.folder / f"{name}.json") for name in ("model", "data"))
