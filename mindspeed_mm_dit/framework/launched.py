@@ -44,6 +44,13 @@ _PREFIXES = (
 )
 
 
+def launched_alone() -> None:
+    """Say what torchrun says, where no launcher has: this process is the only one."""
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    for name, value in alone.items():
+        os.environ.setdefault(name, value)
+
+
 def says_it() -> bool:
     """Return whether this process says what all of them find: the first of each node, or of all under msrun."""
     return os.environ.get("LOCAL_RANK", os.environ.get("RANK", os.environ.get("RANK_ID", "0"))) == "0"

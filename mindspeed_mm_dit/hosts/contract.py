@@ -8,6 +8,7 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
 from mindspeed_mm_dit.configs.run import RunConfig
@@ -17,6 +18,12 @@ DatasetsProvider = Callable[[Any], tuple[Any, Any, Any]]
 """(numbers of samples) -> micro-batches to train on, to validate on, to test on."""
 FlagsProvider = Callable[[ArgumentParser], ArgumentParser]
 """Adds the flags of the training script to a parser."""
+
+
+class ModelType(Enum):
+    """Megatron's kinds of model, where Megatron is not; a DiT is the first."""
+
+    encoder_or_decoder = 1
 
 
 class Host(Protocol):

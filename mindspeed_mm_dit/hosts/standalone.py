@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from enum import Enum
 from typing import Any
 
 from mindspeed_mm_dit import __version__
@@ -15,7 +14,7 @@ from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.data.builtin import take_back
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import active, runtime
-from mindspeed_mm_dit.hosts.contract import DatasetsProvider, FlagsProvider
+from mindspeed_mm_dit.hosts.contract import DatasetsProvider, FlagsProvider, ModelType
 from mindspeed_mm_dit.hosts.ending import end, leave_for_launcher, say
 from mindspeed_mm_dit.hosts.standalone_preflight import preflight
 from mindspeed_mm_dit.models import registry
@@ -28,12 +27,6 @@ from mindspeed_mm_dit.training.progress import claimed_save, open_progress
 from mindspeed_mm_dit.training.report import how_to_resume
 from mindspeed_mm_dit.training.signals import Stop, StopRequest
 from mindspeed_mm_dit.training.start import find_start, print_rank_0
-
-
-class ModelType(Enum):
-    """Megatron's kinds of model; a DiT is the first."""
-
-    encoder_or_decoder = 1
 
 
 class Standalone:

@@ -37,8 +37,8 @@ def test_their_merge_lora_to_base_makes_what_ours_makes(tmp_path: Path) -> None:
     theirs: dict[str, np.ndarray] = {}
     for layer, adapter in files.read(ADAPTERS).layers.items():
         name = layer.replace("attn1", "self_attn").replace("attn2", "cross_attn")
-        for ours, their in THEIR_NAMES.items():
-            name = name.replace(ours, their)
+        for here, there in THEIR_NAMES.items():
+            name = name.replace(here, there)
         theirs |= {f"{name}.lora_A.default.weight": adapter.down, f"{name}.lora_B.default.weight": adapter.up}
     write_arrays(tmp_path / "adapters.safetensors", theirs, {})
     place = tmp_path / "adapters" / WEIGHTS

@@ -8,6 +8,7 @@ import platform
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
 from mindspeed_mm_dit.framework.interrupt import ended_by_ctrl_c
 from mindspeed_mm_dit.framework.malloc import keep_freed_memory
 from mindspeed_mm_dit.framework.pytorch import sequence
+from mindspeed_mm_dit.framework.pytorch.sharded import is_sharded
 
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
 SAMPLES_IN_BF16 = True
@@ -231,12 +233,22 @@ def barrier() -> None:
 
 
 def load_arrays(module: torch.nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write ``arrays`` into the parameters of ``module``; every name must be there, in its shape."""
-    parameters = dict(module.named_parameters())
+    """Write ``arrays`` into the parameters of ``module``, which each rank may have a part of; all must be there."""
+    parameters: dict[str, Any] = module.state_dict(keep_vars=True)  # (a checkpoint's names, whatever is wrapped)
     with torch.no_grad():
         for name, array in arrays.items():
-            assert parameters[name].shape == array.shape, (name, parameters[name].shape, array.shape)
-            parameters[name].copy_(torch.as_tensor(array))
+            own, value = parameters[name], torch.as_tensor(array)
+            assert own.shape == value.shape, (name, own.shape, value.shape)
+            if is_sharded(own):
+                value = _part_of(value.to(device()), own)
+                own = own.to_local()
+            own.copy_(value)
+
+
+def _part_of(whole: torch.Tensor, sharded: Any) -> torch.Tensor:
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(whole, sharded.device_mesh, sharded.placements, src_data_rank=None).to_local()
 
 
 def shapes(module: torch.nn.Module) -> dict[str, tuple[int, ...]]:

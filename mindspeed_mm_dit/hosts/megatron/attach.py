@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from mindspeed_mm_dit import __version__
 from mindspeed_mm_dit.errors import PlatformError, UserError
 from mindspeed_mm_dit.framework.interrupt import raise_when_interrupted
+from mindspeed_mm_dit.framework.launched import launched_alone
 from mindspeed_mm_dit.hosts.contract import Host
 from mindspeed_mm_dit.hosts.installed import where
 from mindspeed_mm_dit.hosts.megatron import pairs
@@ -17,9 +18,6 @@ from mindspeed_mm_dit.hosts.megatron.commandline import complete, launched_as, w
 from mindspeed_mm_dit.hosts.megatron.preflight import check_before_import, spelled_out
 
 ROOM = "mindspeed_mm_dit.hosts.megatron"
-
-ONE_PROCESS = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-"""What a launcher sets; without one the run is a single process."""
 
 
 def attach(argv: Sequence[str]) -> Host:
@@ -35,8 +33,7 @@ def attach(argv: Sequence[str]) -> Host:
     words = list(argv)
     sys.argv[1:] = complete(spelled_out(argv))
     if "MS_WORKER_NUM" not in os.environ:  # (msrun sets names of its own)
-        for name, value in ONE_PROCESS.items():
-            os.environ.setdefault(name, value)
+        launched_alone()
     for name in import_order(wants_mindspore(argv)):
         try:
             importlib.import_module(name)

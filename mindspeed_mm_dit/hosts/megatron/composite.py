@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-import torch
 from megatron.training import get_args
 from megatron.training.arguments import core_transformer_config_from_args
 from mindspeed_mm.models.common.module import MultiModalModule
@@ -15,9 +12,8 @@ from mindspeed_mm.models.transformers.base_model import FSDP2Mixin
 from torch import Tensor, nn
 
 from mindspeed_mm_dit.checkpoint.fitting import check_names
+from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.models.composite import DiTModel
-
-_register_parameter = nn.Module.register_parameter  # before the host replaces it while it builds a model
 
 EMA = "ema."
 """Prefix of the moving average among the tensors of a saved model."""
@@ -78,31 +74,8 @@ class HostedDiT(MultiModalModule, FSDP2Mixin):
 
     def post_meta_init(self) -> None:
         """Fill a model that was built without memory: weights, frozen positions and constants."""
-        load_arrays(self.predictor, self._composite[0].initial_weights(get_args().seed))
+        runtime.load_arrays(self.predictor, self._composite[0].initial_weights(get_args().seed))
         self.restore_constants()
-
-
-def _parameters(predictor: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters by their names in a checkpoint (recompute wrappers change those of modules)."""
-    return dict(predictor.state_dict(keep_vars=True))
-
-
-def load_arrays(predictor: nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write ``arrays`` into parameters; into a sharded one each rank writes its own part."""
-    parameters = _parameters(predictor)
-    with torch.no_grad():
-        for name, array in arrays.items():
-            target, value = parameters[name], torch.as_tensor(array)
-            if hasattr(target, "device_mesh"):
-                value = _own_part(value, target)
-                target = target.to_local()
-            target.copy_(value)
-
-
-def _own_part(value: Tensor, sharded: Any) -> Tensor:
-    from torch.distributed.tensor import distribute_tensor
-
-    return distribute_tensor(value, sharded.device_mesh, sharded.placements, src_data_rank=None).to_local()
 
 
 def restore(module: nn.Module, constants: Mapping[str, Tensor]) -> None:
@@ -111,14 +84,3 @@ def restore(module: nn.Module, constants: Mapping[str, Tensor]) -> None:
         owner, _, leaf = name.rpartition(".")
         place = module.get_submodule(owner)
         setattr(place, leaf, value.to(getattr(place, leaf).device))
-
-
-@contextmanager
-def real_memory() -> Iterator[None]:
-    """Undo --init-model-with-meta-device for modules that are loaded rather than initialised."""
-    patched = nn.Module.register_parameter
-    nn.Module.register_parameter = _register_parameter
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = patched

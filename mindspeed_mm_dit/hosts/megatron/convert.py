@@ -35,7 +35,7 @@ class DiTConverter(Commandable):  # type: ignore[misc]
             source: weights under the published names
             save_dir: folder for --load
         """
-        _write_release(read_weights(source), save_dir)
+        DiTConverter.hf_to_dcp(source, save_dir)
 
     @staticmethod
     def hf_to_mm(source: Path, save_dir: Path) -> None:
@@ -45,7 +45,7 @@ class DiTConverter(Commandable):  # type: ignore[misc]
             source: folder with config.json and diffusion_pytorch_model.safetensors
             save_dir: folder for --load
         """
-        _write_release(diffusers.read(source).weights, save_dir)
+        DiTConverter.hf_to_dcp(source, save_dir)
 
     @staticmethod
     def hf_to_dcp(hf_dir: Path, dcp_dir: Path) -> None:
@@ -55,7 +55,9 @@ class DiTConverter(Commandable):  # type: ignore[misc]
             hf_dir: a diffusers folder, a file, or a checkpoint
             dcp_dir: folder for training.load
         """
-        _write_release(read_source(hf_dir), dcp_dir)
+        tensors = {name: torch.from_numpy(value.copy()) for name, value in read_source(hf_dir).items()}
+        torch_dcp.write({"model": tensors, "checkpoint_version": 3.0}, dcp_dir / RELEASE)
+        (dcp_dir / TRACKER).write_text(RELEASE, encoding="utf-8")
 
     @staticmethod
     def dcp_to_hf(load_dir: Path, save_dir: Path, ema: bool = True, model_json: Path | None = None) -> None:
@@ -113,13 +115,6 @@ def read_source(path: Path) -> Arrays:
     place = find_checkpoint(path) if path.is_dir() else path
     kind = FORMATS[of_source(place)]
     return read_weights(place) if kind.room is Room.TRAINING else kind.read(place).weights
-
-
-def _write_release(weights: Arrays, save_dir: Path) -> None:
-    tensors = {name: torch.from_numpy(value.copy()) for name, value in weights.items()}
-    state = {"model": tensors, "checkpoint_version": 3.0}
-    torch_dcp.write(state, save_dir / RELEASE)
-    (save_dir / TRACKER).write_text(RELEASE, encoding="utf-8")
 
 
 __all__ = ["DiTConverter", "main"]

@@ -18,17 +18,19 @@ from mindspeed_mm.training import pretrain as pretrain_in_host
 from mindspeed_mm_dit.configs.mm_args import MultiModalArguments
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import UserError
+from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.framework.interrupt import ended_by_ctrl_c
 from mindspeed_mm_dit.framework.leaving import own_files
 from mindspeed_mm_dit.hosts.contract import DatasetsProvider, FlagsProvider
 from mindspeed_mm_dit.hosts.ending import end
 from mindspeed_mm_dit.hosts.megatron.commandline import launched_as, parse, wants_mindspore
-from mindspeed_mm_dit.hosts.megatron.composite import HostedDiT, load_arrays, real_memory
+from mindspeed_mm_dit.hosts.megatron.composite import HostedDiT
 from mindspeed_mm_dit.hosts.megatron.facts import note_facts
 from mindspeed_mm_dit.hosts.megatron.preflight import read_configs
 from mindspeed_mm_dit.hosts.megatron.state import RunState, check_checkpoint, check_pickles_of
 from mindspeed_mm_dit.hosts.megatron.validation import held_out_step, validation_forever
 from mindspeed_mm_dit.models import registry
+from mindspeed_mm_dit.training.pytorch.real_memory import real_memory
 
 
 class MindSpeedMM:
@@ -88,7 +90,7 @@ class MindSpeedMM:
             check_checkpoint(self.get_args())
             model = model_provider(*args, **kwargs)
             if not get_host_args().init_model_with_meta_device:
-                load_arrays(model.predictor, model.initial_weights(get_host_args().seed))
+                runtime.load_arrays(model.predictor, model.initial_weights(get_host_args().seed))
             hosted[:] = [HostedDiT(model, state.averages)]
             return hosted[0]
 

@@ -20,13 +20,15 @@ from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.model import AE_CONFIGS
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.errors import DataError
-from mindspeed_mm_dit.hosts.megatron.composite import load_arrays, real_memory, restore
+from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.hosts.megatron.composite import restore
 from mindspeed_mm_dit.models.custom_dit import CustomDiT
 from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.pixels import to_images
 from mindspeed_mm_dit.models.registry import AE_MODEL_MAPPINGS
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES
+from mindspeed_mm_dit.training.pytorch.real_memory import real_memory
 
 HOST_KEYS = ("from_pretrained", "dtype")
 """Keys of a section that the host's factories read themselves."""
@@ -60,7 +62,7 @@ class SoRAPredictor(torch.nn.Module):
         return self
 
     def _fill(self) -> None:
-        load_arrays(self, initial_weights(self.config.parameters(), get_args().seed))
+        runtime.load_arrays(self, initial_weights(self.config.parameters(), get_args().seed))
 
 
 class SoRADiT(SoRAPredictor, DiT):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import runpy
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +15,14 @@ from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.framework.interrupt import raise_when_interrupted
+from mindspeed_mm_dit.framework.launched import launched_alone
 from mindspeed_mm_dit.framework.leaving import written
-from mindspeed_mm_dit.hosts.contract import DatasetsProvider, FlagsProvider
+from mindspeed_mm_dit.hosts.contract import ModelType
 from mindspeed_mm_dit.hosts.ending import end
 from mindspeed_mm_dit.hosts.native import commandline
 from mindspeed_mm_dit.hosts.native.contract import NAME, trainer_script
 from mindspeed_mm_dit.hosts.standalone_preflight import with_report
 from mindspeed_mm_dit.training.start import print_rank_0
-
-ONE_PROCESS = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-"""What a launcher sets; without one the run is a single process."""
-
-
-class ModelType(Enum):
-    """Megatron's kinds of model; a DiT is the first."""
-
-    encoder_or_decoder = 1
 
 
 class NativeEngine:
@@ -69,17 +60,8 @@ class NativeEngine:
         """Return ``losses``: the engine averages them itself."""
         return losses
 
-    def pretrain(
-        self,
-        train_valid_test_dataset_provider: DatasetsProvider,
-        model_provider: Callable[..., Any],
-        model_type: Any,
-        forward_step_func: Callable[..., Any],
-        process_non_loss_data_func: Callable[..., Any] | None = None,
-        extra_args_provider: FlagsProvider | None = None,
-        args_defaults: dict[str, Any] | None = None,
-    ) -> None:
-        """Write the yaml that the command line means and run upstream's trainer on it."""
+    def pretrain(self, *providers: Any, **others: Any) -> None:
+        """Write the yaml that the command line means and run upstream's trainer on it; it names model and data."""
         try:
             self._args = _reportable(commandline.parse(sys.argv[1:], runtime.world_size()))
             path = _written(self._args)
@@ -91,8 +73,7 @@ class NativeEngine:
 def attach() -> NativeEngine:
     """Return the host, once the environment is as the engine wants it."""
     os.environ["NON_MEGATRON"] = "true"  # MindSpeed-MM looks at it while it is imported
-    for name, value in ONE_PROCESS.items():
-        os.environ.setdefault(name, value)
+    launched_alone()
     raise_when_interrupted()  # what MindSpeed-MM does then is its own business
     return NativeEngine()
 

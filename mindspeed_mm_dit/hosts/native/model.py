@@ -5,12 +5,10 @@ The tree of modules begins at the predictor, so that its tensors have the publis
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from mindspeed.fsdp.utils.str_match import module_name_match
 from mindspeed_mm.fsdp.models.base_model import BaseModel
@@ -25,8 +23,7 @@ from mindspeed_mm_dit.hosts.native.bits import unpacked
 from mindspeed_mm_dit.hosts.native.run import Run, current
 from mindspeed_mm_dit.models import registry
 from mindspeed_mm_dit.models.composite import DiTModel
-
-_register_parameter = nn.Module.register_parameter  # before the engine replaces it to build without memory
+from mindspeed_mm_dit.training.pytorch.real_memory import real_memory
 
 
 class NativeModel(BaseModel):
@@ -78,7 +75,9 @@ class TrainedPredictor(nn.Module):
     def init_weights(self) -> None:
         """Fill the model, sharded or not (the engine calls this for one that it built without memory)."""
         weights = self.run.first.weights
-        fill(self, self.composite[0].initial_weights(self.run.flags.seed) if weights is None else weights)
+        runtime.load_arrays(
+            self, self.composite[0].initial_weights(self.run.flags.seed) if weights is None else weights
+        )
 
     def averages(self) -> Mapping[str, Tensor]:
         """Return the average of each weight that is trained, by its name."""
@@ -106,7 +105,7 @@ def build(run: Run) -> nn.Module:
 
 def load_encoders(mm: MultiModalArguments) -> tuple[Any, Any]:
     """Load what encodes for a run, in real memory even while the engine builds a model without any."""
-    with _real_memory():
+    with real_memory():
         return registry.load_encoders(mm.model, mm.encodes)
 
 
@@ -117,36 +116,3 @@ def _without_cache(forward: Callable[..., Any]) -> Callable[..., Any]:
         return forward(*args, **named)
 
     return answer
-
-
-@torch.no_grad()
-def fill(model: nn.Module, weights: Mapping[str, np.ndarray]) -> None:
-    """Set parameters, sharded or not, to ``weights``."""
-    parameters = dict(model.named_parameters())
-    for name, array in weights.items():
-        _own_part(parameters[name]).copy_(_part_of(torch.as_tensor(array), parameters[name]))
-
-
-def _own_part(parameter: Tensor) -> Tensor:
-    return parameter.to_local() if hasattr(parameter, "device_mesh") else parameter
-
-
-def _part_of(whole: Tensor, parameter: Any) -> Tensor:
-    """Return what this rank keeps of ``whole``, the value of ``parameter``."""
-    if not hasattr(parameter, "device_mesh"):
-        return whole
-    from torch.distributed.tensor import distribute_tensor
-
-    whole = whole.to(runtime.device())
-    return distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None).to_local()
-
-
-@contextmanager
-def _real_memory() -> Iterator[None]:
-    """Undo ``init_model_with_meta_device`` for modules that are loaded rather than initialised."""
-    replaced = nn.Module.register_parameter
-    nn.Module.register_parameter = _register_parameter
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = replaced

@@ -1,0 +1,21 @@
+"""Modules with memory, while a host builds its model without any (on the meta device): those that are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+_register_parameter = nn.Module.register_parameter  # before a host replaces it while it builds a model
+
+
+@contextmanager
+def real_memory() -> Iterator[None]:
+    """Undo for a while what a host does to modules under construction."""
+    replaced = nn.Module.register_parameter
+    nn.Module.register_parameter = _register_parameter
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = replaced
