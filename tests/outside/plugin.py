@@ -31,6 +31,20 @@ def join() -> None:
     register_optimizer("lion", LION)
 
 
+def join_turned() -> None:
+    """Make predictor "turned" known, what steers it, and where its samples are; and all of ``join``."""
+    from mindspeed_mm_dit.data.conditions.registry import register_condition
+    from mindspeed_mm_dit.data.sources import register_source
+    from mindspeed_mm_dit.models.registry import PREDICTOR_CONFIGS, PREDICTOR_MODEL_MAPPINGS, register
+    from tests.outside.condition import ANGLE, Angle, TurnedConfig, build_turned
+    from tests.outside.source import TURNED
+
+    join()
+    register_source("turned", TURNED)
+    register_condition(Angle, ANGLE)
+    register(PREDICTOR_MODEL_MAPPINGS, PREDICTOR_CONFIGS, "turned", TurnedConfig, build_turned)
+
+
 def join_runs() -> None:
     """Make tracker "csv", watcher "patience" and host "one-step" known."""
     from mindspeed_mm_dit.hosts.registry import register_host

@@ -23,6 +23,7 @@ from mindspeed_mm_dit.verify.task import Taken
 from tests.clips_fixtures import clip_configs, write_clips
 from tests.conftest import ROOT
 from tests.outside import plugin
+from tests.outside.source import write_turned
 from tests.training.launch import Configs
 from tests.verify.campaign import PYTHONS, config_folder, prove_all, truths_here
 from tests.verify.plants import FAULTS, ULYSSES
@@ -189,14 +190,18 @@ def test_a_layout_that_crashes_is_wrong_and_those_behind_it_are_taken_all_the_sa
 
 
 @pytest.mark.ranks
-def test_a_predictor_an_objective_and_an_optimizer_of_another_package_are_proved_unasked(tmp_path, digits_folder):
+def test_source_condition_predictor_objective_and_optimizer_of_another_package_are_proved_unasked(
+    tmp_path, digits_folder
+):
     configs = Configs.create(tmp_path / "configs", digits_folder)
     model = json.loads((configs.folder / "model.json").read_text())
-    model["predictor"] = {"model_id": "residual", "side": 8, "classes": 10, "in_channels": 1}
+    model["predictor"] = {"model_id": "turned", "side": 8, "classes": 3, "in_channels": 1}
     model["diffusion"] = {"model_id": "denoise", "strength": 0.25}
     (configs.folder / "model.json").write_text(json.dumps(model))
+    data = {"dataset_param": write_turned(tmp_path, 24, 8)}
+    (configs.folder / "data.json").write_text(json.dumps(data))
     words = ["prove", str(config_folder(configs, "--optimizer lion\n")), "--output", str(tmp_path / "p.html")]
-    path = os.pathsep.join([plugin.install(tmp_path / "site"), str(ROOT)])
+    path = os.pathsep.join([plugin.install(tmp_path / "site", "tests.outside.plugin:join_turned"), str(ROOT)])
     command = [
         sys.executable,
         "-m",
