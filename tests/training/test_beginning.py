@@ -35,7 +35,7 @@ SIZES = {"hidden_size": 32, "num_layers": 2, "num_heads": 2}
 def source(tmp_path_factory, digits_folder):
     """The checkpoints of a short run on digits in patches of 2, which learns its variance."""
     folder = tmp_path_factory.mktemp("source")
-    configs = Configs.create(folder / "configs", digits_folder, **SIZES, learn_sigma=True)
+    configs = Configs.create(folder / "configs", digits_folder, **SIZES, patch_size=2, learn_sigma=True)
     model = json.loads((configs.folder / "model.json").read_text())
     model["diffusion"] = {"model_id": "gaussian_diffusion"}
     (configs.folder / "model.json").write_text(json.dumps(model))

@@ -218,7 +218,6 @@ def test_what_cannot_be_drawn_is_named(whole, saved, tmp_path, capsys, flags, me
     [
         ("evaluate", "--checkpoint", "{saved}", "--num", "10", "--reference", "digits", "--output", "{place}/report"),
         ("compare", "--model", "{configs}/model.json", "--output", "{place}/report.html"),
-        ("data", "{configs}"),
         ("convert", "{saved}", "{place}/pipe", "--to", "pipeline"),
     ],
 )

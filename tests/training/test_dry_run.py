@@ -24,7 +24,7 @@ def test_it_says_what_would_be_trained_and_leaves_nothing(tiny):
     before = content(tiny.folder)
     outcome = tiny.run(FLAGS.format(200) + "--dry-run", ranks=2)
     assert outcome.code == 0, outcome.output
-    assert "dit, 50,372 parameters, on 8 x 8 grey images, ae pixel, diffusion gaussian_diffusion" in outcome.output
+    assert "dit, 50,768 parameters, on 8 x 8 grey images, ae pixel, diffusion gaussian_diffusion" in outcome.output
     length = "200 steps of 64 samples up to iteration 200: each of 1,797 images 7.1 times"
     assert length in outcome.output and outcome.output.count("dry run: every check passed") == 1
     assert "ready in" not in outcome.output and content(tiny.folder) == before

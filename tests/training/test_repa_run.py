@@ -30,7 +30,7 @@ pytestmark = pytest.mark.ranks
 TOLERANCE = 2e-6
 MINDSPORE = os.environ.get("MM_DIT_MINDSPORE_PYTHON", "")
 STEPS = "--train-iters 4 --global-batch-size 8 --lr 1e-3 --lr-decay-style constant "
-LEARNED = {"z_dims": [16, 24], "projector_dim": 12, "encoder_depth": 1, "learn_sigma": False}
+LEARNED = {"patch_size": 2, "z_dims": [16, 24], "projector_dim": 12, "encoder_depth": 1, "learn_sigma": False}
 
 
 def write_teachers(folder) -> list[dict]:

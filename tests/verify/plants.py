@@ -64,10 +64,10 @@ FAULTS = {
     ),
     "average for sum": Fault(
         SHARDED, "training.pytorch.engine:_whole", "norm.full_tensor()", "norm.full_tensor() / 2**0.5",
-        "gradient/", GRADIENTS,
+        "gradient", GRADIENTS,
     ),
     "accumulation not divided": Fault(
-        REPLICATED, STEP, "(loss / count).backward()", "loss.backward()", "gradient norm/", "backward",
+        REPLICATED, STEP, "(loss / count).backward()", "loss.backward()", "gradient", "backward",
     ),
     "accumulation divided twice": Fault(
         SHARDED, STEP, "(loss / count).backward()", "(loss / count / count).backward()", "gradient/", "backward",
@@ -81,7 +81,7 @@ FAULTS = {
         "gradient/", GRADIENTS,
     ),
     "seeds by rank": Fault(
-        SHARDED, "training.batches:train_valid_batches", "open_data_set(args.mm, args.seed)",
+        SHARDED, "training.batches:train_valid_streams", "open_data_set(args.mm, args.seed)",
         "open_data_set(args.mm, args.seed + runtime.rank())", "gradient/", "forward: the data: input 0",
     ),
     "a norm in bf16": Fault(
