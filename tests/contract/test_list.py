@@ -57,6 +57,7 @@ def test_the_pair_is_a_tested_one(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A tree with every module and name that we rely on, and nothing behind them."""
+    monkeypatch.delenv("NON_MEGATRON", raising=False)  # (of a shell for the native engine)
     for package in HOST:  # (without, those of real trees on PYTHONPATH would come first)
         _add(tmp_path, f"{package}.__init__")
         monkeypatch.delitem(sys.modules, package, raising=False)  # (of another test)
