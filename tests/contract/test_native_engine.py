@@ -284,17 +284,20 @@ def test_what_the_old_route_saved_is_gone_on_with_and_an_empty_folder_begins_ane
 
 
 def write_as_the_old_route(runs: NativeAndStandalone) -> None:
-    """Give the moments of a checkpoint the names that they have in the old route."""
+    """Give the averages and moments of a checkpoint the names that they have in the old route."""
     from mindspeed_mm_dit.checkpoint import torch_dcp
 
     name = f"iter_{HALF:07d}"
-    trees = {tree: torch_dcp.read_tree(runs.folder / "standalone" / name, tree) for tree in ("model", "optimizer")}
+    trees = {
+        tree: torch_dcp.read_tree(runs.folder / "standalone" / name, tree) for tree in ("model", "ema", "optimizer")
+    }
     by_parameter: dict[str, dict[str, object]] = {}
     for key, tensor in trees["optimizer"].items():
         parameter, _, kind = key.removeprefix("state.").rpartition(".")
         by_parameter.setdefault(f"predictor.{parameter}", {})[kind] = tensor
     (runs.folder / "old_route").mkdir()
-    torch_dcp.write({"model": trees["model"], "optimizer": {"state": by_parameter}}, runs.folder / "old_route" / name)
+    model = trees["model"] | {f"ema.{key}": tensor for key, tensor in trees["ema"].items()}
+    torch_dcp.write({"model": model, "optimizer": {"state": by_parameter}}, runs.folder / "old_route" / name)
     (runs.folder / "old_route" / TRACKER).write_text(str(HALF))
 
 
