@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mindspeed_mm_dit.cli.sample import settings_of
+from mindspeed_mm_dit.cli.sample import load_asked, settings_of
 from mindspeed_mm_dit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -140,7 +140,6 @@ def draw(args: argparse.Namespace, work: Work) -> None:
     from tqdm import tqdm
 
     from mindspeed_mm_dit.framework import runtime
-    from mindspeed_mm_dit.sampling.load import load_model
     from mindspeed_mm_dit.sampling.shards import draw_missing
 
     rank, ranks = runtime.rank(), runtime.world_size()
@@ -153,14 +152,7 @@ def draw(args: argparse.Namespace, work: Work) -> None:
     mine = missing[rank::ranks]
     images, started = sum(len(work.shards.numbers(file)) for file in missing), time.perf_counter()
     if mine:
-        model = load_model(
-            args.checkpoint,
-            args.model,
-            args.weights == "ema",
-            work.adapters,
-            bf16=args.bf16,
-            torch_compile=args.torch_compile,
-        )
+        model = load_asked(args, work.adapters)
         share = sum(len(work.shards.numbers(file)) for file in mine)
         with tqdm(
             total=work.settings.steps * share, desc="sampling", unit="image-step",

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mindspeed_mm_dit.checkpoint.places import without_places
 from mindspeed_mm_dit.cli.asking import add_asking, asked_of
@@ -187,22 +187,22 @@ class _Work:
         return cls(config, settings, asked, titles, output, runtime.world_size(), adapters)
 
 
+def load_asked(args: argparse.Namespace, adapters: Sequence[Strong]) -> tuple[Any, ModelConfig]:
+    """Load the model that the flags name, with ``adapters`` beside it."""
+    from mindspeed_mm_dit.sampling.load import load_model
+
+    use_ema = args.weights == "ema"
+    return load_model(args.checkpoint, args.model, use_ema, adapters, bf16=args.bf16, torch_compile=args.torch_compile)
+
+
 def _draw(args: argparse.Namespace, work: _Work) -> tuple[np.ndarray | None, float]:
     """Return the samples, drawn by all ranks, on the first of them (None on others), and the seconds that took."""
     from mindspeed_mm_dit.framework import runtime
-    from mindspeed_mm_dit.sampling.load import load_model
     from mindspeed_mm_dit.sampling.spread import generate_spread
 
     if work.ranks > 1:
         runtime.initialize(None, 1, work.ranks)
-    model, _ = load_model(
-        args.checkpoint,
-        args.model,
-        args.weights == "ema",
-        work.adapters,
-        bf16=args.bf16,
-        torch_compile=args.torch_compile,
-    )
+    model, _ = load_asked(args, work.adapters)
     started = time.perf_counter()
     output = Path(os.path.realpath(args.output))
     parts = output.with_name(f".{output.name}.parts")
