@@ -45,8 +45,8 @@ class ClipsParam(SourceParam):
     the clips themselves need not be there."""
     skip_bad_clips: bool = False
     """Leave out clips that cannot be used, and count them, instead of stopping."""
-    source: Literal["moving_digits"] | None = None
-    """Built-in clips, written to ``data_folder``, a path that ends in their name."""
+    source: Literal["moving_digits", "moving_digits_buckets"] | None = None
+    """Built-in clips, written to ``data_folder``, a path that ends in their name: of one shape, or of several."""
     buckets: tuple[tuple[int, ...], ...] | Budget | None = None
     """Shapes [frames, height, width], of which a clip is brought to the one that keeps most of it, and none that it is
     too short for; an image goes to those of one frame. Or a budget of which shapes are made."""

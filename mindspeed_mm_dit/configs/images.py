@@ -30,9 +30,9 @@ class DatasetParam(SourceParam):
     """CSV inside ``data_folder`` with columns image_path,label, paths below it; null: every sub-folder is a class."""
     single_class: bool = False
     """All pictures below ``data_folder`` are of one class, which has the folder's name."""
-    source: Literal["digits", "captioned_digits", "inverted_digits"] | None = None
+    source: Literal["digits", "captioned_digits", "inverted_digits", "digits_buckets"] | None = None
     """Built-in images, written to ``data_folder``, a path that ends in their name: scikit-learn's digits, these with
-    captions, or 40 of them inverted."""
+    captions, 40 of them inverted, or all of them on squares and rectangles."""
     random_flip: bool = False
     """Mirror a training image left-right with probability 1/2."""
     valid_fraction: float = 0.0

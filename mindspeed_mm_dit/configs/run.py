@@ -279,6 +279,15 @@ class Own:
         refusal="validates on what --mm-data holds out",
         cure="set valid_fraction there, or use --host standalone",
     )
+    loss_by: str = flag(
+        "what the loss of a step is a mean over where samples have several shapes (buckets): its samples, or their "
+        "tokens, so that larger samples count for more",
+        "sample",
+        _one_of("sample", "token"),
+        native="model.loss_by",
+        added_key=True,
+        compared="setting",
+    )
     init_verbose: bool = flag(
         "say of each tensor what --init-from made of it", False, idle_in=BOTH, needs=("init_from",)
     )

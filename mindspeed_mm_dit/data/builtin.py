@@ -10,13 +10,14 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from mindspeed_mm_dit.configs.files import is_folder, reason_of
 from mindspeed_mm_dit.data import phrases
+from mindspeed_mm_dit.data.draws import philox
 from mindspeed_mm_dit.errors import DataError
 
 
@@ -34,8 +35,8 @@ class Source(NamedTuple):
 class Digits(NamedTuple):
     """Handwritten digits."""
 
-    images: np.ndarray
-    """(N, 8, 8) float64, whole numbers of 0 ... 16."""
+    images: Any
+    """(N, 8, 8) float64, whole numbers of 0 ... 16; as they are written, N of any size, uint8."""
     labels: np.ndarray
     """(N,) int64."""
 
@@ -74,6 +75,22 @@ def write_inverted_digits(folder: Path) -> None:
     chosen = np.sort(np.concatenate([np.flatnonzero(labels == label)[:INVERTED_EACH] for label in range(10)]))
     few = Digits(255 - pixels[chosen], labels[chosen])
     _write_images(folder, few, ("image_path", "label"), "labels.csv", lambda number, label: [()])
+
+
+def write_digits_buckets(folder: Path) -> None:
+    """Write the same digits, each on one of CANVASES by turns, at a place drawn by its number, with labels.csv."""
+    pixels, labels = _pixels()
+    placed = [_placed(number, image) for number, image in enumerate(pixels)]
+    _write_images(folder, Digits(placed, labels), ("image_path", "label"), "labels.csv", lambda number, label: [()])
+
+
+def _placed(number: int, digit: np.ndarray) -> np.ndarray:
+    """Return a black canvas with ``digit`` (8, 8) on it, some multiples of PLACE from its corner."""
+    canvas = np.zeros(CANVASES[number % len(CANVASES)], np.uint8)
+    draw = philox((0, 3), (0, 0, number, 0))
+    row, column = (PLACE * int(draw.integers((side - 8) // PLACE + 1)) for side in canvas.shape)
+    canvas[row : row + 8, column : column + 8] = digit
+    return canvas
 
 
 def _pixels() -> Digits:
@@ -120,10 +137,13 @@ def written_aside(folder: Path) -> Iterator[Path]:
 _written: list[tuple[Path, list[Path]]] = []
 """Built-in data written by this process, with the folders on the way that were not there."""
 INVERTED_EACH = 4
+CANVASES, PLACE = ((12, 12), (8, 16), (16, 8)), 4
+"""Of digits on rectangles: (H, W), and the pixels from one place of a digit to the next."""
 BUILTIN_SOURCES = {
     "digits": Source(write_digits, num_images=1797, num_classes=10),
     "captioned_digits": Source(write_captioned_digits, num_images=1797, num_classes=10),
     "inverted_digits": Source(write_inverted_digits, num_images=10 * INVERTED_EACH, num_classes=10),
+    "digits_buckets": Source(write_digits_buckets, num_images=1797, num_classes=10),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from mindspeed_mm_dit.data.buckets import fits, shapes_of
 from mindspeed_mm_dit.data.builtin import provide
 from mindspeed_mm_dit.data.captions import first_problems
 from mindspeed_mm_dit.data.frames import SAME_RATE, Size, check_proportions, frame_numbers, step_between
-from mindspeed_mm_dit.data.moving_digits import write_moving_digits
+from mindspeed_mm_dit.data.moving_digits import write_moving_digits, write_moving_digits_buckets
 from mindspeed_mm_dit.data.rows import Rows, Wanted
 from mindspeed_mm_dit.data.transforms import load_still, readable_formats
 from mindspeed_mm_dit.data.video_file import VideoFacts, look_at_video
@@ -28,7 +29,10 @@ from mindspeed_mm_dit.errors import DataError
 DECODE_CHECK_LIMIT = 1000
 """Of up to so many clips every frame is decoded before a run; of more, the first frame, and the others are counted."""
 PROBLEMS_SHOWN = 100
-BUILTIN_CLIPS = {"moving_digits": write_moving_digits}
+BUILTIN_CLIPS: dict[str, Callable[[Path], None]] = {
+    "moving_digits": write_moving_digits,
+    "moving_digits_buckets": write_moving_digits_buckets,
+}
 
 
 class Clip(NamedTuple):

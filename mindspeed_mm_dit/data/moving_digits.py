@@ -1,11 +1,12 @@
 """The embedded clips: scikit-learn's handwritten digits, each moving over a dark canvas, with a caption.
 
     annotation.json            path, cap, num_frames, fps and resolution of each clip, and the digit as its label
-    videos/0000.mp4 ...        48 x 48 pixels, 9 frames, 8 a second
+    videos/0000.mp4 ...        48 x 48 pixels, 9 frames, 8 a second; of ``moving_digits_buckets`` SHAPES
     tokenizer/, text_encoder/  an encoder of the captions (``small_text_encoder``)
 
-"a seven moves left": the digit starts at the right edge, in a row drawn for it, and goes two pixels a frame. Of a few
-captions there is no clip: what a network makes of them shows whether it learns digits and directions apart.
+"a seven moves left": the digit starts at the right edge, in a row drawn for it, and goes two pixels a frame, in larger
+shapes as far as there is room. Of a few captions there is no clip: what a network makes of them shows whether it learns
+digits and directions apart.
 
 The canvas is a little brighter to the right, downwards and with time. Wan's positions are relative: over a black canvas
 left and right, before and after look alike to a network, which then learns the axis of a motion and not its sign.
@@ -14,10 +15,12 @@ left and right, before and after look alike to a network, which then learns the 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from mindspeed_mm_dit.configs.buckets import Shape
 from mindspeed_mm_dit.data.builtin import read_digits, written_aside
 from mindspeed_mm_dit.data.draws import philox
 from mindspeed_mm_dit.data.small_text_encoder import write_text_encoder, write_tokenizer
@@ -26,13 +29,15 @@ from mindspeed_mm_dit.data.video_file import write_video
 NUM_CLIPS = 1000
 CANVAS, NUM_FRAMES, FPS = 48, 9, 8
 """Pixels of height and width; frames of a clip; frames a second."""
-ZOOM, STEP = 4, 2
-"""Pixels of one of the digits' own; pixels from one frame to the next: in NUM_FRAMES a digit crosses the canvas."""
-PATH = CANVAS - 8 * ZOOM
-"""Pixels from the first place of a digit to its last."""
+SHAPE = (NUM_FRAMES, CANVAS, CANVAS)
+"""(F, H, W) of ``moving_digits``."""
+SHAPES = tuple((frames, *size) for frames in (NUM_FRAMES, 17) for size in ((CANVAS, CANVAS), (32, 64), (64, 32)))
+"""Those of ``moving_digits_buckets``. Where a canvas is no larger than a digit, none moves that way."""
+ZOOM = 4
+"""Pixels of one of the digits' own."""
 LIGHT = 20
 """Levels of 255 that the canvas gains along each of frames, rows and columns; all three are less than ink is."""
-PLACES = (0, PATH)
+PLACES = (0, CANVAS - 8 * ZOOM)
 """Rows that a digit moves left or right in, columns for up and down: few, so that little data teach them."""
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 DIRECTIONS = {"left": (0, -1), "right": (0, 1), "up": (-1, 0), "down": (1, 0)}
@@ -43,7 +48,12 @@ HELD_OUT = ("a zero moves left", "a three moves right", "a five moves up", "a ei
 """Captions of which no clip is written, though each of their words is in others."""
 
 
-def write_moving_digits(folder: Path) -> None:
+def write_moving_digits_buckets(folder: Path) -> None:
+    """Write the same of clips of SHAPES, drawn by their number."""
+    write_moving_digits(folder, SHAPES)
+
+
+def write_moving_digits(folder: Path, shapes: Sequence[Shape] = (SHAPE,)) -> None:
     """Write NUM_CLIPS clips, their annotation, and an encoder of the captions to ``folder``, which is not there.
 
     The same files each time, by one version of PyAV. Written aside and renamed, so a folder that is there is whole.
@@ -53,16 +63,17 @@ def write_moving_digits(folder: Path) -> None:
     with written_aside(folder) as aside:
         (aside / "videos").mkdir(parents=True)
         for number, (image, digit) in enumerate(zip(digits.images[:NUM_CLIPS], digits.labels)):
-            caption, direction, place = _draw(number, NAMES[digit])
+            shape = shapes[philox((0, 4), (0, 0, number, 0)).integers(len(shapes))]
+            caption, direction, place = _draw(number, NAMES[digit], shape)
             path = f"videos/{number:04d}.mp4"
-            write_video(aside / path, moving(image, direction, place), FPS)
+            write_video(aside / path, moving(image, direction, place, shape), FPS)
             entries.append(
                 {
                     "path": path,
                     "cap": caption,
-                    "num_frames": NUM_FRAMES,
+                    "num_frames": shape[0],
                     "fps": FPS,
-                    "resolution": {"height": CANVAS, "width": CANVAS},
+                    "resolution": {"height": shape[1], "width": shape[2]},
                     "label": int(digit),
                 }
             )
@@ -71,38 +82,48 @@ def write_moving_digits(folder: Path) -> None:
         write_text_encoder(aside / "text_encoder", aside / "tokenizer")
 
 
-def _draw(number: int, name: str) -> tuple[str, str, int]:
+def _draw(number: int, name: str, shape: Shape = SHAPE) -> tuple[str, str, int]:
     """Return caption and direction of a clip of the digit ``name``, and the row or column that it moves in."""
-    directions = [direction for direction in DIRECTIONS if f"a {name} moves {direction}" not in HELD_OUT]
+    directions = [
+        direction for direction, step in DIRECTIONS.items()
+        if f"a {name} moves {direction}" not in HELD_OUT and np.dot(np.abs(step), _room(shape))
+    ]  # fmt: skip
     generator = philox((0, 0), (0, 0, number, 0))
     direction = directions[generator.integers(len(directions))]
-    return f"a {name} moves {direction}", direction, int(generator.choice(PLACES))
+    across = _room(shape)[DIRECTIONS[direction][0] != 0]
+    return f"a {name} moves {direction}", direction, min(int(generator.choice(PLACES)), across)
 
 
-def moving(image: np.ndarray, direction: str, place: int) -> np.ndarray:
-    """Return frames (F, 48, 48, 3) uint8 of a digit (8, 8), levels 0 ... 16, drawn four times as large.
+def _room(shape: Shape) -> tuple[int, int]:
+    """Return the pixels from the first place of a digit to its last, of rows and columns."""
+    return shape[1] - 8 * ZOOM, shape[2] - 8 * ZOOM
+
+
+def moving(image: np.ndarray, direction: str, place: int, shape: Shape = SHAPE) -> np.ndarray:
+    """Return frames (F, H, W, 3) uint8 of ``shape`` of a digit (8, 8), levels 0 ... 16, drawn four times as large.
 
     place: 0 ... 16, its row for left and right, its column for up and down.
     """
     digit = np.round(np.kron(image, np.ones((ZOOM, ZOOM))) * (255 / 16)).astype(np.uint8)
     step, size = DIRECTIONS[direction], len(digit)
-    frames = _light()
+    frames = _light(shape)
     for number, frame in enumerate(frames):
-        row, column = (_place_along(way, number, place) for way in step)
+        along = number / (len(frames) - 1)
+        row, column = (_place_along(way, along, place, room) for way, room in zip(step, _room(shape)))
         there = frame[row : row + size, column : column + size]
         np.maximum(there, digit[:, :, None], out=there)
     return frames
 
 
-def _light() -> np.ndarray:
-    """Return the empty canvas (F, 48, 48, 3) uint8: brighter to the right, downwards and with time."""
-    along_f, along_h, along_w = (np.linspace(0, LIGHT, size) for size in (NUM_FRAMES, CANVAS, CANVAS))
-    levels = along_f[:, None, None] + along_h[:, None] + along_w  # (F, 48, 48)
+def _light(shape: Shape) -> np.ndarray:
+    """Return the empty canvas (F, H, W, 3) uint8: brighter to the right, downwards and with time."""
+    along_f, along_h, along_w = (np.linspace(0, LIGHT, size) for size in shape)
+    levels = along_f[:, None, None] + along_h[:, None] + along_w  # (F, H, W)
     return np.repeat(np.round(levels).astype(np.uint8)[..., None], 3, 3)
 
 
-def _place_along(way: int, frame: int, place: int) -> int:
-    """Return where along one axis a digit begins that moves ``way`` (-1, 0, 1) there."""
+def _place_along(way: int, along: float, place: int, room: int) -> int:
+    """Return where along one axis a digit begins that has moved ``way`` (-1, 0, 1) ``along`` (0 ... 1) of its room."""
     if way == 0:
         return place
-    return STEP * frame if way > 0 else PATH - STEP * frame
+    return round(along * room if way > 0 else (1 - along) * room)

@@ -18,7 +18,7 @@ ANY_CLASSES = 1_000_000
 """Classes that a model could have."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Rows:
     """The samples of a data set that can be used, in a fixed order."""
 

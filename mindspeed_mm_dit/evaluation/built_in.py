@@ -10,7 +10,7 @@ import numpy as np
 
 from mindspeed_mm_dit.data import moving_digits
 from mindspeed_mm_dit.evaluation.captioned_digits import ASKED, score_captioned_digits
-from mindspeed_mm_dit.evaluation.digits import score_line
+from mindspeed_mm_dit.evaluation.digits import cut_out, score_line
 from mindspeed_mm_dit.evaluation.moving_digits import digits_line, score_moving_digits
 
 Values = Mapping[str, Sequence[Any]]
@@ -45,6 +45,11 @@ BUILT_IN = {
         slice(None),
         lambda images, asked: f"inverted, {score_line(255 - images, np.array(asked['label']))}",
     ),
+    ("digits_buckets", "label"): BuiltIn(
+        _TWENTY_EACH,
+        slice(None),
+        lambda images, asked: score_line(cut_out(images), np.array(asked["label"])),
+    ),
     ("moving_digits", "label"): BuiltIn(
         {"label": np.repeat(np.arange(10), 12).tolist()},
         slice(0, None, 12),
@@ -56,3 +61,4 @@ BUILT_IN = {
         lambda videos, asked: score_moving_digits(videos[..., 0], asked["caption"]).line,
     ),
 }
+BUILT_IN["moving_digits_buckets", "label"] = BUILT_IN["moving_digits", "label"]

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from mindspeed_mm_dit.data.builtin import read_digits
+from mindspeed_mm_dit.data.builtin import PLACE, read_digits
 from mindspeed_mm_dit.evaluation.real_images import RealImages, Scores
 
 FITTED_ON = 1200
@@ -24,6 +24,13 @@ def score_line(images: np.ndarray, labels: np.ndarray) -> str:
         f"digits score: {found.accuracy:.1%} of {len(images)} samples are read as the digit that was asked for, "
         f"variety {found.variety:.0%} of real digits', copies of training pictures: {found.copies}"
     )
+
+
+def cut_out(images: np.ndarray) -> np.ndarray:
+    """Return the 8 x 8 pixels with most ink of images (N, H, W, 1) uint8, of those where a digit may stand."""
+    squares = np.lib.stride_tricks.sliding_window_view(images, (1, 8, 8, 1))[:, ::PLACE, ::PLACE]
+    squares = squares.reshape(len(images), -1, 8, 8, 1)
+    return squares[np.arange(len(images)), squares.sum((2, 3, 4), dtype=np.int64).argmax(1)]
 
 
 def digits_accuracy(images: np.ndarray, labels: np.ndarray) -> float:

@@ -13,8 +13,19 @@ from typing import Any
 
 import numpy as np
 
+from mindspeed_mm_dit.configs.buckets import size_words
 from mindspeed_mm_dit.data.frames import resize_levels
-from mindspeed_mm_dit.data.moving_digits import CANVAS, CAPTIONS, DIRECTIONS, HELD_OUT, NAMES, PLACES, ZOOM, moving
+from mindspeed_mm_dit.data.moving_digits import (
+    CANVAS,
+    CAPTIONS,
+    DIRECTIONS,
+    HELD_OUT,
+    NAMES,
+    PLACES,
+    SHAPES,
+    ZOOM,
+    moving,
+)
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.evaluation.digits import FITTED_ON, real_digits
 
@@ -22,6 +33,8 @@ DARK = 64
 """Levels below this are no ink: what is left of noise has no place and no weight."""
 DIGIT, SIDE = 8, CANVAS // ZOOM
 """Rows and columns of a digit as scikit-learn has it, and of a clip that shows it so."""
+SMALL = tuple(sorted({(height // ZOOM, width // ZOOM) for _, height, width in SHAPES}))
+"""(H, W) of all embedded clips at that scale."""
 
 
 @dataclass(frozen=True)
@@ -52,16 +65,12 @@ class MovingDigitsScores:
 
 
 def score_moving_digits(clips: np.ndarray, captions: Sequence[str]) -> MovingDigitsScores:
-    """Score ``clips`` (N, F, H, W) uint8, grey, drawn for ``captions`` (N,); H = W is 12, or a multiple of it.
+    """Score ``clips`` (N, F, H, W) uint8, grey, drawn for ``captions`` (N,); H and W are multiples of one of SMALL.
 
     Raises:
         DataError: clips are of another size, or a caption is none of CAPTIONS.
     """
-    if len(set(clips.shape[2:])) > 1 or clips.shape[2] % SIDE:
-        raise DataError(
-            f"clips of {clips.shape[2]} x {clips.shape[3]} pixels", f"cannot be shrunk to {SIDE} x {SIDE}, where a "
-            f"digit has its own {DIGIT} x {DIGIT}", f"the embedded clips are of {CANVAS} x {CANVAS}",
-        )  # fmt: skip
+    _small_of(clips)
     for caption in captions:
         if caption not in CAPTIONS:
             raise DataError(f"caption {caption!r}", "names no digit and direction", f"say it as in {CAPTIONS[0]!r}")
@@ -115,7 +124,7 @@ def _centres(frames: np.ndarray) -> np.ndarray:
 
 
 def _stilled(clips: np.ndarray) -> np.ndarray:
-    """Return the mean over the frames (12, 12) of the 8 x 8 pixels of each with most ink, (N, 64) in [0, 16]."""
+    """Return the mean over the frames of the 8 x 8 pixels of each with most ink, (N, 64) in [0, 16]."""
     squares = np.lib.stride_tricks.sliding_window_view(clips, (1, 1, DIGIT, DIGIT))  # (N, F, h, w, 1, 1, 8, 8)
     N, F, h, w = squares.shape[:4]
     fullest = _most_ink(clips).reshape(N, F, h * w).argmax(2)
@@ -123,12 +132,25 @@ def _stilled(clips: np.ndarray) -> np.ndarray:
     return _ink(chosen).mean(1).reshape(N, DIGIT * DIGIT) * (16 / 255)
 
 
+def _small_of(clips: np.ndarray) -> tuple[int, int]:
+    """Return which of SMALL clips (N, F, H, W) are as large as, or a multiple of; raises DataError."""
+    height, width = clips.shape[2:]
+    for high, wide in SMALL:
+        if height * wide == width * high and height % high == 0:
+            return high, wide
+    raise DataError(
+        f"clips of {height} x {width} pixels", f"cannot be shrunk to {size_words(SMALL)}, where a digit has its own "
+        f"{DIGIT} x {DIGIT}", f"the embedded clips are {ZOOM} times as large",
+    )  # fmt: skip
+
+
 def _shrunk(clips: np.ndarray) -> np.ndarray:
-    """Return ``clips`` (N, F, H, W) scaled as those of a data set are, (N, F, 12, 12) uint8."""
-    if clips.shape[2] == SIDE:
+    """Return ``clips`` (N, F, H, W) scaled as those of a data set are, (N, F, 12, 12) uint8 or of another of SMALL."""
+    size = _small_of(clips)
+    if clips.shape[2:] == size:
         return clips
     frames = np.repeat(clips.reshape(-1, *clips.shape[2:], 1), 3, 3)  # (N F, H, W, 3)
-    return resize_levels(frames, (SIDE, SIDE))[..., 0].reshape(*clips.shape[:2], SIDE, SIDE)
+    return resize_levels(frames, size)[..., 0].reshape(*clips.shape[:2], *size)
 
 
 def _most_ink(clips: np.ndarray) -> np.ndarray:

@@ -77,9 +77,11 @@ class DiTModel(nn.Module):
         batch: images (B, 3 or 1, H, W) or videos (B, 3 or 1, F, H, W) as pixels, uint8, or from a cache as the mean and
         std of their posterior, latent_mean and latent_std (B, C, ...) float32, unscaled; posterior_noise of the same
         shape where the posterior is sampled; the arrays of the conditions (``data/conditions``), and what the objective
-        draws, by its ``draw_names``; from a cache the features of teachers. What else is in it is left alone.
+        draws, by its ``draw_names``; from a cache the features of teachers; loss_weights (B,) float32 where samples
+        count differently, by which their losses are multiplied. What else is in it is left alone.
         """
-        return self.losses(self.latents(batch), *self.given(batch))
+        losses = self.losses(self.latents(batch), *self.given(batch))
+        return losses * batch["loss_weights"] if "loss_weights" in batch else losses
 
     def latents(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the scaled latents (B, C, ...) float32 of a batch, encoded now or from a cache."""

@@ -62,6 +62,14 @@ def captioned(picture: Image.Image, caption: str) -> Image.Image:
     return whole
 
 
+def stacked(pictures: Sequence[Image.Image]) -> Image.Image:
+    """Return ``pictures`` below each other."""
+    whole = Image.new("RGB", (max(own.width for own in pictures), sum(own.height for own in pictures)), "white")
+    for number, own in enumerate(pictures):
+        whole.paste(own, (0, sum(above.height for above in pictures[:number])))
+    return whole
+
+
 def _numbers_of(titles: Sequence[str]) -> np.ndarray:
     """Return the number of each title among those that differ, in the order in which they come first, (N,) int64."""
     numbers = {title: number for number, title in enumerate(dict.fromkeys(titles))}

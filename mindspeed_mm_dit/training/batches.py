@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 
+import numpy as np
+
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.data.draws import VALIDATION_POSITIONS
 from mindspeed_mm_dit.data.loader import load_batches
@@ -13,10 +15,29 @@ from mindspeed_mm_dit.objectives.registry import draw_of, validation_draw_of
 from mindspeed_mm_dit.training.data_set import open_data_set
 
 
+class WeighedByToken:
+    """Samples of a run whose losses count by their tokens: a batch carries ``loss_weights`` (B,), 1 in the mean of a
+    step. So the mean over a step's samples is one over its tokens, however ranks and micro-batches cut the step.
+
+    tokens: (N,) of each sample to train on; start: a position where a step begins; size: samples of a step.
+    """
+
+    def __init__(self, samples: Samples, tokens: np.ndarray, start: int, size: int) -> None:
+        self._samples, self._tokens, self._start, self._size = samples, tokens, start, size
+        self.order = samples.order
+
+    def batch(self, positions: np.ndarray) -> Batch:
+        """Return the samples at ``positions`` (B,) int64, of one step."""
+        first = positions[0] - (positions[0] - self._start) % self._size
+        step = self._tokens[self.order.images(np.arange(first, first + self._size))]
+        own = self._tokens[self.order.images(positions)]
+        return {**self._samples.batch(positions), "loss_weights": (own / step.mean()).astype(np.float32)}
+
+
 class BatchStream:
     """Micro-batches of this rank from one position of the run on; every ``iter`` starts there again."""
 
-    def __init__(self, args: RunConfig, samples: Samples, start: int, num_workers: int) -> None:
+    def __init__(self, args: RunConfig, samples: Samples | WeighedByToken, start: int, num_workers: int) -> None:
         self._args, self._samples, self._start, self._num_workers = args, samples, start, num_workers
 
     def __iter__(self) -> Generator[Batch, None, None]:
@@ -37,8 +58,11 @@ def train_valid_batches(args: RunConfig) -> tuple[Iterator[Batch], BatchStream |
 def train_valid_streams(args: RunConfig) -> tuple[BatchStream, BatchStream | None]:
     """Return the same, neither begun."""
     data, diffusion = open_data_set(args.mm, args.seed), args.mm.model.diffusion
-    samples = data.samples(draw_of(diffusion))
+    plain = data.samples(draw_of(diffusion))
+    samples: Samples | WeighedByToken = plain
     samples.order.check(args.micro_batch_size, args.consumed_train_samples)
+    if args.loss_by == "token":
+        samples = WeighedByToken(plain, data.tokens(), args.consumed_train_samples, args.global_batch_size)
     training = BatchStream(args, samples, args.consumed_train_samples, args.num_workers)
     if not data.num_valid:
         return training, None

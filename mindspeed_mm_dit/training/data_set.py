@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from mindspeed_mm_dit.configs.buckets import Shape
 from mindspeed_mm_dit.configs.mm_args import MultiModalArguments
 from mindspeed_mm_dit.configs.model import ModelConfig
+from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.data.buckets import check_filled, counted, lines
 from mindspeed_mm_dit.data.order import split_rows
 from mindspeed_mm_dit.data.rows import Rows
@@ -76,12 +78,19 @@ class DataSet:
 
     def flop_of_a_sample(self) -> float:
         """Return the FLOP of a training step for one sample; where they have several shapes, the mean."""
+        return float(self._of_each(train_flop).mean())
+
+    def tokens(self) -> np.ndarray:
+        """Return how many tokens each sample to train on has, (N,)."""
+        return self._of_each(lambda predictor: predictor.num_tokens)
+
+    def _of_each(self, fact: Callable[[PredictorConfig], float]) -> np.ndarray:
+        """Return a fact of the predictor at the shape of each sample to train on, (N,)."""
         if self._train.shapes is None:
-            return train_flop(self._model.predictor)
-        each = [
-            (train_flop(sized(self._model, shape).predictor), count) for shape, count in counted(self._train.shapes)
-        ]
-        return sum(flop * count for flop, count in each) / self.num_train
+            return np.full(self.num_train, fact(self._model.predictor))
+        shapes, which = np.unique(self._train.shapes, axis=0, return_inverse=True)
+        each = np.array([fact(sized(self._model, tuple(shape)).predictor) for shape in shapes.tolist()])
+        return each[which.reshape(-1)]
 
     def facts(self) -> dict[str, Any]:
         """Return what every checkpoint keeps of the data, as fields of MultiModalArguments."""
@@ -98,6 +107,11 @@ class DataSet:
         found = {item: given.get(item) or list(rows.items[item][:CLASSES_SHOWN]) for item in conditions.items}
         most = max(map(len, found.values()), default=1)
         return {item: [values[n % len(values)] for n in range(most)] for item, values in found.items()}
+
+    def shapes(self) -> list[Shape]:
+        """Return the shapes of samples to train on, that of most samples first; none without buckets."""
+        found = [] if self._train.shapes is None else counted(self._train.shapes)
+        return [shape for shape, _ in sorted(found, key=lambda own: -own[1])]
 
     def named(self, positions: np.ndarray) -> list[Sample]:
         """Return which samples to train on stand at ``positions`` (B,), with their conditions in words."""

@@ -54,13 +54,18 @@ def rehearse(config: ModelConfig, micro_batch_size: int) -> None:
         raise _refused(config, samples, f"losses of shape {tuple(losses.shape)}, not one of each sample")
 
 
-def _losses(config: ModelConfig, samples: int) -> Any:
+def example(model: DiTModel, config: ModelConfig, samples: int) -> tuple[Any, ...]:
+    """Return what ``model.losses`` is given for a micro-batch of ``config``: latents of zeros, conditions, draws."""
     given = config.predictor.conditions.examples(samples)
     given |= draw_of(config.diffusion)(0, np.arange(samples), config.latent_shape)
     given |= {name: np.ones((samples, *shape), np.float32) for name, shape in config.feature_shapes.items()}
-    model = runtime.to_runtime_device(DiTModel(config, NoAutoencoder(config.ae)))
     latents = ops.tensor(np.zeros((samples, *config.latent_shape), np.float32))
-    losses = model.losses(latents, *(ops.tensor(np.asarray(given[name])) for name in model.loss_names))
+    return latents, *(ops.tensor(np.asarray(given[name])) for name in model.loss_names)
+
+
+def _losses(config: ModelConfig, samples: int) -> Any:
+    model = runtime.to_runtime_device(DiTModel(config, NoAutoencoder(config.ae)))
+    losses = model.losses(*example(model, config, samples))
     if active() == "pytorch":
         losses.mean().backward()
     return losses

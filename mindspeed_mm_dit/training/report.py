@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -37,6 +38,8 @@ class ReportJob:
     """Which built-in data it learned, which samples can be scored by."""
     examples: dict[str, list[Any]]
     """What to draw, by item."""
+    shapes: list[Sequence[int]]
+    """In which shapes; empty: in the model's own."""
 
 
 def _plain(examples: dict[str, list[Any]]) -> dict[str, list[Any]]:
@@ -46,6 +49,8 @@ def _plain(examples: dict[str, list[Any]]) -> dict[str, list[Any]]:
     }
 
 
+SHAPES_SHOWN = 6
+"""Buckets in which samples are drawn."""
 SAMPLES = 200
 """At most so many are drawn."""
 
@@ -72,6 +77,7 @@ def report(args: RunConfig) -> None:
     if why := _why_nothing(args):
         print(f"{why}; mm-dit sample --checkpoint {args.save} --output samples.png draws samples")
         return
+    data = open_data_set(args.mm, args.seed)
     job = ReportJob(
         save=args.save,
         tensorboard_dir=args.parts["tensorboard_dir"],
@@ -82,7 +88,8 @@ def report(args: RunConfig) -> None:
         seed=args.seed,
         bf16=_computes_in_bf16(args) and runtime.SAMPLES_IN_BF16,
         source=args.mm.data.dataset_param.source,
-        examples=_plain(open_data_set(args.mm, args.seed).examples()),
+        examples=_plain(data.examples()),
+        shapes=list(data.shapes()[:SHAPES_SHOWN]),
     )
     command = [sys.executable, "-m", "mindspeed_mm_dit.training.report_worker", json.dumps(asdict(job))]
     sys.stdout.flush()

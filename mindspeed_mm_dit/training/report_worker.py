@@ -16,12 +16,14 @@ JOB = json.loads(sys.argv[1])
 activate(JOB["ai_framework"])  # before anything that needs a framework
 
 from mindspeed_mm_dit.checkpoint.store import BEST, BEST_TRACKER
+from mindspeed_mm_dit.configs.buckets import size_words
 from mindspeed_mm_dit.errors import PlatformError
 from mindspeed_mm_dit.evaluation.built_in import BUILT_IN
+from mindspeed_mm_dit.models.data import sized
 from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.sampling.asked import Asked
 from mindspeed_mm_dit.sampling.generate import SampleSettings
-from mindspeed_mm_dit.sampling.grid import captioned
+from mindspeed_mm_dit.sampling.grid import captioned, stacked
 from mindspeed_mm_dit.sampling.load import describe, load_model
 from mindspeed_mm_dit.sampling.pictures import draw_samples
 from mindspeed_mm_dit.sampling.spread import generate_spread
@@ -83,13 +85,17 @@ def _draw_samples(job: ReportJob, picture: Path) -> str:
         job.cfg_scale if conditions.has_null else 1.0, channels="3" if conditions.items == ("label",) else "all"
     )
     settings = SampleSettings(job.sampler, job.steps, guidance, job.seed, bf16=job.bf16)
-    samples = generate_spread(picture, (model, config), asked, settings)
-    assert samples is not None, "the one process of a report has the samples"
     shown = built_in.shown if built_in else slice(None)
+    grids, lines = [], []
+    for own in [sized(config, tuple(shape)) for shape in job.shapes] or [config]:
+        samples = generate_spread(picture, (model, own), asked, settings)
+        assert samples is not None, "the one process of a report has the samples"
+        grids.append(draw_samples(samples[shown], asked.titles(names)[shown], SAMPLES_SHOWN))
+        prefix = f"{size_words([own.sample_size])}: " if job.shapes else ""
+        lines += [prefix + built_in.score(samples, asked.values)] if built_in else []
     picture.parent.mkdir(parents=True, exist_ok=True)
-    grid = draw_samples(samples[shown], asked.titles(names)[shown], SAMPLES_SHOWN)
-    captioned(grid, settings.words).save(picture)
-    return built_in.score(samples, asked.values) if built_in else ""
+    captioned(stacked(grids), settings.words).save(picture)
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from mindspeed_mm_dit.data.moving_digits import (
     HELD_OUT,
     NAMES,
     PLACES,
+    SHAPES,
     _draw,
     moving,
     write_moving_digits,
@@ -56,6 +57,20 @@ def test_of_each_direction_one_caption_has_no_clip():
     drawn = {_draw(number, name)[0] for number in range(200) for name in NAMES}
     assert drawn == set(CAPTIONS) - set(HELD_OUT)
     assert {_draw(number, "two")[2] for number in range(100)} == set(PLACES)
+
+
+def test_in_shapes_and_lengths_of_their_own_digits_cross_the_canvas_where_there_is_room():
+    for frames, height, width in SHAPES:
+        for direction, (rows, columns) in DIRECTIONS.items():
+            room = abs(rows) * (height - 32) + abs(columns) * (width - 32)
+            offered = {_draw(number, "two", (frames, height, width))[1] for number in range(40)}
+            assert (direction in offered) == bool(room)
+            if room:
+                drawn = moving(np.full((8, 8), 16.0), direction, 0, (frames, height, width))
+                ink = (drawn == 255).all(3)
+                assert ink.shape == (frames, height, width) and (ink.sum((1, 2)) == 32 * 32).all()
+                starts = [np.argwhere(frame).min(0) for frame in ink]
+                assert (starts[-1] - starts[0]).tolist() == [rows * room, columns * room]
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,18 @@ def test_clips_of_a_quarter_of_the_size_and_half_the_rate_are_read_as_well(real)
     assert small.shape[1:] == (5, 12, 12) and score_moving_digits(small, captions).both > 0.95
 
 
+@pytest.mark.parametrize(("shape", "size"), [((9, 32, 64), (8, 16)), ((17, 64, 32), (16, 8))])
+def test_digits_are_read_as_well_on_rectangles(shape, size):
+    digits = real_digits()
+    clips = [
+        moving(image, "left" if size[1] > size[0] else "down", 0, shape)[::2, ..., :1]
+        for image in digits.pixels[FITTED_ON:].reshape(-1, 8, 8)
+    ]
+    small = np.stack([fit_frames(np.repeat(clip, 3, 3), size)[0] for clip in clips])
+    assert np.mean(read_digits(small) == digits.labels[FITTED_ON:]) > 0.94
+    assert set(read_directions(small)) == {"left" if size[1] > size[0] else "down"}
+
+
 def test_a_clip_shown_backwards_moves_the_other_way(real):
     clips, _ = real
     other = {"left": "right", "right": "left", "up": "down", "down": "up", None: None}
@@ -87,6 +99,6 @@ def test_a_caption_that_is_none_of_them_is_named():
 
 
 def test_clips_that_cannot_be_shrunk_are_refused():
-    for shape in ((1, 5, 12, 24), (1, 5, 32, 32)):
+    for shape in ((1, 5, 12, 36), (1, 5, 32, 32)):
         with pytest.raises(DataError, match=f"clips of {shape[2]} x {shape[3]} pixels"):
             score_moving_digits(np.zeros(shape, np.uint8), CAPTIONS[:1])

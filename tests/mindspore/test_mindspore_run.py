@@ -18,6 +18,7 @@ from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.models.init import initial_weights
+from tests.buckets_fixtures import write_configs, write_pictures
 from tests.captions_fixtures import captioned_configs
 from tests.clips_fixtures import clip_configs, write_clips
 from tests.conftest import ROOT
@@ -137,6 +138,15 @@ def test_losses_and_validations_of_two_workers_are_those_of_pytorch_and_all_begi
     flags = STEPS.replace("20", "4") + "--micro-batch-size 8 --eval-interval 2 --eval-iters 2 "
     flags += f"--init-from {tmp_path / 'there.pt'}"
     check_same(run(configs, flags, workers=2), configs.run(flags), 4, 2)
+
+
+def test_two_workers_on_buckets_compile_all_shapes_before_they_meet_and_are_pytorch(tmp_path):
+    configs = Configs(write_configs(tmp_path / "configs", write_pictures(tmp_path / "pictures")))
+    flags = "--train-iters 4 --global-batch-size 8 --micro-batch-size 2 --lr 1e-3 --lr-decay-style constant "
+    found = run(configs, flags + "--loss-by token", workers=2)
+    assert found.code == 0 and "buckets   8 x 8: " in found.output, found.output
+    wanted = configs.run(flags + "--loss-by token")
+    assert found.losses == pytest.approx(wanted.losses, rel=2e-5) and len(found.losses) == 4
 
 
 def test_the_compiled_step_is_the_interpreted_one(tiny, twenty):

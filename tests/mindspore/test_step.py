@@ -151,6 +151,19 @@ def test_the_gradient_is_that_of_the_loss_the_script_computes(mindspore, composi
         np.testing.assert_allclose(found.asnumpy(), losses, rtol=1e-6)
 
 
+@pytest.mark.parametrize("pynative", [False, True])
+def test_losses_count_as_the_batch_says(mindspore, composite, pynative):
+    from mindspeed_mm_dit.training.mindspore.script_loss import CompiledLoss, InterpretedLoss
+
+    weight, counts = composite.predictor.trainable_params()[0], np.array([2.0, 0.5, 0.75], np.float32)
+    weight.set_data(mindspore.Tensor(np.full((1, 2), 0.5, np.float32)))
+    step = InterpretedLoss(composite, [weight]) if pynative else CompiledLoss(composite, [weight], 3)
+    batch = {**batch_of(mindspore, PIXELS), "loss_weights": mindspore.Tensor(counts)}
+    reported, (gradient,) = step.gradient(lambda batches, model: (model(**batch), mean), iter([]))
+    assert float(reported) == pytest.approx(float((PIXELS @ [0.5, 0.5] * counts).mean()), rel=1e-6)
+    np.testing.assert_allclose(gradient.asnumpy(), [(counts / 3) @ PIXELS], rtol=1e-6)
+
+
 def test_a_linear_loss_runs_the_network_once_and_another_one_twice(mindspore, composite, monkeypatch):
     from mindspeed_mm_dit.training.mindspore.script_loss import CompiledLoss
 

@@ -60,6 +60,16 @@ def test_ranks_sharding_and_micro_batches_train_on_the_same_numbers(configs, one
         assert [*map(float, found[iteration])] == pytest.approx([*map(float, values)], rel=LOSS_TOLERANCE)
 
 
+def test_by_token_ranks_train_on_the_same_numbers_which_are_others(configs, one_process):
+    flags = "--train-iters 3 --loss-by token "
+    alone, ranks = (
+        configs.run(STEPS + flags + f"--micro-batch-size {size}", count) for size, count in ((4, 1), (2, 2))
+    )
+    assert alone.code == ranks.code == 0, alone.output + ranks.output
+    assert ranks.losses == pytest.approx(alone.losses, rel=LOSS_TOLERANCE) and len(alone.losses) == 3
+    assert all(abs(loss - one_process.losses[step]) > 1e-4 for step, loss in alone.losses.items())
+
+
 def test_a_resumed_run_prints_the_same_lines(configs, one_process, tmp_path):
     flags = STEPS + f"--micro-batch-size 4 --save {tmp_path} --load {tmp_path} "
     configs.run(flags + "--train-iters 5")

@@ -23,7 +23,8 @@ def test_a_report_that_fails_ends_with_code_2_and_says_how_to_draw_again(tmp_pat
         mm=SimpleNamespace(data=SimpleNamespace(dataset_param=SimpleNamespace(source="digits")), precision=FLOAT32),
     )  # fmt: skip
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    monkeypatch.setattr(module, "open_data_set", lambda *_: SimpleNamespace(examples=lambda: {"label": [0]}))
+    data = SimpleNamespace(examples=lambda: {"label": [0]}, shapes=list)
+    monkeypatch.setattr(module, "open_data_set", lambda *_: data)
     with pytest.raises(SystemExit) as ended:
         module.report(args)
     assert ended.value.code == 2

@@ -21,10 +21,13 @@ from mindspeed_mm_dit.configs.precision import FLOAT32, Precision
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.framework.mindspore import runtime
 from mindspeed_mm_dit.framework.mindspore.optim import trained
+from mindspeed_mm_dit.models.data import sized
 from mindspeed_mm_dit.training.contract import AveragedModel, ForwardStep, StepResult
+from mindspeed_mm_dit.training.data_set import open_data_set
 from mindspeed_mm_dit.training.mindspore import sharding
 from mindspeed_mm_dit.training.mindspore.parts import parts_of
 from mindspeed_mm_dit.training.mindspore.script_loss import CompiledLoss, InterpretedLoss
+from mindspeed_mm_dit.training.rehearsal import example
 
 __all__ = ["Engine", "StepResult", "check_sharding", "checkpoints"]
 
@@ -55,6 +58,10 @@ class Engine:
             if args.pynative
             else CompiledLoss(model, parameters, args.micro_batch_size)
         )
+        if isinstance(self._loss, CompiledLoss) and args.mm is not None and runtime.world_size() > 1:
+            # Workers wait 30 s for each other on a CPU, and the first of a shape compiles it: each compiles all now.
+            for shape in open_data_set(args.mm, args.seed).shapes():
+                self._loss.compile(example(model, sized(args.mm.model, shape), args.micro_batch_size))
 
     def train_step(self, forward_step: ForwardStep, batches: Iterator[Any], lr: float) -> StepResult:
         """Accumulate the gradients of a global batch, clip, step, and update the moving average."""

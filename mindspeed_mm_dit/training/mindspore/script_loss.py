@@ -49,7 +49,8 @@ class InterpretedLoss:
         return _run_script(forward_step, batches, self._losses)
 
     def _losses(self, **batch: Tensor) -> Tensor:
-        return self._model.losses(*self._inputs(batch))
+        losses = self._model.losses(*self._inputs(batch))
+        return losses * batch["loss_weights"] if "loss_weights" in batch else losses
 
     def _inputs(self, batch: dict[str, Tensor]) -> tuple[Tensor, ...]:
         """Return (latents, condition ..., draws ...) of a batch; the encoding is never compiled here."""
@@ -78,15 +79,18 @@ class CompiledLoss(InterpretedLoss):
             ConfigError: the script does not call the model once with a whole micro-batch.
         """
         calls: list[tuple[tuple[Tensor, ...], Sequence[Tensor]]] = []
+        own = np.ones_like(self._weights)  # by which the batch multiplies each l_i
 
         def loss(shift: Tensor) -> tuple[Tensor, Tensor]:  # by which each l_i is more than it is: zeros
             def model(**batch: Tensor) -> Tensor:
                 with no_grad():
                     inputs = self._inputs(batch)
                     _check_size(inputs[0].shape[0], len(self._weights))
-                    losses, found = self._run(self._weights, inputs)
+                    if "loss_weights" in batch:
+                        own[:] = batch["loss_weights"].asnumpy()
+                    losses, found = self._run(self._weights * own, inputs)
                 calls.append((inputs, found))
-                return losses + shift
+                return losses * Tensor(own) + shift
 
             return _run_script(forward_step, batches, model)
 
@@ -94,16 +98,14 @@ class CompiledLoss(InterpretedLoss):
         (_, reported), weights = mindspore.value_and_grad(loss, 0, None, has_aux=True)(shift)
         _check_calls(len(calls))
         ((inputs, found),) = calls
-        return reported, self._with_weights(weights.asnumpy(), inputs, found)
+        if not np.array_equal(weights.asnumpy(), self._weights):
+            self._weights = weights.asnumpy()
+            found = self._run(self._weights * own, inputs)[1]
+        return reported, found
 
-    def _with_weights(
-        self, weights: np.ndarray, inputs: tuple[Tensor, ...], found: Sequence[Tensor]
-    ) -> Sequence[Tensor]:
-        """Return the gradient for ``weights``: the one that was ``found``, if it was with these."""
-        if np.array_equal(weights, self._weights):
-            return found
-        self._weights = weights
-        return self._run(weights, inputs)[1]
+    def compile(self, inputs: tuple[Tensor, ...]) -> None:
+        """Compile the graph for micro-batches of the shapes of ``inputs``: latents, conditions, draws."""
+        self._run(self._weights, inputs)
 
     def _run(self, weights: np.ndarray, inputs: tuple[Tensor, ...]) -> tuple[Tensor, Sequence[Tensor]]:
         (_, losses), gradient = self._losses_and_gradient(Tensor(weights), *inputs)

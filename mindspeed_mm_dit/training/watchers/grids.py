@@ -11,16 +11,18 @@ from mindspeed_mm_dit.configs.limits import MOST_GUIDANCE, check_between
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import ConfigError, ConvergenceError, named_step
+from mindspeed_mm_dit.models.data import sized
 from mindspeed_mm_dit.models.registry import check_encoders
 from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of
 from mindspeed_mm_dit.sampling.asked import Asked
 from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
-from mindspeed_mm_dit.sampling.grid import captioned
+from mindspeed_mm_dit.sampling.grid import captioned, stacked
 from mindspeed_mm_dit.sampling.pictures import draw_samples
 from mindspeed_mm_dit.training.contract import Engine
 from mindspeed_mm_dit.training.data_set import open_data_set
 from mindspeed_mm_dit.training.log import RunLog
+from mindspeed_mm_dit.training.report import SHAPES_SHOWN
 from mindspeed_mm_dit.training.trackers.registry import asked
 from mindspeed_mm_dit.training.watchers.contract import Run, Step, Watcher, WatcherKind
 
@@ -36,12 +38,13 @@ class SampleGrids(Watcher):
     """
 
     def __init__(self, args: RunConfig, log: RunLog) -> None:
-        self._config: ModelConfig = args.mm.model
         self._classes, self._log = args.mm.classes, log
         self._folder = folder_of(args)
         self._settings = settings_of(args)
-        each = SAMPLES_PER_CLASS if self._config.predictor.conditions.label else 1
-        self._asked = Asked(open_data_set(args.mm, args.seed).examples()).each(each)
+        config: ModelConfig = args.mm.model
+        data, each = open_data_set(args.mm, args.seed), SAMPLES_PER_CLASS if config.predictor.conditions.label else 1
+        self._asked = Asked(data.examples()).each(each)
+        self._configs = [sized(config, shape) for shape in data.shapes()[:SHAPES_SHOWN]] or [config]
 
     def after_step(self, run: Run, step: Step) -> None:
         """Draw where it is due."""
@@ -57,8 +60,9 @@ class SampleGrids(Watcher):
             with engine.averaged(self._log.prints) as model:
                 if model is None:
                     return
-                samples = generate(model, self._config, self._asked, self._settings)
-                grid = draw_samples(samples, self._asked.titles(self._classes))
+                titles = self._asked.titles(self._classes)
+                drawn = (generate(model, config, self._asked, self._settings) for config in self._configs)
+                grid = stacked([draw_samples(samples, titles) for samples in drawn])
                 picture = captioned(grid, f"step {iteration:,}: {self._settings.words}")
         except ConvergenceError:
             self._log.say(f"samples at iteration {iteration}: are not finite numbers, and are not drawn")
