@@ -134,13 +134,15 @@ def _print_sizes(rows: Rows, image_size: int) -> None:
 
 def _print_buckets(train: Rows, valid: Rows, param: SourceParam) -> None:
     from mindspeed_mm_dit.data.buckets import check_filled
+    from mindspeed_mm_dit.data.mixed import parts_of
     from mindspeed_mm_dit.data.overview import bucket_table, note_of_enlarged
 
     print("\n".join(bucket_table(train, valid, param)), flush=True)
     if note := note_of_enlarged(train, param):
         print(note, file=sys.stderr)
     if train.shapes is not None:
-        check_filled(train.shapes, param.bucket_group)
+        for part in parts_of(train):
+            check_filled(part.shapes, param.bucket_group)
 
 
 def _say_doubtful(rows: Rows, noun: str, num_classes: int | None) -> None:

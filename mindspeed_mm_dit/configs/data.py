@@ -10,7 +10,9 @@ from mindspeed_mm_dit.configs.clips import ClipsParam
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.configs.limits import check_between, shown
 from mindspeed_mm_dit.configs.mindspeed_mm_data import in_our_words
+from mindspeed_mm_dit.configs.mixed import MixedParam
 from mindspeed_mm_dit.configs.plugins import load_plugins
+from mindspeed_mm_dit.configs.source import SourceParam
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.errors import ConfigError, nearest
 
@@ -50,15 +52,25 @@ def load_data_config(path: str | Path, flag: str = "--mm-data") -> DataConfig:
     """Read the data.json that ``flag`` names; raises ConfigError naming the file, the key and the cure."""
     load_plugins()
     content = in_our_words(read_json(path, flag), str(path))
-    section = content.get("dataset_param")
+    if "dataset_param" in content:
+        content["dataset_param"] = _samples(content["dataset_param"], f"{path}: dataset_param")
+    if "dataloader_param" in content:
+        content["dataloader_param"] = from_mapping(
+            DataloaderParam, content["dataloader_param"], f"{path}: dataloader_param"
+        )
+    return from_mapping(DataConfig, content, str(path))
+
+
+def _samples(section: Any, where: str) -> SourceParam:
+    """Return section ``dataset_param``, or one of its ``sources``."""
+    if isinstance(section, dict) and isinstance(section.get("sources"), list):
+        sources = [_samples(own, f"{where}.sources[{number}]") for number, own in enumerate(section["sources"])]
+        return from_mapping(MixedParam, {**section, "sources": sources}, where)
     kind = section.get("dataset_type", "image_folder") if isinstance(section, dict) else "image_folder"
     if not isinstance(kind, str) or kind not in SOURCE_CONFIGS:
         raise ConfigError(
-            f"{path}: dataset_param.dataset_type = {shown(kind)}",
+            f"{where}.dataset_type = {shown(kind)}",
             "unknown kind of data set",
             f"{nearest(str(kind), SOURCE_CONFIGS)}Known here: {', '.join(SOURCE_CONFIGS)}",
         )
-    for name, cls in (("dataset_param", SOURCE_CONFIGS[kind]), ("dataloader_param", DataloaderParam)):
-        if name in content:
-            content[name] = from_mapping(cls, content[name], f"{path}: {name}")
-    return from_mapping(DataConfig, content, str(path))
+    return from_mapping(SOURCE_CONFIGS[kind], section, where)

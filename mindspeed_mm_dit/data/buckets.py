@@ -13,8 +13,7 @@ import numpy as np
 from mindspeed_mm_dit.configs.buckets import Shape, size_words
 from mindspeed_mm_dit.configs.source import SourceParam
 from mindspeed_mm_dit.data.draws import VALIDATION_POSITIONS, Stream, generator
-from mindspeed_mm_dit.data.order import Order, SampleOrder
-from mindspeed_mm_dit.data.rows import Rows
+from mindspeed_mm_dit.data.order import Order
 from mindspeed_mm_dit.errors import ConfigError, DataError
 
 
@@ -79,9 +78,9 @@ def _filled(sizes: np.ndarray, shapes: np.ndarray, counts: np.ndarray, group: in
     return kept
 
 
-def check_filled(shapes: np.ndarray, group: int) -> None:
+def check_filled(shapes: np.ndarray | None, group: int) -> None:
     """Raise DataError for a bucket that has fewer samples, of shapes (N, 2 or 3), than stand together."""
-    for shape, count in counted(shapes):
+    for shape, count in () if shapes is None else counted(shapes):
         if count < group:
             raise DataError(
                 f"dataset_param.buckets: {size_words([shape])}",
@@ -103,14 +102,6 @@ def lines(shapes: np.ndarray, group: int) -> list[str]:
     words = ", ".join(f"{size_words([shape])}: {count:,}" for shape, count in found)
     left_out = f"; of each epoch {rest:,} are left out, others each time" if rest else ""
     return [f"buckets   {words}, {group} in a row{left_out}"]
-
-
-def order_of(rows: Rows, param: SourceParam, seed: int, shuffle: bool, held_out: bool = False) -> Order:
-    """Return which of ``rows`` stands where; ``held_out``: in a validation, which leaves none out."""
-    if rows.shapes is None:
-        return SampleOrder(len(rows), seed, shuffle)
-    buckets = np.unique(rows.shapes, axis=0, return_inverse=True)[1].reshape(-1)
-    return BucketOrder(buckets, param.bucket_group, seed, shuffle, held_out, rows.shapes.prod(1))
 
 
 class BucketOrder(Order):

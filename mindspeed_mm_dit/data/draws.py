@@ -28,6 +28,7 @@ class Stream(IntEnum):
     CAPTION = 10
     CLIP_START = 11
     SAMPLE_LABEL = 12
+    SOURCE = 13
 
 
 VALIDATION_POSITIONS = 1 << 62

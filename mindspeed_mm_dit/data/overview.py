@@ -14,8 +14,9 @@ from einops import rearrange
 from mindspeed_mm_dit.configs.buckets import Size, size_words
 from mindspeed_mm_dit.configs.data import DataConfig
 from mindspeed_mm_dit.configs.source import SourceParam
-from mindspeed_mm_dit.data.buckets import order_of, part_kept
+from mindspeed_mm_dit.data.buckets import part_kept
 from mindspeed_mm_dit.data.check import Look, look_at
+from mindspeed_mm_dit.data.mixed import order_of
 from mindspeed_mm_dit.data.rows import Rows
 from mindspeed_mm_dit.data.shards import ShardRows
 from mindspeed_mm_dit.data.sources import source_of

@@ -9,10 +9,12 @@ from typing import Any
 from mindspeed_mm_dit.configs.clips import ClipsParam
 from mindspeed_mm_dit.configs.data import SOURCE_CONFIGS
 from mindspeed_mm_dit.configs.images import DatasetParam
+from mindspeed_mm_dit.configs.mixed import MixedParam
 from mindspeed_mm_dit.data.clip_reader import ClipReader
 from mindspeed_mm_dit.data.clips import open_clips, provide_clips
 from mindspeed_mm_dit.data.folder import as_listed, open_folder, open_shards
 from mindspeed_mm_dit.data.images import ImageReader
+from mindspeed_mm_dit.data.mixed import MixedReader, joined, parts_of
 from mindspeed_mm_dit.data.rows import Rows, Visuals, Wanted
 from mindspeed_mm_dit.data.shards import KINDS
 from mindspeed_mm_dit.errors import ConfigError
@@ -38,11 +40,26 @@ def _images(rows: Rows, param: DatasetParam, channels: int) -> ImageReader:
     return ImageReader(rows, param.sample_size, channels, param.skip_bad_images, 0.5 if param.random_flip else 0.0)
 
 
+def _open_mixed(param: MixedParam, wanted: Wanted) -> Rows:
+    return joined(param, wanted.items or param.items, [source_of(own).open(own, wanted) for own in param.sources])
+
+
+def _mixed(rows: Rows, param: MixedParam, channels: int) -> MixedReader:
+    own = zip(param.sources, parts_of(rows))
+    return MixedReader(rows, [source_of(source).visuals(part, source, channels) for source, part in own])
+
+
+def _provide_mixed(param: MixedParam) -> None:
+    for own in param.sources:
+        source_of(own).provide(own)
+
+
 _SHARDS = Source(DatasetParam, open_shards, _images)
 SOURCES: dict[str, Source] = {
     "image_folder": Source(DatasetParam, open_folder, _images, as_listed=as_listed),
     **dict.fromkeys(KINDS, _SHARDS),
     "clips": Source(ClipsParam, open_clips, ClipReader, provide_clips),
+    "mixed": Source(MixedParam, _open_mixed, _mixed, _provide_mixed),
 }
 
 

@@ -12,7 +12,8 @@ from mindspeed_mm_dit.configs.buckets import Shape
 from mindspeed_mm_dit.configs.mm_args import MultiModalArguments
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
-from mindspeed_mm_dit.data.buckets import check_filled, counted, lines
+from mindspeed_mm_dit.data.buckets import check_filled, counted
+from mindspeed_mm_dit.data.mixed import mixed_lines, parts_of
 from mindspeed_mm_dit.data.order import split_rows
 from mindspeed_mm_dit.data.rows import Rows
 from mindspeed_mm_dit.data.samples import Draw, Opened, Samples
@@ -58,7 +59,8 @@ class DataSet:
             order.check(micro_batch_size)
             self._held_out.order(self._valid, self._seed, self._shuffle, held_out=True).check(micro_batch_size)
         if self._train.shapes is not None:
-            check_filled(self._train.shapes, self._param.bucket_group)
+            for part in parts_of(self._train):
+                check_filled(part.shapes, self._param.bucket_group)
         if self.num_train < global_batch_size:
             raise DataError(
                 self._param.where,
@@ -129,7 +131,7 @@ class DataSet:
         if label is not None:
             say_classes(self._train, self._valid, label.num_classes, self.noun)
         if self._train.shapes is not None:
-            print("\n".join(lines(self._train.shapes, self._param.bucket_group)), flush=True)
+            print("\n".join(mixed_lines(self._train, self._param)), flush=True)
         if "caption" in self._model.predictor.conditions.items:
             self._say_captions(rows)
         say_notes(rows, self.noun)

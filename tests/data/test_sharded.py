@@ -16,8 +16,8 @@ from PIL import Image
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.data import shards
-from mindspeed_mm_dit.data.buckets import order_of
 from mindspeed_mm_dit.data.images import ImageReader
+from mindspeed_mm_dit.data.mixed import order_of
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from tests.data_fixtures import open_rows, split_rows
 

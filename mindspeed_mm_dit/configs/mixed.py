@@ -1,0 +1,98 @@
+"""Section ``dataset_param`` with ``sources``: several data sets in one run, images and videos among them, by share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from mindspeed_mm_dit.configs.buckets import Shape
+from mindspeed_mm_dit.configs.limits import check_between
+from mindspeed_mm_dit.configs.source import SourceParam
+from mindspeed_mm_dit.errors import ConfigError
+
+MOST_WEIGHT = 1000
+
+
+@dataclass(frozen=True)
+class MixedParam(SourceParam):
+    """Several sections ``dataset_param`` as one: every sample has a shape, and an image is a video of one frame."""
+
+    sources: tuple[Any, ...]
+    """A section of its own for each, with the keys of its kind."""
+    weights: tuple[int, ...]
+    """Of so many groups of ``bucket_group`` samples each has its number: [3, 1] is three quarters and one."""
+    valid_fraction: float = 0.0
+    """Part of all samples held out for --eval-interval, chosen from the seed; in [0, 1)."""
+    dataset_type: Literal["mixed"] = "mixed"
+    """Kind of data set."""
+
+    noun, where, size_setting = "sample", "dataset_param.sources", "dataset_param.sources"
+    data_folder = ""
+
+    def __post_init__(self) -> None:
+        self.check_common()
+        if len(self.sources) < 2 or len(self.weights) != len(self.sources):
+            raise ConfigError(
+                f"dataset_param.weights = {list(self.weights)}", f"has {len(self.weights)} numbers for "
+                f"{len(self.sources)} sources", "name two sources or more, and a weight of each",
+            )  # fmt: skip
+        for number, (source, weight) in enumerate(zip(self.sources, self.weights)):
+            what = f"dataset_param.sources[{number}]"
+            check_between(f"dataset_param.weights[{number}]", weight, 1, MOST_WEIGHT)
+            if source.cache is not None or isinstance(source, MixedParam):
+                raise ConfigError(what, "is a cache, or a mix itself", "name files: a mix is encoded as it trains")
+            if source.valid_fraction:
+                raise ConfigError(f"{what}.valid_fraction", "is of one source", "set dataset_param.valid_fraction")
+        self._check_same("bucket_group", "a group is of one source")
+        self._check_same("caption_dropout_prob", "a caption is dropped as often, whatever the source")
+
+    def _check_same(self, key: str, why: str) -> None:
+        values = [getattr(source, key) for source in self.sources]
+        if len(set(values)) > 1:
+            raise ConfigError(f"dataset_param.sources: {key} = {values}", f"differ, and {why}", "write one number")
+
+    @property
+    def items(self) -> tuple[str, ...]:
+        """What the samples of every source have."""
+        first, *others = (source.items for source in self.sources)
+        return tuple(item for item in first if all(item in other for other in others))
+
+    @property
+    def buckets(self) -> tuple[Shape, ...]:  # type: ignore[override]
+        """Every shape of every source."""
+        axes = max(len(source.sample_size) for source in self.sources)
+        shapes = [shape for source in self.sources for shape in source.sizes]
+        return tuple(dict.fromkeys((1,) * (axes - len(shape)) + shape for shape in shapes))
+
+    @property
+    def sample_size(self) -> Shape:
+        """The largest of all shapes."""
+        return self.largest
+
+    @property
+    def bucket_group(self) -> int:  # type: ignore[override]
+        """Samples of one source and shape that follow each other."""
+        return int(self.sources[0].bucket_group)
+
+    @property
+    def caption_dropout_prob(self) -> float:  # type: ignore[override]
+        """That of every source."""
+        return float(self.sources[0].caption_dropout_prob)
+
+    @property
+    def skip_bad(self) -> bool:  # type: ignore[override]
+        """Whether every source leaves out samples that cannot be used."""
+        return all(source.skip_bad for source in self.sources)
+
+    @property
+    def bucket_words(self) -> str:
+        """The shapes, and the shares."""
+        return f"{super().bucket_words}, shares {' : '.join(map(str, self.weights))}"
+
+    def without_bad(self) -> MixedParam:
+        """Return the same samples, those that cannot be used left out."""
+        return replace(self, sources=tuple(source.without_bad() for source in self.sources))
+
+    def pixels_made_by(self) -> str:
+        """Raise ConfigError: a cache is of one data set."""
+        raise ConfigError("dataset_param.sources", "are not cached together", "train without a cache")

@@ -1,0 +1,185 @@
+"""Several data sets as one: their rows behind each other, what reads them, and an order of each by its share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from mindspeed_mm_dit.configs.mixed import MixedParam
+from mindspeed_mm_dit.configs.source import SourceParam
+from mindspeed_mm_dit.data.buckets import BucketOrder, lines
+from mindspeed_mm_dit.data.draws import Stream, generator
+from mindspeed_mm_dit.data.order import Order, SampleOrder
+from mindspeed_mm_dit.data.rows import Read, Rows, Visuals
+from mindspeed_mm_dit.errors import ConfigError
+
+
+class Origins:
+    """Which source each row is of, and where it stands there: ``facts`` of mixed rows."""
+
+    def __init__(self, parts: Sequence[Rows], source: np.ndarray, number: np.ndarray) -> None:
+        self.parts, self.source, self.number = parts, source, number
+
+    def subset(self, rows: np.ndarray) -> Origins:
+        """Return the origins of the rows numbered ``rows`` (n,)."""
+        return Origins(self.parts, self.source[rows], self.number[rows])
+
+    def members(self) -> list[np.ndarray]:
+        """Return which rows are of each source."""
+        return [np.flatnonzero(self.source == source) for source in range(len(self.parts))]
+
+
+def parts_of(rows: Rows) -> list[Rows]:
+    """Return the rows of each source, with the shapes that these have there; rows of one source as they are."""
+    origins = rows.facts
+    if not isinstance(origins, Origins):
+        return [rows]
+    return [part.subset(origins.number[own]) for part, own in zip(origins.parts, origins.members())]
+
+
+def joined(param: MixedParam, items: tuple[str, ...], parts: Sequence[Rows]) -> Rows:
+    """Return the rows of every source behind each other.
+
+    Raises:
+        ConfigError: their labels are of other classes.
+    """
+    for part, source in zip(parts, param.sources):
+        if "label" in items and part.classes != parts[0].classes:
+            raise ConfigError(
+                f"dataset_param.sources: {source.where}", f"has the classes {', '.join(part.classes[:10])}, and the "
+                f"first source {', '.join(parts[0].classes[:10])}", "name the classes of all sources alike",
+            )  # fmt: skip
+    parts = [_with_shapes(part, source) for part, source in zip(parts, param.sources)]
+    axes = len(param.sample_size)
+    counts = [len(part) for part in parts]
+    sizes = [part.sizes for part in parts]
+    return Rows(
+        tuple(path for part in parts for path in part.paths),
+        {item: _stacked([part.items[item] for part in parts]) for item in items},
+        parts[0].classes,
+        sum(part.skipped for part in parts),
+        tuple(problem for part in parts for problem in part.problems),
+        tuple(note for part in parts for note in part.notes),
+        "; ".join(part.digest for part in parts),
+        Origins(parts, np.repeat(np.arange(len(parts)), counts), np.concatenate([np.arange(n) for n in counts])),
+        np.concatenate([_of_axes(part.shapes, axes) for part in parts]),
+        None if any(own is None for own in sizes) else np.concatenate([_of_axes(own, axes) for own in sizes]),
+    )
+
+
+def _with_shapes(rows: Rows, param: SourceParam) -> Rows:
+    return replace(rows, shapes=np.tile(param.sample_size, (len(rows), 1))) if rows.shapes is None else rows
+
+
+def _of_axes(shapes: Any, axes: int) -> np.ndarray:
+    """Return shapes (N, 2 or 3) as (N, axes): an image has one frame."""
+    return np.pad(shapes, ((0, 0), (axes - shapes.shape[1], 0)), constant_values=1)
+
+
+def _stacked(columns: list[Any]) -> Any:
+    if isinstance(columns[0], np.ndarray):
+        return np.concatenate(columns)
+    return tuple(entry for column in columns for entry in column)
+
+
+class MixedReader:
+    """What reads rows of several sources (``Visuals``): each by the reader of its own; a view has a column for each."""
+
+    views = None
+
+    def __init__(self, rows: Rows, readers: Sequence[Visuals]) -> None:
+        self._source, self._readers = rows.facts.source, readers
+        self._members = rows.facts.members()
+        self._own = np.empty(len(rows), np.int64)
+        for members in self._members:
+            self._own[members] = np.arange(len(members))
+        self._axes = 2 + (0 if rows.shapes is None else rows.shapes.shape[1])
+
+    def views_at(self, seed: int, positions: np.ndarray) -> np.ndarray:
+        """Return the view that each source would have there, (B, sources)."""
+        return np.stack([reader.views_at(seed, positions) for reader in self._readers], 1)
+
+    def read(self, rows: np.ndarray, views: np.ndarray) -> Read:
+        """Return the pixels of ``rows`` (B,), all of one shape, as videos where any source has some."""
+        pixels: list[Any] = [None] * len(rows)
+        found = rows.copy()
+        for source in np.unique(self._source[rows]).tolist():
+            places = np.flatnonzero(self._source[rows] == source)
+            read = self._readers[source].read(self._own[rows[places]], views[places, source])
+            found[places] = self._members[source][read.rows]
+            for place, own in zip(places.tolist(), read.arrays["pixels"]):
+                pixels[place] = own if own.ndim + 1 == self._axes else own[:, None]
+        return Read({"pixels": np.stack(pixels)}, found)
+
+
+class MixedOrder(BucketOrder):
+    """Endless order of groups, each of one source and bucket; of as many as the weights add up to, each source has its.
+
+    A source has an order and epochs of its own, in which no sample stands twice: one with a large weight and few
+    samples begins its next epoch sooner. members: the samples of each source; orders: of these.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[np.ndarray],
+        orders: Sequence[BucketOrder],
+        weights: Sequence[int],
+        seed: int,
+        shuffle: bool,
+        costs: np.ndarray,
+    ) -> None:
+        self.group, self._costs = orders[0].group, costs
+        self._members, self._orders, self._weights = members, orders, np.array(weights)
+
+        def plan(period: int) -> np.ndarray:
+            sources = np.repeat(np.arange(len(weights)), weights)
+            return generator(seed, Stream.SOURCE, period).permutation(sources) if shuffle else sources
+
+        self._plan: Callable[[int], np.ndarray] = lru_cache(maxsize=8)(plan)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._orders))
+
+    def images(self, positions: np.ndarray) -> np.ndarray:
+        """Return the sample at each position, (B,) int64."""
+        return np.array([self._at(*divmod(position, self.group)) for position in positions.tolist()], np.int64)
+
+    def _at(self, group: int, offset: int) -> int:
+        period, place = divmod(group, int(self._weights.sum()))
+        plan = self._plan(period)
+        source = plan[place]
+        before = period * int(self._weights[source]) + int((plan[:place] == source).sum())
+        own = self._orders[source].images(np.array([before * self.group + offset]))
+        return int(self._members[source][own[0]])
+
+
+def order_of(rows: Rows, param: SourceParam, seed: int, shuffle: bool, held_out: bool = False) -> Order:
+    """Return which of ``rows`` stands where; ``held_out``: in a validation, which leaves none out."""
+    if rows.shapes is None:
+        return SampleOrder(len(rows), seed, shuffle)
+    costs = rows.shapes.prod(1)
+    if isinstance(param, MixedParam) and not held_out:
+        orders = [BucketOrder(_buckets(part), param.bucket_group, seed, shuffle) for part in parts_of(rows)]
+        return MixedOrder(rows.facts.members(), orders, param.weights, seed, shuffle, costs)
+    return BucketOrder(_buckets(rows), param.bucket_group, seed, shuffle, held_out, costs)
+
+
+def _buckets(rows: Rows) -> np.ndarray:
+    """Return the bucket of each row, counted from 0, (N,) int64."""
+    assert rows.shapes is not None
+    return np.unique(rows.shapes, axis=0, return_inverse=True)[1].reshape(-1)
+
+
+def mixed_lines(rows: Rows, param: SourceParam) -> list[str]:
+    """Return what a run says of its buckets, source by source where there are several."""
+    found = [lines(part.shapes, param.bucket_group) for part in parts_of(rows) if part.shapes is not None]
+    if not isinstance(param, MixedParam):
+        return [line for own in found for line in own]
+    return [
+        f"source    {source.where}: {weight / sum(param.weights):.1%} of a run\n{own[0]}"
+        for source, weight, own in zip(param.sources, param.weights, found)
+    ]

@@ -1,0 +1,127 @@
+"""Several data sets in one run: shares, epochs of their own, images among videos, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from mindspeed_mm_dit.configs.data import load_data_config
+from mindspeed_mm_dit.configs.model import load_model_config
+from mindspeed_mm_dit.data.buckets import BucketOrder
+from mindspeed_mm_dit.data.mixed import MixedOrder
+from mindspeed_mm_dit.errors import ConfigError, UserError
+from mindspeed_mm_dit.models.data import open_data
+from tests.buckets_fixtures import write_clip_configs, write_clips, write_pictures
+
+pytest.importorskip("av", reason="requirements/video.txt")
+
+
+def mixed_order(seed=0, shuffle=True):
+    """Of 8 and 20 samples, three groups of the first for one of the second."""
+    members = [np.arange(8), np.arange(8, 28)]
+    orders = [BucketOrder(np.zeros(len(own), int), 2, seed, shuffle) for own in members]
+    return MixedOrder(members, orders, (3, 1), seed, shuffle, np.ones(28))
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_each_source_has_its_share_and_epochs_in_which_no_sample_stands_twice(shuffle):
+    found = mixed_order(shuffle=shuffle).images(np.arange(240))
+    groups = found.reshape(-1, 2)
+    assert ((groups < 8).all(1) | (groups >= 8).all(1)).all()
+    of_first = groups[:, 0] < 8
+    assert (of_first.reshape(-1, 4).sum(1) == 3).all()
+    for own, size in ((found[found < 8], 8), (found[found >= 8], 20)):
+        epochs = own[: len(own) // size * size].reshape(-1, size)
+        assert len(epochs) >= 3 and all(len(set(epoch)) == size for epoch in epochs.tolist())
+    assert len({tuple(period) for period in of_first.reshape(-1, 4).tolist()}) == (4 if shuffle else 1)
+
+
+def test_the_order_is_a_function_of_seed_and_place():
+    whole = mixed_order().images(np.arange(240))
+    assert mixed_order().images(np.arange(239, 99, -1)).tolist() == whole[239:99:-1].tolist()
+    assert mixed_order(seed=1).images(np.arange(240)).tolist() != whole.tolist()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("mixed")
+    write_pictures(folder / "pictures", {(8, 12): 10, (8, 8): 7})
+    annotation = write_clips(folder / "clips", {"wide": (6, 9, (16, 24)), "tall": (8, 9, (24, 16))})
+    entries = json.loads(annotation.read_text())
+    named = [{**entry, "label": ("bright", "dark")[entry["label"]]} for entry in entries]
+    annotation.write_text(json.dumps(named))
+    return folder
+
+
+def write(place, name, weights=(1, 2), of_clips=None, of_images=None, **param):
+    """Write a mix of clips and images by class, and return the folder of its configs."""
+    clips = place / "clips"
+    folder = write_clip_configs(place / name, clips / "annotation.json", {"latent_size": [9, 12, 8]})
+    sources = [
+        {"dataset_type": "clips", "data_folder": str(clips), "json_path": str(clips / "annotation.json"),
+         "label_key": "label", "bucket_group": 2, "buckets": [[9, 8, 12], [9, 12, 8]], **(of_clips or {})},
+        {"data_folder": str(place / "pictures"), "bucket_group": 2, "buckets": [[8, 12], [8, 8]],
+         "random_flip": True, **(of_images or {})},
+    ]  # fmt: skip
+    section = {"sources": sources, "weights": list(weights), **param}
+    (folder / "data.json").write_text(json.dumps({"dataset_param": section}))
+    return folder
+
+
+def opened(place, name="whole", **changed):
+    folder = write(place, name, **changed)
+    return open_data(load_model_config(folder / "model.json"), load_data_config(folder / "data.json").dataset_param)
+
+
+def test_images_are_videos_of_one_frame_beside_clips_and_keep_their_pixels_and_labels(place):
+    mixed, of_images = opened(place), 14
+    assert mixed.rows.shapes.shape == (31, 3) and mixed.rows.classes == ("bright", "dark")
+    assert set(map(tuple, mixed.rows.shapes.tolist())) == {(9, 8, 12), (9, 12, 8), (1, 8, 12), (1, 8, 8)}
+    samples = mixed.samples(mixed.rows, 0, True, lambda *_: {})
+    seen = set()
+    for start in range(0, 60, 2):
+        positions = np.arange(start, start + 2)
+        rows, batch = samples.order.images(positions), samples.batch(positions)
+        assert batch["pixels"].shape == (2, 1, *mixed.rows.shapes[rows[0]])
+        if rows[0] >= of_images:
+            bright = batch["pixels"].mean((1, 2, 3, 4)) > 110
+            assert (mixed.rows.labels[rows] == np.where(bright, 0, 1)).all()
+        seen |= set(rows.tolist())
+    assert len(seen) == 31  # (of 7 squares one is left out in an epoch, others each time)
+
+
+def test_held_out_samples_of_all_sources_are_read_once(place):
+    mixed = opened(place)
+    held_out = mixed.rows.subset(np.arange(3, 31, 4))
+    samples = mixed.samples(held_out, 0, True, lambda *_: {}, held_out=True)
+    found = samples.order.images(np.arange(len(samples.order)))
+    assert set(found.tolist()) == set(range(len(held_out)))
+    for start in range(0, len(samples.order), 2):
+        samples.batch(np.arange(start, start + 2))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"weights": (1,)}, "weights = \\[1\\]: has 1 numbers for 2 sources"),
+        ({"weights": (1, 0)}, "weights\\[1\\] = 0"),
+        ({"of_images": {"bucket_group": 4}}, "bucket_group = \\[2, 4\\]: differ, and a group is of one source"),
+        ({"of_images": {"caption_dropout_prob": 0.5}}, "caption_dropout_prob = .*differ"),
+        ({"of_images": {"latents": "cache"}}, "sources\\[1\\]: is a cache"),
+        ({"of_images": {"valid_fraction": 0.1}}, "sources\\[1\\].valid_fraction: is of one source"),
+        ({"of_images": {"image_sizes": 8}}, "sources\\[1\\]: image_sizes = 8: unknown key"),
+        ({"of_clips": {"label_key": None}}, "its samples have no label or caption"),
+        ({"of_images": {"single_class": True}}, "has the classes pictures, and the first source bright, dark"),
+        ({"bucket_group": 2}, "bucket_group = 2: unknown key"),
+    ],
+)
+def test_sources_that_do_not_go_together_are_refused_by_name(place, changed, message):
+    with pytest.raises(UserError, match=message):
+        opened(place, "refused", **changed)
+
+
+def test_a_mix_is_not_cached(place):
+    with pytest.raises(ConfigError, match="are not cached together"):
+        opened(place).param.pixels_made_by()
