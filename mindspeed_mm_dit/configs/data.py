@@ -19,6 +19,7 @@ from mindspeed_mm_dit.errors import ConfigError, nearest
 SOURCE_CONFIGS: dict[str, type] = {
     **dict.fromkeys(get_args(get_type_hints(DatasetParam)["dataset_type"]), DatasetParam),
     "clips": ClipsParam,
+    "mixed": MixedParam,
 }
 """Class of section ``dataset_param`` by ``dataset_type``; ``data/sources.py`` says how each is opened."""
 
