@@ -249,7 +249,8 @@ def test_every_part_fits_another(fitting, sources):
     runs_here = {name for name, kind in AE_CONFIGS.items() if FRAMEWORK in kind.frameworks}
     assert {model.ae.model_id for model in tried} >= runs_here
     if FRAMEWORK == "pytorch":  # where what reads all sources, and captions, is installed
-        assert {sources[c.source].dataset_type for c in fitting if c.source in sources} == set(SOURCES) - {"mixed"}  # (test_mixed.py)
+        kinds = {sources[c.source].dataset_type for c in fitting if c.source in sources}
+        assert kinds == set(SOURCES) - {"mixed"}  # (made of the others: tests/data/test_mixed.py)
         conditions = {type(condition) for model in tried for condition in model.predictor.conditions}
         assert conditions >= set(CONDITIONS) - {PooledText, Vector}
         texts = {kind for kind in TEXT_ENCODER_CONFIGS.values() if FRAMEWORK in kind.frameworks}
