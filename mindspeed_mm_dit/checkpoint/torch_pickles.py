@@ -6,6 +6,7 @@ A pickle may name any function to be called. In a folder of torch.distributed.ch
 
 from __future__ import annotations
 
+import enum
 import importlib
 import io
 import os
@@ -33,6 +34,9 @@ _CLASSES = (
     before_2_3.TensorProperties, before_2_3.MEM_FORMAT_ENCODING, filesystem._StorageInfo, torch.Size,
 )  # fmt: skip
 """What PyTorch 2.0 to 2.13 puts into ``.metadata``, besides dtypes, the layout and the path it was written to."""
+
+_MEMBER = "builtins.getattr"
+"""How Python 3.11.0 to 3.11.3 (Debian 12's) pickle the member of an enum: ``getattr(cls, name)``."""
 
 
 def read_metadata(path: Path) -> metadata.Metadata:
@@ -71,7 +75,9 @@ class _IndexUnpickler(pickle.Unpickler):
 
 def _makers() -> dict[str, Callable[..., Any]]:
     """Return what makes the objects of an index, by name; new each time, as a pickle can set attributes on it."""
-    known: dict[str, Callable[..., Any]] = {f"{cls.__module__}.{cls.__name__}": _maker(cls) for cls in _CLASSES}
+    makers = {cls: _maker(cls) for cls in _CLASSES}
+    known: dict[str, Callable[..., Any]] = {f"{cls.__module__}.{cls.__name__}": maker for cls, maker in makers.items()}
+    known[_MEMBER] = lambda maker, name: _member(next((cls for cls in makers if makers[cls] is maker), None), name)
     known["torch.serialization._get_layout"] = lambda name: torch.serialization._get_layout(name)
     for module in ("pathlib", "pathlib._local"):
         for name in ("PosixPath", "WindowsPath"):
@@ -82,6 +88,13 @@ def _makers() -> dict[str, Callable[..., Any]]:
 def _maker(cls: type) -> type:
     """Return a class whose instances are those of ``cls``, which itself stays out of the pickle's reach."""
     return type(cls.__name__, (), {"__new__": lambda _, *values: cls.__new__(cls, *values)})
+
+
+def _member(cls: Any, name: str) -> enum.Enum:
+    """Return a member of an enum; this is all that ``getattr`` may get."""
+    if not isinstance(cls, enum.EnumMeta):
+        raise pickle.UnpicklingError(f"its pickle asks for {name} of {cls}, which is no enum")
+    return cls[name]
 
 
 def _refused(what: str, name: str) -> CheckpointError:
@@ -131,7 +144,8 @@ def check_pickles(folder: Path, known: Iterable[str]) -> None:
     Raises:
         CheckpointError: a pickle names anything else; file and name are said.
     """
-    with torch.serialization.safe_globals([found for name in known if (found := _found(name)) is not None]):
+    safe = [found for name in known if (found := _found(name)) is not None]
+    with torch.serialization.safe_globals([(_member, _MEMBER), *safe]):
         for index in sorted(folder.rglob(INDEX)):
             for name, file, content in _byte_entries(index.parent):
                 _harmless(f"{index.parent / file}: {name}", content)

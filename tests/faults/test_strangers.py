@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import enum
 import io
 import json
 import os
@@ -141,6 +142,38 @@ def test_the_index_of_an_older_pytorch_is_read(tmp_path):
     rewrite(path, as_before)
     assert b"_shard.sharded_tensor.metadata" in (path / INDEX).read_bytes()
     assert torch.equal(torch_dcp.read_tree(path, "model")["w"], WEIGHT)
+
+
+class Kind(enum.Enum):
+    encoder = 1
+
+
+def as_python_3_11_2(member, _protocol):
+    return getattr, (type(member), member.name)
+
+
+def test_a_checkpoint_written_by_python_3_11_2_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(dcp.metadata._MEM_FORMAT_ENCODING, "__reduce_ex__", as_python_3_11_2)
+    path = checkpoint(tmp_path / "debian")
+    assert b"getattr" in (path / INDEX).read_bytes()
+    assert torch.equal(torch_dcp.read_tree(path, "model")["w"], WEIGHT)
+
+
+def test_what_mindspeed_mm_pickled_under_python_3_11_2_is_looked_at(tmp_path, monkeypatch):
+    monkeypatch.setattr(Kind, "__reduce_ex__", as_python_3_11_2)
+    checkpoint(tmp_path / "iter_0000001", model_type=Kind.encoder)
+    check_pickles(tmp_path, (f"{__name__}.Kind",))
+    with pytest.raises(CheckpointError, match=r"asks for .*Kind"):
+        check_pickles(tmp_path, ())
+
+
+@pytest.mark.parametrize("cls", ["torch.distributed.checkpoint.metadata\nMetadata", "builtins\ngetattr"])
+def test_getattr_gets_nothing_but_members_of_enums(tmp_path, cls):
+    path = checkpoint(tmp_path / "planted")
+    (path / INDEX).write_bytes(f"cbuiltins\ngetattr\n(c{cls}\nV__init__\ntR.".encode())
+    (path / checksums.FILE).unlink()
+    with pytest.raises(pickle.UnpicklingError, match="__init__ of .*, which is no enum"):
+        read_metadata(path)
 
 
 def test_what_mindspeed_mm_unpickles_is_looked_at_before(tmp_path, trace):
