@@ -172,7 +172,7 @@ def test_getattr_gets_nothing_but_members_of_enums(tmp_path, cls):
     path = checkpoint(tmp_path / "planted")
     (path / INDEX).write_bytes(f"cbuiltins\ngetattr\n(c{cls}\nV__init__\ntR.".encode())
     (path / checksums.FILE).unlink()
-    with pytest.raises(pickle.UnpicklingError, match="__init__ of .*, which is no enum"):
+    with pytest.raises(pickle.UnpicklingError, match=r"__init__ of .*, which is no enum"):
         read_metadata(path)
 
 
