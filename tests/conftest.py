@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import signal
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ ROOT = Path(__file__).parent.parent
 FRAMEWORK = os.environ.get("MM_DIT_TEST_FRAMEWORK", "pytorch")
 """One process of tests runs on one framework."""
 GOLDEN = ROOT / "tests" / "golden" / "data"
+OFTEN = 20
+"""So many answers of a small network that MindSpore interprets cost as much as to compile it."""
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: as many runs at a time as there are cores
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # and no thread that spins while others work
@@ -100,6 +103,36 @@ def mindspore(framework):
     if framework.active() != "mindspore":
         pytest.skip("asks for MM_DIT_TEST_FRAMEWORK=mindspore")
     return importlib.import_module("mindspore")
+
+
+@pytest.fixture
+def all_compiled():
+    """Have every network compiled, as users do: asked for by one test of each kind of network."""
+
+
+@pytest.fixture(autouse=FRAMEWORK == "mindspore")
+def compiled_where_it_pays(framework, monkeypatch, request):
+    """On MindSpore compile what is asked often, as by a walk, and interpret the first answers; not with --campaign.
+
+    The step of a training run is compiled in any case.
+    """
+    if request.config.getoption("--campaign") or "all_compiled" in request.fixturenames:
+        return
+    mindspore = importlib.import_module("mindspore")
+
+    def compiled(network):
+        interpreted, asked = network.construct, Counter()
+        often = mindspore.jit(interpreted)
+
+        def construct(*inputs, **settings):
+            shapes = tuple(x.shape for x in inputs)
+            asked[shapes] += 1
+            return (often if asked[shapes] > OFTEN else interpreted)(*inputs, **settings)
+
+        network.construct = construct
+        return network
+
+    monkeypatch.setattr(framework.runtime, "compiled", compiled)
 
 
 def gradient(framework, function, *arrays):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import importlib
 import json
 import os
 import resource
@@ -127,7 +128,8 @@ class Forked:
 def launch(command: Sequence[str], environment: Mapping[str, str], folder: str) -> Any:
     """Fork a run where that is the same as to start it, else start it; return it, with its output as one text."""
     if can_fork(command, environment):
-        return Forked(command, environment, folder)
+        # Whoever tests what reads texts has imported it, and his runs would: a process of its own, 5 s of CPU.
+        return Forked(command, environment, folder, "texts" if "transformers" in sys.modules else "standalone")
     return subprocess.Popen(
         command, env=environment, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
@@ -152,7 +154,7 @@ def _variables() -> dict[str, str]:
 
 def _server(python: str, environment: Mapping[str, str], imported: str) -> socket.socket:
     """Return the way to the process that runs are forked off; each process of tests has its own."""
-    environment = _variables() if imported in ("standalone", "libraries") else environment
+    environment = _variables() if imported in ("standalone", "texts", "libraries") else environment
     key = (os.getpid(), environment["PYTHONPATH"], imported)
     if key not in _servers:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -200,6 +202,16 @@ def _import_for_the_engine() -> None:
     del mindspeed_mm, peft
 
 
+IN_RUNS = (
+    "PIL.Image", "tensorboardX", *("mindspeed_mm_dit." + name for name in (
+        "hosts.registry", "hosts.standalone", "models.composite", "models.custom_dit", "models.dit", "models.wan",
+        "objectives.flow.process", "objectives.gaussian.process", "objectives.wan_flow.process", "planning.peaks",
+        "sampling.grid", "training.batches", "training.report", "training.watchers.registry",
+    )),
+)  # fmt: skip
+"""What a run imports sooner or later, on either framework."""
+
+
 def _import() -> None:
     """Import what a run of pretrain_dit.py needs, and nothing that decides anything."""
     import torch.distributed.checkpoint
@@ -208,12 +220,28 @@ def _import() -> None:
     from mindspeed_mm_dit import framework
 
     framework.activate("pytorch")
-    from mindspeed_mm_dit.hosts import standalone
-    from mindspeed_mm_dit.models import composite, custom_dit, dit, wan
-    from mindspeed_mm_dit.training import batches, report
-    from mindspeed_mm_dit.training.pytorch import engine
+    for name in (*IN_RUNS, "mindspeed_mm_dit.training.pytorch.engine"):
+        importlib.import_module(name)
+    del torch
 
-    del torch, standalone, composite, custom_dit, dit, wan, batches, report, engine
+
+def _import_for_texts() -> None:
+    """Import what reads captions and makes states of them, too."""
+    _import()
+    from transformers import AutoTokenizer, BertModel, CLIPTextModel, T5EncoderModel, UMT5EncoderModel
+
+    del AutoTokenizer, BertModel, CLIPTextModel, T5EncoderModel, UMT5EncoderModel
+    with contextlib.suppress(ImportError):  # requirements/video.txt
+        importlib.import_module("av")
+
+
+def _import_for_mindspore() -> None:
+    """Import what a run of pretrain_dit.py on MindSpore needs, in its own environment."""
+    from mindspeed_mm_dit import framework
+
+    framework.activate("mindspore")
+    for name in (*IN_RUNS, "mindspeed_mm_dit.training.mindspore.engine"):
+        importlib.import_module(name)
 
 
 def _import_libraries() -> None:
@@ -282,8 +310,10 @@ def _add_to_path(folders: list[str]) -> None:
 
 
 IMPORTS = {
-    "standalone": _import, "libraries": _import_libraries,
-    "old route": _import_for_the_old_route, "engine": _import_for_the_engine,
+    "standalone": _import, "texts": _import_for_texts, "mindspore": _import_for_mindspore,
+    "libraries": _import_libraries,
+    "old route": _import_for_the_old_route,
+    "engine": _import_for_the_engine,
 }  # fmt: skip
 
 

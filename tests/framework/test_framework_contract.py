@@ -367,7 +367,7 @@ def test_a_backend_of_another_device_is_refused(framework):
         framework.runtime.check_backend("hccl")
 
 
-def test_a_table_made_on_the_host_is_a_constant_in_a_compiled_network_too(framework):
+def test_a_table_made_on_the_host_is_a_constant_in_a_compiled_network_too(framework, all_compiled):
     table = framework.ops.from_host(_counted)
 
     class Net(framework.nn.Module):

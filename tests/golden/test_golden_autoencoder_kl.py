@@ -12,7 +12,7 @@ from tests.autoencoder_kl_fixtures import FLUX, SD_VAE, inputs, our_shapes, rela
 GOLDEN = Path(__file__).parent / "data" / "autoencoder_kl.npz"
 
 
-def test_encode_and_decode_equal_diffusers(framework, tmp_path):
+def test_encode_and_decode_equal_diffusers(framework, all_compiled, tmp_path):
     from mindspeed_mm_dit.configs.model import AutoencoderKLConfig
     from mindspeed_mm_dit.models.autoencoder_kl.network import AutoencoderKL
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from mindspeed_mm_dit.errors import CheckpointError
-from tests.conftest import FRAMEWORK, GOLDEN
-from tests.golden.parts import without
+from tests.conftest import GOLDEN
 
 FOLDER, WAN = GOLDEN / "wan_lora_tiny", GOLDEN / "wan_tiny.pt"
 FILE = FOLDER / "lora_values.npz"
@@ -23,15 +22,9 @@ def compare(framework):
     return compare
 
 
-@pytest.mark.parametrize(
-    "which",
-    [pytest.param("whole", marks=pytest.mark.campaign), "part"] if FRAMEWORK == "mindspore" else ["whole"],
-)
-def test_every_value_of_adapters_of_diffusers_peft_kohya_and_comfyui_is_reproduced(compare, tmp_path, which):
-    """On MindSpore, which compiles each network anew, one of the two that differ in the layers adapted is enough."""
-    file = FILE if which == "whole" else without(FILE, tmp_path, "wan_lora_ffn/")
-    findings = compare(file, WAN, 1e-5, 1e-12, {"--lora": FOLDER})
-    assert len(findings) == (110 if which == "whole" else 64)
+def test_every_value_of_adapters_of_diffusers_peft_kohya_and_comfyui_is_reproduced(compare):
+    findings = compare(FILE, WAN, 1e-5, 1e-12, {"--lora": FOLDER})
+    assert len(findings) == 110
     assert [f for f in findings if not f.good] == []
     at_most = {"1e-5": 1e-5, "grad": 3e-5}
     assert all(f.tolerance <= at_most["grad" if "grad_norm" in f.name else "1e-5"] for f in findings)

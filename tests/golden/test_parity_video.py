@@ -10,6 +10,7 @@ import pytest
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.errors import UserError
 from tests.conftest import FRAMEWORK, GOLDEN
+from tests.golden.parts import without
 
 FILE, CHECKPOINT, WAN = GOLDEN / "t2v_tiny.npz", GOLDEN / "t2v_tiny.pt", GOLDEN / "wan_tiny.pt"
 ENCODERS = {"--vae": GOLDEN / "wan_vae_tiny", "--text-encoder": GOLDEN / "umt5_tiny"}
@@ -48,6 +49,14 @@ def test_every_quantity_of_the_networks_the_times_the_chains_and_a_step_is_repro
     assert {f.tolerance for f in findings if not f.name.endswith("/resized")} == {1e-5}
     assert {f.name.split("/")[0] for f in findings} == {"dit", "wan", "sched", "sample", "step", "prep"}
     assert set(left_out) == {"diffusers_euler", "vae", "umt5", "step/latents", "step/prompt_embeds"}
+
+
+@pytest.mark.skipif(FRAMEWORK != "mindspore", reason="PyTorch compiles nothing here")
+def test_gradients_through_compiled_networks_are_the_published_ones(compare, all_compiled, tmp_path):
+    part = without(FILE, tmp_path, "(?!dit|wan)", ".+/(output|after)", ".+_step")
+    findings = compare(part, CHECKPOINT, 1e-5, 1e-12, {"--wan": WAN})
+    assert {f.name.partition("/grad_norm/")[0] for f in findings if "grad_norm/" in f.name} == {"dit", "wan"}
+    assert [f for f in findings if not f.good] == []
 
 
 @about_the_report

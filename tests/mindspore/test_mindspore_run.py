@@ -22,7 +22,8 @@ from tests.buckets_fixtures import write_configs, write_pictures
 from tests.captions_fixtures import captioned_configs
 from tests.clips_fixtures import clip_configs, write_clips
 from tests.conftest import ROOT
-from tests.training.launch import Configs, Outcome
+from tests.forked import STARTED, Forked
+from tests.training.launch import PATIENCE_SECONDS, Configs, Outcome
 
 PYTHON = os.environ.get("MM_DIT_MINDSPORE_PYTHON", "")
 pytestmark = [
@@ -48,15 +49,19 @@ def run(configs: Configs, flags: str, workers: int = 1, **variables: str) -> Out
         "PATH": f"{bin_folder}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "GLOG_v": "3",
         **variables,
     }  # fmt: skip
-    launcher = [PYTHON]
-    if workers > 1:
-        logs = configs.folder / "msrun_log"
-        launcher = ["msrun", "--worker_num", str(workers), "--local_worker_num", str(workers)]
-        launcher += ["--master_port", str(free_port()), "--log_dir", str(logs), "--join=True"]
     config = ["--mm-model", str(configs.folder / "model.json"), "--mm-data", str(configs.folder / "data.json")]
-    command = [*launcher, str(ROOT / "pretrain_dit.py"), "--host", "standalone", "--ai-framework", "mindspore", *config]
-    done = subprocess.run([*command, *flags.split()], env=environment, cwd=configs.folder, text=True, timeout=300,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
+    command = [str(ROOT / "pretrain_dit.py"), "--host", "standalone", "--ai-framework", "mindspore", *config]
+    if workers == 1:
+        process = Forked([PYTHON, *command, *flags.split()], environment, str(configs.folder), "mindspore")
+        STARTED.append(process)
+        output = process.communicate(PATIENCE_SECONDS)[0]
+        return Outcome(process.returncode, output)
+    launcher = ["msrun", "--worker_num", str(workers), "--local_worker_num", str(workers)]
+    launcher += ["--master_port", str(free_port()), "--log_dir", str(configs.folder / "msrun_log"), "--join=True"]
+    done = subprocess.run(
+        [*launcher, *command, *flags.split()], env=environment, cwd=configs.folder, text=True,
+        timeout=PATIENCE_SECONDS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
     return Outcome(done.returncode, done.stdout)
 
 
@@ -64,7 +69,7 @@ def run(configs: Configs, flags: str, workers: int = 1, **variables: str) -> Out
 def tiny(tmp_path_factory, digits_folder):
     """A small predictor that learns its variance: every part of the loss is compiled."""
     configs = Configs.create(
-        tmp_path_factory.mktemp("tiny"), digits_folder, hidden_size=32, num_layers=2, num_heads=2, learn_sigma=True
+        tmp_path_factory.mktemp("tiny"), digits_folder, hidden_size=32, num_layers=1, num_heads=2, learn_sigma=True
     )
     model = json.loads((configs.folder / "model.json").read_text())
     model["diffusion"] = {"model_id": "gaussian_diffusion"}
@@ -74,8 +79,8 @@ def tiny(tmp_path_factory, digits_folder):
 
 @pytest.fixture(scope="module")
 def flow(tmp_path_factory, digits_folder):
-    """The embedded default's network, trained with flow matching."""
-    configs = Configs.create(tmp_path_factory.mktemp("flow"), digits_folder)
+    """The embedded default's network with two of its layers, trained with flow matching."""
+    configs = Configs.create(tmp_path_factory.mktemp("flow"), digits_folder, num_layers=2)
     configs.hold_out(0.1)
     model = json.loads((configs.folder / "model.json").read_text())
     model["diffusion"] = {"model_id": "flow_matching", "timestep_sampling": "logit_normal"}
@@ -118,7 +123,7 @@ def test_losses_and_validations_of_a_flow_are_those_of_pytorch(flow):
 
 
 def test_a_run_that_begins_with_other_weights_is_that_of_pytorch(tiny, tmp_path):
-    there = DiTConfig(input_size=8, num_classes=7, in_channels=1, hidden_size=32, num_layers=2, num_heads=2)
+    there = DiTConfig(input_size=8, num_classes=7, in_channels=1, hidden_size=32, num_layers=1, num_heads=2)
     drawn = initial_weights(there.parameters(), 9)
     moved = {name: array + np.float32(0.01) for name, array in drawn.items() if name != "pos_embed"}
     FORMATS["pt"].write(tmp_path / "there.pt", State({"model": moved | {"pos_embed": drawn["pos_embed"]}}))
@@ -131,7 +136,7 @@ def test_a_run_that_begins_with_other_weights_is_that_of_pytorch(tiny, tmp_path)
 def test_losses_and_validations_of_two_workers_are_those_of_pytorch_and_all_begin_with_other_weights(
     tmp_path, digits_folder
 ):
-    configs = Configs.create(tmp_path, digits_folder, hidden_size=32, num_layers=2, num_heads=2)
+    configs = Configs.create(tmp_path, digits_folder, hidden_size=32, num_layers=1, num_heads=2)
     configs.hold_out(0.1)
     shapes = load_model_config(tmp_path / "model.json").parameters()
     FORMATS["pt"].write(tmp_path / "there.pt", State({"model": initial_weights(shapes, 9)}))

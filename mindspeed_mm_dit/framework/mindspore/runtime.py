@@ -25,6 +25,9 @@ _NAMES = {"CPU": "cpu", "GPU": "cuda", "Ascend": "npu"}
 ON_CPU = mindspore.get_context("device_target") == "CPU"
 """Whether this process computes on a CPU; a constant, so that ms.jit compiles one branch of a choice by it."""
 
+if ON_CPU:  # else its threads spin between one operator and the next: 25 times the CPU where operators are small
+    mindspore.runtime.launch_blocking()
+
 
 SAMPLES_IN_BF16 = False
 """Whether ``low_precision`` and ``bf16_products`` do what they are asked."""
