@@ -65,6 +65,9 @@ class TransformersTextConfig(TextEncoderConfig):
     zero_padding: bool = False
     """Set the states of the padding to zero, as Wan's pipeline does; MindSpeed-MM's tutorial hands them on as they
     are. The mask acts inside the encoder either way."""
+    cut_padding: bool = False
+    """With ``zero_padding``: let the encoder read each micro-batch up to its longest caption alone; the states of the
+    rest are zero without it. The same states up to rounding, sooner."""
     dtype: Literal["fp32", "bf16"] = "bf16"
     """Precision in which the encoder runs."""
     hub_backend: Literal["hf"] = "hf"
@@ -78,6 +81,11 @@ class TransformersTextConfig(TextEncoderConfig):
         if self.tokenizer is not None:
             check_path("text_encoder.tokenizer", self.tokenizer)
         check_between("text_encoder.max_length", self.max_length, 2, 32_768, "Wan has 512")
+        if self.cut_padding and not self.zero_padding:
+            raise ConfigError(
+                "text_encoder.cut_padding = true", "and zero_padding = false: the network attends to the states of the "
+                "padding, and the encoder has to compute them", "set zero_padding, or leave cut_padding out",
+            )  # fmt: skip
 
     @property
     def folder(self) -> Path:

@@ -18,6 +18,8 @@ from mindspeed_mm_dit.models.text_encoder import Encoded
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _OTHER_HALF = ("text_model.", "logit_")
 """Weights beside those of the vision half, where a folder holds both."""
+CUT_TO = 32
+"""Captions are cut to multiples of so many tokens: devices like them, and kernels have few sizes."""
 Ask = Callable[[Any, Tensor, Tensor], tuple[Tensor, Tensor | None]]
 """(module, ids (B, L), mask (B, L)) -> states (B, L, D), pooled (B, P) or None."""
 
@@ -48,12 +50,20 @@ class TransformersEncoder:
     @torch.no_grad()
     def __call__(self, ids: Tensor, mask: Tensor) -> Encoded:
         """Ids and mask (B, L) int64 -> what it says of them. What is padded is not attended to."""
+        read = self._longest(mask) if self.config.cut_padding else mask.shape[1]
         with torch.autocast(runtime.device_type(), enabled=False):  # ``dtype`` decides, also inside a bf16 step
-            states, pooled = self._ask(self.module, ids, mask)
-        states = states.float()  # (B, L, D)
+            states, pooled = self._ask(self.module, ids[:, :read], mask[:, :read])
+        states = torch.nn.functional.pad(states.float(), (0, 0, 0, mask.shape[1] - read))  # (B, L, D)
         if self.config.zero_padding:
             states = states * mask[:, :, None]
         return Encoded(states, mask, None if pooled is None else pooled.float())
+
+
+    @staticmethod
+    def _longest(mask: Tensor) -> int:
+        """Return how many tokens the longest caption of ``mask`` (B, L) has, rounded up to a multiple of CUT_TO."""
+        last = int(mask.any(0).nonzero().max())
+        return min(mask.shape[1], (last // CUT_TO + 1) * CUT_TO)
 
 
 class TransformersTeacher:

@@ -82,6 +82,25 @@ def test_padding_comes_back_as_it_is_or_as_zero(framework, text, encoder):
     assert np.array_equal(kept[mask == 1], zero[mask == 1])
 
 
+def test_cut_padding_reads_the_longest_caption_alone_and_says_the_same(framework, text, monkeypatch):
+    long = {"max_length": 80, "zero_padding": True}
+    whole = framework.ops.numpy(load_text_encoder(config(text, **long)).encode(["a one moves up", "a"])[0])
+    cut = load_text_encoder(config(text, **long, cut_padding=True))
+    lengths, ask = [], cut.network._ask
+    monkeypatch.setattr(cut.network, "_ask", lambda *given: (lengths.append(given[1].shape[1]), ask(*given))[1])
+    found, mask = map(framework.ops.numpy, cut.encode(["a one moves up", "a"])[:2])
+    assert lengths == [32] and found.shape == whole.shape == (2, 80, 64) and mask.shape == (2, 80)
+    np.testing.assert_allclose(found, whole, atol=1e-5)  # of states of about 4
+    cut.encode([" ".join(["one"] * 40), "a"])
+    cut.encode([" ".join(["one"] * 79)])
+    assert lengths == [32, 64, 80]
+
+
+def test_padding_that_the_network_attends_to_is_not_cut(text):
+    with pytest.raises(ConfigError, match="cut_padding = true: and zero_padding = false: the network attends"):
+        config(text, cut_padding=True)
+
+
 def test_bf16_is_near_fp32(framework, text, encoder):
     exact = framework.ops.numpy(encoder.encode(CAPTIONS)[0])
     rounded = framework.ops.numpy(load_text_encoder(config(text, dtype="bf16")).encode(CAPTIONS)[0])
