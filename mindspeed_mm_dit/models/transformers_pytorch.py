@@ -58,7 +58,6 @@ class TransformersEncoder:
             states = states * mask[:, :, None]
         return Encoded(states, mask, None if pooled is None else pooled.float())
 
-
     @staticmethod
     def _longest(mask: Tensor) -> int:
         """Return how many tokens the longest caption of ``mask`` (B, L) has, rounded up to a multiple of CUT_TO."""
