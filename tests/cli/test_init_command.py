@@ -99,7 +99,7 @@ def test_pictures_without_folders_are_one_class(here, capsys):
     assert model.predictor.num_classes == 1 and model.predictor.class_dropout_prob == 0
     said = capsys.readouterr().out
     assert "1 class, 30 images to train on: 0 china (30)" in said and "--classes china" in said
-    assert "--cfg-scale 1 " in said
+    assert "--cfg-scale 1 " in said and "Expect less here: 30 pictures a class. Shapes come late" in said
 
 
 @pytest.mark.parametrize("named", ["pictures", "pictures/labels.csv"])
