@@ -74,6 +74,12 @@ class Step:
         return losses, {name: ops.numpy(p) for name, p in self.network.named_parameters()}
 
     @property
+    def network_after(self) -> Any:
+        """The network after the step."""
+        assert self._after is not None
+        return self.network
+
+    @property
     def losses_after(self) -> np.ndarray:
         """Loss of each sample after the step, (B,)."""
         return self._after[0]

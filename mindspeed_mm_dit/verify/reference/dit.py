@@ -57,14 +57,6 @@ class PublishedDiT(LabelledImages):
         """The network there, (B, 2C, H, W)."""
         return self.at.output(self.network)
 
-    def simple_loss(self) -> Tensor:
-        """Return the squared error of the noise, (B,)."""
-        return self.process.simple_loss(self.output, self.at.x, *self.at.draws)
-
-    def bound(self) -> Tensor:
-        """Return the variational bound, (B,)."""
-        return self.process.variational_bound(self.output, self.at.x, self.at.x_t, *self.at.draws)
-
     def guided(self, scale: str, channels: str) -> Tensor:
         """Return the published batch of two halves, guided."""
         if int(channels) not in (3, self.config.in_channels):
@@ -97,8 +89,10 @@ DIT = Kind(
         Quantity("timestep_map/(.+)", PublishedDiT.timesteps),
         Quantity("x_t", lambda file: file.at.x_t),
         Quantity("output", lambda file: file.output),
-        Quantity("loss_mse", PublishedDiT.simple_loss),
-        Quantity("loss_vb", PublishedDiT.bound),
+        Quantity("loss_mse", lambda file: file.process.simple_loss(file.output, file.at.x, *file.at.draws)),
+        Quantity(
+            "loss_vb", lambda file: file.process.variational_bound(file.output, file.at.x, file.at.x_t, *file.at.draws)
+        ),
         Quantity("loss", lambda file: file.at.loss_of(file.output)),
         Quantity(r"cfg_output_scale(\d+(?:\.\d*)?)_rgb(\d+)", PublishedDiT.guided),
         Quantity("sample/([^/]+)/result", PublishedDiT.sample),

@@ -1,5 +1,5 @@
 """Files of reference values of image models with labels: their inputs, DiTs with the weights beside them, and what
-both make of samples at a time."""
+both make of samples at a time. Of later recipes a ``.pt`` says how they were made."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ from typing import Any
 
 import numpy as np
 
+from mindspeed_mm_dit.checkpoint.published import plain
 from mindspeed_mm_dit.checkpoint.store import find_checkpoint
 from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework import ops
+from mindspeed_mm_dit.framework.torch_file import read_torch_file
 from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.objectives.flow.process import FlowMatching
 from mindspeed_mm_dit.objectives.flow.timesteps import told
 from mindspeed_mm_dit.objectives.guidance import Guidance, guided_network
 from mindspeed_mm_dit.verify.reference.file import FORMAT, Given, Tensor, Weights, answer, config_of, loaded
+from mindspeed_mm_dit.verify.step import norm
+from mindspeed_mm_dit.verify.table import FORWARD, Bound, Quantity
 
 Arrays = Mapping[str, np.ndarray]
 _LATENTS = ("x0", "x1", "noise", "x", "e")
@@ -165,3 +169,46 @@ class LabelledImages:
         elif "t" in given and "t" in shapes:
             most = (self.num_timesteps or 0) - 1
             given.check_range("t", most, why=f": the published DiT has {self.num_timesteps} timesteps")
+
+
+class RecipeFile(LabelledImages):
+    """One whose numbers of ``config`` are sizes alone: flags, learning rate and constants stand in the ``.pt``, as the
+    recipe's own code saves them. Raises CheckpointError for a ``.pt`` that lacks what the values were made with."""
+
+    def __init__(self, given: Given, weights: Weights) -> None:
+        content = read_torch_file(weights["--checkpoint"])
+        self._content, self._checkpoint = content if isinstance(content, Mapping) else {}, "--checkpoint"
+        super().__init__(given, weights)
+
+    @cached_property
+    def weights(self) -> Arrays:
+        return plain(self.said("model"))
+
+    def fresh_network(self, config: Any = None, weights: Any = None) -> DiT:
+        return super().fresh_network(config, None if weights is None else plain(weights))
+
+    def said(self, *keys: str) -> Any:
+        """Return the entry at ``keys`` of the nested ``.pt``; raises CheckpointError where there is none."""
+        found: Any = self._content
+        for key in keys:
+            if not isinstance(found, Mapping) or key not in found:
+                raise CheckpointError(
+                    self._checkpoint, f"lacks {'/'.join(keys)}, which the values were made with", FORMAT
+                )
+            found = found[key]
+        return found
+
+    def number(self, *keys: str) -> float:
+        """Return a number of the ``.pt``."""
+        found = self.said(*keys)
+        if isinstance(found, bool) or not isinstance(found, (int, float)):
+            raise CheckpointError(self._checkpoint, f"{'/'.join(keys)} = {shown(found)} is no number", FORMAT)
+        return float(found)
+
+
+def rows_of_chain(names: str, bound: Bound = FORWARD) -> tuple[Quantity, Quantity]:
+    """Return the rows of the last state of chains ``names``, and of the norms of all states (``file.states``)."""
+    return (
+        Quantity(f"{names}/result", lambda file, *chain: file.states(*chain)[-1], bound),
+        Quantity(f"{names}/norms", lambda file, *chain: np.array(list(map(norm, file.states(*chain)))), bound),
+    )

@@ -10,16 +10,14 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
 from mindspeed_mm_dit.framework import ops
-from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.objectives.flow.process import FlowMatching
 from mindspeed_mm_dit.objectives.flow.samplers import ode_chain
 from mindspeed_mm_dit.objectives.flow.timesteps import logit_normal
 from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.verify.reference.contract import Kind
-from mindspeed_mm_dit.verify.reference.file import Tensor
-from mindspeed_mm_dit.verify.reference.images import Point
-from mindspeed_mm_dit.verify.reference.recipe import RecipeFile
-from mindspeed_mm_dit.verify.step import rows_of_step
+from mindspeed_mm_dit.verify.reference.file import Given, Tensor, Weights
+from mindspeed_mm_dit.verify.reference.images import Point, RecipeFile
+from mindspeed_mm_dit.verify.step import Step, rows_of_step
 from mindspeed_mm_dit.verify.table import Quantity
 
 _ALWAYS = ("qk_norm", "rms_norm", "swiglu", "rope")
@@ -33,16 +31,14 @@ class JiT(RecipeFile):
     sizes = ("hidden_size", "num_layers", "num_heads", "patch_size", "input_size", "num_classes", "bottleneck_dim",
              "in_context_len", "in_context_start")  # fmt: skip
 
-    @property
-    def flags(self) -> Mapping[str, Any]:
-        """Settings of the network beside its sizes."""
-        channels = self.given["x" if "x" in self.given else "sample/start"].shape[1:2]
-        return {**dict.fromkeys(_ALWAYS, True), "learn_sigma": False, "in_channels": channels[0] if channels else 0}
+    def __init__(self, given: Given, weights: Weights) -> None:
+        super().__init__(given, weights)
+        self.step = Step(self.fresh_network, lambda net: self.at.losses(net), self.number("args", "lr"), (0.9, 0.95))
 
     @property
-    def adamw(self) -> tuple[float, tuple[float, float]]:
-        """Learning rate and betas of the one optimizer step."""
-        return self.number("args", "lr"), (0.9, 0.95)
+    def flags(self) -> Mapping[str, Any]:
+        channels = self.given["x" if "x" in self.given else "sample/start"].shape[1:2]
+        return {**dict.fromkeys(_ALWAYS, True), "learn_sigma": False, "in_channels": channels[0] if channels else 0}
 
     def process(self, other_noise: bool = False) -> FlowMatching:
         """Return what is learned, with noise of the size of the file or of the other one that it tries."""
@@ -53,10 +49,6 @@ class JiT(RecipeFile):
                 t_eps=self.number("args", "t_eps"),
             )
         )  # fmt: skip
-
-    def losses(self, network: DiT) -> Tensor:
-        """Return the loss of each sample, (B,)."""
-        return self.at.losses(network)
 
     def times(self) -> np.ndarray:
         """Return the times of the samples, (B,) float32."""
@@ -71,14 +63,10 @@ class JiT(RecipeFile):
     def _at(self, process: FlowMatching, labels: Tensor) -> Point:
         return Point.of_flow(process, self.given.tensor("x"), self.given.tensor("e"), self.times(), labels)
 
-    def loss(self) -> Tensor:
-        """Return the loss of each sample, (B,)."""
-        with ops.no_grad():
-            return self.losses(self.network)
-
     def loss_mean(self, variant: str | None) -> np.ndarray:
         """Return the mean loss: as it is, with the other noise, with labels dropped, or after the optimizer step."""
-        network, process = self.stepped() if variant == "after_one_adamw_step" else self.network, self.process()
+        process = self.process()
+        network = self.step.network_after if variant == "after_one_adamw_step" else self.network
         labels = self.given["y"].astype(np.int64)
         if variant == "labels_dropped":
             drops = self.given["drop_u"] < self.number("args", "label_drop_prob")
@@ -134,7 +122,7 @@ JIT = Kind(
         Quantity("t", JiT.times),
         Quantity("z_t", lambda file: file.at.x_t),
         Quantity("x_pred", lambda file: file.at.output(file.network)),
-        Quantity("loss", JiT.loss),
+        Quantity("loss", lambda file: file.step.losses),
         Quantity("loss_mean(?:_(labels_dropped|other_noise_scale|after_one_adamw_step))?", JiT.loss_mean),
         Quantity(_CHAIN, JiT.chain),
         Quantity(_FIRST, JiT.first_velocity),

@@ -17,9 +17,8 @@ from mindspeed_mm_dit.objectives.flow.timesteps import logit_normal, sampling_ti
 from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.verify.reference.contract import Kind
 from mindspeed_mm_dit.verify.reference.file import Given, Tensor, Weights
-from mindspeed_mm_dit.verify.reference.images import Point
-from mindspeed_mm_dit.verify.reference.recipe import RecipeFile
-from mindspeed_mm_dit.verify.step import norm, rows_of_step
+from mindspeed_mm_dit.verify.reference.images import Point, RecipeFile, rows_of_chain
+from mindspeed_mm_dit.verify.step import Step, rows_of_step
 from mindspeed_mm_dit.verify.table import NotThere, Quantity
 
 _FLAGS = {"use_qknorm": "qk_norm", "use_swiglu": "swiglu", "use_rope": "rope", "use_rmsnorm": "rms_norm",
@@ -36,16 +35,12 @@ class LightningDiT(RecipeFile):
     def __init__(self, given: Given, weights: Weights) -> None:
         super().__init__(given, weights)
         self.states = cache(self._states)
+        betas = (0.9, self.number("config", "optimizer", "beta2"))
+        self.step = Step(self.fresh_network, self.losses, self.number("config", "optimizer", "lr"), betas)
 
     @property
     def flags(self) -> Mapping[str, Any]:
-        """Options of the network that was trained."""
         return _options(self.said("config", "model"))
-
-    @property
-    def adamw(self) -> tuple[float, tuple[float, float]]:
-        """Learning rate and betas of the one optimizer step."""
-        return self.number("config", "optimizer", "lr"), (0.9, self.number("config", "optimizer", "beta2"))
 
     @cached_property
     def at(self) -> dict[str, Point]:
@@ -69,20 +64,12 @@ class LightningDiT(RecipeFile):
 
     def loss(self, name: str, after: str | None) -> np.ndarray:
         """Return a loss of each sample, or the mean of both together, before or after the optimizer step."""
-        network = self.stepped() if after else self.network
+        network = self.step.network_after if after else self.network
         with ops.no_grad():
             if name == "loss_total":
                 return np.asarray(ops.numpy(self.losses(network)).mean())
             squared = ops.numpy(self.at["loss"].losses(network))
             return squared if name == "loss" else ops.numpy(self.at["both"].losses(network)) - squared
-
-    def times(self, mean: str | None, std: str | None) -> np.ndarray:
-        """Return times of the logit-normal law."""
-        return logit_normal(self.given["time/z"], float(mean or 0), float(std or 1))
-
-    def grid(self, shift: str) -> np.ndarray:
-        """Return the times of a chain."""
-        return _grid(shift, len(self.given[f"sample/t_grid_shift{shift}"]) - 1)
 
     def _states(self, method: str, shift: str, guidance: str) -> list[np.ndarray]:
         """Return the states of a chain; each chain is walked once."""
@@ -122,10 +109,15 @@ LIGHTNING_DIT = Kind(
         Quantity("u_t", lambda file: file.at["loss"].target()),
         Quantity("option/([^/]+)/output", LightningDiT.option),
         Quantity("(loss|cos_loss|loss_total)(_after_one_adamw_step)?", LightningDiT.loss),
-        Quantity(rf"time/t_lognorm(?:_mu(-?{_N}))?(?:_sigma({_N}))?", LightningDiT.times),
-        Quantity(rf"sample/t_grid_shift({_N})", LightningDiT.grid),
-        Quantity(rf"{_CHAIN}/result", lambda file, *chain: file.states(*chain)[-1]),
-        Quantity(rf"{_CHAIN}/norms", lambda file, *chain: np.array(list(map(norm, file.states(*chain))))),
+        Quantity(
+            rf"time/t_lognorm(?:_mu(-?{_N}))?(?:_sigma({_N}))?",
+            lambda file, mean, std: logit_normal(file.given["time/z"], float(mean or 0), float(std or 1)),
+        ),
+        Quantity(
+            rf"sample/t_grid_shift({_N})",
+            lambda file, shift: _grid(shift, len(file.given[f"sample/t_grid_shift{shift}"]) - 1),
+        ),
+        *rows_of_chain(_CHAIN),
         *rows_of_step(lambda file: file.step),
     ),
 )

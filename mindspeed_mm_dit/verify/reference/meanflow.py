@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from mindspeed_mm_dit.objectives.mean_flow.objective import even_times, walk
 from mindspeed_mm_dit.objectives.mean_flow.process import MeanFlow
 from mindspeed_mm_dit.verify.reference.contract import Kind
 from mindspeed_mm_dit.verify.reference.file import Given, Tensor, Weights, answer
-from mindspeed_mm_dit.verify.reference.recipe import RecipeFile
+from mindspeed_mm_dit.verify.reference.images import RecipeFile
 from mindspeed_mm_dit.verify.step import Step, norm
 from mindspeed_mm_dit.verify.table import GRADIENTS, NotThere, Quantity
 
@@ -33,26 +33,15 @@ class MeanFlowFile(RecipeFile):
 
     def __init__(self, given: Given, weights: Weights) -> None:
         super().__init__(given, weights)
-        self.step_of = cache(self._step_of)
+        self.case = cache(lambda name: Case(self, name))
 
     @property
     def flags(self) -> Mapping[str, Any]:
-        """Settings of the network beside its sizes."""
         return {"learn_sigma": False, "h_embedder": True}
 
     @property
-    def adamw(self) -> tuple[float, tuple[float, float]]:
-        """No file holds a step."""
-        return 0.0, (0.9, 0.999)
-
-    @property
     def shapes(self) -> Mapping[str, tuple[int | None, ...]]:
-        """Shape of each input."""
         return {**super().shapes, "time/z": (2, None)}
-
-    def losses(self, network: DiT) -> Tensor:
-        """Return the loss of each sample without guidance."""
-        return self._losses(network, "plain")
 
     def process(self, case: str) -> MeanFlow:
         """Return what is learned in a case."""
@@ -65,76 +54,16 @@ class MeanFlowFile(RecipeFile):
             settings[name] = float(asked[1]) if asked else self.number("args", name)
         return MeanFlow(MeanFlowConfig(**settings))  # type: ignore[arg-type]
 
-    # --- one evaluation --------------------------------------------------------------------------------------------
-
-    def _draws(self) -> tuple[Tensor, Tensor, Tensor]:
-        times = np.stack([self.given["t"], self.given["r"]], 1).astype(np.float32)
-        return ops.tensor(times), self.given.tensor("e"), ops.tensor(np.zeros(len(times), np.float32))
-
-    def _labels(self) -> Tensor:
+    def labels(self) -> Tensor:
         """Return the labels, as many of the first dropped as ``drop_u`` says, which the published code counts."""
         labels, null = self.given["y"].astype(np.int64), self.config.num_classes
         dropped = int((self.given["drop_u"] < self.number("args", "class_dropout_prob")).sum())
         return ops.tensor(np.where(np.arange(len(labels)) < dropped, null, labels))
 
-    def z_t(self) -> Tensor:
-        """Return the noised latents."""
-        return self.process("plain").noised(self.given.tensor("x"), *self._draws())
-
     def output(self, null: str | None) -> Tensor:
-        """Return the average velocity there, with or without labels."""
-        labels = self.given.tensor("y") * 0 + self.config.num_classes if null else self.given.tensor("y")
-        return answer(self.network, self.z_t(), self._draws()[0], labels)
-
-    def _losses(self, network: DiT, case: str) -> Tensor:
-        x, null = self.given.tensor("x"), self.config.num_classes
-        return self.process(case).losses(network, null, x, self._labels(), *self._draws())
-
-    def _step_of(self, case: str) -> Step:
-        return Step(self.fresh_network, lambda network: self._losses(network, case))
-
-    def guided(self, case: str) -> Tensor:
-        """Return the velocity that the target begins with."""
-        v = self.given.tensor("e") - self.given.tensor("x")
-        with ops.no_grad():
-            return self.process(case).guided(
-                self.network, self.z_t(), v, self._draws()[0], self._labels(), self.config.num_classes
-            )
-
-    def u(self, case: str) -> Tensor:
-        """Return the average velocity that is trained."""
-        return answer(self.network, self.z_t(), self._draws()[0], self._labels())
-
-    def rate(self, case: str) -> Tensor:
-        """Return the derivative of the network along the path."""
-        process, labels = self.process(case), self._labels()
-        return process.derivative(self.network, self.z_t(), self.guided(case), self._draws()[0], labels)
-
-    def target(self, case: str) -> Tensor:
-        """Return what it is to be."""
-        v, null = self.given.tensor("e") - self.given.tensor("x"), self.config.num_classes
-        return self.process(case).target(self.network, self.z_t(), v, self._draws()[0], self._labels(), null)
-
-    def loss(self, case: str) -> np.ndarray:
-        """Return the mean of the weighted losses."""
-        with ops.no_grad():
-            return np.asarray(ops.numpy(self._losses(self.network, case)).mean())
-
-    def v_loss(self, case: str) -> Tensor:
-        """Return the squared distance of the network from the path's own velocity, summed, (B,)."""
-        return self.process(case).squared(self.u(case) - (self.given.tensor("e") - self.given.tensor("x")))
-
-    def denominator(self, case: str) -> Tensor:
-        """Return what the squared errors are divided by, (B,)."""
-        process = self.process(case)
-        return process.denominator(process.squared(self.u(case) - self.target(case)))
-
-    def gradient(self, case: str, parameter: str) -> np.ndarray:
-        """Return the norm of a parameter's gradient."""
-        gradients = self.step_of(case).gradients
-        if parameter not in gradients:
-            raise NotThere("it is no parameter that is trained")
-        return norm(gradients[parameter])
+        """Return the average velocity at the samples, with or without labels."""
+        labels, at = self.given.tensor("y"), self.case("plain")
+        return answer(self.network, at.z_t, at.draws[0], labels * 0 + self.config.num_classes if null else labels)
 
     # --- times and chains --------------------------------------------------------------------------------------------
 
@@ -155,22 +84,82 @@ class MeanFlowFile(RecipeFile):
         return last
 
 
+class Case:
+    """What is learned in a case, at the samples of a file."""
+
+    def __init__(self, file: MeanFlowFile, name: str) -> None:
+        x, e = map(file.given.tensor, "xe")
+        self._file, self._x, self.process, self._null = file, x, file.process(name), file.config.num_classes
+        times = np.stack([file.given["t"], file.given["r"]], 1).astype(np.float32)
+        self.draws = ops.tensor(times), e, ops.tensor(np.zeros(len(times), np.float32))
+        self.z_t, self.v = self.process.noised(x, *self.draws), e - x
+        self.step = Step(file.fresh_network, self.losses)
+
+    @cached_property
+    def labels(self) -> Tensor:
+        """Those of the file, some of them dropped."""
+        return self._file.labels()
+
+    @property
+    def _at(self) -> tuple[Any, ...]:
+        return self._file.network, self.z_t, self.v, self.draws[0], self.labels, self._null
+
+    def losses(self, network: DiT | None = None) -> Tensor:
+        """Return the weighted loss of each sample, (B,)."""
+        return self.process.losses(network or self._file.network, self._null, self._x, self.labels, *self.draws)
+
+    def loss(self) -> np.ndarray:
+        """Return the mean of the weighted losses."""
+        with ops.no_grad():
+            return np.asarray(ops.numpy(self.losses()).mean())
+
+    @cached_property
+    def u(self) -> Tensor:
+        """The average velocity that is trained."""
+        return answer(self._file.network, self.z_t, self.draws[0], self.labels)
+
+    @cached_property
+    def guided(self) -> Tensor:
+        """The velocity that the target begins with."""
+        with ops.no_grad():
+            return self.process.guided(*self._at)
+
+    def rate(self) -> Tensor:
+        """Return the derivative of the network along the path."""
+        return self.process.derivative(self._file.network, self.z_t, self.guided, self.draws[0], self.labels)
+
+    @cached_property
+    def target(self) -> Tensor:
+        """What the average velocity is to be."""
+        return self.process.target(*self._at)
+
+    def denominator(self) -> Tensor:
+        """Return what the squared errors are divided by, (B,)."""
+        return self.process.denominator(self.process.squared(self.u - self.target))
+
+    def gradient(self, parameter: str) -> np.ndarray:
+        """Return the norm of a parameter's gradient."""
+        if parameter not in self.step.gradients:
+            raise NotThere("it is no parameter that is trained")
+        return norm(self.step.gradients[parameter])
+
+
 MEAN_FLOW = Kind(
     signature=r"r|output_null|time/r|train/.+|sample/steps\d+/.+|grad_norm/h_embedder\..+",
     inputs=r"config|x|e|t|r|y|drop_u|time/z|sample/(start|y)|sample/steps\d+/t_grid",
     program=MeanFlowFile,
     rows=(
-        Quantity("z_t", MeanFlowFile.z_t),
+        Quantity("z_t", lambda file: file.case("plain").z_t),
         Quantity("output(_null)?", MeanFlowFile.output),
         Quantity("time/(t|r)", MeanFlowFile.times),
-        Quantity(f"train/{_CASE}/v_g", MeanFlowFile.guided),
-        Quantity(f"train/{_CASE}/u", MeanFlowFile.u),
-        Quantity(f"train/{_CASE}/dudt", MeanFlowFile.rate),
-        Quantity(f"train/{_CASE}/u_target", MeanFlowFile.target),
-        Quantity(f"train/{_CASE}/weight_denominator", MeanFlowFile.denominator),
-        Quantity(f"train/{_CASE}/loss", MeanFlowFile.loss),
-        Quantity(f"train/{_CASE}/v_loss", MeanFlowFile.v_loss),
-        Quantity(f"train/{_CASE}/grad_norm/(.+)", MeanFlowFile.gradient, GRADIENTS),
+        Quantity(f"train/{_CASE}/v_g", lambda file, case: file.case(case).guided),
+        Quantity(f"train/{_CASE}/u", lambda file, case: file.case(case).u),
+        Quantity(f"train/{_CASE}/dudt", lambda file, case: file.case(case).rate()),
+        Quantity(f"train/{_CASE}/u_target", lambda file, case: file.case(case).target),
+        Quantity(f"train/{_CASE}/weight_denominator", lambda file, case: file.case(case).denominator()),
+        Quantity(f"train/{_CASE}/loss", lambda file, case: file.case(case).loss()),
+        Quantity(f"train/{_CASE}/v_loss", lambda file, case: (at := file.case(case)).process.squared(at.u - at.v)),
+        Quantity(f"train/{_CASE}/grad_norm/(.+)", lambda file, case, p: file.case(case).gradient(p), GRADIENTS),
         Quantity(r"sample/steps([1-9]\d*)/result", MeanFlowFile.chain),
     ),
 )

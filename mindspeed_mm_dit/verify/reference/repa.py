@@ -24,8 +24,7 @@ from mindspeed_mm_dit.objectives.flow.timesteps import logit_normal, told
 from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.verify.reference.contract import Kind
 from mindspeed_mm_dit.verify.reference.file import Given, Tensor, Weights
-from mindspeed_mm_dit.verify.reference.images import Point
-from mindspeed_mm_dit.verify.reference.recipe import RecipeFile
+from mindspeed_mm_dit.verify.reference.images import Point, RecipeFile
 from mindspeed_mm_dit.verify.step import ZERO, Step, norm, rows_of_step
 from mindspeed_mm_dit.verify.table import GRADIENTS, NotThere, Quantity
 
@@ -46,24 +45,17 @@ class Repa(RecipeFile):
     def __init__(self, given: Given, weights: Weights) -> None:
         super().__init__(given, weights)
         self.steps = len(given["sample/brownian"]) + 1 if "sample/brownian" in given else STEPS
-        lr, betas = self.adamw
-        self.step_of_projection = Step(self.fresh_network, lambda network: self._projection(network), lr, betas)
+        lr, *betas = (self.number("args", name) for name in ("learning_rate", "adam_beta1", "adam_beta2"))
+        self.step = Step(self.fresh_network, self._losses, lr, (betas[0], betas[1]))
+        self.step_of_projection = Step(self.fresh_network, lambda network: self._both(network)[1])
 
     @property
     def flags(self) -> Mapping[str, Any]:
-        """Settings of the network beside its sizes."""
         self.given.check_shape("z_dims", (None,))
         return {"learn_sigma": False, "z_dims": self.given["z_dims"].tolist(), "qk_norm": self.said("args", "qk_norm")}
 
     @property
-    def adamw(self) -> tuple[float, tuple[float, float]]:
-        """Learning rate and betas of the one optimizer step."""
-        lr, *betas = (self.number("args", name) for name in ("learning_rate", "adam_beta1", "adam_beta2"))
-        return lr, (betas[0], betas[1])
-
-    @property
     def shapes(self) -> Mapping[str, tuple[int | None, ...]]:
-        """Shape of each input."""
         B, tokens = len(self.given["y"]) if "y" in self.given else None, self.config.num_tokens
         return {**super().shapes, **{f"zs{n}": (B, tokens, width) for n, width in enumerate(self.config.z_dims)}}
 
@@ -80,23 +72,15 @@ class Repa(RecipeFile):
     def _processes(self) -> dict[str, FlowMatching]:
         return {name: FlowMatching(FlowMatchingConfig(path=path, data_time=0)) for name, path in _PATHS.items()}  # type: ignore[arg-type]
 
-    def _at(self, path: str, law: str) -> Point:
+    def at(self, path: str, law: str) -> Point:
+        """Return the samples at their times."""
         x, e, y = map(self.given.tensor, ("x", "e", "y"))
         return Point.of_flow(self._processes[path], x, e, 1 - self.times(path, law), y)
 
-    def x_t(self, path: str, law: str) -> Tensor:
-        """Return the noised latents."""
-        return self._at(path, law).x_t
-
     def _asked(self, network: DiT, path: str, law: str) -> tuple[Tensor, list[Tensor]]:
-        at = self._at(path, law)
+        at = self.at(path, law)
         asked: tuple[Tensor, list[Tensor]] = network(at.x_t, at.draws[0], *at.condition, project=True)
         return asked
-
-    def output(self, path: str, law: str) -> Tensor:
-        """Return the velocity that the network says there."""
-        with ops.no_grad():
-            return self._asked(self.network, path, law)[0]
 
     def projected(self, path: str, law: str, number: str) -> Tensor:
         """Return the tokens as a projector has them."""
@@ -111,32 +95,18 @@ class Repa(RecipeFile):
         """Return the loss of the velocity and that of the projections, a value a sample each."""
         output, projected = self._asked(network, path, law)
         features = [self.given.tensor(f"zs{number}") for number in range(len(projected))]
-        return self._at(path, law).loss_of(output), projection_loss(projected, features, [1.0] * len(features))
+        return self.at(path, law).loss_of(output), projection_loss(projected, features, [1.0] * len(features))
 
-    def _projection(self, network: DiT) -> Tensor:
-        return self._both(network)[1]
-
-    def losses(self, network: DiT) -> Tensor:
-        """Return what the optimizer step lowers, a loss a sample."""
+    def _losses(self, network: DiT) -> Tensor:
         denoising, projection = self._both(network)
         return denoising + float(self.given["proj_coeff"]) * projection
 
-    def loss(self, path: str, law: str, name: str) -> np.ndarray:
+    def loss(self, *case: str, network: DiT | None = None) -> np.ndarray:
         """Return the loss of the velocity (B,), or the mean one of the projections."""
-        return self._said(self.network, name, path, law)
-
-    def loss_after(self, name: str) -> np.ndarray:
-        """Return the same after the optimizer step."""
-        return self._said(self.stepped(), name)
-
-    def _said(self, network: DiT, name: str, *case: str) -> np.ndarray:
+        *place, name = case
         with ops.no_grad():
-            denoising, projection = map(ops.numpy, self._both(network, *case))
+            denoising, projection = map(ops.numpy, self._both(network or self.network, *place))
         return denoising if name == "denoising" else np.asarray(projection.mean(dtype=np.float64))
-
-    def total(self) -> np.ndarray:
-        """Return the mean of what the optimizer step lowers."""
-        return np.asarray(self.step.losses.mean(dtype=np.float64))
 
     def norm_of_projection(self, name: str) -> np.ndarray:
         """Return the norm of the gradient of the projections' loss."""
@@ -185,13 +155,16 @@ REPA = Kind(
     inputs=r"config|z_dims|proj_coeff|x|e|y|zs\d+|time_[uz]|sample/(start|y|brownian|cfg)",
     program=Repa,
     rows=(
-        Quantity(f"{_CASE}/x_t", Repa.x_t),
+        Quantity(f"{_CASE}/x_t", lambda file, *case: file.at(*case).x_t),
         Quantity(f"{_CASE}/t", Repa.times),
-        Quantity(f"{_CASE}/output", Repa.output),
+        Quantity(f"{_CASE}/output", lambda file, *case: file.at(*case).output(file.network)),
         Quantity(rf"{_CASE}/projected(\d+)", Repa.projected),
         Quantity(f"{_CASE}/(denoising|proj)_loss", Repa.loss),
-        Quantity("(denoising|proj)_loss_after_one_adamw_step", Repa.loss_after),
-        Quantity("loss_total", Repa.total),
+        Quantity(
+            "(denoising|proj)_loss_after_one_adamw_step",
+            lambda file, name: file.loss(name, network=file.step.network_after),
+        ),
+        Quantity("loss_total", lambda file: file.step.losses.mean(dtype=np.float64)),
         Quantity(r"grad_norm_of_proj_loss/(.+attn\.k_norm\.bias)", Repa.norm_of_projection, ZERO),
         Quantity("grad_norm_of_proj_loss/(.+)", Repa.norm_of_projection, GRADIENTS),
         Quantity(_CHAIN, Repa.chain),

@@ -21,9 +21,9 @@ from mindspeed_mm_dit.objectives.flow.timesteps import logit_normal, shifted
 from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.verify.reference.contract import Kind
 from mindspeed_mm_dit.verify.reference.file import Given, Tensor, Weights
-from mindspeed_mm_dit.verify.reference.images import LabelledImages, Point
-from mindspeed_mm_dit.verify.step import Step, norm, rows_of_step
-from mindspeed_mm_dit.verify.table import EXACT, FORWARD, Bound, Quantity
+from mindspeed_mm_dit.verify.reference.images import LabelledImages, Point, rows_of_chain
+from mindspeed_mm_dit.verify.step import Step, rows_of_step
+from mindspeed_mm_dit.verify.table import EXACT, Bound, Quantity
 
 Output = Callable[[Tensor, np.ndarray], Tensor]
 """The network, guided or not: (x, times (B,)) -> output."""
@@ -48,34 +48,11 @@ class SiT(LabelledImages):
         self.at, self.states = cache(self._at), cache(self._states)
         self.step = Step(self.fresh_network, lambda network: self.at("Linear").losses(network))
 
-    # --- tables and laws -----------------------------------------------------------------------------------
-
-    def table(self, path: str, name: str) -> np.ndarray:
-        """Return a table of a path at the times of the file."""
-        return getattr(PATHS[_PATHS[path]](self.given["table/t"]), _TABLES[name])
-
-    def diffusion(self, path: str, form: str) -> np.ndarray:
-        """Return the diffusion of an SDE at the times of the file."""
-        t = self.given["table/t"]
-        return Diffusion(form).at(t, PATHS[_PATHS[path]](t))  # type: ignore[arg-type]
-
-    def logit_normal(self, mean: str, std: str) -> np.ndarray:
-        """Return times of that law."""
-        return logit_normal(self.given["time/z"], float(mean), float(std))
-
-    def shifted(self, number: str, towards_noise: str | None) -> np.ndarray:
-        """Return shifted times."""
-        return shifted(self.given["time/u"], float(number) if towards_noise else 1 / float(number))
-
     # --- one evaluation ------------------------------------------------------------------------------------
 
     def _at(self, path: str, prediction: str = "velocity", weight: str = "None") -> Point:
         x, noise, y = map(self.given.tensor, ("x1", "x0", "y"))
         return Point.of_flow(FlowMatching(_config(path, prediction, weight)), x, noise, self.given["t"], y)
-
-    def output(self, path: str) -> Tensor:
-        """Return the network at the point of a path: the channels that count, (B, C, H, W)."""
-        return self.at(path).output(self.network)[:, : self.config.in_channels]
 
     def loss(self, *case: str) -> Tensor:
         """Return the weighted loss of each sample, (B,)."""
@@ -166,14 +143,8 @@ _FORMS = "constant|SBDM|sigma|linear|decreasing|increasing-decreasing"
 _LAST = "(?:Mean|Euler|Tweedie|None)"
 
 
-def _chains(form: str, bound: Bound) -> tuple[Quantity, Quantity]:
-    """Return the rows of the last state of chains, and of the norms of all states."""
-    return (
-        Quantity(rf"{form}/cfg({_N})/result", lambda file, *chain: file.states(*chain)[-1], bound),
-        Quantity(
-            rf"{form}/cfg({_N})/norms", lambda file, *chain: np.array(list(map(norm, file.states(*chain)))), bound
-        ),
-    )
+def _law(u: np.ndarray, number: str, towards_noise: str | None) -> np.ndarray:
+    return shifted(u, float(number) if towards_noise else 1 / float(number))
 
 
 SIT = Kind(
@@ -181,10 +152,21 @@ SIT = Kind(
     inputs=r"config|x0|x1|t|y|table/t|time/[uz]|sample/(start|y|brownian)|.*/(accepted|calls)",
     program=SiT,
     rows=(
-        Quantity(rf"table/{_P}/({'|'.join(_TABLES)})", SiT.table, EXACT),
-        Quantity(rf"table/{_P}/diffusion/({_FORMS})", SiT.diffusion, EXACT),
-        Quantity(rf"time/logit_normal/mean(-?{_N})_std({_N})", SiT.logit_normal, EXACT),
-        Quantity(rf"time/shift((?=.*[1-9]){_N})(_towards_noise)?", SiT.shifted, EXACT),
+        Quantity(
+            rf"table/{_P}/({'|'.join(_TABLES)})",
+            lambda file, path, name: getattr(PATHS[_PATHS[path]](file.given["table/t"]), _TABLES[name]), EXACT,
+        ),
+        Quantity(
+            rf"table/{_P}/diffusion/({_FORMS})",
+            lambda file, path, form: Diffusion(form).at(t := file.given["table/t"], PATHS[_PATHS[path]](t)), EXACT,
+        ),
+        Quantity(
+            rf"time/logit_normal/mean(-?{_N})_std({_N})",
+            lambda file, mean, std: logit_normal(file.given["time/z"], float(mean), float(std)), EXACT,
+        ),
+        Quantity(
+            rf"time/shift((?=.*[1-9]){_N})(_towards_noise)?", lambda file, *law: _law(file.given["time/u"], *law), EXACT
+        ),
         Quantity(rf"eps/{_P}/{_Q}", lambda file, *names: np.array(_config(*names).eps), EXACT),
         Quantity(
             rf"interval/{_P}/{_Q}/(train|ode|ode_reverse|sde_(?:{_FORMS})_{_LAST})",
@@ -194,16 +176,18 @@ SIT = Kind(
         Quantity(f"path/{_P}/x_t", lambda file, path: file.at(path).x_t),
         Quantity("path/(VP)/u_t", lambda file, path: file.at(path).target(), NEAR_DATA),
         Quantity(f"path/{_P}/u_t", lambda file, path: file.at(path).target()),
-        Quantity(f"path/{_P}/output", SiT.output),
+        Quantity(
+            f"path/{_P}/output", lambda file, path: file.at(path).output(file.network)[:, : file.config.in_channels]
+        ),
         Quantity(r"loss/(VP)/(velocity)/(None)", SiT.loss, NEAR_DATA),
         Quantity(r"loss/(VP)/(noise|score)/(None|velocity|likelihood)", SiT.loss, NEAR_DATA),
         Quantity(rf"loss(?:64)?/{_P}/(velocity)/(None)", SiT.loss),
         Quantity(rf"loss(?:64)?/{_P}/(noise|score)/(None|velocity|likelihood)", SiT.loss),
         Quantity(rf"cfg_output_scale({_N})_rgb(\d+)", SiT.guided),
-        *_chains(rf"(ode)/{_P}/{_Q}/(dopri5(?:_eps{_N})?)", OWN_STEPS),
-        *_chains(rf"(ode)/{_P}/{_Q}/((?:(?:euler|heun2)(?:_reverse)?|dopri5_tight)(?:_eps{_N})?)", FORWARD),
-        *_chains(
-            rf"(sde)/{_P}/{_Q}/((?:{'|'.join(_SDE_STEPS)})/(?:{_FORMS})(?:_(?:norm|eps){_N})?/{_LAST})", FORWARD
+        *rows_of_chain(rf"(ode)/{_P}/{_Q}/(dopri5(?:_eps{_N})?)/cfg({_N})", OWN_STEPS),
+        *rows_of_chain(rf"(ode)/{_P}/{_Q}/((?:(?:euler|heun2)(?:_reverse)?|dopri5_tight)(?:_eps{_N})?)/cfg({_N})"),
+        *rows_of_chain(
+            rf"(sde)/{_P}/{_Q}/((?:{'|'.join(_SDE_STEPS)})/(?:{_FORMS})(?:_(?:norm|eps){_N})?/{_LAST})/cfg({_N})"
         ),
         *rows_of_step(lambda file: file.step),
     ),
