@@ -18,6 +18,7 @@ from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework import ops
 from mindspeed_mm_dit.framework.torch_file import read_torch_file
 from mindspeed_mm_dit.models.dit import DiT
+from mindspeed_mm_dit.objectives.contract import Ask
 from mindspeed_mm_dit.objectives.flow.process import FlowMatching
 from mindspeed_mm_dit.objectives.flow.timesteps import told
 from mindspeed_mm_dit.objectives.guidance import Guidance, guided_network
@@ -139,14 +140,13 @@ class LabelledImages:
         """Return the labels of ``count`` samples without one."""
         return self.config.conditions.null(count)["labels"]
 
-    def asked(self, guidance: Guidance) -> Any:
+    def asked(self, guidance: Guidance) -> Ask:
         """Return the network, guided, for the labels of the chains: (x, t, share of noise) -> output."""
         labels, null = self.given.tensor("sample/y"), ops.tensor(self.null(len(self.given["sample/y"])))
         return guided_network(self.network, [labels], [null], guidance)
 
-    def velocity(self, process: FlowMatching, guidance: Guidance) -> Callable[[Tensor, np.ndarray], Tensor]:
+    def velocity(self, process: FlowMatching, ask: Ask) -> Callable[[Tensor, np.ndarray], Tensor]:
         """Return the field of a flow's chains: (x, times (B,)) -> dx/dt."""
-        ask = self.asked(guidance)
         return lambda x, t: process.velocity(ask(x, ops.tensor(told(process.config, t)), 1 - t), x, t)
 
     def guided_halves(self, x: Tensor, t: Tensor, labels: np.ndarray, scale: float, channels: int) -> Tensor:

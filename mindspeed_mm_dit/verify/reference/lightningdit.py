@@ -11,8 +11,8 @@ import numpy as np
 from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
 from mindspeed_mm_dit.framework import ops
 from mindspeed_mm_dit.models.dit import DiT
-from mindspeed_mm_dit.objectives.flow import ode
 from mindspeed_mm_dit.objectives.flow.process import FlowMatching
+from mindspeed_mm_dit.objectives.flow.samplers import ode_chain
 from mindspeed_mm_dit.objectives.flow.timesteps import logit_normal, sampling_times
 from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.verify.reference.contract import Kind
@@ -24,7 +24,6 @@ from mindspeed_mm_dit.verify.table import NotThere, Quantity
 _FLAGS = {"use_qknorm": "qk_norm", "use_swiglu": "swiglu", "use_rope": "rope", "use_rmsnorm": "rms_norm",
           "wo_shift": "wo_shift", "learn_sigma": "learn_sigma"}  # fmt: skip
 """Their names of the network's options -> ours."""
-_STEPS = {"euler": ode.euler, "heun2": ode.heun}
 STEPS = 7
 """Of a chain whose file does not tell."""
 
@@ -75,10 +74,10 @@ class LightningDiT(RecipeFile):
         """Return the states of a chain; each chain is walked once."""
         run = f"sample/{method}_shift{shift}/{guidance}/norms"
         steps = len(self.given[run]) - 1 if run in self.given else STEPS
-        velocity = self.velocity(FlowMatching(FlowMatchingConfig()), self._guidance(guidance))
+        ask, start = self.asked(self._guidance(guidance)), self.given.tensor("sample/start")
         with ops.no_grad():
-            walked = list(ode.walk(_STEPS[method], velocity, self.given.tensor("sample/start"), _grid(shift, steps)))
-        return [self.given["sample/start"], *map(ops.numpy, walked)]
+            walked = ode_chain(method.removesuffix("2"), FlowMatching(_shifted(shift)), ask, start, steps)
+            return [self.given["sample/start"], *map(ops.numpy, walked)]
 
     def _guidance(self, name: str) -> Guidance:
         if name == "cfg1":
@@ -92,13 +91,13 @@ def _options(flags: Mapping[str, Any]) -> dict[str, bool]:
     return {"learn_sigma": False, **{ours: bool(flags[theirs]) for theirs, ours in _FLAGS.items() if theirs in flags}}
 
 
-def _grid(shift: str, steps: int) -> np.ndarray:
-    """Return times shifted as they do: below 1 towards noise, and 0 for not at all."""
-    return sampling_times(FlowMatchingConfig(sample_shift=1 / float(shift) if float(shift) else 1.0), steps)
+def _shifted(shift: str) -> FlowMatchingConfig:
+    """Return the objective, its times shifted as they do: below 1 towards noise, and 0 for not at all."""
+    return FlowMatchingConfig(sample_shift=1 / float(shift) if float(shift) else 1.0)
 
 
 _N = r"\d+(?:\.\d*)?"
-_CHAIN = rf"sample/({'|'.join(_STEPS)})_shift({_N})/(cfg1|cfg_interval|cfg_no_interval)"
+_CHAIN = rf"sample/(euler|heun2)_shift({_N})/(cfg1|cfg_interval|cfg_no_interval)"
 
 LIGHTNING_DIT = Kind(
     signature=rf"option/.+|u_t|cos_loss(_.+)?|time/t_lognorm.*|sample/t_grid_.+|{_CHAIN}/.+",
@@ -115,7 +114,7 @@ LIGHTNING_DIT = Kind(
         ),
         Quantity(
             rf"sample/t_grid_shift({_N})",
-            lambda file, shift: _grid(shift, len(file.given[f"sample/t_grid_shift{shift}"]) - 1),
+            lambda file, shift: sampling_times(_shifted(shift), len(file.given[f"sample/t_grid_shift{shift}"]) - 1),
         ),
         *rows_of_chain(_CHAIN),
         *rows_of_step(lambda file: file.step),

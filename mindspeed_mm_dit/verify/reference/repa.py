@@ -126,13 +126,10 @@ class Repa(RecipeFile):
         with ops.no_grad():
             if method != "sde":
                 return self._ode(method, start, guided)
-            chain = sde_chain("sde-euler", self._processes["linear"], self.asked(guided), start,
-                              self._brownian, self.steps, Diffusion("linear"))  # fmt: skip
-            *_, last = chain
+            ask, noise = self.asked(guided), self.given.tensor("sample/brownian")
+            *_, last = sde_chain("sde-euler", self._processes["linear"], ask, start, lambda step: noise[step],
+                                 self.steps, Diffusion("linear"))  # fmt: skip
             return last
-
-    def _brownian(self, number: int) -> Tensor:
-        return ops.tensor(self.given["sample/brownian"][number].astype(np.float32))
 
     def _ode(self, method: str, x: Tensor, guidance: Guidance) -> Tensor:
         """Return the end of a chain whose every step is guided, or not, as it is where the step begins."""

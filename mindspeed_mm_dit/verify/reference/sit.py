@@ -6,17 +6,18 @@ Names in the file: P is Linear, GVP or VP; Q velocity, noise or score. docs/pari
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from functools import cache
 
 import numpy as np
 
 from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
 from mindspeed_mm_dit.framework import ops
-from mindspeed_mm_dit.objectives.flow import ode, sde
+from mindspeed_mm_dit.objectives.contract import Ask
+from mindspeed_mm_dit.objectives.flow import ode
 from mindspeed_mm_dit.objectives.flow.diffusion import Diffusion
 from mindspeed_mm_dit.objectives.flow.path import PATHS
 from mindspeed_mm_dit.objectives.flow.process import FlowMatching
+from mindspeed_mm_dit.objectives.flow.samplers import dopri5_chain, ode_chain, sde_chain
 from mindspeed_mm_dit.objectives.flow.timesteps import logit_normal, shifted
 from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.verify.reference.contract import Kind
@@ -25,13 +26,8 @@ from mindspeed_mm_dit.verify.reference.images import LabelledImages, Point, rows
 from mindspeed_mm_dit.verify.step import Step, rows_of_step
 from mindspeed_mm_dit.verify.table import EXACT, Bound, Quantity
 
-Output = Callable[[Tensor, np.ndarray], Tensor]
-"""The network, guided or not: (x, times (B,)) -> output."""
-
 _PATHS = {"Linear": "linear", "GVP": "gvp", "VP": "vp"}
 _TABLES = {name: name for name in ("alpha", "d_alpha", "sigma", "d_sigma", "alpha_ratio")} | {"drift_var": "score_gain"}
-_ODE_STEPS = {"euler": ode.euler, "heun2": ode.heun}
-_SDE_STEPS = {"Euler": sde.euler_maruyama, "Heun": sde.heun}
 _TOLERANCES = {"dopri5": (1e-3, 1e-6), "dopri5_tight": (1e-6, 1e-7)}
 """Relative and absolute, as the file's chains were run."""
 STEPS = 7
@@ -68,45 +64,31 @@ class SiT(LabelledImages):
 
     def _states(self, kind: str, path: str, prediction: str, rest: str, guidance: str) -> list[np.ndarray]:
         """Return the states of a chain; each chain is walked once."""
-        eps = _number_after("_eps", rest)
-        process = FlowMatching(_config(path, prediction, sample_eps=eps))
-        walk = self._ode if kind == "ode" else self._sde
-        return walk(process, self._network(guidance), *rest.split("/"))
-
-    def _ode(self, process: FlowMatching, output: Output, method: str) -> list[np.ndarray]:
-        config, is_reverse = process.config, "_reverse" in method
-        times = np.linspace(*(config.reversed_interval() if is_reverse else config.sample_interval()), self.steps + 1)
-        chains = len(self.given["sample/y"])
-        start = self.given.tensor("x1")[:chains] if is_reverse else self.given.tensor("sample/start")
-
-        def velocity(x: Tensor, t: np.ndarray) -> Tensor:
-            return process.velocity(output(x, t), x, t)
-
-        if (solver := method.partition("_eps")[0]) in _TOLERANCES:
-            states = ode.dopri5(velocity, start, times, *_TOLERANCES[solver])
+        process = FlowMatching(_config(path, prediction, sample_eps=_number_after("_eps", rest)))
+        ask, start = self.asked(Guidance(float(guidance), "3")), self.given.tensor("sample/start")
+        method, *rest_of = rest.split("/")
+        if kind == "sde":
+            return self._sde(process, ask, start, method, *rest_of)
+        solver = method.partition("_eps")[0]
+        if solver in _TOLERANCES:
+            chain = dopri5_chain(process, ask, start, self.steps, *_TOLERANCES[solver])
+        elif solver.endswith("_reverse"):
+            start = self.given.tensor("x1")[: len(self.given["sample/y"])]
+            times = np.linspace(*process.config.reversed_interval(), self.steps + 1)
+            step = ode.euler if solver.startswith("euler") else ode.heun
+            chain = ode.walk(step, self.velocity(process, ask), start, times)
         else:
-            states = ode.walk(_ODE_STEPS[method.partition("_")[0]], velocity, start, times)
-        return [ops.numpy(start), *map(ops.numpy, states)]
+            chain = ode_chain(solver.removesuffix("2"), process, ask, start, self.steps)
+        return [ops.numpy(start), *map(ops.numpy, chain)]
 
-    def _sde(self, process: FlowMatching, output: Output, method: str, form: str, last: str) -> list[np.ndarray]:
+    def _sde(self, process: FlowMatching, ask: Ask, start: Tensor, method: str, *how: str) -> list[np.ndarray]:
+        form, last = how
         size, last_step = _number_after("_norm", form), (None if last == "None" else last)
-        times = np.linspace(*process.config.sample_interval(LAST_STEP if last_step else 0.0), self.steps + 1)
-
-        def fields(x: Tensor, t: np.ndarray) -> tuple[Tensor, Tensor]:
-            asked = output(x, t)
-            return process.velocity(asked, x, t), process.score(asked, x, t)
-
         diffusion = Diffusion(form.partition("_")[0], 1.0 if size is None else size, last_step)  # type: ignore[arg-type]
-        equation = sde.Sde(fields, PATHS[process.config.path], diffusion)
-        brownian, start = self.given.tensor("sample/brownian"), self.given.tensor("sample/start")
-        walked = sde.walk(_SDE_STEPS[method], equation, start, times, lambda step: brownian[step])
-        states = list(map(ops.numpy, walked))
+        brownian, steps = self.given.tensor("sample/brownian"), self.steps + (last_step is not None)
+        chain = sde_chain(f"sde-{method.lower()}", process, ask, start, lambda step: brownian[step], steps, diffusion)
+        states = list(map(ops.numpy, chain))
         return states if last_step else [*states, states[-1]]
-
-    def _network(self, guidance: str) -> Output:
-        """Return the network with or without guidance, for the labels of the chains."""
-        ask = self.asked(Guidance(float(guidance), "3"))
-        return lambda x, t: ask(x, ops.tensor(t.astype(np.float32)), 1 - t)
 
 
 def _config(
@@ -187,7 +169,7 @@ SIT = Kind(
         *rows_of_chain(rf"(ode)/{_P}/{_Q}/(dopri5(?:_eps{_N})?)/cfg({_N})", OWN_STEPS),
         *rows_of_chain(rf"(ode)/{_P}/{_Q}/((?:(?:euler|heun2)(?:_reverse)?|dopri5_tight)(?:_eps{_N})?)/cfg({_N})"),
         *rows_of_chain(
-            rf"(sde)/{_P}/{_Q}/((?:{'|'.join(_SDE_STEPS)})/(?:{_FORMS})(?:_(?:norm|eps){_N})?/{_LAST})/cfg({_N})"
+            rf"(sde)/{_P}/{_Q}/((?:Euler|Heun)/(?:{_FORMS})(?:_(?:norm|eps){_N})?/{_LAST})/cfg({_N})"
         ),
         *rows_of_step(lambda file: file.step),
     ),
