@@ -29,9 +29,8 @@ from mindspeed_mm_dit.configs.presets import PRESETS
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
 from mindspeed_mm_dit.models.composite import DiTModel
-from mindspeed_mm_dit.planning.arithmetic import train_flop
+from mindspeed_mm_dit.planning.arithmetic import peak_tflops, train_flop
 from mindspeed_mm_dit.planning.memory import Layout, memory
-from mindspeed_mm_dit.planning.peaks import peak_tflops
 from mindspeed_mm_dit.training.pytorch.engine import Engine
 
 NUM_CLASSES = 1000

@@ -7,7 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mindspeed_mm_dit.configs.autoencoder import AutoencoderConfig, PretrainedAutoencoderConfig, config_file
+from mindspeed_mm_dit.configs.autoencoder import (
+    AutoencoderConfig,
+    PixelConfig,
+    PretrainedAutoencoderConfig,
+    config_file,
+)
 from mindspeed_mm_dit.configs.autoencoder_deterministic import AutoencoderDCConfig, AutoencoderTinyConfig
 from mindspeed_mm_dit.configs.autoencoder_kl import AutoencoderKLConfig
 from mindspeed_mm_dit.configs.autoencoder_kl_wan import WanVAEConfig
@@ -18,7 +23,6 @@ from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
 from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
 from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.configs.mean_flow import MeanFlowConfig
-from mindspeed_mm_dit.configs.pixel import PixelConfig
 from mindspeed_mm_dit.configs.plugins import load_plugins
 from mindspeed_mm_dit.configs.predictor import Parameters, PredictorConfig
 from mindspeed_mm_dit.configs.presets import PRESETS

@@ -1,4 +1,4 @@
-"""Arithmetic of a train step, from what a predictor says of its forward pass."""
+"""Arithmetic of a train step, from what a predictor says of its forward pass, and what share of a peak it is (MFU)."""
 
 from __future__ import annotations
 
@@ -13,3 +13,31 @@ def train_flop(predictor: PredictorConfig) -> int:
 def recompute_flop(predictor: PredictorConfig) -> int:
     """FLOP that recomputing the blocks adds to a sample's train step; not counted as useful in MFU."""
     return 2 * predictor.multiply_adds()
+
+
+PEAKS: dict[str, dict[str, float]] = {
+    # part of the device's name: dense TFLOP/s of the vendor's data sheet; fp32 with PyTorch's defaults (no TF32)
+    "B200": {"bf16": 2250.0, "fp32": 75.0},
+    "H200": {"bf16": 989.0, "fp32": 67.0},
+    "H100 PCIe": {"bf16": 756.0, "fp32": 51.0},
+    "H100": {"bf16": 989.0, "fp32": 67.0},
+    "H800": {"bf16": 989.0, "fp32": 67.0},
+    "A100": {"bf16": 312.0, "fp32": 19.5},
+    "A800": {"bf16": 312.0, "fp32": 19.5},
+    "L40S": {"bf16": 362.0, "fp32": 91.6},
+    "4090": {"bf16": 165.2, "fp32": 82.6},
+}
+"""Ascend parts and CPUs differ too much under one name to be here: use --peak-tflops."""
+
+
+def peak_tflops(device_name: str, precision: str) -> float | None:
+    """Return the peak of the device whose name contains a known part ("bf16" or "fp32"); None if unknown."""
+    for part, peaks in PEAKS.items():
+        if part in device_name:
+            return peaks[precision]
+    return None
+
+
+def utilisation(images_per_second: float, flop_per_image: float, peak: float | None, devices: int = 1) -> float | None:
+    """MFU: useful arithmetic over peak of all ``devices``, in [0, 1]; None where the peak is not known."""
+    return None if peak is None else images_per_second * flop_per_image / (peak * 1e12 * devices)

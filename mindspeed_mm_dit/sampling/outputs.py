@@ -88,9 +88,8 @@ class Output:
         import numpy as np
 
         from mindspeed_mm_dit.sampling.clips import save_clips
-        from mindspeed_mm_dit.sampling.gallery import write_gallery
         from mindspeed_mm_dit.sampling.grid import draw_grid
-        from mindspeed_mm_dit.sampling.pictures import png_of, save_each
+        from mindspeed_mm_dit.sampling.pictures import png_of, save_each, write_gallery
 
         if samples.ndim == 5:
             paths = save_clips(self.path, samples, titles, self.fps)
@@ -111,7 +110,7 @@ class Output:
 
 def _check_page(output: str, num_images: int) -> None:
     """Raise ConfigError for more pictures than a browser shows on one page."""
-    from mindspeed_mm_dit.sampling.gallery import MOST_PICTURES
+    from mindspeed_mm_dit.sampling.pictures import MOST_PICTURES
 
     if num_images > MOST_PICTURES:
         raise ConfigError(

@@ -1,14 +1,15 @@
-"""Samples as pictures: one of all, or one of each."""
+"""Samples as pictures: one of all, one of each, or an HTML page of all that needs no other file."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+from mindspeed_mm_dit.pages import write
 from mindspeed_mm_dit.sampling.clips import draw_strips
 from mindspeed_mm_dit.sampling.grid import draw_grid
 
@@ -36,3 +37,28 @@ def save_each(folder: Path, images: np.ndarray, labels: np.ndarray | None, title
         (folder / f"{name}.png").write_bytes(png_of(image))
         if labels is None:
             (folder / f"{name}.txt").write_text(title + "\n", encoding="utf-8")
+
+
+MOST_PICTURES = 2000
+"""On one page; of 256 x 256 pixels they are some 300 MB."""
+SIDE_PIXELS = 96
+"""Smaller pictures are shown enlarged to at least this."""
+
+
+def write_gallery(
+    path: Path,
+    pngs: Sequence[bytes],
+    size: Sequence[int],
+    classes: Sequence[str],
+    seed: int,
+    settings: Mapping[str, str],
+) -> None:
+    """Write pictures, PNGs of ``size`` (H, W) that were drawn in this order, those of a class together.
+
+    classes: what each picture shows, in words. settings: what else decides the pictures, by name.
+    """
+    groups: dict[str, list[tuple[int, bytes]]] = {}
+    for number, (png, shown) in enumerate(zip(pngs, classes)):
+        groups.setdefault(shown, []).append((number, png))
+    width = size[1] * max(1, -(-SIDE_PIXELS // min(size)))
+    write(path, "gallery.html", title="Samples", groups=groups, width=width, seed=seed, settings=settings)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Generator, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -10,9 +12,26 @@ from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.data.draws import VALIDATION_POSITIONS
 from mindspeed_mm_dit.data.loader import load_batches
 from mindspeed_mm_dit.data.samples import Batch, Samples
+from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.objectives.registry import draw_of, validation_draw_of
 from mindspeed_mm_dit.training.data_set import open_data_set
+from mindspeed_mm_dit.training.signals import StopRequest
+
+
+def next_batches(batches: Iterator[Any], stop: StopRequest) -> list[Any]:
+    """Return this rank's micro-batches of one optimizer step.
+
+    They are all made before the step, so that an error of the reader, which is noted, finds the weights as they were.
+    """
+    count, own = runtime.num_microbatches(), []
+    try:
+        own = list(itertools.islice(batches, count))
+        if len(own) < count:
+            raise DataError("the batches of this run", "have come to an end")
+    except Exception as error:  # (a reader's, whatever its kind)
+        stop.note(error)
+    return own
 
 
 class WeighedByToken:

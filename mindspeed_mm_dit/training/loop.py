@@ -12,12 +12,12 @@ from typing import Any
 
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import named_step
+from mindspeed_mm_dit.training.batches import next_batches
 from mindspeed_mm_dit.training.contract import Engine, ForwardStep
 from mindspeed_mm_dit.training.log import open_log
 from mindspeed_mm_dit.training.lr import LearningRate
 from mindspeed_mm_dit.training.progress import Progress
 from mindspeed_mm_dit.training.signals import Stop, StopRequest
-from mindspeed_mm_dit.training.step_batches import next_batches
 from mindspeed_mm_dit.training.watchers.contract import Run, Step
 from mindspeed_mm_dit.training.watchers.registry import open_watchers
 

@@ -28,9 +28,8 @@ from mindspeed_mm_dit.sampling.load import describe, load_model
 from mindspeed_mm_dit.sampling.pictures import draw_samples
 from mindspeed_mm_dit.sampling.spread import generate_spread
 from mindspeed_mm_dit.training.curves import draw_loss
-from mindspeed_mm_dit.training.read_logs import Curve, read_validation
+from mindspeed_mm_dit.training.read_logs import Curve, read_scalar, read_validation
 from mindspeed_mm_dit.training.report import ReportJob
-from mindspeed_mm_dit.training.scalars import read_scalar
 
 SAMPLES_PER_CLASS, SAMPLES_SHOWN = 20, 10
 """Drawn of each class, and shown of these."""

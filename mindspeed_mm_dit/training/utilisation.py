@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.framework import runtime
-from mindspeed_mm_dit.planning.peaks import peak_tflops, utilisation
+from mindspeed_mm_dit.planning.arithmetic import peak_tflops, utilisation
 from mindspeed_mm_dit.training.data_set import open_data_set
 
 

@@ -20,7 +20,7 @@ from mindspeed_mm_dit.checkpoint.store import TRACKER
 from mindspeed_mm_dit.hosts.native.__main__ import COMMAND
 from mindspeed_mm_dit.hosts.native.commandline import as_text, parse, yaml_for
 from mindspeed_mm_dit.hosts.native.contract import KNOWN_TORCH, RELIED_ON, TRAINER
-from mindspeed_mm_dit.training.launch.ports import free_port
+from mindspeed_mm_dit.training.launch.variables import free_port
 from tests.conftest import ROOT
 from tests.contract.hosted import TwoHosts, forked
 from tests.training.launch import Outcome, place_of

@@ -26,7 +26,7 @@ from mindspeed_mm_dit.checkpoint import mindspore_ckpt, torch_dcp
 from mindspeed_mm_dit.checkpoint.store import TRACKER, CheckpointStore
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.hosts.tracker import newest
-from mindspeed_mm_dit.training.launch.ports import free_port
+from mindspeed_mm_dit.training.launch.variables import free_port
 from tests.contract import hosted, native_hosted
 from tests.faults.launched import MINDSPORE_PYTHON, PATIENCE_SECONDS, Run, config_folder
 from tests.training.launch import Configs, place_of

@@ -11,9 +11,9 @@ import torch
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.hosts.native.bits import packed, unpacked
 from mindspeed_mm_dit.hosts.native.commandline import parse, without_effect, yaml_for
-from mindspeed_mm_dit.hosts.native.curves import numbers_of
+from mindspeed_mm_dit.hosts.native.data import packed, unpacked
+from mindspeed_mm_dit.hosts.native.hooks import numbers_of
 from mindspeed_mm_dit.hosts.native.keys import _check_ranks
 from mindspeed_mm_dit.hosts.native.settings import OURS, THEIRS, flags_of, get, patterns, yaml_of
 from mindspeed_mm_dit.hosts.native.values import checked_values

@@ -30,7 +30,7 @@ def worker_of(mindspore, monkeypatch):
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_the_slices_of_all_workers_make_the_state_once(worker_of, world):
-    from mindspeed_mm_dit.training.mindspore.flat import Layout
+    from mindspeed_mm_dit.training.mindspore.parts import Layout
 
     layout = Layout(("a", "b"), ((7, 33), (5,)), world)
     vector = layout.from_arrays({"a": np.arange(231.0).reshape(7, 33), "b": np.arange(231.0, 236.0)})
@@ -41,7 +41,7 @@ def test_the_slices_of_all_workers_make_the_state_once(worker_of, world):
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_dit_xl_2_divides_evenly(mindspore, world):
-    from mindspeed_mm_dit.training.mindspore.flat import Layout
+    from mindspeed_mm_dit.training.mindspore.parts import Layout
 
     parameters = DiTConfig(input_size=32, num_classes=1000, **PRESETS["DiT-XL/2"]).parameters()
     trained = parameters.shapes(trained_only=True)

@@ -43,8 +43,8 @@ from mindspeed_mm_dit.objectives.gaussian.process import GaussianDiffusion
 from mindspeed_mm_dit.optimizers import muon
 from mindspeed_mm_dit.optimizers.contract import Chosen
 from mindspeed_mm_dit.optimizers.registry import ADAMW
+from mindspeed_mm_dit.planning.arithmetic import peak_tflops, utilisation
 from mindspeed_mm_dit.planning.memory import Layout, activation_bytes, memory, optimizer_bytes
-from mindspeed_mm_dit.planning.peaks import peak_tflops, utilisation
 from mindspeed_mm_dit.planning.recommend import Request, recommend
 from mindspeed_mm_dit.planning.traffic import Links, Traffic, step_time, traffic
 from mindspeed_mm_dit.training.pytorch.engine import Engine

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mindspeed_mm_dit.training.launch.ports import free_port
+from mindspeed_mm_dit.training.launch.variables import free_port
 from tests.conftest import ROOT
 from tests.forked import STARTED, launch
 

@@ -9,8 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
 from mindspeed_mm_dit.training.trackers import registry
 from mindspeed_mm_dit.training.trackers.contract import Opening, TrackerKind
-from mindspeed_mm_dit.training.trackers.guarded import Guarded
-from mindspeed_mm_dit.training.trackers.registry import OURS, check_trackers, open_trackers
+from mindspeed_mm_dit.training.trackers.registry import OURS, Guarded, check_trackers, open_trackers
 from tests.conftest import run_config
 
 KINDS = {kind.name: kind for kind in OURS}

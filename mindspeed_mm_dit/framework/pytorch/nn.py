@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn import (
     GELU,
     Conv2d,
@@ -17,7 +18,16 @@ from torch.nn import (
 )
 
 from mindspeed_mm_dit.framework.pytorch.linear import Linear
-from mindspeed_mm_dit.framework.pytorch.norm import LayerNorm
+
+
+class LayerNorm(torch.nn.LayerNorm):
+    """PyTorch's. Autocast lets it compute in float32 on a GPU, but not on a CPU, whose kernel then adds the gradients
+    of its weights up in bfloat16: where many cancel, a quarter of the sum is lost."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Norm ``input`` over its last axis."""
+        return super().forward(input if self.weight is None else input.to(self.weight.dtype))
+
 
 __all__ = [
     "BACKWARD_HOOK", "GELU", "Conv2d", "Embedding", "GroupNorm", "LayerNorm", "Linear", "Module", "ModuleList",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
@@ -15,6 +16,8 @@ from megatron.training.utils import average_losses_across_data_parallel_group
 from mindspeed_mm.configs.config import mm_extra_args_provider
 from mindspeed_mm.training import pretrain as pretrain_in_host
 
+from mindspeed_mm_dit.checkpoint.places import COMMAND
+from mindspeed_mm_dit.checkpoint.store import RUN_FACTS, CheckpointStore
 from mindspeed_mm_dit.configs.mm_args import MultiModalArguments
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import UserError
@@ -25,12 +28,35 @@ from mindspeed_mm_dit.hosts.contract import DatasetsProvider, FlagsProvider
 from mindspeed_mm_dit.hosts.ending import end
 from mindspeed_mm_dit.hosts.megatron.commandline import launched_as, parse, wants_mindspore
 from mindspeed_mm_dit.hosts.megatron.composite import HostedDiT
-from mindspeed_mm_dit.hosts.megatron.facts import note_facts
 from mindspeed_mm_dit.hosts.megatron.preflight import read_configs
 from mindspeed_mm_dit.hosts.megatron.state import RunState, check_checkpoint, check_pickles_of
 from mindspeed_mm_dit.hosts.megatron.validation import held_out_step, validation_forever
 from mindspeed_mm_dit.models import registry
+from mindspeed_mm_dit.training.changes import run_facts
+from mindspeed_mm_dit.training.position import command
 from mindspeed_mm_dit.training.pytorch.real_memory import real_memory
+
+
+def note_facts(args: RunConfig, words: Sequence[str]) -> None:
+    """Write run.json into every checkpoint of this run that has none; called once the training is over.
+
+    words: the command line of pretrain_dit.py, before it was completed for the host.
+    A checkpoint without it (the run was killed) can be resumed all the same.
+    """
+    if args.save is None or runtime.rank() != 0:
+        return
+    store = CheckpointStore(args.save)
+    for iteration in store.iterations():
+        path = store.path(iteration) / RUN_FACTS
+        if not path.exists():
+            path.write_text(
+                json.dumps(_facts(args, iteration) | {COMMAND: command(args.save, words)}, indent=1) + "\n",
+                encoding="utf-8",
+            )
+
+
+def _facts(args: RunConfig, iteration: int) -> dict[str, object]:
+    return {**run_facts(args, iteration, iteration * args.global_batch_size), "host": "MindSpeed-MM"}
 
 
 class MindSpeedMM:

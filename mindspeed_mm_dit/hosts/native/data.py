@@ -1,4 +1,7 @@
-"""The batches of a run as the engine's data loader wants them; positions, draws and threads are every host's."""
+"""The batches of a run as the engine's data loader wants them; positions, draws and threads are every host's.
+
+The engine casts floats to ``param_dtype`` on their way, so they travel as the integers of their bits.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,36 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from mindspeed_mm_dit.framework import runtime
-from mindspeed_mm_dit.hosts.native.bits import packed
 from mindspeed_mm_dit.hosts.native.run import current
 from mindspeed_mm_dit.training.batches import BatchStream, train_valid_streams
 from mindspeed_mm_dit.training.data_set import open_data_set
+
+PREFIX = "bits_of_"
+_FLOATS = {torch.int32: torch.float32, torch.int64: torch.float64}
+
+
+def packed(batch: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+    """Return a batch as tensors; a float (...) of 32 or 64 bits becomes an integer, its name begins with PREFIX."""
+    tensors = {}
+    for name, array in batch.items():
+        is_float = array.dtype.kind == "f"
+        bits = array.view(f"int{8 * array.dtype.itemsize}") if is_float else array
+        tensors[f"{PREFIX}{name}" if is_float else name] = torch.as_tensor(bits)
+    return tensors
+
+
+def unpacked(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the batch that :func:`packed` was given, wherever it is now."""
+    return {
+        name.removeprefix(PREFIX): value.view(_FLOATS[value.dtype]) if name.startswith(PREFIX) else value
+        for name, value in batch.items()
+    }
 
 
 class Batches(IterableDataset):

@@ -10,7 +10,27 @@ from dataclasses import dataclass
 
 from mindspeed_mm_dit.configs.environment import whole_number
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.training.launch.ports import LOOPBACK, check_port, free_port
+
+LOOPBACK = "127.0.0.1"
+
+
+def free_port() -> int:
+    """Return a port of the loopback address that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
+def check_port(address: str, port: int, cure: str) -> None:
+    """Raise ConfigError where nobody could listen on ``port`` of ``address`` ("" for all of this machine's)."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that was used until just now is free
+        try:
+            probe.bind((address, port))
+            probe.listen()
+        except OSError as error:
+            raise ConfigError(f"MASTER_PORT = {port}", f"cannot be listened on: {error.strerror}", cure) from None
+
 
 DEFAULT_PORT = 6000
 """Of several nodes, which have to name the same; a single node takes a free one."""

@@ -7,7 +7,7 @@ import numpy as np
 from mindspeed_mm_dit.errors import StepError, named_step
 from mindspeed_mm_dit.framework import ops, runtime
 from mindspeed_mm_dit.objectives.contract import NOISE_SHARE
-from mindspeed_mm_dit.training.step_batches import next_batches
+from mindspeed_mm_dit.training.batches import next_batches
 from mindspeed_mm_dit.training.validation import ValidationLoss, sums_by_quarter
 from mindspeed_mm_dit.training.watchers.contract import Run, Step, Watcher, WatcherKind
 
