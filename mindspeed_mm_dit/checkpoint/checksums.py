@@ -67,7 +67,6 @@ class SummedBeside(SummedFile):
         self._thread.start()
 
     def write(self, data: Any) -> int:
-        """Write ``data``, any buffer."""
         self._waiting.put(data)
         return self._file.write(data)
 

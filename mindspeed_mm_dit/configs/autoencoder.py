@@ -147,7 +147,6 @@ class PretrainedAutoencoderConfig(AutoencoderConfig):
         return given
 
     def digest(self) -> str:
-        """Return the SHA-256 of its files; raises DataError where they are missing."""
         return digest_of_files(self.from_pretrained)
 
     def identity(self) -> str:
@@ -280,13 +279,10 @@ class PixelConfig(AutoencoderConfig):
         return self.channels
 
     def latent_shape(self, size: Shape) -> Shape:
-        """Return (C, ...) of an image or a video, as it is."""
         return self.channels, *size
 
     def sample_size(self, latent: Shape) -> Shape:
-        """Return (H, W), or (F, H, W), of the image or video that latents (C, ...) are."""
         return latent[1:]
 
     def identity(self) -> str:
-        """Return which pixels they are."""
         return f"{self.model_id}, {self.channels} channels"

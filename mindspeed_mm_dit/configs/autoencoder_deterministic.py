@@ -44,15 +44,12 @@ class DeterministicAutoencoderConfig(PretrainedAutoencoderConfig):
         check_scale(self.scaling_factor, self.shift_factor)
 
     def latent_shape(self, size: Shape) -> Shape:
-        """Return (C, h, w) of the latents of an image of (H, W) pixels; raises ConfigError for what is no multiple."""
         return self.latent_channels, *divided(size, self.downsample_factor)
 
     def sample_size(self, latent: Shape) -> Shape:
-        """Return (H, W) of the image that latents (C, h, w) are decoded to."""
         return tuple(side * self.downsample_factor for side in latent[1:])
 
     def scale(self) -> LatentScale:
-        """Return shift and factor of the section."""
         return LatentScale(self.shift_factor, self.scaling_factor)
 
     @classmethod

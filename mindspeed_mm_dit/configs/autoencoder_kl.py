@@ -67,19 +67,15 @@ class AutoencoderKLConfig(PretrainedAutoencoderConfig):
 
     @property
     def samples_posterior(self) -> bool:
-        """Whether a training sample carries posterior noise."""
         return self.sample_posterior
 
     def latent_shape(self, size: Shape) -> Shape:
-        """Return (C, h, w) of the latents of an image of (H, W) pixels; raises ConfigError for what is no multiple."""
         return self.latent_channels, *divided(size, self.downsample_factor)
 
     def sample_size(self, latent: Shape) -> Shape:
-        """Return (H, W) of the image that latents (C, h, w) are decoded to."""
         return tuple(side * self.downsample_factor for side in latent[1:])
 
     def scale(self) -> LatentScale:
-        """Return shift and factor of the section, or of each channel."""
         return LatentScale(self.latents_mean or self.shift_factor, self.scaling_factor, self.latents_std or 1.0)
 
     def weight_bytes(self) -> int:
@@ -96,7 +92,6 @@ class AutoencoderKLConfig(PretrainedAutoencoderConfig):
 
     @classmethod
     def told_by(cls, path: Path, where: str) -> dict[str, Told]:
-        """Return factor, channels, scale and shift of config.json."""
         return read_facts(LatentFacts, path, where, cls.diffusers_class).settings()
 
 

@@ -85,7 +85,6 @@ class WanVAEConfig(PretrainedAutoencoderConfig):
 
     @property
     def samples_posterior(self) -> bool:
-        """Whether a training sample carries posterior noise."""
         return self.do_sample
 
     def tiling(self) -> TilingParam:
@@ -110,7 +109,6 @@ class WanVAEConfig(PretrainedAutoencoderConfig):
         return self.latent_channels, f, *divided(size, self.spatial_factor)
 
     def sample_size(self, latent: Shape) -> Shape:
-        """Return (F, H, W) of the video that latents (C, f, h, w) are decoded to."""
         _, frames, height, width = latent
         return 1 + (frames - 1) * self.temporal_factor, height * self.spatial_factor, width * self.spatial_factor
 

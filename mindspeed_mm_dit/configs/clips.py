@@ -95,12 +95,10 @@ class ClipsParam(SourceParam):
 
     @property
     def where(self) -> str:
-        """The annotation."""
         return f"dataset_param.json_path = {self.json_path}"
 
     @property
     def size_setting(self) -> str:
-        """Frames, height and width, or the buckets."""
         if self.buckets is not None:
             return "dataset_param.buckets"
         return "dataset_param.num_frames, max_height, max_width = " + ", ".join(map(str, self.sample_size))

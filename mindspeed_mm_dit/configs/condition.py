@@ -68,11 +68,9 @@ class ClassLabel(Condition):
     names = ("labels",)
 
     def null(self, count: int) -> Arrays:
-        """Return ``count`` labels of the null class."""
         return {"labels": np.full(count, self.num_classes, np.int64)}
 
     def examples(self, count: int) -> Arrays:
-        """Return labels spread over the classes."""
         labels = np.arange(count) * 7 % self.num_classes
         if self.has_null:
             labels[-1] = self.num_classes
@@ -97,12 +95,10 @@ class TextCondition(Condition):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Name of its array."""
         return (self.name,)
 
     @property
     def coin(self) -> str:
-        """Its own, or the one it shares."""
         return self.shared_coin or self.name
 
     def null(self, count: int) -> Arrays:
@@ -162,11 +158,9 @@ class Vector(Condition):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Name of its array."""
         return (self.name,)
 
     def null(self, count: int) -> Arrays:
-        """Return zeros."""
         return {self.name: np.zeros((count, self.width), np.float32)}
 
     def examples(self, count: int) -> Arrays:

@@ -143,7 +143,6 @@ class DiTConfig(DiTSettings):
         return {**linear("mlp.fc1", hidden, D), **linear("mlp.fc2", D, hidden)}
 
     def multiply_adds(self) -> int:
-        """Multiply-adds of one image in one forward pass, as published."""
         D, N, patch = self.hidden_size, self.num_tokens, self.patch_size**2
         blocks = sum(self._multiply_adds_of_block(self.tokens_of_block(i)) for i in range(self.num_layers))
         embedding = patch * self.in_channels * (self.bottleneck_dim or D) + (self.bottleneck_dim or 0) * D
@@ -180,7 +179,6 @@ class DiTConfig(DiTSettings):
         return 2 * self.mlp_ratio * self.block_input
 
     def kept_by_ends(self) -> Kept:
-        """What embedders and last layer keep of an image for backward."""
         ends, D = self.num_tokens * self.hidden_size, self.hidden_size
         of_text = self.text_length * (self.text_dim + 3 * D) if self.text_dim else 0
         of_pooled = self.pooled_dim + 2 * D if self.pooled_dim else 0
@@ -199,7 +197,6 @@ class DiTConfig(DiTSettings):
 
     @property
     def widest(self) -> int:
-        """Elements of an image in the MLP's hidden layer."""
         return self._most_tokens * 2 * self.mlp_hidden_size if self.swiglu else int(self.block_input * self.mlp_ratio)
 
     def begun_from(self, name: str, offer: Offer) -> Begun | None:
@@ -216,7 +213,6 @@ class DiTConfig(DiTSettings):
         return name.startswith(others) or ".cross_attn." in name
 
     def settings_of_size(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return the settings that make a DiT large, each with the values that DiT-XL/2 has."""
         return {
             "hidden_size": {"hidden_size": 1152, "num_heads": 16},
             "num_layers": {"num_layers": max(28, self.in_context_start + 1)},

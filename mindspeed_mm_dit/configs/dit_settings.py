@@ -176,7 +176,6 @@ class DiTSettings(PredictorConfig):
 
     @property
     def out_channels(self) -> int:
-        """Channels of the network's output."""
         return self.in_channels * 2 if self.learn_sigma else self.in_channels
 
     @property
@@ -186,7 +185,6 @@ class DiTSettings(PredictorConfig):
 
     @property
     def num_tokens(self) -> int:
-        """Sequence length N."""
         return math.prod(side // self.patch_size for side in self.latent_shape[1:])
 
     @property
@@ -217,11 +215,9 @@ class DiTSettings(PredictorConfig):
 
     @property
     def latent_shape(self) -> Shape:
-        """(C, H, W) of a latent."""
         return (self.in_channels, *(self.latent_size or (self.input_size, self.input_size)))
 
     def resized(self, shape: Shape) -> DiTSettings:
-        """Return the same network for latents of ``shape`` (C, H, W): no weight depends on it."""
         if len(shape) != 3 or shape[0] != self.in_channels:
             return super().resized(shape)  # type: ignore[return-value]
         is_square = shape[1:] == (self.input_size, self.input_size)

@@ -124,17 +124,14 @@ class DatasetParam(SourceParam):
 
     @property
     def where(self) -> str:
-        """The folder."""
         return f"dataset_param.data_folder = {self.data_folder}"
 
     @property
     def size_setting(self) -> str:
-        """The size of the square, or the buckets."""
         if self.buckets is not None:
             return "dataset_param.buckets"
         return f"dataset_param.image_size = {self.image_size}"
 
     def pixels_made_by(self) -> str:
-        """Return sizes and crop."""
         least = f" with {self.bucket_group} images or more" if isinstance(self.buckets, Budget) else ""
         return f"{size_words(self.sizes)}{least}, {CROP}"

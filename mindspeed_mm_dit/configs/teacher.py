@@ -91,16 +91,13 @@ class TransformersTeacherConfig(TeacherConfig):
         return value
 
     def width(self) -> int:
-        """Return ``hidden_size`` of config.json."""
         return self.number("hidden_size")
 
     def weight_bytes(self) -> int:
-        """Return the bytes of its files of weights."""
         found = [*self.folder.glob("*.safetensors")] or [*self.folder.glob("*.bin")]
         return sum(file.stat().st_size for file in found)
 
     def identity(self) -> str:
-        """Return the digest of its files, and the precision."""
         return f"{digest_of_files(str(self.folder), 'teacher.from_pretrained')}, {self.dtype}"
 
 

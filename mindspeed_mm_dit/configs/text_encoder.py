@@ -120,7 +120,6 @@ class TransformersTextConfig(TextEncoderConfig):
         return value
 
     def states_width(self) -> int:
-        """Return ``width_key`` of config.json."""
         return self.number(self.width_key)
 
     def pooled_width(self) -> int | None:
@@ -128,7 +127,6 @@ class TransformersTextConfig(TextEncoderConfig):
         return None
 
     def identity(self) -> str:
-        """Return the digests of encoder and tokenizer, and the precision."""
         own = digest_of_files(str(self.folder), "text_encoder.from_pretrained")
         tokenizer = digest_of_files(str(self.tokenizer_folder), "text_encoder.tokenizer")
         return f"{own}, tokenizer {tokenizer}, {self.dtype}"

@@ -139,15 +139,12 @@ class TunedModel(ModelConfig):
     tuning: Tuning = Tuning()
 
     def parameters(self) -> Parameters:
-        """Return the parameters of the network, adapters among them."""
         return self.tuning.applied(super().parameters())
 
     def adapters(self) -> Mapping[str, Beside]:
-        """Return the adapter of each layer that has one."""
         return dict.fromkeys(self.tuning.layers(super().parameters()), self.tuning.beside)
 
     def tuned_by(self) -> dict[str, Any]:
-        """Return by which flags not all of it is trained, and their values."""
         tuning = self.tuning
         if not tuning.targets:
             return {FREEZE: " ".join(tuning.freeze)}

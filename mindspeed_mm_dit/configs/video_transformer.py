@@ -63,7 +63,7 @@ class VideoTransformerConfig(PredictorConfig):
         eps: float
 
         @property
-        def head_dim(self) -> int: ...  # noqa: D102
+        def head_dim(self) -> int: ...
 
     def __post_init__(self) -> None:
         sizes = {self.heads_key: self.num_heads, self.head_dim_key: self.head_dim}
@@ -117,7 +117,6 @@ class VideoTransformerConfig(PredictorConfig):
                 )
 
     def resized(self, shape: Shape) -> VideoTransformerConfig:
-        """Return the same network for latents of ``shape`` (C, F, H, W): no weight depends on it."""
         self.check_latents(shape)
         return dataclasses.replace(self, latent_size=shape[1:])  # type: ignore[type-var]
 
@@ -128,7 +127,6 @@ class VideoTransformerConfig(PredictorConfig):
         return dataclasses.replace(self, **sizes, **{self.heads_key: heads})  # type: ignore[type-var]
 
     def check_context_parallel(self, ranks: int) -> None:
-        """Raise ConfigError unless the ranks can share heads and tokens evenly."""
         check_shareable(ranks, {f"predictor.{self.heads_key}": self.num_heads, "tokens of a clip": self.num_tokens})
 
     @property
@@ -138,7 +136,6 @@ class VideoTransformerConfig(PredictorConfig):
 
     @property
     def latent_shape(self) -> Shape:
-        """(C, F, H, W) of a latent."""
         return (self.in_channels, *self.latent_size)
 
     @property
@@ -154,7 +151,6 @@ class VideoTransformerConfig(PredictorConfig):
 
     @property
     def num_tokens(self) -> int:
-        """Sequence length N."""
         return math.prod(size // patch for size, patch in zip(self.latent_size, self.patch_size))
 
     def parameters(self) -> Parameters:
@@ -184,7 +180,6 @@ class VideoTransformerConfig(PredictorConfig):
         return Parameters(before, block, self.num_layers, after)
 
     def multiply_adds(self) -> int:
-        """Multiply-adds of one video in one forward pass, its text being of TEXT_LENGTH tokens."""
         D, N, L, patch = self.hidden_size, self.num_tokens, TEXT_LENGTH, math.prod(self.patch_size)
         to_itself = 4 * N * D * D + 2 * N * N * D
         block = to_itself + 2 * N * D * self.ffn_dim
@@ -195,7 +190,6 @@ class VideoTransformerConfig(PredictorConfig):
         return self.num_layers * block + ends + (self.freq_dim + 7 * D) * D
 
     def kept_by_block(self) -> Kept:
-        """What one block keeps of a video for backward."""
         N, L, D = self.num_tokens, TEXT_LENGTH, self.hidden_size
         # modulated twice; q and k raw, normed and turned, v, attention twice, its branch; the MLP's branch
         of_tokens, to_text = 2 + 10 + 1, kept_of_text(N, L, D, self.num_heads) if self.text_dim else Kept()
@@ -206,13 +200,11 @@ class VideoTransformerConfig(PredictorConfig):
         )
 
     def kept_by_ends(self) -> Kept:
-        """What embedders and last layer keep of a video for backward."""
         of_text = TEXT_LENGTH * (self.text_dim + 3 * self.hidden_size) if self.text_dim else 0
         return Kept(norm=2 * self.block_input, other=self.block_input + of_text + math.prod(self.latent_shape))
 
     @property
     def block_input(self) -> int:
-        """Elements of a video that go into a block: N D."""
         return self.num_tokens * self.hidden_size
 
     @property

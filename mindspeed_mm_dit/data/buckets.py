@@ -165,7 +165,6 @@ class BucketOrder(Order):
             start += step.size
 
     def check(self, micro_batch_size: int, start: int = 0) -> None:
-        """Raise ConfigError unless every micro-batch from position ``start`` on has samples of one bucket."""
         if self.group % micro_batch_size:
             raise ConfigError(
                 f"--micro-batch-size = {micro_batch_size}",

@@ -85,7 +85,6 @@ class SampleOrder(Order):
         return generator(self.seed, Stream.ORDER, epoch).permutation(self.num_images)
 
     def images(self, positions: np.ndarray) -> np.ndarray:
-        """Return the image at each position, (B,) int64."""
         epochs, offsets = np.divmod(positions, self.num_images)
         return np.array([self._epoch(e)[o] for e, o in zip(epochs.tolist(), offsets.tolist())], np.int64)
 

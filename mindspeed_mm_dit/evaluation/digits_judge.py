@@ -23,7 +23,6 @@ class DigitsJudge:
     """Scores of digits against scikit-learn's real ones; needs no network and no framework."""
 
     def check(self, images: Candidates) -> None:
-        """Raise ConfigError unless such images can be scored."""
         if images.shape != _SHAPE:
             size = " x ".join(map(str, images.shape))
             words = f"are real digits of 8 x 8, grey, and {images.what} has images of {size}"
@@ -37,7 +36,6 @@ class DigitsJudge:
         check_count(images)
 
     def judge(self, samples: Pictures) -> Judgement:
-        """Score ``samples``."""
         assert samples.labels is not None
         found = score_digits(np.concatenate(list(samples.batches(1000))), samples.labels)
         yardstick = {**asdict(scores_of_real_digits(samples.count)), "copies": None}

@@ -45,7 +45,6 @@ class ImagesJudge:
         self._names: tuple[str, ...] = ()
 
     def check(self, images: Candidates) -> None:
-        """Raise ConfigError unless such images can be scored."""
         reference = self._reference
         if reference.shape[:2] != images.shape[:2]:
             sizes = [" x ".join(map(str, shape[:2])) for shape in (reference.shape, images.shape)]
@@ -57,7 +56,6 @@ class ImagesJudge:
             _check_classes(reference, images)
 
     def judge(self, samples: Pictures) -> Judgement:
-        """Score ``samples``."""
         reference, by_class = self._reference, self._reference.labels is not None and samples.labels is not None
         grey = 1 in (reference.shape[2], samples.shape[2])
         chosen = np.unique(np.linspace(0, reference.count - 1, MOST_IMAGES).round().astype(int))

@@ -48,7 +48,6 @@ class InceptionJudge:
         self._reference, self._network, self._batch_size = reference, network, batch_size
 
     def check(self, images: Candidates) -> None:
-        """Raise ConfigError unless such images can be scored."""
         reference, ours = self._reference, self._network.sha256
         if reference.count and reference.shape[:2] != images.shape[:2]:
             raise ConfigError(
@@ -68,7 +67,6 @@ class InceptionJudge:
             check_enough(reference.what, reference.count)
 
     def judge(self, samples: Pictures) -> Judgement:
-        """Score ``samples``."""
         reference = self._reference
         seen = self._see(reference) if reference.count else None
         scores = _scores(self._see(samples), reference, seen)

@@ -39,12 +39,10 @@ class Standalone:
         self._args: RunConfig | None = None
 
     def get_args(self) -> RunConfig:
-        """Return the flags of this run; ``args.mm`` holds the config files."""
         assert self._args is not None, "pretrain() has not parsed the command line yet"
         return self._args
 
     def print_rank_0(self, message: str) -> None:
-        """Print on the first rank."""
         print_rank_0(message)
 
     def load_encoders(self) -> tuple[Any, Any]:
@@ -53,7 +51,6 @@ class Standalone:
         return registry.load_encoders(args.mm.model, args.mm.encodes or args.sample_interval > 0)
 
     def average_losses_across_data_parallel_group(self, losses: list[Any]) -> list[Any]:
-        """Average scalar losses over the ranks."""
         return list(runtime.mean_over_ranks(losses))
 
     def pretrain(

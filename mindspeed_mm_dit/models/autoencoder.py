@@ -107,11 +107,9 @@ class NoAutoencoder(Autoencoder):
     """Stands where all latents come from a cache: its config is known, its weights are not in memory."""
 
     def moments(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Never called: there are no images."""
         raise AssertionError("latents come from a cache")
 
     def decode(self, scaled_latents: Tensor) -> Tensor:
-        """Never called: nothing is drawn."""
         raise AssertionError("nothing is decoded in this run")
 
 
@@ -119,9 +117,7 @@ class PixelAutoencoder(Autoencoder):
     """No autoencoder: the images, or the frames, are the latents."""
 
     def moments(self, images: Tensor) -> tuple[Tensor, None]:
-        """Return ``images``, and no standard deviation."""
         return images, None
 
     def decode(self, scaled_latents: Tensor) -> Tensor:
-        """Return ``scaled_latents``."""
         return scaled_latents

@@ -21,12 +21,10 @@ class DeterministicAutoencoder(Autoencoder):
 
     @torch.no_grad()
     def moments(self, images: Tensor) -> tuple[Tensor, None]:
-        """Images (B, 3, H, W) in [-1, 1] -> their raw latents, (B, C, h, w) float32, and no standard deviation."""
         with torch.autocast(runtime.device_type(), enabled=False):  # ``ae.dtype`` decides, also inside a bf16 step
             return self.module.encode(images.to(self._dtype), return_dict=False)[0].float(), None
 
     @torch.no_grad()
     def decode(self, scaled_latents: Tensor) -> Tensor:
-        """Scaled latents (B, C, h, w) -> images (B, 3, H, W) float32, about in [-1, 1]."""
         with torch.autocast(runtime.device_type(), enabled=False):
             return self.module.decode(self.raw(scaled_latents).to(self._dtype)).sample.float()

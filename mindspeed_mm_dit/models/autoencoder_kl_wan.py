@@ -30,10 +30,6 @@ class AutoencoderKLWan(Autoencoder):
 
     @torch.no_grad()
     def moments(self, videos: Tensor) -> tuple[Tensor, Tensor]:
-        """Videos (B, 3, F, H, W) in [-1, 1] -> mean and std of their raw latents, (B, C, f, h, w) float32.
-
-        Raises ConfigError for F, H or W that the autoencoder does not take whole.
-        """
         self.config.latent_shape(tuple(videos.shape[2:]))
         with self._own_precision():
             posterior = self.module.encode(videos.to(self._dtype)).latent_dist
@@ -41,7 +37,6 @@ class AutoencoderKLWan(Autoencoder):
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
-        """Normalised latents (B, C, f, h, w) -> videos (B, 3, F, H, W) float32 in [-1, 1], F = 1 + 4 (f - 1)."""
         raw = self.raw(latents.float()).to(self._dtype)
         with self._own_precision():
             return self.module.decode(raw).sample.float()

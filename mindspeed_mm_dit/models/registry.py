@@ -28,12 +28,9 @@ from mindspeed_mm_dit.data.captions import Tokenizer
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
 from mindspeed_mm_dit.framework import active, own
 from mindspeed_mm_dit.models.autoencoder import AutoencoderKind, NoAutoencoder, PixelAutoencoder
-from mindspeed_mm_dit.models.bert import BERT
-from mindspeed_mm_dit.models.clip_text import CLIP_TEXT
-from mindspeed_mm_dit.models.t5 import T5
 from mindspeed_mm_dit.models.teacher import DINOV2, SIGLIP, TeacherKind
 from mindspeed_mm_dit.models.text_encoder import TextEncoder, TextEncoderKind
-from mindspeed_mm_dit.models.umt5 import UMT5
+from mindspeed_mm_dit.models.text_encoders import BERT, CLIP_TEXT, T5, UMT5
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES, register_objective
 
 Builder = Callable[[Any], Any]

@@ -77,7 +77,7 @@ def check_files(config: TransformersTextConfig) -> None:
 
 
 def own_tokenizer(
-    config: TransformersTextConfig, model_type: str, cure: str, *ids: str, positions: str = ""
+    config: TransformersTextConfig, model_type: str, cure: str, ids: Sequence[str], positions: str
 ) -> CaptionTokenizer:
     """Return the tokenizer of an encoder in transformers' folder, once their config.json say that they belong together.
 

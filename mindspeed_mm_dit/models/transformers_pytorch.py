@@ -24,11 +24,6 @@ Ask = Callable[[Any, Tensor, Tensor], tuple[Tensor, Tensor | None]]
 """(module, ids (B, L), mask (B, L)) -> states (B, L, D), pooled (B, P) or None."""
 
 
-def last_states(module: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, None]:
-    """Return the last hidden states (B, L, D), of an encoder that has no pooled vector."""
-    return module(input_ids=ids, attention_mask=mask).last_hidden_state, None
-
-
 class TransformersEncoder:
     """(ids, mask) -> states and pooled vector; holds its module outside of whatever is trained.
 

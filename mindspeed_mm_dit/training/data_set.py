@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,12 +21,24 @@ from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.models.data import open_data, sized
 from mindspeed_mm_dit.planning.arithmetic import train_flop
 from mindspeed_mm_dit.training.classes import say_classes, say_copies_among, say_notes
-from mindspeed_mm_dit.training.replay import Sample
 
 CAPTIONS_SHOWN = 8
 """Captions that a report draws."""
 CLASSES_SHOWN = 10
 """Classes that a report draws."""
+
+
+class Sample(NamedTuple):
+    """One sample of a step."""
+
+    position: int
+    """In the run."""
+    path: str
+    """File of its image."""
+    label: str
+    """Name of its class."""
+    was_dropped: bool
+    """Whether it was trained on without its label."""
 
 
 class DataSet:

@@ -9,8 +9,7 @@ import torch
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.models.init import initial_weights
-from mindspeed_mm_dit.training.pytorch.probe import Probe
-from mindspeed_mm_dit.training.replay import NotFinite
+from mindspeed_mm_dit.training.pytorch.probe import NotFinite, Probe
 
 
 @pytest.fixture

@@ -14,9 +14,10 @@ from mindspeed_mm_dit.checkpoint import torch_dcp
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore, read_facts
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.errors import CheckpointError
+from mindspeed_mm_dit.hosts.replay import StepReport
+from mindspeed_mm_dit.training.data_set import Sample
 from mindspeed_mm_dit.training.position import NOT_FINITE, found, leave
-from mindspeed_mm_dit.training.replay import NotFinite, Sample
-from mindspeed_mm_dit.verify.replay import StepReport
+from mindspeed_mm_dit.training.pytorch.probe import NotFinite
 from tests.conftest import ROOT
 from tests.training.launch import Configs, mm_dit
 
@@ -166,4 +167,4 @@ def test_a_report_names_the_samples_that_are_not_finite_first_and_the_largest_of
         ["blocks.0", "5", "blocks.0.attn"],
         ["blocks.1", "nan", "blocks.1.mlp"],
     ]
-    assert not report.is_finite and report.head() == ["iteration 3 | loss: NAN | grad norm: 1.000 |"]
+    assert not report.is_finite and report.head() == "iteration 3 | loss: NAN | grad norm: 1.000 |"

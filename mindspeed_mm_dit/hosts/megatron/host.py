@@ -82,7 +82,6 @@ class MindSpeedMM:
         return RunConfig.of(args, mm=self._mm, report=report, begun_at=self._begun_at or 0)
 
     def print_rank_0(self, message: str) -> None:
-        """Print on the first rank."""
         print_rank_0(message)
 
     def load_encoders(self) -> tuple[Any, Any]:
@@ -92,7 +91,6 @@ class MindSpeedMM:
             return registry.load_encoders(mm.model, mm.encodes)
 
     def average_losses_across_data_parallel_group(self, losses: list[Any]) -> Any:
-        """Average scalar losses over the ranks."""
         return average_losses_across_data_parallel_group(losses)
 
     def pretrain(

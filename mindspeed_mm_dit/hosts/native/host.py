@@ -47,7 +47,6 @@ class NativeEngine:
         return replace(self._args, mm=run.flags.mm, begun_at=begun_at)
 
     def print_rank_0(self, message: str) -> None:
-        """Print on the first rank."""
         print_rank_0(message)
 
     def load_encoders(self) -> tuple[Any, Any]:

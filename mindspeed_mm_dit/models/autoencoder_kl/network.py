@@ -216,12 +216,10 @@ class AutoencoderKL(Autoencoder):
         runtime.compiled(self.network.decoder)
 
     def moments(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Images (B, 3, H, W) in [-1, 1] -> mean and std of their latents, (B, C, h, w) float32, unscaled."""
         with ops.no_grad():
             mean, log_variance = ops.chunk(ops.to_float32(self.network(images)), 2, 1)  # 2 x (B, C, h, w)
             return mean, ops.exp(0.5 * ops.clamp(log_variance, -30.0, 20.0))
 
     def decode(self, scaled_latents: Tensor) -> Tensor:
-        """Scaled latents (B, C, h, w) -> images (B, 3, H, W), about in [-1, 1]."""
         with ops.no_grad():
             return ops.to_float32(self.network.decode(self.raw(scaled_latents)))

@@ -29,14 +29,12 @@ class AutoencoderKL(Autoencoder):
 
     @torch.no_grad()
     def moments(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Images (B, 3, H, W) in [-1, 1] -> mean and std of their latents, (B, C, h, w) float32, unscaled."""
         with self._own_precision():
             posterior = self.module.encode(images.to(self._dtype, memory_format=torch.channels_last)).latent_dist
         return posterior.mean.float().contiguous(), posterior.std.float().contiguous()
 
     @torch.no_grad()
     def decode(self, scaled_latents: Tensor) -> Tensor:
-        """Scaled latents (B, C, h, w) -> images (B, 3, H, W), about in [-1, 1]."""
         latents = self.raw(scaled_latents).to(self._dtype)
         with self._own_precision():
             return self.module.decode(latents).sample.float()

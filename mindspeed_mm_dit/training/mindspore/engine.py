@@ -64,7 +64,6 @@ class Engine:
                 self._loss.compile(example(model, sized(args.mm.model, shape), args.micro_batch_size))
 
     def train_step(self, forward_step: ForwardStep, batches: Iterator[Any], lr: float) -> StepResult:
-        """Accumulate the gradients of a global batch, clip, step, and update the moving average."""
         count = runtime.num_microbatches()
         gradients: list[Any] = []
         reported = []
@@ -83,12 +82,10 @@ class Engine:
         return StepResult(sum(reported) / count, norm)
 
     def move_power_averages(self, shares: Sequence[float]) -> None:
-        """Move the average of each of --power-ema-stds this share of the way to the weights."""
         for part in self.parts:
             part.optimizer.move_power_averages(shares)
 
     def eval_step(self, forward_step: ForwardStep, batches: Iterator[Any]) -> Tensor:
-        """Return the loss of each sample of this worker's part of a global batch, (B,)."""
         count = runtime.num_microbatches()
         return ops.cat([self._loss.of_samples(forward_step, batches) for _ in range(count)], 0)
 
@@ -114,7 +111,6 @@ class Engine:
     # --- state -------------------------------------------------------------------------------------------
 
     def state(self, with_optimizer: bool = True) -> dict[str, np.ndarray]:
-        """Return every array a resumed run needs, under the names of the checkpoint; every worker must call this."""
         state: dict[str, np.ndarray] = {}
         for part in self.parts:
             for tree, vector in part.trees().items():
@@ -127,7 +123,6 @@ class Engine:
         return state
 
     def load(self, path: Path, with_optimizer: bool) -> None:
-        """Continue from the checkpoint ``path``; its architecture must be this model's."""
         shapes = {name: shape for name, shape in runtime.shapes(self.predictor).items() if name not in self._of_base}
         state = checkpoints.read_state(path, shapes, with_optimizer)
         has_power_ema = power_ema.STDS in read_facts(path)
@@ -140,7 +135,6 @@ class Engine:
         self._hold("weights")
 
     def num_parameters(self) -> int:
-        """Return the number of parameters of the predictor."""
         return sum(p.size for p in self.predictor.get_parameters())
 
 

@@ -56,7 +56,6 @@ class Engine(Trained):
         self._autocast = precision.way == "autocast"  # (FSDP2 does by itself what fsdp2.yaml asks for)
 
     def train_step(self, forward_step: ForwardStep, batches: Iterator[Any], lr: float) -> StepResult:
-        """Accumulate the gradients of a global batch, clip, step, and update the moving average."""
         count = runtime.num_microbatches()
         reported = []
         for number in range(count):
@@ -73,11 +72,9 @@ class Engine(Trained):
         return StepResult(torch.stack(reported).mean(), grad_norm)
 
     def move_power_averages(self, shares: Sequence[float]) -> None:
-        """Move the average of each of --power-ema-stds this share of the way to the weights."""
         self.power_ema.move(shares)
 
     def eval_step(self, forward_step: ForwardStep, batches: Iterator[Any]) -> Tensor:
-        """Return the loss of each sample of this rank's part of a global batch, (B,), without a gradient."""
         losses = []
         for _ in range(runtime.num_microbatches()):
             with torch.no_grad(), self._precision():

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from mindspeed_mm_dit.framework.pytorch.sharded import is_sharded
 from mindspeed_mm_dit.training.pytorch.seen import tensors
-from mindspeed_mm_dit.training.replay import NotFinite
 
 INPUTS = ("x_t", "t", "condition")
+
+
+class NotFinite(NamedTuple):
+    """Where in a step the first tensor with a nan or an infinity stands."""
+
+    module: str
+    """Of the predictor, as its parameters name it; empty for the predictor itself."""
+    tensor: str
+    """"output", "gradient of output", "parameter weight", "gradient of parameter weight", "input x_t", "loss"."""
+    micro_batch: int
+    """Of this rank, from 0; -1: before the first."""
+    rows: tuple[int, ...]
+    """Samples of the micro-batch with such a value; none where the tensor is of no sample."""
 
 
 class Probe:

@@ -34,33 +34,26 @@ class LoopbackRendezvous(RendezvousHandler):
         )  # fmt: skip
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Return at once: there is no other node."""
         return RendezvousInfo(PrefixStore(self._run_id, self._store), 0, 1, self._info)
 
     @property
     def use_agent_store(self) -> bool:
-        """The processes use the agent's store."""
         return True
 
     def get_backend(self) -> str:
-        """Return the name it is registered under."""
         return "loopback"
 
     def get_run_id(self) -> str:
-        """Return the name of the run."""
         return self._run_id
 
     def is_closed(self) -> bool:
-        """Return False: no node comes or goes."""
         return False
 
     def set_closed(self) -> None:
         """Do nothing, as there is nobody to tell."""
 
     def num_nodes_waiting(self) -> int:
-        """Return 0: no node comes or goes."""
         return 0
 
     def shutdown(self) -> bool:
-        """Return True; the store ends with the process."""
         return True

@@ -49,7 +49,6 @@ class Trained:
         return state
 
     def load(self, path: Path, with_optimizer: bool) -> None:
-        """Continue from the checkpoint ``path``; its architecture must be this model's."""
         checkpoints.check_architecture(path, {name: tuple(p.shape) for name, p in self._saved()})
         state, has_power_ema = self.state(with_optimizer), power_ema.STDS in read_facts(path)
         if not has_power_ema:

@@ -32,15 +32,12 @@ class Guarded:
             self._give_up(error)
 
     def add(self, iteration: int, values: Mapping[str, float]) -> None:
-        """Keep values by name."""
         self._do(lambda tracker: tracker.add(iteration, values))
 
     def add_picture(self, iteration: int, name: str, pixels: np.ndarray) -> None:
-        """Keep a picture (H, W, 3) uint8."""
         self._do(lambda tracker: tracker.add_picture(iteration, name, pixels))
 
     def close(self) -> None:
-        """Have all of it on disk."""
         self._do(lambda tracker: tracker.close())
 
     def _do(self, what: Callable[[Tracker], None]) -> None:

@@ -40,15 +40,12 @@ class SwanLabRun:
         )
 
     def add(self, iteration: int, values: Mapping[str, float]) -> None:
-        """Keep values by name."""
         self._run.log(dict(values), step=iteration)
 
     def add_picture(self, iteration: int, name: str, pixels: np.ndarray) -> None:
-        """Keep a picture (H, W, 3) uint8."""
         self._run.log({name: self._swanlab.Image(pixels)}, step=iteration)
 
     def close(self) -> None:
-        """End the run."""
         self._run.finish()
 
 

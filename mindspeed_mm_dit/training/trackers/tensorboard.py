@@ -50,13 +50,11 @@ class Scalars:
         self._add(iteration, (scalar(name, value) for name, value in values.items()))
 
     def add_picture(self, iteration: int, name: str, pixels: np.ndarray) -> None:
-        """Write a picture (H, W, 3) uint8, as ``add`` does values."""
         from tensorboardX.summary import image
 
         self._add(iteration, [image(name, pixels, dataformats="HWC")])
 
     def close(self) -> None:
-        """Close the file."""
         if self._file is not None:
             with suppress(OSError):
                 self._file.close()

@@ -143,7 +143,6 @@ class WanBase(Base):
     conditions = ("text",)
 
     def fresh(self) -> Any:
-        """Return the network with its own weights, which may change."""
         network = TextToVideo(self.given, {"--wan": self.file.weights["--checkpoint"]}).fresh_network("wan")
         check_latents(network.config, f"{self.group}/x", self.given[f"{self.group}/x"].shape)
         return network
@@ -155,7 +154,6 @@ class DiTBase(Base):
     conditions, prefix = ("y",), "dit."
 
     def fresh(self) -> Any:
-        """Return the network with its own weights, which may change."""
         folder = self.file.folder / self.group
         config, norm_eps = _described(read_json(folder / "config.json", "--lora"), f"{folder}/config.json")
         arrays = read_safetensors_file(folder / "diffusion_pytorch_model.safetensors")[0]

@@ -65,7 +65,7 @@ class TextToVideo:
     def text_encoder(self) -> Any:
         """UMT5, of --text-encoder, in float32."""
         from mindspeed_mm_dit.configs.text_encoder import UMT5Config
-        from mindspeed_mm_dit.models.umt5 import UMT5
+        from mindspeed_mm_dit.models.text_encoders import UMT5
 
         with _named("--text-encoder"):
             return UMT5.build(UMT5Config(str(self.weights["--text-encoder"]), dtype="fp32"))

@@ -1,0 +1,81 @@
+"""The text encoders of transformers, a record each: UMT5 and T5, BERT, and the text half of CLIP."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from mindspeed_mm_dit.configs.text_encoder import (
+    BertConfig,
+    CLIPTextConfig,
+    T5Config,
+    TransformersTextConfig,
+    UMT5Config,
+)
+from mindspeed_mm_dit.models.text_encoder import TextEncoderKind, check_files, own_tokenizer
+
+_HEADS = ("pooler.", "cls.", "embeddings.position_ids")
+"""Weights of BERT's pre-training, which states do not need, and a table that newer files leave out."""
+
+
+def _kind(config: type[TransformersTextConfig], build: Any, model_type: str, cure: str, *ids: str,
+          positions: str = "") -> TextEncoderKind:  # fmt: skip
+    opened = partial(own_tokenizer, model_type=model_type, cure=cure, ids=ids, positions=positions)
+    return TextEncoderKind(config, opened, build, check_files)
+
+
+def _build_t5(config: TransformersTextConfig, module: str, *spare: str) -> Any:
+    """Return one whose last hidden states are all that it gives; it has no pooled vector."""
+    from mindspeed_mm_dit.models.transformers_pytorch import TransformersEncoder
+
+    def ask(network: Any, ids: Any, mask: Any) -> tuple[Any, None]:
+        return network(input_ids=ids, attention_mask=mask).last_hidden_state, None
+
+    return TransformersEncoder(config, module, ask, spare)
+
+
+def _build_bert(config: BertConfig) -> Any:
+    """Return one with its states, and their mean or the first, pooled as sentence-transformers' files say."""
+    from mindspeed_mm_dit.framework import ops
+    from mindspeed_mm_dit.models.transformers_pytorch import TransformersEncoder
+
+    way, to_length_one = config.pooling()
+
+    def ask(module: Any, ids: Any, mask: Any) -> tuple[Any, Any]:
+        states = module(input_ids=ids, attention_mask=mask).last_hidden_state  # (B, L, D)
+        full, weights = ops.to_float32(states), ops.to_float32(mask)[:, :, None]
+        pooled = full[:, 0] if way == "cls" else (full * weights).sum(1) / weights.sum(1)  # (B, D)
+        length = (pooled * pooled).sum(1)[:, None] ** 0.5
+        return states, pooled / length if to_length_one else pooled
+
+    return TransformersEncoder(config, "BertModel", ask, _HEADS, add_pooling_layer=False)
+
+
+def _build_clip(config: CLIPTextConfig) -> Any:
+    """Return one with states of its last or last but one layer, and the end token's state as the pooled vector.
+
+    As in diffusers' pipelines the padding is attended to. Attention is causal, so this changes the padding's states
+    alone.
+    """
+    from mindspeed_mm_dit.models.transformers_pytorch import TransformersEncoder
+
+    projects, wants_last = config.has_projection, config.states == "last"
+
+    def ask(module: Any, ids: Any, mask: Any) -> tuple[Any, Any]:
+        found = module(input_ids=ids, output_hidden_states=not wants_last)
+        states = found.last_hidden_state if wants_last else found.hidden_states[-2]  # (B, L, D)
+        return states, found.text_embeds if projects else found.pooler_output  # (B, P)
+
+    name = "CLIPTextModelWithProjection" if projects else "CLIPTextModel"
+    return TransformersEncoder(config, name, ask, ("text_model.embeddings.position_ids",))
+
+
+UMT5 = _kind(UMT5Config, partial(_build_t5, module="UMT5EncoderModel"), "umt5",
+             "name the text_encoder/ folder of Wan, or another UMT5", "pad_token_id", "eos_token_id")  # fmt: skip
+T5 = _kind(T5Config, lambda config: _build_t5(config, "T5EncoderModel", "decoder.", "lm_head."), "t5",
+           "name a text_encoder_2/ folder of FLUX, or another T5", "pad_token_id", "eos_token_id")  # fmt: skip
+BERT = _kind(BertConfig, _build_bert, "bert", "name the folder of a BERT, such as sentence-transformers' MiniLM",
+             "pad_token_id", positions="max_position_embeddings")  # fmt: skip
+CLIP_TEXT = _kind(CLIPTextConfig, _build_clip, "clip_text_model",
+                  "name a text_encoder/ folder of Stable Diffusion 3 or FLUX, or another CLIPTextModel",
+                  positions="max_position_embeddings")  # fmt: skip
