@@ -60,15 +60,15 @@ def _autoencoder_kl(config: Any) -> Any:
 
 
 def _wan_video_vae(config: Any) -> Any:
-    from mindspeed_mm_dit.models.autoencoder_kl_wan import AutoencoderKLWan
+    from mindspeed_mm_dit.models.diffusers_autoencoders import AutoencoderKLWan
 
     return AutoencoderKLWan(config)
 
 
 def _deterministic(config: Any) -> Any:
-    from mindspeed_mm_dit.models.autoencoder_deterministic import DeterministicAutoencoder
+    from mindspeed_mm_dit.models.diffusers_autoencoders import DiffusersAutoencoder
 
-    return DeterministicAutoencoder(config)
+    return DiffusersAutoencoder(config)
 
 
 PREDICTOR_MODEL_MAPPINGS: dict[str, Builder] = {"dit": _dit, "custom_dit": _custom_dit, "wan": _wan}

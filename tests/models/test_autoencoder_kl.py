@@ -45,8 +45,8 @@ def test_the_framework_chooses_the_module(framework, small):
     if framework.active() == "pytorch":
         pytest.importorskip("diffusers")
     chosen = AE_MODEL_MAPPINGS["autoencoder_kl"](AutoencoderKLConfig(str(small[0]), downsample_factor=2))
-    module = {"pytorch": "pytorch", "mindspore": "network"}[framework.active()]
-    assert type(chosen).__module__ == f"mindspeed_mm_dit.models.autoencoder_kl.{module}"
+    module = {"pytorch": "diffusers_autoencoders", "mindspore": "autoencoder_kl.network"}[framework.active()]
+    assert type(chosen).__module__ == f"mindspeed_mm_dit.models.{module}"
 
 
 def test_latents_are_scaled_and_the_draw_has_the_posterior_s_width(framework, small):

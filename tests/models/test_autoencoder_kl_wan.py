@@ -27,7 +27,7 @@ def change_config(folder, **changes):
 
 
 def autoencoder(folder=VAE, **changes):
-    from mindspeed_mm_dit.models.autoencoder_kl_wan import AutoencoderKLWan
+    from mindspeed_mm_dit.models.diffusers_autoencoders import AutoencoderKLWan
 
     return AutoencoderKLWan(WanVAEConfig(str(folder), **changes))
 

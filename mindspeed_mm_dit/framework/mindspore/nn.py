@@ -171,12 +171,10 @@ def _gelu_by_sigmoid(x: Any) -> Any:
 
 
 def parameter(shape: tuple[int, ...]) -> Parameter:
-    """Return a trained parameter of a module; the values come later."""
     return Parameter(Tensor(np.zeros(shape, np.float32)))
 
 
 def frozen_parameter(array: np.ndarray) -> Parameter:
-    """Return a parameter that is saved with the model and never trained."""
     return Parameter(Tensor(array), requires_grad=False)
 
 

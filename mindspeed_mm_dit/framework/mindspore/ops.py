@@ -69,7 +69,6 @@ def clamp(x: Tensor, min: float | None = None, max: float | None = None) -> Tens
 
 
 def mean_per_sample(x: Tensor) -> Tensor:
-    """Mean over every axis but the first: (B, ...) -> (B,)."""
     return msops.mean(msops.reshape(x, (x.shape[0], -1)), 1)
 
 
@@ -85,17 +84,14 @@ def contiguous(x: Tensor) -> Tensor:
 
 
 def take(table: Tensor, index: Tensor) -> Tensor:
-    """Rows ``index`` of the 1-D ``table``."""
     return msops.gather(table, index, 0)
 
 
 def upsample_nearest_2x(x: Tensor) -> Tensor:
-    """Each pixel four times: (B, C, H, W) -> (B, C, 2H, 2W)."""
     return msops.interpolate(x, size=(2 * x.shape[2], 2 * x.shape[3]), mode="nearest")
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn neighbours of the last axis as pairs (Su et al. 2021): x (B, heads, N, d), cos and sin (N, d / 2)."""
     pairs = msops.reshape(x, (*x.shape[:-1], -1, 2))  # (B, heads, N, d / 2, 2)
     a, b = pairs[..., 0], pairs[..., 1]
     return msops.reshape(msops.stack([a * cos - b * sin, a * sin + b * cos], -1), x.shape)
@@ -115,7 +111,6 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Te
 
 
 def without_gradient(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-    """What ``function`` gives of ``inputs``, through which no gradient flows."""
     return stop_gradient(function(*inputs))
 
 
@@ -132,7 +127,6 @@ def to_float32(x: Tensor) -> Tensor:
 
 
 def cast_like(x: Tensor, y: Tensor) -> Tensor:
-    """``x`` in the dtype of ``y``."""
     return x.astype(y.dtype)
 
 
@@ -152,7 +146,6 @@ def from_host(make: Callable[..., np.ndarray]) -> Callable[..., Tensor]:
 
 
 def numpy(x: Tensor) -> np.ndarray:
-    """``x`` as an array on the host; low-precision floats come as float32."""
     return runtime.to_host(x)
 
 

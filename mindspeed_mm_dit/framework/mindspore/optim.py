@@ -30,7 +30,6 @@ def adamw(parameters: list[Parameter], betas: tuple[float, float], eps: float, w
 
 
 def gradients(module: mindspore.nn.Cell, losses: Callable[[], Any]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Return the losses (B,) and the gradient of their mean by parameter name."""
     names, parameters = trained(module)
     values, found = _mean_gradients(parameters, losses)
     return runtime.to_host(values), {name: runtime.to_host(g) for name, g in zip(names, found)}
@@ -39,7 +38,6 @@ def gradients(module: mindspore.nn.Cell, losses: Callable[[], Any]) -> tuple[np.
 def adamw_step(
     module: mindspore.nn.Cell, losses: Callable[[], Any], lr: float, betas: tuple[float, float] = (0.9, 0.999)
 ) -> None:
-    """Take one AdamW step (eps 1e-8, no decay) on the mean of the losses."""
     _, parameters = trained(module)
     optimizer = adamw(parameters, betas, 1e-8, 0.0)
     for group in optimizer.param_groups:

@@ -50,7 +50,6 @@ def device_type() -> str:
 
 
 def check_backend(backend: str | None) -> str:
-    """Return the backend to use; raises PlatformError if ``backend`` cannot work on this machine."""
     kind = device_type()
     native = next(name for name, device in _DEVICES.items() if device == kind)
     if backend is not None and backend != native:
@@ -80,17 +79,14 @@ def shutdown() -> None:
 
 
 def num_microbatches() -> int:
-    """Return how many micro-batches make one optimizer step on this rank."""
     return _Job.num_microbatches
 
 
 def rank() -> int:
-    """Return the rank of this process."""
     return communication.get_rank() if _Job.joined else int(os.environ.get("RANK_ID", "0"))
 
 
 def world_size() -> int:
-    """Return the number of processes."""
     return communication.get_group_size() if _Job.joined else int(os.environ.get("MS_WORKER_NUM", "1"))
 
 
@@ -98,7 +94,6 @@ data_rank, data_world_size = rank, world_size  # every rank has samples of its o
 
 
 def device_name() -> str:
-    """Return words for the log: what this process computes on."""
     if device_type() == "cpu":
         return f"CPU ({platform.processor() or platform.machine()})"
     return f"{mindspore.get_context('device_target')} {os.environ.get('DEVICE_ID', '0')}"
@@ -148,7 +143,6 @@ class PendingRead:
         return ON_CPU
 
     def wait(self) -> list[float]:
-        """Return the values."""
         return [float(value.asnumpy()) for value in self._values]
 
 
@@ -170,7 +164,6 @@ def each_on_any_rank(flags: list[bool]) -> list[bool]:
 
 
 def barrier() -> None:
-    """Wait until every rank is here."""
     any_rank(False)
 
 
@@ -183,7 +176,6 @@ def load_arrays(module: mindspore.nn.Cell, arrays: Mapping[str, np.ndarray]) -> 
 
 
 def shapes(module: mindspore.nn.Cell) -> dict[str, tuple[int, ...]]:
-    """Return name -> shape of every parameter of a module."""
     return {name: tuple(p.shape) for name, p in module.parameters_and_names()}
 
 
@@ -265,5 +257,4 @@ def allow_tf32(allowed: bool) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that decide what this framework computes."""
     return {"mindspore": mindspore.__version__, "numpy": np.__version__}

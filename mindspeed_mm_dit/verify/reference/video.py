@@ -55,7 +55,7 @@ class TextToVideo:
     def autoencoder(self) -> Any:
         """Wan's, of --vae, with the sizes that its own config.json has."""
         from mindspeed_mm_dit.configs.autoencoder_kl_wan import WanVAEConfig
-        from mindspeed_mm_dit.models.autoencoder_kl_wan import AutoencoderKLWan
+        from mindspeed_mm_dit.models.diffusers_autoencoders import AutoencoderKLWan
 
         with _named("--vae"):
             folder = {"from_pretrained": str(self.weights["--vae"])}

@@ -1,0 +1,90 @@
+"""Autoencoders of diffusers on PyTorch, frozen: AutoencoderKL, AutoencoderTiny (TAESD) and AutoencoderDC of images, and
+Wan's of videos (Wan et al. 2025).
+
+What a model learns of Wan's are normalised latents: (raw - mean) / std of each channel, with the numbers of the
+autoencoder's config.json. MindSpeed-MM's ``wan_video_vae`` encodes to normalised latents too, but decodes raw ones;
+ours takes back what ``encode`` gave.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mindspeed_mm_dit.configs.autoencoder import PretrainedAutoencoderConfig
+from mindspeed_mm_dit.configs.autoencoder_kl_wan import WanVAEConfig
+from mindspeed_mm_dit.errors import CheckpointError
+from mindspeed_mm_dit.framework.pytorch import runtime
+from mindspeed_mm_dit.models.autoencoder import Autoencoder
+from mindspeed_mm_dit.models.pretrained import load_diffusers, quiet
+
+
+class DiffusersAutoencoder(Autoencoder):
+    """Encodes to scaled latents and back; one without a posterior has one latent of an image."""
+
+    memory_format = torch.preserve_format
+    """How images lie in memory while they are encoded."""
+
+    def __init__(self, config: PretrainedAutoencoderConfig) -> None:
+        super().__init__(config)
+        self._dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[config.dtype]
+        self.module = runtime.freeze(self._load(config), config.dtype).to(memory_format=self.memory_format)
+
+    def _load(self, config: Any) -> Any:
+        return load_diffusers(config)
+
+    @torch.no_grad()
+    def moments(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        with self._own_precision():
+            encoded = self.module.encode(images.to(self._dtype, memory_format=self.memory_format), return_dict=False)[0]
+        if isinstance(encoded, Tensor):
+            return encoded.float(), None
+        return encoded.mean.float().contiguous(), encoded.std.float().contiguous()
+
+    @torch.no_grad()
+    def decode(self, scaled_latents: Tensor) -> Tensor:
+        latents = self.raw(scaled_latents.float()).to(self._dtype)
+        with self._own_precision():
+            return self.module.decode(latents).sample.float()
+
+    def _own_precision(self) -> torch.autocast:
+        """``ae.dtype`` decides, also inside the autocast of a bf16 training step."""
+        return torch.autocast(runtime.device_type(), enabled=False)
+
+
+class AutoencoderKL(DiffusersAutoencoder):
+    """That of latent diffusion; its weights may be one file too, as its authors published them."""
+
+    memory_format = torch.channels_last
+
+    def _load(self, config: Any) -> Any:
+        import diffusers
+
+        config.check_files()
+        path = Path(config.from_pretrained)
+        try:
+            with quiet(diffusers.utils.logging):
+                if path.is_dir():
+                    return diffusers.AutoencoderKL.from_pretrained(path, local_files_only=True)
+                return diffusers.AutoencoderKL.from_single_file(
+                    str(path), config=str(path.parent), local_files_only=True
+                )
+        except (OSError, ValueError, RuntimeError, KeyError) as error:
+            raise CheckpointError(f"ae.from_pretrained = {path}", f"diffusers cannot load it: {error}") from error
+
+
+class AutoencoderKLWan(DiffusersAutoencoder):
+    """Wan's, of videos; raises ConfigError for F, H or W that it does not take whole."""
+
+    def __init__(self, config: WanVAEConfig) -> None:
+        super().__init__(config)
+        if config.enable_tiling:
+            self.module.enable_tiling(**dataclasses.asdict(config.tiling()))
+
+    def moments(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        self.config.latent_shape(tuple(images.shape[2:]))
+        return super().moments(images)
