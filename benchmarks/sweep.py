@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.autoencoder_kl import AutoencoderKLConfig
+from mindspeed_mm_dit.configs.autoencoder_of_images import AutoencoderKLConfig
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
 from mindspeed_mm_dit.configs.model import ModelConfig

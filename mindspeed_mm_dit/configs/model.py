@@ -13,9 +13,12 @@ from mindspeed_mm_dit.configs.autoencoder import (
     PretrainedAutoencoderConfig,
     config_file,
 )
-from mindspeed_mm_dit.configs.autoencoder_deterministic import AutoencoderDCConfig, AutoencoderTinyConfig
-from mindspeed_mm_dit.configs.autoencoder_kl import AutoencoderKLConfig
 from mindspeed_mm_dit.configs.autoencoder_kl_wan import WanVAEConfig
+from mindspeed_mm_dit.configs.autoencoder_of_images import (
+    AutoencoderDCConfig,
+    AutoencoderKLConfig,
+    AutoencoderTinyConfig,
+)
 from mindspeed_mm_dit.configs.condition import ClassLabel, TextCondition
 from mindspeed_mm_dit.configs.custom_dit import CustomDiTConfig
 from mindspeed_mm_dit.configs.dit import DiTConfig

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.configs.autoencoder import config_file
-from mindspeed_mm_dit.configs.autoencoder_kl import AutoencoderKLConfig
+from mindspeed_mm_dit.configs.autoencoder_of_images import AutoencoderKLConfig
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.mindspore_file import read_mindspore_file

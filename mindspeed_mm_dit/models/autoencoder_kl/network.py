@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from mindspeed_mm_dit.configs.autoencoder_kl import AutoencoderKLConfig
+from mindspeed_mm_dit.configs.autoencoder_of_images import AutoencoderKLConfig
 from mindspeed_mm_dit.framework import nn, ops, runtime
 from mindspeed_mm_dit.models.autoencoder import Autoencoder
 from mindspeed_mm_dit.models.autoencoder_kl.files import KLArchitecture, read_autoencoder_kl, require_same_names

@@ -1,4 +1,5 @@
-"""Section ``ae`` with diffusers' AutoencoderKL, and what the autoencoder's own config.json says of its latents."""
+"""Section ``ae`` with an autoencoder of images of diffusers, and what the autoencoder's own config.json says of its
+latents: AutoencoderKL, and those without a posterior, where an image has one latent, and none is drawn."""
 
 from __future__ import annotations
 
@@ -27,8 +28,26 @@ _WIDTH, _LIVE = 128, 4
 """Its widest feature map has the image's size and so many channels; so many of them are alive at once."""
 
 
+class ImageAutoencoderConfig(PretrainedAutoencoderConfig):
+    """What all of them have in common."""
+
+    scaling_factor: float
+    shift_factor: float
+
+    def __post_init__(self) -> None:
+        check_path("ae.from_pretrained", self.from_pretrained)
+        require_positive(self, "ae", "latent_channels", "downsample_factor")
+        check_scale(self.scaling_factor, self.shift_factor)
+
+    def latent_shape(self, size: Shape) -> Shape:
+        return self.latent_channels, *divided(size, self.downsample_factor)
+
+    def sample_size(self, latent: Shape) -> Shape:
+        return tuple(side * self.downsample_factor for side in latent[1:])
+
+
 @dataclass(frozen=True)
-class AutoencoderKLConfig(PretrainedAutoencoderConfig):
+class AutoencoderKLConfig(ImageAutoencoderConfig):
     """Section ``ae`` with ``model_id`` "autoencoder_kl": diffusers' AutoencoderKL, frozen."""
 
     from_pretrained: str
@@ -58,9 +77,7 @@ class AutoencoderKLConfig(PretrainedAutoencoderConfig):
     example = "stabilityai/sd-vae-ft-ema"
 
     def __post_init__(self) -> None:
-        check_path("ae.from_pretrained", self.from_pretrained)
-        require_positive(self, "ae", "latent_channels", "downsample_factor")
-        check_scale(self.scaling_factor, self.shift_factor)
+        super().__post_init__()
         check_statistics(self.latents_mean, self.latents_std, self.latent_channels)
         if self.latents_mean and self.shift_factor:
             raise ConfigError("ae.latents_mean, shift_factor", "both would be taken away", "keep one of the two")
@@ -68,12 +85,6 @@ class AutoencoderKLConfig(PretrainedAutoencoderConfig):
     @property
     def samples_posterior(self) -> bool:
         return self.sample_posterior
-
-    def latent_shape(self, size: Shape) -> Shape:
-        return self.latent_channels, *divided(size, self.downsample_factor)
-
-    def sample_size(self, latent: Shape) -> Shape:
-        return tuple(side * self.downsample_factor for side in latent[1:])
 
     def scale(self) -> LatentScale:
         return LatentScale(self.latents_mean or self.shift_factor, self.scaling_factor, self.latents_std or 1.0)
@@ -123,3 +134,80 @@ class LatentFacts:
             "latents_std": self.latents_std,
         }
         return {name: value for name, value in told.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class DeterministicAutoencoderConfig(ImageAutoencoderConfig):
+    """One without a posterior."""
+
+    from_pretrained: str
+    """Local diffusers folder: config.json, which also says what is left out below, and weights."""
+    scaling_factor: float = 1.0
+    """Latents are multiplied by this before diffusion."""
+    latent_channels: int = 4
+    """Channels of a latent."""
+    downsample_factor: int = 8
+    """Height of an image over height of its latent."""
+    shift_factor: float = 0.0
+    """Taken away from the latents before they are multiplied."""
+    dtype: Literal["fp32", "bf16"] = "fp32"
+    """Precision in which the autoencoder runs."""
+
+    samples_posterior = False
+    frameworks = ("pytorch",)
+    looked_up = ("scaling_factor", "latent_channels", "downsample_factor", "shift_factor")
+
+    def scale(self) -> LatentScale:
+        return LatentScale(self.shift_factor, self.scaling_factor)
+
+    @classmethod
+    def told_by(cls, path: Path, where: str) -> dict[str, int | float]:
+        """Return what config.json says, with diffusers' defaults where it is silent."""
+        facts = read_facts(_Facts, path, where, cls.diffusers_class)
+        widths, channels = facts.encoder_block_out_channels, facts.latent_channels
+        return {
+            "downsample_factor": cls.downsample_factor if widths is None else 2 ** (len(widths) - 1),
+            "latent_channels": cls.latent_channels if channels is None else channels,
+            "scaling_factor": facts.scaling_factor,
+            "shift_factor": facts.shift_factor,
+        }
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """The keys of diffusers' config.json that decide what latents are; null where the class has its own default."""
+
+    encoder_block_out_channels: tuple[int, ...] | None = None
+    """Width of each level; each level after the first halves height and width."""
+    latent_channels: int | None = None
+    """Channels of a latent."""
+    scaling_factor: float = 1.0
+    """Latents are multiplied by this before diffusion."""
+    shift_factor: float = 0.0
+    """Subtracted from the latents before that."""
+
+
+@dataclass(frozen=True)
+class AutoencoderTinyConfig(DeterministicAutoencoderConfig):
+    """Section ``ae`` with ``model_id`` "autoencoder_tiny": TAESD and its like, small stand-ins for larger ones."""
+
+    model_id: Literal["autoencoder_tiny"] = "autoencoder_tiny"
+    """Key in AE_MODEL_MAPPINGS."""
+
+    diffusers_class, weight_name, example = "AutoencoderTiny", "decoder.layers.0.weight", "madebyollin/taesd"
+
+
+@dataclass(frozen=True)
+class AutoencoderDCConfig(DeterministicAutoencoderConfig):
+    """Section ``ae`` with ``model_id`` "autoencoder_dc": the deep-compression autoencoder (Chen et al. 2024), 32 times
+    smaller in height and width."""
+
+    latent_channels: int = 32
+    """Channels of a latent."""
+    downsample_factor: int = 32
+    """Height of an image over height of its latent."""
+    model_id: Literal["autoencoder_dc"] = "autoencoder_dc"
+    """Key in AE_MODEL_MAPPINGS."""
+
+    diffusers_class, weight_name = "AutoencoderDC", "encoder.conv_in.weight"
+    example = "mit-han-lab/dc-ae-f32c32-sana-1.0-diffusers"
