@@ -27,6 +27,22 @@ class Tracker(Protocol):
         """Have all of it on disk."""
 
 
+class Board:
+    """A tracker that is a run of a ``package`` with pictures of its own, ``Image``."""
+
+    def __init__(self, package: Any, run: Any) -> None:
+        self._package, self._run = package, run
+
+    def add(self, iteration: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=iteration)
+
+    def add_picture(self, iteration: int, name: str, pixels: np.ndarray) -> None:
+        self._run.log({name: self._package.Image(pixels)}, step=iteration)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
 @dataclass(frozen=True)
 class Opening:
     """What a tracker is told of the run that it is opened for."""

@@ -6,14 +6,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.training.trackers.contract import Opening, TrackerKind, flag
+from mindspeed_mm_dit.training.trackers.contract import Board, Opening, TrackerKind, flag
 
 MOST_LETTERS, REFUSED = 128, "/\\#?%:"
 """Length of a project's name, and what it may not hold: those of wandb's Settings (0.28)."""
@@ -39,35 +36,23 @@ class WandbConfig:
             )
 
 
-class WandbRun:
-    """One run of a project."""
+def _open(config: WandbConfig, opening: Opening) -> Board:
+    import wandb
 
-    def __init__(self, config: WandbConfig, opening: Opening) -> None:
-        import wandb
-
-        self._wandb = wandb
-        self._run = wandb.init(
-            dir=opening.folder,
-            project=config.project,
-            entity=config.entity,
-            name=config.exp_name,
-            config=dict(opening.settings),
-            mode=os.environ.get("WANDB_MODE", "offline"),
-            settings=wandb.Settings(console="off"),  # what the run prints stays where it prints it
-        )
-
-    def add(self, iteration: int, values: Mapping[str, float]) -> None:
-        self._run.log(dict(values), step=iteration)
-
-    def add_picture(self, iteration: int, name: str, pixels: np.ndarray) -> None:
-        self._run.log({name: self._wandb.Image(pixels)}, step=iteration)
-
-    def close(self) -> None:
-        self._run.finish()
+    run = wandb.init(
+        dir=opening.folder,
+        project=config.project,
+        entity=config.entity,
+        name=config.exp_name,
+        config=dict(opening.settings),
+        mode=os.environ.get("WANDB_MODE", "offline"),
+        settings=wandb.Settings(console="off"),  # what the run prints stays where it prints it
+    )
+    return Board(wandb, run)
 
 
 def _place(config: WandbConfig, beside: Path | None) -> Path | None:
     return Path(config.save_dir) if config.save_dir else beside  # (in which it makes a folder wandb)
 
 
-KIND = TrackerKind("wandb", WandbConfig, WandbRun, _place, packages=("wandb",), install="wandb", in_megatron=True)
+KIND = TrackerKind("wandb", WandbConfig, _open, _place, packages=("wandb",), install="wandb", in_megatron=True)
