@@ -21,7 +21,7 @@ from common import CLOCKS, Apart, Report, interleave, ratio
 
 from mindspeed_mm_dit.configs.wan import WanConfig
 from mindspeed_mm_dit.framework.pytorch import runtime
-from mindspeed_mm_dit.models.wan import Wan
+from mindspeed_mm_dit.models.video_transformer import Wan
 
 SIDES = ("ours", "diffusers")
 

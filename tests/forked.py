@@ -204,8 +204,8 @@ def _import_for_the_engine() -> None:
 
 IN_RUNS = (
     "PIL.Image", "tensorboardX", *("mindspeed_mm_dit." + name for name in (
-        "hosts.registry", "hosts.standalone", "models.composite", "models.custom_dit", "models.dit", "models.wan",
-        "objectives.flow.process", "objectives.gaussian.process", "objectives.wan_flow.process", "planning.peaks",
+        "hosts.registry", "hosts.standalone", "models.composite", "models.dit", "models.video_transformer",
+        "objectives.flow.process", "objectives.gaussian.process", "objectives.wan_flow.process", "planning.arithmetic",
         "sampling.grid", "training.batches", "training.report", "training.watchers.registry",
     )),
 )  # fmt: skip

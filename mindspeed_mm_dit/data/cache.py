@@ -26,9 +26,8 @@ import numpy as np
 from mindspeed_mm_dit.configs.files import UnusableFile, read_bytes
 from mindspeed_mm_dit.data.cache_before import rows_of_before
 from mindspeed_mm_dit.data.cache_index import INDEX, read_index
-from mindspeed_mm_dit.data.cache_shards import Shard, Texts, first_not_finite
+from mindspeed_mm_dit.data.cache_shards import MAKE_AGAIN, Shard, Texts, first_not_finite
 from mindspeed_mm_dit.data.conditions.text import NO_CAPTION
-from mindspeed_mm_dit.data.mapped import MAKE_AGAIN
 from mindspeed_mm_dit.data.rows import Read, Rows
 from mindspeed_mm_dit.errors import ConfigError, DataError
 

@@ -21,9 +21,8 @@ from safetensors.numpy import save_file
 from mindspeed_mm_dit.configs.condition import TextStates
 from mindspeed_mm_dit.data.cache import NULL, ROWS
 from mindspeed_mm_dit.data.cache_index import INDEX, CacheIndex, KeptText, check_same
-from mindspeed_mm_dit.data.cache_shards import first_not_finite
+from mindspeed_mm_dit.data.cache_shards import first_not_finite, metadata_of
 from mindspeed_mm_dit.data.loader import load_batches
-from mindspeed_mm_dit.data.mapped import metadata_of
 from mindspeed_mm_dit.data.rows import Visuals
 from mindspeed_mm_dit.data.samples import Opened
 from mindspeed_mm_dit.errors import DataError

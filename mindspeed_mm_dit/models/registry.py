@@ -44,13 +44,13 @@ def _dit(config: Any) -> Any:
 
 
 def _custom_dit(config: Any) -> Any:
-    from mindspeed_mm_dit.models.custom_dit import CustomDiT
+    from mindspeed_mm_dit.models.video_transformer import CustomDiT
 
     return CustomDiT(config)
 
 
 def _wan(config: Any) -> Any:
-    from mindspeed_mm_dit.models.wan import Wan
+    from mindspeed_mm_dit.models.video_transformer import Wan
 
     return Wan(config)
 

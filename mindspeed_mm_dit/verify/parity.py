@@ -1,14 +1,14 @@
 """Every quantity of a file of reference values, recomputed by the active framework and judged.
 
 ``float64/<result>`` in a file is what the same program gives in float64. What else may stand there is known to the
-kinds of files (``reference/registry.py``).
+kinds of files, one file of ``reference/`` each.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,26 @@ import numpy as np
 
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.framework import ops
-from mindspeed_mm_dit.verify.reference.contract import Kind
-from mindspeed_mm_dit.verify.reference.file import Given, read_arrays, unknown_quantity
-from mindspeed_mm_dit.verify.reference.registry import kind_of
+from mindspeed_mm_dit.verify.reference.dit import DIT
+from mindspeed_mm_dit.verify.reference.file import Given, Kind, read_arrays, unknown_quantity
+from mindspeed_mm_dit.verify.reference.jit import JIT
+from mindspeed_mm_dit.verify.reference.lightningdit import LIGHTNING_DIT
+from mindspeed_mm_dit.verify.reference.lora import LORA
+from mindspeed_mm_dit.verify.reference.meanflow import MEAN_FLOW
+from mindspeed_mm_dit.verify.reference.muon import MUON
+from mindspeed_mm_dit.verify.reference.repa import REPA
+from mindspeed_mm_dit.verify.reference.sit import SIT
+from mindspeed_mm_dit.verify.reference.text_to_video import TEXT_TO_VIDEO
 from mindspeed_mm_dit.verify.table import Finding, NotThere, Quantity, Tolerances, find, judge, relative_error
+
+KINDS = (MUON, LORA, TEXT_TO_VIDEO, MEAN_FLOW, LIGHTNING_DIT, JIT, REPA, SIT, DIT)
+"""A file is of the first kind whose signature one of its names has."""
+
+
+def kind_of(names: Collection[str]) -> Kind:
+    """Return the kind of a file with the keys ``names``."""
+    return next(kind for kind in KINDS if any(re.fullmatch(kind.signature, name) for name in names))
+
 
 Found = tuple[Quantity, tuple[str, ...]]
 """The row of a name, and what its groups match."""

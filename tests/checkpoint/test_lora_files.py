@@ -260,7 +260,7 @@ def our_wan_output(adapter, values):
     from mindspeed_mm_dit.framework import ops, runtime
     from mindspeed_mm_dit.framework.torch_file import read_torch_file
     from mindspeed_mm_dit.models.lora import with_adapters
-    from mindspeed_mm_dit.models.wan import Wan
+    from mindspeed_mm_dit.models.video_transformer import Wan
 
     network = with_adapters(Wan(WAN), adapter.beside())
     runtime.load_arrays(network, read_torch_file(GOLDEN / "wan_tiny.pt")["model"] | adapter.arrays())

@@ -14,9 +14,8 @@ from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.hosts.native.commandline import parse, without_effect, yaml_for
 from mindspeed_mm_dit.hosts.native.data import packed, unpacked
 from mindspeed_mm_dit.hosts.native.hooks import numbers_of
-from mindspeed_mm_dit.hosts.native.keys import _check_ranks
+from mindspeed_mm_dit.hosts.native.keys import _check_ranks, checked_values
 from mindspeed_mm_dit.hosts.native.settings import OURS, THEIRS, flags_of, get, patterns, yaml_of
-from mindspeed_mm_dit.hosts.native.values import checked_values
 from tests.conftest import ROOT
 
 CONFIG = ["--mm-model", "model.json", "--mm-data", "data.json"]

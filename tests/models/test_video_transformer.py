@@ -39,8 +39,7 @@ def test_ranks_that_cannot_share_a_clip_are_told_how_many_can():
 
 
 def with_random_weights(framework, kind, custom=CUSTOM):
-    from mindspeed_mm_dit.models.custom_dit import CustomDiT
-    from mindspeed_mm_dit.models.wan import Wan
+    from mindspeed_mm_dit.models.video_transformer import CustomDiT, Wan
 
     model = Wan(WAN) if kind == "wan" else CustomDiT(custom)
     draw = np.random.default_rng(1)

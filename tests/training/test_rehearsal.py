@@ -17,11 +17,11 @@ from tests.parts import models, name_of
 @pytest.fixture(params=["as it is", "too large"])
 def rehearse(request, monkeypatch, framework):
     """Small steps are taken as they are; here as large ones are too: on shapes alone, on MindSpore narrowed."""
-    from mindspeed_mm_dit.training import rehearsal
+    from mindspeed_mm_dit.training import dry_run
 
     if request.param == "too large":
-        monkeypatch.setattr(rehearsal, "SMALL_ELEMENTS", 0)
-    return rehearsal.rehearse
+        monkeypatch.setattr(dry_run, "SMALL_ELEMENTS", 0)
+    return dry_run.rehearse
 
 
 TRIED = models()

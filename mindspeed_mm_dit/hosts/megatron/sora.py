@@ -22,11 +22,11 @@ from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.hosts.megatron.composite import restore
-from mindspeed_mm_dit.models.custom_dit import CustomDiT
 from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.pixels import to_images
 from mindspeed_mm_dit.models.registry import AE_MODEL_MAPPINGS
+from mindspeed_mm_dit.models.video_transformer import CustomDiT
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES
 from mindspeed_mm_dit.training.pytorch.real_memory import real_memory
 

@@ -1,6 +1,7 @@
 """The predictor as the engine wants a model: given a whole batch it answers with the loss.
 
-The tree of modules begins at the predictor, so that its tensors have the published names in every checkpoint.
+The tree of modules begins at the predictor, so that its tensors have the published names in every checkpoint. Adapters
+are those of every host: where the engine asks peft for some, it finds ours.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from transformers.utils import ModelOutput
 
 from mindspeed_mm_dit.configs.mm_args import MultiModalArguments
-from mindspeed_mm_dit.errors import UserError
+from mindspeed_mm_dit.errors import PlatformError, UserError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.hosts.ending import end
 from mindspeed_mm_dit.hosts.native.data import unpacked
@@ -116,3 +117,25 @@ def _without_cache(forward: Callable[..., Any]) -> Callable[..., Any]:
         return forward(*args, **named)
 
     return answer
+
+
+def keep_our_adapters() -> None:
+    """Let the engine find our adapters where it asks peft for some.
+
+    Raises:
+        PlatformError: there is no peft, which the engine imports.
+    """
+    try:
+        import peft
+    except ImportError:
+        what = "training.lora.enable = true"
+        raise PlatformError(what, "the engine asks peft for adapters, and it is not installed", "install it") from None
+    theirs = peft.inject_adapter_in_model
+
+    def inject(config: Any, model: Any, *rest: Any, **named: Any) -> Any:
+        if not isinstance(model, TrainedPredictor):
+            return theirs(config, model, *rest, **named)
+        model.choose_trained()
+        return model
+
+    vars(peft)["inject_adapter_in_model"] = inject

@@ -8,10 +8,10 @@ from mindspeed_mm.fsdp.data.dataloader.data_collator import DATA_COLLATOR
 from mindspeed_mm.fsdp.utils.register import data_register, model_register
 
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.hosts.native import adapters, checkpoints
+from mindspeed_mm_dit.hosts.native import checkpoints
 from mindspeed_mm_dit.hosts.native.data import OneBatch, datasets
 from mindspeed_mm_dit.hosts.native.hooks import hang_in
-from mindspeed_mm_dit.hosts.native.model import NativeModel
+from mindspeed_mm_dit.hosts.native.model import NativeModel, keep_our_adapters
 from mindspeed_mm_dit.hosts.native.run import current
 from mindspeed_mm_dit.hosts.native.settings import COLLATOR_ID, DATA_ID, MODEL_ID
 
@@ -34,7 +34,7 @@ def register() -> None:
     DATA_COLLATOR[COLLATOR_ID] = OneBatch
     checkpoints.replace()
     if current().flags.lora_target_modules:
-        adapters.keep_ours()
+        keep_our_adapters()
     hang_in()
 
 

@@ -19,8 +19,8 @@ from mindspeed_mm_dit.checkpoint.store import TRACKER
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.hosts.native.keys import checked_values
 from mindspeed_mm_dit.hosts.native.settings import HF, flags_of, fsdp2_of, lookup, recomputed
-from mindspeed_mm_dit.hosts.native.values import checked_values
 from mindspeed_mm_dit.hosts.tracker import RELEASE
 from mindspeed_mm_dit.training.beginning import First, first_weights
 from mindspeed_mm_dit.training.data_set import open_data_set

@@ -24,10 +24,10 @@ from mindspeed_mm_dit.framework.mindspore.optim import trained
 from mindspeed_mm_dit.models.data import sized
 from mindspeed_mm_dit.training.contract import AveragedModel, ForwardStep, StepResult
 from mindspeed_mm_dit.training.data_set import open_data_set
+from mindspeed_mm_dit.training.dry_run import example
 from mindspeed_mm_dit.training.mindspore import sharding
 from mindspeed_mm_dit.training.mindspore.parts import parts_of
 from mindspeed_mm_dit.training.mindspore.script_loss import CompiledLoss, InterpretedLoss
-from mindspeed_mm_dit.training.rehearsal import example
 
 __all__ = ["Engine", "StepResult", "check_sharding", "checkpoints"]
 

@@ -15,8 +15,7 @@ from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.objectives.gaussian.process import GaussianDiffusion
 from mindspeed_mm_dit.objectives.gaussian.samplers import SAMPLERS
 from mindspeed_mm_dit.objectives.gaussian.schedule import respaced_steps
-from mindspeed_mm_dit.verify.reference.contract import Kind
-from mindspeed_mm_dit.verify.reference.file import Given, Tensor, Weights
+from mindspeed_mm_dit.verify.reference.file import Given, Kind, Tensor, Weights
 from mindspeed_mm_dit.verify.reference.images import LabelledImages, Point
 from mindspeed_mm_dit.verify.step import Step, rows_of_step
 from mindspeed_mm_dit.verify.table import EXACT, NotThere, Quantity

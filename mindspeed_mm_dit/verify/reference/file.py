@@ -1,4 +1,9 @@
-"""A file of reference values: its arrays, what is asked of its inputs, and networks with the weights beside it."""
+"""A file of reference values: its arrays, what is asked of its inputs, networks with the weights beside it, and what a
+kind of such files is.
+
+To add a kind: a file beside this one with a program, which takes (arrays, weights by flag) and has what its rows ask
+for, and its ``Kind``; and the kind's line in ``parity.KINDS``.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ import os
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +24,7 @@ from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.framework import ops, runtime
+from mindspeed_mm_dit.verify.table import Rows
 
 Tensor = Any
 Weights = Mapping[str, "str | Path"]
@@ -116,3 +123,21 @@ def answer(network: Any, *inputs: Tensor) -> Tensor:
     """Return what ``network`` says of ``inputs``; nothing is kept for gradients."""
     with ops.no_grad():
         return network(*inputs)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of files; what is a name here is a regular expression of it."""
+
+    signature: str
+    """Names that no file of a kind further down in the registry has."""
+    inputs: str
+    """Names that are given, or kept for information."""
+    program: Callable[[Given, Weights], Any]
+    """Recomputes a file, each quantity when it is asked for."""
+    rows: Rows
+    """Every quantity that such a file may hold."""
+    has_network: bool = True
+    """Whether the values are those of a network, whose weights ``--checkpoint`` names."""
+    not_checked: Mapping[str, str] = field(default_factory=dict)
+    """Names that nothing here recomputes, and why."""

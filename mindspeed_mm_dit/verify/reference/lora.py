@@ -24,8 +24,7 @@ from mindspeed_mm_dit.framework import nn, ops, runtime
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.models.dit import DiT, LabelEmbedder, TimestepEmbedder
 from mindspeed_mm_dit.models.lora import with_adapters
-from mindspeed_mm_dit.verify.reference.contract import Kind
-from mindspeed_mm_dit.verify.reference.file import FORMAT, Given, Tensor, Weights, answer, config_of
+from mindspeed_mm_dit.verify.reference.file import FORMAT, Given, Kind, Tensor, Weights, answer, config_of
 from mindspeed_mm_dit.verify.reference.video import TextToVideo, check_latents
 from mindspeed_mm_dit.verify.step import Step, norm
 from mindspeed_mm_dit.verify.table import FORWARD, GRADIENTS, Bound, NotThere, Quantity

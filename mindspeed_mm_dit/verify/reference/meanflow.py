@@ -15,8 +15,7 @@ from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.objectives.mean_flow.draws import interval, with_equal
 from mindspeed_mm_dit.objectives.mean_flow.objective import even_times, walk
 from mindspeed_mm_dit.objectives.mean_flow.process import MeanFlow
-from mindspeed_mm_dit.verify.reference.contract import Kind
-from mindspeed_mm_dit.verify.reference.file import Given, Tensor, Weights, answer
+from mindspeed_mm_dit.verify.reference.file import Given, Kind, Tensor, Weights, answer
 from mindspeed_mm_dit.verify.reference.images import RecipeFile
 from mindspeed_mm_dit.verify.step import Step, norm
 from mindspeed_mm_dit.verify.table import GRADIENTS, NotThere, Quantity

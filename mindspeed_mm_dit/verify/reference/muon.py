@@ -13,8 +13,7 @@ import numpy as np
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.framework import ops
 from mindspeed_mm_dit.optimizers.muon import QUINTIC, SMALLEST_NORM, MuonConfig, change, orthogonalised, scale_of
-from mindspeed_mm_dit.verify.reference.contract import Kind
-from mindspeed_mm_dit.verify.reference.file import FORMAT, Given, Weights
+from mindspeed_mm_dit.verify.reference.file import FORMAT, Given, Kind, Weights
 from mindspeed_mm_dit.verify.table import Bound, Quantity
 
 

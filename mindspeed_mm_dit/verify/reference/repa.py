@@ -22,8 +22,7 @@ from mindspeed_mm_dit.objectives.flow.process import FlowMatching
 from mindspeed_mm_dit.objectives.flow.samplers import sde_chain
 from mindspeed_mm_dit.objectives.flow.timesteps import logit_normal, told
 from mindspeed_mm_dit.objectives.guidance import Guidance
-from mindspeed_mm_dit.verify.reference.contract import Kind
-from mindspeed_mm_dit.verify.reference.file import Given, Tensor, Weights
+from mindspeed_mm_dit.verify.reference.file import Given, Kind, Tensor, Weights
 from mindspeed_mm_dit.verify.reference.images import Point, RecipeFile
 from mindspeed_mm_dit.verify.step import ZERO, Step, norm, rows_of_step
 from mindspeed_mm_dit.verify.table import GRADIENTS, NotThere, Quantity

@@ -22,8 +22,7 @@ from mindspeed_mm_dit.configs.wan_flow import WanFlowConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
 from mindspeed_mm_dit.framework import ops
 from mindspeed_mm_dit.framework.torch_file import read_torch_file
-from mindspeed_mm_dit.models.custom_dit import CustomDiT
-from mindspeed_mm_dit.models.wan import Wan
+from mindspeed_mm_dit.models.video_transformer import CustomDiT, Wan
 from mindspeed_mm_dit.objectives.wan_flow.draws import batch
 from mindspeed_mm_dit.objectives.wan_flow.process import WanFlow
 from mindspeed_mm_dit.verify.reference.file import Given, Tensor, Weights, config_of, loaded

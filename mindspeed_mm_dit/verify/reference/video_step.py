@@ -15,7 +15,7 @@ from mindspeed_mm_dit.configs.limits import check_between
 from mindspeed_mm_dit.data.frames import covering_size_of_mindspeed_mm, fit_frames, resize_levels
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework import ops
-from mindspeed_mm_dit.models.custom_dit import CustomDiT
+from mindspeed_mm_dit.models.video_transformer import CustomDiT
 from mindspeed_mm_dit.verify.reference.file import Tensor, answer
 from mindspeed_mm_dit.verify.reference.video import (
     NUM_TRAIN_TIMESTEPS,

@@ -1,4 +1,5 @@
-"""What Wan (Wan Team 2025) and the tutorial's CustomDiT share: all but the order of a block.
+"""Wan 2.1 text-to-video (Wan Team 2025), as diffusers' WanTransformer3DModel, whose weights it takes by name; and the
+CustomDiT of MindSpeed-MM's tutorial "develop a new model": Wan's layers in another order of a block.
 
 A transformer over patches of noised video latents, steered by a timestep and by a text, or a label. Parameters carry
 diffusers' names. Letters: B batch, C channels, F H W frames, height and width of latents, f h w the same in patches,
@@ -10,7 +11,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from mindspeed_mm_dit.configs.custom_dit import CustomDiTConfig
 from mindspeed_mm_dit.configs.video_transformer import VideoTransformerConfig
+from mindspeed_mm_dit.configs.wan import WanConfig
 from mindspeed_mm_dit.framework import nn, ops
 from mindspeed_mm_dit.models.layers import TwoLayers, WholeAttention, timestep_code
 from mindspeed_mm_dit.models.positions import rotary_tables, timestep_frequencies
@@ -182,3 +185,38 @@ class VideoTransformer(nn.Module):
         x = ops.gather_tokens(self.proj_out(ops.addcmul(shift, self.norm_out(x), 1 + scale)))  # (B, N, p q r C)
         x = ops.reshape(x, (B, f, h, w, p, q, r, -1))  # (B, f, h, w, p, q, r, C)
         return ops.reshape(ops.permute(x, (0, 7, 1, 4, 2, 5, 3, 6)), (B, -1, F, H, W))  # (B, C, F, H, W)
+
+
+class WanBlock(VideoBlock):
+    """Modulated norms have no weights; the tokens look at the text through a norm of its own that has."""
+
+    def __init__(self, config: WanConfig) -> None:
+        super().__init__(config, affine=False)
+        self.norm2 = nn.LayerNorm(config.hidden_size, eps=config.eps, elementwise_affine=True)
+
+    def asking(self, x: Tensor, normed: Tensor) -> Tensor:
+        return self.norm2(x)
+
+
+class Wan(VideoTransformer):
+    """Wan's transformer."""
+
+    def __init__(self, config: WanConfig) -> None:
+        super().__init__(config, WanBlock)
+
+
+class CustomDiTBlock(VideoBlock):
+    """Modulated norms have weights; what self-attention was given looks at the text too."""
+
+    def __init__(self, config: CustomDiTConfig) -> None:
+        super().__init__(config, affine=True)
+
+    def asking(self, x: Tensor, normed: Tensor) -> Tensor:
+        return normed
+
+
+class CustomDiT(VideoTransformer):
+    """The tutorial's transformer."""
+
+    def __init__(self, config: CustomDiTConfig) -> None:
+        super().__init__(config, CustomDiTBlock)
