@@ -7,9 +7,8 @@ from typing import Any
 
 from mindspeed_mm_dit.configs.condition import ClassLabel, Condition, Conditions, PooledText, TextStates, Vector
 from mindspeed_mm_dit.data.conditions.contract import Arrays, ConditionKind
-from mindspeed_mm_dit.data.conditions.label import LABEL
+from mindspeed_mm_dit.data.conditions.plain import LABEL, VECTOR
 from mindspeed_mm_dit.data.conditions.text import TEXT
-from mindspeed_mm_dit.data.conditions.vector import VECTOR
 from mindspeed_mm_dit.errors import ConfigError
 
 CONDITIONS: dict[type, ConditionKind] = {ClassLabel: LABEL, TextStates: TEXT, PooledText: TEXT, Vector: VECTOR}

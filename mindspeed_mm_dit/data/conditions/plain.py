@@ -1,0 +1,68 @@
+"""Conditions that nobody encodes, in a batch: class labels, and vectors that come with the samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mindspeed_mm_dit.configs.condition import Condition, Vector
+from mindspeed_mm_dit.data.conditions.contract import Arrays, ConditionKind, Fed
+from mindspeed_mm_dit.errors import ConfigError, DataError
+
+
+class PlainFeed:
+    """The values of rows, some of them replaced by the null value."""
+
+    dtype: type = np.int64
+
+    def __init__(self, condition: Condition, fed: Fed) -> None:
+        self._condition, self._fed = condition, fed
+        self._values = fed.rows.items[condition.item]
+
+    def arrays(self, rows: np.ndarray, positions: np.ndarray) -> Arrays:
+        given: Arrays = {self._condition.names[0]: np.asarray(self._values[rows], self.dtype)}
+        return self._condition.dropped(given, self._drops(positions))
+
+    def words(self, rows: np.ndarray, positions: np.ndarray) -> list[tuple[str, bool]]:
+        names = [self._fed.rows.classes[label] for label in self._values[rows].tolist()]
+        return list(zip(names, self._drops(positions).tolist()))
+
+    def _drops(self, positions: np.ndarray) -> np.ndarray:
+        return self._fed.drops(positions, self._condition.dropout)
+
+
+class VectorFeed(PlainFeed):
+    """The same of vectors.
+
+    Raises DataError where they have another width than the predictor takes, or one is not finite.
+    """
+
+    dtype = np.float32
+
+    def __init__(self, condition: Vector, fed: Fed) -> None:
+        super().__init__(condition, fed)
+        if self._values.shape[1:] != (condition.width,):
+            raise ConfigError(
+                f"predictor: {condition.name} of width {condition.width}",
+                f"the samples have vectors of {self._values.shape[1:]}", "make the two agree",
+            )  # fmt: skip
+        bad = ~np.isfinite(self._values).all(1)
+        if bad.any():
+            raise DataError(fed.rows.paths[int(bad.argmax())], "has a vector that is not finite", "make it again")
+
+    def words(self, rows: np.ndarray, positions: np.ndarray) -> list[tuple[str, bool]]:
+        return [("a vector", drop) for drop in self._drops(positions).tolist()]
+
+
+def _kind(feed: Callable[[Any, Fed], PlainFeed], dtype: type) -> ConditionKind:
+    return ConditionKind(
+        feed,
+        asked=lambda condition, values, tokenizers: {condition.names[0]: np.asarray(values, dtype)},
+        null=lambda condition, instead, tokenizers: condition.null(1),
+        encode=lambda condition, batch, encoders: (batch[condition.names[0]],),
+    )
+
+
+LABEL, VECTOR = _kind(PlainFeed, PlainFeed.dtype), _kind(VectorFeed, VectorFeed.dtype)
