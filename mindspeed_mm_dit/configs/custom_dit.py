@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mindspeed_mm_dit.configs.limits import LARGEST, check_between
-from mindspeed_mm_dit.configs.video_transformer import TUTORIAL_LATENTS, VideoTransformerConfig
+from mindspeed_mm_dit.configs.video_transformer import VideoTransformerConfig
 from mindspeed_mm_dit.errors import ConfigError
 
 
@@ -13,28 +13,12 @@ from mindspeed_mm_dit.errors import ConfigError
 class CustomDiTConfig(VideoTransformerConfig):
     """The text-to-video DiT of MindSpeed-MM's tutorial "develop a new model", under its keys and defaults."""
 
-    num_layers: int = 40
-    """Number of transformer blocks."""
     num_heads: int = 40
     """Attention heads."""
     head_dim: int = 128
     """Width of a head; with ``num_heads`` the width D of a token."""
-    patch_size: tuple[int, int, int] = (1, 2, 2)
-    """Frames, height and width of a patch, in latent pixels."""
-    in_channels: int = 16
-    """Channels of the latents."""
-    out_channels: int = 16
-    """Channels of the network's output."""
     text_dim: int | None = 4096
     """Width of the text encoder's states; null: no text steers it, and its blocks look at none."""
-    freq_dim: int = 256
-    """Width of the sinusoidal timestep code."""
-    ffn_dim: int = 13824
-    """Width of the MLP's hidden layer."""
-    rope_max_seq_len: int = 1024
-    """Largest number of patches along frames, height or width; no weight depends on it."""
-    latent_size: tuple[int, int, int] = TUTORIAL_LATENTS
-    """Frames, height and width of the latents, in latent pixels; no weight depends on it, and no key of the others'."""
     num_classes: int = 0
     """Number of classes; label ``num_classes`` itself is the null class of guidance. 0: a text alone steers it."""
     class_dropout_prob: float = 0.1

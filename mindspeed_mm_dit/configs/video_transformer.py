@@ -37,8 +37,26 @@ _WIDEST_HEAD = 128
 """Width of a head where only shapes are known: that of every published Wan."""
 
 
+@dataclasses.dataclass(frozen=True)
 class VideoTransformerConfig(PredictorConfig):
-    """What both have in common; the fields are those of the dataclass that inherits."""
+    """What both have in common; each names its heads, and the text that steers it, in its own way."""
+
+    num_layers: int = 40
+    """Number of transformer blocks."""
+    patch_size: tuple[int, int, int] = (1, 2, 2)
+    """Frames, height and width of a patch, in latent pixels."""
+    in_channels: int = 16
+    """Channels of the latents."""
+    out_channels: int = 16
+    """Channels of the network's output."""
+    freq_dim: int = 256
+    """Width of the sinusoidal timestep code."""
+    ffn_dim: int = 13824
+    """Width of the MLP's hidden layer."""
+    rope_max_seq_len: int = 1024
+    """Largest number of patches along frames, height or width; no weight depends on it."""
+    latent_size: tuple[int, int, int] = TUTORIAL_LATENTS
+    """Frames, height and width of the latents, in latent pixels; no weight depends on it, and no key of the others'."""
 
     adaptable = ("latent_size", "rope_max_seq_len")
     heads_key: ClassVar = "num_heads"
@@ -53,14 +71,8 @@ class VideoTransformerConfig(PredictorConfig):
     class_dropout_prob = 0.0
 
     if TYPE_CHECKING:
-        num_layers: int
-        patch_size: tuple[int, int, int]
-        text_dim: int | None
-        freq_dim: int
-        ffn_dim: int
-        rope_max_seq_len: int
-        latent_size: tuple[int, int, int]
-        eps: float
+        text_dim: int | None = None
+        eps: float = 0.0
 
         @property
         def head_dim(self) -> int: ...
@@ -118,13 +130,13 @@ class VideoTransformerConfig(PredictorConfig):
 
     def resized(self, shape: Shape) -> VideoTransformerConfig:
         self.check_latents(shape)
-        return dataclasses.replace(self, latent_size=shape[1:])  # type: ignore[type-var]
+        return dataclasses.replace(self, latent_size=shape[1:])  # type: ignore[arg-type]
 
     def narrowed(self) -> VideoTransformerConfig:
         """Return the same with at most 4 heads, as wide as they are, an MLP in proportion, and 4 blocks."""
         heads = min(self.num_heads, 4)
-        sizes = {"num_layers": min(self.num_layers, 4), "ffn_dim": self.ffn_dim * heads // self.num_heads}
-        return dataclasses.replace(self, **sizes, **{self.heads_key: heads})  # type: ignore[type-var]
+        sizes: dict[str, Any] = {self.heads_key: heads, "ffn_dim": self.ffn_dim * heads // self.num_heads}
+        return dataclasses.replace(self, num_layers=min(self.num_layers, 4), **sizes)
 
     def check_context_parallel(self, ranks: int) -> None:
         check_shareable(ranks, {f"predictor.{self.heads_key}": self.num_heads, "tokens of a clip": self.num_tokens})
@@ -229,12 +241,13 @@ class VideoTransformerConfig(PredictorConfig):
         D, C, *patch = shape_of(shapes, "patch_embedding.weight", 5)
         head_dim = _WIDEST_HEAD if D % _WIDEST_HEAD == 0 else D
         sizes: dict[str, Any] = {cls.heads_key: D // head_dim, cls.head_dim_key: head_dim}
+        sizes |= {"patch_size": tuple(patch), "latent_size": tuple(patch)}
         if labels:  # (whether the last row is the null class no shape tells; nearly always it is)
             sizes["num_classes"] = labels[0] - 1
         return cls(
-            **sizes, num_layers=count_of(shapes, "blocks"), patch_size=tuple(patch), in_channels=C,
+            **sizes, num_layers=count_of(shapes, "blocks"), in_channels=C,
             out_channels=shape_of(shapes, "proj_out.weight", 2)[0] // math.prod(patch),
             text_dim=shape_of(shapes, text, 2)[1] if text in shapes or not labels else None,
             freq_dim=shape_of(shapes, "condition_embedder.time_embedder.linear_1.weight", 2)[1],
-            ffn_dim=shape_of(shapes, "blocks.0.ffn.net.0.proj.weight", 2)[0], latent_size=tuple(patch),
-        )  # type: ignore[call-arg]  # fmt: skip
+            ffn_dim=shape_of(shapes, "blocks.0.ffn.net.0.proj.weight", 2)[0],
+        )  # fmt: skip

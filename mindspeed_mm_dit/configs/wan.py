@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from mindspeed_mm_dit.configs.video_transformer import TUTORIAL_LATENTS, VideoTransformerConfig
+from mindspeed_mm_dit.configs.video_transformer import VideoTransformerConfig
 from mindspeed_mm_dit.errors import ConfigError
 
 
@@ -14,26 +14,12 @@ class WanConfig(VideoTransformerConfig):
     """Wan 2.1 text-to-video (Wan Team 2025), under the keys of a published ``transformer/config.json``; those of the
     14B model are the defaults."""
 
-    num_layers: int = 40
-    """Number of transformer blocks."""
     num_attention_heads: int = 40
     """Attention heads."""
     attention_head_dim: int = 128
     """Width of a head; with ``num_attention_heads`` the width D of a token."""
-    patch_size: tuple[int, int, int] = (1, 2, 2)
-    """Frames, height and width of a patch, in latent pixels."""
-    in_channels: int = 16
-    """Channels of the latents."""
-    out_channels: int = 16
-    """Channels of the network's output."""
     text_dim: int = 4096
     """Width of the text encoder's states."""
-    freq_dim: int = 256
-    """Width of the sinusoidal timestep code."""
-    ffn_dim: int = 13824
-    """Width of the MLP's hidden layer."""
-    rope_max_seq_len: int = 1024
-    """Largest number of patches along frames, height or width; no weight depends on it."""
     eps: float = 1e-6
     """Of all norms."""
     cross_attn_norm: bool = True
@@ -46,8 +32,6 @@ class WanConfig(VideoTransformerConfig):
     """Of image-to-video, which is not offered."""
     pos_embed_seq_len: None = None
     """Of image-to-video, which is not offered."""
-    latent_size: tuple[int, int, int] = TUTORIAL_LATENTS
-    """Frames, height and width of the latents, in latent pixels; no weight depends on it, and no key of the others'."""
     model_id: str = "wan"
     """Key in PREDICTOR_MODEL_MAPPINGS."""
 
