@@ -128,7 +128,7 @@ def test_a_run_that_begins_with_other_weights_is_that_of_pytorch(tiny, tmp_path)
     moved = {name: array + np.float32(0.01) for name, array in drawn.items() if name != "pos_embed"}
     FORMATS["pt"].write(tmp_path / "there.pt", State({"model": moved | {"pos_embed": drawn["pos_embed"]}}))
     flags = STEPS.replace("20", "4") + f"--micro-batch-size 16 --init-from {tmp_path / 'there.pt'}"
-    on_torch, outcome = tiny.run(flags), run(tiny, flags)
+    on_torch, outcome = tiny.run(flags), run(tiny, flags + " --pynative")
     assert "10 of 10 classes drawn anew, the null class kept" in outcome.output, outcome.output
     check_same(outcome, on_torch, 4)
 
@@ -174,7 +174,8 @@ def test_two_workers_sharded_are_one_and_a_resumed_run_prints_the_same_lines(tin
 
 
 def test_resuming_is_bit_exact_on_one_worker(tiny, tmp_path):
-    flags = "--lr 1e-3 --micro-batch-size 16 --lr-decay-iters 4 --power-ema-stds 0.05 0.1 --train-iters "
+    """Interpreted; the test above resumes compiled steps."""
+    flags = "--pynative --lr 1e-3 --micro-batch-size 16 --lr-decay-iters 4 --power-ema-stds 0.05 0.1 --train-iters "
     whole = run(tiny, flags + f"4 --save {tmp_path / 'whole'}")
     tmp_path = tmp_path / "resumed"
     run(tiny, flags + f"2 --save {tmp_path}")
