@@ -1,8 +1,9 @@
 """Runs of a script forked off a process that has made its imports once: a fifth of the CPU of a start.
 
 What a run is given, and what is seen of it, is as with ``subprocess``: arguments, environment, working directory,
-output, exit code, signals. Only the imports are not its own: a test about the start itself starts a process, and a run
-with other variables that are read while PyTorch is imported is started too.
+output, exit code, signals, what is registered with atexit. Only the imports are not its own, and objects are not freed
+at its end: a test about the start or end itself starts a process, and a run with other variables that are read while
+PyTorch is imported is started too.
 """
 
 from __future__ import annotations
@@ -327,7 +328,36 @@ def _run(command: list[str]) -> None:
         runpy.run_path(command[0], run_name="__main__")
 
 
+def _run_to_the_end(command: list[str]) -> None:
+    """Do the same, and note what Python ends with after it."""
+    try:
+        _run(command)
+        ENDED.append(0)
+    except SystemExit as end:
+        ENDED.append(end.code & 0xFF if isinstance(end.code, int) else int(end.code is not None))
+        raise
+    except KeyboardInterrupt:
+        ENDED.append(-signal.SIGINT)
+        raise
+
+
+ENDED: list[int] = []
+"""The exit code of the run, once it has one; a signal's number, negated."""
+
+
+def _leave() -> None:
+    """End the process without freeing each object first, which takes longer than a short run."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    code = ENDED[0] if ENDED else 1
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
 if __name__ == "__main__":
+    atexit.register(_leave)  # first, and so called last
     IMPORTS[sys.argv[2]]()
     gc.freeze()  # no run looks through what it will not free: to touch it would be to copy it
-    _run(_serve(socket.socket(fileno=int(sys.argv[1])))[1:])
+    _run_to_the_end(_serve(socket.socket(fileno=int(sys.argv[1])))[1:])
