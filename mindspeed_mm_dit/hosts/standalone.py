@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from mindspeed_mm_dit import __version__
+from mindspeed_mm_dit.checkpoint.claim import Claim
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.data.builtin import take_back
 from mindspeed_mm_dit.errors import UserError
@@ -93,37 +94,48 @@ class Standalone:
         model_provider: Callable[..., Any],
         forward_step: Callable[..., Any],
     ) -> Stop | None:
-        args, started = self.get_args(), time.monotonic()
-        engine_module: EngineModule = importlib.import_module(f"mindspeed_mm_dit.training.{active()}.engine")
+        args = self.get_args()
         runtime.initialize(
             args.distributed_backend, args.micro_batch_size, args.global_batch_size, args.context_parallel_size
         )
         with StopRequest(args.exit_duration_in_mins) as stop, claimed_save(args) as claim:
-            _announce(args)
-            start = find_start(args, engine_module.checkpoints)
-            first = first_weights(args, start)
-            args = with_base(args, first)
-            engine = build_engine(args, engine_module, model_provider, first)
-            print_rank_0(
-                f"predictor: {engine.num_parameters():,} parameters; ready in {time.monotonic() - started:.1f} s"
-            )
-            progress = open_progress(args, engine, engine_module.checkpoints, claim, start)
-            self._args = replace(args, consumed_train_samples=progress.consumed_samples, begun_at=progress.iteration)
-            train_batches, valid_batches, _ = dataset_provider([args.train_iters * args.global_batch_size, 0, 0])
-            try:
-                ended = train(args, engine, forward_step, train_batches, valid_batches, progress, stop)
-            except UserError:
-                progress.let_the_write_end()
-                if stop.error:  # which asked the run to end
-                    say(stop.error)
-                raise
-            if ended and ended.error:
-                leave_for_launcher(ended.error)
-                say(ended.error)
-            if ended:
-                print_rank_0(how_to_resume(args, progress.iteration))
+            ended = self._train(dataset_provider, model_provider, forward_step, stop, claim)
+            # The engine is gone: DDP, freed behind the group that it trained in, can wait for ever for its threads.
             runtime.barrier()
             runtime.shutdown()
+        return ended
+
+    def _train(
+        self,
+        dataset_provider: DatasetsProvider,
+        model_provider: Callable[..., Any],
+        forward_step: Callable[..., Any],
+        stop: StopRequest,
+        claim: Claim | None,
+    ) -> Stop | None:
+        args, started = self.get_args(), time.monotonic()
+        engine_module: EngineModule = importlib.import_module(f"mindspeed_mm_dit.training.{active()}.engine")
+        _announce(args)
+        start = find_start(args, engine_module.checkpoints)
+        first = first_weights(args, start)
+        args = with_base(args, first)
+        engine = build_engine(args, engine_module, model_provider, first)
+        print_rank_0(f"predictor: {engine.num_parameters():,} parameters; ready in {time.monotonic() - started:.1f} s")
+        progress = open_progress(args, engine, engine_module.checkpoints, claim, start)
+        self._args = replace(args, consumed_train_samples=progress.consumed_samples, begun_at=progress.iteration)
+        train_batches, valid_batches, _ = dataset_provider([args.train_iters * args.global_batch_size, 0, 0])
+        try:
+            ended = train(args, engine, forward_step, train_batches, valid_batches, progress, stop)
+        except UserError:
+            progress.let_the_write_end()
+            if stop.error:  # which asked the run to end
+                say(stop.error)
+            raise
+        if ended and ended.error:
+            leave_for_launcher(ended.error)
+            say(ended.error)
+        if ended:
+            print_rank_0(how_to_resume(args, progress.iteration))
         return ended
 
 
