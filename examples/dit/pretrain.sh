@@ -8,7 +8,7 @@
 #   MM_TOOL=FILE            tools.json of MindSpeed-MM, which its host wants (docs/mindspeed_mm.md)
 #   NNODES NODE_RANK MASTER_ADDR MASTER_PORT    several nodes; run the script on each
 #   OMP_NUM_THREADS=N       threads of a process (default: they share the cores)
-#   OMP_WAIT_POLICY=KIND    passive (default: threads sleep while they wait, so that other processes may run) or active
+#   OMP_WAIT_POLICY=KIND    passive: waiting threads sleep; active: they spin (default: they sleep beside other work)
 #
 # Running it again resumes from the last checkpoint. Paths are relative to the working directory. A single node listens
 # on its loopback address only, on a free port unless MASTER_PORT names one.

@@ -19,7 +19,7 @@ What it writes goes below the working directory. These variables say how a run i
   NNODES NODE_RANK MASTER_ADDR MASTER_PORT    several nodes; run the command on each
   MM_TOOL=FILE            tools.json of MindSpeed-MM, which its host wants
   OMP_NUM_THREADS=N       threads of a process (default: they share the cores)
-  OMP_WAIT_POLICY=KIND    passive (default: threads sleep while they wait) or active"""
+  OMP_WAIT_POLICY=KIND    passive: waiting threads sleep; active: they spin (default: they sleep beside other work)"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -23,6 +23,7 @@ from mindspeed_mm_dit.framework.interrupt import ended_by_ctrl_c
 from mindspeed_mm_dit.framework.malloc import keep_freed_memory
 from mindspeed_mm_dit.framework.pytorch import sequence
 from mindspeed_mm_dit.framework.pytorch.sharded import is_sharded
+from mindspeed_mm_dit.framework.pytorch.waiting import wait_as_the_machine_allows
 
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
 SAMPLES_IN_BF16 = True
@@ -83,7 +84,7 @@ def initialize(backend: str | None, micro_batch_size: int, global_batch_size: in
     # A group of one needs no port for others to find it, and listens on none.
     alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if os.environ["WORLD_SIZE"] == "1" else {}
     if device_type() == "cpu":
-        keep_freed_memory()
+        _settle_on_cpu()
     else:
         _choose_accelerator(int(os.environ["LOCAL_RANK"]))
     with ended_by_ctrl_c():
@@ -102,6 +103,11 @@ def share_out(micro_batch_size: int, global_batch_size: int, sequence_ranks: int
     _sequence_ranks = sequence_ranks
     _num_microbatches = global_batch_size // (micro_batch_size * data_world_size())
     sequence.share(sequence_group, device_type())
+
+
+def _settle_on_cpu() -> None:
+    keep_freed_memory()
+    wait_as_the_machine_allows()
 
 
 def _choose_accelerator(number: int) -> None:
@@ -314,7 +320,7 @@ def report_failure(error: BaseException) -> None:
 def freeze(module: torch.nn.Module, dtype: str = "fp32") -> torch.nn.Module:
     """Return ``module`` on the device, in precision "fp32" or "bf16", no longer trained."""
     if device_type() == "cpu":
-        keep_freed_memory()
+        _settle_on_cpu()
     return module.to(device(), {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]).eval().requires_grad_(False)
 
 

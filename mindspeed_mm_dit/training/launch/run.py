@@ -39,8 +39,8 @@ def start(framework: str, command: Sequence[str]) -> int:
     launcher = importlib.import_module(f"mindspeed_mm_dit.training.{framework}.launch")
     launch = read_launch(os.environ, lambda: launcher.count_accelerators() or launcher.CPU_PROCESSES)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads_of(launch.processes)))
-    if "GOMP_SPINCOUNT" not in os.environ:
-        os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin keep a busy machine from working
+    for name, value in launcher.VARIABLES.items():
+        os.environ.setdefault(name, value)
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "2")  # FSDP2 in MindSpeed-MM refuses 1
     if launch.is_alone:
         os.execv(sys.executable, [sys.executable, *command])

@@ -26,6 +26,9 @@ from mindspeed_mm_dit.training.log import print_nowhere
 CPU_PROCESSES = 2
 """Processes of a node without an accelerator."""
 
+VARIABLES = {"OMP_WAIT_POLICY": "passive"}
+"""What the processes find set, unless the user says otherwise: threads that spin keep a busy machine from working."""
+
 LOGS = "msrun_log"
 """Folder of the logs, one folder in it for each run."""
 

@@ -17,6 +17,9 @@ from mindspeed_mm_dit.training.launch.variables import WAIT_SECONDS, Launch
 CPU_PROCESSES = 1
 """Processes of a node without an accelerator: one, which uses every core."""
 
+VARIABLES: dict[str, str] = {}
+"""What the processes find set, unless the user says otherwise; threads see for themselves how to wait."""
+
 SAVING_SECONDS = 3600
 """How long ranks that were asked to stop may save before torchrun kills them; its own default is 30."""
 
