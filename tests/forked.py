@@ -215,6 +215,7 @@ IN_RUNS = (
 
 def _import() -> None:
     """Import what a run of pretrain_dit.py needs, and nothing that decides anything."""
+    import torch._dynamo  # by the first use of a shard: half a second of each rank
     import torch.distributed.checkpoint
     import torch.distributed.fsdp
 
