@@ -8,13 +8,16 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from pathlib import Path
+from typing import Any
 
+from mindspeed_mm_dit.training.launch.variables import free_port
 from tests.conftest import ROOT
 from tests.forked import STARTED
-from tests.training.launch import Configs
+from tests.training.launch import Configs, place_of
 
 MINDSPORE_PYTHON = os.environ.get("MM_DIT_MINDSPORE_PYTHON", "")
 PATIENCE_SECONDS = 240
@@ -118,6 +121,54 @@ class Run:
         finally:
             self.kill()
         return code
+
+
+class Ranks:
+    """The ranks of a run on PyTorch, each a fork of a process that has made the imports; no launcher is above them."""
+
+    framework = "pytorch"
+
+    def __init__(self, folder: Path, config: Path, count: int, flags: str):
+        self.folder, port, saved = folder, str(free_port()), folder / "checkpoints"
+        flags += f" --global-batch-size 4 --micro-batch-size {4 // count} --lr 1e-3 --log-interval 1"
+        flags += f" --save {saved} --load {saved}"
+        self.processes = [Configs(config).start(flags, **place_of(rank, count, port)) for rank in range(count)]
+        self.lines: list[str] = []
+        self._readers = [threading.Thread(target=self._read, args=(process,)) for process in self.processes]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, process: Any) -> None:
+        self.lines.extend(process.stdout)
+
+    @property
+    def said(self) -> str:
+        """What was printed so far."""
+        return "".join(self.lines)
+
+    def is_over(self) -> bool:
+        """Return whether a rank has ended."""
+        return any(process.poll() is not None for process in self.processes)
+
+    def wait_for(self, pattern: str) -> None:
+        """Wait until a line matches."""
+        wait_until(lambda: re.search(pattern, self.said) or self.is_over())
+        assert re.search(pattern, self.said), self.said
+
+    def signal_all(self, number: signal.Signals) -> None:
+        """Send a signal to each rank, as a launcher does that was sent it."""
+        for process in self.processes:
+            process.send_signal(number)
+
+    def end(self) -> int:
+        """Wait for the end; return the first exit code that is no 0."""
+        codes = [self._code(process) for process in self.processes]
+        for reader in self._readers:
+            reader.join(PATIENCE_SECONDS)
+        return next((code for code in codes if code), 0)
+
+    def _code(self, process: Any) -> int:
+        return int(process.wait(PATIENCE_SECONDS))
 
 
 def wait_until(until) -> None:

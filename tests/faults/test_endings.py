@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +17,34 @@ from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.data.builtin import write_digits
 from mindspeed_mm_dit.data.order import SampleOrder
 from tests.data_fixtures import open_rows
-from tests.faults.launched import MINDSPORE_PYTHON, Run, config_folder
+from tests.faults.launched import MINDSPORE_PYTHON, PATIENCE_SECONDS, Ranks, Run, config_folder
+from tests.training.launch import start
 
 pytestmark = pytest.mark.ranks
 needs_mindspore = pytest.mark.skipif(
     not Path(MINDSPORE_PYTHON).is_file(), reason="MM_DIT_MINDSPORE_PYTHON names no interpreter"
 )
 CHECKPOINTS = {"pytorch": torch_dcp, "mindspore": mindspore_ckpt}
+LONG = "--train-iters 100000 --num-workers 1"
+SHARDED = "--use-torch-fsdp2 --fsdp2-config-path fsdp2.yaml"
+RANK = """
+import os, signal, sys, time
+
+def save(number, _):
+    os.write(1, f"saves at {signal.Signals(number).name}\\n".encode())
+    sys.exit(128 + number)
+
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+    signal.signal(number, save)
+os.write(1, b"waits\\n")
+time.sleep(600)
+"""
+LAUNCHER = """
+import sys
+from mindspeed_mm_dit.training.launch.run import start
+
+sys.exit(start("pytorch", ["rank.py"]))
+"""
 TERM, INT, HUP, QUIT, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL
 
 
@@ -31,7 +53,7 @@ def config(tmp_path_factory, digits_folder):
     return config_folder(tmp_path_factory.mktemp("config"), digits_folder)
 
 
-def steps_saved(run: Run, folder: str = "checkpoints") -> int:
+def steps_saved(run: Run | Ranks, folder: str = "checkpoints") -> int:
     """Return the iteration of the only checkpoint, which is the last one that was printed."""
     store = CheckpointStore(run.folder / folder)
     (saved,) = store.iterations()
@@ -46,20 +68,40 @@ def steps_saved(run: Run, folder: str = "checkpoints") -> int:
     [
         (1, TERM, ""),
         (2, INT, ""),
-        (2, HUP, "--use-torch-fsdp2"),
-        (2, QUIT, ""),
         *(pytest.param(r, n, f, marks=pytest.mark.campaign)
           for r in (1, 2) for n in (TERM, INT, HUP, QUIT) for f in ("", "--use-torch-fsdp2")),
     ],
 )  # fmt: skip
 def test_a_signal_saves_and_gives_its_code(tmp_path, config, ranks, number, flags):
-    run = Run(tmp_path, config, flags, NPUS_PER_NODE=str(ranks))
+    stops(Run(tmp_path, config, flags, NPUS_PER_NODE=str(ranks)), number)
+
+
+def stops(run: Run | Ranks, number: signal.Signals) -> None:
+    """Send a signal to a run on its way, and see that it saves and ends."""
     run.wait_for("iteration +3/")
     run.signal_all(number)
     assert run.end() == 128 + number
     assert steps_saved(run) >= 3
     assert f"asked to stop by {number.name}" in run.said and "the same command resumes" in run.said
     assert "Traceback" not in run.said and "Warning" not in run.said, run.said
+
+
+@pytest.mark.parametrize(("number", "flags"), [(HUP, SHARDED), (QUIT, "")], ids=["SIGHUP-sharded", "SIGQUIT"])
+def test_ranks_save_at_a_signal_that_is_passed_on_to_them(tmp_path, config, number, flags):
+    stops(Ranks(tmp_path, config, 2, f"{LONG} {flags}"), number)
+
+
+@pytest.mark.parametrize("number", [TERM, HUP, QUIT])
+def test_a_launcher_passes_a_signal_on_and_gives_its_code(tmp_path, number):
+    """To ranks that have nothing to train."""
+    (tmp_path / "rank.py").write_text(RANK)
+    (tmp_path / "launcher.py").write_text(LAUNCHER)
+    launcher = start([sys.executable, "launcher.py"], tmp_path, NPUS_PER_NODE="2")
+    for _ in range(2):
+        assert launcher.stdout.readline() == "waits\n"
+    launcher.send_signal(number)
+    assert launcher.communicate(timeout=PATIENCE_SECONDS)[0].count(f"saves at {number.name}\n") == 2
+    assert launcher.returncode == 128 + number
 
 
 def test_ranks_do_not_train_on_without_a_launcher_that_was_killed(tmp_path, config):
@@ -77,7 +119,7 @@ def test_a_picture_that_vanishes_for_one_rank_ends_and_saves_both(tmp_path):
     index = open_rows(load_data_config(config / "data.json").dataset_param, 10)
     position = 483  # of iteration 121, in the second half of its batch: rank 1 reads it
     (image,) = SampleOrder(len(index), 1234, shuffle=True).images(np.array([position]))
-    run = Run(tmp_path, config, NPUS_PER_NODE="2")
+    run = Ranks(tmp_path, config, 2, LONG)
     run.wait_for("iteration +1/")
     Path(index.paths[image]).unlink()
     assert run.end() == 2

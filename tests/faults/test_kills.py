@@ -12,8 +12,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,10 +26,9 @@ from mindspeed_mm_dit.checkpoint import mindspore_ckpt, torch_dcp
 from mindspeed_mm_dit.checkpoint.store import TRACKER, CheckpointStore
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.hosts.tracker import newest
-from mindspeed_mm_dit.training.launch.variables import free_port
 from tests.contract import hosted, native_hosted
-from tests.faults.launched import MINDSPORE_PYTHON, PATIENCE_SECONDS, Run, config_folder
-from tests.training.launch import Configs, place_of
+from tests.faults.launched import MINDSPORE_PYTHON, PATIENCE_SECONDS, Ranks, Run, config_folder
+from tests.training.launch import Configs
 
 pytestmark = pytest.mark.ranks
 
@@ -45,55 +44,28 @@ KEEPING_ALL = "--save-retain-interval 1"
 SHARDED = "--use-torch-fsdp2 --fsdp2-config-path fsdp2.yaml"
 
 
-class Ranks:
-    """The ranks of a run on PyTorch, each a fork of a process that has made the imports."""
+class KilledRanks(Ranks):
+    """Ranks that are killed, and wait for each other no longer than their launcher lets them."""
 
     def __init__(self, folder: Path, configs: Configs, count: int) -> None:
-        port, saved = str(free_port()), folder / "checkpoints"
-        flags = f"{FLAGS} {KEEPING_ALL} {SHARDED} --global-batch-size 4 --lr 1e-3 --save {saved} --load {saved}"
-        flags += f" --micro-batch-size {4 // count} --log-interval 1"
-        self.processes = [configs.start(flags, **place_of(rank, count, port)) for rank in range(count)]
-        self.lines: list[str] = []
+        super().__init__(folder, configs.folder, count, f"{FLAGS} {KEEPING_ALL} {SHARDED}")
         self.was_killed = False
-        self._readers = [threading.Thread(target=self._read, args=(process,)) for process in self.processes]
-        for reader in self._readers:
-            reader.start()
-
-    def _read(self, process: Any) -> None:
-        self.lines.extend(process.stdout)
-
-    @property
-    def said(self) -> str:
-        """What was printed so far."""
-        return "".join(self.lines)
-
-    def is_over(self) -> bool:
-        """Return whether a rank has ended."""
-        return any(process.poll() is not None for process in self.processes)
 
     def kill(self, draw: np.random.Generator) -> None:
         """Kill all ranks, or one, of which its launcher tells the others."""
         killed = self.processes if draw.random() < 0.75 else [self.processes[draw.integers(len(self.processes))]]
         for process in killed:
             process.kill()
-        for process in self.processes:
-            process.terminate()
+        self.signal_all(signal.SIGTERM)
         self.was_killed = True
 
     def _code(self, process: Any) -> int:
         """Wait as torchrun does: a rank that waits for one that is no more would be killed."""
         try:
-            return process.wait(LAUNCHERS_SECONDS if self.was_killed else PATIENCE_SECONDS)
+            return int(process.wait(LAUNCHERS_SECONDS if self.was_killed else PATIENCE_SECONDS))
         except subprocess.TimeoutExpired:
             process.kill()
-            return process.wait(PATIENCE_SECONDS)
-
-    def end(self) -> int:
-        """Wait for the end; return the first exit code that is no 0."""
-        codes = [self._code(process) for process in self.processes]
-        for reader in self._readers:
-            reader.join(PATIENCE_SECONDS)
-        return next((code for code in codes if code), 0)
+            return int(process.wait(PATIENCE_SECONDS))
 
 
 class Script(Run):
@@ -108,9 +80,9 @@ class Script(Run):
         super().kill()
 
 
-def ranks(count: int) -> Callable[[Path, Configs], Ranks]:
+def ranks(count: int) -> Callable[[Path, Configs], KilledRanks]:
     """Return what starts so many ranks in a folder."""
-    return lambda folder, configs: Ranks(folder, configs, count)
+    return lambda folder, configs: KilledRanks(folder, configs, count)
 
 
 def script(
