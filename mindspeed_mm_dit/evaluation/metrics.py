@@ -28,6 +28,17 @@ class Gaussian:
     """(D,) float64."""
     covariance: np.ndarray
     """(D, D) float64, over N - 1."""
+    features: np.ndarray | None = None
+    """(N, D), the set itself where N is below D: no eigenvectors are needed then."""
+
+    @property
+    def factor(self) -> np.ndarray:
+        """F with F F^T = the covariance, (D, N) or (D, rank); eigenvalues that are rounding count as 0."""
+        if self.features is not None:
+            return (self.features - self.mean).T / np.sqrt(len(self.features) - 1)
+        values, vectors = np.linalg.eigh(self.covariance)
+        kept = values > values[-1] * len(values) * np.finfo(np.float64).eps
+        return np.asarray(vectors[:, kept] * np.sqrt(values[kept]))
 
 
 @dataclass(frozen=True)
@@ -47,16 +58,16 @@ def gaussian_of(features: np.ndarray) -> Gaussian:
     for rows in _blocks(features):
         centred = rows - mean
         covariance += centred.T @ centred
-    return Gaussian(mean, covariance / (len(features) - 1))
+    return Gaussian(mean, covariance / (len(features) - 1), features if len(features) < len(mean) else None)
 
 
 def frechet_distance(a: Gaussian, b: Gaussian) -> float:
     """Return the squared 2-Wasserstein distance of two Gaussians, the "FID" of Heusel et al. 2017 (eq. 6).
 
-    With A = F F^T and B = G G^T, of eigenvectors and roots of eigenvalues, the trace of (A B)^(1/2) is the sum of the
-    singular values of F^T G. No root of a matrix is taken, which some builds of LAPACK get wrong where it is singular.
+    With A = F F^T and B = G G^T the trace of (A B)^(1/2) is the sum of the singular values of F^T G. No root of a
+    matrix is taken, which some builds of LAPACK get wrong where it is singular.
     """
-    cross = np.linalg.svd(_factor(a.covariance).T @ _factor(b.covariance), compute_uv=False).sum()
+    cross = np.linalg.svd(a.factor.T @ b.factor, compute_uv=False).sum()
     apart = a.mean - b.mean
     return float(max(apart @ apart + np.trace(a.covariance) + np.trace(b.covariance) - 2 * cross, 0.0))
 
@@ -85,13 +96,6 @@ def squared_distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     squared = norms - 2 * (a @ b.T)
     squared[squared < _SAME_POINT * norms] = 0.0
     return squared
-
-
-def _factor(covariance: np.ndarray) -> np.ndarray:
-    """Return F (D, rank) with F F^T = ``covariance``; eigenvalues that are rounding count as 0."""
-    values, vectors = np.linalg.eigh(covariance)
-    kept = values > values[-1] * len(values) * np.finfo(np.float64).eps
-    return vectors[:, kept] * np.sqrt(values[kept])
 
 
 def _score_of_split(logits: np.ndarray) -> float:

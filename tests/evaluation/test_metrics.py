@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.linalg import sqrtm
@@ -70,6 +72,13 @@ def test_a_set_is_at_distance_0_from_itself_also_with_fewer_images_than_features
     assert frechet_distance(gaussian_of(few), gaussian_of(few)) < 1e-10 * 200
     shifted = frechet_distance(gaussian_of(few), gaussian_of(few + 0.5))
     assert shifted == pytest.approx(0.25 * 200, rel=1e-9)  # the means alone differ
+
+
+def test_few_features_are_as_far_apart_as_by_the_eigenvectors_of_their_covariances():
+    few, other = (gaussian_of(np.random.default_rng(seed).standard_normal((20, 200)) + seed) for seed in (0, 1))
+    by_eigenvectors = frechet_distance(replace(few, features=None), replace(other, features=None))
+    assert frechet_distance(few, other) == pytest.approx(by_eigenvectors, rel=1e-9)
+    assert frechet_distance(few, replace(few, features=None)) < 1e-10 * 200
 
 
 def test_the_inception_score_of_certain_and_of_uniform_predictions():
