@@ -20,13 +20,13 @@ import numpy as np
 
 from mindspeed_mm_dit.errors import PlatformError
 from mindspeed_mm_dit.verify.layouts import LAYOUTS, Layout
-from mindspeed_mm_dit.verify.processes import run_tasks
 from mindspeed_mm_dit.verify.proof import open_config, truth_tasks, truths_of
 from mindspeed_mm_dit.verify.prove import Truth
 from mindspeed_mm_dit.verify.table import Finding, worst
 from mindspeed_mm_dit.verify.task import Taken
 from tests.clips_fixtures import clip_configs
 from tests.training.launch import Configs
+from tests.verify.forked_tasks import run_tasks
 
 PYTHONS = {"pytorch": sys.executable, "mindspore": PlatformError("mindspore", "is not asked for")}
 ARGS = "--lr 1e-3 --weight-decay 0.01 --num-workers 0 --train-iters 10 --global-batch-size 16\n"

@@ -122,9 +122,9 @@ FAULTS = {
         "declared[name].matrices for", "1 for", "step/", "the optimizer",
     ),
     "a compiled graph that leaves a gradient out": Fault(
-        Layout("compiled", 2, ("--torch-compile",)), "framework.pytorch.runtime:compile_blocks",
-        "    for block in blocks:", "    blocks[1].mlp.fc2.bias.requires_grad_(False)\n    for block in blocks:",
-        "gradient/blocks.1.mlp.fc2.bias", GRADIENTS,
+        Layout("compiled", flags=("--torch-compile",)), "framework.pytorch.runtime:compile_blocks",
+        "    for block in blocks:", "    for block in blocks:\n        block.mlp.fc2.bias.requires_grad_(False)",
+        "gradient/blocks.0.mlp.fc2.bias", GRADIENTS,
     ),
     "a lost last micro-batch": Fault(
         REPLICATED, STEP, "for number in range(count):", "for number in range(count - 1):", "gradient/", "forward",

@@ -20,6 +20,7 @@ from mindspeed_mm_dit.cli.compare import _print, add_arguments, check_arguments,
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.errors import PlatformError, UserError
+from mindspeed_mm_dit.verify import compare
 from mindspeed_mm_dit.verify.compare import Comparison, Side, training_flags
 from mindspeed_mm_dit.verify.examples import weights_of, write_weights
 from mindspeed_mm_dit.verify.page import write_comparison
@@ -28,6 +29,7 @@ from mindspeed_mm_dit.verify.table import Finding, judge_steps, relative_error
 from mindspeed_mm_dit.verify.task import Task
 from mindspeed_mm_dit.verify.where import first_wrong
 from tests.training.launch import Configs
+from tests.verify import forked_tasks
 
 PLANTS = Path(__file__).with_name("plants.py")
 
@@ -54,6 +56,13 @@ def configs(tmp_path_factory, digits_folder) -> Configs:
     return Configs.create(tmp_path_factory.mktemp("configs"), digits_folder, hidden_size=32, num_layers=2, num_heads=2)
 
 
+@pytest.fixture
+def forked(monkeypatch):
+    """Have the processes of sides forked."""
+    for name in ("run_tasks", "run_python"):
+        monkeypatch.setattr(compare, name, getattr(forked_tasks, name))
+
+
 def arguments(configs: Configs, output: Path, *flags: str):
     parser = argparse.ArgumentParser()
     add_arguments(parser)
@@ -62,7 +71,7 @@ def arguments(configs: Configs, output: Path, *flags: str):
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("framework", ["pytorch", "mindspore"])
-def test_a_broken_operator_is_found_and_its_module_named(framework, configs, tmp_path, capsys):
+def test_a_broken_operator_is_found_and_its_module_named(framework, configs, tmp_path, capsys, forked):
     python = python_of(framework)
     whole, broken = Side(framework, python, "whole"), Side(framework, python, "the_scale_of_attention", PLANTS)
     flags = ("--steps", "0", "--sample-steps", "0")
@@ -73,7 +82,7 @@ def test_a_broken_operator_is_found_and_its_module_named(framework, configs, tmp
 
 
 @pytest.mark.ranks
-def test_equal_sides_pass_with_weights_from_a_checkpoint(configs, tmp_path, capsys):
+def test_equal_sides_pass_with_weights_from_a_checkpoint(configs, tmp_path, capsys, forked):
     framework = "pytorch" if PYTHONS["pytorch"] else "mindspore"
     python = python_of(framework)
     model, data = f"{configs.folder}/model.json", f"{configs.folder}/data.json"
@@ -99,7 +108,7 @@ def test_equal_sides_pass_with_weights_from_a_checkpoint(configs, tmp_path, caps
 def test_pytorch_and_mindspore_agree(configs, tmp_path):
     pythons = [f"--{name}-python={python_of(name)}" for name in ("pytorch", "mindspore")]
     flags = ["--model", f"{configs.folder}/model.json", "--output", f"{tmp_path}/r.html", "--batch-size", "8"]
-    assert main(["compare", *flags, "--steps", "5", "--sample-steps", "3", *pythons]) == 0
+    assert main(["compare", *flags, "--steps", "2", "--sample-steps", "2", *pythons]) == 0
 
 
 # --- the parts -------------------------------------------------------------------------------------------

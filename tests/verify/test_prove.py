@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +14,6 @@ from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.verify import proof
 from mindspeed_mm_dit.verify.layouts import LAYOUTS
-from mindspeed_mm_dit.verify.processes import run_tasks
 from mindspeed_mm_dit.verify.proof import open_config
 from mindspeed_mm_dit.verify.prove import Verdict
 from mindspeed_mm_dit.verify.task import Taken
@@ -24,15 +21,26 @@ from tests.clips_fixtures import clip_configs, write_clips
 from tests.conftest import ROOT
 from tests.outside import plugin
 from tests.outside.source import write_turned
-from tests.training.launch import Configs
+from tests.training.launch import Configs, mm_dit
 from tests.verify.campaign import PYTHONS, config_folder, prove_all, truths_here
+from tests.verify.forked_tasks import run_tasks
 from tests.verify.plants import FAULTS, ULYSSES
 
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory, digits_folder):
+    """A config of the first 64 pictures: each layout begins with a look at all of them."""
     folder = tmp_path_factory.mktemp("digits_config")
-    return config_folder(Configs.create(folder, digits_folder, hidden_size=32, num_layers=2, num_heads=2))
+    rows = (digits_folder / "labels.csv").read_text().splitlines()[:65]
+    for picture in [row.split(",")[0] for row in rows[1:]]:
+        (folder / "few" / picture).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(digits_folder / picture, folder / "few" / picture)
+    (folder / "few/labels.csv").write_text("\n".join(rows))
+    configs = Configs.create(folder, folder / "few", hidden_size=32, num_layers=2, num_heads=2)
+    data = json.loads((folder / "data.json").read_text())
+    del data["dataset_param"]["source"]
+    (folder / "data.json").write_text(json.dumps(data))
+    return config_folder(configs)
 
 
 @pytest.fixture(scope="module")
@@ -45,13 +53,13 @@ def clips(tmp_path_factory):
 
 
 def judged(given: Path, folder: Path, names: list, pythons: dict = PYTHONS) -> dict:
-    """Take steps with each of the faults ``names`` planted, in one launch; return what is found wrong, and where."""
+    """Take steps with each of the faults ``names`` planted; return what is found wrong, and where."""
     config, faults = open_config(given, folder, None, True, steps=2), {name: FAULTS[name] for name in names}
-    layouts = [fault.layout for fault in faults.values()]
-    truths = truths_here(config, layouts, watched=True)
+    truths = truths_here(config, [fault.layout for fault in faults.values()], watched=True)
     tasks = {name: config.task(fault.layout, name.replace(" ", "_"), watched=True) for name, fault in faults.items()}
-    plants = ROOT / "tests/verify/plants.py"
-    run_tasks(layouts[0].ranks, layouts[0].framework, list(tasks.values()), folder, pythons, plants)
+    for ranks, framework in {(fault.layout.ranks, fault.layout.framework) for fault in faults.values()}:
+        own = [tasks[name] for name, fault in faults.items() if fault.layout.ranks == ranks]
+        run_tasks(ranks, framework, own, folder, pythons, ROOT / "tests/verify/plants.py")
     found = {}
     for name, fault in faults.items():
         taken = Taken.read(tasks[name])
@@ -69,6 +77,13 @@ def faults_of(*, is_mindspore: bool = False) -> list[str]:
     ]  # fmt: skip
 
 
+@pytest.mark.ranks
+def test_a_fault_of_ranks_that_share_a_sample_is_found_and_named(clips, tmp_path):
+    name = "RoPE's offset on the second rank"
+    found = judged(clips, tmp_path, [name])[name]
+    assert found.named.startswith(FAULTS[name].named) and found.place.startswith(FAULTS[name].where)
+
+
 @pytest.fixture(scope="module")
 def of_digits(digits, tmp_path_factory):
     return judged(digits, tmp_path_factory.mktemp("proved"), faults_of())
@@ -83,13 +98,6 @@ def test_a_fault_of_a_layout_is_found_and_named(of_digits, name):
 
 
 @pytest.mark.ranks
-def test_a_fault_of_ranks_that_share_a_sample_is_found_and_named(clips, tmp_path):
-    name = "RoPE's offset on the second rank"
-    found = judged(clips, tmp_path, [name])[name]
-    assert found.named.startswith(FAULTS[name].named) and found.place.startswith(FAULTS[name].where)
-
-
-@pytest.mark.ranks
 def test_on_mindspore_the_first_wrong_module_is_named_forward_and_backward(digits, tmp_path):
     python = os.environ.get("MM_DIT_MINDSPORE_PYTHON")
     if python is None:
@@ -100,10 +108,10 @@ def test_on_mindspore_the_first_wrong_module_is_named_forward_and_backward(digit
 
 @pytest.mark.ranks
 def test_a_right_step_passes_everywhere_and_what_cannot_be_proved_here_is_said(digits, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(proof, "run_tasks", run_tasks)
     page = tmp_path / "proof.html"
     names = ["autocast", "recompute", "Muon", "pytorch-2-replicated", "FSDP2, bf16", "Ulysses"]
-    layouts = ["--layouts", *names, "MindSpeed-MM, native*", "--steps", "3"]
+    layouts = ["--layouts", *names, "MindSpeed-MM, native*", "--steps", "2"]
     assert main(["prove", str(digits), "--output", str(page), *layouts]) == 0, capsys.readouterr()
     said, found = capsys.readouterr().out, json.loads(page.with_suffix(".json").read_text())
     verdicts = {each["layout"]: each for each in found["layouts"]}
@@ -112,7 +120,7 @@ def test_a_right_step_passes_everywhere_and_what_cannot_be_proved_here_is_said(d
     assert absent["verdict"] == "not proved" and "cannot be found" in absent["reason"]
     assert "6 of 7 layouts are right, 1 not proved" in said and "Not proved" in page.read_text()
     names = {quantity["name"] for quantity in verdicts["2 ranks, replicated"]["quantities"]}
-    kinds = ("loss/3", "gradient norm/3", "gradient/blocks.0.attn.qkv.bias", "step/final_layer.linear.weight")
+    kinds = ("loss/2", "gradient norm/2", "gradient/blocks.0.attn.qkv.bias", "step/final_layer.linear.weight")
     assert names.issuperset(kinds) and "average/y_embedder.embedding_table.weight" in names
 
 
@@ -202,15 +210,5 @@ def test_source_condition_predictor_objective_and_optimizer_of_another_package_a
     (configs.folder / "data.json").write_text(json.dumps(data))
     words = ["prove", str(config_folder(configs, "--optimizer lion\n")), "--output", str(tmp_path / "p.html")]
     path = os.pathsep.join([plugin.install(tmp_path / "site", "tests.outside.plugin:join_turned"), str(ROOT)])
-    command = [
-        sys.executable,
-        "-m",
-        "mindspeed_mm_dit.cli.main",
-        *words,
-        "--layouts",
-        "FSDP2, micro-batches, recompute",
-    ]
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 of 1 layouts are right" in done.stdout
+    done = mm_dit(*words, "--layouts", "FSDP2, micro-batches, recompute", PYTHONPATH=path)
+    assert done.code == 0 and "1 of 1 layouts are right" in done.output, done.output
