@@ -48,7 +48,8 @@ def nearest(sizes: np.ndarray, shapes: np.ndarray) -> np.ndarray:
 def shapes_of(sizes: np.ndarray, param: SourceParam) -> np.ndarray:
     """Return the shape, of ``param.sizes``, that each sample of ``sizes`` is brought to, both (N, 2 or 3) int64.
 
-    Of the shapes that a budget makes those with fewer than a group of samples are left out, while these fit others.
+    Of the shapes that a budget makes those with fewer than a group of samples are left out, the emptiest first, while
+    these fit others.
     Raises DataError for a shape written down that no sample is nearest to.
     """
     shapes = np.array(param.sizes, np.int64)
@@ -56,11 +57,10 @@ def shapes_of(sizes: np.ndarray, param: SourceParam) -> np.ndarray:
         raise DataError(
             f"dataset_param.buckets: {len(shapes)} shapes", f"are more than the {len(sizes)} samples", "name fewer"
         )
+    if not param.has_listed_shapes:
+        return shapes[_in_filled(sizes, shapes, param.bucket_group)]
     chosen = nearest(sizes, shapes)
     counts = np.bincount(chosen, minlength=len(shapes))
-    if not param.has_listed_shapes:
-        kept = _filled(sizes, shapes, counts, param.bucket_group)
-        return shapes[kept][nearest(sizes, shapes[kept])]
     if not counts.all():
         empty = shapes[int(counts.argmin())].tolist()
         raise DataError(
@@ -69,13 +69,22 @@ def shapes_of(sizes: np.ndarray, param: SourceParam) -> np.ndarray:
     return shapes[chosen]
 
 
-def _filled(sizes: np.ndarray, shapes: np.ndarray, counts: np.ndarray, group: int) -> np.ndarray:
-    """Return which shapes, (K,) bool, have a group of samples, and the fullest for samples that none of these fits."""
-    kept = counts >= min(group, counts.max())
-    for sample in np.unique(fits(sizes, shapes), axis=0):
-        if not (sample & kept).any():
-            kept[np.where(sample, counts, -1).argmax()] = True
-    return kept
+def _in_filled(sizes: np.ndarray, shapes: np.ndarray, group: int) -> np.ndarray:
+    """Return the shape of each sample, (N,) int64, where shapes with less than a group give theirs to the next.
+
+    The emptiest goes first, so that its samples may fill another, and none that samples need because no other fits.
+    """
+    chosen, fit = nearest(sizes, shapes), np.unique(fits(sizes, shapes), axis=0)
+    kept = np.ones(len(shapes), bool)
+    while True:
+        counts = np.bincount(chosen, minlength=len(shapes))
+        needed = fit[(fit & kept).sum(1) == 1].any(0)
+        few = np.flatnonzero(kept & ~needed & (counts < group))
+        if not len(few) or kept.sum() == 1:
+            return chosen
+        kept[few[counts[few].argmin()]] = False
+        moved = ~kept[chosen]
+        chosen[moved] = np.flatnonzero(kept)[nearest(sizes[moved], shapes[kept])]
 
 
 def check_filled(shapes: np.ndarray | None, group: int) -> None:
@@ -85,7 +94,9 @@ def check_filled(shapes: np.ndarray | None, group: int) -> None:
             raise DataError(
                 f"dataset_param.buckets: {size_words([shape])}",
                 f"has {count} samples to train on, fewer than dataset_param.bucket_group = {group}, so none would be "
-                "trained on", f"set bucket_group to at most {count}, or drop the shape: its samples go to another",
+                "trained on",
+                f"set bucket_group to at most {count}, or drop the shape where shapes are listed: its samples go to "
+                "another. Samples held out (valid_fraction) do not count",
             )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.configs.tuning import WHOLE, Tuning, tuned
 from mindspeed_mm_dit.data.sources import source_of
 from mindspeed_mm_dit.errors import PlatformError
-from mindspeed_mm_dit.models.data import dearest, models_of
+from mindspeed_mm_dit.models.data import check_sizes, dearest, models_of
 from mindspeed_mm_dit.models.registry import check_encoders
 from mindspeed_mm_dit.planning.fit import Place, check_model_fits, check_state_fits, tight_step
 from mindspeed_mm_dit.planning.memory import Layout
@@ -67,6 +67,7 @@ def check_configs(
     """
     mm = _read(args, host, fsdp2)
     check_model_fits(mm.model, host.machine)  # (before its parameters are counted one by one)
+    check_sizes(mm.model, mm.data.dataset_param)  # (before what a step of each shape takes)
     mm = replace(mm, model=tuned(mm.model, tuning))
     if mm.fsdp2 is not None:
         mm.fsdp2.shard_ranks(host.world_size)

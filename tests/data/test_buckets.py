@@ -15,8 +15,9 @@ from safetensors.numpy import load_file, save_file
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.buckets import Budget
 from mindspeed_mm_dit.configs.data import load_data_config
+from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.configs.model import load_model_config
-from mindspeed_mm_dit.data.buckets import BucketOrder, nearest
+from mindspeed_mm_dit.data.buckets import BucketOrder, nearest, shapes_of
 from mindspeed_mm_dit.data.draws import VALIDATION_POSITIONS
 from mindspeed_mm_dit.data.transforms import load_pixels
 from mindspeed_mm_dit.errors import ConfigError, DataError, UserError
@@ -73,6 +74,14 @@ def test_of_a_budget_a_bucket_with_less_than_a_group_gives_its_pictures_to_other
     assert len(np.unique(opened(tmp_path / "all", pictures, buckets=budget).rows.shapes, axis=0)) == 3
     few = opened(tmp_path / "few", pictures, buckets=budget, bucket_group=16).rows.shapes
     assert len(np.unique(few, axis=0)) == 2 and len(few) == sum(COUNTS.values())
+
+
+def test_small_shapes_of_a_budget_give_theirs_to_one_another_before_they_go_to_a_larger_one():
+    """Ten tall pictures and six taller ones fill a tall shape together, though neither has a group of 16."""
+    param = DatasetParam("pictures", buckets=Budget(1024, 4, 4.0))
+    sizes = np.repeat([[60, 80], [101, 67], [301, 50]], [24, 10, 6], axis=0)
+    assert np.unique(shapes_of(sizes, param), axis=0).tolist() == [[28, 36], [40, 24]]
+    assert len(np.unique(shapes_of(sizes[:30], param), axis=0)) == 1
 
 
 # --- order -----------------------------------------------------------------------------------------------------

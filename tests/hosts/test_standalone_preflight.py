@@ -76,6 +76,11 @@ def test_what_would_fail_at_the_end_is_refused_at_the_start(check, flags, messag
     assert message in str(caught.value)
 
 
+def test_a_bucket_that_is_no_whole_number_of_patches_is_named_as_data_json_has_it(check):
+    with pytest.raises(ConfigError, match=r"data.json: dataset_param.buckets: 8 x 9: .*latents 9 % 4 = 1"):
+        check(image_size=None, buckets=[[8, 8], [8, 9]])
+
+
 def test_a_report_that_can_be_drawn_passes_and_what_the_run_makes_is_not_made_yet(check, tmp_path):
     check("--report --save out/checkpoints --tensorboard-dir out/events --report-steps 50")
     assert not (tmp_path / "out").exists()
