@@ -89,7 +89,7 @@ FAULTS = {
         "tests/data/test_samples.py -k stands_in",
     ),
     "classes": Fault(
-        "data/listing.py", "if not _is_hidden(entry.name)]", "]", "tests/data/test_folder.py -k hidden",
+        "data/listing.py", "if not is_hidden(entry.name)]", "]", "tests/data/test_folder.py -k hidden",
     ),
     "coins": Fault(
         "data/conditions/contract.py", "positions, probability, self.coin)", "positions, probability)",

@@ -38,10 +38,15 @@ def add_asking(parser: argparse.ArgumentParser) -> None:
         "--negative-prompt", metavar="TEXT", help="what guidance leads away from (default: the empty caption)"
     )
     parser.add_argument("--vectors", metavar="FILE", help="an .npy of vectors (N, P), for a model steered by them")
+    add_size(parser)
     video = parser.add_argument_group("videos")
     video.add_argument("--frames", type=int, metavar="N", help="frames of a video (default: those of model.json)")
-    video.add_argument("--size", metavar="HxW", help="height and width in pixels (default: those of model.json)")
     video.add_argument("--fps", type=float, help="frames a second of a video (default 16, Wan's)")
+
+
+def add_size(parser: argparse.ArgumentParser) -> None:
+    """Declare how large samples are."""
+    parser.add_argument("--size", metavar="HxW", help="height and width in pixels (default: those of model.json)")
 
 
 def asked_of(args: argparse.Namespace, config: ModelConfig, names: Sequence[str]) -> Asked:

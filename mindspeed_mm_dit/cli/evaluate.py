@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mindspeed_mm_dit.cli.asking import MOST_IMAGES
+from mindspeed_mm_dit.cli.asking import MOST_IMAGES, add_size
 from mindspeed_mm_dit.cli.evaluate_drawing import Work, draw, drawn_samples, shape_of
 from mindspeed_mm_dit.cli.ranks import found_by_all
 from mindspeed_mm_dit.cli.sample import add_chain, add_drawing, add_model
@@ -18,6 +18,7 @@ from mindspeed_mm_dit.configs.outputs import check_output_file, check_output_fol
 from mindspeed_mm_dit.errors import ConfigError
 
 if TYPE_CHECKING:
+    from mindspeed_mm_dit.configs.buckets import Size
     from mindspeed_mm_dit.evaluation.evaluation import Candidates, Judge
     from mindspeed_mm_dit.evaluation.pictures import Pictures
 
@@ -67,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--inception", metavar="FILE", help="weights of torch-fidelity's Inception (.pth), for FID")
     parser.add_argument("--image-size", type=int, metavar="PIXELS", help="bring pictures of folders to this size")
+    add_size(parser)
     add_chain(parser, PUBLISHED_CFG_SCALE)
     add_drawing(parser)
     parser.add_argument("--output", required=True, metavar="PATH", help="folder of the report; .npz of --statistics")
@@ -109,6 +111,8 @@ def _check_flags(args: argparse.Namespace) -> None:
     check_between("--batch-size", args.batch_size, 1, MOST_IMAGES)
     if args.image_size is not None:
         check_between("--image-size", args.image_size, 1, 1 << 14)
+    if args.size is not None and not args.checkpoint:
+        raise ConfigError(f"--size = {args.size}", "is of images that a model draws", "leave it out")
     if args.inception and args.ai_framework != "pytorch":
         raise ConfigError(
             f"--inception = {args.inception}", "is a network of PyTorch",
@@ -152,7 +156,7 @@ def _judge_of(args: argparse.Namespace, work: Work | None, samples: Pictures | N
     from mindspeed_mm_dit.evaluation.digits_judge import DIGITS, DigitsJudge
 
     images = _candidates(args, work, samples)
-    judge = DigitsJudge() if args.reference == DIGITS else _judge_by_images(args, args.image_size or images.shape[0])
+    judge = DigitsJudge() if args.reference == DIGITS else _judge_by_images(args, args.image_size or images.shape[:2])
     judge.check(images)
     return judge
 
@@ -169,7 +173,7 @@ def _candidates(args: argparse.Namespace, work: Work | None, samples: Pictures |
     return Candidates(what, shape_of(work.config), args.num, f"--num = {args.num}", num_labels, classes)
 
 
-def _judge_by_images(args: argparse.Namespace, image_size: int) -> Judge:
+def _judge_by_images(args: argparse.Namespace, image_size: int | Size) -> Judge:
     """Return the judge that holds real images: through the Inception, or through what they have in common."""
     from mindspeed_mm_dit.evaluation.images_judge import ImagesJudge
     from mindspeed_mm_dit.evaluation.pictures import open_pictures

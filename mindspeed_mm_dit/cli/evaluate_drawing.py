@@ -45,6 +45,7 @@ class Work:
     @classmethod
     def of(cls, args: argparse.Namespace) -> Work:
         """Check all that the flags ask for, before weights are read."""
+        from mindspeed_mm_dit.sampling.asked import resized
         from mindspeed_mm_dit.sampling.load import describe, load_adapters
         from mindspeed_mm_dit.sampling.shards import Shards, draw_labels
 
@@ -57,6 +58,7 @@ class Work:
             num_classes = config.require_labelled_images(f"--checkpoint = {args.checkpoint}").num_classes
         if args.prompts is not None and not of_captions:
             raise ConfigError(f"--prompts = {args.prompts}", "this model is steered by classes", "leave it out")
+        config = resized(config, None, args.size)
         settings = settings_of(args, config)
         shards = Shards(Path(args.output), _drawing(args, path, config, settings))
         _check_room(args, config, shards)
@@ -152,13 +154,13 @@ def draw(args: argparse.Namespace, work: Work) -> None:
     mine = missing[rank::ranks]
     images, started = sum(len(work.shards.numbers(file)) for file in missing), time.perf_counter()
     if mine:
-        model = load_asked(args, work.adapters)
+        model, _ = load_asked(args, work.adapters)
         share = sum(len(work.shards.numbers(file)) for file in mine)
         with tqdm(
             total=work.settings.steps * share, desc="sampling", unit="image-step",
             disable=rank > 0 or not sys.stderr.isatty(),
         ) as bar:  # fmt: skip
-            draw_missing(work.shards, mine, work.labels, model, work.settings, bar.update, work.prompts)
+            draw_missing(work.shards, mine, work.labels, (model, work.config), work.settings, bar.update, work.prompts)
     runtime.barrier()
     if rank == 0:
         work.shards.join(work.labels)

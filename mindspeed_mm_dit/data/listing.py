@@ -86,7 +86,7 @@ def _cure_of_empty(folder: Path, index: str | None) -> str:
     if found:
         return f'set dataset_param.index to "{found[0]}"'
     cure = "put one folder of images per class there, or name an index with image_path,label"
-    if any(_is_image(entry.name) and not _is_hidden(entry.name) for entry in _entries(folder)):
+    if any(_is_image(entry.name) and not is_hidden(entry.name) for entry in _entries(folder)):
         cure += "; or set dataset_param.single_class to true: all images there are of one class"
     return cure
 
@@ -104,7 +104,7 @@ def of_folders(folder: Path, left_out: _Remainder | None = None) -> Listing:
     classes = [directory for directory, found in images.items() if found]
     rows = [(str(image.relative_to(folder)), label) for label, own in enumerate(classes) for image in images[own]]
     left_out.add_loose(_entries(folder))
-    names = _composed(path.name for path in classes)
+    names = composed(path.name for path in classes)
     notes = [*left_out.notes(), *_notes_of_names(folder, names)]
     if empty := [directory.name for directory, found in images.items() if not found]:
         notes.append(f"note: no classes, for they hold no images: {', '.join(empty[:NAMES_SHOWN])}"
@@ -119,12 +119,12 @@ def _of_one_class(folder: Path, left_out: _Remainder) -> Listing:
     """Every image below the folder is of the class that has its name."""
     images = sorted(path for path in _files_below(folder, left_out) if left_out.keeps(path))
     rows = [(str(image.relative_to(folder)), 0) for image in images]
-    return Listing(rows, _composed([Path(os.path.abspath(folder)).name]), tuple(left_out.notes()))
+    return Listing(rows, composed([Path(os.path.abspath(folder)).name]), tuple(left_out.notes()))
 
 
 def class_folders(folder: Path) -> list[Path]:
     """Return the sub-folders that would be classes, sorted; raises DataError for a link to nothing."""
-    seen = [entry for entry in _entries(folder) if not _is_hidden(entry.name)]
+    seen = [entry for entry in _entries(folder) if not is_hidden(entry.name)]
     for entry in seen:
         if entry.is_symlink() and not os.path.exists(entry.path) and not _is_image(entry.name):
             raise DataError(entry.path, "is a link to nothing", "restore what it links to, or remove the link")
@@ -156,7 +156,7 @@ def _files_below(folder: Path, left_out: _Remainder) -> Iterator[Path]:
         for entry in _entries(pending.pop()):
             if not _leads_to_folder(entry) or _is_image(entry.name):
                 yield Path(entry.path)
-            elif _is_hidden(entry.name):
+            elif is_hidden(entry.name):
                 left_out.add("hidden folder(s)")
             elif entry.is_symlink():
                 left_out.add("link(s) to folders")
@@ -190,9 +190,9 @@ class _Remainder:
     def add_loose(self, entries: Iterable[os.DirEntry[str]]) -> None:
         """Count what stands beside the class folders and could be meant as data."""
         for entry in entries:
-            if not _leads_to_folder(entry) and _is_image(entry.name) and not _is_hidden(entry.name):
+            if not _leads_to_folder(entry) and _is_image(entry.name) and not is_hidden(entry.name):
                 self.add("image(s) in no class folder")
-            elif _leads_to_folder(entry) and _is_hidden(entry.name):
+            elif _leads_to_folder(entry) and is_hidden(entry.name):
                 self.add("hidden folder(s)")
 
     def notes(self) -> list[str]:
@@ -208,12 +208,12 @@ def _is_image(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in readable_formats()
 
 
-def _is_hidden(name: str) -> bool:
+def is_hidden(name: str) -> bool:
     """Return whether a folder is no class: .ipynb_checkpoints, __MACOSX and the like."""
     return name.startswith((".", "__"))
 
 
-def _composed(names: Iterable[str]) -> tuple[str, ...]:
+def composed(names: Iterable[str]) -> tuple[str, ...]:
     """Return ``names`` in Unicode's composed form, so that they compare equal whichever system wrote them."""
     return tuple(unicodedata.normalize("NFC", name) for name in names)
 

@@ -59,7 +59,7 @@ def open_image(path: str | Path | bytes, size: int | Size) -> Iterator[Image.Ima
     place = io.BytesIO(path) if isinstance(path, bytes) else path
     try:
         with Image.open(place, formats=list(dict.fromkeys(readable_formats().values()))) as image:
-            _check_form(image, *_sides(size))
+            _check_form(image, *sides(size))
             yield image
     except UnusableFile:
         raise
@@ -73,7 +73,8 @@ def open_image(path: str | Path | bytes, size: int | Size) -> Iterator[Image.Ima
         raise UnusableFile(f"cannot be decoded: {reason_of(error)}") from error
 
 
-def _sides(size: int | Size) -> Size:
+def sides(size: int | Size) -> Size:
+    """Return (H, W) of a size that may be the side of a square."""
     return (size, size) if isinstance(size, int) else size
 
 
@@ -92,7 +93,7 @@ def center_crop(image: Image.Image, size: int | Size) -> Image.Image:
 
     The image is halved with a box filter while it is at least twice too large, then scaled bicubically.
     """
-    height, width = _sides(size)
+    height, width = sides(size)
     if image.size == (width, height):
         return image
     while image.width >= 2 * width and image.height >= 2 * height:

@@ -51,6 +51,11 @@ def _part_grey(pictures: Pictures) -> float:
 
 def _of_files(pictures: Pictures) -> list[str]:
     found = []
+    if pictures.left_out:
+        found.append(
+            f"{pictures.what}: {pictures.left_out:,} picture(s) beside the folders of the classes, or in hidden ones, "
+            "are left out"
+        )
     if pictures.resized:
         found.append(
             f"{pictures.what}: {pictures.resized:,} picture(s) were scaled or cut to {pictures.shape[0]} x "

@@ -14,10 +14,12 @@ from typing import Any, BinaryIO
 import numpy as np
 from einops import rearrange
 
+from mindspeed_mm_dit.configs.buckets import Size
 from mindspeed_mm_dit.configs.files import UnusableFile, add_content, check_file, reason_of
 from mindspeed_mm_dit.configs.limits import check_path, shown
 from mindspeed_mm_dit.data.check import look_at
-from mindspeed_mm_dit.data.transforms import load_pixels, open_image, readable_formats
+from mindspeed_mm_dit.data.listing import composed, is_hidden
+from mindspeed_mm_dit.data.transforms import load_pixels, readable_formats, sides
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.evaluation.metrics import Gaussian
 
@@ -67,12 +69,15 @@ class Pictures:
     """Images that come from a JPEG, likewise."""
     grey: int = 0
     """Images without colours, by their kind."""
+    left_out: int = 0
+    """Images beside the folders of the classes, or in hidden ones."""
 
 
-def open_pictures(flag: str, path: str | Path, image_size: int | None = None) -> Pictures:
+def open_pictures(flag: str, path: str | Path, image_size: int | Size | None = None) -> Pictures:
     """Look at an npz or a folder of images; none of them is decoded yet.
 
-    image_size: that pictures of a folder are brought to, as DiT prepares ImageNet; None where all have one.
+    image_size: (H, W), or the side of a square, that pictures of a folder are brought to, as DiT prepares ImageNet;
+    None where all have one.
 
     Raises:
         ConfigError, DataError: nothing is there, or it cannot be scored: named with what is wrong.
@@ -216,49 +221,47 @@ def _read_header(member: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype]:
 # --- a folder --------------------------------------------------------------------------------------------------
 
 
-def _open_folder(what: str, folder: Path, image_size: int | None) -> Pictures:
-    """Return the pictures below ``folder``, in the order of their names; folders in it are classes."""
+def _open_folder(what: str, folder: Path, image_size: int | Size | None) -> Pictures:
+    """Return the pictures below ``folder``, in the order of their names; folders in it are classes, as in training."""
     pictures = (path for path in folder.rglob("*") if path.suffix.lower() in readable_formats())
-    paths = sorted(path for path in pictures if not path.name.startswith("."))
+    found = sorted(path for path in pictures if not path.name.startswith("."))
+    paths = [path for path in found if not any(map(is_hidden, path.relative_to(folder).parts[:-1]))]
+    in_folders = [path for path in paths if path.parent != folder]
+    paths = in_folders or paths
     if not paths:
         raise DataError(what, "holds no images", "name a folder of pictures, or an .npz")
-    size = image_size or _size_of(what, paths[0])
+    size = _size_of(what, paths[0]) if image_size is None else sides(image_size)
     looks = look_at(paths, size, decode=False)
-    for path, look in zip(paths, looks):
-        if look.problem is not None:
-            raise DataError(str(path), look.problem, "repair or remove it")
-    off = [path for path in paths if _dimensions(path, size) != (size, size)]
+    if bad := [(path, look.problem) for path, look in zip(paths, looks) if look.problem is not None]:
+        raise DataError(f"{bad[0][0]} {bad[0][1]}", f"{len(bad)} of {len(paths)} images cannot be scored",
+                        "repair or remove them")  # fmt: skip
+    off = [path for path, look in zip(paths, looks) if (look.height, look.width) != size]
     if off and image_size is None:
-        raise DataError(what, f"{off[0].name} is not {size} x {size} as {paths[0].name} is", "add --image-size")
+        square = " x ".join(map(str, size))
+        raise DataError(what, f"{off[0].name} is not {square} as {paths[0].name} is", "add --image-size")
     labels, classes = _labels_of(folder, paths)
     return Pictures(
-        what, len(paths), (size, size, 3), lambda batch: _decoded(paths, size, batch), labels, classes,
+        what, len(paths), (*size, 3), lambda batch: _decoded(paths, size, batch), labels, classes,
         resized=len(off), jpegs=sum(path.suffix.lower() in _JPEG for path in paths),
-        grey=sum(look.is_grey for look in looks),
+        grey=sum(look.is_grey for look in looks), left_out=len(found) - len(paths),
     )  # fmt: skip
 
 
-def _size_of(what: str, path: Path) -> int:
-    width, height = _dimensions(path, 1)
-    if width != height:
-        raise DataError(what, f"{path.name} is {width} x {height}, no square", "add --image-size")
-    return width
+def _size_of(what: str, path: Path) -> Size:
+    (look,) = look_at([path], 1, decode=False)
+    if look.problem is not None:
+        raise DataError(str(path), look.problem, "repair or remove it")
+    if look.width != look.height:
+        raise DataError(what, f"{path.name} is {look.width} x {look.height}, no square", "add --image-size")
+    return look.height, look.width
 
 
-def _dimensions(path: Path, size: int) -> tuple[int, int]:
-    try:
-        with open_image(path, size) as image:
-            return image.size
-    except UnusableFile as problem:
-        raise DataError(str(path), str(problem), "repair or remove it") from None
-
-
-def _decoded(paths: list[Path], size: int, batch: int) -> Iterator[np.ndarray]:
+def _decoded(paths: list[Path], size: Size, batch: int) -> Iterator[np.ndarray]:
     for start in range(0, len(paths), batch):
         yield np.stack([_pixels(path, size) for path in paths[start : start + batch]])
 
 
-def _pixels(path: Path, size: int) -> np.ndarray:
+def _pixels(path: Path, size: Size) -> np.ndarray:
     try:
         return rearrange(load_pixels(str(path), size, 3), "c h w -> h w c")
     except UnusableFile as problem:
@@ -267,7 +270,7 @@ def _pixels(path: Path, size: int) -> np.ndarray:
 
 def _labels_of(folder: Path, paths: list[Path]) -> tuple[np.ndarray | None, tuple[str, ...]]:
     """Return the class of each picture and their names, by the folder it lies in; None where all lie in one."""
-    classes = [path.relative_to(folder).parts[0] if path.parent != folder else "" for path in paths]
+    classes = composed(path.relative_to(folder).parts[0] if path.parent != folder else "" for path in paths)
     names = tuple(sorted(set(classes)))
     return (np.array([names.index(name) for name in classes], np.int64), names) if len(names) > 1 else (None, ())
 

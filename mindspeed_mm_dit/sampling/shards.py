@@ -102,7 +102,7 @@ class Shards:
             differ = [name for name in sorted({*there, *here}) if there.get(name) != here.get(name)]
             words = [f"{name} was {there.get(name)!r}, is {here.get(name)!r}" for name in differ if name != "model"]
             raise ConfigError(
-                what, f"holds images of another evaluation: {'; '.join(words) or 'model.json is another'}",
+                what, f"holds images of another evaluation: {'; '.join(words) or 'model.json or --size is another'}",
                 "name another folder, or repeat its settings to go on with it",
             )  # fmt: skip
 

@@ -143,6 +143,18 @@ def test_other_settings_in_the_same_folder_are_refused_by_name(alone, untrained,
     assert "cfg_interval was [0.0, 1.0], is [0.2, 0.8]" in capsys.readouterr().err
 
 
+def test_images_of_any_size_are_drawn_and_held_against_real_ones_of_that_size(untrained, tmp_path, capsys):
+    for number in range(30):
+        Image.new("L", (20, 9 + number), 8 * number).save(tmp_path / f"{number}.png")
+    flags = ("--sampler", "ddim", "--steps", "2", "--reference", tmp_path, "--num", 20, "--output", tmp_path / "r")
+    assert evaluate(*untrained, *flags, "--size", "8x16") == 0
+    assert "30 picture(s) were scaled or cut to 8 x 16" in capsys.readouterr().out
+    with np.load(tmp_path / "r" / "samples.npz") as file:
+        assert file["arr_0"].shape == (20, 8, 16, 1)
+    assert evaluate(*untrained, *flags, "--size", "16x8") == 2
+    assert "model.json or --size is another" in capsys.readouterr().err
+
+
 def test_samples_of_fewer_images_than_asked_are_never_scored(untrained, tmp_path, capsys):
     flags = (*untrained, *CHAIN, "--num", 30, "--output", tmp_path)
     assert evaluate(*flags) == 0
@@ -175,6 +187,7 @@ def test_an_npz_is_scored_without_a_model(alone, tmp_path, capsys):
         ),
         (("--statistics", "pictures", "--inception", "w.pth"), "is an .npz"),
         (("--checkpoint", "c", "--reference", "digits", "--num", "0"), "--num = 0"),
+        (("--samples", "a.npz", "--reference", "digits", "--size", "8x8"), "--size = 8x8: is of images that a model"),
         (("--samples", "a.npz", "--inception", "w.pth", "--ai-framework", "mindspore"), "is a network of PyTorch"),
     ],
 )

@@ -94,6 +94,25 @@ def test_a_folder_is_read_in_the_order_of_names_with_its_folders_as_classes(tmp_
     assert sha256_of(tmp_path) != before
 
 
+def test_classes_of_a_folder_are_those_that_training_finds_there_and_what_is_left_out_is_said(tmp_path):
+    names = ("A\u0308pfel", "pears", ".ipynb_checkpoints", "__MACOSX/pears")  # the first as macOS writes it
+    for folder in (*names, "."):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (6, 6)).save(tmp_path / folder / "a.png")
+    pictures = open_pictures("--reference", tmp_path)
+    assert pictures.classes == ("pears", "\u00c4pfel") and pictures.count == 2
+    assert "3 picture(s) beside the folders of the classes, or in hidden ones, are left out" in str(cautions(pictures))
+
+
+def test_all_pictures_that_cannot_be_scored_are_counted(tmp_path):
+    for name in "abc":
+        Image.new("RGB", (6, 6)).save(tmp_path / f"{name}.png")
+    (tmp_path / "b.png").write_bytes(b"")
+    (tmp_path / "c.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"b\.png is empty: 2 of 3 images cannot be scored"):
+        open_pictures("--reference", tmp_path)
+
+
 def test_pictures_of_several_sizes_need_a_size_and_are_counted(tmp_path):
     for size, name in ((6, "a.png"), (12, "b.png"), (6, "c.jpg")):
         Image.new("RGB", (size, size)).save(tmp_path / name)
