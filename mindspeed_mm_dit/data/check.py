@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from PIL import Image
 from tqdm import tqdm
 
 from mindspeed_mm_dit.configs.buckets import Size
@@ -31,6 +32,9 @@ HUGE_PIXELS = 89_478_485
 _GREY = ("1", "L", "I")
 """Pillow's modes without colours begin so."""
 
+_OPAQUE = 255
+"""Alpha of a pixel that nothing shows through."""
+
 
 class Look(NamedTuple):
     """What was found of one file."""
@@ -45,6 +49,10 @@ class Look(NamedTuple):
     """The same."""
     is_grey: bool = False
     """Whether it has no colours, by its kind."""
+    moves: bool = False
+    """Whether it has frames or pages behind the first."""
+    shows_through: bool = False
+    """Whether parts of it are transparent, as far as it was decoded."""
 
     @property
     def shorter_side(self) -> int:
@@ -70,21 +78,41 @@ def _look(picture: Picture, image_size: int | Size, decode: bool) -> Look:
             if decode:
                 image.load()
             num_bytes = len(found) if isinstance(found, bytes) else check_file(found)
-            return Look(None, num_bytes, *upright_size(image), image.mode.startswith(_GREY))
+            moves, shows_through = _moves(image), decode and _shows_through(image)
+            return Look(None, num_bytes, *upright_size(image), image.mode.startswith(_GREY), moves, shows_through)
     except UnusableFile as problem:
         return Look(str(problem))
 
 
-def notes_on_sizes(
+def _moves(image: Image.Image) -> bool:
+    """Return whether ``image`` has frames or pages behind the first; the previews in a camera's JPEG are none."""
+    try:
+        return image.format != "MPO" and bool(getattr(image, "is_animated", False))
+    except Exception:  # of frames that are damaged no more is to be known, and the first one may be whole
+        return True
+
+
+def _shows_through(image: Image.Image) -> bool:
+    """Return whether parts of a decoded picture are transparent."""
+    return image.has_transparency_data and image.convert("RGBA").getchannel("A").getextrema()[0] < _OPAQUE
+
+
+def notes_on(
     paths: Sequence[str], looks: Sequence[Look], image_size: int | None, shapes: np.ndarray | None = None
 ) -> tuple[str, ...]:
-    """Return a line on pictures that are far smaller than what they are brought to, and one on very large ones.
+    """Return a line on pictures that are far smaller than what they are brought to, and on whatever is lost of others.
 
     shapes: (N, 2), what each is brought to where that is not ``image_size``.
     """
     wanted = np.full((len(looks), 2), image_size) if shapes is None else shapes
     what = "their buckets" if shapes is not None else f"image_size {image_size}"
     notes = _note_of_small(paths, looks, enlargements(looks, wanted), what) + _note_of_huge(paths, looks)
+    notes += _note_of_lost(paths, [look.moves for look in looks], "move or have pages, and the first frame is learned")
+    notes += _note_of_lost(
+        paths,
+        [look.shows_through for look in looks],
+        "have transparent parts, and the colours behind these are learned",
+    )
     return notes + (_note_of_long(paths, looks) if (wanted[:, 0] == wanted[:, 1]).all() else ())
 
 
@@ -116,6 +144,12 @@ def _note_of_long(paths: Sequence[str], looks: Sequence[Look]) -> tuple[str, ...
         f"note: {len(long):,} of {len(looks):,} pictures are more than {LONG:g} times as long as wide or high, and a "
         f"square of their middle is learned: {paths[worst]} is {looks[worst].width} x {looks[worst].height}",
     )
+
+
+def _note_of_lost(paths: Sequence[str], lost: Sequence[bool], what: str) -> tuple[str, ...]:
+    """Return a line that counts the pictures that lose something, and names the first, or none."""
+    found = np.flatnonzero(lost).tolist()
+    return (f"note: {len(found):,} of {len(lost):,} pictures {what}: {paths[found[0]]}",) if found else ()
 
 
 def _note_of_huge(paths: Sequence[str], looks: Sequence[Look]) -> tuple[str, ...]:

@@ -124,6 +124,21 @@ def test_every_picture_that_pillow_reads_is_one_and_the_suffix_may_be_wrong(fold
     assert len(index) == 7 and not index.notes
 
 
+def test_pictures_that_move_or_show_through_are_counted_and_others_are_not(folder):
+    """Of the first only their first frame is learned; behind transparent parts anything may stand."""
+    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
+    for name in ("a.gif", "b.png", "c.webp", "d.tiff"):
+        frames[0].save(folder / "cat" / name, save_all=True, append_images=frames[1:])
+    frames[0].save(folder / "dog/camera.jpg", format="MPO", save_all=True, append_images=frames[1:])  # with a preview
+    frames[0].convert("RGBA").save(folder / "dog/opaque.png")
+    assert open_rows(param(folder), 2).notes == (
+        f"note: 4 of 12 pictures move or have pages, and the first frame is learned: {folder}/cat/a.gif",
+    )
+    Image.new("RGBA", (8, 8), (0, 0, 0, 128)).save(folder / "dog/glass.png")
+    (said,) = open_rows(param(folder / "dog", single_class=True), 1).notes
+    assert said.startswith("note: 1 of 6 pictures have transparent parts, and the colours behind these are learned: ")
+
+
 def test_pictures_far_smaller_than_the_model_wants_are_counted(folder):
     Image.new("L", (1, 1)).save(folder / "cat/x.png")
     for size, notes in ((4, 0), (8, 1), (32, 1)):
