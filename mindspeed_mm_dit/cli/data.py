@@ -45,6 +45,7 @@ def run(args: argparse.Namespace) -> int:
     from mindspeed_mm_dit.configs.data import load_data_config
     from mindspeed_mm_dit.configs.files import is_folder
     from mindspeed_mm_dit.data.cache import Cache
+    from mindspeed_mm_dit.data.mixed import stopping
     from mindspeed_mm_dit.data.order import split_rows
     from mindspeed_mm_dit.data.rows import Wanted
     from mindspeed_mm_dit.data.sources import source_of
@@ -71,8 +72,8 @@ def run(args: argparse.Namespace) -> int:
     _say_doubtful(rows, param.noun, label and label.num_classes)
     if args.output:
         _draw(args, dataclasses.replace(data, dataset_param=param), train, model.ae.channels if model else 3)
-    if rows.skipped and not data.dataset_param.skip_bad:
-        print(f"a run would stop there: repair or remove them, or set {param.skip_key} to true")
+    if needed := stopping(rows, data.dataset_param):
+        print(f"a run would stop there: repair or remove them, or set {' and '.join(needed)} to true")
         return 1
     return 0
 

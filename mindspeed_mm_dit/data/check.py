@@ -94,7 +94,7 @@ def _moves(image: Image.Image) -> bool:
 
 def _shows_through(image: Image.Image) -> bool:
     """Return whether parts of a decoded picture are transparent."""
-    return image.has_transparency_data and image.convert("RGBA").getchannel("A").getextrema()[0] < _OPAQUE
+    return image.has_transparency_data and bool((np.asarray(image.convert("RGBA"))[..., 3] < _OPAQUE).any())
 
 
 def notes_on(

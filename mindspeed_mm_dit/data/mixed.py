@@ -41,6 +41,18 @@ def parts_of(rows: Rows) -> list[Rows]:
     return [part.subset(origins.number[own]) for part, own in zip(origins.parts, origins.members())]
 
 
+def stopping(rows: Rows, param: SourceParam) -> list[str]:
+    """Return the settings without which a run would stop at rows that cannot be used; none where it would go on."""
+    named = [("dataset_param", param)]
+    if isinstance(param, MixedParam):
+        named = [(f"dataset_param.sources[{number}]", own) for number, own in enumerate(param.sources)]
+    return [
+        source.skip_key.replace("dataset_param", where)
+        for (where, source), part in zip(named, parts_of(rows))
+        if part.skipped and not source.skip_bad
+    ]
+
+
 def joined(param: MixedParam, items: tuple[str, ...], parts: Sequence[Rows]) -> Rows:
     """Return the rows of every source behind each other.
 

@@ -89,6 +89,16 @@ def test_what_a_run_would_stop_at_is_named_and_the_code_is_1(pets, capsys):
     assert main(["data", "."]) == 0
 
 
+def test_of_a_mix_the_source_that_a_run_would_stop_at_is_named(pets, capsys):
+    (pets / "pets/cat/03.png").write_bytes(b"no image")
+    for careful, code in ((True, 0), (False, 1)):
+        own = {"data_folder": "pets", "image_size": 16, "bucket_group": 1}
+        sources = [{**own, "skip_bad_images": True}, {**own, "skip_bad_images": careful}]
+        (pets / "data.json").write_text(json.dumps({"dataset_param": {"sources": sources, "weights": [1, 1]}}))
+        assert main(["data", "."]) == code
+        assert ("or set dataset_param.sources[1].skip_bad_images to true" in capsys.readouterr().out) == bool(code)
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
