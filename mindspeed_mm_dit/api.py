@@ -31,8 +31,11 @@ def load(
     >>> pipe = dit.load("outputs/digits/checkpoints")                                          # doctest: +SKIP
     >>> pipe.sample(classes=["3", 7], num=4, steps=25, guidance=2.0, seed=0).save("some.png")  # doctest: +SKIP
     """
+    from mindspeed_mm_dit.errors import ConfigError
     from mindspeed_mm_dit.framework import activate
 
+    if weights not in ("ema", "model"):
+        raise ConfigError(f"weights = {weights!r}", "is neither 'ema' nor 'model'", "drop it for the moving average")
     activate(framework)
     from mindspeed_mm_dit.sampling.pipeline import Pipeline
 

@@ -115,11 +115,52 @@ def test_a_model_of_videos_draws_frames_for_prompts(tmp_path):
         ({"classes": [1], "steps": 0}, "--steps = 0: must be at least 1"),
         ({"classes": [1], "sampler": "euler"}, "euler"),
         ({"classes": [1], "num": 0}, "num = 0: must be at least 1"),
+        ({"classes": [1], "size": 8}, "size = 8: is not height and width"),
+        ({"classes": [1], "size": "88"}, "--size = '88': is not HEIGHTxWIDTH"),
     ],
 )
 def test_what_a_model_cannot_draw_is_named(trained, asked, message):
     with pytest.raises(ConfigError, match=message):
         dit.load(trained).sample(**asked)
+
+
+def test_a_single_class_or_prompt_stands_for_itself_and_a_size_may_be_written(trained):
+    pipe = dit.load(trained)
+    listed = pipe.sample(classes=[3], steps=2, sampler="ddim", size=(8, 16))
+    for asked in ("3", 3, np.int64(3), torch.tensor(3), torch.tensor([3])):
+        assert (
+            pipe.sample(classes=asked, steps=2, sampler="ddim", size="8x16").arrays.tobytes() == listed.arrays.tobytes()
+        )
+    assert listed.arrays.shape == (1, 8, 16, 1)
+    with pytest.raises(ConfigError, match="weights = 'EMA': is neither 'ema' nor 'model'"):
+        dit.load(trained, weights="EMA")
+
+
+@pytest.mark.parametrize(
+    ("pixels", "asked", "message"),
+    [
+        (
+            np.zeros((2, 1, 8, 8), np.float32),
+            {"classes": [1, 2]},
+            r"float32 of shape .* are no \(B, C, H, W\)",
+        ),
+        (np.zeros((2, 8, 8), np.uint8), {"classes": [1, 2]}, r"are no \(B, C, H, W\) of uint8"),
+        (np.zeros((0, 1, 8, 8), np.uint8), {"classes": []}, r"are no \(B, C, H, W\) of uint8"),
+        (np.zeros((2, 3, 8, 8), np.uint8), {"classes": [1, 2]}, "have 3 channels, and the model 1"),
+        (np.zeros((2, 1, 8, 9), np.uint8), {"classes": [1, 2]}, "makes no whole number of patches"),
+        (np.zeros((2, 1, 8, 8), np.uint8), {"classes": [1]}, "2 samples: come with 1 of label"),
+        (np.zeros((2, 1, 8, 8), np.uint8), {}, "classes: is missing"),
+        (np.zeros((2, 1, 8, 8), np.uint8), {"classes": [1, 2], "step": -1}, "step = -1: must be at least 0"),
+    ],
+)
+def test_a_batch_that_a_model_cannot_learn_from_is_named(trained, pixels, asked, message):
+    with pytest.raises(ConfigError, match=message):
+        dit.create(trained / "model.json").loss(pixels, **asked)
+
+
+def test_a_batch_may_have_any_size_that_patches_go_into(trained):
+    loss = dit.create(trained / "model.json").loss(np.zeros((2, 1, 8, 16), np.uint8), classes=torch.tensor([1, 2]))
+    assert loss.shape == (2,) and bool(torch.isfinite(loss).all())
 
 
 def test_what_is_no_checkpoint_is_named(tmp_path):

@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     if rows.sizes is not None:
         _print_buckets(train, valid, param)
     elif not from_cache:
-        _print_sizes(rows, param.image_size)
+        _print_sizes_of_each(rows, train, valid, param)
     _say_doubtful(rows, param.noun, label and label.num_classes)
     if args.output:
         _draw(args, dataclasses.replace(data, dataset_param=param), train, model.ae.channels if model else 3)
@@ -119,6 +119,22 @@ def _print_classes(train: Rows, valid: Rows) -> None:
 
 def _print_counts(train: Rows, valid: Rows, noun: str) -> None:
     print(f"{len(train):,} {noun}s to train on, {len(valid):,} held out")
+
+
+def _print_sizes_of_each(rows: Rows, train: Rows, valid: Rows, param: SourceParam) -> None:
+    """Say the sizes of each source of a mix, or of the one data set; those with buckets as a table."""
+    from mindspeed_mm_dit.data.buckets import check_filled
+    from mindspeed_mm_dit.data.mixed import parts_of, sections
+
+    found = sections(param)
+    for (where, source), own, of_train, of_valid in zip(found, parts_of(rows), parts_of(train), parts_of(valid)):
+        if len(found) > 1:
+            print(where)
+        if own.sizes is None:
+            _print_sizes(own, source.sample_size[0])
+            check_filled(of_train.shapes, source.bucket_group)
+        else:
+            _print_buckets(of_train, of_valid, source)
 
 
 def _print_sizes(rows: Rows, image_size: int) -> None:

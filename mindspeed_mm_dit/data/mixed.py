@@ -41,14 +41,18 @@ def parts_of(rows: Rows) -> list[Rows]:
     return [part.subset(origins.number[own]) for part, own in zip(origins.parts, origins.members())]
 
 
+def sections(param: SourceParam) -> list[tuple[str, SourceParam]]:
+    """Return what data.json calls each source, and its section; of a data set that is no mix, itself."""
+    if isinstance(param, MixedParam):
+        return [(f"dataset_param.sources[{number}]", own) for number, own in enumerate(param.sources)]
+    return [("dataset_param", param)]
+
+
 def stopping(rows: Rows, param: SourceParam) -> list[str]:
     """Return the settings without which a run would stop at rows that cannot be used; none where it would go on."""
-    named = [("dataset_param", param)]
-    if isinstance(param, MixedParam):
-        named = [(f"dataset_param.sources[{number}]", own) for number, own in enumerate(param.sources)]
     return [
         source.skip_key.replace("dataset_param", where)
-        for (where, source), part in zip(named, parts_of(rows))
+        for (where, source), part in zip(sections(param), parts_of(rows))
         if part.skipped and not source.skip_bad
     ]
 

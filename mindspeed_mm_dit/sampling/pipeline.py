@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from mindspeed_mm_dit.configs.limits import LARGEST, check_between, shown
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.data.conditions.registry import arrays_asked, kind_of
 from mindspeed_mm_dit.data.draws import Stream, coins, normals
@@ -89,6 +90,19 @@ def _image(pixels: np.ndarray) -> Image.Image:
     return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
 
 
+def _listed(asked: Any) -> Any:
+    """Return what is asked for as a list; a single name, number or prompt stands for itself."""
+    own = asked.tolist() if hasattr(asked, "tolist") else asked  # (of NumPy or a framework)
+    return [own] if isinstance(own, (str, int)) else own
+
+
+def _written(size: Any) -> str:
+    """Return (H, W) as the flag --size has it."""
+    if not isinstance(size, Sequence) or len(size) != 2:
+        raise ConfigError(f"size = {shown(size)}", "is not height and width", 'write (480, 832), or "480x832"')
+    return f"{size[0]}x{size[1]}"
+
+
 @dataclass(frozen=True)
 class Pipeline:
     """A model with all that it takes to draw from it and to train it."""
@@ -123,9 +137,9 @@ class Pipeline:
 
     def sample(
         self,
-        classes: Sequence[str | int] | None = None,
+        classes: Sequence[str | int] | str | int | None = None,
         *,
-        prompts: Sequence[str] | None = None,
+        prompts: Sequence[str] | str | None = None,
         vectors: np.ndarray | None = None,
         num: int = 1,
         steps: int | None = None,
@@ -134,7 +148,7 @@ class Pipeline:
         seed: int = 0,
         negative_prompt: str | None = None,
         frames: int | None = None,
-        size: tuple[int, int] | None = None,
+        size: tuple[int, int] | str | None = None,
         channels: GuidedChannels | None = None,
         interval: tuple[float, float] = (0.0, 1.0),
         batch_size: int = 64,
@@ -144,15 +158,16 @@ class Pipeline:
     ) -> Samples:
         """Draw ``num`` samples of each class, prompt or vector (P,): those of ``mm-dit sample``, to the bit.
 
-        classes: labels, or names that the checkpoint knows. steps, sampler: None for the defaults of the objective.
-        guidance: 1 is none, larger is closer to what is asked for; ``channels`` and ``interval`` limit it. frames,
-        size (H, W): of videos and images of another size. options: what else the sampler takes, by name. path: states
-        on the way from noise to keep, 8 for instance; 1 keeps the samples alone.
+        classes: labels, or names that the checkpoint knows; a single one, as a single prompt, may stand alone. steps,
+        sampler: None for the defaults of the objective. guidance: 1 is none, larger is closer to what is asked for;
+        ``channels`` and ``interval`` limit it. frames, size (H, W) or "HxW": of videos and images of another size.
+        options: what else the sampler takes, by name. path: states on the way from noise to keep, 8 for instance; 1
+        keeps the samples alone.
 
         Raises:
             ConfigError: the model cannot draw this; it says why in the words of the flags of ``mm-dit sample``.
         """
-        config = resized(self.config, frames, None if size is None else f"{size[0]}x{size[1]}")
+        config = resized(self.config, frames, size if size is None or isinstance(size, str) else _written(size))
         settings = settings_for(
             config, sampler=sampler, steps=steps, scale=guidance, channels=channels, interval=interval, seed=seed,
             batch_size=batch_size, options=options, bf16=bf16,
@@ -171,25 +186,49 @@ class Pipeline:
     def loss(
         self,
         pixels: np.ndarray,
-        classes: Sequence[str | int] | np.ndarray | None = None,
+        classes: Sequence[str | int] | np.ndarray | str | int | None = None,
         *,
-        prompts: Sequence[str] | None = None,
+        prompts: Sequence[str] | str | None = None,
         vectors: np.ndarray | None = None,
         step: int = 0,
         seed: int = 0,
     ) -> Tensor:
         """Return the training loss of each sample, (B,) float32, to call ``.mean().backward()`` on.
 
-        pixels: (B, C, H, W) uint8, of videos (B, C, F, H, W). Noise, times and dropped conditions are functions of
-        ``seed`` and of the sample's place in the run, ``step`` * B + its number in the batch.
+        pixels: (B, C, H, W) uint8, of videos (B, C, F, H, W), of any size that the model takes. Noise, times and
+        dropped conditions are functions of ``seed`` and of the sample's place in the run, ``step`` * B + its number in
+        the batch.
+
+        Raises:
+            ConfigError: the model cannot learn from these pixels, or not each of them has its class, prompt or vector.
         """
+        pixels, shape = self._checked(np.asarray(pixels))
+        check_between("step", step, 0, LARGEST // len(pixels) - 1)
         places = step * len(pixels) + np.arange(len(pixels))
-        batch = {"pixels": np.asarray(pixels), **self._given(self._values(classes, prompts, vectors), places, seed)}
-        shape = self.config.latent_shape
+        if classes is None and "label" in self.config.predictor.conditions.items:
+            raise ConfigError("classes", "is missing: this model is steered by it")
+        values = self._values(classes, prompts, vectors)
+        for item, own in values.items():
+            if len(own) != len(pixels):
+                raise ConfigError(
+                    f"pixels: {len(pixels)} samples", f"come with {len(own)} of {item}", "give each its own"
+                )
+        batch = {"pixels": pixels, **self._given(values, places, seed)}
         batch |= objective_of(self.config.diffusion).draws(self.config.diffusion, seed, places, shape)
         if self.config.ae.samples_posterior:
             batch["posterior_noise"] = normals(seed, Stream.POSTERIOR, places, shape)
         return self.model(**runtime.to_device(batch))
+
+    def _checked(self, pixels: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
+        """Return a training batch and the shape of its latents; raises ConfigError for what is none."""
+        axes, what = len(self.config.latent_shape), f"pixels: {pixels.dtype} of shape {shown(pixels.shape)}"
+        if pixels.dtype != np.uint8 or pixels.ndim != 1 + axes or not pixels.size:
+            letters = "(B, C, H, W)" if axes == 3 else "(B, C, F, H, W)"
+            raise ConfigError(what, f"are no {letters} of uint8", "write 0 ... 255")
+        if pixels.shape[1] != self.config.ae.channels:
+            raise ConfigError(what, f"have {pixels.shape[1]} channels, and the model {self.config.ae.channels}")
+        shape = self.config.ae.latent_shape(pixels.shape[2:])
+        return pixels, self.config.predictor.resized(shape).latent_shape
 
     def _given(self, values: Mapping[str, Sequence[Any]], places: np.ndarray, seed: int) -> dict[str, np.ndarray]:
         """Return the arrays of the conditions of a training batch, some of them dropped."""
@@ -202,15 +241,13 @@ class Pipeline:
                 given[name] = np.where(drops.reshape(-1, *(1 for _ in null.shape[1:])), null, given[name])
         return given
 
-    def _values(
-        self, classes: Sequence[str | int] | np.ndarray | None, prompts: Sequence[str] | None, vectors: Any
-    ) -> dict[str, list[Any]]:
+    def _values(self, classes: Any, prompts: Any, vectors: Any) -> dict[str, list[Any]]:
         """Return what is asked for by item; raises ConfigError for what the model is not steered by."""
         conditions = self.config.predictor.conditions
         values: dict[str, list[Any]] = {}
         for item, name, own in (
-            ("label", "classes", classes),
-            ("caption", "prompts", prompts),
+            ("label", "classes", _listed(classes)),
+            ("caption", "prompts", _listed(prompts)),
             ("vector", "vectors", vectors),
         ):
             if own is None and item in conditions.items and item != "label":
