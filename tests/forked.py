@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from mindspeed_mm_dit.framework.launched import follow_to_death
+from mindspeed_mm_dit.framework.launched import follow_to_death, without_launcher
 
 READ_BY_IMPORTS = (
     "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "TORCH_", "PYTORCH_", "PYTHON", "LD_", "MALLOC_", "CUDA_", "ASCEND_",
@@ -155,7 +155,10 @@ def _variables() -> dict[str, str]:
 
 def _server(python: str, environment: Mapping[str, str], imported: str) -> socket.socket:
     """Return the way to the process that runs are forked off; each process of tests has its own."""
-    environment = _variables() if imported in ("standalone", "texts", "libraries") else environment
+    if imported in ("standalone", "texts", "libraries"):
+        environment = _variables()
+    if imported == "mindspore":
+        environment = {**without_launcher(environment), "PYTHONPATH": str(ROOT)}
     key = (os.getpid(), environment["PYTHONPATH"], imported)
     if key not in _servers:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

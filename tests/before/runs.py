@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from tests.conftest import ROOT
-from tests.forked import STARTED, Forked, launch
-from tests.training.launch import PATIENCE_SECONDS, Outcome
+from tests.mindspore import launch as mindspore
+from tests.training import launch
+from tests.training.launch import Outcome
 
-PYTHON = os.environ.get("MM_DIT_MINDSPORE_PYTHON", "")
-SCRIPT = (str(ROOT / "pretrain_dit.py"), "--host", "standalone")
-needs_mindspore = pytest.mark.skipif(not Path(PYTHON).is_file(), reason="MM_DIT_MINDSPORE_PYTHON names no interpreter")
+SCRIPT = [str(ROOT / "pretrain_dit.py"), "--host", "standalone"]
 
 
 def run(place: Path, flags: str) -> Outcome:
-    """Run on PyTorch, in a process that has PyTorch imported already."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    return _ended(launch([sys.executable, *SCRIPT, *flags.split()], environment, str(place)))
+    """Run on PyTorch."""
+    return launch.run([sys.executable, *SCRIPT, *flags.split()], place)
 
 
 def run_on_mindspore(place: Path, flags: str) -> Outcome:
-    """Run on MindSpore, in a process that has MindSpore imported already."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOG_v": "3"}
-    command = [PYTHON, *SCRIPT, "--ai-framework", "mindspore", *flags.split()]
-    return _ended(Forked(command, environment, str(place), "mindspore"))
-
-
-def _ended(process: Any) -> Outcome:
-    STARTED.append(process)
-    output = process.communicate(timeout=PATIENCE_SECONDS)[0]
-    return Outcome(process.returncode, output)
+    """Run on MindSpore."""
+    return mindspore.run_script([*SCRIPT, "--ai-framework", "mindspore", *flags.split()], place)

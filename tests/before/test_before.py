@@ -13,9 +13,10 @@ pytest.importorskip("transformers", reason="requirements/video.txt")
 pytest.importorskip("pyarrow", reason="requirements/parquet.txt")
 
 from mindspeed_mm_dit.cli.main import main
-from tests.before.runs import needs_mindspore, run, run_on_mindspore
+from tests.before.runs import run, run_on_mindspore
 from tests.before.same_lines import assert_same_lines, assert_same_validations
 from tests.conftest import GOLDEN, ROOT
+from tests.mindspore import launch as mindspore
 
 pytestmark = pytest.mark.ranks
 
@@ -67,7 +68,7 @@ def test_a_run_on_what_was_written_before_prints_the_losses_of_before(place, nam
     assert "changed since the checkpoint" not in outcome.output
 
 
-@needs_mindspore
+@mindspore.needs_mindspore
 def test_a_checkpoint_of_mindspore_is_resumed_with_the_losses_of_before(place):
     outcome = run_on_mindspore(place, ON_MINDSPORE)
     assert_same(outcome, EXPECTED["runs"]["mindspore"])

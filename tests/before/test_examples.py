@@ -8,9 +8,10 @@ import re
 import pytest
 
 from mindspeed_mm_dit.cli.main import main
-from tests.before.runs import needs_mindspore, run, run_on_mindspore
+from tests.before.runs import run, run_on_mindspore
 from tests.before.same_lines import assert_same_lines
 from tests.conftest import ROOT
+from tests.mindspore import launch as mindspore
 
 BEFORE = ROOT / "tests" / "data" / "before"
 LOSSES = json.loads((BEFORE / "losses.json").read_text())
@@ -50,7 +51,7 @@ def test_an_example_prints_the_losses_of_before(place, config):
 
 
 @pytest.mark.ranks
-@needs_mindspore
+@mindspore.needs_mindspore
 @pytest.mark.parametrize("config", LOSSES["mindspore"])
 def test_an_example_prints_the_losses_of_before_on_mindspore(place, config):
     assert_same_lines(run_on_mindspore(place, flags(config)), first_lines("mindspore", config))

@@ -11,7 +11,7 @@ import pytest
 
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore
 from tests.conftest import ROOT
-from tests.mindspore import test_mindspore_run as mindspore
+from tests.mindspore import launch as mindspore
 from tests.training.launch import Configs, Outcome
 
 pytestmark = pytest.mark.ranks
@@ -22,7 +22,7 @@ FAILING_DISK = str(Path(__file__).parent / "failing_disk")
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory, digits_folder):
-    return Configs.create(tmp_path_factory.mktemp("tiny"), digits_folder, hidden_size=32, num_layers=2, num_heads=2)
+    return Configs.create(tmp_path_factory.mktemp("tiny"), digits_folder, hidden_size=32, num_layers=1, num_heads=2)
 
 
 def full_for(pattern: str, **how: str) -> dict[str, str]:
@@ -61,10 +61,10 @@ def test_two_ranks_of_pytorch_agree_that_a_save_failed_and_that_a_file_changed(t
     check_fallback(tiny.run(flags + "--train-iters 5", 2), "__1_0.distcp")
 
 
-@mindspore.pytestmark[1]
+@mindspore.needs_mindspore
 def test_workers_of_mindspore_agree_that_a_save_failed_and_that_a_file_changed(tiny, tmp_path):
     """Two workers until step 6, of which the first cannot write step 2; then one."""
-    flags = FLAGS.format(tmp_path) + "--train-iters {} --micro-batch-size {} "
+    flags = FLAGS.format(tmp_path) + "--pynative --train-iters {} --micro-batch-size {} "
     failing = full_for(r"0002\.partial/state\.ckpt")
     check_failed_save(mindspore.run(tiny, flags.format(6, 16) + "--save-interval 2", 2, **failing), tmp_path)
     flip_a_bit(tmp_path / "iter_0000006" / "state.ckpt")
@@ -86,11 +86,11 @@ def test_a_disk_that_fails_in_any_file_of_a_save_of_two_ranks_costs_that_save(ti
 
 
 @pytest.mark.campaign
-@mindspore.pytestmark[1]
+@mindspore.needs_mindspore
 @pytest.mark.parametrize("how", HOW, ids=lambda how: " ".join(how.values()))
 @pytest.mark.parametrize("file", ["state.ckpt", "run.json", "checksums.json"])
 def test_a_disk_that_fails_in_any_file_of_a_save_of_mindspore_costs_that_save(tiny, tmp_path, file, how):
-    flags = FLAGS.format(tmp_path) + "--train-iters 6 --save-interval 2 --micro-batch-size 16"
+    flags = FLAGS.format(tmp_path) + "--pynative --train-iters 6 --save-interval 2 --micro-batch-size 16"
     failing = full_for(rf"0002\.partial/\.?{re.escape(file)}", **how)
     check_failed_save(mindspore.run(tiny, flags, 2, **failing), tmp_path, getattr(errno, how["FULL_AS"]))
 

@@ -1,12 +1,9 @@
-"""Whole runs on real MindSpore, alone and under real msrun, against the same runs on PyTorch."""
+"""Whole runs on real MindSpore, on one worker and on two, against the same runs on PyTorch."""
 
 from __future__ import annotations
 
 import json
-import os
-import socket
 import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,48 +18,12 @@ from mindspeed_mm_dit.models.init import initial_weights
 from tests.buckets_fixtures import write_configs, write_pictures
 from tests.captions_fixtures import captioned_configs
 from tests.clips_fixtures import clip_configs, write_clips
-from tests.conftest import ROOT
-from tests.forked import STARTED, Forked
-from tests.training.launch import PATIENCE_SECONDS, Configs, Outcome
+from tests.mindspore.launch import PYTHON, needs_mindspore, run, run_script, run_under_msrun
+from tests.training.launch import Configs, Outcome
 
-PYTHON = os.environ.get("MM_DIT_MINDSPORE_PYTHON", "")
-pytestmark = [
-    pytest.mark.ranks,
-    pytest.mark.skipif(not Path(PYTHON).is_file(), reason="MM_DIT_MINDSPORE_PYTHON names no interpreter"),
-]
+pytestmark = [pytest.mark.ranks, needs_mindspore]
 
 STEPS = "--train-iters 20 --global-batch-size 32 --lr 1e-3 --lr-decay-style constant --weight-decay 0.01 "
-
-
-def free_port() -> int:
-    """Return a port nobody listens on: msrun's default would let two jobs join each other."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def run(configs: Configs, flags: str, workers: int = 1, **variables: str) -> Outcome:
-    """Run pretrain_dit.py on MindSpore, with ``variables`` in its environment; ``workers`` > 1 under msrun."""
-    bin_folder = Path(PYTHON).parent
-    environment = {
-        **{k: v for k, v in os.environ.items() if k != "VIRTUAL_ENV"},
-        "PATH": f"{bin_folder}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "GLOG_v": "3",
-        **variables,
-    }  # fmt: skip
-    config = ["--mm-model", str(configs.folder / "model.json"), "--mm-data", str(configs.folder / "data.json")]
-    command = [str(ROOT / "pretrain_dit.py"), "--host", "standalone", "--ai-framework", "mindspore", *config]
-    if workers == 1:
-        process = Forked([PYTHON, *command, *flags.split()], environment, str(configs.folder), "mindspore")
-        STARTED.append(process)
-        output = process.communicate(PATIENCE_SECONDS)[0]
-        return Outcome(process.returncode, output)
-    launcher = ["msrun", "--worker_num", str(workers), "--local_worker_num", str(workers)]
-    launcher += ["--master_port", str(free_port()), "--log_dir", str(configs.folder / "msrun_log"), "--join=True"]
-    done = subprocess.run(
-        [*launcher, *command, *flags.split()], env=environment, cwd=configs.folder, text=True,
-        timeout=PATIENCE_SECONDS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    return Outcome(done.returncode, done.stdout)
 
 
 @pytest.fixture(scope="module")
@@ -142,11 +103,12 @@ def test_losses_and_validations_of_two_workers_are_those_of_pytorch_and_all_begi
     FORMATS["pt"].write(tmp_path / "there.pt", State({"model": initial_weights(shapes, 9)}))
     flags = STEPS.replace("20", "4") + "--micro-batch-size 8 --eval-interval 2 --eval-iters 2 "
     flags += f"--init-from {tmp_path / 'there.pt'}"
-    check_same(run(configs, flags, workers=2), configs.run(flags), 4, 2)
+    check_same(run_under_msrun(configs, flags, 2), configs.run(flags), 4, 2)
 
 
 def test_two_workers_on_buckets_compile_all_shapes_before_they_meet_and_are_pytorch(tmp_path):
-    configs = Configs(write_configs(tmp_path / "configs", write_pictures(tmp_path / "pictures")))
+    pictures = write_pictures(tmp_path / "pictures", {(16, 24): 10, (9, 9): 10})
+    configs = Configs(write_configs(tmp_path / "configs", pictures, {"num_layers": 1}, buckets=[[8, 12], [8, 8]]))
     flags = "--train-iters 4 --global-batch-size 8 --micro-batch-size 2 --lr 1e-3 --lr-decay-style constant "
     found = run(configs, flags + "--loss-by token", workers=2)
     assert found.code == 0 and "buckets   8 x 8: " in found.output, found.output
@@ -160,12 +122,17 @@ def test_the_compiled_step_is_the_interpreted_one(tiny, twenty):
 
 
 def test_two_workers_sharded_are_one_and_a_resumed_run_prints_the_same_lines(tiny, twenty, tmp_path):
-    """Two workers with a ZeRO-1 optimizer to step 3, one worker from there; against one uninterrupted worker."""
+    """Two workers with a ZeRO-1 optimizer to step 3, one worker from there; against one uninterrupted worker.
+
+    Those two interpret the network: two that compile it are tested above.
+    """
     (tiny.folder / "auto.yaml").write_text("sharding_size: auto\n")
     steps = STEPS.replace("--train-iters 20", "--train-iters {}")
     saving = steps + f"--save {tmp_path} --load {tmp_path} --lr-decay-iters 6 --micro-batch-size "
     sharded = run(
-        tiny, saving.format(3) + f"16 --use-torch-fsdp2 --fsdp2-config-path {tiny.folder}/auto.yaml", workers=2
+        tiny,
+        saving.format(3) + f"16 --pynative --use-torch-fsdp2 --fsdp2-config-path {tiny.folder}/auto.yaml",
+        workers=2,
     )
     resumed = run(tiny, saving.format(6) + "32")
     assert (sharded.code, resumed.code) == (0, 0), sharded.output + resumed.output
@@ -212,6 +179,28 @@ def test_a_checkpoint_of_the_other_framework_is_refused_with_the_command_that_co
         assert outcome.code == 2 and "mm-dit convert" in outcome.output
 
 
+RANKS = """
+import numpy as np
+from mindspeed_mm_dit import framework
+framework.activate("mindspore")
+from mindspeed_mm_dit.framework import ops, runtime
+runtime.initialize("gloo", 2, 8)
+rank, mean = runtime.rank(), runtime.mean_over_ranks([ops.tensor(np.float32(runtime.rank()))])[0]
+print("RANK", rank, runtime.world_size(), float(mean.asnumpy()), runtime.any_rank(rank == 1), runtime.any_rank(False),
+      runtime.each_on_any_rank([False, rank == 1]), runtime.num_microbatches(), flush=True)
+runtime.barrier()
+runtime.shutdown()
+"""
+
+
+def test_two_workers_average_and_agree(tmp_path):
+    (tmp_path / "job.py").write_text(RANKS)
+    outcome = run_script([str(tmp_path / "job.py")], tmp_path, workers=2)
+    assert sorted(line for line in outcome.output.splitlines() if line.startswith("RANK")) == [
+        "RANK 0 2 0.5 True False [False, True] 2", "RANK 1 2 0.5 True False [False, True] 2",
+    ], outcome.output  # fmt: skip
+
+
 def test_nothing_on_the_mindspore_path_imports_torch():
     code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is not None)"
     assert subprocess.run([PYTHON, "-c", code]).returncode == 0, "these tests prove it only in a venv without torch"
@@ -245,21 +234,23 @@ def test_images_with_captions_are_learned_from_a_cache_as_on_pytorch(tmp_path):
 
 
 def test_adapters_learn_the_same_on_both_frameworks_and_go_on_from_either_s_checkpoint(tmp_path_factory, digits_folder):
-    configs = Configs.create(tmp_path_factory.mktemp("lora"), digits_folder, hidden_size=32, num_layers=2, num_heads=2)
+    """The first half is compiled, the rest interpreted."""
+    configs = Configs.create(tmp_path_factory.mktemp("lora"), digits_folder, hidden_size=32, num_layers=1, num_heads=2)
     base = configs.folder / "base.safetensors"
     steps = "--global-batch-size 16 --lr 1e-2 --lr-decay-style constant --num-workers 0 --ema-decay 0.5 "
     assert configs.run(steps + f"--train-iters 4 --save {configs.folder / 'base'}").code == 0
     assert main(["convert", str(configs.folder / "base"), str(base)]) == 0
     lora = steps + f"--lora-target-modules attn.qkv fc1 --lora-r 4 --init-from {base} "
     torch_run = configs.run(lora + f"--train-iters 5 --save {configs.folder / 'torch'}")
-    ours, halves = configs.folder / "mindspore", configs.folder / "halves"
-    whole = run(configs, lora + f"--train-iters 5 --save {ours}")
+    halves = configs.folder / "halves"
+    whole = run(configs, lora + "--train-iters 5 --pynative")
     assert whole.code == 0, whole.output
     assert whole.losses == {n: pytest.approx(loss, rel=1e-5) for n, loss in torch_run.losses.items()}
-    for steps_taken, workers in ((3, 1), (5, 2)):
-        outcome = run(configs, lora + f"--train-iters {steps_taken} --save {halves} --load {halves}", workers)
-        assert outcome.code == 0, outcome.output
-    assert outcome.losses == {n: pytest.approx(whole.losses[n], rel=2e-6) for n in (4, 5)}
+    saving = lora + f"--save {halves} --load {halves} --train-iters "
+    first, second = run(configs, saving + "3"), run(configs, saving + "5 --pynative", workers=2)
+    assert (first.code, second.code) == (0, 0), first.output + second.output
+    assert first.lines == {n: whole.lines[n] for n in (1, 2, 3)}
+    assert second.losses == {n: pytest.approx(whole.losses[n], rel=2e-6) for n in (4, 5)}
     there = configs.folder / "converted"
     assert main(["convert", str(halves / "iter_0000003"), str(there), "--to", "pytorch"]) == 0
     resumed = configs.run(lora + f"--train-iters 5 --load {there}")

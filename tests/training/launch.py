@@ -116,11 +116,16 @@ def run(command: list[str], folder: Path, ranks: int = 1, **variables: str) -> O
 def run_ranks(start: Callable[[dict[str, str]], Any], ranks: int) -> Outcome:
     """Start the ranks of a run, each told its place among them where there are several, and wait for their end."""
     port = str(free_port())
-    processes = [start(place_of(rank, ranks, port) if ranks > 1 else {}) for rank in range(ranks)]
-    with ThreadPoolExecutor(ranks) as pool:
+    return together([start(place_of(rank, ranks, port) if ranks > 1 else {}) for rank in range(ranks)])
+
+
+def together(processes: list[Any]) -> Outcome:
+    """Wait for the end of processes that wait for each other; where one fails, the others are ended."""
+    with ThreadPoolExecutor(len(processes)) as pool:
         said = [pool.submit(_to_the_end, process, processes) for process in processes]
     output = "".join(saying.result() for saying in said)
-    return Outcome(processes[0].returncode if ranks == 1 else int(any(p.returncode for p in processes)), output)
+    (alone, *others) = processes
+    return Outcome(int(any(p.returncode for p in processes)) if others else alone.returncode, output)
 
 
 def place_of(rank: int, ranks: int, port: str) -> dict[str, str]:

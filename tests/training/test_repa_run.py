@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,14 +18,13 @@ from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.models.registry import load_teachers
-from tests.conftest import ROOT
-from tests.training.launch import Configs, Outcome
+from tests.mindspore import launch as mindspore
+from tests.training.launch import Configs
 from tests.training.test_flow_run import flow_configs, sample
 
 pytestmark = pytest.mark.ranks
 
 TOLERANCE = 2e-6
-MINDSPORE = os.environ.get("MM_DIT_MINDSPORE_PYTHON", "")
 STEPS = "--train-iters 4 --global-batch-size 8 --lr 1e-3 --lr-decay-style constant "
 LEARNED = {"patch_size": 2, "z_dims": [16, 24], "projector_dim": 12, "encoder_depth": 1, "learn_sigma": False}
 
@@ -110,13 +106,10 @@ def test_a_cache_teaches_what_the_teachers_do(cached, whole):
     same(cached.run(STEPS + "--micro-batch-size 8"), whole)
 
 
-@pytest.mark.skipif(not Path(MINDSPORE).is_file(), reason="MM_DIT_MINDSPORE_PYTHON names no interpreter")
+@mindspore.needs_mindspore
 def test_mindspore_learns_the_same_from_the_cache(cached, whole):
     """Of two frameworks gradients differ by the rounding of float32, and so do losses after a step."""
-    command = [MINDSPORE, *cached.command(STEPS + "--micro-batch-size 8 --ai-framework mindspore")[1:]]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOG_v": "3"}
-    done = subprocess.run(command, env=environment, cwd=cached.folder, capture_output=True, text=True)
-    outcome = Outcome(done.returncode, done.stdout + done.stderr)
+    outcome = mindspore.run(cached, STEPS + "--micro-batch-size 8")
     assert outcome.losses == pytest.approx(whole.losses, rel=1e-5), outcome.output
 
 
