@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.integrate import RK45
 
 FIRST = 0.02
 """The first step of a way from 0 to 1."""
@@ -38,6 +39,17 @@ def attempts(framework):
     return tried
 
 
+def test_the_table_of_nodes_and_weights_is_scipys(framework):
+    from mindspeed_mm_dit.objectives.flow import ode
+
+    np.testing.assert_allclose(ode._NODES, [*RK45.C[1:], 1], rtol=1e-15)
+    for number, weights in enumerate(ode._STAGES[:-1], 1):
+        np.testing.assert_allclose(weights, RK45.A[number, :number], rtol=1e-15)
+    np.testing.assert_allclose(ode._STAGES[-1], RK45.B, rtol=1e-15)
+    np.testing.assert_allclose(np.abs(ode._ERROR), np.abs(RK45.E), rtol=1e-15)
+    assert np.isclose(sum(ode._ERROR), 0, atol=1e-15)
+
+
 def test_a_step_beyond_the_tolerance_is_taken_back_and_the_next_aims_at_nine_tenths_of_it(attempts):
     length = FIRST * 0.9 * 20**-0.2  # whose error is 0.9^5 of the tolerance, so that every step to come is as long
     expected = [(0, FIRST), (0, length), (length, length), (2 * length, length)]
@@ -46,8 +58,9 @@ def test_a_step_beyond_the_tolerance_is_taken_back_and_the_next_aims_at_nine_ten
 
 def test_a_step_just_beyond_the_tolerance_is_taken_back_and_one_just_within_is_not(attempts):
     (_, _), (beyond, _) = attempts(1.05, most=2)
-    (_, _), (within, _) = attempts(0.95, most=2)
+    (_, _), (within, shorter) = attempts(0.95, most=2)
     assert abs(beyond) < 1e-6 and within == pytest.approx(FIRST)
+    assert shorter == pytest.approx(FIRST * 0.9 * 0.95**-0.2, rel=1e-4)  # for it was nearly too long
 
 
 def test_a_step_that_errs_little_is_followed_by_a_longer_one_and_by_five_times_at_most(attempts):

@@ -50,7 +50,22 @@ def test_the_walk_ends_at_the_spread_of_the_data(framework, name, given, toleran
     assert np.abs(end - 2 * START).max() < tolerance * np.abs(2 * START).max()
 
 
+@pytest.mark.parametrize(("name", "steps", "last"), [("euler", 4, 1.0), ("sde-euler", 5, 0.96)])
+def test_a_chain_is_shifted_by_the_size_of_its_latents(framework, name, steps, last):
+    config = FlowMatchingConfig(shift_base=2)  # of 18 elements: a shift of 3
+    sampler, start, seen = FLOW_MATCHING.samplers[name], framework.ops.tensor(START), []
+
+    def ask(x, t, shares):
+        seen.append(float(framework.ops.numpy(t)[0]))
+        return 0 * x
+
+    list(sampler.chain(FLOW_MATCHING.build(config), ask, start, lambda step: start, steps, sampler.options()))
+    even = np.linspace(0, 1, 5)[:steps]
+    np.testing.assert_allclose(seen, last * even / (even + 3 * (1 - even)), rtol=1e-6)
+
+
 @pytest.mark.parametrize("given", [{"rtol": 0.0}, {"atol": 2.0}])
 def test_tolerances_that_float32_does_not_keep_are_refused(given):
     with pytest.raises(ConfigError, match=f"--{next(iter(given))} = "):
         FLOW_MATCHING.samplers["dopri5"].options(**given)
+    FLOW_MATCHING.samplers["dopri5"].options(rtol=1.0, atol=1e-7)

@@ -108,3 +108,31 @@ def test_a_diffusion_that_cannot_be_is_refused_by_name(flow):
     for size in (0.0, 1.0):
         with pytest.raises(ConfigError, match="--last-step-size"):
             flow[1].Diffusion(last_step_size=size)
+
+
+def test_each_form_of_diffusion_has_its_published_values(flow):
+    t, point = np.array([0.0, 0.25, 0.5, 1.0]), PATHS["linear"](np.array([0.0, 0.25, 0.5, 1.0]))
+    cos = np.cos(np.pi * t)
+    for form, wanted in {
+        "constant": np.full(4, 3.0),
+        "sigma": 3 * (1 - t),
+        "linear": 3 * (1 - t),
+        "decreasing": (3 * cos + 1) ** 2 / 4,
+        "increasing-decreasing": 3 * (1 - cos**2),
+    }.items():
+        np.testing.assert_allclose(flow[1].Diffusion(form, norm=3.0).at(t, point), wanted, atol=1e-15, err_msg=form)
+    inner = PATHS["linear"](t[1:])
+    np.testing.assert_allclose(flow[1].Diffusion("SBDM", norm=3.0).at(t[1:], inner), 3 * (1 / t[1:] - 1))
+
+
+def test_the_last_step_is_the_drift_the_velocity_or_tweedies_estimate_and_adds_no_noise(framework, flow):
+    ops, at = framework.ops, np.full(4, 0.8)
+    x, velocity, score = START, START[::-1].copy(), START**2
+    for kind, wanted in {
+        "Mean": x + 0.1 * (velocity + 2 * 0.2 * score),
+        "Euler": x + 0.1 * velocity,
+        "Tweedie": (x + 0.2**2 * score) / 0.8,
+    }.items():
+        diffusion = flow[1].Diffusion("linear", norm=2.0, last_step=kind, last_step_size=0.1)
+        equation = flow[1].Sde(lambda x, t: (ops.tensor(velocity), ops.tensor(score)), PATHS["linear"], diffusion)
+        np.testing.assert_allclose(ops.numpy(equation.last(ops.tensor(x), at)), wanted, rtol=1e-5, atol=1e-6)

@@ -9,8 +9,16 @@ import pytest
 
 from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.objectives.flow.diffusion import Diffusion
 from mindspeed_mm_dit.objectives.flow.draws import coefficients
-from mindspeed_mm_dit.objectives.flow.timesteps import logit_normal, sampling_times, shifted, training_times
+from mindspeed_mm_dit.objectives.flow.timesteps import (
+    check_heun_end,
+    logit_normal,
+    sampling_times,
+    sde_times,
+    shifted,
+    training_times,
+)
 
 POSITIONS = np.arange(20_000)
 
@@ -61,6 +69,18 @@ def test_a_chain_leaves_room_for_its_last_step():
     np.testing.assert_allclose(sampling_times(FlowMatchingConfig(), 2, last_step=0.04), [0, 0.48, 0.96])
     np.testing.assert_allclose(sampling_times(FlowMatchingConfig("vp"), 1), [0, 0.999])
     assert (np.diff(np.diff(sampling_times(FlowMatchingConfig(shift=3.0), 10))) > 0).all()
+
+
+def test_heun_ends_where_a_velocity_tells_the_score_and_noise_or_score_tell_it_anywhere():
+    """On the linear path the score is (t v - x) / (1 - t)."""
+    for last in (Diffusion(), Diffusion(last_step_size=0.5), Diffusion(last_step_size=1e-5)):
+        check_heun_end(FlowMatchingConfig(), sde_times(FlowMatchingConfig(), 4, last), last)
+    none = Diffusion(last_step=None)
+    for config in (FlowMatchingConfig(), FlowMatchingConfig(prediction_type="data")):
+        with pytest.raises(ConfigError, match="--last-step = None: sde-heun asks for the score at t = 1, where"):
+            check_heun_end(config, sde_times(config, 4, none), none)
+    for prediction in ("noise", "score"):
+        check_heun_end(FlowMatchingConfig(prediction_type=prediction), np.array([0.0, 1.0]), none)
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,7 @@ def test_chosen_times_run_from_data_to_noise():
     found = draws_at(TUTORIAL, np.array([0.0, 0.5, 1.0]), START)
     sigmas = training_table(TUTORIAL).sigmas
     np.testing.assert_allclose(found["timesteps"], 1000 * sigmas[[999, 500, 0]], rtol=1e-6)
+    assert found["noise"] is START and {array.dtype.name for array in found.values()} == {"float32"}
 
 
 def test_a_perfect_velocity_has_no_loss_and_the_weight_is_the_rows(framework):
