@@ -31,6 +31,42 @@ def sizes(starter):
     return predictor.num_layers, predictor.hidden_size, predictor.patch_size
 
 
+def values(choices):
+    return {name: choice.value for name, choice in choices.items()}
+
+
+def test_every_setting_of_a_first_run_on_a_cpu_and_of_the_published_one():
+    small, published = choose(PETS, cpu()), choose(IMAGENET, gpus(8, 80), VAE)
+    alike = {"--weight-decay": 0, "--report": None, "--report-sampler": "heun", "--report-steps": 25,
+             "--report-cfg-scale": 2}  # fmt: skip
+    assert values(small.flags) == alike | {
+        "--train-iters": 2_000, "--global-batch-size": 32, "--micro-batch-size": 32, "--lr": 3e-3,
+        "--adam-beta2": 0.95, "--lr-decay-style": "cosine", "--ema-decay": 0.99, "--log-interval": 40,
+        "--eval-interval": 200, "--eval-iters": 1, "--save-interval": 400,
+    }  # fmt: skip
+    assert values(published.flags) == alike | {
+        "--train-iters": 400_000, "--global-batch-size": 256, "--micro-batch-size": 32, "--lr": 1e-4,
+        "--lr-decay-style": "constant", "--ema-decay": 0.9999, "--log-interval": 100, "--eval-interval": 40_000,
+        "--eval-iters": 8, "--save-interval": 80_000, "--bf16": None, "--use-torch-fsdp2": None,
+    }  # fmt: skip
+    assert values(small.design) == {
+        "ae": "pixel", "image_size": 32, "patch_size": 4, "network": "4 blocks of width 128",
+        "diffusion": "flow_matching", "class_dropout_prob": 0.1, "random_flip": True, "valid_fraction": 0.1,
+    }  # fmt: skip
+    assert values(published.design) == {
+        "ae": "autoencoder_kl", "image_size": 256, "patch_size": 2, "network": "DiT-XL",
+        "diffusion": "flow_matching", "class_dropout_prob": 0.1, "random_flip": True, "valid_fraction": 0.002,
+    }  # fmt: skip
+
+
+def test_every_choice_of_the_configs_has_its_reason():
+    for diffusion in ("flow_matching", "gaussian_diffusion"):
+        small, published = choose(PETS, cpu(), diffusion=diffusion), choose(IMAGENET, gpus(8, 80), VAE, None, diffusion)
+        assert all(choice.reason for starter in (small, published) for choice in starter.design.values())
+        assert ("with LightningDiT's blocks" in small.design["network"].reason) == (diffusion == "flow_matching")
+        assert published.design["network"].reason.endswith("1,281,167 pictures that fits a device")
+
+
 @pytest.mark.parametrize(("cores", "expected"), [(2, (4, 128, 4)), (8, (6, 256, 4)), (48, (12, 384, 4))])
 def test_without_an_accelerator_the_network_is_what_the_cores_train_in_20_minutes(cores, expected):
     starter = choose(PETS, cpu(cores))
@@ -43,6 +79,11 @@ def test_flow_matching_on_a_cpu_has_the_blocks_that_a_high_learning_rate_wants_a
     flow, gaussian = choose(PETS, cpu()), choose(PETS, cpu(), diffusion="gaussian_diffusion")
     assert flow.model.predictor.qk_norm and flow.model.predictor.rope and flow.flags["--lr"].value == 3e-3
     assert not gaussian.model.predictor.qk_norm and not choose(PETS, gpus()).model.predictor.qk_norm
+
+
+@pytest.mark.parametrize(("count", "steps"), [(60, 2_000), (1_000, 3_100), (1_500, 4_000)])
+def test_on_a_cpu_pictures_are_seen_100_times_in_2000_to_4000_steps(count, steps):
+    assert choose(Pictures(count, 2, 480, False), cpu(4)).flags["--train-iters"].value == steps
 
 
 def test_where_even_the_smallest_takes_longer_the_run_is_shorter():
