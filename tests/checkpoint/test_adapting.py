@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.checkpoint.adapting import begin, read_source
+from mindspeed_mm_dit.checkpoint.adapting import begin, digest_of_base, read_source
 from mindspeed_mm_dit.checkpoint.formats import FORMATS
 from mindspeed_mm_dit.checkpoint.shapes import vae_shapes
 from mindspeed_mm_dit.checkpoint.state import State
@@ -230,7 +231,11 @@ def test_latents_of_another_autoencoder_are_embedded_anew(begun):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"hidden_size": 32}, "hidden_size is 16 there and 32 here; tensors without a counterpart: pos_embed"),
+        (
+            {"hidden_size": 32},
+            "hidden_size is 16 there and 32 here; tensors without a counterpart: pos_embed, x_embedder.proj.weight, "
+            "x_embedder.proj.bias, ...\n",
+        ),
         ({"num_layers": 1}, "num_layers is 2 there and 1 here; tensors without a counterpart: blocks.1."),
         ({"num_layers": 3}, "num_layers is 2 there and 3 here; tensors without a counterpart: blocks.2."),
         ({"num_heads": 4}, "num_heads is 2 there and 4 here"),
@@ -264,6 +269,12 @@ def test_a_file_of_diffusers_is_read_with_the_config_beside_it(tmp_path):
     assert_taken(read_source(file, THERE).weights)
     with pytest.raises(CheckpointError, match="num_heads is 2 there and 4 here"):
         begin(read_source(file, THERE), dataclasses.replace(THERE, num_heads=4), (), 0)
+
+
+def test_any_other_file_beside_one_of_diffusers_is_read_itself(tmp_path):
+    folder = write(tmp_path, "diffusers", State({"model": weights_of(seed=1)}, FACTS))
+    FORMATS["safetensors"].write(folder / "ours.safetensors", State({"model": WEIGHTS}, FACTS))
+    assert_taken(read_source(folder / "ours.safetensors", THERE).weights)
 
 
 def test_a_pipeline_of_diffusers_says_its_classes(tmp_path):
@@ -349,9 +360,16 @@ def test_what_is_not_there_or_not_whole_is_named(tmp_path):
         read_source(tmp_path / "no.pt", THERE)
     with pytest.raises(CheckpointError, match=r"--init-from = .*: is in no format known here"):
         read_source(tmp_path, THERE)
-    with pytest.raises(ConfigError, match="--init-from"):
+    with pytest.raises(ConfigError) as caught:
         read_source("x" * 5000, THERE)
+    assert str(caught.value).startswith("ConfigError: --init-from = 'x")
     part = {name: array for name, array in WEIGHTS.items() if name != "blocks.1.mlp.fc1.bias"}
     FORMATS["pt"].write(tmp_path / "part.pt", State({"model": part}))
     with pytest.raises(CheckpointError, match=r"not a whole network of .*: blocks\.1\.mlp\.fc1\.bias is missing"):
         read_source(tmp_path / "part.pt", THERE)
+
+
+def test_the_digest_of_weights_is_one_of_their_names_shapes_and_float32_values_in_order():
+    arrays = {"b": np.arange(6.0).reshape(3, 2).T, "a": np.zeros(1, np.float32)}
+    content = b"a (1,) " + bytes(4) + b"b (2, 3) " + np.float32([0, 2, 4, 1, 3, 5]).tobytes()
+    assert digest_of_base(arrays) == hashlib.sha256(content).hexdigest()

@@ -5,7 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.checkpoint.power_ema import LARGEST_STD, Profile, combination, exponent, share
+from mindspeed_mm_dit.checkpoint.power_ema import (
+    LARGEST_STD,
+    Profile,
+    are_stds,
+    check_stds,
+    combination,
+    exponent,
+    share,
+    trees,
+)
+from mindspeed_mm_dit.errors import ConfigError
 
 
 def counted(profile):
@@ -68,3 +78,18 @@ def test_weights_that_do_not_move_come_out_as_they_are_however_few_were_kept():
     """As the sum of the factors is one; the least squares alone would give 0.85 of them here."""
     factors, error = combination([Profile(100, 0.05), Profile(100, 0.1)], Profile(100, 0.15))
     assert factors.sum() == pytest.approx(1, abs=1e-15) and error == pytest.approx(0.25, abs=0.01)
+
+
+def test_widths_are_numbers_between_the_narrowest_and_the_plain_mean():
+    assert are_stds([]) and are_stds([0.001, 0.05, 0.28, LARGEST_STD])
+    for wrong in ((0.05,), [0.0009], [0.05, 0.29], [True], ["0.05"], None):
+        assert not are_stds(wrong), wrong
+
+
+def test_a_run_goes_on_with_the_widths_of_its_checkpoint_or_begins_them_where_it_has_none():
+    for asked, kept in (([0.05, 0.1], (0.05, 0.1)), ([0.05], []), ([], [0.05])):
+        check_stds(asked, kept, "here")
+    with pytest.raises(ConfigError) as caught:
+        check_stds([0.05], [0.1, 0.2], "here")
+    assert str(caught.value).startswith("ConfigError: --power-ema-stds = 0.05: here has the averages of 0.1 0.2\n")
+    assert trees(2) == ["power_ema_1", "power_ema_2"]

@@ -122,6 +122,17 @@ def test_half_written_checkpoints_of_killed_runs_are_removed(tmp_path):
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["iter_0000001"]
 
 
+def test_a_checkpoint_that_was_set_aside_for_one_that_never_came_comes_back(tmp_path):
+    store = CheckpointStore(tmp_path)
+    write(store, 1)
+    write(store, 2)
+    for iteration in (1, 2):
+        store.path(iteration).rename(tmp_path / f".iter_{iteration:07}.old.partial")
+    write(store, 2)
+    store.remove_unfinished()
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["iter_0000001", "iter_0000002"]
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [("file", "is a file"), ("iter_0000001", "is one checkpoint"), ("iter_0000002", "is one"), ("renamed", "is one")],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import shutil
 
@@ -17,7 +18,7 @@ from mindspeed_mm_dit.configs.buckets import Budget
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.configs.model import load_model_config
-from mindspeed_mm_dit.data.buckets import BucketOrder, nearest, shapes_of
+from mindspeed_mm_dit.data.buckets import BucketOrder, lines, nearest, shapes_of
 from mindspeed_mm_dit.data.draws import VALIDATION_POSITIONS
 from mindspeed_mm_dit.data.transforms import load_pixels
 from mindspeed_mm_dit.errors import ConfigError, DataError, UserError
@@ -141,6 +142,21 @@ def test_micro_batches_are_dealt_so_that_ranks_finish_together(ranks):
         taken = [[costs[order.images(next(positions))[0]] for _ in range(8 // ranks)] for positions in own]
         assert [sum(of_rank) for of_rank in taken] == [36 // ranks] * ranks
         assert [of_rank[0] for of_rank in taken] == list(range(8, 8 - ranks, -1))
+
+
+def test_micro_batches_that_cost_the_same_are_dealt_in_their_order_there_and_back():
+    order = BucketOrder(np.arange(64), 1, seed=0, shuffle=False, costs=np.arange(64) % 2)
+    own = np.concatenate(list(itertools.islice(order.micro_batches(0, 1, 0, 2, 32), 32)))
+    dearest_first = [*range(1, 64, 2), *range(0, 64, 2)]
+    assert own.tolist() == [dearest_first[n + (n // 2) % 2] for n in range(0, 64, 2)]
+
+
+def test_a_run_says_how_many_samples_each_bucket_has_and_leaves_out():
+    shapes = np.array([[8, 12]] * 9 + [[8, 8]] * 1005)
+    assert lines(shapes, 4) == [
+        "buckets   8 x 8: 1,005, 8 x 12: 9, 4 in a row; of each epoch 2 are left out, others each time"
+    ]
+    assert lines(shapes[:8], 4) == ["buckets   8 x 12: 8, 4 in a row"]
 
 
 def test_a_micro_batch_that_would_have_two_shapes_is_refused():

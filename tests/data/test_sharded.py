@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import tarfile
+import tempfile
 
 import numpy as np
 import pytest
@@ -149,6 +150,29 @@ def test_a_folder_that_cannot_be_written_is_looked_through_each_time_and_that_is
     monkeypatch.setattr(shards.tempfile, "NamedTemporaryFile", full)
     index = open_rows(param(tmp_path, kind), 2)
     assert len(index) == ROWS and "cannot be written: every run looks through the shards again" in index.notes[0]
+
+
+def test_the_list_is_written_aside_in_the_folder_of_the_shards_and_may_be_read_by_all(tmp_path, monkeypatch):
+    write_tars(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "of another disk"))
+    assert not open_rows(param(tmp_path, "webdataset"), 2).notes
+    assert (tmp_path / shards.INDEX).stat().st_mode & 0o777 == 0o644
+
+
+def test_row_groups_that_are_much_to_read_for_one_picture_are_named_with_their_size(tmp_path, monkeypatch):
+    write_tars(tmp_path)
+    kind = shards.KINDS["webdataset"]
+    large = kind._replace(scan=lambda *args: kind.scan(*args)._replace(read_bytes=1500 * 2**20))
+    monkeypatch.setitem(shards.KINDS, "webdataset", large)
+    (note,) = open_rows(param(tmp_path, "webdataset"), 2).notes
+    assert note.startswith("warning: the largest row group has 1,500 MiB, all of which is read for each picture that")
+
+
+def test_shards_without_pictures_are_named(tmp_path):
+    write_tar(tmp_path / "train-0.tar", [("a", {".txt": b"x"})])
+    for labelled, wanted in ((True, "no pictures with labels$"), (False, "no pictures$")):
+        with pytest.raises(DataError, match=f"its shards hold {wanted}"):
+            shards.list_shards(param(tmp_path, "webdataset"), labelled)
 
 
 @pytest.mark.parametrize("kind", ["webdataset"])
