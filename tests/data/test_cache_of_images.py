@@ -24,6 +24,7 @@ from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.data import open_data
 from tests.data_fixtures import open_rows, open_samples, split_rows
+from tests.parts import BEFORE
 
 NUM_IMAGES = 11
 OLD_CROP = "halve by box, scale bicubically, cut the centre"  # without EXIF orientation and 16 bits
@@ -335,3 +336,12 @@ def test_a_cache_among_the_images_would_be_a_class_and_is_refused(home, capsys):
     assert cache(home, home / "images" / "latents") == 2
     assert "lies among the images" in capsys.readouterr().err
     assert not (home / "images" / "latents").exists()
+
+
+def test_a_cache_of_version_0_1_is_listed_by_its_table_and_classes_without_names_are_numbers():
+    cache = Cache(str(BEFORE / "latents/cache"), "dataset_param.latents")
+    rows = cache.rows("pictures")
+    assert (rows.classes, rows.labels.tolist()) == (("diamond", "disc"), [0] * 8 + [1] * 8)
+    assert rows.paths[:2] == ("pictures/diamond/01.png", "pictures/diamond/03.png") and rows.shapes is None
+    cache.index = dataclasses.replace(cache.index, classes=())
+    assert cache.rows("pictures").classes == ("0", "1")

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import itertools
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from mindspeed_mm_dit.data import draws
 from mindspeed_mm_dit.data.draws import Stream
-from mindspeed_mm_dit.data.order import SampleOrder, micro_batches, split
+from mindspeed_mm_dit.data.order import SampleOrder, micro_batches, split, split_rows
 
 POSITIONS = np.arange(1000, 1064)
 
@@ -126,6 +129,15 @@ def test_every_epoch_holds_every_image_once_across_batch_boundaries(batch_size):
     assert not np.array_equal(epochs[0], epochs[1])
 
 
+def test_without_buckets_an_order_deals_its_positions_as_they_come():
+    order = SampleOrder(50, seed=1)
+    assert [next(order.micro_batches(100, 4, rank, 2, 1)).tolist() for rank in range(2)] == [
+        [100, 101, 102, 103], [104, 105, 106, 107]
+    ]  # fmt: skip
+    second = list(itertools.islice(order.micro_batches(100, 4, 1, 2, 2), 2))[1]
+    assert second.tolist() == [112, 113, 114, 115]
+
+
 @pytest.mark.parametrize(("world_size", "micro_batch_size"), [(1, 8), (1, 2), (2, 4), (4, 1)])
 def test_ranks_and_micro_batches_cut_a_global_batch_into_the_same_samples(world_size, micro_batch_size):
     rounds = 8 // (world_size * micro_batch_size)
@@ -143,3 +155,12 @@ def test_each_class_has_its_share_of_what_is_held_out_where_labels_are_given():
     assert sorted([*train, *valid]) == list(range(100))
     alone = split(100, 0.1, 3, np.zeros(100, int))
     assert [part.tolist() for part in alone] == [part.tolist() for part in split(100, 0.1, 3)]
+
+    class Labelled(list):
+        """Rows of these labels."""
+
+        labels = np.repeat([0, 1, 2], [70, 20, 10])
+
+    for by_class, same in ((True, (train, valid)), (False, alone)):
+        param = SimpleNamespace(valid_fraction=0.1, valid_by_class=by_class)
+        assert [part.tolist() for part in split_rows(Labelled(labels), param, 3)] == [part.tolist() for part in same]

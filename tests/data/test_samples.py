@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from mindspeed_mm_dit.data import draws
 from mindspeed_mm_dit.data.draws import Stream
 from mindspeed_mm_dit.data.images import ImageReader
 from mindspeed_mm_dit.data.loader import load_batches
+from mindspeed_mm_dit.data.samples import Opened
 from mindspeed_mm_dit.data.transforms import load_pixels
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.training.data_set import DataSet
@@ -169,3 +171,10 @@ def test_a_picture_that_fails_in_training_is_named_with_its_cure(configs, some_c
     monkeypatch.setattr("mindspeed_mm_dit.data.images.STAND_IN_TRIES", 2)
     with pytest.raises(DataError, match=r"3\.png: cannot be decoded: [a-z].*, nor can any of the 1 images after it"):
         ImageReader(index, 8, 1, skip_bad=True).read(np.array([3]), np.array([False]))
+
+
+def test_captions_to_show_are_the_first_of_each_row_once_or_none_where_a_cache_has_no_words():
+    rows = SimpleNamespace(captions=[("a cat", "an animal"), ("a dog",), ("a cat",)])
+    for cache, shown in ((None, ["a cat", "a dog"]), (True, ["a cat", "a dog"]), (False, [""])):
+        cache = None if cache is None else SimpleNamespace(knows_captions=cache)
+        assert Opened(None, None, rows, cache=cache).example_captions() == shown

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 
-from mindspeed_mm_dit.data.transforms import center_crop, load_pixels
+from mindspeed_mm_dit.configs.files import UnusableFile
+from mindspeed_mm_dit.data.transforms import center_crop, load_pixels, upright_size
 
 
 def picture(height, width, channels):
@@ -85,3 +86,26 @@ def test_pictures_of_every_mode_become_rgb(tmp_path, mode, value, rgb):
     image.save(tmp_path / ("picture.tif" if mode == "CMYK" else "picture.png"))
     found = load_pixels(str(next(tmp_path.iterdir())), 8, 3)
     assert found.transpose(1, 2, 0).tolist() == np.broadcast_to(rgb, (8, 8, 3)).tolist()
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_picture_stands_as_its_exif_data_say(tmp_path, orientation):
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    path = tmp_path / "picture.png"
+    Image.fromarray(picture(8, 12, 3)).save(path, exif=exif)
+    with Image.open(path) as image:
+        height, width = upright_size(image)
+    assert (height, width) == ((12, 8) if orientation > 4 else (8, 12))
+    rows = picture(8, 12, 3)
+    rows = rows[:, ::-1] if orientation in (2, 3, 7, 8) else rows
+    rows = rows[::-1] if orientation in (3, 4, 6, 7) else rows
+    rows = rows.transpose(1, 0, 2) if orientation > 4 else rows
+    np.testing.assert_array_equal(load_pixels(str(path), (height, width), 3), rows.transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.int32])
+def test_pixels_of_32_bits_are_refused(tmp_path, kind):
+    Image.fromarray(np.ones((8, 8), kind)).save(tmp_path / "picture.tif")
+    with pytest.raises(UnusableFile, match="has 32 bits a pixel, of which none says where white is"):
+        load_pixels(str(tmp_path / "picture.tif"), 8, 1)
