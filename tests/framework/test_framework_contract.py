@@ -181,6 +181,22 @@ def test_linear_with_a_weight_of_its_own_and_its_gradients(framework):
     assert of_b.tolist() == [6] * 5
 
 
+def test_gradients_are_of_the_mean_and_a_first_step_of_adamw_goes_its_rate_against_each(framework):
+    ops, w, b, x = framework.ops, draw(5, 7), draw(5), draw(3, 7)
+    layer = load(framework, framework.nn.Linear(7, 5), weight=w, bias=b)
+
+    def losses():
+        return layer(ops.tensor(x)).mean(1)
+
+    values, found = framework.optim.gradients(layer, losses)
+    np.testing.assert_allclose(values, (x @ w.T + b).mean(1), **CLOSE)
+    np.testing.assert_allclose(found["weight"], np.broadcast_to(x.mean(0) / 5, w.shape), **CLOSE)
+    np.testing.assert_allclose(found["bias"], np.full(5, 0.2), **CLOSE)
+    framework.optim.adamw_step(layer, losses, lr=1e-2)
+    w, b = w - 1e-2 * np.sign(found["weight"]), b - 1e-2 * np.sign(found["bias"])
+    np.testing.assert_allclose(ops.numpy(layer(ops.tensor(x))), x @ w.T + b, **CLOSE)
+
+
 def test_broadcasting_repeats_and_its_gradient_adds_up(framework):
     ops, x, weight = framework.ops, draw(2, 1, 3, 1), draw(2, 4, 3, 5, seed=1)
     assert (ops.numpy(ops.broadcast_to(ops.tensor(x), (2, 4, 3, 5))) == np.broadcast_to(x, (2, 4, 3, 5))).all()

@@ -102,6 +102,21 @@ def test_images_are_those_of_their_numbers_in_batches_of_any_size(model, config,
     assert len({image.tobytes() for image in images}) == 5
 
 
+@pytest.mark.parametrize(("points", "shown"), [(1, [5]), (2, [0, 5]), (3, [0, 2, 5]), (6, range(6))])
+def test_the_way_shows_states_from_the_first_to_the_last_as_far_apart_as_can_be(model, config, points, shown):
+    asked, settings = Asked({"label": [3]}), SampleSettings(steps=6)
+    whole = room.generate_path(model, config, asked, settings, 6)
+    way = room.generate_path(model, config, asked, settings, points)
+    assert len({state.tobytes() for state in whole[0]}) == 6
+    np.testing.assert_array_equal(way, whole[:, list(shown)])
+
+
+def test_a_model_of_classes_is_guided_on_three_channels_and_others_on_all(config):
+    assert room.settings_for(config).guidance == Guidance(4.0, "3")
+    assert room.settings_for(config, channels="all").guidance == Guidance(4.0, "all")
+    assert room.settings_for(config, weaker=lambda: None).guidance == Guidance(4.0, "all")
+
+
 @pytest.mark.parametrize("label", [-1, 10])
 def test_a_label_beyond_the_classes_is_refused(model, config, label):
     with pytest.raises(ConfigError, match=rf"--classes: {label}: is outside 0 \.\.\. 9"):

@@ -1,12 +1,21 @@
+"""Which batches a rank trains and validates on, and what a sample counts where losses count by their tokens."""
+
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from mindspeed_mm_dit.configs.data import load_data_config
+from mindspeed_mm_dit.configs.mm_args import MultiModalArguments
+from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.data.buckets import BucketOrder
-from mindspeed_mm_dit.training.batches import WeighedByToken
+from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.training.batches import WeighedByToken, train_valid_batches
+from tests.buckets_fixtures import write_configs, write_pictures
+from tests.conftest import run_config
 
 TOKENS = np.repeat([4, 6, 9], [13, 21, 14])
 
@@ -24,3 +33,45 @@ def test_by_token_a_steps_mean_is_one_over_its_tokens_however_it_is_cut(micro, r
         own = order.images(np.arange(start + 16 * step, start + 16 * step + 16))
         assert len(set(TOKENS[own])) > 1
         assert found == pytest.approx(np.average(losses[own], weights=TOKENS[own]), rel=1e-6)
+
+
+@pytest.fixture
+def batches_of(tmp_path, monkeypatch):
+    """Return a step of 8 of the rank of a run that goes on at sample 16, and what is held out, twice."""
+    configs = write_configs(tmp_path / "configs", write_pictures(tmp_path / "pictures"), valid_fraction=0.25)
+    mm = MultiModalArguments(
+        load_model_config(configs / "model.json"), load_data_config(configs / "data.json"), None, {}
+    )
+
+    def batches_of(rank, ranks, **flags):
+        monkeypatch.setattr(runtime, "data_rank", lambda: rank)
+        monkeypatch.setattr(runtime, "data_world_size", lambda: ranks)
+        run = {"seed": 1, "micro_batch_size": 2, "global_batch_size": 8, "consumed_train_samples": 16, "num_workers": 0}
+        training, held_out = train_valid_batches(run_config(mm=mm, **run, **flags))
+        step = list(itertools.islice(training, 4 // ranks))
+        training.close()
+        return step, [list(itertools.islice(held_out, 4 // ranks)) for _ in range(2)]
+
+    return batches_of
+
+
+def joined(batches, name):
+    return sorted(row.tobytes() for batch in batches for row in batch[name])
+
+
+def test_the_ranks_share_the_steps_of_one_and_every_validation_is_the_same(batches_of):
+    step, (valid, again) = batches_of(0, 1)
+    assert [len(batch["labels"]) for batch in step] == [2] * 4 and "loss_weights" not in step[0]
+    (first, (first_valid, _)), (second, (second_valid, _)) = batches_of(0, 2), batches_of(1, 2)
+    shared_step, shared_valid = first + second, first_valid + second_valid
+    for name in ("noise", "pixels"):
+        assert joined(valid, name) == joined(again, name) and not set(joined(valid, name)) & set(joined(step, name))
+        assert joined(shared_step, name) == joined(step, name) and joined(shared_valid, name) == joined(valid, name)
+
+
+def test_losses_count_by_their_tokens_where_that_is_asked_for(batches_of):
+    step, (valid, _) = batches_of(0, 1, loss_by="token")
+    weights = np.concatenate([batch["loss_weights"] for batch in step])
+    tokens = np.concatenate([[batch["pixels"][0, 0].size // 16] * 2 for batch in step])
+    np.testing.assert_allclose(weights, tokens / tokens.mean(), rtol=1e-6)
+    assert len(set(tokens)) > 1 and "loss_weights" not in valid[0]

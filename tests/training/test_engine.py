@@ -18,6 +18,7 @@ from mindspeed_mm_dit.configs.predictor import Parameters, linear
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, PlatformError
 from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.training.pytorch import engine as room
+from mindspeed_mm_dit.training.pytorch.ema import PowerAverages
 from mindspeed_mm_dit.training.pytorch.engine import Engine, check_sharding
 from tests.conftest import run_config
 
@@ -145,6 +146,15 @@ def test_a_step_is_adamw_on_the_mean_gradient_cut_to_its_largest_norm(engine, si
         np.testing.assert_allclose(moments["exp_avg_sq"], reference.second[name], rtol=2e-5, atol=1e-10)
         assert moments["step"].item() == 3
     assert (state["model"]["table"] == 7).all() and (state["ema"]["table"] == 7).all()
+
+
+def test_a_gradient_that_all_but_vanishes_is_cut_by_its_norm_and_a_millionth(engine):
+    ours = engine(clip_grad=1e-6)
+    weight, bias = (ours.predictor.linear.weight, ours.predictor.linear.bias)
+    weight.grad, bias.grad = torch.zeros_like(weight), torch.zeros_like(bias)
+    bias.grad[0] = 1e-6
+    assert ours._clip().item() == pytest.approx(1e-6)
+    assert bias.grad.tolist() == pytest.approx([0.5e-6, 0, 0, 0]) and not weight.grad.any()
 
 
 @pytest.fixture
@@ -314,3 +324,18 @@ def test_paths_of_fsdp2_yaml_are_checked_against_the_predictor_s_modules(model_j
     for path in ("predictor.head", "blocks", ""):
         with pytest.raises(ConfigError, match="sub_modules_to_wrap"):
             check(path)
+
+
+def test_averages_over_the_run_move_each_by_its_share_in_float32_at_least():
+    weights = {"half": torch.ones(2, dtype=torch.bfloat16), "double": torch.ones(1, dtype=torch.float64)}
+    averages = PowerAverages(weights, 2)
+    for weight in weights.values():
+        weight.fill_(5)
+    averages.move([0.25, 1.0])
+    state = averages.state()
+    assert {name: [tensor.tolist() for tensor in tree.values()] for name, tree in state.items()} == {
+        "power_ema_1": [[2, 2], [2]], "power_ema_2": [[5, 5], [5]]
+    }  # fmt: skip
+    assert [tensor.dtype for tensor in state["power_ema_1"].values()] == [torch.float32, torch.float64]
+    averages.begin()
+    assert [tensor.tolist() for tensor in averages.state()["power_ema_1"].values()] == [[5, 5], [5]]

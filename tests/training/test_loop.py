@@ -98,9 +98,10 @@ def test_records_say_what_their_own_interval_was_like(run):
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_step_that_is_not_finite_is_not_saved_over_a_good_one(run, bad):
-    with pytest.raises(ConvergenceError, match=f"iteration 3: loss = {bad}"):
+    with pytest.raises(ConvergenceError, match=f"iteration 3: loss = {bad}") as caught:
         run([1.0, 1.0, bad, 1.0, 1.0])  # iteration 3 is saved, and no line is due
     assert "save" not in run.device.events
+    assert caught.value.cure.endswith("without --bf16; what overflowed: mm-dit replay --checkpoint here")
 
 
 def test_a_validation_is_weighed_for_the_best_checkpoint_unless_the_step_before_it_is_not_finite(monkeypatch, run):

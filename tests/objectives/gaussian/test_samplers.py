@@ -102,6 +102,16 @@ class TestGuidance:
             predict(x, torch.tensor([timestep]), timestep / 999)
         assert asked == [[1], [1, 9], [1]]
 
+    def test_of_samples_at_different_times_only_those_within_the_interval_are_guided(self):
+        def network(x, t, y):
+            return x + y.reshape(-1, 1, 1, 1)
+
+        given, null = torch.tensor([1, 2, 3]), torch.tensor([0, 0, 0])
+        predict = guided_network(network, [given], [null], Guidance(2.0, "all", (0.2, 0.5)))
+        found = predict(torch.zeros(3, 4, 2, 2), torch.zeros(3), np.array([0.9, 0.3, 0.1]))
+        assert found.shape == (3, 4, 2, 2) and found[:, 0, 0, 0].tolist() == [1, 4, 3]
+        assert (found == found[:, :1, :1, :1]).all()
+
     def test_both_questions_are_about_the_same_noise_and_time(self):
         """A network that answers with all it is given, twice the channels: the guided answer can be told by hand."""
 
