@@ -57,7 +57,7 @@ FAULTS = {
     ),
     "optimizer state": Fault(
         "training/pytorch/trained.py", "state, has_power_ema = self.state(with_optimizer),",
-        "state, has_power_ema = self.state(False),", "tests/training/test_run.py -k test_a_resumed_run",
+        "state, has_power_ema = self.state(False),", "tests/training/test_engine.py -k test_a_resumed_engine",
     ),
     "sharding": Fault(
         "training/pytorch/engine.py", "        average_ignored(self.model)\n", "",
