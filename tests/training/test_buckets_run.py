@@ -26,7 +26,7 @@ def configs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def one_process(configs):
-    outcome = configs.run(STEPS + "--train-iters 10 --micro-batch-size 4 --eval-interval 5 --eval-iters 2")
+    outcome = configs.run(STEPS + "--train-iters 6 --micro-batch-size 4 --eval-interval 3 --eval-iters 2")
     assert outcome.code == 0, outcome.output
     assert re.search(
         r"buckets   8 x 8: \d+, 8 x 12: \d+, 12 x 8: \d+, 4 in a row; of each epoch \d+ are", outcome.output
@@ -38,12 +38,12 @@ def one_process(configs):
     ("ranks", "micro", "fsdp2", "sharing"),
     [
         (1, 1, None, 1), (2, 4, None, 1), pytest.param(4, 2, None, 1, marks=pytest.mark.campaign),
-        (2, 2, "sharding_size: auto\n", 1), (4, 4, "sharding_size: 2\n", 1), (2, 4, None, 2),
+        (2, 2, "sharding_size: auto\n", 1), (4, 2, "sharding_size: 2\n", 1), (2, 4, None, 2),
     ],
     ids=["micro-batches", "two ranks", "four ranks", "sharded", "hybrid", "sharing images"],
 )  # fmt: skip
 def test_ranks_sharding_and_micro_batches_train_on_the_same_numbers(configs, one_process, ranks, micro, fsdp2, sharing):
-    flags = f"--train-iters 10 --micro-batch-size {micro} --eval-interval 5 --eval-iters 2 "
+    flags = f"--train-iters 6 --micro-batch-size {micro} --eval-interval 3 --eval-iters 2 "
     flags += f"--context-parallel-size {sharing} "
     if fsdp2:
         path = configs.folder / f"fsdp2-{ranks}.yaml"
@@ -51,11 +51,11 @@ def test_ranks_sharding_and_micro_batches_train_on_the_same_numbers(configs, one
         flags += f"--use-torch-fsdp2 --fsdp2-config-path {path} "
     outcome = configs.run(STEPS + flags, ranks)
     assert outcome.code == 0, outcome.output
-    assert outcome.losses.keys() == one_process.losses.keys() and len(one_process.losses) == 10
+    assert outcome.losses.keys() == one_process.losses.keys() and len(one_process.losses) == 6
     for iteration, loss in one_process.losses.items():
         assert outcome.losses[iteration] == pytest.approx(loss, rel=LOSS_TOLERANCE), iteration
     found = outcome.validations
-    assert found.keys() == {5, 10}
+    assert found.keys() == {3, 6}
     for iteration, values in one_process.validations.items():
         assert [*map(float, found[iteration])] == pytest.approx([*map(float, values)], rel=LOSS_TOLERANCE)
 
@@ -72,10 +72,10 @@ def test_by_token_ranks_train_on_the_same_numbers_which_are_others(configs, one_
 
 def test_a_resumed_run_prints_the_same_lines(configs, one_process, tmp_path):
     flags = STEPS + f"--micro-batch-size 4 --save {tmp_path} --load {tmp_path} "
-    configs.run(flags + "--train-iters 5")
-    resumed = configs.run(flags + "--train-iters 10")
+    configs.run(flags + "--train-iters 3")
+    resumed = configs.run(flags + "--train-iters 6")
     assert "resumed from" in resumed.output and "changed since" not in resumed.output
-    assert resumed.lines == {iteration: line for iteration, line in one_process.lines.items() if iteration > 5}
+    assert resumed.lines == {iteration: line for iteration, line in one_process.lines.items() if iteration > 3}
 
 
 def test_samples_of_any_shape_are_drawn_from_a_run_on_buckets(configs, tmp_path, capsys):
