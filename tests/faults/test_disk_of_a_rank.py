@@ -21,8 +21,8 @@ FAILING_DISK = str(Path(__file__).parent / "failing_disk")
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory, digits_folder):
-    return Configs.create(tmp_path_factory.mktemp("tiny"), digits_folder, hidden_size=32, num_layers=1, num_heads=2)
+def tiny(tmp_path_factory, few_digits):
+    return Configs.create(tmp_path_factory.mktemp("tiny"), few_digits, hidden_size=32, num_layers=1, num_heads=2)
 
 
 def full_for(pattern: str, **how: str) -> dict[str, str]:

@@ -49,8 +49,8 @@ TERM, INT, HUP, QUIT, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signa
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory, digits_folder):
-    return config_folder(tmp_path_factory.mktemp("config"), digits_folder)
+def config(tmp_path_factory, few_digits):
+    return config_folder(tmp_path_factory.mktemp("config"), few_digits)
 
 
 def steps_saved(run: Run | Ranks, folder: str = "checkpoints") -> int:

@@ -171,11 +171,11 @@ def kill_somewhere(run: Any, saved: Path, draw: np.random.Generator) -> list[int
         pytest.param(script(host="mindspeed-mm-native"), id="native", marks=native_hosted.needs_engine),
     ],
 )
-def test_a_kill_costs_the_save_under_way_and_nothing_else(tmp_path, digits_folder, start, kills, request):
+def test_a_kill_costs_the_save_under_way_and_nothing_else(tmp_path, few_digits, start, kills, request):
     lane = request.node.callspec.id
     if kills < LONG and "fsdp2_x2" not in lane:
         pytest.skip("in the long form")
-    config_folder(tmp_path / "config", digits_folder)
+    config_folder(tmp_path / "config", few_digits)
     (tmp_path / "config" / "fsdp2.yaml").write_text(
         "sharding_size: auto\nsub_modules_to_wrap: ['predictor.blocks.{*}']\n"
     )

@@ -123,8 +123,8 @@ def is_free(port: int) -> bool:
 
 
 @pytest.mark.ranks
-def test_a_node_says_for_whom_it_waits_and_stops_waiting_when_asked(tmp_path, digits_folder):
-    config = config_folder(tmp_path / "config", digits_folder)
+def test_a_node_says_for_whom_it_waits_and_stops_waiting_when_asked(tmp_path, few_digits):
+    config = config_folder(tmp_path / "config", few_digits)
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     run = Run(tmp_path, config, NNODES="2", NODE_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))

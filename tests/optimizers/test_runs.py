@@ -23,9 +23,9 @@ KEPT = {"muon": {"momentum_buffer", "exp_avg", "exp_avg_sq", "step"}, "lion": {"
 
 
 @pytest.fixture
-def configs(tmp_path, digits_folder):
+def configs(tmp_path, few_digits):
     small = {"hidden_size": 32, "num_layers": 2, "num_heads": 2}
-    return Configs.create(tmp_path / "configs", digits_folder, **small)
+    return Configs.create(tmp_path / "configs", few_digits, **small)
 
 
 @pytest.fixture

@@ -57,11 +57,13 @@ class Configs:
 
     @classmethod
     def create(cls, folder: Path, digits: Path, **predictor: object) -> Configs:
-        """Write the embedded default's configs, a smaller predictor, and images at ``digits``."""
+        """Write the embedded default's configs, a smaller predictor, and images at ``digits``, all of them or few."""
         model = json.loads((ROOT / "examples/dit/model.json").read_text())
         model["predictor"].update(predictor)
         data = json.loads((ROOT / "examples/dit/data.json").read_text())
         data["dataset_param"]["data_folder"] = str(digits)
+        if digits.name != "digits":
+            del data["dataset_param"]["source"]
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "model.json").write_text(json.dumps(model))
         (folder / "data.json").write_text(json.dumps(data))

@@ -32,10 +32,10 @@ SIZES = {"hidden_size": 32, "num_layers": 2, "num_heads": 2}
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory, digits_folder):
+def source(tmp_path_factory, few_digits):
     """The checkpoints of a short run on digits in patches of 2, which learns its variance."""
     folder = tmp_path_factory.mktemp("source")
-    configs = Configs.create(folder / "configs", digits_folder, **SIZES, patch_size=2, learn_sigma=True)
+    configs = Configs.create(folder / "configs", few_digits, **SIZES, patch_size=2, learn_sigma=True)
     model = json.loads((configs.folder / "model.json").read_text())
     model["diffusion"] = {"model_id": "gaussian_diffusion"}
     (configs.folder / "model.json").write_text(json.dumps(model))
@@ -45,9 +45,9 @@ def source(tmp_path_factory, digits_folder):
 
 
 @pytest.fixture(scope="module")
-def adapted(tmp_path_factory, digits_folder):
+def adapted(tmp_path_factory, few_digits):
     """The same digits in patches of 4, by a network without a variance."""
-    return Configs.create(tmp_path_factory.mktemp("adapted"), digits_folder, **SIZES, patch_size=4)
+    return Configs.create(tmp_path_factory.mktemp("adapted"), few_digits, **SIZES, patch_size=4)
 
 
 @pytest.fixture(scope="module")

@@ -143,8 +143,8 @@ def test_the_autoencoder_of_a_run_is_a_digest_of_its_files(tmp_path):
 
 
 @pytest.mark.ranks
-def test_a_resumed_run_says_what_changed_once_on_two_ranks(tmp_path, digits_folder):
-    configs = Configs.create(tmp_path, digits_folder, hidden_size=32, num_layers=2, num_heads=2)
+def test_a_resumed_run_says_what_changed_once_on_two_ranks(tmp_path, few_digits):
+    configs = Configs.create(tmp_path, few_digits, hidden_size=32, num_layers=2, num_heads=2)
     for number in range(8):
         path = tmp_path / "images" / str(number % 2) / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)

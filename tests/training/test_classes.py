@@ -72,8 +72,8 @@ def test_equal_unknown_and_added_classes_are_accepted(tmp_path, facts):
 
 
 @pytest.mark.ranks
-def test_a_run_goes_on_with_the_classes_it_began_with_and_no_others(tmp_path, digits_folder):
-    configs = Configs.create(tmp_path, digits_folder, hidden_size=32, num_layers=2, num_heads=2, num_classes=2)
+def test_a_run_goes_on_with_the_classes_it_began_with_and_no_others(tmp_path, few_digits):
+    configs = Configs.create(tmp_path, few_digits, hidden_size=32, num_layers=2, num_heads=2, num_classes=2)
     for name in ("cat", "dog"):
         (tmp_path / "images" / name).mkdir(parents=True)
         for number in range(4):

@@ -13,12 +13,12 @@ from tests.training.launch import Configs
 pytestmark = pytest.mark.ranks
 
 TOLERANCE = 2e-6
-STEPS = "--train-iters 12 --global-batch-size 32 --lr 1e-3 --lr-decay-style constant --num-workers 1 "
+STEPS = "--train-iters 6 --global-batch-size 32 --lr 1e-3 --lr-decay-style constant --num-workers 1 "
 
 
-def flow_configs(folder, digits_folder, **diffusion) -> Configs:
+def flow_configs(folder, digits, **diffusion) -> Configs:
     """A small predictor on the embedded digits, trained with flow matching."""
-    configs = Configs.create(folder, digits_folder, hidden_size=32, num_layers=2, num_heads=2)
+    configs = Configs.create(folder, digits, hidden_size=32, num_layers=2, num_heads=2)
     model = json.loads((folder / "model.json").read_text())
     model["diffusion"] = {"model_id": "flow_matching", **diffusion}
     (folder / "model.json").write_text(json.dumps(model))
@@ -26,9 +26,9 @@ def flow_configs(folder, digits_folder, **diffusion) -> Configs:
 
 
 @pytest.fixture(scope="module")
-def flow(tmp_path_factory, digits_folder):
+def flow(tmp_path_factory, few_digits):
     return flow_configs(
-        tmp_path_factory.mktemp("flow"), digits_folder, timestep_sampling="logit_normal", shift=2.0, path="gvp"
+        tmp_path_factory.mktemp("flow"), few_digits, timestep_sampling="logit_normal", shift=2.0, path="gvp"
     )
 
 
@@ -36,7 +36,7 @@ def flow(tmp_path_factory, digits_folder):
 def whole(flow):
     """One process, one micro-batch."""
     outcome = flow.run(STEPS + "--micro-batch-size 32")
-    assert outcome.code == 0 and len(outcome.losses) == 12, outcome.output
+    assert outcome.code == 0 and len(outcome.losses) == 6, outcome.output
     return outcome
 
 
@@ -68,9 +68,9 @@ def test_ranks_and_micro_batches_do_not_change_what_is_learned(flow, whole, rank
 
 def test_a_resumed_run_prints_the_same_lines(flow, whole, tmp_path):
     saving = STEPS + f"--micro-batch-size 32 --save {tmp_path} --load {tmp_path} "
-    flow.run(saving.replace("--train-iters 12", "--train-iters 5"))
+    flow.run(saving.replace("--train-iters 6", "--train-iters 3"))
     resumed = flow.run(saving)
-    assert resumed.lines == {iteration: line for iteration, line in whole.lines.items() if iteration > 5}
+    assert resumed.lines == {iteration: line for iteration, line in whole.lines.items() if iteration > 3}
 
 
 def sample(checkpoint, output, *flags: str) -> int:
@@ -122,17 +122,17 @@ def test_a_sampler_that_does_not_fit_is_named_before_weights_are_read(
     assert message in capsys.readouterr().err
 
 
-def test_a_diffusion_that_is_infinite_at_the_start_is_named(tmp_path, digits_folder, capsys):
+def test_a_diffusion_that_is_infinite_at_the_start_is_named(tmp_path, few_digits, capsys):
     """On the straight path the form SBDM needs data in x, and a velocity network's chain begins without any."""
-    flow = flow_configs(tmp_path, digits_folder)
+    flow = flow_configs(tmp_path, few_digits)
     assert flow.run(f"--train-iters 1 --micro-batch-size 2 --lr 1e-3 --save {tmp_path}/saved").code == 0
     assert sample(tmp_path / "saved", tmp_path / "o.npz", "--form", "SBDM") == 2
     assert "--form = SBDM: is infinite at t = 0" in capsys.readouterr().err
 
 
-def test_heun_without_a_last_step_is_named_where_a_velocity_has_no_score(tmp_path, digits_folder, capsys):
+def test_heun_without_a_last_step_is_named_where_a_velocity_has_no_score(tmp_path, few_digits, capsys):
     """At t = 1 of the straight path it is 0 / 0; Euler's steps end there without asking."""
-    flow = flow_configs(tmp_path, digits_folder)
+    flow = flow_configs(tmp_path, few_digits)
     assert flow.run(f"--train-iters 1 --micro-batch-size 2 --lr 1e-3 --save {tmp_path}/saved").code == 0
     without = ("--last-step", "None", "--steps", "2", "--sampler")
     assert sample(tmp_path / "saved", tmp_path / "o.npz", *without, "sde-heun") == 2
@@ -160,8 +160,8 @@ def test_a_setting_that_cannot_be_is_named(model_json, diffusion, message):
     assert message in str(caught.value)
 
 
-def test_a_gaussian_checkpoint_is_not_gone_on_from_as_a_flow(flow, tmp_path, digits_folder):
-    gaussian = Configs.create(tmp_path / "g", digits_folder, hidden_size=32, num_layers=2, num_heads=2)
+def test_a_gaussian_checkpoint_is_not_gone_on_from_as_a_flow(flow, tmp_path, few_digits):
+    gaussian = Configs.create(tmp_path / "g", few_digits, hidden_size=32, num_layers=2, num_heads=2)
     flags = f"--micro-batch-size 4 --lr 1e-3 --save {tmp_path}/run --load {tmp_path}/run --train-iters "
     assert gaussian.run(flags + "1").code == 0
     other = flow.run(flags + "2")
@@ -176,7 +176,7 @@ def test_the_report_refuses_a_sampler_of_another_objective(flow, tmp_path):
     assert outcome.code == 2 and "--report-sampler = 'ddim': is for gaussian_diffusion" in outcome.output
 
 
-def test_a_weaker_checkpoint_guides_and_one_that_does_not_fit_is_named(flow, trained, tmp_path, digits_folder, capsys):
+def test_a_weaker_checkpoint_guides_and_one_that_does_not_fit_is_named(flow, trained, tmp_path, few_digits, capsys):
     """The same images by the command as by its own weights twice, where the weaker model is the model itself."""
     plain, guided = tmp_path / "plain.npz", tmp_path / "guided.npz"
     by = ("--sampler", "euler", "--guidance-checkpoint")
@@ -185,7 +185,7 @@ def test_a_weaker_checkpoint_guides_and_one_that_does_not_fit_is_named(flow, tra
     difference = np.load(plain)["arr_0"].astype(int) - np.load(guided)["arr_0"]
     assert np.abs(difference).max() <= 1  # (w a + (1 - w) a is a but for rounding)
     assert sample(trained, guided, *by, str(trained), "--weights", "model") == 0
-    other = flow_configs(tmp_path / "other", digits_folder, prediction_type="noise")
+    other = flow_configs(tmp_path / "other", few_digits, prediction_type="noise")
     assert other.run(f"--train-iters 1 --global-batch-size 4 --lr 1e-3 --save {tmp_path}/noise").code == 0
     assert sample(trained, guided, *by, f"{tmp_path}/noise") == 2
     assert "is of a model with another objective" in capsys.readouterr().err

@@ -25,8 +25,8 @@ SHARDED = "sub_modules_to_wrap:\n  - predictor.blocks.{{*}}\nsharding_size: auto
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory, digits_folder):
-    configs = Configs.create(tmp_path_factory.mktemp("tiny"), digits_folder, hidden_size=32, num_layers=2, num_heads=2)
+def tiny(tmp_path_factory, few_digits):
+    configs = Configs.create(tmp_path_factory.mktemp("tiny"), few_digits, hidden_size=32, num_layers=2, num_heads=2)
     configs.hold_out(0.1)
     return configs
 

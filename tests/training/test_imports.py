@@ -34,8 +34,8 @@ def imported(command: list[str], folder) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory, digits_folder):
-    return Configs.create(tmp_path_factory.mktemp("tiny"), digits_folder, hidden_size=32, num_layers=1, num_heads=2)
+def tiny(tmp_path_factory, few_digits):
+    return Configs.create(tmp_path_factory.mktemp("tiny"), few_digits, hidden_size=32, num_layers=1, num_heads=2)
 
 
 def test_help_needs_no_framework(tiny):

@@ -24,8 +24,8 @@ TRAINED = {f"blocks.{i}.{layer}.lora_{m}.weight" for i in (0, 1) for layer in ("
 
 
 @pytest.fixture(scope="module")
-def configs(tmp_path_factory, digits_folder):
-    return Configs.create(tmp_path_factory.mktemp("lora"), digits_folder, hidden_size=32, num_layers=2, num_heads=2)
+def configs(tmp_path_factory, few_digits):
+    return Configs.create(tmp_path_factory.mktemp("lora"), few_digits, hidden_size=32, num_layers=2, num_heads=2)
 
 
 @pytest.fixture(scope="module")

@@ -24,9 +24,9 @@ STDS = "--power-ema-stds 0.05 0.1 "
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory, digits_folder):
+def tiny(tmp_path_factory, few_digits):
     """A predictor of little, with a way to shard it."""
-    configs = Configs.create(tmp_path_factory.mktemp("tiny"), digits_folder, hidden_size=32, num_layers=2, num_heads=2)
+    configs = Configs.create(tmp_path_factory.mktemp("tiny"), few_digits, hidden_size=32, num_layers=2, num_heads=2)
     (configs.folder / "auto.yaml").write_text("sub_modules_to_wrap: ['predictor.blocks.{*}']\nsharding_size: auto\n")
     return configs
 

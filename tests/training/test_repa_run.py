@@ -53,8 +53,8 @@ def change(configs, **sections) -> None:
 
 
 @pytest.fixture(scope="module")
-def repa(tmp_path_factory, digits_folder) -> Configs:
-    configs = flow_configs(tmp_path_factory.mktemp("repa"), digits_folder, data_time=0)
+def repa(tmp_path_factory, few_digits) -> Configs:
+    configs = flow_configs(tmp_path_factory.mktemp("repa"), few_digits, data_time=0)
     data = json.loads((configs.folder / "data.json").read_text())
     data["dataset_param"]["random_flip"] = True
     (configs.folder / "data.json").write_text(json.dumps(data))

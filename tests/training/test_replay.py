@@ -28,8 +28,8 @@ SHARDED = (
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory, digits_folder):
-    return Configs.create(tmp_path_factory.mktemp("tiny"), digits_folder, hidden_size=32, num_layers=2, num_heads=2)
+def tiny(tmp_path_factory, few_digits):
+    return Configs.create(tmp_path_factory.mktemp("tiny"), few_digits, hidden_size=32, num_layers=2, num_heads=2)
 
 
 def replay(folder: Path, flags: str, ranks: int = 1, cwd: Path = ROOT) -> tuple[int, str]:

@@ -20,14 +20,14 @@ STEPS = "--train-iters 6 --global-batch-size 64 --lr 1e-3 --lr-decay-style const
 
 
 @pytest.fixture(scope="module")
-def configs(tmp_path_factory, digits_folder):
-    return Configs.create(tmp_path_factory.mktemp("configs"), digits_folder)
+def configs(tmp_path_factory, few_digits):
+    return Configs.create(tmp_path_factory.mktemp("configs"), few_digits, num_layers=3)
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory, digits_folder):
+def tiny(tmp_path_factory, few_digits):
     """A predictor small enough to run many steps in no time."""
-    return Configs.create(tmp_path_factory.mktemp("tiny"), digits_folder, hidden_size=32, num_layers=2, num_heads=2)
+    return Configs.create(tmp_path_factory.mktemp("tiny"), few_digits, hidden_size=32, num_layers=2, num_heads=2)
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +49,13 @@ def write_fsdp2(configs: Configs, name: str, text: str) -> str:
         (1, "--micro-batch-size 16", None),
         (2, "--micro-batch-size 32", None),
         (2, "--micro-batch-size 8", "sharding_size: auto\n"),
-        (4, "--micro-batch-size 8", "sharding_size: 2\n"),
         (4, "--micro-batch-size 16 --context-parallel-size 2", "sharding_size: 2\n"),
         (4, "--micro-batch-size 8", "sharding_size: auto\nrecompute_modules: ['predictor.blocks.{0-1}']\n"
                                     "use_reentrant: false\nignored_modules: [predictor.t_embedder]\n"),
         (2, "--micro-batch-size 32", "sharding_size: null\nnum_to_forward_prefetch: 1\nnum_to_backward_prefetch: 1\n"
                                      "offload_to_cpu: true\n"),
     ],
-    ids=["micro-batches", "replicated", "sharded", "hybrid", "sharing images", "recomputed", "prefetched-offloaded"],
+    ids=["micro-batches", "replicated", "sharded", "sharing images", "recomputed", "prefetched-offloaded"],
 )  # fmt: skip
 def test_ranks_sharding_and_micro_batches_do_not_change_what_is_learned(configs, one_process, ranks, flags, fsdp2):
     sharding = write_fsdp2(configs, f"fsdp2-{ranks}-{len(flags)}.yaml", fsdp2) if fsdp2 else ""
@@ -226,7 +225,7 @@ def test_a_run_goes_on_only_with_its_own_model_and_in_its_own_folder(tiny, confi
     flags = f"--micro-batch-size 4 --lr 1e-3 --save {tmp_path} --train-iters 2"
     assert tiny.run(flags).code == 0
     other = configs.run(flags + f" --load {tmp_path}")
-    assert other.code == 2 and "predictor.num_layers is 2 there and 4 here" in other.output
+    assert other.code == 2 and "predictor.num_layers is 2 there and 3 here" in other.output
     anew = tiny.run(flags)
     assert anew.code == 2 and f"pass --load {tmp_path} to go on" in anew.output
     one = tiny.run(flags + f" --load {tmp_path}/iter_0000002")
@@ -245,10 +244,10 @@ def test_published_weights_are_trained_on_with_a_new_optimizer(tiny, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def validated(tmp_path_factory, digits_folder):
+def validated(tmp_path_factory, few_digits):
     """A small predictor, with images held out."""
     configs = Configs.create(
-        tmp_path_factory.mktemp("validated"), digits_folder, hidden_size=32, num_layers=2, num_heads=2
+        tmp_path_factory.mktemp("validated"), few_digits, hidden_size=32, num_layers=2, num_heads=2
     )
     configs.hold_out(0.1)
     return configs

@@ -26,8 +26,8 @@ IMAGES = 8
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory, digits_folder):
-    return Configs.create(tmp_path_factory.mktemp("tiny"), digits_folder, num_layers=2, **SIZES)
+def tiny(tmp_path_factory, few_digits):
+    return Configs.create(tmp_path_factory.mktemp("tiny"), few_digits, num_layers=2, **SIZES)
 
 
 @pytest.fixture(scope="module")
