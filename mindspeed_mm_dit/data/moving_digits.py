@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -106,7 +107,7 @@ def moving(image: np.ndarray, direction: str, place: int, shape: Shape = SHAPE) 
     """
     digit = np.round(np.kron(image, np.ones((ZOOM, ZOOM))) * (255 / 16)).astype(np.uint8)
     step, size = DIRECTIONS[direction], len(digit)
-    frames = _light(shape)
+    frames = _light(shape).copy()
     for number, frame in enumerate(frames):
         along = number / (len(frames) - 1)
         row, column = (_place_along(way, along, place, room) for way, room in zip(step, _room(shape)))
@@ -115,6 +116,7 @@ def moving(image: np.ndarray, direction: str, place: int, shape: Shape = SHAPE) 
     return frames
 
 
+@cache
 def _light(shape: Shape) -> np.ndarray:
     """Return the empty canvas (F, H, W, 3) uint8: brighter to the right, downwards and with time."""
     along_f, along_h, along_w = (np.linspace(0, LIGHT, size) for size in shape)
