@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from sklearn.datasets import load_sample_images
 
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.data import load_data_config
@@ -22,13 +21,15 @@ from mindspeed_mm_dit.framework import activate
 from tests.autoencoder_kl_fixtures import SMALL, our_shapes, write_folder
 from tests.conftest import GOLDEN, ROOT
 from tests.data.test_sharded import write_tar
-from tests.training.launch import Configs
+from tests.training.launch import Configs, run
 
 FILES = ("data.json", "fsdp2.yaml", "model.json", "train.args")
 
 
 @pytest.fixture(scope="module")
 def photographs():
+    from sklearn.datasets import load_sample_images
+
     return dict(zip(("china", "flower"), load_sample_images().images))
 
 
@@ -142,9 +143,8 @@ def test_with_a_vae_a_cpu_encodes_the_pictures_once(here, capsys, pictures):
     assert main(encode.removesuffix(" && \\").split()[5:]) == 0
     assert main(["data", "config", "--output", "sheet.png"]) == 0
     command = Configs(here / "config").command(" ".join([*read_train_args(here / "config/train.args"), "--dry-run"]))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and "dry run: every check passed" in done.stdout, done.stderr
+    done = run(command, here)
+    assert done.code == 0 and "dry run: every check passed" in done.output, done.output
 
 
 def test_damaged_pictures_are_named_and_left_out_of_the_run(here, capsys):

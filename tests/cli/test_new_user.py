@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from sklearn.datasets import load_sample_images
 
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.framework import activate
@@ -27,6 +26,8 @@ SHORT = "--host standalone --train-iters 4 --eval-interval 2 --report always --r
 
 def cut_photographs(folder: Path) -> None:
     """Write 30 crops of 48 pixels of each of scikit-learn's two photographs, in a folder each."""
+    from sklearn.datasets import load_sample_images
+
     for name, pixels in zip(("china", "flower"), load_sample_images().images):
         (folder / name).mkdir(parents=True)
         for number in range(30):

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from diffusers import AutoencoderKL as DiffusersAutoencoderKL
 
 from mindspeed_mm_dit.configs.model import AutoencoderKLConfig
 from mindspeed_mm_dit.errors import UserError
@@ -12,6 +11,8 @@ from mindspeed_mm_dit.models.autoencoder_kl.pytorch import AutoencoderKL
 @pytest.fixture(scope="module")
 def vae_folder(tmp_path_factory):
     """A small AutoencoderKL with random weights, factor 2."""
+    from diffusers import AutoencoderKL as DiffusersAutoencoderKL
+
     torch.manual_seed(0)
     vae = DiffusersAutoencoderKL(
         block_out_channels=(32, 32), down_block_types=("DownEncoderBlock2D",) * 2,
