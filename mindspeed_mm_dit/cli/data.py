@@ -70,6 +70,9 @@ def run(args: argparse.Namespace) -> int:
     elif not from_cache:
         _print_sizes_of_each(rows, train, valid, param)
     _say_doubtful(rows, param.noun, label and label.num_classes)
+    if "caption" in items and not from_cache:
+        print("note: captions are not measured here; whether each fits the text encoder a run checks first: --dry-run",
+              file=sys.stderr)  # fmt: skip
     if args.output:
         _draw(args, dataclasses.replace(data, dataset_param=param), train, model.ae.channels if model else 3)
     if needed := stopping(rows, data.dataset_param):

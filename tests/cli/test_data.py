@@ -80,6 +80,15 @@ def test_the_sheet_shows_what_the_first_epoch_takes(pets, capsys):
     assert (sheet[50 + 24, margin + 20] == 0).all() and (sheet[50 + 24, margin + 70] == 255).all()  # one dog
 
 
+def test_that_captions_are_measured_by_a_run_alone_is_said(pets, capsys):
+    (pets / "model.json").unlink()
+    for path in (pets / "pets").rglob("*.png"):
+        path.with_suffix(".txt").write_text("a pet")
+    assert main(["data", "."]) == 0 and "captions are not measured" not in capsys.readouterr().err
+    write_data(pets, captions=".txt")
+    assert main(["data", "."]) == 0 and "captions are not measured here" in capsys.readouterr().err
+
+
 def test_what_a_run_would_stop_at_is_named_and_the_code_is_1(pets, capsys):
     (pets / "pets/cat/03.png").write_bytes(b"no image")
     assert main(["data", "."]) == 1

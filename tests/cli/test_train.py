@@ -14,6 +14,8 @@ import mindspeed_mm_dit
 from mindspeed_mm_dit.cli.main import COMMANDS, main
 from mindspeed_mm_dit.configs.embedded import ENTRY_SCRIPT, config_folder, embedded_configs
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.training.launch.variables import Launch
+from mindspeed_mm_dit.training.mindspore import launch as mindspore_launch
 from tests.conftest import ROOT
 
 
@@ -103,3 +105,18 @@ def test_a_dry_run_leaves_nothing_behind(tmp_path):
     )
     assert done.returncode == 0 and "1,797 images" in done.stdout, done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_msrun_is_found_beside_the_interpreter_that_mm_dit_is_started_with(tmp_path, monkeypatch):
+    for place in ("venv", "other"):
+        for name in ("python", "msrun"):
+            (tmp_path / place).mkdir(exist_ok=True)
+            (tmp_path / place / name).touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", f"{tmp_path}/venv/python")
+    for path in ("/nowhere", f"{tmp_path}/other"):
+        monkeypatch.setenv("PATH", path)
+        assert mindspore_launch._find_msrun() == f"{tmp_path}/venv/msrun"
+        launched = mindspore_launch._environment(Launch(1, 1, 0, "127.0.0.1", 1))
+        assert shutil.which("python", path=launched["PATH"]) == f"{tmp_path}/venv/python"
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    assert mindspore_launch._find_msrun() == f"{tmp_path}/other/msrun"

@@ -96,8 +96,15 @@ class _NewLines:
             print_nowhere(1, 2)
 
 
+def _search_path() -> str:
+    """Return PATH, with the folder of this interpreter first where it has an msrun: mm-dit may be named by its path."""
+    beside, path = os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)
+    return os.pathsep.join((beside, path)) if shutil.which("msrun", path=beside) else path
+
+
 def _find_msrun() -> str:
-    msrun, python = shutil.which("msrun"), shutil.which("python")
+    path = _search_path()
+    msrun, python = shutil.which("msrun", path=path), shutil.which("python", path=path)
     if msrun is None:
         raise PlatformError(
             "msrun", "is not on PATH: MindSpore is not installed here", "make demo-mindspore sets it up"
@@ -133,7 +140,7 @@ def _arguments(launch: Launch, logs: Path) -> list[str]:
 
 def _environment(launch: Launch) -> dict[str, str]:
     own = {"LOCAL_WORLD_SIZE": str(launch.processes), "GLOG_v": os.environ.get("GLOG_v", "3")}  # noqa: SIM112 (3: errors only)
-    return {**without_launcher(os.environ), **own}
+    return {**without_launcher(os.environ), **own, "PATH": _search_path()}
 
 
 def _exit_code(asked: signal.Signals | None, code: int, logs: Path) -> int:
