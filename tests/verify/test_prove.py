@@ -36,11 +36,7 @@ def digits(tmp_path_factory, digits_folder):
         (folder / "few" / picture).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(digits_folder / picture, folder / "few" / picture)
     (folder / "few/labels.csv").write_text("\n".join(rows))
-    configs = Configs.create(folder, folder / "few", hidden_size=32, num_layers=2, num_heads=2)
-    data = json.loads((folder / "data.json").read_text())
-    del data["dataset_param"]["source"]
-    (folder / "data.json").write_text(json.dumps(data))
-    return config_folder(configs)
+    return config_folder(Configs.create(folder, folder / "few", hidden_size=32, num_layers=2, num_heads=2))
 
 
 @pytest.fixture(scope="module")
