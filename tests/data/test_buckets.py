@@ -149,6 +149,8 @@ def test_micro_batches_that_cost_the_same_are_dealt_in_their_order_there_and_bac
     own = np.concatenate(list(itertools.islice(order.micro_batches(0, 1, 0, 2, 32), 32)))
     dearest_first = [*range(1, 64, 2), *range(0, 64, 2)]
     assert own.tolist() == [dearest_first[n + (n // 2) % 2] for n in range(0, 64, 2)]
+    plain = BucketOrder(np.arange(8), 1, seed=0, shuffle=False)  # of which nothing is known
+    assert [next(step).item() for step in [plain.micro_batches(0, 1, 0, 2, 4)] for _ in range(4)] == [0, 3, 4, 7]
 
 
 def test_a_run_says_how_many_samples_each_bucket_has_and_leaves_out():
