@@ -239,7 +239,10 @@ def test_a_folder_that_cannot_be_meant_is_named_with_its_cure(folder, kind):
 
 @pytest.mark.ranks
 def test_a_run_with_a_copied_config_ends_with_one_line_and_writes_nothing(tmp_path):
-    configs = Configs.create(tmp_path / "configs", Path("my_imags"))  # and "source": "digits" left in it
+    configs = Configs.create(tmp_path / "configs", Path("my_imags"))
+    data = json.loads((configs.folder / "data.json").read_text())
+    data["dataset_param"]["source"] = "digits"  # left in it
+    (configs.folder / "data.json").write_text(json.dumps(data))
     before = content_of(tmp_path)
     outcome = configs.run("--train-iters 1 --micro-batch-size 4 --lr 1e-3 --save saved")
     assert outcome.code == 2 and "Traceback" not in outcome.output

@@ -129,8 +129,8 @@ def test_a_picture_that_vanishes_for_one_rank_ends_and_saves_both(tmp_path):
 
 @needs_mindspore
 def test_two_msruns_share_a_machine_and_a_folder_and_end_as_they_are_asked_to(tmp_path, config):
-    interrupted = Run(tmp_path, config, "--save a --load a", "mindspore")
-    abandoned = Run(tmp_path, config, "--save b --load b", "mindspore")
+    interrupted = Run(tmp_path, config, "--save a --load a --pynative", "mindspore")
+    abandoned = Run(tmp_path, config, "--save b --load b --pynative", "mindspore")
     for run in (interrupted, abandoned):
         run.wait_for("iteration +3/")
     assert len({tuple(sorted(os.sched_getaffinity(pid))) for pid in abandoned.processes("pretrain_dit.py")}) == 1

@@ -24,14 +24,18 @@ def run(configs: Configs, flags: str, workers: int = 1, **variables: str) -> Out
 
 def run_script(words: list[str], folder: Path, workers: int = 1, **variables: str) -> Outcome:
     """Run a script and its flags to the end; several workers, and their scheduler, are told what msrun tells them."""
+
+    def start(place: dict[str, str]) -> Forked:
+        STARTED.append(Forked([PYTHON, *words], {**_environment(), **place, **variables}, str(folder), "mindspore"))
+        return STARTED[-1]
+
+    if workers == 1:
+        return together([start({})])
     port = str(free_port())
-    scheduler = [_place("MS_SCHED", 0, workers, port)] if workers > 1 else []
-    places = [_place("MS_WORKER", rank, workers, port) if scheduler else {} for rank in range(workers)] + scheduler
-    processes = [
-        Forked([PYTHON, *words], {**_environment(), **place, **variables}, str(folder), "mindspore") for place in places
-    ]
-    STARTED.extend(processes)
-    return together(processes)
+    scheduler = start(_place("MS_SCHED", 0, workers, port))
+    outcome = together([start(_place("MS_WORKER", rank, workers, port)) for rank in range(workers)])
+    scheduler.kill()  # it would wait some seconds for more to come
+    return outcome
 
 
 def _place(role: str, rank: int, workers: int, port: str) -> dict[str, str]:

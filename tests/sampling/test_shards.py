@@ -85,7 +85,7 @@ def test_a_file_being_written_when_the_process_was_killed_counts_for_nothing(tmp
         ({"num": 8}, "num was 7, is 8"),
         ({"cfg_interval": [0.2, 1.0]}, r"cfg_interval was \[0.0, 1.0\], is \[0.2, 1.0\]"),
         ({"checkpoint_sha256": "b"}, "checkpoint_sha256 was 'a', is 'b'"),
-        ({"model": {"width": 16}}, "model.json is another"),
+        ({"model": {"width": 16}}, "model.json or --size is another"),
     ],
 )
 def test_another_drawing_is_refused_by_what_differs(tmp_path, change, words):
