@@ -42,7 +42,9 @@ def main() -> None:
         subprocess.run([mutmut, "run", "--max-children", "1", *to_try], check=True)
         # Where settings have changed mutmut has forgotten what was found before.
         forgotten = {name for path in mutants for name, status in statuses_of(path).items() if status == "not checked"}
-        to_try = [name for names in mutants.values() for name in chosen(names, sample) if name in forgotten]
+        to_try = [
+            name for names in mutants.values() for name in chosen(names, sample) if name in forgotten.difference(to_try)
+        ]
     statuses = {path: statuses_of(path) for path, names in mutants.items() if names}
     rows = [row(str(path), list(of_file.values())) for path, of_file in statuses.items()]
     total = row("all", [status for of_file in statuses.values() for status in of_file.values()])
