@@ -29,6 +29,9 @@ SEAM_TESTS := tests/framework/test_framework_contract.py tests/objectives/gaussi
 FAST_TESTS := $(addprefix tests/,configs data evaluation framework models objectives planning sampling golden)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install
 
+# Tests start some hundred processes: what they import is compiled once.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo demo-mindspore test test-pytorch test-mindspore test-fast check docs docs-serve mutants clean
 
 demo: $(VENV)/.installed
