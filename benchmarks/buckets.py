@@ -20,7 +20,7 @@ from mindspeed_mm_dit.configs.buckets import Budget, size_words
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.data.buckets import BucketOrder, counted, part_kept, shapes_of
-from mindspeed_mm_dit.data.check import look_at
+from mindspeed_mm_dit.data.check_images import look_at
 from mindspeed_mm_dit.data.order import micro_batches
 from mindspeed_mm_dit.data.transforms import SUFFIXES
 from mindspeed_mm_dit.models.data import sized
@@ -83,7 +83,7 @@ def waited(own: list[Iterator[np.ndarray]], order: BucketOrder, costs: np.ndarra
     """Return the part of the time of STEPS steps that ranks wait for the slowest one."""
     busy = np.array(
         [
-            [sum(costs[order.images(next(positions))].sum() for _ in range(rounds)) for positions in own]
+            [sum(costs[order.images(next(sample_indices))].sum() for _ in range(rounds)) for sample_indices in own]
             for _ in range(STEPS)
         ]
     )

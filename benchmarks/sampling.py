@@ -29,9 +29,9 @@ from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.objectives.guidance import Guidance
-from mindspeed_mm_dit.sampling.asked import Asked
 from mindspeed_mm_dit.sampling.generate import SampleSettings, generate, states
 from mindspeed_mm_dit.sampling.load import load_model
+from mindspeed_mm_dit.sampling.request import Asked
 
 LONG, SHORT, SCALE = 250, 20, 4.0
 

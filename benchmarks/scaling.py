@@ -71,7 +71,7 @@ def worker(args: Namespace) -> None:
     from mindspeed_mm_dit.framework.pytorch import runtime
     from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
     from mindspeed_mm_dit.models.composite import DiTModel
-    from mindspeed_mm_dit.planning.memory import Layout, memory
+    from mindspeed_mm_dit.planning.memory import Placement, memory
     from mindspeed_mm_dit.training.pytorch.engine import Engine
 
     world = int(os.environ["WORLD_SIZE"])
@@ -92,7 +92,7 @@ def worker(args: Namespace) -> None:
     tensors = [*state["model"].values(), *state["ema"].values()]
     tensors += [x for moments in state["optimizer"]["state"].values() for x in moments.values()]
     held = sum((x.to_local() if isinstance(x, DTensor) else x).nbytes for x in tensors)
-    plan = memory(config, Layout(world, world if sharded else 1, FLOAT32))
+    plan = memory(config, Placement(world, world if sharded else 1, FLOAT32))
     if runtime.rank() == 0:
         print(json.dumps({"state": held, "planned": plan.weights + plan.optimizer + plan.ema, "seconds": seconds}))
     runtime.barrier()

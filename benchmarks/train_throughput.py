@@ -30,7 +30,7 @@ from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.planning.arithmetic import peak_tflops, train_flop
-from mindspeed_mm_dit.planning.memory import Layout, memory
+from mindspeed_mm_dit.planning.memory import Placement, memory
 from mindspeed_mm_dit.training.pytorch.engine import Engine
 
 NUM_CLASSES = 1000
@@ -87,7 +87,7 @@ def row_of(args: Namespace, kind: Kind, batch: dict[Kind, int], seconds: dict[Ki
     tflops = batch[kind] * train_flop(model_config(args).predictor) / median / 1e12
     most = args.peak_tflops or peak_tflops(runtime.device_name(), kind[0])
     faster = ratio(seconds[ours], seconds[kind]) * batch[ours] / batch[kind]
-    plan = memory(model_config(args), Layout(precision=PRECISIONS[kind[0]]), online_vae=False).total(batch[kind])
+    plan = memory(model_config(args), Placement(precision=PRECISIONS[kind[0]]), online_vae=False).total(batch[kind])
     return [
         " ".join(kind), batch[kind], f"{median:.4f}", f"{batch[kind] / median:.2f}", f"{tflops:.3f}",
         f"{tflops / most:.1%}" if most else "peak not known", f"{peak / 2**30:.2f}" if peak else "",

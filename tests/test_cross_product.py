@@ -306,8 +306,8 @@ def try_out(framework, engines, fit, optimizer):
 
 def samples_of(config, model, data):
     from mindspeed_mm_dit.objectives.guidance import Guidance
-    from mindspeed_mm_dit.sampling.asked import Asked
     from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
+    from mindspeed_mm_dit.sampling.request import Asked
 
     asked = Asked({item: values[:2] for item, values in data.examples().items()})
     guidance = Guidance(1.5) if config.predictor.conditions.has_null else Guidance()

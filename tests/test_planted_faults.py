@@ -34,9 +34,11 @@ FAULTS = {
         "objectives/gaussian/schedule.py", "scale * 0.02", "scale * 0.0201",
         "tests/objectives/gaussian/test_schedule.py",
     ),
-    "draws": Fault("data/draws.py", "block, position, 0)", "block, position & 65535, 0)", "tests/data/test_draws.py"),
+    "draws": Fault(
+        "data/draws.py", "block, sample_index, 0)", "block, sample_index & 65535, 0)", "tests/data/test_draws.py",
+    ),
     "validation": Fault(
-        "objectives/gaussian/objective.py", "np.floor(shares * count", "np.floor(shares * (count - 1)",
+        "objectives/gaussian/objective.py", "np.floor(noise_levels * count", "np.floor(noise_levels * (count - 1)",
         "tests/objectives/test_validation_draws.py",
     ),
     "epsilon": Fault(
@@ -48,7 +50,8 @@ FAULTS = {
         "tests/checkpoint/test_lora_files.py -k alpha_and_rank",
     ),
     "base of adapters": Fault(
-        "training/beginning.py", "if base != there:", "if base == '':", "tests/training/test_lora_run.py -k other-base",
+        "training/initial_weights.py", "if base != there:", "if base == '':",
+        "tests/training/test_lora_run.py -k other-base",
     ),
     "clipping": Fault("training/pytorch/engine.py", ".clamp(max=1.0)", "", "tests/training/test_engine.py -k largest"),
     "resume": Fault(
@@ -85,14 +88,14 @@ FAULTS = {
         "data/buckets.py", "dealt[1::2, ::-1]", "dealt[1::2]", "tests/data/test_buckets.py -k finish_together",
     ),
     "stand-in": Fault(
-        "data/samples.py", "feed.arrays(read.rows, positions)", "feed.arrays(self.order.images(positions), positions)",
-        "tests/data/test_samples.py -k stands_in",
+        "data/samples.py", "feed.arrays(read.rows, sample_indices)",
+        "feed.arrays(self.order.images(sample_indices), sample_indices)", "tests/data/test_samples.py -k stands_in",
     ),
     "classes": Fault(
         "data/listing.py", "if not is_hidden(entry.name)]", "]", "tests/data/test_folder.py -k hidden",
     ),
     "coins": Fault(
-        "data/conditions/contract.py", "positions, probability, self.coin)", "positions, probability)",
+        "data/conditions/contract.py", "sample_indices, probability, self.coin)", "sample_indices, probability)",
         "tests/data/test_conditions.py -k of_their_own",
     ),
     "latents": Fault(
@@ -143,7 +146,7 @@ FAULTS = {
         "weight.astype(np.float64) @ map_for(timesteps)", "tests/checkpoint/test_pipeline.py -k answers_alike",
     ),
     "images of ranks": Fault(
-        "sampling/spread.py", "asked.at(numbers)", "Asked(asked.at(numbers).values)",
+        "sampling/ranks.py", "asked.at(numbers)", "Asked(asked.at(numbers).values)",
         "tests/cli/test_sample.py -k two_ranks",
     ),
 }  # fmt: skip

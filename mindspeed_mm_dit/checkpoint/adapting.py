@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mindspeed_mm_dit.checkpoint.fitting import check_names
+from mindspeed_mm_dit.checkpoint.compatibility import check_names
 from mindspeed_mm_dit.checkpoint.formats import FORMATS, diffusers, of_source
 from mindspeed_mm_dit.checkpoint.formats.contract import Room
 from mindspeed_mm_dit.checkpoint.published import without_projectors
@@ -29,7 +29,7 @@ _HEADS = ("num_heads", "num_attention_heads")
 
 
 @dataclass(frozen=True)
-class Source:
+class GivenWeights:
     """Weights to begin with, and what is known of them."""
 
     path: Path
@@ -60,7 +60,7 @@ class Beginning(NamedTuple):
     """What was done to the tensor of the source; empty where it was taken as it is."""
 
 
-def read_source(given: str | Path, here: PredictorConfig) -> Source:
+def read_source(given: str | Path, here: PredictorConfig) -> GivenWeights:
     """Read weights of any format, known to be whole and of the kind of ``here``.
 
     Raises:
@@ -103,7 +103,7 @@ def _read(path: Path, kind: str) -> State:
     return state.with_trees({"model": without_projectors(state.trees.get("ema", state.weights))})
 
 
-def _source(path: Path, kind: str, state: State, here: PredictorConfig) -> Source:
+def _source(path: Path, kind: str, state: State, here: PredictorConfig) -> GivenWeights:
     if state.is_autoencoder:
         raise CheckpointError("SOURCE", "is an autoencoder, and no predictor", f"name weights of a {here.model_id!r}")
     shapes = {name: array.shape for name, array in state.weights.items()}
@@ -114,7 +114,7 @@ def _source(path: Path, kind: str, state: State, here: PredictorConfig) -> Sourc
         num_heads: int | None = predictor.num_heads
     else:
         predictor, num_heads = _told_by(shapes, here), state.config.get("num_attention_heads")
-    return Source(path, kind, state.weights, predictor, num_heads, state.facts, _names(path, kind, state.facts))
+    return GivenWeights(path, kind, state.weights, predictor, num_heads, state.facts, _names(path, kind, state.facts))
 
 
 def _told_by(shapes: Shapes, here: PredictorConfig) -> PredictorConfig:
@@ -138,7 +138,7 @@ def by_name(classes: Sequence[str]) -> dict[str, int]:
     return labels if any(name != str(label) for name, label in labels.items()) else {}
 
 
-def begin(source: Source, here: PredictorConfig, classes: Sequence[str], seed: int) -> list[Beginning]:
+def begin(source: GivenWeights, here: PredictorConfig, classes: Sequence[str], seed: int) -> list[Beginning]:
     """Return what each parameter of ``here`` begins as, trained or not, in the order of the network.
 
     classes: name of each label of this run. seed: decides what is drawn anew, as it does without a source.
@@ -170,7 +170,7 @@ def digest_of_base(weights: Mapping[str, np.ndarray]) -> str:
 
 
 def _begun(
-    source: Source, here: PredictorConfig, name: str, wanted: Parameter, labels: Mapping[int, int], seed: int
+    source: GivenWeights, here: PredictorConfig, name: str, wanted: Parameter, labels: Mapping[int, int], seed: int
 ) -> Begun | None:
     draw = lambda: initial_value(name, wanted, seed)  # noqa: E731
     if name not in source.weights:
@@ -179,7 +179,7 @@ def _begun(
     return begun if begun is not None and begun.value.shape == wanted.shape else None
 
 
-def same_labels(source: Source, here: PredictorConfig, classes: Sequence[str]) -> dict[int, int]:
+def same_labels(source: GivenWeights, here: PredictorConfig, classes: Sequence[str]) -> dict[int, int]:
     """Return label here -> label there: by name where both sides have names, by number where there are as many."""
     ours, theirs = here.conditions.label, source.predictor.conditions.label
     if ours is None or theirs is None:
@@ -193,12 +193,12 @@ def same_labels(source: Source, here: PredictorConfig, classes: Sequence[str]) -
     return labels | ({ours.num_classes: theirs.num_classes} if ours.has_null and theirs.has_null else {})
 
 
-def _decides(source: Source, differ: Mapping[str, str]) -> bool:
+def _decides(source: GivenWeights, differ: Mapping[str, str]) -> bool:
     """Return whether settings that differ make another network of the same tensors; those guessed by shapes do not."""
     return bool(differ) if "model" in source.facts else "num_heads" in differ
 
 
-def _differences(source: Source, here: PredictorConfig) -> dict[str, str]:
+def _differences(source: GivenWeights, here: PredictorConfig) -> dict[str, str]:
     """Return what is said of each setting that differs and cannot be adapted."""
     there, passed_over = vars(source.predictor), (*_HEADS, *here.adaptable)
     differ = {

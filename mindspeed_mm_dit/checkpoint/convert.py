@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_mm_dit.checkpoint import checksums, frequencies
-from mindspeed_mm_dit.checkpoint.fitting import check_names
+from mindspeed_mm_dit.checkpoint.compatibility import check_names
 from mindspeed_mm_dit.checkpoint.formats import FORMATS, Room, of_source, of_target
 from mindspeed_mm_dit.checkpoint.formats.diffusers import with_vae_config
 from mindspeed_mm_dit.checkpoint.lora.convert import convert_adapter
 from mindspeed_mm_dit.checkpoint.lora.source import is_adapter, merged, of_run, read_all
-from mindspeed_mm_dit.checkpoint.places import without_places
 from mindspeed_mm_dit.checkpoint.published import without_projectors
+from mindspeed_mm_dit.checkpoint.relative_paths import without_places
 from mindspeed_mm_dit.checkpoint.shapes import Shapes, predictor_of, vae_config, vae_shapes
 from mindspeed_mm_dit.checkpoint.state import Arrays, State
 from mindspeed_mm_dit.checkpoint.store import ADAPTERS, SETTINGS, CheckpointStore, find_checkpoint

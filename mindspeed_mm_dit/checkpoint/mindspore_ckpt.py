@@ -15,7 +15,7 @@ import numpy as np
 
 from mindspeed_mm_dit.checkpoint import checksums
 from mindspeed_mm_dit.checkpoint.checksums import Checksum, summed_file
-from mindspeed_mm_dit.checkpoint.fitting import check_names
+from mindspeed_mm_dit.checkpoint.compatibility import check_names
 from mindspeed_mm_dit.checkpoint.store import BackgroundWriter, without_optimizer
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.mindspore_file import (

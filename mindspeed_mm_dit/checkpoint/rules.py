@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mindspeed_mm_dit.checkpoint.fitting import check_names
+from mindspeed_mm_dit.checkpoint.compatibility import check_names
 from mindspeed_mm_dit.checkpoint.shapes import Shapes
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.errors import CheckpointError

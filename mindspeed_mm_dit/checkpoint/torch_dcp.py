@@ -18,11 +18,11 @@ import torch
 import torch.distributed as dist
 
 from mindspeed_mm_dit.checkpoint import checksums, mindspeed_mm
-from mindspeed_mm_dit.checkpoint.fitting import check_names
+from mindspeed_mm_dit.checkpoint.compatibility import check_names
 from mindspeed_mm_dit.checkpoint.mindspeed_mm import entries_for_mindspeed_mm
 from mindspeed_mm_dit.checkpoint.store import BackgroundWriter, unreadable
 from mindspeed_mm_dit.errors import CheckpointError
-from mindspeed_mm_dit.framework.later import later
+from mindspeed_mm_dit.framework.lazy_imports import later
 from mindspeed_mm_dit.framework.pytorch.sharded import is_sharded
 from mindspeed_mm_dit.optimizers import adam
 from mindspeed_mm_dit.optimizers.contract import STEP

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.checkpoint.fitting import check_whole
+from mindspeed_mm_dit.checkpoint.compatibility import check_whole
 from mindspeed_mm_dit.checkpoint.published import plain, trees_of, without_projectors
 from mindspeed_mm_dit.errors import CheckpointError, PlatformError
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file

@@ -148,7 +148,7 @@ def _print_sizes(rows: Rows, image_size: int) -> None:
     print(
         f"shorter side {sizes.shorter[0]:,} to {sizes.shorter[-1]:,} pixels, middle {sizes.median:,}; "
         f"image_size {image_size} enlarges {sizes.enlarged(image_size):,} of {num:,}, and its square cuts "
-        f"{sizes.part_cut:.0%} off the middle picture; {num - sizes.num_grey:,} in colour, {sizes.num_grey:,} grey"
+        f"{sizes.part_cut:.0%} off the middle image; {num - sizes.num_grey:,} in colour, {sizes.num_grey:,} grey"
     )
 
 
@@ -186,8 +186,8 @@ def _say_doubtful(rows: Rows, noun: str, num_classes: int | None) -> None:
 
 def _draw(args: argparse.Namespace, data: DataConfig, train: Rows, channels: int) -> None:
     from mindspeed_mm_dit.data.overview import first_of_each_class
-    from mindspeed_mm_dit.sampling.asked import Asked
     from mindspeed_mm_dit.sampling.grid import draw_grid
+    from mindspeed_mm_dit.sampling.request import Asked
 
     if train.cached is not None:
         print(f"{args.output}: not drawn, the pictures of the cache {data.dataset_param.cache} are not here")

@@ -8,9 +8,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mindspeed_mm_dit.cli.asking import MOST_IMAGES, add_size
 from mindspeed_mm_dit.cli.evaluate_drawing import Work, draw, drawn_samples, shape_of
 from mindspeed_mm_dit.cli.ranks import found_by_all
+from mindspeed_mm_dit.cli.request_flags import MOST_IMAGES, add_size
 from mindspeed_mm_dit.cli.sample import add_chain, add_drawing, add_model
 from mindspeed_mm_dit.cli.sampler_flags import add_sampler_options
 from mindspeed_mm_dit.configs.limits import check_between
@@ -20,12 +20,12 @@ from mindspeed_mm_dit.errors import ConfigError
 if TYPE_CHECKING:
     from mindspeed_mm_dit.configs.buckets import Size
     from mindspeed_mm_dit.evaluation.evaluation import Candidates, Judge
-    from mindspeed_mm_dit.evaluation.pictures import Pictures
+    from mindspeed_mm_dit.evaluation.image_set import ImageSet
 
 PUBLISHED_CFG_SCALE = 1.5
 """With which DiT's published FIDs were drawn."""
 GRID_FROM, GRID_CLASSES, GRID_PER_CLASS = 500, 10, 10
-"""The picture shows so many classes, and images of each, out of the first so many images."""
+"""The image shows so many classes, and images of each, out of the first so many images."""
 
 DESCRIPTION = """\
 Score a model: draw many images, then compare them with real ones. With --inception: FID, sFID, Inception Score,
@@ -38,7 +38,7 @@ precision and recall as ADM's evaluator defines them. Without: read as asked, va
       --model examples/dit/imagenet256/model.json --labels random --reference VIRTUAL_imagenet256_labeled.npz \\
       --inception weights-inception-2015-12-05-6726825d.pth --output report
   mm-dit evaluate --samples samples.npz --reference reference.npz --inception W.pth --output report
-  mm-dit evaluate --statistics pictures/ --image-size 256 --inception W.pth --output reference.npz
+  mm-dit evaluate --statistics images/ --image-size 256 --inception W.pth --output reference.npz
 
 The same command goes on where it was interrupted; images depend neither on the ranks nor on an interruption.
 docs/evaluation.md says what the scores mean, and where the weights come from."""
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--reference", metavar="PATH", help="ADM's .npz, one of --statistics, a folder of images, or digits"
     )
     parser.add_argument("--inception", metavar="FILE", help="weights of torch-fidelity's Inception (.pth), for FID")
-    parser.add_argument("--image-size", type=int, metavar="PIXELS", help="bring pictures of folders to this size")
+    parser.add_argument("--image-size", type=int, metavar="PIXELS", help="bring images of folders to this size")
     add_size(parser)
     add_chain(parser, PUBLISHED_CFG_SCALE)
     add_drawing(parser)
@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Draw what is missing, score, and write."""
-    from mindspeed_mm_dit.evaluation.pictures import open_pictures
+    from mindspeed_mm_dit.evaluation.image_set import open_image_set
     from mindspeed_mm_dit.framework import activate
     from mindspeed_mm_dit.framework.launched import check_launched, end_with_launcher
 
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         if args.statistics:
             return _make_statistics(args) if first else 0
         work = Work.of(args) if args.checkpoint else None
-        samples = open_pictures("--samples", args.samples, args.image_size) if first and args.samples else None
+        samples = open_image_set("--samples", args.samples, args.image_size) if first and args.samples else None
         judge = _judge_of(args, work, samples) if first else None
     if work:
         draw(args, work)
@@ -120,7 +120,7 @@ def _check_flags(args: argparse.Namespace) -> None:
         )  # fmt: skip
     if args.statistics:
         if not args.inception:
-            from mindspeed_mm_dit.evaluation.pictures import INCEPTION
+            from mindspeed_mm_dit.evaluation.image_set import INCEPTION
 
             raise ConfigError("--statistics", "are made with --inception", INCEPTION)
         if not args.output.lower().endswith(".npz"):
@@ -134,16 +134,16 @@ def _check_flags(args: argparse.Namespace) -> None:
 
 def _make_statistics(args: argparse.Namespace) -> int:
     from mindspeed_mm_dit.evaluation.cautions import cautions
+    from mindspeed_mm_dit.evaluation.image_set import open_image_set
     from mindspeed_mm_dit.evaluation.inception import Inception
-    from mindspeed_mm_dit.evaluation.pictures import open_pictures
     from mindspeed_mm_dit.evaluation.scores import check_enough, write_statistics
 
-    pictures = open_pictures("--statistics", args.statistics, args.image_size)
-    check_enough(pictures.what, pictures.count)
+    images = open_image_set("--statistics", args.statistics, args.image_size)
+    check_enough(images.what, images.count)
     network = Inception(args.inception)
-    write_statistics(Path(args.output), pictures, network.features(pictures, args.batch_size), network)
-    print(f"{args.output}: statistics of {pictures.count:,} images of {pictures.shape[0]} x {pictures.shape[1]}")
-    for note in cautions(pictures):
+    write_statistics(Path(args.output), images, network.features(images, args.batch_size), network)
+    print(f"{args.output}: statistics of {images.count:,} images of {images.shape[0]} x {images.shape[1]}")
+    for note in cautions(images):
         print(f"note: {note}")
     return 0
 
@@ -151,7 +151,7 @@ def _make_statistics(args: argparse.Namespace) -> int:
 # --- what is scored, and by what -------------------------------------------------------------------------------
 
 
-def _judge_of(args: argparse.Namespace, work: Work | None, samples: Pictures | None) -> Judge:
+def _judge_of(args: argparse.Namespace, work: Work | None, samples: ImageSet | None) -> Judge:
     """Return the judge that the flags name, who has looked at what is there, or will be."""
     from mindspeed_mm_dit.evaluation.digits_judge import DIGITS, DigitsJudge
 
@@ -161,7 +161,7 @@ def _judge_of(args: argparse.Namespace, work: Work | None, samples: Pictures | N
     return judge
 
 
-def _candidates(args: argparse.Namespace, work: Work | None, samples: Pictures | None) -> Candidates:
+def _candidates(args: argparse.Namespace, work: Work | None, samples: ImageSet | None) -> Candidates:
     from mindspeed_mm_dit.evaluation.evaluation import Candidates
 
     if samples:
@@ -175,10 +175,10 @@ def _candidates(args: argparse.Namespace, work: Work | None, samples: Pictures |
 
 def _judge_by_images(args: argparse.Namespace, image_size: int | Size) -> Judge:
     """Return the judge that holds real images: through the Inception, or through what they have in common."""
+    from mindspeed_mm_dit.evaluation.image_set import open_image_set
     from mindspeed_mm_dit.evaluation.images_judge import ImagesJudge
-    from mindspeed_mm_dit.evaluation.pictures import open_pictures
 
-    reference = open_pictures("--reference", args.reference, image_size)
+    reference = open_image_set("--reference", args.reference, image_size)
     if not args.inception:
         return ImagesJudge(reference)
     from mindspeed_mm_dit.evaluation.inception import Inception
@@ -190,11 +190,11 @@ def _judge_by_images(args: argparse.Namespace, image_size: int | Size) -> Judge:
 # --- the work --------------------------------------------------------------------------------------------------
 
 
-def _report(args: argparse.Namespace, judge: Judge, samples: Pictures, work: Work | None) -> None:
+def _report(args: argparse.Namespace, judge: Judge, samples: ImageSet, work: Work | None) -> None:
     from mindspeed_mm_dit import __version__
     from mindspeed_mm_dit.evaluation.digits_judge import DIGITS
     from mindspeed_mm_dit.evaluation.evaluation import PAGE, REPORT, Evaluation
-    from mindspeed_mm_dit.evaluation.pictures import sha256_of
+    from mindspeed_mm_dit.evaluation.image_set import sha256_of
     from mindspeed_mm_dit.framework import runtime
 
     folder = Path(args.output)
@@ -219,12 +219,12 @@ def _report(args: argparse.Namespace, judge: Judge, samples: Pictures, work: Wor
     print(f"{folder / PAGE}  {folder / REPORT}" + (f"  {work.shards.joined}" if work else ""))
 
 
-def _grid(samples: Pictures, classes: tuple[str, ...]) -> bytes:
+def _grid(samples: ImageSet, classes: tuple[str, ...]) -> bytes:
     """Return a PNG of some of the samples, one row a class."""
     import numpy as np
 
-    from mindspeed_mm_dit.sampling.asked import Asked
     from mindspeed_mm_dit.sampling.grid import draw_grid
+    from mindspeed_mm_dit.sampling.request import Asked
 
     images = next(samples.batches(min(GRID_FROM, samples.count)))
     labels = np.zeros(len(images), np.int64) if samples.labels is None else samples.labels[: len(images)]

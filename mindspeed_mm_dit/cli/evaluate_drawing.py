@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from mindspeed_mm_dit.checkpoint.lora.source import Strong
     from mindspeed_mm_dit.configs.model import ModelConfig
-    from mindspeed_mm_dit.evaluation.pictures import Pictures
+    from mindspeed_mm_dit.evaluation.image_set import ImageSet
     from mindspeed_mm_dit.sampling.generate import SampleSettings
     from mindspeed_mm_dit.sampling.shards import Shards
 
@@ -45,8 +45,8 @@ class Work:
     @classmethod
     def of(cls, args: argparse.Namespace) -> Work:
         """Check all that the flags ask for, before weights are read."""
-        from mindspeed_mm_dit.sampling.asked import resized
         from mindspeed_mm_dit.sampling.load import describe, load_adapters
+        from mindspeed_mm_dit.sampling.request import resized
         from mindspeed_mm_dit.sampling.shards import Shards, draw_labels
 
         path, config, classes = describe(args.checkpoint, args.model)
@@ -73,7 +73,7 @@ class Work:
 
 def _prompts(args: argparse.Namespace, config: ModelConfig) -> list[str]:
     """Return the prompts of the file that the flag names, each of which the text encoders can read."""
-    from mindspeed_mm_dit.cli.asking import check_prompts, prompts_of
+    from mindspeed_mm_dit.cli.request_flags import check_prompts, prompts_of
 
     if args.reference == "digits":
         raise ConfigError("--reference = digits", "is for models of classes, and this one is of captions",
@@ -170,11 +170,11 @@ def draw(args: argparse.Namespace, work: Work) -> None:
         runtime.shutdown()
 
 
-def drawn_samples(work: Work) -> Pictures:
+def drawn_samples(work: Work) -> ImageSet:
     """Return the images of samples.npz, all that were asked for."""
-    from mindspeed_mm_dit.evaluation.pictures import open_pictures
+    from mindspeed_mm_dit.evaluation.image_set import open_image_set
 
-    samples = open_pictures("--output", work.shards.joined)
+    samples = open_image_set("--output", work.shards.joined)
     if samples.count != work.shards.drawing.num:
         words = f"holds {samples.count:,} images, and {work.shards.drawing.num:,} were asked for"
         raise ConfigError(samples.what, words, "remove the file, and run again")

@@ -19,18 +19,18 @@ from mindspeed_mm_dit.planning.starter import DIFFUSIONS
 if TYPE_CHECKING:
     from mindspeed_mm_dit.configs.images import DatasetParam
     from mindspeed_mm_dit.data.rows import Rows
-    from mindspeed_mm_dit.planning.starter import Machine, Pictures, Starter
+    from mindspeed_mm_dit.planning.starter import ImageFacts, Machine, Starter
 
 DESCRIPTION = """\
-Look at your pictures and write a config folder that trains on them: model.json, data.json, fsdp2.yaml and train.args,
-with the reason of each choice beside it. Nothing is downloaded, and the pictures stay as they are.
+Look at your images and write a config folder that trains on them: model.json, data.json, fsdp2.yaml and train.args,
+with the reason of each choice beside it. Nothing is downloaded, and the images stay as they are.
 
   mm-dit init my_images --output my_config
   mm-dit init my_images --output my_config --vae weights/sd-vae-ft-ema
 
-PICTURES is a folder with a folder for each class, a folder with labels.csv (image_path,label), such a csv itself, a
-folder of Parquet or webdataset shards, or a folder of pictures of one kind. Without --vae a model learns small images,
-32 pixels on a CPU; with one it learns latents, at 256. Network, batch and length follow from the number of pictures and
+IMAGES is a folder with a folder for each class, a folder with labels.csv (image_path,label), such a csv itself, a
+folder of Parquet or webdataset shards, or a folder of images of one kind. Without --vae a model learns small images,
+32 pixels on a CPU; with one it learns latents, at 256. Network, batch and length follow from the number of images and
 from this machine."""
 
 EXPECT_ON_A_CPU = """\
@@ -39,19 +39,19 @@ what to expect:        of 4 classes of 60 photographs 97 % of the samples were r
 """As benchmarks/results/2026-11-23-time_to_quality.md has it."""
 EXPECT_LESS = """\
                        Expect less here: {}. Shapes come late; what helps is more of them, or an accelerator"""
-ENOUGH_STEPS, ENOUGH_PICTURES = 2_000, 60
+ENOUGH_STEPS, ENOUGH_IMAGES = 2_000, 60
 SUPPOSED_GIB = 32.0
 """Memory that an accelerator is taken to have where it cannot be asked."""
 NAMES_IN_COMMAND = 4
-CURE_OF_EMPTY = "name a folder that has pictures: one folder of them for each class, or an index with image_path,label"
+CURE_OF_EMPTY = "name a folder that has images: one folder of them for each class, or an index with image_path,label"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the command."""
-    parser.add_argument("pictures", metavar="PICTURES", help="folder of the pictures, or a csv in it")
+    parser.add_argument("images", metavar="IMAGES", help="folder of the images, or a csv in it")
     parser.add_argument("--output", required=True, metavar="DIR", help="config folder to write")
     parser.add_argument("--vae", metavar="DIR", help="diffusers folder of an AutoencoderKL, such as sd-vae-ft-ema")
-    parser.add_argument("--image-size", type=int, metavar="N", help="pixels (default: by pictures, --vae and machine)")
+    parser.add_argument("--image-size", type=int, metavar="N", help="pixels (default: by images, --vae and machine)")
     parser.add_argument(
         "--diffusion",
         choices=tuple(DIFFUSIONS),
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     if args.vae and not machine.accelerators:
         dataset["latents"] = _latents(args)
     classes = f"{len(index.classes):,} {'class' if len(index.classes) == 1 else 'classes'}"
-    found = f"{len(index):,} pictures in {classes} of {param.data_folder}: {reason}"
+    found = f"{len(index):,} images in {classes} of {param.data_folder}: {reason}"
     name = Path(os.path.abspath(args.output)).name
     for file, text in files_of(starter, dataset, found, f"outputs/{name}").items():
         Path(args.output, file).write_text(text, encoding="utf-8")
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_flags(args: argparse.Namespace) -> None:
-    check_path("PICTURES", args.pictures)
+    check_path("IMAGES", args.images)
     if args.image_size is not None:
         check_between("--image-size", args.image_size, 2, 4096)
     if args.device_memory_gib is not None:
@@ -104,7 +104,7 @@ def _check_output(args: argparse.Namespace, data_folder: str) -> None:
 
     output = Path(os.path.realpath(args.output))
     if output.is_relative_to(os.path.realpath(data_folder)):
-        raise ConfigError(f"--output = {args.output}", "lies among the pictures", "name a folder elsewhere")
+        raise ConfigError(f"--output = {args.output}", "lies among the images", "name a folder elsewhere")
     check_output_folder("--output", args.output)
     there = [name for name in ("model.json", "data.json", "fsdp2.yaml", "train.args") if (output / name).exists()]
     if there and not args.overwrite:
@@ -128,13 +128,13 @@ def _autoencoder(folder: str | None) -> dict[str, Any] | None:
 
 
 def _look(args: argparse.Namespace) -> tuple[DatasetParam, Rows, str]:
-    """Return the pictures, those that can be used, and what their layout is."""
+    """Return the images, those that can be used, and what their layout is."""
     from mindspeed_mm_dit.configs.images import DatasetParam
-    from mindspeed_mm_dit.data.layout import layout_of
+    from mindspeed_mm_dit.data.folder_classes import classes_of_folder
     from mindspeed_mm_dit.data.rows import Wanted
     from mindspeed_mm_dit.data.sources import source_of
 
-    layout = layout_of(args.pictures)
+    layout = classes_of_folder(args.images)
     size = args.image_size or 32
     param = DatasetParam(layout.data_folder, size, layout.index, layout.single_class, skip_bad_images=True,
                          dataset_type=layout.dataset_type, split=layout.split)  # fmt: skip
@@ -142,16 +142,16 @@ def _look(args: argparse.Namespace) -> tuple[DatasetParam, Rows, str]:
         return param, source_of(param).open(param, Wanted(param.items)), layout.reason
     except DataError as error:
         if error.what.startswith("dataset_param.data_folder"):  # a setting of a file that is not written yet
-            raise DataError(f"PICTURES = {args.pictures}", error.reason, CURE_OF_EMPTY) from None
+            raise DataError(f"IMAGES = {args.images}", error.reason, CURE_OF_EMPTY) from None
         raise
 
 
-def _pictures(index: Rows, param: DatasetParam) -> Pictures:
+def _pictures(index: Rows, param: DatasetParam) -> ImageFacts:
     from mindspeed_mm_dit.data.overview import sizes_of
-    from mindspeed_mm_dit.planning.starter import Pictures
+    from mindspeed_mm_dit.planning.starter import ImageFacts
 
     sizes = sizes_of(index, param.sample_size)
-    return Pictures(len(index), len(index.classes), sizes.median, sizes.num_grey == len(sizes.shorter))
+    return ImageFacts(len(index), len(index.classes), sizes.median, sizes.num_grey == len(sizes.shorter))
 
 
 def _machine(args: argparse.Namespace) -> Machine:
@@ -174,7 +174,7 @@ def _machine(args: argparse.Namespace) -> Machine:
 
 
 def _dataset(param: DatasetParam, index: Rows) -> dict[str, Any]:
-    """Return the part of dataset_param that says which pictures they are."""
+    """Return the part of dataset_param that says which images they are."""
     told = dataclasses.asdict(dataclasses.replace(param, skip_bad_images=index.skipped > 0))
     usual = {field.name: field.default for field in dataclasses.fields(param)}
     names = ("dataset_type", "data_folder", "index", "single_class", "split", "skip_bad_images")
@@ -192,7 +192,7 @@ def _print_choices(starter: Starter, reason: str) -> None:
 
 
 def _latents(args: argparse.Namespace) -> str:
-    """Return where the pictures are kept encoded; a CPU would take longer to encode one than to learn from it."""
+    """Return where the images are kept encoded; a CPU would take longer to encode one than to learn from it."""
     return f"{args.output}/latents"
 
 
@@ -220,17 +220,17 @@ def _print_commands(args: argparse.Namespace, starter: Starter, machine: Machine
     )
 
 
-def _print_expectation(steps: int, pictures: int) -> None:
-    """Say what a CPU makes of so many steps and ``pictures`` a class."""
+def _print_expectation(steps: int, images: int) -> None:
+    """Say what a CPU makes of so many steps and ``images`` a class."""
     print(EXPECT_ON_A_CPU)
     few = [f"{steps:,} steps (--train-iters)"] if steps < ENOUGH_STEPS else []
-    few += [f"{pictures:,} pictures a class"] if pictures < ENOUGH_PICTURES else []
+    few += [f"{images:,} images a class"] if images < ENOUGH_IMAGES else []
     if few:
         print(EXPECT_LESS.format(" and ".join(few)))
 
 
 def _encode(args: argparse.Namespace) -> str:
-    """Return the command that encodes the pictures; where they are encoded already it does nothing."""
+    """Return the command that encodes the images; where they are encoded already it does nothing."""
     words = ["cache-latents", "--model", f"{args.output}/model.json", "--data", f"{args.output}/data.json"]
     framework = [] if args.ai_framework == "pytorch" else ["--ai-framework", args.ai_framework]
     return f"{_mm_dit()} {shlex.join([*words, '--output', _latents(args), *framework])}"

@@ -15,8 +15,8 @@ from mindspeed_mm_dit.errors import ConfigError, PlatformError, UserError, neare
 
 COMMANDS = {
     "train": "train what a config folder describes",
-    "init": "look at your pictures and write a config folder that trains on them",
-    "data": "say what a run would see of its pictures, and draw a contact sheet",
+    "init": "look at your images and write a config folder that trains on them",
+    "data": "say what a run would see of its images, and draw a contact sheet",
     "sample": "draw images from a trained model",
     "app": "draw from a trained model on a page in your browser",
     "evaluate": "score a model by many samples: FID, Inception Score, precision and recall",

@@ -17,7 +17,7 @@ from mindspeed_mm_dit.errors import ConfigError
 
 if TYPE_CHECKING:
     from mindspeed_mm_dit.configs.model import ModelConfig
-    from mindspeed_mm_dit.planning.memory import Layout
+    from mindspeed_mm_dit.planning.memory import Placement
     from mindspeed_mm_dit.planning.recommend import Recommendation, Request
 
 DESCRIPTION = """\
@@ -207,12 +207,14 @@ def print_memory(model: ModelConfig, request: Request, chosen: Recommendation) -
     from mindspeed_mm_dit.planning.memory import memory
     from mindspeed_mm_dit.planning.recommend import GIB
 
-    plan, micro, layout = memory(model, chosen.layout, request.online_vae), chosen.micro_batch_size, chosen.layout
+    micro, placement = chosen.micro_batch_size, chosen.placement
+    recompute = "on" if placement.recompute else "off"
+    plan = memory(model, placement, request.online_vae)
     print(
-        f"\nrecommended      {layout.world_size} rank(s), weights shared by {layout.shard_ranks}, micro-batch {micro} "
-        f"x {request.images_per_rank // micro} a step, recompute {'on' if layout.recompute else 'off'}, bf16"
+        f"\nrecommended      {placement.world_size} rank(s), weights shared by {placement.shard_ranks}, "
+        f"micro-batch {micro} x {request.images_per_rank // micro} a step, recompute {recompute}, bf16"
     )
-    if (ranks := layout.sequence_ranks) > 1:
+    if (ranks := placement.sequence_ranks) > 1:
         print(f"                 {ranks} ranks share a sample; what they exchange for it is not counted below")
     if _learns_videos(model) and request.online_vae:
         print("                 from features; from files autoencoder and text encoder come on top")
@@ -229,8 +231,8 @@ def print_fits(model: ModelConfig, request: Request) -> None:
     from mindspeed_mm_dit.planning.recommend import fitting
 
     print(f"\n{'largest micro-batch':<24} {'kept':>8} {'recompute':>10}")
-    for name, layout in kinds(request).items():
-        largest = [fitting(model, dataclasses.replace(layout, recompute=again), request) for again in (False, True)]
+    for name, placement in kinds(request).items():
+        largest = [fitting(model, dataclasses.replace(placement, recompute=again), request) for again in (False, True)]
         print(f"  {name:<22} {largest[0]:>8} {largest[1]:>10}")
 
 
@@ -241,15 +243,15 @@ def print_traffic(model: ModelConfig, request: Request, chosen: Recommendation, 
     rounds = request.images_per_rank // chosen.micro_batch_size
     print(f"\n{'sent a step and rank':<24} {'in shards':>12} {'between copies':>15}", end="")
     print(f" {'step, overlapped':>17} {'in turn':>9} {'paper run':>11}" if args.link_gbps else "")
-    for name, layout in kinds(request).items():
-        layout = dataclasses.replace(layout, recompute=chosen.layout.recompute)
-        sent = traffic(model, layout, rounds)
+    for name, placement in kinds(request).items():
+        placement = dataclasses.replace(placement, recompute=chosen.placement.recompute)
+        sent = traffic(model, placement, rounds)
         print(f"  {name:<22} {sent.within_shards / 1e9:9.3f} GB {sent.between_replicas / 1e9:12.3f} GB", end="")
         if args.link_gbps:
             links = Links(args.link_gbps, args.node_link_gbps or args.link_gbps, request.node_size)
             images = chosen.micro_batch_size * rounds
-            compute = step_time(model, layout, images, args.peak_tflops * 1e12 * args.mfu)
-            travel = links.seconds(layout, sent)
+            compute = step_time(model, placement, images, args.peak_tflops * 1e12 * args.mfu)
+            travel = links.seconds(placement, sent)
             days = PAPER_STEPS * PAPER_BATCH / request.global_batch_size * max(compute, travel) / 86400
             print(f" {max(compute, travel) * 1e3:14.1f} ms {(compute + travel) * 1e3:6.1f} ms {days:6.2f} days", end="")
         print()
@@ -261,19 +263,19 @@ def print_traffic(model: ModelConfig, request: Request, chosen: Recommendation, 
         )
 
 
-def kinds(request: Request) -> dict[str, Layout]:
+def kinds(request: Request) -> dict[str, Placement]:
     """Return the layouts to compare: every rank a whole copy, one copy for all, one copy for each node."""
     from mindspeed_mm_dit.configs.precision import AUTOCAST
-    from mindspeed_mm_dit.planning.memory import Layout
+    from mindspeed_mm_dit.planning.memory import Placement
 
     W = request.world_size
-    found = {"replicated": Layout(W, 1, AUTOCAST)}
+    found = {"replicated": Placement(W, 1, AUTOCAST)}
     if W > 1:
-        found[f"sharded over {W}"] = Layout(W, W)
+        found[f"sharded over {W}"] = Placement(W, W)
     if request.node_size < W and W % request.node_size == 0:
-        found[f"hybrid, {request.node_size} a copy"] = Layout(W, request.node_size)
+        found[f"hybrid, {request.node_size} a copy"] = Placement(W, request.node_size)
     same: dict[str, Any] = {name: getattr(request, name) for name in ("sequence_ranks", "averages", "optimizer")}
-    return {name: dataclasses.replace(layout, **same) for name, layout in found.items()}
+    return {name: dataclasses.replace(placement, **same) for name, placement in found.items()}
 
 
 def _learns_videos(model: ModelConfig) -> bool:

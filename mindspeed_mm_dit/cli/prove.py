@@ -124,7 +124,7 @@ def _checked(config: Config) -> Config:
 
     activate("pytorch")  # of the truth
     mm = preflight(quiet(parse(list(config.task(Layout("truth"), "truth").flags)))).mm
-    return replace(config, about={**config.about, "data": mm.pictures})
+    return replace(config, about={**config.about, "data": mm.data_digest})
 
 
 def _absent(layouts: Sequence[Layout]) -> dict[str, UserError]:

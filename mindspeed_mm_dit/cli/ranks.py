@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework.launched import says_it
-from mindspeed_mm_dit.hosts.ending import SECONDS_TO_SAY_IT
+from mindspeed_mm_dit.hosts.early_exit import SECONDS_TO_SAY_IT
 from mindspeed_mm_dit.training.exit_codes import USER_ERROR
 
 

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Replay a step; 0 if it is finite, 1 if not."""
     from mindspeed_mm_dit.training.flags import quiet
-    from mindspeed_mm_dit.training.past import PastRun  # (imports a framework)
+    from mindspeed_mm_dit.training.past_run import PastRun  # (imports a framework)
 
     past = PastRun.open("--checkpoint", args.checkpoint)
     iteration = args.iteration if args.iteration is not None else past.left.get("iteration")

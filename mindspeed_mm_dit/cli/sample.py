@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mindspeed_mm_dit.checkpoint.places import without_places
-from mindspeed_mm_dit.cli.asking import add_asking, asked_of
+from mindspeed_mm_dit.checkpoint.relative_paths import without_places
 from mindspeed_mm_dit.cli.ranks import found_by_all
+from mindspeed_mm_dit.cli.request_flags import add_asking, asked_of
 from mindspeed_mm_dit.cli.sampler_flags import OPTIONS, add_sampler, add_sampler_options
 from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.errors import ConfigError
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from mindspeed_mm_dit.checkpoint.lora.source import Strong
     from mindspeed_mm_dit.configs.model import ModelConfig
-    from mindspeed_mm_dit.sampling.asked import Asked
     from mindspeed_mm_dit.sampling.generate import SampleSettings
     from mindspeed_mm_dit.sampling.outputs import Output
+    from mindspeed_mm_dit.sampling.request import Asked
 
 DESCRIPTION = """\
 Draw images or videos of the classes you name, or of the prompts you write, from a trained model.
@@ -138,8 +138,8 @@ def run(args: argparse.Namespace) -> int:
     with found_by_all():
         check_launched(os.environ, args.ai_framework)
         activate(args.ai_framework)
-        from mindspeed_mm_dit.sampling.asked import resized
         from mindspeed_mm_dit.sampling.load import describe
+        from mindspeed_mm_dit.sampling.request import resized
 
         _, config, names = describe(args.checkpoint, args.model)
         work = _Work.of(args, resized(config, args.frames, args.size), names)
@@ -172,9 +172,9 @@ class _Work:
     def of(cls, args: argparse.Namespace, config: ModelConfig, names: Sequence[str]) -> _Work:
         """Check all that the flags ask for, before weights are read."""
         from mindspeed_mm_dit.framework import runtime
-        from mindspeed_mm_dit.sampling.clips import FPS
         from mindspeed_mm_dit.sampling.load import load_adapters
         from mindspeed_mm_dit.sampling.outputs import Output
+        from mindspeed_mm_dit.sampling.video_files import FPS
 
         settings = settings_of(args, config)
         output = Output(args.output, FPS if args.fps is None else args.fps)
@@ -198,7 +198,7 @@ def load_asked(args: argparse.Namespace, adapters: Sequence[Strong]) -> tuple[An
 def _draw(args: argparse.Namespace, work: _Work) -> tuple[np.ndarray | None, float]:
     """Return the samples, drawn by all ranks, on the first of them (None on others), and the seconds that took."""
     from mindspeed_mm_dit.framework import runtime
-    from mindspeed_mm_dit.sampling.spread import generate_spread
+    from mindspeed_mm_dit.sampling.ranks import generate_spread
 
     if work.ranks > 1:
         runtime.initialize(None, 1, work.ranks)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from mindspeed_mm_dit.configs.flag import AddFlags, rows_of, spelled
-from mindspeed_mm_dit.configs.flag_pairs import check_given
+from mindspeed_mm_dit.configs.flag_combinations import check_given
 from mindspeed_mm_dit.configs.host_flags import HOST_ONLY
 from mindspeed_mm_dit.configs.limits import FLOAT32, MOST_SAMPLES, check_path
 from mindspeed_mm_dit.configs.run import MEGATRON, Own, RunConfig

@@ -35,7 +35,7 @@ def _class_table(here: DiTSettings, there: DiTSettings, offer: Offer) -> Begun:
 
 
 def _patch_embedding(here: DiTSettings, there: DiTSettings, offer: Offer) -> Begun:
-    """Resample patches; a grey picture is embedded as its three equal colours, and these as it."""
+    """Resample patches; a grey image is embedded as its three equal colours, and these as it."""
     value = offer.value  # (D, C, P, P)
     channels = (there.in_channels, here.in_channels)
     if _are_foreign(*channels):
@@ -81,7 +81,7 @@ _FOREIGN = "drawn anew: latents of {0} channels there and of {1} here have nothi
 
 
 def _are_foreign(there: int, here: int) -> bool:
-    """Return whether channels cannot be translated: all but those of grey and colour pictures mean something else."""
+    """Return whether channels cannot be translated: all but those of grey and colour images mean something else."""
     return there != here and {there, here} != {1, 3}
 
 

@@ -29,7 +29,7 @@ class DatasetParam(SourceParam):
     index: str | None = None
     """CSV inside ``data_folder`` with columns image_path,label, paths below it; null: every sub-folder is a class."""
     single_class: bool = False
-    """All pictures below ``data_folder`` are of one class, which has the folder's name."""
+    """All images below ``data_folder`` are of one class, which has the folder's name."""
     source: Literal["digits", "captioned_digits", "inverted_digits", "digits_buckets"] | None = None
     """Built-in images, written to ``data_folder``, a path that ends in their name: scikit-learn's digits, these with
     captions, 40 of them inverted, or all of them on squares and rectangles."""
@@ -75,7 +75,7 @@ class DatasetParam(SourceParam):
         if self.dataset_type != "image_folder" and (self.index or self.single_class or self.source):
             raise ConfigError(
                 f"dataset_param.dataset_type = {self.dataset_type!r}",
-                "shards say the class of each picture themselves",
+                "shards say the class of each image themselves",
                 "drop index, single_class and source",
             )
         self.check_buckets(2, "image_size")

@@ -26,7 +26,7 @@ class MultiModalArguments:
     """What a step computes in; None: MindSpeed-MM decides it, without FSDP2."""
     classes: tuple[str, ...] = ()
     """Name of each label, kept in every checkpoint."""
-    pictures: str = ""
+    data_digest: str = ""
     """How many samples there are, and a digest of them; kept in every checkpoint."""
     autoencoder: str = ""
     """Which autoencoder it is: a digest of its files; kept in every checkpoint."""

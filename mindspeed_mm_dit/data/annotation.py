@@ -39,7 +39,7 @@ class Entry(NamedTuple):
     line: int
     """Where it begins in the annotation, from 1."""
     path: str
-    """Path of the video or picture below ``data_folder``, in its shortest form."""
+    """Path of the video or image below ``data_folder``, in its shortest form."""
     captions: tuple[str, ...]
     """What is seen; where there are several, one is drawn each time."""
     num_frames: int | None = None

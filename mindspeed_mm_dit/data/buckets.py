@@ -12,7 +12,7 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.buckets import Shape, size_words
 from mindspeed_mm_dit.configs.source import SourceParam
-from mindspeed_mm_dit.data.draws import VALIDATION_POSITIONS, Stream, generator
+from mindspeed_mm_dit.data.draws import VALIDATION_START, Stream, generator
 from mindspeed_mm_dit.data.order import Order
 from mindspeed_mm_dit.errors import ConfigError, DataError
 
@@ -157,9 +157,9 @@ class BucketOrder(Order):
             groups = generator(self._seed, Stream.ORDER, epoch, block=1).permutation(groups)
         return groups.reshape(-1)
 
-    def images(self, positions: np.ndarray) -> np.ndarray:
+    def images(self, sample_indices: np.ndarray) -> np.ndarray:
         """Return the sample at each position, (B,) int64; those held out begin with the first group."""
-        epochs, offsets = np.divmod(positions % VALIDATION_POSITIONS, len(self))
+        epochs, offsets = np.divmod(sample_indices % VALIDATION_START, len(self))
         return np.array([self._epoch(e)[o] for e, o in zip(epochs.tolist(), offsets.tolist())], np.int64)
 
     def micro_batches(self, start: int, size: int, rank: int, ranks: int, rounds: int) -> Iterator[np.ndarray]:

@@ -16,12 +16,12 @@ import numpy as np
 from PIL import Image
 
 from mindspeed_mm_dit.configs.files import is_folder, reason_of
-from mindspeed_mm_dit.data import phrases
+from mindspeed_mm_dit.data import caption_phrases
 from mindspeed_mm_dit.data.draws import philox
 from mindspeed_mm_dit.errors import DataError
 
 
-class Source(NamedTuple):
+class BuiltinData(NamedTuple):
     """A built-in data set."""
 
     write: Callable[[Path], None]
@@ -65,7 +65,7 @@ def write_captioned_digits(folder: Path) -> None:
     """
     _write_images(
         folder, _pixels(), ("image_path", "label", "caption"), "captions.csv",
-        lambda number, label: [(caption,) for caption in phrases.drawn(number, label)],
+        lambda number, label: [(caption,) for caption in caption_phrases.drawn(number, label)],
     )  # fmt: skip
 
 
@@ -140,10 +140,10 @@ INVERTED_EACH = 4
 CANVASES, PLACE = ((12, 12), (8, 16), (16, 8)), 4
 """Of digits on rectangles: (H, W), and the pixels from one place of a digit to the next."""
 BUILTIN_SOURCES = {
-    "digits": Source(write_digits, num_images=1797, num_classes=10),
-    "captioned_digits": Source(write_captioned_digits, num_images=1797, num_classes=10),
-    "inverted_digits": Source(write_inverted_digits, num_images=10 * INVERTED_EACH, num_classes=10),
-    "digits_buckets": Source(write_digits_buckets, num_images=1797, num_classes=10),
+    "digits": BuiltinData(write_digits, num_images=1797, num_classes=10),
+    "captioned_digits": BuiltinData(write_captioned_digits, num_images=1797, num_classes=10),
+    "inverted_digits": BuiltinData(write_inverted_digits, num_images=10 * INVERTED_EACH, num_classes=10),
+    "digits_buckets": BuiltinData(write_digits_buckets, num_images=1797, num_classes=10),
 }
 
 

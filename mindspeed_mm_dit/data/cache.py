@@ -170,9 +170,9 @@ class CachedVisuals:
         self._with_std, self._features = with_std, features
         self._of_files = of_files
 
-    def views_at(self, seed: int, positions: np.ndarray) -> np.ndarray:
+    def views_at(self, seed: int, sample_indices: np.ndarray) -> np.ndarray:
         """Return the view of each sample, as it is of the files."""
-        return self._of_files.views_at(seed, positions)
+        return self._of_files.views_at(seed, sample_indices)
 
     def read(self, rows: np.ndarray, views: np.ndarray) -> Read:
         """Return latent_mean and, for a sampled posterior, latent_std, each (B, C, ...) float32, unscaled."""

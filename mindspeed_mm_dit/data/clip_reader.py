@@ -35,11 +35,11 @@ class ClipReader:
         fits = 3 * self._shapes.prod(1).sum() * bytes_a_value <= CACHE_BYTES
         self._decoded: dict[int, np.ndarray] | None = {} if fits and self.views else None
 
-    def views_at(self, seed: int, positions: np.ndarray) -> np.ndarray:
+    def views_at(self, seed: int, sample_indices: np.ndarray) -> np.ndarray:
         """Return where each clip begins, (B,) in [0, 1)."""
         if self.views:
-            return np.zeros(len(positions))
-        return uniforms(seed, Stream.CLIP_START, positions)
+            return np.zeros(len(sample_indices))
+        return uniforms(seed, Stream.CLIP_START, sample_indices)
 
     def read(self, rows: np.ndarray, views: np.ndarray) -> Read:
         """Return pixels (B, 3 or 1, F, H, W) of ``rows`` (B,), all of one shape, uint8 (float32 with ``crop``

@@ -198,7 +198,7 @@ def _check_long_enough(clip: Clip, param: ClipsParam) -> None:
 
 
 def is_still(path: Path) -> bool:
-    """Return whether a clip is a picture, by its name; a GIF is a video, if only of one frame."""
+    """Return whether a clip is an image, by its name; a GIF is a video, if only of one frame."""
     suffix = path.suffix.lower()
     return suffix in readable_formats() and suffix != ".gif"
 

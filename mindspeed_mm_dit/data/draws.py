@@ -31,13 +31,13 @@ class Stream(IntEnum):
     SOURCE = 13
 
 
-VALIDATION_POSITIONS = 1 << 62
+VALIDATION_START = 1 << 62
 """Validation samples sit at positions from here on, so they never share a draw with training."""
 
 
-def generator(seed: int, stream: Stream, position: int, block: int = 0) -> np.random.Generator:
+def generator(seed: int, stream: Stream, sample_index: int, block: int = 0) -> np.random.Generator:
     """Return the generator of one stream at one position; ``block`` separates several draws there."""
-    return philox((seed, stream), (0, block, position, 0))
+    return philox((seed, stream), (0, block, sample_index, 0))
 
 
 def philox(key: tuple[int, int], counter: tuple[int, int, int, int] = (0, 0, 0, 0)) -> np.random.Generator:
@@ -46,10 +46,10 @@ def philox(key: tuple[int, int], counter: tuple[int, int, int, int] = (0, 0, 0, 
     return np.random.Generator(np.random.Philox(key=np.array(key, np.uint64), counter=np.array(counter, np.uint64)))
 
 
-def timesteps(seed: int, positions: np.ndarray, num_train_timesteps: int) -> np.ndarray:
+def timesteps(seed: int, sample_indices: np.ndarray, num_train_timesteps: int) -> np.ndarray:
     """Timesteps, uniform in 0 ... T-1, (B,) int64."""
     return np.array(
-        [generator(seed, Stream.TIMESTEP, p).integers(num_train_timesteps) for p in positions.tolist()], np.int64
+        [generator(seed, Stream.TIMESTEP, p).integers(num_train_timesteps) for p in sample_indices.tolist()], np.int64
     )
 
 
@@ -66,21 +66,23 @@ def evenly_spread(numbers: np.ndarray) -> np.ndarray:
     return points
 
 
-def normals(seed: int, stream: Stream, positions: np.ndarray, shape: tuple[int, ...], block: int = 0) -> np.ndarray:
+def normals(
+    seed: int, stream: Stream, sample_indices: np.ndarray, shape: tuple[int, ...], block: int = 0
+) -> np.ndarray:
     """Standard normal noise, (B, *shape) float32."""
-    out = np.empty((len(positions), *shape), np.float32)
-    for row, position in zip(out, positions.tolist()):
-        generator(seed, stream, position, block).standard_normal(dtype=np.float32, out=row)
+    out = np.empty((len(sample_indices), *shape), np.float32)
+    for row, sample_index in zip(out, sample_indices.tolist()):
+        generator(seed, stream, sample_index, block).standard_normal(dtype=np.float32, out=row)
     return out
 
 
-def uniforms(seed: int, stream: Stream, positions: np.ndarray, block: int = 0) -> np.ndarray:
+def uniforms(seed: int, stream: Stream, sample_indices: np.ndarray, block: int = 0) -> np.ndarray:
     """Numbers uniform in [0, 1), (B,) float64."""
-    return np.array([generator(seed, stream, p, block).random() for p in positions.tolist()])
+    return np.array([generator(seed, stream, p, block).random() for p in sample_indices.tolist()])
 
 
-def coins(seed: int, stream: Stream, positions: np.ndarray, probability: float, block: int = 0) -> np.ndarray:
+def coins(seed: int, stream: Stream, sample_indices: np.ndarray, probability: float, block: int = 0) -> np.ndarray:
     """True with ``probability``, (B,) bool."""
     if probability == 0:
-        return np.zeros(len(positions), bool)
-    return uniforms(seed, stream, positions, block) < probability
+        return np.zeros(len(sample_indices), bool)
+    return uniforms(seed, stream, sample_indices, block) < probability

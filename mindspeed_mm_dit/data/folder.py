@@ -16,7 +16,7 @@ import numpy as np
 from mindspeed_mm_dit.configs.files import is_folder
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.data.buckets import shapes_of
-from mindspeed_mm_dit.data.check import Look, look_at, notes_on, similar_name
+from mindspeed_mm_dit.data.check_images import Look, look_at, notes_on, similar_name
 from mindspeed_mm_dit.data.image_captions import Told, checked
 from mindspeed_mm_dit.data.listing import list_images
 from mindspeed_mm_dit.data.rows import ANY_CLASSES, Rows, Wanted

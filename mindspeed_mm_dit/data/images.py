@@ -43,9 +43,9 @@ class ImageReader:
         self._bad: dict[int, str] = {}
         self._bad_changes = threading.Lock()
 
-    def views_at(self, seed: int, positions: np.ndarray) -> np.ndarray:
+    def views_at(self, seed: int, sample_indices: np.ndarray) -> np.ndarray:
         """Return which of the samples are mirrored, (B,) bool."""
-        return coins(seed, Stream.FLIP, positions, self._flip_prob)
+        return coins(seed, Stream.FLIP, sample_indices, self._flip_prob)
 
     def read(self, rows: np.ndarray, views: np.ndarray) -> Read:
         """Return pixels (B, channels, H, W) uint8 of ``rows`` (B,), all of one shape.

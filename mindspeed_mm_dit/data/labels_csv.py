@@ -156,7 +156,7 @@ def _row(
         if not value.strip():
             raise DataError(where, f"has no {column}", f"write {','.join(required)} in every line")
         if "\n" in value or "\r" in value:
-            raise DataError(where, f"has a {column} of several lines", "close the quote that is open there")
+            raise DataError(where, f"column {column} spans several lines", "close the quote that is open there")
     texts = tuple(str(row[column]) for column in captions if str(row[column] or "").strip())
     return Row(line, _below(where, image), unicodedata.normalize("NFC", label.strip()), texts)
 

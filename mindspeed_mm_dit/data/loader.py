@@ -19,25 +19,25 @@ from mindspeed_mm_dit.data.samples import Batch
 class BatchSource(Protocol):
     """What makes a batch out of positions; called from several threads."""
 
-    def batch(self, positions: np.ndarray) -> Batch:
-        """Return the arrays of ``positions`` (B,) int64."""
+    def batch(self, sample_indices: np.ndarray) -> Batch:
+        """Return the arrays of ``sample_indices`` (B,) int64."""
 
 
 def load_batches(
-    samples: BatchSource, positions: Iterable[np.ndarray], num_workers: int, prefetch_batches: int
+    samples: BatchSource, sample_indices: Iterable[np.ndarray], num_workers: int, prefetch_batches: int
 ) -> Generator[Batch, None, None]:
-    """Yield ``samples.batch(p)`` for each p of ``positions``, in order.
+    """Yield ``samples.batch(p)`` for each p of ``sample_indices``, in order.
 
     ``num_workers`` threads keep up to ``prefetch_batches`` batches ready; with 0 workers each batch is made
     when it is asked for. An error in a worker is raised here, at its batch.
     """
     if num_workers == 0:
-        yield from map(samples.batch, positions)
+        yield from map(samples.batch, sample_indices)
         return
     pool = ThreadPoolExecutor(num_workers, thread_name_prefix="batch")
     ready: deque[Future[Batch]] = deque()
     try:
-        for own in positions:
+        for own in sample_indices:
             ready.append(pool.submit(samples.batch, own))
             if len(ready) > prefetch_batches:
                 yield ready.popleft().result()

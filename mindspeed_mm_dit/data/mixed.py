@@ -115,9 +115,9 @@ class MixedReader:
             self._own[members] = np.arange(len(members))
         self._axes = 2 + (0 if rows.shapes is None else rows.shapes.shape[1])
 
-    def views_at(self, seed: int, positions: np.ndarray) -> np.ndarray:
+    def views_at(self, seed: int, sample_indices: np.ndarray) -> np.ndarray:
         """Return the view that each source would have there, (B, sources)."""
-        return np.stack([reader.views_at(seed, positions) for reader in self._readers], 1)
+        return np.stack([reader.views_at(seed, sample_indices) for reader in self._readers], 1)
 
     def read(self, rows: np.ndarray, views: np.ndarray) -> Read:
         """Return the pixels of ``rows`` (B,), all of one shape, as videos where any source has some."""
@@ -160,9 +160,11 @@ class MixedOrder(BucketOrder):
     def __len__(self) -> int:
         return sum(map(len, self._orders))
 
-    def images(self, positions: np.ndarray) -> np.ndarray:
+    def images(self, sample_indices: np.ndarray) -> np.ndarray:
         """Return the sample at each position, (B,) int64."""
-        return np.array([self._at(*divmod(position, self.group)) for position in positions.tolist()], np.int64)
+        return np.array(
+            [self._at(*divmod(sample_index, self.group)) for sample_index in sample_indices.tolist()], np.int64
+        )
 
     def _at(self, group: int, offset: int) -> int:
         period, place = divmod(group, int(self._weights.sum()))

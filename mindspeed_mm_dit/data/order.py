@@ -49,7 +49,7 @@ class Order(ABC):
         """Return how many positions an epoch has."""
 
     @abstractmethod
-    def images(self, positions: np.ndarray) -> np.ndarray:
+    def images(self, sample_indices: np.ndarray) -> np.ndarray:
         """Return the sample at each position, (B,) int64."""
 
     def check(  # noqa: B027 (one without buckets has nothing to check)
@@ -84,8 +84,8 @@ class SampleOrder(Order):
             return np.arange(self.num_images)
         return generator(self.seed, Stream.ORDER, epoch).permutation(self.num_images)
 
-    def images(self, positions: np.ndarray) -> np.ndarray:
-        epochs, offsets = np.divmod(positions, self.num_images)
+    def images(self, sample_indices: np.ndarray) -> np.ndarray:
+        epochs, offsets = np.divmod(sample_indices, self.num_images)
         return np.array([self._epoch(e)[o] for e, o in zip(epochs.tolist(), offsets.tolist())], np.int64)
 
 

@@ -1,4 +1,4 @@
-"""What a data set looks like to a run: sizes of the pictures, and the first of each class as they enter a step."""
+"""What a data set looks like to a run: sizes of the images, and the first of each class as they enter a step."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from mindspeed_mm_dit.configs.buckets import Size, size_words
 from mindspeed_mm_dit.configs.data import DataConfig
 from mindspeed_mm_dit.configs.source import SourceParam
 from mindspeed_mm_dit.data.buckets import part_kept
-from mindspeed_mm_dit.data.check import Look, look_at
+from mindspeed_mm_dit.data.check_images import Look, look_at
 from mindspeed_mm_dit.data.mixed import order_of
 from mindspeed_mm_dit.data.rows import Rows
 from mindspeed_mm_dit.data.shards import ShardRows
 from mindspeed_mm_dit.data.sources import source_of
 
 SOME = 1_000
-"""Pictures in shards whose sizes are looked at."""
+"""Images in shards whose sizes are looked at."""
 UNEVEN = 10
 """A class of so many times the images of another is worth a word."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Pixels of the pictures of a data set, by their headers."""
+    """Pixels of the images of a data set, by their headers."""
 
     shorter: np.ndarray
     """(N,) int64: the shorter side of each, ascending."""
     num_grey: int
-    """Pictures without colours."""
+    """Images without colours."""
     part_cut: float
     """Part of its area that the middle one of them loses where the centre square is cut out."""
 
     @classmethod
     def of(cls, looks: Sequence[Look]) -> Sizes:
-        """Collect them from looks at good pictures."""
+        """Collect them from looks at good images."""
         shorter, longer = (
             np.array([getattr(look, f"{side}_side") for look in looks]) for side in ("shorter", "longer")
         )
@@ -52,19 +52,19 @@ class Sizes:
         return int(self.shorter[len(self.shorter) // 2])
 
     def enlarged(self, image_size: int) -> int:
-        """Return how many pictures are smaller than ``image_size``."""
+        """Return how many images are smaller than ``image_size``."""
         return int((self.shorter < image_size).sum())
 
 
 def sizes_of(rows: Rows, size: int | Size) -> Sizes:
-    """Return the sizes of the pictures; only their headers are read and, of very many in shards, those of some."""
+    """Return the sizes of the images; only their headers are read and, of very many in shards, those of some."""
     if isinstance(rows.paths, ShardRows):
         rows = rows.subset(np.linspace(0, len(rows) - 1, min(len(rows), SOME)).astype(int))
     return Sizes.of([look for look in looks_at(rows, size) if look.problem is None])
 
 
 def looks_at(rows: Rows, size: int | Size) -> list[Look]:
-    """Return what the header of each picture says."""
+    """Return what the header of each image says."""
     paths: Any = rows.paths
     if not isinstance(paths, ShardRows):
         return look_at([Path(path) for path in paths], size, decode=False)
@@ -88,9 +88,9 @@ def bucket_table(train: Rows, valid: Rows, param: SourceParam) -> list[str]:
             f"{int((growth[own] > 1).sum()):>8,}" + (f", {most:.1f} times" if most > 1 else "")
         )
     rectangles, square = sizes[:, -2:], (sizes[:, -2:].min(1) / sizes[:, -2:].max(1)).mean()
-    area, noun = part_kept(rectangles, shapes[:, -2:]).mean(), "picture" if sizes.shape[1] == 2 else "frame"
+    area, noun = part_kept(rectangles, shapes[:, -2:]).mean(), "image" if sizes.shape[1] == 2 else "frame"
     frames = f"; {shapes[:, 0].sum() / sizes[:, 0].sum():.1%} of the frames are" if noun == "frame" else ""
-    return [*lines, f"{area:.1%} of a {noun}'s area is kept; a square would keep {square:.1%}{frames}"]
+    return [*lines, f"{area:.1%} of each {noun}'s area is kept; a square would keep {square:.1%}{frames}"]
 
 
 def _shapes_and_sizes(rows: Rows, param: SourceParam) -> tuple[np.ndarray, np.ndarray]:
@@ -144,11 +144,11 @@ def first_of_each_class(
     """
     param = data.dataset_param
     order = order_of(train, param, seed, data.dataloader_param.shuffle)
-    positions = np.arange(len(order), dtype=np.int64)
-    images = order.images(positions)
+    sample_indices = np.arange(len(order), dtype=np.int64)
+    images = order.images(sample_indices)
     labels = train.labels[images]
     shown = np.unique(labels)[:num_classes]
-    chosen = np.concatenate([positions[labels == label][:per_class] for label in shown])
+    chosen = np.concatenate([sample_indices[labels == label][:per_class] for label in shown])
     reader = source_of(param).visuals(train, param, channels)
     views = reader.views_at(seed, chosen)
     found = [reader.read(images[chosen[[n]]], views[[n]]) for n in range(len(chosen))]

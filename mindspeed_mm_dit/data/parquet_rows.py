@@ -1,4 +1,4 @@
-"""Pictures in rows of Parquet files, as the Hugging Face hub keeps them: image {bytes, path}, label and captions."""
+"""Images in rows of Parquet files, as the Hugging Face hub keeps them: image {bytes, path}, label and captions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file, reason_of
 from mindspeed_mm_dit.data.image_captions import Told, joined, said_to_be
-from mindspeed_mm_dit.data.scanned import Scanned, Sought
+from mindspeed_mm_dit.data.shard_scan import Scanned, Sought
 from mindspeed_mm_dit.errors import DataError, PlatformError, UserError, nearest
 
 IMAGE_COLUMNS = ("image", "img")
@@ -21,7 +21,7 @@ KEPT_BYTES = 256 * 2**20
 
 
 def scan(path: Path, sought: Sought) -> Scanned:
-    """Return labels, captions and places of the rows of a file: (row group, row in it). No picture is read.
+    """Return labels, captions and places of the rows of a file: (row group, row in it). No image is read.
 
     Raises:
         DataError: it is no Parquet file, or lacks a column, or a row has no label.
@@ -72,7 +72,7 @@ def _column(path: Path, parquet: Any, name: str, setting: str) -> Any:
 
 
 class ParquetReader:
-    """Reads pictures by their place; safe to call from several threads, which have their own open files."""
+    """Reads images by their place; safe to call from several threads, which have their own open files."""
 
     def __init__(self) -> None:
         self._of_thread = threading.local()
@@ -87,7 +87,7 @@ class ParquetReader:
         except (OSError, ValueError, IndexError) as error:  # pyarrow's errors are of these
             raise UnusableFile(f"cannot be read: {reason_of(error)}") from None
         if not found:
-            raise UnusableFile("holds no bytes of a picture")
+            raise UnusableFile("holds no bytes of an image")
         return bytes(found)
 
     def _group(self, path: Path, group: int) -> Any:
@@ -136,7 +136,7 @@ def _image_column(path: Path, schema: Any) -> str:
         if name in schema.names:
             _check_pictures(path, schema.field(name))
             return name
-    raise DataError(str(path), f"has the columns {', '.join(schema.names)}", "name the pictures' one image")
+    raise DataError(str(path), f"has the columns {', '.join(schema.names)}", "name the images' one image")
 
 
 def _check_pictures(path: Path, column: Any) -> None:
@@ -147,7 +147,7 @@ def _check_pictures(path: Path, column: Any) -> None:
     kind = next((field.type for field in inner if field.name == "bytes"), column.type)
     if not (types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind)):
         cure = "write the files themselves: bytes, or {bytes, path} as the Hugging Face hub does"
-        raise DataError(f"{path}: column {column.name}", f"holds {column.type}, which are no pictures", cure)
+        raise DataError(f"{path}: column {column.name}", f"holds {column.type}, which are no images", cure)
 
 
 def _labels_of(path: Path, name: str, column: Any) -> np.ndarray:

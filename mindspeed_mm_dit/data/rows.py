@@ -98,8 +98,8 @@ class Visuals(Protocol):
     def views(self) -> int | None:
         """How many views there are, of which a cache keeps each; None where they are without number."""
 
-    def views_at(self, seed: int, positions: np.ndarray) -> np.ndarray:
-        """Return the view of each sample at ``positions`` (B,) of a run, (B,): a function of the seed and these."""
+    def views_at(self, seed: int, sample_indices: np.ndarray) -> np.ndarray:
+        """Return the view of each of ``sample_indices`` (B,), (B,): a function of the seed and these."""
 
     def read(self, rows: np.ndarray, views: np.ndarray) -> Read:
         """Return the arrays of ``rows`` (B,) int64 in ``views`` (B,)."""

@@ -44,27 +44,27 @@ class Samples:
     posterior_noise: bool = False
     """Whether latents are drawn from their posterior, so that a sample carries noise for it."""
 
-    def batch(self, positions: np.ndarray) -> Batch:
-        """Return the samples at ``positions`` (B,) int64.
+    def batch(self, sample_indices: np.ndarray) -> Batch:
+        """Return the samples at ``sample_indices`` (B,) int64.
 
         pixels (B, C, ...), or of a cache latent_mean and, for a sampled posterior, latent_std (B, C, ...) float32,
         unscaled; the arrays of each condition; what the objective draws; and, for a sampled posterior,
         posterior_noise (B, C, ...) float32.
         """
-        read = self.visuals.read(self.order.images(positions), self.visuals.views_at(self.seed, positions))
+        read = self.visuals.read(self.order.images(sample_indices), self.visuals.views_at(self.seed, sample_indices))
         batch = dict(read.arrays)
         for feed in self.feeds:
-            batch |= feed.arrays(read.rows, positions)
+            batch |= feed.arrays(read.rows, sample_indices)
         shape = self.latent_shape(read.arrays)
-        batch |= self.draw(self.seed, positions, shape)
+        batch |= self.draw(self.seed, sample_indices, shape)
         if self.posterior_noise:
-            batch["posterior_noise"] = draws.normals(self.seed, Stream.POSTERIOR, positions, shape)
+            batch["posterior_noise"] = draws.normals(self.seed, Stream.POSTERIOR, sample_indices, shape)
         return batch
 
-    def words(self, positions: np.ndarray) -> list[list[tuple[str, bool]]]:
-        """Return, of each condition, what it is at ``positions`` (B,) in words, and whether it is dropped there."""
-        rows = self.order.images(positions)
-        return [feed.words(rows, positions) for feed in self.feeds]
+    def words(self, sample_indices: np.ndarray) -> list[list[tuple[str, bool]]]:
+        """Return each condition at ``sample_indices`` (B,) in words, and whether it is dropped there."""
+        rows = self.order.images(sample_indices)
+        return [feed.words(rows, sample_indices) for feed in self.feeds]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A folder of shards, Parquet or tar, as one list of pictures that are read by their number.
+"""A folder of shards, Parquet or tar, as one list of images that are read by their number.
 
 The list is made once, by a look through every shard, and kept beside them in INDEX with a fingerprint of names, sizes
 and times; where a shard has changed all are looked through again.
@@ -23,7 +23,7 @@ from mindspeed_mm_dit.configs.files import UnusableFile, check_file, is_folder
 from mindspeed_mm_dit.configs.images import DatasetParam, ImageFiles
 from mindspeed_mm_dit.data import parquet_rows, tar_rows
 from mindspeed_mm_dit.data.image_captions import Told
-from mindspeed_mm_dit.data.scanned import Scanned, Sought
+from mindspeed_mm_dit.data.shard_scan import Scanned, Sought
 from mindspeed_mm_dit.errors import DataError
 
 INDEX = ".mm_dit_index.npz"
@@ -33,16 +33,16 @@ VERSION = 2
 KEPT = ("labels", "where", "starts", "classes", "left_out", "read_bytes", "told")
 """Arrays in INDEX, beside the fingerprint."""
 MUCH_TO_READ = 64 * 2**20
-"""Bytes that are too many to read for one picture."""
+"""Bytes that are too many to read for one image."""
 
 _SPLIT = re.compile(r"(train|training|val|valid|validation|test)(?![a-z])")
 
 
-class PictureReader(Protocol):
-    """Reads the bytes of a picture from its place in a shard; called from several threads."""
+class ShardImageReader(Protocol):
+    """Reads the bytes of an image from its place in a shard; called from several threads."""
 
     def read(self, path: Path, first: int, second: int, /) -> bytes:
-        """Return the picture's file; raises UnusableFile."""
+        """Return the image's file; raises UnusableFile."""
 
 
 class Kind(NamedTuple):
@@ -50,7 +50,7 @@ class Kind(NamedTuple):
 
     suffix: str
     scan: Callable[[Path, Sought], Scanned]
-    reader: Callable[[], PictureReader]
+    reader: Callable[[], ShardImageReader]
 
 
 KINDS: dict[ImageFiles, Kind] = {
@@ -60,10 +60,10 @@ KINDS: dict[ImageFiles, Kind] = {
 
 
 class ShardRows(Sequence[str]):
-    """Names of pictures in shards, such as "data/train-00000.parquet: row 17", and the pictures themselves."""
+    """Names of images in shards, such as "data/train-00000.parquet: row 17", and the images themselves."""
 
     def __init__(
-        self, files: Sequence[Path], starts: np.ndarray, where: np.ndarray, rows: np.ndarray, reader: PictureReader
+        self, files: Sequence[Path], starts: np.ndarray, where: np.ndarray, rows: np.ndarray, reader: ShardImageReader
     ) -> None:
         self._files, self._starts, self._where, self._rows, self._reader = files, starts, where, rows, reader
 
@@ -75,12 +75,12 @@ class ShardRows(Sequence[str]):
         return f"{file}: row {row}"
 
     def content(self, number: int) -> bytes:
-        """Return the file of a picture; raises UnusableFile."""
+        """Return the file of an image; raises UnusableFile."""
         file, _, (first, second) = self._place(number)
         return self._reader.read(file, first, second)
 
     def subset(self, numbers: np.ndarray) -> ShardRows:
-        """Return the pictures ``numbers``."""
+        """Return the images ``numbers``."""
         return ShardRows(self._files, self._starts, self._where, self._rows[numbers], self._reader)
 
     def _place(self, number: int) -> tuple[Path, int, tuple[int, int]]:
@@ -91,7 +91,7 @@ class ShardRows(Sequence[str]):
 
 
 class ShardListing(NamedTuple):
-    """All pictures of a folder of shards."""
+    """All images of a folder of shards."""
 
     rows: ShardRows
     labels: np.ndarray
@@ -99,14 +99,14 @@ class ShardListing(NamedTuple):
     classes: tuple[str, ...]
     """Name of each label; empty where they have none."""
     notes: tuple[str, ...]
-    pictures: str
+    images: str
     """What tells data sets apart: how many, and a digest of the shards' names and sizes, of labels and captions."""
     told: Sequence[Told] = ()
-    """What is said of each picture; empty where no captions are asked for."""
+    """What is said of each image; empty where no captions are asked for."""
 
 
 def list_shards(param: DatasetParam, labelled: bool = True) -> ShardListing:
-    """Return the pictures that ``param`` names; the first call looks through every shard.
+    """Return the images that ``param`` names; the first call looks through every shard.
 
     labelled: whether labels are asked for; without, all are 0.
 
@@ -125,17 +125,17 @@ def list_shards(param: DatasetParam, labelled: bool = True) -> ShardListing:
         if not _keep(place, fingerprint, arrays):
             notes.append(f"note: {place} cannot be written: every run looks through the shards again")
     if arrays["left_out"]:
-        wanting = f"a picture or a {tar_rows.LABEL}" if labelled else "a picture"
+        wanting = f"an image or a {tar_rows.LABEL}" if labelled else "an image"
         notes.append(f"note: left out: {int(arrays['left_out']):,} sample(s) without {wanting}")
     if arrays["read_bytes"] > MUCH_TO_READ:
         mebibytes = int(arrays["read_bytes"]) / 2**20
         notes.append(
             f"warning: the largest row group has {mebibytes:,.0f} MiB, all of which is read for each "
-            "picture that is drawn at random: write the shards with row groups of some 100 pictures"
+            "image that is drawn at random: write the shards with row groups of some 100 images"
         )
     labels = arrays["labels"]
     if not len(labels):
-        what = "pictures with labels" if labelled else "pictures"
+        what = "images with labels" if labelled else "images"
         raise DataError(f"dataset_param.data_folder = {folder}", f"its shards hold no {what}")
     said = arrays["told"].tobytes() if sought.captions else b""
     digest = hashlib.sha256(json.dumps([fact[:2] for fact in facts]).encode() + labels.tobytes() + said).hexdigest()

@@ -1,4 +1,4 @@
-"""Pictures in tar files, in webdataset's layout: KEY.jpg and KEY.cls, whose text is the label, one after the other.
+"""Images in tar files, in webdataset's layout: KEY.jpg and KEY.cls, whose text is the label, one after the other.
 
 Captions are KEY.txt, one a line, or KEY.json, an object with texts."""
 
@@ -16,7 +16,7 @@ import numpy as np
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file, reason_of
 from mindspeed_mm_dit.data.image_captions import Told, check_size, joined, told_by
 from mindspeed_mm_dit.data.labels_csv import NUMBER
-from mindspeed_mm_dit.data.scanned import Scanned, Sought
+from mindspeed_mm_dit.data.shard_scan import Scanned, Sought
 from mindspeed_mm_dit.data.transforms import readable_formats
 from mindspeed_mm_dit.errors import DataError
 
@@ -24,7 +24,7 @@ LABEL = ".cls"
 MOST_LABEL_BYTES = 1000
 BLOCK = tarfile.BLOCKSIZE
 READ_BYTES = 1 << 15
-"""Read at a time: some headers of small pictures, and of large ones little beside the pictures themselves."""
+"""Read at a time: some headers of small images, and of large ones little beside the images themselves."""
 
 
 class Member(NamedTuple):
@@ -36,7 +36,7 @@ class Member(NamedTuple):
 
 
 def scan(path: Path, sought: Sought) -> Scanned:
-    """Return labels, captions and places of the samples of a file: (offset, bytes). Of the pictures nothing is read.
+    """Return labels, captions and places of the samples of a file: (offset, bytes). Of the images nothing is read.
 
     Raises:
         DataError: it is no tar file, or is cut short.
@@ -49,20 +49,20 @@ def scan(path: Path, sought: Sought) -> Scanned:
         check_file(path)
         with open(path, "rb", READ_BYTES) as file:
             for sample in _samples(members(file)):
-                picture = next((member for suffix, member in sample.items() if suffix in readable_formats()), None)
-                if picture is None or (sought.label and LABEL not in sample):
+                image = next((member for suffix, member in sample.items() if suffix in readable_formats()), None)
+                if image is None or (sought.label and LABEL not in sample):
                     left_out += 1
                     continue
                 labels.append(_label(file, sample[LABEL]) if sought.label else "0")
-                where.append((picture.offset, picture.size))
-                told += [_told(file, picture, sample, sought.captions)] if sought.captions else []
+                where.append((image.offset, image.size))
+                told += [_told(file, image, sample, sought.captions)] if sought.captions else []
     except (tarfile.TarError, UnusableFile, OSError, ValueError) as error:
         raise DataError(str(path), f"is no whole tar file: {reason_of(error)}", "fetch it again") from None
     return Scanned(_numbers_or_names(labels), np.array(where, np.int64).reshape(-1, 2), left_out=left_out, told=told)
 
 
 class TarReader:
-    """Reads pictures by their place; safe to call from several threads."""
+    """Reads images by their place; safe to call from several threads."""
 
     def read(self, path: Path, offset: int, size: int) -> bytes:
         """Return the file that stands there; raises UnusableFile."""
@@ -157,7 +157,7 @@ def _label(file: BinaryIO, member: Member) -> str:
     return file.read(member.size).decode().strip()
 
 
-def _told(file: BinaryIO, picture: Member, sample: dict[str, Member], places: tuple[str, ...]) -> Told:
+def _told(file: BinaryIO, image: Member, sample: dict[str, Member], places: tuple[str, ...]) -> Told:
     """Return what the files of a sample that stand at ``places`` say of it."""
     found = []
     for place in places:
@@ -166,7 +166,7 @@ def _told(file: BinaryIO, picture: Member, sample: dict[str, Member], places: tu
             check_size(member.name, member.size)
             file.seek(member.offset)
             found.append(told_by(member.name, file.read(member.size), place))
-    stem = picture.name.rpartition("/")[2].partition(".")[0]
+    stem = image.name.rpartition("/")[2].partition(".")[0]
     return joined(found, [stem + place for place in places])
 
 

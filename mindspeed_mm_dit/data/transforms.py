@@ -22,15 +22,15 @@ SUFFIXES = (
     *(".png", ".apng", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".dib", ".webp", ".gif", ".tif", ".tiff"),
     *(".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".j2k", ".avif"),
 )
-"""Endings of pictures. Of Pillow's other formats some start a program (EPS), and some take any bytes (TGA)."""
+"""Endings of images. Of Pillow's other formats some start a program (EPS), and some take any bytes (TGA)."""
 
 _MOVING = ("PNG", "WEBP", "AVIF")
-"""Pillow's formats of pictures that may move."""
+"""Pillow's formats of images that may move."""
 
 MAX_SCALED_PIXELS = 1 << 27
-"""A picture so narrow that it would fill more than this once its shorter side fits is no picture to learn from."""
+"""An image so narrow that it would fill more than this once its shorter side fits is no image to learn from."""
 
-# Pillow warns of damaged EXIF data, of transparency, and of pictures half as large as it refuses: nobody can act on it.
+# Pillow warns of damaged EXIF data, of transparency, and of images half as large as it refuses: nobody can act on it.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
@@ -47,7 +47,7 @@ def readable_formats() -> dict[str, str]:
 
 @contextmanager
 def open_image(path: str | Path | bytes, size: int | Size) -> Iterator[Image.Image]:
-    """Open a picture, a file or its content, that is to be cut to ``size``, (H, W) or the side of a square.
+    """Open an image, a file or its content, that is to be cut to ``size``, (H, W) or the side of a square.
 
     Its pixels are not decoded yet.
 
@@ -64,7 +64,7 @@ def open_image(path: str | Path | bytes, size: int | Size) -> Iterator[Image.Ima
     except UnusableFile:
         raise
     except UnidentifiedImageError:
-        raise UnusableFile("cannot be decoded: it is no picture, or of a kind that cannot be read here") from None
+        raise UnusableFile("cannot be decoded: it is no image, or of a kind that cannot be read here") from None
     except Image.DecompressionBombError as error:
         raise UnusableFile(f"cannot be decoded: {error} Scale it down") from None
     except PermissionError as error:
@@ -79,7 +79,7 @@ def sides(size: int | Size) -> Size:
 
 
 def _check_form(image: Image.Image, height: int, width: int) -> None:
-    """Raise UnusableFile for a picture whose pixels mean nothing certain, or that would not fit into memory."""
+    """Raise UnusableFile for an image whose pixels mean nothing certain, or that would not fit into memory."""
     shorter, longer = sorted(image.size)
     if max(height, width) ** 2 * longer >= MAX_SCALED_PIXELS * shorter:
         size = f"image_size {height}" if height == width else f"a shape of {height} x {width}"
@@ -107,7 +107,7 @@ def center_crop(image: Image.Image, size: int | Size) -> Image.Image:
 def load_pixels(path: str | bytes, size: int | Size, channels: int) -> np.ndarray:
     """Read an image file, or its content, as pixels, (channels, H, W) uint8; channels is 1 (grey) or 3 (RGB).
 
-    size: (H, W), or the side of a square. The picture stands as its EXIF orientation says; grey of 16 bits is scaled
+    size: (H, W), or the side of a square. The image stands as its EXIF orientation says; grey of 16 bits is scaled
     to 8.
     Raises UnusableFile.
     """
@@ -130,7 +130,7 @@ def load_still(path: str | Path, size: int) -> np.ndarray:
 
 
 def _plain(image: Image.Image, channels: int) -> Image.Image:
-    """Return a picture upright, with 8 bits a pixel, in grey (1 channel) or RGB (3)."""
+    """Return an image upright, with 8 bits a pixel, in grey (1 channel) or RGB (3)."""
     return _upright(_of_8_bits(image)).convert(_MODES[channels])
 
 
@@ -148,7 +148,7 @@ def _of_8_bits(image: Image.Image) -> Image.Image:
 
 
 def upright_size(image: Image.Image) -> Size:
-    """Return (H, W) of a picture as its EXIF orientation says; of a header alone what it says by then."""
+    """Return (H, W) of an image as its EXIF orientation says; of a header alone what it says by then."""
     try:
         turned = Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)  # (a PNG's would decode)
     except Exception:  # (as below)
@@ -159,5 +159,5 @@ def upright_size(image: Image.Image) -> Size:
 def _upright(image: Image.Image) -> Image.Image:
     try:
         return ImageOps.exif_transpose(image) if image.getexif().get(ExifTags.Base.Orientation, 1) != 1 else image
-    except Exception:  # damaged EXIF data (whatever Pillow makes of them) of a picture that may be whole
+    except Exception:  # damaged EXIF data (whatever Pillow makes of them) of an image that may be whole
         return image

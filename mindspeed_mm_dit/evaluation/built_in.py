@@ -23,7 +23,7 @@ class BuiltIn:
     asked: Values
     """What to draw, by item, a value for each sample."""
     shown: slice
-    """Which of the samples a picture shows."""
+    """Which of the samples an image shows."""
     score: Callable[[np.ndarray, Values], str]
     """(samples, what was asked for) -> a line that says how many are as asked."""
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from mindspeed_mm_dit.evaluation.pictures import Pictures
+from mindspeed_mm_dit.evaluation.image_set import ImageSet
 
 FEW_IMAGES = 10_000
 """Of fewer than these a score says little beside a published one."""
 
 
-def cautions(samples: Pictures, reference: Pictures | None = None) -> list[str]:
+def cautions(samples: ImageSet, reference: ImageSet | None = None) -> list[str]:
     """Return what makes scores of ``samples`` against ``reference`` say something else than they seem to."""
     found = []
     if samples.count < FEW_IMAGES:
@@ -24,8 +24,8 @@ def cautions(samples: Pictures, reference: Pictures | None = None) -> list[str]:
             f"unequal labels: {counts.min():,} to {counts.max():,} images of a class; sets with as many of each have "
             "other distances, so compare only with those drawn by the same rule"
         )
-    for pictures in (samples, reference):
-        found += _of_files(pictures) if pictures else []
+    for images in (samples, reference):
+        found += _of_files(images) if images else []
     if reference is None:
         return found
     if reference.count and abs(_part_grey(samples) - _part_grey(reference)) > 0.5:
@@ -45,22 +45,22 @@ def cautions(samples: Pictures, reference: Pictures | None = None) -> list[str]:
     return found
 
 
-def _part_grey(pictures: Pictures) -> float:
-    return pictures.grey / pictures.count
+def _part_grey(images: ImageSet) -> float:
+    return images.grey / images.count
 
 
-def _of_files(pictures: Pictures) -> list[str]:
+def _of_files(images: ImageSet) -> list[str]:
     found = []
-    if pictures.left_out:
+    if images.left_out:
         found.append(
-            f"{pictures.what}: {pictures.left_out:,} picture(s) beside the folders of the classes, or in hidden ones, "
+            f"{images.what}: {images.left_out:,} image(s) beside the folders of the classes, or in hidden ones, "
             "are left out"
         )
-    if pictures.resized:
+    if images.resized:
         found.append(
-            f"{pictures.what}: {pictures.resized:,} picture(s) were scaled or cut to {pictures.shape[0]} x "
-            f"{pictures.shape[1]}: how they are scaled moves FID by more than models differ"
+            f"{images.what}: {images.resized:,} image(s) were scaled or cut to {images.shape[0]} x "
+            f"{images.shape[1]}: how they are scaled moves FID by more than models differ"
         )
-    if pictures.jpegs:
-        found.append(f"{pictures.what}: {pictures.jpegs:,} picture(s) are JPEGs, whose compression moves FID")
+    if images.jpegs:
+        found.append(f"{images.what}: {images.jpegs:,} image(s) are JPEGs, whose compression moves FID")
     return found

@@ -22,7 +22,7 @@ def score_line(images: np.ndarray, labels: np.ndarray) -> str:
     found = score_digits(images, labels)
     return (
         f"digits score: {found.accuracy:.1%} of {len(images)} samples are read as the digit that was asked for, "
-        f"variety {found.variety:.0%} of real digits', copies of training pictures: {found.copies}"
+        f"variety {found.variety:.0%} of real digits', copies of training images: {found.copies}"
     )
 
 

@@ -10,8 +10,8 @@ from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.evaluation.cautions import cautions
 from mindspeed_mm_dit.evaluation.digits import real_digits, score_digits, scores_of_real_digits
 from mindspeed_mm_dit.evaluation.evaluation import Candidates, Judgement
+from mindspeed_mm_dit.evaluation.image_set import ImageSet
 from mindspeed_mm_dit.evaluation.images_judge import check_count, judgement_of
-from mindspeed_mm_dit.evaluation.pictures import Pictures
 
 DIGITS = "digits"
 """The reference of this name is the built-in one; a folder of that name is ./digits."""
@@ -35,7 +35,7 @@ class DigitsJudge:
             raise ConfigError(images.what, words, "name a reference of such images and --inception")
         check_count(images)
 
-    def judge(self, samples: Pictures) -> Judgement:
+    def judge(self, samples: ImageSet) -> Judgement:
         assert samples.labels is not None
         found = score_digits(np.concatenate(list(samples.batches(1000))), samples.labels)
         yardstick = {**asdict(scores_of_real_digits(samples.count)), "copies": None}

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from mindspeed_mm_dit.checkpoint.places import without_places
-from mindspeed_mm_dit.evaluation.pictures import Pictures
+from mindspeed_mm_dit.checkpoint.relative_paths import without_places
+from mindspeed_mm_dit.evaluation.image_set import ImageSet
 from mindspeed_mm_dit.pages import write
 
 REPORT, PAGE = "report.json", "report.html"
@@ -71,7 +71,7 @@ class Judge(Protocol):
     def check(self, images: Candidates) -> None:
         """Raise ConfigError unless such images can be scored."""
 
-    def judge(self, samples: Pictures) -> Judgement:
+    def judge(self, samples: ImageSet) -> Judgement:
         """Score ``samples``."""
 
 
@@ -99,7 +99,7 @@ class Evaluation:
         return rows + [f"note: {note}" for note in found.notes]
 
     def write(self, folder: Path, grid_png: bytes) -> None:
-        """Write report.json and report.html, with a picture of samples, into ``folder``."""
+        """Write report.json and report.html, with an image of samples, into ``folder``."""
         content = without_places(_finite(asdict(self)))
         text = json.dumps(content, indent=1, allow_nan=False) + "\n"
         (folder / REPORT).write_text(text, encoding="utf-8")

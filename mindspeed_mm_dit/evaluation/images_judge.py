@@ -13,8 +13,8 @@ from einops import reduce
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.evaluation.cautions import cautions
 from mindspeed_mm_dit.evaluation.evaluation import Candidates, Judgement
+from mindspeed_mm_dit.evaluation.image_set import INCEPTION, ImageSet
 from mindspeed_mm_dit.evaluation.metrics import NEIGHBOURS
-from mindspeed_mm_dit.evaluation.pictures import INCEPTION, Pictures
 from mindspeed_mm_dit.evaluation.real_images import (
     FEWEST_IMAGES,
     HELD_OUT,
@@ -33,7 +33,7 @@ MOST_IMAGES = 5_000
 class ImagesJudge:
     """Scores of images against real ones of the same size; needs no network and no framework."""
 
-    def __init__(self, reference: Pictures) -> None:
+    def __init__(self, reference: ImageSet) -> None:
         """Raise ConfigError for a reference of which there are statistics alone, or too few images."""
         if not reference.count:
             words = "is needed: the reference holds statistics of the Inception's features, and no images"
@@ -55,7 +55,7 @@ class ImagesJudge:
             self._names = images.classes
             _check_classes(reference, images)
 
-    def judge(self, samples: Pictures) -> Judgement:
+    def judge(self, samples: ImageSet) -> Judgement:
         reference, by_class = self._reference, self._reference.labels is not None and samples.labels is not None
         grey = 1 in (reference.shape[2], samples.shape[2])
         chosen = np.unique(np.linspace(0, reference.count - 1, MOST_IMAGES).round().astype(int))
@@ -93,7 +93,7 @@ def check_count(images: Candidates) -> None:
         raise ConfigError(images.counted_by, words, "use more")
 
 
-def _check_classes(reference: Pictures, images: Candidates) -> None:
+def _check_classes(reference: ImageSet, images: Candidates) -> None:
     missing = [name for name in images.classes if name not in reference.classes]
     if missing and reference.classes:
         raise ConfigError(reference.what, f"has no class {missing[0]!r}, which {images.what} has",
@@ -104,7 +104,7 @@ def _check_classes(reference: Pictures, images: Candidates) -> None:
                           "name a reference of the same classes")  # fmt: skip
 
 
-def _notes(reference: Pictures, held_out: int) -> list[str]:
+def _notes(reference: ImageSet, held_out: int) -> list[str]:
     notes = [
         f"the scores of real images are those of {held_out:,} that were held out, every {HELD_OUT}rd of a class: no "
         "samples can be expected to be read better than these; of few images some are near to each other by chance"
@@ -116,20 +116,20 @@ def _notes(reference: Pictures, held_out: int) -> list[str]:
     return notes
 
 
-def _pixels(pictures: Pictures, grey: bool) -> np.ndarray:
+def _pixels(images: ImageSet, grey: bool) -> np.ndarray:
     """Return (N, D) float64 in [0, 1], of images averaged down; without colours where ``grey``."""
-    times = -(-max(pictures.shape[:2]) // SIDE)
-    height, width = (side // times * times for side in pictures.shape[:2])
+    times = -(-max(images.shape[:2]) // SIDE)
+    height, width = (side // times * times for side in images.shape[:2])
     into = "n h w" if grey else "n h w c"
     small = [
         reduce(images[:, :height, :width] / 255, f"n (h a) (w b) c -> {into}", "mean", a=times, b=times)
-        for images in pictures.batches(256)
+        for images in images.batches(256)
     ]
-    return np.concatenate(small).reshape(pictures.count, -1)
+    return np.concatenate(small).reshape(images.count, -1)
 
 
-def _labels(pictures: Pictures, numbers: np.ndarray | None, by_class: bool) -> np.ndarray:
+def _labels(images: ImageSet, numbers: np.ndarray | None, by_class: bool) -> np.ndarray:
     if not by_class:
-        return np.zeros(pictures.count, np.int64)
-    assert pictures.labels is not None
-    return pictures.labels if numbers is None else numbers[pictures.labels]
+        return np.zeros(images.count, np.int64)
+    assert images.labels is not None
+    return images.labels if numbers is None else numbers[images.labels]

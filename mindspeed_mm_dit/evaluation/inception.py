@@ -20,7 +20,7 @@ from einops import rearrange
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file
 from mindspeed_mm_dit.configs.limits import check_path
 from mindspeed_mm_dit.errors import CheckpointError, PlatformError
-from mindspeed_mm_dit.evaluation.pictures import INCEPTION, POOL, SPATIAL, Pictures, sha256_of
+from mindspeed_mm_dit.evaluation.image_set import INCEPTION, POOL, SPATIAL, ImageSet, sha256_of
 from mindspeed_mm_dit.framework import ops, runtime
 
 _SPATIAL_CHANNELS = 7
@@ -58,22 +58,22 @@ class Inception:
         self._spatial: Any = None
 
     def features(
-        self, pictures: Pictures, batch_size: int, on_images: Callable[[int], object] = lambda images: None
+        self, images: ImageSet, batch_size: int, on_images: Callable[[int], object] = lambda count: None
     ) -> Features:
-        """Return the features of all ``pictures``; ``on_images`` is called with the images of each batch.
+        """Return the features of all ``images``; ``on_images`` is called with the images of each batch.
 
         Raises CheckpointError where they are not finite: the weights are damaged.
         """
         runtime.allow_tf32(False)  # not before: samples are drawn as mm-dit sample draws them
-        pool, spatial = (np.empty((pictures.count, width), np.float32) for width in (POOL, SPATIAL))
+        pool, spatial = (np.empty((images.count, width), np.float32) for width in (POOL, SPATIAL))
         done = 0
-        for images in pictures.batches(batch_size):
-            rows = slice(done, done + len(images))
-            pool[rows], spatial[rows] = self.of_batch(images)
-            done += len(images)
-            on_images(len(images))
+        for batch in images.batches(batch_size):
+            rows = slice(done, done + len(batch))
+            pool[rows], spatial[rows] = self.of_batch(batch)
+            done += len(batch)
+            on_images(len(batch))
         if not (np.isfinite(pool).all() and np.isfinite(spatial).all()):
-            raise CheckpointError("--inception", f"makes features of {pictures.what} that are not finite")
+            raise CheckpointError("--inception", f"makes features of {images.what} that are not finite")
         return Features(pool, spatial, pool @ ops.numpy(self._network.fc.weight).T)
 
     def of_batch(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -14,6 +14,7 @@ from tqdm import tqdm
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.evaluation.cautions import cautions
 from mindspeed_mm_dit.evaluation.evaluation import Candidates, Judgement
+from mindspeed_mm_dit.evaluation.image_set import IMAGES, MADE_BY, MADE_OF, STATISTICS, ImageSet
 from mindspeed_mm_dit.evaluation.inception import Features, Inception
 from mindspeed_mm_dit.evaluation.metrics import (
     NEIGHBOURS,
@@ -24,7 +25,6 @@ from mindspeed_mm_dit.evaluation.metrics import (
     inception_score,
     precision_recall,
 )
-from mindspeed_mm_dit.evaluation.pictures import IMAGES, MADE_BY, MADE_OF, STATISTICS, Pictures
 
 KEPT_IMAGES = 10_000
 """Images of a reference that are kept beside its statistics, for precision and recall; ADM keeps as many."""
@@ -44,7 +44,7 @@ class Scores:
 class InceptionJudge:
     """ADM's five scores, of images seen through the Inception."""
 
-    def __init__(self, reference: Pictures, network: Inception, batch_size: int) -> None:
+    def __init__(self, reference: ImageSet, network: Inception, batch_size: int) -> None:
         self._reference, self._network, self._batch_size = reference, network, batch_size
 
     def check(self, images: Candidates) -> None:
@@ -66,7 +66,7 @@ class InceptionJudge:
         if reference.statistics is None:
             check_enough(reference.what, reference.count)
 
-    def judge(self, samples: Pictures) -> Judgement:
+    def judge(self, samples: ImageSet) -> Judgement:
         reference = self._reference
         seen = self._see(reference) if reference.count else None
         scores = _scores(self._see(samples), reference, seen)
@@ -78,9 +78,9 @@ class InceptionJudge:
                       "torch-fidelity": version("torch-fidelity"), "neighbours": NEIGHBOURS, "split": SPLIT_IMAGES},
         )  # fmt: skip
 
-    def _see(self, pictures: Pictures) -> Features:
-        with tqdm(total=pictures.count, desc="features", unit="image", disable=not sys.stderr.isatty()) as bar:
-            return self._network.features(pictures, self._batch_size, bar.update)
+    def _see(self, images: ImageSet) -> Features:
+        with tqdm(total=images.count, desc="features", unit="image", disable=not sys.stderr.isatty()) as bar:
+            return self._network.features(images, self._batch_size, bar.update)
 
 
 def check_enough(what: str, count: int) -> None:
@@ -89,7 +89,7 @@ def check_enough(what: str, count: int) -> None:
         raise ConfigError(what, f"{count} image(s): precision and recall need more than {NEIGHBOURS}", "use more")
 
 
-def _scores(samples: Features, reference: Pictures, seen: Features | None) -> Scores:
+def _scores(samples: Features, reference: ImageSet, seen: Features | None) -> Scores:
     """Score ``samples``; ``seen`` are the features of the reference's images, where it holds any."""
     statistics = reference.statistics or _statistics(seen)
     balls = precision_recall(samples.pool, seen.pool) if seen is not None and len(seen.pool) > NEIGHBOURS else None
@@ -102,15 +102,15 @@ def _scores(samples: Features, reference: Pictures, seen: Features | None) -> Sc
     )
 
 
-def write_statistics(path: Path, pictures: Pictures, features: Features, network: Inception) -> None:
-    """Write the reference npz of ``pictures``: their statistics, and KEPT_IMAGES of them, evenly chosen."""
-    chosen = np.unique(np.linspace(0, pictures.count - 1, KEPT_IMAGES).round().astype(int))
+def write_statistics(path: Path, images: ImageSet, features: Features, network: Inception) -> None:
+    """Write the reference npz of ``images``: their statistics, and KEPT_IMAGES of them, evenly chosen."""
+    chosen = np.unique(np.linspace(0, images.count - 1, KEPT_IMAGES).round().astype(int))
     kept, start = [], 0
-    for images in pictures.batches(64):
-        kept.append(images[chosen[(chosen >= start) & (chosen < start + len(images))] - start])
-        start += len(images)
+    for batch in images.batches(64):
+        kept.append(batch[chosen[(chosen >= start) & (chosen < start + len(batch))] - start])
+        start += len(batch)
     arrays = {IMAGES: np.concatenate(kept), MADE_BY: np.array(network.sha256)}
-    arrays[MADE_OF] = np.array([pictures.resized, pictures.jpegs])
+    arrays[MADE_OF] = np.array([images.resized, images.jpegs])
     for kind, gaussian in _statistics(features).items():
         arrays |= dict(zip(STATISTICS[kind], (gaussian.mean, gaussian.covariance)))
     aside = path.with_name(f".{path.name}.{os.getpid()}")

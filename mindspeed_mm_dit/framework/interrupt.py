@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 from mindspeed_mm_dit.framework.launched import says_it
-from mindspeed_mm_dit.framework.leaving import leave
+from mindspeed_mm_dit.framework.temporary_files import leave
 
 
 def end_at_once_when_interrupted() -> None:

@@ -14,7 +14,7 @@ from mindspeed_mm_dit.errors import ConfigError, UserError, nearest
 from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.framework.launched import check_launched, end_with_launcher, says_it
 from mindspeed_mm_dit.hosts.contract import Host, HostKind
-from mindspeed_mm_dit.hosts.ending import end, end_in_a_line_when_interrupted
+from mindspeed_mm_dit.hosts.early_exit import end, end_in_a_line_when_interrupted
 from mindspeed_mm_dit.hosts.registry import hosts, wanted_framework
 
 AddFlags = Callable[[argparse.ArgumentParser], argparse.ArgumentParser]

@@ -20,7 +20,7 @@ from mindspeed_mm_dit.errors import PlatformError
 from mindspeed_mm_dit.models.data import check_sizes, dearest, models_of
 from mindspeed_mm_dit.models.registry import check_encoders
 from mindspeed_mm_dit.planning.fit import Place, check_model_fits, check_state_fits, tight_step
-from mindspeed_mm_dit.planning.memory import Layout
+from mindspeed_mm_dit.planning.memory import Placement
 from mindspeed_mm_dit.training.data_set import open_data_set
 
 
@@ -126,10 +126,10 @@ def _check_memory(args: RunConfig, mm: MultiModalArguments, host: HostFacts) -> 
         return
     averages = 1 + len(args.power_ema_stds or ())
     optimizer = args.chosen_optimizer()
-    layout = Layout.of(mm.fsdp2, mm.precision, host.world_size, args.context_parallel_size, averages, optimizer)
-    check_state_fits(mm.model, layout, host.device)
+    placement = Placement.of(mm.fsdp2, mm.precision, host.world_size, args.context_parallel_size, averages, optimizer)
+    check_state_fits(mm.model, placement, host.device)
     warning = tight_step(
-        dearest(mm.model, mm.data.dataset_param), layout, args.micro_batch_size, mm.encodes, host.device
+        dearest(mm.model, mm.data.dataset_param), placement, args.micro_batch_size, mm.encodes, host.device
     )
     if warning and host.rank == 0:
         print(warning, file=sys.stderr)

@@ -26,8 +26,8 @@ from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.framework.launched import end_with_launcher
 from mindspeed_mm_dit.training.flags import parse, quiet
-from mindspeed_mm_dit.verify.task import Task, positions_of, read_tasks
-from mindspeed_mm_dit.verify.where import Watch
+from mindspeed_mm_dit.verify.first_wrong_module import Watch
+from mindspeed_mm_dit.verify.task import Task, read_tasks, sample_indices_of
 
 
 def main(argv: Sequence[str]) -> int:
@@ -64,12 +64,12 @@ def _steps(task: Task, flags: RunConfig) -> dict[str, np.ndarray]:
     from mindspeed_mm_dit.framework import active, runtime
     from mindspeed_mm_dit.hosts.steps import begin, join, script
     from mindspeed_mm_dit.training.batches import train_valid_batches
-    from mindspeed_mm_dit.training.beginning import first_weights
     from mindspeed_mm_dit.training.data_set import open_data_set
+    from mindspeed_mm_dit.training.initial_weights import first_weights
     from mindspeed_mm_dit.training.lr import LearningRate
 
     args = join(quiet(flags))
-    room: Any = importlib.import_module(f"mindspeed_mm_dit.training.{active()}.seen")
+    room: Any = importlib.import_module(f"mindspeed_mm_dit.training.{active()}.step_record")
     first: Any = first_weights(args, None)
     first = _drawn(first, args.seed) if task.drawn else first
     engine = begin(args, made=room.in_float64 if task.is_truth else lambda model: model, first=first)
@@ -93,13 +93,13 @@ def _steps(task: Task, flags: RunConfig) -> dict[str, np.ndarray]:
     if task.is_truth and not task.rounding:
         found |= {f"start/{name}": array for name, array in first.weights.items()}
     values = np.concatenate([room.whole(each) for each in losses]).reshape(task.steps, -1)
-    positions = positions_of(
+    sample_indices = sample_indices_of(
         args, task.steps, runtime.data_rank(), runtime.data_world_size(),
         open_data_set(args.mm, args.seed).micro_batches,
     )  # fmt: skip
     found |= {"grad_norm": np.array(norms), "seconds": np.array(seconds), "losses": values}
     room.forget()
-    return {**found, "positions": positions[:, : values.shape[1]]}
+    return {**found, "positions": sample_indices[:, : values.shape[1]]}
 
 
 def _drawn(first: Any, seed: int) -> Any:

@@ -22,9 +22,9 @@ import numpy as np
 from mindspeed_mm_dit.configs.embedded import ENTRY_SCRIPT
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.framework import activate
-from mindspeed_mm_dit.framework.leaving import leave
-from mindspeed_mm_dit.hosts.megatron.kind import NAME as MEGATRON
+from mindspeed_mm_dit.framework.temporary_files import leave
 from mindspeed_mm_dit.hosts.megatron.preflight import tools_json
+from mindspeed_mm_dit.hosts.megatron.record import NAME as MEGATRON
 from mindspeed_mm_dit.hosts.native.contract import NAME as NATIVE
 from mindspeed_mm_dit.training.flags import parse
 from mindspeed_mm_dit.verify.task import Task, read_tasks
@@ -65,20 +65,20 @@ class Witness:
     """What a host's steps do, seen by hooks of PyTorch; every rank sees the same, and rank 0 writes whole arrays."""
 
     def __init__(self, task: Task, flags: RunConfig) -> None:
-        from mindspeed_mm_dit.training.pytorch import seen
+        from mindspeed_mm_dit.training.pytorch import step_record
 
-        self._task, self._flags, self._room = task, flags, seen
+        self._task, self._flags, self._room = task, flags, step_record
         self._model: Any = None
         self._watch: Any = None
         self._names: dict[Any, str] = {}
         self._losses: list[np.ndarray] = []
         self._norms: list[float] = []
         self._found: dict[str, np.ndarray] = {}
-        seen.look_everywhere(self._before, self._after, self._step)
+        step_record.look_everywhere(self._before, self._after, self._step)
 
     def _before(self, module: Any, inputs: Any) -> None:
         """Look at the model before a micro-batch: the one module that has an average of its weights."""
-        from mindspeed_mm_dit.verify.where import Watch
+        from mindspeed_mm_dit.verify.first_wrong_module import Watch
 
         if not hasattr(module, "averages"):
             return
@@ -132,11 +132,11 @@ class Witness:
         """Leave what was seen, and end the run: the step that begins is one more than asked for."""
         from mindspeed_mm_dit.framework import runtime
         from mindspeed_mm_dit.verify.examples import told
-        from mindspeed_mm_dit.verify.task import positions_of
+        from mindspeed_mm_dit.verify.task import sample_indices_of
 
-        positions = positions_of(self._flags, self._task.steps, runtime.rank(), runtime.world_size())
+        sample_indices = sample_indices_of(self._flags, self._task.steps, runtime.rank(), runtime.world_size())
         losses = np.concatenate(self._losses).reshape(self._task.steps, -1)
-        found = self._found | {"grad_norm": np.array(self._norms), "losses": losses, "positions": positions}
+        found = self._found | {"grad_norm": np.array(self._norms), "losses": losses, "positions": sample_indices}
         self._task.write({**found, "facts": told()}, runtime.rank())
         runtime.barrier()
         leave(0)  # (a host that is interrupted between steps has no other way out)

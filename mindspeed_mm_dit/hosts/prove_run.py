@@ -16,7 +16,7 @@ from mindspeed_mm_dit.hosts.standalone_preflight import preflight
 from mindspeed_mm_dit.hosts.steps import StepTaken, begin, join, script, starting, steps_after
 from mindspeed_mm_dit.training.changes import changes, run_facts, table_of
 from mindspeed_mm_dit.training.flags import quiet
-from mindspeed_mm_dit.training.start import print_rank_0
+from mindspeed_mm_dit.training.resume import print_rank_0
 from mindspeed_mm_dit.verify.layouts import UNITS
 from mindspeed_mm_dit.verify.prove import ROUNDINGS
 from mindspeed_mm_dit.verify.published import NOISY_STEPS, RUN, Published, line_of
@@ -47,7 +47,7 @@ def described(run: Published) -> dict[str, str]:
     args = preflight(quiet(run.flags))
     here = {
         "parameters": f"{args.mm.model.parameters().num_elements():,}",
-        "data": args.mm.pictures,
+        "data": args.mm.data_digest,
         "versions": ", ".join(f"{name} {run.facts[name]}" for name in runtime.versions() if name in run.facts),
         "taken again with": ", ".join(f"{name} {version}" for name, version in runtime.versions().items()),
     }
@@ -82,7 +82,7 @@ def _steps(args: RunConfig, engine: Any, start: Any, draw: int | None, unit: flo
     if draw is None:
         yield from steps
         return
-    room: Any = importlib.import_module(f"mindspeed_mm_dit.training.{active()}.seen")
+    room: Any = importlib.import_module(f"mindspeed_mm_dit.training.{active()}.step_record")
     moved = room.Roundings(engine, ROUNDINGS * unit, ROUNDINGS * UNITS["float32"], draw)
     while True:
         moved.begin()

@@ -9,8 +9,8 @@ from mindspeed_mm_dit.configs.plugins import load_plugins
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import FRAMEWORKS
 from mindspeed_mm_dit.hosts.contract import Host, HostKind, Recognised
-from mindspeed_mm_dit.hosts.megatron.kind import KIND as MEGATRON
-from mindspeed_mm_dit.hosts.native.kind import KIND as NATIVE
+from mindspeed_mm_dit.hosts.megatron.record import KIND as MEGATRON
+from mindspeed_mm_dit.hosts.native.record import KIND as NATIVE
 from mindspeed_mm_dit.training.flags import standalone_parser
 
 

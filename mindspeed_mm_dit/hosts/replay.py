@@ -17,7 +17,7 @@ from mindspeed_mm_dit.hosts.steps import begin, join, script, starting, steps_af
 from mindspeed_mm_dit.training.data_set import Sample, open_data_set
 from mindspeed_mm_dit.training.pytorch.engine import Engine
 from mindspeed_mm_dit.training.pytorch.probe import NotFinite, Probe
-from mindspeed_mm_dit.training.start import Start, print_rank_0, say_on_this_rank
+from mindspeed_mm_dit.training.resume import Start, print_rank_0, say_on_this_rank
 
 SAMPLES_SHOWN = 16
 
@@ -62,7 +62,10 @@ class StepReport:
         bad = self.not_finite
         where = {(bad.micro_batch, row) for row in bad.rows} if bad else set()
         named = [
-            (f"  {sample.position}  {sample.path}  {sample.label}{' (dropped)' if sample.was_dropped else ''}", mark)
+            (
+                f"  {sample.sample_index}  {sample.path}  {sample.label}{' (dropped)' if sample.was_dropped else ''}",
+                mark,
+            )
             for number, batch in enumerate(self.samples)
             for row, sample in enumerate(batch)
             for mark in [(number, row) in where]
@@ -70,7 +73,7 @@ class StepReport:
         shown = [line + "  <- not finite" for line, mark in named if mark]
         shown += [line for line, mark in named if not mark][: max(0, SAMPLES_SHOWN - len(shown))]
         more = len(named) - len(shown)
-        return ["samples (position, file, class):", *shown, *([f"  and {more} more"] if more else [])]
+        return ["samples (index, file, class):", *shown, *([f"  and {more} more"] if more else [])]
 
     def _activations(self) -> list[str]:
         rows = [(unit, *_largest(self.largest, unit)) for unit in _units(self.largest, self.stem)]
@@ -130,5 +133,5 @@ def _steps(args: RunConfig, engine: Engine, start: Start | None, last: int) -> S
 def _samples(args: RunConfig, began_at: int, count: int) -> list[list[Sample]]:
     """Return which samples the ``count`` micro-batches of this rank are in the step after ``began_at`` samples."""
     data, rank, ranks = open_data_set(args.mm, args.seed), runtime.data_rank(), runtime.data_world_size()
-    positions = data.micro_batches(began_at, args.micro_batch_size, rank, ranks, count)
-    return [data.named(own) for _, own in zip(range(count), positions)]
+    sample_indices = data.micro_batches(began_at, args.micro_batch_size, rank, ranks, count)
+    return [data.named(own) for _, own in zip(range(count), sample_indices)]

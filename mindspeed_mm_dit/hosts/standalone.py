@@ -16,18 +16,18 @@ from mindspeed_mm_dit.data.builtin import take_back
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import active, runtime
 from mindspeed_mm_dit.hosts.contract import DatasetsProvider, FlagsProvider, ModelType
-from mindspeed_mm_dit.hosts.ending import end, leave_for_launcher, say
+from mindspeed_mm_dit.hosts.early_exit import end, leave_for_launcher, say
 from mindspeed_mm_dit.hosts.standalone_preflight import preflight
 from mindspeed_mm_dit.models import registry
-from mindspeed_mm_dit.training.beginning import First, first_weights
 from mindspeed_mm_dit.training.contract import Engine, EngineModule
 from mindspeed_mm_dit.training.dry_run import plan_of_run
 from mindspeed_mm_dit.training.flags import parse, standalone_parser
+from mindspeed_mm_dit.training.initial_weights import First, first_weights
 from mindspeed_mm_dit.training.loop import train
 from mindspeed_mm_dit.training.progress import claimed_save, open_progress
 from mindspeed_mm_dit.training.report import how_to_resume
+from mindspeed_mm_dit.training.resume import find_start, print_rank_0
 from mindspeed_mm_dit.training.signals import Stop, StopRequest
-from mindspeed_mm_dit.training.start import find_start, print_rank_0
 
 
 class Standalone:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mindspeed_mm_dit.checkpoint.store import check_is_no_checkpoint
 from mindspeed_mm_dit.configs.arguments import checked
-from mindspeed_mm_dit.configs.flag_pairs import without_effect
+from mindspeed_mm_dit.configs.flag_combinations import without_effect
 from mindspeed_mm_dit.configs.limits import MOST_GUIDANCE, check_between
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.outputs import check_output_file, check_output_folder

@@ -16,10 +16,10 @@ from mindspeed_mm_dit.hosts.standalone_preflight import preflight
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.registry import load_encoders
 from mindspeed_mm_dit.training.batches import train_valid_batches
-from mindspeed_mm_dit.training.beginning import First, first_weights
 from mindspeed_mm_dit.training.contract import EngineModule, ForwardStep
+from mindspeed_mm_dit.training.initial_weights import First, first_weights
 from mindspeed_mm_dit.training.lr import LearningRate
-from mindspeed_mm_dit.training.start import Start, check_fits
+from mindspeed_mm_dit.training.resume import Start, check_fits
 
 Tensor = Any
 

@@ -145,7 +145,7 @@ def load_encoders(config: ModelConfig, encodes: bool = True) -> tuple[Any, tuple
 def check_encoders(config: ModelConfig, teachers: bool = True) -> None:
     """Raise a UserError unless the encoders' files are as model.json says, and the active framework runs them.
 
-    teachers: look at those too, which pictures need not.
+    teachers: look at those too, which images need not.
     """
     config = config if teachers else config.without_teachers()
     check_framework(config.ae)

@@ -27,7 +27,7 @@ NoiseAt = Callable[[int], Tensor]
 """Step of the chain, counted from the start of sampling -> standard normal in the shape of x."""
 
 
-NOISE_SHARE = "noise_share"
+NOISE_LEVEL = "noise_share"
 """Name in a batch of held-out samples of how much of each is noise, (B,) float32: 0 for data, towards 1 for noise."""
 
 
@@ -61,7 +61,7 @@ class Objective(NamedTuple):
     samplers: dict[str, Sampler]
     """By name; the first is the published one."""
     quick_sampler: str
-    """One of them without noise of its own, for pictures to look at."""
+    """One of them without noise of its own, for images to look at."""
     asks: bool = False
     """Whether its loss takes more of the network than one answer; so far of networks that a label steers."""
 

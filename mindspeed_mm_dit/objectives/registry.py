@@ -12,9 +12,9 @@ import numpy as np
 from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.configs.model import DIFFUSION_CONFIGS
 from mindspeed_mm_dit.configs.strict import from_mapping
-from mindspeed_mm_dit.data.draws import VALIDATION_POSITIONS, Stream, evenly_spread, normals
+from mindspeed_mm_dit.data.draws import VALIDATION_START, Stream, evenly_spread, normals
 from mindspeed_mm_dit.errors import ConfigError, nearest
-from mindspeed_mm_dit.objectives.contract import NOISE_SHARE, Arrays, Objective, Sampler
+from mindspeed_mm_dit.objectives.contract import NOISE_LEVEL, Arrays, Objective, Sampler
 from mindspeed_mm_dit.objectives.flow.objective import FLOW_MATCHING
 from mindspeed_mm_dit.objectives.gaussian.objective import GAUSSIAN_DIFFUSION
 from mindspeed_mm_dit.objectives.mean_flow.objective import MEAN_FLOW
@@ -52,13 +52,18 @@ def validation_draw_of(config: Any) -> Callable[[int, np.ndarray, tuple[int, ...
     """Return what draws the held-out batches of section ``config``, in the form of ``draw_of``.
 
     Their times cover the way from data to noise evenly, whatever the law of the training times, and each sample's
-    share of noise comes with it as ``NOISE_SHARE``.
+    share of noise comes with it as ``NOISE_LEVEL``.
     """
 
-    def draw(seed: int, positions: np.ndarray, shape: tuple[int, ...]) -> Arrays:
-        shares = evenly_spread(positions - VALIDATION_POSITIONS + 1)  # (at point 0, the data, weights may be infinite)
-        noise = normals(seed, Stream.NOISE, positions, shape)
-        return {**objective_of(config).draws_at(config, shares, noise), NOISE_SHARE: shares.astype(np.float32)}
+    def draw(seed: int, sample_indices: np.ndarray, shape: tuple[int, ...]) -> Arrays:
+        noise_levels = evenly_spread(
+            sample_indices - VALIDATION_START + 1
+        )  # (at point 0, the data, weights may be infinite)
+        noise = normals(seed, Stream.NOISE, sample_indices, shape)
+        return {
+            **objective_of(config).draws_at(config, noise_levels, noise),
+            NOISE_LEVEL: noise_levels.astype(np.float32),
+        }
 
     return draw
 

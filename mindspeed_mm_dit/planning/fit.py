@@ -10,7 +10,7 @@ from typing import Any
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.planning.memory import Layout, Memory, memory
+from mindspeed_mm_dit.planning.memory import Memory, Placement, memory
 
 GIB = 2**30
 BLOCK_BYTES = 36_000
@@ -35,18 +35,20 @@ def check_model_fits(model: ModelConfig, place: Place) -> None:
     _check(model.predictor, need, "the weights of {} parameters need {}", place)
 
 
-def check_state_fits(model: ModelConfig, layout: Layout, place: Place) -> None:
+def check_state_fits(model: ModelConfig, placement: Placement, place: Place) -> None:
     """Raise ConfigError unless weights, gradients, optimizer state and average of a rank fit into ``place``.
 
     They are exact in the plan, so what is refused could not have run.
     """
-    need = place.sharers * state_bytes(memory(model, layout))
+    need = place.sharers * state_bytes(memory(model, placement))
     _check(model.predictor, need, "weights, gradients, optimizer state and average of {} parameters need {}", place)
 
 
-def tight_step(model: ModelConfig, layout: Layout, micro_batch_size: int, online_vae: bool, place: Place) -> str | None:
+def tight_step(
+    model: ModelConfig, placement: Placement, micro_batch_size: int, online_vae: bool, place: Place
+) -> str | None:
     """Return a warning where a whole step is estimated to need more than ``place`` has, or None."""
-    plan = memory(model, layout, online_vae)
+    plan = memory(model, placement, online_vae)
     need = place.sharers * plan.total(micro_batch_size)
     if need <= place.num_bytes:
         return None

@@ -31,7 +31,7 @@ _ELEMENT_BYTES = {
 
 
 @dataclass(frozen=True)
-class Layout:
+class Placement:
     """How a run spreads over devices."""
 
     world_size: int = 1
@@ -62,7 +62,7 @@ class Layout:
         sequence_ranks: int = 1,
         averages: int = 1,
         optimizer: Chosen = ADAMW,
-    ) -> Layout:
+    ) -> Placement:
         """Return the layout of a run; ``fsdp2`` is None where every rank holds all."""
         if fsdp2 is None:
             return cls(world_size, 1, precision, False, 1, True, sequence_ranks, averages, optimizer)
@@ -111,17 +111,17 @@ class Memory:
         return max(0, int(free // (self.activations_per_image + self.workspace_per_image)))
 
 
-def memory(model: ModelConfig, layout: Layout, online_vae: bool = True) -> Memory:
+def memory(model: ModelConfig, placement: Placement, online_vae: bool = True) -> Memory:
     """Return what a rank holds; ``online_vae``: images are encoded in the step, and not read from a cache."""
-    parameters, S = model.parameters(), layout.shard_ranks
+    parameters, S = model.parameters(), placement.shard_ranks
     trained, everything = parameters.num_elements(S, trained_only=True), parameters.num_elements(S)
-    activations, workspace = activation_bytes(model, layout)
+    activations, workspace = activation_bytes(model, placement)
     return Memory(
         weights=4 * everything,
         gradients=4 * trained,
-        optimizer=optimizer_bytes(parameters, layout.optimizer, S),
-        ema=4 * trained * layout.averages,
-        gathered=max(_gathered_bytes(model, layout), _stepped_bytes(parameters, layout.optimizer)),
+        optimizer=optimizer_bytes(parameters, placement.optimizer, S),
+        ema=4 * trained * placement.averages,
+        gathered=max(_gathered_bytes(model, placement), _stepped_bytes(parameters, placement.optimizer)),
         vae=model.ae.weight_bytes() + sum(t.weight_bytes() for t in model.teachers) if online_vae else 0,
         activations_per_image=activations,
         workspace_per_image=max(workspace, model.ae.workspace_bytes(model.sample_size) if online_vae else 0),
@@ -149,18 +149,18 @@ def _stepped_bytes(parameters: Parameters, optimizer: Chosen) -> int:
     return 4 * _WHOLE_COPIES * max((count([p]) for p in whole), default=0)
 
 
-def activation_bytes(model: ModelConfig, layout: Layout) -> tuple[int, int]:
+def activation_bytes(model: ModelConfig, placement: Placement) -> tuple[int, int]:
     """Return (kept from forward to backward, held for a moment) of one image, bytes on one rank.
 
     Ranks that share a sample have equal parts of it; what each keeps of the text is not told apart from that.
     """
     predictor, blocks = model.predictor, model.parameters().num_blocks
-    element = _ELEMENT_BYTES[layout.precision.way][1]
-    block = block_activation_bytes(model, layout.precision)
-    ends = _kept_bytes(predictor.kept_by_ends(), layout.precision) + _loss_bytes(model)
+    element = _ELEMENT_BYTES[placement.precision.way][1]
+    block = block_activation_bytes(model, placement.precision)
+    ends = _kept_bytes(predictor.kept_by_ends(), placement.precision) + _loss_bytes(model)
     gradients = 2 * predictor.widest * element
-    ranks = layout.sequence_ranks
-    if layout.recompute:
+    ranks = placement.sequence_ranks
+    if placement.recompute:
         return (blocks * predictor.block_input * element + ends) // ranks, (block + gradients) // ranks
     return (blocks * block + ends) // ranks, gradients // ranks
 
@@ -180,14 +180,14 @@ def _loss_bytes(model: ModelConfig) -> int:
     return 4 * model.diffusion.kept_tensors * math.prod(model.latent_shape)
 
 
-def _gathered_bytes(model: ModelConfig, layout: Layout) -> int:
+def _gathered_bytes(model: ModelConfig, placement: Placement) -> int:
     parameters = model.parameters()
-    if layout.precision.way == "autocast":
+    if placement.precision.way == "autocast":
         return 2 * parameters.num_elements()  # a copy of each weight is kept until backward is over
-    if layout.shard_ranks == 1 and layout.precision.way is None:
+    if placement.shard_ranks == 1 and placement.precision.way is None:
         return 0
-    element = 2 if layout.precision.way == "fsdp2" else 4
+    element = 2 if placement.precision.way == "fsdp2" else 4
     largest = max(count(parameters.block.values()), count(parameters.ends))
-    if not layout.reshard_after_forward:
+    if not placement.reshard_after_forward:
         return element * (parameters.num_elements() + largest)
-    return element * largest * (2 + layout.prefetch)  # in use and ahead, and the gradient being reduced
+    return element * largest * (2 + placement.prefetch)  # in use and ahead, and the gradient being reduced

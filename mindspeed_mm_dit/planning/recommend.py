@@ -11,7 +11,7 @@ from mindspeed_mm_dit.configs.precision import SHARDED_BF16, Precision
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.optimizers.contract import Chosen
 from mindspeed_mm_dit.optimizers.registry import ADAMW
-from mindspeed_mm_dit.planning.memory import Layout, memory
+from mindspeed_mm_dit.planning.memory import Placement, memory
 
 GIB = 2**30
 BUSY_TOKENS = 4096
@@ -53,7 +53,7 @@ class Request:
 class Recommendation:
     """A layout, its micro-batch, and why."""
 
-    layout: Layout
+    placement: Placement
     micro_batch_size: int
     reasons: dict[str, str]
     """By key of fsdp2.yaml."""
@@ -65,14 +65,14 @@ def recommend(model: ModelConfig, request: Request) -> Recommendation:
     Raises ConfigError where the wanted micro-batch, or a single image, does not fit.
     """
     busy = min(request.images_per_rank, -(-BUSY_TOKENS // model.predictor.num_tokens))
-    layouts = candidates(request)
+    placements = candidates(request)
     for enough in (request.micro_batch_size or busy, request.micro_batch_size or 1):
-        for layout in layouts:
-            largest = fitting(model, layout, request)
+        for placement in placements:
+            largest = fitting(model, placement, request)
             micro = request.micro_batch_size or _divisor_up_to(request.images_per_rank, largest)
             if enough <= micro <= largest:
-                return _recommendation(model, layout, micro, request)
-    best = max(layouts, key=lambda layout: fitting(model, layout, request))
+                return _recommendation(model, placement, micro, request)
+    best = max(placements, key=lambda placement: fitting(model, placement, request))
     wanted = request.micro_batch_size or 1
     need = memory(model, best, request.online_vae).total(wanted)
     raise ConfigError(
@@ -83,17 +83,17 @@ def recommend(model: ModelConfig, request: Request) -> Recommendation:
     )
 
 
-def fitting(model: ModelConfig, layout: Layout, request: Request) -> int:
-    """Return the largest micro-batch of ``layout``."""
-    return memory(model, layout, request.online_vae).largest_micro_batch(request.device_bytes)
+def fitting(model: ModelConfig, placement: Placement, request: Request) -> int:
+    """Return the largest micro-batch of ``placement``."""
+    return memory(model, placement, request.online_vae).largest_micro_batch(request.device_bytes)
 
 
-def candidates(request: Request) -> list[Layout]:
+def candidates(request: Request) -> list[Placement]:
     """Return the layouts to try, cheapest first: in one node least sharding, across nodes one copy for each node."""
     W, node = request.world_size, request.node_size
     sizes = (1, W) if node >= W else (node, W) if W % node == 0 else (W,)
     plain = [
-        Layout(
+        Placement(
             W,
             size,
             request.precision,
@@ -105,24 +105,26 @@ def candidates(request: Request) -> list[Layout]:
         for size in dict.fromkeys(sizes)
         for reshard in (False, True)
     ]
-    return plain + [dataclasses.replace(layout, recompute=True) for layout in plain if layout.reshard_after_forward]
+    return plain + [
+        dataclasses.replace(placement, recompute=True) for placement in plain if placement.reshard_after_forward
+    ]
 
 
 def fsdp2_yaml(model: ModelConfig, recommendation: Recommendation, header: str) -> str:
     """Return fsdp2.yaml, each line with its reason as a comment."""
-    layout = recommendation.layout
-    prefetch = layout.prefetch if layout.shard_ranks > 1 else 0
+    placement = recommendation.placement
+    prefetch = placement.prefetch if placement.shard_ranks > 1 else 0
     parameters = model.parameters()
     blocks = f"predictor.{parameters.stem}.{{*}}"
     last = dict.fromkeys(f"predictor.{name.partition('.')[0]}" for name in parameters.after if "." in name)
     values: dict[str, object] = {
-        "sharding_size": "auto" if 1 < layout.shard_ranks == layout.world_size else layout.shard_ranks,
+        "sharding_size": "auto" if 1 < placement.shard_ranks == placement.world_size else placement.shard_ranks,
         "sub_modules_to_wrap": [blocks, *last],
-        "reshard_after_forward": layout.reshard_after_forward,
-        "param_dtype": layout.precision.compute,
+        "reshard_after_forward": placement.reshard_after_forward,
+        "param_dtype": placement.precision.compute,
         "reduce_dtype": "fp32",
         "cast_forward_inputs": False,
-        "recompute_modules": [blocks] if layout.recompute else [],
+        "recompute_modules": [blocks] if placement.recompute else [],
         "use_reentrant": False,
         "num_to_forward_prefetch": prefetch,
         "num_to_backward_prefetch": prefetch,
@@ -137,44 +139,44 @@ def fsdp2_yaml(model: ModelConfig, recommendation: Recommendation, header: str) 
     return "\n".join(lines) + "\n"
 
 
-def _recommendation(model: ModelConfig, layout: Layout, micro: int, request: Request) -> Recommendation:
-    plan = memory(model, layout, request.online_vae)
+def _recommendation(model: ModelConfig, placement: Placement, micro: int, request: Request) -> Recommendation:
+    plan = memory(model, placement, request.online_vae)
     limit = request.device_bytes / GIB
-    whole = memory(model, dataclasses.replace(layout, shard_ranks=1), request.online_vae)
+    whole = memory(model, dataclasses.replace(placement, shard_ranks=1), request.online_vae)
     state = (whole.weights + whole.gradients + whole.optimizer + whole.ema) / GIB
     kept = (plan.weights + plan.gradients + plan.optimizer + plan.ema) / GIB
-    without = fitting(model, dataclasses.replace(layout, recompute=False), request)
+    without = fitting(model, dataclasses.replace(placement, recompute=False), request)
     sharding = (
         f"{state:.1f} GiB of weights, gradients, optimizer state and average fit beside the batch: nothing is gathered"
-        if layout.shard_ranks == 1
+        if placement.shard_ranks == 1
         else f"{state:.1f} GiB of weights, gradients, optimizer state and average become {kept:.1f} GiB on each rank"
-        + ("; only gradients of one shard cross between nodes" if layout.shard_ranks < layout.world_size else "")
+        + ("; only gradients of one shard cross between nodes" if placement.shard_ranks < placement.world_size else "")
     )
     recompute = (
         f"{without} images fit with the activations kept, {micro} without, for a third more arithmetic"
-        if layout.recompute
+        if placement.recompute
         else f"the activations of {micro} images fit: {micro * plan.activations_per_image / GIB:.1f} of {limit:.4g} GiB"
     )
     reshard = (
         "gathered weights are freed after forward and gathered again in backward, for memory"
-        if layout.reshard_after_forward
-        else f"there is room for the gathered {layout.precision.compute} weights between forward and backward: one "
+        if placement.reshard_after_forward
+        else f"there is room for the gathered {placement.precision.compute} weights between forward and backward: one "
         "gather less"
     )
     travel = (
         "nothing is gathered, so nothing ahead"
-        if layout.shard_ranks == 1
+        if placement.shard_ranks == 1
         else "the next block's weights travel while this one computes"
     )
     return Recommendation(
-        layout,
+        placement,
         micro,
         {
             "sharding_size": sharding,
             "sub_modules_to_wrap": "one block at a time is whole; the embedders stay with the root",
             "reshard_after_forward": reshard,
             "param_dtype": "half the traffic, twice the arithmetic rate or more; the weights themselves stay float32"
-            if layout.precision.compute == "bf16"
+            if placement.precision.compute == "bf16"
             else "what the weights are kept in",
             "reduce_dtype": "sums of many small gradients lose their tail in bf16",
             "cast_forward_inputs": "latents and noise stay float32; the embedders cast for themselves",

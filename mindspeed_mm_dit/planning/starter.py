@@ -1,4 +1,4 @@
-"""What a first run on somebody's pictures should be: every setting that has to be chosen, with its reason."""
+"""What a first run on somebody's images should be: every setting that has to be chosen, with its reason."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ SMALL = {"DiT-S": (12, 384, 6), "6 blocks of width 256": (6, 256, 4), "4 blocks 
 """Networks for a CPU, largest first: (num_layers, hidden_size, num_heads)."""
 BLOCKS = {"qk_norm": True, "rms_norm": True, "swiglu": True, "rope": True}
 """LightningDiT's (Yao & Wang 2025), with which a small network takes a high learning rate."""
-PICTURES_OF_SIZE = {"DiT-XL": 500_000, "DiT-L": 100_000, "DiT-B": 20_000, "DiT-S": 0}
-"""Pictures from which on a published size is worth its cost: XL was made for 1.28 million, S learns 400 by heart."""
+IMAGES_OF_SIZE = {"DiT-XL": 500_000, "DiT-L": 100_000, "DiT-B": 20_000, "DiT-S": 0}
+"""Images from which on a published size is worth its cost: XL was made for 1.28 million, S learns 400 by heart."""
 PIXELS, CPU_PIXELS = 64, 32
 """Largest images without an autoencoder, on an accelerator and on a CPU."""
 TOKENS, CPU_TOKENS = 256, 64
 """Tokens of an image, on either; the published models at 256 pixels have 256."""
 SEEN_AT, SEEN_GROWTH = (400, 640_000), 0.63
-"""Samples in a whole run: 1,600 times each of 400 pictures, and of 1.28 million as many as the paper's first 400,000
+"""Samples in a whole run: 1,600 times each of 400 images, and of 1.28 million as many as the paper's first 400,000
 steps see, 80 times each; in between a power of their number."""
 CPU_STEPS, FEWEST_STEPS = (2_000, 4_000), 500
 """Steps of a run on a CPU, where there is time for them, and the fewest that are worth it."""
@@ -37,8 +37,8 @@ FEWEST_TO_HOLD_OUT, MOST_HELD_OUT = 50, 2_000
 
 
 @dataclass(frozen=True)
-class Diffusion:
-    """A way from noise to pictures that can be chosen."""
+class StarterObjective:
+    """A way from noise to images that can be chosen."""
 
     section: Mapping[str, str]
     """Section diffusion of model.json."""
@@ -49,13 +49,13 @@ class Diffusion:
 
 
 DIFFUSIONS = {
-    "flow_matching": Diffusion(
+    "flow_matching": StarterObjective(
         {"path": "linear", "prediction_type": "velocity", "timestep_sampling": "logit_normal"},
         learn_sigma=False,
         sampler="heun",
         reason="it samples well in 25 steps; straight paths, times about the middle (SiT)",
     ),
-    "gaussian_diffusion": Diffusion(
+    "gaussian_diffusion": StarterObjective(
         {}, learn_sigma=True, sampler="dpm++", reason="as the published DiT; diffusers' DiTPipeline walks it back"
     ),
 }
@@ -63,7 +63,7 @@ DIFFUSIONS = {
 
 
 @dataclass(frozen=True)
-class Pictures:
+class ImageFacts:
     """What there is to learn from."""
 
     count: int
@@ -150,7 +150,7 @@ class Starter:
 
 
 def choose(
-    pictures: Pictures,
+    images: ImageFacts,
     machine: Machine,
     ae: Mapping[str, Any] | None = None,
     image_size: int | None = None,
@@ -163,32 +163,32 @@ def choose(
     Raises:
         ConfigError: ``image_size`` cannot be cut into patches, or nothing fits into the memory.
     """
-    size = _image_size(pictures, machine, ae, image_size)
-    *larger, smallest = _networks(pictures, machine)
+    size = _image_size(images, machine, ae, image_size)
+    *larger, smallest = _networks(images, machine)
     for name in larger:
         try:
-            starter = _with_network(name, size, pictures, machine, ae, diffusion)
+            starter = _with_network(name, size, images, machine, ae, diffusion)
         except ConfigError:  # it does not fit
             continue
         if machine.accelerators or starter.flop <= machine.flop:
             return starter
-    starter = _with_network(smallest, size, pictures, machine, ae, diffusion)
+    starter = _with_network(smallest, size, images, machine, ae, diffusion)
     if machine.accelerators or starter.flop <= machine.flop:
         return starter
-    return _with_network(smallest, size, pictures, machine, ae, diffusion, part=machine.flop / starter.flop)
+    return _with_network(smallest, size, images, machine, ae, diffusion, part=machine.flop / starter.flop)
 
 
-def _networks(pictures: Pictures, machine: Machine) -> list[str]:
+def _networks(images: ImageFacts, machine: Machine) -> list[str]:
     """Return the networks to try, largest first."""
     if not machine.accelerators:
         return list(SMALL)
-    return [name for name, count in PICTURES_OF_SIZE.items() if pictures.count >= count]
+    return [name for name, count in IMAGES_OF_SIZE.items() if images.count >= count]
 
 
 def _with_network(
     name: str,
     size: Choice,
-    pictures: Pictures,
+    images: ImageFacts,
     machine: Machine,
     ae: Mapping[str, Any] | None,
     diffusion: str,
@@ -196,12 +196,12 @@ def _with_network(
 ) -> Starter:
     """Choose all the rest; ``part``: of the steps that it should have."""
     patch = _patch_size(size.value, machine, ae)
-    model_json = _model_json(name, size.value, patch.value, pictures, ae, diffusion)
+    model_json = _model_json(name, size.value, patch.value, images, ae, diffusion)
     if _has_blocks(machine, diffusion):
         model_json["predictor"] |= BLOCKS
     model = model_config_from_mapping(model_json, "model.json")
-    batch = _batch(pictures, machine)
-    steps = _steps(pictures, machine, batch.value, part)
+    batch = _batch(images, machine)
+    steps = _steps(images, machine, batch.value, part)
     request = Request(machine.ranks, machine.num_bytes, batch.value // machine.ranks, online_vae=ae is not None,
                       precision=machine.precision)  # fmt: skip
     sharding = recommend(model, request)
@@ -209,12 +209,12 @@ def _with_network(
         "ae": _way(ae),
         "image_size": size,
         "patch_size": patch,
-        "network": _network(name, pictures, machine, diffusion),
+        "network": _network(name, images, machine, diffusion),
         "diffusion": Choice(diffusion, DIFFUSIONS[diffusion].reason),
-        "class_dropout_prob": _dropout(pictures),
-        "random_flip": _flip(pictures),
+        "class_dropout_prob": _dropout(images),
+        "random_flip": _flip(images),
         "valid_fraction": Choice(
-            pictures.valid_fraction, f"{pictures.held_out:,} pictures to validate on, as large a part of each class"
+            images.valid_fraction, f"{images.held_out:,} images to validate on, as large a part of each class"
         ),
     }
     flags = {
@@ -222,7 +222,7 @@ def _with_network(
         "--global-batch-size": batch,
         "--micro-batch-size": _micro_batch(model, machine, sharding, ae is not None),
         **_learning(model, machine, steps.value),
-        **_looking(pictures, steps.value, batch.value, DIFFUSIONS[diffusion].sampler),
+        **_looking(images, steps.value, batch.value, DIFFUSIONS[diffusion].sampler),
         **_precision_and_sharding(machine, sharding),
     }
     return Starter(model_json, model, sharding, design, flags)
@@ -234,17 +234,17 @@ def _way(ae: Mapping[str, Any] | None) -> Choice:
     return Choice(ae["model_id"], f"its latents are {ae['downsample_factor']} times smaller in height and width")
 
 
-def _image_size(pictures: Pictures, machine: Machine, ae: Mapping[str, Any] | None, wanted: int | None) -> Choice:
-    side = f"the middle picture's shorter side has {pictures.median_side} pixels"
+def _image_size(images: ImageFacts, machine: Machine, ae: Mapping[str, Any] | None, wanted: int | None) -> Choice:
+    side = f"the middle image's shorter side has {images.median_side} pixels"
     if wanted is not None:
         return Choice(wanted, f"as --image-size says; {side}")
     if ae is not None:
         if not machine.accelerators:
             return Choice(128, f"256 costs a CPU four times as much (--image-size 256); {side}")
-        return Choice(256 if pictures.median_side >= 192 else 128, f"the published models have 256; {side}")
+        return Choice(256 if images.median_side >= 192 else 128, f"the published models have 256; {side}")
     most = PIXELS if machine.accelerators else CPU_PIXELS
-    if pictures.median_side < most:
-        return Choice(max(8, pictures.median_side // 4 * 4), side)
+    if images.median_side < most:
+        return Choice(max(8, images.median_side // 4 * 4), side)
     return Choice(
         most, f"what {'an accelerator' if machine.accelerators else 'a CPU'} learns soon without --vae; {side}"
     )
@@ -265,11 +265,9 @@ def _patch_size(image_size: int, machine: Machine, ae: Mapping[str, Any] | None)
 
 
 def _model_json(
-    name: str, image_size: int, patch: int, pictures: Pictures, ae: Mapping[str, Any] | None, diffusion: str
+    name: str, image_size: int, patch: int, images: ImageFacts, ae: Mapping[str, Any] | None, diffusion: str
 ) -> dict[str, Any]:
-    section: dict[str, Any] = (
-        {"model_id": "pixel", "channels": 1 if pictures.all_grey else 3} if ae is None else dict(ae)
-    )
+    section: dict[str, Any] = {"model_id": "pixel", "channels": 1 if images.all_grey else 3} if ae is None else dict(ae)
     preset = f"{name}/{patch}"
     if preset in PRESETS:
         sizes: dict[str, Any] = {"preset": preset}
@@ -283,8 +281,8 @@ def _model_json(
             "input_size": image_size // section.get("downsample_factor", 1),
             "in_channels": section["channels"] if ae is None else section["latent_channels"],
             **sizes,
-            "num_classes": pictures.num_classes,
-            "class_dropout_prob": _dropout(pictures).value,
+            "num_classes": images.num_classes,
+            "class_dropout_prob": _dropout(images).value,
             "learn_sigma": DIFFUSIONS[diffusion].learn_sigma,
         },
     }
@@ -295,53 +293,51 @@ def _has_blocks(machine: Machine, diffusion: str) -> bool:
     return not machine.accelerators and diffusion == "flow_matching"
 
 
-def _network(name: str, pictures: Pictures, machine: Machine, diffusion: str) -> Choice:
+def _network(name: str, images: ImageFacts, machine: Machine, diffusion: str) -> Choice:
     if machine.accelerators:
-        return Choice(name, f"the published size for {pictures.count:,} pictures that fits {machine.name}")
+        return Choice(name, f"the published size for {images.count:,} images that fits {machine.name}")
     blocks = ", with LightningDiT's blocks" if _has_blocks(machine, diffusion) else ""
     return Choice(
         name, f"the largest that {machine.cores} core(s) train in about {CPU_MINUTES} minutes (estimate){blocks}"
     )
 
 
-def _dropout(pictures: Pictures) -> Choice:
-    if pictures.num_classes == 1:
+def _dropout(images: ImageFacts) -> Choice:
+    if images.num_classes == 1:
         return Choice(0.0, "one class: there is nothing to guide towards")
     return Choice(0.1, "labels left out, as published, so that samples can be guided")
 
 
-def _flip(pictures: Pictures) -> Choice:
-    if pictures.all_grey:
-        return Choice(False, "grey pictures are often letters, digits or scans, which mirroring spoils")
-    return Choice(True, "twice the pictures; set it to false where left and right matter (letters, signs)")
+def _flip(images: ImageFacts) -> Choice:
+    if images.all_grey:
+        return Choice(False, "grey images are often letters, digits or scans, which mirroring spoils")
+    return Choice(True, "twice the images; set it to false where left and right matter (letters, signs)")
 
 
-def _batch(pictures: Pictures, machine: Machine) -> Choice:
-    wanted = 256 if pictures.count >= 50_000 else 64 if pictures.count >= 5_000 else 32
-    training = pictures.count - pictures.held_out
+def _batch(images: ImageFacts, machine: Machine) -> Choice:
+    wanted = 256 if images.count >= 50_000 else 64 if images.count >= 5_000 else 32
+    training = images.count - images.held_out
     batch = min(wanted, training) // machine.ranks * machine.ranks
     if not batch:
-        raise ConfigError(
-            "PICTURES", f"has {training} to train on, fewer than the {machine.ranks} devices", "add pictures"
-        )
+        raise ConfigError("IMAGES", f"has {training} to train on, fewer than the {machine.ranks} devices", "add images")
     if batch < wanted:
-        return Choice(batch, f"there are {training} pictures to train on, and {machine.ranks} rank(s)")
-    return Choice(batch, "as published" if wanted == 256 else "few pictures: rather more steps than larger ones")
+        return Choice(batch, f"there are {training} images to train on, and {machine.ranks} rank(s)")
+    return Choice(batch, "as published" if wanted == 256 else "few images: rather more steps than larger ones")
 
 
-def _steps(pictures: Pictures, machine: Machine, batch: int, part: float) -> Choice:
+def _steps(images: ImageFacts, machine: Machine, batch: int, part: float) -> Choice:
     if machine.accelerators:
-        seen = SEEN_AT[1] * (max(pictures.count, 100) / SEEN_AT[0]) ** SEEN_GROWTH
+        seen = SEEN_AT[1] * (max(images.count, 100) / SEEN_AT[0]) ** SEEN_GROWTH
         wanted = seen / batch
     else:
         fewest, most = CPU_STEPS
-        wanted = min(most, max(fewest, 100 * pictures.count / batch))
+        wanted = min(most, max(fewest, 100 * images.count / batch))
     if part < 1:
         steps = max(FEWEST_STEPS, _two_digits(wanted * part))
         return Choice(steps, f"what {machine.cores} core(s) compute in about {CPU_MINUTES} minutes")
     steps = _two_digits(wanted)
-    times = max(1, round(steps * batch / pictures.count))
-    return Choice(steps, f"each of {pictures.count:,} pictures some {times:,} times")
+    times = max(1, round(steps * batch / images.count))
+    return Choice(steps, f"each of {images.count:,} images some {times:,} times")
 
 
 def _two_digits(number: float) -> int:
@@ -351,7 +347,7 @@ def _two_digits(number: float) -> int:
 
 def _micro_batch(model: ModelConfig, machine: Machine, sharding: Recommendation, online_vae: bool) -> Choice:
     size = sharding.micro_batch_size
-    need = memory(model, sharding.layout, online_vae).total(size) / GIB
+    need = memory(model, sharding.placement, online_vae).total(size) / GIB
     return Choice(size, f"by the plan {need:.1f} of the {machine.num_bytes / GIB:.0f} GiB of {machine.name}")
 
 
@@ -373,13 +369,13 @@ def _learning(model: ModelConfig, machine: Machine, steps: int) -> dict[str, Cho
     }
 
 
-def _looking(pictures: Pictures, steps: int, batch: int, sampler: str) -> dict[str, Choice]:
+def _looking(images: ImageFacts, steps: int, batch: int, sampler: str) -> dict[str, Choice]:
     """Return what is logged, validated, saved and reported."""
     flags = {"--log-interval": Choice(max(1, min(100, steps // 50)))}
-    if pictures.held_out:
-        flags["--eval-interval"] = Choice(max(1, steps // 10), "on the pictures held out")
-        flags["--eval-iters"] = Choice(min(8, max(1, pictures.held_out // batch)), "batches of them")
-    guidance = Choice(2, "of the samples") if pictures.num_classes > 1 else Choice(1, "none: there is one class")
+    if images.held_out:
+        flags["--eval-interval"] = Choice(max(1, steps // 10), "on the images held out")
+        flags["--eval-iters"] = Choice(min(8, max(1, images.held_out // batch)), "batches of them")
+    guidance = Choice(2, "of the samples") if images.num_classes > 1 else Choice(1, "none: there is one class")
     return {
         **flags,
         "--save-interval": Choice(max(1, steps // 5)),
@@ -394,6 +390,6 @@ def _precision_and_sharding(machine: Machine, sharding: Recommendation) -> dict[
     flags = {}
     if machine.precision.compute == "bf16":
         flags["--bf16"] = Choice(None, "twice the rate or more; the weights stay float32")
-    if machine.precision.way == "fsdp2" or sharding.layout.recompute:
+    if machine.precision.way == "fsdp2" or sharding.placement.recompute:
         flags["--use-torch-fsdp2"] = Choice(None, "as fsdp2.yaml says")
     return flags

@@ -16,7 +16,7 @@ _OF_MODEL = ("ae", "image_size", "patch_size", "network", "diffusion", "class_dr
 def files_of(starter: Starter, dataset: Mapping[str, Any], found: str, outputs: str) -> dict[str, str]:
     """Return the text of each file by its name.
 
-    ``dataset``: what section dataset_param says beside what was chosen; ``found``: the pictures in words; ``outputs``:
+    ``dataset``: what section dataset_param says beside what was chosen; ``found``: the images in words; ``outputs``:
     the folder that the run writes to.
     """
     return {

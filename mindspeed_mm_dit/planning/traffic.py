@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.planning.arithmetic import recompute_flop, train_flop
-from mindspeed_mm_dit.planning.memory import Layout, gathered_elements
+from mindspeed_mm_dit.planning.memory import Placement, gathered_elements
 
 PAPER_STEPS, PAPER_BATCH = 7_000_000, 256
 """Length of the published training (Peebles & Xie 2023): optimizer steps, and images in each."""
@@ -28,21 +28,21 @@ class Traffic:
         return self.within_shards + self.between_replicas
 
 
-def traffic(model: ModelConfig, layout: Layout, micro_batches: int = 1) -> Traffic:
+def traffic(model: ModelConfig, placement: Placement, micro_batches: int = 1) -> Traffic:
     """Return the traffic of a step of ``micro_batches`` on each rank.
 
     A ring over n ranks sends (n - 1) / n of the tensor to gather or reduce-scatter it, twice that to all-reduce.
     Gradients are reduced in float32, sharded ones after every micro-batch; what an optimizer must see whole (Muon's
     matrices) is gathered in float32 once a step.
     """
-    parameters, S = model.parameters(), layout.shard_ranks
-    replicas = layout.world_size // S
-    weight = 2 if layout.precision.way == "fsdp2" else 4
+    parameters, S = model.parameters(), placement.shard_ranks
+    replicas = placement.world_size // S
+    weight = 2 if placement.precision.way == "fsdp2" else 4
     trained = parameters.num_elements(trained_only=True)
-    gathers = 2 if layout.reshard_after_forward else 1
+    gathers = 2 if placement.reshard_after_forward else 1
     ring = (S - 1) / S
     gathered = ring * weight * parameters.num_elements() * gathers
-    stepped = ring * 4 * gathered_elements(parameters, layout.optimizer)
+    stepped = ring * 4 * gathered_elements(parameters, placement.optimizer)
     reduced = ring * 4 * trained
     averaged = 2 * (replicas - 1) / replicas * 4 * trained / S
     rounds = micro_batches if S > 1 else 1
@@ -60,14 +60,14 @@ class Links:
     node_size: int
     """Devices of a node."""
 
-    def seconds(self, layout: Layout, sent: Traffic) -> float:
+    def seconds(self, placement: Placement, sent: Traffic) -> float:
         """Return the time of ``sent``: a ring is as fast as its slowest link."""
-        shards = self.within_node_gbps if layout.shard_ranks <= self.node_size else self.between_nodes_gbps
-        replicas = self.within_node_gbps if layout.world_size <= self.node_size else self.between_nodes_gbps
+        shards = self.within_node_gbps if placement.shard_ranks <= self.node_size else self.between_nodes_gbps
+        replicas = self.within_node_gbps if placement.world_size <= self.node_size else self.between_nodes_gbps
         return 8e-9 * (sent.within_shards / shards + sent.between_replicas / replicas)
 
 
-def step_time(model: ModelConfig, layout: Layout, images_per_rank: int, flop_per_second: float) -> float:
+def step_time(model: ModelConfig, placement: Placement, images_per_rank: int, flop_per_second: float) -> float:
     """Return the seconds of arithmetic for ``images_per_rank`` images, at ``flop_per_second`` reached, not peak."""
-    flop = train_flop(model.predictor) + (recompute_flop(model.predictor) if layout.recompute else 0)
+    flop = train_flop(model.predictor) + (recompute_flop(model.predictor) if placement.recompute else 0)
     return images_per_rank * flop / flop_per_second

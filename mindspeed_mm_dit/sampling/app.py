@@ -11,9 +11,9 @@ from PIL import Image
 
 from mindspeed_mm_dit.errors import ConfigError, PlatformError, UserError
 from mindspeed_mm_dit.objectives.registry import objective_of
-from mindspeed_mm_dit.sampling.asked import Asked
-from mindspeed_mm_dit.sampling.clips import draw_strips
 from mindspeed_mm_dit.sampling.pipeline import Pipeline, Samples
+from mindspeed_mm_dit.sampling.request import Asked
+from mindspeed_mm_dit.sampling.video_files import draw_strips
 
 LOOPBACK = "127.0.0.1"
 POINTS = 8

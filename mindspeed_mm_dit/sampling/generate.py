@@ -18,7 +18,7 @@ from mindspeed_mm_dit.framework import ops, runtime
 from mindspeed_mm_dit.models.pixels import to_pixels
 from mindspeed_mm_dit.objectives.guidance import Guidance, GuidedChannels, guided_network
 from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of, sampler_options
-from mindspeed_mm_dit.sampling.asked import Asked, check_asked
+from mindspeed_mm_dit.sampling.request import Asked, check_asked
 
 Arrays = Mapping[str, np.ndarray]
 DECODED_PIXELS = 8 * 512**2

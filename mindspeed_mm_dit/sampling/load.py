@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mindspeed_mm_dit.checkpoint.adapting import begin, digest_of_base, read_source
-from mindspeed_mm_dit.checkpoint.fitting import check_names
+from mindspeed_mm_dit.checkpoint.compatibility import check_names
 from mindspeed_mm_dit.checkpoint.formats import diffusers, mindspore, pt, pytorch, safetensors
 from mindspeed_mm_dit.checkpoint.lora.source import Strong, merged, of_run, read, read_all
-from mindspeed_mm_dit.checkpoint.places import COMMAND
+from mindspeed_mm_dit.checkpoint.relative_paths import COMMAND
 from mindspeed_mm_dit.checkpoint.store import BASE, BASE_FROM, find_checkpoint, read_facts
 from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.configs.limits import check_path

@@ -67,7 +67,7 @@ class Output:
             _check_page(self.name, len(titles))
 
     def _check_videos(self, titles: Sequence[str], size: tuple[int, ...]) -> None:
-        from mindspeed_mm_dit.sampling.clips import MOST_FPS, check_clips_file
+        from mindspeed_mm_dit.sampling.video_files import MOST_FPS, check_clips_file
 
         check_between("--fps", self.fps, 0.1, MOST_FPS.get(self.ending, 1000))
         frames, height, width = size
@@ -87,9 +87,9 @@ class Output:
         """
         import numpy as np
 
-        from mindspeed_mm_dit.sampling.clips import save_clips
         from mindspeed_mm_dit.sampling.grid import draw_grid
-        from mindspeed_mm_dit.sampling.pictures import png_of, save_each, write_gallery
+        from mindspeed_mm_dit.sampling.image_files import png_of, save_each, write_gallery
+        from mindspeed_mm_dit.sampling.video_files import save_clips
 
         if samples.ndim == 5:
             paths = save_clips(self.path, samples, titles, self.fps)
@@ -110,7 +110,7 @@ class Output:
 
 def _check_page(output: str, num_images: int) -> None:
     """Raise ConfigError for more pictures than a browser shows on one page."""
-    from mindspeed_mm_dit.sampling.pictures import MOST_PICTURES
+    from mindspeed_mm_dit.sampling.image_files import MOST_PICTURES
 
     if num_images > MOST_PICTURES:
         raise ConfigError(

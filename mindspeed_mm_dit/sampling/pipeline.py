@@ -23,12 +23,12 @@ from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.text_encoder import check_captions
 from mindspeed_mm_dit.objectives.guidance import GuidedChannels
 from mindspeed_mm_dit.objectives.registry import objective_of
-from mindspeed_mm_dit.sampling.asked import Asked, check_asked, labels_of, resized, together
-from mindspeed_mm_dit.sampling.clips import FPS
 from mindspeed_mm_dit.sampling.generate import generate_path, settings_for
+from mindspeed_mm_dit.sampling.image_files import draw_samples, png_of
 from mindspeed_mm_dit.sampling.load import describe, load_adapters, load_model
 from mindspeed_mm_dit.sampling.outputs import Output
-from mindspeed_mm_dit.sampling.pictures import draw_samples, png_of
+from mindspeed_mm_dit.sampling.request import Asked, check_asked, labels_of, resized, together
+from mindspeed_mm_dit.sampling.video_files import FPS
 
 Tensor = Any
 CAPTION_DROPOUT = 0.1

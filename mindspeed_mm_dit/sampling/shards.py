@@ -20,12 +20,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mindspeed_mm_dit.checkpoint.places import without_places
+from mindspeed_mm_dit.checkpoint.relative_paths import without_places
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.data.draws import Stream, generator
 from mindspeed_mm_dit.errors import ConfigError, DataError
-from mindspeed_mm_dit.sampling.asked import Asked
 from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
+from mindspeed_mm_dit.sampling.request import Asked
 
 SHARD_IMAGES = 250
 """Images of a file, and so what a kill costs a rank at most."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.configs.run import RunConfig
-from mindspeed_mm_dit.data.draws import VALIDATION_POSITIONS
+from mindspeed_mm_dit.data.draws import VALIDATION_START
 from mindspeed_mm_dit.data.loader import load_batches
 from mindspeed_mm_dit.data.samples import Batch, Samples
 from mindspeed_mm_dit.errors import DataError
@@ -45,12 +45,12 @@ class WeighedByToken:
         self._samples, self._tokens, self._start, self._size = samples, tokens, start, size
         self.order = samples.order
 
-    def batch(self, positions: np.ndarray) -> Batch:
-        """Return the samples at ``positions`` (B,) int64, of one step."""
-        first = positions[0] - (positions[0] - self._start) % self._size
+    def batch(self, sample_indices: np.ndarray) -> Batch:
+        """Return the samples at ``sample_indices`` (B,) int64, of one step."""
+        first = sample_indices[0] - (sample_indices[0] - self._start) % self._size
         step = self._tokens[self.order.images(np.arange(first, first + self._size))]
-        own = self._tokens[self.order.images(positions)]
-        return {**self._samples.batch(positions), "loss_weights": (own / step.mean()).astype(np.float32)}
+        own = self._tokens[self.order.images(sample_indices)]
+        return {**self._samples.batch(sample_indices), "loss_weights": (own / step.mean()).astype(np.float32)}
 
 
 class BatchStream:
@@ -62,10 +62,10 @@ class BatchStream:
     def __iter__(self) -> Generator[Batch, None, None]:
         rank, ranks, size = runtime.data_rank(), runtime.data_world_size(), self._args.micro_batch_size
         rounds = self._args.global_batch_size // (size * ranks)
-        positions = self._samples.order.micro_batches(self._start, size, rank, ranks, rounds)
+        sample_indices = self._samples.order.micro_batches(self._start, size, rank, ranks, rounds)
         # A step takes all its micro-batches at once: as many are made while the step before is computed.
         prefetch = max(self._args.mm.data.dataloader_param.prefetch_batches, rounds)
-        return load_batches(self._samples, positions, self._num_workers, prefetch)
+        return load_batches(self._samples, sample_indices, self._num_workers, prefetch)
 
 
 def train_valid_batches(args: RunConfig) -> tuple[Iterator[Batch], BatchStream | None]:
@@ -87,4 +87,4 @@ def train_valid_streams(args: RunConfig) -> tuple[BatchStream, BatchStream | Non
         return training, None
     # Validation repeats its samples if they are few: a batch may be larger than the held-out part.
     held_out = data.samples(validation_draw_of(diffusion), held_out=True)
-    return training, BatchStream(args, held_out, VALIDATION_POSITIONS, 0)
+    return training, BatchStream(args, held_out, VALIDATION_START, 0)

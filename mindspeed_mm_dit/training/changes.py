@@ -95,7 +95,7 @@ def _settings(args: RunConfig) -> dict[str, Any]:
     settings |= _of(data.dataset_param, "dataset_param", _DATA_SETTINGS)
     settings["dataloader_param.shuffle"] = data.dataloader_param.shuffle
     settings["dataset_param.buckets"] = data.dataset_param.bucket_words
-    settings["pictures"] = args.mm.pictures
+    settings["pictures"] = args.mm.data_digest
     settings["autoencoder"] = args.mm.autoencoder
     settings |= _of(model.ae, "ae", _AE_SETTINGS)
     for name, sections, compared in (("text_encoder", model.text_encoders, _TEXT_SETTINGS),

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.data.copies import find_copies
+from mindspeed_mm_dit.data.duplicates import find_copies
 from mindspeed_mm_dit.data.folder import DECODE_CHECK_LIMIT
 from mindspeed_mm_dit.data.rows import PROBLEMS_SHOWN, Rows
 from mindspeed_mm_dit.errors import CheckpointError

@@ -60,7 +60,7 @@ class Engine(Kept, Protocol):
     def train_step(self, forward_step: ForwardStep, batches: Iterator[Any], lr: float) -> StepResult:
         """Accumulate the gradients of a global batch, clip, step, and update the moving average."""
 
-    def move_power_averages(self, shares: Sequence[float]) -> None:
+    def move_power_emas(self, shares: Sequence[float]) -> None:
         """Move the average of each of --power-ema-stds this share of the way to the weights."""
 
     def eval_step(self, forward_step: ForwardStep, batches: Iterator[Any]) -> Tensor:

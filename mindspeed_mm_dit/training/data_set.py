@@ -31,7 +31,7 @@ CLASSES_SHOWN = 10
 class Sample(NamedTuple):
     """One sample of a step."""
 
-    position: int
+    sample_index: int
     """In the run."""
     path: str
     """File of its image."""
@@ -108,7 +108,7 @@ class DataSet:
 
     def facts(self) -> dict[str, Any]:
         """Return what every checkpoint keeps of the data, as fields of MultiModalArguments."""
-        return {"classes": self._train.classes, "pictures": self._train.digest}
+        return {"classes": self._train.classes, "data_digest": self._train.digest}
 
     def examples(self) -> dict[str, list[Any]]:
         """Return, by item, some values to draw samples of: the first classes, the first captions that differ."""
@@ -127,14 +127,14 @@ class DataSet:
         found = [] if self._train.shapes is None else counted(self._train.shapes)
         return [shape for shape, _ in sorted(found, key=lambda own: -own[1])]
 
-    def named(self, positions: np.ndarray) -> list[Sample]:
-        """Return which samples to train on stand at ``positions`` (B,), with their conditions in words."""
+    def named(self, sample_indices: np.ndarray) -> list[Sample]:
+        """Return which samples to train on stand at ``sample_indices`` (B,), with their conditions in words."""
         samples = self.samples(lambda *_: {})
-        paths = [self._train.paths[row] for row in samples.order.images(positions).tolist()]
-        words = samples.words(positions)
+        paths = [self._train.paths[row] for row in samples.order.images(sample_indices).tolist()]
+        words = samples.words(sample_indices)
         return [
-            Sample(position, path, ", ".join(own[number][0] for own in words), any(own[number][1] for own in words))
-            for number, (position, path) in enumerate(zip(positions.tolist(), paths))
+            Sample(sample_index, path, ", ".join(own[number][0] for own in words), any(own[number][1] for own in words))
+            for number, (sample_index, path) in enumerate(zip(sample_indices.tolist(), paths))
         ]
 
     def say(self) -> None:

@@ -8,15 +8,15 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from mindspeed_mm_dit.checkpoint.claim import Claim
-from mindspeed_mm_dit.checkpoint.places import COMMAND
+from mindspeed_mm_dit.checkpoint.relative_paths import COMMAND
 from mindspeed_mm_dit.checkpoint.store import BEST, CheckpointStore, unwritten
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.training.changes import run_facts
 from mindspeed_mm_dit.training.contract import Checkpoints, Kept
-from mindspeed_mm_dit.training.position import command
-from mindspeed_mm_dit.training.start import Start, print_rank_0, same_folder
+from mindspeed_mm_dit.training.resume import Start, print_rank_0, same_folder
+from mindspeed_mm_dit.training.run_command import command
 
 
 class Progress:

@@ -21,12 +21,12 @@ from mindspeed_mm_dit.errors import PlatformError
 from mindspeed_mm_dit.evaluation.built_in import BUILT_IN
 from mindspeed_mm_dit.models.data import sized
 from mindspeed_mm_dit.objectives.guidance import Guidance
-from mindspeed_mm_dit.sampling.asked import Asked
 from mindspeed_mm_dit.sampling.generate import SampleSettings
 from mindspeed_mm_dit.sampling.grid import captioned, stacked
+from mindspeed_mm_dit.sampling.image_files import draw_samples
 from mindspeed_mm_dit.sampling.load import describe, load_model
-from mindspeed_mm_dit.sampling.pictures import draw_samples
-from mindspeed_mm_dit.sampling.spread import generate_spread
+from mindspeed_mm_dit.sampling.ranks import generate_spread
+from mindspeed_mm_dit.sampling.request import Asked
 from mindspeed_mm_dit.training.curves import draw_loss
 from mindspeed_mm_dit.training.read_logs import Curve, read_scalar, read_validation
 from mindspeed_mm_dit.training.report import ReportJob

@@ -51,7 +51,7 @@ def scalar_of(quarter: str) -> str:
     return f"valid/loss_noise_{quarter}"
 
 
-def sums_by_quarter(losses: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    """Return the sum of ``losses`` (B,), and their number, in each quarter of ``shares`` (B,) in [0, 1]: (2, 4)."""
-    quarters = np.minimum(4 * shares, 3).astype(np.int64)
+def sums_by_quarter(losses: np.ndarray, noise_levels: np.ndarray) -> np.ndarray:
+    """Return sum and number of the ``losses`` (B,) in each quarter of ``noise_levels`` (B,) in [0, 1]: (2, 4)."""
+    quarters = np.minimum(4 * noise_levels, 3).astype(np.int64)
     return np.stack([np.bincount(quarters, losses, 4), np.bincount(quarters, minlength=4)])

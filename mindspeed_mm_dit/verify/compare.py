@@ -13,16 +13,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mindspeed_mm_dit.checkpoint.fitting import check_names
+from mindspeed_mm_dit.checkpoint.compatibility import check_names
 from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.objectives.registry import objective_of
 from mindspeed_mm_dit.sampling.grid import draw_grid
 from mindspeed_mm_dit.verify.examples import draw_inputs, weights_of, write_weights
+from mindspeed_mm_dit.verify.first_wrong_module import first_wrong
 from mindspeed_mm_dit.verify.processes import OURS, batch_size_of, last_words, own_flags, run_python, run_tasks
 from mindspeed_mm_dit.verify.table import Computed, Finding, judge_steps, worst
 from mindspeed_mm_dit.verify.task import Taken, Task
-from mindspeed_mm_dit.verify.where import first_wrong
 
 INPUTS = 4
 """Samples of the forward pass and the gradients."""

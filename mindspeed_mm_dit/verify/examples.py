@@ -31,8 +31,8 @@ def measure(model: ModelConfig, weights: Path, inputs: Path) -> Arrays:
     from mindspeed_mm_dit.framework import ops, runtime
     from mindspeed_mm_dit.models.registry import build_predictor
     from mindspeed_mm_dit.objectives.registry import objective_of
+    from mindspeed_mm_dit.verify.first_wrong_module import Watch
     from mindspeed_mm_dit.verify.step import Step
-    from mindspeed_mm_dit.verify.where import Watch
 
     process = runtime.to_runtime_device(objective_of(model.diffusion).build(model.diffusion))
     network = build_predictor(model)

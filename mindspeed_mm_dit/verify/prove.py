@@ -14,10 +14,10 @@ from functools import cached_property
 
 import numpy as np
 
+from mindspeed_mm_dit.verify.first_wrong_module import AFTER_BACKWARD, first_wrong
 from mindspeed_mm_dit.verify.layouts import UNITS, Layout
 from mindspeed_mm_dit.verify.table import MODULES, STEPS, Bound, Computed, Finding, Tolerances, judge_steps, worst
 from mindspeed_mm_dit.verify.task import Arrays, Taken
-from mindspeed_mm_dit.verify.where import AFTER_BACKWARD, first_wrong
 
 ROUNDINGS = 8
 """By how many roundings a number is moved: a sum of many terms is rounded as often as it has partial sums."""

@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.checkpoint.places import COMMAND, without_places
+from mindspeed_mm_dit.checkpoint.relative_paths import COMMAND, without_places
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.pages import write
-from mindspeed_mm_dit.training.past import PastRun, flags_of
+from mindspeed_mm_dit.training.past_run import PastRun, flags_of
 from mindspeed_mm_dit.training.read_logs import read_steps
 from mindspeed_mm_dit.verify.prove import ROUNDINGS
 from mindspeed_mm_dit.verify.table import Bound, Finding

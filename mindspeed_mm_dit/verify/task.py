@@ -55,7 +55,7 @@ class Task:
         Path(f"{self.output}.refused").write_text(str(error), encoding="utf-8")
 
 
-def positions_of(
+def sample_indices_of(
     args: RunConfig, steps: int, rank: int, ranks: int, dealt: Callable[..., Iterator[np.ndarray]] = micro_batches
 ) -> np.ndarray:
     """Return which samples of a run are a rank's, (steps, samples); ``ranks``: how many have samples of their own.
@@ -122,33 +122,33 @@ class Taken:
             return ""
         ranks = [dict(np.load(file, allow_pickle=False)) for file in files]
         by_step = ([(rank["positions"][n], rank["losses"][n]) for rank in ranks] for n in range(task.steps))
-        losses = [_by_position(parts) for parts in by_step]
+        losses = [_by_sample_index(parts) for parts in by_step]
         first = [rank["positions"][0] for rank in ranks]
         names = [name for name in ranks[0] if name.startswith("watched/")]
         watched = {name[8:]: _joined(first, [rank[name] for rank in ranks], name) for name in names}
         return cls(ranks[0], losses, watched)
 
 
-def _by_position(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+def _by_sample_index(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
     """Return values by sample; of those that several ranks have computed, the first rank's."""
-    positions, values = (np.concatenate(each) for each in zip(*parts))
-    return values[np.unique(positions, return_index=True)[1]]
+    sample_indices, values = (np.concatenate(each) for each in zip(*parts))
+    return values[np.unique(sample_indices, return_index=True)[1]]
 
 
-def _joined(positions: Sequence[np.ndarray], values: Sequence[np.ndarray], name: str) -> np.ndarray:
+def _joined(sample_indices: Sequence[np.ndarray], values: Sequence[np.ndarray], name: str) -> np.ndarray:
     """Join what the ranks have of one tensor: samples, or of one sample's tokens each its part.
 
     The gradient of a sample's loss weighs the less the fewer samples a rank has: it is told as of the whole batch.
     """
-    if any(len(own) != len(value) for own, value in zip(positions, values)):
+    if any(len(own) != len(value) for own, value in zip(sample_indices, values)):
         return values[0]  # of no sample
     groups: dict[int, list[np.ndarray]] = {}
-    for own, value in zip(positions, values):
+    for own, value in zip(sample_indices, values):
         groups.setdefault(int(own[0]), []).append(value)
     shared = {first: each[0] if _same(each) else np.concatenate(each, 1) for first, each in groups.items()}
     share = 1 / len(groups) if name.startswith(("watched/given", "watched/back")) else 1.0
-    firsts = {int(own[0]): own for own in positions}
-    return _by_position([(firsts[first], value * share) for first, value in shared.items()])
+    firsts = {int(own[0]): own for own in sample_indices}
+    return _by_sample_index([(firsts[first], value * share) for first, value in shared.items()])
 
 
 def _same(parts: Sequence[np.ndarray]) -> bool:

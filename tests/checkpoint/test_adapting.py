@@ -159,10 +159,10 @@ def test_another_patch_is_resampled_and_back_again_is_the_same(begun):
     assert here.num_tokens == 4
 
 
-def test_a_picture_twice_as_large_in_patches_twice_as_large_is_the_same_tokens_and_its_answer_twice_as_large(
+def test_an_image_twice_as_large_in_patches_twice_as_large_is_the_same_tokens_and_its_answer_twice_as_large(
     begun, framework
 ):
-    """Of a picture made of grown patches the whole network says the grown answer."""
+    """Of an image made of grown patches the whole network says the grown answer."""
     from mindspeed_mm_dit.framework import ops, runtime
     from mindspeed_mm_dit.models.dit import DiT
 

@@ -77,9 +77,9 @@ def test_the_code_is_diffusers_own():
 
 def drawn_here(source, labels, steps):
     from mindspeed_mm_dit.objectives.guidance import Guidance
-    from mindspeed_mm_dit.sampling.asked import Asked
     from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
     from mindspeed_mm_dit.sampling.load import load_model
+    from mindspeed_mm_dit.sampling.request import Asked
 
     settings = SampleSettings("ddim", steps, Guidance(4.0, "all"), seed=5)
     return generate(*load_model(source, None), Asked({"label": labels}), settings).astype(int)

@@ -1,4 +1,4 @@
-"""mm-dit data: what a run would see, from pictures that have a bit of everything wrong with them."""
+"""mm-dit data: what a run would see, from images that have a bit of everything wrong with them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.conftest import ROOT
 
 @pytest.fixture
 def pets(tmp_path, monkeypatch):
-    """A config folder and its pictures: 12 cats left-black, right-white, and a dog of another shape, in grey."""
+    """A config folder and its images: 12 cats left-black, right-white, and a dog of another shape, in grey."""
     monkeypatch.chdir(tmp_path)
     half = np.zeros((32, 32, 3), np.uint8)
     half[:, 16:] = 255
@@ -45,7 +45,7 @@ def write_data(folder, **param):
 
 
 def test_classes_sizes_and_doubtful_files_are_said(pets, capsys):
-    (pets / "pets/notes.txt").write_text("no picture")
+    (pets / "pets/notes.txt").write_text("no image")
     (pets / "pets/cat/a.heic").write_bytes(b"")
     Image.open(pets / "pets/cat/00.png").save(pets / "pets/dog/copy.png")
     write_data(pets, valid_fraction=0.1)
@@ -56,7 +56,7 @@ def test_classes_sizes_and_doubtful_files_are_said(pets, capsys):
     assert sum(int(row[2]) + int(row[3]) for row in rows[:2]) == 14
     assert (
         "shorter side 8 to 32 pixels, middle 32; image_size 16 enlarges 1 of 14, and its square cuts 0% off the middle "
-        "picture; 13 in colour, 1 grey" in said.out
+        "image; 13 in colour, 1 grey" in said.out
     )
     assert "left out: 1 .heic" in said.err and "1 image is byte for byte another image with another label" in said.err
     assert "warning: 1 class(es) have no images" in said.err
@@ -71,7 +71,7 @@ def test_the_sheet_shows_what_the_first_epoch_takes(pets, capsys):
     assert main(["data", ".", "--seed", "5", "--output", "sheet.png"]) == 0
     sheet = np.asarray(Image.open("sheet.png").convert("RGB"))
     order = SampleOrder(13, 5).images(np.arange(13))
-    cats = [position for position in range(13) if order[position] != 12][:10]
+    cats = [sample_index for sample_index in range(13) if order[sample_index] != 12][:10]
     flipped = draws.coins(5, Stream.FLIP, np.array(cats), 0.5)
     assert flipped.any() and not flipped.all()
     margin = sheet.shape[1] - 10 * 50

@@ -17,9 +17,9 @@ from mindspeed_mm_dit.checkpoint.convert import convert
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.objectives.guidance import Guidance
-from mindspeed_mm_dit.sampling.asked import Asked
 from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
 from mindspeed_mm_dit.sampling.load import load_model
+from mindspeed_mm_dit.sampling.request import Asked
 from tests.conftest import ROOT
 from tests.inception_fixtures import write_random_weights
 from tests.training.launch import MM_DIT, mm_dit, start
@@ -148,7 +148,7 @@ def test_images_of_any_size_are_drawn_and_held_against_real_ones_of_that_size(un
         Image.new("L", (20, 9 + number), 8 * number).save(tmp_path / f"{number}.png")
     flags = ("--sampler", "ddim", "--steps", "2", "--reference", tmp_path, "--num", 20, "--output", tmp_path / "r")
     assert evaluate(*untrained, *flags, "--size", "8x16") == 0
-    assert "30 picture(s) were scaled or cut to 8 x 16" in capsys.readouterr().out
+    assert "30 image(s) were scaled or cut to 8 x 16" in capsys.readouterr().out
     with np.load(tmp_path / "r" / "samples.npz") as file:
         assert file["arr_0"].shape == (20, 8, 16, 1)
     assert evaluate(*untrained, *flags, "--size", "16x8") == 2

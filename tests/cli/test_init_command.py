@@ -1,4 +1,4 @@
-"""mm-dit init: from a folder of pictures to a config that trains, on crops of scikit-learn's two photographs."""
+"""mm-dit init: from a folder of images to a config that trains, on crops of scikit-learn's two photographs."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def here(tmp_path, monkeypatch, photographs):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     for name, pixels in photographs.items():
-        (tmp_path / "pictures" / name).mkdir(parents=True)
+        (tmp_path / "images" / name).mkdir(parents=True)
         for number in range(30):
             top, left = 60 * (number // 6), 90 * (number % 6)
             crop = Image.fromarray(pixels[top : top + 48, left : left + 48])
-            crop.save(tmp_path / "pictures" / name / f"{number:02d}.png")
+            crop.save(tmp_path / "images" / name / f"{number:02d}.png")
     return tmp_path
 
 
@@ -56,7 +56,7 @@ def dataset(folder="config"):
 
 
 def test_what_it_writes_trains_at_once_and_is_sampled_as_it_says(here, capsys):
-    assert init("pictures", "--output", "config") == 0
+    assert init("images", "--output", "config") == 0
     said = capsys.readouterr().out
     assert sorted(path.name for path in (here / "config").iterdir()) == list(FILES)
     assert "2 classes, 60 images to train on: 0 china (30), 1 flower (30)" in said
@@ -86,35 +86,35 @@ def test_what_it_writes_trains_at_once_and_is_sampled_as_it_says(here, capsys):
 
 
 def test_every_flag_is_written_with_its_reason_and_read_back(here):
-    assert init("pictures", "--output", "my config") == 0
+    assert init("images", "--output", "my config") == 0
     words = read_train_args(here / "my config/train.args")
     assert words[words.index("--save") + 1] == words[words.index("--load") + 1] == "outputs/my config/checkpoints"
     lines = (here / "my config/train.args").read_text().splitlines()
     assert lines[lines.index("--lr-decay-style cosine") - 1] == "# down to 0 at the end"
 
 
-def test_pictures_without_folders_are_one_class(here, capsys):
-    assert init("pictures/china", "--output", "config") == 0
+def test_images_without_folders_are_one_class(here, capsys):
+    assert init("images/china", "--output", "config") == 0
     assert dataset(here / "config")["single_class"] is True
     model = load_model_config(here / "config/model.json")
     assert model.predictor.num_classes == 1 and model.predictor.class_dropout_prob == 0
     said = capsys.readouterr().out
     assert "1 class, 30 images to train on: 0 china (30)" in said and "--classes china" in said
-    assert "--cfg-scale 1 " in said and "Expect less here: 30 pictures a class. Shapes come late" in said
+    assert "--cfg-scale 1 " in said and "Expect less here: 30 images a class. Shapes come late" in said
 
 
-@pytest.mark.parametrize("named", ["pictures", "pictures/labels.csv"])
+@pytest.mark.parametrize("named", ["images", "images/labels.csv"])
 def test_an_index_is_used_where_there_is_one(here, named):
     rows = [f"china/{n:02d}.png,temple" for n in range(30)] + [f"flower/{n:02d}.png,blossom" for n in range(20)]
-    (here / "pictures/labels.csv").write_text("\n".join(["image_path,label", *rows]))
+    (here / "images/labels.csv").write_text("\n".join(["image_path,label", *rows]))
     assert init(named, "--output", "config") == 0
-    assert dataset(here / "config")["index"] == "labels.csv" and dataset(here / "config")["data_folder"] == "pictures"
-    assert "50 pictures in 2 classes of pictures" in json.loads((here / "config/data.json").read_text())["note"]
+    assert dataset(here / "config")["index"] == "labels.csv" and dataset(here / "config")["data_folder"] == "images"
+    assert "50 images in 2 classes of images" in json.loads((here / "config/data.json").read_text())["note"]
 
 
 def write_shards(folder):
     """Write 30 crops in three classes as webdataset's shards, and some of a test split."""
-    files = [(folder / f"pictures/china/{number:02d}.png").read_bytes() for number in range(30)]
+    files = [(folder / f"images/china/{number:02d}.png").read_bytes() for number in range(30)]
     samples = [(f"{n:04d}", {".cls": b"%d" % (n % 3), ".png": content}) for n, content in enumerate(files)]
     write_tar(folder / "shards/train-00000.tar", samples)
     write_tar(folder / "shards/test-00000.tar", samples[:3])
@@ -130,12 +130,12 @@ def test_shards_are_taken_as_they_are(here, capsys):
     assert "shorter side 48 to 48 pixels, middle 48" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("pictures", ["pictures", "shards"])
-def test_with_a_vae_a_cpu_encodes_the_pictures_once(here, capsys, pictures):
+@pytest.mark.parametrize("images", ["images", "shards"])
+def test_with_a_vae_a_cpu_encodes_the_images_once(here, capsys, images):
     write_shards(here)
     activate("pytorch")
     write_folder(here / "vae", SMALL, our_shapes(SMALL))
-    assert init(pictures, "--output", "config", "--vae", "vae", "--image-size", "32") == 0
+    assert init(images, "--output", "config", "--vae", "vae", "--image-size", "32") == 0
     model, said = load_model_config(here / "config/model.json"), capsys.readouterr().out
     assert (model.ae.downsample_factor, model.predictor.input_size, model.predictor.in_channels) == (2, 16, 4)
     assert dataset(here / "config")["latents"] == "config/latents"
@@ -147,60 +147,60 @@ def test_with_a_vae_a_cpu_encodes_the_pictures_once(here, capsys, pictures):
     assert done.code == 0 and "dry run: every check passed" in done.output, done.output
 
 
-def test_damaged_pictures_are_named_and_left_out_of_the_run(here, capsys):
-    (here / "pictures/china/03.png").write_bytes(b"no image")
-    (here / "pictures/china/a.heic").write_bytes(b"")
-    assert init("pictures", "--output", "config") == 0
+def test_damaged_images_are_named_and_left_out_of_the_run(here, capsys):
+    (here / "images/china/03.png").write_bytes(b"no image")
+    (here / "images/china/a.heic").write_bytes(b"")
+    assert init("images", "--output", "config") == 0
     said = capsys.readouterr().err
-    assert "pictures/china/03.png cannot be decoded" in said and "left out: 1 .heic" in said
+    assert "images/china/03.png cannot be decoded" in said and "left out: 1 .heic" in said
     assert dataset(here / "config")["skip_bad_images"] is True
 
 
 def test_a_folder_with_config_files_is_replaced_only_when_asked(here, capsys):
-    assert init("pictures", "--output", "config") == 0
-    assert init("pictures", "--output", "config", "--image-size", "16") == 2
+    assert init("images", "--output", "config") == 0
+    assert init("images", "--output", "config", "--image-size", "16") == 2
     assert "holds model.json, data.json, fsdp2.yaml, train.args already" in capsys.readouterr().err
-    assert init("pictures", "--output", "config", "--image-size", "16", "--overwrite") == 0
+    assert init("images", "--output", "config", "--image-size", "16", "--overwrite") == 0
     assert load_model_config(here / "config/model.json").sample_size[-1] == 16
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("picture --output c", "PICTURES = picture: is not there\n    Cure: Did you mean 'pictures'? name a folder"),
-        ("empty --output c", "PICTURES = empty: holds no images (left out: 1 .heic)\n    Cure: name a folder that has"),
-        ("notes.txt --output c", "PICTURES = notes.txt: is a file, and no index with the columns image_path,label"),
-        ("splits --output c", "PICTURES = splits: holds train, which are no classes\n    Cure: name splits/train"),
-        ("two --output c", "PICTURES = two: holds several indices: a.csv, b.csv\n    Cure: name one: two/a.csv"),
-        ("misnamed --output c", "PICTURES = misnamed: its labels.csv does not begin with the columns image_path,label"),
-        ("nothing --output c", "PICTURES = nothing: is a link to nothing\n    Cure: name a folder"),
-        ("pictures --output pictures/c", "--output = pictures/c: lies among the pictures"),
-        ("'' --output c", "PICTURES = '': is empty"),
-        ("pictures --output notes.txt", "--output = notes.txt: is a file"),
-        ("pictures --output c --image-size 33", "--image-size = 33: is no multiple of 2"),
-        ("pictures --output c --vae none", "--vae = none: no such file or folder; nothing is downloaded"),
-        ("pictures --output c --vae empty", "--vae = empty: holds none of diffusion_pytorch_model.safetensors"),
+        ("image --output c", "IMAGES = image: is not there\n    Cure: Did you mean 'images'? name a folder"),
+        ("empty --output c", "IMAGES = empty: holds no images (left out: 1 .heic)\n    Cure: name a folder that has"),
+        ("notes.txt --output c", "IMAGES = notes.txt: is a file, and no index with the columns image_path,label"),
+        ("splits --output c", "IMAGES = splits: holds train, which are no classes\n    Cure: name splits/train"),
+        ("two --output c", "IMAGES = two: holds several indices: a.csv, b.csv\n    Cure: name one: two/a.csv"),
+        ("misnamed --output c", "IMAGES = misnamed: its labels.csv does not begin with the columns image_path,label"),
+        ("nothing --output c", "IMAGES = nothing: is a link to nothing\n    Cure: name a folder"),
+        ("images --output images/c", "--output = images/c: lies among the images"),
+        ("'' --output c", "IMAGES = '': is empty"),
+        ("images --output notes.txt", "--output = notes.txt: is a file"),
+        ("images --output c --image-size 33", "--image-size = 33: is no multiple of 2"),
+        ("images --output c --vae none", "--vae = none: no such file or folder; nothing is downloaded"),
+        ("images --output c --vae empty", "--vae = empty: holds none of diffusion_pytorch_model.safetensors"),
         (
-            "pictures --output c --vae network",
+            "images --output c --vae network",
             "--vae = network: is no autoencoder that is known here: its config.json "
             "says 'DiTTransformer2DModel'\n    Cure: name one of AutoencoderKL,",
         ),
-        ("pictures --output c --vae wan", "--vae = wan: its AutoencoderKLWan encodes videos, not images"),
+        ("images --output c --vae wan", "--vae = wan: its AutoencoderKLWan encodes videos, not images"),
         (
-            "pictures --output c --vae others",
+            "images --output c --vae others",
             "others/diffusion_pytorch_model.safetensors: is no AutoencoderKL: it has no weight decoder.conv_in.weight",
         ),
     ],
 )
 def test_what_cannot_be_begun_is_named_and_nothing_is_written(here, capsys, flags, message):
-    (here / "notes.txt").write_text("no picture")
+    (here / "notes.txt").write_text("no image")
     write_folder(here / "network", {"_class_name": "DiTTransformer2DModel"}, {"proj_out.weight": (2, 2)})
     write_folder(here / "others", SMALL, {"proj_out.weight": (2, 2)})
     shutil.copytree(GOLDEN / "wan_vae_tiny", here / "wan")
     for folder in ("empty", "splits/train/cat", "two"):
         (here / folder).mkdir(parents=True)
     (here / "empty/a.heic").write_bytes(b"")
-    (here / "misnamed").symlink_to("pictures/china")
+    (here / "misnamed").symlink_to("images/china")
     (here / "misnamed/labels.csv").write_text("path,class\n00.png,0\n")
     (here / "nothing").symlink_to("nowhere")
     for name in "ab":

@@ -1,4 +1,4 @@
-"""What a newcomer does, from two folders of pictures to a score and to a folder that plain diffusers draws from."""
+"""What a newcomer does, from two folders of images to a score and to a folder that plain diffusers draws from."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def as_printed(said: str, label: str) -> str:
 def test_pictures_become_a_config_a_model_a_pipeline_and_a_score(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     activate("pytorch")
-    cut_photographs(tmp_path / "pictures")
+    cut_photographs(tmp_path / "images")
     write_folder(tmp_path / "vae", SMALL, our_shapes(SMALL))
 
     flags = "--vae vae --diffusion gaussian_diffusion --image-size 32 --device-memory-gib 8"
-    assert main(f"init pictures --output config {flags}".split()) == 0
+    assert main(f"init images --output config {flags}".split()) == 0
     command = as_printed(capsys.readouterr().out, "encode once and train:")
     make_smaller(tmp_path / "config/model.json")
 
@@ -75,8 +75,8 @@ def test_pictures_become_a_config_a_model_a_pipeline_and_a_score(tmp_path, monke
     if importlib.util.find_spec("torch_fidelity") is None:
         pytest.skip("the score needs pip install --no-deps torch-fidelity; all before it passed")
     inception = write_random_weights(tmp_path / "inception.pth")
-    flags = f"--num 10 --sampler ddim --steps 2 --reference pictures/china --inception {inception} --output report"
+    flags = f"--num 10 --sampler ddim --steps 2 --reference images/china --inception {inception} --output report"
     assert main(["evaluate", "--checkpoint", checkpoints, *flags.split()]) == 0
     report = json.loads((tmp_path / "report/report.json").read_text())
     assert report["images"]["num"] == 10 and np.isfinite(report["judgement"]["scores"]["fid"])
-    assert any("30 picture(s) were scaled or cut to 32 x 32" in note for note in report["judgement"]["notes"])
+    assert any("30 image(s) were scaled or cut to 32 x 32" in note for note in report["judgement"]["notes"])

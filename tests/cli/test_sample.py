@@ -15,15 +15,15 @@ from safetensors.torch import save_file
 
 from mindspeed_mm_dit.checkpoint import checksums
 from mindspeed_mm_dit.checkpoint.store import find_checkpoint
-from mindspeed_mm_dit.cli.asking import parse_classes
 from mindspeed_mm_dit.cli.main import COMMANDS, main
+from mindspeed_mm_dit.cli.request_flags import parse_classes
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.objectives.guidance import Guidance
-from mindspeed_mm_dit.sampling.asked import Asked
 from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
 from mindspeed_mm_dit.sampling.load import load_model
+from mindspeed_mm_dit.sampling.request import Asked
 from tests.conftest import ROOT
 from tests.training.launch import Configs, mm_dit
 

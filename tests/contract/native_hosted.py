@@ -77,7 +77,7 @@ from mindspeed_mm_dit.framework import activate
 activate("pytorch")
 from mindspeed_mm_dit.checkpoint import torch_dcp
 from mindspeed_mm_dit.hosts.native import run
-from mindspeed_mm_dit.training.start import find_start
+from mindspeed_mm_dit.training.resume import find_start
 for path in sys.argv[1:]:
     sys.argv[:] = ["trainer.py", path]
     try:

@@ -11,7 +11,7 @@ import pytest
 
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
 from mindspeed_mm_dit.hosts.installed import lacks
-from mindspeed_mm_dit.hosts.megatron import pairs
+from mindspeed_mm_dit.hosts.megatron import versions
 from mindspeed_mm_dit.hosts.megatron.contract import RELIED_ON, check_host
 from tests.conftest import ROOT
 from tests.contract.hosted import TREES, needs_trees, tree
@@ -51,7 +51,7 @@ def test_the_host_has_what_the_list_says(module: str, monkeypatch: pytest.Monkey
 def test_the_pair_is_a_tested_one(monkeypatch: pytest.MonkeyPatch) -> None:
     for home in reversed(TREES):
         monkeypatch.syspath_prepend(str(tree(home)))
-    assert pairs.warnings("0.12.1") == []
+    assert versions.warnings("0.12.1") == []
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def marked(root: Path, mm: int, mindspeed: int) -> None:
     """Write the marks of the first ``mm`` releases of MindSpeed-MM and the first ``mindspeed`` of MindSpeed."""
     for package in HOST:
         _add(root, f"{package}.__init__")
-    for mark in (*pairs.MINDSPEED_MM[:mm], *pairs.MINDSPEED[:mindspeed]):
+    for mark in (*versions.MINDSPEED_MM[:mm], *versions.MINDSPEED[:mindspeed]):
         _add(root, mark.module)
 
 
@@ -141,17 +141,17 @@ def test_a_tested_pair_is_known_by_what_it_has(
 ) -> None:
     marked(tmp_path, mm, mindspeed)
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert (pairs.recognise(pairs.MINDSPEED_MM), pairs.recognise(pairs.MINDSPEED)) in pairs.TESTED
-    assert pairs.warnings("0.12.1") == []
+    assert (versions.recognise(versions.MINDSPEED_MM), versions.recognise(versions.MINDSPEED)) in versions.TESTED
+    assert versions.warnings("0.12.1") == []
 
 
 def test_another_pair_is_warned_of_with_the_tested_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     marked(tmp_path, 2, 2)
     _add(tmp_path, "mindspeed.__init__", "__version__ = '0.12.1'")
     monkeypatch.syspath_prepend(str(tmp_path))
-    pair, core = pairs.warnings("0.13.0")
+    pair, core = versions.warnings("0.13.0")
     assert "MindSpeed-MM (v26.1.0, by its modules) with MindSpeed (26.0.0_core_r0.12.1, by its modules)" in pair
-    assert all(f"MindSpeed-MM {mm} with MindSpeed {mindspeed}" in pair for mm, mindspeed in pairs.TESTED)
+    assert all(f"MindSpeed-MM {mm} with MindSpeed {mindspeed}" in pair for mm, mindspeed in versions.TESTED)
     assert "Megatron-LM core_v0.13.0 was not tested; tested: core_v0.12.1" in core
 
 
@@ -159,7 +159,7 @@ def test_a_tree_older_than_any_tested_is_said_to_be_one(tmp_path: Path, monkeypa
     for package in ("mindspeed", "mindspeed_mm"):
         _add(tmp_path, f"{package}.__init__")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert "MindSpeed (older than any tested, by its modules)" in pairs.warnings("0.12.1")[0]
+    assert "MindSpeed (older than any tested, by its modules)" in versions.warnings("0.12.1")[0]
 
 
 def test_what_the_old_route_may_unpickle_is_named_with_its_module() -> None:

@@ -10,7 +10,7 @@ import pytest
 from mindspeed_mm_dit.configs.arguments import build_parser
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
 from mindspeed_mm_dit.hosts.choose import find_host
-from mindspeed_mm_dit.hosts.megatron import kind
+from mindspeed_mm_dit.hosts.megatron import record
 from mindspeed_mm_dit.hosts.megatron.attach import import_order
 from mindspeed_mm_dit.hosts.megatron.commandline import complete
 from mindspeed_mm_dit.hosts.megatron.preflight import check_before_import, spelled_out
@@ -145,7 +145,7 @@ def test_a_flag_of_the_host_is_called_one_in_the_standalone_host() -> None:
 
 
 def test_the_host_that_is_not_here_is_an_error_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kind, "is_installed", lambda name: False)
+    monkeypatch.setattr(record, "is_installed", lambda name: False)
     with pytest.raises(Exception, match="--host = mindspeed-mm: mindspeed"):
         find_host(["--host", "mindspeed-mm"])
 

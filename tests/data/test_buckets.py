@@ -1,4 +1,4 @@
-"""Buckets: which shape a picture is brought to, and where it stands in a run."""
+"""Buckets: which shape an image is brought to, and where it stands in a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.data.buckets import BucketOrder, lines, nearest, shapes_of
-from mindspeed_mm_dit.data.draws import VALIDATION_POSITIONS
+from mindspeed_mm_dit.data.draws import VALIDATION_START
 from mindspeed_mm_dit.data.transforms import load_pixels
 from mindspeed_mm_dit.errors import ConfigError, DataError, UserError
 from mindspeed_mm_dit.framework import runtime
@@ -34,12 +34,12 @@ PINNED = [5, 4, 7, 8, 24, 18, 32, 29, 34, 38, 37, 39]
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory):
+def images(tmp_path_factory):
     return write_pictures(tmp_path_factory.mktemp("pictures"))
 
 
-def opened(folder, pictures, **param):
-    configs = write_configs(folder, pictures, **param)
+def opened(folder, images, **param):
+    configs = write_configs(folder, images, **param)
     model = load_model_config(configs / "model.json")
     return open_data(model, load_data_config(configs / "data.json").dataset_param)
 
@@ -64,21 +64,21 @@ def test_no_shape_of_a_budget_exceeds_it_and_none_but_the_square_could_grow(area
             assert taller * wider > area or ratio > aspect
 
 
-def test_a_picture_goes_to_the_shape_that_keeps_most_of_it():
+def test_an_image_goes_to_the_shape_that_keeps_most_of_it():
     shapes = np.array([[8, 8], [8, 12], [12, 8], [16, 24]])
     sizes = np.array([[100, 100], [100, 149], [160, 100], [9, 13], [400, 600], [16, 24], [100, 1000]])
     assert nearest(sizes, shapes).tolist() == [0, 3, 2, 1, 3, 3, 3]
 
 
-def test_of_a_budget_a_bucket_with_less_than_a_group_gives_its_pictures_to_others(tmp_path, pictures):
+def test_of_a_budget_a_bucket_with_less_than_a_group_gives_its_images_to_others(tmp_path, images):
     budget = {"area": 100, "multiple_of": 4, "max_aspect_ratio": 2}
-    assert len(np.unique(opened(tmp_path / "all", pictures, buckets=budget).rows.shapes, axis=0)) == 3
-    few = opened(tmp_path / "few", pictures, buckets=budget, bucket_group=16).rows.shapes
+    assert len(np.unique(opened(tmp_path / "all", images, buckets=budget).rows.shapes, axis=0)) == 3
+    few = opened(tmp_path / "few", images, buckets=budget, bucket_group=16).rows.shapes
     assert len(np.unique(few, axis=0)) == 2 and len(few) == sum(COUNTS.values())
 
 
 def test_small_shapes_of_a_budget_give_theirs_to_one_another_before_they_go_to_a_larger_one():
-    """Ten tall pictures and six taller ones fill a tall shape together, though neither has a group of 16."""
+    """Ten tall images and six taller ones fill a tall shape together, though neither has a group of 16."""
     param = DatasetParam("pictures", buckets=Budget(1024, 4, 4.0))
     sizes = np.repeat([[60, 80], [101, 67], [301, 50]], [24, 10, 6], axis=0)
     assert np.unique(shapes_of(sizes, param), axis=0).tolist() == [[28, 36], [40, 24]]
@@ -115,7 +115,7 @@ def test_the_same_samples_stand_at_the_same_places_always():
 
 def test_held_out_samples_all_come_before_one_comes_again():
     order = BucketOrder(BUCKETS, 4, seed=3, fill=True)
-    first = order.images(VALIDATION_POSITIONS + np.arange(len(order)))
+    first = order.images(VALIDATION_START + np.arange(len(order)))
     assert len(order) == 16 + 24 + 8 and set(first.tolist()) == set(range(len(BUCKETS)))
 
 
@@ -126,7 +126,7 @@ def test_every_micro_batch_of_every_rank_is_of_one_bucket_and_steps_have_the_sam
     rounds = 12 // (micro * ranks)
     own = [order.micro_batches(0, micro, rank, ranks, rounds) for rank in range(ranks)]
     for step in range(steps):
-        taken = [order.images(next(positions)) for positions in own for _ in range(rounds)]
+        taken = [order.images(next(sample_indices)) for sample_indices in own for _ in range(rounds)]
         assert all(len(set(BUCKETS[some].tolist())) == 1 for some in taken)
         wanted = order.images(np.arange(12 * step, 12 * step + 12))
         assert sorted(np.concatenate(taken).tolist()) == sorted(wanted.tolist())
@@ -139,7 +139,7 @@ def test_micro_batches_are_dealt_so_that_ranks_finish_together(ranks):
     order = BucketOrder(np.arange(8), 1, seed=0, costs=costs)
     own = [order.micro_batches(0, 1, rank, ranks, 8 // ranks) for rank in range(ranks)]
     for _ in range(3):
-        taken = [[costs[order.images(next(positions))[0]] for _ in range(8 // ranks)] for positions in own]
+        taken = [[costs[order.images(next(sample_indices))[0]] for _ in range(8 // ranks)] for sample_indices in own]
         assert [sum(of_rank) for of_rank in taken] == [36 // ranks] * ranks
         assert [of_rank[0] for of_rank in taken] == list(range(8, 8 - ranks, -1))
 
@@ -172,13 +172,13 @@ def test_a_micro_batch_that_would_have_two_shapes_is_refused():
 # --- batches ---------------------------------------------------------------------------------------------------
 
 
-def test_a_batch_has_the_shape_of_its_bucket_in_all_its_arrays(tmp_path, pictures):
-    found = opened(tmp_path, pictures, random_flip=False)
+def test_a_batch_has_the_shape_of_its_bucket_in_all_its_arrays(tmp_path, images):
+    found = opened(tmp_path, images, random_flip=False)
     samples = found.samples(found.rows, 7, True, draw_of(found.model.diffusion))
     seen = set()
     for start in range(0, len(samples.order), 4):
-        positions = np.arange(start, start + 4)
-        batch, rows = samples.batch(positions), samples.order.images(positions)
+        sample_indices = np.arange(start, start + 4)
+        batch, rows = samples.batch(sample_indices), samples.order.images(sample_indices)
         (shape,) = {tuple(shape) for shape in found.rows.shapes[rows].tolist()}
         assert batch["pixels"].shape == batch["noise"].shape == (4, 1, *shape)
         for pixels, row in zip(batch["pixels"], rows):
@@ -187,8 +187,8 @@ def test_a_batch_has_the_shape_of_its_bucket_in_all_its_arrays(tmp_path, picture
     assert seen == {(8, 12), (12, 8), (8, 8)}
 
 
-def test_noise_of_a_sample_is_that_of_its_place_whatever_the_micro_batch(tmp_path, pictures):
-    found = opened(tmp_path, pictures)
+def test_noise_of_a_sample_is_that_of_its_place_whatever_the_micro_batch(tmp_path, images):
+    found = opened(tmp_path, images)
     samples = found.samples(found.rows, 7, True, draw_of(found.model.diffusion))
     for start in range(0, 24, 4):
         whole = samples.batch(np.arange(start, start + 4))
@@ -197,7 +197,7 @@ def test_noise_of_a_sample_is_that_of_its_place_whatever_the_micro_batch(tmp_pat
             assert all(np.array_equal(whole[name][n : n + 1], one[name]) for name in whole)
 
 
-def test_a_picture_that_is_turned_by_exif_goes_to_the_bucket_of_how_it_stands(tmp_path):
+def test_an_image_that_is_turned_by_exif_goes_to_the_bucket_of_how_it_stands(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6
     (tmp_path / "p/a").mkdir(parents=True)
@@ -216,10 +216,10 @@ def test_covering_a_rectangle_scales_no_more_than_it_has_to(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def encoded(tmp_path_factory, pictures):
+def encoded(tmp_path_factory, images):
     """A folder of configs whose model learns latents by a small autoencoder, and the cache of them."""
     folder = tmp_path_factory.mktemp("encoded")
-    configs = write_configs(folder, pictures, {"in_channels": 4, "patch_size": 2, "learn_sigma": False})
+    configs = write_configs(folder, images, {"in_channels": 4, "patch_size": 2, "learn_sigma": False})
     content = json.loads((configs / "model.json").read_text())
     vae = write_folder(folder / "vae", SMALL, our_shapes(SMALL))
     content["ae"] = {"model_id": "autoencoder_kl", "from_pretrained": str(vae)}
@@ -305,25 +305,25 @@ def test_a_shard_with_elements_missing_is_refused(encoded, tmp_path):
         ({"bucket_group": 0}, "bucket_group = 0: must be at least 1"),
     ],
 )
-def test_buckets_that_cannot_be_are_refused(tmp_path, pictures, param, message):
+def test_buckets_that_cannot_be_are_refused(tmp_path, images, param, message):
     with pytest.raises(UserError, match=message):
-        opened(tmp_path, pictures, **param)
+        opened(tmp_path, images, **param)
 
 
-def test_the_sheet_and_the_table_say_what_buckets_do(tmp_path, pictures, monkeypatch, capsys):
-    write_configs(tmp_path / "c", pictures, buckets=[[8, 12], [24, 16], [16, 16]], bucket_group=5)
+def test_the_sheet_and_the_table_say_what_buckets_do(tmp_path, images, monkeypatch, capsys):
+    write_configs(tmp_path / "c", images, buckets=[[8, 12], [24, 16], [16, 16]], bucket_group=5)
     monkeypatch.chdir(tmp_path)
     assert main(["data", "c", "--output", "sheet.png"]) == 0
     said = capsys.readouterr()
     rows = {line[:16].strip(): line[16:].split() for line in said.out.splitlines()}
     assert rows["8 x 12"] == ["13", "3", "0", "0.0%", "0.0%", "0"]
     assert rows["16 x 16"] == ["17", "2", "0", "0.0%", "0.0%", "17,", "1.8", "times"]
-    assert "100.0% of a picture's area is kept; a square would keep 77.8%" in said.out
+    assert "100.0% of each image's area is kept; a square would keep 77.8%" in said.out
     assert "warning: 17 of 51 images are enlarged to their bucket" in said.err and "1.8 times" in said.err
     assert Image.open("sheet.png").size[1] == 2 * (3 * 24 + 2)
 
 
-def test_a_bucket_of_less_than_a_group_is_named(tmp_path, pictures, monkeypatch, capsys):
-    write_configs(tmp_path, pictures, bucket_group=16)
+def test_a_bucket_of_less_than_a_group_is_named(tmp_path, images, monkeypatch, capsys):
+    write_configs(tmp_path, images, bucket_group=16)
     assert main(["data", str(tmp_path)]) == 2
     assert "8 x 12: has 13 samples to train on, fewer than dataset_param.bucket_group = 16" in capsys.readouterr().err

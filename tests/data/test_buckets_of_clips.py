@@ -63,8 +63,8 @@ def test_a_batch_has_frames_height_and_width_of_its_bucket(tmp_path, clips, clip
     found = opened(tmp_path, clips, clip_start=clip_start)
     samples, seen = found.samples(found.rows, 7, True, draw_of(found.model.diffusion)), Counter()
     for start in range(0, len(samples.order), 4):
-        positions = np.arange(start, start + 4)
-        batch, rows = samples.batch(positions), samples.order.images(positions)
+        sample_indices = np.arange(start, start + 4)
+        batch, rows = samples.batch(sample_indices), samples.order.images(sample_indices)
         (shape,) = {tuple(shape) for shape in found.rows.shapes[rows].tolist()}
         assert batch["pixels"].shape == batch["noise"].shape == (4, 1, *shape)
         seen[shape] += 1
@@ -120,7 +120,7 @@ def test_the_command_shows_buckets_of_videos_and_names_what_is_short(tmp_path, c
         21,
         2,
     ]
-    assert "100.0% of a frame's area is kept; a square would keep 73.9%; 96.7% of the frames are" in said
+    assert "100.0% of each frame's area is kept; a square would keep 73.9%; 96.7% of the frames are" in said
     data = json.loads((tmp_path / "data.json").read_text())
     data["dataset_param"]["buckets"] = [[1, 8, 8], [9, 8, 12], [9, 12, 8]]
     (tmp_path / "data.json").write_text(json.dumps(data))

@@ -72,17 +72,17 @@ def test_a_run_learns_the_same_with_a_cache_and_without(framework, digits, tmp_p
     from mindspeed_mm_dit.models.registry import load_text_encoder
 
     assert cached(tmp_path, digits, text={"zero_padding": zero_padding}) == 0
-    positions, numpy = np.arange(20), framework.ops.numpy
+    sample_indices, numpy = np.arange(20), framework.ops.numpy
     model = load_model_config(tmp_path / "model.json")
     online, kept = open_data(model, load_data_config(tmp_path / "data.json").dataset_param), from_cache(tmp_path)
     assert kept.rows.captions == online.rows.captions and kept.rows.paths == online.rows.paths
-    no_draws = lambda seed, positions, shape: {}  # noqa: E731
+    no_draws = lambda seed, sample_indices, shape: {}  # noqa: E731
     files = online.samples(online.rows, 1, True, no_draws)
-    without = files.batch(positions)
-    with_cache = kept.samples(kept.rows, 1, True, no_draws).batch(positions)
+    without = files.batch(sample_indices)
+    with_cache = kept.samples(kept.rows, 1, True, no_draws).batch(sample_indices)
     images = framework.ops.tensor(without["pixels"].astype(np.float32)) / 127.5 - 1
     mean, std = AutoencoderKLWan(model.ae).moments(images)
-    captions = ["" if dropped else caption for caption, dropped in files.words(positions)[0]]
+    captions = ["" if dropped else caption for caption, dropped in files.words(sample_indices)[0]]
     states, mask, _ = load_text_encoder(model.text_encoder).encode(captions)
     assert with_cache["latent_mean"] == pytest.approx(numpy(mean), rel=1e-4, abs=1e-5)
     assert with_cache["latent_std"] == pytest.approx(numpy(std), rel=1e-4, abs=1e-6)

@@ -119,8 +119,8 @@ def test_losses_equal_those_of_encoding_online(home, made, objective):
     without_vae.load_state_dict(model.state_dict())
     online, cached = samples(home, None, name), samples(home, made, name)
     for start in (0, 40):
-        positions = np.arange(start, start + 16)
-        there, here = online.batch(positions), cached.batch(positions)
+        sample_indices = np.arange(start, start + 16)
+        there, here = online.batch(sample_indices), cached.batch(sample_indices)
         assert "pixels" not in here
         for key in ("labels", "posterior_noise", *model.diffusion.draw_names):
             np.testing.assert_array_equal(there[key], here[key])
@@ -306,7 +306,7 @@ def test_a_shard_that_the_disk_does_not_take_leaves_nothing_and_no_traceback(hom
     assert list((tmp_path / "made").iterdir()) == []
 
 
-def test_a_picture_that_does_not_decode_is_found_before_the_first_is_encoded(home, tmp_path, monkeypatch, capsys):
+def test_an_image_that_does_not_decode_is_found_before_the_first_is_encoded(home, tmp_path, monkeypatch, capsys):
     """However many there are: a run of hours must not end at the last one."""
     monkeypatch.setattr("mindspeed_mm_dit.data.folder.DECODE_CHECK_LIMIT", 3)
     images = shutil.copytree(home / "images", tmp_path / "images")
@@ -322,7 +322,7 @@ def test_a_picture_that_does_not_decode_is_found_before_the_first_is_encoded(hom
     assert len(index) == NUM_IMAGES - 1 and index.skipped == 1
 
 
-def test_a_cache_keeps_the_digest_of_its_pictures_and_fits_only_their_latents(home, made):
+def test_a_cache_keeps_the_digest_of_its_images_and_fits_only_their_latents(home, made):
     model, data = load(home, made)
     online = dataclasses.replace(data.dataset_param, latents=None)
     index = open_rows(data.dataset_param, 2)

@@ -54,7 +54,7 @@ def pixels_of(param, clips, starts):
     return ClipReader(open_rows(param), param).read(clips, starts).arrays["pixels"]
 
 
-def samples(param, seed=0, draw=lambda seed, positions, shape: {}):
+def samples(param, seed=0, draw=lambda seed, sample_indices, shape: {}):
     rows = open_rows(param)
     feed = CaptionFeed(TextStates(8, 4), Fed(rows, seed, 0, param.caption_dropout_prob, [tokens]))
     order, shape = SampleOrder(len(rows), seed), (16, 2, 2, 3)
@@ -110,8 +110,8 @@ def test_a_still_is_a_video_of_one_frame(tmp_path):
 
 
 def moving(path, frames=FRAMES):
-    pictures = [Image.new("RGB", (24, 16), (level, level, level)) for level in LEVELS[:frames].tolist()]
-    pictures[0].save(path, save_all=True, append_images=pictures[1:], duration=100, **LOSSLESS.get(path.suffix, {}))
+    images = [Image.new("RGB", (24, 16), (level, level, level)) for level in LEVELS[:frames].tolist()]
+    images[0].save(path, save_all=True, append_images=images[1:], duration=100, **LOSSLESS.get(path.suffix, {}))
 
 
 LOSSLESS = {".webp": {"lossless": True}}
@@ -126,7 +126,7 @@ def test_a_gif_is_a_video_however_many_frames_it_has(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".png", ".webp"])
-def test_a_picture_that_moves_is_never_taken_for_a_still(tmp_path, suffix):
+def test_an_image_that_moves_is_never_taken_for_a_still(tmp_path, suffix):
     moving(tmp_path / f"a{suffix}")
     with pytest.raises(DataError, match=f"line 1 .*a{suffix} is a moving {suffix[1:].upper()}.*save it as .mp4"):
         open_rows(param(tmp_path, [{"path": f"a{suffix}", "cap": "a"}], num_frames=1))
@@ -265,9 +265,9 @@ def test_draws_follow_the_position_and_not_the_batch(tmp_path):
 
 def test_a_caption_is_dropped_by_its_positions_coin(tmp_path):
     made = samples(param(tmp_path, [video(tmp_path, "a.mp4")], caption_dropout_prob=0.25), seed=3)
-    positions = np.arange(2000)
-    dropped = np.array([is_dropped for _, is_dropped in made.words(positions)[0]])
-    assert np.array_equal(dropped, draws.coins(3, Stream.LABEL_DROP, positions, 0.25))
+    sample_indices = np.arange(2000)
+    dropped = np.array([is_dropped for _, is_dropped in made.words(sample_indices)[0]])
+    assert np.array_equal(dropped, draws.coins(3, Stream.LABEL_DROP, sample_indices, 0.25))
     assert 0.2 < dropped.mean() < 0.3
 
 

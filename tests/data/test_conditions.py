@@ -15,7 +15,7 @@ from mindspeed_mm_dit.data.rows import Rows
 from mindspeed_mm_dit.errors import ConfigError, DataError
 
 ROWS = 5
-POSITIONS = np.arange(400)
+SAMPLE_INDICES = np.arange(400)
 
 
 def letters(offset):
@@ -38,11 +38,11 @@ def rows(vectors=None):
 
 
 def batch(conditions, given=None):
-    coins, numbers = conditions.coins(), POSITIONS % ROWS
+    coins, numbers = conditions.coins(), SAMPLE_INDICES % ROWS
     arrays = {}
     for condition in conditions:
         fed = Fed(given or rows(), 7, coins[condition.coin], 0.3, TOKENIZERS)
-        arrays |= kind_of(condition).feed(condition, fed).arrays(numbers, POSITIONS)
+        arrays |= kind_of(condition).feed(condition, fed).arrays(numbers, SAMPLE_INDICES)
     return arrays
 
 
@@ -60,14 +60,14 @@ def test_two_encoders_read_the_same_caption_and_are_dropped_by_coins_of_their_ow
 def test_conditions_of_one_coin_are_dropped_together():
     found = batch(Conditions(TextStates(3, 8, shared_coin="text"), PooledText(6, encoder=1, shared_coin="text")))
     np.testing.assert_array_equal(found["caption_ids"] + 1000, found["pooled_ids"])
-    assert 0 < (~found["caption_mask"].any(1)).sum() < len(POSITIONS)
+    assert 0 < (~found["caption_mask"].any(1)).sum() < len(SAMPLE_INDICES)
 
 
 def test_a_condition_beside_others_is_dropped_where_it_is_alone():
     alone = batch(Conditions(ClassLabel(ROWS, 0.2)))
     beside = batch(Conditions(ClassLabel(ROWS, 0.2), Vector(4, 0.5)))
     np.testing.assert_array_equal(alone["labels"], beside["labels"])
-    dropped = ~beside["vector"].any(1) & (POSITIONS % ROWS < 4)
+    dropped = ~beside["vector"].any(1) & (SAMPLE_INDICES % ROWS < 4)
     assert 0.3 < dropped.sum() / 320 < 0.7
 
 

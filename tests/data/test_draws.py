@@ -10,37 +10,37 @@ from mindspeed_mm_dit.data import draws
 from mindspeed_mm_dit.data.draws import Stream
 from mindspeed_mm_dit.data.order import SampleOrder, micro_batches, split, split_rows
 
-POSITIONS = np.arange(1000, 1064)
+SAMPLE_INDICES = np.arange(1000, 1064)
 
 
-def all_draws(positions, seed=3):
+def all_draws(sample_indices, seed=3):
     return [
-        draws.timesteps(seed, positions, 1000),
-        draws.normals(seed, Stream.NOISE, positions, (2, 4, 4)),
-        draws.coins(seed, Stream.LABEL_DROP, positions, 0.3),
+        draws.timesteps(seed, sample_indices, 1000),
+        draws.normals(seed, Stream.NOISE, sample_indices, (2, 4, 4)),
+        draws.coins(seed, Stream.LABEL_DROP, sample_indices, 0.3),
     ]
 
 
 def test_a_draw_depends_on_seed_and_position_alone():
-    whole = all_draws(POSITIONS)
+    whole = all_draws(SAMPLE_INDICES)
     shuffled = np.random.default_rng(0).permutation(64)
-    for together, apart in zip(whole, all_draws(POSITIONS[shuffled])):
+    for together, apart in zip(whole, all_draws(SAMPLE_INDICES[shuffled])):
         np.testing.assert_array_equal(together[shuffled], apart)
-    assert not np.array_equal(whole[1], all_draws(POSITIONS, seed=4)[1])
+    assert not np.array_equal(whole[1], all_draws(SAMPLE_INDICES, seed=4)[1])
 
 
 def test_streams_share_no_numbers():
-    first, second = (draws.normals(3, s, POSITIONS, (100,)) for s in (Stream.NOISE, Stream.POSTERIOR))
+    first, second = (draws.normals(3, s, SAMPLE_INDICES, (100,)) for s in (Stream.NOISE, Stream.POSTERIOR))
     assert abs(np.corrcoef(first.ravel(), second.ravel())[0, 1]) < 0.05
 
 
 def test_draws_have_their_distributions():
-    positions = np.arange(4000)
-    timesteps = draws.timesteps(0, positions, 10)
+    sample_indices = np.arange(4000)
+    timesteps = draws.timesteps(0, sample_indices, 10)
     assert np.bincount(timesteps, minlength=10).min() > 320
-    noise = draws.normals(0, Stream.NOISE, positions, (8,))
+    noise = draws.normals(0, Stream.NOISE, sample_indices, (8,))
     assert abs(noise.mean()) < 0.02 and noise.std() == pytest.approx(1, abs=0.02)
-    assert draws.coins(0, Stream.FLIP, positions, 0.25).mean() == pytest.approx(0.25, abs=0.03)
+    assert draws.coins(0, Stream.FLIP, sample_indices, 0.25).mean() == pytest.approx(0.25, abs=0.03)
 
 
 def test_points_are_spread_evenly_over_every_stretch():
@@ -67,7 +67,7 @@ def test_the_meaning_of_a_seed_is_fixed():
     assert SampleOrder(3, 1234).images(np.arange(3 * 2**16, 3 * 2**16 + 6)).tolist() == [1, 0, 2, 1, 2, 0]
 
 
-FAR_APART = np.array([7, 7 + 2**16, 7 + 2**32, 7 + draws.VALIDATION_POSITIONS])
+FAR_APART = np.array([7, 7 + 2**16, 7 + 2**32, 7 + draws.VALIDATION_START])
 NOISE = [
     [-1.1518768, -0.33028969, -1.4025503], [-1.1955466, 0.2594060, 0.6078621],
     [-0.0529157, -0.5499195, -0.7589577], [0.0857124, -0.7123368, -0.1955338],
@@ -82,7 +82,7 @@ STREAMS = {
 
 def test_every_stream_has_its_number_for_good():
     assert {name: int(stream) for name, stream in Stream.__members__.items()} == STREAMS
-    assert draws.VALIDATION_POSITIONS == 2**62
+    assert draws.VALIDATION_START == 2**62
 
 
 def philox(key, counter):
@@ -99,24 +99,24 @@ def philox(key, counter):
 def test_a_draw_is_philox_of_seed_stream_block_and_position(stream):
     """NumPy counts up before each four numbers, so the first counter it uses is 1."""
     for seed in (0, 2**64 - 1):
-        for position in (0, *FAR_APART.tolist()):
+        for sample_index in (0, *FAR_APART.tolist()):
             for block in (0, 1, 249):
-                found = draws.generator(seed, Stream[stream], position, block).bit_generator.random_raw(8)
+                found = draws.generator(seed, Stream[stream], sample_index, block).bit_generator.random_raw(8)
                 for four, n in zip(found.reshape(2, 4).tolist(), (1, 2)):
-                    assert four == philox((seed, STREAMS[stream]), (n, block, position, 0))
+                    assert four == philox((seed, STREAMS[stream]), (n, block, sample_index, 0))
 
 
 def test_a_coin_is_true_where_its_number_lies_below_the_probability():
     """A coin is the first number of its place, as a fraction of 2**64; 5 deviations of 4000 throws are allowed."""
-    positions = np.arange(2**32, 2**32 + 4000)
+    sample_indices = np.arange(2**32, 2**32 + 4000)
     for stream in (Stream.FLIP, Stream.LABEL_DROP):
-        fractions = [philox((5, int(stream)), (1, 0, p, 0))[0] / 2**64 for p in positions.tolist()]
+        fractions = [philox((5, int(stream)), (1, 0, p, 0))[0] / 2**64 for p in sample_indices.tolist()]
         for probability in (0.1, 0.5):
-            coins = draws.coins(5, stream, positions, probability)
+            coins = draws.coins(5, stream, sample_indices, probability)
             assert coins.dtype == bool and coins.tolist() == [f < probability for f in fractions]
             assert abs(coins.mean() - probability) < 5 * (probability * (1 - probability) / 4000) ** 0.5
-    assert draws.coins(5, Stream.FLIP, positions, 0.0).tolist() == [False] * 4000
-    assert draws.coins(5, Stream.FLIP, positions, 1.0).all()
+    assert draws.coins(5, Stream.FLIP, sample_indices, 0.0).tolist() == [False] * 4000
+    assert draws.coins(5, Stream.FLIP, sample_indices, 1.0).all()
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 10, 64])

@@ -10,7 +10,7 @@ import pytest
 from PIL import ExifTags, Image
 
 from mindspeed_mm_dit.configs.images import DatasetParam
-from mindspeed_mm_dit.data.copies import find_copies
+from mindspeed_mm_dit.data.duplicates import find_copies
 from mindspeed_mm_dit.data.transforms import center_crop, load_pixels
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from tests.data_fixtures import open_rows, split_rows
@@ -117,14 +117,14 @@ def test_what_is_left_out_is_counted(folder):
 
 
 @pytest.mark.parametrize("suffix", ["jfif", "JPE", "avif", "jp2", "pgm"])
-def test_every_picture_that_pillow_reads_is_one_and_the_suffix_may_be_wrong(folder, suffix):
+def test_every_image_that_pillow_reads_is_one_and_the_suffix_may_be_wrong(folder, suffix):
     Image.new("L", (8, 8)).save(folder / "cat/x.png")
     (folder / "cat/x.png").rename(folder / f"cat/x.{suffix}")
     index = open_rows(param(folder), 2)
     assert len(index) == 7 and not index.notes
 
 
-def test_pictures_that_move_or_show_through_are_counted_and_others_are_not(folder):
+def test_images_that_move_or_show_through_are_counted_and_others_are_not(folder):
     """Of the first only their first frame is learned; behind transparent parts anything may stand."""
     frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
     for name in ("a.gif", "b.png", "c.webp", "d.tiff"):
@@ -132,26 +132,26 @@ def test_pictures_that_move_or_show_through_are_counted_and_others_are_not(folde
     frames[0].save(folder / "dog/camera.jpg", format="MPO", save_all=True, append_images=frames[1:])  # with a preview
     frames[0].convert("RGBA").save(folder / "dog/opaque.png")
     assert open_rows(param(folder), 2).notes == (
-        f"note: 4 of 12 pictures move or have pages, and the first frame is learned: {folder}/cat/a.gif",
+        f"note: 4 of 12 images move or have pages, and the first frame is learned: {folder}/cat/a.gif",
     )
     Image.new("RGBA", (8, 8), (0, 0, 0, 128)).save(folder / "dog/glass.png")
     (said,) = open_rows(param(folder / "dog", single_class=True), 1).notes
-    assert said.startswith("note: 1 of 6 pictures have transparent parts, and the colours behind these are learned: ")
+    assert said.startswith("note: 1 of 6 images have transparent parts, and the colours behind these are learned: ")
 
 
-def test_pictures_far_smaller_than_the_model_wants_are_counted(folder):
+def test_images_far_smaller_than_the_model_wants_are_counted(folder):
     Image.new("L", (1, 1)).save(folder / "cat/x.png")
     for size, notes in ((4, 0), (8, 1), (32, 1)):
         assert len(open_rows(dataclasses.replace(param(folder), image_size=size), 2).notes) == notes
     (note,) = open_rows(dataclasses.replace(param(folder), image_size=32), 2).notes
-    assert note.startswith("warning: 1 of 7 pictures are enlarged more than 4 times to image_size 32")
+    assert note.startswith("warning: 1 of 7 images are enlarged more than 4 times to image_size 32")
     assert note.endswith(f"the shorter side of {folder}/cat/x.png has 1 pixel(s)")
 
 
-def test_pictures_that_take_long_to_decode_are_counted_and_the_largest_is_named(folder, monkeypatch):
+def test_images_that_take_long_to_decode_are_counted_and_the_largest_is_named(folder, monkeypatch):
     assert not any("megapixels" in note for note in open_rows(param(folder), 2).notes)
     Image.new("L", (60, 60)).save(folder / "cat/large.png")
-    monkeypatch.setattr("mindspeed_mm_dit.data.check.HUGE_PIXELS", 3000)
+    monkeypatch.setattr("mindspeed_mm_dit.data.check_images.HUGE_PIXELS", 3000)
     (said,) = (note for note in open_rows(param(folder), 2).notes if "megapixels" in note)
     assert said.startswith("warning: 1 of ") and "large.png has 0:" in said
 
@@ -170,7 +170,7 @@ def test_panoramas_of_which_a_square_shows_less_than_half_are_counted(folder):
     Image.new("RGB", (80, 20)).save(folder / "cat/pano.png")
     Image.new("RGB", (40, 20)).save(folder / "cat/half.png")
     (note,) = open_rows(param(folder), 2).notes
-    assert note.startswith("note: 1 of 8 pictures are more than 2 times as long as wide or high")
+    assert note.startswith("note: 1 of 8 images are more than 2 times as long as wide or high")
     assert note.endswith("cat/pano.png is 80 x 20")
 
 
@@ -183,7 +183,7 @@ def test_copies_are_found_among_files_of_one_size_and_gone_ones_are_no_copies(fo
     assert copies == [(3, 1), (4, 1)]
 
 
-def test_the_digest_of_the_pictures_knows_names_sizes_and_labels(folder, tmp_path_factory):
+def test_the_digest_of_the_images_knows_names_sizes_and_labels(folder, tmp_path_factory):
     before = open_rows(param(folder), 2).digest
     moved = shutil.copytree(folder, tmp_path_factory.mktemp("moved") / "images")
     assert open_rows(param(moved), 2).digest == before and before.startswith("6 images, ")
@@ -285,7 +285,7 @@ def test_the_digits_are_written_as_an_image_folder(digits_folder):
 
 @pytest.mark.parametrize("size", [(64, 64), (100, 60), (31, 77), (16, 16)])
 def test_the_crop_is_the_centre_square(size):
-    """A picture that grows brighter from left to right keeps its middle brightness in the middle."""
+    """An image that grows brighter from left to right keeps its middle brightness in the middle."""
     ramp = np.linspace(0, 255, size[0]).astype(np.uint8)
     cropped = center_crop(Image.fromarray(np.tile(ramp, (size[1], 1))), 16)
     pixels = np.asarray(cropped, np.float32)
@@ -311,8 +311,8 @@ def test_grey_of_16_bits_is_rounded_to_the_nearest_of_8(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
-def test_a_picture_stands_as_its_exif_data_say(tmp_path, dtype):
-    """CIPA DC-008, orientation: which sides of the picture the first row and the first column are."""
+def test_an_image_stands_as_its_exif_data_say(tmp_path, dtype):
+    """CIPA DC-008, orientation: which sides of the image the first row and the first column are."""
     pixels = np.arange(64).reshape(8, 8)
     factor = 257 if dtype == np.uint16 else 1
     upright = {
@@ -326,7 +326,7 @@ def test_a_picture_stands_as_its_exif_data_say(tmp_path, dtype):
         np.testing.assert_array_equal(load_pixels(str(tmp_path / "turned.png"), 8, 1)[0], wanted)
 
 
-def test_a_picture_that_is_too_large_to_open_is_a_bad_image(folder, monkeypatch):
+def test_an_image_that_is_too_large_to_open_is_a_bad_image(folder, monkeypatch):
     Image.new("L", (40, 40)).save(folder / "cat/huge.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     with pytest.raises(DataError, match=r"huge\.png cannot be decoded: .*decompression bomb"):

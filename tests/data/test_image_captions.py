@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mindspeed_mm_dit.configs.images import DatasetParam
-from mindspeed_mm_dit.data.phrases import DIGIT_OF, SEEN, UNSEEN, captions_of
+from mindspeed_mm_dit.data.caption_phrases import DIGIT_OF, SEEN, UNSEEN, captions_of
 from mindspeed_mm_dit.data.rows import Wanted
 from mindspeed_mm_dit.data.sources import source_of
 from mindspeed_mm_dit.errors import ConfigError, DataError
@@ -56,7 +56,7 @@ def test_a_table_without_labels_is_named_where_they_are_asked_for(tmp_path):
         opened(tmp_path / "a", write_csv(tmp_path / "a"), ("label", "caption"))
     with pytest.raises(DataError, match="column label: is not there"):
         opened(tmp_path / "b", write_parquet(tmp_path / "b"), ("label", "caption"))
-    with pytest.raises(DataError, match="its shards hold no pictures with labels"):
+    with pytest.raises(DataError, match="its shards hold no images with labels"):
         opened(tmp_path / "c", write_tar(tmp_path / "c"), ("label", "caption"))
 
 

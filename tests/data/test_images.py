@@ -1,4 +1,4 @@
-"""Which pictures are kept decoded, and which one is read in the place of a bad one."""
+"""Which images are kept decoded, and which one is read in the place of a bad one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UPRIGHT = np.zeros(4, bool)
 
 @pytest.fixture
 def index(tmp_path):
-    """Four pictures of 4 x 4 in one colour each; the second cannot be decoded."""
+    """Four images of 4 x 4 in one colour each; the second cannot be decoded."""
     paths = tuple(str(tmp_path / f"{number}.png") for number in range(4))
     for number, path in enumerate(paths):
         Image.new("RGB", (4, 4), (number, 10, 20)).save(path)
@@ -33,7 +33,7 @@ def decoded(monkeypatch):
 
 
 @pytest.mark.parametrize(("spare_bytes", "times"), [(0, 1), (-1, 2)])
-def test_pictures_that_fit_into_memory_are_decoded_once(index, decoded, monkeypatch, spare_bytes, times):
+def test_images_that_fit_into_memory_are_decoded_once(index, decoded, monkeypatch, spare_bytes, times):
     monkeypatch.setattr(images, "CACHE_BYTES", 4 * 3 * 4 * 4 + spare_bytes)  # images, channels, height, width
     reader = ImageReader(index, 4, 3)
     for _ in range(2):
@@ -43,7 +43,7 @@ def test_pictures_that_fit_into_memory_are_decoded_once(index, decoded, monkeypa
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_a_picture_that_stays_the_same_in_memory_is_mirrored_anew_each_time(index, monkeypatch, keep):
+def test_an_image_that_stays_the_same_in_memory_is_mirrored_anew_each_time(index, monkeypatch, keep):
     Image.fromarray(np.arange(16, dtype=np.uint8).reshape(4, 4)).save(index.paths[0])
     monkeypatch.setattr(images, "CACHE_BYTES", 1 << 20 if keep else 0)
     reader = ImageReader(index, 4, 1)
@@ -52,20 +52,20 @@ def test_a_picture_that_stays_the_same_in_memory_is_mirrored_anew_each_time(inde
         assert pixels.tolist() == ([3, 2, 1, 0] if flip else [0, 1, 2, 3])
 
 
-def test_a_bad_picture_is_tried_once_and_said_once(index, decoded, capsys):
+def test_a_bad_image_is_tried_once_and_said_once(index, decoded, capsys):
     reader = ImageReader(index, 4, 3, skip_bad=True)
     for _ in range(3):
         read = reader.read(np.arange(4), UPRIGHT)
         assert read.rows.tolist() == [0, 2, 2, 3]
     assert decoded.count("1.png") == 1
     said = capsys.readouterr().err
-    assert said.startswith(f"warning: {index.paths[1]} cannot be decoded: it is no picture")
+    assert said.startswith(f"warning: {index.paths[1]} cannot be decoded: it is no image")
     assert said.endswith("; it is skipped\n") and said.count("\n") == 1
 
 
-def test_without_leave_to_skip_a_bad_picture_is_an_error_every_time(index, capsys):
+def test_without_leave_to_skip_a_bad_image_is_an_error_every_time(index, capsys):
     reader = ImageReader(index, 4, 3)
     for _ in range(2):
-        with pytest.raises(DataError, match=r"1\.png: cannot be decoded: it is no picture"):
+        with pytest.raises(DataError, match=r"1\.png: cannot be decoded: it is no image"):
             reader.read(np.array([1]), UPRIGHT[:1])
     assert capsys.readouterr().err == ""

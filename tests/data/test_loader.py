@@ -17,15 +17,15 @@ class Source:
         self.permits, self.begun = threading.Semaphore(permits), threading.Semaphore(0)
         self.made, self.threads = [], set()
 
-    def batch(self, positions):
+    def batch(self, sample_indices):
         self.threads.add(threading.current_thread())
         self.begun.release()
         assert self.permits.acquire(timeout=5)
-        self.made.append(int(positions[0]))
-        return {"positions": positions}
+        self.made.append(int(sample_indices[0]))
+        return {"positions": sample_indices}
 
 
-def positions(count, taken):
+def sample_indices(count, taken):
     """The positions of ``count`` batches; ``taken`` notes those that were asked for."""
     for number in range(count):
         taken.append(number)
@@ -35,7 +35,7 @@ def positions(count, taken):
 @pytest.mark.parametrize(("num_workers", "prefetch", "ahead"), [(1, 1, 2), (1, 4, 5), (3, 2, 3), (0, 4, 1)])
 def test_so_many_batches_are_begun_as_are_to_be_ready_beside_the_one_in_use(num_workers, prefetch, ahead):
     source, taken = Source(), []
-    batches = load_batches(source, positions(10, taken), num_workers, prefetch)
+    batches = load_batches(source, sample_indices(10, taken), num_workers, prefetch)
     for number in range(2):
         assert next(batches)["positions"] == [number] and len(taken) == ahead + number
     assert [int(batch["positions"][0]) for batch in batches] == list(range(2, 10))
@@ -47,16 +47,16 @@ def test_so_many_threads_work_at_a_time_as_are_asked_for():
     meeting = threading.Barrier(3)
 
     class Meeting(Source):
-        def batch(self, positions):
+        def batch(self, sample_indices):
             meeting.wait(5)  # breaks where fewer than three come
-            return super().batch(positions)
+            return super().batch(sample_indices)
 
-    assert len(list(load_batches(Meeting(), positions(6, []), 3, 3))) == 6
+    assert len(list(load_batches(Meeting(), sample_indices(6, []), 3, 3))) == 6
 
 
 def test_a_loader_that_is_closed_waits_for_nobody_and_begins_nothing_new():
     source = Source(permits=1)
-    batches = load_batches(source, positions(10, []), 1, 4)
+    batches = load_batches(source, sample_indices(10, []), 1, 4)
     next(batches)
     assert source.begun.acquire(timeout=5) and source.begun.acquire(timeout=5)
     batches.close()

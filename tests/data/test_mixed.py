@@ -82,8 +82,8 @@ def test_images_are_videos_of_one_frame_beside_clips_and_keep_their_pixels_and_l
     samples = mixed.samples(mixed.rows, 0, True, lambda *_: {})
     seen = set()
     for start in range(0, 60, 2):
-        positions = np.arange(start, start + 2)
-        rows, batch = samples.order.images(positions), samples.batch(positions)
+        sample_indices = np.arange(start, start + 2)
+        rows, batch = samples.order.images(sample_indices), samples.batch(sample_indices)
         assert batch["pixels"].shape == (2, 1, *mixed.rows.shapes[rows[0]])
         if rows[0] >= of_images:
             bright = batch["pixels"].mean((1, 2, 3, 4)) > 110

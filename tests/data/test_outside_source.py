@@ -51,14 +51,14 @@ def test_it_is_trained_and_drawn(framework, model, param):
     from mindspeed_mm_dit.framework import optim, runtime
     from mindspeed_mm_dit.models.composite import DiTModel
     from mindspeed_mm_dit.objectives.guidance import Guidance
-    from mindspeed_mm_dit.sampling.asked import Asked
     from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
+    from mindspeed_mm_dit.sampling.request import Asked
 
     opened = open_data(model, param)
     samples = opened.samples(opened.rows, 3, True, draw_of(model.diffusion))
-    batch, positions = samples.batch(np.arange(40)), np.arange(40)
-    drops = coins(3, Stream.LABEL_DROP, positions, 0.2, block=1)  # a coin of its own, the second
-    expected = np.where(drops[:, None], 0, on_circle(opened.rows.items["angle"][samples.order.images(positions)]))
+    batch, sample_indices = samples.batch(np.arange(40)), np.arange(40)
+    drops = coins(3, Stream.LABEL_DROP, sample_indices, 0.2, block=1)  # a coin of its own, the second
+    expected = np.where(drops[:, None], 0, on_circle(opened.rows.items["angle"][samples.order.images(sample_indices)]))
     np.testing.assert_array_equal(batch["angle"], expected)
     assert 0 < drops.sum() < 40 and (batch["labels"] == 3).tolist() != drops.tolist()
     composite = DiTModel(model)

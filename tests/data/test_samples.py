@@ -25,8 +25,8 @@ NUM_IMAGES = 70
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory):
-    """Seven grey pictures of 8 x 8 in each of ten classes."""
+def images(tmp_path_factory):
+    """Seven grey images of 8 x 8 in each of ten classes."""
     folder = tmp_path_factory.mktemp("pictures")
     draw = np.random.default_rng(0)
     for number in range(NUM_IMAGES):
@@ -37,8 +37,8 @@ def pictures(tmp_path_factory):
 
 
 @pytest.fixture
-def configs(model_json, pictures):
-    param = DatasetParam(data_folder=str(pictures), image_size=8, random_flip=True)
+def configs(model_json, images):
+    param = DatasetParam(data_folder=str(images), image_size=8, random_flip=True)
     return model_config_from_mapping(model_json, "model.json"), DataConfig(param, DataloaderParam())
 
 
@@ -66,22 +66,22 @@ def test_a_batch_is_the_same_however_it_is_cut(samples):
         np.testing.assert_array_equal(array, np.concatenate(parts))
 
 
-FAR = [0, 2**16, 2**32, draws.VALIDATION_POSITIONS]
+FAR = [0, 2**16, 2**32, draws.VALIDATION_START]
 
 
 @pytest.mark.parametrize("start", FAR)
 def test_half_of_the_images_are_mirrored_and_a_tenth_loses_its_label(samples, configs, start):
     """Within 5 deviations of 1000 throws. Pixels and labels are read from the files here, by the order's numbers."""
-    positions = np.arange(start, start + 1000)
+    sample_indices = np.arange(start, start + 1000)
     rows = open_rows(configs[1].dataset_param)
-    batch, paths = samples.batch(positions), rows.paths
-    images = samples.order.images(positions).tolist()
-    flipped = draws.coins(0, Stream.FLIP, positions, 0.5)
+    batch, paths = samples.batch(sample_indices), rows.paths
+    images = samples.order.images(sample_indices).tolist()
+    flipped = draws.coins(0, Stream.FLIP, sample_indices, 0.5)
     for pixels, image, flip in zip(batch["pixels"], images, flipped):
         upright = load_pixels(paths[image], 8, 1)
         np.testing.assert_array_equal(pixels, upright[..., ::-1] if flip else upright)
     assert abs(flipped.mean() - 0.5) < 5 * 0.5 / 1000**0.5
-    dropped = draws.coins(0, Stream.LABEL_DROP, positions, 0.1)
+    dropped = draws.coins(0, Stream.LABEL_DROP, sample_indices, 0.1)
     assert batch["labels"].tolist() == np.where(dropped, 10, rows.labels[images]).tolist()
     assert abs(dropped.mean() - 0.1) < 5 * (0.1 * 0.9 / 1000) ** 0.5
 
@@ -97,19 +97,19 @@ def test_images_that_are_not_to_be_flipped_stay_as_they_are(configs):
 @pytest.mark.parametrize("start", FAR)
 def test_every_number_of_a_batch_comes_from_its_own_stream(samples, start):
     samples = dataclasses.replace(samples, seed=7, posterior_noise=True)
-    positions = np.arange(start, start + 5)
-    batch = samples.batch(positions)
-    assert batch["timesteps"].tolist() == draws.timesteps(7, positions, 1000).tolist()
+    sample_indices = np.arange(start, start + 5)
+    batch = samples.batch(sample_indices)
+    assert batch["timesteps"].tolist() == draws.timesteps(7, sample_indices, 1000).tolist()
     for name, stream in (("noise", Stream.NOISE), ("posterior_noise", Stream.POSTERIOR)):
-        np.testing.assert_array_equal(batch[name], draws.normals(7, stream, positions, (1, 8, 8)))
+        np.testing.assert_array_equal(batch[name], draws.normals(7, stream, sample_indices, (1, 8, 8)))
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
 def test_workers_keep_the_order(samples, num_workers):
-    positions = [np.arange(s, s + 4) for s in range(0, 40, 4)]
-    loaded = list(load_batches(samples, iter(positions), num_workers, prefetch_batches=2))
+    sample_indices = [np.arange(s, s + 4) for s in range(0, 40, 4)]
+    loaded = list(load_batches(samples, iter(sample_indices), num_workers, prefetch_batches=2))
     assert len(loaded) == 10
-    for own, batch in zip(positions, loaded):
+    for own, batch in zip(sample_indices, loaded):
         np.testing.assert_array_equal(batch["noise"], samples.batch(own)["noise"])
 
 
@@ -152,17 +152,17 @@ def test_the_next_readable_image_stands_in_with_its_own_label(configs, some_cut_
     never = dataclasses.replace(model.predictor, class_dropout_prob=0.0)
     samples = open_samples(dataclasses.replace(model, predictor=never), data)
     expected = [0, 1, 2, 5, 5, 5, 6, 7, 8, 0]
-    for positions in (np.arange(10), np.arange(9, -1, -1), np.arange(10, 20)):
-        batch = samples.batch(positions)
-        for position, pixels, label in zip(positions, batch["pixels"], batch["labels"]):
-            image = expected[position % 10]
+    for sample_indices in (np.arange(10), np.arange(9, -1, -1), np.arange(10, 20)):
+        batch = samples.batch(sample_indices)
+        for sample_index, pixels, label in zip(sample_indices, batch["pixels"], batch["labels"]):
+            image = expected[sample_index % 10]
             np.testing.assert_array_equal(pixels, load_pixels(index.paths[image], 8, 1))
             assert label == image // 5
     said = capsys.readouterr().err
     assert [said.count(f"{number}.png cannot be decoded") for number in (3, 4, 9, 5)] == [1, 1, 1, 0]
 
 
-def test_a_picture_that_fails_in_training_is_named_with_its_cure(configs, some_cut_short, monkeypatch):
+def test_an_image_that_fails_in_training_is_named_with_its_cure(configs, some_cut_short, monkeypatch):
     model, _ = configs
     index = open_rows(some_cut_short, 2)
     samples = open_samples(model, DataConfig(some_cut_short, DataloaderParam(shuffle=False)))

@@ -1,4 +1,4 @@
-"""Pictures in Parquet and tar shards: the same rows, draws and batches as from files, and damage that is named."""
+"""Images in Parquet and tar shards: the same rows, draws and batches as from files, and damage that is named."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROWS = 24
 
 
 def png(number):
-    """A picture of its own for each number."""
+    """An image of its own for each number."""
     return png_of(number, (8, 8))
 
 
@@ -66,8 +66,8 @@ def write_parquets(folder, names=("cat", "dog"), rows=None):
     (folder / "data").mkdir(parents=True, exist_ok=True)
     for shard in range(3):
         numbers = range(shard * 8, shard * 8 + 8)
-        pictures = [{"bytes": (rows or {}).get(n, png(n)), "path": f"{n}.png"} for n in numbers]
-        table = pyarrow.table({"image": pictures, "label": [n % 2 for n in numbers]}, schema)
+        images = [{"bytes": (rows or {}).get(n, png(n)), "path": f"{n}.png"} for n in numbers]
+        table = pyarrow.table({"image": images, "label": [n % 2 for n in numbers]}, schema)
         parquet.write_table(table, folder / f"data/train-{shard:05d}-of-00003.parquet", row_group_size=3)
 
 
@@ -90,7 +90,7 @@ def read(index, numbers=None):
     return ImageReader(index, 8, 3).read(numbers, np.zeros(len(numbers), bool)).arrays["pixels"]
 
 
-def test_rows_of_shards_are_the_pictures_in_their_order(tmp_path, kind):
+def test_rows_of_shards_are_the_images_in_their_order(tmp_path, kind):
     WRITERS[kind](tmp_path)
     index = open_rows(param(tmp_path, kind), 2)
     assert index.labels.tolist() == [n % 2 for n in range(ROWS)]
@@ -100,7 +100,7 @@ def test_rows_of_shards_are_the_pictures_in_their_order(tmp_path, kind):
     assert index.paths[10].endswith(": row 2") and "train-00001" in index.paths[10]
 
 
-def test_a_split_holds_out_the_same_pictures_as_of_files(tmp_path, kind):
+def test_a_split_holds_out_the_same_images_as_of_files(tmp_path, kind):
     WRITERS[kind](tmp_path / "shards")
     for number in range(ROWS):
         (tmp_path / "files").mkdir(exist_ok=True)
@@ -111,7 +111,7 @@ def test_a_split_holds_out_the_same_pictures_as_of_files(tmp_path, kind):
         assert np.array_equal(read(files), read(rows)) and len(rows) in (6, 18)
 
 
-def test_pictures_in_shards_go_to_buckets_by_their_shape(tmp_path, kind, monkeypatch):
+def test_images_in_shards_go_to_buckets_by_their_shape(tmp_path, kind, monkeypatch):
     sizes = [(8, 12), (12, 8), (16, 17)]
     monkeypatch.setattr(sys.modules[__name__], "png", lambda number: png_of(number, sizes[number % 3]))
     WRITERS[kind](tmp_path)
@@ -159,18 +159,18 @@ def test_the_list_is_written_aside_in_the_folder_of_the_shards_and_may_be_read_b
     assert (tmp_path / shards.INDEX).stat().st_mode & 0o777 == 0o644
 
 
-def test_row_groups_that_are_much_to_read_for_one_picture_are_named_with_their_size(tmp_path, monkeypatch):
+def test_row_groups_that_are_much_to_read_for_one_image_are_named_with_their_size(tmp_path, monkeypatch):
     write_tars(tmp_path)
     kind = shards.KINDS["webdataset"]
     large = kind._replace(scan=lambda *args: kind.scan(*args)._replace(read_bytes=1500 * 2**20))
     monkeypatch.setitem(shards.KINDS, "webdataset", large)
     (note,) = open_rows(param(tmp_path, "webdataset"), 2).notes
-    assert note.startswith("warning: the largest row group has 1,500 MiB, all of which is read for each picture that")
+    assert note.startswith("warning: the largest row group has 1,500 MiB, all of which is read for each image that")
 
 
-def test_shards_without_pictures_are_named(tmp_path):
+def test_shards_without_images_are_named(tmp_path):
     write_tar(tmp_path / "train-0.tar", [("a", {".txt": b"x"})])
-    for labelled, wanted in ((True, "no pictures with labels$"), (False, "no pictures$")):
+    for labelled, wanted in ((True, "no images with labels$"), (False, "no images$")):
         with pytest.raises(DataError, match=f"its shards hold {wanted}"):
             shards.list_shards(param(tmp_path, "webdataset"), labelled)
 
@@ -185,7 +185,7 @@ def test_damaged_rows_are_named_and_can_be_left_out(tmp_path, kind):
     assert (len(index), index.skipped) == (ROWS, 1) and index.problems[0].startswith(
         f"{tmp_path}/train-00003.tar: row 0"
     )
-    assert "note: left out: 1 sample(s) without a picture or a .cls" in index.notes
+    assert "note: left out: 1 sample(s) without an image or a .cls" in index.notes
 
 
 @pytest.mark.parametrize("damage", [b"", b"no zip file", "cut", "flipped"])
@@ -206,7 +206,7 @@ def test_a_damaged_index_is_made_again_and_that_is_said(tmp_path, kind, damage):
 
 
 @pytest.mark.parametrize("column", ["text", "list of bytes", "struct without bytes"])
-def test_a_parquet_whose_image_column_is_no_pictures_is_named(tmp_path, column):
+def test_a_parquet_whose_image_column_is_no_images_is_named(tmp_path, column):
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
@@ -216,7 +216,7 @@ def test_a_parquet_whose_image_column_is_no_pictures_is_named(tmp_path, column):
         "struct without bytes": pyarrow.array([{"path": "a.png"}] * 2),
     }[column]
     parquet.write_table(pyarrow.table({"image": images, "label": [0, 1]}), tmp_path / "train-0.parquet")
-    with pytest.raises(DataError, match=r"train-0\.parquet: column image: holds .*no pictures"):
+    with pytest.raises(DataError, match=r"train-0\.parquet: column image: holds .*no images"):
         open_rows(param(tmp_path, "parquet"), 2)
 
 
@@ -225,7 +225,7 @@ def test_labels_beyond_the_names_are_numbers(tmp_path):
     assert open_rows(param(tmp_path, "parquet"), 2).classes == ("cat", "1")
 
 
-def test_rows_of_parquet_without_a_picture_are_named(tmp_path):
+def test_rows_of_parquet_without_an_image_are_named(tmp_path):
     write_parquets(tmp_path, rows={9: None, 17: b"no image"})
     with pytest.raises(DataError, match=r"train-00001-of-00003\.parquet: row 1 holds no bytes.*: 2 of 24"):
         open_rows(param(tmp_path, "parquet"), 2)
@@ -284,7 +284,7 @@ def test_what_is_no_shard_is_named(tmp_path):
         open_rows(param(tmp_path, "webdataset"), 1)
     with pytest.raises(DataError, match=r"holds no files that end in \.parquet"):
         open_rows(param(tmp_path, "parquet"), 2)
-    with pytest.raises(ConfigError, match="shards say the class of each picture themselves"):
+    with pytest.raises(ConfigError, match="shards say the class of each image themselves"):
         param(tmp_path, "webdataset", index="labels.csv")
 
 

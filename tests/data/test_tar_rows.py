@@ -8,7 +8,7 @@ import tarfile
 import pytest
 
 from mindspeed_mm_dit.data import tar_rows
-from mindspeed_mm_dit.data.scanned import Sought
+from mindspeed_mm_dit.data.shard_scan import Sought
 from mindspeed_mm_dit.data.tar_rows import BLOCK, Member, members
 from mindspeed_mm_dit.errors import DataError
 
@@ -105,7 +105,7 @@ def test_a_tar_file_of_nothing_holds_no_file(tmp_path):
 
 
 def plain_shard(path, form=tarfile.PAX_FORMAT):
-    """Write four samples of five blocks: a header and the label, a header and two blocks of the picture."""
+    """Write four samples of five blocks: a header and the label, a header and two blocks of the image."""
     with tarfile.open(path, "w", format=form) as archive:
         for number in range(4):
             add(archive, f"{number}.cls", b"1")

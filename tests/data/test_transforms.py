@@ -1,4 +1,4 @@
-"""The pixels of a picture, against the filters' definitions written out in NumPy and against frozen values."""
+"""The pixels of an image, against the filters' definitions written out in NumPy and against frozen values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mindspeed_mm_dit.configs.files import UnusableFile
 from mindspeed_mm_dit.data.transforms import center_crop, load_pixels, upright_size
 
 
-def picture(height, width, channels):
+def image(height, width, channels):
     """Fine detail on slopes, so that every filter gives other pixels, and every place another value."""
     rows, columns, channel = np.mgrid[:height, :width, :channels]
     return ((rows * 41 + columns * 97 + channel * 29 + rows * columns * 13) % 251).astype(np.uint8)
@@ -55,22 +55,22 @@ def cropped(pixels, size):
     [(8, 8), (8, 13), (15, 15), (16, 16), (17, 31), (31, 17), (32, 32), (50, 33), (5, 7), (9, 40), (64, 200)],
 )
 @pytest.mark.parametrize("channels", [1, 3])
-def test_a_picture_is_halved_by_box_scaled_bicubically_and_cut(tmp_path, height, width, channels):
-    pixels = picture(height, width, channels)
-    Image.fromarray(pixels.squeeze()).save(tmp_path / "picture.png")
-    found = load_pixels(str(tmp_path / "picture.png"), 8, channels)
+def test_an_image_is_halved_by_box_scaled_bicubically_and_cut(tmp_path, height, width, channels):
+    pixels = image(height, width, channels)
+    Image.fromarray(pixels.squeeze()).save(tmp_path / "image.png")
+    found = load_pixels(str(tmp_path / "image.png"), 8, channels)
     assert found.shape == (channels, 8, 8) and found.dtype == np.uint8
     # Pillow's weights are whole numbers of 2**-22: a value between two levels may fall to either.
     difference = found.transpose(1, 2, 0) - cropped(pixels.astype(float), 8)
     assert np.abs(difference).max() <= 1 and (difference != 0).mean() < 0.01
 
 
-def test_the_pixels_of_a_small_picture_are_fixed():
+def test_the_pixels_of_a_small_image_are_fixed():
     """A change here makes latent caches and losses other ones: it needs a note in the changelog, and another CROP."""
-    assert np.asarray(center_crop(Image.fromarray(picture(9, 11, 1).squeeze()), 4)).tolist() == [
+    assert np.asarray(center_crop(Image.fromarray(image(9, 11, 1).squeeze()), 4)).tolist() == [
         [73, 91, 162, 107], [108, 129, 106, 139], [185, 82, 106, 172], [91, 167, 109, 135],
     ]  # fmt: skip
-    assert np.asarray(center_crop(Image.fromarray(picture(3, 4, 1).squeeze()), 4)).tolist() == [
+    assert np.asarray(center_crop(Image.fromarray(image(3, 4, 1).squeeze()), 4)).tolist() == [
         [0, 60, 165, 165], [20, 101, 107, 73], [54, 153, 98, 49], [79, 183, 144, 106],
     ]  # fmt: skip
 
@@ -79,25 +79,25 @@ def test_the_pixels_of_a_small_picture_are_fixed():
     ("L", 7, (7, 7, 7)), ("RGB", (1, 2, 3), (1, 2, 3)), ("RGBA", (1, 2, 3, 0), (1, 2, 3)), ("P", 3, (3, 3, 3)),
     ("CMYK", (255, 0, 0, 0), (0, 255, 255)), ("1", 1, (255, 255, 255)), ("LA", (9, 128), (9, 9, 9)),
 ])  # fmt: skip
-def test_pictures_of_every_mode_become_rgb(tmp_path, mode, value, rgb):
+def test_images_of_every_mode_become_rgb(tmp_path, mode, value, rgb):
     image = Image.new(mode, (8, 8), value)
     if mode == "P":
         image.putpalette([level for level in range(256) for _ in range(3)])
-    image.save(tmp_path / ("picture.tif" if mode == "CMYK" else "picture.png"))
+    image.save(tmp_path / ("image.tif" if mode == "CMYK" else "image.png"))
     found = load_pixels(str(next(tmp_path.iterdir())), 8, 3)
     assert found.transpose(1, 2, 0).tolist() == np.broadcast_to(rgb, (8, 8, 3)).tolist()
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_picture_stands_as_its_exif_data_say(tmp_path, orientation):
+def test_an_image_stands_as_its_exif_data_say(tmp_path, orientation):
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = orientation
-    path = tmp_path / "picture.png"
-    Image.fromarray(picture(8, 12, 3)).save(path, exif=exif)
-    with Image.open(path) as image:
-        height, width = upright_size(image)
+    path = tmp_path / "image.png"
+    Image.fromarray(image(8, 12, 3)).save(path, exif=exif)
+    with Image.open(path) as opened:
+        height, width = upright_size(opened)
     assert (height, width) == ((12, 8) if orientation > 4 else (8, 12))
-    rows = picture(8, 12, 3)
+    rows = image(8, 12, 3)
     rows = rows[:, ::-1] if orientation in (2, 3, 7, 8) else rows
     rows = rows[::-1] if orientation in (3, 4, 6, 7) else rows
     rows = rows.transpose(1, 0, 2) if orientation > 4 else rows
@@ -106,6 +106,6 @@ def test_a_picture_stands_as_its_exif_data_say(tmp_path, orientation):
 
 @pytest.mark.parametrize("kind", [np.float32, np.int32])
 def test_pixels_of_32_bits_are_refused(tmp_path, kind):
-    Image.fromarray(np.ones((8, 8), kind)).save(tmp_path / "picture.tif")
+    Image.fromarray(np.ones((8, 8), kind)).save(tmp_path / "image.tif")
     with pytest.raises(UnusableFile, match="has 32 bits a pixel, of which none says where white is"):
-        load_pixels(str(tmp_path / "picture.tif"), 8, 1)
+        load_pixels(str(tmp_path / "image.tif"), 8, 1)

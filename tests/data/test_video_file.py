@@ -34,7 +34,7 @@ def test_what_a_video_is(path, decode):
     assert look_at_video(path, decode) == (6, 8.0, (16, 24))
 
 
-def test_a_file_without_a_picture_is_no_video(tmp_path):
+def test_a_file_without_an_image_is_no_video(tmp_path):
     import wave
 
     with wave.open(str(tmp_path / "a.wav"), "wb") as sound:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mindspeed_mm_dit.data.builtin import read_digits
-from mindspeed_mm_dit.data.phrases import DIGIT_OF, SEEN, UNSEEN, captions_of
+from mindspeed_mm_dit.data.caption_phrases import DIGIT_OF, SEEN, UNSEEN, captions_of
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.evaluation.captioned_digits import ASKED, score_captioned_digits
 

@@ -39,7 +39,7 @@ def test_a_copy_machine_is_seen_also_where_it_adds_noise():
 
 
 def test_held_out_digits_are_no_copies():
-    """The real digits 0 ... 16 apart in brightness: a digit drawn with a lighter pen is another picture."""
+    """The real digits 0 ... 16 apart in brightness: a digit drawn with a lighter pen is another image."""
     real = real_digits()
     lighter = score_digits(as_images(real.pixels[:300] * 0.75), real.labels[:300])
     assert lighter.copies == 0 and lighter.accuracy > 0.95
@@ -80,4 +80,4 @@ def test_the_line_says_score_variety_and_copies():
     real = real_digits()
     line = score_line(as_images(real.pixels[:50]), real.labels[:50])
     assert line.startswith("digits score: 98.0% of 50 samples are read") and "variety" in line
-    assert line.endswith("copies of training pictures: 50")
+    assert line.endswith("copies of training images: 50")

@@ -11,8 +11,8 @@ import torch
 
 from mindspeed_mm_dit.errors import CheckpointError, PlatformError
 from mindspeed_mm_dit.evaluation import inception
+from mindspeed_mm_dit.evaluation.image_set import open_image_set
 from mindspeed_mm_dit.evaluation.inception import Inception
-from mindspeed_mm_dit.evaluation.pictures import open_pictures
 from tests.inception_fixtures import write_random_weights
 
 needs_network = pytest.mark.skipif(
@@ -31,16 +31,16 @@ def weights(tmp_path_factory):
 
 
 @pytest.fixture
-def pictures(tmp_path):
+def images(tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (5, 32, 32, 3), np.uint8)
     np.savez(tmp_path / "five.npz", images)
-    return open_pictures("--samples", tmp_path / "five.npz")
+    return open_image_set("--samples", tmp_path / "five.npz")
 
 
 @needs_network
-def test_features_are_those_of_the_layers_that_adm_names(weights, network_class, pictures):
-    found = Inception(weights).features(pictures, batch_size=5)
-    (images,) = pictures.batches(5)
+def test_features_are_those_of_the_layers_that_adm_names(weights, network_class, images):
+    found = Inception(weights).features(images, batch_size=5)
+    (images,) = images.batches(5)
     names = ["2048", "logits_unbiased"]
     network = network_class("again", names, feature_extractor_weights_path=str(weights))
     seen = {}
@@ -56,9 +56,9 @@ def test_features_are_those_of_the_layers_that_adm_names(weights, network_class,
 
 
 @needs_network
-def test_features_do_not_depend_on_the_batch_but_for_rounding(weights, pictures):
+def test_features_do_not_depend_on_the_batch_but_for_rounding(weights, images):
     network = Inception(weights)
-    whole, parts = network.features(pictures, 5), network.features(pictures, 2)
+    whole, parts = network.features(images, 5), network.features(images, 2)
     np.testing.assert_allclose(whole.pool, parts.pool, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(whole.spatial, parts.spatial, rtol=1e-4, atol=1e-5)
 

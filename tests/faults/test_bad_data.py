@@ -74,9 +74,9 @@ FILES = {
     "a broken link": (lambda path: path.symlink_to("nothing"), "is a link to nothing"),
     "a circle of links": (lambda path: path.symlink_to(path.name), "cannot be read: Too many levels"),
     "no bytes": (lambda path: path.write_bytes(b""), "is empty"),
-    "text": (lambda path: path.write_text("no image"), "cannot be decoded: it is no picture"),
-    "SVG": (lambda path: path.write_text('<svg xmlns="http://www.w3.org/2000/svg"/>'), "it is no picture"),
-    "EPS": (lambda path: path.write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"), "it is no picture"),
+    "text": (lambda path: path.write_text("no image"), "cannot be decoded: it is no image"),
+    "SVG": (lambda path: path.write_text('<svg xmlns="http://www.w3.org/2000/svg"/>'), "it is no image"),
+    "EPS": (lambda path: path.write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"), "it is no image"),
     "a bomb": (lambda path: path.write_bytes(png_of(20_000, 20_000)), "decompression bomb DOS attack. Scale it down"),
     "no pixels": (lambda path: path.write_bytes(png_of(8, 8)), "cannot be decoded: "),
     "a thread": (lambda path: Image.new("L", (1, 60_000)).save(path), "is too narrow for image_size 64: 1 x 6"),
@@ -86,7 +86,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("kind", FILES)
-def test_a_file_that_is_no_picture_is_named_or_left_out(folder, kind):
+def test_a_file_that_is_no_image_is_named_or_left_out(folder, kind):
     make, message = FILES[kind]
     path = folder / "cat/x.png"
     make(path)
@@ -140,7 +140,7 @@ def test_nothing_waits_for_a_pipe_and_pillow_warns_of_nothing(tmp_path):
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize("suffix", ["png", "jpg", "gif", "tif", "webp", "bmp", "ppm", "avif", "jp2"])
-def test_damaged_pictures_of_every_format_are_read_or_refused_and_nothing_else(tmp_path, suffix):
+def test_damaged_images_of_every_format_are_read_or_refused_and_nothing_else(tmp_path, suffix):
     """Whatever a decoder raises on bytes turned at random is one kind of error."""
     draw = np.random.default_rng(0)
     path = tmp_path / f"x.{suffix}"
@@ -196,8 +196,8 @@ FOLDERS = {
     "a typing error": (None, {"data_folder": "{}/cta"}, "is not a folder", "Did you mean 'cat'"),
     "a NUL byte": (None, {"data_folder": "a\0b"}, "is not a folder", "correct the path"),
     "a file": (None, {"data_folder": "{}/cat/0.png"}, "is not a folder", "correct the path"),
-    "pictures without classes": (flat, {}, "6 image(s) in no class folder", "one folder of images per class"),
-    "pictures that are not read": (to_heic, {}, "left out: 6 .heic", "one folder of images per class"),
+    "images without classes": (flat, {}, "6 image(s) in no class folder", "one folder of images per class"),
+    "images that are not read": (to_heic, {}, "left out: 6 .heic", "one folder of images per class"),
     "an index that is not named": (index_beside, {}, "holds no images", 'set dataset_param.index to "labels.csv"'),
     "a class that is a broken link": (
         lambda folder: (folder / "bird").symlink_to("gone"), {}, "is a link to nothing", "restore what it links to",
@@ -291,7 +291,7 @@ INDICES = {
     "no lines": (HEADER, "holds no images"),
     "NUL": (HEADER + "cat/0.png\0,cat\n", "line 2: holds a NUL byte"),
     "an open quote": (HEADER + '"cat/0.png,cat\ndog/0.png,dog\n', "is no CSV: unexpected end of data"),
-    "a quote over lines": (HEADER + '"cat/0.png\n",cat\n', "has a image_path of several lines"),
+    "a quote over lines": (HEADER + '"cat/0.png\n",cat\n', "column image_path spans several lines"),
     "UTF-16": ((HEADER + "cat/0.png,cat\n").encode("utf-16"), "line 1: is not UTF-8"),
     "Latin-1": ((HEADER + "cat/0.png,\xe9").encode("latin-1"), "line 2: is not UTF-8: byte 0xe9"),
     "a huge field": (HEADER + "cat/0.png," + "x" * 200_000, "field larger than field limit"),

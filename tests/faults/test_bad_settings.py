@@ -29,7 +29,7 @@ from mindspeed_mm_dit.errors import ConfigError, UserError
 from mindspeed_mm_dit.hosts.standalone_preflight import preflight
 from mindspeed_mm_dit.planning.fit import Place, check_model_fits
 from mindspeed_mm_dit.training.flags import parse, whole_parser
-from mindspeed_mm_dit.training.start import find_start
+from mindspeed_mm_dit.training.resume import find_start
 from tests.autoencoder_kl_fixtures import SD_VAE, write_folder
 from tests.conftest import ROOT
 from tests.training.launch import Configs

@@ -112,7 +112,7 @@ def test_ranks_do_not_train_on_without_a_launcher_that_was_killed(tmp_path, conf
     assert steps_saved(run) >= 3
 
 
-def test_a_picture_that_vanishes_for_one_rank_ends_and_saves_both(tmp_path):
+def test_an_image_that_vanishes_for_one_rank_ends_and_saves_both(tmp_path):
     digits = tmp_path / "digits"
     write_digits(digits)
     config = config_folder(tmp_path / "config", digits)

@@ -28,7 +28,7 @@ from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.data.annotation import UnusableEntry, entry_of, read_annotation
 from mindspeed_mm_dit.data.image_captions import told_by
 from mindspeed_mm_dit.data.labels_csv import read_labels
-from mindspeed_mm_dit.data.scanned import Sought
+from mindspeed_mm_dit.data.shard_scan import Sought
 from mindspeed_mm_dit.data.tar_rows import scan as scan_tar
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.hosts.standalone_preflight import preflight

@@ -10,9 +10,9 @@ import pytest
 
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
 from mindspeed_mm_dit.hosts import choose
-from mindspeed_mm_dit.hosts.megatron import kind as megatron
+from mindspeed_mm_dit.hosts.megatron import record as megatron
 from mindspeed_mm_dit.hosts.native import contract
-from mindspeed_mm_dit.hosts.native import kind as native
+from mindspeed_mm_dit.hosts.native import record as native
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ def args(tmp_path, digits_folder):
 def test_the_configs_come_back_with_what_checkpoints_keep(args):
     mm = check_configs(args, HOST, None)
     assert mm.fsdp2 is None and str(mm.precision) == "float32"
-    assert mm.classes == tuple("0123456789") and mm.pictures and mm.model_json["predictor"]["hidden_size"] == 128
+    assert mm.classes == tuple("0123456789") and mm.data_digest and mm.model_json["predictor"]["hidden_size"] == 128
 
 
 def test_a_host_offers_its_own_ways_to_bf16_or_decides_by_itself(args):

@@ -67,7 +67,7 @@ def test_the_first_files_that_are_skipped_are_named_and_all_are_counted(check, t
         ("--profile --save s --profile-step-start 2", "--profile-step-start = 2: no step follows: --train-iters is 2"),
         ("--profile --save s --profile-step-start 0 --profile-ranks 0 1", "--profile-ranks: 1: there are 1 rank"),
         ("--profile --profile-step-start 0", "--profile: there is nowhere to write a trace"),
-        ("--sample-interval 1", "--sample-interval = 1: there is nowhere to keep the pictures"),
+        ("--sample-interval 1", "--sample-interval = 1: there is nowhere to keep the images"),
     ],
 )
 def test_what_would_fail_at_the_end_is_refused_at_the_start(check, flags, message):

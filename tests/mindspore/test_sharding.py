@@ -30,9 +30,9 @@ def worker_of(mindspore, monkeypatch):
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_the_slices_of_all_workers_make_the_state_once(worker_of, world):
-    from mindspeed_mm_dit.training.mindspore.parts import Layout
+    from mindspeed_mm_dit.training.mindspore.parts import FlatLayout
 
-    layout = Layout(("a", "b"), ((7, 33), (5,)), world)
+    layout = FlatLayout(("a", "b"), ((7, 33), (5,)), world)
     vector = layout.from_arrays({"a": np.arange(231.0).reshape(7, 33), "b": np.arange(231.0, 236.0)})
     slices = [worker_of(rank, world, "auto")[0].own(vector) for rank in range(world)]
     np.testing.assert_array_equal(np.concatenate(slices), vector)
@@ -41,11 +41,11 @@ def test_the_slices_of_all_workers_make_the_state_once(worker_of, world):
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_dit_xl_2_divides_evenly(mindspore, world):
-    from mindspeed_mm_dit.training.mindspore.parts import Layout
+    from mindspeed_mm_dit.training.mindspore.parts import FlatLayout
 
     parameters = DiTConfig(input_size=32, num_classes=1000, **PRESETS["DiT-XL/2"]).parameters()
     trained = parameters.shapes(trained_only=True)
-    layout = Layout(tuple(trained), tuple(trained.values()), world)
+    layout = FlatLayout(tuple(trained), tuple(trained.values()), world)
     assert 0 <= layout.slice_length * world - parameters.num_elements(trained_only=True) < world
 
 

@@ -101,12 +101,12 @@ def test_the_average_stands_in_for_the_weights_while_it_is_asked_for(mindspore, 
 @pytest.mark.parametrize("pynative", [False, True])
 def test_power_averages_are_sums_over_the_weights_of_all_steps(mindspore, composite, monkeypatch, pynative):
     from mindspeed_mm_dit.training.mindspore.engine import Engine, runtime
-    from mindspeed_mm_dit.training.watchers.power_averages import PowerAverages
+    from mindspeed_mm_dit.training.watchers.power_ema import PowerEmas
 
     monkeypatch.setattr(runtime, "num_microbatches", lambda: 1)
     changed = {"pynative": pynative, "micro_batch_size": 3, "power_ema_stds": (0.05, 0.2)}
     engine = Engine(composite, run_config(**FLAGS | changed, clip_grad=0.0), None)
-    watcher, weights = PowerAverages(changed["power_ema_stds"]), []
+    watcher, weights = PowerEmas(changed["power_ema_stds"]), []
     for iteration in range(1, 6):
         engine.train_step(lambda batches, model: (model(**batch_of(mindspore, PIXELS)), mean), None, 0.1)
         watcher.after_step(SimpleNamespace(engine=engine, progress=SimpleNamespace(iteration=iteration)), None)

@@ -45,8 +45,8 @@ def trained(config, **given):
 
 def test_an_autoencoder_is_trained_with_and_sampled(framework, joined, model_json):
     from mindspeed_mm_dit.models.registry import load_autoencoder
-    from mindspeed_mm_dit.sampling.asked import Asked
     from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
+    from mindspeed_mm_dit.sampling.request import Asked
 
     ae = {"model_id": "folded", "channels": 1, "shift_factor": 0.25}
     predictor = {**model_json["predictor"], "in_channels": 4, "input_size": 4, "num_layers": 2}
@@ -67,8 +67,8 @@ def test_an_autoencoder_is_trained_with_and_sampled(framework, joined, model_jso
 
 def test_a_text_encoder_is_trained_with_and_sampled(framework, joined):
     from mindspeed_mm_dit.models.registry import load_text_encoder
-    from mindspeed_mm_dit.sampling.asked import Asked
     from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
+    from mindspeed_mm_dit.sampling.request import Asked
 
     sections = {
         "ae": {"model_id": "pixel", "channels": 1}, "text_encoder": {"model_id": "letters"},

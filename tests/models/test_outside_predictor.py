@@ -50,8 +50,8 @@ def config(joined, model_json):
 def test_it_is_trained_and_sampled(framework, config):
     from mindspeed_mm_dit.framework import optim, runtime
     from mindspeed_mm_dit.models.composite import DiTModel
-    from mindspeed_mm_dit.sampling.asked import Asked
     from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
+    from mindspeed_mm_dit.sampling.request import Asked
 
     model = DiTModel(config)
     runtime.load_arrays(model.predictor, model.initial_weights(0))
@@ -169,7 +169,7 @@ def test_a_comparison_of_frameworks_knows_it(configs, path, tmp_path, framework,
     assert [len(losses) for losses in taken.losses] == [8, 8]
 
 
-def test_pictures_are_square(config, configs):
+def test_images_are_square(config, configs):
     data = load_data_config(configs.folder / "data.json")
     check_sizes(config, data.dataset_param)
     wide = dataclasses.replace(config, predictor=Wide(side=8, classes=10, in_channels=1))

@@ -22,9 +22,9 @@ LABELS = torch.tensor([0, 1, 2])  # (2 is the null class)
 
 
 def test_an_interval_depends_on_seed_and_sample_index_alone():
-    positions = np.arange(400)
-    whole = draws(PLAIN, 5, positions, (1, 2, 2))
-    part = draws(PLAIN, 5, positions[37:90], (1, 2, 2))
+    sample_indices = np.arange(400)
+    whole = draws(PLAIN, 5, sample_indices, (1, 2, 2))
+    part = draws(PLAIN, 5, sample_indices[37:90], (1, 2, 2))
     for name in whole:
         np.testing.assert_array_equal(whole[name][37:90], part[name])
     t, r = whole["times"].T

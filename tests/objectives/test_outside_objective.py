@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mindspeed_mm_dit.configs.model import DIFFUSION_CONFIGS, model_config_from_mapping
-from mindspeed_mm_dit.data.draws import VALIDATION_POSITIONS
+from mindspeed_mm_dit.data.draws import VALIDATION_START
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES, draw_of, register_objective, validation_draw_of
 from tests.conftest import run_config
@@ -25,8 +25,8 @@ def config(model_json):
 def test_it_is_trained_and_sampled(framework, config):
     from mindspeed_mm_dit.framework import optim, runtime
     from mindspeed_mm_dit.models.composite import DiTModel
-    from mindspeed_mm_dit.sampling.asked import Asked
     from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
+    from mindspeed_mm_dit.sampling.request import Asked
 
     model = DiTModel(config)
     runtime.load_arrays(model.predictor, model.initial_weights(0))
@@ -61,7 +61,7 @@ def test_it_is_validated(framework, config, monkeypatch):
     monkeypatch.setattr(runtime, "num_microbatches", lambda: 1)
     engine = SimpleNamespace(eval_step=lambda forward_step, own: model(**runtime.to_device(next(own))))
     pixels = np.random.default_rng(0).integers(0, 256, (8, 1, 8, 8), np.uint8)
-    draws = validation_draw_of(config.diffusion)(0, VALIDATION_POSITIONS + np.arange(8), config.latent_shape)
+    draws = validation_draw_of(config.diffusion)(0, VALIDATION_START + np.arange(8), config.latent_shape)
     batch = {"labels": np.arange(8), "pixels": pixels, **draws}
     found = validate(Run(run_config(eval_iters=2), engine, None, [batch, batch], None, StopRequest(), None))
     each = ((pixels / 127.5 - 1) ** 2).mean((1, 2, 3))
@@ -81,6 +81,6 @@ def test_what_it_has_is_checked_by_its_own_words(config, model_json):
 
 
 def test_it_is_planned(config):
-    from mindspeed_mm_dit.planning.memory import Layout, memory
+    from mindspeed_mm_dit.planning.memory import Placement, memory
 
-    assert memory(config, Layout()).activations_per_image > 0
+    assert memory(config, Placement()).activations_per_image > 0

@@ -7,8 +7,8 @@ import pytest
 
 from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
 from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
-from mindspeed_mm_dit.data.draws import VALIDATION_POSITIONS
-from mindspeed_mm_dit.objectives.contract import NOISE_SHARE
+from mindspeed_mm_dit.data.draws import VALIDATION_START
+from mindspeed_mm_dit.objectives.contract import NOISE_LEVEL
 from mindspeed_mm_dit.objectives.registry import draw_of, validation_draw_of
 from mindspeed_mm_dit.training.validation import sums_by_quarter
 
@@ -22,15 +22,15 @@ SHAPE = (1, 2, 2)
 
 
 def held_out(config, first, count):
-    return validation_draw_of(config)(7, np.arange(first, first + count) + VALIDATION_POSITIONS, SHAPE)
+    return validation_draw_of(config)(7, np.arange(first, first + count) + VALIDATION_START, SHAPE)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("count", [4, 12, 100])
 def test_each_quarter_has_as_many_samples_as_any_other(name, count):
-    shares = held_out(CONFIGS[name], 0, count)[NOISE_SHARE]
-    np.testing.assert_array_equal(sums_by_quarter(np.ones(count), shares)[1], [count / 4] * 4)
-    assert shares.min() > 0 and shares.max() < 1  # at the ends a path or a weight may be singular
+    noise_levels = held_out(CONFIGS[name], 0, count)[NOISE_LEVEL]
+    np.testing.assert_array_equal(sums_by_quarter(np.ones(count), noise_levels)[1], [count / 4] * 4)
+    assert noise_levels.min() > 0 and noise_levels.max() < 1  # at the ends a path or a weight may be singular
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -43,26 +43,26 @@ def test_batches_cut_anywhere_are_the_same_samples(name):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_held_out_batch_is_a_training_batch_with_its_shares(name):
-    trained = draw_of(CONFIGS[name])(7, np.arange(4) + VALIDATION_POSITIONS, SHAPE)
+    trained = draw_of(CONFIGS[name])(7, np.arange(4) + VALIDATION_START, SHAPE)
     found = held_out(CONFIGS[name], 0, 4)
     assert {n: (a.shape, a.dtype) for n, a in trained.items()} == {
-        n: (a.shape, a.dtype) for n, a in found.items() if n != NOISE_SHARE
+        n: (a.shape, a.dtype) for n, a in found.items() if n != NOISE_LEVEL
     }
     np.testing.assert_array_equal(found["noise"], trained["noise"])
-    assert found[NOISE_SHARE].dtype == np.float32
+    assert found[NOISE_LEVEL].dtype == np.float32
 
 
 def test_the_share_of_noise_is_t_over_T_of_a_gaussian_process():
     """As many samples as there are timesteps draw each of them once."""
     found = held_out(GaussianDiffusionConfig(num_train_timesteps=64), 0, 64)
-    np.testing.assert_array_equal(found["timesteps"], np.floor(found[NOISE_SHARE] * 64))
+    np.testing.assert_array_equal(found["timesteps"], np.floor(found[NOISE_LEVEL] * 64))
     assert sorted(found["timesteps"]) == list(range(64))
 
 
 def test_the_share_of_noise_is_one_minus_t_of_a_flow():
     for name in ("flow", "flow, times by another law"):
         found = held_out(CONFIGS[name], 0, 64)
-        np.testing.assert_array_equal(found["timesteps"], 1 - found[NOISE_SHARE])
+        np.testing.assert_array_equal(found["timesteps"], 1 - found[NOISE_LEVEL])
     ends = held_out(CONFIGS["flow without ends"], 0, 64)
-    np.testing.assert_allclose(ends["timesteps"], 1 - ends[NOISE_SHARE], atol=2e-5)
+    np.testing.assert_allclose(ends["timesteps"], 1 - ends[NOISE_LEVEL], atol=2e-5)
     assert np.isfinite(ends["coefficients"]).all()

@@ -37,12 +37,12 @@ class AngleFeed:
     def __init__(self, condition: Angle, fed: Fed) -> None:
         self._condition, self._fed = condition, fed
 
-    def arrays(self, rows: np.ndarray, positions: np.ndarray) -> dict[str, np.ndarray]:
-        drops = self._fed.drops(positions, self._condition.dropout)
+    def arrays(self, rows: np.ndarray, sample_indices: np.ndarray) -> dict[str, np.ndarray]:
+        drops = self._fed.drops(sample_indices, self._condition.dropout)
         return self._condition.dropped({"angle": on_circle(self._fed.rows.items["angle"][rows])}, drops)
 
-    def words(self, rows: np.ndarray, positions: np.ndarray) -> list[tuple[str, bool]]:
-        drops = self._fed.drops(positions, self._condition.dropout).tolist()
+    def words(self, rows: np.ndarray, sample_indices: np.ndarray) -> list[tuple[str, bool]]:
+        drops = self._fed.drops(sample_indices, self._condition.dropout).tolist()
         return [(f"{angle:.2f}", drop) for angle, drop in zip(self._fed.rows.items["angle"][rows].tolist(), drops)]
 
 

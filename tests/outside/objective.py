@@ -46,13 +46,13 @@ def build(config):
     return Denoise()
 
 
-def draws(config, seed, positions, shape):
-    times = uniforms(seed, Stream.TIMESTEP, positions)
-    return draws_at(config, times, normals(seed, Stream.NOISE, positions, shape))
+def draws(config, seed, sample_indices, shape):
+    times = uniforms(seed, Stream.TIMESTEP, sample_indices)
+    return draws_at(config, times, normals(seed, Stream.NOISE, sample_indices, shape))
 
 
-def draws_at(config, shares, noise):
-    return {"times": shares.astype(np.float32), "noise": noise}
+def draws_at(config, noise_levels, noise):
+    return {"times": noise_levels.astype(np.float32), "noise": noise}
 
 
 def chain(process, ask, start, noise_at, steps, options):

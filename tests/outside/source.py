@@ -74,8 +74,8 @@ class InMemory:
     def __init__(self, rows: Rows, param: TurnedParam, channels: int) -> None:
         self._images = rows.facts[..., :channels].transpose(0, 3, 1, 2)
 
-    def views_at(self, seed: int, positions: np.ndarray) -> np.ndarray:
-        return np.zeros(len(positions), np.int64)
+    def views_at(self, seed: int, sample_indices: np.ndarray) -> np.ndarray:
+        return np.zeros(len(sample_indices), np.int64)
 
     def read(self, rows: np.ndarray, views: np.ndarray) -> Read:
         return Read({"pixels": self._images[rows]}, rows)

@@ -22,7 +22,7 @@ from mindspeed_mm_dit.planning.fit import (
     state_bytes,
     tight_step,
 )
-from mindspeed_mm_dit.planning.memory import Layout, memory
+from mindspeed_mm_dit.planning.memory import Placement, memory
 
 GIB = 2**30
 XL = DiTConfig(input_size=32, num_classes=1000)
@@ -48,7 +48,7 @@ HUGE = [
 @pytest.mark.parametrize(("setting", "sizes"), HUGE, ids=str)
 def test_a_size_that_cannot_be_is_refused_with_what_is_needed_and_what_there_is(setting, sizes):
     started = time.monotonic()
-    for check in (check_model_fits, lambda model, place: check_state_fits(model, Layout(1, 1, FLOAT32), place)):
+    for check in (check_model_fits, lambda model, place: check_state_fits(model, Placement(1, 1, FLOAT32), place)):
         with pytest.raises(ConfigError, match=rf"predictor.{setting} = .*need [\d,.]+ GiB.*a GPU has 80.0 GiB"):
             check(model_of(**sizes), Place("a GPU", 80 * GIB))
     assert time.monotonic() - started < 10
@@ -63,32 +63,32 @@ def test_the_closed_form_counts_what_the_shapes_say(shards):
 
 
 def test_what_fits_exactly_passes_and_a_byte_less_does_not():
-    model, layout = model_of(), Layout(2, 2, FLOAT32)
-    need = state_bytes(memory(model, layout))
-    check_state_fits(model, layout, Place("a GPU", need))
-    check_state_fits(model, layout, Place("this machine", 2 * need, sharers=2))
+    model, placement = model_of(), Placement(2, 2, FLOAT32)
+    need = state_bytes(memory(model, placement))
+    check_state_fits(model, placement, Place("a GPU", need))
+    check_state_fits(model, placement, Place("this machine", 2 * need, sharers=2))
     for place in (Place("a GPU", need - 1), Place("this machine", 2 * need - 1, sharers=2)):
         with pytest.raises(ConfigError, match="gradients, optimizer state and average"):
-            check_state_fits(model, layout, place)
+            check_state_fits(model, placement, place)
     check_model_fits(model, Place("this machine", host_bytes(XL)))
     with pytest.raises(ConfigError, match="which 2 ranks share"):
         check_model_fits(model, Place("this machine", host_bytes(XL), sharers=2))
 
 
 def test_a_step_that_may_not_fit_is_a_warning_with_the_batch_that_does():
-    layout, place = Layout(1, 1, AUTOCAST), Place("a GPU", 24 * GIB)
-    warning = tight_step(model_of(), layout, 64, False, place)
-    fits = memory(model_of(), layout, False).largest_micro_batch(24 * GIB)
+    placement, place = Placement(1, 1, AUTOCAST), Place("a GPU", 24 * GIB)
+    warning = tight_step(model_of(), placement, 64, False, place)
+    fits = memory(model_of(), placement, False).largest_micro_batch(24 * GIB)
     assert f"a micro-batch of {fits} fits" in warning and "--micro-batch-size = 64" in warning
-    assert tight_step(model_of(), layout, fits, False, place) is None
+    assert tight_step(model_of(), placement, fits, False, place) is None
 
 
 def test_the_layout_of_a_run_is_that_of_its_yaml():
-    assert Layout.of(None, AUTOCAST, 8) == Layout(8, 1, AUTOCAST)
+    assert Placement.of(None, AUTOCAST, 8) == Placement(8, 1, AUTOCAST)
     yaml = Fsdp2Config(sharding_size=4, recompute_modules=("predictor.blocks.{*}",), num_to_forward_prefetch=1,
                        reshard_after_forward=False)  # fmt: skip
-    wanted = Layout(8, 4, SHARDED_BF16, recompute=True, prefetch=1, reshard_after_forward=False)
-    assert Layout.of(yaml, SHARDED_BF16, 8) == wanted
+    wanted = Placement(8, 4, SHARDED_BF16, recompute=True, prefetch=1, reshard_after_forward=False)
+    assert Placement.of(yaml, SHARDED_BF16, 8) == wanted
 
 
 def test_the_setting_that_dominates_is_the_one_to_change():

@@ -38,7 +38,7 @@ from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.objectives.gaussian.process import GaussianDiffusion
-from mindspeed_mm_dit.planning.memory import Layout, activation_bytes, memory
+from mindspeed_mm_dit.planning.memory import Placement, activation_bytes, memory
 from mindspeed_mm_dit.planning.recommend import Request, recommend
 from mindspeed_mm_dit.training.pytorch.engine import Engine
 from tests.conftest import ROOT, run_config
@@ -162,7 +162,7 @@ def test_multiply_adds_are_those_pytorch_counts(monkeypatch, sizes):
 @pytest.mark.parametrize("preset", ["DiT-S/2", "DiT-B/4"])
 def test_activations_are_within_a_tenth_of_the_bytes_autograd_keeps(preset, precision, recompute):
     model = model_of(preset, num_layers=4)
-    planned, _ = activation_bytes(model, Layout(precision=precision, recompute=recompute))
+    planned, _ = activation_bytes(model, Placement(precision=precision, recompute=recompute))
     assert planned == pytest.approx(bytes_kept(model, precision, recompute), rel=0.10)
 
 
@@ -175,7 +175,7 @@ def test_activations_of_every_option_are_planned(sizes):
         config,
         UMT5Config("not read") if config.text_dim else None,
     )
-    planned, _ = activation_bytes(model, Layout(precision=FLOAT32))
+    planned, _ = activation_bytes(model, Placement(precision=FLOAT32))
     assert planned == pytest.approx(bytes_kept(model, FLOAT32, recompute=False), rel=0.10)
 
 
@@ -232,24 +232,26 @@ def test_activations_under_cudas_autocast(monkeypatch):
     monkeypatch.setattr(ops, "addcmul", widest_addcmul)
     monkeypatch.setattr(torch.nn.LayerNorm, "forward", float32_norm)
     model = model_of("DiT-S/2", num_layers=4)
-    planned, _ = activation_bytes(model, Layout(precision=AUTOCAST))
+    planned, _ = activation_bytes(model, Placement(precision=AUTOCAST))
     assert planned == pytest.approx(bytes_kept(model, AUTOCAST, recompute=False), rel=0.02)
 
 
 @pytest.mark.parametrize("batch", [4, 8])
 @pytest.mark.parametrize(
-    "layout", [Layout(), Layout(recompute=True), Layout(precision=FLOAT32)], ids=["bf16", "recomputed", "fp32"]
+    "placement",
+    [Placement(), Placement(recompute=True), Placement(precision=FLOAT32)],
+    ids=["bf16", "recomputed", "fp32"],
 )
-def test_the_peak_of_a_step_is_within_a_tenth_of_the_plan(layout, batch):
+def test_the_peak_of_a_step_is_within_a_tenth_of_the_plan(placement, batch):
     """Two micro-batches, so that gradients and activations meet; every byte the allocator hands out is counted."""
     model = model_of("DiT-S/2", num_layers=2)
     fsdp2 = Fsdp2Config(
         sub_modules_to_wrap=("predictor.blocks.{*}", "predictor.final_layer"), cast_forward_inputs=False,
-        param_dtype="bf16" if layout.precision.way == "fsdp2" else None, reduce_dtype="fp32", use_reentrant=False,
-        recompute_modules=("predictor.blocks.{*}",) if layout.recompute else None,
+        param_dtype="bf16" if placement.precision.way == "fsdp2" else None, reduce_dtype="fp32", use_reentrant=False,
+        recompute_modules=("predictor.blocks.{*}",) if placement.recompute else None,
     )  # fmt: skip
     flags = run_config(seed=0, weight_decay=0.0, ema_decay=0.99)
-    planned = memory(model, layout, online_vae=False)
+    planned = memory(model, placement, online_vae=False)
     runtime.initialize(None, batch, 2 * batch)
     try:
         engine = Engine(DiTModel(model, NoAutoencoder(model.ae)), flags, fsdp2)
@@ -303,13 +305,13 @@ def test_sharded_weights_are_those_of_fsdp2_on_a_simulated_world(world_size):
         local = sum(p.to_local().numel() for p in network.parameters())
     finally:
         dist.destroy_process_group()
-    planned = memory(model, Layout(world_size, world_size))
+    planned = memory(model, Placement(world_size, world_size))
     assert planned.weights == 4 * local
     assert planned.weights + planned.optimizer < 1.4 / world_size * 12 * PUBLISHED["DiT-XL/2"] + 4 * 256 * 1152
 
 
 def test_two_ranks_hold_half_of_what_one_holds():
-    one, two = (memory(model_of(), Layout(n, n)) for n in (1, 2))
+    one, two = (memory(model_of(), Placement(n, n)) for n in (1, 2))
     state = [m.weights + m.optimizer + m.ema for m in (one, two)]
     assert state[1] <= 0.55 * state[0]
 
@@ -329,7 +331,7 @@ def test_adapters_beside_a_wan_of_14_billion_parameters_fit_where_the_whole_does
     request = Request(world_size=8, device_bytes=64 * GIB, images_per_rank=1, online_vae=False)
     with pytest.raises(ConfigError, match="0 fit"):
         recommend(whole, request)
-    plan, base = memory(adapted, recommend(adapted, request).layout, False), whole.parameters().num_elements()
+    plan, base = memory(adapted, recommend(adapted, request).placement, False), whole.parameters().num_elements()
     trained = 40 * 8 * 16 * 2 * 5120
     assert adapted.parameters().num_elements(trained_only=True) == trained
     assert plan.weights == pytest.approx(4 * (base + trained) / 8, rel=1e-3)

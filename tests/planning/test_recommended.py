@@ -16,7 +16,7 @@ from mindspeed_mm_dit.optimizers import muon
 from mindspeed_mm_dit.optimizers.contract import Chosen
 from mindspeed_mm_dit.optimizers.registry import ADAMW
 from mindspeed_mm_dit.planning.arithmetic import peak_tflops, utilisation
-from mindspeed_mm_dit.planning.memory import Layout, activation_bytes, optimizer_bytes
+from mindspeed_mm_dit.planning.memory import Placement, activation_bytes, optimizer_bytes
 from mindspeed_mm_dit.planning.recommend import Request, recommend
 from mindspeed_mm_dit.planning.traffic import Links, Traffic, step_time, traffic
 from tests.conftest import ROOT
@@ -27,14 +27,14 @@ def test_traffic_follows_the_ring():
     model = model_of()
     parameters = model.predictor.parameters()
     everything, trained = parameters.num_elements(), parameters.num_elements(trained_only=True)
-    replicated = traffic(model, Layout(8, 1))
+    replicated = traffic(model, Placement(8, 1))
     assert (replicated.within_shards, replicated.between_replicas) == (0, round(2 * 7 / 8 * 4 * trained))
-    sharded = traffic(model, Layout(8, 8))
+    sharded = traffic(model, Placement(8, 8))
     assert sharded.within_shards == round(7 / 8 * (2 * 2 * everything + 4 * trained))
     assert sharded.between_replicas == 0
-    kept = traffic(model, Layout(8, 8, reshard_after_forward=False))
+    kept = traffic(model, Placement(8, 8, reshard_after_forward=False))
     assert sharded.within_shards - kept.within_shards == pytest.approx(7 / 8 * 2 * everything, abs=1)
-    hybrid = traffic(model, Layout(64, 8))
+    hybrid = traffic(model, Placement(64, 8))
     assert hybrid.within_shards == sharded.within_shards
     assert hybrid.between_replicas == round(2 * 7 / 8 * 4 * trained / 8)
 
@@ -42,10 +42,10 @@ def test_traffic_follows_the_ring():
 def test_times_follow_the_links():
     sent = Traffic(within_shards=10**9, between_replicas=10**8)
     links = Links(between_nodes_gbps=100, within_node_gbps=1000, node_size=8)
-    assert links.seconds(Layout(8, 8), sent) == pytest.approx(8 * 1.1e9 / 1e12)
-    assert links.seconds(Layout(64, 8), sent) == pytest.approx(8 * (1e9 / 1e12 + 1e8 / 1e11))
-    assert links.seconds(Layout(64, 64), sent) == pytest.approx(8 * 1.1e9 / 1e11)
-    kept, again = (step_time(model_of(), Layout(recompute=r), 256, 0.5e15) for r in (False, True))
+    assert links.seconds(Placement(8, 8), sent) == pytest.approx(8 * 1.1e9 / 1e12)
+    assert links.seconds(Placement(64, 8), sent) == pytest.approx(8 * (1e9 / 1e12 + 1e8 / 1e11))
+    assert links.seconds(Placement(64, 64), sent) == pytest.approx(8 * 1.1e9 / 1e11)
+    kept, again = (step_time(model_of(), Placement(recompute=r), 256, 0.5e15) for r in (False, True))
     assert kept == pytest.approx(0.364, abs=1e-3)
     assert again == pytest.approx(kept * 4 / 3)
 
@@ -53,14 +53,14 @@ def test_times_follow_the_links():
 def test_sharding_and_recompute_come_only_when_they_are_needed():
     model = model_of()
 
-    def layout(gib, world_size=8, images=32):
-        return recommend(model, Request(world_size, gib * GIB, images, online_vae=False)).layout
+    def placement(gib, world_size=8, images=32):
+        return recommend(model, Request(world_size, gib * GIB, images, online_vae=False)).placement
 
-    assert layout(80).shard_ranks == 1
-    assert not layout(80).recompute
-    assert layout(16).shard_ranks == 8
-    assert layout(6, images=64).recompute
-    assert layout(80, world_size=64, images=4).shard_ranks == 8  # most bytes stay within a node
+    assert placement(80).shard_ranks == 1
+    assert not placement(80).recompute
+    assert placement(16).shard_ranks == 8
+    assert placement(6, images=64).recompute
+    assert placement(80, world_size=64, images=4).shard_ranks == 8  # most bytes stay within a node
 
 
 def test_the_written_yaml_is_read_back_and_names_real_modules(tmp_path, capsys):
@@ -155,7 +155,7 @@ def test_peaks_are_found_by_part_of_the_name():
 
 def test_recompute_keeps_one_vector_a_token_and_block():
     model = model_of()
-    kept, again = (activation_bytes(model, dataclasses.replace(Layout(), recompute=r))[0] for r in (False, True))
+    kept, again = (activation_bytes(model, dataclasses.replace(Placement(), recompute=r))[0] for r in (False, True))
     assert kept > 15 * again
 
 
@@ -168,7 +168,7 @@ def test_muons_state_and_what_it_gathers_are_planned(preset):
     chosen = Chosen("muon", muon.MuonConfig(), muon.MUON)
     assert optimizer_bytes(model.predictor.parameters(), chosen) == 4 * matrices + 8 * (everything - matrices)
     assert optimizer_bytes(model.predictor.parameters(), ADAMW) == 8 * everything
-    sent = [traffic(model, Layout(8, 8, optimizer=one), 3).within_shards for one in (chosen, ADAMW)]
+    sent = [traffic(model, Placement(8, 8, optimizer=one), 3).within_shards for one in (chosen, ADAMW)]
     assert sent[0] - sent[1] == pytest.approx(7 / 8 * 4 * matrices, abs=2)
-    alike = [traffic(model, Layout(8, 1, optimizer=one)) for one in (chosen, ADAMW)]
+    alike = [traffic(model, Placement(8, 1, optimizer=one)) for one in (chosen, ADAMW)]
     assert alike[0] == alike[1]

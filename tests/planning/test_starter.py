@@ -1,14 +1,14 @@
-"""What is chosen for a first run, by the pictures and by the machine."""
+"""What is chosen for a first run, by the images and by the machine."""
 
 from __future__ import annotations
 
 import pytest
 
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.planning.starter import Machine, Pictures, choose
+from mindspeed_mm_dit.planning.starter import ImageFacts, Machine, choose
 
-PETS = Pictures(count=400, num_classes=2, median_side=480, all_grey=False)
-IMAGENET = Pictures(count=1_281_167, num_classes=1000, median_side=375, all_grey=False)
+PETS = ImageFacts(count=400, num_classes=2, median_side=480, all_grey=False)
+IMAGENET = ImageFacts(count=1_281_167, num_classes=1000, median_side=375, all_grey=False)
 VAE = {
     "model_id": "autoencoder_kl",
     "from_pretrained": "vae",
@@ -64,7 +64,7 @@ def test_every_choice_of_the_configs_has_its_reason():
         small, published = choose(PETS, cpu(), diffusion=diffusion), choose(IMAGENET, gpus(8, 80), VAE, None, diffusion)
         assert all(choice.reason for starter in (small, published) for choice in starter.design.values())
         assert ("with LightningDiT's blocks" in small.design["network"].reason) == (diffusion == "flow_matching")
-        assert published.design["network"].reason.endswith("1,281,167 pictures that fits a device")
+        assert published.design["network"].reason.endswith("1,281,167 images that fits a device")
 
 
 @pytest.mark.parametrize(("cores", "expected"), [(2, (4, 128, 4)), (8, (6, 256, 4)), (48, (12, 384, 4))])
@@ -82,12 +82,12 @@ def test_flow_matching_on_a_cpu_has_the_blocks_that_a_high_learning_rate_wants_a
 
 
 @pytest.mark.parametrize(("count", "steps"), [(60, 2_000), (1_000, 3_100), (1_500, 4_000)])
-def test_on_a_cpu_pictures_are_seen_100_times_in_2000_to_4000_steps(count, steps):
-    assert choose(Pictures(count, 2, 480, False), cpu(4)).flags["--train-iters"].value == steps
+def test_on_a_cpu_images_are_seen_100_times_in_2000_to_4000_steps(count, steps):
+    assert choose(ImageFacts(count, 2, 480, False), cpu(4)).flags["--train-iters"].value == steps
 
 
 def test_where_even_the_smallest_takes_longer_the_run_is_shorter():
-    starter = choose(Pictures(20_000, 2, 480, False), cpu(1))
+    starter = choose(ImageFacts(20_000, 2, 480, False), cpu(1))
     assert sizes(starter) == (4, 128, 4) and 500 <= starter.flags["--train-iters"].value < 4_000
     assert starter.flop <= 20 * 60 * 2e10
     assert "1 core(s) compute in about 20 minutes" in starter.flags["--train-iters"].reason
@@ -100,11 +100,11 @@ def test_the_lengths_are_those_of_the_example_and_of_the_papers_first_milestone(
 
 
 @pytest.mark.parametrize(
-    ("pictures", "machine", "network"),
+    ("images", "machine", "network"),
     [(PETS, gpus(), "DiT-S"), (IMAGENET, gpus(8, 80), "DiT-XL"), (IMAGENET, gpus(8, 2), "DiT-L")],
 )
-def test_on_accelerators_the_published_size_follows_from_the_pictures_and_the_memory(pictures, machine, network):
-    starter = choose(pictures, machine, VAE)
+def test_on_accelerators_the_published_size_follows_from_the_images_and_the_memory(images, machine, network):
+    starter = choose(images, machine, VAE)
     assert starter.design["network"].value == network and starter.model.sample_size[-1] == 256
     assert starter.model_json["predictor"]["preset"] == f"{network}/2"
     assert ("--use-torch-fsdp2" in starter.flags) == (machine.accelerators > 1) and "--bf16" in starter.flags
@@ -112,7 +112,7 @@ def test_on_accelerators_the_published_size_follows_from_the_pictures_and_the_me
 
 def test_a_framework_without_bf16_is_planned_for_in_float32():
     starter = choose(PETS, gpus(has_bf16=False), VAE)
-    assert "--bf16" not in starter.flags and starter.sharding.layout.precision.compute == "fp32"
+    assert "--bf16" not in starter.flags and starter.sharding.placement.precision.compute == "fp32"
 
 
 @pytest.mark.parametrize(
@@ -128,8 +128,8 @@ def test_a_framework_without_bf16_is_planned_for_in_float32():
         (160, gpus(), VAE, 128, 2),
     ],
 )
-def test_sizes_and_patches_follow_from_the_pictures(side, machine, ae, size, patch):
-    starter = choose(Pictures(400, 2, side, False), machine, ae)
+def test_sizes_and_patches_follow_from_the_images(side, machine, ae, size, patch):
+    starter = choose(ImageFacts(400, 2, side, False), machine, ae)
     assert (starter.model.sample_size[-1], starter.model.predictor.patch_size) == (size, patch)
 
 
@@ -139,17 +139,17 @@ def test_gaussian_diffusion_is_as_published_with_a_sampler_of_its_own():
     assert starter.flags["--report-sampler"].value == "dpm++"
 
 
-def test_one_class_is_not_guided_and_grey_pictures_are_not_mirrored():
-    starter = choose(Pictures(60, 1, 28, all_grey=True), cpu())
+def test_one_class_is_not_guided_and_grey_images_are_not_mirrored():
+    starter = choose(ImageFacts(60, 1, 28, all_grey=True), cpu())
     assert not starter.model.predictor.conditions.has_null and starter.flags["--report-cfg-scale"].value == 1
     assert starter.model.ae.channels == 1 and starter.design["random_flip"].value is False
 
 
 @pytest.mark.parametrize(("count", "batch", "held_out"), [(1, 1, 0), (20, 20, 0), (49, 32, 0), (50, 32, 5)])
-def test_few_pictures_make_a_smaller_batch_and_none_are_held_out(count, batch, held_out):
-    pictures = Pictures(count, 1, 64, False)
-    starter = choose(pictures, cpu())
-    assert starter.flags["--global-batch-size"].value == batch and pictures.held_out == held_out
+def test_few_images_make_a_smaller_batch_and_none_are_held_out(count, batch, held_out):
+    images = ImageFacts(count, 1, 64, False)
+    starter = choose(images, cpu())
+    assert starter.flags["--global-batch-size"].value == batch and images.held_out == held_out
     assert ("--eval-interval" in starter.flags) == (held_out > 0)
 
 
@@ -165,7 +165,7 @@ def test_batches_are_shared_equally_and_what_does_not_fit_is_accumulated():
     [
         ((PETS, cpu(), None, 33), "--image-size = 33: is no multiple of 2"),
         ((PETS, gpus(), VAE, 100), "--image-size = 100: is no multiple of 16"),
-        ((Pictures(3, 1, 64, False), gpus(4)), "has 3 to train on, fewer than the 4 devices"),
+        ((ImageFacts(3, 1, 64, False), gpus(4)), "has 3 to train on, fewer than the 4 devices"),
         ((PETS, gpus(1, 0.1), VAE), "--device-memory-gib = 0.1"),
     ],
 )
@@ -174,10 +174,8 @@ def test_what_cannot_be_is_named(arguments, message):
         choose(*arguments)
 
 
-def test_how_often_each_picture_is_seen_is_said_of_the_steps():
+def test_how_often_each_image_is_seen_is_said_of_the_steps():
     starter = choose(PETS, gpus(), VAE)
     steps, batch = (starter.flags[name].value for name in ("--train-iters", "--global-batch-size"))
     times = round(steps * batch / PETS.count)
-    assert (
-        times > 1 and starter.flags["--train-iters"].reason == f"each of {PETS.count:,} pictures some {times:,} times"
-    )
+    assert times > 1 and starter.flags["--train-iters"].reason == f"each of {PETS.count:,} images some {times:,} times"

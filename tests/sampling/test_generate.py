@@ -15,8 +15,8 @@ from mindspeed_mm_dit.models.pixels import to_images, to_pixels
 from mindspeed_mm_dit.objectives.gaussian.process import GaussianDiffusion
 from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.sampling import generate as room
-from mindspeed_mm_dit.sampling.asked import Asked
 from mindspeed_mm_dit.sampling.generate import SampleSettings, decode, generate, states
+from mindspeed_mm_dit.sampling.request import Asked
 
 LEVELS = np.arange(256)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mindspeed_mm_dit.sampling import fonts
-from mindspeed_mm_dit.sampling.clips import draw_strips
+from mindspeed_mm_dit.sampling.video_files import draw_strips
 
 CLIP = np.zeros((1, 3, 48, 48, 1), np.uint8)
 

@@ -23,7 +23,7 @@ TOKENS = np.repeat([4, 6, 9], [13, 21, 14])
 @pytest.mark.parametrize(("micro", "ranks", "start"), [(4, 1, 0), (2, 2, 0), (1, 4, 0), (4, 4, 32)])
 def test_by_token_a_steps_mean_is_one_over_its_tokens_however_it_is_cut(micro, ranks, start):
     order = BucketOrder(np.repeat([0, 1, 2], [13, 21, 14]), 4, seed=0, costs=TOKENS)
-    samples = SimpleNamespace(order=order, batch=lambda positions: {"row": order.images(positions)})
+    samples = SimpleNamespace(order=order, batch=lambda sample_indices: {"row": order.images(sample_indices)})
     weighed, rounds = WeighedByToken(samples, TOKENS, start, 16), 16 // micro // ranks
     streams = [order.micro_batches(start, micro, rank, ranks, rounds) for rank in range(ranks)]
     losses = np.random.default_rng(0).random(len(TOKENS))

@@ -92,9 +92,9 @@ def test_another_precision_is_said(facts):
     assert [change[:2] for change in changes(facts(), facts(precision=AUTOCAST))] == [("precision", "float32")]
 
 
-def test_changed_pictures_autoencoders_and_data_settings_are_said(facts):
+def test_changed_images_autoencoders_and_data_settings_are_said(facts):
     flipped = DataConfig(DatasetParam("elsewhere", 8, random_flip=True, valid_fraction=0.1))
-    found = changes(facts(), facts(pictures="7 images, 89ab", autoencoder="files cdef", data=flipped))
+    found = changes(facts(), facts(data_digest="7 images, 89ab", autoencoder="files cdef", data=flipped))
     assert [change.what for change in found] == [
         "dataset_param.random_flip", "dataset_param.valid_fraction", "pictures", "autoencoder",
     ]  # fmt: skip
@@ -135,7 +135,7 @@ def test_the_autoencoder_of_a_run_is_a_digest_of_its_files(tmp_path):
         "predictor": {"model_id": "dit", "preset": "DiT-S/2", "input_size": 8, "num_classes": 2},
     }
     mm = MultiModalArguments(model_config_from_mapping(model_json, "m"), DataConfig(DatasetParam("i", 8)), None, {})
-    images = {"classes": (), "pictures": ""}
+    images = {"classes": (), "data_digest": ""}
     with pytest.raises(DataError, match=r"notes\.json is a folder, not a file"):
         with_facts(mm, images)
     (tmp_path / "notes.json").rmdir()

@@ -66,7 +66,7 @@ def test_a_module_of_checkpoints_has_the_names(path):
 
 
 def test_the_contract_asks_for_what_a_run_uses():
-    methods = ["train_step", "move_power_averages", "eval_step", "averaged", "num_parameters", "state", "load"]
+    methods = ["train_step", "move_power_emas", "eval_step", "averaged", "num_parameters", "state", "load"]
     assert names_asked_for(contract.Engine) == methods
     asked = {"Writer", "problem_of", "has_optimizer", "check_architecture", "entries_for_mindspeed_mm"}
     assert set(names_asked_for(contract.Checkpoints)) == asked

@@ -18,7 +18,7 @@ from mindspeed_mm_dit.configs.predictor import Parameters, linear
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, PlatformError
 from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.training.pytorch import engine as room
-from mindspeed_mm_dit.training.pytorch.ema import PowerAverages
+from mindspeed_mm_dit.training.pytorch.ema import PowerEmas
 from mindspeed_mm_dit.training.pytorch.engine import Engine, check_sharding
 from tests.conftest import run_config
 
@@ -328,7 +328,7 @@ def test_paths_of_fsdp2_yaml_are_checked_against_the_predictor_s_modules(model_j
 
 def test_averages_over_the_run_move_each_by_its_share_in_float32_at_least():
     weights = {"half": torch.ones(2, dtype=torch.bfloat16), "double": torch.ones(1, dtype=torch.float64)}
-    averages = PowerAverages(weights, 2)
+    averages = PowerEmas(weights, 2)
     for weight in weights.values():
         weight.fill_(5)
     averages.move([0.25, 1.0])

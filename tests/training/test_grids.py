@@ -11,10 +11,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.objectives.guidance import Guidance
-from mindspeed_mm_dit.sampling.asked import Asked
 from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
 from mindspeed_mm_dit.sampling.grid import captioned, draw_grid
 from mindspeed_mm_dit.sampling.load import load_model
+from mindspeed_mm_dit.sampling.request import Asked
 from mindspeed_mm_dit.training.watchers.grids import check_grids
 from tests.conftest import run_config
 from tests.training.launch import Configs

@@ -12,7 +12,7 @@ from mindspeed_mm_dit.checkpoint.claim import Claim
 from mindspeed_mm_dit.checkpoint.store import BEST, CheckpointStore, find_checkpoint, read_facts
 from mindspeed_mm_dit.training import progress as room
 from mindspeed_mm_dit.training.progress import Progress
-from mindspeed_mm_dit.training.start import Start
+from mindspeed_mm_dit.training.resume import Start
 from tests.conftest import run_config
 
 

@@ -16,8 +16,8 @@ from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.hosts.replay import StepReport
 from mindspeed_mm_dit.training.data_set import Sample
-from mindspeed_mm_dit.training.position import NOT_FINITE, found, leave
 from mindspeed_mm_dit.training.pytorch.probe import NotFinite
+from mindspeed_mm_dit.training.run_command import NOT_FINITE, found, leave
 from tests.conftest import ROOT
 from tests.training.launch import Configs, mm_dit
 
@@ -158,7 +158,7 @@ def test_a_report_names_the_samples_that_are_not_finite_first_and_the_largest_of
     lines = report.lines()
     assert lines[:3] == [
         "first not finite: output of blocks.1.mlp",
-        "samples (position, file, class):",
+        "samples (index, file, class):",
         "  14  14.png  cat  <- not finite",
     ]  # fmt: skip
     assert lines[4] == "  1  1.png  cat (dropped)" and lines[18] == "  and 4 more"

@@ -23,11 +23,11 @@ from mindspeed_mm_dit.errors import PlatformError, UserError
 from mindspeed_mm_dit.verify import compare
 from mindspeed_mm_dit.verify.compare import Comparison, Side, training_flags
 from mindspeed_mm_dit.verify.examples import weights_of, write_weights
+from mindspeed_mm_dit.verify.first_wrong_module import first_wrong
 from mindspeed_mm_dit.verify.page import write_comparison
 from mindspeed_mm_dit.verify.processes import batch_size_of, find_python
 from mindspeed_mm_dit.verify.table import Finding, judge_steps, relative_error
 from mindspeed_mm_dit.verify.task import Task
-from mindspeed_mm_dit.verify.where import first_wrong
 from tests.training.launch import Configs
 from tests.verify import forked_tasks
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mindspeed_mm_dit.checkpoint import mindspore_ckpt
-from mindspeed_mm_dit.checkpoint.fitting import check_whole
+from mindspeed_mm_dit.checkpoint.compatibility import check_whole
 from mindspeed_mm_dit.checkpoint.formats import ckpt
 from mindspeed_mm_dit.checkpoint.state import State, flatten
 from mindspeed_mm_dit.checkpoint.store import read_facts

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.checkpoint.fitting import check_whole
+from mindspeed_mm_dit.checkpoint.compatibility import check_whole
 from mindspeed_mm_dit.checkpoint.shapes import Shapes, predictor_of
 from mindspeed_mm_dit.checkpoint.state import Arrays, State, unflatten
 from mindspeed_mm_dit.checkpoint.store import iteration_of, read_facts

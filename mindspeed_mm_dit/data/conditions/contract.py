@@ -31,18 +31,18 @@ class Fed:
     cache: Any = None
     """The cache of the rows; None without one."""
 
-    def drops(self, positions: np.ndarray, probability: float) -> np.ndarray:
-        """Return which samples at ``positions`` (B,) lose the condition, (B,) bool."""
-        return coins(self.seed, Stream.LABEL_DROP, positions, probability, self.coin)
+    def drops(self, sample_indices: np.ndarray, probability: float) -> np.ndarray:
+        """Return which samples at ``sample_indices`` (B,) lose the condition, (B,) bool."""
+        return coins(self.seed, Stream.LABEL_DROP, sample_indices, probability, self.coin)
 
 
 class Feed(Protocol):
     """Makes the arrays of a condition for a training batch; called from several threads."""
 
-    def arrays(self, rows: np.ndarray, positions: np.ndarray) -> Arrays:
-        """Return them for the samples at ``positions`` (B,) of the run, whose rows are ``rows`` (B,)."""
+    def arrays(self, rows: np.ndarray, sample_indices: np.ndarray) -> Arrays:
+        """Return them for the samples at ``sample_indices`` (B,) of the run, whose rows are ``rows`` (B,)."""
 
-    def words(self, rows: np.ndarray, positions: np.ndarray) -> list[tuple[str, bool]]:
+    def words(self, rows: np.ndarray, sample_indices: np.ndarray) -> list[tuple[str, bool]]:
         """Return the condition of each sample in words, and whether it is dropped there."""
 
 

@@ -21,16 +21,16 @@ class PlainFeed:
         self._condition, self._fed = condition, fed
         self._values = fed.rows.items[condition.item]
 
-    def arrays(self, rows: np.ndarray, positions: np.ndarray) -> Arrays:
+    def arrays(self, rows: np.ndarray, sample_indices: np.ndarray) -> Arrays:
         given: Arrays = {self._condition.names[0]: np.asarray(self._values[rows], self.dtype)}
-        return self._condition.dropped(given, self._drops(positions))
+        return self._condition.dropped(given, self._drops(sample_indices))
 
-    def words(self, rows: np.ndarray, positions: np.ndarray) -> list[tuple[str, bool]]:
+    def words(self, rows: np.ndarray, sample_indices: np.ndarray) -> list[tuple[str, bool]]:
         names = [self._fed.rows.classes[label] for label in self._values[rows].tolist()]
-        return list(zip(names, self._drops(positions).tolist()))
+        return list(zip(names, self._drops(sample_indices).tolist()))
 
-    def _drops(self, positions: np.ndarray) -> np.ndarray:
-        return self._fed.drops(positions, self._condition.dropout)
+    def _drops(self, sample_indices: np.ndarray) -> np.ndarray:
+        return self._fed.drops(sample_indices, self._condition.dropout)
 
 
 class VectorFeed(PlainFeed):
@@ -52,8 +52,8 @@ class VectorFeed(PlainFeed):
         if bad.any():
             raise DataError(fed.rows.paths[int(bad.argmax())], "has a vector that is not finite", "make it again")
 
-    def words(self, rows: np.ndarray, positions: np.ndarray) -> list[tuple[str, bool]]:
-        return [("a vector", drop) for drop in self._drops(positions).tolist()]
+    def words(self, rows: np.ndarray, sample_indices: np.ndarray) -> list[tuple[str, bool]]:
+        return [("a vector", drop) for drop in self._drops(sample_indices).tolist()]
 
 
 def _kind(feed: Callable[[Any, Fed], PlainFeed], dtype: type) -> ConditionKind:

@@ -25,25 +25,25 @@ class CaptionFeed:
         self._condition, self._fed = condition, fed
         self._offered = np.array([len(captions) for captions in fed.rows.captions], np.int64)
 
-    def arrays(self, rows: np.ndarray, positions: np.ndarray) -> Arrays:
+    def arrays(self, rows: np.ndarray, sample_indices: np.ndarray) -> Arrays:
         """Return ids and mask (B, L) int64 of the captions, or from a cache what the encoder made of them."""
-        numbers, cached = self._numbers(rows, positions), self._fed.rows.cached
+        numbers, cached = self._numbers(rows, sample_indices), self._fed.rows.cached
         if self._fed.cache is not None and cached is not None:
             return self._fed.cache.read_text(self._condition.name, cached[rows], numbers)
         offered = (self._fed.rows.captions[row] for row in rows.tolist())
         captions = ["" if n == NO_CAPTION else some[n] for some, n in zip(offered, numbers.tolist())]
         return _asked(self._condition, captions, self._fed.tokenizers)
 
-    def words(self, rows: np.ndarray, positions: np.ndarray) -> list[tuple[str, bool]]:
+    def words(self, rows: np.ndarray, sample_indices: np.ndarray) -> list[tuple[str, bool]]:
         """Return the captions; where one is dropped, the first that could have stood there."""
         offered = (self._fed.rows.captions[row] for row in rows.tolist())
-        numbers = self._numbers(rows, positions).tolist()
+        numbers = self._numbers(rows, sample_indices).tolist()
         return [(some[max(number, 0)], number == NO_CAPTION) for some, number in zip(offered, numbers)]
 
-    def _numbers(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Return which of its row's captions stands at each of ``positions``, (B,) int64; NO_CAPTION where dropped."""
-        dropped = self._fed.drops(positions, self._fed.caption_dropout_prob)
-        chosen = uniforms(self._fed.seed, Stream.CAPTION, positions) * self._offered[rows]
+    def _numbers(self, rows: np.ndarray, sample_indices: np.ndarray) -> np.ndarray:
+        """Return which caption of its row each of ``sample_indices`` has, (B,) int64; NO_CAPTION where dropped."""
+        dropped = self._fed.drops(sample_indices, self._fed.caption_dropout_prob)
+        chosen = uniforms(self._fed.seed, Stream.CAPTION, sample_indices) * self._offered[rows]
         return np.where(dropped, NO_CAPTION, chosen.astype(np.int64))
 
 

@@ -23,7 +23,7 @@ from mindspeed_mm_dit.framework.interrupt import ended_by_ctrl_c
 from mindspeed_mm_dit.framework.malloc import keep_freed_memory
 from mindspeed_mm_dit.framework.pytorch import sequence
 from mindspeed_mm_dit.framework.pytorch.sharded import is_sharded
-from mindspeed_mm_dit.framework.pytorch.waiting import wait_as_the_machine_allows
+from mindspeed_mm_dit.framework.pytorch.thread_waiting import wait_as_the_machine_allows
 
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
 SAMPLES_IN_BF16 = True

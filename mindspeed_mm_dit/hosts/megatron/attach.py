@@ -13,7 +13,7 @@ from mindspeed_mm_dit.framework.interrupt import raise_when_interrupted
 from mindspeed_mm_dit.framework.launched import launched_alone
 from mindspeed_mm_dit.hosts.contract import Host
 from mindspeed_mm_dit.hosts.installed import where
-from mindspeed_mm_dit.hosts.megatron import pairs
+from mindspeed_mm_dit.hosts.megatron import versions
 from mindspeed_mm_dit.hosts.megatron.commandline import complete, launched_as, wants_mindspore
 from mindspeed_mm_dit.hosts.megatron.preflight import check_before_import, spelled_out
 
@@ -54,8 +54,8 @@ def _broken(name: str, error: Exception) -> PlatformError:
     return PlatformError(
         "--host = mindspeed-mm",
         f"it is installed, but importing {name} fails: {type(error).__name__}: {error}",
-        f"repair the installation (PyTorch {torch} is here, MindSpeed-MM asks for {pairs.TORCH}; docs/mindspeed_mm.md "
-        "lists versions that go together), or pass --host standalone",
+        f"repair the installation (PyTorch {torch} is here, MindSpeed-MM asks for {versions.TORCH}; "
+        "docs/mindspeed_mm.md lists versions that go together), or pass --host standalone",
     )
 
 
@@ -64,7 +64,7 @@ def _announce() -> None:
         print(f"mindspeed_mm_dit {__version__}, host: MindSpeed-MM in {where('mindspeed_mm')}", flush=True)
         from megatron.core.package_info import __version__ as megatron
 
-        for line in pairs.warnings(str(megatron)):
+        for line in versions.warnings(str(megatron)):
             print(line, file=sys.stderr)
 
 

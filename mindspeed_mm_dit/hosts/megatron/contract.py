@@ -9,7 +9,7 @@ import os
 
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
 from mindspeed_mm_dit.hosts.installed import ReliedOn, lacks
-from mindspeed_mm_dit.hosts.megatron import pairs
+from mindspeed_mm_dit.hosts.megatron import versions
 
 RELIED_ON: ReliedOn = {
     "megatron.core.enums": {"ModelType": None},
@@ -74,5 +74,6 @@ def check_host(mindspore: bool, in_their_scripts: bool = False) -> None:
         raise PlatformError(
             "--host = mindspeed-mm",
             f"what is installed lacks {', '.join(missing)}, which this project relies on",
-            f"install a tested pair ({pairs.in_words()}) with Megatron-LM {pairs.MEGATRON}; see docs/mindspeed_mm.md",
+            f"install a tested pair ({versions.in_words()}) with Megatron-LM {versions.MEGATRON}; "
+            "see docs/mindspeed_mm.md",
         )

@@ -64,10 +64,10 @@ def write_features(model_json: str, data_json: str, count: int, folder: str, see
     samples = open_samples(model, data, seed)
     check_output_folder("--save-dir", folder)
     for start in range(0, count, SAMPLES_AT_ONCE):
-        positions = np.arange(start, min(start + SAMPLES_AT_ONCE, count))
-        batch = samples.batch(positions)
-        for row, position in enumerate(positions):
-            write_torch_file(Path(folder) / f"{position}.pt", feature(batch, row, model.ae))
+        sample_indices = np.arange(start, min(start + SAMPLES_AT_ONCE, count))
+        batch = samples.batch(sample_indices)
+        for row, sample_index in enumerate(sample_indices):
+            write_torch_file(Path(folder) / f"{sample_index}.pt", feature(batch, row, model.ae))
     whole = spelled_out(read_json(model_json, "--mm-model"), model_json)
     for name, content in their_configs(whole, data, count, folder).items():
         (Path(folder) / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -113,7 +113,7 @@ def their_configs(model_json: dict[str, Any], data: DataConfig, count: int, fold
     return {
         "model.json": {**model_json, "load_video_features": latents, "load_text_features": True, "task": "t2v"},
         "data.json": {"dataset_param": param, "dataloader_param": loader},
-        "index.json": [{"file": f"{position}.pt"} for position in range(count)],
+        "index.json": [{"file": f"{sample_index}.pt"} for sample_index in range(count)],
     }
 
 

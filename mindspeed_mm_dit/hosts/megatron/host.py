@@ -16,16 +16,16 @@ from megatron.training.utils import average_losses_across_data_parallel_group
 from mindspeed_mm.configs.config import mm_extra_args_provider
 from mindspeed_mm.training import pretrain as pretrain_in_host
 
-from mindspeed_mm_dit.checkpoint.places import COMMAND
+from mindspeed_mm_dit.checkpoint.relative_paths import COMMAND
 from mindspeed_mm_dit.checkpoint.store import RUN_FACTS, CheckpointStore
 from mindspeed_mm_dit.configs.mm_args import MultiModalArguments
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.framework.interrupt import ended_by_ctrl_c
-from mindspeed_mm_dit.framework.leaving import own_files
+from mindspeed_mm_dit.framework.temporary_files import own_files
 from mindspeed_mm_dit.hosts.contract import DatasetsProvider, FlagsProvider
-from mindspeed_mm_dit.hosts.ending import end
+from mindspeed_mm_dit.hosts.early_exit import end
 from mindspeed_mm_dit.hosts.megatron.commandline import launched_as, parse, wants_mindspore
 from mindspeed_mm_dit.hosts.megatron.composite import HostedDiT
 from mindspeed_mm_dit.hosts.megatron.preflight import read_configs
@@ -33,8 +33,8 @@ from mindspeed_mm_dit.hosts.megatron.state import RunState, check_checkpoint, ch
 from mindspeed_mm_dit.hosts.megatron.validation import held_out_step, validation_forever
 from mindspeed_mm_dit.models import registry
 from mindspeed_mm_dit.training.changes import run_facts
-from mindspeed_mm_dit.training.position import command
 from mindspeed_mm_dit.training.pytorch.real_memory import real_memory
+from mindspeed_mm_dit.training.run_command import command
 
 
 def note_facts(args: RunConfig, words: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
-from mindspeed_mm_dit.framework.leaving import written
+from mindspeed_mm_dit.framework.temporary_files import written
 from mindspeed_mm_dit.hosts.installed import where
 from mindspeed_mm_dit.hosts.megatron.commandline import launched_as, parse, without_effect
 from mindspeed_mm_dit.hosts.preflight import HostFacts, check_configs, fsdp2_of, say_data_set

@@ -106,8 +106,8 @@ class SoRADiffusion:
             raise DataError(f"batch with {', '.join(f'drawn_{name}' for name in draws)}", f"lacks {missing}",
                             "let the features carry all that the objective draws, or none of it")  # fmt: skip
         if not draws:
-            positions = torch.randint(2**62, (x_start.shape[0],)).numpy()
-            drawn = self.objective.draws(self.config, get_args().seed, positions, tuple(x_start.shape[1:]))
+            sample_indices = torch.randint(2**62, (x_start.shape[0],)).numpy()
+            drawn = self.objective.draws(self.config, get_args().seed, sample_indices, tuple(x_start.shape[1:]))
             draws = {name: torch.from_numpy(array) for name, array in drawn.items()}
         t, noise, *rest = (draws[name].to(x_start.device) for name in names)
         self._draws = (t.reshape(-1), noise, *rest)

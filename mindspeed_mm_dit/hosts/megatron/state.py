@@ -17,7 +17,7 @@ import torch
 from megatron.training import print_rank_0
 from torch import Tensor
 
-from mindspeed_mm_dit.checkpoint.fitting import check_whole
+from mindspeed_mm_dit.checkpoint.compatibility import check_whole
 from mindspeed_mm_dit.checkpoint.store import TRACKER, CheckpointStore, read_facts
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.framework import runtime
@@ -76,7 +76,7 @@ class RunState:
     """The average and the moments of one run; empty until :meth:`start`."""
 
     def __init__(self) -> None:
-        self.average: HostedAverage | None = None
+        self.average: HostedEma | None = None
         self._parameters: dict[str, Tensor] = {}
         self._before_first_step: Callable[[torch.optim.Optimizer], None] | None = None
 
@@ -87,7 +87,7 @@ class RunState:
         """
         model.restore_constants()
         self._parameters = model.predictor.state_dict(keep_vars=True)
-        self.average = HostedAverage(self._parameters, args.ema_decay)
+        self.average = HostedEma(self._parameters, args.ema_decay)
         self.average.averages.update(model.loaded_averages)
         if args.ckpt_format == "torch_dcp":  # (of the other formats the host loads all of the state, and takes no step)
             self._before_first_step = _undo_steps_while_loading
@@ -144,7 +144,7 @@ class RunState:
             self.average.is_due = True
 
 
-class HostedAverage(MovingAverage):
+class HostedEma(MovingAverage):
     """A moving average that is moved when the next step begins or a checkpoint is written.
 
     In the optimizer's step Megatron may not yet have copied its float32 weights to the model.

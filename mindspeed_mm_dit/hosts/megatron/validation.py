@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.framework import ops, runtime
-from mindspeed_mm_dit.objectives.contract import NOISE_SHARE
+from mindspeed_mm_dit.objectives.contract import NOISE_LEVEL
 from mindspeed_mm_dit.training.validation import QUARTERS, name_of, sums_by_quarter
 
 Tensor = Any
@@ -31,13 +31,13 @@ def held_out_step(forward_step: Callable[..., Any], batches: Iterator[Any], mode
 
     def reported(losses: Tensor) -> tuple[Tensor, dict[str, Any]]:
         loss, metrics = loss_func(losses)
-        return loss, {**metrics, **_by_quarter(ops.numpy(losses), batch[NOISE_SHARE])}
+        return loss, {**metrics, **_by_quarter(ops.numpy(losses), batch[NOISE_LEVEL])}
 
     return losses, reported
 
 
-def _by_quarter(losses: np.ndarray, shares: np.ndarray) -> dict[str, tuple[Tensor, Tensor]]:
+def _by_quarter(losses: np.ndarray, noise_levels: np.ndarray) -> dict[str, tuple[Tensor, Tensor]]:
     """Return the sum and the number of ``losses`` in each quarter: Megatron adds such pairs up, and then divides."""
-    sums = sums_by_quarter(losses, shares).astype(np.float32)
+    sums = sums_by_quarter(losses, noise_levels).astype(np.float32)
     means = runtime.mean_over_ranks([ops.tensor(value) for value in sums.reshape(-1, 1)])
     return {name_of(quarter): (loss, count) for quarter, loss, count in zip(QUARTERS, means[:4], means[4:])}

@@ -9,7 +9,7 @@ import sys
 
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import activate
-from mindspeed_mm_dit.hosts.ending import end
+from mindspeed_mm_dit.hosts.early_exit import end
 from mindspeed_mm_dit.training.exit_codes import USER_ERROR
 
 COMMAND = "mindspeed_mm_dit.hosts.native"

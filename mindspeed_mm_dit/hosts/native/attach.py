@@ -10,7 +10,7 @@ import sys
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.framework.interrupt import ended_by_ctrl_c
-from mindspeed_mm_dit.framework.leaving import own_files
+from mindspeed_mm_dit.framework.temporary_files import own_files
 from mindspeed_mm_dit.hosts.native.contract import check_engine
 from mindspeed_mm_dit.hosts.native.settings import PLUGIN
 
@@ -18,7 +18,7 @@ from mindspeed_mm_dit.hosts.native.settings import PLUGIN
 def attach() -> None:
     """Make the running engine ours; what is wrong is said by one rank, and ends this process with code 2."""
     activate("pytorch")
-    from mindspeed_mm_dit.hosts.ending import end
+    from mindspeed_mm_dit.hosts.early_exit import end
 
     try:
         check_engine(f"training.plugin: {PLUGIN}")

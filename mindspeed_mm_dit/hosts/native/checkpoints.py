@@ -16,7 +16,7 @@ from mindspeed_mm.fsdp.checkpoint.hf_checkpointer import HuggingFaceCheckpointer
 from mindspeed_mm_dit.checkpoint.convert import convert
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import runtime
-from mindspeed_mm_dit.hosts.ending import end
+from mindspeed_mm_dit.hosts.early_exit import end
 from mindspeed_mm_dit.hosts.native.contract import check_replaced
 from mindspeed_mm_dit.hosts.native.run import current
 from mindspeed_mm_dit.hosts.native.settings import HF

@@ -11,7 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import runtime
-from mindspeed_mm_dit.hosts.ending import end
+from mindspeed_mm_dit.hosts.early_exit import end
 from mindspeed_mm_dit.hosts.native.run import current
 from mindspeed_mm_dit.training.trackers.tensorboard import Scalars
 

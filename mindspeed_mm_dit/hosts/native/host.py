@@ -16,13 +16,13 @@ from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.framework.interrupt import raise_when_interrupted
 from mindspeed_mm_dit.framework.launched import launched_alone
-from mindspeed_mm_dit.framework.leaving import written
+from mindspeed_mm_dit.framework.temporary_files import written
 from mindspeed_mm_dit.hosts.contract import ModelType
-from mindspeed_mm_dit.hosts.ending import end
+from mindspeed_mm_dit.hosts.early_exit import end
 from mindspeed_mm_dit.hosts.native import commandline
 from mindspeed_mm_dit.hosts.native.contract import NAME, trainer_script
 from mindspeed_mm_dit.hosts.standalone_preflight import with_report
-from mindspeed_mm_dit.training.start import print_rank_0
+from mindspeed_mm_dit.training.resume import print_rank_0
 
 
 class NativeEngine:

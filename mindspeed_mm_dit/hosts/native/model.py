@@ -19,7 +19,7 @@ from transformers.utils import ModelOutput
 from mindspeed_mm_dit.configs.mm_args import MultiModalArguments
 from mindspeed_mm_dit.errors import PlatformError, UserError
 from mindspeed_mm_dit.framework import runtime
-from mindspeed_mm_dit.hosts.ending import end
+from mindspeed_mm_dit.hosts.early_exit import end
 from mindspeed_mm_dit.hosts.native.data import unpacked
 from mindspeed_mm_dit.hosts.native.run import Run, current
 from mindspeed_mm_dit.models import registry

@@ -22,14 +22,14 @@ from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.hosts.native.keys import checked_values
 from mindspeed_mm_dit.hosts.native.settings import HF, flags_of, fsdp2_of, lookup, recomputed
 from mindspeed_mm_dit.hosts.tracker import RELEASE
-from mindspeed_mm_dit.training.beginning import First, first_weights
 from mindspeed_mm_dit.training.data_set import open_data_set
 from mindspeed_mm_dit.training.flags import words_of
+from mindspeed_mm_dit.training.initial_weights import First, first_weights
 from mindspeed_mm_dit.training.lr import LearningRate
 from mindspeed_mm_dit.training.progress import Progress, claimed_save, open_progress
 from mindspeed_mm_dit.training.pytorch.trained import Trained
+from mindspeed_mm_dit.training.resume import Start, find_start, print_rank_0
 from mindspeed_mm_dit.training.signals import Stop, StopRequest
-from mindspeed_mm_dit.training.start import Start, find_start, print_rank_0
 
 
 class SavedAs(Trained):

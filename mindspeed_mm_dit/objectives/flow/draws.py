@@ -11,16 +11,16 @@ from mindspeed_mm_dit.objectives.flow.path import PathPoint, point_at
 from mindspeed_mm_dit.objectives.flow.timesteps import least_rest, told, training_times
 
 
-def draws(config: FlowMatchingConfig, seed: int, positions: np.ndarray, shape: tuple[int, ...]) -> Arrays:
+def draws(config: FlowMatchingConfig, seed: int, sample_indices: np.ndarray, shape: tuple[int, ...]) -> Arrays:
     """Return timesteps (B,) as the network is told them, noise (B, *shape), and coefficients (B, 5), each float32."""
-    times = training_times(config, seed, positions, shape)
-    return _batch(config, times, normals(seed, Stream.NOISE, positions, shape))
+    times = training_times(config, seed, sample_indices, shape)
+    return _batch(config, times, normals(seed, Stream.NOISE, sample_indices, shape))
 
 
-def draws_at(config: FlowMatchingConfig, shares: np.ndarray, noise: np.ndarray) -> Arrays:
-    """Return the same for times that are ``shares`` (B,) of the way from data to noise."""
+def draws_at(config: FlowMatchingConfig, noise_levels: np.ndarray, noise: np.ndarray) -> Arrays:
+    """Return the same for times that are ``noise_levels`` (B,) of the way from data to noise."""
     first, last = config.train_interval()
-    return _batch(config, (last + (first - last) * shares).astype(np.float32), noise)
+    return _batch(config, (last + (first - last) * noise_levels).astype(np.float32), noise)
 
 
 def coefficients(config: FlowMatchingConfig, t: np.ndarray) -> np.ndarray:

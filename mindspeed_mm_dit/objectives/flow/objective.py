@@ -9,7 +9,7 @@ from typing import Any
 from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.objectives.contract import Ask, NoiseAt, NoOptions, Objective, Sampler, Tensor, option
-from mindspeed_mm_dit.objectives.flow.diffusion import Diffusion
+from mindspeed_mm_dit.objectives.flow.diffusion_coefficient import DiffusionCoefficient
 from mindspeed_mm_dit.objectives.flow.draws import draws, draws_at
 from mindspeed_mm_dit.objectives.flow.timesteps import check_heun_end, sde_times
 
@@ -56,18 +56,18 @@ def _dopri5(
 
 def _sde(name: str) -> Sampler:
     def chain(
-        process: Any, ask: Ask, start: Tensor, noise_at: NoiseAt, steps: int, options: Diffusion
+        process: Any, ask: Ask, start: Tensor, noise_at: NoiseAt, steps: int, options: DiffusionCoefficient
     ) -> Iterator[Tensor]:
         from mindspeed_mm_dit.objectives.flow.samplers import sde_chain
 
         return sde_chain(name, process, ask, start, noise_at, steps, options)
 
-    def check(config: FlowMatchingConfig, steps: int, options: Diffusion) -> None:
+    def check(config: FlowMatchingConfig, steps: int, options: DiffusionCoefficient) -> None:
         times = sde_times(config, steps, options)
         if name == "sde-heun":
             check_heun_end(config, times, options)
 
-    return Sampler(chain, Diffusion, check)
+    return Sampler(chain, DiffusionCoefficient, check)
 
 
 FLOW_MATCHING = Objective(

@@ -9,7 +9,7 @@ import numpy as np
 from mindspeed_mm_dit.framework import ops
 from mindspeed_mm_dit.objectives.contract import Ask, NoiseAt, Tensor
 from mindspeed_mm_dit.objectives.flow import ode, sde
-from mindspeed_mm_dit.objectives.flow.diffusion import Diffusion
+from mindspeed_mm_dit.objectives.flow.diffusion_coefficient import DiffusionCoefficient
 from mindspeed_mm_dit.objectives.flow.path import point_at
 from mindspeed_mm_dit.objectives.flow.process import FlowMatching
 from mindspeed_mm_dit.objectives.flow.timesteps import sampling_times, sde_times, told
@@ -34,7 +34,13 @@ def dopri5_chain(
 
 
 def sde_chain(
-    name: str, process: FlowMatching, ask: Ask, start: Tensor, noise_at: NoiseAt, steps: int, diffusion: Diffusion
+    name: str,
+    process: FlowMatching,
+    ask: Ask,
+    start: Tensor,
+    noise_at: NoiseAt,
+    steps: int,
+    diffusion: DiffusionCoefficient,
 ) -> Iterator[Tensor]:
     """Walk ``steps`` steps, the last of them as ``diffusion`` says."""
     times = sde_times(process.config, steps, diffusion, start.shape[1:])

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.objectives.flow.diffusion import Diffusion
+from mindspeed_mm_dit.objectives.flow.diffusion_coefficient import DiffusionCoefficient
 from mindspeed_mm_dit.objectives.flow.path import PathPoint
 from mindspeed_mm_dit.objectives.flow.process import as_factor
 
@@ -28,7 +28,7 @@ class Sde:
     """Velocity and score by the network."""
     path: Path
     """Of the objective."""
-    diffusion: Diffusion
+    diffusion: DiffusionCoefficient
     """D and the last step."""
 
     def drift(self, x: Tensor, t: np.ndarray) -> Tensor:

@@ -8,7 +8,7 @@ from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
 from mindspeed_mm_dit.data.draws import Stream, generator
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.objectives.contract import check_steps
-from mindspeed_mm_dit.objectives.flow.diffusion import Diffusion
+from mindspeed_mm_dit.objectives.flow.diffusion_coefficient import DiffusionCoefficient
 from mindspeed_mm_dit.objectives.flow.path import point_at
 
 _LARGEST_GAIN = 1e6
@@ -39,13 +39,13 @@ def told(config: FlowMatchingConfig, t: np.ndarray) -> np.ndarray:
 
 
 def training_times(
-    config: FlowMatchingConfig, seed: int, positions: np.ndarray, shape: tuple[int, ...] = ()
+    config: FlowMatchingConfig, seed: int, sample_indices: np.ndarray, shape: tuple[int, ...] = ()
 ) -> np.ndarray:
-    """Return the time of the samples at ``positions`` (B,), float32 in the interval of training.
+    """Return the time of the samples at ``sample_indices`` (B,), float32 in the interval of training.
 
     shape: of a latent, (C, ...).
     """
-    draws = [generator(seed, Stream.TIMESTEP, position) for position in positions.tolist()]
+    draws = [generator(seed, Stream.TIMESTEP, sample_index) for sample_index in sample_indices.tolist()]
     if config.timestep_sampling == "uniform":
         t = np.array([draw.random() for draw in draws])
     else:
@@ -67,7 +67,9 @@ def sampling_times(
     return first + (last - first) * shifted(np.linspace(0.0, 1.0, steps + 1), shift)
 
 
-def sde_times(config: FlowMatchingConfig, steps: int, diffusion: Diffusion, shape: tuple[int, ...] = ()) -> np.ndarray:
+def sde_times(
+    config: FlowMatchingConfig, steps: int, diffusion: DiffusionCoefficient, shape: tuple[int, ...] = ()
+) -> np.ndarray:
     """Return the times of the even steps of a chain of the SDE, which has ``steps`` with the last one.
 
     shape: of a latent, (C, ...); the first and the last time do not depend on it.
@@ -89,7 +91,7 @@ def sde_times(config: FlowMatchingConfig, steps: int, diffusion: Diffusion, shap
     return times
 
 
-def check_heun_end(config: FlowMatchingConfig, times: np.ndarray, diffusion: Diffusion) -> None:
+def check_heun_end(config: FlowMatchingConfig, times: np.ndarray, diffusion: DiffusionCoefficient) -> None:
     """Raise ConfigError where Heun's last step reads a score that is infinite, of a velocity at the end of the path."""
     end = times[-1:]
     point = point_at(config, end)

@@ -36,16 +36,16 @@ def _build(config: GaussianDiffusionConfig) -> Any:
     return GaussianDiffusion.from_config(config)
 
 
-def _draws(config: GaussianDiffusionConfig, seed: int, positions: np.ndarray, shape: tuple[int, ...]) -> Arrays:
+def _draws(config: GaussianDiffusionConfig, seed: int, sample_indices: np.ndarray, shape: tuple[int, ...]) -> Arrays:
     return {
-        "timesteps": timesteps(seed, positions, config.num_train_timesteps),
-        "noise": normals(seed, Stream.NOISE, positions, shape),
+        "timesteps": timesteps(seed, sample_indices, config.num_train_timesteps),
+        "noise": normals(seed, Stream.NOISE, sample_indices, shape),
     }
 
 
-def _draws_at(config: GaussianDiffusionConfig, shares: np.ndarray, noise: np.ndarray) -> Arrays:
+def _draws_at(config: GaussianDiffusionConfig, noise_levels: np.ndarray, noise: np.ndarray) -> Arrays:
     count = config.num_train_timesteps
-    steps = np.floor(shares * count + 1e-9).astype(np.int64)  # (each of them for an equal part of the shares)
+    steps = np.floor(noise_levels * count + 1e-9).astype(np.int64)  # (each of them for an equal part of the shares)
     return {"timesteps": np.minimum(steps, count - 1), "noise": noise}
 
 

@@ -9,17 +9,17 @@ from mindspeed_mm_dit.data.draws import Stream, generator, normals
 from mindspeed_mm_dit.objectives.contract import Arrays
 
 
-def draws(config: MeanFlowConfig, seed: int, positions: np.ndarray, shape: tuple[int, ...]) -> Arrays:
+def draws(config: MeanFlowConfig, seed: int, sample_indices: np.ndarray, shape: tuple[int, ...]) -> Arrays:
     """Return times (B, 2), t and r <= t in (0, 1), noise (B, *shape), and held_out (B,): zeros; each float32."""
-    drawn = [generator(seed, Stream.TIMESTEP, position) for position in positions.tolist()]
+    drawn = [generator(seed, Stream.TIMESTEP, sample_index) for sample_index in sample_indices.tolist()]
     ends = interval(config, np.stack([draw.standard_normal(2) for draw in drawn], axis=1))
     alike = np.array([draw.random() for draw in drawn]) < config.data_proportion
-    return _batch(with_equal(ends, alike), normals(seed, Stream.NOISE, positions, shape), held_out=0.0)
+    return _batch(with_equal(ends, alike), normals(seed, Stream.NOISE, sample_indices, shape), held_out=0.0)
 
 
-def draws_at(config: MeanFlowConfig, shares: np.ndarray, noise: np.ndarray) -> Arrays:
-    """Return the same at the times ``shares`` (B,), of held-out samples: r = t, and an error without a weight."""
-    return _batch(np.stack([shares, shares], 1), noise, held_out=1.0)
+def draws_at(config: MeanFlowConfig, noise_levels: np.ndarray, noise: np.ndarray) -> Arrays:
+    """Return the same at the times ``noise_levels`` (B,), of held-out samples: r = t, and an error without a weight."""
+    return _batch(np.stack([noise_levels, noise_levels], 1), noise, held_out=1.0)
 
 
 def interval(config: MeanFlowConfig, z: np.ndarray) -> np.ndarray:

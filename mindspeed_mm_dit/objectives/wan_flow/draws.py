@@ -10,21 +10,21 @@ from mindspeed_mm_dit.objectives.contract import Arrays
 from mindspeed_mm_dit.objectives.wan_flow.schedule import training_table
 
 
-def draws(config: WanFlowConfig, seed: int, positions: np.ndarray, shape: tuple[int, ...]) -> Arrays:
+def draws(config: WanFlowConfig, seed: int, sample_indices: np.ndarray, shape: tuple[int, ...]) -> Arrays:
     """Return timesteps (B,) in (0, T], noise (B, *shape), and coefficients (B, 2), each float32.
 
-    ``positions`` (B,) are those of one micro-batch, of which the first decides where all share one time.
+    ``sample_indices`` (B,) are those of one micro-batch, of which the first decides where all share one time.
     """
     first, end = config.trained_rows
-    deciding = positions if config.timestep_per == "sample" else np.repeat(positions[:1], len(positions))
-    rows = [generator(seed, Stream.TIMESTEP, position).integers(first, end) for position in deciding.tolist()]
-    return batch(config, np.array(rows), normals(seed, Stream.NOISE, positions, shape))
+    deciding = sample_indices if config.timestep_per == "sample" else np.repeat(sample_indices[:1], len(sample_indices))
+    rows = [generator(seed, Stream.TIMESTEP, sample_index).integers(first, end) for sample_index in deciding.tolist()]
+    return batch(config, np.array(rows), normals(seed, Stream.NOISE, sample_indices, shape))
 
 
-def draws_at(config: WanFlowConfig, shares: np.ndarray, noise: np.ndarray) -> Arrays:
-    """Return the same for the trained rows that are ``shares`` (B,) of the way from data to noise."""
+def draws_at(config: WanFlowConfig, noise_levels: np.ndarray, noise: np.ndarray) -> Arrays:
+    """Return the same for the trained rows that are ``noise_levels`` (B,) of the way from data to noise."""
     first, end = config.trained_rows
-    return batch(config, np.rint(end - 1 - shares * (end - 1 - first)).astype(np.int64), noise)
+    return batch(config, np.rint(end - 1 - noise_levels * (end - 1 - first)).astype(np.int64), noise)
 
 
 def batch(config: WanFlowConfig, rows: np.ndarray, noise: np.ndarray) -> Arrays:

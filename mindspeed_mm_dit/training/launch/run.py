@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mindspeed_mm_dit.configs.embedded import ENTRY_SCRIPT, FLAGS_FILE, config_folder
-from mindspeed_mm_dit.configs.flag_pairs import check_tool
+from mindspeed_mm_dit.configs.flag_combinations import check_tool
 from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.errors import ConfigError, nearest
 from mindspeed_mm_dit.framework import FRAMEWORKS

@@ -81,9 +81,9 @@ class Engine:
             part.step(gradient, lr)
         return StepResult(sum(reported) / count, norm)
 
-    def move_power_averages(self, shares: Sequence[float]) -> None:
+    def move_power_emas(self, shares: Sequence[float]) -> None:
         for part in self.parts:
-            part.optimizer.move_power_averages(shares)
+            part.optimizer.move_power_emas(shares)
 
     def eval_step(self, forward_step: ForwardStep, batches: Iterator[Any]) -> Tensor:
         count = runtime.num_microbatches()

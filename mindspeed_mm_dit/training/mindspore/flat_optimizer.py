@@ -32,18 +32,18 @@ class FlatOptimizer(nn.Cell):
         decay: np.ndarray,
         of_matrices: Callable[[Any, tuple[Any, ...]], Any] | None,
         ema_decay: float,
-        power_averages: int = 0,
+        power_emas: int = 0,
     ) -> None:
         super().__init__()
         self.config, self._numbers, self._rule_of_change = config, rule.numbers, rule.change
-        self._ema_share = 1 - ema_decay  # (in a graph of float32, 1 - 0.9999 would lose 1e-4 of itself)
+        self._ema_rate = 1 - ema_decay  # (in a graph of float32, 1 - 0.9999 would lose 1e-4 of itself)
         self.steps = 0
         """Since the rule's state was zero."""
         self.decay = Tensor(decay)
         self.weights = Parameter(Tensor(weights), name="weights")
         self.average = Parameter(Tensor(weights), name="average")
-        names = power_ema.trees(power_averages)
-        self.power_averages = mindspore.ParameterTuple([Parameter(Tensor(weights), name=name) for name in names])
+        names = power_ema.trees(power_emas)
+        self.power_emas = mindspore.ParameterTuple([Parameter(Tensor(weights), name=name) for name in names])
         zeros = np.zeros_like(weights)
         self.kept = mindspore.ParameterTuple([Parameter(Tensor(zeros), name=name) for name in rule.state])
         """What the rule keeps, by its names."""
@@ -63,12 +63,12 @@ class FlatOptimizer(nn.Cell):
         change = self._compiled_change(gradient, numbers)
         return self._compiled_take(self._of_matrices(change, numbers), rate)
 
-    def move_power_averages(self, shares: Sequence[float]) -> None:
+    def move_power_emas(self, shares: Sequence[float]) -> None:
         """Move each of the power averages this share of the way to the weights."""
         self._compiled_move(*(Tensor(np.float32(share)) for share in shares))
 
     def _move(self, *shares: Any) -> None:
-        for average, share in zip(self.power_averages, shares):
+        for average, share in zip(self.power_emas, shares):
             ops.assign(average, average + share * (self.weights - average))
 
     def _step(self, gradient: Any, lr: Any, numbers: Any) -> Any:
@@ -82,7 +82,7 @@ class FlatOptimizer(nn.Cell):
 
     def _take(self, change: Any, lr: Any) -> Any:
         weights = self.weights * (1 - lr * self.decay) - change
-        ops.assign(self.average, self.average + self._ema_share * (weights - self.average))
+        ops.assign(self.average, self.average + self._ema_rate * (weights - self.average))
         ops.assign(self.weights, weights)
         return weights
 

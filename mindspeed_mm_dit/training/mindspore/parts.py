@@ -28,7 +28,7 @@ Arrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
-class Layout:
+class FlatLayout:
     """Where each parameter lies in the vector."""
 
     names: tuple[str, ...]
@@ -108,7 +108,7 @@ class Part:
         self.names = tuple(sorted(names, key=lambda name: matrices[name][1:]) if matrices else names)
         self._numbers = [list(parameters).index(name) for name in self.names]
         self._parameters, self._rule, self._shards = [parameters[name] for name in self.names], rule, shards
-        self._layout = Layout(self.names, tuple(tuple(p.shape) for p in self._parameters), shards.count)
+        self._layout = FlatLayout(self.names, tuple(tuple(p.shape) for p in self._parameters), shards.count)
         self._matrices = EachMatrix(rule, config, _counted([matrices[n] for n in self.names])) if matrices else None
         decay = {n: np.full(p.shape, args.weight_decay if p.ndim >= 2 else 0.0) for n, p in parameters.items()}
         weights = {name: runtime.to_host(p) for name, p in zip(self.names, self._parameters)}
@@ -140,7 +140,7 @@ class Part:
 
     def trees(self) -> dict[str, Any]:
         """Return the weights and their averages, this worker's slice of each, by the trees of a checkpoint."""
-        averages = self.optimizer.power_averages
+        averages = self.optimizer.power_emas
         named = dict(zip(power_ema.trees(len(averages)), averages))
         return {"model": self.optimizer.weights, "ema": self.optimizer.average, **named}
 

@@ -53,7 +53,7 @@ def _full(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
-class PowerAverages:
+class PowerEmas:
     """``count`` averages over a share of the run (``checkpoint/power_ema.py``)."""
 
     def __init__(self, parameters: Mapping[str, Tensor], count: int) -> None:

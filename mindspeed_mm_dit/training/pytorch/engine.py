@@ -71,7 +71,7 @@ class Engine(Trained):
         self.ema.update()
         return StepResult(torch.stack(reported).mean(), grad_norm)
 
-    def move_power_averages(self, shares: Sequence[float]) -> None:
+    def move_power_emas(self, shares: Sequence[float]) -> None:
         self.power_ema.move(shares)
 
     def eval_step(self, forward_step: ForwardStep, batches: Iterator[Any]) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mindspeed_mm_dit.framework.pytorch.sharded import is_sharded
-from mindspeed_mm_dit.training.pytorch.seen import tensors
+from mindspeed_mm_dit.training.pytorch.step_record import tensors
 
 INPUTS = ("x_t", "t", "condition")
 

@@ -12,7 +12,7 @@ from mindspeed_mm_dit.checkpoint import torch_dcp as checkpoints
 from mindspeed_mm_dit.checkpoint.store import read_facts
 from mindspeed_mm_dit.configs.predictor import Parameter
 from mindspeed_mm_dit.configs.run import RunConfig
-from mindspeed_mm_dit.training.pytorch.ema import MovingAverage, PowerAverages
+from mindspeed_mm_dit.training.pytorch.ema import MovingAverage, PowerEmas
 from mindspeed_mm_dit.training.pytorch.stepper import Stepper
 
 
@@ -33,7 +33,7 @@ class Trained:
         self.optimizer = Stepper(predictor, declared, args.chosen_optimizer(), args.weight_decay, lr_scales or {})
         trained = {name: p for name, p in predictor.named_parameters() if p.requires_grad}
         self.ema = MovingAverage(trained, args.ema_decay)
-        self.power_ema = PowerAverages(trained, len(args.power_ema_stds))
+        self.power_ema = PowerEmas(trained, len(args.power_ema_stds))
         self._of_base = {name for name, p in declared.items() if not p.saved}
 
     def state(self, with_optimizer: bool = True) -> checkpoints.State:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.flag_pairs import alone
+from mindspeed_mm_dit.configs.flag_combinations import alone
 from mindspeed_mm_dit.configs.outputs import check_output_folder
 from mindspeed_mm_dit.configs.plugins import load_plugins
 from mindspeed_mm_dit.configs.run import RunConfig

@@ -15,10 +15,10 @@ from mindspeed_mm_dit.models.data import sized
 from mindspeed_mm_dit.models.registry import check_encoders
 from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of
-from mindspeed_mm_dit.sampling.asked import Asked
 from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
 from mindspeed_mm_dit.sampling.grid import captioned, stacked
-from mindspeed_mm_dit.sampling.pictures import draw_samples
+from mindspeed_mm_dit.sampling.image_files import draw_samples
+from mindspeed_mm_dit.sampling.request import Asked
 from mindspeed_mm_dit.training.contract import Engine
 from mindspeed_mm_dit.training.data_set import open_data_set
 from mindspeed_mm_dit.training.log import RunLog
@@ -107,7 +107,7 @@ def check_grids(args: RunConfig, world_size: int) -> None:
     model: ModelConfig = args.mm.model
     what = f"--sample-interval = {args.sample_interval}"
     if not args.save and not asked(args):
-        raise ConfigError(what, "there is nowhere to keep the pictures", "add --save DIR or --tensorboard-dir DIR")
+        raise ConfigError(what, "there is nowhere to keep the images", "add --save DIR or --tensorboard-dir DIR")
     check_between("--report-cfg-scale", args.report_cfg_scale, 0.0, MOST_GUIDANCE)
     name = objective_of(model.diffusion).quick_sampler
     sampler = find_sampler(model.diffusion, name)

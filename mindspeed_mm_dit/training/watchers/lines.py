@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from mindspeed_mm_dit.errors import ConvergenceError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.training.log import StepRecord
-from mindspeed_mm_dit.training.position import leave
+from mindspeed_mm_dit.training.run_command import leave
 from mindspeed_mm_dit.training.watchers.contract import Run, Step, Watcher, WatcherKind
 
 

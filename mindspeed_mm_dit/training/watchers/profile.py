@@ -7,7 +7,7 @@ from pathlib import Path
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import runtime
-from mindspeed_mm_dit.training.start import say_on_this_rank
+from mindspeed_mm_dit.training.resume import say_on_this_rank
 from mindspeed_mm_dit.training.watchers.contract import Run, Step, Watcher, WatcherKind
 
 

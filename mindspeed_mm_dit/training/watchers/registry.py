@@ -33,9 +33,9 @@ def outside() -> list[WatcherKind]:
 
 def kinds() -> list[WatcherKind]:
     """Return all watchers, in the order in which they are called."""
-    from mindspeed_mm_dit.training.watchers import best, grids, lines, power_averages, profile, validation
+    from mindspeed_mm_dit.training.watchers import best, grids, lines, power_ema, profile, validation
 
-    ours = (power_averages.KIND, profile.KIND, lines.KIND, validation.KIND, best.KIND, grids.KIND)
+    ours = (power_ema.KIND, profile.KIND, lines.KIND, validation.KIND, best.KIND, grids.KIND)
     return [*ours, *outside()]
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from mindspeed_mm_dit.errors import StepError, named_step
 from mindspeed_mm_dit.framework import ops, runtime
-from mindspeed_mm_dit.objectives.contract import NOISE_SHARE
+from mindspeed_mm_dit.objectives.contract import NOISE_LEVEL
 from mindspeed_mm_dit.training.batches import next_batches
 from mindspeed_mm_dit.training.validation import ValidationLoss, sums_by_quarter
 from mindspeed_mm_dit.training.watchers.contract import Run, Step, Watcher, WatcherKind
@@ -40,7 +40,7 @@ def validate(run: Run) -> ValidationLoss | None:
         try:
             with named_step("the validation"):
                 losses = ops.numpy(run.engine.eval_step(run.forward_step, iter(own)))
-                sums += sums_by_quarter(losses, np.concatenate([batch[NOISE_SHARE] for batch in own]))
+                sums += sums_by_quarter(losses, np.concatenate([batch[NOISE_LEVEL] for batch in own]))
         except StepError as error:
             if runtime.world_size() > 1:
                 raise

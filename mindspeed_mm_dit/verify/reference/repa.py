@@ -17,7 +17,7 @@ from mindspeed_mm_dit.framework import ops
 from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.objectives.alignment import projection_loss
 from mindspeed_mm_dit.objectives.flow import ode
-from mindspeed_mm_dit.objectives.flow.diffusion import Diffusion
+from mindspeed_mm_dit.objectives.flow.diffusion_coefficient import DiffusionCoefficient
 from mindspeed_mm_dit.objectives.flow.process import FlowMatching
 from mindspeed_mm_dit.objectives.flow.samplers import sde_chain
 from mindspeed_mm_dit.objectives.flow.timesteps import logit_normal, told
@@ -127,7 +127,7 @@ class Repa(RecipeFile):
                 return self._ode(method, start, guided)
             ask, noise = self.asked(guided), self.given.tensor("sample/brownian")
             *_, last = sde_chain("sde-euler", self._processes["linear"], ask, start, lambda step: noise[step],
-                                 self.steps, Diffusion("linear"))  # fmt: skip
+                                 self.steps, DiffusionCoefficient("linear"))  # fmt: skip
             return last
 
     def _ode(self, method: str, x: Tensor, guidance: Guidance) -> Tensor:

@@ -14,7 +14,7 @@ from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
 from mindspeed_mm_dit.framework import ops
 from mindspeed_mm_dit.objectives.contract import Ask
 from mindspeed_mm_dit.objectives.flow import ode
-from mindspeed_mm_dit.objectives.flow.diffusion import Diffusion
+from mindspeed_mm_dit.objectives.flow.diffusion_coefficient import DiffusionCoefficient
 from mindspeed_mm_dit.objectives.flow.path import PATHS
 from mindspeed_mm_dit.objectives.flow.process import FlowMatching
 from mindspeed_mm_dit.objectives.flow.samplers import dopri5_chain, ode_chain, sde_chain
@@ -83,7 +83,8 @@ class SiT(LabelledImages):
     def _sde(self, process: FlowMatching, ask: Ask, start: Tensor, method: str, *how: str) -> list[np.ndarray]:
         form, last = how
         size, last_step = _number_after("_norm", form), (None if last == "None" else last)
-        diffusion = Diffusion(form.partition("_")[0], 1.0 if size is None else size, last_step)  # type: ignore[arg-type]
+        form, size = form.partition("_")[0], 1.0 if size is None else size
+        diffusion = DiffusionCoefficient(form, size, last_step)  # type: ignore[arg-type]
         brownian, steps = self.given.tensor("sample/brownian"), self.steps + (last_step is not None)
         chain = sde_chain(f"sde-{method.lower()}", process, ask, start, lambda step: brownian[step], steps, diffusion)
         states = list(map(ops.numpy, chain))
@@ -139,7 +140,9 @@ SIT = Kind(
         ),
         Quantity(
             rf"table/{_P}/diffusion/({_FORMS})",
-            lambda file, path, form: Diffusion(form).at(t := file.given["table/t"], PATHS[_PATHS[path]](t)), EXACT,
+            lambda file, path, form: DiffusionCoefficient(form).at(
+                t := file.given["table/t"], PATHS[_PATHS[path]](t)
+            ), EXACT,
         ),
         Quantity(
             rf"time/logit_normal/mean(-?{_N})_std({_N})",

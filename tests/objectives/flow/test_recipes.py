@@ -11,7 +11,7 @@ from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.objectives.flow.draws import draws
 from mindspeed_mm_dit.objectives.flow.process import FlowMatching
 from mindspeed_mm_dit.objectives.flow.samplers import ode_chain, sde_chain
-from mindspeed_mm_dit.objectives.flow.sde import Diffusion
+from mindspeed_mm_dit.objectives.flow.sde import DiffusionCoefficient
 from mindspeed_mm_dit.objectives.flow.timesteps import sampling_times, shifted, training_times
 
 X, NOISE, TRUE = (torch.from_numpy(a) for a in np.random.default_rng(0).standard_normal((3, 4, 2, 3, 3), np.float32))
@@ -68,7 +68,7 @@ def test_a_chain_begins_with_noise_of_the_size_of_training_and_ends_at_the_data(
     first, *_, last = ode_chain("euler", objective, ask, NOISE, 8)
     torch.testing.assert_close(first, 2 * NOISE + (X - 2 * NOISE) / 8)
     torch.testing.assert_close(last, X, rtol=1e-4, atol=1e-4)
-    diffusion = Diffusion(last_step="Tweedie")
+    diffusion = DiffusionCoefficient(last_step="Tweedie")
     *_, walked = sde_chain("sde-euler", objective, ask, NOISE, lambda step: torch.zeros_like(X), 50, diffusion)
     torch.testing.assert_close(walked, X, rtol=1e-3, atol=1e-3)
 
@@ -96,11 +96,11 @@ def test_the_cosine_loss_is_added_and_knows_the_angle_over_channels_alone():
 
 def test_times_are_moved_by_the_size_of_the_latent():
     """RAE: sqrt(elements / 4096); four times as many tokens, twice the shift (SD3)."""
-    config, positions = FlowMatchingConfig(shift_base=4096), np.arange(200)
+    config, sample_indices = FlowMatchingConfig(shift_base=4096), np.arange(200)
     assert config.shift_of((16, 16, 16)) == 1.0 and config.shift_of((16, 32, 32)) == 2.0
-    plain = training_times(FlowMatchingConfig(), 3, positions)
-    np.testing.assert_allclose(training_times(config, 3, positions, (16, 32, 32)), shifted(plain, 2.0), rtol=1e-5)
-    np.testing.assert_array_equal(draws(config, 3, positions, (16, 16, 16))["timesteps"], plain)
+    plain = training_times(FlowMatchingConfig(), 3, sample_indices)
+    np.testing.assert_allclose(training_times(config, 3, sample_indices, (16, 32, 32)), shifted(plain, 2.0), rtol=1e-5)
+    np.testing.assert_array_equal(draws(config, 3, sample_indices, (16, 16, 16))["timesteps"], plain)
     np.testing.assert_allclose(sampling_times(config, 4, (16, 32, 32)), shifted(np.linspace(0, 1, 5), 2.0))
 
 
@@ -154,7 +154,7 @@ def test_a_network_that_is_told_1_minus_t_and_answers_towards_noise_learns_and_d
         return sign * ask(x, 1 - t, noise)
 
     def sde(each, by):
-        return sde_chain("sde-euler", each, by, X, lambda step: NOISE, 5, Diffusion("linear"))
+        return sde_chain("sde-euler", each, by, X, lambda step: NOISE, 5, DiffusionCoefficient("linear"))
 
     for walk in (lambda each, by: ode_chain("heun", each, by, X, 5), sde):
         *_, one = walk(here, ask)

@@ -92,7 +92,7 @@ def test_an_sde_ends_with_the_spread_of_the_data_whatever_its_diffusion(framewor
         point = PATHS["linear"](t)
         return velocity(x, t), as_factor(-1 / (4 * point.alpha**2 + point.sigma**2), x) * x
 
-    equation = sde.Sde(fields, PATHS["linear"], sde.Diffusion(form, last_step=last_step))
+    equation = sde.Sde(fields, PATHS["linear"], sde.DiffusionCoefficient(form, last_step=last_step))
     times = np.linspace(0, 1 if last_step is None else 0.96, 61)
     start = ops.tensor(draw.standard_normal((1, 16_000)).astype(np.float32))
     walked = sde.walk(
@@ -104,10 +104,10 @@ def test_an_sde_ends_with_the_spread_of_the_data_whatever_its_diffusion(framewor
 
 def test_a_diffusion_that_cannot_be_is_refused_by_name(flow):
     with pytest.raises(ConfigError, match="--norm = -1"):
-        flow[1].Diffusion(norm=-1)
+        flow[1].DiffusionCoefficient(norm=-1)
     for size in (0.0, 1.0):
         with pytest.raises(ConfigError, match="--last-step-size"):
-            flow[1].Diffusion(last_step_size=size)
+            flow[1].DiffusionCoefficient(last_step_size=size)
 
 
 def test_each_form_of_diffusion_has_its_published_values(flow):
@@ -120,9 +120,11 @@ def test_each_form_of_diffusion_has_its_published_values(flow):
         "decreasing": (3 * cos + 1) ** 2 / 4,
         "increasing-decreasing": 3 * (1 - cos**2),
     }.items():
-        np.testing.assert_allclose(flow[1].Diffusion(form, norm=3.0).at(t, point), wanted, atol=1e-15, err_msg=form)
+        np.testing.assert_allclose(
+            flow[1].DiffusionCoefficient(form, norm=3.0).at(t, point), wanted, atol=1e-15, err_msg=form
+        )
     inner = PATHS["linear"](t[1:])
-    np.testing.assert_allclose(flow[1].Diffusion("SBDM", norm=3.0).at(t[1:], inner), 3 * (1 / t[1:] - 1))
+    np.testing.assert_allclose(flow[1].DiffusionCoefficient("SBDM", norm=3.0).at(t[1:], inner), 3 * (1 / t[1:] - 1))
 
 
 def test_the_last_step_is_the_drift_the_velocity_or_tweedies_estimate_and_adds_no_noise(framework, flow):
@@ -133,6 +135,6 @@ def test_the_last_step_is_the_drift_the_velocity_or_tweedies_estimate_and_adds_n
         "Euler": x + 0.1 * velocity,
         "Tweedie": (x + 0.2**2 * score) / 0.8,
     }.items():
-        diffusion = flow[1].Diffusion("linear", norm=2.0, last_step=kind, last_step_size=0.1)
+        diffusion = flow[1].DiffusionCoefficient("linear", norm=2.0, last_step=kind, last_step_size=0.1)
         equation = flow[1].Sde(lambda x, t: (ops.tensor(velocity), ops.tensor(score)), PATHS["linear"], diffusion)
         np.testing.assert_allclose(ops.numpy(equation.last(ops.tensor(x), at)), wanted, rtol=1e-5, atol=1e-6)

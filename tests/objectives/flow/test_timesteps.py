@@ -9,7 +9,7 @@ import pytest
 
 from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.objectives.flow.diffusion import Diffusion
+from mindspeed_mm_dit.objectives.flow.diffusion_coefficient import DiffusionCoefficient
 from mindspeed_mm_dit.objectives.flow.draws import coefficients
 from mindspeed_mm_dit.objectives.flow.timesteps import (
     check_heun_end,
@@ -20,14 +20,14 @@ from mindspeed_mm_dit.objectives.flow.timesteps import (
     training_times,
 )
 
-POSITIONS = np.arange(20_000)
+SAMPLE_INDICES = np.arange(20_000)
 
 
 def test_times_depend_on_seed_and_position_alone():
     config = FlowMatchingConfig()
-    whole = training_times(config, 5, POSITIONS[:100])
-    np.testing.assert_array_equal(whole[40:], training_times(config, 5, POSITIONS[40:100]))
-    assert (whole != training_times(config, 6, POSITIONS[:100])).all()
+    whole = training_times(config, 5, SAMPLE_INDICES[:100])
+    np.testing.assert_array_equal(whole[40:], training_times(config, 5, SAMPLE_INDICES[40:100]))
+    assert (whole != training_times(config, 6, SAMPLE_INDICES[:100])).all()
     assert whole.dtype == np.float32
 
 
@@ -41,14 +41,14 @@ def test_times_depend_on_seed_and_position_alone():
     ],
 )
 def test_uniform_times_fill_the_interval_of_the_path(config, interval):
-    t = training_times(config, 0, POSITIONS)
+    t = training_times(config, 0, SAMPLE_INDICES)
     assert np.float32(interval[0]) <= t.min() < interval[0] + 1e-3 and interval[1] - 1e-3 < t.max() <= interval[1]
     assert t.mean() == pytest.approx(0.5, abs=0.01)  # 5 standard errors
 
 
 def test_logit_normal_times_have_the_median_and_spread_of_their_law():
     t = training_times(
-        FlowMatchingConfig(timestep_sampling="logit_normal", logit_mean=0.5, logit_std=0.8), 0, POSITIONS
+        FlowMatchingConfig(timestep_sampling="logit_normal", logit_mean=0.5, logit_std=0.8), 0, SAMPLE_INDICES
     )
     logits = np.log(t / (1 - t))
     assert (logits.mean(), logits.std()) == (pytest.approx(0.5, abs=0.03), pytest.approx(0.8, abs=0.02))
@@ -60,8 +60,10 @@ def test_a_shift_above_one_moves_times_towards_noise_and_leaves_the_ends():
     assert (shifted(t, 3.0)[1:-1] < t[1:-1]).all() and (shifted(t, 0.5)[1:-1] > t[1:-1]).all()
     np.testing.assert_array_equal(shifted(t, 3.0)[[0, -1]], [0.0, 1.0])
     np.testing.assert_allclose(shifted(shifted(t, 3.0), 1 / 3.0), t, atol=1e-15)
-    noisier = training_times(FlowMatchingConfig(shift=3.0), 0, POSITIONS)
-    np.testing.assert_allclose(noisier, shifted(training_times(FlowMatchingConfig(), 0, POSITIONS), 3.0), rtol=1e-5)
+    noisier = training_times(FlowMatchingConfig(shift=3.0), 0, SAMPLE_INDICES)
+    np.testing.assert_allclose(
+        noisier, shifted(training_times(FlowMatchingConfig(), 0, SAMPLE_INDICES), 3.0), rtol=1e-5
+    )
 
 
 def test_a_chain_leaves_room_for_its_last_step():
@@ -73,9 +75,13 @@ def test_a_chain_leaves_room_for_its_last_step():
 
 def test_heun_ends_where_a_velocity_tells_the_score_and_noise_or_score_tell_it_anywhere():
     """On the linear path the score is (t v - x) / (1 - t)."""
-    for last in (Diffusion(), Diffusion(last_step_size=0.5), Diffusion(last_step_size=1e-5)):
+    for last in (
+        DiffusionCoefficient(),
+        DiffusionCoefficient(last_step_size=0.5),
+        DiffusionCoefficient(last_step_size=1e-5),
+    ):
         check_heun_end(FlowMatchingConfig(), sde_times(FlowMatchingConfig(), 4, last), last)
-    none = Diffusion(last_step=None)
+    none = DiffusionCoefficient(last_step=None)
     for config in (FlowMatchingConfig(), FlowMatchingConfig(prediction_type="data")):
         with pytest.raises(ConfigError, match="--last-step = None: sde-heun asks for the score at t = 1, where"):
             check_heun_end(config, sde_times(config, 4, none), none)

@@ -1,4 +1,4 @@
-"""A look at every file of a data set before a run: whether it is a usable picture, and how large."""
+"""A look at every file of a data set before a run: whether it is a usable image, and how large."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from mindspeed_mm_dit.configs.files import UnusableFile, check_file
 from mindspeed_mm_dit.data.threads import in_threads
 from mindspeed_mm_dit.data.transforms import open_image, upright_size
 
-Picture = Path | Callable[[], bytes]
+ImageFile = Path | Callable[[], bytes]
 """A file, or what reads its content."""
 
 LARGEST_ENLARGEMENT = 4
-"""Pictures that have to be enlarged more than so many times in height and width are counted."""
+"""Images that have to be enlarged more than so many times in height and width are counted."""
 
 LONG = 2.0
-"""A picture so many times as long as its other side loses half of itself to a square."""
+"""An image so many times as long as its other side loses half of itself to a square."""
 
 HUGE_PIXELS = 89_478_485
-"""Of a picture; Pillow warns from here on, and refuses twice as many."""
+"""Of an image; Pillow warns from here on, and refuses twice as many."""
 
 _GREY = ("1", "L", "I")
 """Pillow's modes without colours begin so."""
@@ -44,7 +44,7 @@ class Look(NamedTuple):
     size: int = 0
     """Bytes of the file."""
     height: int = 0
-    """Of the picture as it stands upright, in pixels."""
+    """Of the image as it stands upright, in pixels."""
     width: int = 0
     """The same."""
     is_grey: bool = False
@@ -56,24 +56,24 @@ class Look(NamedTuple):
 
     @property
     def shorter_side(self) -> int:
-        """Of the picture, in pixels."""
+        """Of the image, in pixels."""
         return min(self.height, self.width)
 
     @property
     def longer_side(self) -> int:
-        """Of the picture, in pixels."""
+        """Of the image, in pixels."""
         return max(self.height, self.width)
 
 
-def look_at(pictures: Sequence[Picture], image_size: int | Size, decode: bool) -> list[Look]:
-    """Look at each picture, at its header alone unless ``decode``; in threads, with a progress bar for many."""
-    looks = in_threads(lambda picture: _look(picture, image_size, decode), pictures)
-    return list(tqdm(looks, "checking images", len(pictures), unit="image", delay=2, disable=None))
+def look_at(files: Sequence[ImageFile], image_size: int | Size, decode: bool) -> list[Look]:
+    """Look at each image, at its header alone unless ``decode``; in threads, with a progress bar for many."""
+    looks = in_threads(lambda file: _look(file, image_size, decode), files)
+    return list(tqdm(looks, "checking images", len(files), unit="image", delay=2, disable=None))
 
 
-def _look(picture: Picture, image_size: int | Size, decode: bool) -> Look:
+def _look(file: ImageFile, image_size: int | Size, decode: bool) -> Look:
     try:
-        found = picture() if callable(picture) else picture
+        found = file() if callable(file) else file
         with open_image(found, image_size) as image:
             if decode:
                 image.load()
@@ -93,14 +93,14 @@ def _moves(image: Image.Image) -> bool:
 
 
 def _shows_through(image: Image.Image) -> bool:
-    """Return whether parts of a decoded picture are transparent."""
+    """Return whether parts of a decoded image are transparent."""
     return image.has_transparency_data and bool((np.asarray(image.convert("RGBA"))[..., 3] < _OPAQUE).any())
 
 
 def notes_on(
     paths: Sequence[str], looks: Sequence[Look], image_size: int | None, shapes: np.ndarray | None = None
 ) -> tuple[str, ...]:
-    """Return a line on pictures that are far smaller than what they are brought to, and on whatever is lost of others.
+    """Return a line on images that are far smaller than what they are brought to, and on whatever is lost of others.
 
     shapes: (N, 2), what each is brought to where that is not ``image_size``.
     """
@@ -117,50 +117,50 @@ def notes_on(
 
 
 def enlargements(looks: Sequence[Look], shapes: np.ndarray) -> np.ndarray:
-    """Return by how much height and width of each picture grow to cover its shape (N, 2), (N,) float64."""
+    """Return by how much height and width of each image grow to cover its shape (N, 2), (N,) float64."""
     sizes = np.array([(look.height, look.width) for look in looks], np.float64).reshape(-1, 2)
     return (shapes / sizes).max(1)
 
 
 def _note_of_small(paths: Sequence[str], looks: Sequence[Look], growth: np.ndarray, what: str) -> tuple[str, ...]:
-    """Return a line that counts the pictures far smaller than what they are brought to, or none."""
+    """Return a line that counts the images far smaller than what they are brought to, or none."""
     small = np.flatnonzero(growth > LARGEST_ENLARGEMENT).tolist()
     if not small:
         return ()
     smallest = min(small, key=lambda n: looks[n].shorter_side)
     return (
-        f"warning: {len(small):,} of {len(looks):,} pictures are enlarged more than {LARGEST_ENLARGEMENT} times to "
+        f"warning: {len(small):,} of {len(looks):,} images are enlarged more than {LARGEST_ENLARGEMENT} times to "
         f"{what}; the shorter side of {paths[smallest]} has {looks[smallest].shorter_side} pixel(s)",
     )
 
 
 def _note_of_long(paths: Sequence[str], looks: Sequence[Look]) -> tuple[str, ...]:
-    """Return a line that counts the pictures of which the square that is learned shows less than half, or none."""
+    """Return a line that counts the images of which the square that is learned shows less than half, or none."""
     long = [n for n, look in enumerate(looks) if look.longer_side > LONG * look.shorter_side]
     if not long:
         return ()
     worst = max(long, key=lambda n: looks[n].longer_side / looks[n].shorter_side)
     return (
-        f"note: {len(long):,} of {len(looks):,} pictures are more than {LONG:g} times as long as wide or high, and a "
+        f"note: {len(long):,} of {len(looks):,} images are more than {LONG:g} times as long as wide or high, and a "
         f"square of their middle is learned: {paths[worst]} is {looks[worst].width} x {looks[worst].height}",
     )
 
 
 def _note_of_lost(paths: Sequence[str], lost: Sequence[bool], what: str) -> tuple[str, ...]:
-    """Return a line that counts the pictures that lose something, and names the first, or none."""
+    """Return a line that counts the images that lose something, and names the first, or none."""
     found = np.flatnonzero(lost).tolist()
-    return (f"note: {len(found):,} of {len(lost):,} pictures {what}: {paths[found[0]]}",) if found else ()
+    return (f"note: {len(found):,} of {len(lost):,} images {what}: {paths[found[0]]}",) if found else ()
 
 
 def _note_of_huge(paths: Sequence[str], looks: Sequence[Look]) -> tuple[str, ...]:
-    """Return a line that counts the pictures that take long to decode, each time they are drawn, or none."""
+    """Return a line that counts the images that take long to decode, each time they are drawn, or none."""
     huge = [n for n, look in enumerate(looks) if look.shorter_side * look.longer_side > HUGE_PIXELS]
     if not huge:
         return ()
     largest = max(huge, key=lambda n: looks[n].shorter_side * looks[n].longer_side)
     megapixels = looks[largest].shorter_side * looks[largest].longer_side / 1e6
     return (
-        f"warning: {len(huge):,} of {len(looks):,} pictures have more than {HUGE_PIXELS / 1e6:.0f} megapixels, and "
+        f"warning: {len(huge):,} of {len(looks):,} images have more than {HUGE_PIXELS / 1e6:.0f} megapixels, and "
         f"each is decoded whole whenever it is drawn; {paths[largest]} has {megapixels:.0f}: scale them down",
     )
 

@@ -8,7 +8,7 @@ from PIL import Image
 
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.evaluation.cautions import cautions
-from mindspeed_mm_dit.evaluation.pictures import open_pictures, sha256_of
+from mindspeed_mm_dit.evaluation.image_set import open_image_set, sha256_of
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (10, 6, 6, 3), np.uint8)
 STATISTICS = {"mu": np.zeros(2048), "sigma": np.eye(2048)}
@@ -24,10 +24,10 @@ def saved(tmp_path, *arrays, **named):
 @pytest.mark.parametrize("batch", [1, 4, 10, 64])
 def test_an_npz_is_read_a_batch_at_a_time(tmp_path, save, batch):
     save(tmp_path / "set.npz", IMAGES, np.arange(10))
-    pictures = open_pictures("--samples", tmp_path / "set.npz")
-    assert pictures.count == 10 and pictures.shape == (6, 6, 3) and pictures.labels.tolist() == list(range(10))
+    images = open_image_set("--samples", tmp_path / "set.npz")
+    assert images.count == 10 and images.shape == (6, 6, 3) and images.labels.tolist() == list(range(10))
     for _ in range(2):  # again and again
-        parts = list(pictures.batches(batch))
+        parts = list(images.batches(batch))
         assert max(map(len, parts)) <= batch
         np.testing.assert_array_equal(np.concatenate(parts), IMAGES)
 
@@ -53,7 +53,7 @@ def test_an_npz_is_read_a_batch_at_a_time(tmp_path, save, batch):
 )
 def test_an_npz_that_cannot_be_scored_is_named(tmp_path, arrays, words):
     with pytest.raises(DataError, match=words):
-        open_pictures("--samples", saved(tmp_path, **arrays))
+        open_image_set("--samples", saved(tmp_path, **arrays))
 
 
 def test_an_npz_cut_short_is_named(tmp_path):
@@ -63,12 +63,12 @@ def test_an_npz_cut_short_is_named(tmp_path):
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("arr_0.npy", content[:-1])
     with pytest.raises(DataError, match="holds 1,079 bytes where 1,080 are due"):
-        open_pictures("--samples", path)
+        open_image_set("--samples", path)
     path.write_bytes(b"PK")
     with pytest.raises(DataError, match=r"is no \.npz"):
-        open_pictures("--samples", path)
+        open_image_set("--samples", path)
     with pytest.raises(ConfigError, match="there is no such file"):
-        open_pictures("--samples", tmp_path / "none.npz")
+        open_image_set("--samples", tmp_path / "none.npz")
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
@@ -78,7 +78,7 @@ def test_a_flipped_bit_is_named_before_an_image_is_seen(tmp_path, save):
     content[len(content) // 2] ^= 1
     (tmp_path / "set.npz").write_bytes(content)
     with pytest.raises(DataError, match="arr_0: is damaged"):
-        open_pictures("--samples", tmp_path / "set.npz")
+        open_image_set("--samples", tmp_path / "set.npz")
 
 
 def test_a_folder_is_read_in_the_order_of_names_with_its_folders_as_classes(tmp_path):
@@ -86,9 +86,9 @@ def test_a_folder_is_read_in_the_order_of_names_with_its_folders_as_classes(tmp_
         place = tmp_path / ("cat" if number < 4 else "dog")
         place.mkdir(exist_ok=True)
         Image.fromarray(image).save(place / f"{number}.png")
-    pictures = open_pictures("--reference", tmp_path)
-    np.testing.assert_array_equal(np.concatenate(list(pictures.batches(3))), IMAGES)
-    assert pictures.labels.tolist() == [0] * 4 + [1] * 6
+    images = open_image_set("--reference", tmp_path)
+    np.testing.assert_array_equal(np.concatenate(list(images.batches(3))), IMAGES)
+    assert images.labels.tolist() == [0] * 4 + [1] * 6
     before = sha256_of(tmp_path)
     Image.fromarray(IMAGES[0]).save(tmp_path / "dog" / "9.png")
     assert sha256_of(tmp_path) != before
@@ -99,41 +99,41 @@ def test_classes_of_a_folder_are_those_that_training_finds_there_and_what_is_lef
     for folder in (*names, "."):
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (6, 6)).save(tmp_path / folder / "a.png")
-    pictures = open_pictures("--reference", tmp_path)
-    assert pictures.classes == ("pears", "\u00c4pfel") and pictures.count == 2
-    assert "3 picture(s) beside the folders of the classes, or in hidden ones, are left out" in str(cautions(pictures))
+    images = open_image_set("--reference", tmp_path)
+    assert images.classes == ("pears", "\u00c4pfel") and images.count == 2
+    assert "3 image(s) beside the folders of the classes, or in hidden ones, are left out" in str(cautions(images))
 
 
-def test_all_pictures_that_cannot_be_scored_are_counted(tmp_path):
+def test_all_images_that_cannot_be_scored_are_counted(tmp_path):
     for name in "abc":
         Image.new("RGB", (6, 6)).save(tmp_path / f"{name}.png")
     (tmp_path / "b.png").write_bytes(b"")
     (tmp_path / "c.png").write_bytes(b"no image")
     with pytest.raises(DataError, match=r"b\.png is empty: 2 of 3 images cannot be scored"):
-        open_pictures("--reference", tmp_path)
+        open_image_set("--reference", tmp_path)
 
 
-def test_pictures_of_several_sizes_need_a_size_and_are_counted(tmp_path):
+def test_images_of_several_sizes_need_a_size_and_are_counted(tmp_path):
     for size, name in ((6, "a.png"), (12, "b.png"), (6, "c.jpg")):
         Image.new("RGB", (size, size)).save(tmp_path / name)
     with pytest.raises(DataError, match="--image-size"):
-        open_pictures("--reference", tmp_path)
-    pictures = open_pictures("--reference", tmp_path, 6)
-    assert (pictures.count, pictures.resized, pictures.jpegs, pictures.shape) == (3, 1, 1, (6, 6, 3))
-    said = "\n".join(cautions(pictures))
-    assert "1 picture(s) were scaled or cut to 6 x 6" in said and "1 picture(s) are JPEGs" in said
+        open_image_set("--reference", tmp_path)
+    images = open_image_set("--reference", tmp_path, 6)
+    assert (images.count, images.resized, images.jpegs, images.shape) == (3, 1, 1, (6, 6, 3))
+    said = "\n".join(cautions(images))
+    assert "1 image(s) were scaled or cut to 6 x 6" in said and "1 image(s) are JPEGs" in said
 
 
-def test_a_folder_without_pictures_and_a_damaged_picture_are_named(tmp_path):
+def test_a_folder_without_images_and_a_damaged_image_are_named(tmp_path):
     with pytest.raises(DataError, match="holds no images"):
-        open_pictures("--reference", tmp_path)
+        open_image_set("--reference", tmp_path)
     (tmp_path / "a.png").write_bytes(b"\x89PNG")
     with pytest.raises(DataError, match=r"a\.png"):
-        open_pictures("--reference", tmp_path)
+        open_image_set("--reference", tmp_path)
 
 
 def test_few_images_and_unequal_labels_are_said(tmp_path):
-    few = open_pictures("--samples", saved(tmp_path, IMAGES, np.array([0] * 7 + [1] * 3)))
+    few = open_image_set("--samples", saved(tmp_path, IMAGES, np.array([0] * 7 + [1] * 3)))
     said = cautions(few)
     assert any("10 images" in line for line in said) and any("3 to 7 images of a class" in line for line in said)
 
@@ -143,8 +143,8 @@ def test_grey_images_against_coloured_ones_are_said(tmp_path):
         (tmp_path / mode).mkdir()
         for number, image in enumerate(IMAGES):
             Image.fromarray(image).convert(mode).save(tmp_path / mode / f"{number}.png")
-    grey, coloured = (open_pictures("--samples", tmp_path / mode) for mode in ("L", "RGB"))
-    numbers = open_pictures("--samples", saved(tmp_path, IMAGES[..., :1]))
+    grey, coloured = (open_image_set("--samples", tmp_path / mode) for mode in ("L", "RGB"))
+    numbers = open_image_set("--samples", saved(tmp_path, IMAGES[..., :1]))
     for samples, reference in ((grey, coloured), (coloured, grey), (numbers, coloured)):
         greys = (reference if samples is coloured else samples).what
         assert any(
@@ -156,17 +156,17 @@ def test_grey_images_against_coloured_ones_are_said(tmp_path):
 
 def test_many_images_of_equal_labels_say_nothing(tmp_path):
     many = np.zeros((10_000, 1, 1, 3), np.uint8)
-    assert cautions(open_pictures("--samples", saved(tmp_path, many, np.arange(10_000) % 10))) == []
+    assert cautions(open_image_set("--samples", saved(tmp_path, many, np.arange(10_000) % 10))) == []
 
 
 def test_statistics_without_images_or_without_spatial_features_are_said(tmp_path):
-    samples = open_pictures("--samples", saved(tmp_path, np.zeros((10_000, 1, 1, 3), np.uint8)))
-    alone = open_pictures("--reference", saved(tmp_path, **STATISTICS))
+    samples = open_image_set("--samples", saved(tmp_path, np.zeros((10_000, 1, 1, 3), np.uint8)))
+    alone = open_image_set("--reference", saved(tmp_path, **STATISTICS))
     said = "\n".join(cautions(samples, alone))
     assert "JAX" in said and "precision and recall are left out" in said
-    whole = open_pictures("--reference", saved(tmp_path, IMAGES, **STATISTICS, **SPATIAL))
-    scaled = open_pictures("--reference", saved(tmp_path, IMAGES, **STATISTICS, scaled_and_jpegs=np.array([2, 5])))
-    assert "2 picture(s) were scaled" in str(cautions(samples, scaled)) and "5 picture(s) are JPEGs" in str(
+    whole = open_image_set("--reference", saved(tmp_path, IMAGES, **STATISTICS, **SPATIAL))
+    scaled = open_image_set("--reference", saved(tmp_path, IMAGES, **STATISTICS, scaled_and_jpegs=np.array([2, 5])))
+    assert "2 image(s) were scaled" in str(cautions(samples, scaled)) and "5 image(s) are JPEGs" in str(
         cautions(samples, scaled)
     )
     assert cautions(samples, whole) == [] and set(whole.statistics) == {"pool", "spatial"}

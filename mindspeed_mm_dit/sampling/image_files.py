@@ -10,8 +10,8 @@ import numpy as np
 from PIL import Image
 
 from mindspeed_mm_dit.pages import write
-from mindspeed_mm_dit.sampling.clips import draw_strips
 from mindspeed_mm_dit.sampling.grid import draw_grid
+from mindspeed_mm_dit.sampling.video_files import draw_strips
 
 
 def draw_samples(samples: np.ndarray, titles: Sequence[str], per_title: int | None = None) -> Image.Image:

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from mindspeed_mm_dit.hosts.ending import SECONDS_TO_SAY_IT
+from mindspeed_mm_dit.hosts.early_exit import SECONDS_TO_SAY_IT
 from tests.conftest import ROOT
 
 CODE = """
@@ -17,7 +17,7 @@ import signal, sys, time
 from mindspeed_mm_dit.errors import ConfigError, StepError
 from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.framework.interrupt import end_at_once_when_interrupted
-from mindspeed_mm_dit.hosts.ending import end, end_in_a_line_when_interrupted
+from mindspeed_mm_dit.hosts.early_exit import end, end_in_a_line_when_interrupted
 print("said before")
 {}
 """
@@ -56,7 +56,8 @@ def test_what_all_ranks_find_is_said_by_one_and_the_others_let_it_speak(argument
 @pytest.mark.parametrize("last", ["", f"end({ERROR})", "import os, signal; os.kill(os.getpid(), signal.SIGINT)"])
 def test_what_a_process_wrote_for_itself_is_gone_however_it_ends(last, tmp_path):
     """The yaml of a command line for MindSpeed-MM, or its model.json spelled out."""
-    code = "from mindspeed_mm_dit.framework.leaving import written; assert written('a.yaml', 'x').read_text() == 'x'"
+    code = "from mindspeed_mm_dit.framework.temporary_files import written"
+    code += "; assert written('a.yaml', 'x').read_text() == 'x'"
     process = ended(f"end_at_once_when_interrupted(); {code}; {last}", TMPDIR=str(tmp_path))
     assert "AssertionError" not in process.stderr and process.stdout == "said before\n"
     assert not list(tmp_path.iterdir())

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from mindspeed_mm_dit.framework.pytorch import waiting
-from mindspeed_mm_dit.framework.pytorch.waiting import IdleThreads, Used, are_wanted
+from mindspeed_mm_dit.framework.pytorch import thread_waiting
+from mindspeed_mm_dit.framework.pytorch.thread_waiting import IdleThreads, Used, are_wanted
 from tests.faults.launched import wait_until
 
 ON_LINUX = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="no /proc here")
@@ -41,12 +41,12 @@ def test_cores_are_wanted_where_threads_do_not_find_one_each(monkeypatch, by_all
 
 @ON_LINUX
 def test_work_on_the_cores_of_this_process_is_counted_for_all_and_for_us(monkeypatch, tmp_path):
-    monkeypatch.setattr(waiting, "_STAT", tmp_path / "stat")
+    monkeypatch.setattr(thread_waiting, "_STAT", tmp_path / "stat")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 3})
     lines = ["cpu 0", "cpu0 900 0 0 0 0 0 0 0 0 0", "cpu1 1 2 3 1000 1000 4 5 6 7 8", "cpu3 100 0 0 5 5 0 0 0 0 0"]
     (tmp_path / "stat").write_text("\n".join([*lines, "intr 12"]))
     used = Used.now()  # idle and waiting for disks is no work; guests are counted among users already
-    assert used.by_all * waiting._TICKS == 121 and used.by_us > 0
+    assert used.by_all * thread_waiting._TICKS == 121 and used.by_us > 0
 
 
 def threads_of_the_system() -> int:
@@ -69,13 +69,13 @@ def test_openmp_has_more_threads_than_there_are_cores_while_idle_ones_are_held(t
 @ON_LINUX
 def test_what_the_user_says_of_waiting_holds(two_threads, monkeypatch, variable, begins):
     looked = threading.Event()
-    monkeypatch.setattr(waiting, "_look_on", looked.set)
-    monkeypatch.setattr(waiting, "_watch", None)
+    monkeypatch.setattr(thread_waiting, "_look_on", looked.set)
+    monkeypatch.setattr(thread_waiting, "_watch", None)
     for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
         monkeypatch.delenv(name, raising=False)
     if variable:
         monkeypatch.setenv(variable, "passive")
-    waiting.wait_as_the_machine_allows()
-    assert (waiting._watch is not None) is begins
+    thread_waiting.wait_as_the_machine_allows()
+    assert (thread_waiting._watch is not None) is begins
     if begins:
         assert looked.wait(60)

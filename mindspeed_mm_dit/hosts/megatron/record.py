@@ -9,7 +9,7 @@ from mindspeed_mm_dit.hosts.contract import Host, HostKind, Recognised
 from mindspeed_mm_dit.hosts.installed import is_installed
 from mindspeed_mm_dit.hosts.megatron.commandline import wants_mindspore
 from mindspeed_mm_dit.hosts.megatron.contract import check_host
-from mindspeed_mm_dit.hosts.native.kind import has_engine
+from mindspeed_mm_dit.hosts.native.record import has_engine
 
 NAME = "mindspeed-mm"
 PACKAGES = ("mindspeed", "megatron.training", "mindspeed_mm")

@@ -17,7 +17,7 @@ from typing import NoReturn
 from mindspeed_mm_dit import framework
 from mindspeed_mm_dit.errors import StepError, UserError
 from mindspeed_mm_dit.framework.launched import says_it
-from mindspeed_mm_dit.framework.leaving import leave
+from mindspeed_mm_dit.framework.temporary_files import leave
 from mindspeed_mm_dit.training.exit_codes import USER_ERROR
 
 SECONDS_TO_SAY_IT = 5.0

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from mindspeed_mm_dit.checkpoint.places import COMMAND, below
+from mindspeed_mm_dit.checkpoint.relative_paths import COMMAND, below
 from mindspeed_mm_dit.errors import CheckpointError
 
 NOT_FINITE = "not_finite.json"

@@ -1,4 +1,4 @@
-"""How a folder of somebody's pictures says their classes: by an index, by folders, or not at all."""
+"""How a folder of somebody's images says their classes: by an index, by folders, or not at all."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ SPLITS = frozenset(("train", "training", "val", "valid", "validation", "test", "
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Where the classes of pictures stand: keys of dataset_param in data.json, in its words."""
+class FolderClasses:
+    """Where the classes of images stand: keys of dataset_param in data.json, in its words."""
 
     data_folder: str
     index: str | None
@@ -32,51 +32,53 @@ class Layout:
     split: str | None = None
 
 
-def layout_of(pictures: str) -> Layout:
-    """Return how the classes of ``pictures``, a folder or an index in one, are said.
+def classes_of_folder(images: str) -> FolderClasses:
+    """Return how the classes of ``images``, a folder or an index in one, are said.
 
     Raises:
         ConfigError: there is no such place, or more than one way to read it.
     """
-    path = Path(pictures)
+    path = Path(images)
     if not is_folder(path):
         if not is_index(path):
-            raise ConfigError(f"PICTURES = {pictures}", _reason(path), _nearest(path) + "name a folder of pictures")
-        return Layout(str(path.parent), path.name, False, f"{path.name} names the class of each picture")
+            raise ConfigError(f"IMAGES = {images}", _reason(path), _nearest(path) + "name a folder of images")
+        return FolderClasses(str(path.parent), path.name, False, f"{path.name} names the class of each image")
     if shards := _shards_in(path):
         return shards
     found = indices_in(path)
     if LABELS in found or len(found) == 1:
         index = LABELS if LABELS in found else found[0]
-        return Layout(pictures, index, False, f"{index} names the class of each picture")
+        return FolderClasses(images, index, False, f"{index} names the class of each image")
     if found:
         raise ConfigError(
-            f"PICTURES = {pictures}", f"holds several indices: {', '.join(found)}", f"name one: {path / found[0]}"
+            f"IMAGES = {images}", f"holds several indices: {', '.join(found)}", f"name one: {path / found[0]}"
         )
     if (path / LABELS).is_file():
         raise ConfigError(
-            f"PICTURES = {pictures}", f"its {LABELS} does not begin with the columns image_path,label, in UTF-8",
+            f"IMAGES = {images}", f"its {LABELS} does not begin with the columns image_path,label, in UTF-8",
             "correct its first line or save it as UTF-8; under another name it is passed over",
         )  # fmt: skip
     folders = class_folders(path)
     splits = [folder.name for folder in folders if folder.name.lower() in SPLITS]
     if splits and len(splits) == len(folders):
         raise ConfigError(
-            f"PICTURES = {pictures}", f"holds {', '.join(splits)}, which are no classes", f"name {path / splits[0]}"
+            f"IMAGES = {images}", f"holds {', '.join(splits)}, which are no classes", f"name {path / splits[0]}"
         )
     if of_folders(path).rows:
-        return Layout(pictures, None, False, "every folder in it is a class")
-    return Layout(pictures, None, True, "no folder in it holds pictures, so all are of one class")
+        return FolderClasses(images, None, False, "every folder in it is a class")
+    return FolderClasses(images, None, True, "no folder in it holds images, so all are of one class")
 
 
-def _shards_in(path: Path) -> Layout | None:
+def _shards_in(path: Path) -> FolderClasses | None:
     """Return the layout of a folder with shards in it, or in its folder data, as on the hub."""
     for name, kind in KINDS.items():
         suffix = kind.suffix
         found = [file.name for place in (path, path / "data") for file in place.glob(f"*{suffix}")]
         if found:
             split = "train" if any(file.startswith("train") for file in found) else None
-            return Layout(str(path), None, False, f"shards that end in {suffix} say the class of each row", name, split)
+            return FolderClasses(
+                str(path), None, False, f"shards that end in {suffix} say the class of each row", name, split
+            )
     return None
 
 

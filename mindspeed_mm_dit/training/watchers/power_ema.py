@@ -11,7 +11,7 @@ from mindspeed_mm_dit.checkpoint import power_ema
 from mindspeed_mm_dit.training.watchers.contract import Run, Step, Watcher, WatcherKind
 
 
-class PowerAverages(Watcher):
+class PowerEmas(Watcher):
     """Has the engine take the weights of each step into each average."""
 
     def __init__(self, stds: Sequence[float]) -> None:
@@ -19,11 +19,11 @@ class PowerAverages(Watcher):
 
     def after_step(self, run: Run, step: Step) -> None:
         """Take in the weights."""
-        run.engine.move_power_averages([power_ema.share(run.progress.iteration, gamma) for gamma in self._gammas])
+        run.engine.move_power_emas([power_ema.share(run.progress.iteration, gamma) for gamma in self._gammas])
 
 
 def _open(run: Run) -> Watcher | None:
-    return PowerAverages(run.args.power_ema_stds) if run.args.power_ema_stds else None
+    return PowerEmas(run.args.power_ema_stds) if run.args.power_ema_stds else None
 
 
 KIND = WatcherKind("power_averages", _open)

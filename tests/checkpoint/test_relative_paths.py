@@ -9,7 +9,7 @@ import pytest
 
 from mindspeed_mm_dit.checkpoint import convert
 from mindspeed_mm_dit.checkpoint.formats import FORMATS
-from mindspeed_mm_dit.checkpoint.places import below, without_places
+from mindspeed_mm_dit.checkpoint.relative_paths import below, without_places
 from mindspeed_mm_dit.checkpoint.state import State
 
 FACTS = {

@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mindspeed_mm_dit.checkpoint.adapting import Beginning, Source, begin, digest_of_base, read_source
+from mindspeed_mm_dit.checkpoint.adapting import Beginning, GivenWeights, begin, digest_of_base, read_source
 from mindspeed_mm_dit.checkpoint.store import ADAPTERS, BASE
 from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mapping
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import CheckpointError, UserError
 from mindspeed_mm_dit.models.init import initial_value
-from mindspeed_mm_dit.training.start import Start, differences, print_rank_0
+from mindspeed_mm_dit.training.resume import Start, differences, print_rank_0
 
 
 class First(NamedTuple):
@@ -68,7 +68,7 @@ def _check_base(given: str, base: str, start: Start) -> None:
         )
 
 
-def _said(source: Source, begun: Sequence[Beginning], model: ModelConfig, every_tensor: bool) -> Iterator[str]:
+def _said(source: GivenWeights, begun: Sequence[Beginning], model: ModelConfig, every_tensor: bool) -> Iterator[str]:
     """Yield the lines that say what was taken and what is new."""
     taken = sum(not how for _, _, how in begun)
     yield f"initial weights: {source.path} ({source.format}): {taken} of {len(begun)} tensors as they are"

@@ -17,7 +17,7 @@ from einops import rearrange
 from mindspeed_mm_dit.configs.buckets import Size
 from mindspeed_mm_dit.configs.files import UnusableFile, add_content, check_file, reason_of
 from mindspeed_mm_dit.configs.limits import check_path, shown
-from mindspeed_mm_dit.data.check import look_at
+from mindspeed_mm_dit.data.check_images import look_at
 from mindspeed_mm_dit.data.listing import composed, is_hidden
 from mindspeed_mm_dit.data.transforms import load_pixels, readable_formats, sides
 from mindspeed_mm_dit.errors import ConfigError, DataError
@@ -33,7 +33,7 @@ POOL, SPATIAL = 2048, 17 * 17 * 7
 IMAGES, LABELS = "arr_0", "arr_1"
 """Names in an npz: images, and their labels, which are not in every file."""
 MADE_BY, MADE_OF = "inception_sha256", "scaled_and_jpegs"
-"""Beside statistics of ours: the weights that made them, and how many of their pictures were scaled, and were JPEGs."""
+"""Beside statistics of ours: the weights that made them, and how many of their images were scaled, and were JPEGs."""
 STATISTICS = {"pool": ("mu", "sigma"), "spatial": ("mu_s", "sigma_s")}
 """Names of mean and covariance of the features of a reference."""
 WIDTHS = {"mu": POOL, "mu_s": SPATIAL}
@@ -44,7 +44,7 @@ Batches = Callable[[int], Iterator[np.ndarray]]
 
 
 @dataclass(frozen=True)
-class Pictures:
+class ImageSet:
     """Images of one size, or the statistics of their features, or both."""
 
     what: str
@@ -73,10 +73,10 @@ class Pictures:
     """Images beside the folders of the classes, or in hidden ones."""
 
 
-def open_pictures(flag: str, path: str | Path, image_size: int | Size | None = None) -> Pictures:
+def open_image_set(flag: str, path: str | Path, image_size: int | Size | None = None) -> ImageSet:
     """Look at an npz or a folder of images; none of them is decoded yet.
 
-    image_size: (H, W), or the side of a square, that pictures of a folder are brought to, as DiT prepares ImageNet;
+    image_size: (H, W), or the side of a square, that images of a folder are brought to, as DiT prepares ImageNet;
     None where all have one.
 
     Raises:
@@ -93,7 +93,7 @@ def open_pictures(flag: str, path: str | Path, image_size: int | Size | None = N
         raise ConfigError(what, words, "name an .npz or a folder of images") from None
     if not zipfile.is_zipfile(path):
         raise DataError(what, "is no .npz, or is cut short", "name a file that np.savez wrote, or a folder of images")
-    return _Npz(what, path).pictures()
+    return _Npz(what, path).images()
 
 
 # --- npz -------------------------------------------------------------------------------------------------------
@@ -107,18 +107,18 @@ class _Npz:
         with zipfile.ZipFile(path) as archive:
             self._names = {name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")}
 
-    def pictures(self) -> Pictures:
+    def images(self) -> ImageSet:
         """Return what the file holds."""
         statistics = self._statistics()
         if IMAGES not in self._names:
             if statistics:
-                return Pictures(self._what, 0, (0, 0, 0), lambda size: iter(()), statistics=statistics,
+                return ImageSet(self._what, 0, (0, 0, 0), lambda size: iter(()), statistics=statistics,
                                 made_by=self._made_by())  # fmt: skip
             found = ", ".join(sorted(self._names)) or "nothing"
             raise DataError(self._what, f"holds {found}, and neither images ({IMAGES}) nor statistics (mu, sigma)")
         shape = self._image_shape()
         labels = self._labels(shape[0])
-        return Pictures(
+        return ImageSet(
             self._what, shape[0], shape[1:], self._batches, labels, (), statistics, self._made_by(), *self._made_of(),
             grey=shape[0] if shape[3] == 1 else 0,
         )  # fmt: skip
@@ -221,15 +221,15 @@ def _read_header(member: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype]:
 # --- a folder --------------------------------------------------------------------------------------------------
 
 
-def _open_folder(what: str, folder: Path, image_size: int | Size | None) -> Pictures:
-    """Return the pictures below ``folder``, in the order of their names; folders in it are classes, as in training."""
-    pictures = (path for path in folder.rglob("*") if path.suffix.lower() in readable_formats())
-    found = sorted(path for path in pictures if not path.name.startswith("."))
+def _open_folder(what: str, folder: Path, image_size: int | Size | None) -> ImageSet:
+    """Return the images below ``folder``, in the order of their names; folders in it are classes, as in training."""
+    images = (path for path in folder.rglob("*") if path.suffix.lower() in readable_formats())
+    found = sorted(path for path in images if not path.name.startswith("."))
     paths = [path for path in found if not any(map(is_hidden, path.relative_to(folder).parts[:-1]))]
     in_folders = [path for path in paths if path.parent != folder]
     paths = in_folders or paths
     if not paths:
-        raise DataError(what, "holds no images", "name a folder of pictures, or an .npz")
+        raise DataError(what, "holds no images", "name a folder of images, or an .npz")
     size = _size_of(what, paths[0]) if image_size is None else sides(image_size)
     looks = look_at(paths, size, decode=False)
     if bad := [(path, look.problem) for path, look in zip(paths, looks) if look.problem is not None]:
@@ -240,7 +240,7 @@ def _open_folder(what: str, folder: Path, image_size: int | Size | None) -> Pict
         square = " x ".join(map(str, size))
         raise DataError(what, f"{off[0].name} is not {square} as {paths[0].name} is", "add --image-size")
     labels, classes = _labels_of(folder, paths)
-    return Pictures(
+    return ImageSet(
         what, len(paths), (*size, 3), lambda batch: _decoded(paths, size, batch), labels, classes,
         resized=len(off), jpegs=sum(path.suffix.lower() in _JPEG for path in paths),
         grey=sum(look.is_grey for look in looks), left_out=len(found) - len(paths),
@@ -269,7 +269,7 @@ def _pixels(path: Path, size: Size) -> np.ndarray:
 
 
 def _labels_of(folder: Path, paths: list[Path]) -> tuple[np.ndarray | None, tuple[str, ...]]:
-    """Return the class of each picture and their names, by the folder it lies in; None where all lie in one."""
+    """Return the class of each image and their names, by the folder it lies in; None where all lie in one."""
     classes = composed(path.relative_to(folder).parts[0] if path.parent != folder else "" for path in paths)
     names = tuple(sorted(set(classes)))
     return (np.array([names.index(name) for name in classes], np.int64), names) if len(names) > 1 else (None, ())

@@ -28,7 +28,7 @@ _MOST_NORM = 1000.0
 
 
 @dataclass(frozen=True)
-class Diffusion:
+class DiffusionCoefficient:
     """How much noise a chain adds and takes away on its way, and how it ends."""
 
     form: Literal["constant", "SBDM", "sigma", "linear", "decreasing", "increasing-decreasing"] = option(

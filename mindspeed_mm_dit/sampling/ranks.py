@@ -17,8 +17,8 @@ from tqdm import tqdm
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.framework import runtime
-from mindspeed_mm_dit.sampling.asked import Asked
 from mindspeed_mm_dit.sampling.generate import SampleSettings, batches_of, generate
+from mindspeed_mm_dit.sampling.request import Asked
 
 
 def share(count: int, batch_size: int) -> list[np.ndarray]:

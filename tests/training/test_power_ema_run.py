@@ -15,7 +15,7 @@ from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.hosts.megatron.preflight import check_before_import
 from mindspeed_mm_dit.hosts.native.commandline import parse, yaml_for
-from mindspeed_mm_dit.planning.memory import Layout, memory
+from mindspeed_mm_dit.planning.memory import Placement, memory
 from tests.training.launch import Configs
 
 pytestmark = pytest.mark.ranks
@@ -172,7 +172,7 @@ def test_memory_is_planned_for_each_of_them(tiny, capsys):
     words = ["plan", "--model", str(tiny.folder / "model.json"), "--world-size", "2", "--device-memory-gib", "1"]
     model = load_model_config(tiny.folder / "model.json")
     weights = 4 * model.predictor.parameters().num_elements(trained_only=True)
-    one, three = (memory(model, Layout(averages=count)) for count in (1, 3))
+    one, three = (memory(model, Placement(averages=count)) for count in (1, 3))
     assert one.ema == weights and three.ema == 3 * weights and three.fixed - one.fixed == 2 * weights
     printed = []
     for flags in ([], ["--power-ema-stds", "0.05", "0.1"]):

@@ -11,7 +11,7 @@ from mindspeed_mm_dit.errors import ConfigError
 
 if TYPE_CHECKING:
     from mindspeed_mm_dit.configs.model import ModelConfig
-    from mindspeed_mm_dit.sampling.asked import Asked
+    from mindspeed_mm_dit.sampling.request import Asked
 
 MOST_IMAGES, MOST_VIDEOS = 1_000_000, 10_000
 """Samples that one command draws; the usual scores take 50,000 images."""
@@ -54,7 +54,7 @@ def asked_of(args: argparse.Namespace, config: ModelConfig, names: Sequence[str]
 
     Raises ConfigError for flags of items that the model is not steered by, and for whatever they name wrongly.
     """
-    from mindspeed_mm_dit.sampling.asked import Asked, check_asked, together
+    from mindspeed_mm_dit.sampling.request import Asked, check_asked, together
 
     items = config.predictor.conditions.items
     _refuse_others(args, config, items)
@@ -77,7 +77,7 @@ def asked_of(args: argparse.Namespace, config: ModelConfig, names: Sequence[str]
 
 
 def _refuse_others(args: argparse.Namespace, config: ModelConfig, items: Sequence[str]) -> None:
-    from mindspeed_mm_dit.sampling.asked import FLAGS
+    from mindspeed_mm_dit.sampling.request import FLAGS
 
     flags = [flag for item in items for flag in FLAGS.get(item, ())]
     for item, others in FLAGS.items():
@@ -102,7 +102,7 @@ def _classes(args: argparse.Namespace, config: ModelConfig, names: Sequence[str]
 
 def parse_classes(text: str, names: Sequence[str] = (), num_classes: int = MOST_IMAGES) -> list[int]:
     """Read "1,5,7-9" as [1, 5, 7, 8, 9], and "cat" as its place in ``names``; a range ends below ``num_classes``."""
-    from mindspeed_mm_dit.sampling.asked import labels_of
+    from mindspeed_mm_dit.sampling.request import labels_of
 
     return labels_of(text.split(","), names, num_classes)
 

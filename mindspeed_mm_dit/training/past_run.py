@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mindspeed_mm_dit.checkpoint.places import COMMAND
+from mindspeed_mm_dit.checkpoint.relative_paths import COMMAND
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore, read_facts
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.training.flags import parse
-from mindspeed_mm_dit.training.position import found, is_command
+from mindspeed_mm_dit.training.run_command import found, is_command
 
 
 @dataclass(frozen=True)
