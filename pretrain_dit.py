@@ -1,6 +1,6 @@
-"""Train a diffusion transformer on images or clips, in MindSpeed-MM or in our standalone host.
+"""Train a diffusion transformer on images or videos, in MindSpeed-MM or in our standalone host.
 
-Run it through examples/dit/pretrain.sh, or with torchrun or msrun; ``--help`` explains every flag.
+Run it with examples/dit/pretrain.sh, torchrun or msrun; ``--help`` explains every flag.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any
 
 from mindspeed_mm_dit.framework.interrupt import end_at_once_when_interrupted
 
-end_at_once_when_interrupted()  # there is nothing to keep yet
+end_at_once_when_interrupted()  # there is nothing to save yet
 
 from mindspeed_mm_dit.hosts.choose import choose_host
 from mindspeed_mm_dit.training.flags import own_flags
 
-host = choose_host(sys.argv[1:], own_flags)  # before anything that needs a framework
+host = choose_host(sys.argv[1:], own_flags)  # before any import that needs a framework
 
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.models.composite import DiTModel
@@ -27,7 +27,7 @@ Tensor = Any  # a tensor of the chosen framework
 
 
 def model_provider(pre_process: bool = True, post_process: bool = True) -> DiTModel:
-    """Build the composite that model.json describes."""
+    """Build the model that model.json describes."""
     host.print_rank_0("building DiT model ...")
     return DiTModel(host.get_args().mm.model, *host.load_encoders())
 
@@ -38,7 +38,7 @@ def get_batch(data_iterator: Iterator[dict[str, Any]]) -> dict[str, Tensor]:
 
 
 def loss_func(output_tensor: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """Reduce the loss of each sample (B,) to the loss to minimise and the one to report."""
+    """Reduce the losses of samples (B,) to the loss to minimise, and the losses to report."""
     loss = output_tensor.mean()
     averaged = host.average_losses_across_data_parallel_group([loss])
     return loss, {"loss": averaged[0]}
@@ -50,7 +50,7 @@ def forward_step(data_iterator: Iterator[dict[str, Any]], model: Any) -> tuple[T
 
 
 def train_valid_test_datasets_provider(train_val_test_num_samples: list[int]) -> tuple[Any, Any, Any]:
-    """Return the micro-batches to train on, from where the run stands, those to validate on, and none to test."""
+    """Return the micro-batches to train on, starting at the run's next step, those to validate on, and None."""
     return (*train_valid_batches(host.get_args()), None)
 
 

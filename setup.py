@@ -1,4 +1,4 @@
-"""Package description; requirements/ holds the pinned versions that make, CI and the README install."""
+"""Package metadata; requirements/ has the pinned versions that make, CI and the README install."""
 
 import shutil
 from pathlib import Path
@@ -10,10 +10,10 @@ HERE = Path(__file__).parent
 
 
 class BuildWithConfigs(build_py):
-    """Puts the config folders into the wheel, as the package's own; an editable install finds them where they lie."""
+    """Copies the config folders into the wheel, inside the package; an editable install uses them in place."""
 
     def run(self) -> None:
-        """Build the package, and copy the configs into it."""
+        """Build the package and copy the configs into it."""
         super().run()
         if not getattr(self, "editable_mode", False):
             target = Path(self.build_lib) / "mindspeed_mm_dit/examples"

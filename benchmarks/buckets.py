@@ -1,10 +1,10 @@
-"""What buckets keep of photographs that a square crop throws away, and how long ranks wait for each other.
+"""Measure how much of a photograph buckets keep that a square crop throws away, and how long ranks wait for each other.
 
     python benchmarks/buckets.py FOLDER [--copies 40] [--area 65536] [--group 8]
 
-FOLDER: images, such as skimage/data of scikit-image's wheel; their headers alone are read. A rank waits from the end
-of its micro-batches of a step to the end of the slowest rank's, in FLOP of a DiT-XL/2: nothing is timed. Each counts
---copies times.
+FOLDER: images, e.g. skimage/data of scikit-image's wheel; only their headers are read. A rank waits from the end of its
+micro-batches of a step to the end of the slowest rank's. The wait is counted in FLOP of a DiT-XL/2: nothing is timed.
+Each image counts --copies times.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What another process on the machine costs a run, by how the run's threads wait for each other.
+"""Measure what another process on the machine costs a run, for each way in which the run's threads wait.
 
     python benchmarks/busy.py [--rounds 5] [--steps 100] [--busy 1] [--framework pytorch]
 
-Each round trains the digits for so many steps in every way, alone and then beside busy processes, started by
-examples/dit/pretrain.sh as a user starts it. Times are those that the run prints, without its first half.
+Each round trains the digits for --steps steps in every way, alone and then beside busy processes, started by
+examples/dit/pretrain.sh as a user would. Times are the ones that the run prints, without its first half.
 """
 
 from __future__ import annotations

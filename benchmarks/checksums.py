@@ -1,8 +1,8 @@
-"""What checksums add to the time of a save, for each framework's files, and what comparing them costs.
+"""Measure what checksums add to the time of a save, for each framework's files, and the cost of comparing them.
 
     python benchmarks/checksums.py --folder /tmp/somewhere [--gib 1] [--clock cpu]
 
-The same arrays are written with and without checksums in turn, synced to the disk each time; then they are compared.
+Writes the same arrays with and without checksums in turn, synced to the disk each time, then compares them.
 """
 
 from __future__ import annotations

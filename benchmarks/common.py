@@ -1,4 +1,4 @@
-"""What the benchmarks share: interleaved timing, medians, and a dated result file."""
+"""Shared parts of the benchmarks: interleaved timing, medians, and a dated result file."""
 
 from __future__ import annotations
 

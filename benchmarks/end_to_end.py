@@ -1,11 +1,12 @@
-"""Image files to optimizer step at 256 pixels, SD-VAE included: cached latents, encoding online, and the reference.
+"""Time training from image files to optimizer step at 256 pixels, SD-VAE included: cached latents, encoding online, and
+the reference.
 
     python benchmarks/end_to_end.py --reference DIR [--vae DIR] [--preset DiT-S/2] [--batch 4]
 
-DIR is a checkout of facebookresearch/DiT (which needs timm). Without --vae the SD-VAE architecture is made with
-random weights, which cost the same time. The images are random noise in PNG files of 300 x 280 pixels, written to
-a temporary folder. The cache is filled before the clock starts, as it is once for a whole training; what filling
-it costs is in the result too. The reference decodes as we do and encodes with diffusers, in float32, as its train.py.
+DIR is a checkout of facebookresearch/DiT (which needs timm). Without --vae the SD-VAE has random weights, which cost
+the same time. The images are random noise in PNG files of 300 x 280 pixels, written to a temporary folder. The cache is
+filled before the clock starts, as once for a whole training; the result also has the cost of filling it. The reference
+decodes as we do, and encodes with diffusers in float32, as its train.py does.
 """
 
 from __future__ import annotations

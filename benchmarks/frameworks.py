@@ -1,9 +1,9 @@
-"""PyTorch and MindSpore side by side on one machine: training images/s, and the forward pass of a large DiT.
+"""Compare PyTorch and MindSpore on one machine: training images/s, and the forward pass of a large DiT.
 
     python benchmarks/frameworks.py --pytorch-python .venv/bin/python --mindspore-python .venv-mindspore/bin/python
 
-Trains the embedded default for a few steps on each framework in turn, interleaved, in a process of its own; then
-runs DiT-XL/2 with random weights on one sample on both and compares the outputs.
+Trains the embedded default for a few steps on each framework in turn, interleaved, each in a process of its own. Then
+runs DiT-XL/2 with random weights on one sample on both, and compares the outputs.
 """
 
 from __future__ import annotations

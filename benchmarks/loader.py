@@ -1,9 +1,9 @@
-"""Images per second of decode, flip and draws, beside what a train step consumes.
+"""Compare the images/s that the loader makes (decode, flip, random numbers) with what a training step consumes.
 
     python benchmarks/loader.py --model examples/dit/model.json --data examples/dit/data.json [--batch 128]
 
-The first epoch decodes the files, the second finds small data sets in memory; --workers threads prepare batches
-ahead, as in training. The step is the real one, on this machine.
+The first epoch decodes the files; the second finds small data sets in memory. --workers threads prepare batches ahead,
+as in training. The step is a real training step on this machine.
 """
 
 from __future__ import annotations

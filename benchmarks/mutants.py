@@ -1,11 +1,11 @@
-"""How many faults the fast tests find: one expression broken at a time, by mutmut.
+"""Measure how many faults the fast tests find: mutmut breaks one expression at a time.
 
     make mutants                         every mutant: half an hour on one core
-    make mutants MUTANTS='--sample 40'   at most so many of each file, drawn from a seed
+    make mutants MUTANTS='--sample 40'   at most 40 of each file, drawn from a seed
 
-What is mutated, and which tests may find it, stands in pyproject.toml. Each mutant is tested in a process forked off
-one that has imported everything, by the tests that reach its function. A run tries what was not found before, so it
-goes on where another stopped, or shows what tests added since then find; rm -r mutants begins anew.
+pyproject.toml sets what is mutated, and which tests may find it. Each mutant is tested by the tests that reach its
+function, in a process forked from one that has imported everything. A run tries the mutants that were not found before:
+it continues where another stopped, or shows what newer tests find. To start over, rm -r mutants.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Sampling with guidance: DPM-Solver++ in 20 steps and DDPM in 250, against the reference's DDPM in 250.
+"""Time guided sampling: DPM-Solver++ in 20 steps and DDPM in 250, against the reference's DDPM in 250.
 
     python benchmarks/sampling.py --reference DIR [--preset DiT-S/2] [--images 2]
     python benchmarks/sampling.py --checkpoint outputs/digits/checkpoints      # the score of every sampler too
 
-DIR is a checkout of facebookresearch/DiT (which needs timm). Weights are random; time does not depend on them.
-Every step of a chain costs the same, so of the chains of 250 only the first --timed-steps are run, and the time is
-scaled; the chain of 20 is run whole. --checkpoint, a model of the digits demo, gives the share of samples that are
+DIR is a checkout of facebookresearch/DiT (which needs timm). Weights are random; time does not depend on them. Every
+step of a chain costs the same, so chains of 250 steps run only the first --timed-steps, and the time is scaled; the
+chain of 20 runs whole. With --checkpoint, a model of the digits demo, the result has the fraction of samples that are
 read as the digit asked for, by sampler and steps.
 """
 

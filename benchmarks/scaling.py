@@ -1,9 +1,9 @@
-"""One, two and four ranks: bytes of model, optimizer and average on each, and seconds a step.
+"""Measure one, two and four ranks: bytes of model, optimizer and EMA on each, and seconds per step.
 
     python benchmarks/scaling.py [--preset DiT-S/2] [--ranks 1 2 4] [--micro-batch 2] [--steps 4]
 
-Ranks on one CPU share its cores, so images/s says nothing about scaling there; the bytes do. On GPUs run it where
-as many are visible as the largest --ranks.
+Ranks on one CPU share its cores, so images/s says nothing about scaling there; the bytes do. For GPUs, run it on a
+machine with at least as many as the largest --ranks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Open a million tiny pictures in shards: how long the first look takes, how long each later one, in how much memory.
+"""Open a million tiny images in shards: measure the time of the first scan and of later ones, and the memory.
 
     python benchmarks/shards.py FOLDER [--rows 1000000] [--kind parquet]
 
-Shards of 10,000 rows are written to FOLDER unless they are there. Each look is a process of its own.
+Shards of 10,000 rows are written to FOLDER unless they exist. Each scan runs in a process of its own.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""MindSpore against PyTorch on many architectures: outputs, losses and every gradient, below 1e-5 of the norm.
+"""Compare MindSpore with PyTorch on many architectures: outputs, losses and every gradient, to 1e-5 of the norm.
 
-What one model shows of a framework's kernels, another hides: widths that are no multiple of a vector register, a
-single token, a single head, tables of one row. The weights are random and nowhere zero, so no error is multiplied away.
+One model can hide errors in a framework's kernels that another shows: widths that are no multiple of a vector register,
+a single token, a single head, tables of one row. The weights are random and nowhere zero, so no error is multiplied by
+zero.
 
     python benchmarks/sweep.py --mindspore-python .venv-mindspore/bin/python
 
-A few minutes on a CPU. The exit code is 1 if one architecture is past the tolerance.
+It takes a few minutes on a CPU. The exit code is 1 if an architecture exceeds the tolerance.
 """
 
 from __future__ import annotations

@@ -1,15 +1,18 @@
-"""CPU seconds until a small model draws images of a given score: the published DiT, and each later recipe.
+"""Measure the CPU seconds until a small model generates images of a given score: the published DiT and later recipes.
 
     OMP_NUM_THREADS=1 python benchmarks/time_to_quality.py --reference DIR [--data fashion-mnist] [--output runs.jsonl]
 
-DIR is a checkout of facebookresearch/DiT (which needs timm): its own network and training step, from its own modules.
-All contestants have the same width, depth, heads, patches and batch, see the same images in the same order, and draw
-by the same number of network evaluations without guidance, from the same average: over about the last seventh of the
-steps so far. A fixed decay, and the published 0.9999 above all, would still hold early weights when a fast one is done.
-The learning rate of each, constant and without warm-up as published, is the one of a small grid with the best Frechet
-distance at the end of its first seed; other seeds take that one.
-CPU seconds of a step are measured at the end with all contestants in turn: other load then falls on all alike.
-A finished run is a line of --output, so a call that was ended goes on.
+DIR is a checkout of facebookresearch/DiT (which needs timm), whose own network and training step are used.
+
+All contestants have the same width, depth, heads, patches and batch. They see the same images in the same order, and
+sample with the same number of network evaluations, without guidance. They use the same EMA, over about the last seventh
+of the steps so far: a fixed decay, above all the published 0.9999, would still hold early weights when a fast
+contestant is done.
+
+The learning rate of each is constant and without warm-up, as published. It is the one of a small grid with the best
+Frechet distance at the end of the first seed; other seeds take the same one. CPU seconds per step are measured at the
+end with all contestants in turn, so other load affects all alike. A finished run is a line of --output, so an
+interrupted call can continue.
 """
 
 from __future__ import annotations

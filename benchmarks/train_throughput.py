@@ -1,12 +1,13 @@
-"""Train steps from latents: ours against facebookresearch/DiT and diffusers, same model and precision, in one run.
+"""Time training steps from latents: ours against facebookresearch/DiT and diffusers, same model and precision, in one
+run.
 
     python benchmarks/train_throughput.py --reference DIR --diffusers [--preset DiT-S/2] [--batch 8] [--precision fp32]
 
 DIR is a checkout of https://github.com/facebookresearch/DiT (which needs timm). All sides take a full step: noising,
-forward, loss, backward, AdamW, moving average; that of diffusers' DiT is its training example's, with the mean squared
-error alone. bf16 is autocast on all sides: the reference has no precision flag, and this is how its users run it.
---torch-compile compiles all of them. Of several --batch each side takes the largest that fits its device. On a GPU:
---preset DiT-XL/2 --batch 64 128 256 512 --torch-compile --tf32 (its train.py allows TensorFloat-32).
+forward, loss, backward, AdamW, EMA. The step of diffusers' DiT is the one of its training example, with only the mean
+squared error. bf16 is autocast on all sides: the reference has no precision flag, and this is how its users run it.
+--torch-compile compiles all of them. Given several --batch, each side takes the largest that fits its device. On a GPU:
+--preset DiT-XL/2 --batch 64 128 256 512 --torch-compile --tf32 (the reference's train.py allows TensorFloat-32).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Train steps of Wan's transformer: ours against diffusers' WanTransformer3DModel, same weights and batch, in one run.
+"""Time training steps of Wan's transformer: ours against diffusers' WanTransformer3DModel, same weights and batch.
 
     python benchmarks/video_step.py [--layers 4] [--heads 4] [--latents 5 16 16] [--precision fp32 bf16]
 
-Both sides take a full step in a process of their own: forward, loss, backward, AdamW. bf16 is autocast on both sides.
-The losses of the first step are compared before anything is timed. On a GPU, heads of 128 and 30 layers are Wan 1.3B:
+Both sides take a full step in one run, each in a process of its own: forward, loss, backward, AdamW. bf16 is autocast
+on both sides. The losses of the first step are compared before anything is timed. On a GPU, these sizes are Wan 1.3B:
 --layers 30 --heads 12 --head-dim 128 --ffn-dim 8960 --text-dim 4096 --latents 21 60 104 --batch 1.
 """
 

@@ -1,4 +1,4 @@
-"""Train and sample diffusion transformers of images and videos, by class or by text (DiT, Peebles & Xie 2023)."""
+"""Train and sample diffusion transformers (DiT, Peebles & Xie 2023) of images and videos, from classes or text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 __all__ = ["create", "load"]
 
-if sys.version_info < (3, 10):  # noqa: UP036  # what stands in the other files an older one cannot even read
+if sys.version_info < (3, 10):  # noqa: UP036  # an older Python cannot even parse the other files
     print(f"error: Python 3.10 or newer is needed; {sys.executable} is {sys.version.split()[0]}", file=sys.stderr)
     sys.exit(2)
 
@@ -18,7 +18,7 @@ __version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> Any:
-    """Import what Python calls directly when it is first asked for."""
+    """Import the functions of the Python API on first use."""
     if name in __all__:
         from mindspeed_mm_dit import api
 

@@ -1,4 +1,4 @@
-"""``import mindspeed_mm_dit as dit``: what Python calls directly. No framework is imported before one is called."""
+"""The Python API, ``import mindspeed_mm_dit as dit``. A framework is imported only when a function is called."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def load(
     framework: Framework = "pytorch",
     bf16: bool = False,
 ) -> Pipeline:
-    """Return a trained model, ready to draw from.
+    """Load a trained model and return it, ready to sample from.
 
-    checkpoint: the folder of a run or of its checkpoints (the newest is taken), a .pt, .safetensors or MindSpore's
-    .ckpt, or a folder of diffusers. model: its model.json, where the checkpoint does not remember it. weights: the
-    moving average, or the weights being trained. lora: adapters to be added to them, "FILE" or "FILE:STRENGTH" each.
+    checkpoint: the folder of a run or of its checkpoints (the newest is used), a .pt, .safetensors or MindSpore .ckpt
+    file, or a diffusers folder. model: its model.json, if the checkpoint does not contain it. weights: "ema" for the
+    EMA, or "model" for the weights being trained. lora: adapters to add to them, each "FILE" or "FILE:STRENGTH".
 
     >>> import mindspeed_mm_dit as dit
     >>> pipe = dit.load("outputs/digits/checkpoints")                                          # doctest: +SKIP
@@ -43,7 +43,7 @@ def load(
 
 
 def create(config: str | Path, *, seed: int = 0, framework: Framework = "pytorch") -> Pipeline:
-    """Return a model with initial weights, which depend on ``seed`` alone.
+    """Return an untrained model with initial weights, which depend only on ``seed``.
 
     config: a model.json, a folder with one, or the name of an embedded config.
 

@@ -1,7 +1,7 @@
-"""Every error a user can meet. Each one says: which setting, which value, the reason, the cure.
+"""Errors for users. Each one names the setting, its value, the reason and the cure.
 
-``assert`` is for our own bugs; whatever a user can cause is a :class:`UserError`, which the
-command lines print without a traceback.
+Anything that a user can cause raises a :class:`UserError`, which the command lines print without a traceback.
+``assert`` is for our own bugs.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ class UserError(Exception):
 
     Args:
         what: the setting or file and its value, e.g. ``"model.json: predictor.num_heads = 5"``.
-        reason: why that cannot work.
-        cure: what to do about it; may be empty when the reason already says so.
+        reason: why it cannot work.
+        cure: what to do about it; may be empty if the reason already says so.
     """
 
     is_shared = False
-    """Whether every rank raises it, so that the first alone says it."""
+    """Whether every rank raises it, so that only the first rank prints it."""
 
     def __init__(self, what: str, reason: str, cure: str = "") -> None:
         self.what, self.reason, self.cure = what, reason, cure
@@ -44,20 +44,20 @@ class CheckpointError(UserError):
 
 
 class PlatformError(UserError):
-    """A host, framework or device that is asked for and is not usable here."""
+    """A requested host, framework or device that is not usable here."""
 
 
 class ConvergenceError(UserError):
-    """A run whose numbers are no longer usable (loss or gradients not finite)."""
+    """A run whose loss or gradients are no longer finite."""
 
 
 class StepError(UserError):
-    """A step of training or validation that failed on the device, by no fault that could be seen before it."""
+    """A training or validation step that failed on the device, for a reason that could not be checked in advance."""
 
 
 @contextlib.contextmanager
 def named_step(what: str) -> Iterator[None]:
-    """Turn what goes wrong in ``what``, a part of a run, into an error a user can read."""
+    """Turn any exception in ``what``, a part of a run, into a StepError that a user can read."""
     try:
         yield
     except UserError:

@@ -1,4 +1,4 @@
-"""Pages of one HTML file with their pictures inside; how they look stands in ``templates/``."""
+"""Writes pages from the templates in ``templates/``, such as a single HTML file with its pictures embedded."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def _environment() -> Environment:
 
 
 def write(path: Path, template: str, **values: Any) -> None:
-    """Write a page: ``template`` of the folder ``templates/``, given ``values``."""
+    """Render ``template`` of the folder ``templates/`` with ``values`` and write it to ``path``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(_environment().get_template(template).render(values), encoding="utf-8")
 
 
 def png_of_figure(figure: Figure) -> bytes:
-    """Return a figure of matplotlib as a PNG."""
+    """Return a matplotlib figure as PNG bytes."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return buffer.getvalue()

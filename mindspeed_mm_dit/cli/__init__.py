@@ -1,1 +1,1 @@
-"""The ``mm-dit`` command line. Each command is a module with HELP, add_arguments and run."""
+"""The ``mm-dit`` command line. Each command is a module with DESCRIPTION, add_arguments and run."""

@@ -8,23 +8,24 @@ from mindspeed_mm_dit.cli.sample import add_model
 from mindspeed_mm_dit.configs.limits import check_between
 
 DESCRIPTION = """\
-Open a page for your browser to draw from a model: pick classes or write prompts, choose guidance, steps, sampler and
-seed, and see the samples and their way from noise. They are those of mm-dit sample with the same settings.
+Serve a page on which you generate samples with a model in your browser: pick classes or write prompts, choose guidance,
+steps, sampler and seed, and watch the samples emerge from noise. mm-dit sample gives the same samples for the same
+settings.
 
   mm-dit app --checkpoint outputs/digits
 
-The page is served to this machine alone, until Ctrl-C. It needs Gradio: pip install 'gradio<6.18' 'pandas<3'."""
+Only this machine can open the page, until you press Ctrl-C. It needs Gradio: pip install 'gradio<6.18' 'pandas<3'."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the command."""
     add_model(parser, required=True)
-    parser.add_argument("--port", type=int, default=7860, metavar="N", help="where the page is (default 7860)")
+    parser.add_argument("--port", type=int, default=7860, metavar="N", help="port of the page (default 7860)")
     parser.add_argument("--ai-framework", choices=("pytorch", "mindspore"), default="pytorch")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Load the model, and serve the page."""
+    """Load the model and serve the page."""
     from mindspeed_mm_dit.framework import activate
 
     check_between("--port", args.port, 1, 65535)
@@ -32,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     from mindspeed_mm_dit.sampling.app import gradio, serve
     from mindspeed_mm_dit.sampling.pipeline import Pipeline
 
-    gradio()  # before weights are read
+    gradio()  # checks that Gradio is there, before weights are read
     pipe = Pipeline.of_checkpoint(args.checkpoint, args.model, args.weights == "ema", False, args.lora)
     serve(pipe, f"mm-dit: {args.checkpoint}", args.port)
     return 0

@@ -17,18 +17,19 @@ if TYPE_CHECKING:
     from mindspeed_mm_dit.data.samples import Opened
 
 DESCRIPTION = """\
-Encode a data set once, so that no training step has to.
+Encode a data set once, so that no training step has to: images or videos with the VAE, captions with the text encoders.
 
   mm-dit cache-latents --model model.json --data data.json --output data/imagenet256-latents
   torchrun --nproc_per_node 8 -m mindspeed_mm_dit.cli.main cache-latents ...     # one shard a rank at a time
 
-Every sample is decoded before the first is encoded, by each rank: one that cannot be stops the command, or is left
-out with skip_bad_images or skip_bad_clips.
+Then add "latents": "data/imagenet256-latents" (for clips "features") to dataset_param of data.json.
 
-Then add "latents": "data/imagenet256-latents" (of clips "features") to dataset_param of data.json. Mean and standard
-deviation of each posterior are kept, of an image as it is and mirrored, so training draws its latents anew every epoch
-and loses nothing. Captions are kept as the states of model.json's text encoders. Run again after an interruption:
-finished shards are kept. Size on disk at 256 pixels and fp32: 64 KiB an image, of which fp16 takes half."""
+Each rank first decodes every sample. A sample that cannot be decoded stops the command, or is left out with
+skip_bad_images or skip_bad_clips. If the command is interrupted, run it again: finished shards are kept.
+
+The cache keeps mean and standard deviation of each posterior, of an image as it is and mirrored, so training draws new
+latents every epoch and loses nothing. It keeps captions as the states of model.json's text encoders. Size on disk at
+256 pixels: 64 KiB an image with fp32, half of that with fp16."""
 
 SHARD_IMAGES, SHARD_CAPTIONED, SHARD_VIDEOS = 4096, 512, 64
 BATCH_IMAGES, BATCH_VIDEOS = 16, 1
@@ -37,23 +38,25 @@ BATCH_IMAGES, BATCH_VIDEOS = 16, 1
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the command."""
     parser.add_argument(
-        "--model", required=True, metavar="JSON", help="model.json: its ae and text_encoder sections are what encodes"
+        "--model", required=True, metavar="JSON", help="model.json: its ae and text_encoder sections name the encoders"
     )
     parser.add_argument("--data", required=True, metavar="JSON", help="data.json: the samples")
     parser.add_argument("--output", required=True, metavar="DIR", help="folder of the cache")
     together = f"samples encoded together (default {BATCH_IMAGES} images or {BATCH_VIDEOS} video)"
     parser.add_argument("--batch-size", type=int, metavar="N", help=together)
     shard = (
-        f"samples in a file (default {SHARD_IMAGES} images, {SHARD_CAPTIONED} with captions, or {SHARD_VIDEOS} videos)"
+        f"samples per file (default {SHARD_IMAGES} images, {SHARD_CAPTIONED} with captions, or {SHARD_VIDEOS} videos)"
     )
     parser.add_argument("--shard-images", type=int, metavar="N", help=shard)
     parser.add_argument("--dtype", choices=("fp32", "fp16"), default="fp32", help="precision on disk (default fp32)")
-    parser.add_argument("--num-workers", type=int, default=2, metavar="N", help="threads that decode (default 2)")
+    parser.add_argument(
+        "--num-workers", type=int, default=2, metavar="N", help="threads that decode samples (default 2)"
+    )
     parser.add_argument("--ai-framework", choices=("pytorch", "mindspore"), default="pytorch")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Encode what is missing."""
+    """Encode the shards that are missing."""
     _check_flags(args)
     from mindspeed_mm_dit.framework import activate
 
@@ -103,7 +106,7 @@ def _check_flags(args: argparse.Namespace) -> None:
 
 
 def _open(args: argparse.Namespace, model: ModelConfig) -> Opened:
-    """Return the samples, read from their files whatever cache data.json names; all that can be is checked first."""
+    """Check everything that can be checked, and return the samples, read from their files and not from a cache."""
     from mindspeed_mm_dit.configs.data import load_data_config
     from mindspeed_mm_dit.configs.outputs import check_output_folder
     from mindspeed_mm_dit.models.data import check_sizes, made_by, open_data

@@ -15,34 +15,35 @@ if TYPE_CHECKING:
     from mindspeed_mm_dit.verify.compare import Comparison, Sides
 
 DESCRIPTION = """\
-Run a model on PyTorch and on MindSpore, with the same weights and draws, and report every difference.
+Run a model on PyTorch and on MindSpore, with the same weights and random numbers, and report every difference.
 
   mm-dit compare --model examples/dit/model.json
   mm-dit compare --model model.json --checkpoint DiT.pt --steps 0 --mindspore-python ~/ms/bin/python
 
-Compares the forward pass layer by layer, every parameter's gradient, the losses of the first training steps
-(by the train.args beside model.json) and samples; measures images/s. Writes one HTML page, and the same as JSON.
-Each framework runs in a process, and if need be an interpreter, of its own. The exit code is 1 if a check fails."""
+Compares the forward pass layer by layer, every parameter's gradient, the losses of the first training steps (with the
+train.args beside model.json), and samples. Measures images/s. Writes one HTML page, and the same as JSON. Each
+framework runs in a process of its own, and in an interpreter of its own if needed. The exit code is 1 if a check
+fails."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the command."""
     parser.add_argument("--model", required=True, metavar="JSON", help="model.json")
     parser.add_argument(
-        "--checkpoint", metavar="PATH", help="weights, as for 'mm-dit sample'; default: drawn from --seed"
+        "--checkpoint", metavar="PATH", help="weights, as for 'mm-dit sample' (default: random, from --seed)"
     )
     parser.add_argument("--steps", type=int, default=20, metavar="N", help="training steps; 0: none (default 20)")
     parser.add_argument("--data", metavar="JSON", help="images to train on (default: data.json beside --model)")
     parser.add_argument("--train-args", metavar="FILE", help="training flags (default: train.args beside --model)")
-    parser.add_argument("--batch-size", type=int, metavar="N", help="training batch (default: that of train.args)")
+    parser.add_argument("--batch-size", type=int, metavar="N", help="training batch (default: from train.args)")
     parser.add_argument(
         "--sample-steps",
         type=int,
         default=20,
         metavar="N",
-        help="steps of the quick sampler of what is learned; 0: none (default 20)",
+        help="steps of the objective's quick sampler; 0: no samples (default 20)",
     )
-    parser.add_argument("--seed", type=int, default=1234, help="decides weights and draws (default 1234)")
+    parser.add_argument("--seed", type=int, default=1234, help="seed of weights and random numbers (default 1234)")
     parser.add_argument("--output", default="report.html", metavar="HTML", help="the report (default report.html)")
     parser.add_argument("--pytorch-python", metavar="PY", help="interpreter with PyTorch (default: this one, .venv)")
     parser.add_argument(
@@ -62,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_sides(args: argparse.Namespace, sides: Sides) -> int:
-    """Compare any two sides, the first being the reference; write, print, return 0 or 1."""
+    """Compare any two sides; the first is the reference. Write the report, print it, and return 0 or 1."""
     from mindspeed_mm_dit.verify.compare import compare_sides
     from mindspeed_mm_dit.verify.page import write_comparison
 
@@ -78,12 +79,12 @@ def run_sides(args: argparse.Namespace, sides: Sides) -> int:
     write_comparison(Path(args.output), comparison)
     _print(comparison)
     print(f"report: {args.output}")
-    shutil.rmtree(folder)  # kept where a side fails: its log is in there
+    shutil.rmtree(folder)  # (kept if a side fails, for its log)
     return 0 if comparison.good else 1
 
 
 def check_arguments(args: argparse.Namespace) -> None:
-    """Refuse what cannot work before time is spent."""
+    """Refuse flags that cannot work, before time is spent."""
     from mindspeed_mm_dit.checkpoint.store import find_checkpoint
     from mindspeed_mm_dit.configs.data import load_data_config
     from mindspeed_mm_dit.configs.limits import LARGEST, check_between
@@ -116,7 +117,7 @@ def check_arguments(args: argparse.Namespace) -> None:
 
 
 def check_sample_steps(steps: int, model: ModelConfig) -> None:
-    """Refuse a number of steps that the sampler of the comparison does not have."""
+    """Refuse a number of steps that the sampler of the comparison cannot take."""
     from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of
 
     try:

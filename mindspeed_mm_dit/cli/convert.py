@@ -7,9 +7,10 @@ import sys
 import time
 
 DESCRIPTION = """\
-Write a checkpoint in another format, bit for bit.
+Write a checkpoint in another format, bit for bit: to move a run between PyTorch and MindSpore, to convert published
+weights, or to use yours in other programs.
 
-  mm-dit convert outputs/run/checkpoints NEW_FOLDER --to mindspore   a PyTorch run goes on under MindSpore
+  mm-dit convert outputs/run/checkpoints NEW_FOLDER --to mindspore   continue a PyTorch run under MindSpore
   mm-dit convert outputs/run/checkpoints/iter_0001000 NEW_FOLDER --to pytorch     and back
   mm-dit convert DiT-XL-2-256x256.pt DiT-XL-2 --to diffusers
   mm-dit convert DiT-XL-2-256x256.pt DiT-XL-2-256 --to pipeline --model examples/dit/imagenet256/model.json
@@ -18,40 +19,42 @@ Write a checkpoint in another format, bit for bit.
   mm-dit convert outputs/lora/checkpoints FOLDER --to diffusers                      adapters (LoRA) for other programs
   mm-dit convert Wan2.1-T2V-1.3B-Diffusers merged.safetensors --merge-lora lora.safetensors:0.8
 
-Formats: pt (facebookresearch/DiT's), safetensors, ckpt (MindSpore's) by the ending of TARGET; diffusers, pipeline,
-pytorch and mindspore are folders and named by --to. The last two are what --load takes, optimizer state included.
-pipeline is what diffusers' DiTPipeline.from_pretrained takes: network, autoencoder, scheduler, names of the classes.
+The ending of TARGET chooses a file format: pt (facebookresearch/DiT's), safetensors, ckpt (MindSpore's). --to chooses a
+folder format:
+  pytorch, mindspore   a checkpoint that --load takes, optimizer state included
+  diffusers            the network alone
+  pipeline             for diffusers' DiTPipeline.from_pretrained: network, autoencoder, scheduler, names of the classes
 Adapters go to diffusers and peft (folders), kohya and native (files; ComfyUI and musubi-tuner read both).
 Only the checkpoint folders of PyTorch need PyTorch; nothing needs MindSpore."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the command."""
-    parser.add_argument("source", metavar="SOURCE", help="file, checkpoint folder, or folder of them (newest one)")
-    parser.add_argument("target", metavar="TARGET", help="new file or folder")
+    parser.add_argument("source", metavar="SOURCE", help="file, checkpoint folder, or folder of checkpoints (newest)")
+    parser.add_argument("target", metavar="TARGET", help="file or folder to write")
     parser.add_argument("--to", metavar="FORMAT", help="one of the formats above")
     parser.add_argument(
         "--weights",
         choices=("ema", "model"),
-        help="only these weights (default: all that TARGET has room for; ema where there is room for one)",
+        help="write only these weights (default: all that TARGET can hold; if that is one set, the EMA)",
     )
     parser.add_argument(
         "--model",
         metavar="JSON",
-        help="model.json, or diffusers' config.json of a VAE, for what the tensors do not tell",
+        help="model.json, or diffusers' config.json of a VAE: what cannot be read from the tensors",
     )
     parser.add_argument(
         "--merge-lora",
         action="append",
         default=[],
         metavar="FILE[:S]",
-        help="add adapters (LoRA) to the weights, S times; may be given several times",
+        help="merge adapters (LoRA) into the weights with strength S; may be given several times",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace TARGET if it is a checkpoint")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Convert and print what was done."""
+    """Convert, and print what was done."""
     from mindspeed_mm_dit.checkpoint.convert import convert
     from mindspeed_mm_dit.configs.strict import read_json
 

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from mindspeed_mm_dit.data.rows import Rows
 
 DESCRIPTION = """\
-Say what a run would see of its images or videos: classes, sizes, buckets, files that are left out or doubtful. No
-framework is needed.
+Look at your data before you train: show what a run would see of its images or videos. That is their classes, sizes and
+buckets, and the files that are left out or doubtful. No framework is needed.
 
   mm-dit data my_config --output sheet.png
   mm-dit data data.json --model model.json
 
-Of images with labels the picture shows the first of each class that a run takes, scaled, cut and mirrored as in its
-first epoch. The exit code is 1 where a run would stop at a file that cannot be used."""
+For images with labels, --output draws the first images of each class that a run takes, scaled, cut and mirrored as in
+its first epoch. The exit code is 1 if a run would stop at a file that cannot be used."""
 
 PER_CLASS, CLASSES_SHOWN = 10, 20
 
@@ -37,11 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model", metavar="JSON", help="model.json (default: the one beside data.json, if there is one)"
     )
     parser.add_argument("--seed", type=int, default=1234, help="--seed of the run (default 1234, as in training)")
-    parser.add_argument("--output", metavar="FILE", help="contact sheet, .png or .jpg")
+    parser.add_argument("--output", metavar="FILE", help="contact sheet to draw, .png or .jpg")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Look and print."""
+    """Read the data as a run would, and print what there is."""
     from mindspeed_mm_dit.configs.data import load_data_config
     from mindspeed_mm_dit.configs.files import is_folder
     from mindspeed_mm_dit.data.cache import Cache
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     items, label = (conditions.items, conditions.label) if conditions else (param.items, None)
     _check_output(args.output, param, items)
     from_cache = param.cache is not None and not (is_folder(Path(param.data_folder)) or param.source)
-    if from_cache:  # of the files more could be said
+    if from_cache:  # (a cache tells less than the files)
         rows = Cache(param.cache, param.cache_key).rows(param.data_folder)
     else:
         rows = source_of(param).open(param.without_cache(), Wanted(items, label and label.num_classes))
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         _print_sizes_of_each(rows, train, valid, param)
     _say_doubtful(rows, param.noun, label and label.num_classes)
     if "caption" in items and not from_cache:
-        print("note: captions are not measured here; whether each fits the text encoder a run checks first: --dry-run",
+        print("note: captions are not measured here; a run checks whether each fits the text encoder: --dry-run",
               file=sys.stderr)  # fmt: skip
     if args.output:
         _draw(args, dataclasses.replace(data, dataset_param=param), train, model.ae.channels if model else 3)
@@ -96,7 +96,7 @@ def _check_output(output: str | None, param: SourceParam, items: tuple[str, ...]
 
 
 def _model(args: argparse.Namespace, path: Path, data: DataConfig) -> ModelConfig | None:
-    """Return the model, checked against data.json, or None where there is none."""
+    """Return the model, checked against data.json; None if there is none."""
     from mindspeed_mm_dit.configs.model import load_model_config
     from mindspeed_mm_dit.models.data import check_sizes
 
@@ -125,7 +125,7 @@ def _print_counts(train: Rows, valid: Rows, noun: str) -> None:
 
 
 def _print_sizes_of_each(rows: Rows, train: Rows, valid: Rows, param: SourceParam) -> None:
-    """Say the sizes of each source of a mix, or of the one data set; those with buckets as a table."""
+    """Print the sizes in each source of a mix, or in the one data set; with buckets, as a table."""
     from mindspeed_mm_dit.data.buckets import check_filled
     from mindspeed_mm_dit.data.mixed import parts_of, sections
 
@@ -190,7 +190,7 @@ def _draw(args: argparse.Namespace, data: DataConfig, train: Rows, channels: int
     from mindspeed_mm_dit.sampling.request import Asked
 
     if train.cached is not None:
-        print(f"{args.output}: not drawn, the pictures of the cache {data.dataset_param.cache} are not here")
+        print(f"{args.output}: not drawn, the cache {data.dataset_param.cache} holds no images")
         return
     pixels, labels = first_of_each_class(data, train, channels, args.seed, PER_CLASS, CLASSES_SHOWN)
     titles = Asked({"label": labels.tolist()}).titles(train.classes)

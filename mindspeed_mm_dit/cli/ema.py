@@ -9,15 +9,16 @@ from mindspeed_mm_dit.checkpoint import power_ema
 from mindspeed_mm_dit.errors import ConfigError
 
 DESCRIPTION = """\
-Average the weights of a run over another share of it than it kept (Karras et al. 2024, post-hoc EMA).
+Make an EMA (moving average of the weights) of a width that the run did not keep: post-hoc EMA, Karras et al. 2024. So
+you can try many widths after one run.
 
   bash examples/dit/pretrain.sh --power-ema-stds 0.05 0.1 --save-retain-interval 100
   mm-dit ema --checkpoint outputs/digits/checkpoints --std 0.15 --output ema_0.15.safetensors
   mm-dit sample --checkpoint ema_0.15.safetensors --model examples/dit/model.json ...
 
-The run keeps averages of two widths in every checkpoint; the average of any width is put together from those that are
-there. The more there are, the closer it is; how close is said. A width is the standard deviation of the steps that
-count, as a share of the run: 0.05 looks back over some 10 % of it, 0.1 over 20 %."""
+The run keeps EMAs of two widths in every checkpoint; this command combines them into an EMA of any width. The more
+checkpoints there are, the closer it comes, and the command prints how close. A width is the standard deviation of the
+averaged steps as a fraction of the run: 0.05 looks back over about 10 % of the run, 0.1 over 20 %."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,16 +27,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--checkpoint",
         required=True,
         metavar="FOLDER",
-        help="of a run with --power-ema-stds; or one checkpoint in it, whose iteration the average is then of",
+        help="checkpoints of a run with --power-ema-stds; or one of them, to make the EMA at its iteration",
     )
-    parser.add_argument("--std", required=True, type=float, metavar="S", help="width wanted, 0.001 to 0.288")
-    parser.add_argument("--output", required=True, metavar="TARGET", help="new file, or folder with --to")
-    parser.add_argument("--to", metavar="FORMAT", help="as of mm-dit convert; default: what the ending of TARGET says")
+    parser.add_argument("--std", required=True, type=float, metavar="S", help="width of the EMA, 0.001 to 0.288")
+    parser.add_argument("--output", required=True, metavar="TARGET", help="file to write, or folder with --to")
+    parser.add_argument("--to", metavar="FORMAT", help="format, as in mm-dit convert; default: by the ending of TARGET")
     parser.add_argument("--overwrite", action="store_true", help="replace TARGET if it is a checkpoint")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the average, and say how close it is."""
+    """Write the EMA, and print how close it is."""
     from tqdm import tqdm
 
     from mindspeed_mm_dit.checkpoint.averaging import make
@@ -58,8 +59,6 @@ def run(args: argparse.Namespace) -> int:
         f"to {made.error:.2%}"
     )
     if made.error > 0.05:
-        print(
-            "note: more checkpoints would meet it better; --save-retain-interval N keeps those of every N-th iteration"
-        )
+        print("note: more checkpoints would come closer; --save-retain-interval N keeps those of every N-th iteration")
     print(f"{args.output}: {made.num_tensors} tensors, {made.num_bytes / 1e6:.1f} MB")
     return 0

@@ -23,13 +23,14 @@ if TYPE_CHECKING:
     from mindspeed_mm_dit.evaluation.image_set import ImageSet
 
 PUBLISHED_CFG_SCALE = 1.5
-"""With which DiT's published FIDs were drawn."""
+"""Guidance scale of DiT's published FIDs."""
 GRID_FROM, GRID_CLASSES, GRID_PER_CLASS = 500, 10, 10
-"""The image shows so many classes, and images of each, out of the first so many images."""
+"""The grid takes this number of classes, and of images of each, from this number of first images."""
 
 DESCRIPTION = """\
-Score a model: draw many images, then compare them with real ones. With --inception: FID, sFID, Inception Score,
-precision and recall as ADM's evaluator defines them. Without: read as asked, variety, copies, distance to real ones.
+Score a model: generate many images, then compare them with real ones. With --inception you get FID, sFID, Inception
+Score, precision and recall as ADM's evaluator defines them. Without it you get the part of the samples that a
+classifier reads as the class asked for, their variety, copies of real images, and the distance to real images.
 
   mm-dit evaluate --checkpoint outputs/pets --num 500 --reference my_images --output report
   mm-dit evaluate --checkpoint outputs/digits/checkpoints --num 1000 --reference digits --sampler ddim --steps 50 \\
@@ -40,8 +41,8 @@ precision and recall as ADM's evaluator defines them. Without: read as asked, va
   mm-dit evaluate --samples samples.npz --reference reference.npz --inception W.pth --output report
   mm-dit evaluate --statistics images/ --image-size 256 --inception W.pth --output reference.npz
 
-The same command goes on where it was interrupted; images depend neither on the ranks nor on an interruption.
-docs/evaluation.md says what the scores mean, and where the weights come from."""
+If the command is interrupted, run it again to continue. The images depend neither on the number of ranks nor on an
+interruption. docs/evaluation.md explains the scores, and where to get the weights."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,33 +51,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--samples", metavar="PATH", help="score the images of an .npz or a folder instead of a model's"
     )
-    parser.add_argument("--statistics", metavar="FOLDER", help="make a reference .npz of a folder or .npz of images")
-    parser.add_argument("--num", type=int, default=50_000, metavar="N", help="images to draw (default 50000)")
+    parser.add_argument("--statistics", metavar="FOLDER", help="make a reference .npz from a folder or .npz of images")
+    parser.add_argument("--num", type=int, default=50_000, metavar="N", help="images to generate (default 50000)")
     parser.add_argument(
         "--labels",
         choices=("equal", "random"),
         default="equal",
-        help="as many images of each class (default), or a class drawn for each image, as DiT's published samples",
+        help="equal numbers of each class (default), or a random class per image, as in DiT's published samples",
     )
     parser.add_argument(
         "--prompts",
         metavar="FILE",
-        help="a text file with a prompt a line, for a model of captions: they stand for classes",
+        help="a text file with one prompt per line, for a model of captions: prompts take the place of classes",
     )
     parser.add_argument(
-        "--reference", metavar="PATH", help="ADM's .npz, one of --statistics, a folder of images, or digits"
+        "--reference",
+        metavar="PATH",
+        help="real images: ADM's .npz, one made by --statistics, a folder of images, or digits",
     )
     parser.add_argument("--inception", metavar="FILE", help="weights of torch-fidelity's Inception (.pth), for FID")
-    parser.add_argument("--image-size", type=int, metavar="PIXELS", help="bring images of folders to this size")
+    parser.add_argument("--image-size", type=int, metavar="PIXELS", help="resize images in folders to this size")
     add_size(parser)
     add_chain(parser, PUBLISHED_CFG_SCALE)
     add_drawing(parser)
-    parser.add_argument("--output", required=True, metavar="PATH", help="folder of the report; .npz of --statistics")
+    parser.add_argument(
+        "--output", required=True, metavar="PATH", help="folder of the report; with --statistics an .npz"
+    )
     add_sampler_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Draw what is missing, score, and write."""
+    """Generate the images that are missing, score all, and write the report."""
     from mindspeed_mm_dit.evaluation.image_set import open_image_set
     from mindspeed_mm_dit.framework import activate
     from mindspeed_mm_dit.framework.launched import check_launched, end_with_launcher
@@ -152,7 +157,7 @@ def _make_statistics(args: argparse.Namespace) -> int:
 
 
 def _judge_of(args: argparse.Namespace, work: Work | None, samples: ImageSet | None) -> Judge:
-    """Return the judge that the flags name, who has looked at what is there, or will be."""
+    """Return the judge that the flags name, after it has checked the images, those to be generated included."""
     from mindspeed_mm_dit.evaluation.digits_judge import DIGITS, DigitsJudge
 
     images = _candidates(args, work, samples)
@@ -174,7 +179,7 @@ def _candidates(args: argparse.Namespace, work: Work | None, samples: ImageSet |
 
 
 def _judge_by_images(args: argparse.Namespace, image_size: int | Size) -> Judge:
-    """Return the judge that holds real images: through the Inception, or through what they have in common."""
+    """Return the judge that compares with real images: through Inception features, or without them."""
     from mindspeed_mm_dit.evaluation.image_set import open_image_set
     from mindspeed_mm_dit.evaluation.images_judge import ImagesJudge
 
@@ -198,7 +203,7 @@ def _report(args: argparse.Namespace, judge: Judge, samples: ImageSet, work: Wor
     from mindspeed_mm_dit.framework import runtime
 
     folder = Path(args.output)
-    for name in (PAGE, REPORT):  # of an evaluation before: what stands there is what was found last
+    for name in (PAGE, REPORT):  # (of an earlier evaluation, so that no stale result remains)
         (folder / name).unlink(missing_ok=True)
     drawn = work.shards.drawing.as_json() | {"checkpoint": args.checkpoint} if work else None
     evaluation = Evaluation(
@@ -220,7 +225,7 @@ def _report(args: argparse.Namespace, judge: Judge, samples: ImageSet, work: Wor
 
 
 def _grid(samples: ImageSet, classes: tuple[str, ...]) -> bytes:
-    """Return a PNG of some of the samples, one row a class."""
+    """Return a PNG of some of the samples, one row per class."""
     import numpy as np
 
     from mindspeed_mm_dit.sampling.grid import draw_grid

@@ -1,4 +1,4 @@
-"""The images that ``mm-dit evaluate`` draws before it scores them: what is asked for, checked, drawn and read again."""
+"""The images that ``mm-dit evaluate`` scores: checks the request, generates the images and reads them again."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Work:
-    """A drawing to be made."""
+    """A request for images, checked, with its settings and the files it fills."""
 
     config: ModelConfig
     settings: SampleSettings
     shards: Shards
     labels: np.ndarray
-    """(num,) int64; of a model of captions the number of the prompt."""
+    """(num,) int64; for a model of captions, the number of the prompt."""
     num_classes: int
-    """Classes of the model, or prompts."""
+    """Number of classes of the model, or of prompts."""
     classes: tuple[str, ...]
-    """Their names, where they are known; or the prompts."""
+    """Names of the classes, if known; or the prompts."""
     adapters: Sequence[Strong]
-    """What --lora adds to the weights."""
+    """Adapters that --lora adds to the weights."""
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Work:
-        """Check all that the flags ask for, before weights are read."""
+        """Check everything the flags ask for, before weights are read."""
         from mindspeed_mm_dit.sampling.load import describe, load_adapters
         from mindspeed_mm_dit.sampling.request import resized
         from mindspeed_mm_dit.sampling.shards import Shards, draw_labels
@@ -67,12 +67,12 @@ class Work:
 
     @property
     def prompts(self) -> tuple[str, ...]:
-        """What is asked for, by label; empty where labels themselves are."""
+        """The prompt of each label; empty for a model of classes."""
         return self.classes if self.shards.drawing.prompts_sha256 else ()
 
 
 def _prompts(args: argparse.Namespace, config: ModelConfig) -> list[str]:
-    """Return the prompts of the file that the flag names, each of which the text encoders can read."""
+    """Return the prompts in the file of --prompts, checked against the text encoders."""
     from mindspeed_mm_dit.cli.request_flags import check_prompts, prompts_of
 
     if args.reference == "digits":
@@ -88,7 +88,7 @@ def _drawing(args: argparse.Namespace, checkpoint: Path, config: ModelConfig, se
     from mindspeed_mm_dit.sampling.shards import Drawing
 
     model = asdict(config)
-    model["ae"].pop("from_pretrained", None)  # where it lies is no matter
+    model["ae"].pop("from_pretrained", None)  # its path does not matter
     guidance = settings.guidance
     return Drawing(
         num=args.num, labels=args.labels, seed=settings.seed, sampler=settings.sampler, steps=settings.steps,
@@ -108,7 +108,7 @@ def _digest_of_weaker(checkpoint: str | None) -> str:
 
 
 def _adapters(given: Sequence[str]) -> list[str]:
-    """Return what decides the adapters that --lora names: digest and strength of each."""
+    """Return what identifies the adapters of --lora: digest and strength of each."""
     from mindspeed_mm_dit.checkpoint.lora.source import parse
     from mindspeed_mm_dit.checkpoint.store import find_checkpoint
     from mindspeed_mm_dit.configs.files import digest_of_files
@@ -118,13 +118,13 @@ def _adapters(given: Sequence[str]) -> list[str]:
 
 
 def shape_of(config: ModelConfig) -> tuple[int, int, int]:
-    """Return height, width and channels of the images that are drawn."""
+    """Return height, width and channels of the generated images."""
     height, width = config.sample_size
     return height, width, config.ae.channels
 
 
 def _check_room(args: argparse.Namespace, config: ModelConfig, shards: Shards) -> None:
-    """Raise ConfigError for a disk that cannot take the images twice: in files, and joined."""
+    """Raise ConfigError if the disk cannot hold the images twice: in separate files, and joined."""
     if shards.joined.exists():
         return
     place = next(folder for folder in (shards.folder, *shards.folder.absolute().parents) if folder.exists())
@@ -133,12 +133,12 @@ def _check_room(args: argparse.Namespace, config: ModelConfig, shards: Shards) -
         raise ConfigError(
             f"--output = {args.output}",
             f"{args.num:,} images need {need / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB are free",
-            "name a folder on a larger disk, or draw fewer",
+            "name a folder on a larger disk, or generate fewer",
         )
 
 
 def draw(args: argparse.Namespace, work: Work) -> None:
-    """Draw what is missing, a share of the files on each rank, and join the files."""
+    """Generate the missing images, a part of the files on each rank, and join the files."""
     from tqdm import tqdm
 
     from mindspeed_mm_dit.framework import runtime
@@ -150,7 +150,7 @@ def draw(args: argparse.Namespace, work: Work) -> None:
     if rank == 0:
         work.shards.begin()
     missing = work.shards.missing()
-    runtime.barrier()  # every rank has looked before one writes
+    runtime.barrier()  # (no rank writes before all have looked)
     mine = missing[rank::ranks]
     images, started = sum(len(work.shards.numbers(file)) for file in missing), time.perf_counter()
     if mine:
@@ -171,7 +171,7 @@ def draw(args: argparse.Namespace, work: Work) -> None:
 
 
 def drawn_samples(work: Work) -> ImageSet:
-    """Return the images of samples.npz, all that were asked for."""
+    """Return the images of samples.npz; raises ConfigError if their number is wrong."""
     from mindspeed_mm_dit.evaluation.image_set import open_image_set
 
     samples = open_image_set("--output", work.shards.joined)

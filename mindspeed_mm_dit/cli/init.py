@@ -23,25 +23,28 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Look at your images and write a config folder that trains on them: model.json, data.json, fsdp2.yaml and train.args,
-with the reason of each choice beside it. Nothing is downloaded, and the images stay as they are.
+with the reason for each choice beside it. Nothing is downloaded, and the images stay as they are.
 
   mm-dit init my_images --output my_config
   mm-dit init my_images --output my_config --vae weights/sd-vae-ft-ema
 
-IMAGES is a folder with a folder for each class, a folder with labels.csv (image_path,label), such a csv itself, a
-folder of Parquet or webdataset shards, or a folder of images of one kind. Without --vae a model learns small images,
-32 pixels on a CPU; with one it learns latents, at 256. Network, batch and length follow from the number of images and
-from this machine."""
+IMAGES is one of:
+  a folder with one folder per class
+  a folder with labels.csv (image_path,label), or such a csv itself
+  a folder of Parquet or webdataset shards
+  a folder of images of one kind
+Without --vae the model learns small images, 32 pixels on a CPU; with --vae it learns latents of images of 256 pixels.
+The network, the batch size and the length of training follow from the number of images and from this machine."""
 
 EXPECT_ON_A_CPU = """\
 what to expect:        of 4 classes of 60 photographs 97 % of the samples were read as asked by shape alone after
                        2,000 steps (9 minutes of one core), real photographs 94 %; after 600 steps 83 %"""
-"""As benchmarks/results/2026-11-23-time_to_quality.md has it."""
+"""From benchmarks/results/2026-11-23-time_to_quality.md."""
 EXPECT_LESS = """\
                        Expect less here: {}. Shapes come late; what helps is more of them, or an accelerator"""
 ENOUGH_STEPS, ENOUGH_IMAGES = 2_000, 60
 SUPPOSED_GIB = 32.0
-"""Memory that an accelerator is taken to have where it cannot be asked."""
+"""Memory that an accelerator is assumed to have if it cannot be queried."""
 NAMES_IN_COMMAND = 4
 CURE_OF_EMPTY = "name a folder that has images: one folder of them for each class, or an index with image_path,label"
 
@@ -50,21 +53,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the command."""
     parser.add_argument("images", metavar="IMAGES", help="folder of the images, or a csv in it")
     parser.add_argument("--output", required=True, metavar="DIR", help="config folder to write")
-    parser.add_argument("--vae", metavar="DIR", help="diffusers folder of an AutoencoderKL, such as sd-vae-ft-ema")
-    parser.add_argument("--image-size", type=int, metavar="N", help="pixels (default: by images, --vae and machine)")
+    parser.add_argument("--vae", metavar="DIR", help="diffusers folder of an AutoencoderKL, e.g. sd-vae-ft-ema")
+    parser.add_argument(
+        "--image-size", type=int, metavar="N", help="pixels (default: chosen by images, --vae and machine)"
+    )
     parser.add_argument(
         "--diffusion",
         choices=tuple(DIFFUSIONS),
         default="flow_matching",
-        help="what is learned (default flow_matching); gaussian_diffusion with --vae is for diffusers' DiTPipeline too",
+        help="objective (default flow_matching); gaussian_diffusion with --vae also suits diffusers' DiTPipeline",
     )
-    parser.add_argument("--device-memory-gib", type=float, metavar="M", help="memory to plan for (default: as found)")
+    parser.add_argument(
+        "--device-memory-gib", type=float, metavar="M", help="memory to plan for (default: what is found)"
+    )
     parser.add_argument("--ai-framework", choices=("pytorch", "mindspore"), default="pytorch")
     parser.add_argument("--overwrite", action="store_true", help="replace config files that are in --output already")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Look, choose, write and say what to run."""
+    """Read the images, choose settings, write the files and print the commands to run next."""
     from mindspeed_mm_dit.planning.starter import choose
     from mindspeed_mm_dit.planning.starter_files import files_of
     from mindspeed_mm_dit.training.classes import say_classes, say_copies_among, say_notes
@@ -114,7 +121,7 @@ def _check_output(args: argparse.Namespace, data_folder: str) -> None:
 
 
 def _autoencoder(folder: str | None) -> dict[str, Any] | None:
-    """Return section ae with all its sizes, of an autoencoder whose files are there; None without --vae."""
+    """Return the ae section, with all sizes, of an autoencoder whose files are there; None without --vae."""
     if folder is None:
         return None
     from mindspeed_mm_dit.configs.model import autoencoder_in
@@ -124,11 +131,11 @@ def _autoencoder(folder: str | None) -> dict[str, Any] | None:
         raise ConfigError(f"--vae = {folder}", f"its {config.diffusers_class} encodes videos, not images",
                           "name an autoencoder of images")  # fmt: skip
     section = {name: getattr(config, name) for name in ("model_id", "from_pretrained", *config.looked_up)}
-    return {name: value for name, value in section.items() if value}  # (a shift of 0 need not be said)
+    return {name: value for name, value in section.items() if value}  # (a shift of 0 can be left out)
 
 
 def _look(args: argparse.Namespace) -> tuple[DatasetParam, Rows, str]:
-    """Return the images, those that can be used, and what their layout is."""
+    """Return the settings of the images, the images that can be used, and how their layout was recognized."""
     from mindspeed_mm_dit.configs.images import DatasetParam
     from mindspeed_mm_dit.data.folder_classes import classes_of_folder
     from mindspeed_mm_dit.data.rows import Wanted
@@ -141,7 +148,7 @@ def _look(args: argparse.Namespace) -> tuple[DatasetParam, Rows, str]:
     try:
         return param, source_of(param).open(param, Wanted(param.items)), layout.reason
     except DataError as error:
-        if error.what.startswith("dataset_param.data_folder"):  # a setting of a file that is not written yet
+        if error.what.startswith("dataset_param.data_folder"):  # names a setting in a file that is not written yet
             raise DataError(f"IMAGES = {args.images}", error.reason, CURE_OF_EMPTY) from None
         raise
 
@@ -155,7 +162,7 @@ def _pictures(index: Rows, param: DatasetParam) -> ImageFacts:
 
 
 def _machine(args: argparse.Namespace) -> Machine:
-    """Return what pretrain.sh will find here; the framework is asked."""
+    """Return the accelerators and memory that pretrain.sh will find here, as the framework reports them."""
     from mindspeed_mm_dit.framework import activate
     from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
     from mindspeed_mm_dit.planning.starter import Machine
@@ -174,7 +181,7 @@ def _machine(args: argparse.Namespace) -> Machine:
 
 
 def _dataset(param: DatasetParam, index: Rows) -> dict[str, Any]:
-    """Return the part of dataset_param that says which images they are."""
+    """Return the part of dataset_param that names the images."""
     told = dataclasses.asdict(dataclasses.replace(param, skip_bad_images=index.skipped > 0))
     usual = {field.name: field.default for field in dataclasses.fields(param)}
     names = ("dataset_type", "data_folder", "index", "single_class", "split", "skip_bad_images")
@@ -192,7 +199,7 @@ def _print_choices(starter: Starter, reason: str) -> None:
 
 
 def _latents(args: argparse.Namespace) -> str:
-    """Return where the images are kept encoded; a CPU would take longer to encode one than to learn from it."""
+    """Return the folder of the encoded images; a CPU would take longer to encode an image than to learn from it."""
     return f"{args.output}/latents"
 
 
@@ -221,7 +228,7 @@ def _print_commands(args: argparse.Namespace, starter: Starter, machine: Machine
 
 
 def _print_expectation(steps: int, images: int) -> None:
-    """Say what a CPU makes of so many steps and ``images`` a class."""
+    """Print what to expect on a CPU from this number of steps and of ``images`` per class."""
     print(EXPECT_ON_A_CPU)
     few = [f"{steps:,} steps (--train-iters)"] if steps < ENOUGH_STEPS else []
     few += [f"{images:,} images a class"] if images < ENOUGH_IMAGES else []
@@ -230,12 +237,12 @@ def _print_expectation(steps: int, images: int) -> None:
 
 
 def _encode(args: argparse.Namespace) -> str:
-    """Return the command that encodes the images; where they are encoded already it does nothing."""
+    """Return the command that encodes the images; it does nothing if they are encoded already."""
     words = ["cache-latents", "--model", f"{args.output}/model.json", "--data", f"{args.output}/data.json"]
     framework = [] if args.ai_framework == "pytorch" else ["--ai-framework", args.ai_framework]
     return f"{_mm_dit()} {shlex.join([*words, '--output', _latents(args), *framework])}"
 
 
 def _mm_dit() -> str:
-    """Return how this shell calls mm-dit: by its name where that is found, with this Python elsewhere."""
+    """Return how this shell calls mm-dit: by name if it is on the path, otherwise through this Python."""
     return "mm-dit" if shutil.which("mm-dit") else f"{shlex.quote(sys.executable)} -m mindspeed_mm_dit"

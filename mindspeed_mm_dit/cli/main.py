@@ -1,4 +1,4 @@
-"""``mm-dit COMMAND``: finds the command's module and prints our errors without a traceback."""
+"""``mm-dit COMMAND``: finds the command's module, runs it, and prints our errors without a traceback."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from mindspeed_mm_dit.configs.arguments import Parser
 from mindspeed_mm_dit.errors import ConfigError, PlatformError, UserError, nearest
 
 COMMANDS = {
-    "train": "train what a config folder describes",
+    "train": "train the model that a config folder describes",
     "init": "look at your images and write a config folder that trains on them",
-    "data": "say what a run would see of its images, and draw a contact sheet",
-    "sample": "draw images from a trained model",
-    "app": "draw from a trained model on a page in your browser",
-    "evaluate": "score a model by many samples: FID, Inception Score, precision and recall",
-    "plan": "say what a run will need: memory, largest micro-batch, traffic, time",
+    "data": "show what a run would see of its data, and draw a contact sheet",
+    "sample": "generate images or videos with a trained model",
+    "app": "generate images or videos on a page in your browser",
+    "evaluate": "score a model on many samples: FID, Inception Score, precision and recall",
+    "plan": "estimate what a run will need: memory, largest micro-batch, traffic, time",
     "cache-latents": "encode a data set once, so that no training step has to",
-    "parity": "compare this implementation with a file of reference values",
+    "parity": "check this implementation against a file of reference values",
     "convert": "write a checkpoint in another format",
-    "ema": "average the weights of a run over another share of it than it kept",
+    "ema": "make an EMA of another width after a run has ended (post-hoc EMA)",
     "compare": "train and run a model on PyTorch and on MindSpore, and report every difference",
-    "prove": "hold a training step to float64 in every layout: ranks, sharding, precision",
-    "replay": "compute one step of a run again, and say what in it was not finite",
-    "plot": "draw the loss curves of several runs over each other",
+    "prove": "check a training step against float64 in every layout: ranks, sharding, precision",
+    "replay": "recompute one step of a run, and find what in it was not finite",
+    "plot": "draw the loss curves of one run or several in one picture",
 }
 
 
 INTERRUPTED = 130
-"""Exit code after Ctrl-C, as a shell has it: 128 + SIGINT."""
+"""Exit code after Ctrl-C, as in a shell: 128 + SIGINT."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; return the exit code: 0 good, 1 a negative verdict, 2 a mistake in the input, 130 Ctrl-C."""
+    """Run one command and return the exit code: 0 good, 1 a negative verdict, 2 a mistake in the input, 130 Ctrl-C."""
     try:
         return _run_command(argv)
     except UserError as error:
         print(f"{error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # who read the output has ended
+    except BrokenPipeError:  # the program that read our output has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
-    except OSError as error:  # a disk that is full, a file that went away: what could be checked before, was
+    except OSError as error:  # a full disk, a file that went away: whatever could be checked earlier was
         print(f"{PlatformError(error.filename or 'a file', error.strerror or str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -60,11 +60,11 @@ def _run_command(argv: Sequence[str] | None) -> int:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Return the flags of a command, ``run`` among them, which runs it; without a command list them all."""
+    """Parse the flags of a command; ``run`` in the result runs it. Without a command, list all commands."""
     argv = list(argv)
     parser = Parser(
         prog="mm-dit",
-        description="Diffusion transformers: train, draw, measure. 'mm-dit COMMAND --help' explains a command.",
+        description="Train, sample and measure diffusion transformers. 'mm-dit COMMAND --help' explains a command.",
     )
     parser.add_argument("--version", action="version", version=f"mm-dit {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
@@ -84,7 +84,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _add_command(commands: argparse._SubParsersAction, name: str) -> argparse.ArgumentParser:
-    """Add the parser of a command, whose module is imported for it, and return it."""
+    """Import the module of a command, add its parser, and return the parser."""
     module = importlib.import_module(f"mindspeed_mm_dit.cli.{name.replace('-', '_')}")
     command: argparse.ArgumentParser = commands.add_parser(
         name, help=COMMANDS[name], description=module.DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -95,7 +95,7 @@ def _add_command(commands: argparse._SubParsersAction, name: str) -> argparse.Ar
 
 
 def parser_of(name: str) -> argparse.ArgumentParser:
-    """Return the parser of one command, with its flags and what they mean."""
+    """Return the parser of one command, with its flags and their help."""
     return _add_command(Parser(prog="mm-dit").add_subparsers(), name)
 
 

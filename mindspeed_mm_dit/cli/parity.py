@@ -8,7 +8,8 @@ import sys
 from mindspeed_mm_dit.errors import ConfigError
 
 DESCRIPTION = """\
-Recompute every quantity in a file of reference values with the weights of a checkpoint, and compare.
+Check this implementation against reference values, for example of the published code: recompute every quantity in a
+file with the weights of a checkpoint, and compare.
 
   mm-dit parity --reference dit_tiny_p2.npz --checkpoint dit_tiny_p2.pt
   mm-dit parity --reference t2v_tiny.npz --checkpoint t2v_tiny.pt --wan wan_tiny.pt --vae wan_vae_tiny \\
@@ -16,10 +17,10 @@ Recompute every quantity in a file of reference values with the weights of a che
   mm-dit parity --reference muon_tiny.npz
   mm-dit parity --reference lora_values.npz --checkpoint wan_tiny.pt --lora wan_lora_tiny
 
-Prints ours, the reference's, the relative error (norm of the difference over norm of the reference) and a
-verdict for each; the exit code is 1 if one is past its tolerance. Where the file has float64 values beside the
-published float32 ones, they are the reference, and twice the published error passes too. docs/parity.md
-describes the file format."""
+Prints for each quantity our value, the reference, the relative error (norm of the difference over norm of the
+reference) and a verdict. The exit code is 1 if an error exceeds its tolerance. If the file has float64 values beside
+the published float32 ones, the float64 values are the reference, and an error up to twice the published one passes too.
+docs/parity.md describes the file format."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,13 +29,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--checkpoint",
         metavar="PATH",
-        help="weights they were computed with: a file, a checkpoint folder, or a folder of those (newest one); an "
-        "optimizer's steps have none",
+        help="weights the values were computed with: a file, a checkpoint folder, or a folder of checkpoints (the "
+        "newest); leave it out for the steps of an optimizer",
     )
-    parser.add_argument("--wan", metavar="PATH", help="weights of Wan, for the values wan/ of a file of text to video")
-    parser.add_argument("--vae", metavar="DIR", help="Wan's autoencoder, for vae/ and step/latents of such a file")
-    parser.add_argument("--text-encoder", metavar="DIR", help="UMT5, for umt5/ and step/prompt_embeds of such a file")
-    parser.add_argument("--lora", metavar="DIR", help="folder of adapters, for the values of a file of LoRA")
+    parser.add_argument("--wan", metavar="PATH", help="weights of Wan, to check wan/ in a text-to-video file")
+    parser.add_argument("--vae", metavar="DIR", help="Wan's autoencoder, to check vae/ and step/latents in it")
+    parser.add_argument("--text-encoder", metavar="DIR", help="UMT5, to check umt5/ and step/prompt_embeds in it")
+    parser.add_argument("--lora", metavar="DIR", help="folder of adapters, to check a file of LoRA values")
     parser.add_argument("--ai-framework", choices=("pytorch", "mindspore"), default="pytorch")
     parser.add_argument("--tolerance", type=float, default=1e-5, help="largest relative error (default 1e-5)")
     parser.add_argument(
@@ -43,14 +44,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compare, print, and return 1 for any difference past tolerance."""
+    """Compare, print, and return 1 if any error exceeds its tolerance."""
     for flag in ("tolerance", "table_tolerance"):
         if not getattr(args, flag) >= 0:
             raise ConfigError(f"--{flag.replace('_', '-')} = {getattr(args, flag)}", "must be a number of at least 0")
     for flag in ("vae", "text_encoder"):
         if getattr(args, flag) and args.ai_framework != "pytorch":
             raise ConfigError(f"--{flag.replace('_', '-')} = {getattr(args, flag)}", "runs on PyTorch alone",
-                              "leave it out: what else is in the file is compared without it")  # fmt: skip
+                              "leave it out: the rest of the file is compared without it")  # fmt: skip
     from rich.console import Console
     from rich.table import Table
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from mindspeed_mm_dit.planning.recommend import Recommendation, Request
 
 DESCRIPTION = """\
-Say what a run will need before it is started: parameters, arithmetic, memory by part, the largest micro-batch,
-bytes sent, time, for PyTorch. Closed form: no device and no framework is touched.
+Estimate what a run will need before you start it: parameters, arithmetic, memory by part, the largest micro-batch,
+bytes sent, and time, for PyTorch. The numbers come from formulas: no device and no framework is needed.
 
   mm-dit plan --model examples/dit/imagenet256/model.json --world-size 8 --device-memory-gib 80
   mm-dit plan --model model.json --world-size 64 --device-memory-gib 64 --link-gbps 200 --peak-tflops 376 \\
@@ -31,17 +31,19 @@ bytes sent, time, for PyTorch. Closed form: no device and no framework is touche
   mm-dit plan --write-native examples/dit/imagenet256 --world-size 8"""
 
 MOST = 10**9
-"""Of anything that is planned with: devices, images, GiB, gigabits and TFLOP a second."""
+"""Upper limit of every quantity in a plan: devices, images, GiB, gigabits and TFLOP a second."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the command."""
     parser.add_argument("--model", metavar="JSON", help="model.json; needed for a plan")
     parser.add_argument("--world-size", type=int, required=True, metavar="N", help="devices")
-    parser.add_argument("--device-memory-gib", type=float, metavar="M", help="memory of one, GiB; needed for a plan")
-    parser.add_argument("--global-batch-size", type=int, default=256, metavar="N", help="images a step (default 256)")
-    parser.add_argument("--micro-batch-size", type=int, metavar="N", help="default: the largest that fits")
-    parser.add_argument("--node-size", type=int, default=8, metavar="N", help="devices of a node (default 8)")
+    parser.add_argument("--device-memory-gib", type=float, metavar="M", help="GiB of each device; needed for a plan")
+    parser.add_argument("--global-batch-size", type=int, default=256, metavar="N", help="images per step (default 256)")
+    parser.add_argument(
+        "--micro-batch-size", type=int, metavar="N", help="images per micro-batch (default: the largest that fits)"
+    )
+    parser.add_argument("--node-size", type=int, default=8, metavar="N", help="devices per node (default 8)")
     parser.add_argument(
         "--context-parallel-size",
         type=int,
@@ -50,23 +52,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="ranks that share the tokens of a sample (default 1)",
     )
     parser.add_argument(
-        "--power-ema-stds", type=std, nargs="+", default=(), metavar="STD", help="averages kept beside the plain one"
+        "--power-ema-stds",
+        type=std,
+        nargs="+",
+        default=(),
+        metavar="STD",
+        help="power-function EMAs kept beside the plain EMA",
     )
     optimizer = next(row for row in rows() if row.name == "optimizer")
     for title, adds in (("optimizer", (optimizer, optimizer_settings)), ("fine-tuning", rows_of(FineTuning))):
         group = parser.add_argument_group(title)
         for add in adds:
             add(group)
-    parser.add_argument("--data", metavar="JSON", help="data.json; of its buckets the dearest is planned for")
+    parser.add_argument("--data", metavar="JSON", help="data.json; the plan is for its most expensive bucket")
     parser.add_argument("--latents", action="store_true", help="images come from a latent cache, not through the VAE")
-    parser.add_argument("--link-gbps", type=float, metavar="G", help="gigabits a second a rank can send; adds times")
+    parser.add_argument(
+        "--link-gbps", type=float, metavar="G", help="gigabits per second that a rank can send; adds times to the plan"
+    )
     parser.add_argument("--node-link-gbps", type=float, metavar="G", help="the same inside a node (default: equal)")
     parser.add_argument("--peak-tflops", type=float, default=989.0, help="bf16 peak of a device (default 989, an H100)")
-    parser.add_argument("--mfu", type=float, default=0.4, help="share of the peak that is reached (default 0.4)")
+    parser.add_argument("--mfu", type=float, default=0.4, help="fraction of the peak that is reached (default 0.4)")
     parser.add_argument("--write-fsdp2", metavar="YAML", help="write the recommended fsdp2.yaml, with its reasons")
     parser.add_argument(
-        "--write-native", metavar="DIR", help="print no plan but the yaml with which MindSpeed-MM's native FSDP2 "
-        "engine does what model.json, data.json, fsdp2.yaml and train.args of a folder say",
+        "--write-native", metavar="DIR", help="instead of a plan, print the yaml that makes MindSpeed-MM's native "
+        "FSDP2 engine run the model.json, data.json, fsdp2.yaml and train.args of a folder",
     )  # fmt: skip
     parser.add_argument("--overwrite", action="store_true", help="let --write-fsdp2 replace a file")
 
@@ -122,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def write_native(args: argparse.Namespace) -> int:
-    """Print the yaml of a folder of configs for the native engine."""
+    """Print the native engine's yaml for a config folder."""
     from mindspeed_mm_dit.hosts.native.commandline import yaml_of_config
 
     print(yaml_of_config(args.write_native, args.world_size), end="")
@@ -130,7 +139,7 @@ def write_native(args: argparse.Namespace) -> int:
 
 
 def check_arguments(args: argparse.Namespace) -> None:
-    """Refuse what cannot be planned for, or written."""
+    """Refuse flags that cannot be planned for, and files that cannot be written."""
     from mindspeed_mm_dit.configs.outputs import check_output_file
 
     for flag in () if args.write_native else ("model", "device_memory_gib"):
@@ -142,7 +151,7 @@ def check_arguments(args: argparse.Namespace) -> None:
         if value is not None and not 0 < value <= MOST:
             raise ConfigError(f"--{flag.replace('_', '-')} = {shown(value)}", f"must be positive, and at most {MOST:,}")
     if args.mfu > 1:
-        raise ConfigError(f"--mfu = {args.mfu}", "is a share of the peak, at most 1", "write 0.4 for 40 %")
+        raise ConfigError(f"--mfu = {args.mfu}", "is a fraction of the peak, at most 1", "write 0.4 for 40 %")
     if args.node_link_gbps is not None and args.link_gbps is None:
         raise ConfigError(f"--node-link-gbps = {args.node_link_gbps:g}", "has no effect without --link-gbps",
                           "give --link-gbps, the rate to other nodes, too")  # fmt: skip
@@ -155,7 +164,7 @@ def check_arguments(args: argparse.Namespace) -> None:
 
 
 def dearest_of_data(model: ModelConfig, path: str) -> ModelConfig:
-    """Return ``model`` for the dearest of the shapes that a data.json has."""
+    """Return ``model`` for the most expensive of the shapes in a data.json."""
     from mindspeed_mm_dit.configs.data import load_data_config
     from mindspeed_mm_dit.models.data import check_sizes, dearest
 
@@ -168,7 +177,7 @@ def dearest_of_data(model: ModelConfig, path: str) -> ModelConfig:
 
 
 def check_sequence_ranks(model: ModelConfig, request: Request) -> None:
-    """Refuse ranks that cannot share a sample."""
+    """Refuse a number of ranks that cannot share a sample."""
     ranks = request.sequence_ranks
     if request.world_size % ranks:
         raise ConfigError(
@@ -203,7 +212,7 @@ def print_model(model: ModelConfig) -> None:
 
 
 def print_memory(model: ModelConfig, request: Request, chosen: Recommendation) -> None:
-    """Print the parts of the recommended layout."""
+    """Print the memory of the recommended placement, part by part."""
     from mindspeed_mm_dit.planning.memory import memory
     from mindspeed_mm_dit.planning.recommend import GIB
 
@@ -264,7 +273,7 @@ def print_traffic(model: ModelConfig, request: Request, chosen: Recommendation, 
 
 
 def kinds(request: Request) -> dict[str, Placement]:
-    """Return the layouts to compare: every rank a whole copy, one copy for all, one copy for each node."""
+    """Return the placements to compare: a whole copy on every rank, one copy for all, one copy for each node."""
     from mindspeed_mm_dit.configs.precision import AUTOCAST
     from mindspeed_mm_dit.planning.memory import Placement
 

@@ -8,26 +8,29 @@ from pathlib import Path
 from mindspeed_mm_dit.errors import ConfigError
 
 DESCRIPTION = """\
-Draw the loss curve of a run, or those of several over each other: training, and held-out images where there are any.
-Of one run alone, the loss of each quarter of the way from data to noise stands beside it.
+Draw the loss curves of one run or several in one picture: on training data, and on held-out data if there is any.
+With one run, a second panel shows the held-out loss for each quarter of the noise level, from data to noise.
 
   mm-dit plot outputs/digits train.log ../DiT/results/000-DiT-XL-2/log.txt --output loss.png
 
-A LOG is the folder of a run, a TensorBoard folder, or a text log: ours and MindSpeed-MM's, facebookresearch/DiT's,
-mindone's."""
+A LOG is the folder of a run, a TensorBoard folder, or a text log of this program, MindSpeed-MM, facebookresearch/DiT or
+mindone."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the command."""
     parser.add_argument("logs", nargs="+", metavar="LOG", help="log file, or folder of a run or of TensorBoard")
-    parser.add_argument("--output", default="loss.png", metavar="PNG", help="the picture (default loss.png)")
+    parser.add_argument("--output", default="loss.png", metavar="PNG", help="picture to write (default loss.png)")
     parser.add_argument(
-        "--smooth", type=int, metavar="N", help="running mean over N log lines; 1: none (default: 1/40 of each curve)"
+        "--smooth",
+        type=int,
+        metavar="N",
+        help="running mean over N log lines; 1: no smoothing (default: 1/40 of each curve)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read, draw, and say what was read."""
+    """Read the logs, draw them, and print what was read."""
     if Path(args.output).suffix != ".png":
         raise ConfigError(f"--output = {args.output}", "is not a .png")
     if args.smooth is not None and args.smooth < 1:

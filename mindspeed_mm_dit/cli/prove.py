@@ -26,12 +26,12 @@ Is my training step right, in every layout I am going to pay for?
   mm-dit prove --run runs/mine/checkpoints --at 20,400 --card run_card.md
   mm-dit prove --run run_card.md -- --mm-data elsewhere/data.json
 
-Takes one optimizer step on one rank in float64, by your config folder and data, and then the same step in every layout
-that this machine can run: losses, every gradient, their norm, every weight and its average after the step must be the
-truth but for rounding, which is measured. Where a layout is wrong, says the first wrong module. The exit code is 1 if
-one is, 2 for a mistake in the input.
+Takes one optimizer step on one rank in float64 with your config folder and data: the truth. Then takes the same step in
+every layout that this machine can run. Losses, every gradient, the gradient norm, and every weight and its EMA after
+the step must equal the truth up to rounding, which is measured. If a layout is wrong, prints its first wrong module.
+The exit code is 1 if a layout is wrong, 2 for a mistake in the input.
 
-With --run, takes steps of a published run again, on this machine, and holds loss and gradient norm to its log."""
+With --run, recomputes steps of a published run on this machine, and compares loss and gradient norm with its log."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,29 +41,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="CONFIG",
         help="folder with model.json, data.json and train.args, or an embedded one; "
-        "with --run, behind --: flags of the run that are others here",
+        "with --run, after --: flags of the run that differ here",
     )
-    parser.add_argument("--layouts", nargs="+", default=[], metavar="NAME", help="these alone; * stands for anything")
-    parser.add_argument("--list", action="store_true", help="say which layouts there are, and end")
-    parser.add_argument("--checkpoint", metavar="PATH", help="weights to begin with, of any format; default: drawn")
+    parser.add_argument(
+        "--layouts", nargs="+", default=[], metavar="NAME", help="check only these layouts; * matches anything"
+    )
+    parser.add_argument("--list", action="store_true", help="list the layouts, and exit")
+    parser.add_argument(
+        "--checkpoint", metavar="PATH", help="weights to begin with, in any format (default: random ones)"
+    )
     parser.add_argument(
         "--full",
         action="store_true",
-        help="the whole model and batch (default: a narrowed copy, 16 samples)",
+        help="use the whole model and batch (default: a narrower copy of the model, 16 samples)",
     )
     parser.add_argument("--steps", type=int, default=1, metavar="N", help="steps to take (default 1)")
-    parser.add_argument("--output", default="proof.html", metavar="HTML", help="the page; the JSON goes beside it")
+    parser.add_argument("--output", default="proof.html", metavar="HTML", help="page to write, and a JSON beside it")
     parser.add_argument("--run", dest="past", metavar="PLACE", help="a folder of --save, or the card of a run")
-    parser.add_argument("--at", type=_places, default=[], metavar="N,N", help="of --run: logged iterations (default: "
-                        "the first after each checkpoint)")  # fmt: skip
-    parser.add_argument("--log", metavar="LOG", help="of --run: its log, or TensorBoard folder (default: its own)")
-    parser.add_argument("--card", metavar="MD", help="of --run: write what one publishes beside weights")
+    parser.add_argument("--at", type=_places, default=[], metavar="N,N", help="with --run: logged iterations to "
+                        "recompute (default: the first after each checkpoint)")  # fmt: skip
+    parser.add_argument("--log", metavar="LOG", help="with --run: a log or TensorBoard folder (default: the run's own)")
+    parser.add_argument("--card", metavar="MD", help="with --run: write a card of the run, to publish beside weights")
     parser.add_argument("--mindspore-python", metavar="PY", help="interpreter with MindSpore (default: this one, "
                         ".venv-mindspore)")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prove the layouts; 0 if all that are proved are right, 1 if one is wrong."""
+    """Prove the layouts; return 0 if all that were proved are right, 1 if one is wrong."""
     from mindspeed_mm_dit.verify.layouts import chosen
 
     layouts = chosen(args.layouts)
@@ -92,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_again(args: argparse.Namespace) -> int:
-    """Hold steps of a published run to its log; 0 if all are the same but for rounding, 1 if one is not."""
+    """Compare steps of a published run with its log; return 0 if all agree up to rounding, 1 if one does not."""
     from mindspeed_mm_dit.framework import activate
     from mindspeed_mm_dit.verify.published import Published, write_card
 
@@ -116,7 +120,7 @@ def _run_again(args: argparse.Namespace) -> int:
 
 
 def _checked(config: Config) -> Config:
-    """Refuse, before time is spent, what no run of the config would begin with; say which data it is."""
+    """Refuse, before time is spent, what a run of the config would refuse; return the config with its data's digest."""
     from mindspeed_mm_dit.framework import activate
     from mindspeed_mm_dit.hosts.standalone_preflight import preflight
     from mindspeed_mm_dit.training.flags import parse, quiet
@@ -128,7 +132,7 @@ def _checked(config: Config) -> Config:
 
 
 def _absent(layouts: Sequence[Layout]) -> dict[str, UserError]:
-    """Return the hosts of ``layouts`` that are not here, and why."""
+    """Return the hosts of ``layouts`` that are not installed here, each with the reason."""
     from mindspeed_mm_dit.hosts.choose import named
 
     found = {}
@@ -141,7 +145,7 @@ def _absent(layouts: Sequence[Layout]) -> dict[str, UserError]:
 
 
 def check_arguments(args: argparse.Namespace) -> None:
-    """Refuse what cannot work before time is spent."""
+    """Refuse flags that cannot work, before time is spent."""
     from mindspeed_mm_dit.configs.embedded import config_folder
     from mindspeed_mm_dit.configs.outputs import check_output_file
 

@@ -1,4 +1,4 @@
-"""Commands that several ranks run together: torchrun or msrun starts each of them with the same flags."""
+"""Error handling for commands that several ranks run together; torchrun or msrun gives each rank the same flags."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mindspeed_mm_dit.training.exit_codes import USER_ERROR
 
 @contextmanager
 def found_by_all() -> Iterator[None]:
-    """While entered, a UserError is one that every rank finds: one says it, the others end in silence."""
+    """Context in which every rank raises the same UserError: one rank reports it, the others exit in silence."""
     try:
         yield
     except UserError:

@@ -1,4 +1,4 @@
-"""``mm-dit replay``: compute one step of a run again, and say what in it was not finite."""
+"""``mm-dit replay``: recompute one step of a run, and find what in it was not finite."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from dataclasses import replace
 
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
 
-DESCRIPTION = """Compute one step of a run again, from the checkpoint before it. Draws are functions of the position, so
-on as many ranks its loss has the digits that were printed. Says the first tensor that is not finite, by module, the
-samples of the batch, and the largest activations of each block. Nothing is saved.
+DESCRIPTION = """Find out why a loss became NaN or infinite: recompute one step of a run from the checkpoint before it.
+All random numbers are functions of the sample index, so on the same number of ranks the loss is the one that was
+printed, digit for digit. Prints the first tensor that is not finite and its module, the samples of the batch, and the
+largest activations of each block. Nothing is saved.
 
   mm-dit replay --checkpoint outputs/digits/checkpoints                    the step that was not finite
   mm-dit replay --checkpoint outputs/digits/checkpoints --iteration 650    any other
   torchrun --nproc_per_node 2 -m mindspeed_mm_dit.cli.main -- replay ...   of a run on two ranks
 
-The flags are those of the run, kept with its checkpoints; what has moved since follows behind "--":
+The flags are those of the run, kept with its checkpoints. Write flags that differ now, such as a path that has moved,
+after "--":
 
   mm-dit replay --checkpoint DIR --iteration 650 -- --mm-data elsewhere/data.json"""
 
@@ -23,8 +25,8 @@ The flags are those of the run, kept with its checkpoints; what has moved since 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of this command."""
     parser.add_argument("--checkpoint", required=True, metavar="DIR", help="folder of --save, or a checkpoint in it")
-    parser.add_argument("--iteration", type=int, metavar="N", help="default: the one that was not finite")
-    parser.add_argument("flags", nargs="*", metavar="-- FLAGS", help="flags of the run that are others by now")
+    parser.add_argument("--iteration", type=int, metavar="N", help="step to replay (default: the one not finite)")
+    parser.add_argument("flags", nargs="*", metavar="-- FLAGS", help="flags of the run that differ now")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,5 +53,5 @@ def run(args: argparse.Namespace) -> int:
     activate(flags.ai_framework)
     from mindspeed_mm_dit.hosts.replay import replay
 
-    whole = replace(flags, torch_compile=False)  # which would hide what modules give
+    whole = replace(flags, torch_compile=False)  # compiled, the outputs of single modules would be hidden
     return 0 if replay(whole, checkpoint, iteration) else 1

@@ -1,4 +1,4 @@
-"""What is asked of a model on the command line: classes, prompts, and samples of another size."""
+"""The flags of a request for samples: classes, prompts, vectors, their number and size."""
 
 from __future__ import annotations
 
@@ -14,45 +14,44 @@ if TYPE_CHECKING:
     from mindspeed_mm_dit.sampling.request import Asked
 
 MOST_IMAGES, MOST_VIDEOS = 1_000_000, 10_000
-"""Samples that one command draws; the usual scores take 50,000 images."""
+"""The most samples that one command generates; the usual scores take 50,000 images."""
 
 _WORDS = {"label": "classes", "caption": "texts", "vector": "vectors"}
 
 
 def add_asking(parser: argparse.ArgumentParser) -> None:
-    """Declare them."""
+    """Declare the flags of a request."""
     parser.add_argument(
         "--classes",
         metavar="LIST",
-        help="labels, such as 0-9 or 1,5,7-9, or names that the checkpoint knows, such as cat,dog "
-        "(default: the first 10)",
+        help="labels, e.g. 0-9 or 1,5,7-9, or names that the checkpoint knows, e.g. cat,dog (default: the first 10)",
     )
     parser.add_argument("--num-per-class", type=int, metavar="N", help="samples of each class (default 4)")
     text = parser.add_argument_group("models with a text encoder")
     text.add_argument(
         "--prompt", action="append", metavar="TEXT", help="what a sample shows; may be given several times"
     )
-    text.add_argument("--prompts", metavar="FILE", help="a text file with a prompt a line")
+    text.add_argument("--prompts", metavar="FILE", help="a text file with one prompt per line")
     text.add_argument("--num-per-prompt", type=int, metavar="N", help="samples of each prompt (default 1)")
     text.add_argument(
-        "--negative-prompt", metavar="TEXT", help="what guidance leads away from (default: the empty caption)"
+        "--negative-prompt", metavar="TEXT", help="text that guidance leads away from (default: the empty caption)"
     )
-    parser.add_argument("--vectors", metavar="FILE", help="an .npy of vectors (N, P), for a model steered by them")
+    parser.add_argument("--vectors", metavar="FILE", help="an .npy of vectors (N, P), for a model steered by vectors")
     add_size(parser)
     video = parser.add_argument_group("videos")
-    video.add_argument("--frames", type=int, metavar="N", help="frames of a video (default: those of model.json)")
-    video.add_argument("--fps", type=float, help="frames a second of a video (default 16, Wan's)")
+    video.add_argument("--frames", type=int, metavar="N", help="frames of a video (default: from model.json)")
+    video.add_argument("--fps", type=float, help="frames per second of a video (default 16, as in Wan)")
 
 
 def add_size(parser: argparse.ArgumentParser) -> None:
-    """Declare how large samples are."""
-    parser.add_argument("--size", metavar="HxW", help="height and width in pixels (default: those of model.json)")
+    """Declare the size of samples."""
+    parser.add_argument("--size", metavar="HxW", help="height and width in pixels (default: from model.json)")
 
 
 def asked_of(args: argparse.Namespace, config: ModelConfig, names: Sequence[str]) -> Asked:
-    """Return the samples that the flags ask for; ``names``: of the classes, where the checkpoint knows them.
+    """Return the request that the flags make; ``names``: class names, if the checkpoint knows them.
 
-    Raises ConfigError for flags of items that the model is not steered by, and for whatever they name wrongly.
+    Raises ConfigError for flags of conditions that the model does not take, and for wrong values.
     """
     from mindspeed_mm_dit.sampling.request import Asked, check_asked, together
 
@@ -101,7 +100,7 @@ def _classes(args: argparse.Namespace, config: ModelConfig, names: Sequence[str]
 
 
 def parse_classes(text: str, names: Sequence[str] = (), num_classes: int = MOST_IMAGES) -> list[int]:
-    """Read "1,5,7-9" as [1, 5, 7, 8, 9], and "cat" as its place in ``names``; a range ends below ``num_classes``."""
+    """Read "1,5,7-9" as [1, 5, 7, 8, 9], and "cat" as its index in ``names``; a range ends below ``num_classes``."""
     from mindspeed_mm_dit.sampling.request import labels_of
 
     return labels_of(text.split(","), names, num_classes)
@@ -111,9 +110,9 @@ def parse_classes(text: str, names: Sequence[str] = (), num_classes: int = MOST_
 
 
 def prompts_of(given: Sequence[str], file: str | None, flag: str = "--prompt") -> list[str]:
-    """Return the prompts that were ``given`` and those of a text ``file``, a line each.
+    """Return the prompts that were ``given`` and those of a text ``file``, one per line.
 
-    Raises ConfigError where the file cannot be read, or there are none; ``flag`` is the one that is missing then.
+    Raises ConfigError if the file cannot be read, or if there are no prompts; the error then names ``flag``.
     """
     prompts = list(given)
     if file is not None:
@@ -132,7 +131,7 @@ def prompts_of(given: Sequence[str], file: str | None, flag: str = "--prompt") -
 
 
 def check_prompts(config: ModelConfig, prompts: Sequence[str], negative: str | None, flag: str = "--prompt") -> None:
-    """Raise ConfigError, of ``flag``, for a prompt that a text encoder of the model cannot read whole."""
+    """Raise ConfigError, naming ``flag``, for a prompt that a text encoder of the model cannot read completely."""
     from mindspeed_mm_dit.models.registry import open_tokenizer
     from mindspeed_mm_dit.models.text_encoder import check_captions
 
@@ -160,14 +159,14 @@ def _vectors(args: argparse.Namespace) -> list[Any]:
 
 
 def _check_amount(count: int, each: int, config: ModelConfig, output: Path) -> None:
-    """Raise ConfigError for more samples than this machine can hold until they are written, or one command draws."""
+    """Raise ConfigError for more samples than this machine can hold in memory, or than one command generates."""
     from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
     from mindspeed_mm_dit.sampling.grid import memory_bytes
 
     videos, total = len(config.sample_size) == 3, count * each
     most, noun = (MOST_VIDEOS, "videos") if videos else (MOST_IMAGES, "images")
     flag = "--num-per-prompt" if "caption" in config.predictor.conditions.items else "--num-per-class"
-    what, cure = f"{flag} = {each}", "draw fewer; further ones with another --seed and --output"
+    what, cure = f"{flag} = {each}", "generate fewer at once, and the rest with another --seed and --output"
     if not videos:
         need, available = memory_bytes(output, total, config.sample_size), host_memory_bytes()
         if need > available:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mindspeed_mm_dit.sampling.request import Asked
 
 DESCRIPTION = """\
-Draw images or videos of the classes you name, or of the prompts you write, from a trained model.
+Generate images or videos with a trained model, of the classes you name or the prompts you write.
 
   mm-dit sample --checkpoint outputs/digits/checkpoints --classes 0-9 --output digits.png
   mm-dit sample --checkpoint outputs/pets/checkpoints --classes cat,dog --output pets.png
@@ -39,10 +39,13 @@ Draw images or videos of the classes you name, or of the prompts you write, from
   mm-dit sample --checkpoint outputs/digits/checkpoints --lora slanted.safetensors:0.8 --classes 0-9 --output s.png
   mm-dit sample --checkpoint outputs/moving_digits/checkpoints --prompt "a seven moves left" --output seven.mp4
 
-An .npz holds arr_0, uint8 (N, H, W, C), and arr_1, the labels or prompts (N,); .png, .jpg and .jpeg are a picture of
-one row per class or prompt; .html is a page with label and seed below each picture; a folder, ending in /, takes
-single pictures, NUMBER_LABEL.png. Videos are written as .mp4, .gif, .npz or .png, a strip of frames. A sample
-depends on --seed, its number and the settings, not on --batch-size or the ranks."""
+The ending of --output chooses what is written:
+  .npz                arr_0, uint8 (N, H, W, C), and arr_1, the labels or prompts (N,)
+  .png, .jpg, .jpeg   one picture, with a row per class or prompt
+  .html               a page with label and seed below each image
+  FOLDER/             single images, NUMBER_LABEL.png
+Videos are written as .mp4, .gif, .npz or .png, a strip of frames. A sample depends on --seed, its number and the
+settings, not on --batch-size or the number of ranks."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,44 +58,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output",
         required=True,
         metavar="PATH",
-        help=".npz for numbers, .png, .jpg or .jpeg for a picture, .html for a page, FOLDER/ for single pictures; "
+        help=".npz for arrays, .png, .jpg or .jpeg for a picture, .html for a page, FOLDER/ for single images; "
         ".mp4 or .gif for videos",
     )
     add_sampler_options(parser)
 
 
 def add_model(parser: argparse.ArgumentParser, required: bool) -> None:
-    """Declare which model draws."""
+    """Declare the flags that name the model."""
     parser.add_argument(
         "--checkpoint",
         required=required,
         metavar="PATH",
-        help="checkpoint folder (the newest one in it), .pt as published, or .safetensors",
+        help="folder of checkpoints (the newest is taken), published .pt, or .safetensors",
     )
     parser.add_argument(
         "--model",
         metavar="JSON",
-        help="model.json; checkpoints of a run, and what mm-dit convert made of them, may remember their own",
+        help="model.json; not needed if the checkpoint holds its own, as a run or mm-dit convert may have saved it",
     )
     parser.add_argument(
         "--lora",
         action="append",
         default=[],
         metavar="FILE[:S]",
-        help="adapters (LoRA) of a run or of another program, added to the weights S times; may be given several times",
+        help="add adapters (LoRA) of a run or of another program with strength S; may be given several times",
     )
     parser.add_argument(
         "--weights",
         choices=("ema", "model"),
         default="ema",
-        help="the moving average (default) or the weights being trained",
+        help="use the EMA of the weights (default), or the weights being trained",
     )
 
 
 def add_drawing(parser: argparse.ArgumentParser) -> None:
-    """Declare the seed, and what changes memory and speed."""
-    parser.add_argument("--seed", type=int, default=0, help="decides all noise (default 0)")
-    parser.add_argument("--batch-size", type=int, default=64, metavar="N", help="samples drawn together (default 64)")
+    """Declare the seed, and the flags that change memory and speed."""
+    parser.add_argument("--seed", type=int, default=0, help="seed of all noise (default 0)")
+    parser.add_argument(
+        "--batch-size", type=int, default=64, metavar="N", help="samples generated at once (default 64)"
+    )
     parser.add_argument("--bf16", action="store_true", help="run the network's matrix products in bfloat16")
     parser.add_argument(
         "--torch-compile", action="store_true", help="compile each block: a minute at the start, then faster steps"
@@ -101,9 +106,9 @@ def add_drawing(parser: argparse.ArgumentParser) -> None:
 
 
 def add_chain(parser: argparse.ArgumentParser, cfg_scale: float = 4.0) -> None:
-    """Declare how the way from noise to images is walked, and guided."""
+    """Declare the sampler, its steps, and the guidance."""
     add_sampler(parser)
-    parser.add_argument("--steps", type=int, help="steps of the sampler (default 250, of a video 50)")
+    parser.add_argument("--steps", type=int, help="steps of the sampler (default 250, for videos 50)")
     parser.add_argument(
         "--cfg-scale",
         type=float,
@@ -113,24 +118,25 @@ def add_chain(parser: argparse.ArgumentParser, cfg_scale: float = 4.0) -> None:
     parser.add_argument(
         "--guidance-checkpoint",
         metavar="PATH",
-        help="autoguidance: lead away from what this weaker model (an earlier checkpoint, a smaller network) says with "
-        "the condition, instead of from what the model says without; by --cfg-scale, on all channels by default",
+        help="autoguidance: guide away from the conditional prediction of this weaker model (an earlier checkpoint, a "
+        "smaller network) instead of the model's own unconditional one; scaled by --cfg-scale, on all channels by "
+        "default",
     )
     parser.add_argument(
         "--cfg-channels",
         choices=("3", "all"),
-        help="guide the first 3 latent channels, as the published DiT does (default), or all (default of prompts)",
+        help="guide the first 3 latent channels, as the published DiT does (default), or all (default with prompts)",
     )
     parser.add_argument(
         "--cfg-interval",
         default="0,1",
         metavar="LOW,HIGH",
-        help="guide only where the share of noise, t/T or 1 - t, lies in between (default 0,1: everywhere)",
+        help="guide only at noise levels, t/T or 1 - t, between LOW and HIGH (default 0,1: everywhere)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Draw and write."""
+    """Generate the samples and write them."""
     from mindspeed_mm_dit.framework import activate
     from mindspeed_mm_dit.framework.launched import check_launched, end_with_launcher
 
@@ -144,7 +150,7 @@ def run(args: argparse.Namespace) -> int:
         _, config, names = describe(args.checkpoint, args.model)
         work = _Work.of(args, resized(config, args.frames, args.size), names)
     samples, seconds = _draw(args, work)
-    if samples is None:  # the first rank has them
+    if samples is None:  # only the first rank has them
         return 0
     written = work.output.save(samples, work.asked.labels, work.titles, args.seed, _said(args, work))
     ranks = f", on {work.ranks} rank(s)" if work.ranks > 1 else ""
@@ -157,20 +163,20 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class _Work:
-    """What is to be drawn."""
+    """A request for samples, checked, with its settings and its output."""
 
     config: ModelConfig
     settings: SampleSettings
     asked: Asked
     titles: Sequence[str]
-    """What each sample is to show."""
+    """What each sample should show."""
     output: Output
     ranks: int
     adapters: Sequence[Strong]
 
     @classmethod
     def of(cls, args: argparse.Namespace, config: ModelConfig, names: Sequence[str]) -> _Work:
-        """Check all that the flags ask for, before weights are read."""
+        """Check everything the flags ask for, before weights are read."""
         from mindspeed_mm_dit.framework import runtime
         from mindspeed_mm_dit.sampling.load import load_adapters
         from mindspeed_mm_dit.sampling.outputs import Output
@@ -188,7 +194,7 @@ class _Work:
 
 
 def load_asked(args: argparse.Namespace, adapters: Sequence[Strong]) -> tuple[Any, ModelConfig]:
-    """Load the model that the flags name, with ``adapters`` beside it."""
+    """Load the model that the flags name, with its ``adapters``."""
     from mindspeed_mm_dit.sampling.load import load_model
 
     use_ema = args.weights == "ema"
@@ -196,7 +202,7 @@ def load_asked(args: argparse.Namespace, adapters: Sequence[Strong]) -> tuple[An
 
 
 def _draw(args: argparse.Namespace, work: _Work) -> tuple[np.ndarray | None, float]:
-    """Return the samples, drawn by all ranks, on the first of them (None on others), and the seconds that took."""
+    """Generate the samples on all ranks; return them on the first rank (None on others), and the seconds it took."""
     from mindspeed_mm_dit.framework import runtime
     from mindspeed_mm_dit.sampling.ranks import generate_spread
 
@@ -214,7 +220,7 @@ def _draw(args: argparse.Namespace, work: _Work) -> tuple[np.ndarray | None, flo
 
 
 def _said(args: argparse.Namespace, work: _Work) -> dict[str, str]:
-    """Return what decides the pictures, in words."""
+    """Return the settings that determine the samples, in words."""
     guidance = work.settings.guidance
     which = "average" if args.weights == "ema" else "weights being trained"
     return {
@@ -228,7 +234,10 @@ def _said(args: argparse.Namespace, work: _Work) -> dict[str, str]:
 
 
 def settings_of(args: argparse.Namespace, config: ModelConfig) -> SampleSettings:
-    """Return how the flags draw from a model of ``config``; raises ConfigError or PlatformError where they cannot."""
+    """Return the sampling settings of the flags for a model of ``config``.
+
+    Raises ConfigError or PlatformError for flags that do not fit the model or this machine.
+    """
     from mindspeed_mm_dit.objectives.guidance import GuidedChannels
     from mindspeed_mm_dit.sampling.generate import settings_for
     from mindspeed_mm_dit.sampling.load import weaker_network

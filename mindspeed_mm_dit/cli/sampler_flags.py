@@ -1,4 +1,4 @@
-"""The flags of samplers, read off the objectives: which samplers there are, and what they can be told."""
+"""The flags of samplers: their names and options, read from the objectives."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES
 
 OPTIONS = "sampler_options"
-"""Name in the parsed flags of the options of samplers that were given, by name."""
+"""Attribute of the parsed flags that holds the sampler options that were given, by name."""
 
 
 class _Option(NamedTuple):
     field: dataclasses.Field[Any]
     kind: Any
     samplers: list[str]
-    """Those that have it."""
+    """Samplers that have the option."""
 
 
 class _Keep(argparse.Action):
-    """Keeps an option beside the others that were given."""
+    """Collects the options that were given in one dictionary."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
-        """Keep ``values``; the word None is the value."""
+        """Keep ``values``; the word None stands for None."""
         name = self.dest.removeprefix(f"{OPTIONS}.")
         given = {**getattr(namespace, OPTIONS), name: None if values == "None" else values}
         setattr(namespace, OPTIONS, given)
 
 
 def add_sampler(parser: argparse.ArgumentParser) -> None:
-    """Declare --sampler, with the samplers of every objective, those of plugins among them."""
+    """Declare --sampler, with the samplers of every objective, including those of plugins."""
     load_plugins()
     known = "; ".join(f"of {model_id}: {_first_is_default(kind.samplers)}" for model_id, kind in OBJECTIVES.items())
     parser.add_argument("--sampler", metavar="NAME", help=_plain(known))
 
 
 def add_sampler_options(parser: argparse.ArgumentParser) -> None:
-    """Declare what samplers can be told beside their steps: the fields of their options. Others refuse them by name.
+    """Declare a flag for each field of the samplers' options. A sampler without the option refuses it by name.
 
-    Raises ConfigError for an option of a plugin that is a flag of the command already.
+    Raises ConfigError if an option of a plugin is already a flag of the command.
     """
     load_plugins()
     group = parser.add_argument_group("options of some samplers")
@@ -74,7 +74,7 @@ def _first_is_default(samplers: Iterable[str]) -> str:
 
 
 def _options() -> dict[str, _Option]:
-    """Return the options of all samplers by name; one that several have is one flag."""
+    """Return the options of all samplers by name; an option that several samplers have is one flag."""
     options: dict[str, _Option] = {}
     for objective in OBJECTIVES.values():
         for name, sampler in objective.samplers.items():
@@ -85,7 +85,7 @@ def _options() -> dict[str, _Option]:
 
 
 def _type(kind: Any) -> Callable[[str], Any]:
-    """Return what turns a flag's text into a value of ``kind``; whether it is allowed, the sampler says."""
+    """Return the function that turns a flag's text into a value of ``kind``; the sampler checks the value."""
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     known: tuple[type, ...] = (float, int)
     return next((one for one in known if one in kinds), _boolean if bool in kinds else str)
@@ -100,5 +100,5 @@ def _word(default: Any) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return ``text`` for argparse, to which a percent sign means something."""
+    """Return ``text`` with percent signs escaped for argparse."""
     return text.replace("%", "%%")

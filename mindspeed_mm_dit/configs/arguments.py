@@ -1,7 +1,7 @@
 """The command line of pretrain_dit.py: Megatron's flags with Megatron's meaning, and a few of our own.
 
-``flags.py`` lists them, with what each means in each host. The whole, with the flags of trackers and watchers, is
-``training/flags.py``.
+``run.py`` lists the flags and what each means in each host. ``training/flags.py`` builds the full parser, including
+the flags of trackers and watchers.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from mindspeed_mm_dit.optimizers.registry import check_flags
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are ours and name the nearest flag."""
+    """An argument parser that raises ConfigError and suggests the nearest flag."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise ConfigError with ``message``, its middle cut out where a value in it is very long."""
+        """Raise ConfigError with ``message``; the middle of a very long one is cut out."""
         short = message if len(message) < 500 else f"{message[:240]} ... {message[-240:]}"
         raise ConfigError("command line", short, f"{self.prog} --help explains every flag")
 
     def parse_strictly(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Parse ``argv``; an unknown flag is an error that names the nearest known one."""
+        """Parse ``argv``; raise ConfigError for an unknown flag, suggesting the nearest known one."""
         args, unknown = self.parse_known_args(list(argv))
         if unknown:
             flag = unknown[0].partition("=")[0]
@@ -54,9 +54,9 @@ def build_parser(prog: str = "pretrain_dit.py") -> Parser:
         prog=prog,
         allow_abbrev=False,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        description="Train a diffusion transformer of images or videos, by class or by text. The model is described "
-        "by --mm-model, the data by --mm-data. The groups below are Megatron's flags with Megatron's meaning; the last "
-        "one, DiT, is this project's own.",
+        description="Train a diffusion transformer on images or videos, conditioned on classes or text. --mm-model "
+        "describes the model, --mm-data the data; --train-iters, --lr and a batch size are required too. The groups "
+        "below are Megatron's flags with Megatron's meaning; the last one, DiT, is this project's own.",
     )
     megatron_flags(parser)
     return parser
@@ -72,7 +72,7 @@ def megatron_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def dit_flags(parser: argparse.ArgumentParser, *of_parts: AddFlags) -> argparse.ArgumentParser:
-    """Add this project's own flags, and then ``of_parts``, to one group."""
+    """Add this project's own flags, and those of ``of_parts``, to one group."""
     group = parser.add_argument_group("DiT")
     adds: tuple[AddFlags, ...] = (*rows_of(Own), *of_parts)
     for add in adds:
@@ -81,7 +81,7 @@ def dit_flags(parser: argparse.ArgumentParser, *of_parts: AddFlags) -> argparse.
 
 
 def default_micro_batch(global_batch_size: int, world_size: int) -> int:
-    """Return the micro-batch of a run that names none: each rank takes its images in one pass."""
+    """Return the default micro-batch size: each rank processes its part of the global batch in one pass."""
     if global_batch_size % world_size:
         raise ConfigError(
             f"--global-batch-size = {global_batch_size}",
@@ -92,10 +92,10 @@ def default_micro_batch(global_batch_size: int, world_size: int) -> int:
 
 
 def checked(args: RunConfig, world_size: int) -> RunConfig:
-    """Return ``args`` with both batch sizes, checked against each other and ``world_size``, before any device work.
+    """Return ``args`` with both batch sizes set, after checking all flags, before any device work.
 
     Raises:
-        ConfigError: naming the flag.
+        ConfigError: a flag is invalid, or contradicts another one or ``world_size``; names the flag.
     """
     check_given(args)
     args = _with_batches(args, world_size)
@@ -104,21 +104,21 @@ def checked(args: RunConfig, world_size: int) -> RunConfig:
     check_flags(args.optimizer, args.parts)
     if len(set(args.power_ema_stds)) < len(args.power_ema_stds):
         said = " ".join(map(str, args.power_ema_stds))
-        raise ConfigError(f"--power-ema-stds = {said}", "names a width twice", "name each once")
+        raise ConfigError(f"--power-ema-stds = {said}", "lists a width twice", "list each once")
     if args.load:
         check_path("--load", args.load)
     return args
 
 
 def _with_batches(args: RunConfig, world_size: int) -> RunConfig:
-    """Return ``args`` with the batch size that was left out."""
+    """Return ``args`` with the missing batch size filled in."""
     if world_size % args.context_parallel_size:
         raise ConfigError(
             f"--context-parallel-size = {args.context_parallel_size}",
             f"does not divide the {world_size} ranks",
             "use a divisor of them, or start more (NPUS_PER_NODE of pretrain.sh)",
         )
-    world_size //= args.context_parallel_size  # groups of ranks that have samples of their own
+    world_size //= args.context_parallel_size  # groups of ranks with different samples
     if args.global_batch_size is None and args.micro_batch_size is None:
         raise ConfigError("--micro-batch-size or --global-batch-size", "is required")
     if args.global_batch_size is None:

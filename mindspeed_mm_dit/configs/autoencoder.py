@@ -1,6 +1,6 @@
-"""What an autoencoder is on paper: sizes, scale and files. Each kind is a class of section ``ae`` of model.json.
+"""Settings of autoencoders: sizes, scale and files. Each kind has a config class for section ``ae`` of model.json.
 
-Raw latents are what an encoder gives, scaled latents what a model learns.
+"Raw" latents are the encoder's output; "scaled" latents are what the diffusion model learns.
 """
 
 from __future__ import annotations
@@ -21,24 +21,27 @@ from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 Shape = tuple[int, ...]
 Facts = TypeVar("Facts")
 Told = int | float | tuple[float, ...]
-"""A setting as config.json tells it."""
+"""A setting read from config.json."""
 WEIGHT_FILES = ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.bin")
-"""What diffusers calls the weights in a folder."""
+"""Names of diffusers' weight files."""
 SCALE = ("scaling_factor", "shift_factor", "latents_mean", "latents_std")
-"""Settings, of those kinds that have them, which decide what a model learns of raw latents."""
+"""Settings, of the kinds that have them, that turn raw latents into scaled ones."""
 _SETTINGS = {"height": "max_height", "width": "max_width"}
 
 
 @dataclass(frozen=True)
 class LatentScale:
-    """Scaled latents are (raw - shift) * scale / std; each is one number, or one for each channel."""
+    """How raw latents become scaled latents: (raw - shift) * scale / std.
+
+    Each is one number, or one per channel.
+    """
 
     shift: float | tuple[float, ...] = 0.0
-    """Taken away from raw latents."""
+    """Subtracted from raw latents."""
     scale: float | tuple[float, ...] = 1.0
-    """What they are multiplied by then."""
+    """Multiplied in next."""
     std: float | tuple[float, ...] = 1.0
-    """What they are divided by then; where this is published, to multiply by 1 / std would round otherwise."""
+    """Divided by last. Published code divides too; multiplying by 1 / std would round differently."""
 
 
 class AutoencoderConfig(ABC):
@@ -52,88 +55,88 @@ class AutoencoderConfig(ABC):
     downsample_factor: int
     """Height of an image over height of its latent."""
     pixel_axes: ClassVar[tuple[int, ...]] = (2,)
-    """How many axes, behind the channels, what it encodes has: (2,) images, (3,) videos, (2, 3) both."""
+    """Number of axes after the channels of what it encodes: (2,) images, (3,) videos, (2, 3) both."""
     frameworks: ClassVar[tuple[str, ...]] = ("pytorch", "mindspore")
-    """Those that run it."""
+    """Frameworks that can run it."""
     is_cacheable: ClassVar[bool] = True
-    """Whether its latents are worth keeping on disk."""
+    """Whether its latents are worth caching on disk."""
     diffusers_class: ClassVar[str] = ""
-    """What diffusers calls it in ``_class_name`` of config.json; empty where it has none."""
+    """Its class in diffusers (``_class_name`` of config.json); empty if it has none."""
     dtype: Literal["fp32", "bf16"] = "fp32"
     """Precision in which it runs."""
 
     @property
     @abstractmethod
     def samples_posterior(self) -> bool:
-        """Whether a training sample is a draw from the posterior, and carries noise for it."""
+        """Whether training draws latents from the posterior, so that samples carry noise for it."""
 
     @abstractmethod
     def latent_shape(self, size: Shape) -> Shape:
         """Return (C, ...) of the latents of an image of (H, W) pixels or a video of (F, H, W).
 
-        Raises ConfigError for a size that it does not take whole.
+        Raises ConfigError for a size of which it would drop a part.
         """
 
     @abstractmethod
     def sample_size(self, latent: Shape) -> Shape:
-        """Return (H, W), or (F, H, W), in pixels of what latents (C, ...) are decoded to."""
+        """Return the size (H, W) or (F, H, W), in pixels, that latents (C, ...) decode to."""
 
     def scale(self) -> LatentScale:
-        """Return what makes raw latents those that a model learns; raises ConfigError where its files are damaged."""
+        """Return how raw latents are scaled; raises ConfigError if the autoencoder's files are damaged."""
         return LatentScale()
 
     def digest(self) -> str:
-        """Return the SHA-256 of its files, "" where it has none; raises DataError where they are missing."""
+        """Return the SHA-256 of its files, or "" if it has none; raises DataError if they are missing."""
         return ""
 
     @abstractmethod
     def identity(self) -> str:
-        """Return what decides the numbers that it makes: its files, precision, tiles."""
+        """Return everything that decides its output, as text: its files, precision, tiles."""
 
     def check_files(self) -> None:  # noqa: B027 (one without files has nothing to check)
-        """Raise a UserError where its files are missing, damaged or contradict model.json; no weights are read."""
+        """Raise a UserError if its files are missing, damaged or contradict model.json; reads no weights."""
 
     def weight_bytes(self) -> int:
-        """Return the bytes of its weights in memory, about."""
+        """Return approximately how many bytes its weights take in memory."""
         return 0
 
     def workspace_bytes(self, size: Shape) -> int:
-        """Return the bytes that encoding one image or video of ``size`` in pixels takes for a moment, about."""
+        """Return approximately how many temporary bytes it takes to encode one image or video of ``size`` pixels."""
         return 0
 
     @classmethod
     def spelled_out(cls, section: Mapping[str, Any], where: str) -> dict[str, Any]:
-        """Return section ``ae`` with what it leaves to be looked up in files; raises ConfigError if they contradict."""
+        """Return section ``ae`` with missing settings filled in from files; raises ConfigError if they contradict."""
         return dict(section)
 
 
 class PretrainedAutoencoderConfig(AutoencoderConfig):
-    """One with files as diffusers saves them: weights, and a config.json that tells some settings of the section."""
+    """Base of the autoencoders that diffusers saves: weights, and a config.json with some settings of the section."""
 
     from_pretrained: str
     looked_up: ClassVar[tuple[str, ...]]
-    """Settings that may be left out of model.json where config.json tells them."""
+    """Settings that model.json may leave out if config.json has them."""
     weight_name: ClassVar[str]
-    """A weight that every file of this kind holds; a longer name may end so."""
+    """Name of a weight that every file of this kind contains, possibly with a prefix."""
     example: ClassVar[str]
-    """One on the hub."""
+    """An example on the Hugging Face hub."""
 
     @classmethod
     @abstractmethod
     def told_by(cls, path: Path, where: str) -> Mapping[str, Told]:
-        """Return the settings that the config.json ``path`` tells; raises ConfigError where it is another's."""
+        """Return the settings found in the config.json ``path``; raises ConfigError if it is of another class."""
 
     @classmethod
     def spelled_out(cls, section: Mapping[str, Any], where: str = "ae") -> dict[str, Any]:
-        """Return the section with what the autoencoder's config.json tells of it.
+        """Return the section with missing settings filled in from the autoencoder's config.json.
 
         A setting of ``looked_up`` that is absent or null takes the file's value, else its default.
-        Raises ConfigError where a key of the section contradicts the file.
+        Raises ConfigError if a key of the section contradicts the file.
         """
         given = {key: value for key, value in section.items() if value is not None or key not in cls.looked_up}
         path = given.get("from_pretrained")
         if not isinstance(path, str):
-            return given  # (which the section's class refuses)
+            return given  # (the section's class reports it)
         check_path(f"{where}.from_pretrained", path)
         if not config_file(path).is_file():
             return given
@@ -154,14 +157,14 @@ class PretrainedAutoencoderConfig(AutoencoderConfig):
         return f"{self.digest()}, {self.dtype}"
 
     def check_files(self) -> None:
-        """Raise CheckpointError where weights are missing or cut short, ConfigError where config.json contradicts."""
+        """Raise CheckpointError if weights are missing or truncated, ConfigError if config.json contradicts."""
         self.weight_file()
 
     def weight_file(self) -> Path:
-        """Return the weight file of ``from_pretrained``, once what model.json says of it is known to be so.
+        """Return the weight file of ``from_pretrained``, after checking it against model.json.
 
         Raises:
-            CheckpointError: nothing is there, or no weights of such an autoencoder are.
+            CheckpointError: the path does not exist, or has no weights of this kind of autoencoder.
             ConfigError: config.json contradicts model.json (``spelled_out``).
         """
         path = Path(self.from_pretrained)
@@ -185,21 +188,21 @@ class PretrainedAutoencoderConfig(AutoencoderConfig):
             raise CheckpointError(f"ae.from_pretrained = {file}", str(problem), "copy or download it again") from None
         if not any(name.endswith(self.weight_name) for name in names):
             raise CheckpointError(
-                f"ae.from_pretrained = {file}", f"is no {self.diffusers_class}: it has no weight {self.weight_name}",
+                f"ae.from_pretrained = {file}", f"is not a {self.diffusers_class}: it has no weight {self.weight_name}",
                 f"name one, e.g. {self.example}",
             )  # fmt: skip
 
 
 def config_file(from_pretrained: str) -> Path:
-    """Return where the config.json of the autoencoder in this folder or weight file stands, if it has one."""
+    """Return the path where the autoencoder in this folder or weight file would have its config.json."""
     path = Path(from_pretrained)
     return (path if path.is_dir() else path.parent) / "config.json"
 
 
 def read_facts(facts: type[Facts], path: Path, where: str, diffusers_class: str) -> Facts:
-    """Return those keys of a diffusers config.json that ``facts`` has as fields.
+    """Return the keys of a diffusers config.json that are fields of ``facts``.
 
-    Raises ConfigError where it cannot be read, or is of another class than ``diffusers_class``.
+    Raises ConfigError if it cannot be read, or is of another class than ``diffusers_class``.
     """
     content = read_json(path, f"{where}.from_pretrained")
     kind = content.get("_class_name", diffusers_class)
@@ -219,29 +222,31 @@ def _agree(given: Any, told: Told) -> bool:
 
 
 def check_scale(scaling_factor: float, shift_factor: float) -> None:
-    """Raise ConfigError for settings of section ``ae`` that no latents are scaled and shifted by."""
+    """Raise ConfigError for a scale or shift that is out of range."""
     if not 1e-6 <= abs(scaling_factor) <= 1e6:
         raise ConfigError(
             f"ae.scaling_factor = {scaling_factor}",
-            "must be a number other than 0, and neither tiny nor huge",
-            "use the one in the autoencoder's config.json; Stable Diffusion's has 0.18215",
+            "must not be 0, tiny or huge: its magnitude must be from 1e-6 to 1e6",
+            "use the value in the autoencoder's config.json; Stable Diffusion has 0.18215",
         )
     check_between("ae.shift_factor", shift_factor, -1e6, 1e6, "FLUX has 0.1159, Stable Diffusion 0")
 
 
 def check_statistics(mean: Sequence[float] | None, std: Sequence[float] | None, channels: int) -> None:
-    """Raise ConfigError unless ``mean`` and ``std`` have a number for each channel, the latter positive ones."""
+    """Raise ConfigError unless ``mean`` and ``std`` have one number per channel, and those of ``std`` are positive."""
     for name, values in (("latents_mean", mean), ("latents_std", std)):
         if values is None:
             continue
         if len(values) != channels:
-            raise ConfigError(f"ae.{name}", f"has {len(values)} numbers, and a latent {channels} channels")
+            raise ConfigError(f"ae.{name}", f"has {len(values)} numbers, and a latent has {channels} channels")
         if not all(map(math.isfinite, values)) or (name == "latents_std" and min(values) <= 0):
-            raise ConfigError(f"ae.{name} = {shown(list(values))}", "must be numbers, and deviations positive ones")
+            raise ConfigError(
+                f"ae.{name} = {shown(list(values))}", "must be finite numbers, and standard deviations must be positive"
+            )
 
 
 def divided(size: Shape, factor: int) -> Shape:
-    """Return (h, w), the last two of ``size`` in pixels divided by ``factor``; raises ConfigError if they cannot be."""
+    """Return (h, w): height and width of ``size`` divided by ``factor``; raises ConfigError if it does not divide."""
     height, width = size[-2:]
     for name, side in (("height", height), ("width", width)):
         if side % factor:
@@ -257,7 +262,7 @@ def divided(size: Shape, factor: int) -> Shape:
 
 @dataclass(frozen=True)
 class PixelConfig(AutoencoderConfig):
-    """Section ``ae`` with ``model_id`` "pixel": no autoencoder, the images, or the videos, are the latents."""
+    """Section ``ae`` with ``model_id`` "pixel": no autoencoder; the images or videos themselves are the latents."""
 
     channels: int = 3
     """Channels of an image or a frame: 1 (grey) or 3 (RGB)."""

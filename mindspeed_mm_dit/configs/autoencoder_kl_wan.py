@@ -1,4 +1,4 @@
-"""Section ``ae`` of model.json with Wan's video autoencoder, and what the autoencoder's own config.json says."""
+"""Section ``ae`` of model.json for Wan's video autoencoder, and the keys of its config.json."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ from mindspeed_mm_dit.errors import ConfigError
 
 @dataclass(frozen=True)
 class TilingParam:
-    """Section ``tiling_param``: how large frames are coded in overlapping tiles; in pixels, multiples of 8."""
+    """Section ``tiling_param``: how large frames are split into overlapping tiles, in pixels, multiples of 8."""
 
     tile_sample_min_height: int = 256
-    """Height of a tile, and the largest that is coded in one piece."""
+    """Height of a tile, in pixels; frames up to this height are not split."""
     tile_sample_min_width: int = 256
-    """Width of a tile, and the largest that is coded in one piece."""
+    """Width of a tile, in pixels; frames up to this width are not split."""
     tile_sample_stride_height: int = 192
-    """From the top of one tile to the top of the next; the rest overlaps and is blended."""
+    """Pixels from the top of one tile to the top of the next; where tiles overlap they are blended. At least 1, at most
+    the height of a tile."""
     tile_sample_stride_width: int = 192
-    """From the left of one tile to the left of the next."""
+    """Pixels from the left of one tile to the left of the next. At least 1, at most the width of a tile."""
 
     def __post_init__(self) -> None:
         for side in ("height", "width"):
@@ -53,23 +54,23 @@ class WanVAEConfig(PretrainedAutoencoderConfig):
     latent_channels: int = 16
     """Channels of a latent."""
     spatial_factor: int = 8
-    """Height of a frame over height of its latent."""
+    """Height of a frame divided by height of its latent."""
     temporal_factor: int = 4
-    """Frames that each latent frame after the first stands for; the first stands for one."""
+    """Frames per latent frame; the first latent frame encodes a single frame."""
     dtype: Literal["fp32", "bf16"] = "fp32"
     """Precision in which the autoencoder runs."""
     do_sample: bool = False
-    """Train on a draw from the posterior or, as Wan does, on its mean."""
+    """Train on a draw from the posterior or, if false, on its mean, as Wan does."""
     enable_tiling: bool = False
-    """Code large frames in tiles, which needs less memory and is not exactly the same."""
+    """Encode and decode large frames in tiles. This needs less memory and changes the result slightly."""
     tiling_param: dict | None = field(default=None, hash=False)
     """Keys of :class:`TilingParam`; null for its defaults."""
     norm_latents: Literal[True] = True
-    """Latents are normalised; MindSpeed-MM's key, with the one value that is known here."""
+    """Normalise the latents; MindSpeed-MM's key, which must be true here."""
     norm_mode: Literal["channel_specified_shift_scale"] = "channel_specified_shift_scale"
-    """By the mean and the standard deviation of each channel, from the autoencoder's config.json."""
+    """Normalise by the mean and standard deviation of each channel, from the autoencoder's config.json."""
     model_id: Literal["wan_video_vae"] = "wan_video_vae"
-    """MindSpeed-MM's name of it."""
+    """MindSpeed-MM's name for it."""
 
     pixel_axes = (3,)
     frameworks = ("pytorch",)
@@ -88,20 +89,20 @@ class WanVAEConfig(PretrainedAutoencoderConfig):
         return self.do_sample
 
     def tiling(self) -> TilingParam:
-        """Return the tiles; raises ConfigError."""
+        """Return the tiling settings; raises ConfigError for invalid ones."""
         return from_mapping(TilingParam, self.tiling_param or {}, "ae: tiling_param")
 
     def latent_shape(self, size: Shape) -> Shape:
-        """Return (C, f, h, w) of the latents of a video of (F, H, W): F frames of H x W pixels.
+        """Return the shape (C, f, h, w) of the latents of a video (F, H, W): F frames of H x W pixels.
 
         Raises:
-            ConfigError: the autoencoder would drop frames, or cannot halve height or width often enough.
+            ConfigError: the autoencoder would drop frames, or height or width is not a multiple of its factor.
         """
         frames = size[0]
         if left := (frames - 1) % self.temporal_factor:
             raise ConfigError(
                 f"dataset_param.num_frames = {frames}",
-                f"the autoencoder takes one frame and then {self.temporal_factor} at a time: it would drop the last "
+                f"the autoencoder encodes one frame, then {self.temporal_factor} at a time: it would drop the last "
                 f"{left}",
                 f"use {frames - left} or {frames - left + self.temporal_factor}",
             )
@@ -114,11 +115,11 @@ class WanVAEConfig(PretrainedAutoencoderConfig):
 
     @property
     def downsample_factor(self) -> int:  # type: ignore[override]
-        """Height of a frame over height of its latent."""
+        """Height of a frame divided by height of its latent."""
         return self.spatial_factor
 
     def scale(self) -> LatentScale:
-        """Return mean and standard deviation of each channel, from the autoencoder's config.json."""
+        """Return the scaling by mean and standard deviation of each channel, from the autoencoder's config.json."""
         facts = read_latent_facts(self)
         return LatentScale(shift=facts.latents_mean, std=facts.latents_std)
 
@@ -129,13 +130,13 @@ class WanVAEConfig(PretrainedAutoencoderConfig):
 
     @classmethod
     def told_by(cls, path: Path, where: str) -> dict[str, int | float]:
-        """Return channels and factors of config.json; raises ConfigError where its statistics are damaged."""
+        """Return channels and factors from config.json; raises ConfigError if its statistics are damaged."""
         return _read(path, where).settings()
 
 
 @dataclass(frozen=True)
 class WanLatentFacts:
-    """The keys of diffusers' config.json that decide what latents are, with diffusers' defaults."""
+    """The keys of diffusers' config.json that describe the latents, with diffusers' defaults."""
 
     latents_mean: tuple[float, ...]
     """Mean of each channel over the autoencoder's training data."""
@@ -146,12 +147,12 @@ class WanLatentFacts:
     dim_mult: tuple[int, ...] = (1, 2, 4, 4)
     """Width of each level; each level after the first halves height and width."""
     temperal_downsample: tuple[bool, ...] = (False, True, True)
-    """Whether a level after the first halves the frames too."""
+    """For each level after the first, whether it halves the number of frames too."""
     patch_size: int | None = None
     """Height and width of the patches that become channels before the first level."""
 
     def settings(self) -> dict[str, int | float]:
-        """Return the settings of section ``ae`` that are told. (diffusers' ``scale_factor_*`` change nothing there.)"""
+        """Return the settings of section ``ae`` in config.json. (diffusers ignores its ``scale_factor_*``.)"""
         spatial = 2 ** (len(self.dim_mult) - 1) * (self.patch_size or 1)
         temporal = 2 ** sum(self.temperal_downsample[: len(self.dim_mult) - 1])
         return {"latent_channels": self.z_dim, "spatial_factor": spatial, "temporal_factor": temporal}
@@ -161,7 +162,7 @@ def read_latent_facts(config: WanVAEConfig) -> WanLatentFacts:
     """Read the autoencoder's config.json; no weights are read.
 
     Raises:
-        ConfigError: there is none, it is of another autoencoder, or model.json contradicts it.
+        ConfigError: it is missing, belongs to another autoencoder, or contradicts model.json.
     """
     facts = _read(config_file(config.from_pretrained), "ae")
     config.spelled_out(dataclasses.asdict(config))

@@ -1,5 +1,7 @@
-"""Section ``ae`` with an autoencoder of images of diffusers, and what the autoencoder's own config.json says of its
-latents: AutoencoderKL, and those without a posterior, where an image has one latent, and none is drawn."""
+"""Section ``ae`` for diffusers' image autoencoders, and what their config.json says about the latents.
+
+AutoencoderKL has a posterior to draw latents from; the others are deterministic: each image has one latent.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,13 @@ from mindspeed_mm_dit.configs.limits import check_path, require_positive
 from mindspeed_mm_dit.errors import ConfigError
 
 _PARAMETERS = 83_653_863
-"""Of Stable Diffusion's autoencoder (8x, 4 channels)."""
+"""Number of parameters of Stable Diffusion's autoencoder (8x, 4 channels)."""
 _WIDTH, _LIVE = 128, 4
-"""Its widest feature map has the image's size and so many channels; so many of them are alive at once."""
+"""Its widest feature map has the image's size and this many channels; this many such maps are alive at once."""
 
 
 class ImageAutoencoderConfig(PretrainedAutoencoderConfig):
-    """What all of them have in common."""
+    """Base of the image autoencoders."""
 
     scaling_factor: float
     shift_factor: float
@@ -53,12 +55,12 @@ class AutoencoderKLConfig(ImageAutoencoderConfig):
     from_pretrained: str
     """Local diffusers folder (config.json and weights), or one .safetensors/.bin/.pt/.ckpt file of it."""
     scaling_factor: float = 0.18215
-    """Latents are multiplied by this before diffusion, to have about unit variance. Like the two sizes below it may be
-    left out of model.json: the autoencoder's config.json then says it."""
+    """Latents are multiplied by this before diffusion, to have about unit variance. If left out, it is read from the
+    autoencoder's config.json, like the two sizes below."""
     latent_channels: int = 4
     """Channels of a latent."""
     downsample_factor: int = 8
-    """Height of an image over height of its latent."""
+    """Height of an image divided by height of its latent."""
     sample_posterior: bool = True
     """Train on a draw from the posterior (as published) or, if false, on its mean."""
     dtype: Literal["fp32", "bf16"] = "fp32"
@@ -66,11 +68,13 @@ class AutoencoderKLConfig(ImageAutoencoderConfig):
     model_id: str = "autoencoder_kl"
     """Key in AE_MODEL_MAPPINGS."""
     shift_factor: float = 0.0
-    """Taken away from the latents before they are multiplied, as SD3 and FLUX do; config.json says it too."""
+    """Subtracted from the latents before they are multiplied, as in SD3 and FLUX. If left out, it is read from
+    config.json."""
     latents_mean: tuple[float, ...] | None = None
-    """In its place, the mean of each channel, as VA-VAE and Playground v2.5 have it; config.json says it too."""
+    """Mean of each channel, subtracted instead of ``shift_factor``, as in VA-VAE and Playground v2.5. If left out, it
+    is read from config.json."""
     latents_std: tuple[float, ...] | None = None
-    """Standard deviation of each channel, which latents are divided by."""
+    """Standard deviation of each channel; latents are divided by it. If left out, it is read from config.json."""
 
     diffusers_class, weight_name = "AutoencoderKL", "decoder.conv_in.weight"
     looked_up = ("latent_channels", "downsample_factor", *SCALE)
@@ -90,7 +94,7 @@ class AutoencoderKLConfig(ImageAutoencoderConfig):
         return LatentScale(self.latents_mean or self.shift_factor, self.scaling_factor, self.latents_std or 1.0)
 
     def weight_bytes(self) -> int:
-        """Return the bytes of Stable Diffusion's."""
+        """Return the bytes of Stable Diffusion's autoencoder."""
         return _PARAMETERS * self._element_bytes
 
     def workspace_bytes(self, size: Shape) -> int:
@@ -108,7 +112,7 @@ class AutoencoderKLConfig(ImageAutoencoderConfig):
 
 @dataclass(frozen=True)
 class LatentFacts:
-    """The keys of diffusers' config.json that decide what latents are; null where it does not say."""
+    """The keys of diffusers' config.json that describe the latents; null if it does not have them."""
 
     block_out_channels: tuple[int, ...] | None = None
     """Width of each level; each level after the first halves height and width."""
@@ -119,12 +123,12 @@ class LatentFacts:
     shift_factor: float | None = None
     """Subtracted from the latents before that."""
     latents_mean: tuple[float, ...] | None = None
-    """The same of each channel, in its place."""
+    """Mean of each channel, subtracted instead of ``shift_factor``."""
     latents_std: tuple[float, ...] | None = None
-    """What each channel is divided by."""
+    """Standard deviation of each channel, which latents are divided by."""
 
     def settings(self) -> dict[str, Told]:
-        """Return the settings of the ae section of model.json that are told, by their names there."""
+        """Return the settings of section ``ae`` that config.json has, by their names in model.json."""
         told = {
             "downsample_factor": 2 ** (len(self.block_out_channels) - 1) if self.block_out_channels else None,
             "latent_channels": self.latent_channels,
@@ -138,18 +142,18 @@ class LatentFacts:
 
 @dataclass(frozen=True)
 class DeterministicAutoencoderConfig(ImageAutoencoderConfig):
-    """One without a posterior."""
+    """Base of the autoencoders without a posterior."""
 
     from_pretrained: str
-    """Local diffusers folder: config.json, which also says what is left out below, and weights."""
+    """Local diffusers folder: weights, and config.json, which supplies the settings below that are left out."""
     scaling_factor: float = 1.0
     """Latents are multiplied by this before diffusion."""
     latent_channels: int = 4
     """Channels of a latent."""
     downsample_factor: int = 8
-    """Height of an image over height of its latent."""
+    """Height of an image divided by height of its latent."""
     shift_factor: float = 0.0
-    """Taken away from the latents before they are multiplied."""
+    """Subtracted from the latents before they are multiplied."""
     dtype: Literal["fp32", "bf16"] = "fp32"
     """Precision in which the autoencoder runs."""
 
@@ -162,7 +166,7 @@ class DeterministicAutoencoderConfig(ImageAutoencoderConfig):
 
     @classmethod
     def told_by(cls, path: Path, where: str) -> dict[str, int | float]:
-        """Return what config.json says, with diffusers' defaults where it is silent."""
+        """Return the settings in config.json, with diffusers' defaults for those it does not have."""
         facts = read_facts(_Facts, path, where, cls.diffusers_class)
         widths, channels = facts.encoder_block_out_channels, facts.latent_channels
         return {
@@ -175,7 +179,7 @@ class DeterministicAutoencoderConfig(ImageAutoencoderConfig):
 
 @dataclass(frozen=True)
 class _Facts:
-    """The keys of diffusers' config.json that decide what latents are; null where the class has its own default."""
+    """The keys of diffusers' config.json that describe the latents; null if each class has its own default."""
 
     encoder_block_out_channels: tuple[int, ...] | None = None
     """Width of each level; each level after the first halves height and width."""
@@ -189,7 +193,7 @@ class _Facts:
 
 @dataclass(frozen=True)
 class AutoencoderTinyConfig(DeterministicAutoencoderConfig):
-    """Section ``ae`` with ``model_id`` "autoencoder_tiny": TAESD and its like, small stand-ins for larger ones."""
+    """Section ``ae`` with ``model_id`` "autoencoder_tiny": TAESD and similar small substitutes for larger ones."""
 
     model_id: Literal["autoencoder_tiny"] = "autoencoder_tiny"
     """Key in AE_MODEL_MAPPINGS."""
@@ -199,13 +203,15 @@ class AutoencoderTinyConfig(DeterministicAutoencoderConfig):
 
 @dataclass(frozen=True)
 class AutoencoderDCConfig(DeterministicAutoencoderConfig):
-    """Section ``ae`` with ``model_id`` "autoencoder_dc": the deep-compression autoencoder (Chen et al. 2024), 32 times
-    smaller in height and width."""
+    """Section ``ae`` with ``model_id`` "autoencoder_dc": the deep-compression autoencoder (Chen et al. 2024).
+
+    Its latents are 32 times smaller in height and width.
+    """
 
     latent_channels: int = 32
     """Channels of a latent."""
     downsample_factor: int = 32
-    """Height of an image over height of its latent."""
+    """Height of an image divided by height of its latent."""
     model_id: Literal["autoencoder_dc"] = "autoencoder_dc"
     """Key in AE_MODEL_MAPPINGS."""
 

@@ -1,4 +1,4 @@
-"""Shapes that samples are brought to, where they keep more than one: written down, or made of a budget of pixels."""
+"""Buckets: the several shapes that samples are brought to, either listed or made from a budget of pixels."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ Size = tuple[int, int]
 Shape = tuple[int, ...]
 """(H, W) of an image, (F, H, W) of a video."""
 MOST_GRAPHS = 16
-"""Shapes that --torch-compile compiles one by one."""
+"""Most shapes that --torch-compile compiles one by one."""
 AXES = {2: "[height, width]", 3: "[frames, height, width]"}
 MOST_ASPECT = 16.0
-"""Longer side over shorter side, beyond which no image is one to learn from."""
+"""Largest ratio of longer to shorter side; images beyond it are not worth training on."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """``dataset_param.buckets`` as a budget: the rectangles that are as large as it allows."""
+    """``dataset_param.buckets`` as a budget: the largest rectangles that it allows."""
 
     area: int
-    """Pixels of a shape, at most."""
+    """Most pixels of a shape; at least ``multiple_of`` squared."""
     multiple_of: int
-    """Height and width are multiples of this: an autoencoder's factor times a patch, or some of them."""
+    """Height and width are multiples of this, in pixels: the autoencoder's factor times the patch size, or a multiple
+    of that. 1 to 32,768."""
     max_aspect_ratio: float = 2.0
-    """Longer side over shorter side, at most."""
+    """Largest ratio of longer to shorter side, 1 to 16."""
     frames: tuple[int, ...] = ()
-    """Of videos: how many of them; each comes with every rectangle."""
+    """For videos: numbers of frames, each combined with every rectangle. Leave it out for images."""
 
     def __post_init__(self) -> None:
         check_between("buckets.multiple_of", self.multiple_of, 1, MOST_PIXELS)
@@ -39,18 +40,18 @@ class Budget:
         check_between("buckets.area", self.area, 1, MOST_PIXELS**2)
         if self.area < self.multiple_of**2:
             raise ConfigError(
-                f"buckets.area = {self.area}", f"has no room for one shape: the smallest, {self.multiple_of} x "
+                f"buckets.area = {self.area}", f"is too small for any shape: the smallest, {self.multiple_of} x "
                 f"{self.multiple_of}, has {self.multiple_of**2} pixels", "raise area, or lower multiple_of",
             )  # fmt: skip
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
-        """Every rectangle of the budget, of videos with each number of frames."""
+        """Every rectangle of the budget; for videos, with each number of frames."""
         return tuple((f, *size) for f in self.frames for size in self.rectangles) if self.frames else self.rectangles
 
     @property
     def rectangles(self) -> tuple[Size, ...]:
-        """Every one in the budget that no other one in it contains, tallest first; and the largest square."""
+        """Rectangles within the budget that no other one contains, and the largest square; tallest first."""
         found: list[Size] = []
         for height in range(math.isqrt(self._units * self._most), 0, -1):
             width = self._widest(height)
@@ -69,7 +70,7 @@ class Budget:
         return math.ceil(self.max_aspect_ratio)
 
     def _widest(self, height: int) -> int:
-        """Return the largest width to a height, both in multiples."""
+        """Return the largest width for a height, both in units of ``multiple_of``."""
         return min(self._units // height, int(height * self.max_aspect_ratio))
 
 
@@ -77,12 +78,12 @@ Buckets = tuple[Shape, ...] | Budget
 
 
 def size_words(shapes: Sequence[Shape]) -> str:
-    """Return shapes in words."""
+    """Return shapes as text, e.g. "256 x 256 or 320 x 192"."""
     return " or ".join(" x ".join(map(str, shape)) for shape in shapes)
 
 
 def check_buckets(buckets: Buckets, axes: int) -> None:
-    """Raise ConfigError for ``dataset_param.buckets`` that are no shapes of so many axes, each once, nor a budget."""
+    """Raise ConfigError unless ``dataset_param.buckets`` is a budget, or lists different shapes of ``axes`` axes."""
     if isinstance(buckets, Budget):
         _check_frames(buckets.frames, axes)
         return
@@ -103,6 +104,6 @@ def _check_frames(frames: Sequence[int], axes: int) -> None:
     if axes == 2 and frames:
         raise ConfigError(what, "images have no frames", "drop it")
     if axes == 3 and (not frames or len(set(frames)) < len(frames)):
-        raise ConfigError(what, "must name numbers of frames, each once", "write [1, 17, 49], say")
+        raise ConfigError(what, "must list different numbers of frames", "write e.g. [1, 17, 49]")
     for number in frames:
         check_between("dataset_param.buckets.frames", number, 1, MOST_FRAMES)

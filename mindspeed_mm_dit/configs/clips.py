@@ -1,5 +1,4 @@
-"""Section ``dataset_param`` of videos with captions: an annotation, and how frames become pixels of one size, or of
-some."""
+"""Section ``dataset_param`` for videos with captions: the annotation, and the size or sizes of clips."""
 
 from __future__ import annotations
 
@@ -14,44 +13,46 @@ from mindspeed_mm_dit.errors import ConfigError
 
 @dataclass(frozen=True)
 class ClipsParam(SourceParam):
-    """Section ``dataset_param`` with ``dataset_type`` "clips"; names are those of MindSpeed-MM where it has one."""
+    """Section ``dataset_param`` with ``dataset_type`` "clips"; keys have MindSpeed-MM's names if it has them."""
 
     data_folder: str
-    """Folder that the paths of the annotation start at; relative paths start at the working directory."""
+    """Folder that the paths in the annotation are relative to; relative paths start at the working directory."""
     json_path: str
-    """The annotation: a .json with one list, or a .jsonl with an object a line; path and cap of each clip, and
-    where it is known num_frames, fps and resolution."""
+    """The annotation: a .json with one list, or a .jsonl with one object per line. Each clip has path and cap and, if
+    known, num_frames, fps and resolution."""
     num_frames: int | None = None
-    """Frames of every clip; null, as height and width: clips are brought to one of ``buckets``."""
+    """Frames of every clip, 1 to 100,000; null, together with height and width: use ``buckets``."""
     max_height: int | None = None
-    """Height of every clip, in pixels."""
+    """Height of every clip, in pixels, 1 to 32,768."""
     max_width: int | None = None
-    """Width of every clip, in pixels."""
+    """Width of every clip, in pixels, 1 to 32,768."""
     train_fps: float | None = None
-    """Frames a second of every clip, taken from the video by leaving frames out; null takes all, as they come."""
+    """Frames per second of every clip, 0.01 to 1000; frames of the video are dropped to reach it. null keeps every
+    frame."""
     clip_start: Literal["first", "random"] = "first"
-    """Where in a longer video a clip begins: at its first frame, or at one drawn anew each time."""
+    """Where a clip starts in a longer video: at the first frame, or at a random one each time."""
     crop: Literal["exact", "mindspeed_mm"] = "exact"
-    """The centre that is cut: exactly max_height x max_width; or as MindSpeed-MM cuts it, whose rounding loses a row or
-    column of some shapes (479 of 480 x 832) and stretches the rest. Its pixels are no whole levels then."""
+    """How to centre-crop: to exactly max_height x max_width; or like MindSpeed-MM, whose rounding loses a row or column
+    of some shapes (479 of 480 x 832) and stretches the rest, so that pixel values are no longer whole numbers."""
     label_key: str | None = None
-    """Key of the annotation that says the class of a clip: a number, or a name of any; null: clips have no classes."""
+    """Key of the annotation with the class of a clip, a number or a name; null: clips have no classes."""
     caption_dropout_prob: float = 0.1
     """Probability that a training clip loses its caption; in [0, 1]."""
     valid_fraction: float = 0.0
-    """Part of the clips held out for --eval-interval, chosen from the seed; in [0, 1)."""
+    """Fraction of the clips held out for --eval-interval, in [0, 1); the seed decides which."""
     features: str | None = None
-    """Folder that mm-dit cache-latents filled from these clips; neither clips nor captions are then encoded again, and
-    the clips themselves need not be there."""
+    """Folder that mm-dit cache-latents filled from these clips; training reads it instead of encoding clips and
+    captions, and the clips themselves are not needed."""
     skip_bad_clips: bool = False
-    """Leave out clips that cannot be used, and count them, instead of stopping."""
+    """Skip and count clips that cannot be used, instead of stopping."""
     source: Literal["moving_digits", "moving_digits_buckets"] | None = None
-    """Built-in clips, written to ``data_folder``, a path that ends in their name: of one shape, or of several."""
+    """Built-in clips, of one shape or of several. They are written to ``data_folder``, whose path must end in this
+    name."""
     buckets: tuple[tuple[int, ...], ...] | Budget | None = None
-    """Shapes [frames, height, width], of which a clip is brought to the one that keeps most of it, and none that it is
-    too short for; an image goes to those of one frame. Or a budget of which shapes are made."""
+    """Shapes [frames, height, width]; each clip is scaled and cropped to the shape that keeps most of it, among those
+    it is long enough for. An image goes to a shape of one frame. Or a budget from which the shapes are made."""
     bucket_group: int = 16
-    """Clips of one shape that follow each other in the order of a run; --micro-batch-size must divide it."""
+    """Number of clips of one shape in a row in the sample order; must be a multiple of --micro-batch-size."""
     dataset_type: Literal["clips"] = "clips"
     """Kind of data set."""
 
@@ -73,22 +74,22 @@ class ClipsParam(SourceParam):
 
     @property
     def items(self) -> tuple[str, ...]:
-        """Captions and, where ``label_key`` names them, labels; either is only looked for where it is asked for."""
+        """Captions and, with ``label_key``, labels; each is only looked up if a predictor needs it."""
         return ("caption", "label") if self.label_key else ("caption",)
 
     @property
     def cache(self) -> str | None:  # type: ignore[override]
-        """Where encoded clips and captions are read from instead of their files."""
+        """Folder of encoded clips and captions that are read instead of the video files."""
         return self.features
 
     @property
     def skip_bad(self) -> bool:  # type: ignore[override]
-        """Whether clips that cannot be used are left out."""
+        """Whether clips that cannot be used are skipped."""
         return self.skip_bad_clips
 
     @property
     def sample_size(self) -> tuple[int, ...]:
-        """(F, H, W) of every clip; of buckets the largest."""
+        """Size (F, H, W) of every clip; with buckets, the largest shape."""
         if self.num_frames is None or self.max_height is None or self.max_width is None:
             return self.largest
         return self.num_frames, self.max_height, self.max_width
@@ -104,7 +105,7 @@ class ClipsParam(SourceParam):
         return "dataset_param.num_frames, max_height, max_width = " + ", ".join(map(str, self.sample_size))
 
     def pixels_made_by(self) -> str:
-        """Return frames, size, rate and crop; raises ConfigError for clips that begin elsewhere each time."""
+        """Return frames, size, rate and crop, as text; raises ConfigError for clips with a random start."""
         if self.clip_start != "first":
             raise ConfigError(
                 f"dataset_param.clip_start = {self.clip_start!r}",

@@ -1,6 +1,6 @@
-"""What steers a prediction: the item of a sample it is made of, its arrays, and what stands where it is dropped.
+"""Conditions: the item of a sample that each is made from, its arrays, and its null value for when it is dropped.
 
-A batch is source arrays, the arrays of each condition, and what the objective draws. The network is called as
+A batch holds source arrays, the arrays of each condition, and the objective's random draws. The network is called as
 ``predictor(x_t, t, *condition)``, in the order of ``Conditions.names``.
 """
 
@@ -19,38 +19,38 @@ Arrays = dict[str, np.ndarray]
 
 
 class Condition(ABC):
-    """Base of the kinds of condition; a predictor's config says which it takes."""
+    """Base of the kinds of condition; a predictor's config lists those it takes."""
 
     item: ClassVar[str]
-    """What of a sample it is made of: "label", "caption", "vector"."""
+    """Item of a sample that it is made from: "label", "caption", "vector"."""
     dropout: float
-    """Probability that a training sample gets the null condition, which guidance needs (Ho & Salimans 2022)."""
+    """Probability that a training sample gets the null condition; guidance needs it (Ho & Salimans 2022)."""
 
     @property
     @abstractmethod
     def names(self) -> tuple[str, ...]:
-        """Names of its arrays, each (B, ...), as the network takes them."""
+        """Names of its arrays, each (B, ...), in the order of the network's arguments."""
 
     @property
     def coin(self) -> str:
-        """Conditions with the same coin are dropped together; each of the others by its own."""
+        """Name of the random draw that decides whether it is dropped; conditions with the same coin drop together."""
         return self.names[0]
 
     @property
     def has_null(self) -> bool:
-        """Whether a network trained with it knows the null condition, so that it can be guided."""
+        """Whether a network trained with it learns the null condition, so that guidance works."""
         return self.dropout > 0
 
     @abstractmethod
     def null(self, count: int) -> Arrays:
-        """Return the null condition of ``count`` samples; raises ConfigError where an encoder alone can tell it."""
+        """Return the null condition of ``count`` samples; raises ConfigError if only a text encoder can compute it."""
 
     @abstractmethod
     def examples(self, count: int) -> Arrays:
-        """Return ``count`` conditions to try a network with, the null condition last where there is one."""
+        """Return ``count`` example conditions to try a network with; the last is the null condition, if it has one."""
 
     def dropped(self, given: Mapping[str, np.ndarray], drops: np.ndarray) -> Arrays:
-        """Return the condition ``given`` with the null condition where ``drops`` (B,) is true."""
+        """Return the condition ``given``, replaced by the null condition where ``drops`` (B,) is true."""
         null = self.null(len(drops))
         return {
             name: np.where(drops.reshape(-1, *(1 for _ in given[name].shape[1:])), null[name], given[name])
@@ -60,7 +60,7 @@ class Condition(ABC):
 
 @dataclass(frozen=True)
 class ClassLabel(Condition):
-    """``labels`` (B,) int64: a class each, 0 ... num_classes - 1, or the null class, num_classes."""
+    """A class label: ``labels`` (B,) int64, each 0 ... num_classes - 1, or num_classes for the null class."""
 
     num_classes: int
     dropout: float
@@ -78,10 +78,10 @@ class ClassLabel(Condition):
 
 
 class TextCondition(Condition):
-    """Base of those that a text encoder makes of a caption.
+    """Base of the conditions that a text encoder makes from a caption.
 
-    The null condition is the encoding of the empty caption: a text encoder, or a cache that was made with it, has it.
-    How often a caption is dropped, data.json says (``caption_dropout_prob``).
+    The null condition is the encoding of the empty caption; it comes from a text encoder or a cache made with one.
+    ``caption_dropout_prob`` of data.json sets how often a caption is dropped.
     """
 
     width: int
@@ -102,53 +102,53 @@ class TextCondition(Condition):
         return self.shared_coin or self.name
 
     def null(self, count: int) -> Arrays:
-        """Raise ConfigError: without a text encoder nobody knows it."""
-        raise ConfigError(f"predictor: its {self.name}", "has a null value that a text encoder alone can tell")
+        """Raise ConfigError: only a text encoder can compute it."""
+        raise ConfigError(f"predictor: its {self.name}", "has a null value that only a text encoder can compute")
 
 
 @dataclass(frozen=True)
 class TextStates(TextCondition):
-    """``text`` (B, L, D) float32: the states of a text encoder, L tokens of width D."""
+    """The states of a text encoder: ``text`` (B, L, D) float32, L tokens of width D."""
 
     length: int
     width: int
     encoder: int = 0
-    """Which of model.json's text encoders reads it."""
+    """Index of the text encoder in model.json that makes it."""
     name: str = "text"
     """Name of its array."""
     setting: str = "text_dim"
-    """Key of the predictor's section that says ``width``."""
+    """Key of the predictor's section that holds ``width``."""
     shared_coin: str = ""
     """Coin that it shares with other conditions; empty: its own."""
 
     def examples(self, count: int) -> Arrays:
-        """Return states of no caption, normally distributed."""
+        """Return normally distributed states, not of a real caption."""
         states = np.random.default_rng(0).standard_normal((count, self.length, self.width), np.float32)
         return {self.name: states}
 
 
 @dataclass(frozen=True)
 class PooledText(TextCondition):
-    """``pooled`` (B, P) float32: one vector a caption, of a text encoder that pools (CLIP's, MiniLM's)."""
+    """One vector per caption, from a text encoder that pools (CLIP, MiniLM): ``pooled`` (B, P) float32."""
 
     width: int
     encoder: int = 0
-    """Which of model.json's text encoders reads it."""
+    """Index of the text encoder in model.json that makes it."""
     name: str = "pooled"
     """Name of its array."""
     setting: str = "pooled_dim"
-    """Key of the predictor's section that says ``width``."""
+    """Key of the predictor's section that holds ``width``."""
     shared_coin: str = ""
     """Coin that it shares with other conditions; empty: its own."""
 
     def examples(self, count: int) -> Arrays:
-        """Return vectors of no caption, normally distributed."""
+        """Return normally distributed vectors, not of a real caption."""
         return {self.name: np.random.default_rng(0).standard_normal((count, self.width), np.float32)}
 
 
 @dataclass(frozen=True)
 class Vector(Condition):
-    """``vector`` (B, P) float32: numbers that come with a sample, such as an image's embedding; zeros are the null."""
+    """A vector that comes with a sample, e.g. an image embedding: ``vector`` (B, P) float32; its null is zeros."""
 
     width: int
     dropout: float
@@ -164,15 +164,15 @@ class Vector(Condition):
         return {self.name: np.zeros((count, self.width), np.float32)}
 
     def examples(self, count: int) -> Arrays:
-        """Return vectors of no sample, normally distributed."""
+        """Return normally distributed vectors, not of real samples."""
         vectors = np.random.default_rng(0).standard_normal((count, self.width), np.float32)
         return {self.name: np.concatenate([vectors[:-1], np.zeros_like(vectors[-1:])]) if self.has_null else vectors}
 
 
 class Conditions(tuple[Condition, ...]):
-    """All that steers a predictor, in the order in which the network takes it.
+    """All conditions of a predictor, in the order of the network's arguments.
 
-    Raises ConfigError where two have one name.
+    Raises ConfigError if two have the same name.
     """
 
     def __new__(cls, *conditions: Condition) -> Conditions:
@@ -192,12 +192,12 @@ class Conditions(tuple[Condition, ...]):
 
     @property
     def items(self) -> tuple[str, ...]:
-        """What of a sample they are made of, each item once."""
+        """Items of a sample that they are made from, each once."""
         return tuple(dict.fromkeys(condition.item for condition in self))
 
     @property
     def has_null(self) -> bool:
-        """Whether every one has a null value, so that the network can be guided."""
+        """Whether all of them have a null value, so that guidance works."""
         return bool(self) and all(condition.has_null for condition in self)
 
     @property
@@ -210,9 +210,9 @@ class Conditions(tuple[Condition, ...]):
         return {name: array for condition in self for name, array in condition.null(count).items()}
 
     def examples(self, count: int) -> Arrays:
-        """Return ``count`` conditions to try a network with."""
+        """Return ``count`` examples of each, to try a network with."""
         return {name: array for condition in self for name, array in condition.examples(count).items()}
 
     def coins(self) -> dict[str, int]:
-        """Return the number of each coin, by its name: conditions with the same one are dropped together."""
+        """Return an index for each coin, by its name; conditions with the same coin are dropped together."""
         return {coin: number for number, coin in enumerate(dict.fromkeys(condition.coin for condition in self))}

@@ -1,4 +1,5 @@
-"""What image and video transformers share on paper: attention with whole norms, and an embedder of two layers."""
+"""Parameters and costs shared by image and video transformers: attention normalised over its whole width, and a
+two-layer embedder."""
 
 from __future__ import annotations
 
@@ -20,10 +21,13 @@ def two_layers(name: str, in_features: int, width: int, initial: Rule) -> dict[s
 
 
 def multiply_adds_to_text(tokens: int, texts: int, width: int) -> int:
-    """Multiply-adds of the attention of ``tokens`` N to ``texts`` L states, both embedded."""
+    """Return the multiply-adds of cross-attention of ``tokens`` N to ``texts`` L states, including projections."""
     return 2 * (tokens + texts) * width * width + 2 * tokens * texts * width
 
 
 def kept_of_text(tokens: int, texts: int, width: int, heads: int) -> Kept:
-    """What that attention keeps for backward: q raw, normed and weighted, attention twice; k so, and v; statistics."""
+    """Return what cross-attention keeps for backward.
+
+    q raw, normalised and weighted, attention twice; k raw, normalised and weighted, and v; statistics of the norms.
+    """
     return Kept(other=(5 * tokens + 4 * texts) * width, full=tokens * (1 + heads) + texts)

@@ -11,23 +11,23 @@ from mindspeed_mm_dit.errors import ConfigError
 
 @dataclass(frozen=True)
 class CustomDiTConfig(VideoTransformerConfig):
-    """The text-to-video DiT of MindSpeed-MM's tutorial "develop a new model", under its keys and defaults."""
+    """The text-to-video DiT of MindSpeed-MM's tutorial "develop a new model", with its keys and defaults."""
 
     num_heads: int = 40
-    """Attention heads."""
+    """Number of attention heads."""
     head_dim: int = 128
-    """Width of a head; with ``num_heads`` the width D of a token."""
+    """Width of a head, even and at least 6; times ``num_heads`` it is the width D of a token."""
     text_dim: int | None = 4096
-    """Width of the text encoder's states; null: no text steers it, and its blocks look at none."""
+    """Width of the text encoder's states; null: no text condition and no cross-attention."""
     num_classes: int = 0
-    """Number of classes; label ``num_classes`` itself is the null class of guidance. 0: a text alone steers it."""
+    """Number of classes; label ``num_classes`` itself is the null class of guidance. 0: condition on text only."""
     class_dropout_prob: float = 0.1
-    """Probability that a training label becomes the null class; 0 leaves the null class out."""
+    """Probability, in [0, 1), that a training label is replaced by the null class; with 0 there is no null class."""
     model_id: str = "custom_dit"
     """Key in PREDICTOR_MODEL_MAPPINGS."""
 
     eps = 1e-5
-    """Of all norms, as in the tutorial; no key of model.json."""
+    """Epsilon of all norms, as in the tutorial; not a key of model.json."""
     affine_norms = ("norm1", "norm3")
     kept_norms = 4
 
@@ -36,7 +36,9 @@ class CustomDiTConfig(VideoTransformerConfig):
         check_between("predictor.num_classes", self.num_classes, 0, LARGEST)
         if not (self.num_classes or self.text_dim):
             raise ConfigError(
-                "predictor.num_classes = 0", "and text_dim is null: nothing steers the network", "set one of them"
+                "predictor.num_classes = 0",
+                "and text_dim is null: the network would have no condition",
+                "set one of them",
             )
         if not 0.0 <= self.class_dropout_prob < 1.0:
             raise ConfigError(f"predictor.class_dropout_prob = {self.class_dropout_prob}", "must lie in [0, 1)")

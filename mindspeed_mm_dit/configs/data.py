@@ -1,4 +1,4 @@
-"""data.json: which samples a run learns from, and how they become batches."""
+"""data.json: the samples that a run trains on, and how they are batched."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SOURCE_CONFIGS: dict[str, type] = {
     "clips": ClipsParam,
     "mixed": MixedParam,
 }
-"""Class of section ``dataset_param`` by ``dataset_type``; ``data/sources.py`` says how each is opened."""
+"""Class of section ``dataset_param`` by ``dataset_type``; ``data/sources.py`` opens each."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class DataloaderParam:
     """Section ``dataloader_param``."""
 
     shuffle: bool = True
-    """Reshuffle every epoch from --seed; false keeps the index order."""
+    """Reshuffle every epoch, from --seed; false keeps the order of the data set."""
     prefetch_batches: int = 4
-    """Micro-batches prepared ahead by the workers of --num-workers."""
+    """Micro-batches that the threads of --num-workers prepare ahead, 1 to 1024."""
 
     def __post_init__(self) -> None:
         check_between("dataloader_param.prefetch_batches", self.prefetch_batches, 1, 1024, "the examples have 4 and 8")
@@ -46,7 +46,7 @@ class DataConfig:
     dataloader_param: DataloaderParam = field(default_factory=DataloaderParam)
     """How they are read."""
     note: str = ""
-    """Free text: what the data are."""
+    """Free text, e.g. what the data are."""
 
 
 def load_data_config(path: str | Path, flag: str = "--mm-data") -> DataConfig:

@@ -1,4 +1,4 @@
-"""DiT on paper (Peebles & Xie 2023): its parameters, arithmetic and memory, with the options of ``dit_settings.py``."""
+"""Parameters, arithmetic and memory of a DiT (Peebles & Xie 2023), with the options of ``dit_settings.py``."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from mindspeed_mm_dit.configs.predictor import (
 from mindspeed_mm_dit.errors import ConfigError
 
 FREQUENCY_WIDTH = 256
-"""Width of the sinusoidal timestep code that enters the timestep MLP."""
+"""Width of the sinusoidal timestep embedding that enters the timestep MLP."""
 _TABLE = "y_embedder.embedding_table.weight"
 _NORM_VECTORS = 4
-"""Of width D that a block keeps of each token, into and out of its two norms: x and its normalised form, twice."""
+"""Vectors of width D per token that a block keeps for its two norms: x and its normalised form, twice."""
 _OTHER_VECTORS = 8
-"""The same beside the MLP's: modulated twice; q, k, v; attention; both branches' results."""
+"""Other such vectors, without the MLP's: modulated twice; q, k, v; attention; both branches' results."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class DiTConfig(DiTSettings):
     """Section ``predictor`` with ``model_id`` "dit"."""
 
     def parameters(self) -> Parameters:
-        """Return the parameters under the published names; adaLN-Zero makes every block the identity at the start."""
+        """Return the parameters under the published names; with adaLN-Zero every block starts as the identity."""
         D, P, M = self.hidden_size, self.patch_size, self.num_modulations
         before = {
             "pos_embed": Parameter((1, self.num_positions, D), Initial.SINCOS_2D, trained=False),
@@ -90,7 +90,7 @@ class DiTConfig(DiTSettings):
         return found
 
     def _attention_to_text(self) -> dict[str, Parameter]:
-        """Zero at the start, so that a DiT of classes that learns captions next begins as it is."""
+        """Return cross-attention, zero at the start, so that adding captions does not change a DiT of classes."""
         D = self.hidden_size
         found = attention("cross_attn", D) | linear("cross_attn.to_out.0", D, D, initial=Initial.ZEROS)
         return found if self.text_dim else {}
@@ -107,11 +107,11 @@ class DiTConfig(DiTSettings):
         return {"x_embedder.proj1.weight": narrow, **linear("x_embedder.proj2", D, self.bottleneck_dim, 1, 1)}
 
     def _norm(self, name: str) -> dict[str, Parameter]:
-        """A norm over the width of a token, which has no weights where it is a LayerNorm."""
+        """Return the parameters of a norm over the width of a token; a LayerNorm has none."""
         return {f"{name}.weight": Parameter((self.hidden_size,), Initial.ONES)} if self.rms_norm else {}
 
     def _head_norms(self) -> dict[str, Parameter]:
-        """The norms of queries and keys, over the width of a head."""
+        """Return the parameters of the norms of queries and keys, over the width of a head."""
         found: dict[str, Parameter] = {}
         for name in ("attn.q_norm", "attn.k_norm") if self.qk_norm else ():
             found[f"{name}.weight"] = Parameter((self.head_dim,), Initial.ONES)
@@ -120,15 +120,15 @@ class DiTConfig(DiTSettings):
         return found
 
     def check_context_parallel(self, ranks: int) -> None:
-        """Raise ConfigError unless the ranks can share heads and tokens evenly, and only pass gradients back."""
+        """Raise ConfigError unless the ranks can split heads and tokens evenly, and the loss needs only gradients."""
         if ranks > 1 and self.h_embedder:
-            reason = "a network that is told intervals is derived along them (MeanFlow), by one rank alone"
+            reason = "MeanFlow differentiates the network along intervals of time, which needs the sample on one rank"
             raise ConfigError(f"--context-parallel-size = {ranks}", reason, "use 1")
         tokens = {"tokens of an image": self.num_tokens, "tokens of an image and in context": self._most_tokens}
         check_shareable(ranks, {"predictor.num_heads": self.num_heads, **tokens})
 
     def narrowed(self) -> DiTConfig:
-        """Return the same with at most 4 heads, as wide as they are, and 4 blocks."""
+        """Return the same network with at most 4 heads, of the same width, and at most 4 blocks."""
         heads, layers = min(self.num_heads, 4), min(self.num_layers, 4)
         start = self.in_context_start * layers // self.num_layers
         return replace(
@@ -159,13 +159,13 @@ class DiTConfig(DiTSettings):
         return products + 2 * N * N * D + self.num_modulations * D * D
 
     def kept_by_block(self) -> Kept:
-        """What one block keeps of an image for backward; of blocks without the tokens in context this is too much."""
-        norms = _NORM_VECTORS + (2 + 2 * self.qk_norm) * self.rms_norm  # RMSNorm: what its weight is multiplied with
-        apart = 2 * (self.qk_norm or self.rope)  # queries and keys that are no longer part of qkv, which values keep
+        """Elements that one block keeps of an image for backward; an overestimate before the in-context tokens join."""
+        norms = _NORM_VECTORS + (2 + 2 * self.qk_norm) * self.rms_norm  # RMSNorm: the input of its weight
+        apart = 2 * (self.qk_norm or self.rope)  # queries and keys as tensors of their own; the values keep qkv alive
         modulations = (2 + self.num_modulations + 2) * self.hidden_size  # silu, six modulations, 1 + scale
         to_text = kept_of_text(self._most_tokens, self.text_length, self.hidden_size, self.num_heads)
         to_text = to_text if self.text_dim else Kept()
-        asking = self.block_input if self.text_dim else 0  # what looks at the text
+        asking = self.block_input if self.text_dim else 0  # the input of cross-attention
         return Kept(
             norm=norms * self.block_input + modulations,
             other=(_OTHER_VECTORS + apart) * self.block_input + self._kept_by_mlp() + to_text.other + asking,
@@ -173,7 +173,7 @@ class DiTConfig(DiTSettings):
         )
 
     def _kept_by_mlp(self) -> float:
-        """Elements: before and after GELU; of SwiGLU both halves, silu of one, and the product."""
+        """Elements that the MLP keeps: before and after GELU; with SwiGLU both halves, silu of one, and the product."""
         if self.swiglu:
             return 4 * self._most_tokens * self.mlp_hidden_size
         return 2 * self.mlp_ratio * self.block_input
@@ -192,7 +192,7 @@ class DiTConfig(DiTSettings):
 
     @property
     def block_input(self) -> int:
-        """Elements of an image that go into a block, the tokens in context among them: N D."""
+        """Elements of an image that enter a block, including in-context tokens: N D."""
         return self._most_tokens * self.hidden_size
 
     @property
@@ -200,7 +200,7 @@ class DiTConfig(DiTSettings):
         return self._most_tokens * 2 * self.mlp_hidden_size if self.swiglu else int(self.block_input * self.mlp_ratio)
 
     def begun_from(self, name: str, offer: Offer) -> Begun | None:
-        """Return what ``name`` begins as, made of a DiT of other classes, input size, patches, channels or variance."""
+        """Return the initial ``name``, adapted from a DiT of other classes, size, patches, channels or variance."""
         rule = RULES.get(name)
         if rule is None:
             return super().begun_from(name, offer)
@@ -208,7 +208,7 @@ class DiTConfig(DiTSettings):
         return rule(self, offer.there, offer) if offer.there.hidden_size == self.hidden_size else None
 
     def may_lack(self, name: str) -> bool:
-        """Return whether ``name`` is of one of the conditions or teachers, of which another DiT may have others."""
+        """Return whether ``name`` belongs to a condition or teacher, in which DiTs may differ."""
         others = ("y_embedder.", "text_embedder.", "pooled_embedder.", "projectors.")
         return name.startswith(others) or ".cross_attn." in name
 
@@ -229,10 +229,10 @@ class DiTConfig(DiTSettings):
 
     @classmethod
     def of_shapes(cls, shapes: Mapping[str, Shape]) -> DiTConfig | None:
-        """Return the architecture that ``shapes`` tell; what shows in none of them is left at a value that fits.
+        """Return the architecture that ``shapes`` imply; settings that no shape shows get a value that fits.
 
-        Those are the number of heads without QK-norm, ``rope``, and the block before which tokens in context join.
-        Raises CheckpointError for a DiT with a tensor missing that decides the sizes.
+        Those are the number of heads without QK-norm, ``rope``, and the block before which in-context tokens join.
+        Raises CheckpointError for a DiT without a tensor that decides the sizes.
         """
         if not any(name.startswith(("x_embedder.proj.", "x_embedder.proj1.")) for name in shapes):
             return None
@@ -258,14 +258,14 @@ class DiTConfig(DiTSettings):
 
 
 def _projectors_of(shapes: Mapping[str, Shape]) -> dict[str, Any]:
-    """Return the sizes of projectors; which block's tokens they read does not show."""
+    """Return the sizes of the projectors; shapes do not show which block's tokens they read."""
     widths = tuple(shape_of(shapes, f"projectors.{n}.4.weight", 2)[0] for n in range(count_of(shapes, "projectors")))
     hidden = shape_of(shapes, "projectors.0.0.weight", 2)[0] if widths else 0
     return {"z_dims": widths, "projector_dim": hidden, "encoder_depth": 1} if widths else {}
 
 
 def _mlp_ratio(hidden: int, width: int, swiglu: bool) -> float:
-    """Return a ratio that gives an MLP of ``hidden``; of several, the published 4."""
+    """Return a ratio that gives an MLP of width ``hidden``; the published 4 if it does."""
     full = -(-hidden * 3 // 2) if swiglu else hidden
     if swiglu and 4 * width * 2 // 3 == hidden:
         return 4.0

@@ -1,4 +1,4 @@
-"""Weights of a DiT of other classes, input size, patches, channels or variance, made to fit this one (--init-from)."""
+"""Adapts weights of a DiT with other classes, input size, patches, channels or variance to this one (--init-from)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _positions(here: DiTSettings, there: DiTSettings, offer: Offer) -> Begun:
 
 
 def _class_table(here: DiTSettings, there: DiTSettings, offer: Offer) -> Begun:
-    """Keep the rows of the classes that both know, and the null class."""
+    """Keep the rows of the classes that both networks have, and of the null class."""
     if offer.value.shape == offer.shape and list(offer.labels.items()) == [(i, i) for i in range(offer.shape[0])]:
         return Begun(offer.value)
     table = offer.draw()
@@ -35,7 +35,7 @@ def _class_table(here: DiTSettings, there: DiTSettings, offer: Offer) -> Begun:
 
 
 def _patch_embedding(here: DiTSettings, there: DiTSettings, offer: Offer) -> Begun:
-    """Resample patches; a grey image is embedded as its three equal colours, and these as it."""
+    """Resample patches; from grey to colour, split each weight over three equal channels; from colour to grey, sum."""
     value = offer.value  # (D, C, P, P)
     channels = (there.in_channels, here.in_channels)
     if _are_foreign(*channels):
@@ -50,12 +50,12 @@ def _patch_embedding(here: DiTSettings, there: DiTSettings, offer: Offer) -> Beg
 
 
 def _last_layer(here: DiTSettings, there: DiTSettings, offer: Offer) -> Begun:
-    """Resample patches, give each colour what grey has or grey their mean, and drop or add the variance."""
+    """Resample patches, copy grey to each colour or average colours to grey, and drop or add the variance."""
     channels = (there.in_channels, here.in_channels)
     if _are_foreign(*channels):
         return Begun(offer.draw(), _FOREIGN.format(*channels))
     P, parts = there.patch_size, 2 if there.learn_sigma else 1
-    # The parts are the prediction and, where it is learned, the variance; d is D, and 1 of the bias.
+    # The parts are the prediction and, if it is learned, the variance; the last axis is D, or 1 for the bias.
     value = rearrange(offer.value, "(p q parts c) ... -> p q parts c (...)", p=P, q=P, parts=parts)
     done = [_resampling(here, there)]
     if there.learn_sigma and not here.learn_sigma:
@@ -81,7 +81,7 @@ _FOREIGN = "drawn anew: latents of {0} channels there and of {1} here have nothi
 
 
 def _are_foreign(there: int, here: int) -> bool:
-    """Return whether channels cannot be translated: all but those of grey and colour images mean something else."""
+    """Return whether channels cannot be converted: only those of grey and colour images can."""
     return there != here and {there, here} != {1, 3}
 
 
@@ -104,4 +104,4 @@ RULES: dict[str, Callable[[DiTSettings, DiTSettings, Offer], Begun]] = {
     "final_layer.linear.weight": _last_layer,
     "final_layer.linear.bias": _last_layer,
 }
-"""Tensors that are not taken as they are."""
+"""How to adapt the tensors that are not simply copied."""

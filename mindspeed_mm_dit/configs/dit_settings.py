@@ -1,9 +1,10 @@
-"""The settings of a DiT: those of Peebles & Xie 2023, and what later recipes change of the network.
+"""The settings of a DiT: those of Peebles & Xie 2023, and the options of later recipes.
 
-``qk_norm``, ``rms_norm``, ``swiglu``, ``rope`` and ``wo_shift`` are from LightningDiT (Yao & Wang 2025),
-``bottleneck_dim`` and the tokens in context from JiT (Li & He 2025), ``text_dim`` from PixArt-alpha (Chen et al. 2023):
-each block looks at the states of a caption; ``pooled_dim`` from Stable Diffusion 3 (Esser et al. 2024): a vector of the
-whole caption joins the timestep; ``z_dims`` from REPA (Yu et al. 2024): projectors, which a teacher's features train.
+- LightningDiT (Yao & Wang 2025): ``qk_norm``, ``rms_norm``, ``swiglu``, ``rope`` and ``wo_shift``.
+- JiT (Li & He 2025): ``bottleneck_dim`` and the in-context tokens.
+- PixArt-alpha (Chen et al. 2023): ``text_dim``, cross-attention of each block to the states of a caption.
+- Stable Diffusion 3 (Esser et al. 2024): ``pooled_dim``, a vector of the whole caption added to the timestep.
+- REPA (Yu et al. 2024): ``z_dims``, projectors trained to predict a teacher's features.
 """
 
 from __future__ import annotations
@@ -21,17 +22,18 @@ OPTIONS = (
     "qk_norm", "rms_norm", "swiglu", "rope", "wo_shift", "bottleneck_dim", "in_context_len", "h_embedder", "text_dim",
     "pooled_dim",
 )  # fmt: skip
-"""Settings that make another network than the published DiT, which has none of them."""
+"""Settings that change the architecture of the published DiT, which has none of them."""
 
 
 @dataclass(frozen=True)
 class DiTSettings(PredictorConfig):
-    """Section ``predictor`` with ``model_id`` "dit"; ``configs/dit.py`` says what network they make."""
+    """Section ``predictor`` with ``model_id`` "dit"; ``configs/dit.py`` derives the network from it."""
 
     input_size: int
-    """Height and width of the (square) latents, in latent pixels; positions of other shapes are stretched to it."""
+    """Height and width of the (square) latents, in latent pixels; a multiple of ``patch_size``. Positional embeddings
+    are made for this size and stretched to other shapes."""
     num_classes: int = 0
-    """Number of classes; label ``num_classes`` itself is the null class of guidance. 0: texts steer it alone."""
+    """Number of classes; label ``num_classes`` itself is the null class of guidance. 0: condition on text only."""
     in_channels: int = 4
     """Channels of the latents."""
     patch_size: int = 2
@@ -43,45 +45,48 @@ class DiTSettings(PredictorConfig):
     num_heads: int = 16
     """Attention heads; must divide ``hidden_size``."""
     mlp_ratio: float = 4.0
-    """Width of the MLP's hidden layer over ``hidden_size``."""
+    """Width of the MLP's hidden layer, as a multiple of ``hidden_size``."""
     class_dropout_prob: float = 0.1
-    """Probability that a training label becomes the null class; 0 leaves the null class out."""
+    """Probability, in [0, 1), that a training label is replaced by the null class; with 0 there is no null class."""
     learn_sigma: bool = True
-    """Predict the variance too: twice the output channels."""
+    """Predict the variance too; this doubles the output channels."""
     qk_norm: bool = False
-    """Norm queries and keys, head by head: LayerNorm with weight and bias, or RMSNorm with ``rms_norm``."""
+    """Normalise queries and keys per head: by LayerNorm with weight and bias, or by RMSNorm with ``rms_norm``."""
     rms_norm: bool = False
-    """RMSNorm with a weight wherever there is a norm; else LayerNorm without weights."""
+    """Use RMSNorm with a weight for all norms, instead of LayerNorm without weights."""
     swiglu: bool = False
-    """SwiGLU (Shazeer 2020) for the MLP, two thirds as wide, so that it has about as many weights."""
+    """Use SwiGLU (Shazeer 2020) in the MLP, two thirds as wide, so that it has about as many weights."""
     rope: bool = False
-    """Turn queries and keys by the row and column of their patch (Su et al. 2021); positions are added all the same."""
+    """Use rotary embeddings of the row and column of each patch (Su et al. 2021), in addition to the added positional
+    embeddings."""
     wo_shift: bool = False
-    """Blocks without the shifts of adaLN: scale and gate alone; the last layer keeps its shift."""
+    """Leave out the adaLN shifts in the blocks, keeping scale and gate; the last layer keeps its shift."""
     bottleneck_dim: int | None = None
-    """Width through which patches are embedded (JiT); null: straight to ``hidden_size``."""
+    """Width of the bottleneck of the patch embedding (JiT); null: embed directly to ``hidden_size``."""
     in_context_len: int = 0
-    """Tokens of the label that stand before those of the image (JiT); 0 for none."""
+    """Number of in-context tokens, made from the label, before those of the image (JiT); 0 for none."""
     in_context_start: int = 0
-    """The block before which they join, counted from 0; they are cut off after the last block."""
+    """Block, counted from 0, before which the in-context tokens join; they are cut off after the last block."""
     h_embedder: bool = False
-    """Be told an interval of times: its later end and, by an embedder of its own, its length (MeanFlow)."""
+    """Condition on an interval of times (MeanFlow): its later end and, through its own embedder, its length."""
     text_dim: int | None = None
-    """Width of the states of a caption, which each block looks at; null: it looks at none."""
+    """Width of the caption's states, which each block attends to; null: no cross-attention."""
     text_length: int = 77
-    """Tokens of a caption with its padding, for arithmetic and memory; no weight depends on it."""
+    """Tokens of a caption with its padding. Only estimates of arithmetic and memory use it; no weight depends on it."""
     pooled_dim: int | None = None
-    """Width of the pooled vector of a caption, which is added to the timestep; null: none is."""
+    """Width of the caption's pooled vector, which is added to the timestep embedding; null: no pooled vector."""
     pooled_encoder: int = 0
-    """Which of model.json's text encoders, counted from 0, makes the pooled vector; the first makes the states."""
+    """Index, 0 or 1, of the text encoder in model.json that makes the pooled vector; encoder 0 makes the states."""
     z_dims: tuple[int, ...] = ()
-    """Width of the features of each teacher, to which a projector takes the tokens of a block (REPA); empty: none."""
+    """Width of each teacher's features; a projector per teacher maps the tokens of a block to it (REPA). Empty: no
+    teachers."""
     projector_dim: int = 2048
     """Width of the two hidden layers of a projector."""
     encoder_depth: int = 8
-    """The block whose tokens the projectors read; 1 is the first."""
+    """Block whose tokens the projectors read, counted from 1, at most ``num_layers``."""
     latent_size: tuple[int, ...] | None = None
-    """[height, width] of the latents where they are no square of ``input_size``; no weight depends on it."""
+    """[height, width] of the latents in latent pixels, if they are not a square of ``input_size``; no weight depends on
+    it."""
     model_id: str = "dit"
     """Key in PREDICTOR_MODEL_MAPPINGS."""
 
@@ -138,11 +143,11 @@ class DiTSettings(PredictorConfig):
             raise ConfigError(what, "is no square, and a teacher's features are of squares", "drop z_dims and teacher")
 
     def _check_options(self) -> None:
-        """Raise ConfigError for an option of later recipes that this network has no room for."""
+        """Raise ConfigError for an option of later recipes that does not fit this network."""
         if self.rope and self.head_dim % 4:
             raise ConfigError(
                 "predictor.rope = true",
-                f"turns pairs by row and by column, so the width of a head must be a multiple of 4: "
+                f"rotates pairs by row and by column, so the width of a head must be a multiple of 4: "
                 f"hidden_size({self.hidden_size}) / num_heads({self.num_heads}) = {self.head_dim}",
                 "use another num_heads",
             )
@@ -159,7 +164,7 @@ class DiTSettings(PredictorConfig):
         if not 0 <= self.in_context_start < self.num_layers:
             raise ConfigError(
                 f"predictor.in_context_start = {self.in_context_start}",
-                f"is no block of this network, whose num_layers is {self.num_layers}; blocks are counted from 0",
+                f"is not a block of this network: num_layers is {self.num_layers}, and blocks are counted from 0",
             )
         if self.in_context_start and not self.in_context_len:
             raise ConfigError(
@@ -180,7 +185,7 @@ class DiTSettings(PredictorConfig):
 
     @property
     def times_told(self) -> int:  # type: ignore[override]
-        """Times that the network is told of a sample."""
+        """Number of times that the network takes per sample: 2 for an interval."""
         return 2 if self.h_embedder else 1
 
     @property
@@ -189,25 +194,25 @@ class DiTSettings(PredictorConfig):
 
     @property
     def num_positions(self) -> int:
-        """Positions of the square that codes are kept of."""
+        """Positions of the square that positional embeddings are made for."""
         return (self.input_size // self.patch_size) ** 2
 
     @property
     def num_embeddings(self) -> int:
-        """Rows of the label table: the classes and, if labels are ever dropped, the null class; or none."""
+        """Rows of the label table: the classes and, if labels are ever dropped, the null class; 0 without classes."""
         if not self.num_classes:
             return 0
         return self.num_classes + (1 if self.class_dropout_prob > 0 else 0)
 
     @property
     def conditions(self) -> Conditions:
-        """A class label, the states of a caption, its pooled vector: those that the settings ask for."""
+        """The conditions that the settings enable: class label, states of a caption, its pooled vector."""
         label = (ClassLabel(self.num_classes, self.class_dropout_prob),) if self.num_classes else ()
         return Conditions(*label, *self.texts)
 
     @property
     def texts(self) -> tuple[Condition, ...]:
-        """What of a caption steers it; all of it is dropped together."""
+        """The text conditions, which are dropped together."""
         states = TextStates(self.text_length, self.text_dim) if self.text_dim else None
         coin = states.coin if states else ""
         pooled = PooledText(self.pooled_dim, self.pooled_encoder, shared_coin=coin) if self.pooled_dim else None
@@ -225,7 +230,7 @@ class DiTSettings(PredictorConfig):
 
     @property
     def mlp_hidden_size(self) -> int:
-        """Width of the MLP's hidden layer; of a SwiGLU two thirds of it, cut off to a whole number as published."""
+        """Width of the MLP's hidden layer; with SwiGLU two thirds of it, rounded down as in the published code."""
         width = int(self.hidden_size * self.mlp_ratio)
         return width * 2 // 3 if self.swiglu else width
 
@@ -236,9 +241,9 @@ class DiTSettings(PredictorConfig):
 
     @property
     def num_modulations(self) -> int:
-        """Vectors of adaLN that steer a block: shift, scale and gate of both branches."""
+        """Number of adaLN vectors per block: shift, scale and gate of both branches."""
         return 4 if self.wo_shift else 6
 
     def tokens_of_block(self, number: int) -> int:
-        """Tokens that block ``number``, from 0, works on: those of the image, and those in context once they joined."""
+        """Tokens in block ``number``, counted from 0: those of the image, and the in-context ones once they joined."""
         return self.num_tokens + (self.in_context_len if number >= self.in_context_start else 0)

@@ -1,4 +1,4 @@
-"""The config folders that come with the package: examples/dit of a checkout, or what the wheel carries of it."""
+"""The config folders that come with the package: examples/dit in a checkout, or its copy in the wheel."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mindspeed_mm_dit.errors import ConfigError, nearest
 
 PACKAGE = Path(__file__).parents[1]
 ENTRY_SCRIPT = PACKAGE.parent / "pretrain_dit.py"
-"""Lies beside the package, in a checkout as in site-packages."""
+"""Next to the package, both in a checkout and in site-packages."""
 FLAGS_FILE = "train.args"
 
 
@@ -20,10 +20,10 @@ def embedded_configs() -> dict[str, Path]:
 
 
 def config_folder(name: str) -> Path:
-    """Return the config folder that ``name`` means: a folder, or an embedded one.
+    """Return the config folder ``name``: a path, or the name of an embedded one.
 
     Raises:
-        ConfigError: it is neither; names the nearest embedded one.
+        ConfigError: it is neither; suggests the nearest embedded one.
     """
     known = embedded_configs()
     if (Path(name) / FLAGS_FILE).is_file():

@@ -1,4 +1,4 @@
-"""Environment variables that hold numbers."""
+"""Reads numbers from environment variables."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from mindspeed_mm_dit.errors import ConfigError
 def whole_number(
     environment: Mapping[str, str], name: str, default: int, lowest: int, highest: int | None = None, why: str = ""
 ) -> int:
-    """Return the variable ``name``; ``default`` where it is unset or empty.
+    """Return the variable ``name`` as a number; ``default`` if it is unset or empty.
 
     Raises:
-        ConfigError: it is no whole number from ``lowest`` to ``highest``; ``why`` says where the bound comes from.
+        ConfigError: it is not a whole number from ``lowest`` to ``highest``; ``why`` explains the bound in the message.
     """
     text = environment.get(name, "")
     if not text:

@@ -1,4 +1,4 @@
-"""Files as they are read: regular ones alone. What would block, or never end, is named and not opened."""
+"""Reads files, regular ones only: anything that could block or never end is reported and not opened."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
 
 
 class UnusableFile(Exception):
-    """A file that cannot be used; the message goes on where the file's name ends: "is a named pipe, not a file"."""
+    """A file that cannot be used; the message continues the file's name: "is a named pipe, not a file"."""
 
 
 class Digest(Protocol):
-    """A digest of :mod:`hashlib` under way."""
+    """A digest of :mod:`hashlib` that data can be added to."""
 
     def update(self, data: bytes, /) -> None:
         """Add ``data``."""
@@ -48,10 +48,10 @@ def check_file(path: str | Path) -> int:
 
 
 def is_folder(path: Path) -> bool:
-    """Return whether ``path`` is a folder that can be looked at."""
+    """Return whether ``path`` is an accessible folder."""
     try:
         return path.is_dir()
-    except OSError:  # a name that is too long, a folder on the way that may not be entered
+    except OSError:  # a name that is too long, or a parent folder without permission
         return False
 
 
@@ -65,7 +65,7 @@ def read_bytes(path: str | Path) -> bytes:
 
 
 def reason_of(error: Exception) -> str:
-    """Return what an error says, without the number and the file that the system's errors repeat."""
+    """Return the text of an error, without the error number and file name of system errors."""
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
@@ -105,7 +105,7 @@ def digest_of_files(path: str, setting: str = "ae.from_pretrained") -> str:
 
 @lru_cache(maxsize=8)
 def _digest_of_all(files: tuple[tuple[str, int, int], ...]) -> str:
-    """Return the SHA-256 over files (path, bytes, time of the last change), read once while they stay as they are."""
+    """Return the SHA-256 over files (path, bytes, modification time); unchanged files are read only once."""
     digest = hashlib.sha256()
     for path, _, _ in files:
         add_content(digest, path)
@@ -113,9 +113,9 @@ def _digest_of_all(files: tuple[tuple[str, int, int], ...]) -> str:
 
 
 def check_safetensors(path: str | Path) -> tuple[str, ...]:
-    """Return the names of the tensors in a .safetensors file, of which the header alone is read.
+    """Return the names of the tensors in a .safetensors file; only its header is read.
 
-    Raises UnusableFile unless it is one, as long as its header says.
+    Raises UnusableFile if it is not such a file, or does not have the size that its header implies.
     """
     size = check_file(path)
     try:

@@ -1,4 +1,4 @@
-"""What a flag of pretrain_dit.py is: a field of ``run.RunConfig`` with one row that says all there is to say of it."""
+"""The description of a flag of pretrain_dit.py: one row per field of ``run.RunConfig``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 Host = Literal["megatron", "native"]
 AddFlags = Callable[[Any], None]
-"""Adds flags to a group of a parser, as a row does."""
+"""A function that adds flags to a parser group, as a row does when called."""
 NAMES: Mapping[Host, str] = {"megatron": "MindSpeed-MM", "native": "MindSpeed-MM's native engine"}
 BOTH: tuple[Host, ...] = ("megatron", "native")
 _ROW = "row"
@@ -17,60 +17,61 @@ _ROW = "row"
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag; called with a group of a parser, it adds itself."""
+    """A flag; call it with a parser group to add it there."""
 
     name: str
-    """Of its field: ``mm_model`` of --mm-model."""
+    """Name of its field, e.g. ``mm_model`` for --mm-model."""
     help: str | None
     default: Any = None
     takes: Mapping[str, Any] = field(default_factory=dict)
-    """The rest that argparse is told of it; a flag whose default is False takes nothing."""
+    """Further arguments for argparse; a flag whose default is False takes no value."""
     native: str = ""
-    """Key of the native engine's yaml that means the same."""
+    """Key of the native engine's yaml with the same meaning."""
     native_counts: str = ""
-    """Key of the native engine's yaml that follows from it, in other units."""
+    """Key of the native engine's yaml that is computed from it, in other units."""
     added_key: bool = False
-    """Whether ``native`` is a key that we add, with this default; the engine has no such thing."""
+    """Whether we add the key ``native``, with this default; the engine itself has no such key."""
     idle_in: tuple[Host, ...] = ()
-    """Hosts that are given it and do nothing with it."""
+    """Hosts that accept it and ignore it."""
     refused_in: tuple[Host, ...] = ()
-    """Hosts that would train something else than it asks for, and refuse all but its default."""
+    """Hosts that cannot do what it asks for, and refuse every value but its default."""
     refusal: str = ""
-    """What they do instead, after the host's name."""
+    """What those hosts do instead; the text follows the host's name."""
     cure: str = "leave it out, or use --host standalone"
-    """What to do where it is refused."""
+    """What to do when it is refused."""
     needs: tuple[str, ...] = ()
-    """Flags without which it means nothing."""
+    """Flags without which it has no effect."""
     compared: Literal["", "setting", "fact"] = ""
-    """What a resumed run compares with its checkpoint: a setting, or a fact that run.json has under its own name."""
+    """How a resumed run compares it with its checkpoint: as a setting, as a fact that run.json keeps under its own
+    name, or not at all."""
     when_quiet: bool = True
-    """Whether a run that leaves nothing behind acts on it; a flag that writes or draws has its default there."""
+    """Whether a run that writes nothing acts on it; there, a flag that writes files has its default."""
 
     @property
     def word(self) -> str:
-        """The flag as a command line has it."""
+        """The flag as written on a command line."""
         return spelled(self.name)
 
     def __call__(self, group: Any, **otherwise: Any) -> None:
-        """Add the flag to a group of a parser, where it may take something ``otherwise``."""
+        """Add the flag to a parser group; ``otherwise`` overrides arguments for argparse."""
         takes = {"action": "store_true"} if self.default is False else self.takes
         group.add_argument(self.word, **{"default": self.default, "help": self.help, **takes, **otherwise})
 
 
 def flag(help: str | None, default: Any = None, takes: Mapping[str, Any] | None = None, **meaning: Any) -> Any:
-    """Return a field that is a flag; the arguments are those of :class:`Flag`, whose name is the field's.
+    """Return a dataclass field that is a flag; the arguments are those of :class:`Flag`, which takes the field's name.
 
-    One that is required on a command line has None until it is given.
+    A flag that a command line must have is None until it is given.
     """
     return field(default=default, metadata={_ROW: Flag("", help, default, takes or {}, **meaning)})
 
 
 def rows_of(group: type) -> list[Flag]:
-    """Return the rows of the flags that are fields of the dataclass ``group``, in order."""
+    """Return the rows of the flags among the fields of the dataclass ``group``, in order."""
     fields = (each for each in dataclasses.fields(group) if _ROW in each.metadata)
     return [dataclasses.replace(each.metadata[_ROW], name=each.name) for each in fields]
 
 
 def spelled(name: str) -> str:
-    """Return the flag, as a command line has it, that args has as ``name``."""
+    """Return the flag for the attribute ``name``, e.g. ``--mm-model`` for ``mm_model``."""
     return f"--{name.replace('_', '-')}"

@@ -1,4 +1,4 @@
-"""Flags that say nothing: empty ones, those without the flag they belong to, and those that change nothing here."""
+"""Checks for flags without effect: empty ones, ones that need another flag, and ones this device ignores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mindspeed_mm_dit.errors import ConfigError
 
 
 def check_given(args: RunConfig) -> None:
-    """Raise ConfigError for a flag that says nothing: an empty one, or one without what it belongs to."""
+    """Raise ConfigError for an empty flag, or one without a flag that it needs."""
     given = args.flags()
     for name, value in given.items():
         if isinstance(value, str) and not value.strip():
@@ -23,18 +23,18 @@ def check_given(args: RunConfig) -> None:
 
 
 def alone(flag: str, missing: Sequence[str]) -> ConfigError:
-    """Return the error of a flag that says nothing without the ``missing`` ones."""
+    """Return the error for a flag that has no effect without the ``missing`` ones."""
     return ConfigError(flag, f"means nothing without {' and '.join(missing)}", "add it, or drop this one")
 
 
 def check_tool(what: str, path: str | None) -> None:
-    """Raise ConfigError for a tools.json that is not there; ``what`` named it."""
+    """Raise ConfigError if the tools.json ``path`` does not exist; ``what`` is the setting that named it."""
     if path and not os.path.isfile(path):
         raise ConfigError(f"{what} = {path}", "there is no such file", "name MindSpeed-MM's tools.json, or drop it")
 
 
 def without_effect(args: RunConfig, framework: str, device: str) -> list[str]:
-    """Return a line for each flag that changes nothing with this framework and on this kind of device."""
+    """Return a note for each flag that has no effect with this framework on this kind of device."""
     notes = []
     if args.tf32 and framework == "pytorch" and device != "cuda":
         notes.append(f"note: --tf32 changes nothing here: it is for NVIDIA GPUs, and this is a {device.upper()}")

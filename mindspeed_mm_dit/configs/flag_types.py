@@ -1,4 +1,4 @@
-"""Types of flags: what a flag's text has to be, said where it is not."""
+"""Argparse types for flags: each parses a flag's text or reports what it should have been."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mindspeed_mm_dit.configs.limits import FLOAT32, LARGEST, MOST_THREADS, show
 
 
 def number(kind: type, good: Callable[[Any], bool], wish: str) -> Callable[[str], Any]:
-    """Return the type of a flag whose text is a ``kind`` that is ``good``; of another it is said not to be ``wish``."""
+    """Return an argparse type that accepts a ``kind`` that is ``good``; its error says "... is not ``wish``"."""
 
     def parse(text: str) -> Any:
         try:

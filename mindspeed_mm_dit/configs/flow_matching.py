@@ -15,52 +15,58 @@ LossWeight = Literal["velocity", "likelihood"]
 
 
 _LEAST_EPS = 1e-6
-"""Distance from the end of the times that float32 still tells from none, with some to spare."""
+"""Smallest distance from the ends of the times; float32 resolves it with some margin."""
 _BOUNDS = {"logit_mean": (-20.0, 20.0), "logit_std": (1e-6, 20.0), "shift": (1e-4, 1e4), "sample_shift": (1e-4, 1e4)}
-"""Beyond these float32 has no times between the ends."""
+"""Beyond these bounds float32 rounds all times to the ends."""
 _NOISE_SCALES = (1e-3, 1e3)
-"""Beyond these either noise or data is lost beside the other."""
+"""Beyond these bounds noise or data is negligible next to the other."""
 
 
 @dataclass(frozen=True)
 class FlowMatchingConfig:
-    """What is learned and at which times (Ma et al. 2024); t = 0 is noise, t = 1 is data, but for what the network is
-    told with ``data_time`` 0."""
+    """Section ``diffusion`` with ``model_id`` "flow_matching" (Ma et al. 2024).
+
+    t = 0 is noise and t = 1 is data. Only the time that the network sees is reversed with ``data_time`` 0.
+    """
 
     path: PathName = "linear"
-    """How data and noise are mixed: a straight line, variance-preserving by sine and cosine, or score SDE's VP."""
+    """How data and noise are mixed: linearly, variance-preserving by sine and cosine ("gvp"), or score SDE's VP."""
     prediction_type: PredictionType = "velocity"
-    """What the network predicts: dx/dt, the noise, the score, or the data, whose loss is that of the velocity it means
-    (JiT; Li & He 2025)."""
+    """What the network predicts: dx/dt, the noise, the score, or the data. With "data" the loss is that of the velocity
+    that the prediction implies (JiT; Li & He 2025)."""
     loss_weight: LossWeight | None = None
-    """Weight of the error of noise and score: null for 1, or as published; velocity has none."""
+    """Weight of the squared error of noise and score: null for 1, or one of the published weights. Must be null for
+    velocity and data."""
     data_time: Literal[0, 1] = 1
-    """The time that the network is told of clean data, to which its velocity points from 0, or, where it is 0, from
-    which it points to noise at 1 (REPA; Yu et al. 2024)."""
+    """Time of clean data as the network sees it. 1: its velocity points from noise at 0 to data at 1. 0: it points from
+    data at 0 to noise at 1 (REPA; Yu et al. 2024)."""
     t_eps: float = 0.05
-    """Of "data": the least 1 - t by which a prediction is divided to be a velocity, in training and in sampling."""
+    """With prediction_type "data": lower bound of 1 - t, by which the prediction is divided to get a velocity, in
+    training and in sampling. 1e-6 to 1."""
     noise_scale: float = 1.0
-    """Standard deviation of the noise, in training and in sampling; above 1 for large images (JiT)."""
+    """Standard deviation of the noise, in training and in sampling; above 1 for large images (JiT). 0.001 to 1000."""
     cosine_loss: bool = False
-    """Add to the squared error of a velocity 1 - the cosine of its angle to the true one, over channels
-    (LightningDiT; Yao & Wang 2025)."""
+    """Add 1 - cos of the angle between predicted and true velocity, over channels, to the squared error (LightningDiT;
+    Yao & Wang 2025)."""
     timestep_sampling: Literal["uniform", "logit_normal"] = "uniform"
-    """Law of the training times: uniform as published, or logit-normal (Esser et al. 2024, eq. 19)."""
+    """Distribution of the training times: uniform as published, or logit-normal (Esser et al. 2024, eq. 19)."""
     logit_mean: float = 0.0
-    """Mean of the logit of t with "logit_normal"; above 0 nearer to the data."""
+    """Mean of the logit of t with "logit_normal", -20 to 20; above 0 times are nearer to the data."""
     logit_std: float = 1.0
-    """Standard deviation of the logit of t with "logit_normal"."""
+    """Standard deviation of the logit of t with "logit_normal", 1e-6 to 20."""
     shift: float = 1.0
-    """Moves training and sampling times towards noise where above 1 (Esser et al. 2024, eq. 23)."""
+    """Shift of training and sampling times; above 1 moves them towards noise (Esser et al. 2024, eq. 23). 0.0001 to
+    10000."""
     shift_base: int | None = None
-    """Elements C H W of a latent that need no shift; ``shift`` is then sqrt(C H W / shift_base), so by the number of
-    tokens (Esser et al. 2024, section 5.3.2; RAE has 4096). null: as ``shift`` says."""
+    """Elements C H W of a latent for which the shift is 1. The shift is then sqrt(C H W / shift_base), so it grows with
+    the number of tokens (Esser et al. 2024, section 5.3.2; RAE has 4096). null: use ``shift``."""
     sample_shift: float | None = None
-    """Shift of the sampling times; null: that of training. LightningDiT trains with 1 and samples with 1 / 0.3."""
+    """Shift of the sampling times, 0.0001 to 10000; null: that of training. LightningDiT trains with 1 and samples with
+    1 / 0.3."""
     train_eps: float | None = None
-    """Distance of the training times from the ends of the path that are singular; null: as published."""
+    """Distance of the training times from the singular ends of the path, in [0, 0.5); null: as published."""
     sample_eps: float | None = None
-    """The same for the sampling times."""
+    """Distance of the sampling times from the singular ends of the path, in [0, 0.5); null: as published."""
     model_id: str = "flow_matching"
     """Key in OBJECTIVES."""
 
@@ -85,7 +91,7 @@ class FlowMatchingConfig:
         self._check_ends()
 
     def _check_recipes(self) -> None:
-        """Raise ConfigError for settings of later recipes that do not go together with the others."""
+        """Raise ConfigError for settings of later recipes that contradict the others."""
         if self.prediction_type == "data" and self.path != "linear":
             raise ConfigError(
                 "diffusion.prediction_type = 'data'", f"is defined on the path 'linear', and this one is {self.path!r}",
@@ -106,19 +112,19 @@ class FlowMatchingConfig:
                 )
 
     def shift_of(self, shape: tuple[int, ...], sampling: bool = False) -> float:
-        """Return the shift of the times of latents of ``shape`` (C, ...), towards noise where above 1."""
+        """Return the time shift for latents of ``shape`` (C, ...); above 1 moves times towards noise."""
         if sampling and self.sample_shift is not None:
             return self.sample_shift
         return self.shift if self.shift_base is None else math.sqrt(math.prod(shape) / self.shift_base)
 
     def _check_ends(self) -> None:
-        """Raise ConfigError where training or sampling would meet an infinite value at an end of the times."""
+        """Raise ConfigError if training or sampling would meet an infinite value at an end of the times."""
         train, sample = self.eps
         infinite_loss = self.loss_weight is not None or (self.path == "vp" and self.prediction_type == "velocity")
         infinite_velocity = self.prediction_type == "noise" or (self.path != "vp" and self.prediction_type == "score")
         for name, eps, is_infinite, what in (
             ("train_eps", train, infinite_loss, "the loss"),
-            ("sample_eps", sample, infinite_velocity, "the velocity that is read off the network"),
+            ("sample_eps", sample, infinite_velocity, "the velocity computed from the network's output"),
         ):
             if is_infinite and eps < _LEAST_EPS:
                 raise ConfigError(
@@ -130,36 +136,36 @@ class FlowMatchingConfig:
 
     @property
     def eps(self) -> tuple[float, float]:
-        """Distance from singular ends in training and in sampling: as given, or as published."""
+        """Distance from singular ends in (training, sampling): as given, or as published."""
         return self._eps(self.train_eps, vp=1e-5), self._eps(self.sample_eps, vp=1e-3)
 
     def check_output(self, in_channels: int, out_channels: int) -> None:
-        """Raise ConfigError unless a network puts out at least the prediction; further channels are not used (SiT)."""
+        """Raise ConfigError if the network has too few output channels; extra channels are ignored (SiT)."""
         if out_channels < in_channels:
             raise ConfigError(
                 f"predictor: {out_channels} channels of output",
                 f"flow matching predicts each of the {in_channels} channels of a latent",
-                f"let the predictor put out {in_channels}",
+                f"give the predictor {in_channels} output channels",
             )
 
     kept_tensors = 6
-    """Float32 tensors of the size of a latent that the loss keeps for backward."""
+    """Number of float32 tensors of the size of a latent that the loss keeps for backward."""
 
     def train_interval(self) -> tuple[float, float]:
-        """Return the first and last time a network is trained at."""
+        """Return the first and last time of training."""
         eps, _ = self.eps
         return self._start(eps), 1.0 - eps
 
     def sample_interval(self, last_step: float = 0.0) -> tuple[float, float]:
-        """Return where a chain starts and where its even steps end.
+        """Return the times at which a sampling chain starts and at which its even steps end.
 
-        ``last_step``: length of a step of another kind that follows them; 0 for none.
+        ``last_step``: length of a final step of another kind; 0 for none.
         """
         _, eps = self.eps
         return self._start(eps), 1.0 - (last_step or eps)
 
     def reversed_interval(self) -> tuple[float, float]:
-        """Return where a chain from data to noise starts and ends."""
+        """Return the times at which a chain from data to noise starts and ends."""
         _, eps = self.eps
         return 1.0 - self._start(eps), eps
 

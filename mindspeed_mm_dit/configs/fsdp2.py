@@ -1,7 +1,7 @@
-"""fsdp2.yaml: how the model is sharded. MindSpeed-MM's keys, defaults and path grammar.
+"""fsdp2.yaml: how the model is sharded, with MindSpeed-MM's keys, defaults and path syntax.
 
-A path names a module from the composite down (``predictor.final_layer``), with at most one pair of
-braces: ``predictor.blocks.{*}`` is every child, ``predictor.blocks.{0-20,25}`` children 0 to 20 and 25.
+A path names a module, starting at the composite (``predictor.final_layer``), with at most one pair of braces:
+``predictor.blocks.{*}`` is every child, ``predictor.blocks.{0-20,25}`` is children 0 to 20 and 25.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mindspeed_mm_dit.errors import ConfigError, nearest
 Dtype = Literal["bf16", "fp16", "fp32"]
 
 ENCODERS = ("ae", "text_encoder")
-"""Parts of a model that are frozen."""
+"""Frozen parts of a model."""
 
 
 @dataclass(frozen=True)
@@ -28,35 +28,36 @@ class Fsdp2Config:
     """All of fsdp2.yaml."""
 
     sharding_size: int | Literal["auto"] | None = None
-    """Ranks that share one copy of the weights; null: 1 (every rank holds all), "auto": all ranks."""
+    """Number of ranks that share one copy of the weights; null: 1 (every rank holds all weights), "auto": all ranks."""
     sub_modules_to_wrap: tuple[str, ...] = ()
     """Paths of the modules that become FSDP units of their own."""
     reshard_after_forward: bool | int = True
-    """Free the gathered weights after forward (true), keep them (false), or reshard to N ranks."""
+    """Free the gathered weights after forward (true), keep them (false), or reshard them to this number of ranks."""
     param_dtype: Dtype | None = None
-    """Precision of the gathered weights in forward and backward."""
+    """Precision of the gathered weights in forward and backward; null: that of the weights. fp16 is refused."""
     reduce_dtype: Dtype | None = None
-    """Precision of the gradient reduction."""
+    """Precision of the gradient reduction; null: ``param_dtype``. fp16 is refused."""
     output_dtype: Dtype | None = None
-    """Precision of the outputs of the root module."""
+    """Precision of the outputs of the root module. fp16 is refused."""
     cast_forward_inputs: bool = True
-    """Cast the inputs of wrapped modules to ``param_dtype``, noise and latents at the root among them.
+    """Cast the inputs of wrapped modules to ``param_dtype``, including noise and latents at the root.
 
-    A DiT needs false: its embedders cast for themselves, and the data keep float32."""
+    A DiT needs false: its embedders cast their own inputs, and the data stay in float32."""
     offload_to_cpu: bool = False
     """Keep weights, gradients and optimizer state in CPU memory."""
     pin_memory: bool = True
     """Pin that CPU memory; only with ``offload_to_cpu``."""
     num_to_forward_prefetch: int | None = 0
-    """Units whose weights are gathered ahead in forward."""
+    """Number of units whose weights are gathered ahead in forward, 0 to 1024."""
     num_to_backward_prefetch: int | None = 0
-    """Units whose weights are gathered ahead in backward."""
+    """Number of units whose weights are gathered ahead in backward, 0 to 1024."""
     ignored_modules: tuple[str, ...] | None = None
-    """Paths of modules left alone: replicated, never sharded. "ae" and "text_encoder" may be named: they always are."""
+    """Paths of modules that are replicated, never sharded. "ae" and "text_encoder" are always among them, named or
+    not."""
     recompute_modules: tuple[str, ...] | None = None
     """Paths of modules whose activations are recomputed in backward."""
     use_reentrant: bool = True
-    """Which of PyTorch's two recompute implementations is used."""
+    """Use PyTorch's reentrant implementation of recompute, instead of the other one."""
     align_fsdp_param_groups: bool = False
     """MindSpeed-MM only: one FSDP unit per Linear."""
     expert_parallel_size: int | None = 1
@@ -83,11 +84,11 @@ class Fsdp2Config:
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """``ignored_modules`` without the encoders, which are no part of what is sharded."""
+        """``ignored_modules`` without the encoders, which are never sharded."""
         return tuple(path for path in self.ignored_modules or () if path not in ENCODERS)
 
     def shard_ranks(self, world_size: int) -> int:
-        """Ranks that share one copy of the weights, checked against ``world_size``."""
+        """Return the number of ranks that share one copy of the weights; raises ConfigError if it does not divide."""
         size = world_size if self.sharding_size == "auto" else self.sharding_size or 1
         if world_size % size:
             raise ConfigError(
@@ -106,7 +107,7 @@ class Fsdp2Config:
 
 
 def load_fsdp2_config(path: str | Path | None) -> Fsdp2Config:
-    """Read fsdp2.yaml; no path means every default."""
+    """Read fsdp2.yaml; without a path, return the defaults."""
     if path is None:
         return Fsdp2Config()
     content = read_yaml(path, "--fsdp2-config-path")
@@ -118,10 +119,10 @@ def load_fsdp2_config(path: str | Path | None) -> Fsdp2Config:
 
 
 def resolve_paths(paths: Iterable[str], module_names: Iterable[str], setting: str) -> list[str]:
-    """Expand the braces of ``paths`` against ``module_names`` (dotted, as named_modules gives them).
+    """Expand the braces of ``paths`` against ``module_names`` (dotted, as from named_modules).
 
-    Returns the matching names in order, each once. ``setting`` is the key the paths stand under.
-    Raises ConfigError when a path matches no module.
+    Returns the matching names in order, each once. ``setting`` is the key of the paths, for errors.
+    Raises ConfigError if a path matches no module.
     """
     names = [name for name in module_names if name]
     found: dict[str, None] = {}
@@ -143,7 +144,7 @@ def _expand(path: str, names: list[str], where: str) -> list[str]:
     match = re.fullmatch(r"([^{}]*)\{([^{}]*)\}([^{}]*)", path)
     if match is None:
         if "{" in path or "}" in path:
-            raise ConfigError(where, "at most one pair of braces is understood", "split it into several paths")
+            raise ConfigError(where, "at most one pair of braces is supported", "split it into several paths")
         return [path]
     prefix, inner, suffix = match.groups()
     if inner == "*":
@@ -154,7 +155,7 @@ def _expand(path: str, names: list[str], where: str) -> list[str]:
 
 
 def numbers_in(inner: str, where: str, most: int) -> list[int]:
-    """Read what stands in braces, "0-20,25", as numbers; ``where`` names the setting in an error."""
+    """Return the numbers in the content of braces, e.g. "0-20,25"; ``where`` names the setting in errors."""
     numbers: list[int] = []
     for part in inner.split(","):
         match = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?", part)

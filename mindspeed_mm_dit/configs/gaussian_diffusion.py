@@ -9,7 +9,7 @@ from mindspeed_mm_dit.configs.limits import check_between
 from mindspeed_mm_dit.errors import ConfigError
 
 MOST_TIMESTEPS = 1_000_000
-"""Steps of a diffusion chain: float64 tables of so many take 0.1 GB, and seconds to make."""
+"""Most steps of a diffusion chain: float64 tables of this length take 0.1 GB, and seconds to make."""
 
 
 @dataclass(frozen=True)
@@ -17,13 +17,14 @@ class GaussianDiffusionConfig:
     """Section ``diffusion`` with ``model_id`` "gaussian_diffusion"."""
 
     num_train_timesteps: int = 1000
-    """Number T of diffusion steps the network is trained on."""
+    """Number T of diffusion steps that the network is trained on, 2 to 1,000,000; more than 20 with "linear"."""
     noise_schedule: Literal["linear", "squaredcos_cap_v2"] = "linear"
-    """Ho et al. 2020 (linear betas) or Nichol & Dhariwal 2021 (squared cosine)."""
+    """Noise schedule: linear betas (Ho et al. 2020) or squared cosine (Nichol & Dhariwal 2021)."""
     prediction_type: Literal["epsilon", "sample", "v_prediction"] = "epsilon"
     """What the network predicts: the noise, x_0, or v (Salimans & Ho 2022)."""
     variance_type: Literal["learned_range", "fixed_small", "fixed_large"] = "learned_range"
-    """Variance of p(x_{t-1} | x_t): interpolated by the network, or one of Ho et al.'s two constants."""
+    """Variance of p(x_{t-1} | x_t): interpolated by the network (needs the predictor's ``learn_sigma``), or one of Ho
+    et al.'s two constants."""
     model_id: str = "gaussian_diffusion"
     """Key in OBJECTIVES."""
 
@@ -38,7 +39,7 @@ class GaussianDiffusionConfig:
             )
 
     def check_output(self, in_channels: int, out_channels: int) -> None:
-        """Raise ConfigError unless a network of ``out_channels`` fits: twice the latents' with a learned variance."""
+        """Raise ConfigError unless ``out_channels`` is twice ``in_channels`` exactly if the variance is learned."""
         learned, doubled = self.variance_type == "learned_range", out_channels == 2 * in_channels
         if learned != doubled:
             raise ConfigError(
@@ -49,5 +50,5 @@ class GaussianDiffusionConfig:
 
     @property
     def kept_tensors(self) -> int:
-        """Float32 tensors of the size of a latent that the loss keeps for backward."""
+        """Number of float32 tensors of the size of a latent that the loss keeps for backward."""
         return 24 if self.variance_type == "learned_range" else 4

@@ -1,4 +1,4 @@
-"""Flags of MindSpeed-MM that the standalone host does not know, and those that it alone acts on."""
+"""Flags of MindSpeed-MM that the standalone host does not know, and the check for flags that a host cannot follow."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _NAMES = """
 """
 
 HOST_ONLY = frozenset(_NAMES.split())
-"""That DiT scripts often carry."""
+"""Flags of MindSpeed-MM that DiT scripts often contain."""
 
 
 def refuse(args: RunConfig, host: Host, resumes: bool) -> None:
-    """Raise ConfigError for a flag that asks for what a run in ``host`` would not do (``refused_in`` of its row).
+    """Raise ConfigError for a flag that ``host`` cannot follow (``refused_in`` of its row).
 
-    ``resumes``: the run goes on from a checkpoint, so that where it would begin does not matter.
+    ``resumes``: the run resumes from a checkpoint, so ``--init-from`` does not matter.
     """
     for row in rows():
         value = getattr(args, row.name)

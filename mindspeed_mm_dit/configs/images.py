@@ -1,4 +1,4 @@
-"""Section ``dataset_param`` of images: files in folders, or shards, Parquet as on the Hugging Face hub or tar."""
+"""Section ``dataset_param`` for images: files in folders, or shards (Parquet as on the Hugging Face hub, or tar)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mindspeed_mm_dit.configs.source import SourceParam
 from mindspeed_mm_dit.errors import ConfigError
 
 CROP = "upright by EXIF, 16 bits scaled to 8, halve by box, scale bicubically, cut the centre"
-"""What ``data/transforms.load_pixels`` does; change this text with it, so that old caches are refused."""
+"""What ``data/transforms.load_pixels`` does. Change this text with it, so that old caches are refused."""
 
 
 ImageFiles = Literal["image_folder", "parquet", "webdataset"]
@@ -20,45 +20,49 @@ ImageFiles = Literal["image_folder", "parquet", "webdataset"]
 
 @dataclass(frozen=True)
 class DatasetParam(SourceParam):
-    """Section ``dataset_param`` of images."""
+    """Section ``dataset_param`` for images."""
 
     data_folder: str
     """Folder of the images; relative paths start at the working directory."""
     image_size: int | None = None
-    """Images are scaled and centre-cropped to this height and width, in pixels; null: to one of ``buckets``."""
+    """Height and width in pixels that images are scaled and centre-cropped to; null: use ``buckets``."""
     index: str | None = None
-    """CSV inside ``data_folder`` with columns image_path,label, paths below it; null: every sub-folder is a class."""
+    """CSV in ``data_folder`` with columns image_path,label and paths relative to ``data_folder``; null: every
+    sub-folder is a class."""
     single_class: bool = False
-    """All images below ``data_folder`` are of one class, which has the folder's name."""
+    """Treat all images below ``data_folder`` as one class, named after the folder."""
     source: Literal["digits", "captioned_digits", "inverted_digits", "digits_buckets"] | None = None
-    """Built-in images, written to ``data_folder``, a path that ends in their name: scikit-learn's digits, these with
-    captions, 40 of them inverted, or all of them on squares and rectangles."""
+    """Built-in images: scikit-learn's digits, the digits with captions, the digits with 40 of them inverted, or the
+    digits on squares and rectangles. They are written to ``data_folder``, whose path must end in this name."""
     random_flip: bool = False
     """Mirror a training image left-right with probability 1/2."""
     valid_fraction: float = 0.0
-    """Part of the images held out for --eval-interval, chosen from the seed; in [0, 1)."""
+    """Fraction of the images held out for --eval-interval, in [0, 1); the seed decides which."""
     valid_by_class: bool = False
-    """Hold out as large a part of each class, instead of any images."""
+    """Hold out the same fraction of each class, instead of images at random."""
     skip_bad_images: bool = False
-    """Leave out missing or undecodable images, and count them, instead of stopping."""
+    """Skip and count missing or undecodable images, instead of stopping."""
     latents: str | None = None
-    """Folder that mm-dit cache-latents filled from these images; they are then not decoded or encoded again."""
+    """Folder that mm-dit cache-latents filled from these images; training reads it instead of decoding and encoding
+    the images."""
     dataset_type: ImageFiles = "image_folder"
-    """Kind of data set: image files, or a folder of shards, Parquet as on the Hugging Face hub or webdataset's tar."""
+    """Kind of data set: image files, or a folder of shards, which are Parquet as on the Hugging Face hub or webdataset
+    tar files."""
     split: str | None = None
-    """Of shards: only those whose names begin so, such as "train"."""
+    """For shards: read only those whose names start with this, e.g. "train"."""
     label_column: str = "label"
-    """Of Parquet: the column of the labels."""
+    """For Parquet: column of the labels."""
     captions: str | tuple[str, ...] | None = None
-    """Where the captions of an image stand: a column of ``index`` or of Parquet; or the ending of a file beside it, or
-    in the tar, such as ".txt", and of JSON its key, ".json:caption". Several in a list: it has the captions of all."""
+    """Where to find an image's captions: a column of ``index`` or of Parquet; or the ending of a file beside the image
+    or in the tar, e.g. ".txt", or ".json:caption" for a key of a JSON file. With a list, an image has the captions from
+    all of them."""
     caption_dropout_prob: float = 0.1
     """Probability that a training image loses its caption; in [0, 1]."""
     buckets: tuple[tuple[int, ...], ...] | Budget | None = None
-    """Shapes [height, width] in pixels, of which an image is brought to the one that keeps most of it; or a budget of
-    which shapes are made."""
+    """Shapes [height, width] in pixels; each image is scaled and cropped to the shape that keeps most of it. Or a
+    budget from which the shapes are made."""
     bucket_group: int = 16
-    """Images of one shape that follow each other in the order of a run; --micro-batch-size must divide it."""
+    """Number of images of one shape in a row in the sample order; must be a multiple of --micro-batch-size."""
 
     noun, cache_key = "image", "dataset_param.latents"
     skip_key = "dataset_param.skip_bad_images"
@@ -98,27 +102,27 @@ class DatasetParam(SourceParam):
 
     @property
     def caption_places(self) -> tuple[str, ...]:
-        """``captions`` as a tuple, empty where there are none."""
+        """``captions`` as a tuple; empty without captions."""
         return (self.captions,) if isinstance(self.captions, str) else self.captions or ()
 
     @property
     def items(self) -> tuple[str, ...]:
-        """Labels and, where ``captions`` names them, these; labels are only looked for where they are asked for."""
+        """Labels and, with ``captions``, captions; labels are only looked up if a predictor needs them."""
         return ("label", "caption") if self.captions else ("label",)
 
     @property
     def cache(self) -> str | None:  # type: ignore[override]
-        """Where encoded images are read from instead of their files."""
+        """Folder of encoded images that are read instead of the image files."""
         return self.latents
 
     @property
     def skip_bad(self) -> bool:  # type: ignore[override]
-        """Whether images that cannot be decoded are left out."""
+        """Whether images that cannot be decoded are skipped."""
         return self.skip_bad_images
 
     @property
     def sample_size(self) -> tuple[int, int]:
-        """(H, W) of an image, in pixels; of buckets the largest."""
+        """Size (H, W) of an image in pixels; with buckets, the largest shape."""
         height, width = self.largest if self.image_size is None else (self.image_size, self.image_size)
         return height, width
 

@@ -1,4 +1,4 @@
-"""Bounds that hold whatever the machine: largest numbers, longest paths, and values cut short to be shown."""
+"""Bounds that do not depend on the machine: largest numbers and longest paths. Also shortens values for errors."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from typing import Any
 from mindspeed_mm_dit.errors import ConfigError
 
 LARGEST = 2**63 - 1
-"""Largest whole number that tensors, positions and NumPy's generators hold."""
+"""Largest whole number that tensors, sample indices and NumPy's generators hold."""
 MOST_SAMPLES = 2**62
-"""Samples that a run can consume; the positions from there on are validation's."""
+"""Most samples that a run can consume; sample indices from here on are for validation."""
 MOST_THREADS = 1024
-"""Threads that prepare batches."""
+"""Most threads that prepare batches."""
 MOST_FRAMES = 100_000
-"""Frames of a clip: an hour at 24 a second, and more than any model takes."""
+"""Most frames of a clip: an hour at 24 per second, more than any model takes."""
 MOST_PIXELS = 32_768
-"""Height or width of a clip, in pixels."""
+"""Largest height or width of a clip, in pixels."""
 MOST_GUIDANCE = 1000.0
-"""Scale of classifier-free guidance; samples are of no use from about 20 on, and no numbers far beyond this."""
+"""Largest scale of classifier-free guidance; samples are useless from about 20 on, and not finite far beyond this."""
 MOST_STEPS = 1_000_000
-"""Steps of a chain from noise to samples; their times are made at once, before the first."""
+"""Most steps of a sampling chain; all their times are computed before the first."""
 FLOAT32 = (1e-38, 3e38)
-"""Smallest and largest magnitude that float32 holds with all its digits."""
+"""Smallest and largest magnitude that float32 holds with full precision."""
 _NAME_BYTES, _PATH_BYTES = 255, 4096
-"""Longest file name and path that Linux has."""
+"""Longest file name and path on Linux, in bytes."""
 
 
 class _Shown(reprlib.Repr):
-    """``repr`` of a fixed length, whatever the value."""
+    """A ``repr`` of limited length."""
 
     def repr_int(self, x: int, level: int) -> str:
-        """Return a whole number, or for one of very many digits about how many they are."""
+        """Return a whole number, or its approximate power of ten if it has very many digits."""
         return repr(x) if x.bit_length() < 256 else f"about {'-' if x < 0 else ''}10**{int(x.bit_length() * 0.30103)}"
 
 
@@ -41,7 +41,7 @@ _shown.maxstring = _shown.maxother = 120
 
 
 def shown(value: Any) -> str:
-    """Return ``value`` as an error message shows it: its ``repr``, cut where it is long or nested deeply."""
+    """Return ``value`` as shown in errors: its ``repr``, shortened if it is long or deeply nested."""
     return _shown.repr(value)
 
 
@@ -53,7 +53,7 @@ def check_between(what: str, value: float, low: float, high: float, cure: str = 
 
 
 def check_path(what: str, path: str) -> None:
-    """Raise ConfigError for a path that no file or folder can have; ``what`` names the setting."""
+    """Raise ConfigError for a path that is empty or too long; ``what`` names the setting."""
     reason = ""
     if not path.strip():
         reason = "is empty: it would be the working directory"
@@ -64,7 +64,7 @@ def check_path(what: str, path: str) -> None:
 
 
 def require_positive(config: Any, section: str, *names: str) -> None:
-    """Raise ConfigError unless every field ``names`` of a section's config is a positive whole number."""
+    """Raise ConfigError unless each of the fields ``names`` of a section's config is a positive whole number."""
     for name in names:
         value = getattr(config, name)
         if value < 1 or isinstance(value, bool):
@@ -72,5 +72,5 @@ def require_positive(config: Any, section: str, *names: str) -> None:
 
 
 def divisors(number: int) -> str:
-    """Return the divisors of ``number`` up to 64, for the cure of an error."""
+    """Return the divisors of ``number`` up to 64, as text for the cure of an error."""
     return ", ".join(str(d) for d in range(1, min(number, 64) + 1) if number % d == 0)

@@ -11,29 +11,31 @@ from mindspeed_mm_dit.errors import ConfigError
 
 @dataclass(frozen=True)
 class MeanFlowConfig:
-    """The average velocity from time t down to r, in one to four steps of sampling (Geng et al. 2025); t = 1 is noise.
+    """MeanFlow: learn the average velocity from time t down to r, to sample in one to four steps (Geng et al. 2025).
 
-    With ``omega`` and ``kappa`` guidance is part of what is learned, of the scale omega / (1 - kappa): sample without.
+    t = 1 is noise. ``omega`` and ``kappa`` build guidance of scale omega / (1 - kappa) into what is learned, so sample
+    without guidance.
     """
 
     logit_mean: float = -0.4
-    """Mean of the logit of the times; published as P_mean."""
+    """Mean of the logit of the times, -20 to 20; published as P_mean."""
     logit_std: float = 1.0
-    """Standard deviation of the logit of the times; published as P_std."""
+    """Standard deviation of the logit of the times, 1e-6 to 20; published as P_std."""
     data_proportion: float = 0.75
-    """Probability that r = t: the sample learns the velocity at one time."""
+    """Probability that r = t, where the target is the velocity at a single time."""
     omega: float = 1.0
-    """Weight of the sample's own velocity in the target."""
+    """Weight of the sample's own velocity in the target, 0 to 100."""
     kappa: float = 0.5
-    """Weight of what the network says with the label; what is left to 1 has what it says without one."""
+    """Weight in the target of the network's prediction with the label, 0 to 0.999. The prediction without a label gets
+    the rest, up to a total of 1."""
     t_start: float = 0.0
-    """Times before it are not guided."""
+    """Times before this have no guidance; 0 to 1."""
     t_end: float = 1.0
-    """Times after it are not guided."""
+    """Times after this have no guidance; 0 to 1."""
     norm_p: float = 1.0
-    """Power p of the weight 1 / (error + c)^p of a sample; 0 for none."""
+    """Power p of a sample's weight 1 / (error + c)^p, 0 to 4; 0 for no weighting."""
     norm_eps: float = 0.01
-    """Its constant c, beside the squared error summed over a latent."""
+    """Constant c of that weight, added to the squared error summed over a latent; 1e-12 to 1e6."""
     model_id: str = "mean_flow"
     """Key in OBJECTIVES."""
 
@@ -56,16 +58,16 @@ class MeanFlowConfig:
         return (self.omega, self.kappa) != (1.0, 0.0)
 
     def check_output(self, in_channels: int, out_channels: int) -> None:
-        """Raise ConfigError unless a network puts out a velocity and no variance."""
+        """Raise ConfigError unless the network outputs a velocity and no variance."""
         if out_channels != in_channels:
             raise ConfigError(
                 f"predictor: {out_channels} channels of output",
-                f"MeanFlow learns a velocity of each of the {in_channels} channels of a latent, and nothing else",
+                f"MeanFlow learns only a velocity for each of the {in_channels} channels of a latent",
                 "set predictor.learn_sigma to false",
             )
 
     def check_predictor(self, predictor: Any) -> None:
-        """Raise ConfigError for a network that is told one time, or that does not know the null class where it must."""
+        """Raise ConfigError for a network that takes a single time, or lacks the null class that guidance needs."""
         if predictor.times_told != 2:
             raise ConfigError(
                 f"predictor {predictor.model_id!r}", "is told one time, and MeanFlow asks for an interval of them",

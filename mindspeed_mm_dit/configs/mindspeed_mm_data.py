@@ -1,7 +1,7 @@
-"""A data.json of MindSpeed-MM in our words: what its ``dataset_type`` "t2v" and its dataloader modes mean here.
+"""Translates a data.json of MindSpeed-MM: its ``dataset_type`` "t2v" and its dataloader modes.
 
-Its keys are read by classes of their own, with its defaults (v26.1.0). What cannot be kept where samples are drawn by
-their index is refused by name, with the reason.
+The classes below read its keys, with its defaults (v26.1.0). A setting that cannot work here, because samples are
+addressed by sample index, is refused by name with the reason.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.errors import ConfigError
 
 WAN_PATCH = 16
-"""Pixels of Wan's patches, in which its shapes are counted here, whatever ``hw_stride``: 8 of the autoencoder, by 2."""
+"""Side of Wan's patches in pixels: autoencoder factor 8, times 2. Shapes are multiples of it whatever ``hw_stride``."""
 SAMPLERS = ("stateful_distributed_sampler", "BaseRandomBatchSampler", "SequentialSampler", "LengthGroupedSampler")
 REFUSED_MODES = {
     "variable": "its VariableVideoBatchSampler leaves samples out by chance, and batches of each shape have a size of "
@@ -32,11 +32,11 @@ REFUSED_SAMPLERS = {
 }
 
 ONLY_OF_PROCESSOR = {
-    "frame_interval": (1, "frames are left out down to train_fps alone: auto_interval"),
+    "frame_interval": (1, "frames are dropped only to reach train_fps (auto_interval)"),
     "speed_factor": (1, "videos are not sped up here"),
-    "use_aesthetic": (False, "captions get no scores here"),
+    "use_aesthetic": (False, "aesthetic scores in captions are not supported"),
 }
-"""Settings with the one value that is kept here, and why."""
+"""Settings that support a single value here, and why."""
 ONLY_OF_LOADER = {
     "drop_last": (True, "every batch here is a whole one"),
     "group_frame": (False, "its micro-batches of several sizes are padded"),
@@ -58,14 +58,14 @@ class Files:
     """``dataset_param.basic_parameters``."""
 
     data_path: str
-    """The annotation; or with "combine" a text file with the line FOLDER,ANNOTATION."""
+    """The annotation; with "combine", a text file with the line FOLDER,ANNOTATION."""
     data_folder: str = ""
-    """Folder that the paths of the annotation start at."""
+    """Folder that the paths in the annotation are relative to."""
     data_storage_mode: Literal["standard", "combine"] = "standard"
-    """Which of the two."""
+    """What ``data_path`` is."""
 
     def places(self) -> tuple[str, str]:
-        """Return folder and annotation; raises ConfigError where there are not these two."""
+        """Return (folder, annotation); raises ConfigError if "combine" does not name exactly one of each."""
         if self.data_storage_mode == "standard":
             return self.data_folder or ".", self.data_path
         what = f"dataset_param.basic_parameters.data_path = {self.data_path}"
@@ -82,52 +82,52 @@ class Files:
 
 @dataclass(frozen=True)
 class Processor:
-    """``dataset_param.preprocess_parameters`` of the processor that its Wan examples name."""
+    """``dataset_param.preprocess_parameters`` for the processor in MindSpeed-MM's Wan examples."""
 
     video_processor_type: Literal["OpensoraplanVideoProcessor"]
-    """Others prepare videos otherwise."""
+    """The processor; others prepare videos differently and are refused."""
     video_reader_type: str = "DecordVideo"
-    """PyAV reads them here."""
+    """Ignored: PyAV reads videos here."""
     image_reader_type: str = "Image"
-    """Pillow reads them here."""
+    """Ignored: Pillow reads images here."""
     num_frames: int = 16
-    """Frames of a clip, at most."""
+    """Most frames of a clip."""
     min_num_frames: int = 29
-    """And at least; clips that give fewer are left out."""
+    """Fewest frames of a clip; shorter clips are skipped."""
     frame_interval: int = 1
-    """Frames between two of a clip."""
+    """Frames from one frame of a clip to the next; must be 1."""
     auto_interval: bool = True
-    """Whether frames are left out down to ``train_fps``."""
+    """Whether to drop frames to reach ``train_fps``."""
     train_fps: float = 24
-    """Frames a second of a clip."""
+    """Frames per second of a clip."""
     speed_factor: float = 1.0
-    """Above 1 videos would be sped up."""
+    """Factor by which videos are sped up; must be 1."""
     drop_short_ratio: float = 1.0
-    """Part of the clips shorter than ``num_frames`` that is left out; of the others every shorter length is taken."""
+    """Fraction of the clips shorter than ``num_frames`` to skip, 0 or 1; with 0 every shorter length is used."""
     max_height: int = 480
-    """With ``force_resolution``: of every clip, in pixels."""
+    """Height of every clip in pixels, with ``force_resolution``."""
     max_width: int = 640
-    """The same."""
+    """Width of every clip in pixels, with ``force_resolution``."""
     max_hxw: int | None = None
-    """Pixels of a frame, at most."""
+    """Most pixels of a frame."""
     min_hxw: int | None = None
-    """Videos with smaller frames are enlarged here, and warned of."""
+    """Fewest pixels of a frame; smaller videos are enlarged here, with a warning."""
     hw_stride: int = 32
-    """Heights and widths are multiples of it."""
+    """Heights and widths are multiples of this."""
     hw_aspect_thr: float = 1.5
-    """Longer side over shorter side, at most; longer clips are cut here."""
+    """Largest ratio of longer to shorter side; clips beyond it are cropped here."""
     force_resolution: bool = True
-    """Whether all clips have one height and width."""
+    """Whether all clips have the same height and width."""
     truncate_t_by_sp: bool = True
-    """Of ranks that share a clip, which are checked here."""
+    """Concerns ranks that share a clip; ignored, since that is checked here."""
     vae_scale_factor: tuple[int, ...] = (4, 8, 8)
-    """Of the autoencoder: frames, height and width."""
+    """Factors of the autoencoder: frames, height and width."""
     cfg: float = 0.1
-    """Part of the captions that is dropped."""
+    """Fraction of the captions that is dropped."""
     use_aesthetic: bool = False
-    """Scores in captions."""
+    """Whether captions get aesthetic scores; must be false."""
     train_pipeline: Any = None
-    """Scaled by the shorter side and cut to the centre, as here."""
+    """Ignored: frames are scaled by the shorter side and centre-cropped, as here."""
 
     def __post_init__(self) -> None:
         where = "dataset_param.preprocess_parameters"
@@ -146,10 +146,10 @@ class Processor:
                 f"{where}.vae_scale_factor = {self.vae_scale_factor}", "must be positive", "write [4, 8, 8]"
             )
         if not self.force_resolution and self.max_hxw is None:
-            raise ConfigError(f"{where}.max_hxw", "is missing, and force_resolution = false asks for it")
+            raise ConfigError(f"{where}.max_hxw", "is missing, and required with force_resolution = false")
 
     def shapes(self) -> dict[str, Any]:
-        """Return the keys of ``dataset_param`` that say frames, heights and widths."""
+        """Return our keys of ``dataset_param`` for frames, heights and widths."""
         if self.force_resolution:
             if not self.drop_short_ratio:
                 what = "dataset_param.preprocess_parameters.force_resolution = true"
@@ -163,14 +163,14 @@ class Processor:
         return {"buckets": budget}
 
     def _frames(self) -> list[int]:
-        """Return every number of frames that a clip may have, an image's one among them."""
+        """Return every number of frames that a clip may have, including 1 for images."""
         step = self.vae_scale_factor[0]
         longest = (self.num_frames - 1) // step * step + 1
         shortest = longest if self.drop_short_ratio else -(-(self.min_num_frames - 1) // step) * step + 1
         return sorted({1, *range(shortest, longest + 1, step)})
 
     def in_our_words(self) -> dict[str, Any]:
-        """Return the other keys of ``dataset_param``."""
+        """Return our other keys of ``dataset_param``."""
         return {
             "train_fps": self.train_fps if self.auto_interval else None, "clip_start": "random",
             "caption_dropout_prob": self.cfg, "skip_bad_clips": True,
@@ -184,17 +184,17 @@ class Clips:
     dataset_type: Literal["t2v"]
     """Videos with captions."""
     basic_parameters: Files
-    """Where they are."""
+    """Where the files are."""
     preprocess_parameters: Processor
-    """What is made of them."""
+    """How clips are prepared."""
     use_text_processer: Literal[True] = True
-    """Captions are read."""
+    """Whether captions are read; must be true."""
     enable_text_preprocessing: bool = True
-    """They are always cleaned here, by the two methods that its Wan examples name."""
+    """Ignored: captions are always cleaned here, by the two methods in MindSpeed-MM's Wan examples."""
     text_preprocess_methods: Any = None
-    """The same."""
+    """Ignored, like ``enable_text_preprocessing``."""
     tokenizer_config: Any = None
-    """Of model.json here, section text_encoder."""
+    """Ignored: section text_encoder of model.json names the tokenizer here."""
 
 
 @dataclass(frozen=True)
@@ -202,25 +202,25 @@ class Loader:
     """``dataloader_param`` with ``dataloader_mode``."""
 
     dataloader_mode: str
-    """Who gives samples to ranks: "sampler" and "base" are one here."""
+    """How samples are assigned to ranks; "sampler" and "base" are the same here."""
     sampler_type: str = "stateful_distributed_sampler"
-    """In which order; all that is kept of it are ``shuffle``, and micro-batches of one shape."""
+    """Sampler of MindSpeed-MM; only ``shuffle`` and micro-batches of one shape are taken from it."""
     shuffle: bool = False
     """Reshuffle every epoch."""
     drop_last: bool = True
-    """Leave out the last batch of an epoch, which is smaller."""
+    """Drop the last, smaller batch of an epoch; must be true."""
     group_data: bool = False
-    """Micro-batches of one shape, as buckets always have them."""
+    """Micro-batches of one shape, as buckets always have."""
     group_frame: bool = False
-    """Micro-batches of about as many frames."""
+    """Micro-batches with similar numbers of frames; must be false."""
     group_resolution: bool = False
-    """Of about as large frames."""
+    """Micro-batches with similar frame sizes; must be false."""
     data_sharding: bool = False
-    """Each rank has a part of the samples of its own."""
+    """Give each rank its own part of the samples; must be false."""
     initial_global_step_for_sampler: int = 0
-    """Where to go on."""
+    """Step to continue from; must be 0."""
     pin_memory: bool = False
-    """Moves nothing but time, as the following do."""
+    """Ignored, like the next four: these only affect speed."""
     num_workers: int | None = None
     prefetch_factor: int | None = None
     persistent_workers: bool | None = None
@@ -241,7 +241,7 @@ class Loader:
 
 
 def in_our_words(content: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return a data.json with its sections in our words; ours stay as they are. Raises ConfigError."""
+    """Return a data.json with MindSpeed-MM's sections translated; our own stay as they are. Raises ConfigError."""
     found, samples, loader = dict(content), content.get("dataset_param"), content.get("dataloader_param")
     if isinstance(samples, dict) and samples.get("dataset_type") == "feature":
         raise ConfigError(f"{where}: dataset_param.dataset_type = 'feature'", "its features are pickles of its own "
@@ -256,7 +256,7 @@ def in_our_words(content: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 OURS = ("features", "bucket_group", "clip_start", "valid_fraction", "skip_bad_clips", "crop", "buckets")
-"""Our own keys, which may stand beside its."""
+"""Our own keys, which may be added to MindSpeed-MM's."""
 
 
 def _clips(section: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Section ``dataset_param`` with ``sources``: several data sets in one run, images and videos among them, by share."""
+"""Section ``dataset_param`` with ``sources``: a weighted mix of data sets, of images, videos or both."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ MOST_WEIGHT = 1000
 
 @dataclass(frozen=True)
 class MixedParam(SourceParam):
-    """Several sections ``dataset_param`` as one: every sample has a shape, and an image is a video of one frame."""
+    """Several sections ``dataset_param`` as one. Samples have their own shapes; an image is a video of one frame."""
 
     sources: tuple[Any, ...]
-    """A section of its own for each, with the keys of its kind."""
+    """List of two or more sections ``dataset_param``, each with the keys of its own kind."""
     weights: tuple[int, ...]
-    """Of so many groups of ``bucket_group`` samples each has its number: [3, 1] is three quarters and one."""
+    """Weight of each source, a whole number from 1 to 1000. It counts groups of ``bucket_group`` samples: with [3, 1]
+    the first source gives three of every four groups."""
     valid_fraction: float = 0.0
-    """Part of all samples held out for --eval-interval, chosen from the seed; in [0, 1)."""
+    """Fraction of all samples held out for --eval-interval, in [0, 1); the seed decides which."""
     dataset_type: Literal["mixed"] = "mixed"
     """Kind of data set."""
 
@@ -34,17 +35,17 @@ class MixedParam(SourceParam):
         if len(self.sources) < 2 or len(self.weights) != len(self.sources):
             raise ConfigError(
                 f"dataset_param.weights = {list(self.weights)}", f"has {len(self.weights)} numbers for "
-                f"{len(self.sources)} sources", "name two sources or more, and a weight of each",
+                f"{len(self.sources)} sources", "list two or more sources, and a weight for each",
             )  # fmt: skip
         for number, (source, weight) in enumerate(zip(self.sources, self.weights)):
             what = f"dataset_param.sources[{number}]"
             check_between(f"dataset_param.weights[{number}]", weight, 1, MOST_WEIGHT)
             if source.cache is not None or isinstance(source, MixedParam):
-                raise ConfigError(what, "is a cache, or a mix itself", "name files: a mix is encoded as it trains")
+                raise ConfigError(what, "is a cache or another mix", "name files: a mix is encoded while it trains")
             if source.valid_fraction:
                 raise ConfigError(f"{what}.valid_fraction", "is of one source", "set dataset_param.valid_fraction")
         self._check_same("bucket_group", "a group is of one source")
-        self._check_same("caption_dropout_prob", "a caption is dropped as often, whatever the source")
+        self._check_same("caption_dropout_prob", "captions of all sources are dropped with the same probability")
 
     def _check_same(self, key: str, why: str) -> None:
         values = [getattr(source, key) for source in self.sources]
@@ -53,13 +54,13 @@ class MixedParam(SourceParam):
 
     @property
     def items(self) -> tuple[str, ...]:
-        """What the samples of every source have."""
+        """Items that the samples of every source have."""
         first, *others = (source.items for source in self.sources)
         return tuple(item for item in first if all(item in other for other in others))
 
     @property
     def buckets(self) -> tuple[Shape, ...]:  # type: ignore[override]
-        """Every shape of every source."""
+        """All shapes of all sources."""
         axes = max(len(source.sample_size) for source in self.sources)
         shapes = [shape for source in self.sources for shape in source.sizes]
         return tuple(dict.fromkeys((1,) * (axes - len(shape)) + shape for shape in shapes))
@@ -71,28 +72,28 @@ class MixedParam(SourceParam):
 
     @property
     def bucket_group(self) -> int:  # type: ignore[override]
-        """Samples of one source and shape that follow each other."""
+        """Number of samples of one source and shape in a row."""
         return int(self.sources[0].bucket_group)
 
     @property
     def caption_dropout_prob(self) -> float:  # type: ignore[override]
-        """That of every source."""
+        """The value that all sources share."""
         return float(self.sources[0].caption_dropout_prob)
 
     @property
     def skip_bad(self) -> bool:  # type: ignore[override]
-        """Whether every source leaves out samples that cannot be used."""
+        """Whether every source skips samples that cannot be used."""
         return all(source.skip_bad for source in self.sources)
 
     @property
     def bucket_words(self) -> str:
-        """The shapes, and the shares."""
+        """The shapes and the weights, as text."""
         return f"{super().bucket_words}, shares {' : '.join(map(str, self.weights))}"
 
     def without_bad(self) -> MixedParam:
-        """Return the same samples, those that cannot be used left out."""
+        """Return the same data sets, skipping samples that cannot be used."""
         return replace(self, sources=tuple(source.without_bad() for source in self.sources))
 
     def pixels_made_by(self) -> str:
-        """Raise ConfigError: a cache is of one data set."""
+        """Raise ConfigError: a cache holds one data set."""
         raise ConfigError("dataset_param.sources", "are not cached together", "train without a cache")

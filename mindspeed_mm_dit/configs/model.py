@@ -1,4 +1,4 @@
-"""model.json: which predictor, diffusion, autoencoder and text encoder a run is made of."""
+"""model.json: the predictor, diffusion, autoencoder, text encoders and teachers of a run."""
 
 from __future__ import annotations
 
@@ -75,11 +75,11 @@ class ModelConfig:
     predictor: Any
     """An instance of one of PREDICTOR_CONFIGS."""
     text_encoder: Any = None
-    """What reads captions, for a predictor steered by texts: one of TEXT_ENCODER_CONFIGS, or a tuple of them."""
+    """Encodes captions, for a predictor conditioned on text: one of TEXT_ENCODER_CONFIGS, or a tuple of them."""
     teacher: Any = None
-    """Whose features of images the predictor learns too (REPA): one of TEACHER_CONFIGS, or a tuple of them."""
+    """Image network whose features the predictor also learns (REPA): one of TEACHER_CONFIGS, or a tuple of them."""
     note: str = ""
-    """Free text: what the configuration is, what it costs."""
+    """Free text, e.g. what the configuration is and what it costs."""
 
     def __post_init__(self) -> None:
         self._check_kinds()
@@ -100,7 +100,7 @@ class ModelConfig:
             )
 
     def _check_kinds(self) -> None:
-        """Raise ConfigError unless autoencoder and text encoder are of the kind that the predictor learns from."""
+        """Raise ConfigError unless autoencoder, text encoders and teachers fit the predictor."""
         axes = len(self.predictor.latent_shape) - 1
         if axes not in self.ae.pixel_axes:
             fitting = [name for name, config in AE_CONFIGS.items() if axes in config.pixel_axes]
@@ -114,7 +114,7 @@ class ModelConfig:
         self._check_teachers()
 
     def _check_teachers(self) -> None:
-        """Raise ConfigError unless there is a projector for each teacher, and a loss that both can be part of."""
+        """Raise ConfigError unless each teacher has a projector, and predictor and diffusion support teachers."""
         widths, count = list(self.predictor.z_dims), len(self.teachers)
         if len(widths) != count:
             raise ConfigError(
@@ -123,12 +123,12 @@ class ModelConfig:
             )  # fmt: skip
         if count and (isinstance(self.diffusion, MeanFlowConfig) or len(self.predictor.latent_shape) != 3):
             raise ConfigError(
-                "teacher", f"goes with images and one answer of the network, not with {self.diffusion.model_id} of "
+                "teacher", f"only works for images and a single time, not for {self.diffusion.model_id} with "
                 f"latents {self.predictor.latent_shape}", "drop the section and predictor.z_dims",
             )  # fmt: skip
 
     def _check_text_encoders(self) -> None:
-        """Raise ConfigError unless there is a text encoder for each condition that asks for one, and no other."""
+        """Raise ConfigError unless there is exactly one text encoder for each that the conditions refer to."""
         wanted = [c.encoder for c in self.predictor.conditions if isinstance(c, TextCondition)]
         what, named = "text_encoder", f"predictor {self.predictor.model_id!r}"
         if wanted and not self.text_encoders:
@@ -150,40 +150,40 @@ class ModelConfig:
         return found
 
     def adapters(self) -> Mapping[str, Any]:
-        """Return what stands beside layers of the network, by their names: nothing (``configs/tuning.py``)."""
+        """Return the adapter of each adapted layer, by layer name: none here (see ``configs/tuning.py``)."""
         return {}
 
     def tuned_by(self) -> dict[str, Any]:
-        """Return by which flags not all of it is trained, and their values: none (``configs/tuning.py``)."""
+        """Return the flags that restrict what is trained, with their values: none here (see ``configs/tuning.py``)."""
         return {}
 
     @property
     def text_encoders(self) -> tuple[TextEncoderConfig, ...]:
-        """What reads captions, in the order of model.json; empty without the section."""
+        """The text encoders, in the order of model.json; empty without the section."""
         return _several(self.text_encoder)
 
     @property
     def teachers(self) -> tuple[TeacherConfig, ...]:
-        """Whose features the predictor learns, in the order of model.json; empty without the section."""
+        """The teachers, in the order of model.json; empty without the section."""
         return _several(self.teacher)
 
     @property
     def feature_shapes(self) -> dict[str, tuple[int, int]]:
-        """Shape (N, width) of each teacher's features of a sample, by their name in a batch."""
+        """Shape (N, width) of each teacher's features of one sample, by their name in a batch."""
         tokens = self.predictor.num_tokens
         return {name: (tokens, width) for name, width in zip(feature_names(len(self.teachers)), self.predictor.z_dims)}
 
     def without_teachers(self) -> ModelConfig:
-        """Return the same without projectors and what trains them, which no sample needs."""
+        """Return the same model without teachers and projectors, which sampling does not need."""
         if not self.teachers:
             return self
         return replace(self, teacher=None, predictor=replace(self.predictor, z_dims=()))
 
     def require_labelled_images(self, what: str, cure: str = "draw samples of it with mm-dit sample") -> ClassLabel:
-        """Return the label that steers the predictor; raise ConfigError, of ``what``, unless it is of images alone."""
+        """Return the class label; raise ConfigError, naming ``what``, unless the model is of labelled images only."""
         conditions = self.predictor.conditions
         if conditions.items != ("label",) or len(self.latent_shape) != 3:
-            learns = f"{'images' if len(self.latent_shape) == 3 else 'videos'} by {' and '.join(conditions.items)}"
+            learns = f"{'images' if len(self.latent_shape) == 3 else 'videos'} with {' and '.join(conditions.items)}"
             raise ConfigError(
                 what,
                 f"predictor {self.predictor.model_id!r} learns {learns}: this command is for images with labels",
@@ -199,7 +199,7 @@ class ModelConfig:
 
     @property
     def latent_shape(self) -> tuple[int, ...]:
-        """(C, ...) of a latent, of any rank."""
+        """Shape (C, ...) of a latent, with any number of axes."""
         return tuple(self.predictor.latent_shape)
 
 
@@ -222,9 +222,9 @@ def model_config_from_mapping(content: Mapping[str, Any], where: str) -> ModelCo
 
 
 def autoencoder_in(path: str, where: str) -> PretrainedAutoencoderConfig:
-    """Return the section ``ae`` of the autoencoder in a folder, or weight file, of the kind that its config.json names.
+    """Return section ``ae`` for the autoencoder in a folder or weight file; its config.json names the kind.
 
-    Raises a UserError, of the setting ``where``, for what is no autoencoder, or not all there.
+    Raises a UserError, naming the setting ``where``, if it is not an autoencoder or is incomplete.
     """
     kinds = {
         kind.diffusers_class: kind for kind in AE_CONFIGS.values() if issubclass(kind, PretrainedAutoencoderConfig)
@@ -242,7 +242,7 @@ def autoencoder_in(path: str, where: str) -> PretrainedAutoencoderConfig:
     try:
         config.check_files()
         if not config_file(path).is_file():
-            raise CheckpointError(f"{where} = {path}", "has no config.json, which says what autoencoder it is",
+            raise CheckpointError(f"{where} = {path}", "has no config.json, which names the kind of autoencoder",
                                   "put diffusers' config.json beside the weights")  # fmt: skip
     except CheckpointError as error:
         raise CheckpointError(error.what.replace("ae.from_pretrained", where), error.reason, error.cure) from None
@@ -250,9 +250,9 @@ def autoencoder_in(path: str, where: str) -> PretrainedAutoencoderConfig:
 
 
 def spelled_out(content: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the parsed model.json of ``where`` with all that it leaves to be looked up: preset and autoencoder.
+    """Return the parsed model.json of ``where`` with preset and autoencoder settings filled in.
 
-    Raises ConfigError where a key contradicts what was looked up.
+    Raises ConfigError if a key contradicts the preset or the autoencoder's config.json.
     """
     content, ae = _with_preset(content, where), content.get("ae")
     if isinstance(ae, dict) and isinstance(ae.get("model_id"), str) and ae["model_id"] in AE_CONFIGS:
@@ -283,7 +283,7 @@ def _several(section: Any) -> tuple[Any, ...]:
 
 
 def _teachers(section: Any, where: str) -> Any:
-    """Return the parsed section ``teacher``: one, or a list of them as a tuple."""
+    """Return the parsed section ``teacher``: one teacher, or a tuple of them."""
     if isinstance(section, list):
         return tuple(_teachers(entry, f"{where}[{number}]") for number, entry in enumerate(section)) or None
     model_id = section.get("model_id") if isinstance(section, dict) else None
@@ -291,7 +291,7 @@ def _teachers(section: Any, where: str) -> Any:
 
 
 def _text_encoders(section: Any, where: str) -> Any:
-    """Return the parsed section ``text_encoder``: one, or a list of them as a tuple; without model_id it is a UMT5."""
+    """Return the parsed section ``text_encoder``: one encoder, or a tuple of them; without model_id it is a UMT5."""
     if isinstance(section, list):
         return tuple(_text_encoders(entry, f"{where}[{number}]") for number, entry in enumerate(section)) or None
     if not isinstance(section, dict):
@@ -300,7 +300,7 @@ def _text_encoders(section: Any, where: str) -> Any:
 
 
 def _with_preset(content: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Replace ``predictor.preset`` by the sizes it stands for; sizes given beside it must agree."""
+    """Replace ``predictor.preset`` by its sizes; sizes that are given as well must agree with it."""
     predictor = content.get("predictor")
     if not isinstance(predictor, dict) or "preset" not in predictor:
         return dict(content)

@@ -1,4 +1,4 @@
-"""The settings of every optimizer as flags, those of plugins among them."""
+"""Adds the settings of every optimizer as flags, including optimizers of plugins."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from mindspeed_mm_dit.optimizers.registry import OPTIMIZERS, settings
 
 
 def optimizer_settings(group: Any) -> None:
-    """Add the flags of their settings to ``group``; one that several optimizers have is one flag.
+    """Add a flag for each optimizer setting to ``group``; optimizers with the same setting share the flag.
 
-    Raises ConfigError for a setting of a plugin that is a flag already.
+    Raises ConfigError if a plugin's setting has the name of an existing flag.
     """
     load_plugins()
     for name, (field, owners) in settings().items():

@@ -1,4 +1,4 @@
-"""Places a command will write to, checked before the time is spent."""
+"""Checks that a command will be able to write its output, before it spends time on it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _CURE = "choose another place, or change its permissions"
 def check_output_file(flag: str, path: str | Path, make: bool = True) -> None:
     """Make the folder of the file ``path`` and raise ConfigError unless the file can be written there.
 
-    ``flag`` is what the user set, such as "--output". The file itself is neither made nor changed; without ``make``
-    nor is its folder.
+    ``flag`` is the option that named it, e.g. "--output". The file itself is not touched; without ``make``, neither is
+    its folder.
     """
     check_path(flag, str(path))
     what, path = f"{flag} = {path}", Path(os.path.realpath(path))  # where a link leads
@@ -31,12 +31,12 @@ def check_output_file(flag: str, path: str | Path, make: bool = True) -> None:
 
 
 def check_output_folder(flag: str, path: str | Path, make: bool = True) -> None:
-    """Make the folder ``path`` and raise ConfigError unless files can be made in it; without ``make``, only look."""
+    """Make the folder ``path`` and raise ConfigError unless files can be made in it; without ``make``, only check."""
     check_path(flag, str(path))
     path = Path(path)
     what = f"{flag} = {path}"
     if os.path.exists(path) and not os.path.isdir(path):
-        raise ConfigError(what, "is a file, and a folder is wanted", "choose another place")
+        raise ConfigError(what, "is a file, but must be a folder", "choose another place")
     if make:
         _make_folder(what, path)
     nearest = _nearest(path)
@@ -47,7 +47,7 @@ def check_output_folder(flag: str, path: str | Path, make: bool = True) -> None:
 
 
 def _nearest(folder: Path) -> Path:
-    """Return ``folder``, or what is there of the way to it."""
+    """Return ``folder`` or its nearest parent that exists."""
     return next(place for place in (folder, *folder.absolute().parents) if os.path.exists(place))
 
 

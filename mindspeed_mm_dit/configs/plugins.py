@@ -1,13 +1,12 @@
-"""Predictors, objectives, autoencoders and text encoders of other packages, known wherever a model.json is read.
+"""Loads predictors, objectives, autoencoders and text encoders from other installed packages.
 
-A package offers a function without arguments under the entry point group ``mindspeed_mm_dit.plugins``::
+A package declares a function without arguments under the entry point group ``mindspeed_mm_dit.plugins``::
 
     [project.entry-points."mindspeed_mm_dit.plugins"]
     my_predictor = "my_package:join"
 
-and calls ``register``, ``register_objective``, ``register_autoencoder`` or ``register_text_encoder`` of
-``mindspeed_mm_dit.models.registry`` in it. So training, mm-dit and
-the processes that they start all know its ``model_id``.
+The function calls ``register``, ``register_objective``, ``register_autoencoder`` or ``register_text_encoder`` of
+``mindspeed_mm_dit.models.registry``. Training, mm-dit and the processes that they start then all know its ``model_id``.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ GROUP = "mindspeed_mm_dit.plugins"
 
 @lru_cache(maxsize=1)
 def load_plugins() -> tuple[str, ...]:
-    """Let every installed plugin register what it offers, once a process, and return their names.
+    """Let every installed plugin register itself, once per process, and return the plugins' names.
 
     Raises:
-        ConfigError: two plugins want the same name.
-        PlatformError: one of them cannot be imported, or fails.
+        ConfigError: two plugins register the same name.
+        PlatformError: a plugin cannot be imported, or fails.
     """
     found = sorted(entry_points(group=GROUP))
     for point in found:
@@ -34,10 +33,10 @@ def load_plugins() -> tuple[str, ...]:
             point.load()()
         except UserError:
             raise
-        except Exception as error:  # (whatever another's code raises)
+        except Exception as error:  # (a plugin may raise anything)
             raise PlatformError(
                 f"plugin {point.name} ({point.value})",
-                f"fails: {type(error).__name__}: {error}",
-                "repair it, or uninstall its package",
+                f"failed to load: {type(error).__name__}: {error}",
+                "fix it, or uninstall its package",
             ) from error
     return tuple(point.name for point in found)

@@ -1,6 +1,6 @@
-"""In which precision a run computes: decided here, once, from --bf16, fsdp2.yaml and what the framework offers.
+"""Decides the precision of a run, once, from --bf16, fsdp2.yaml and what the framework supports.
 
-Weights, moments and their average are float32 whatever is decided.
+Weights, optimizer state and EMA are always float32.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
 
 Way = Literal["autocast", "fsdp2"]
-"""How a step computes in bfloat16: each matrix product casts its inputs, or FSDP2 gathers the weights in it."""
+"""How a step computes in bfloat16: each matrix product casts its inputs, or FSDP2 gathers the weights in bfloat16."""
 Dtype = Literal["fp32", "bf16"]
 
 _WORDS = {"fp32": "float32", "bf16": "bfloat16"}
@@ -21,17 +21,17 @@ _WORDS = {"fp32": "float32", "bf16": "bfloat16"}
 
 @dataclass(frozen=True)
 class Precision:
-    """What is computed in which floating-point numbers."""
+    """The precision of each part of a training step."""
 
     compute: Dtype = "fp32"
-    """Of the matrix products, forward and backward."""
+    """Precision of the matrix products, forward and backward."""
     way: Way | None = None
-    """How ``compute`` is brought about; None: it is that of the weights."""
+    """How ``compute`` is achieved; None: it is the precision of the weights."""
     reduce: Dtype = "fp32"
-    """Of the gradients while they are averaged over ranks."""
+    """Precision of the gradients while they are averaged over ranks."""
 
     def __str__(self) -> str:
-        """Return words for the log."""
+        """Return a description for the log."""
         if self.way is None:
             return "float32"
         how = {"autocast": "under autocast", "fsdp2": "by fsdp2.yaml"}[self.way]
@@ -41,16 +41,16 @@ class Precision:
 FLOAT32 = Precision()
 AUTOCAST = Precision("bf16", "autocast")
 SHARDED_BF16 = Precision("bf16", "fsdp2")
-"""What ``param_dtype: bf16`` with ``reduce_dtype: fp32`` gives."""
+"""The precision for ``param_dtype: bf16`` with ``reduce_dtype: fp32``."""
 
 
 def decide(bf16: bool, fsdp2: Fsdp2Config | None, offered: Collection[Way], where: str) -> Precision:
     """Return the precision that --bf16 and fsdp2.yaml (None without --use-torch-fsdp2) ask for.
 
-    offered: the ways to bfloat16 that a training step has here; ``where``: framework and device, for errors.
+    offered: the ways to bfloat16 that a training step supports here; where: framework and device, for errors.
 
     Raises:
-        ConfigError: flag and file contradict each other, or ask for float16, which needs a scaled loss.
+        ConfigError: flag and file contradict each other, or ask for float16, which needs loss scaling.
         PlatformError: this framework does not train in bfloat16 on this device.
     """
     _refuse_float16(fsdp2)
@@ -77,6 +77,6 @@ def _refuse_float16(fsdp2: Fsdp2Config | None) -> None:
         if getattr(fsdp2, key) == "fp16":
             raise ConfigError(
                 f"fsdp2.yaml: {key} = 'fp16'",
-                "float16 needs a loss that is scaled up, or small gradients become zero, and nothing here scales it",
+                "float16 needs loss scaling, or small gradients become zero, and there is no loss scaling here",
                 "use bf16, which has the range of float32, or fp32",
             )

@@ -1,4 +1,4 @@
-"""The published sizes of DiT and of its successors, by name, as settings of section ``predictor``."""
+"""Presets: the published sizes of DiT and its successors, by name, as settings of section ``predictor``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _sizes(name: str, patch_size: int) -> dict[str, int]:
 
 
 DIT = {f"DiT-{size}/{patch}": _sizes(size, patch) for size in ("S", "B", "L", "XL") for patch in (2, 4, 8)}
-"""The twelve of Peebles & Xie 2023, table 1."""
+"""The twelve networks of Peebles & Xie 2023, table 1."""
 LIGHTNING_DIT = {
     f"LightningDiT-{size}/{patch}": {**_sizes(size, patch), **_LIGHTNING}
     for size in ("B", "L", "XL", "1p0B", "1p6B")
@@ -41,5 +41,5 @@ JIT = {
     for size, (bottleneck, start) in _JIT_SIZES.items()
     for patch in (16, 32)
 }
-"""In pixels: patches of 16 for images of 256, of 32 for 512 (Li & He 2025)."""
+"""For pixels, without an autoencoder: patches of 16 for images of 256, of 32 for 512 (Li & He 2025)."""
 PRESETS: dict[str, dict[str, int]] = {**DIT, **LIGHTNING_DIT, **JIT}

@@ -1,9 +1,9 @@
-"""Patches of another size: what a linear layer from patches, or to patches, becomes. NumPy in float64, no framework.
+"""Resizes linear layers from or to patches for another patch size. NumPy in float64, no framework.
 
-A patch grows by bilinear interpolation, x' = B x, and shrinks by the pseudo-inverse of growing back. The layer into
-tokens is resized so that the token of a grown patch is that of the patch, w' = (B^T)^+ w (PI-resize of FlexiViT, Beyer
-et al. 2023); the layer out of tokens so that it answers with the resized patch, W' = B W. Growing and shrinking back
-gives the same weights, for both.
+A patch is enlarged by bilinear interpolation, x' = B x, and shrunk by the pseudo-inverse of enlarging. The layer from
+patches to tokens is resized so that an enlarged patch has the same token as the original, w' = (B^T)^+ w (PI-resize of
+FlexiViT, Beyer et al. 2023); the layer from tokens to patches so that it outputs the resized patch, W' = B W.
+Enlarging and shrinking back gives the same weights, for both.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 
 def resize_matrix(before: int, after: int) -> np.ndarray:
-    """Return b (after, before) float64, which resizes a line of ``before`` pixels; a patch is resized by b x b^T."""
+    """Return b (after, before) float64, which resizes a row of ``before`` pixels; b x b^T resizes a patch x."""
     if after < before:
         return np.linalg.pinv(resize_matrix(after, before))
     centres = np.clip((np.arange(after) + 0.5) * before / after - 0.5, 0, before - 1)  # half-pixel, edges repeated
@@ -25,12 +25,12 @@ def resize_matrix(before: int, after: int) -> np.ndarray:
 
 
 def resized_input(weight: np.ndarray, after: int) -> np.ndarray:
-    """Return the weights (..., P, P) of a layer from patches to tokens for patches of ``after`` pixels."""
+    """Resize the weights (..., P, P) of a layer from patches to tokens to patches of ``after`` pixels."""
     matrix = np.linalg.pinv(resize_matrix(weight.shape[-1], after).T)  # (after, P)
     return matrix @ weight.astype(np.float64) @ matrix.T
 
 
 def resized_output(weight: np.ndarray, after: int) -> np.ndarray:
-    """Return the weights (P, P, ...) of a layer from tokens to patches for patches of ``after`` pixels."""
+    """Resize the weights (P, P, ...) of a layer from tokens to patches to patches of ``after`` pixels."""
     matrix = resize_matrix(weight.shape[0], after)  # (after, P)
     return np.einsum("ip,jq,pq...->ij...", matrix, matrix, weight.astype(np.float64))

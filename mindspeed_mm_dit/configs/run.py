@@ -1,9 +1,9 @@
-"""What a run is: one frozen record with a field for each flag of pretrain_dit.py, and what is known of it beside them.
+"""The settings of a run: one frozen record with a field for each flag of pretrain_dit.py.
 
-A field is a row (``flag.Flag``): what the flag is called and takes, and what it means in each host. Everything that
-lists flags reads the rows: the parsers and ``--help``, the yaml of the native engine, what a host does nothing with,
-what a resumed run compares with its checkpoint, what a run that leaves nothing behind goes without. Flags of optimizers
-and trackers are the fields of their own configs, and watchers add theirs: they are in ``parts``.
+A row (``flag.Flag``) describes each field: its name, the values it takes, and its meaning in each host. Everything that
+lists flags reads the rows: the parsers and ``--help``, the yaml of the native engine, the flags a host ignores, the
+comparison of a resumed run with its checkpoint, and runs that write nothing. The flags of optimizers and trackers are
+fields of their own configs, and watchers add more; a run keeps all of these in ``parts``.
 """
 
 from __future__ import annotations
@@ -52,20 +52,25 @@ def _one() -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class WhatToTrain:
-    """What is trained, and by what."""
+    """Model, data and framework."""
 
     mm_model: str = flag(
-        "model.json: predictor, diffusion, ae", takes=_needed("JSON"), native="model.mm_model", added_key=True
+        "model.json: the network, the diffusion and the autoencoder",
+        takes=_needed("JSON"),
+        native="model.mm_model",
+        added_key=True,
     )
     mm_data: str = flag(
-        "data.json: images and how to read them",
+        "data.json: the data set and how to read it",
         takes=_needed("JSON"),
         native="data.dataset_param.mm_data",
         added_key=True,
     )
-    mm_tool: str | None = flag("tools.json of MindSpeed-MM; the real host wants it", takes=_of(None, "JSON"))
+    mm_tool: str | None = flag(
+        "tools.json of MindSpeed-MM; only the real MindSpeed-MM needs it", takes=_of(None, "JSON")
+    )
     ai_framework: str = flag(
-        "framework that does the work",
+        "framework to train with",
         "pytorch",
         _one_of("pytorch", "mindspore"),
         refused_in=("native",),
@@ -76,35 +81,37 @@ class WhatToTrain:
 
 @dataclass(frozen=True, kw_only=True)
 class Length:
-    """How many samples are in a step, and how many steps there are."""
+    """Batch sizes, number of steps, seed and workers."""
 
     micro_batch_size: int = flag(
-        "images in one forward pass on one rank; default: global batch / ranks",
+        "samples in one forward pass on one rank; default: global batch size / ranks",
         takes=_of(positive_int, "N"),
         native="training.micro_batch_size",
     )
     global_batch_size: int = flag(
-        "images in one optimizer step on all ranks; default: micro batch x ranks. One of the two is needed",
+        "samples in one optimizer step, over all ranks; default: micro-batch size x ranks. Set at least one of the two",
         takes=_of(positive_int, "N"),
         native_counts="training.gradient_accumulation_steps",
         compared="fact",
     )
     context_parallel_size: int = flag(
-        "ranks that share the tokens of a clip, and its heads while they attend (Ulysses); default 1",
+        "ranks that split each sample: its tokens, and its heads inside attention (Ulysses)",
         1,
         _of(positive_int, "N"),
         native="parallel.ulysses_parallel_size",
     )
-    train_iters: int = flag("optimizer steps", takes=_needed("N", type=positive_int), native="training.train_iters")
+    train_iters: int = flag(
+        "optimizer steps to train for", takes=_needed("N", type=positive_int), native="training.train_iters"
+    )
     seed: int = flag(
-        "decides weights, sample order and every random draw",
+        "seed of the initial weights, the sample order and every random draw",
         1234,
         _of(unsigned_int),
         native="training.seed",
         compared="fact",
     )
     num_workers: int = flag(
-        "threads that prepare batches ahead; 0: in the training thread",
+        "threads that prepare batches ahead; 0: prepare them in the training thread",
         2,
         _of(threads),
         native="data.dataset_param.num_workers",
@@ -114,11 +121,9 @@ class Length:
 
 @dataclass(frozen=True, kw_only=True)
 class Optimization:
-    """How a step moves the weights; the settings of each optimizer are flags beside these."""
+    """Learning rate, optimizer and precision; each optimizer adds flags for its own settings."""
 
-    lr: float = flag(
-        "highest learning rate", takes=_needed(type=positive_float), native="training.lr", compared="setting"
-    )
+    lr: float = flag("peak learning rate", takes=_needed(type=positive_float), native="training.lr", compared="setting")
     min_lr: float = flag("learning rate at the end of the decay", 0.0, _of(float), native="training.lr_min")
     lr_decay_style: str = flag(
         None,
@@ -143,24 +148,28 @@ class Optimization:
         "learning rate the warm-up starts from", 0.0, _of(float), native="training.lr_start", compared="setting"
     )
     optimizer: str = flag(
-        f"what steps the weights: {', '.join(OPTIMIZERS)}, or a plugin's",
+        f"optimizer: {', '.join(OPTIMIZERS)}, or one from a plugin",
         DEFAULT,
         {"metavar": "NAME"},
         native="training.optimizer",
         refused_in=("megatron",),
-        refusal="goes on with the moments of AdamW alone",
+        refusal="can continue with AdamW's moments only",
     )
     weight_decay: float = flag(
-        "decoupled decay; not applied to biases and other vectors",
+        "decoupled weight decay; biases and other vectors have none",
         0.01,
         _of(float),
         native="training.weight_decay",
         compared="setting",
     )
     clip_grad: float = flag(
-        "largest gradient norm; 0: no clipping", 1.0, _of(float), native="training.clip_grad", compared="setting"
+        "clip the gradient norm to this; 0: no clipping",
+        1.0,
+        _of(float),
+        native="training.clip_grad",
+        compared="setting",
     )
-    bf16: bool = flag("compute in bfloat16, keep weights in float32", False, native="model.bf16", added_key=True)
+    bf16: bool = flag("compute in bfloat16; the weights stay in float32", False, native="model.bf16", added_key=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,35 +177,39 @@ class Distribution:
     """How ranks share the work."""
 
     distributed_backend: str | None = flag(
-        "default: what the device wants (gloo on CPU, nccl on CUDA, hccl on NPU)",
+        "communication backend; default: chosen by the device (gloo on CPU, nccl on CUDA, hccl on NPU)",
         takes=_one_of("gloo", "nccl", "hccl"),
         idle_in=("native",),
     )
-    use_torch_fsdp2: bool = flag("shard the model by --fsdp2-config-path; without it every rank holds all", False)
-    fsdp2_config_path: str | None = flag("fsdp2.yaml; without it MindSpeed-MM's defaults", takes=_of(None, "YAML"))
+    use_torch_fsdp2: bool = flag(
+        "shard the model as --fsdp2-config-path says; without this flag every rank holds the whole model", False
+    )
+    fsdp2_config_path: str | None = flag(
+        "fsdp2.yaml: how to shard the model; default: MindSpeed-MM's defaults", takes=_of(None, "YAML")
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Keeping:
-    """What a run keeps and says, and when."""
+    """Checkpoints, validation, logging and profiling."""
 
     save: str | None = flag(
-        "folder of the checkpoints", takes=_of(None, "DIR"), native="training.save", when_quiet=False
+        "folder to write checkpoints to", takes=_of(None, "DIR"), native="training.save", when_quiet=False
     )
     load: str | None = flag(
-        "folder to resume from; an empty or missing one starts anew",
+        "folder of checkpoints to resume from; if it is empty or missing, the run starts from scratch",
         takes=_of(None, "DIR"),
         native="training.load",
         when_quiet=False,
     )
     ckpt_format: str = flag(None, "torch_dcp", _one_of("torch_dcp"))
     save_interval: int | None = flag(
-        "steps between checkpoints; default: at the end only",
+        "steps between checkpoints; default: save only at the end",
         takes=_of(positive_int, "N"),
         native_counts="training.save_interval",
     )
     eval_interval: int | None = flag(
-        "steps between validations, of dataset_param.valid_fraction",
+        "steps between validations on the samples that dataset_param.valid_fraction holds out",
         takes=_of(positive_int, "N"),
         native_counts="training.val_interval",
     )
@@ -208,14 +221,14 @@ class Keeping:
         added_key=True,
     )
     exit_duration_in_mins: int | None = flag(
-        "save and end after this many minutes",
+        "save a checkpoint and exit after this many minutes",
         takes=_of(positive_int, "N"),
         native="training.exit_duration_in_mins",
         added_key=True,
         when_quiet=False,
     )
     save_retain_interval: int | None = flag(
-        "keep the checkpoints of every N-th step for good, beside those of --keep-last",
+        "also keep the checkpoint of every N-th step forever, in addition to the newest --keep-last",
         takes=_of(positive_int, "N"),
         native="training.save_retain_interval",
         added_key=True,
@@ -223,18 +236,21 @@ class Keeping:
     )
     log_interval: int = flag("steps between log lines", 1, _of(positive_int, "N"), native="training.log_interval")
     profile: bool = flag(
-        "write a trace of some steps (torch.profiler, or MindSpore's)", False, idle_in=("native",), when_quiet=False
+        "write a trace of a few steps (torch.profiler, or MindSpore's profiler)",
+        False,
+        idle_in=("native",),
+        when_quiet=False,
     )
-    profile_step_start: int = flag("steps taken before the trace begins", 10, _of(unsigned_int, "N"))
-    profile_step_end: int = flag("steps taken at its end", 12, _of(positive_int, "N"))
-    profile_ranks: tuple[int, ...] = flag("of which ranks; default: all", (), _of(unsigned_int, "RANK", nargs="+"))
-    no_load_optim: bool = flag("do not load the optimizer's state", False, native="training.no_load_optim")
-    no_save_optim: bool = flag("do not save the optimizer's state", False, native="training.no_save_optim")
+    profile_step_start: int = flag("steps to run before the trace starts", 10, _of(unsigned_int, "N"))
+    profile_step_end: int = flag("number of steps run when the trace ends", 12, _of(positive_int, "N"))
+    profile_ranks: tuple[int, ...] = flag("ranks to trace; default: all", (), _of(unsigned_int, "RANK", nargs="+"))
+    no_load_optim: bool = flag("do not load the optimizer state", False, native="training.no_load_optim")
+    no_save_optim: bool = flag("do not save the optimizer state", False, native="training.no_save_optim")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Accepted:
-    """Taken, for scripts written for Megatron-LM."""
+    """Flags that are accepted so that scripts written for Megatron-LM run."""
 
     no_gradient_accumulation_fusion: bool = _ignored()
     untie_embeddings_and_output_weights: bool = _ignored()
@@ -251,55 +267,53 @@ class Accepted:
 
 @dataclass(frozen=True, kw_only=True)
 class Own:
-    """This project's own flags, which the real host's parser is given as well."""
+    """This project's own flags; MindSpeed-MM's parser gets them too."""
 
     host: str = flag(
-        "what runs the training: standalone, mindspeed-mm, mindspeed-mm-native (its FSDP2 engine) or a "
-        "plugin's; auto: the real MindSpeed-MM where it is installed",
+        "program that runs the training: standalone, mindspeed-mm, mindspeed-mm-native (its FSDP2 engine) or a "
+        "plugin's; auto: the real MindSpeed-MM if it is installed, else standalone",
         "auto",
         when_quiet=False,
     )
     init_from: str | None = flag(
-        "begin with weights of the same kind of network, in any format, of other classes or another "
-        "size; a checkpoint in --load comes first",
+        "fine-tune from these weights, in any format; the network must be of the same kind but may have other classes "
+        "or another input size. A checkpoint in --load takes precedence",
         takes=_of(None, "WEIGHTS"),
         native="model.init_from",
         added_key=True,
         refused_in=("megatron",),
-        refusal="begins with weights of the seed alone",
-        cure="begin with --host standalone --train-iters 1 --save NEW, then go on here with --load NEW",
+        refusal="can only start from random weights",
+        cure="start with --host standalone --train-iters 1 --save NEW, then continue here with --load NEW",
     )
     mm_valid_data: str | None = flag(
-        "data.json of samples to validate on, all of them; default: those that dataset_param.valid_fraction of "
-        "--mm-data holds out",
+        "data.json of a separate validation set, used in full; default: validate on the samples that "
+        "dataset_param.valid_fraction of --mm-data holds out",
         takes=_of(None, "JSON"),
         native="data.val_dataset_param.mm_data",
         added_key=True,
         refused_in=("megatron",),
-        refusal="validates on what --mm-data holds out",
+        refusal="validates on the samples that --mm-data holds out",
         cure="set valid_fraction there, or use --host standalone",
     )
     loss_by: str = flag(
-        "what the loss of a step is a mean over where samples have several shapes (buckets): its samples, or their "
-        "tokens, so that larger samples count for more",
+        "how to average the loss when samples have several shapes (buckets): over samples, or over tokens, so that "
+        "larger samples count for more",
         "sample",
         _one_of("sample", "token"),
         native="model.loss_by",
         added_key=True,
         compared="setting",
     )
-    init_verbose: bool = flag(
-        "say of each tensor what --init-from made of it", False, idle_in=BOTH, needs=("init_from",)
-    )
+    init_verbose: bool = flag("print what --init-from did with each tensor", False, idle_in=BOTH, needs=("init_from",))
     dry_run: bool = flag(
-        "check everything, say what would be trained, and end with code 0",
+        "check everything, print what would be trained, and exit with code 0",
         False,
         refused_in=("native",),
         refusal="checks while it begins to train",
         cure="use --host standalone --dry-run, which looks at the same files",
     )
     ema_decay: float = flag(
-        "decay of the moving average of the weights that samples are drawn from",
+        "decay of the EMA of the weights; samples are generated with the EMA",
         0.9999,
         _of(fraction),
         native="model.ema_decay",
@@ -307,55 +321,59 @@ class Own:
         compared="fact",
     )
     power_ema_stds: tuple[float, ...] = flag(
-        "also keep averages over a share of the run (Karras et al. 2024), one for each width, "
-        "0.05 0.1 as published; mm-dit ema makes any other width of them afterwards. Each takes the memory of the "
-        "weights",
+        "also keep power-function EMAs (Karras et al. 2024), one for each of these widths, relative to the length of "
+        "the run; published: 0.05 0.1. mm-dit ema makes any other width from them after training. Each takes as much "
+        "memory as the weights",
         (),
         _of(std, "STD", nargs="+"),
         refused_in=BOTH,
-        refusal="keeps the plain average alone",
+        refusal="only keeps the plain EMA",
     )
     pynative: bool = flag("MindSpore: run operator by operator instead of compiling the step", False, idle_in=BOTH)
     tf32: bool = flag(
-        "let float32 products round their inputs to TensorFloat-32 (NVIDIA GPUs, PyTorch): faster, and off "
-        "by about 1e-3; facebookresearch/DiT trains so",
+        "round the inputs of float32 matrix products to TensorFloat-32 (NVIDIA GPUs, PyTorch): faster, with errors "
+        "of about 1e-3; facebookresearch/DiT trains with it",
         False,
         idle_in=BOTH,
     )
     torch_compile: bool = flag(
-        "compile the transformer blocks (PyTorch): faster steps after a minute or so of compiling", False, idle_in=BOTH
+        "compile the transformer blocks (PyTorch): about a minute of compiling, then faster steps", False, idle_in=BOTH
     )
     peak_tflops: float | None = flag(
-        "peak of one device, for the MFU in TensorBoard and the progress bar; default: from a table, if known",
+        "peak TFLOP/s of one device, to show the MFU in TensorBoard and the progress bar; default: from a table of "
+        "known devices",
         takes=_of(positive_float, "TFLOPS"),
         idle_in=BOTH,
     )
     keep_last: int | None = flag(
-        "checkpoints to keep", 2, _of(positive_int, "N"), native="training.keep_last", added_key=True,
+        "number of newest checkpoints to keep", 2, _of(positive_int, "N"), native="training.keep_last", added_key=True,
         idle_in=("megatron",),
     )  # fmt: skip
     keep_best: bool = flag(
-        "save whenever a validation finds a smaller loss than all before, and keep the last of these: DIR/best",
+        "save whenever a validation reaches a new lowest loss, and keep the latest of these checkpoints in DIR/best "
+        "(--save DIR)",
         False,
         idle_in=BOTH,
         when_quiet=False,
     )
-    no_async_save: bool = flag("write checkpoints in the training thread", False, idle_in=("megatron",))
+    no_async_save: bool = flag(
+        "write checkpoints in the training thread, not in the background", False, idle_in=("megatron",)
+    )
     report: str | None = flag(
-        "at the end draw samples.png and, of what --tensorboard-dir keeps, loss.png beside the checkpoint "
-        "folder, where that takes no longer than the training did; always: however long it takes",
+        "at the end, write samples.png and, with --tensorboard-dir, loss.png beside the checkpoint folder; skipped if "
+        "it would take longer than the training did. always: never skip it",
         takes={"nargs": "?", "const": "short", "choices": ["short", "always"]},
         when_quiet=False,
     )
     sample_interval: int = flag(
-        "steps between grids of samples, of the same noise and classes, by the moving average; 0: none",
+        "steps between grids of samples, generated with the EMA from the same noise and classes each time; 0: none",
         0,
         _of(unsigned_int, "N"),
         idle_in=BOTH,
         when_quiet=False,
     )
     report_sampler: str | None = flag(
-        "sampler of the report; default: the quick one of what is learned", takes=_of(None, "NAME")
+        "sampler of the report; default: the quick one of the objective", takes=_of(None, "NAME")
     )
     report_steps: int = flag("sampling steps of the report", 50, _of(positive_int))
     report_cfg_scale: float = flag("guidance scale of the report and of --sample-interval", 2.0, _of(finite_float))
@@ -363,36 +381,36 @@ class Own:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(WhatToTrain, Length, Optimization, FineTuning, Distribution, Keeping, Accepted, Own):
-    """A run: its flags, typed, and what has been found of it. Frozen: a step that knows more returns another one."""
+    """A run: its typed flags, and what is known about it. Frozen: code that learns more returns a new record."""
 
     parts: Mapping[str, Any] = field(default_factory=dict)
-    """Flags of optimizers, trackers and watchers, by name; in the real host all others of its own too."""
+    """Flags of optimizers, trackers and watchers, by name; in MindSpeed-MM also all of its own flags."""
     mm: MultiModalArguments = None  # type: ignore[assignment]
     """The config files; None until they are read."""
     consumed_train_samples: int = 0
-    """Samples before the next step."""
+    """Samples consumed before the next step."""
     begun_at: int = 0
-    """Steps before this process."""
+    """Steps completed before this process started."""
 
     @classmethod
     def of(cls, given: Mapping[str, Any], **known: Any) -> RunConfig:
-        """Return the run of flags ``given`` by name, as a parser of any host has them, and what is ``known`` beside."""
+        """Return the run with the flags ``given`` by name, from any host's parser, and the ``known`` other fields."""
         names = {each.name for each in fields(cls)}
         own = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items() if name in names}
         parts = {name: value for name, value in given.items() if name not in names}
         return cls(**{"parts": parts, **own, **known})
 
     def chosen_optimizer(self) -> Chosen:
-        """Return the optimizer with its settings; raises ConfigError for one that cannot be."""
+        """Return the optimizer with its settings; raises ConfigError for an invalid one."""
         return chosen_by(self.optimizer, self.parts)
 
     def flags(self) -> dict[str, Any]:
-        """Return the value of every flag by its name, those of parts too."""
+        """Return the value of every flag by name, including those in ``parts``."""
         return {**self.parts, **{row.name: getattr(self, row.name) for row in rows()}}
 
 
 def _load_base_model(group: Any) -> None:
-    group.add_argument("--load-base-model", dest="init_from", metavar="WEIGHTS", help="another name of --init-from")
+    group.add_argument("--load-base-model", dest="init_from", metavar="WEIGHTS", help="alias of --init-from")
 
 
 MEGATRON: Mapping[str, tuple[type, tuple[AddFlags, ...]]] = {
@@ -404,9 +422,9 @@ MEGATRON: Mapping[str, tuple[type, tuple[AddFlags, ...]]] = {
     "saving and logging": (Keeping, ()),
     "accepted, for scripts written for Megatron-LM": (Accepted, ()),
 }
-"""Megatron's flags with Megatron's meaning, by the group of --help: those that the standalone host understands."""
+"""Megatron's flags that the standalone host understands, with Megatron's meaning, by their group in --help."""
 
 
 def rows() -> list[Flag]:
-    """Return all rows, in the order of --help."""
+    """Return the rows of all flags, in the order of --help."""
     return [row for group in (*(group for group, _ in MEGATRON.values()), Own) for row in rows_of(group)]

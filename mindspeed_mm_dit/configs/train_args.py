@@ -1,4 +1,4 @@
-"""train.args: the flags of a config folder, written as a shell's words, with comments."""
+"""train.args: the flags of a config folder, in shell syntax with comments."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from mindspeed_mm_dit.errors import ConfigError
 
 
 def read_train_args(path: str | Path, setting: str = "train.args") -> list[str]:
-    """Return the words of the file ``path``; ``setting`` is how the user named it.
+    """Return the flags and values in the file ``path``; ``setting`` is the option that named it.
 
-    Quotes keep spaces together, within a line; "#" starts a comment where a word could start.
+    Quotes group words within a line; "#" at the start of a word begins a comment.
 
     Raises:
-        ConfigError: the file cannot be read, or a quote has no partner; names the line.
+        ConfigError: the file cannot be read, or a quote is not closed; names the line.
     """
     words: list[str] = []
     for number, line in enumerate(read_text(path, setting).splitlines(), 1):
         if "\0" in line:
-            raise ConfigError(f"{path}, line {number}", "holds a NUL byte: this is no text", "write the file again")
+            raise ConfigError(
+                f"{path}, line {number}", "contains a NUL byte: this is not a text file", "write the file again"
+            )
         try:
             words += _Words(line)
         except ValueError as error:  # "No closing quotation", "No escaped character"
@@ -30,14 +32,14 @@ def read_train_args(path: str | Path, setting: str = "train.args") -> list[str]:
 
 
 class _Words(shlex.shlex):
-    """The words of one line as a POSIX shell has them."""
+    """Splits one line into words like a POSIX shell."""
 
     def __init__(self, line: str) -> None:
         super().__init__(line, posix=True)
         self.whitespace_split = True
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Follow the reader's state: within a word ("a") a "#" is a letter."""
+        """Track the parser's state: inside a word (state "a") "#" is an ordinary character."""
         super().__setattr__(name, value)
         if name == "state":
             super().__setattr__("commenters", "" if value == "a" else "#")

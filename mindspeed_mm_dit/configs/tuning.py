@@ -1,8 +1,8 @@
-"""Fine-tuning on paper: which weights of a model are trained, and which layers have adapters beside them (LoRA).
+"""Fine-tuning: which weights of a model are trained, and which layers have adapters (LoRA).
 
-A pattern names modules of the predictor, as MindSpeed-MM's do: ``to_q`` and ``attn1.to_q`` are every module whose name
-ends so, ``blocks.{*}.attn1.to_q`` has any text in place of the braces, ``blocks.{0-3,7}`` is blocks 0 to 3 and 7.
-``predictor.`` may stand in front.
+A pattern names modules of the predictor, in MindSpeed-MM's syntax: ``to_q`` and ``attn1.to_q`` match every module whose
+name ends with it, ``blocks.{*}.attn1.to_q`` has any text in place of the braces, ``blocks.{0-3,7}`` is blocks 0 to 3
+and 7. The prefix ``predictor.`` is optional.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from mindspeed_mm_dit.configs.predictor import Initial, Parameter, Parameters, S
 from mindspeed_mm_dit.errors import ConfigError, nearest
 
 DOWN, UP = "lora_A", "lora_B"
-"""Names of the two layers of an adapter, within the layer that it stands beside."""
+"""Names of the two layers of an adapter, inside the layer that it adapts."""
 TARGETS, FREEZE = "--lora-target-modules", "--freeze"
 LARGEST_RANK = 4096
 MOST_BLOCKS = 10_000
-"""Of a network of which some blocks are treated otherwise than others."""
+"""Most blocks of a network in which blocks may differ from each other."""
 _PREFIX = "predictor."
 _WEIGHT = ".weight"
 
@@ -37,19 +37,19 @@ class Beside(NamedTuple):
 
     rank: int
     scale: float
-    """What its output is multiplied by: alpha / rank."""
+    """Factor of its output: alpha / rank."""
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """What is trained of a model: all of it but what is frozen, or adapters alone."""
+    """Which part of a model is trained: everything that is not frozen, or only adapters."""
 
     targets: tuple[str, ...] = ()
-    """Patterns of the layers that have an adapter; with any, all else is frozen."""
+    """Patterns of the layers that have an adapter; if there are any, everything else is frozen."""
     rank: int = 8
     """Width r of an adapter: A is (r, in), B (out, r)."""
     alpha: float = 16
-    """An adapter adds alpha / r times B A to the weight."""
+    """An adapter adds (alpha / r) B A to the weight."""
     freeze: tuple[str, ...] = ()
     """Patterns of the modules, or single parameters, that are not trained."""
 
@@ -60,27 +60,27 @@ class Tuning:
 
     @property
     def beside(self) -> Beside:
-        """What every adapter of this run is."""
+        """The adapter of every adapted layer."""
         return Beside(self.rank, self.alpha / self.rank)
 
     def layers(self, parameters: Parameters) -> list[str]:
         """Return the names of the layers that have an adapter.
 
-        Raises ConfigError for a pattern that names none.
+        Raises ConfigError for a pattern that matches none.
         """
         possible = [name.removesuffix(_WEIGHT) for name, p in parameters if _can_have_adapter(name, p)]
         wanted = set().union(*(_named(TARGETS, pattern, possible, _named_by) for pattern in self.targets))
         return [name for name in possible if name in wanted]
 
     def applied(self, parameters: Parameters) -> Parameters:
-        """Return ``parameters`` as they are under this tuning: what is frozen, and the adapters.
+        """Return ``parameters`` under this tuning, with frozen ones marked and adapters added.
 
-        Raises ConfigError for a pattern that names nothing, and where nothing is left to train.
+        Raises ConfigError for a pattern that matches nothing, or if nothing is left to train.
         """
         if not (self.targets or self.freeze):
             return parameters
         if parameters.num_blocks > MOST_BLOCKS:
-            raise ConfigError(f"{parameters.num_blocks:,} blocks", "are too many to be fine-tuned one by one")
+            raise ConfigError(f"{parameters.num_blocks:,} blocks", "are too many to fine-tune one by one")
         layers, names = set(self.layers(parameters)), [name for name, _ in parameters]
         frozen = set(names) if self.targets else set()
         frozen = frozen.union(*(_named(FREEZE, pattern, names, _lies_in) for pattern in self.freeze))
@@ -95,11 +95,11 @@ class Tuning:
 
 
 WHOLE = Tuning()
-"""All of a model is trained."""
+"""Train the whole model."""
 
 
 def tuning_in(facts: Mapping[str, Any]) -> Tuning:
-    """Return the tuning whose flags ``facts`` hold (what :meth:`TunedModel.tuned_by` made); of none all is trained."""
+    """Return the tuning recorded in ``facts`` by :meth:`TunedModel.tuned_by`; if none is, train the whole model."""
     freeze = tuple(str(facts.get(FREEZE, "")).split())
     if TARGETS not in facts:
         return Tuning(freeze=freeze)
@@ -107,7 +107,7 @@ def tuning_in(facts: Mapping[str, Any]) -> Tuning:
 
 
 def without_lists(patterns: Iterable[str]) -> list[str]:
-    """Return patterns that mean the same with {*} and {0-3} alone in braces: ``blocks.{0-3,7}`` becomes two."""
+    """Return equivalent patterns with only {*} and ranges like {0-3} in braces: ``blocks.{0-3,7}`` becomes two."""
     found = []
     for pattern in patterns:
         match = re.search(r"\{([^{}]*,[^{}]*|\d+)\}", pattern)
@@ -119,7 +119,7 @@ def without_lists(patterns: Iterable[str]) -> list[str]:
 
 
 def adapter_parameters(shape: Shape, rank: int) -> dict[str, Parameter]:
-    """Return A (r, in) and B (out, r) of an adapter beside a weight (out, in); B begins at zero, and so the change."""
+    """Return A (r, in) and B (out, r) of the adapter of a weight (out, in); B, and so the change, starts at zero."""
     out_features, in_features = shape
     return {
         f"{DOWN}{_WEIGHT}": Parameter((rank, in_features), _uniform, matrices=1),
@@ -134,7 +134,7 @@ def _uniform(draw: np.random.Generator, shape: Shape) -> np.ndarray:
 
 @dataclass(frozen=True)
 class TunedModel(ModelConfig):
-    """A model.json, and what of it is trained. (No key of the file: a run says it by flags.)"""
+    """A model.json and its tuning. (The tuning is not a key of the file; it comes from flags.)"""
 
     tuning: Tuning = Tuning()
 
@@ -152,9 +152,9 @@ class TunedModel(ModelConfig):
 
 
 def tuned(model: ModelConfig, tuning: Tuning) -> ModelConfig:
-    """Return ``model`` trained as ``tuning`` says; the same where it says nothing.
+    """Return ``model`` with ``tuning``; unchanged if the tuning has no patterns.
 
-    Raises ConfigError for patterns that name nothing of it.
+    Raises ConfigError for patterns that match nothing in it.
     """
     if not (tuning.targets or tuning.freeze):
         return model
@@ -169,7 +169,7 @@ def _can_have_adapter(name: str, p: Parameter) -> bool:
 
 
 def _by_blocks(parameters: Parameters, changed: Mapping[str, Parameter]) -> Parameters:
-    """Return what became of ``parameters``, block for block: what all blocks have alike, and what single ones have."""
+    """Return the ``changed`` parameters as :class:`Parameters`: what all blocks share, and where single ones differ."""
     stem, count = parameters.stem, parameters.num_blocks
     blocks: list[dict[str, Parameter]] = [{} for _ in range(count)]
     before, after = ({}, {})  # type: tuple[dict[str, Parameter], dict[str, Parameter]]
@@ -205,7 +205,7 @@ def _named(flag: str, pattern: str, names: Iterable[str], fits: Callable[[re.Pat
 
 
 def _expression(flag: str, pattern: str) -> re.Pattern[str]:
-    """Return the regular expression of a pattern, matched from the start of a module's name or of a part of it."""
+    """Return the regular expression for a pattern; it is matched from any part of a module's name to the name's end."""
     parts = re.split(r"\{([^{}]*)\}", pattern.removeprefix(_PREFIX))
     where = f"{flag} = {pattern}"
     found = [re.escape(part) if number % 2 == 0 else _braces(part, where) for number, part in enumerate(parts)]
@@ -217,12 +217,12 @@ def _braces(inner: str, where: str) -> str:
 
 
 def _named_by(expression: re.Pattern[str], name: str) -> bool:
-    """Return whether ``name`` is what the pattern says, or ends so."""
+    """Return whether ``name``, or its end from one of its parts on, matches the pattern."""
     starts = [0, *(match.end() for match in re.finditer(r"\.", name))]
     return any(expression.fullmatch(name, start) for start in starts)
 
 
 def _lies_in(expression: re.Pattern[str], name: str) -> bool:
-    """Return whether ``name`` is a parameter that the pattern names, or one of a module that it names."""
+    """Return whether the pattern matches the parameter ``name`` or a module that contains it."""
     ends = [match.start() for match in re.finditer(r"\.", name)]
     return any(_named_by(expression, name[:end]) for end in [*ends, len(name)])

@@ -1,4 +1,4 @@
-"""The flags of fine-tuning: MindSpeed-MM's names for LoRA, and ``--freeze``, its native engine's ``model.freeze``."""
+"""Flags for fine-tuning: LoRA under MindSpeed-MM's names, and ``--freeze`` (``model.freeze`` in its native engine)."""
 
 from __future__ import annotations
 
@@ -22,48 +22,54 @@ _NOT_IN_THE_OLD_ROUTE: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class FineTuning:
-    """What is trained of the predictor, where that is not all."""
+    """Which part of the predictor to train, if not all of it."""
 
     lora_target_modules: tuple[str, ...] = flag(
-        "train adapters (LoRA) beside these linear layers of the predictor, and nothing else: to_q, attn1.to_q or "
-        "blocks.{0-3}.attn.qkv; --init-from names the weights that they stand beside",
+        "train only LoRA adapters of these linear layers of the predictor, e.g. to_q, attn1.to_q or "
+        "blocks.{0-3}.attn.qkv; --init-from names the weights that they adapt",
         (), _PATTERNS, native="training.lora.target_modules", **_NOT_IN_THE_OLD_ROUTE,
     )  # fmt: skip
     lora_r: int = flag(
-        "rank of the adapters", _PLAIN.rank, {"type": positive_int, "metavar": "R"}, native="training.lora.rank"
+        "rank R of the adapters", _PLAIN.rank, {"type": positive_int, "metavar": "R"}, native="training.lora.rank"
     )
     lora_alpha: float = flag(
-        "their strength is A / R", _PLAIN.alpha, {"type": positive_float, "metavar": "A"}, native="training.lora.alpha"
+        "scale A of the adapters: their output is multiplied by A / R",
+        _PLAIN.alpha,
+        {"type": positive_float, "metavar": "A"},
+        native="training.lora.alpha",
     )
     lora_dropout: float = flag(
-        "0, MindSpeed-MM's default: others are not offered", 0.0, {"type": float, "metavar": "P"},
+        "dropout of the adapters; only 0, MindSpeed-MM's default, is supported", 0.0, {"type": float, "metavar": "P"},
         native="training.lora.dropout",
     )  # fmt: skip
     freeze: tuple[str, ...] = flag(
-        "do not train these modules of the predictor: y_embedder, or blocks.{0-13}",
+        "do not train these modules of the predictor, e.g. y_embedder or blocks.{0-13}",
         (), _PATTERNS, native="model.freeze", **_NOT_IN_THE_OLD_ROUTE,
     )  # fmt: skip
 
 
 def tuning_of_run(args: FineTuning, init_from: str | None) -> Tuning:
-    """Return what the flags of a run say; raises ConfigError for adapters beside no weights, and as tuning_of does."""
+    """Return the tuning that the flags of a run ask for.
+
+    Raises ConfigError for adapters without --init-from, and as ``tuning_of`` does.
+    """
     tuning = tuning_of(args)
     if tuning.targets and init_from is None:
-        raise ConfigError(TARGETS, "adapters stand beside weights that are trained already", "add --init-from WEIGHTS")
+        raise ConfigError(TARGETS, "adapters need weights that are trained already", "add --init-from WEIGHTS")
     return tuning
 
 
 def tuning_of(args: FineTuning) -> Tuning:
-    """Return what the flags say; raises ConfigError for those that say nothing together."""
+    """Return the tuning that the flags ask for; raises ConfigError for flags that do not go together."""
     tuning = Tuning(args.lora_target_modules, args.lora_r, args.lora_alpha, args.freeze)
     if args.lora_dropout:
         raise ConfigError(
-            f"--lora-dropout = {args.lora_dropout:g}", "is not offered: every draw of a step is a function of seed and "
-            "sample index, and masks of all activations would not be", "leave it out; fewer steps, or weight decay, do "
-            "its work",
+            f"--lora-dropout = {args.lora_dropout:g}", "is not supported: every random draw of a step depends only on "
+            "seed and sample index, which dropout masks would not", "leave it out; to regularise, train fewer steps "
+            "or use weight decay",
         )  # fmt: skip
     if tuning.targets and tuning.freeze:
-        raise ConfigError(f"{FREEZE} = {' '.join(tuning.freeze)}", f"with {TARGETS} all but the adapters is frozen",
+        raise ConfigError(f"{FREEZE} = {' '.join(tuning.freeze)}", f"with {TARGETS} only the adapters are trained",
                           "leave one of the two out")  # fmt: skip
     if not tuning.targets and dataclasses.replace(tuning, freeze=()) != _PLAIN:
         raise ConfigError("--lora-r, --lora-alpha", f"mean nothing without {TARGETS}", "add it, or drop them")

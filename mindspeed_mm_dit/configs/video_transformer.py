@@ -1,4 +1,4 @@
-"""The two video transformers, ``custom_dit`` and ``wan``, on paper: checks, parameters, arithmetic and memory."""
+"""Checks, parameters, arithmetic and memory of the two video transformers, ``custom_dit`` and ``wan``."""
 
 from __future__ import annotations
 
@@ -26,48 +26,49 @@ from mindspeed_mm_dit.configs.predictor import (
 from mindspeed_mm_dit.errors import ConfigError
 
 TEXT_LENGTH = 512
-"""Tokens of a text, for arithmetic and memory: what Wan's and the tutorial's texts are padded to."""
+"""Tokens of a text, for arithmetic and memory; Wan and the tutorial pad texts to this length."""
 TUTORIAL_LATENTS = (13, 60, 104)
 """Latents of the tutorial's videos of 49 frames of 480 x 832 pixels."""
 LONGEST_SIDE = 65_536
-"""Patches along one axis that tables of positions are made for."""
+"""Most patches along one axis for which tables of positions are made."""
 _AXES = ("frames", "height", "width")
 _TEXT, _LABELS = "condition_embedder.text", "condition_embedder.label_embedder.weight"
 _WIDEST_HEAD = 128
-"""Width of a head where only shapes are known: that of every published Wan."""
+"""Width of a head, assumed if only shapes are known; every published Wan has it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class VideoTransformerConfig(PredictorConfig):
-    """What both have in common; each names its heads, and the text that steers it, in its own way."""
+    """Base of the two; each has its own keys for heads and text."""
 
     num_layers: int = 40
     """Number of transformer blocks."""
     patch_size: tuple[int, int, int] = (1, 2, 2)
-    """Frames, height and width of a patch, in latent pixels."""
+    """[frames, height, width] of a patch, in latent pixels."""
     in_channels: int = 16
     """Channels of the latents."""
     out_channels: int = 16
     """Channels of the network's output."""
     freq_dim: int = 256
-    """Width of the sinusoidal timestep code."""
+    """Width of the sinusoidal timestep embedding; even."""
     ffn_dim: int = 13824
     """Width of the MLP's hidden layer."""
     rope_max_seq_len: int = 1024
-    """Largest number of patches along frames, height or width; no weight depends on it."""
+    """Most patches along frames, height or width, 1 to 65536; no weight depends on it."""
     latent_size: tuple[int, int, int] = TUTORIAL_LATENTS
-    """Frames, height and width of the latents, in latent pixels; no weight depends on it, and no key of the others'."""
+    """[frames, height, width] of the latents, in latent pixels. Our own key, unknown to Wan and MindSpeed-MM; no weight
+    depends on it."""
 
     adaptable = ("latent_size", "rope_max_seq_len")
     heads_key: ClassVar = "num_heads"
-    """What the section calls the number of heads."""
+    """Key of the section for the number of heads."""
     head_dim_key: ClassVar = "head_dim"
-    """What it calls the width of a head."""
+    """Key of the section for the width of a head."""
     affine_norms: ClassVar[tuple[str, ...]]
-    """Norms of a block that have weights, beside those of queries and keys."""
+    """Norms of a block that have weights, besides those of queries and keys."""
     kept_norms: ClassVar[int]
-    """Tensors of the size of the tokens that a block keeps of its norms: into each, and out."""
-    num_classes = 0  # where a text alone steers it
+    """Tensors of the size of the tokens that a block keeps for its norms: the input and output of each."""
+    num_classes = 0  # if only text is a condition
     class_dropout_prob = 0.0
 
     if TYPE_CHECKING:
@@ -93,12 +94,12 @@ class VideoTransformerConfig(PredictorConfig):
         if self.head_dim < 6 or self.head_dim % 2:
             raise ConfigError(
                 f"predictor.{self.head_dim_key} = {self.head_dim}",
-                "rotary positions turn pairs, of frames, rows and columns: it must be even, and at least 6",
+                "must be even, and at least 6: rotary embeddings rotate pairs for frames, rows and columns",
                 "Wan has 128",
             )
         if self.freq_dim % 2:
             raise ConfigError(
-                f"predictor.freq_dim = {self.freq_dim}", "must be even: half of the code are cosines, half sines"
+                f"predictor.freq_dim = {self.freq_dim}", "must be even: half of the embedding is cosines, half sines"
             )
         if not 0 < self.eps < 1:
             raise ConfigError(f"predictor.eps = {self.eps}", "must lie between 0 and 1", "Wan has 1e-6")
@@ -109,7 +110,7 @@ class VideoTransformerConfig(PredictorConfig):
             raise ConfigError(what, f"{error.what}: {error.reason}", error.cure) from None
 
     def check_latents(self, shape: Shape) -> None:
-        """Raise ConfigError unless the network can be given latents of ``shape`` (C, F, H, W)."""
+        """Raise ConfigError unless the network accepts latents of ``shape`` (C, F, H, W)."""
         if len(shape) != 4 or shape[0] != self.in_channels or min(shape) < 1:
             raise ConfigError(
                 f"latents of shape {shape}", f"the predictor takes ({self.in_channels}, frames, height, width)"
@@ -133,7 +134,7 @@ class VideoTransformerConfig(PredictorConfig):
         return dataclasses.replace(self, latent_size=shape[1:])  # type: ignore[arg-type]
 
     def narrowed(self) -> VideoTransformerConfig:
-        """Return the same with at most 4 heads, as wide as they are, an MLP in proportion, and 4 blocks."""
+        """Return the same network with at most 4 heads of the same width, MLP in proportion, and at most 4 blocks."""
         heads = min(self.num_heads, 4)
         sizes: dict[str, Any] = {self.heads_key: heads, "ffn_dim": self.ffn_dim * heads // self.num_heads}
         return dataclasses.replace(self, num_layers=min(self.num_layers, 4), **sizes)
@@ -152,7 +153,7 @@ class VideoTransformerConfig(PredictorConfig):
 
     @property
     def conditions(self) -> Conditions:
-        """A class label, the states of a text: those that the settings ask for."""
+        """The conditions that the settings enable: class label, states of a text."""
         label = (ClassLabel(self.num_classes, self.class_dropout_prob),) if self.num_classes else ()
         return Conditions(*label, *([TextStates(TEXT_LENGTH, self.text_dim)] if self.text_dim else []))
 
@@ -168,8 +169,8 @@ class VideoTransformerConfig(PredictorConfig):
     def parameters(self) -> Parameters:
         """Return the parameters under diffusers' names.
 
-        They begin as in Wan's own code (Wan Team 2025): linear layers by Xavier, those that embed time and text by a
-        normal of 0.02, the last one at zero; tables of modulation by a normal of D^(-1/2).
+        They are initialised as in Wan's own code (Wan Team 2025): linear layers by Xavier, those that embed time and
+        text by a normal of 0.02, the last layer by zeros, and the modulation tables by a normal of D^(-1/2).
         """
         D, patch = self.hidden_size, math.prod(self.patch_size)
         before = {
@@ -203,7 +204,7 @@ class VideoTransformerConfig(PredictorConfig):
 
     def kept_by_block(self) -> Kept:
         N, L, D = self.num_tokens, TEXT_LENGTH, self.hidden_size
-        # modulated twice; q and k raw, normed and turned, v, attention twice, its branch; the MLP's branch
+        # modulated twice; q and k raw, normalised and rotated, v, attention twice, its branch; the MLP's branch
         of_tokens, to_text = 2 + 10 + 1, kept_of_text(N, L, D, self.num_heads) if self.text_dim else Kept()
         return Kept(
             norm=self.kept_norms * N * D + (6 + 2) * D,  # six modulations, 1 + scale
@@ -225,7 +226,7 @@ class VideoTransformerConfig(PredictorConfig):
         return self.num_tokens * self.ffn_dim
 
     def settings_of_size(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return the settings that make the network large, each with the value that Wan 1.3B has."""
+        """Return the settings that make the network large, each with the value of Wan 1.3B."""
         ordinary = {
             self.heads_key: 12, self.head_dim_key: 128, "num_layers": 30, "ffn_dim": 8960,
             "text_dim": self.text_dim and 4096, "freq_dim": 256, "out_channels": 16,
@@ -234,7 +235,7 @@ class VideoTransformerConfig(PredictorConfig):
 
     @classmethod
     def of_shapes(cls, shapes: Mapping[str, Shape]) -> Any:
-        """Return the architecture that ``shapes`` tell, with heads of Wan's width where they fit."""
+        """Return the architecture that ``shapes`` imply, with heads of Wan's width if that fits."""
         if not all(f"blocks.0.{name}.weight" in shapes for name in ("attn1.to_q", "attn1.norm_q", *cls.affine_norms)):
             return None
         text, labels = f"{_TEXT}_embedder.linear_1.weight", shapes.get(_LABELS)
@@ -242,7 +243,7 @@ class VideoTransformerConfig(PredictorConfig):
         head_dim = _WIDEST_HEAD if D % _WIDEST_HEAD == 0 else D
         sizes: dict[str, Any] = {cls.heads_key: D // head_dim, cls.head_dim_key: head_dim}
         sizes |= {"patch_size": tuple(patch), "latent_size": tuple(patch)}
-        if labels:  # (whether the last row is the null class no shape tells; nearly always it is)
+        if labels:  # (no shape shows whether the last row is the null class; it nearly always is)
             sizes["num_classes"] = labels[0] - 1
         return cls(
             **sizes, num_layers=count_of(shapes, "blocks"), in_channels=C,

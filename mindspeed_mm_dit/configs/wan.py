@@ -11,27 +11,29 @@ from mindspeed_mm_dit.errors import ConfigError
 
 @dataclass(frozen=True)
 class WanConfig(VideoTransformerConfig):
-    """Wan 2.1 text-to-video (Wan Team 2025), under the keys of a published ``transformer/config.json``; those of the
-    14B model are the defaults."""
+    """Wan 2.1 text-to-video (Wan Team 2025), with the keys of a published ``transformer/config.json``.
+
+    The defaults are those of the 14B model.
+    """
 
     num_attention_heads: int = 40
-    """Attention heads."""
+    """Number of attention heads."""
     attention_head_dim: int = 128
-    """Width of a head; with ``num_attention_heads`` the width D of a token."""
+    """Width of a head, even and at least 6; times ``num_attention_heads`` it is the width D of a token."""
     text_dim: int = 4096
     """Width of the text encoder's states."""
     eps: float = 1e-6
-    """Of all norms."""
+    """Epsilon of all norms, between 0 and 1."""
     cross_attn_norm: bool = True
-    """A norm before cross attention; the published networks have it, and so does this one."""
+    """Normalise before cross-attention, as the published networks do; must be true."""
     qk_norm: Literal["rms_norm_across_heads"] = "rms_norm_across_heads"
-    """Queries and keys are normed over the whole width, before they are split into heads."""
+    """Normalise queries and keys over the whole width, before they are split into heads."""
     image_dim: None = None
-    """Of image-to-video, which is not offered."""
+    """For image-to-video, which is not supported; must be null."""
     added_kv_proj_dim: None = None
-    """Of image-to-video, which is not offered."""
+    """For image-to-video, which is not supported; must be null."""
     pos_embed_seq_len: None = None
-    """Of image-to-video, which is not offered."""
+    """For image-to-video, which is not supported; must be null."""
     model_id: str = "wan"
     """Key in PREDICTOR_MODEL_MAPPINGS."""
 
@@ -44,13 +46,13 @@ class WanConfig(VideoTransformerConfig):
         if not self.cross_attn_norm:
             raise ConfigError(
                 "predictor.cross_attn_norm = false",
-                "no published text-to-video network of Wan is without that norm, and none is built here",
+                "all published text-to-video networks of Wan have that norm, and only those are supported",
                 "set it to true",
             )
 
     @property
     def num_heads(self) -> int:  # type: ignore[override]
-        """Attention heads."""
+        """Number of attention heads."""
         return self.num_attention_heads
 
     @property

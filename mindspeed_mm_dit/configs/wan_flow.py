@@ -9,35 +9,37 @@ from mindspeed_mm_dit.configs.limits import check_between
 from mindspeed_mm_dit.errors import ConfigError
 
 MOST_TIMESTEPS = 1_000_000
-"""Rows of the table of training times."""
+"""Most rows of the table of training times."""
 
 
 @dataclass(frozen=True)
 class WanFlowConfig:
-    """Flow matching as MindSpeed-MM trains Wan, under its keys and defaults; sigma = 0 is data, sigma = 1 is noise."""
+    """Flow matching as MindSpeed-MM trains Wan, with its keys and defaults; sigma = 0 is data, sigma = 1 is noise."""
 
     num_train_timesteps: int = 1000
-    """T: rows of the table that training times are drawn from; the network is told T sigma."""
+    """T, the rows of the table that training times are drawn from, 3 to 1,000,000; the network gets the time
+    T sigma."""
     shift: float = 3.0
-    """Moves training and sampling times towards noise where above 1 (Esser et al. 2024, eq. 23); the tutorial has 5."""
+    """Shift of training and sampling times, 0.001 to 1000; above 1 moves them towards noise (Esser et al. 2024,
+    eq. 23). The tutorial has 5."""
     sigma_max: float = 1.0
-    """First sigma of a table, before the shift."""
+    """First sigma of the table, before the shift, at most 1."""
     sigma_min: float = 0.003 / 1.002
-    """Last sigma of a table, before the shift; the tutorial has 0."""
+    """Last sigma of the table, before the shift, at least 0 and below ``sigma_max``; the tutorial has 0."""
     extra_one_step: bool = False
-    """Make a table with one row more and leave its last one out, so that ``sigma_min`` itself is not among them."""
+    """Make the table one row longer and drop the last row, so that ``sigma_min`` itself is left out."""
     min_timestep_boundary: float = 0.0
-    """First row that is trained on, as a share of the table; rows run from noise to data."""
+    """Start of the rows to train on, as a fraction of the table, 0 to 1; rows run from noise to data."""
     max_timestep_boundary: float = 1.0
-    """End of the rows that are trained on, as a share of the table."""
+    """End of the rows to train on, as a fraction of the table, 0 to 1."""
     timestep_per: Literal["sample", "micro_batch"] = "sample"
-    """Whether each sample of a micro-batch has a time of its own, or all share one as in MindSpeed-MM, where the
-    micro-batch size changes what is trained on. No key of MindSpeed-MM's."""
+    """Draw a time for each sample, or one for the whole micro-batch as MindSpeed-MM does; then the micro-batch size
+    changes what is trained. Our own key, unknown to MindSpeed-MM."""
     model_id: str = "wan_flow_match_scheduler"
     """Key in OBJECTIVES."""
 
     kept_tensors = 4
-    """Float32 tensors of the size of a latent that the loss keeps for backward."""
+    """Number of float32 tensors of the size of a latent that the loss keeps for backward."""
 
     def __post_init__(self) -> None:
         check_between("diffusion.num_train_timesteps", self.num_train_timesteps, 3, MOST_TIMESTEPS)
@@ -53,22 +55,22 @@ class WanFlowConfig:
         if not (0 <= low < high <= 1 and first < end):
             raise ConfigError(
                 f"diffusion.min_timestep_boundary = {low}, max_timestep_boundary = {high}",
-                f"leave none of {self.num_train_timesteps} timesteps to train on: 0 <= min < max <= 1 is wanted",
+                f"leave none of {self.num_train_timesteps} timesteps to train on: must satisfy 0 <= min < max <= 1",
                 "leave both out to train on all",
             )
 
     @property
     def trained_rows(self) -> tuple[int, int]:
-        """First row of the table that is trained on, and the one after the last."""
+        """First row of the table to train on, and the one after the last."""
         shares = (self.min_timestep_boundary, self.max_timestep_boundary)
         first, end = (int(share * self.num_train_timesteps) for share in shares)
         return first, end
 
     def check_output(self, in_channels: int, out_channels: int) -> None:
-        """Raise ConfigError unless a network puts out the velocity of every channel of a latent, and no more."""
+        """Raise ConfigError unless the network outputs exactly one velocity per channel of a latent."""
         if out_channels != in_channels:
             raise ConfigError(
                 f"predictor: {out_channels} channels of output",
                 f"the velocity has the {in_channels} channels of a latent",
-                f"let the predictor put out {in_channels}",
+                f"give the predictor {in_channels} output channels",
             )

@@ -1,4 +1,4 @@
-"""Read a YAML file as a user wrote it: nothing in it is passed over, and what cannot be read is said with its place."""
+"""Reads a YAML file strictly: ignores nothing in it, and reports errors with their line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mindspeed_mm_dit.errors import ConfigError
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML, refusing a key that stands twice, and ``<<``, which can make a short file a very large mapping."""
+    """YAML that refuses duplicate keys, and ``<<``, with which a short file can expand to a very large mapping."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -27,10 +27,10 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_yaml(path: str | Path, flag: str) -> Any:
-    """Return the content of a YAML file, None of an empty one; ``flag`` is the option that named it.
+    """Return the content of a YAML file, or None if it is empty; ``flag`` is the option that named it.
 
     Raises:
-        ConfigError: it cannot be read, or is not YAML.
+        ConfigError: the file cannot be read, or is not YAML.
     """
     text, what = read_text(path, flag), f"{flag} = {path}"
     try:
@@ -39,5 +39,5 @@ def read_yaml(path: str | Path, flag: str) -> Any:
         raise ConfigError(what, f"is not YAML: {error}") from None
     except RecursionError:
         raise ConfigError(what, "is nested too deeply to be a config file") from None
-    except Exception as error:  # (PyYAML passes on whatever a date or number that is none raises)
+    except Exception as error:  # (PyYAML lets through whatever an invalid date or number raises)
         raise ConfigError(what, f"holds a value that cannot be read: {error}") from None

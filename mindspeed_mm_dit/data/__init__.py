@@ -1,1 +1,1 @@
-"""Images to batches: index, transforms, random draws, order, loader. NumPy and Pillow, no framework."""
+"""From files to batches: index, transforms, random draws, order, loader. NumPy and Pillow, no framework."""

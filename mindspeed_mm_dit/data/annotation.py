@@ -1,9 +1,9 @@
-"""The annotation of a set of clips, as MindSpeed-MM has it: one JSON list, or one object a line.
+"""Reads an annotation of clips in MindSpeed-MM's format: one JSON list, or one JSON object per line.
 
     {"path": "videos/1.mp4", "cap": "A dog runs.", "num_frames": 81, "fps": 24, "resolution": {"height": 480, ...}}
 
-``cap`` may be a list, of which one is drawn each time; the resolution may be a pair [height, width]. num_frames, fps
-and resolution may be absent: the file itself says them. No video is opened here.
+``cap`` may be a list, from which one caption is drawn each time. The resolution may be a pair [height, width].
+num_frames, fps and resolution are optional: the video file has them too. No video is opened here.
 """
 
 from __future__ import annotations
@@ -23,44 +23,44 @@ from mindspeed_mm_dit.errors import DataError
 
 KEYS = ("path", "cap", "num_frames", "fps", "resolution")
 CUTTING_KEYS = ("cut", "crop")
-"""Keys with which some models of MindSpeed-MM take a part of a video; to ignore them would train on other clips."""
+"""Keys with which some MindSpeed-MM models select part of a video. Ignoring them would train on other clips."""
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _PAIR_IN_BRACES = re.compile(r"\{\s*\d+\s*,\s*\d+\s*\}")
 
 
 class UnusableEntry(Exception):
-    """An entry that names no clip; the message goes on where "line 7" ends."""
+    """An entry that names no clip. The message continues after "line 7"."""
 
 
 class Entry(NamedTuple):
     """A clip as the annotation describes it."""
 
     line: int
-    """Where it begins in the annotation, from 1."""
+    """Line of the annotation where the entry begins, from 1."""
     path: str
-    """Path of the video or image below ``data_folder``, in its shortest form."""
+    """Normalized path of the video or image, relative to ``data_folder``."""
     captions: tuple[str, ...]
-    """What is seen; where there are several, one is drawn each time."""
+    """Captions of the clip; if there are several, one is drawn each time."""
     num_frames: int | None = None
-    """Frames of the video; those after them are not used."""
+    """Number of frames to use; later frames of the video are ignored."""
     fps: float | None = None
-    """Its frames a second."""
+    """Frames per second."""
     size: tuple[int, int] | None = None
     """(H, W) of a frame, in pixels."""
     label: int | str | None = None
-    """Its class, where one is asked for."""
+    """Class of the clip, if labels are requested."""
 
 
 class Line(NamedTuple):
-    """An object of the annotation that has not been looked at yet."""
+    """An object of the annotation, not checked yet."""
 
     line: int
     content: Any
 
 
 def read_annotation(path: Path) -> list[Line]:
-    """Return the objects of a .json or .jsonl; raises DataError naming file and line where it is neither."""
+    """Return the objects of a .json or .jsonl file; raises DataError with file and line if it is not valid."""
     try:
         text = read_bytes(path).decode("utf-8-sig")
     except UnusableFile as problem:
@@ -77,16 +77,16 @@ def read_annotation(path: Path) -> list[Line]:
 
 
 def entry_of(line: Line, captioned: bool = True, label_key: str | None = None) -> Entry:
-    """Return what an object of the annotation says; raises UnusableEntry.
+    """Parse an object of the annotation; raises UnusableEntry.
 
-    captioned: whether captions are asked for; label_key: key of the class, where that is asked for.
+    captioned: whether captions are requested; label_key: key of the class, if labels are requested.
     """
     content = line.content
     if not isinstance(content, dict):
-        raise UnusableEntry(f"is no object with path and cap, but {shown(content)}")
+        raise UnusableEntry(f"is not an object with path and cap, but {shown(content)}")
     for key in CUTTING_KEYS:
         if content.get(key) is not None:
-            raise UnusableEntry(f"has the key {key}, which takes a part of a video: cut the file instead and drop it")
+            raise UnusableEntry(f"has the key {key}, which selects part of a video: drop it, and cut the file instead")
     return Entry(
         line.line,
         _path_of(content),
@@ -108,7 +108,7 @@ def _objects_by_line(path: Path, text: str) -> Iterator[Line]:
 
 
 def _objects_of_list(path: Path, text: str) -> Iterator[Line]:
-    """Yield each object of a JSON list with the line that it begins in."""
+    """Yield each object of a JSON list with the line where it begins."""
     decoder, at, line = json.JSONDecoder(object_pairs_hook=_object), _after_space(text, 0), 1
     try:
         if text[at : at + 1] != "[":
@@ -135,7 +135,7 @@ def _objects_of_list(path: Path, text: str) -> Iterator[Line]:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object; raises ValueError for one in which a key stands twice."""
+    """Return a JSON object; raises ValueError if a key occurs twice."""
     content = dict(pairs)
     if len(content) < len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
@@ -196,19 +196,19 @@ def _label_of(content: dict[str, Any], key: str) -> int | str:
 def _whole_number(content: dict[str, Any], key: str) -> int | None:
     value = content.get(key)
     if value is not None and (type(value) is not int or value < 1):
-        raise UnusableEntry(f"has {key} = {shown(value)}, no positive whole number")
+        raise UnusableEntry(f"has {key} = {shown(value)}, which is not a positive whole number")
     return value
 
 
 def _rate_of(content: dict[str, Any]) -> float | None:
     value = content.get("fps")
     if value is not None and (type(value) not in (int, float) or not 0 < value < 1e6):
-        raise UnusableEntry(f"has fps = {shown(value)}, no positive number")
+        raise UnusableEntry(f"has fps = {shown(value)}, which is not a positive number")
     return value
 
 
 def _size_of(resolution: Any) -> tuple[int, int] | None:
-    """Return (H, W) of an object {height, width} or of a pair."""
+    """Return (H, W) from an object {height, width} or a pair."""
     if resolution is None:
         return None
     pair = (resolution.get("height"), resolution.get("width")) if isinstance(resolution, dict) else resolution

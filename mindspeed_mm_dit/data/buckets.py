@@ -1,6 +1,7 @@
-"""Buckets: which shape each sample is brought to, and an order of the samples in which those of a shape stand together.
+"""Buckets: choose a shape for each sample, and order the samples so that those of one shape come together.
 
-Both are pure functions: of the sizes of samples, known before any is read, and of the seed and the sample index.
+Both are pure functions. The shape depends on the sizes of the samples, known before any is read; the order depends on
+the seed and the sample index.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from mindspeed_mm_dit.errors import ConfigError, DataError
 
 
 def part_kept(sizes: np.ndarray, shapes: np.ndarray) -> np.ndarray:
-    """Return the part that a sample of ``sizes`` (..., 2 or 3) keeps where it is cut to ``shapes`` (..., 2 or 3)."""
+    """Return the fraction of each sample of ``sizes`` (..., 2 or 3) left after a cut to ``shapes`` (..., 2 or 3)."""
     ratio = (sizes[..., -2] * shapes[..., -1]) / (sizes[..., -1] * shapes[..., -2])  # of the two aspect ratios
     return np.minimum(ratio, 1 / ratio) * (shapes[..., :-2] / sizes[..., :-2]).prod(-1)
 
@@ -26,7 +27,7 @@ def part_kept(sizes: np.ndarray, shapes: np.ndarray) -> np.ndarray:
 def fits(sizes: np.ndarray, shapes: np.ndarray) -> np.ndarray:
     """Return which of ``shapes`` (K, 2 or 3) each sample of ``sizes`` (..., 2 or 3) is long enough for, (..., K) bool.
 
-    A video is none of one frame where there are shapes of several: it would be trained on as an image, unsaid.
+    A video does not fit a shape of one frame if any shape has several: it would silently be trained on as an image.
     """
     frames, wanted = sizes[..., None, :-2], shapes[:, :-2]
     still = (wanted > 1).any() & (wanted == 1) & (frames > 1)
@@ -36,8 +37,8 @@ def fits(sizes: np.ndarray, shapes: np.ndarray) -> np.ndarray:
 def nearest(sizes: np.ndarray, shapes: np.ndarray) -> np.ndarray:
     """Return which of ``shapes`` (K, 2 or 3) keeps most of each sample of ``sizes`` (N, 2 or 3), (N,) int64.
 
-    Of shapes that keep the same part the largest that does not enlarge it; else the smallest. None that it is too
-    short for, while there are others.
+    Among shapes that keep the same fraction, take the largest that does not enlarge the sample, else the smallest.
+    Shapes that the sample is too short for come last.
     """
     part, volume = part_kept(sizes[:, None], shapes).round(9), shapes.prod(1)
     part = np.where(fits(sizes, shapes), part, 0)
@@ -46,11 +47,11 @@ def nearest(sizes: np.ndarray, shapes: np.ndarray) -> np.ndarray:
 
 
 def shapes_of(sizes: np.ndarray, param: SourceParam) -> np.ndarray:
-    """Return the shape, of ``param.sizes``, that each sample of ``sizes`` is brought to, both (N, 2 or 3) int64.
+    """Return the shape from ``param.sizes`` for each sample of ``sizes``, both (N, 2 or 3) int64.
 
-    Of the shapes that a budget makes those with fewer than a group of samples are left out, the emptiest first, while
-    these fit others.
-    Raises DataError for a shape written down that no sample is nearest to.
+    If the shapes come from a budget, those with fewer samples than a group are dropped, the emptiest first, as long as
+    their samples fit other shapes.
+    Raises DataError if no sample is nearest to a listed shape.
     """
     shapes = np.array(param.sizes, np.int64)
     if len(shapes) > len(sizes) and param.has_listed_shapes:
@@ -70,9 +71,10 @@ def shapes_of(sizes: np.ndarray, param: SourceParam) -> np.ndarray:
 
 
 def _in_filled(sizes: np.ndarray, shapes: np.ndarray, group: int) -> np.ndarray:
-    """Return the shape of each sample, (N,) int64, where shapes with less than a group give theirs to the next.
+    """Return the shape of each sample, (N,) int64; shapes with fewer samples than a group give them to the next best.
 
-    The emptiest goes first, so that its samples may fill another, and none that samples need because no other fits.
+    The emptiest shape is dropped first, so that its samples may fill another. A shape stays if some samples fit no
+    other.
     """
     chosen, fit = nearest(sizes, shapes), np.unique(fits(sizes, shapes), axis=0)
     kept = np.ones(len(shapes), bool)
@@ -95,19 +97,19 @@ def check_filled(shapes: np.ndarray | None, group: int) -> None:
                 f"dataset_param.buckets: {size_words([shape])}",
                 f"has {count} samples to train on, fewer than dataset_param.bucket_group = {group}, so none would be "
                 "trained on",
-                f"set bucket_group to at most {count}, or drop the shape where shapes are listed: its samples go to "
+                f"set bucket_group to at most {count}, or drop the shape if shapes are listed: its samples go to "
                 "another. Samples held out (valid_fraction) do not count",
             )  # fmt: skip
 
 
 def counted(shapes: np.ndarray) -> list[tuple[Shape, int]]:
-    """Return each of ``shapes`` (N, 2 or 3) once, ascending, and how many samples it has."""
+    """Return each distinct shape of ``shapes`` (N, 2 or 3), ascending, with its number of samples."""
     found, counts = np.unique(shapes, axis=0, return_counts=True)
     return list(zip(map(tuple, found.tolist()), counts.tolist()))
 
 
 def lines(shapes: np.ndarray, group: int) -> list[str]:
-    """Return what a run says of its buckets: each with its samples, and how many of an epoch are left out."""
+    """Return the line a run prints about its buckets: samples of each, and how many each epoch leaves out."""
     found = counted(shapes)
     rest = sum(count % group for _, count in found)
     words = ", ".join(f"{size_words([shape])}: {count:,}" for shape, count in found)
@@ -116,13 +118,13 @@ def lines(shapes: np.ndarray, group: int) -> list[str]:
 
 
 class BucketOrder(Order):
-    """Endless order of samples in groups, each of one bucket; reshuffled each epoch from the seed.
+    """Endless order of samples in groups, each from one bucket; reshuffled each epoch from the seed.
 
-    An epoch holds ``len(self)`` positions. In it no sample stands twice; what is left of a bucket behind its last
-    whole group, others in each epoch where samples are shuffled, is left out.
+    An epoch has ``len(self)`` sample indices and repeats no sample. The samples of a bucket that do not fill a whole
+    group are left out; with shuffling, these differ from epoch to epoch.
 
-    buckets: (N,) the bucket of each sample, counted from 0. fill: leave nothing out, and let the last group of a
-    bucket begin it again. costs: (N,) what a step with each costs, in any unit that grows with it.
+    buckets: (N,) bucket of each sample, counted from 0. fill: leave nothing out, and complete the last group of a
+    bucket with samples from its start. costs: (N,) cost of a step with each sample, in any unit that grows with it.
     """
 
     def __init__(
@@ -143,11 +145,11 @@ class BucketOrder(Order):
         return int(sum(map(self._length, self._counts.tolist())))
 
     def _length(self, count: int) -> int:
-        """Return how many positions a bucket of ``count`` samples has in an epoch."""
+        """Return how many sample indices a bucket of ``count`` samples takes in an epoch."""
         return (-(-count // self.group) if self._fill else count // self.group) * self.group
 
     def _groups(self, epoch: int) -> np.ndarray:
-        """Return the samples of an epoch, in their order."""
+        """Return the samples of an epoch, in order."""
         samples = np.arange(len(self._buckets))
         if self._shuffle:
             samples = generator(self._seed, Stream.ORDER, epoch).permutation(samples)
@@ -158,15 +160,16 @@ class BucketOrder(Order):
         return groups.reshape(-1)
 
     def images(self, sample_indices: np.ndarray) -> np.ndarray:
-        """Return the sample at each position, (B,) int64; those held out begin with the first group."""
+        """Return the row at each sample index, (B,) int64; validation starts at the first group."""
         epochs, offsets = np.divmod(sample_indices % VALIDATION_START, len(self))
         return np.array([self._epoch(e)[o] for e, o in zip(epochs.tolist(), offsets.tolist())], np.int64)
 
     def micro_batches(self, start: int, size: int, rank: int, ranks: int, rounds: int) -> Iterator[np.ndarray]:
-        """Yield those of one rank, each of one bucket.
+        """Yield the micro-batches of one rank, each from one bucket.
 
-        Those of a step are dealt to the ranks by their cost, the dearest first, and every second round the other way
-        about: ranks that meet after each round wait little for each other, and so do those that meet after the step.
+        The micro-batches of a step are dealt to the ranks by cost, the most expensive first, and in reverse order every
+        second round. Ranks then wait little for each other, whether they synchronize after each round or after the
+        step.
         """
         while True:
             step = np.arange(start, start + rounds * ranks * size).reshape(-1, size)
@@ -188,5 +191,5 @@ class BucketOrder(Order):
             raise ConfigError(
                 f"--micro-batch-size = {micro_batch_size}",
                 f"does not divide the {start} samples that the run has consumed, so micro-batches would have samples "
-                "of two shapes", "go on with the micro-batch and global batch that it had",
+                "of two shapes", "resume with the micro-batch and global batch that the run had",
             )  # fmt: skip

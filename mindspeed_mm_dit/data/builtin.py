@@ -1,4 +1,4 @@
-"""Images that come with an installed package, written as an ordinary image folder."""
+"""Built-in image data sets: images from an installed package, written as an ordinary image folder."""
 
 from __future__ import annotations
 
@@ -25,24 +25,23 @@ class BuiltinData(NamedTuple):
     """A built-in data set."""
 
     write: Callable[[Path], None]
-    """Writes it to a folder that is not there."""
+    """Writes it to a folder that does not exist yet."""
     num_images: int
-    """Images in it."""
     num_classes: int
-    """Its labels are 0 ... num_classes - 1."""
+    """Labels are 0 ... num_classes - 1."""
 
 
 class Digits(NamedTuple):
     """Handwritten digits."""
 
     images: Any
-    """(N, 8, 8) float64, whole numbers of 0 ... 16; as they are written, N of any size, uint8."""
+    """(N, 8, 8) float64, whole numbers from 0 to 16; when written, N images of any size, uint8."""
     labels: np.ndarray
     """(N,) int64."""
 
 
 def read_digits() -> Digits:
-    """Return scikit-learn's 1,797 digits, from the file that it brings: to import it would take half a second."""
+    """Return scikit-learn's 1,797 digits, read from its data file: importing scikit-learn would take half a second."""
     package = importlib.util.find_spec("sklearn")
     assert package is not None and package.origin is not None, "requirements/base.txt names it"
     with gzip.open(Path(package.origin).parent / "datasets/data/digits.csv.gz", "rt", encoding="utf-8") as file:
@@ -53,15 +52,15 @@ def read_digits() -> Digits:
 def write_digits(folder: Path) -> None:
     """Write scikit-learn's 1,797 handwritten digits (8 x 8, grey, classes 0-9) and labels.csv to ``folder``.
 
-    Pixel values 0 ... 16 become 0 ... 255. Written aside and renamed, so a folder that is there is whole.
+    Pixel values 0 ... 16 become 0 ... 255. The folder is written aside and renamed, so if it exists it is complete.
     """
     _write_images(folder, _pixels(), ("image_path", "label"), "labels.csv", lambda number, label: [()])
 
 
 def write_captioned_digits(folder: Path) -> None:
-    """Write the same images with captions.csv, where each stands in CAPTIONS_EACH lines, each with a caption.
+    """Write the same images with captions.csv, which has CAPTIONS_EACH lines per image, each with a caption.
 
-    The phrasings of an image are drawn by its number, from those that training sees.
+    The phrasings of an image are drawn by its number, from those seen in training.
     """
     _write_images(
         folder, _pixels(), ("image_path", "label", "caption"), "captions.csv",
@@ -70,7 +69,7 @@ def write_captioned_digits(folder: Path) -> None:
 
 
 def write_inverted_digits(folder: Path) -> None:
-    """Write the first INVERTED_EACH of each digit, black on white, with labels.csv: a set to fine-tune on."""
+    """Write the first INVERTED_EACH images of each digit, black on white, with labels.csv: a set to fine-tune on."""
     pixels, labels = _pixels()
     chosen = np.sort(np.concatenate([np.flatnonzero(labels == label)[:INVERTED_EACH] for label in range(10)]))
     few = Digits(255 - pixels[chosen], labels[chosen])
@@ -78,14 +77,14 @@ def write_inverted_digits(folder: Path) -> None:
 
 
 def write_digits_buckets(folder: Path) -> None:
-    """Write the same digits, each on one of CANVASES by turns, at a place drawn by its number, with labels.csv."""
+    """Write the same digits with labels.csv, each on one of CANVASES in turn, at a place drawn by its number."""
     pixels, labels = _pixels()
     placed = [_placed(number, image) for number, image in enumerate(pixels)]
     _write_images(folder, Digits(placed, labels), ("image_path", "label"), "labels.csv", lambda number, label: [()])
 
 
 def _placed(number: int, digit: np.ndarray) -> np.ndarray:
-    """Return a black canvas with ``digit`` (8, 8) on it, some multiples of PLACE from its corner."""
+    """Return a black canvas with ``digit`` (8, 8) on it, offset from its corner by multiples of PLACE."""
     canvas = np.zeros(CANVASES[number % len(CANVASES)], np.uint8)
     draw = philox((0, 3), (0, 0, number, 0))
     row, column = (PLACE * int(draw.integers((side - 8) // PLACE + 1)) for side in canvas.shape)
@@ -106,7 +105,7 @@ def _write_images(
     index: str,
     more: Callable[[int, int], Sequence[tuple[str, ...]]],
 ) -> None:
-    """``more``: (number of an image, its label) -> what else its lines in ``index`` say."""
+    """Write the images and ``index``; ``more``: (number of an image, its label) -> further columns of its lines."""
     with written_aside(folder) as aside:
         for label in range(10):
             (aside / str(label)).mkdir(parents=True, exist_ok=True)
@@ -121,7 +120,7 @@ def _write_images(
 
 @contextmanager
 def written_aside(folder: Path) -> Iterator[Path]:
-    """Give a place beside ``folder`` that is renamed to it at the end, unless another rank was first."""
+    """Yield a path beside ``folder`` that is renamed to it at the end, unless another rank was first."""
     aside = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
         yield aside
@@ -135,10 +134,10 @@ def written_aside(folder: Path) -> Iterator[Path]:
 
 
 _written: list[tuple[Path, list[Path]]] = []
-"""Built-in data written by this process, with the folders on the way that were not there."""
+"""Built-in data written by this process, each with the parent folders that had to be made."""
 INVERTED_EACH = 4
 CANVASES, PLACE = ((12, 12), (8, 16), (16, 8)), 4
-"""Of digits on rectangles: (H, W), and the pixels from one place of a digit to the next."""
+"""For digits on rectangles: (H, W) of each canvas, and the pixels between two possible places of a digit."""
 BUILTIN_SOURCES = {
     "digits": BuiltinData(write_digits, num_images=1797, num_classes=10),
     "captioned_digits": BuiltinData(write_captioned_digits, num_images=1797, num_classes=10),
@@ -148,11 +147,11 @@ BUILTIN_SOURCES = {
 
 
 def provide(source: str, folder: Path, write: Callable[[Path], None]) -> None:
-    """Have ``write`` fill ``folder`` with the built-in data set ``source`` unless it is there.
+    """Have ``write`` fill ``folder`` with the built-in data set ``source``, unless the folder exists.
 
     Raises:
-        DataError: the folder has another name than the data set (so a path that was mistyped, or a ``source`` that was
-            copied along, is not answered with other images), or it cannot be written.
+        DataError: the folder is not named like the data set, or cannot be written. The name is checked so that a
+            mistyped path, or a ``source`` copied from another file, does not yield the wrong images.
     """
     there = is_folder(folder)
     if os.path.basename(os.path.abspath(folder)) != source:
@@ -179,7 +178,7 @@ def provide(source: str, folder: Path, write: Callable[[Path], None]) -> None:
 
 
 def take_back() -> None:
-    """Remove what :func:`provide` has written in this process: a --dry-run leaves nothing behind."""
+    """Remove what :func:`provide` wrote in this process, so that a --dry-run leaves nothing behind."""
     while _written:
         folder, made = _written.pop()
         shutil.rmtree(folder, ignore_errors=True)
@@ -189,9 +188,9 @@ def take_back() -> None:
 
 
 def check_is_source(source: str, folder: Path, labels: list[int], labelled: bool) -> None:
-    """Raise DataError if images with these ``labels`` are not the built-in data set that ``source`` says they are.
+    """Raise DataError if images with these ``labels`` are not the built-in data set ``source``.
 
-    labelled: whether the labels are known; else only the images are counted.
+    labelled: whether the labels are known; if not, only the number of images is checked.
     """
     wanted = BUILTIN_SOURCES[source]
     if len(labels) != wanted.num_images or (labelled and set(labels) != set(range(wanted.num_classes))):

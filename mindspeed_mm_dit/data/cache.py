@@ -1,17 +1,17 @@
-"""Samples on disk, encoded once, with all that a run must agree on to use them. No framework.
+"""A cache of encoded samples on disk, with everything a run must agree on to use it. No framework.
 
-    index.json               what the cache was made of and by, its rows per shard; written last
+    index.json               what the cache was made from and with, rows per shard; written last
     rows.jsonl               path, label and captions of every row, in order
-    null.safetensors         of each text condition, what stands for the empty caption
-    rows-00000.safetensors   mean and, where the posterior is sampled, std: (rows of the shard, views, C, ...);
+    null.safetensors         the encoded empty caption of each text condition
+    rows-00000.safetensors   mean and, if the posterior is sampled, std: (rows of the shard, views, C, ...);
                              features0 ... of teachers: (rows of the shard, views, N, width);
-                             captions (rows,): how many each has; and of each text condition, by its name:
+                             captions (rows,): number of captions of each row; and for each text condition NAME:
                                NAME.tokens (captions,) and NAME.states (kept of all captions, D), or NAME (captions, P)
 
-A posterior is kept, not a draw from it, so every epoch still draws its own latents. Views are an image as it is and
-mirrored; of a clip there is one. Of a caption as many states are kept as it has tokens where the text encoder sets its
-padding to zero, and all where it does not: a caption of 20 words takes a twentieth of what it takes padded.
-Shards are mapped into memory, a crash costs one of them, and ranks write theirs without meeting.
+The cache keeps the posterior, not a draw from it, so every epoch still draws its own latents. An image has two views,
+plain and mirrored; a clip has one. If the text encoder sets its padding to zero, only the states of a caption's tokens
+are kept, else all of them: a caption of 20 words takes a twentieth of the padded size.
+Shards are mapped into memory. A crash costs one shard, and ranks write their shards without synchronizing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Arrays = dict[str, np.ndarray]
 class Cache:
     """A complete cache, memory-mapped; safe to read from several threads and processes.
 
-    ``setting``: the key of data.json that names it. Raises DataError where it is missing or damaged.
+    ``setting``: the key of data.json that names it. Raises DataError if it is missing or damaged.
     """
 
     def __init__(self, folder: str | Path, setting: str) -> None:
@@ -53,15 +53,15 @@ class Cache:
 
     @property
     def latent_shapes(self) -> set[tuple[int, ...]]:
-        """(C, ...) of the latents; of a good cache of one shape one."""
+        """Shapes (C, ...) of the latents; an intact cache of one shape has one."""
         return set().union(*(shard.latent_shapes for shard in self._shards))
 
     def widths(self, name: str) -> set[int]:
-        """Return the width of the texts of a condition; of a good cache one."""
+        """Return the widths of a condition's encoded captions; an intact cache has one."""
         return {shard.texts.width(name) for shard in self._shards}
 
     def check_features(self, wanted: Mapping[str, tuple[int, int]], what: str) -> None:
-        """Raise ConfigError unless features are kept as they are ``wanted``, shapes (N, width) by name."""
+        """Raise ConfigError unless the cache has the ``wanted`` features, given as shapes (N, width) by name."""
         for name, shape in wanted.items():
             for found in {shard.latents[name].shape[2:] if name in shard.latents else None for shard in self._shards}:
                 if found != shape:
@@ -69,7 +69,7 @@ class Cache:
                                       "correct predictor.z_dims, or make a cache of its own")  # fmt: skip
 
     def rows(self, data_folder: str) -> Rows:
-        """Return the rows, whose files stood below ``data_folder``; raises DataError where their list is damaged."""
+        """Return the rows, with paths below ``data_folder``; raises DataError if their list is damaged."""
         found = self._listed()
         items: dict[str, Any] = {}
         if all("label" in row for row in found):
@@ -94,7 +94,7 @@ class Cache:
 
     @property
     def knows_captions(self) -> bool:
-        """Whether the words of the captions are kept."""
+        """Whether the cache has the captions as text."""
         return all("captions" in row for row in self._listed())
 
     def _listed(self) -> list[dict[str, Any]]:
@@ -113,11 +113,11 @@ class Cache:
         return found
 
     def read_latents(self, rows: np.ndarray, views: np.ndarray) -> Arrays:
-        """Return mean and, where it is kept, std of ``rows`` (B,) in ``views`` (B,), (B, C, ...) float32, unscaled.
+        """Return mean and, if kept, std of ``rows`` (B,) in ``views`` (B,), (B, C, ...) float32, unscaled.
 
-        And, where they are kept, the features of teachers, (B, N, width) float32.
+        Also return the features of teachers, if kept, (B, N, width) float32.
         Raises:
-            DataError: one is not finite, so a step with it would spoil the weights.
+            DataError: a value is not finite, so a step with it would spoil the weights.
         """
         shards, places = np.divmod(rows, self.index.shard_rows)
         wanted = list(zip(shards.tolist(), places.tolist(), views.astype(int).tolist()))
@@ -130,11 +130,11 @@ class Cache:
         return found
 
     def read_text(self, name: str, rows: np.ndarray, numbers: np.ndarray) -> Arrays:
-        """Return what is kept of one caption of each of ``rows`` (B,), of the number in ``numbers`` (B,), or -1: none.
+        """Return one encoded caption per row of ``rows`` (B,), chosen by ``numbers`` (B,); -1 is the empty caption.
 
         ``name`` (B, L, D) float32 and ``name``_mask (B, L) int64, 0 for padding; or ``name`` (B, P) float32.
         Raises:
-            DataError: one is not finite.
+            DataError: a value is not finite.
         """
         places = [divmod(row, self.index.shard_rows) for row in rows.tolist()]
         found = [
@@ -159,19 +159,19 @@ class Cache:
 
 
 class CachedVisuals:
-    """The latents of rows of a cache, as the readers of files give their pixels (``Visuals``)."""
+    """Reads the latents of cached rows, with the interface of the readers of files (``Visuals``)."""
 
     def __init__(self, cache: Cache, rows: Rows, of_files: Any, with_std: bool, features: Sequence[str] = ()) -> None:
-        """``of_files``: what would read the rows from their files, which knows which view stands where.
+        """``of_files``: the reader of the rows' files, which decides the views.
 
-        features: names of those of teachers that are read.
+        features: names of the teachers' features to read.
         """
         self.views, self._cache, self._rows = cache.index.views, cache, rows
         self._with_std, self._features = with_std, features
         self._of_files = of_files
 
     def views_at(self, seed: int, sample_indices: np.ndarray) -> np.ndarray:
-        """Return the view of each sample, as it is of the files."""
+        """Return the view of each sample, the same as for the files."""
         return self._of_files.views_at(seed, sample_indices)
 
     def read(self, rows: np.ndarray, views: np.ndarray) -> Read:

@@ -1,4 +1,4 @@
-"""Caches of version 0.1: latents of images (index.json, images.csv, latents-*), and features of clips (features-*)."""
+"""Reads caches of version 0.1: image latents (index.json, images.csv, latents-*) and clip features (features-*)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _IMAGES, _CLIPS = "latents", "features"
 
 
 def index_of_before(content: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the content of an index.json as today's has it; today's own is returned as it is."""
+    """Convert the content of an old index.json to today's keys; a current one is returned unchanged."""
     identity = content.get("identity")
     if identity is None:
         return dict(content)
@@ -63,12 +63,12 @@ def _of_clips(content: Mapping[str, Any], identity: Mapping[str, Any]) -> dict[s
 
 
 def text_made_by(length: int, zeros: bool) -> str:
-    """Return in words how long texts are, and what their padding is."""
+    """Describe the length of texts and their padding."""
     return f"{length} tokens, padding {'zero' if zeros else 'as the encoder leaves it'}"
 
 
 def rows_of_before(folder: Path, stem: str, count: int) -> list[dict[str, Any]] | None:
-    """Return path and label of each row of a cache of before, None of today's; raises ValueError or UnusableFile."""
+    """Return path and label of each row of an old cache, None for a current one; raises ValueError or UnusableFile."""
     if stem == _CLIPS:  # kept neither paths nor captions
         return [{"path": f"clip {row}"} for row in range(count)]
     if stem != _IMAGES:
@@ -87,7 +87,7 @@ def rows_of_before(folder: Path, stem: str, count: int) -> list[dict[str, Any]] 
 
 
 def names_of_before(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tensors of a shard by today's names."""
+    """Return the tensors of a shard under their current names."""
     return {
         {"states": "text.states", "tokens": "text.tokens"}.get(name, name): array for name, array in tensors.items()
     }

@@ -1,4 +1,4 @@
-"""What a cache says of itself, index.json, and whether a run agrees on it. No framework."""
+"""The index.json of a cache, and the check that a run agrees with it. No framework."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ GO_ON = "run mm-dit cache-latents; it goes on where it was interrupted"
 
 @dataclass(frozen=True)
 class KeptText:
-    """How the texts of one condition are kept."""
+    """How the cache stores the texts of one condition."""
 
     length: int = 0
-    """Tokens L of a caption with its padding; 0 where one vector is kept of each."""
+    """Tokens L of a caption with its padding; 0 if one vector is kept per caption."""
     pads_with_zeros: bool = False
-    """Whether the states of the padding are zero, and so not kept."""
+    """Whether the states of the padding are zero and therefore not kept."""
 
     def kept(self, tokens: np.ndarray) -> np.ndarray:
-        """Return how many states are kept of captions with so many ``tokens``."""
+        """Return how many states are kept for captions of ``tokens`` tokens."""
         return tokens if self.pads_with_zeros else np.full_like(tokens, self.length)
 
 
@@ -39,30 +39,30 @@ class CacheIndex:
     """All of index.json."""
 
     made_by: dict
-    """What decides the numbers in the cache, in words, by what a run calls it; a run must agree on each."""
+    """What the numbers in the cache depend on, in words, by name; a run must agree with each."""
     num_rows: int
     """Rows over all shards."""
     shard_rows: int
     """Rows in each shard but the last."""
     views: int = 1
-    """Views that are kept of each row."""
+    """Views kept per row."""
     with_std: bool = False
     """Whether the posterior's standard deviation is kept beside its mean."""
     texts: dict = field(default_factory=dict)
     """``KeptText`` by the condition's name."""
     skipped: int = 0
-    """Rows of the data set that could not be used, and are not here."""
+    """Rows of the data set that could not be used and are not in the cache."""
     classes: tuple[str, ...] = ()
-    """Name of each label; empty where there are none."""
+    """Name of each label; empty if there are none."""
     digest: str = ""
-    """``Rows.digest``: what tells data sets apart; empty where it is not known."""
+    """``Rows.digest``, which tells data sets apart; empty if unknown."""
     stem: str = "rows"
-    """What the names of the shards begin with."""
+    """Prefix of the shards' names."""
     features: tuple[str, ...] = ()
     """Names of the tensors of teachers' features."""
     ragged: bool = False
-    """Whether latents have several shapes: moments are then (elements,), all views of a row one after another, and
-    ``latent_shape`` (rows, axes) says how each is laid out; rows.jsonl has the ``shape`` of each in pixels."""
+    """Whether latents have several shapes. Moments are then (elements,), all views of a row one after another;
+    ``latent_shape`` (rows, axes) has the shape of each row, and rows.jsonl its ``shape`` in pixels."""
 
     def __post_init__(self) -> None:
         for name in ("num_rows", "shard_rows"):
@@ -80,16 +80,16 @@ class CacheIndex:
 
     @property
     def moments(self) -> tuple[str, ...]:
-        """Names of the tensors of latents."""
+        """Names of the latents' tensors."""
         return ("mean", "std") if self.with_std else ("mean",)
 
     def shard_path(self, folder: Path, shard: int) -> Path:
-        """Return where a shard stands."""
+        """Return the path of a shard."""
         return folder / f"{self.stem}-{shard:05d}.safetensors"
 
 
 def read_index(folder: Path, setting: str) -> CacheIndex:
-    """Read index.json, of this version or one before; raises DataError if the cache is missing or not finished."""
+    """Read index.json, of this version or an earlier one; raises DataError if the cache is missing or not finished."""
     where = f"{folder}/{INDEX}"
     try:
         content = json.loads(read_bytes(folder / INDEX))
@@ -115,7 +115,7 @@ _SHA256 = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")
 
 
 def check_same(where: str, found: Mapping[str, str], wanted: Mapping[str, str]) -> None:
-    """Raise ConfigError naming the first thing in which a cache differs from what is wanted."""
+    """Raise ConfigError naming the first difference between a cache and what is wanted."""
     for key, here in wanted.items():
         there = found.get(key, "absent")
         if there != here:
@@ -129,7 +129,7 @@ def check_same(where: str, found: Mapping[str, str], wanted: Mapping[str, str]) 
 
 
 def _parts_that_differ(there: str, here: str) -> tuple[str, str]:
-    """Return of two texts that say several things each, with commas between, what they say otherwise."""
+    """Return the comma-separated parts in which two texts differ."""
     parts = there.split(", "), here.split(", ")
     if len(parts[0]) != len(parts[1]):
         return there, here

@@ -1,4 +1,4 @@
-"""The shards of a cache: latents and features of some rows, and what is kept of their captions, mapped into memory."""
+"""The shards of a cache: latents, features and encoded captions of some rows, mapped into memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def map_tensors(path: Path) -> dict[str, Any]:
     """Map the tensors of a safetensors file into memory.
 
     Raises:
-        DataError: it is damaged; one that is cut short is not mapped, since reading past its end would end the process.
+        DataError: it is damaged. A truncated file is not mapped, since reading past its end would end the process.
     """
     try:
         check_file(path)
@@ -43,7 +43,7 @@ def map_tensors(path: Path) -> dict[str, Any]:
 
 
 def metadata_of(path: Path) -> dict[str, str]:
-    """Return the metadata of a safetensors file; raises DataError where it is damaged."""
+    """Return the metadata of a safetensors file; raises DataError if it is damaged."""
     try:
         with safe_open(path, "numpy") as file:
             return file.metadata() or {}
@@ -52,7 +52,7 @@ def metadata_of(path: Path) -> dict[str, str]:
 
 
 class Texts:
-    """What is kept of the captions of some rows, one caption after another."""
+    """The encoded captions of some rows, one caption after another."""
 
     def __init__(self, path: Path, kept: Mapping[str, KeptText], rows: int) -> None:
         self._kept, tensors = kept, names_of_before(map_tensors(path))
@@ -96,12 +96,12 @@ class Texts:
 
 
 class Shard:
-    """Some rows: their latents, and what is kept of their captions."""
+    """Some rows: their latents and their encoded captions."""
 
     def __init__(self, path: Path, rows: int, index: CacheIndex) -> None:
         tensors = map_tensors(path)
         latents = {name: tensors[name] for name in ("mean", "std", "vector", *index.features) if name in tensors}
-        if index.stem == "features":  # of one view, which had no axis
+        if index.stem == "features":  # version 0.1: one view, without an axis of its own
             latents = {name: array[:, None] for name, array in latents.items()}
         self.path, self.latents, self._views = path, latents, index.views
         self._shapes = tensors["latent_shape"] if index.ragged and "latent_shape" in tensors else None
@@ -112,7 +112,7 @@ class Shard:
         self.texts = Texts(path, index.texts, rows)
 
     def _checked_ends(self, rows: int, index: CacheIndex) -> np.ndarray:
-        """Return where the elements of each row end, (rows,) int64; raises DataError where they are not all there."""
+        """Return where the elements of each row end, (rows,) int64; raises DataError if some are missing."""
         ends = np.cumsum([np.prod(shape) * index.views for shape in self._shapes]) if self._shapes is not None else []
         found = {name: array.shape for name, array in self.latents.items() if name in ("mean", "std")}
         if len(ends) != rows or found != dict.fromkeys(index.moments, (int(ends[-1]),)):
@@ -121,7 +121,7 @@ class Shard:
         return np.asarray(ends, np.int64)
 
     def _check_stacked(self, rows: int, index: CacheIndex) -> None:
-        """Raise DataError unless latents are (rows, views, C, ...) each."""
+        """Raise DataError unless all latents are (rows, views, C, ...)."""
         shapes = {name: array.shape for name, array in self.latents.items() if name in ("mean", "std")}
         shape = shapes.get("mean", ())
         if len(shape) < 4 or shape[:2] != (rows, index.views) or shapes != dict.fromkeys(index.moments, shape):
@@ -130,13 +130,13 @@ class Shard:
 
     @property
     def latent_shapes(self) -> set[tuple[int, ...]]:
-        """(C, ...) of the latents."""
+        """Shapes (C, ...) of the latents."""
         if self._shapes is None:
             return {self.latents["mean"].shape[2:]}
         return {tuple(shape) for shape in np.unique(self._shapes, axis=0).tolist()}
 
     def latent(self, name: str, place: int, view: int) -> np.ndarray:
-        """Return a moment, (C, ...), of a row in a view; or the features of a teacher."""
+        """Return a moment (C, ...) of a row in a view, or the features of a teacher."""
         if self._shapes is None:
             return self.latents[name][place, view]
         shape = tuple(self._shapes[place].tolist())
@@ -152,6 +152,6 @@ def _of(tensors: Mapping[str, Any], path: Path, name: str) -> Any:
 
 
 def first_not_finite(*arrays: np.ndarray) -> int | None:
-    """Return the first row, axis 0 of each of ``arrays``, with a number that is infinite or none; None: all good."""
+    """Return the first row (axis 0 of all ``arrays``) with a value that is not finite; None if all are finite."""
     good = np.logical_and.reduce([np.isfinite(array).all(axis=tuple(range(1, array.ndim))) for array in arrays])
     return None if good.all() else int(np.argmin(good))

@@ -1,7 +1,7 @@
-"""Captions of the embedded digits, in many phrasings: "a handwritten seven", "the number 7", "a digit after six".
+"""Captions of the built-in digits, in many phrasings: "a handwritten seven", "the number 7", "a digit after six".
 
-Training sees those of SEEN; what a network makes of UNSEEN shows whether it has learned what captions mean, or only
-which there are. Some name a digit by its neighbour.
+Training uses SEEN; samples for UNSEEN show whether a network has learned what captions mean, or only memorized them.
+Some phrasings name a digit by its neighbour.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from mindspeed_mm_dit.data.draws import philox
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 CAPTIONS_EACH = 6
-"""Captions that an image has; it is drawn which of them stands in a batch."""
+"""Captions of an image; a batch gets one of them, drawn at random."""
 SEEN = (
     *("{word}", "a {word}", "a handwritten {word}", "the digit {word}", "the number {word}", "the figure {word}"),
     *("a photo of the number {word}", "an image of a {word}", "this is a {word}", "somebody wrote a {word}"),
@@ -40,7 +40,7 @@ UNSEEN = (
 
 
 def captions_of(digit: int, patterns: Sequence[str]) -> list[str]:
-    """Return what ``patterns`` make of ``digit``; zero comes after none and nine before none."""
+    """Return the captions of ``digit`` from ``patterns``; zero has no digit before it, nine none after it."""
     words = {"word": NAMES[digit], "numeral": str(digit)}
     words |= {"before": NAMES[digit - 1]} if digit > 0 else {}
     words |= {"after": NAMES[digit + 1]} if digit < 9 else {}
@@ -56,11 +56,11 @@ def _with_article(caption: str) -> str:
 
 
 def drawn(number: int, digit: int) -> list[str]:
-    """Return the CAPTIONS_EACH captions of image ``number``, which shows ``digit``; no two are alike."""
+    """Draw CAPTIONS_EACH distinct captions for image ``number``, which shows ``digit``."""
     offered = captions_of(digit, SEEN)
     chosen = philox((0, 2), (0, 0, number, 0)).choice(len(offered), CAPTIONS_EACH, replace=False)
     return [offered[place] for place in chosen.tolist()]
 
 
 DIGIT_OF = {caption: digit for digit in range(10) for caption in captions_of(digit, SEEN + UNSEEN)}
-"""The digit that each caption asks for."""
+"""The digit that each caption describes."""

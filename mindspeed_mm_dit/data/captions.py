@@ -27,23 +27,23 @@ class Tokens(NamedTuple):
 
 
 class Tokenizer(Protocol):
-    """What turns captions into tokens; safe to call from several threads."""
+    """Turns captions into tokens; safe to call from several threads."""
 
     @property
     def config(self) -> TextEncoderConfig:
-        """Section of the encoder that it belongs to."""
+        """Config of the text encoder that it belongs to."""
 
     def lengths(self, captions: Iterable[str]) -> list[int]:
-        """Return the tokens of each cleaned caption, its end included, however many."""
+        """Return the number of tokens of each cleaned caption, its end included, without truncation."""
 
     def __call__(self, captions: Sequence[str]) -> Tokens:
-        """Return ids and mask of captions (B,), padded to ``max_length``; longer ones are cut there."""
+        """Return ids and mask of captions (B,), padded or truncated to ``max_length``."""
 
 
 def clean_caption(caption: str) -> str:
-    """Repair the encoding of a caption, replace HTML's names of characters, and make every space a single one.
+    """Fix the encoding of a caption, unescape HTML, and collapse whitespace.
 
-    These are basic_clean and whitespace_clean of MindSpeed-MM, and the cleaning that Wan was trained with.
+    This is MindSpeed-MM's basic_clean and whitespace_clean, the cleaning that Wan was trained with.
     """
     try:
         import ftfy
@@ -53,32 +53,32 @@ def clean_caption(caption: str) -> str:
 
 
 class CaptionTokenizer:
-    """The tokenizer of a text encoder of transformers, from its local folder; safe to call from several threads."""
+    """The tokenizer of a transformers text encoder, from a local folder; safe to call from several threads."""
 
     def __init__(self, config: TransformersTextConfig) -> None:
         self.config: TransformersTextConfig = config
         self._tokenizer = _load(config)
-        self._lock = threading.Lock()  # (its padding and truncation are a state, set anew by each call)
+        self._lock = threading.Lock()  # (each call sets padding and truncation, which are state of the tokenizer)
 
     @property
     def vocabulary_size(self) -> int:
-        """How many ids there are."""
+        """Number of token ids."""
         return len(self._tokenizer)
 
     @property
     def special_ids(self) -> dict[str, int | None]:
-        """Ids of the padding and of the end of a caption, by the names that an encoder's config.json has for them."""
+        """Ids of the padding and of the end of a caption, by their keys in an encoder's config.json."""
         return {"pad_token_id": self._tokenizer.pad_token_id, "eos_token_id": self._tokenizer.eos_token_id}
 
     def lengths(self, captions: Iterable[str]) -> list[int]:
-        """Return the tokens of each cleaned caption, its end included, however many."""
+        """Return the number of tokens of each cleaned caption, its end included, without truncation."""
         cleaned = [clean_caption(caption) for caption in captions]
         return [len(ids) for ids in self._tokenizer(cleaned)["input_ids"]] if cleaned else []
 
     def __call__(self, captions: Sequence[str]) -> Tokens:
-        """Return ids and mask of captions (B,), cleaned, ended, padded to ``max_length``; longer ones are cut there.
+        """Clean captions (B,), add the end token, pad or truncate to ``max_length``; return ids and mask.
 
-        The empty caption is the end alone: what a dropped caption becomes, and the null condition of guidance.
+        The empty caption is the end token alone. It replaces dropped captions and is the null condition of guidance.
         """
         cleaned = [clean_caption(caption) for caption in captions]
         with self._lock:
@@ -90,10 +90,10 @@ class CaptionTokenizer:
 
 
 def caption_problems(tokenizer: Tokenizer, captions: Sequence[str]) -> list[str]:
-    """Return what is wrong with each of ``captions``, as what follows the name of its place; "" for a good one.
+    """Return what is wrong with each of ``captions``, worded to follow the name of its place; "" for a good one.
 
-    One is wrong that has no letter or digit once it is cleaned, or is longer than ``max_length`` tokens (which passes
-    with ``truncate``).
+    A caption is wrong if it has no letter or digit after cleaning, or is longer than ``max_length`` tokens (which is
+    allowed with ``truncate``).
     """
     most = LARGEST if tokenizer.config.truncate else tokenizer.config.max_length
     problems = []
@@ -111,9 +111,9 @@ def caption_problems(tokenizer: Tokenizer, captions: Sequence[str]) -> list[str]
 
 
 def first_problems(rows: Sequence[Sequence[str]], checks: Sequence[Callable[[Sequence[str]], list[str]]]) -> list[str]:
-    """Return the first thing that is wrong with a caption of each of ``rows``, the captions of a sample; "" for none.
+    """Return the first problem with the captions of each of ``rows``; "" if there is none.
 
-    checks: of each text encoder, what :func:`caption_problems` says.
+    checks: :func:`caption_problems` of each text encoder.
     """
     found = [""] * len(rows)
     captions = [(number, caption) for number, own in enumerate(rows) for caption in own]
@@ -137,7 +137,7 @@ def _load(config: TransformersTextConfig) -> Any:
         raise PlatformError(f"text_encoder.tokenizer = {folder}", reason, NEEDED) from None
     try:
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    except Exception as error:  # (whatever a damaged file makes of it)
+    except Exception as error:  # (a damaged file can raise anything)
         raise DataError(
             f"text_encoder.tokenizer = {folder}", f"is no tokenizer that transformers can load: {error}",
             "copy the folder again",

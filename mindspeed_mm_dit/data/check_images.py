@@ -1,4 +1,4 @@
-"""A look at every file of a data set before a run: whether it is a usable image, and how large."""
+"""Checks every image of a data set before a run: is it usable, and how large is it."""
 
 from __future__ import annotations
 
@@ -18,55 +18,55 @@ from mindspeed_mm_dit.data.threads import in_threads
 from mindspeed_mm_dit.data.transforms import open_image, upright_size
 
 ImageFile = Path | Callable[[], bytes]
-"""A file, or what reads its content."""
+"""A file, or a function that reads its content."""
 
 LARGEST_ENLARGEMENT = 4
-"""Images that have to be enlarged more than so many times in height and width are counted."""
+"""A run warns of images that are enlarged by more than this factor in height and width."""
 
 LONG = 2.0
-"""An image so many times as long as its other side loses half of itself to a square."""
+"""Aspect ratio at which an image loses half of its area to a square crop."""
 
 HUGE_PIXELS = 89_478_485
-"""Of an image; Pillow warns from here on, and refuses twice as many."""
+"""Pixels of an image from which on Pillow warns; it refuses images of twice as many."""
 
 _GREY = ("1", "L", "I")
-"""Pillow's modes without colours begin so."""
+"""Prefixes of Pillow's modes without colour."""
 
 _OPAQUE = 255
-"""Alpha of a pixel that nothing shows through."""
+"""Alpha of an opaque pixel."""
 
 
 class Look(NamedTuple):
     """What was found of one file."""
 
     problem: str | None = None
-    """Why it cannot be used, as what follows its name; None for a good one."""
+    """Why it cannot be used, worded to follow its name; None for a good one."""
     size: int = 0
     """Bytes of the file."""
     height: int = 0
-    """Of the image as it stands upright, in pixels."""
+    """Height of the upright image, in pixels."""
     width: int = 0
-    """The same."""
+    """Width of the upright image, in pixels."""
     is_grey: bool = False
-    """Whether it has no colours, by its kind."""
+    """Whether its mode has no colour."""
     moves: bool = False
-    """Whether it has frames or pages behind the first."""
+    """Whether it has frames or pages after the first."""
     shows_through: bool = False
-    """Whether parts of it are transparent, as far as it was decoded."""
+    """Whether parts of it are transparent; known only if it was decoded."""
 
     @property
     def shorter_side(self) -> int:
-        """Of the image, in pixels."""
+        """Shorter side of the image, in pixels."""
         return min(self.height, self.width)
 
     @property
     def longer_side(self) -> int:
-        """Of the image, in pixels."""
+        """Longer side of the image, in pixels."""
         return max(self.height, self.width)
 
 
 def look_at(files: Sequence[ImageFile], image_size: int | Size, decode: bool) -> list[Look]:
-    """Look at each image, at its header alone unless ``decode``; in threads, with a progress bar for many."""
+    """Check each image, only its header unless ``decode``; in threads, with a progress bar if it takes long."""
     looks = in_threads(lambda file: _look(file, image_size, decode), files)
     return list(tqdm(looks, "checking images", len(files), unit="image", delay=2, disable=None))
 
@@ -85,10 +85,10 @@ def _look(file: ImageFile, image_size: int | Size, decode: bool) -> Look:
 
 
 def _moves(image: Image.Image) -> bool:
-    """Return whether ``image`` has frames or pages behind the first; the previews in a camera's JPEG are none."""
+    """Return whether ``image`` has frames or pages after the first; the previews in a camera's JPEG do not count."""
     try:
         return image.format != "MPO" and bool(getattr(image, "is_animated", False))
-    except Exception:  # of frames that are damaged no more is to be known, and the first one may be whole
+    except Exception:  # its later frames are damaged, but the first may be intact
         return True
 
 
@@ -100,9 +100,9 @@ def _shows_through(image: Image.Image) -> bool:
 def notes_on(
     paths: Sequence[str], looks: Sequence[Look], image_size: int | None, shapes: np.ndarray | None = None
 ) -> tuple[str, ...]:
-    """Return a line on images that are far smaller than what they are brought to, and on whatever is lost of others.
+    """Return notes on images that are far smaller than their target size, and on what others lose.
 
-    shapes: (N, 2), what each is brought to where that is not ``image_size``.
+    shapes: (N, 2) target size of each image, if it is not ``image_size``.
     """
     wanted = np.full((len(looks), 2), image_size) if shapes is None else shapes
     what = "their buckets" if shapes is not None else f"image_size {image_size}"
@@ -117,13 +117,13 @@ def notes_on(
 
 
 def enlargements(looks: Sequence[Look], shapes: np.ndarray) -> np.ndarray:
-    """Return by how much height and width of each image grow to cover its shape (N, 2), (N,) float64."""
+    """Return the factor by which each image is enlarged to cover its shape (N, 2), (N,) float64."""
     sizes = np.array([(look.height, look.width) for look in looks], np.float64).reshape(-1, 2)
     return (shapes / sizes).max(1)
 
 
 def _note_of_small(paths: Sequence[str], looks: Sequence[Look], growth: np.ndarray, what: str) -> tuple[str, ...]:
-    """Return a line that counts the images far smaller than what they are brought to, or none."""
+    """Return a note on images far smaller than their target size, if any."""
     small = np.flatnonzero(growth > LARGEST_ENLARGEMENT).tolist()
     if not small:
         return ()
@@ -135,7 +135,7 @@ def _note_of_small(paths: Sequence[str], looks: Sequence[Look], growth: np.ndarr
 
 
 def _note_of_long(paths: Sequence[str], looks: Sequence[Look]) -> tuple[str, ...]:
-    """Return a line that counts the images of which the square that is learned shows less than half, or none."""
+    """Return a note on images that lose more than half of their area to the square crop, if any."""
     long = [n for n, look in enumerate(looks) if look.longer_side > LONG * look.shorter_side]
     if not long:
         return ()
@@ -147,13 +147,13 @@ def _note_of_long(paths: Sequence[str], looks: Sequence[Look]) -> tuple[str, ...
 
 
 def _note_of_lost(paths: Sequence[str], lost: Sequence[bool], what: str) -> tuple[str, ...]:
-    """Return a line that counts the images that lose something, and names the first, or none."""
+    """Return a note that counts the images that lose something and names the first, if any."""
     found = np.flatnonzero(lost).tolist()
     return (f"note: {len(found):,} of {len(lost):,} images {what}: {paths[found[0]]}",) if found else ()
 
 
 def _note_of_huge(paths: Sequence[str], looks: Sequence[Look]) -> tuple[str, ...]:
-    """Return a line that counts the images that take long to decode, each time they are drawn, or none."""
+    """Return a note on images that take long to decode each time they are drawn, if any."""
     huge = [n for n, look in enumerate(looks) if look.shorter_side * look.longer_side > HUGE_PIXELS]
     if not huge:
         return ()
@@ -166,7 +166,7 @@ def _note_of_huge(paths: Sequence[str], looks: Sequence[Look]) -> tuple[str, ...
 
 
 def similar_name(path: Path) -> str:
-    """Return "Did you mean 'x'? " for a missing file beside which one of the same letters stands, or nothing."""
+    """Return "Did you mean 'x'? " if the folder of a missing file has a file of the same letters, else ""."""
     if "\\" in path.name and not os.path.lexists(path):
         return "Write / between folders. "
     try:

@@ -1,4 +1,4 @@
-"""Clips read from their files: the frames that are taken, as pixels of one size."""
+"""Reads clips from their files: the chosen frames, as pixels of one size."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from mindspeed_mm_dit.data.video_file import read_frames
 from mindspeed_mm_dit.errors import DataError
 
 CACHE_BYTES = 256 * 2**20
-"""Clips that fit in this are decoded once and kept, where each is always the same frames."""
+"""Clips whose pixels fit in this are decoded once and kept, if a clip always takes the same frames."""
 
 
 class ClipReader:
-    """The pixels of clips (``Visuals``); safe to call from several threads.
+    """Reads the pixels of clips (``Visuals``); safe to call from several threads.
 
-    A view is where a clip begins with ``clip_start`` "random": in [0, 1), from its first frame to the last that leaves
-    it long enough.
+    With ``clip_start`` "random" a view is where the clip begins, in [0, 1): from the first frame of the video to the
+    last that leaves the clip long enough.
     """
 
     def __init__(self, rows: Rows, param: ClipsParam, channels: int = 3) -> None:
@@ -69,7 +69,7 @@ class ClipReader:
         return pixels
 
     def _frames(self, path: Path, clip: Clip, num_frames: int, start: float) -> np.ndarray:
-        """Return frames (F, h, w, 3) uint8 as they stand in the file."""
+        """Return frames (F, h, w, 3) uint8 at the size of the file."""
         if is_still(path):
             return load_still(path, max(self._param.frame))[None]
         first = int(start * (clip.spare(num_frames) + 1))
@@ -77,6 +77,6 @@ class ClipReader:
 
 
 def grey(pixels: np.ndarray) -> np.ndarray:
-    """Return the luma (1, F, H, W) of colours (3, F, H, W), in their dtype (ITU-R BT.601, as Pillow's mode L)."""
+    """Return the luma (1, F, H, W) of RGB pixels (3, F, H, W), in their dtype (ITU-R BT.601, as Pillow's mode L)."""
     luma = np.tensordot(np.array([0.299, 0.587, 0.114], np.float32), pixels, 1)[None]
     return np.round(luma).astype(pixels.dtype) if pixels.dtype == np.uint8 else luma

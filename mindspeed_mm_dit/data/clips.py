@@ -1,4 +1,4 @@
-"""The rows of an annotation: clips with captions or labels, each of them checked."""
+"""The rows of an annotation: clips with captions or labels, each one checked."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from mindspeed_mm_dit.data.video_file import VideoFacts, look_at_video
 from mindspeed_mm_dit.errors import DataError
 
 DECODE_CHECK_LIMIT = 1000
-"""Of up to so many clips every frame is decoded before a run; of more, the first frame, and the others are counted."""
+"""Up to this many clips, every frame is decoded before a run; beyond, only the first, and the rest are counted."""
 PROBLEMS_SHOWN = 100
 BUILTIN_CLIPS: dict[str, Callable[[Path], None]] = {
     "moving_digits": write_moving_digits,
@@ -39,27 +39,27 @@ class Clip(NamedTuple):
     """A clip that can be used."""
 
     entry: Entry
-    """What the annotation says of it."""
+    """Its entry in the annotation."""
     step: float
-    """Frames of the video between two of the clip."""
+    """Frames of the video from one frame of the clip to the next."""
     num_frames: int
-    """Frames of the video, as far as they may be used."""
+    """Usable frames of the video."""
     size: Size
     """(H, W) of a frame, in pixels."""
 
     @property
     def longest(self) -> int:
-        """Frames of the longest clip that the video has room for."""
+        """Frames of the longest clip that fits in the video."""
         numbers = frame_numbers(math.ceil(self.num_frames / self.step) + 1, self.step)
         return int((numbers < self.num_frames).sum())
 
     def spare(self, num_frames: int) -> int:
-        """Return how many frames of the video a clip of ``num_frames`` may begin later than at the first."""
+        """Return how many frames after the first a clip of ``num_frames`` may begin."""
         return self.num_frames - 1 - int(frame_numbers(num_frames, self.step)[-1])
 
 
 class _Look(NamedTuple):
-    """What was found of one entry: a clip and the bytes of its file, or a problem."""
+    """Result of checking one entry: a clip and the bytes of its file, or a problem."""
 
     clip: Clip | None
     bytes: int = 0
@@ -67,10 +67,10 @@ class _Look(NamedTuple):
 
 
 def open_clips(param: ClipsParam, wanted: Wanted) -> Rows:
-    """Read the annotation and check every clip: what steers by it, its file, and that the file is what is said of it.
+    """Read the annotation and check every clip: its captions or label, its file, and that the file fits the annotation.
 
     Raises:
-        DataError: naming every clip that cannot be used, by file and line (``skip_bad_clips`` leaves them out).
+        DataError: naming every unusable clip, by file and line (``skip_bad_clips`` leaves them out).
     """
     provide_clips(param)
     path = Path(param.json_path)
@@ -108,7 +108,7 @@ def open_clips(param: ClipsParam, wanted: Wanted) -> Rows:
 
 
 def _items(clips: tuple[Clip, ...], wanted: tuple[str, ...]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return what each clip has besides its video, and the names of its classes; labels that are names are sorted."""
+    """Return the items of each clip besides its video, and the class names; labels that are names are sorted."""
     items: dict[str, Any] = {"caption": tuple(clip.entry.captions for clip in clips)}
     if "label" not in wanted:
         return items, ()
@@ -122,13 +122,13 @@ def _items(clips: tuple[Clip, ...], wanted: tuple[str, ...]) -> tuple[dict[str, 
 
 
 def provide_clips(param: ClipsParam) -> None:
-    """Write the built-in clips that ``param`` asks for, unless they are there."""
+    """Write the built-in clips that ``param`` names, unless they exist."""
     if param.source is not None:
         provide(param.source, Path(param.data_folder), BUILTIN_CLIPS[param.source])
 
 
 def _places(lines: list[Line]) -> list[str]:
-    """Return what names each object of an annotation: its line and, where several share one, its number too."""
+    """Return a name for each object of an annotation: its line and, if several share the line, its number."""
     sharing = Counter(line.line for line in lines)
     return [
         f"line {line.line}" if sharing[line.line] == 1 else f"line {line.line}, clip {number},"
@@ -137,7 +137,7 @@ def _places(lines: list[Line]) -> list[str]:
 
 
 def _listed(problems: tuple[str, ...]) -> str:
-    """Return the first PROBLEMS_SHOWN of ``problems``, each on a new line, and how many more there are."""
+    """Return the first PROBLEMS_SHOWN of ``problems``, each on a new line, and the number of the others."""
     more = len(problems) - PROBLEMS_SHOWN
     rest = f"\n    ... and {more:,} more" if more > 0 else ""
     return "".join(f"\n    {problem}" for problem in problems[:PROBLEMS_SHOWN]) + rest
@@ -165,7 +165,7 @@ def _facts_of(path: Path, param: ClipsParam, decode: bool) -> VideoFacts:
 
 
 def _clip_of(entry: Entry, facts: VideoFacts, param: ClipsParam) -> Clip:
-    """Compare a file with what the annotation says of it; raises UnusableFile."""
+    """Compare a file with its annotation; raises UnusableFile."""
     if entry.size is not None and entry.size != facts.size:
         (h, w), (high, wide) = facts.size, entry.size
         raise UnusableFile(f"has frames of {h} x {w}, and the annotation says {high} x {wide}")
@@ -184,7 +184,7 @@ def _clip_of(entry: Entry, facts: VideoFacts, param: ClipsParam) -> Clip:
 
 
 def _check_long_enough(clip: Clip, param: ClipsParam) -> None:
-    """Raise UnusableFile for a clip that no shape is short enough for."""
+    """Raise UnusableFile if a clip is too short for every shape."""
     if fits(np.array([clip.longest, *clip.size]), np.array(param.sizes)).any():
         return
     lengths = sorted({frames for frames, _, _ in param.sizes})
@@ -198,7 +198,7 @@ def _check_long_enough(clip: Clip, param: ClipsParam) -> None:
 
 
 def is_still(path: Path) -> bool:
-    """Return whether a clip is an image, by its name; a GIF is a video, if only of one frame."""
+    """Return whether a clip is an image, by its name. A GIF counts as a video, even with one frame."""
     suffix = path.suffix.lower()
     return suffix in readable_formats() and suffix != ".gif"
 
@@ -218,7 +218,7 @@ def _notes(lines: list[Line], clips: tuple[Clip, ...], decode: bool, param: Clip
 
 
 def _note_of_unused(param: ClipsParam, shapes: np.ndarray | None) -> tuple[str, ...]:
-    """Return a line on numbers of frames, of a budget, that no clip comes to, or none."""
+    """Return a note on the frame counts in the buckets that no clip is assigned to, if any."""
     used = set() if shapes is None else set(shapes[:, 0].tolist())
     unused = sorted({frames for frames, _, _ in param.sizes} - used) if used else []
     words = ", ".join(map(str, unused))

@@ -1,9 +1,9 @@
-"""All that is random about a training sample, as a pure function of (seed, position of the sample in the run).
+"""Every random draw of a training sample, as a pure function of (seed, sample index).
 
-Position p is the p-th sample the run consumes, over all ranks. Each kind of draw has a stream of its own
-in NumPy's counter-based Philox generator: the key is (seed, stream), the counter starts at the position. So
-neither the number of ranks, the micro-batch size, a resume nor the framework changes what is drawn, and
-a new kind of draw disturbs no other.
+Sample index i is the i-th sample the run consumes, over all ranks. Each kind of draw has its own stream of
+NumPy's counter-based Philox generator: the key is (seed, stream), the counter starts at the sample index. So
+the draws do not depend on the number of ranks, the micro-batch size, a resume or the framework, and
+a new kind of draw changes no other.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 
 class Stream(IntEnum):
-    """What is drawn. The numbers are part of the meaning of a seed: never reuse one."""
+    """The kinds of draw. The numbers are part of the meaning of a seed: never reuse one."""
 
     ORDER = 1
     TIMESTEP = 2
@@ -32,11 +32,11 @@ class Stream(IntEnum):
 
 
 VALIDATION_START = 1 << 62
-"""Validation samples sit at positions from here on, so they never share a draw with training."""
+"""Sample indices of validation start here, so validation never shares a draw with training."""
 
 
 def generator(seed: int, stream: Stream, sample_index: int, block: int = 0) -> np.random.Generator:
-    """Return the generator of one stream at one position; ``block`` separates several draws there."""
+    """Return the generator of one stream at one sample index; ``block`` separates several draws there."""
     return philox((seed, stream), (0, block, sample_index, 0))
 
 
@@ -47,16 +47,16 @@ def philox(key: tuple[int, int], counter: tuple[int, int, int, int] = (0, 0, 0, 
 
 
 def timesteps(seed: int, sample_indices: np.ndarray, num_train_timesteps: int) -> np.ndarray:
-    """Timesteps, uniform in 0 ... T-1, (B,) int64."""
+    """Return timesteps, uniform in 0 ... T-1, (B,) int64."""
     return np.array(
         [generator(seed, Stream.TIMESTEP, p).integers(num_train_timesteps) for p in sample_indices.tolist()], np.int64
     )
 
 
 def evenly_spread(numbers: np.ndarray) -> np.ndarray:
-    """Return the points ``numbers`` (B,) of a sequence that fills [0, 1) evenly from its start, (B,) float64.
+    """Return the points ``numbers`` (B,) of the van der Corput sequence, which fills [0, 1) evenly, (B,) float64.
 
-    Of every 2**k points in a row that begin at a multiple of 2**k, each 2**k-th part of [0, 1) holds one (van der
+    Any 2**k consecutive points that begin at a multiple of 2**k put one point into each 2**k-th part of [0, 1) (van der
     Corput 1935: the binary digits of the number, mirrored at the point).
     """
     points, place = np.zeros(len(numbers)), 0.5
@@ -69,7 +69,7 @@ def evenly_spread(numbers: np.ndarray) -> np.ndarray:
 def normals(
     seed: int, stream: Stream, sample_indices: np.ndarray, shape: tuple[int, ...], block: int = 0
 ) -> np.ndarray:
-    """Standard normal noise, (B, *shape) float32."""
+    """Return standard normal noise, (B, *shape) float32."""
     out = np.empty((len(sample_indices), *shape), np.float32)
     for row, sample_index in zip(out, sample_indices.tolist()):
         generator(seed, stream, sample_index, block).standard_normal(dtype=np.float32, out=row)
@@ -77,12 +77,12 @@ def normals(
 
 
 def uniforms(seed: int, stream: Stream, sample_indices: np.ndarray, block: int = 0) -> np.ndarray:
-    """Numbers uniform in [0, 1), (B,) float64."""
+    """Return numbers uniform in [0, 1), (B,) float64."""
     return np.array([generator(seed, stream, p, block).random() for p in sample_indices.tolist()])
 
 
 def coins(seed: int, stream: Stream, sample_indices: np.ndarray, probability: float, block: int = 0) -> np.ndarray:
-    """True with ``probability``, (B,) bool."""
+    """Return draws that are True with ``probability``, (B,) bool."""
     if probability == 0:
         return np.zeros(len(sample_indices), bool)
     return uniforms(seed, stream, sample_indices, block) < probability

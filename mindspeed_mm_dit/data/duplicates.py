@@ -1,4 +1,4 @@
-"""Images of a data set that are byte for byte the same."""
+"""Finds images of a data set that are byte for byte the same."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Copy(NamedTuple):
 
 
 def find_copies(paths: Sequence[str]) -> list[Copy]:
-    """Return each image that has the bytes of an earlier one; only files of one size are read."""
+    """Return each image that has the bytes of an earlier one; only files of equal size are read."""
     sizes = [_size_of(path) for path in paths]
     common = Counter(sizes)
     suspects = [image for image, size in enumerate(sizes) if size is not None and common[size] > 1]
@@ -34,7 +34,7 @@ def find_copies(paths: Sequence[str]) -> list[Copy]:
 def _size_of(path: str) -> int | None:
     try:
         return check_file(path)
-    except UnusableFile:  # it went away; that is said when it is read
+    except UnusableFile:  # it is gone; this is reported when it is read
         return None
 
 

@@ -1,4 +1,4 @@
-"""The rows of an image folder, or of a folder of shards: which images there are, and the class of each."""
+"""Opens the rows of an image folder or a folder of shards: the usable images and their classes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mindspeed_mm_dit.data.shards import list_shards
 from mindspeed_mm_dit.errors import DataError
 
 DECODE_CHECK_LIMIT = 20_000
-"""Of up to so many images every byte is checked before a run, and copies are searched; of more, only the headers."""
+"""Up to this many images, a run checks every byte and searches for copies; beyond, it checks only the headers."""
 
 
 def open_folder(param: DatasetParam, wanted: Wanted) -> Rows:
@@ -69,7 +69,7 @@ def open_folder(param: DatasetParam, wanted: Wanted) -> Rows:
 
 
 def _shapes(looks: Sequence[Look], param: DatasetParam) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Return the size of each image and its bucket, (N, 2) both; None without buckets."""
+    """Return the size and the bucket of each image, both (N, 2); None without buckets."""
     if param.buckets is None:
         return None, None
     sizes = np.array([(look.height, look.width) for look in looks], np.int64)
@@ -77,7 +77,7 @@ def _shapes(looks: Sequence[Look], param: DatasetParam) -> tuple[np.ndarray | No
 
 
 def wants_labels(param: DatasetParam, wanted: Wanted) -> bool:
-    """Return whether labels are read: a data set of captions need not have any."""
+    """Return whether labels are read; a data set of captions may have none."""
     return "label" in wanted.items or param.captions is None
 
 
@@ -87,21 +87,21 @@ def _items(labels: np.ndarray | None, told: Sequence[Told]) -> dict[str, Any]:
 
 
 def _sorted_out(looks: Sequence[Look], told: Sequence[Told]) -> tuple[list[int], dict[int, str]]:
-    """Return the rows that can be used, and of the others the reason; looks or captions may be missing altogether."""
+    """Return the usable rows, and the reason for each of the others; ``looks`` or ``told`` may be empty."""
     found = list(zip_longest((look.problem for look in looks), (own.problem for own in told)))
     wrong = {number: problem for number, pair in enumerate(found) if (problem := pair[0] or pair[1])}
     return [number for number in range(len(found)) if number not in wrong], wrong
 
 
 def open_shards(param: DatasetParam, wanted: Wanted) -> Rows:
-    """Return the images in shards; of more than DECODE_CHECK_LIMIT none is opened before it is drawn."""
+    """Return the images in shards; if they are more than DECODE_CHECK_LIMIT, none is opened before it is drawn."""
     labelled = wants_labels(param, wanted)
     rows, labels, classes, notes, digest, told = list_shards(param, labelled)
     outside = (labels < 0) | (labels >= _most(wanted.num_classes))
     if labelled and outside.any():
         first = int(outside.argmax())
         raise _outside(rows[first], int(labels[first]), wanted.num_classes)
-    classes += tuple(map(str, range(len(classes), 1 + int(labels.max()))))  # where the features name fewer, or none
+    classes += tuple(map(str, range(len(classes), 1 + int(labels.max()))))  # if the hub's features name fewer, or none
     told = checked(told, wanted.caption_problems)
     items = _items(labels if labelled else None, told)
     index, looks = Rows(rows, items, classes if labelled else (), notes=notes, digest=digest), list[Look]()
@@ -125,7 +125,7 @@ def open_shards(param: DatasetParam, wanted: Wanted) -> Rows:
 
 
 def _digest_of(rows: list[tuple[str, int]], sizes: list[int], told: Sequence[Told]) -> str:
-    """Return what tells data sets apart at little cost: how many, and a digest of names, labels, sizes and captions."""
+    """Return a cheap fingerprint of the data set: image count, and a digest of names, labels, sizes and captions."""
     said = ["".join(f"\0{caption}" for caption in own.captions) for own in told] or [""] * len(rows)
     lines = sorted(f"{path}\0{label}\0{size}{own}\n" for (path, label), size, own in zip(rows, sizes, said))
     digest = hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape"))
@@ -133,10 +133,10 @@ def _digest_of(rows: list[tuple[str, int]], sizes: list[int], told: Sequence[Tol
 
 
 def as_listed(param: DatasetParam, rows: Rows) -> Rows:
-    """Return the rows of a cache with what the folder says of its classes; the images need not be there.
+    """Return the rows of a cache with the class names from the folder; the images may be absent.
 
     Raises:
-        DataError: they are there, and are others than the cache was made of.
+        DataError: the images are there, but are not those that the cache was made from.
     """
     folder = Path(param.data_folder)
     if not is_folder(folder):
@@ -158,7 +158,7 @@ def as_listed(param: DatasetParam, rows: Rows) -> Rows:
 
 
 def _check_captions(param: DatasetParam, rows: Rows, told: Mapping[str, Told]) -> None:
-    """Raise DataError where the captions of a cache are others than ``told``, by the path of the image."""
+    """Raise DataError if the captions of a cache differ from ``told``, by the path of the image."""
     for path, captions in zip(rows.paths, rows.captions) if told else ():
         if told[os.path.relpath(path, param.data_folder)].captions != captions:
             raise DataError(
@@ -168,7 +168,7 @@ def _check_captions(param: DatasetParam, rows: Rows, told: Mapping[str, Told]) -
 
 
 def _numbers_of(rows: list[tuple[str, int]]) -> tuple[str, ...]:
-    """Return the labels themselves as names."""
+    """Return the labels as class names."""
     return tuple(map(str, range(1 + max(label for _, label in rows))))
 
 
@@ -179,7 +179,7 @@ def _check_labels(rows: list[tuple[str, int]], num_classes: int | None, folder: 
 
 
 def check_labels(rows: Rows, num_classes: int) -> None:
-    """Raise DataError for a row whose label is no class of a model of ``num_classes``."""
+    """Raise DataError if a row's label is not a class of a model of ``num_classes``."""
     outside = (rows.labels < 0) | (rows.labels >= num_classes)
     if outside.any():
         first = int(outside.argmax())
@@ -187,7 +187,7 @@ def check_labels(rows: Rows, num_classes: int) -> None:
 
 
 def _most(num_classes: int | None) -> int:
-    """Return what labels lie below: without a model any label goes that a model could have."""
+    """Return the bound that labels lie below; without a model, that of the largest possible model."""
     return ANY_CLASSES if num_classes is None else num_classes
 
 

@@ -1,4 +1,4 @@
-"""How a folder of somebody's images says their classes: by an index, by folders, or not at all."""
+"""Finds out how a folder of images encodes its classes: by an index, by folders, or not at all."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from mindspeed_mm_dit.data.shards import KINDS
 from mindspeed_mm_dit.errors import ConfigError, nearest
 
 LABELS = "labels.csv"
-"""The index of a folder that has several CSV files."""
+"""Name of the index to take if a folder has several CSV files."""
 SPLITS = frozenset(("train", "training", "val", "valid", "validation", "test", "testing"))
-"""Names of folders that hold classes, and are none."""
+"""Names of folders that hold class folders but are not classes."""
 
 
 @dataclass(frozen=True)
 class FolderClasses:
-    """Where the classes of images stand: keys of dataset_param in data.json, in its words."""
+    """How the images encode their classes: the fields are keys of dataset_param in data.json."""
 
     data_folder: str
     index: str | None
     single_class: bool
     reason: str
-    """What was seen."""
+    """Why: what the folder contains."""
     dataset_type: ImageFiles = "image_folder"
     split: str | None = None
 
 
 def classes_of_folder(images: str) -> FolderClasses:
-    """Return how the classes of ``images``, a folder or an index in one, are said.
+    """Return how ``images``, a folder or an index in one, encodes its classes.
 
     Raises:
-        ConfigError: there is no such place, or more than one way to read it.
+        ConfigError: the path does not exist, or can be read in more than one way.
     """
     path = Path(images)
     if not is_folder(path):
@@ -56,7 +56,7 @@ def classes_of_folder(images: str) -> FolderClasses:
     if (path / LABELS).is_file():
         raise ConfigError(
             f"IMAGES = {images}", f"its {LABELS} does not begin with the columns image_path,label, in UTF-8",
-            "correct its first line or save it as UTF-8; under another name it is passed over",
+            "correct its first line or save it as UTF-8; to ignore it, rename it",
         )  # fmt: skip
     folders = class_folders(path)
     splits = [folder.name for folder in folders if folder.name.lower() in SPLITS]
@@ -70,7 +70,7 @@ def classes_of_folder(images: str) -> FolderClasses:
 
 
 def _shards_in(path: Path) -> FolderClasses | None:
-    """Return the layout of a folder with shards in it, or in its folder data, as on the hub."""
+    """Return the layout of a folder with shards in it or, as on the hub, in its folder ``data``."""
     for name, kind in KINDS.items():
         suffix = kind.suffix
         found = [file.name for place in (path, path / "data") for file in place.glob(f"*{suffix}")]

@@ -1,7 +1,7 @@
-"""Which frames of a video make a clip, and how they become pixels of one size.
+"""Choose the frames of a clip, and turn them into pixels of one size.
 
-Frames are scaled until they cover the target and cut to its centre. ``crop="mindspeed_mm"`` reproduces MindSpeed-MM's
-ResizeVideo and CenterCropResizeVideo, whose sizes are products of Python floats cut off by int().
+Frames are scaled to cover the target, then center-cropped to it. ``crop="mindspeed_mm"`` reproduces MindSpeed-MM's
+ResizeVideo and CenterCropResizeVideo, whose sizes are products of Python floats truncated by int().
 """
 
 from __future__ import annotations
@@ -13,38 +13,38 @@ from mindspeed_mm_dit.configs.files import UnusableFile
 from mindspeed_mm_dit.data.transforms import MAX_SCALED_PIXELS
 
 SAME_RATE = 0.1
-"""Rates that differ by less, in frames a second, are one: 23.976 is 24."""
+"""Frame rates that differ by less than this, in frames per second, count as the same: 23.976 is 24."""
 
 Size = tuple[int, int]
 """(H, W) in pixels."""
 
 
 def step_between(fps: float | None, train_fps: float | None) -> float:
-    """Return how many frames of a video of ``fps`` lie between two of its clip; below 1 some are taken twice."""
+    """Return the frames of a video of ``fps`` per frame of its clip; below 1 some frames are taken twice."""
     if train_fps is None or fps is None or abs(fps - train_fps) < SAME_RATE:
         return 1.0
     return fps / train_fps
 
 
 def frame_numbers(num_frames: int, step: float, start: int = 0) -> np.ndarray:
-    """Return the frames of a clip, (num_frames,) int64: every ``step``-th from ``start`` on, rounded down."""
+    """Return the frame numbers of a clip, (num_frames,) int64: every ``step``-th from ``start`` on, rounded down."""
     return np.floor(start + step * np.arange(num_frames)).astype(np.int64)
 
 
 def covering_size(size: Size, target: Size) -> Size:
-    """Return the size that just covers ``target`` in the proportions of ``size``, in whole numbers."""
+    """Return the smallest size with the aspect ratio of ``size`` that covers ``target``, in integer arithmetic."""
     (h, w), (high, wide) = size, target
     return (high, w * high // h) if h * wide < w * high else (h * wide // w, wide)
 
 
 def covering_size_of_mindspeed_mm(size: Size, target: Size) -> Size:
-    """Return the same as its ``shortsideresize`` computes it, in floats."""
+    """Return the covering size as MindSpeed-MM's ``shortsideresize`` computes it, in floats."""
     (h, w), (high, wide) = size, target
     return (high, int(high / h * w)) if h / w < high / wide else (int(wide / w * h), wide)
 
 
 def crop_of_mindspeed_mm(size: Size, target: Size) -> Size:
-    """Return the size that its CenterCropResizeVideo cuts out of ``size`` before it stretches that to ``target``."""
+    """Return the size that CenterCropResizeVideo cuts out of ``size`` before stretching it to ``target``."""
     (h, w), proportion = size, target[0] / target[1]
     return (int(w * proportion), w) if h / w > proportion else (h, int(h / proportion))
 
@@ -52,8 +52,8 @@ def crop_of_mindspeed_mm(size: Size, target: Size) -> Size:
 def fit_frames(frames: np.ndarray, target: Size, crop: str = "exact") -> np.ndarray:
     """Turn frames (F, h, w, 3) uint8 into pixels (3, F, H, W) of the size ``target``, levels 0 ... 255.
 
-    uint8 with ``crop`` "exact". With "mindspeed_mm" float32: a centre that lost a row or column is stretched, and what
-    lies between two levels then is kept.
+    Pixels are uint8 with ``crop`` "exact" and float32 with "mindspeed_mm": there a crop that lost a row or column is
+    stretched, and levels are not rounded afterwards.
 
     Raises UnusableFile for frames so narrow that they would not fit into memory.
     """
@@ -70,7 +70,7 @@ def fit_frames(frames: np.ndarray, target: Size, crop: str = "exact") -> np.ndar
 
 
 def check_proportions(size: Size, target: Size) -> None:
-    """Raise UnusableFile for a frame so narrow that it would not fit into memory once it covers ``target``."""
+    """Raise UnusableFile for a frame so narrow that, scaled to cover ``target``, it would not fit into memory."""
     high, wide = covering_size(size, target)
     if high * wide >= MAX_SCALED_PIXELS:
         raise UnusableFile(f"is too narrow: its frames of {size[0]} x {size[1]} would become {high} x {wide}")
@@ -85,7 +85,7 @@ def resize_levels(frames: np.ndarray, size: Size) -> np.ndarray:
 
 
 def _centre(frames: np.ndarray, size: Size) -> np.ndarray:
-    """Cut the centre; where the rest is odd, Python's round() decides, as in MindSpeed-MM."""
+    """Cut the centre; odd margins are rounded by Python's round(), as in MindSpeed-MM."""
     top, left = (round((whole - part) / 2) for whole, part in zip(frames.shape[1:3], size))
     return frames[:, top : top + size[0], left : left + size[1]]
 

@@ -1,7 +1,8 @@
-"""The captions of images, where their files say them: a .txt or .json beside an image, or in a tar after it.
+"""Captions of images from files: a .txt or .json beside an image, or after it in a tar.
 
-An ending of a file is written ".txt", a key of a JSON object ".json:caption". A text has a caption a line; a value of
-JSON is one, or a list of them. Captions may stand in several places, one a language say: an image has those of all.
+A place is written ".txt" for a file's ending, ".json:caption" for a key of a JSON object. A text file has one caption
+per line; a JSON value is one caption or a list. There may be several places, e.g. one per language; an image gets the
+captions of all.
 """
 
 from __future__ import annotations
@@ -20,37 +21,37 @@ from mindspeed_mm_dit.data.captions import first_problems
 from mindspeed_mm_dit.data.threads import in_threads
 
 MOST_BYTES = 1 << 20
-"""Of a file of captions."""
+"""Largest size of a file of captions."""
 
 
 class Told(NamedTuple):
-    """What is said of one image."""
+    """The captions of one image."""
 
     captions: tuple[str, ...] = ()
     problem: str = ""
-    """Why it cannot be used, as what follows its name; "" for a good one."""
+    """Why the image cannot be used, worded to follow its name; "" for a good one."""
 
 
 def joined(found: Sequence[Told], places: Sequence[str]) -> Told:
-    """Return what several ``places`` say of one image, of which ``found`` are those that are there."""
+    """Join the captions of one image: ``found`` has those of the ``places`` that exist."""
     problem = next((told.problem for told in found if told.problem), "")
     captions = tuple(caption for told in found for caption in told.captions)
     return Told(captions, problem or ("" if captions else f"has no caption: there is no {' or '.join(places)}"))
 
 
 def checked(told: Sequence[Told], checks: Sequence[Callable[[Sequence[str]], list[str]]]) -> list[Told]:
-    """Return ``told``, with what each text encoder (``captions.caption_problems``) finds wrong with a caption."""
+    """Return ``told`` with the problems that the text encoders' ``checks`` (``captions.caption_problems``) find."""
     problems = first_problems([own.captions for own in told], checks)
     return [own if own.problem else Told(own.captions, problem) for own, problem in zip(told, problems)]
 
 
 def endings_of(places: Sequence[str]) -> set[str]:
-    """Return the endings of the files in which ``places`` are."""
+    """Return the endings of the files that ``places`` name."""
     return {place.partition(":")[0] for place in places if place.startswith(".")}
 
 
 def captions_beside(images: Sequence[Path], places: Sequence[str]) -> list[Told]:
-    """Return what the files beside each of ``images`` say, each named as the image but for its ending."""
+    """Return the captions of each of ``images`` from the files beside it, named like the image but for the ending."""
     looking = in_threads(partial(_beside, places=places), images)
     return list(tqdm(looking, "reading captions", len(images), unit="image", delay=2, disable=None))
 
@@ -69,13 +70,13 @@ def _beside(image: Path, places: Sequence[str]) -> Told:
 
 
 def check_size(name: str, size: int) -> None:
-    """Raise UnusableFile for a file of ``size`` bytes that holds something else than captions."""
+    """Raise UnusableFile if a file of ``size`` bytes is too large to hold captions."""
     if size > MOST_BYTES:
         raise UnusableFile(f"has {size:,} bytes: those are no captions ({name})")
 
 
 def told_by(name: str, content: bytes, place: str) -> Told:
-    """Return what a file called ``name`` says; ``place``: its ending and, of JSON, the key."""
+    """Return the captions in a file called ``name``; ``place``: its ending and, for JSON, the key."""
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -90,24 +91,24 @@ def told_by(name: str, content: bytes, place: str) -> Told:
 
 
 def _in_json(text: str, key: str) -> list[str] | None:
-    """Return the captions of a JSON object; none where it lacks the key, None where it is something else."""
+    """Return the captions of a JSON object: [] if it lacks the key, None if it is not such an object."""
     try:
         content: Any = json.loads(text)
         texts = texts_of(content.get(key, []))
-        "".join(texts or ()).encode()  # (JSON can spell half a character)
+        "".join(texts or ()).encode()  # (JSON can contain half a surrogate pair)
     except (ValueError, AttributeError, RecursionError):
         return None
     return texts
 
 
 def texts_of(value: Any) -> list[str] | None:
-    """Return a text, or a list of them, as a list; [] of nothing, None of anything else."""
+    """Return a text or a list of texts as a list, [] for None, and None for anything else."""
     values = value if isinstance(value, list) else [] if value is None else [value]
     return values if all(isinstance(own, str) for own in values) else None
 
 
 def said_to_be(value: Any, where: str) -> Told:
-    """Return what a field of a table, of the name ``where``, says of its image."""
+    """Return the captions in ``value``, the field ``where`` of a table."""
     texts = texts_of(value)
     if texts is None:
         return Told(problem=f"has a {where} that is no text: {shown(value)}")

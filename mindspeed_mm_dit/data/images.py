@@ -1,4 +1,4 @@
-"""Images read from their files, and kept where all of them fit into memory."""
+"""Reads images from their files, and keeps them if all fit into memory."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ CACHE_BYTES = 256 * 2**20
 """Data sets whose pixels fit in this are decoded once and kept."""
 
 STAND_IN_TRIES = 100
-"""So many unreadable images in a row mean that something else is wrong."""
+"""This many unreadable images in a row mean that something else is wrong."""
 
 
 class ImageReader:
-    """The pixels of images (``Visuals``): view 0 as they are, view 1 mirrored; safe to call from several threads.
+    """Reads the pixels of images (``Visuals``): view 0 plain, view 1 mirrored; safe to call from several threads.
 
-    skip_bad: in the place of an image that cannot be decoded, read the next row that can (large data sets are checked
-    by their headers alone). So an image stands in by the files alone, on every rank and resume.
+    skip_bad: if an image cannot be decoded, read the next row that can (large data sets are checked by their headers
+    alone). The replacement depends on the files alone, so it is the same on every rank and after a resume.
     """
 
     views = 2
@@ -34,7 +34,7 @@ class ImageReader:
     def __init__(
         self, rows: Rows, size: int | Size, channels: int, skip_bad: bool = False, flip_prob: float = 0.0
     ) -> None:
-        """``size``: (H, W), or the side of a square, of rows that have no shapes of their own."""
+        """``size``: (H, W) or the side of a square, for rows without shapes of their own."""
         self.channels, self.skip_bad = channels, skip_bad
         self._rows, self._flip_prob = rows, flip_prob
         self._shapes = np.broadcast_to(size, (len(rows), 2)) if rows.shapes is None else rows.shapes
@@ -44,13 +44,13 @@ class ImageReader:
         self._bad_changes = threading.Lock()
 
     def views_at(self, seed: int, sample_indices: np.ndarray) -> np.ndarray:
-        """Return which of the samples are mirrored, (B,) bool."""
+        """Return which samples are mirrored, (B,) bool."""
         return coins(seed, Stream.FLIP, sample_indices, self._flip_prob)
 
     def read(self, rows: np.ndarray, views: np.ndarray) -> Read:
         """Return pixels (B, channels, H, W) uint8 of ``rows`` (B,), all of one shape.
 
-        Those are mirrored for which ``views`` (B,) says so.
+        Images whose view in ``views`` (B,) is 1 are mirrored.
 
         Raises:
             DataError: naming a file that cannot be read, and why.
@@ -62,7 +62,7 @@ class ImageReader:
         return Read({"pixels": pixels}, np.array([image for image, _ in found], np.int64))
 
     def _readable(self, image: int) -> tuple[int, np.ndarray]:
-        """Return ``image``, or the one that stands in for it, and its pixels."""
+        """Return ``image`` or its replacement, and the pixels."""
         tries = min(STAND_IN_TRIES, len(self._rows)) if self.skip_bad else 1
         height, width = self._shapes[image].tolist()
         for candidate in range(image, image + tries):
@@ -80,7 +80,7 @@ class ImageReader:
         )
 
     def _pixels(self, image: int, size: Size) -> np.ndarray | None:
-        """Return the pixels of ``image``, (channels, *size), None if it cannot be decoded."""
+        """Return the pixels of ``image``, (channels, *size), or None if it cannot be decoded."""
         if self._decoded is not None and (image, size) in self._decoded:
             return self._decoded[image, size]
         if image in self._bad:
@@ -103,5 +103,5 @@ class ImageReader:
 
 
 def content_of(rows: Rows, row: int) -> str | bytes:
-    """Return the file of an image, or the content of one that is in a shard; raises UnusableFile."""
+    """Return the path of an image, or its content if it is in a shard; raises UnusableFile."""
     return rows.paths.content(row) if isinstance(rows.paths, ShardRows) else rows.paths[row]

@@ -1,7 +1,7 @@
-"""The index of a data folder: a CSV with the columns image_path,label, one line an image.
+"""Reads the index of a data folder: a CSV with the columns image_path,label, one line per image.
 
-An index of captions has the columns that data.json names, and may have no labels; the column of the images may be
-called file_name there, as on the hub, or file or image. An image may stand in several lines, each with a caption.
+An index of captions has the columns that data.json names, and may lack labels. Its image column may also be called
+file_name, as on the hub, or file or image. An image may have several lines, each with a caption.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mindspeed_mm_dit.errors import DataError
 IMAGE, LABEL = "image_path", "label"
 COLUMNS = (IMAGE, LABEL)
 IMAGE_NAMES = (IMAGE, "file_name", "file", "image")
-"""What the column of the images may be called beside captions."""
+"""Possible names of the image column in an index of captions."""
 
 NUMBER = re.compile(r"-?\d{1,18}")
 _DELIMITERS = {";": "semicolons", "\t": "tabs", "|": "bars"}
@@ -35,9 +35,9 @@ class Row(NamedTuple):
 
     line: int
     image: str
-    """Path below the folder of the images, in its shortest form."""
+    """Normalized path, relative to the folder of the images."""
     label: str
-    """A number or a name, in Unicode's composed form; "" where none is asked for."""
+    """A number or a name, in Unicode's composed form; "" if labels are not requested."""
     captions: tuple[str, ...] = ()
 
 
@@ -47,15 +47,15 @@ class Labelled(NamedTuple):
     rows: list[tuple[str, int]]
     """(path below data_folder, label)."""
     classes: tuple[str, ...]
-    """Name of every label; empty where the labels are numbers and no more."""
+    """Name of every label; empty if the labels are plain numbers."""
     told: tuple[Told, ...] = ()
-    """What is said of each image; empty where no captions are asked for."""
+    """Captions of each image; empty if captions are not requested."""
 
 
 def read_labels(path: Path, labelled: bool = True, captions: tuple[str, ...] = ()) -> Labelled:
     """Read an index; labels that are not numbers are class names, numbered in sorted order.
 
-    labelled: whether labels are asked for; without, all are 0. captions: columns of them.
+    labelled: whether labels are requested; if not, all are 0. captions: names of the caption columns.
 
     Raises:
         DataError: naming file, line and cure.
@@ -88,7 +88,7 @@ def _labelled(path: Path, rows: list[Row]) -> Labelled:
 
 
 def is_index(path: Path) -> bool:
-    """Return whether a file begins as an index does."""
+    """Return whether a file begins like an index."""
     try:
         check_file(path)
         with open(path, encoding="utf-8-sig", newline="") as file:
@@ -162,7 +162,7 @@ def _row(
 
 
 def _below(where: str, image: str) -> str:
-    """Return a path in its shortest form; raise DataError for one that leaves the folder of the images."""
+    """Return the normalized path; raise DataError if it leaves the folder of the images."""
     short = posixpath.normpath(image)
     if short.startswith(("/", "../")) or short in ("..", "."):
         raise DataError(
@@ -186,7 +186,7 @@ def _check_one_label_each(path: Path, rows: list[Row]) -> None:
 
 
 def _are_names(path: Path, rows: list[Row]) -> bool:
-    """Return whether the labels are names; raise DataError where some are and some are numbers."""
+    """Return whether the labels are names; raise DataError if names and numbers are mixed."""
     rows = [row for row in rows if row.label]
     numbers = [row for row in rows if NUMBER.fullmatch(row.label)]
     names = [row for row in rows if not NUMBER.fullmatch(row.label)]
@@ -210,7 +210,7 @@ def _are_names(path: Path, rows: list[Row]) -> bool:
 
 
 def _is_other_number(label: str) -> bool:
-    """Return whether ``label`` is a number that is no label: 1.0, 1e3, nan."""
+    """Return whether ``label`` is a number that cannot be a label, e.g. 1.0, 1e3, nan."""
     try:
         float(label)
     except ValueError:

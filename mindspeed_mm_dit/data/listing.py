@@ -1,4 +1,4 @@
-"""The images a data.json names, with the class of each, and what is left out. No image is opened."""
+"""Lists the images that data.json names, with their classes, and reports what is left out. No image is opened."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ class Listing(NamedTuple):
     rows: list[tuple[str, int]]
     """(path below data_folder, label)."""
     classes: tuple[str, ...]
-    """Name of every label; empty where the labels are numbers and no more."""
+    """Name of every label; empty if the labels are plain numbers."""
     notes: tuple[str, ...] = ()
-    """What a user should know of it: lines that begin with "note: " or "warning: "."""
+    """Lines for the user that begin with "note: " or "warning: "."""
     told: Sequence[Told] = ()
-    """What is said of each image; empty where no captions are asked for."""
+    """Captions of each image; empty if captions are not requested."""
 
 
 def list_images(param: DatasetParam, labelled: bool = True) -> Listing:
-    """Return every image of ``param``, the names of the classes, and the captions that it asks for.
+    """Return every image of ``param``, the class names, and the captions that ``param`` requests.
 
-    labelled: whether labels are asked for; without, all are 0, and folders are no classes.
+    labelled: whether labels are requested; if not, all are 0 and folders are not classes.
 
     Raises:
         DataError: naming the folder, or file and line.
@@ -95,7 +95,7 @@ def _cure_of_empty(folder: Path, index: str | None) -> str:
 
 
 def of_folders(folder: Path, left_out: _Remainder | None = None) -> Listing:
-    """Take every sub-folder with images as a class, numbered in the order of their names; hidden ones are none."""
+    """Take every sub-folder with images as a class, numbered in the order of names; hidden ones are not classes."""
     left_out = left_out or _Remainder()
     images = {
         directory: sorted(path for path in _files_below(directory, left_out) if left_out.keeps(path))
@@ -116,14 +116,14 @@ def of_folders(folder: Path, left_out: _Remainder | None = None) -> Listing:
 
 
 def _of_one_class(folder: Path, left_out: _Remainder) -> Listing:
-    """Every image below the folder is of the class that has its name."""
+    """Take every image below the folder as one class, named like the folder."""
     images = sorted(path for path in _files_below(folder, left_out) if left_out.keeps(path))
     rows = [(str(image.relative_to(folder)), 0) for image in images]
     return Listing(rows, composed([Path(os.path.abspath(folder)).name]), tuple(left_out.notes()))
 
 
 def class_folders(folder: Path) -> list[Path]:
-    """Return the sub-folders that would be classes, sorted; raises DataError for a link to nothing."""
+    """Return the sub-folders that can be classes, sorted; raises DataError for a broken link."""
     seen = [entry for entry in _entries(folder) if not is_hidden(entry.name)]
     for entry in seen:
         if entry.is_symlink() and not os.path.exists(entry.path) and not _is_image(entry.name):
@@ -132,7 +132,7 @@ def class_folders(folder: Path) -> list[Path]:
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    """Return what stands in a folder; raises DataError where it may not be looked at."""
+    """Return the entries of a folder; raises DataError if it cannot be read."""
     try:
         with os.scandir(folder) as entries:
             return list(entries)
@@ -150,7 +150,7 @@ def _leads_to_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _files_below(folder: Path, left_out: _Remainder) -> Iterator[Path]:
-    """Yield all but folders below ``folder``, and folders that are named like images; links to folders are no way."""
+    """Yield the files below ``folder``, and folders named like images; links to folders are not followed."""
     pending = [folder]
     while pending:
         for entry in _entries(pending.pop()):
@@ -165,14 +165,14 @@ def _files_below(folder: Path, left_out: _Remainder) -> Iterator[Path]:
 
 
 class _Remainder:
-    """Counts what is no image of the data set, nor one of its captions, whose endings are ``captions``."""
+    """Counts files that are neither images nor captions of the data set; ``captions``: endings of the latter."""
 
     def __init__(self, captions: Container[str] = ()) -> None:
         self._captions = captions
         self._counts: Counter[str] = Counter()
 
     def keeps(self, path: Path) -> bool:
-        """Return whether ``path`` is an image by its name, and count it if not."""
+        """Return whether ``path`` is an image by its name; if not, count it."""
         if path.name.startswith("."):
             if _is_image(path.name):
                 self.add("hidden image(s)")
@@ -188,7 +188,7 @@ class _Remainder:
         self._counts[kind] += 1
 
     def add_loose(self, entries: Iterable[os.DirEntry[str]]) -> None:
-        """Count what stands beside the class folders and could be meant as data."""
+        """Count images and hidden folders beside the class folders: they could be meant as data."""
         for entry in entries:
             if not _leads_to_folder(entry) and _is_image(entry.name) and not is_hidden(entry.name):
                 self.add("image(s) in no class folder")
@@ -196,7 +196,7 @@ class _Remainder:
                 self.add("hidden folder(s)")
 
     def notes(self) -> list[str]:
-        """Return one line with the counts, or none."""
+        """Return one note with the counts, if any."""
         by_count = sorted(self._counts.items(), key=lambda item: (-item[1], item[0]))
         counts = [f"{count:,} {kind}" for kind, count in by_count]
         if len(counts) > KINDS_SHOWN:
@@ -209,12 +209,12 @@ def _is_image(name: str) -> bool:
 
 
 def is_hidden(name: str) -> bool:
-    """Return whether a folder is no class: .ipynb_checkpoints, __MACOSX and the like."""
+    """Return whether a folder is hidden, so not a class: .ipynb_checkpoints, __MACOSX and the like."""
     return name.startswith((".", "__"))
 
 
 def composed(names: Iterable[str]) -> tuple[str, ...]:
-    """Return ``names`` in Unicode's composed form, so that they compare equal whichever system wrote them."""
+    """Return ``names`` in Unicode's composed form, so that names from different systems compare equal."""
     return tuple(unicodedata.normalize("NFC", name) for name in names)
 
 
@@ -233,7 +233,7 @@ def _of_csv(folder: Path, param: DatasetParam, labelled: bool) -> Listing:
 
 
 def _no_index(folder: Path, index: str) -> DataError:
-    """Return the error of an index that is not there, with the cure that the content of ``folder`` suggests."""
+    """Return the error for a missing index, with a cure based on the content of ``folder``."""
     classes = [path.name for path in class_folders(folder)]
     cure = nearest(index, indices_in(folder))
     if classes:
@@ -244,12 +244,12 @@ def _no_index(folder: Path, index: str) -> DataError:
 
 
 def _unlisted(folder: Path, listed: set[str]) -> int:
-    """Return how many images stand beside listed ones and are not listed; other folders are not searched."""
+    """Count the unlisted images in the folders of listed ones; other folders are not searched."""
     count = 0
     for place in {os.path.dirname(image) for image in listed}:
         try:
             names = os.listdir(folder / place)
-        except OSError:  # (each file is looked at by itself)
+        except OSError:  # (each listed file is checked by itself)
             continue
         images = (name for name in names if _is_image(name) and not name.startswith("."))
         count += sum(os.path.join(place, name) not in listed for name in images)
@@ -263,7 +263,7 @@ def indices_in(folder: Path) -> list[str]:
 
 
 def _notes_of_names(where: Path, names: tuple[str, ...]) -> list[str]:
-    """Return a line for classes whose names look alike; raise DataError for two that are one name."""
+    """Return warnings for classes with similar names; raise DataError if two names are the same."""
     first: dict[str, str] = {}
     notes = []
     for name in names:

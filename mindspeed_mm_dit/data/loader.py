@@ -1,6 +1,6 @@
-"""Batches prepared ahead of the training step by threads.
+"""Prepares batches ahead of the training step, in threads.
 
-Threads suffice: decoding, resizing and drawing noise leave Python's interpreter lock alone, and nothing has
+Threads suffice: decoding, resizing and drawing noise release Python's global interpreter lock, and nothing has
 to be copied between processes.
 """
 
@@ -17,7 +17,7 @@ from mindspeed_mm_dit.data.samples import Batch
 
 
 class BatchSource(Protocol):
-    """What makes a batch out of positions; called from several threads."""
+    """Makes a batch from sample indices; called from several threads."""
 
     def batch(self, sample_indices: np.ndarray) -> Batch:
         """Return the arrays of ``sample_indices`` (B,) int64."""
@@ -26,10 +26,10 @@ class BatchSource(Protocol):
 def load_batches(
     samples: BatchSource, sample_indices: Iterable[np.ndarray], num_workers: int, prefetch_batches: int
 ) -> Generator[Batch, None, None]:
-    """Yield ``samples.batch(p)`` for each p of ``sample_indices``, in order.
+    """Yield ``samples.batch(own)`` for each array ``own`` of ``sample_indices``, in order.
 
     ``num_workers`` threads keep up to ``prefetch_batches`` batches ready; with 0 workers each batch is made
-    when it is asked for. An error in a worker is raised here, at its batch.
+    on request. An error in a worker is raised here, at its batch.
     """
     if num_workers == 0:
         yield from map(samples.batch, sample_indices)

@@ -1,4 +1,4 @@
-"""Several data sets as one: their rows behind each other, what reads them, and an order of each by its share."""
+"""Several data sets as one: their rows concatenated, their reader, and an order that mixes them by weight."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mindspeed_mm_dit.errors import ConfigError
 
 
 class Origins:
-    """Which source each row is of, and where it stands there: ``facts`` of mixed rows."""
+    """The source of each row, and its number there: ``facts`` of mixed rows."""
 
     def __init__(self, parts: Sequence[Rows], source: np.ndarray, number: np.ndarray) -> None:
         self.parts, self.source, self.number = parts, source, number
@@ -29,12 +29,12 @@ class Origins:
         return Origins(self.parts, self.source[rows], self.number[rows])
 
     def members(self) -> list[np.ndarray]:
-        """Return which rows are of each source."""
+        """Return the numbers of each source's rows."""
         return [np.flatnonzero(self.source == source) for source in range(len(self.parts))]
 
 
 def parts_of(rows: Rows) -> list[Rows]:
-    """Return the rows of each source, with the shapes that these have there; rows of one source as they are."""
+    """Return the rows of each source, with their shapes there; rows of a single source are returned unchanged."""
     origins = rows.facts
     if not isinstance(origins, Origins):
         return [rows]
@@ -42,14 +42,14 @@ def parts_of(rows: Rows) -> list[Rows]:
 
 
 def sections(param: SourceParam) -> list[tuple[str, SourceParam]]:
-    """Return what data.json calls each source, and its section; of a data set that is no mix, itself."""
+    """Return the name of each source in data.json and its section; a data set that is not a mix is its only source."""
     if isinstance(param, MixedParam):
         return [(f"dataset_param.sources[{number}]", own) for number, own in enumerate(param.sources)]
     return [("dataset_param", param)]
 
 
 def stopping(rows: Rows, param: SourceParam) -> list[str]:
-    """Return the settings without which a run would stop at rows that cannot be used; none where it would go on."""
+    """Return the skip settings to turn on for a run to pass its unusable rows; empty if none are missing."""
     return [
         source.skip_key.replace("dataset_param", where)
         for (where, source), part in zip(sections(param), parts_of(rows))
@@ -58,10 +58,10 @@ def stopping(rows: Rows, param: SourceParam) -> list[str]:
 
 
 def joined(param: MixedParam, items: tuple[str, ...], parts: Sequence[Rows]) -> Rows:
-    """Return the rows of every source behind each other.
+    """Concatenate the rows of all sources.
 
     Raises:
-        ConfigError: their labels are of other classes.
+        ConfigError: their classes differ.
     """
     for part, source in zip(parts, param.sources):
         if "label" in items and part.classes != parts[0].classes:
@@ -92,7 +92,7 @@ def _with_shapes(rows: Rows, param: SourceParam) -> Rows:
 
 
 def _of_axes(shapes: Any, axes: int) -> np.ndarray:
-    """Return shapes (N, 2 or 3) as (N, axes): an image has one frame."""
+    """Return shapes (N, 2 or 3) as (N, axes); an image has one frame."""
     return np.pad(shapes, ((0, 0), (axes - shapes.shape[1], 0)), constant_values=1)
 
 
@@ -103,7 +103,7 @@ def _stacked(columns: list[Any]) -> Any:
 
 
 class MixedReader:
-    """What reads rows of several sources (``Visuals``): each by the reader of its own; a view has a column for each."""
+    """Reads rows of several sources (``Visuals``), each with its source's reader; views have a column per source."""
 
     views = None
 
@@ -116,11 +116,11 @@ class MixedReader:
         self._axes = 2 + (0 if rows.shapes is None else rows.shapes.shape[1])
 
     def views_at(self, seed: int, sample_indices: np.ndarray) -> np.ndarray:
-        """Return the view that each source would have there, (B, sources)."""
+        """Return the view of each sample in each source, (B, sources)."""
         return np.stack([reader.views_at(seed, sample_indices) for reader in self._readers], 1)
 
     def read(self, rows: np.ndarray, views: np.ndarray) -> Read:
-        """Return the pixels of ``rows`` (B,), all of one shape, as videos where any source has some."""
+        """Return the pixels of ``rows`` (B,), all of one shape; as videos if any source has videos."""
         pixels: list[Any] = [None] * len(rows)
         found = rows.copy()
         for source in np.unique(self._source[rows]).tolist():
@@ -133,10 +133,11 @@ class MixedReader:
 
 
 class MixedOrder(BucketOrder):
-    """Endless order of groups, each of one source and bucket; of as many as the weights add up to, each source has its.
+    """Endless order of groups, each from one source and bucket; each period gives every source ``weight`` groups.
 
-    A source has an order and epochs of its own, in which no sample stands twice: one with a large weight and few
-    samples begins its next epoch sooner. members: the samples of each source; orders: of these.
+    A period has as many groups as the weights add up to. Every source has its own order and epochs, and an epoch
+    repeats no sample: a source with a large weight and few samples begins its next epoch sooner. members: the samples
+    of each source; orders: the order of each.
     """
 
     def __init__(
@@ -161,7 +162,7 @@ class MixedOrder(BucketOrder):
         return sum(map(len, self._orders))
 
     def images(self, sample_indices: np.ndarray) -> np.ndarray:
-        """Return the sample at each position, (B,) int64."""
+        """Return the row at each sample index, (B,) int64."""
         return np.array(
             [self._at(*divmod(sample_index, self.group)) for sample_index in sample_indices.tolist()], np.int64
         )
@@ -176,7 +177,7 @@ class MixedOrder(BucketOrder):
 
 
 def order_of(rows: Rows, param: SourceParam, seed: int, shuffle: bool, held_out: bool = False) -> Order:
-    """Return which of ``rows`` stands where; ``held_out``: in a validation, which leaves none out."""
+    """Return the order of ``rows``; ``held_out``: for validation, which leaves no row out."""
     if rows.shapes is None:
         return SampleOrder(len(rows), seed, shuffle)
     costs = rows.shapes.prod(1)
@@ -193,7 +194,7 @@ def _buckets(rows: Rows) -> np.ndarray:
 
 
 def mixed_lines(rows: Rows, param: SourceParam) -> list[str]:
-    """Return what a run says of its buckets, source by source where there are several."""
+    """Return the lines a run prints about its buckets, per source if there are several."""
     found = [lines(part.shapes, param.bucket_group) for part in parts_of(rows) if part.shapes is not None]
     if not isinstance(param, MixedParam):
         return [line for own in found for line in own]

@@ -1,15 +1,16 @@
-"""The embedded clips: scikit-learn's handwritten digits, each moving over a dark canvas, with a caption.
+"""The built-in clips: scikit-learn's handwritten digits, each moving over a dark canvas, with a caption.
 
     annotation.json            path, cap, num_frames, fps and resolution of each clip, and the digit as its label
-    videos/0000.mp4 ...        48 x 48 pixels, 9 frames, 8 a second; of ``moving_digits_buckets`` SHAPES
+    videos/0000.mp4 ...        48 x 48 pixels, 9 frames, 8 per second; SHAPES for ``moving_digits_buckets``
     tokenizer/, text_encoder/  an encoder of the captions (``small_text_encoder``)
 
-"a seven moves left": the digit starts at the right edge, in a row drawn for it, and goes two pixels a frame, in larger
-shapes as far as there is room. Of a few captions there is no clip: what a network makes of them shows whether it learns
-digits and directions apart.
+"a seven moves left": the digit starts at the right edge, in a row drawn for it, and moves two pixels per frame, in
+larger shapes across all the room. A few captions have no clip: samples for them show whether a network has learned
+digits and directions separately.
 
-The canvas is a little brighter to the right, downwards and with time. Wan's positions are relative: over a black canvas
-left and right, before and after look alike to a network, which then learns the axis of a motion and not its sign.
+The canvas gets a little brighter to the right, downwards and with time. Wan's position embeddings are relative: over a
+black canvas left and right, before and after look alike to a network, which then learns the axis of a motion but not
+its sign.
 """
 
 from __future__ import annotations
@@ -29,35 +30,36 @@ from mindspeed_mm_dit.data.video_file import write_video
 
 NUM_CLIPS = 1000
 CANVAS, NUM_FRAMES, FPS = 48, 9, 8
-"""Pixels of height and width; frames of a clip; frames a second."""
+"""Height and width in pixels; frames of a clip; frames per second."""
 SHAPE = (NUM_FRAMES, CANVAS, CANVAS)
 """(F, H, W) of ``moving_digits``."""
 SHAPES = tuple((frames, *size) for frames in (NUM_FRAMES, 17) for size in ((CANVAS, CANVAS), (32, 64), (64, 32)))
-"""Those of ``moving_digits_buckets``. Where a canvas is no larger than a digit, none moves that way."""
+"""The shapes of ``moving_digits_buckets``. Along an axis where the canvas is no larger than a digit, none moves."""
 ZOOM = 4
-"""Pixels of one of the digits' own."""
+"""Pixels of a clip per pixel of a digit, in height and width."""
 LIGHT = 20
-"""Levels of 255 that the canvas gains along each of frames, rows and columns; all three are less than ink is."""
+"""Levels, of 255, that the canvas gains along frames, rows and columns each; all three add up to less than ink."""
 PLACES = (0, CANVAS - 8 * ZOOM)
-"""Rows that a digit moves left or right in, columns for up and down: few, so that little data teach them."""
+"""Rows in which a digit moves left or right, columns for up and down: few, so that little data suffices."""
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 DIRECTIONS = {"left": (0, -1), "right": (0, 1), "up": (-1, 0), "down": (1, 0)}
 """Steps (rows, columns) of each word."""
 CAPTIONS = tuple(f"a {name} moves {direction}" for name in NAMES for direction in DIRECTIONS)
-"""Every caption that there is."""
+"""Every possible caption."""
 HELD_OUT = ("a zero moves left", "a three moves right", "a five moves up", "a eight moves down")
-"""Captions of which no clip is written, though each of their words is in others."""
+"""Captions without a clip, though each of their words occurs in others."""
 
 
 def write_moving_digits_buckets(folder: Path) -> None:
-    """Write the same of clips of SHAPES, drawn by their number."""
+    """Write the same for clips of SHAPES, each drawn by the clip's number."""
     write_moving_digits(folder, SHAPES)
 
 
 def write_moving_digits(folder: Path, shapes: Sequence[Shape] = (SHAPE,)) -> None:
-    """Write NUM_CLIPS clips, their annotation, and an encoder of the captions to ``folder``, which is not there.
+    """Write NUM_CLIPS clips, their annotation, and a text encoder to ``folder``, which must not exist.
 
-    The same files each time, by one version of PyAV. Written aside and renamed, so a folder that is there is whole.
+    A given version of PyAV writes the same files each time. The folder is written aside and renamed, so if it exists it
+    is complete.
     """
     digits = read_digits()
     entries = []
@@ -84,7 +86,7 @@ def write_moving_digits(folder: Path, shapes: Sequence[Shape] = (SHAPE,)) -> Non
 
 
 def _draw(number: int, name: str, shape: Shape = SHAPE) -> tuple[str, str, int]:
-    """Return caption and direction of a clip of the digit ``name``, and the row or column that it moves in."""
+    """Draw caption and direction of a clip of the digit ``name``, and the row or column that it moves in."""
     directions = [
         direction for direction, step in DIRECTIONS.items()
         if f"a {name} moves {direction}" not in HELD_OUT and np.dot(np.abs(step), _room(shape))
@@ -96,12 +98,12 @@ def _draw(number: int, name: str, shape: Shape = SHAPE) -> tuple[str, str, int]:
 
 
 def _room(shape: Shape) -> tuple[int, int]:
-    """Return the pixels from the first place of a digit to its last, of rows and columns."""
+    """Return how many pixels a digit can move, in rows and columns."""
     return shape[1] - 8 * ZOOM, shape[2] - 8 * ZOOM
 
 
 def moving(image: np.ndarray, direction: str, place: int, shape: Shape = SHAPE) -> np.ndarray:
-    """Return frames (F, H, W, 3) uint8 of ``shape`` of a digit (8, 8), levels 0 ... 16, drawn four times as large.
+    """Return frames (F, H, W, 3) uint8 of a moving digit (8, 8), levels 0 ... 16, drawn four times as large.
 
     place: 0 ... 16, its row for left and right, its column for up and down.
     """
@@ -125,7 +127,7 @@ def _light(shape: Shape) -> np.ndarray:
 
 
 def _place_along(way: int, along: float, place: int, room: int) -> int:
-    """Return where along one axis a digit begins that has moved ``way`` (-1, 0, 1) ``along`` (0 ... 1) of its room."""
+    """Return a digit's offset on one axis after it has moved ``along`` (0 ... 1) of its room in ``way`` (-1, 0, 1)."""
     if way == 0:
         return place
     return round(along * room if way > 0 else (1 - along) * room)

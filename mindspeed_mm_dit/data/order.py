@@ -1,4 +1,4 @@
-"""Which samples are held out, which stands at a position of a run, and which positions a rank's micro-batch covers."""
+"""The order of samples: the validation split, the row at each sample index, and the sample indices of each rank."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from mindspeed_mm_dit.data.rows import Rows
 def split(
     count: int, valid_fraction: float, seed: int, labels: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return which of ``count`` samples are trained on and which held out, each ascending; the seed alone decides.
+    """Split ``count`` samples into those to train on and those held out, each ascending; it depends only on the seed.
 
-    labels: (count,), where each class is to have its share of those held out.
+    labels: (count,); if given, the same fraction of each class is held out.
     """
     shuffled = generator(seed, Stream.VALID_SPLIT, 0).permutation(count)
     if labels is not None:
@@ -28,7 +28,7 @@ def split(
 
 
 def _places_in_class(labels: np.ndarray) -> np.ndarray:
-    """Return how far along its class each sample stands, in (0, 1): the first tenth of all is a tenth of each class."""
+    """Return each sample's relative place in its class, in (0, 1): the first tenth of all is a tenth of each class."""
     places = np.empty(len(labels))
     for label in np.unique(labels):
         own = labels == label
@@ -42,25 +42,25 @@ def split_rows(rows: Rows, param: SourceParam, seed: int) -> tuple[np.ndarray, n
 
 
 class Order(ABC):
-    """Which sample stands at each position of a run."""
+    """The order of samples: maps a sample index to a row of the data set."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """Return how many positions an epoch has."""
+        """Return how many samples an epoch has."""
 
     @abstractmethod
     def images(self, sample_indices: np.ndarray) -> np.ndarray:
-        """Return the sample at each position, (B,) int64."""
+        """Return the row at each sample index, (B,) int64."""
 
     def check(  # noqa: B027 (one without buckets has nothing to check)
         self, micro_batch_size: int, start: int = 0
     ) -> None:
-        """Raise ConfigError unless micro-batches from position ``start`` on can be made."""
+        """Raise ConfigError unless micro-batches can be made from sample index ``start`` on."""
 
     def micro_batches(self, start: int, size: int, rank: int, ranks: int, rounds: int) -> Iterator[np.ndarray]:
-        """Yield the positions of one rank's micro-batches from position ``start`` on, each (size,) int64.
+        """Yield the sample indices of one rank's micro-batches from ``start`` on, each (size,) int64.
 
-        rounds: how many of them a step has; any rank count and size cut a step into the same samples.
+        rounds: micro-batches per rank and step. A step has the same samples for any rank count and size.
         """
         return micro_batches(start, size, rank, ranks, rounds)
 
@@ -68,7 +68,7 @@ class Order(ABC):
 class SampleOrder(Order):
     """Endless order of ``num_images`` images, reshuffled each epoch from the seed.
 
-    Position p belongs to epoch p // num_images; each epoch holds every image exactly once, whatever the
+    Sample index i belongs to epoch i // num_images; each epoch has every image exactly once, whatever the
     batch size.
     """
 
@@ -92,10 +92,10 @@ class SampleOrder(Order):
 def micro_batches(
     start: int, micro_batch_size: int, rank: int, world_size: int, rounds: int | None = None
 ) -> Iterator[np.ndarray]:
-    """Yield the positions of one rank's micro-batches from position ``start`` on, each (micro_batch_size,) int64.
+    """Yield the sample indices of one rank's micro-batches from ``start`` on, each (micro_batch_size,) int64.
 
-    In every round the ranks take consecutive slices, so any rank count and micro-batch size cut a
-    global batch into the same samples, however many ``rounds`` a step has.
+    In every round the ranks take consecutive slices, so a global batch has the same samples for any rank
+    count and micro-batch size, however many ``rounds`` a step has.
     """
     own = np.arange(micro_batch_size, dtype=np.int64) + start + rank * micro_batch_size
     while True:

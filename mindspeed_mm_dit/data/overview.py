@@ -1,4 +1,4 @@
-"""What a data set looks like to a run: sizes of the images, and the first of each class as they enter a step."""
+"""An overview of a data set: sizes, buckets and classes, and the first images of each class as they enter a step."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from mindspeed_mm_dit.data.shards import ShardRows
 from mindspeed_mm_dit.data.sources import source_of
 
 SOME = 1_000
-"""Images in shards whose sizes are looked at."""
+"""Number of images in shards whose sizes are read."""
 UNEVEN = 10
-"""A class of so many times the images of another is worth a word."""
+"""A class with this many times the images of another gets a warning."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Pixels of the images of a data set, by their headers."""
+    """Sizes of the images of a data set, from their headers."""
 
     shorter: np.ndarray
-    """(N,) int64: the shorter side of each, ascending."""
+    """(N,) int64: shorter side of each image in pixels, ascending."""
     num_grey: int
-    """Images without colours."""
+    """Images without colour."""
     part_cut: float
-    """Part of its area that the middle one of them loses where the centre square is cut out."""
+    """Median fraction of an image that cutting out the centre square loses."""
 
     @classmethod
     def of(cls, looks: Sequence[Look]) -> Sizes:
-        """Collect them from looks at good images."""
+        """Collect the sizes from looks at good images."""
         shorter, longer = (
             np.array([getattr(look, f"{side}_side") for look in looks]) for side in ("shorter", "longer")
         )
@@ -48,7 +48,7 @@ class Sizes:
 
     @property
     def median(self) -> int:
-        """The middle shorter side."""
+        """Median of the shorter side."""
         return int(self.shorter[len(self.shorter) // 2])
 
     def enlarged(self, image_size: int) -> int:
@@ -57,14 +57,14 @@ class Sizes:
 
 
 def sizes_of(rows: Rows, size: int | Size) -> Sizes:
-    """Return the sizes of the images; only their headers are read and, of very many in shards, those of some."""
+    """Return the sizes of the images from their headers; in shards, those of at most SOME images."""
     if isinstance(rows.paths, ShardRows):
         rows = rows.subset(np.linspace(0, len(rows) - 1, min(len(rows), SOME)).astype(int))
     return Sizes.of([look for look in looks_at(rows, size) if look.problem is None])
 
 
 def looks_at(rows: Rows, size: int | Size) -> list[Look]:
-    """Return what the header of each image says."""
+    """Look at the header of each image."""
     paths: Any = rows.paths
     if not isinstance(paths, ShardRows):
         return look_at([Path(path) for path in paths], size, decode=False)
@@ -72,7 +72,7 @@ def looks_at(rows: Rows, size: int | Size) -> list[Look]:
 
 
 def bucket_table(train: Rows, valid: Rows, param: SourceParam) -> list[str]:
-    """Return a table of the buckets: their samples, what of an epoch is left out, what is cut off and enlarged."""
+    """Return a table of the buckets: samples, samples left out of an epoch, what is cut off and enlarged."""
     shapes, sizes = (
         np.concatenate(pair) for pair in zip(_shapes_and_sizes(train, param), _shapes_and_sizes(valid, param))
     )
@@ -94,18 +94,18 @@ def bucket_table(train: Rows, valid: Rows, param: SourceParam) -> list[str]:
 
 
 def _shapes_and_sizes(rows: Rows, param: SourceParam) -> tuple[np.ndarray, np.ndarray]:
-    """Return what each sample is brought to, and its own size."""
+    """Return the target shape and the own size of each sample."""
     assert rows.sizes is not None
     return np.broadcast_to(param.sample_size, rows.sizes.shape) if rows.shapes is None else rows.shapes, rows.sizes
 
 
 def _growth(sizes: np.ndarray, shapes: np.ndarray) -> np.ndarray:
-    """Return by how much height and width of each sample grow to cover its shape, (N,) float64."""
+    """Return the factor by which each sample is enlarged to cover its shape, (N,) float64."""
     return (shapes / sizes)[:, -2:].max(1)
 
 
 def note_of_enlarged(rows: Rows, param: SourceParam) -> str | None:
-    """Return a line for samples that are smaller than their bucket, or None."""
+    """Return a warning about samples smaller than their bucket, or None."""
     shapes, sizes = _shapes_and_sizes(rows, param)
     growth = _growth(sizes, shapes)
     if growth.max() <= 1:
@@ -113,17 +113,17 @@ def note_of_enlarged(rows: Rows, param: SourceParam) -> str | None:
     largest = rows.paths[int(growth.argmax())]
     return (
         f"warning: {int((growth > 1).sum()):,} of {len(rows):,} {param.noun}s are enlarged to their bucket, {largest} "
-        f"{growth.max():.1f} times: a smaller budget, or smaller shapes, would make up nothing"
+        f"{growth.max():.1f} times: a smaller budget or smaller shapes would avoid this"
     )
 
 
 def counts_of(rows: Rows) -> np.ndarray:
-    """Return how many images each of its classes has, (classes,) int64."""
+    """Return the number of images of each class, (classes,) int64."""
     return np.bincount(rows.labels, minlength=len(rows.classes))
 
 
 def note_of_uneven(rows: Rows, noun: str = "image") -> str | None:
-    """Return a line for classes of very different numbers of images, or None."""
+    """Return a warning about classes with very different numbers of images, or None."""
     counts = counts_of(rows)
     few, many = int(np.where(counts > 0, counts, counts.max()).argmin()), int(counts.argmax())
     if counts[many] < UNEVEN * counts[few]:
@@ -139,8 +139,8 @@ def first_of_each_class(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the first images of each class that a run with ``seed`` takes, as they enter a step.
 
-    Scaled, cut and mirrored as in its first epoch. Returns pixels (n, H, W, channels) uint8 and labels (n,) int64, by
-    label: at most ``per_class`` of each of the first ``num_classes`` classes that have images.
+    They are scaled, cut and mirrored as in the first epoch. Returns pixels (n, H, W, channels) uint8 and labels (n,)
+    int64, ordered by label: at most ``per_class`` of each of the first ``num_classes`` classes that have images.
     """
     param = data.dataset_param
     order = order_of(train, param, seed, data.dataloader_param.shuffle)
@@ -157,7 +157,7 @@ def first_of_each_class(
 
 
 def framed(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Return pixels (C, h, w) in the middle of a grey (C, height, width), on which all shapes have room."""
+    """Center pixels (C, h, w) on a grey canvas (C, height, width) that is large enough for all shapes."""
     top, left = (height - pixels.shape[1]) // 2, (width - pixels.shape[2]) // 2
     around = ((0, 0), (top, height - pixels.shape[1] - top), (left, width - pixels.shape[2] - left))
     return np.pad(pixels, around, constant_values=128)

@@ -1,4 +1,4 @@
-"""Images in rows of Parquet files, as the Hugging Face hub keeps them: image {bytes, path}, label and captions."""
+"""Reads images from Parquet files in the Hugging Face hub's format: image {bytes, path}, label and captions."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from mindspeed_mm_dit.errors import DataError, PlatformError, UserError, nearest
 
 IMAGE_COLUMNS = ("image", "img")
 KEPT_BYTES = 256 * 2**20
-"""Row groups up to so many bytes stay in memory; a row is never read without the rest of its group."""
+"""Row groups of up to this many bytes in all stay in memory; a row is only ever read with its whole group."""
 
 
 def scan(path: Path, sought: Sought) -> Scanned:
-    """Return labels, captions and places of the rows of a file: (row group, row in it). No image is read.
+    """Return labels, captions and places (row group, row in it) of the rows of a file. No image is read.
 
     Raises:
         DataError: it is no Parquet file, or lacks a column, or a row has no label.
@@ -30,7 +30,7 @@ def scan(path: Path, sought: Sought) -> Scanned:
         return _scan(path, sought)
     except UserError:
         raise
-    except Exception as error:  # (pyarrow meets damaged pages and headers with anything)
+    except Exception as error:  # (pyarrow can raise anything on damaged pages and headers)
         reason = " ".join(reason_of(error).split())
         raise DataError(str(path), f"is no whole Parquet file: {reason}", "fetch it again") from None
 
@@ -58,7 +58,7 @@ def _labels_in(path: Path, parquet: Any, name: str) -> tuple[np.ndarray, tuple[s
 
 
 def _told(path: Path, parquet: Any, names: tuple[str, ...]) -> list[Told]:
-    """Return what the columns ``names``, of texts or lists of them, say of each row."""
+    """Return the captions of each row from the columns ``names``, of texts or lists of texts."""
     columns = [_column(path, parquet, name, "captions").to_pylist() for name in names]
     return [joined([said_to_be(value, name) for name, value in zip(names, values)], names) for values in zip(*columns)]
 
@@ -72,7 +72,7 @@ def _column(path: Path, parquet: Any, name: str, setting: str) -> Any:
 
 
 class ParquetReader:
-    """Reads images by their place; safe to call from several threads, which have their own open files."""
+    """Reads images by their place; safe to call from several threads, each with its own open files."""
 
     def __init__(self) -> None:
         self._of_thread = threading.local()
@@ -81,7 +81,7 @@ class ParquetReader:
         self._changes = threading.Lock()
 
     def read(self, path: Path, group: int, row: int) -> bytes:
-        """Return the file that stands in a row; raises UnusableFile."""
+        """Return the image file in a row; raises UnusableFile."""
         try:
             found = self._group(path, group)[row].as_py()
         except (OSError, ValueError, IndexError) as error:  # pyarrow's errors are of these
@@ -136,11 +136,11 @@ def _image_column(path: Path, schema: Any) -> str:
         if name in schema.names:
             _check_pictures(path, schema.field(name))
             return name
-    raise DataError(str(path), f"has the columns {', '.join(schema.names)}", "name the images' one image")
+    raise DataError(str(path), f"has the columns {', '.join(schema.names)}", "rename the column of the images to image")
 
 
 def _check_pictures(path: Path, column: Any) -> None:
-    """Raise DataError for a column whose values are not the bytes of files, by themselves or beside a path."""
+    """Raise DataError unless the values of a column are the bytes of files, alone or with a path."""
     from pyarrow import types
 
     inner = [column.type.field(number) for number in range(column.type.num_fields)]
@@ -160,7 +160,7 @@ def _labels_of(path: Path, name: str, column: Any) -> np.ndarray:
 
 
 def _names_of(schema: Any, label_column: str) -> tuple[str, ...]:
-    """Return the names of the classes that the hub's features give; empty where they give none."""
+    """Return the class names from the hub's features; empty if there are none."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
         names = features[label_column]["names"]

@@ -1,6 +1,6 @@
-"""The rows of a data set: what each has besides its image or video, and how that becomes pixels.
+"""The rows of a data set: their items, and the interface that reads their images or videos.
 
-A source (``data/sources.py``) lists and checks its rows; a cache has rows too. The rest of a run knows rows alone.
+A source (``data/sources.py``) lists and checks its rows; a cache has rows too. The rest of a run knows only rows.
 """
 
 from __future__ import annotations
@@ -15,48 +15,48 @@ import numpy as np
 PROBLEMS_SHOWN = 5
 
 ANY_CLASSES = 1_000_000
-"""Classes that a model could have."""
+"""Bound on labels if no model is given."""
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The samples of a data set that can be used, in a fixed order."""
+    """The usable samples of a data set, in a fixed order."""
 
     paths: Sequence[str]
-    """Names of the images or videos: their files; of those in shards, shard and row in words."""
+    """Names of the images or videos: their files or, in shards, shard and row in words."""
     items: Mapping[str, Any]
-    """What each row has, by item: "label" (N,) int64; "caption" a tuple of strings each; "vector" (N, P) float32."""
+    """Values of the rows, by item: "label" (N,) int64; "caption" a tuple of strings each; "vector" (N, P) float32."""
     classes: tuple[str, ...] = ()
-    """Name of each label; where labels are numbers, these."""
+    """Name of each label; the numbers themselves if labels have no names."""
     skipped: int = 0
     """Rows left out because they could not be used."""
     problems: tuple[str, ...] = ()
-    """The rows that were left out, each with the reason; none where a cache leaves them out."""
+    """The rows that were left out, each with the reason; empty if a cache left them out."""
     notes: tuple[str, ...] = ()
-    """What else a user should know of them: lines that begin with "note: " or "warning: "."""
+    """Further lines for the user that begin with "note: " or "warning: "."""
     digest: str = ""
-    """How many there are, and a digest of their names, sizes in bytes and items; empty where it is not known."""
+    """Number of rows, and a digest of their names, sizes in bytes and items; empty if unknown."""
     facts: Any = None
-    """What its source knows of each row besides, a sequence as long as ``paths``; None where that is nothing."""
+    """What else the source knows of each row, a sequence as long as ``paths``; None if nothing."""
     shapes: np.ndarray | None = None
-    """(N, 2): (H, W) in pixels that each image is brought to, or (N, 3): (F, H, W) of each video; None where all are
-    brought to the size in data.json."""
+    """Target shape of each row: (N, 2), (H, W) of images, or (N, 3), (F, H, W) of videos, in pixels; None if all have
+    the size in data.json."""
     sizes: np.ndarray | None = None
-    """The same of each file as it is, (N, 2 or 3); None without ``shapes``, or where it is not known."""
+    """The same for each file before scaling, (N, 2 or 3); None if unknown or without ``shapes``."""
     cached: np.ndarray | None = None
-    """(N,) int64: the row of the cache that data.json names; None without one."""
+    """(N,) int64: row number in the cache that data.json names; None without a cache."""
 
     def __len__(self) -> int:
         return len(self.paths)
 
     @property
     def labels(self) -> np.ndarray:
-        """(N,) int64."""
+        """Label of each row, (N,) int64."""
         return self.items["label"]
 
     @property
     def captions(self) -> Sequence[tuple[str, ...]]:
-        """Captions of each row, of which one is drawn each time."""
+        """Captions of each row; one is drawn each time."""
         return self.items["caption"]
 
     def subset(self, rows: np.ndarray) -> Rows:
@@ -73,47 +73,47 @@ class Rows:
 
 
 def _chosen(column: Any, rows: np.ndarray) -> Any:
-    """Return the entries ``rows`` of an array, of a sequence with a way of its own (``subset``), or of another one."""
+    """Return the entries ``rows`` of an array, of a sequence with a method ``subset``, or of any other sequence."""
     if column is None or isinstance(column, np.ndarray):
         return None if column is None else column[rows]
     return column.subset(rows) if hasattr(column, "subset") else tuple(column[row] for row in rows.tolist())
 
 
 class Read(NamedTuple):
-    """What was read of some rows."""
+    """What was read for some rows."""
 
     arrays: dict[str, np.ndarray]
-    """By the names that a batch has for them."""
+    """Arrays by their names in a batch."""
     rows: np.ndarray
-    """(B,) int64: the rows that were read; another than asked for where that one cannot be."""
+    """(B,) int64: the rows that were read; they include replacements of rows that cannot be read."""
 
 
 class Visuals(Protocol):
     """Reads the images or videos of some rows; called from several threads.
 
-    A row can be looked at in several views: an image as it is and mirrored, a clip from another first frame.
+    A row can be read in several views: an image plain or mirrored, a clip from different first frames.
     """
 
     @property
     def views(self) -> int | None:
-        """How many views there are, of which a cache keeps each; None where they are without number."""
+        """Number of views, all of which a cache keeps; None if they cannot be counted."""
 
     def views_at(self, seed: int, sample_indices: np.ndarray) -> np.ndarray:
-        """Return the view of each of ``sample_indices`` (B,), (B,): a function of the seed and these."""
+        """Return the view for each of ``sample_indices`` (B,), as (B,); it depends only on these and the seed."""
 
     def read(self, rows: np.ndarray, views: np.ndarray) -> Read:
-        """Return the arrays of ``rows`` (B,) int64 in ``views`` (B,)."""
+        """Read ``rows`` (B,) int64 in ``views`` (B,)."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a source is asked for."""
+    """A request to a source."""
 
     items: tuple[str, ...] = ()
     """Items that the rows must have."""
     num_classes: int | None = None
-    """Labels must lie below; None: whatever labels there are."""
+    """Labels must lie below this; None allows any labels."""
     caption_problems: Sequence[Any] = field(default_factory=tuple)
-    """Of each text encoder: captions -> what is wrong with each, "" for a good one."""
+    """For each text encoder: captions -> what is wrong with each, "" for a good one."""
     decode_all: bool = False
     """Decode every file, however many there are."""

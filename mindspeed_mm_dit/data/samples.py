@@ -1,4 +1,4 @@
-"""Positions of a run to batches of arrays: pixels or latents, the conditions, and every random draw."""
+"""From sample indices to batches of arrays: pixels or latents, the conditions, and every random draw."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ from mindspeed_mm_dit.data.sources import source_of
 
 Batch = dict[str, np.ndarray]
 Draw = Callable[[int, np.ndarray, tuple[int, ...]], Batch]
-"""(seed, positions (B,), shape of a latent) -> what an objective draws for them, by name."""
+"""(seed, sample indices (B,), shape of a latent) -> the objective's draws for them, by name."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """The samples of a run, by position; safe to call from several threads."""
+    """The samples of a run, by sample index; safe to call from several threads."""
 
     visuals: Visuals
-    """What reads images or videos, or their latents."""
+    """Reads images or videos, or their latents."""
     feeds: Sequence[Feed]
-    """What makes the arrays of each condition."""
+    """Makes the arrays of each condition."""
     order: Order
-    """Which row stands where."""
+    """Maps sample indices to rows."""
     seed: int
-    """Of every draw."""
+    """Seed of every draw."""
     draw: Draw
     """The objective's own draws."""
     latent_shape: Callable[[Batch], tuple[int, ...]]
-    """What was read -> (C, ...) of a sample's latents, which ``draw`` is asked for."""
+    """Arrays that were read -> (C, ...) of a sample's latents, the shape given to ``draw``."""
     posterior_noise: bool = False
-    """Whether latents are drawn from their posterior, so that a sample carries noise for it."""
+    """Whether latents are drawn from their posterior, so that a sample needs noise for it."""
 
     def batch(self, sample_indices: np.ndarray) -> Batch:
-        """Return the samples at ``sample_indices`` (B,) int64.
+        """Return the batch of ``sample_indices`` (B,) int64.
 
-        pixels (B, C, ...), or of a cache latent_mean and, for a sampled posterior, latent_std (B, C, ...) float32,
-        unscaled; the arrays of each condition; what the objective draws; and, for a sampled posterior,
+        It has pixels (B, C, ...), or from a cache latent_mean and, for a sampled posterior, latent_std (B, C, ...)
+        float32, unscaled; the arrays of each condition; the objective's draws; and, for a sampled posterior,
         posterior_noise (B, C, ...) float32.
         """
         read = self.visuals.read(self.order.images(sample_indices), self.visuals.views_at(self.seed, sample_indices))
@@ -62,49 +62,49 @@ class Samples:
         return batch
 
     def words(self, sample_indices: np.ndarray) -> list[list[tuple[str, bool]]]:
-        """Return each condition at ``sample_indices`` (B,) in words, and whether it is dropped there."""
+        """Return each condition of ``sample_indices`` (B,) in words, and whether it is dropped."""
         rows = self.order.images(sample_indices)
         return [feed.words(rows, sample_indices) for feed in self.feeds]
 
 
 @dataclass(frozen=True)
 class Opened:
-    """The rows of a data.json, found to fit model.json, with what reads them."""
+    """The rows of a data.json, checked against model.json, with their tokenizers and cache."""
 
     model: ModelConfig
     param: Any
     """Section ``dataset_param``."""
     rows: Rows
     tokenizers: Sequence[Any] = ()
-    """Of each text encoder; none where a cache is read."""
+    """One per text encoder; empty if a cache is read."""
     cache: Cache | None = None
 
     def samples(self, rows: Rows, seed: int, shuffle: bool, draw: Draw, held_out: bool = False) -> Samples:
-        """Return the samples of a run on ``rows``, some of this one's; ``draw``: the objective's.
+        """Return the samples of a run on ``rows``, a subset of ``self.rows``; ``draw``: the objective's draws.
 
-        held_out: whether they are those of a validation, which leaves none out.
+        held_out: whether they are for validation, which leaves no row out.
         """
         order, sampled = self.order(rows, seed, shuffle, held_out), self.model.ae.samples_posterior
         return Samples(self.visuals(rows), self.feeds(rows, seed), order, seed, draw, self._latent_shape, sampled)
 
     def order(self, rows: Rows, seed: int, shuffle: bool, held_out: bool = False) -> Order:
-        """Return which of ``rows`` stands where."""
+        """Return the order of ``rows``."""
         return order_of(rows, self.param, seed, shuffle, held_out)
 
     def _latent_shape(self, read: Batch) -> tuple[int, ...]:
-        """Return the shape of the latents of what was read of a micro-batch."""
+        """Return (C, ...) of a sample's latents, from the arrays read for a micro-batch."""
         if "latent_mean" in read:
             return read["latent_mean"].shape[1:]
         return self.model.ae.latent_shape(read["pixels"].shape[2:])
 
     def example_captions(self) -> list[str]:
-        """Return the first caption of each row, each once; of a cache without their words the empty one."""
+        """Return the first caption of each row, without repeats; the empty caption if a cache keeps no text."""
         if self.cache is not None and not self.cache.knows_captions:
             return [""]
         return list(dict.fromkeys(own[0] for own in self.rows.captions))
 
     def visuals(self, rows: Rows) -> Visuals:
-        """Return what reads the images or videos of ``rows``, or their latents."""
+        """Return the reader of the images or videos of ``rows``, or of their latents."""
         of_files = source_of(self.param).visuals(rows, self.param, self.model.ae.channels)
         if self.cache is None:
             return of_files
@@ -112,7 +112,7 @@ class Opened:
         return CachedVisuals(self.cache, rows, of_files, self.model.ae.samples_posterior, features)
 
     def feeds(self, rows: Rows, seed: int) -> list[Feed]:
-        """Return what makes the arrays of each of the predictor's conditions."""
+        """Return the feed of each of the predictor's conditions."""
         conditions: Conditions = self.model.predictor.conditions
         coins, dropout = conditions.coins(), self.param.caption_dropout_prob
         return [

@@ -1,4 +1,4 @@
-"""What a look through a shard finds: the labels and captions of its rows, and where each image stands."""
+"""The result of scanning a shard: labels and captions of its rows, and the place of each image."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from mindspeed_mm_dit.data.image_captions import Told
 
 
 class Sought(NamedTuple):
-    """What is looked for of each row, beside its image."""
+    """What to find for each row besides its image."""
 
     label: str | None = "label"
-    """Column of the labels, in Parquet; None: no label is."""
+    """Column of the labels, in Parquet; None if no labels are needed."""
     captions: tuple[str, ...] = ()
     """Columns of the captions, or endings of their files."""
 
 
 class Scanned(NamedTuple):
-    """The rows of one shard, in its order."""
+    """The rows of one shard, in order."""
 
     labels: np.ndarray
-    """(n,) int64, or names; zeros where none are sought."""
+    """(n,) int64, or names; zeros if labels are not needed."""
     where: np.ndarray
-    """(n, 2) int64: what finds the image again."""
+    """(n, 2) int64: place of each image in the shard, for its reader."""
     names: tuple[str, ...] = ()
     """Names of the labels, if the shard gives them."""
     left_out: int = 0
     """Rows without an image or without a label."""
     read_bytes: int = 0
-    """The most that is read for one image drawn at random, if that is more than the image."""
+    """Largest number of bytes read for one random image, if more than the image itself; else 0."""
     told: Sequence[Told] = ()
-    """What is said of each row; empty where no captions are sought."""
+    """Captions of each row; empty if captions are not needed."""

@@ -1,7 +1,7 @@
-"""A folder of shards, Parquet or tar, as one list of images that are read by their number.
+"""A folder of shards, Parquet or tar, as one list of images that are read by number.
 
-The list is made once, by a look through every shard, and kept beside them in INDEX with a fingerprint of names, sizes
-and times; where a shard has changed all are looked through again.
+The list is made once, by scanning every shard, and kept beside them in INDEX with a fingerprint of names, sizes
+and times. If a shard has changed, all are scanned again.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from mindspeed_mm_dit.errors import DataError
 
 INDEX = ".mm_dit_index.npz"
 VERSION = 2
-"""Of what INDEX holds; another one is made anew."""
+"""Version of INDEX; an index of another version is made anew."""
 
 KEPT = ("labels", "where", "starts", "classes", "left_out", "read_bytes", "told")
-"""Arrays in INDEX, beside the fingerprint."""
+"""Arrays in INDEX, besides the fingerprint."""
 MUCH_TO_READ = 64 * 2**20
-"""Bytes that are too many to read for one image."""
+"""A run warns if more bytes than this are read for one image."""
 
 _SPLIT = re.compile(r"(train|training|val|valid|validation|test)(?![a-z])")
 
@@ -46,7 +46,7 @@ class ShardImageReader(Protocol):
 
 
 class Kind(NamedTuple):
-    """A layout of shards."""
+    """A file format of shards."""
 
     suffix: str
     scan: Callable[[Path, Sought], Scanned]
@@ -60,7 +60,7 @@ KINDS: dict[ImageFiles, Kind] = {
 
 
 class ShardRows(Sequence[str]):
-    """Names of images in shards, such as "data/train-00000.parquet: row 17", and the images themselves."""
+    """Images in shards, and their names, e.g. "data/train-00000.parquet: row 17"."""
 
     def __init__(
         self, files: Sequence[Path], starts: np.ndarray, where: np.ndarray, rows: np.ndarray, reader: ShardImageReader
@@ -97,18 +97,18 @@ class ShardListing(NamedTuple):
     labels: np.ndarray
     """(N,) int64."""
     classes: tuple[str, ...]
-    """Name of each label; empty where they have none."""
+    """Name of each label; empty if they have none."""
     notes: tuple[str, ...]
     images: str
-    """What tells data sets apart: how many, and a digest of the shards' names and sizes, of labels and captions."""
+    """Fingerprint of the data set: image count, and a digest of the shards' names and sizes, labels and captions."""
     told: Sequence[Told] = ()
-    """What is said of each image; empty where no captions are asked for."""
+    """Captions of each image; empty if captions are not requested."""
 
 
 def list_shards(param: DatasetParam, labelled: bool = True) -> ShardListing:
-    """Return the images that ``param`` names; the first call looks through every shard.
+    """Return the images that ``param`` names; the first call scans every shard.
 
-    labelled: whether labels are asked for; without, all are 0.
+    labelled: whether labels are requested; if not, all are 0.
 
     Raises:
         DataError: naming the folder, or the shard.
@@ -189,19 +189,19 @@ def _look_through(files: Sequence[Path], kind: Kind, sought: Sought) -> dict[str
 
 
 def _kept(place: Path, fingerprint: str) -> tuple[dict[str, np.ndarray] | None, list[str]]:
-    """Return the list that was kept of these very shards, or None, and a line where it is damaged."""
+    """Return the list kept for exactly these shards, or None, and a note if it is damaged."""
     if not place.is_file():
         return None, []
     try:
         with np.load(place) as file:
             is_ours = str(file["fingerprint"]) == fingerprint
             return ({name: file[name] for name in KEPT} if is_ours else None), []
-    except Exception:  # (zip files and arrays that are damaged raise anything)
+    except Exception:  # (a damaged zip file or array can raise anything)
         return None, [f"note: {place} is damaged, so the shards were looked through again"]
 
 
 def _keep(place: Path, fingerprint: str, arrays: dict[str, np.ndarray]) -> bool:
-    """Write the list so that it is there as a whole or not at all; return whether that worked."""
+    """Write the list atomically; return whether that worked."""
     try:
         with tempfile.NamedTemporaryFile(dir=place.parent, prefix=".mm_dit_", delete=False) as file:
             np.savez(file, fingerprint=np.array(fingerprint), **arrays)

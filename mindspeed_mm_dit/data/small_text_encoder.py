@@ -1,7 +1,7 @@
-"""A tokenizer of few words, and a small UMT5 with random weights for them: what the embedded clips are read with.
+"""A tokenizer with a small vocabulary, and a small UMT5 with random weights: the text encoder of the built-in clips.
 
-Both are folders as transformers saves them. A random network that stays frozen tells captions apart well enough to
-learn from, and needs no download. Weights are drawn with NumPy, so they are the same on every machine.
+Both are folders in transformers' format. A frozen random network tells captions apart well enough to learn from, and
+needs no download. Weights are drawn with NumPy, so they are the same on every machine.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from mindspeed_mm_dit.data.draws import philox
 
 WIDTH, HEADS, HEAD_WIDTH, HIDDEN, LAYERS, BUCKETS = 64, 4, 16, 128, 2, 32
 SIZE_OF_STATES = 4.0
-"""Their root mean square. What reads a text begins with small weights, and learns it sooner from larger states."""
+"""Root mean square of the states. What reads text begins with small weights and learns faster from larger states."""
 SPECIAL = ("<pad>", "</s>", "<unk>")
-"""Tokens 0, 1 and 2: padding, the end of a caption, and every word that is not known."""
+"""Tokens 0, 1 and 2: padding, the end of a caption, and every unknown word."""
 
 
 def write_tokenizer(folder: Path, captions: Sequence[str]) -> None:
-    """Train a tokenizer whose tokens are the words of ``captions``, and save it in ``folder``."""
+    """Make a tokenizer whose tokens are the words of ``captions``, and save it in ``folder``."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
     pad, end, unknown = SPECIAL
@@ -39,7 +39,7 @@ def write_tokenizer(folder: Path, captions: Sequence[str]) -> None:
 
 
 def write_text_encoder(folder: Path, tokenizer: Path) -> None:
-    """Save a UMT5 encoder for the words of the tokenizer in the folder ``tokenizer``; weights follow from its size."""
+    """Save a UMT5 encoder for the vocabulary in the folder ``tokenizer``; its size determines the weights."""
     vocabulary = json.loads((tokenizer / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
     config = {
         "architectures": ["UMT5EncoderModel"], "model_type": "umt5", "vocab_size": len(vocabulary),
@@ -54,7 +54,7 @@ def write_text_encoder(folder: Path, tokenizer: Path) -> None:
 
 
 def _weights(vocabulary_size: int) -> dict[str, np.ndarray]:
-    """Return the weights by transformers' names: norms 1 but the last, all else normal to keep the variance."""
+    """Return the weights by transformers' names: all norms but the last are 1, the rest normal, preserving variance."""
     inner = HEADS * HEAD_WIDTH
     spread: dict[str, tuple[tuple[int, ...], float]] = {"shared.weight": ((vocabulary_size, WIDTH), 1.0)}
     for layer in range(LAYERS):

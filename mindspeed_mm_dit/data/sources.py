@@ -1,4 +1,4 @@
-"""The kinds of data set by ``dataset_param.dataset_type``: one record each, which says how its rows are opened."""
+"""The kinds of data set, by ``dataset_param.dataset_type``: one record each, with how to open and read its rows."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Source:
     config: type
     """Class of section ``dataset_param`` (``configs/source.py``)."""
     open: Callable[[Any, Wanted], Rows]
-    """(section, what is asked for) -> the rows, every one checked; raises DataError."""
+    """(section, request) -> the rows, every one checked; raises DataError."""
     visuals: Callable[[Rows, Any, int], Visuals]
-    """(rows, section, channels of an image or a frame) -> what reads their pixels."""
+    """(rows, section, channels of an image or a frame) -> the reader of their pixels."""
     provide: Callable[[Any], None] = lambda param: None
-    """Writes built-in data that the section asks for, with whatever model.json may name of them, unless it is there."""
+    """Writes the built-in data that the section names, with files that model.json may name, unless they exist."""
     as_listed: Callable[[Any, Rows], Rows] = lambda param, rows: rows
-    """(section, rows of a cache) -> these, compared with the files if they are there; raises DataError."""
+    """(section, rows of a cache) -> the rows, compared with the files if these exist; raises DataError."""
 
 
 def _images(rows: Rows, param: DatasetParam, channels: int) -> ImageReader:
@@ -64,12 +64,12 @@ SOURCES: dict[str, Source] = {
 
 
 def register_source(dataset_type: str, source: Source) -> None:
-    """Add a kind of data set; raises ConfigError where another one has its name."""
+    """Add a kind of data set; raises ConfigError if another one has its name."""
     if SOURCES.get(dataset_type, source) is not source:
         raise ConfigError(f"dataset_type = {dataset_type!r}", "is registered already", "choose another name")
     SOURCES[dataset_type], SOURCE_CONFIGS[dataset_type] = source, source.config
 
 
 def source_of(param: Any) -> Source:
-    """Return the record of a section ``dataset_param``."""
+    """Return the kind of a section ``dataset_param``."""
     return SOURCES[param.dataset_type]

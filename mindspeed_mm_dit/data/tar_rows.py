@@ -1,6 +1,6 @@
-"""Images in tar files, in webdataset's layout: KEY.jpg and KEY.cls, whose text is the label, one after the other.
+"""Reads images from tar files in webdataset's layout: consecutive KEY.jpg and KEY.cls, whose text is the label.
 
-Captions are KEY.txt, one a line, or KEY.json, an object with texts."""
+Captions are KEY.txt, one per line, or KEY.json, an object with texts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LABEL = ".cls"
 MOST_LABEL_BYTES = 1000
 BLOCK = tarfile.BLOCKSIZE
 READ_BYTES = 1 << 15
-"""Read at a time: some headers of small images, and of large ones little beside the images themselves."""
+"""Buffer size: enough for several headers of small images, little compared with large images."""
 
 
 class Member(NamedTuple):
@@ -36,10 +36,10 @@ class Member(NamedTuple):
 
 
 def scan(path: Path, sought: Sought) -> Scanned:
-    """Return labels, captions and places of the samples of a file: (offset, bytes). Of the images nothing is read.
+    """Return labels, captions and places (offset, bytes) of the samples of a file. No image is read.
 
     Raises:
-        DataError: it is no tar file, or is cut short.
+        DataError: it is not a tar file, or is cut short.
     """
     labels: list[str] = []
     where: list[tuple[int, int]] = []
@@ -65,7 +65,7 @@ class TarReader:
     """Reads images by their place; safe to call from several threads."""
 
     def read(self, path: Path, offset: int, size: int) -> bytes:
-        """Return the file that stands there; raises UnusableFile."""
+        """Return the image file at this place; raises UnusableFile."""
         check_file(path)
         try:
             content = _read(path, offset, size)
@@ -77,16 +77,16 @@ class TarReader:
 
 
 def members(file: BinaryIO) -> Iterator[Member]:
-    """Yield the files of a tar file in their order; ``file`` may be read elsewhere in between.
+    """Yield the files of a tar file in order; the caller may seek in ``file`` in between.
 
-    Plain headers are read here, and all others by tarfile, which takes far longer.
+    Plain headers are parsed here, all others by tarfile, which is far slower.
 
     Raises:
-        tarfile.TarError: it is no tar file, is cut short, or has no header where one should be.
+        tarfile.TarError: it is not a tar file, is cut short, or lacks a header where one should be.
     """
     end, position = os.fstat(file.fileno()).st_size, 0
     with tarfile.open(fileobj=file, mode="r:") as archive:
-        archive.firstmember = None  # type: ignore[attr-defined]  # (it has been read, and is wanted again)
+        archive.firstmember = None  # type: ignore[attr-defined]  # (opening has read it; read it again)
         while found := _member_at(position, file, archive):
             member, position, is_file = found
             if position > end:
@@ -97,12 +97,12 @@ def members(file: BinaryIO) -> Iterator[Member]:
     block = file.read(BLOCK)
     if block.strip(b"\0"):
         raise tarfile.ReadError(f"there is no header at byte {position:,}")
-    if not block:  # whoever writes a tar file closes it with two blocks of zeros
+    if not block:  # a complete tar file ends with two blocks of zeros
         raise tarfile.ReadError("it ends without the empty blocks that close a tar file, so more may be missing")
 
 
 def _member_at(position: int, file: BinaryIO, archive: tarfile.TarFile) -> tuple[Member, int, bool] | None:
-    """Return the member whose header is at ``position``, where it ends, whether it is a file; None: there is none."""
+    """Return the member whose header is at ``position``, its end, and whether it is a file; None if there is none."""
     file.seek(position)
     member = None if archive.pax_headers else _plain(file.read(BLOCK), position)
     if member:
@@ -110,16 +110,17 @@ def _member_at(position: int, file: BinaryIO, archive: tarfile.TarFile) -> tuple
     file.seek(position)
     archive.offset = position
     found = archive.next()
-    archive.members = []  # type: ignore[attr-defined]  # (they would all be kept)
+    archive.members = []  # type: ignore[attr-defined]  # (else tarfile keeps them all)
     if found is None:
         return None
     return Member(found.name, found.offset_data, found.size), archive.offset, found.isfile() and not found.issparse()
 
 
 def _plain(header: bytes, position: int) -> Member | None:
-    """Return the file whose header, at ``position``, says all of it in the simplest way; None for any other header.
+    """Return the file of a plain header at ``position``; None for any other header.
 
-    That is a regular file with a name of up to 100 bytes and its size in octal digits, as in POSIX's ustar and GNU's.
+    A plain header describes a regular file with a name of up to 100 bytes and its size in octal digits, as in POSIX
+    ustar and GNU tar.
     """
     if len(header) < BLOCK or header[156:157] != b"0" or header[257:262] != b"ustar" or header[345]:
         return None
@@ -127,7 +128,8 @@ def _plain(header: bytes, position: int) -> Member | None:
         size, checksum = (int(field.partition(b"\0")[0], 8) for field in (header[124:136], header[148:156]))
     except ValueError:
         return None
-    # The checksum is the sum of all bytes, its own eight taken as spaces; Adler-32 has 1 + the sum modulo 65521 below.
+    # The checksum is the sum of all bytes, with its own eight taken as spaces. The lower half of Adler-32 is
+    # 1 + the sum of all bytes, modulo 65521.
     if size < 0 or (checksum - 8 * 32 + sum(header[148:156]) + 1) % 65521 != zlib.adler32(header) & 0xFFFF:
         return None
     name = header[:100].partition(b"\0")[0].decode(tarfile.ENCODING, "surrogateescape")
@@ -135,7 +137,7 @@ def _plain(header: bytes, position: int) -> Member | None:
 
 
 def _samples(files: Iterator[Member]) -> Iterator[dict[str, Member]]:
-    """Yield the files of each sample, by suffix: those in a row that share a key."""
+    """Yield the files of each sample, by suffix: consecutive files that share a key."""
     sample: dict[str, Member] = {}
     current = None
     for member in files:
@@ -158,7 +160,7 @@ def _label(file: BinaryIO, member: Member) -> str:
 
 
 def _told(file: BinaryIO, image: Member, sample: dict[str, Member], places: tuple[str, ...]) -> Told:
-    """Return what the files of a sample that stand at ``places`` say of it."""
+    """Return the captions of a sample from its files at ``places``."""
     found = []
     for place in places:
         member = sample.get(place.partition(":")[0].lower())

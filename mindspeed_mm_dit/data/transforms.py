@@ -1,4 +1,4 @@
-"""From an image file to pixels of one size."""
+"""Turns an image file into pixels of one size."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ SUFFIXES = (
     *(".png", ".apng", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".dib", ".webp", ".gif", ".tif", ".tiff"),
     *(".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".j2k", ".avif"),
 )
-"""Endings of images. Of Pillow's other formats some start a program (EPS), and some take any bytes (TGA)."""
+"""Endings of images. Some of Pillow's other formats start a program (EPS), some accept any bytes (TGA)."""
 
 _MOVING = ("PNG", "WEBP", "AVIF")
-"""Pillow's formats of images that may move."""
+"""Pillow's image formats that may be animated."""
 
 MAX_SCALED_PIXELS = 1 << 27
-"""An image so narrow that it would fill more than this once its shorter side fits is no image to learn from."""
+"""Images so narrow that they would have more pixels than this after scaling their shorter side to fit are refused."""
 
-# Pillow warns of damaged EXIF data, of transparency, and of images half as large as it refuses: nobody can act on it.
+# Pillow warns of damaged EXIF data, transparency, and images of half the size it refuses: nobody can act on these.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 @lru_cache(maxsize=1)
 def readable_formats() -> dict[str, str]:
-    """Return Pillow's name of the format for each of SUFFIXES that it can read here (AVIF is optional)."""
-    Image.preinit()  # PNG, JPEG, BMP, GIF and PPM; to import Pillow's other forty formats as well would take a while
+    """Return Pillow's format name for each of SUFFIXES that it can read here (AVIF is optional)."""
+    Image.preinit()  # PNG, JPEG, BMP, GIF and PPM; importing Pillow's forty other formats too would take a while
     for name in ("WebP", "Tiff", "Jpeg2K", "Avif"):
         with suppress(ImportError):
             importlib.import_module(f"PIL.{name}ImagePlugin")
@@ -47,12 +47,12 @@ def readable_formats() -> dict[str, str]:
 
 @contextmanager
 def open_image(path: str | Path | bytes, size: int | Size) -> Iterator[Image.Image]:
-    """Open an image, a file or its content, that is to be cut to ``size``, (H, W) or the side of a square.
+    """Open an image, from a file or its content, that will be cut to ``size``, (H, W) or the side of a square.
 
     Its pixels are not decoded yet.
 
     Raises:
-        UnusableFile: for whatever is wrong with it, here or in the block.
+        UnusableFile: for anything wrong with it, here or inside the ``with`` block.
     """
     if (len(path) if isinstance(path, bytes) else check_file(path)) == 0:
         raise UnusableFile("is empty")
@@ -69,7 +69,7 @@ def open_image(path: str | Path | bytes, size: int | Size) -> Iterator[Image.Ima
         raise UnusableFile(f"cannot be decoded: {error} Scale it down") from None
     except PermissionError as error:
         raise UnusableFile(f"cannot be read: {reason_of(error)}") from None
-    except Exception as error:  # a decoder that meets damaged bytes raises anything
+    except Exception as error:  # a decoder can raise anything on damaged bytes
         raise UnusableFile(f"cannot be decoded: {reason_of(error)}") from error
 
 
@@ -79,7 +79,7 @@ def sides(size: int | Size) -> Size:
 
 
 def _check_form(image: Image.Image, height: int, width: int) -> None:
-    """Raise UnusableFile for an image whose pixels mean nothing certain, or that would not fit into memory."""
+    """Raise UnusableFile for an image whose pixel values are ambiguous, or that would not fit into memory."""
     shorter, longer = sorted(image.size)
     if max(height, width) ** 2 * longer >= MAX_SCALED_PIXELS * shorter:
         size = f"image_size {height}" if height == width else f"a shape of {height} x {width}"
@@ -91,7 +91,7 @@ def _check_form(image: Image.Image, height: int, width: int) -> None:
 def center_crop(image: Image.Image, size: int | Size) -> Image.Image:
     """Scale to cover ``size``, (H, W) or the side of a square, and cut the centre, as ADM and DiT prepare ImageNet.
 
-    The image is halved with a box filter while it is at least twice too large, then scaled bicubically.
+    The image is halved with a box filter while it is at least twice the target, then scaled bicubically.
     """
     height, width = sides(size)
     if image.size == (width, height):
@@ -107,8 +107,7 @@ def center_crop(image: Image.Image, size: int | Size) -> Image.Image:
 def load_pixels(path: str | bytes, size: int | Size, channels: int) -> np.ndarray:
     """Read an image file, or its content, as pixels, (channels, H, W) uint8; channels is 1 (grey) or 3 (RGB).
 
-    size: (H, W), or the side of a square. The image stands as its EXIF orientation says; grey of 16 bits is scaled
-    to 8.
+    size: (H, W), or the side of a square. The EXIF orientation is applied; 16-bit grey is scaled to 8 bits.
     Raises UnusableFile.
     """
     with open_image(path, size) as image:
@@ -117,7 +116,7 @@ def load_pixels(path: str | bytes, size: int | Size, channels: int) -> np.ndarra
 
 
 def load_still(path: str | Path, size: int) -> np.ndarray:
-    """Read an image file in its own size, (h, w, 3) uint8 RGB, to be scaled to ``size``; otherwise as ``load_pixels``.
+    """Read an image file at its own size, (h, w, 3) uint8 RGB, to be scaled to ``size``; else like ``load_pixels``.
 
     Raises UnusableFile.
     """
@@ -139,7 +138,7 @@ def _is_of_16_bits(image: Image.Image) -> bool:
 
 
 def _of_8_bits(image: Image.Image) -> Image.Image:
-    """Scale grey of 16 bits to 8; Pillow's own conversion would clip it to white."""
+    """Scale 16-bit grey to 8 bits; Pillow's own conversion would clip it to white."""
     if not _is_of_16_bits(image):
         return image
     scaled = Image.fromarray(((np.asarray(image).astype(np.uint32) + 128) // 257).astype(np.uint8))
@@ -148,7 +147,7 @@ def _of_8_bits(image: Image.Image) -> Image.Image:
 
 
 def upright_size(image: Image.Image) -> Size:
-    """Return (H, W) of an image as its EXIF orientation says; of a header alone what it says by then."""
+    """Return (H, W) of an image after its EXIF orientation, as far as the data read so far tells."""
     try:
         turned = Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)  # (a PNG's would decode)
     except Exception:  # (as below)
@@ -159,5 +158,5 @@ def upright_size(image: Image.Image) -> Size:
 def _upright(image: Image.Image) -> Image.Image:
     try:
         return ImageOps.exif_transpose(image) if image.getexif().get(ExifTags.Base.Orientation, 1) != 1 else image
-    except Exception:  # damaged EXIF data (whatever Pillow makes of them) of an image that may be whole
+    except Exception:  # damaged EXIF data can raise anything, but the image may be intact
         return image

@@ -1,4 +1,4 @@
-"""From a video file to frames, and back, with PyAV (FFmpeg). No framework."""
+"""Reads and writes the frames of video files with PyAV (FFmpeg). No framework."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from mindspeed_mm_dit.errors import PlatformError
 
 
 class VideoFacts(NamedTuple):
-    """What a video is."""
+    """Properties of a video."""
 
     num_frames: int
-    """Frames that it has: counted where they were decoded, else as many as there are packets of it."""
+    """Number of frames: counted if all were decoded, else the number of packets."""
     fps: float | None
-    """Frames a second on average; None for a still, or where the file does not say."""
+    """Average frames per second; None for a still, or if the file does not have it."""
     size: tuple[int, int]
-    """(H, W) of a frame as it is shown, in pixels."""
+    """(H, W) of a frame as displayed, in pixels."""
 
 
 @lru_cache(maxsize=1)
 def pyav() -> ModuleType:
-    """Import PyAV; raises PlatformError where it is not installed."""
+    """Import PyAV; raises PlatformError if it is not installed."""
     try:
         import av
     except ImportError as error:
@@ -42,7 +42,7 @@ def pyav() -> ModuleType:
 
 
 def look_at_video(path: str | Path, decode: bool) -> VideoFacts:
-    """Return the facts of a video; its first frame is decoded, all of them with ``decode``. Raises UnusableFile."""
+    """Return the facts of a video. Decodes its first frame, or all with ``decode``. Raises UnusableFile."""
     with _opened(path) as (container, stream):
         fps = float(stream.average_rate) if stream.average_rate else None
         frames = _frames(container, stream)
@@ -68,7 +68,7 @@ def read_frames(path: str | Path, numbers: np.ndarray) -> np.ndarray:
     """Return the frames ``numbers`` (F,), ascending from 0, of a video as (F, H, W, 3) uint8 RGB.
 
     Raises:
-        UnusableFile: it cannot be decoded so far, or ends before.
+        UnusableFile: it cannot be decoded up to the last of them, or ends before it.
     """
     last = int(numbers[-1])
     wanted, found, there = set(numbers.tolist()), {}, 0
@@ -84,7 +84,7 @@ def read_frames(path: str | Path, numbers: np.ndarray) -> np.ndarray:
 
 @contextmanager
 def _opened(path: str | Path) -> Iterator[tuple[Any, Any]]:
-    """Open a file and its first video stream. Raises UnusableFile for whatever is wrong, here or in the block."""
+    """Open a file and its first video stream. Raises UnusableFile for anything wrong, here or in the ``with`` block."""
     av = pyav()
     if check_file(path) == 0:
         raise UnusableFile("is empty")
@@ -95,12 +95,12 @@ def _opened(path: str | Path) -> Iterator[tuple[Any, Any]]:
             yield container, container.streams.video[0]
     except UnusableFile:
         raise
-    except Exception as error:  # a decoder that meets damaged bytes raises anything
+    except Exception as error:  # a decoder can raise anything on damaged bytes
         raise UnusableFile(f"cannot be decoded: {reason_of(error)}") from error
 
 
 def _frames(container: Any, stream: Any) -> Iterator[Any]:
-    """Yield the frames in the order in which they are shown; raises UnusableFile at one that was patched up."""
+    """Yield the frames in display order; raises UnusableFile at one that the decoder marks as corrupt."""
     for number, frame in enumerate(container.decode(stream)):
         if frame.is_corrupt:
             raise UnusableFile(f"cannot be decoded: frame {number + 1} is damaged")
@@ -108,12 +108,12 @@ def _frames(container: Any, stream: Any) -> Iterator[Any]:
 
 
 def _upright(frame: Any) -> np.ndarray:
-    """Return a frame as (H, W, 3) uint8 RGB, turned as the file says that it is to be shown."""
+    """Return a frame as (H, W, 3) uint8 RGB, rotated for display as the file says."""
     return np.ascontiguousarray(np.rot90(frame.to_ndarray(format="rgb24"), round(frame.rotation / 90)))
 
 
 def write_video(path: Path, frames: np.ndarray, fps: float) -> None:
-    """Write frames (F, H, W, 3) uint8, H and W even, as MPEG-4 at a quality that is hard to tell from them."""
+    """Write frames (F, H, W, 3) uint8, H and W even, as MPEG-4, at a quality hard to tell from the originals."""
     av = pyav()
     with av.open(str(path), "w", format="mp4") as container:
         stream = container.add_stream("mpeg4", rate=Fraction(fps).limit_denominator(1000))

@@ -1,6 +1,6 @@
-"""Which host runs the training: the one that --host names, or the first that is recognised here.
+"""Choose the host that runs the training: the one that --host names, or the first that is recognised here.
 
-The choice is made once and said in one line. A MindSpeed-MM that is installed and broken is an error.
+The choice is made once and reported in one line. A MindSpeed-MM that is installed but broken is an error.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ AddFlags = Callable[[argparse.ArgumentParser], argparse.ArgumentParser]
 
 
 def choose_host(argv: Sequence[str], add_flags: AddFlags | None = None) -> Host:
-    """Return the host that ``argv`` and the installed packages ask for, framework activated.
+    """Return the host for ``argv`` and the installed packages, with its framework activated.
 
-    ``add_flags`` adds the script's own flags to a parser: --help of a host that can say it without a framework is
-    printed here, and ends the process with 0. A UserError is printed and ends it with code 2. From here on a Ctrl-C
-    that nothing else takes ends it with one line and code 130; in MindSpeed-MM it raises KeyboardInterrupt again.
+    ``add_flags`` adds the script's own flags to a parser. If the host can build its parser without a framework, --help
+    is printed here and ends the process with code 0. A UserError is printed and ends it with code 2. From here on a
+    Ctrl-C that nothing else handles ends it with one line and code 130; in MindSpeed-MM it raises KeyboardInterrupt
+    again.
     """
     end_in_a_line_when_interrupted()
     end_with_launcher(os.environ)
@@ -40,10 +41,10 @@ def choose_host(argv: Sequence[str], add_flags: AddFlags | None = None) -> Host:
 
 
 def find_host(argv: Sequence[str], add_flags: AddFlags | None = None) -> Host:
-    """Do what :func:`choose_host` says, and raise.
+    """Do the work of :func:`choose_host`, but raise errors.
 
     Raises:
-        PlatformError: the host or framework that was asked for is not here, or broken.
+        PlatformError: the requested host or framework is not installed, or broken.
         UserError: the host cannot run what the command line asks for.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -60,7 +61,7 @@ def find_host(argv: Sequence[str], add_flags: AddFlags | None = None) -> Host:
 
 
 def named(name: str) -> HostKind:
-    """Return the host of this name; ConfigError for one that there is not."""
+    """Return the host of this name; raises ConfigError for an unknown name."""
     known = {kind.name: kind for kind in hosts()}
     if name not in known:
         names = ("auto", *known)
@@ -69,7 +70,7 @@ def named(name: str) -> HostKind:
 
 
 def _recognised() -> HostKind:
-    """Return the first host that is to be taken here; what is worth saying of those up to it is said."""
+    """Return the first host that --host auto takes here; print the notes of the hosts up to it."""
     for kind in hosts():
         is_taken, note = kind.recognised()
         if note and says_it():

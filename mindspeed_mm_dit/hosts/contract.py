@@ -1,6 +1,6 @@
-"""What pretrain_dit.py asks of the program that runs the training, and how such a host is made known.
+"""The interface between pretrain_dit.py and a host, the program that runs the training, and the record of a host.
 
-Ours stand in ``registry.hosts``; a plugin of another package calls ``registry.register_host``.
+``registry.hosts`` lists ours; a plugin of another package calls ``registry.register_host``.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ FlagsProvider = Callable[[ArgumentParser], ArgumentParser]
 
 
 class ModelType(Enum):
-    """Megatron's kinds of model, where Megatron is not; a DiT is the first."""
+    """Stands in for Megatron's kinds of model if there is no Megatron; a DiT is the first."""
 
     encoder_or_decoder = 1
 
 
 class Host(Protocol):
-    """Runs the training. What Megatron has too goes by Megatron's names, so that one script runs in every host."""
+    """A program that runs the training. Members use Megatron's names if it has them: one script runs in every host."""
 
     @property
     def name(self) -> str:
-        """What the first line of a run calls it."""
+        """Name in the first line of a run."""
 
     @property
     def ModelType(self) -> Any:
@@ -44,10 +44,10 @@ class Host(Protocol):
         """Print on the first rank."""
 
     def load_encoders(self) -> tuple[Any, Any]:
-        """Load what encodes and decodes for this run: how weights get into memory is the host's business."""
+        """Load the encoders and decoders of this run; the host decides how their weights get into memory."""
 
     def average_losses_across_data_parallel_group(self, losses: list[Tensor]) -> Any:
-        """Average scalar losses over the ranks; the first of the result is that of the first."""
+        """Average scalar losses over the ranks; the first of the result is the average of the first loss."""
 
     def pretrain(
         self,
@@ -59,30 +59,30 @@ class Host(Protocol):
         extra_args_provider: FlagsProvider | None = None,
         args_defaults: dict[str, Any] | None = None,
     ) -> None:
-        """Train as the command line says; a UserError is printed and ends the process with code 2."""
+        """Train as the command line says; print a UserError and end the process with code 2."""
 
 
 class Recognised(NamedTuple):
-    """Whether --host auto takes a host."""
+    """Whether --host auto takes a host, and what to print about it."""
 
     is_taken: bool
     note: str = ""
-    """What is said of it on the first rank; empty: nothing."""
+    """A note to print on the first rank; empty: none."""
 
 
 @dataclass(frozen=True)
 class HostKind:
-    """A host as the registry knows it. Nothing of it is imported before it is chosen."""
+    """The registry's record of a host. The host itself is imported only when it is chosen."""
 
     name: str
     """Value of --host."""
     attach: Callable[[Sequence[str]], Host]
-    """Brings it up for a command line; its framework is active by then."""
+    """Starts the host for a command line; its framework is active by then."""
     recognised: Callable[[], Recognised] = lambda: Recognised(False)
-    """Looks at what is installed, and says whether --host auto takes it."""
+    """Looks at the installed packages, and decides whether --host auto takes the host."""
     needs: Callable[[Sequence[str]], None] = lambda argv: None
-    """Raises PlatformError where what it needs is not here."""
+    """Raises PlatformError if something that the host needs is missing."""
     framework: Callable[[Sequence[str]], str] = lambda argv: "pytorch"
-    """What ``framework.activate`` is told for a command line."""
+    """Returns the framework to activate for a command line."""
     parser: Callable[[], ArgumentParser] | None = None
-    """Builds the parser of its flags without a framework, for --help; None: what it starts answers that."""
+    """Builds the parser of its flags without a framework, for --help; None: the program that it starts prints help."""

@@ -1,4 +1,4 @@
-"""What an installed package or unpacked tree has, read off its sources; nothing of it is imported."""
+"""Look up what an installed package or unpacked tree contains. Reads its sources and imports nothing of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ReliedOn = Mapping[str, Mapping[str, tuple[str, ...] | None]]
 
 
 def lacks(relied_on: ReliedOn) -> list[str]:
-    """Return what is not there of ``relied_on``, in words; of a file that is no Python its import says so."""
+    """Return what is missing of ``relied_on``, in words. A file that is not valid Python is left to its import."""
     found = []
     for module, names in relied_on.items():
         file = source_of(module)
@@ -32,18 +32,18 @@ def lacks(relied_on: ReliedOn) -> list[str]:
 
 
 def folders(package: str) -> list[Path]:
-    """Return where a top-level package lies, installed or unpacked; several places for a namespace."""
+    """Return the folders of a top-level package, installed or unpacked; a namespace package can have several."""
     spec = importlib.util.find_spec(package)
     return [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
 
 
 def where(package: str) -> Path | None:
-    """Return the first of its folders."""
+    """Return the first folder of a package; None if there is none."""
     return next(iter(folders(package)), None)
 
 
 def is_installed(name: str) -> bool:
-    """Return whether a module can be imported; of one within a package the package is imported for that."""
+    """Return whether a module can be imported; for a module in a package, this imports the package."""
     try:
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError:  # a parent package is missing
@@ -51,7 +51,7 @@ def is_installed(name: str) -> bool:
 
 
 def source_of(module: str) -> Path | None:
-    """Return the file of ``module``; None where there is none."""
+    """Return the file of ``module``; None if there is none."""
     package, _, rest = module.partition(".")
     for folder in folders(package):
         path = folder / rest.replace(".", "/")
@@ -62,7 +62,7 @@ def source_of(module: str) -> Path | None:
 
 
 def _top_level(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the statements of a module, and those under an ``if`` or ``try`` of it."""
+    """Yield the statements of a module, including those under an ``if`` or ``try``."""
     for child in ast.iter_child_nodes(node):
         yield child
         if isinstance(child, ast.If | ast.Try):

@@ -1,4 +1,4 @@
-"""What can be checked before a device is touched, whatever the host: config files, memory and images, all together."""
+"""Checks for every host before it touches a device: config files, memory and images, and how they fit together."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ from mindspeed_mm_dit.training.data_set import open_data_set
 
 @dataclass(frozen=True)
 class HostFacts:
-    """In what the hosts differ before a run begins."""
+    """What the checks need to know about a host."""
 
     name: str
-    """What an error says of it: "pytorch on cpu", "MindSpeed-MM"."""
+    """Name of the host in errors: "pytorch on cpu", "MindSpeed-MM"."""
     rank: int
     world_size: int
     machine: Place
     """Where the model is built."""
     device: Place | None
-    """Where a rank computes; None where that is not known."""
+    """Where a rank computes; None if unknown."""
     ways_to_bf16: Collection[Way] | None
-    """How a step may compute in bfloat16; None: the host decides by flags of its own what a step computes in."""
+    """How a step may compute in bfloat16; None: flags of the host decide the precision of a step."""
     check_sharding: Callable[[MultiModalArguments], None]
-    """Raises ConfigError for what in fsdp2.yaml does not fit the model, or is not offered."""
+    """Raises ConfigError if something in fsdp2.yaml does not fit the model, or is not supported."""
     shares_sequences: bool = False
     """Whether ranks can share the tokens of a sample."""
     mm_model: str = "--mm-model"
-    """What names model.json."""
+    """Setting that names model.json."""
     mm_data: str = "--mm-data"
-    """What names data.json."""
+    """Setting that names data.json."""
 
 
 def fsdp2_of(args: RunConfig) -> Fsdp2Config | None:
@@ -56,11 +56,11 @@ def fsdp2_of(args: RunConfig) -> Fsdp2Config | None:
 def check_configs(
     args: RunConfig, host: HostFacts, fsdp2: Fsdp2Config | None, tuning: Tuning = WHOLE
 ) -> MultiModalArguments:
-    """Read every other config file, check all of it together with the images, and return the configs.
+    """Read every other config file, check everything together with the images, and return the configs.
 
     ``args``: the flags --mm-model, --mm-data, --mm-valid-data, --bf16, --seed, --context-parallel-size,
-    --power-ema-stds, --optimizer with its settings, --micro-batch-size and --global-batch-size; of the last two one may
-    be None. ``tuning``: what is trained, where that is not all.
+    --power-ema-stds, --optimizer with its settings, --micro-batch-size and --global-batch-size; one of the last
+    two may be None. ``tuning``: what is trained, if that is not the whole model.
 
     Raises:
         UserError: whatever is wrong, with setting, value, reason and cure.
@@ -83,7 +83,7 @@ def check_configs(
 
 
 def say_data_set(args: RunConfig, mm: MultiModalArguments) -> None:
-    """Print what the run learns from, and warn where --eval-interval is given and nothing is held out."""
+    """Print what data the run trains on, and warn if --eval-interval is given and nothing is held out."""
     data = open_data_set(mm, args.seed)
     data.say()
     shapes = len(mm.data.dataset_param.sizes)
@@ -120,7 +120,7 @@ def _check_context_parallel(ranks: int, mm: MultiModalArguments, host: HostFacts
 
 
 def _check_memory(args: RunConfig, mm: MultiModalArguments, host: HostFacts) -> None:
-    """Raise ConfigError for a model that cannot fit here; warn on the first rank where a step may not."""
+    """Raise ConfigError for a model that cannot fit here; warn on the first rank if a step may not fit."""
     offloaded = mm.fsdp2 is not None and mm.fsdp2.offload_to_cpu and host.device != host.machine
     if host.device is None or mm.precision is None or offloaded:
         return

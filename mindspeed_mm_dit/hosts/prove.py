@@ -1,7 +1,7 @@
-"""A process of ``mm-dit prove`` or ``compare``: takes the first steps of a run in layout after layout, and writes what
-they did.
+"""A process of ``mm-dit prove`` or ``compare``: take the first steps of a run in one layout after another, and write
+the results.
 
-The launcher of a run starts it with a file of tasks. So launcher, checks, model and engine are those of a run.
+The launcher of a run starts it with a file of tasks, so launcher, checks, model and engine are the same as in a run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from mindspeed_mm_dit.verify.task import Task, read_tasks, sample_indices_of
 
 
 def main(argv: Sequence[str]) -> int:
-    """Do the tasks in the file that ``argv`` ends with; return 0, or 2 where the ranks could not meet."""
+    """Do the tasks in the file that ``argv`` ends with; return 0, or 2 if the ranks could not meet."""
     end_with_launcher(os.environ)
     tasks = read_tasks(argv[-1])
     activate(tasks[0].value("--ai-framework"))
@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def take(task: Task) -> None:
-    """Take the steps of ``task``, and write what they did."""
+    """Take the steps of ``task``, and write the results."""
     from mindspeed_mm_dit.framework import runtime
     from mindspeed_mm_dit.verify.examples import measure, told
 
@@ -89,7 +89,7 @@ def _steps(task: Task, flags: RunConfig) -> dict[str, np.ndarray]:
         seconds.append(time.perf_counter() - began)
         if number == 0:
             found = _first(seen, watch, runtime.num_microbatches() if room.IS_DIVIDED_AFTER else 1)
-    del batches  # and its threads
+    del batches  # ends its threads too
     if task.is_truth and not task.rounding:
         found |= {f"start/{name}": array for name, array in first.weights.items()}
     values = np.concatenate([room.whole(each) for each in losses]).reshape(task.steps, -1)
@@ -103,7 +103,7 @@ def _steps(task: Task, flags: RunConfig) -> dict[str, np.ndarray]:
 
 
 def _drawn(first: Any, seed: int) -> Any:
-    """Draw what begins as zero: of adapters every second matrix does, and hides what is wrong with the others."""
+    """Draw the weights that begin as zero: in adapters every second matrix does, which would hide other errors."""
     from mindspeed_mm_dit.verify.examples import nudged
 
     return first._replace(weights={name: nudged(name, value, seed) for name, value in first.weights.items()})
@@ -119,7 +119,7 @@ def _first(seen: Any, watch: Watch | None, divided_by: int) -> dict[str, np.ndar
 
 
 def _watched(args: RunConfig) -> Any:
-    """Return which modules are watched, by their name; what is compiled is not looked into."""
+    """Return a test for the names of modules to watch; compiled blocks are not looked into."""
     inside = re.compile(rf"{re.escape(args.mm.model.predictor.parameters().stem)}\.\d+\..+")
     return lambda name: not (args.torch_compile and inside.fullmatch(name))
 

@@ -1,7 +1,7 @@
-"""A process of ``mm-dit prove`` that takes the first steps of a run inside MindSpeed-MM, by its pretrain_dit.py.
+"""A process of ``mm-dit prove`` that takes the first steps of a run inside MindSpeed-MM, through pretrain_dit.py.
 
-PyTorch's own hooks look at the modules and at the optimizer, and the norm is read where the host logs it. A host that
-has begun cannot begin again, so a process does one task.
+PyTorch's own hooks observe the modules and the optimizer; the gradient norm is read from what the host logs. A host
+cannot be started twice in one process, so each process does one task.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ LOGS = {
     MEGATRON: ("mindspeed_mm.training", "training_log"),
     NATIVE: ("mindspeed_mm.fsdp.train.train_engine", "TrainEngine.training_log"),
 }
-"""Where each host logs a step, its gradient norm among the arguments."""
+"""The function with which each host logs a step; one of its arguments is the gradient norm."""
 
 
 def main(task: Task) -> None:
-    """Become the run of ``task``; it ends by itself when its steps are taken."""
+    """Run ``task``; the process ends by itself after its steps."""
     flags = parse(task.flags)
     activate("pytorch")
     at = task.flags.index("--init-from")
@@ -50,7 +50,7 @@ def main(task: Task) -> None:
 
 
 def _begin_with(weights: str) -> None:
-    """Let a run begin with these weights instead of those of the seed: no host here has --init-from."""
+    """Start the run from these weights instead of random ones: no host here has --init-from."""
     from safetensors.numpy import load_file
 
     from mindspeed_mm_dit.models import composite, init
@@ -62,7 +62,7 @@ def _begin_with(weights: str) -> None:
 
 
 class Witness:
-    """What a host's steps do, seen by hooks of PyTorch; every rank sees the same, and rank 0 writes whole arrays."""
+    """Records what a host's steps do, through PyTorch's hooks. All ranks take part, and rank 0 writes whole arrays."""
 
     def __init__(self, task: Task, flags: RunConfig) -> None:
         from mindspeed_mm_dit.training.pytorch import step_record
@@ -77,7 +77,7 @@ class Witness:
         step_record.look_everywhere(self._before, self._after, self._step)
 
     def _before(self, module: Any, inputs: Any) -> None:
-        """Look at the model before a micro-batch: the one module that has an average of its weights."""
+        """Look at the model before a micro-batch. The model is the one module that has an EMA of its weights."""
         from mindspeed_mm_dit.verify.first_wrong_module import Watch
 
         if not hasattr(module, "averages"):
@@ -115,7 +115,7 @@ class Witness:
                 self._found.setdefault(f"gradient/{self._names[p]}", self._room.whole(p.grad))
 
     def _read_the_log(self) -> None:
-        """Note the norm of every step that the host logs."""
+        """Record the gradient norm of every step that the host logs."""
         module, name = LOGS[self._flags.host]
         *path, leaf = name.split(".")
         owner = reduce(getattr, path, sys.modules[module])
@@ -129,7 +129,7 @@ class Witness:
         return noted
 
     def _write(self) -> None:
-        """Leave what was seen, and end the run: the step that begins is one more than asked for."""
+        """Write what was recorded, and end the run: the step that begins now is one more than requested."""
         from mindspeed_mm_dit.framework import runtime
         from mindspeed_mm_dit.verify.examples import told
         from mindspeed_mm_dit.verify.task import sample_indices_of
@@ -139,7 +139,7 @@ class Witness:
         found = self._found | {"grad_norm": np.array(self._norms), "losses": losses, "positions": sample_indices}
         self._task.write({**found, "facts": told()}, runtime.rank())
         runtime.barrier()
-        leave(0)  # (a host that is interrupted between steps has no other way out)
+        leave(0)  # (there is no other way to stop a host between steps)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""``mm-dit prove --run``: steps of a run that somebody has published, taken again, held to its log."""
+"""``mm-dit prove --run``: recompute steps of a published run, and compare them with its log."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mindspeed_mm_dit.verify.table import Finding, Tolerances, judge_steps
 
 
 def take_again(run: Published, asked: Sequence[int]) -> list[Finding]:
-    """Take the steps up to the places ``asked``, and judge their losses and gradient norms by the log; say both."""
+    """Take the steps up to the iterations ``asked``, judge losses and gradient norms by the log, and print both."""
     args, places = join(quiet(run.flags)), run.places(asked)
     if run.past is None and (table := table_of(changes(run.facts, run_facts(args, 0, 0)))):
         print_rank_0(table)
@@ -43,7 +43,7 @@ def _named(taken: Iterable[tuple[int, tuple[float, float]]]) -> dict[str, np.nda
 
 
 def described(run: Published) -> dict[str, str]:
-    """Return what a card says of ``run`` in words: model, data, weights, versions."""
+    """Return the facts that a card states about ``run``: model, data, weights, versions."""
     args = preflight(quiet(run.flags))
     here = {
         "parameters": f"{args.mm.model.parameters().num_elements():,}",
@@ -60,8 +60,8 @@ def described(run: Published) -> dict[str, str]:
 def _taken(
     args: RunConfig, run: Published, places: Sequence[int], draw: int | None = None
 ) -> Iterator[tuple[int, tuple[float, float]]]:
-    """Yield loss and gradient norm of each place; with a ``draw`` all numbers are moved at random."""
-    if draw is not None:  # by a rank of its own, whole: that is the same step
+    """Yield loss and gradient norm of each iteration; with a ``draw``, all numbers are perturbed at random."""
+    if draw is not None:  # (replicated, eager, in float32: mathematically the same step)
         args = join(replace(args, use_torch_fsdp2=False, torch_compile=False, bf16=False))
     for checkpoint in dict.fromkeys(map(run.before, places)):
         own = [place for place in places if run.before(place) == checkpoint]
@@ -90,7 +90,7 @@ def _steps(args: RunConfig, engine: Any, start: Any, draw: int | None, unit: flo
 
 
 def others(facts: Mapping[str, Any], findings: Sequence[Finding]) -> list[str]:
-    """Return which versions are others here, where digits are."""
+    """If a digit differs, return the versions that differ here."""
     if all(finding.error == 0.0 for finding in findings):
         return []
     here = runtime.versions()

@@ -1,4 +1,4 @@
-"""Which hosts there are, and in which order --host auto looks for them."""
+"""The registry of hosts, in the order in which --host auto looks for them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _standalone(argv: Sequence[str]) -> Host:
 
 
 def wanted_framework(argv: Sequence[str]) -> str:
-    """Return what --ai-framework asks for."""
+    """Return the framework that --ai-framework names."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--ai-framework", default="pytorch", choices=FRAMEWORKS)
     return str(parser.parse_known_args(list(argv))[0].ai_framework)
@@ -35,10 +35,10 @@ OUTSIDE: dict[str, HostKind] = {}
 
 
 def register_host(kind: HostKind) -> None:
-    """Make a host known; its file imports no framework.
+    """Add a host of another package. Its file must import no framework.
 
     Raises:
-        ConfigError: there is another one of this name.
+        ConfigError: another host has this name.
     """
     is_ours = kind.name in ("auto", NATIVE.name, MEGATRON.name, STANDALONE.name)
     if is_ours or OUTSIDE.setdefault(kind.name, kind) is not kind:
@@ -46,6 +46,6 @@ def register_host(kind: HostKind) -> None:
 
 
 def hosts() -> list[HostKind]:
-    """Return all hosts, in the order in which --host auto asks them whether it is to take them."""
+    """Return all hosts, in the order in which --host auto tries them."""
     load_plugins()
     return [*OUTSIDE.values(), NATIVE, MEGATRON, STANDALONE]

@@ -1,6 +1,7 @@
-"""A step of a run of the standalone host, computed again: as it was, for draws are functions of the position.
+"""Recompute one step of a run of the standalone host, and report on it.
 
-Said of it are loss, samples, activations, and the first tensor that is not finite.
+The step is the same as in the run, because all random numbers are functions of the sample index. The report has the
+loss, the samples, the activations, and the first tensor that is not finite.
 """
 
 from __future__ import annotations
@@ -24,30 +25,30 @@ SAMPLES_SHOWN = 16
 
 @dataclass(frozen=True)
 class StepReport:
-    """A step on one rank."""
+    """What one rank saw in a step."""
 
     iteration: int
     loss: float
     grad_norm: float
     not_finite: NotFinite | None
     samples: Sequence[Sequence[Sample]]
-    """Of each micro-batch of this rank."""
+    """Samples of each micro-batch of this rank."""
     largest: Mapping[str, float]
     """Module -> largest absolute value in its outputs."""
     stem: str
-    """What names of blocks begin with, before their number."""
+    """Prefix of the names of blocks, before their number."""
 
     @property
     def is_finite(self) -> bool:
-        """Whether loss and gradient are."""
+        """Whether loss and gradient norm are finite."""
         return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
 
     def head(self) -> str:
-        """Return what all ranks agree on: loss and gradient norm, as a run prints them."""
+        """Return the line that is the same on all ranks: loss and gradient norm, as a run prints them."""
         return f"iteration {self.iteration} | loss: {self.loss:.6E} | grad norm: {self.grad_norm:.3f} |"
 
     def lines(self) -> list[str]:
-        """Return what this rank has seen."""
+        """Return the lines about what this rank saw."""
         return [self._first(), *self._samples(), *self._activations()]
 
     def _first(self) -> str:
@@ -83,24 +84,24 @@ class StepReport:
 
 
 def _units(modules: Mapping[str, float], stem: str) -> list[str]:
-    """Return the blocks, and what stands beside them, in the order of their outputs."""
+    """Return the blocks and the modules beside them, in the order of their outputs."""
     block = re.compile(rf"{re.escape(stem)}\.\d+")
     found = (match[0] if (match := block.match(name)) else name.split(".")[0] for name in modules if name)
     return list(dict.fromkeys(found))
 
 
 def _largest(modules: Mapping[str, float], unit: str) -> tuple[float, str]:
-    """Return the largest value in a unit, and the first module that has it; what is not finite is the largest."""
+    """Return the largest value in a unit, and the first module that has it; a value that is not finite counts most."""
     inside = [name for name in modules if name == unit or name.startswith(f"{unit}.")]
     name = max(inside, key=lambda name: modules[name] if math.isfinite(modules[name]) else math.inf)
     return modules[name], name
 
 
 def replay(args: RunConfig, checkpoint: Path | None, iteration: int) -> bool:
-    """Take the steps after ``checkpoint`` (None: the beginning) up to ``iteration``, or up to the first that is not
-    finite; print what that one was like, and return whether it is finite.
+    """Take the steps after ``checkpoint`` up to ``iteration``; print a report of it and return whether it is finite.
 
-    ``args``: the flags of the run; its batch is cut into as many ranks as there are now, with the same samples.
+    Stops earlier at a step that is not finite, and reports that one. ``checkpoint`` None: from the beginning.
+    ``args``: the flags of the run; its batch has the same samples, divided among the ranks there are now.
     """
     args = join(args)
     start = starting(args, checkpoint)
@@ -117,7 +118,7 @@ def replay(args: RunConfig, checkpoint: Path | None, iteration: int) -> bool:
 
 
 def _steps(args: RunConfig, engine: Engine, start: Start | None, last: int) -> StepReport:
-    """Take steps from ``start`` on, and report the last, or the first that is not finite."""
+    """Take steps from ``start`` to ``last``, and report the last one, or the first that is not finite."""
     done = start.iteration if start else 0
     print_rank_0(f"from {start.path if start else 'the beginning'}: {last - done} step(s) to iteration {last}")
     probe = Probe(engine.predictor)
@@ -131,7 +132,7 @@ def _steps(args: RunConfig, engine: Engine, start: Start | None, last: int) -> S
 
 
 def _samples(args: RunConfig, began_at: int, count: int) -> list[list[Sample]]:
-    """Return which samples the ``count`` micro-batches of this rank are in the step after ``began_at`` samples."""
+    """Return the samples in the ``count`` micro-batches of this rank, in the step that begins at ``began_at``."""
     data, rank, ranks = open_data_set(args.mm, args.seed), runtime.data_rank(), runtime.data_world_size()
     sample_indices = data.micro_batches(began_at, args.micro_batch_size, rank, ranks, count)
     return [data.named(own) for _, own in zip(range(count), sample_indices)]

@@ -1,4 +1,4 @@
-"""Our own host: MindSpeed-MM's names, flags and log line, without MindSpeed-MM."""
+"""Our own host: the names, flags and log line of MindSpeed-MM, without MindSpeed-MM."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from mindspeed_mm_dit.training.signals import Stop, StopRequest
 
 
 class Standalone:
-    """Our own host; its members are those of ``contract.Host``."""
+    """Our own host, an implementation of ``contract.Host``."""
 
     name = "standalone"
     ModelType = ModelType
@@ -47,7 +47,7 @@ class Standalone:
         print_rank_0(message)
 
     def load_encoders(self) -> tuple[Any, Any]:
-        """Load what encodes and decodes for this run; where neither is done, weights stay on disk."""
+        """Load the encoders and decoders of this run; if it needs neither, their weights stay on disk."""
         args = self.get_args()
         return registry.load_encoders(args.mm.model, args.mm.encodes or args.sample_interval > 0)
 
@@ -64,11 +64,11 @@ class Standalone:
         extra_args_provider: FlagsProvider | None = None,
         args_defaults: dict[str, Any] | None = None,
     ) -> None:
-        """Train as the command line says (MindSpeed-MM's ``pretrain``, same arguments).
+        """Train as the command line says (same arguments as MindSpeed-MM's ``pretrain``).
 
-        ``model_type``, ``process_non_loss_data_func`` and ``args_defaults`` are the real host's business and change
+        ``model_type``, ``process_non_loss_data_func`` and ``args_defaults`` matter only to MindSpeed-MM and change
         nothing here. A UserError is printed and ends the process with code 2, before any device work if it can be
-        seen by then. A run that was asked to stop is saved, and ends with 128 and the number of the signal; a --dry-run
+        found by then. A run that was asked to stop saves, and ends with 128 plus the number of the signal. A --dry-run
         ends with 0 before a model is built.
         """
         try:
@@ -100,7 +100,7 @@ class Standalone:
         )
         with StopRequest(args.exit_duration_in_mins) as stop, claimed_save(args) as claim:
             ended = self._train(dataset_provider, model_provider, forward_step, stop, claim)
-            # The engine is gone: DDP, freed behind the group that it trained in, can wait for ever for its threads.
+            # The engine is gone by now: DDP, if freed after its process group, can wait for its threads forever.
             runtime.barrier()
             runtime.shutdown()
         return ended
@@ -128,7 +128,7 @@ class Standalone:
             ended = train(args, engine, forward_step, train_batches, valid_batches, progress, stop)
         except UserError:
             progress.let_the_write_end()
-            if stop.error:  # which asked the run to end
+            if stop.error:  # the reason why the run was stopped
                 say(stop.error)
             raise
         if ended and ended.error:
@@ -140,7 +140,7 @@ class Standalone:
 
 
 def _say_what_would_run(args: RunConfig) -> None:
-    """Let the ranks meet and find where they would start, and say what they would do; nothing is left behind.
+    """Let the ranks meet, find where they would start, and print what they would do. Leaves no files behind.
 
     Raises:
         UserError: whatever is wrong with --load, --save or --init-from.
@@ -158,15 +158,15 @@ def _say_what_would_run(args: RunConfig) -> None:
 
 
 def with_base(args: RunConfig, first: First) -> RunConfig:
-    """Return ``args`` with the digest of the weights that adapters stand beside, which every checkpoint keeps."""
+    """Return ``args`` with the digest of the base weights of adapters, which every checkpoint keeps."""
     return replace(args, mm=replace(args.mm, base=first.base))
 
 
 def build_engine(
     args: RunConfig, engine_module: EngineModule, model_provider: Callable[..., Any], first: First
 ) -> Engine:
-    """Return the engine of a run; its weights are ``first`` until a checkpoint is loaded."""
-    assert args.mm.precision is not None  # which is the real host's business alone
+    """Return the engine of a run, with the weights ``first``; a checkpoint may be loaded later."""
+    assert args.mm.precision is not None  # (None only inside MindSpeed-MM)
     return engine_module.Engine(model_provider(), args, args.mm.fsdp2, args.mm.precision, first.weights)
 
 

@@ -1,4 +1,4 @@
-"""What the standalone host checks before a device is touched: its flags, where it writes, and its report."""
+"""Checks of the standalone host before it touches a device: flags, output paths, and the report."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def preflight(args: RunConfig) -> RunConfig:
 
 
 def host_facts() -> HostFacts:
-    """Return what the checks of all hosts have to know of this one."""
+    """Return the facts about this host that the shared checks need."""
     world_size, machine = runtime.world_size(), _machine()
     num_bytes = runtime.device_memory_bytes()
     device = Place(runtime.device_name(), num_bytes) if num_bytes is not None else None
@@ -72,7 +72,7 @@ def _machine() -> Place:
 
 
 def with_report(args: RunConfig, model: ModelConfig) -> RunConfig:
-    """Return ``args`` with the sampler of its report; raises ConfigError for one that could not be drawn at the end."""
+    """Return ``args`` with the sampler of its report; raises ConfigError for a report that could not be made."""
     check_between("--report-cfg-scale", args.report_cfg_scale, 0.0, MOST_GUIDANCE)
     if not args.report:
         return args
@@ -90,7 +90,7 @@ def with_report(args: RunConfig, model: ModelConfig) -> RunConfig:
 
 
 def check_outputs(args: RunConfig) -> None:
-    """Raise ConfigError or CheckpointError for a folder that a run could not, or should not, write to."""
+    """Raise ConfigError or CheckpointError for a folder that a run cannot or should not write to."""
     if args.save:
         check_output_folder("--save", args.save, make=False)
         check_is_no_checkpoint("--save", os.path.abspath(args.save))

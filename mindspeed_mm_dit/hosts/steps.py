@@ -1,4 +1,4 @@
-"""A run of the standalone host up to its steps, for commands that take some of them and look on."""
+"""Set up a run of the standalone host and take some of its steps, for commands that observe them."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ Tensor = Any
 
 
 class StepTaken(NamedTuple):
-    """A step, as a run logs it."""
+    """The numbers of a step, as a run logs them."""
 
     iteration: int
     loss: float
     grad_norm: float
     began_at: int
-    """Samples before it."""
+    """Number of samples before the step."""
 
 
 def join(args: RunConfig) -> RunConfig:
-    """Meet the other ranks, and return the run, checked, with its configs."""
+    """Check the run, join the other ranks, and return the run with its configs."""
     args = preflight(args)
     runtime.initialize(
         args.distributed_backend, args.micro_batch_size, args.global_batch_size, args.context_parallel_size
@@ -51,7 +51,8 @@ def begin(
 ) -> Any:
     """Return the engine of a run that has joined.
 
-    made: is given the composite before it is spread. first: the weights to begin with; None: those of the run.
+    made: receives the composite before it is sharded, and returns the one to use. first: the initial weights; None:
+    those of the run.
     """
 
     def provided() -> Any:
@@ -69,7 +70,7 @@ def _engine_module() -> EngineModule:
 
 
 def starting(args: RunConfig, checkpoint: Path | None) -> Start | None:
-    """Return where a run that has joined goes on from, known to fit its flags; None: at the beginning."""
+    """Return the point from which a run that has joined resumes, checked against its flags; None: the beginning."""
     if checkpoint is None:
         return None
     start = Start(checkpoint, int(checkpoint.name[5:]), read_facts(checkpoint))
@@ -78,7 +79,7 @@ def starting(args: RunConfig, checkpoint: Path | None) -> Start | None:
 
 
 def steps_after(args: RunConfig, engine: Any, start: Start | None, step: ForwardStep) -> Iterator[StepTaken]:
-    """Take the steps of a run after ``start``, one whenever the next is asked for."""
+    """Take the steps of a run after ``start``, one per item of this iterator."""
     done = start.iteration if start else 0
     began_at = (start.facts if start else {}).get("consumed_samples", done * args.global_batch_size)
     batches, _ = train_valid_batches(replace(args, consumed_train_samples=began_at))
@@ -96,7 +97,7 @@ def script(
     next_batch: Callable[[], None] = lambda: None,
     losses_of: Callable[..., Tensor] = lambda model, batch: model(**batch),
 ) -> ForwardStep:
-    """Return what pretrain_dit.py does with a micro-batch; ``see`` is told of the losses (B,)."""
+    """Return the forward step of pretrain_dit.py; it passes the losses (B,) to ``see``."""
 
     def loss_func(losses: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         loss = losses.mean()

@@ -1,4 +1,4 @@
-"""What MindSpeed-MM's tracker names. It is written in place, so that a kill in that very moment leaves it empty."""
+"""Read MindSpeed-MM's tracker file. The host writes it in place, so a kill at that moment leaves it empty."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.errors import CheckpointError
 
 RELEASE = "release"
-"""What it holds instead of an iteration where there are weights without a run."""
+"""What the tracker holds instead of an iteration if there are weights without a run."""
 
 
 def newest(what: str, folder: str) -> Path:
-    """Return the checkpoint that a host will take from ``folder``; ``what`` named it, as in "--load = DIR".
+    """Return the checkpoint that a host will load from ``folder``; ``what`` names the setting, as in "--load = DIR".
 
     Raises:
-        CheckpointError: the tracker names none that is there.
+        CheckpointError: the tracker names no checkpoint that exists.
     """
     name = (Path(folder) / TRACKER).read_text(encoding="utf-8", errors="replace").strip()
     there = [str(iteration) for iteration in CheckpointStore(folder).iterations()]

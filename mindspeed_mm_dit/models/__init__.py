@@ -1,1 +1,1 @@
-"""The networks, once for every framework: predictor, autoencoder and the composite that trains."""
+"""The networks, written once for all frameworks: predictor, autoencoder, and the composite that trains."""

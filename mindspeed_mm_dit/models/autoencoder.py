@@ -1,6 +1,6 @@
-"""Autoencoders between images, or videos, and latents; they are frozen, and never part of a checkpoint.
+"""Autoencoders between images or videos and latents. They are frozen and never part of a checkpoint.
 
-Raw latents are what an encoder gives, scaled latents what a model learns.
+An encoder outputs raw latents; a model learns scaled latents.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ Tensor = Any
 
 @dataclass(frozen=True)
 class AutoencoderKind:
-    """A kind of autoencoder, as section ``ae`` of model.json chooses it by ``model_id``."""
+    """A kind of autoencoder, selected by ``model_id`` in section ``ae`` of model.json."""
 
     config: type[AutoencoderConfig]
-    """Frozen dataclass of the section: what the autoencoder is on paper."""
+    """Frozen dataclass of the section."""
     build: Callable[[Any], Autoencoder]
-    """(config) -> the autoencoder, its weights loaded; a framework is imported here, and not before."""
+    """(config) -> the autoencoder with its weights loaded; imports the framework, nothing before does."""
 
 
 class Autoencoder(ABC):
-    """Encodes and decodes; what the composite and the samplers ask of one. It holds its module outside of theirs."""
+    """Interface of an autoencoder for the composite and the samplers. Its module is not a submodule of theirs."""
 
     def __init__(self, config: Any) -> None:
         self.config, self._scaling = config, Scaling(config)
@@ -36,7 +36,7 @@ class Autoencoder(ABC):
     def encode(self, images: Tensor, posterior_noise: Tensor | None = None) -> Tensor:
         """Images or videos (B, 3 or 1, ...) in [-1, 1] -> scaled latents (B, C, ...).
 
-        With ``posterior_noise``, of the shape of the latents, a draw from the posterior, without it its mean.
+        Draws from the posterior with ``posterior_noise``, of the latents' shape; without it, takes the mean.
         """
         mean, std = self.moments(images)
         return draw_latents(mean, std, posterior_noise, self.scaled)
@@ -53,7 +53,7 @@ class Autoencoder(ABC):
     def moments(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
         """Images or videos (B, 3 or 1, ...) in [-1, 1] -> mean and std of their raw latents, (B, C, ...) float32.
 
-        The second is None where latents are not drawn.
+        The std is None if latents are not drawn.
         """
 
     @abstractmethod
@@ -62,7 +62,7 @@ class Autoencoder(ABC):
 
 
 class Scaling:
-    """(raw - shift) * scale / std and back, on tensors, or on what else ``tensor`` makes of an array (1, C, 1, ...)."""
+    """(raw - shift) * scale / std and back. ``tensor`` converts constants (1, C, 1, ...); by default to tensors."""
 
     def __init__(self, config: AutoencoderConfig, tensor: Callable[[np.ndarray], Any] | None = None) -> None:
         def prepared(numbers: float | tuple[float, ...]) -> Any:
@@ -90,21 +90,21 @@ class Scaling:
 
 
 def _is(numbers: Any, neutral: float) -> bool:
-    """Return whether ``numbers`` is the one number that changes nothing."""
+    """Return whether ``numbers`` is the single number ``neutral``, which changes nothing."""
     return isinstance(numbers, (int, float)) and numbers == neutral
 
 
 def draw_latents(
     mean: Tensor, std: Tensor | None, posterior_noise: Tensor | None, scaled: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Scaled latents (B, C, ...): a draw from the posterior, or without ``posterior_noise`` its mean."""
+    """Return scaled latents (B, C, ...): a draw from the posterior, or its mean without ``posterior_noise``."""
     if posterior_noise is None:
         return scaled(mean)
     return scaled(mean + std * posterior_noise)
 
 
 class NoAutoencoder(Autoencoder):
-    """Stands where all latents come from a cache: its config is known, its weights are not in memory."""
+    """Placeholder if all latents come from a cache: has the config, but no weights in memory."""
 
     def moments(self, images: Tensor) -> tuple[Tensor, Tensor]:
         raise AssertionError("latents come from a cache")
@@ -114,7 +114,7 @@ class NoAutoencoder(Autoencoder):
 
 
 class PixelAutoencoder(Autoencoder):
-    """No autoencoder: the images, or the frames, are the latents."""
+    """No autoencoder: the images or frames themselves are the latents."""
 
     def moments(self, images: Tensor) -> tuple[Tensor, None]:
         return images, None

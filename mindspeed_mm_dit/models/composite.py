@@ -1,4 +1,4 @@
-"""The composite that trains: encoders, diffusion and predictor; a batch in, the loss of each sample out."""
+"""The composite that trains: encoders, diffusion and predictor. It takes a batch and returns the loss per sample."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ Tensor = Any
 
 
 class DiTModel(nn.Module):
-    """Holds ae, text encoder, diffusion and predictor, as MindSpeed-MM's SoRAModel does.
+    """Holds ae, text encoders, diffusion and predictor, as MindSpeed-MM's SoRAModel does.
 
-    Only the predictor has weights that are trained and saved. Nothing here is random: what an objective
-    draws, dropped labels and posterior noise come with the batch. Arguments go by name, as the batch names them.
+    Only the predictor has weights that are trained and saved. Nothing here is random: the objective's draws,
+    dropped labels and posterior noise come with the batch. Arguments are passed by their names in the batch.
 
-    ``autoencoder``, ``text_encoders``: what ``registry.load_encoders`` has loaded, or a NoAutoencoder and none for a
-    model that is only given what a cache holds; without an autoencoder both are loaded.
+    ``autoencoder``, ``text_encoders``: from ``registry.load_encoders``, or a NoAutoencoder and no text encoders for a
+    model that only reads from a cache. Without an autoencoder both are loaded.
     """
 
     def __init__(self, config: ModelConfig, autoencoder: Any = None, text_encoders: Sequence[TextEncoder] = ()) -> None:
@@ -59,11 +59,11 @@ class DiTModel(nn.Module):
 
     @property
     def declared(self) -> dict[str, Parameter]:
-        """What the predictor's config says of each parameter, by name."""
+        """The predictor's parameters as its config declares them, by name."""
         return dict(self._parameters_declared)
 
     def initial_weights(self, seed: int) -> dict[str, np.ndarray]:
-        """Return what every parameter of the predictor begins as, float32, by name: a function of ``seed`` alone."""
+        """Return the initial value of every parameter of the predictor, float32, by name; depends only on ``seed``."""
         return initial_weights(self._parameters_declared, seed)
 
     @property
@@ -76,9 +76,9 @@ class DiTModel(nn.Module):
 
         batch: images (B, 3 or 1, H, W) or videos (B, 3 or 1, F, H, W) as pixels, uint8, or from a cache as the mean and
         std of their posterior, latent_mean and latent_std (B, C, ...) float32, unscaled; posterior_noise of the same
-        shape where the posterior is sampled; the arrays of the conditions (``data/conditions``), and what the objective
-        draws, by its ``draw_names``; from a cache the features of teachers; loss_weights (B,) float32 where samples
-        count differently, by which their losses are multiplied. What else is in it is left alone.
+        shape if the posterior is sampled; the arrays of the conditions (``data/conditions``); the objective's draws,
+        by its ``draw_names``; from a cache the features of teachers; optionally loss_weights (B,) float32, which
+        multiply the losses. Other entries are ignored.
         """
         losses = self.losses(self.latents(batch), *self.given(batch))
         return losses * batch["loss_weights"] if "loss_weights" in batch else losses
@@ -91,12 +91,12 @@ class DiTModel(nn.Module):
         return draw_latents(batch["latent_mean"], batch.get("latent_std"), noise, self.ae.scaled)
 
     def given(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """Return what ``losses`` is given besides latents: conditions, encoded, the objective's draws, and features."""
+        """Return the arguments of ``losses`` besides latents: encoded conditions, the objective's draws, features."""
         conditions = encoded(self._conditions, batch, self.text_encoders)
         return *conditions, *(batch[name] for name in self.diffusion.draw_names), *self.features(batch)
 
     def features(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """Return what each teacher says of the images, (B, N, width) float32, computed now or from a cache."""
+        """Return each teacher's features of the images, (B, N, width) float32, computed now or from a cache."""
         if not self._features or self._features[0] in batch:
             return tuple(batch[name] for name in self._features)
         images = to_images(batch["pixels"])  # (B, 3 or 1, H, W)
@@ -109,7 +109,7 @@ class DiTModel(nn.Module):
     def losses(self, latents: Tensor, *given: Tensor) -> Tensor:
         """Return the training loss of each sample, (B,) float32, from scaled latents (B, C, ...).
 
-        given: what :meth:`given` returns: what ``loss_names`` names, in that order.
+        given: the result of :meth:`given`, in the order of ``loss_names``.
         """
         condition, rest = given[: self._condition_arrays], given[self._condition_arrays :]
         draws, features = rest[: self._draws], rest[self._draws :]
@@ -125,13 +125,13 @@ class DiTModel(nn.Module):
         return losses + projection_loss(projected, features, self._teacher_weights)  # (B,)
 
     def predict(self, noised: Tensor, t: Tensor, *condition: Tensor) -> Tensor:
-        """Return what the predictor says of ``noised`` (B, C, ...), float32."""
+        """Return the predictor's output for ``noised`` (B, C, ...), float32."""
         return ops.to_float32(self.predictor(noised, t, *condition))
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the predictor's: nothing else is trained or saved."""
+        """Return the predictor's state dict; nothing else is trained or saved."""
         return self.predictor.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load the predictor's."""
+        """Load the predictor's state dict."""
         return self.predictor.load_state_dict(*args, **kwargs)

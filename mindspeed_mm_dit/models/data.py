@@ -1,4 +1,4 @@
-"""The data of a run opened for its model: sizes, items, captions and caches compared before any weights are read."""
+"""Opens the data of a run for its model, and checks sizes, items, captions and caches before any weights are read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _AXES = {2: "images", 3: "videos"}
 
 
 def open_data(model: ModelConfig, param: SourceParam, decode_all: bool = False) -> Opened:
-    """Open the samples of data.json for ``model``, every one checked; or the cache that data.json names.
+    """Open the samples of data.json for ``model`` and check each one; or open the cache that data.json names.
 
     Raises:
         ConfigError: sizes, items, text encoders or the cache do not fit model.json.
@@ -48,7 +48,7 @@ def open_data(model: ModelConfig, param: SourceParam, decode_all: bool = False) 
 
 
 def check_sizes(model: ModelConfig, param: SourceParam) -> None:
-    """Raise ConfigError where model.json and data.json speak of samples of different sizes; none is opened."""
+    """Raise ConfigError if the sample sizes of model.json and data.json differ; opens no sample."""
     size = param.sample_size
     learns, has = _AXES.get(len(model.latent_shape) - 1, "latents"), _AXES[len(size)]
     if learns != has:
@@ -73,24 +73,24 @@ def check_sizes(model: ModelConfig, param: SourceParam) -> None:
 
 
 def sized(model: ModelConfig, size: tuple[int, ...]) -> ModelConfig:
-    """Return ``model`` for samples of ``size``, (H, W) or (F, H, W) in pixels; no weight depends on it."""
+    """Return ``model`` for samples of ``size``, (H, W) or (F, H, W) in pixels; no weight depends on the size."""
     return replace(model, predictor=model.predictor.resized(model.ae.latent_shape(size)))
 
 
 def models_of(model: ModelConfig, param: SourceParam) -> list[ModelConfig]:
-    """Return ``model`` for the samples of data.json, for each of their shapes where they have several."""
+    """Return ``model`` for each sample shape of data.json."""
     return [model] if param.buckets is None else [sized(model, size) for size in param.sizes]
 
 
 def dearest(model: ModelConfig, param: SourceParam) -> ModelConfig:
-    """Return ``model`` for the samples of data.json; where they have several shapes, for that of most arithmetic."""
+    """Return ``model`` for the sample shape of data.json that takes the most arithmetic."""
     return max(models_of(model, param), key=lambda own: own.predictor.multiply_adds())
 
 
 def _check_buckets(model: ModelConfig, param: SourceParam) -> None:
-    """Raise ConfigError unless autoencoder and predictor take every shape that samples may have."""
+    """Raise ConfigError unless autoencoder and predictor accept every possible sample shape."""
     if model.teachers:
-        raise ConfigError(param.size_setting, "make latents of several shapes, and a teacher's features are of one",
+        raise ConfigError(param.size_setting, "make latents of several shapes, but a teacher's features have one shape",
                           "drop section teacher and predictor.z_dims, or use image_size")  # fmt: skip
     for size in param.sizes:
         try:
@@ -105,7 +105,7 @@ def _sides(latent_shape: tuple[int, ...]) -> str:
 
 
 def check_text_widths(model: ModelConfig) -> None:
-    """Raise ConfigError unless what each text encoder gives, by its config.json, is as wide as the predictor takes."""
+    """Raise ConfigError unless each text encoder's output, by its config.json, has the width the predictor takes."""
     for condition in model.predictor.conditions:
         if not isinstance(condition, TextCondition):
             continue
@@ -114,7 +114,7 @@ def check_text_widths(model: ModelConfig) -> None:
         width = section.pooled_width() if pooled else section.states_width()
         if width != condition.width:
             kind, has, are = ("pooled vector", "has", "is") if pooled else ("states", "have", "are")
-            found = f"{has} width {width}" if width else f"{are} not to be had"
+            found = f"{has} width {width}" if width else f"{are} not available"
             raise ConfigError(
                 f"predictor.{condition.setting} = {condition.width}",
                 f"the text encoder's {kind} {found} (by its config.json)",
@@ -123,7 +123,7 @@ def check_text_widths(model: ModelConfig) -> None:
 
 
 def check_feature_widths(model: ModelConfig) -> None:
-    """Raise ConfigError unless what each teacher gives, by its config.json, is as wide as its projector makes it."""
+    """Raise ConfigError unless each teacher's features, by its config.json, have the width of its projector."""
     for number, (teacher, width) in enumerate(zip(model.teachers, model.predictor.z_dims)):
         if teacher.width() != width:
             raise ConfigError(
@@ -133,9 +133,9 @@ def check_feature_widths(model: ModelConfig) -> None:
 
 
 def made_by(model: ModelConfig, param: SourceParam) -> dict[str, str]:
-    """Return what a cache for model.json and data.json must have been made by, but for the rows.
+    """Return what a cache for model.json and data.json must have been made with, except the rows.
 
-    Raises ConfigError where there is nothing to keep: images that are their own latents, without captions.
+    Raises ConfigError if there is nothing to cache: images that are their own latents, without captions or teachers.
     """
     texts = [c for c in model.predictor.conditions if c.item == "caption"]
     if not model.ae.is_cacheable and not texts and not model.teachers:
@@ -155,7 +155,7 @@ def made_by(model: ModelConfig, param: SourceParam) -> dict[str, str]:
 
 
 def _open_cache(model: ModelConfig, param: SourceParam) -> Opened:
-    """Return the rows of the cache that data.json names, found to be what model.json and data.json would make again."""
+    """Open the cache that data.json names, after checking that model.json and data.json would make the same one."""
     assert param.cache is not None
     wanted, cache = made_by(model, param), Cache(param.cache, param.cache_key)
     what = f"{param.cache_key} = {param.cache}"
@@ -191,7 +191,7 @@ def _check_kept(what: str, cache: Cache, condition: Any) -> None:
 
 
 def _checked(opened: Opened) -> Opened:
-    """Return ``opened`` once every condition has found what it is made of, and every label is one of the model's."""
+    """Return ``opened`` after checking that every condition has its items and every label is a class of the model."""
     for item in opened.model.predictor.conditions.items:
         if item not in opened.rows.items:
             where = f"{opened.param.cache_key} = {opened.param.cache}" if opened.cache else opened.param.where

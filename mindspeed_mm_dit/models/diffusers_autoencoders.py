@@ -1,9 +1,9 @@
-"""Autoencoders of diffusers on PyTorch, frozen: AutoencoderKL, AutoencoderTiny (TAESD) and AutoencoderDC of images, and
-Wan's of videos (Wan et al. 2025).
+"""Frozen autoencoders of diffusers on PyTorch: AutoencoderKL, AutoencoderTiny (TAESD) and AutoencoderDC for images,
+and Wan's for videos (Wan et al. 2025).
 
-What a model learns of Wan's are normalised latents: (raw - mean) / std of each channel, with the numbers of the
-autoencoder's config.json. MindSpeed-MM's ``wan_video_vae`` encodes to normalised latents too, but decodes raw ones;
-ours takes back what ``encode`` gave.
+With Wan's autoencoder a model learns normalised latents: (raw - mean) / std per channel, with the numbers of the
+autoencoder's config.json. MindSpeed-MM's ``wan_video_vae`` also encodes to normalised latents, but decodes raw ones;
+our ``decode`` takes the latents that ``encode`` returns.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from mindspeed_mm_dit.models.pretrained import load_diffusers, quiet
 
 
 class DiffusersAutoencoder(Autoencoder):
-    """Encodes to scaled latents and back; one without a posterior has one latent of an image."""
+    """An autoencoder of diffusers, with or without a posterior."""
 
     memory_format = torch.preserve_format
-    """How images lie in memory while they are encoded."""
+    """Memory format of images while they are encoded."""
 
     def __init__(self, config: PretrainedAutoencoderConfig) -> None:
         super().__init__(config)
@@ -52,12 +52,12 @@ class DiffusersAutoencoder(Autoencoder):
             return self.module.decode(latents).sample.float()
 
     def _own_precision(self) -> torch.autocast:
-        """``ae.dtype`` decides, also inside the autocast of a bf16 training step."""
+        """Turn autocast off, so that ``ae.dtype`` applies inside a bf16 training step too."""
         return torch.autocast(runtime.device_type(), enabled=False)
 
 
 class AutoencoderKL(DiffusersAutoencoder):
-    """That of latent diffusion; its weights may be one file too, as its authors published them."""
+    """The autoencoder of latent diffusion; its weights may also be a single file, as its authors published them."""
 
     memory_format = torch.channels_last
 
@@ -78,7 +78,7 @@ class AutoencoderKL(DiffusersAutoencoder):
 
 
 class AutoencoderKLWan(DiffusersAutoencoder):
-    """Wan's, of videos; raises ConfigError for F, H or W that it does not take whole."""
+    """Wan's video autoencoder; raises ConfigError if its downsampling does not fit F, H or W exactly."""
 
     def __init__(self, config: WanVAEConfig) -> None:
         super().__init__(config)

@@ -1,6 +1,6 @@
-"""DiT: a transformer over patches of noised latents, steered by timestep and class (Peebles & Xie 2023), or by a text.
+"""DiT: a transformer over patches of noised latents, conditioned on timestep and class (Peebles & Xie 2023), or text.
 
-The parameters carry the names of the published checkpoints. Letters: B batch, C channels, H W height and
+The parameters have the names of the published checkpoints. Letters: B batch, C channels, H W height and
 width, P patch, N tokens, L tokens of text, D width.
 """
 
@@ -30,18 +30,18 @@ Grid = tuple[int, int]
 
 @ops.from_host
 def added_positions(width: int, base: int, rows: int, columns: int) -> Any:
-    """Return the code of positions of a rectangle, (N, width), of a network made for squares of side ``base``."""
+    """Return position embeddings of a rectangle, (N, width), for a network made for squares of side ``base``."""
     return sincos_positions_2d(width, base, (rows, columns))
 
 
 @ops.from_host
 def turning_positions(head_dim: int, base: int, unturned: int, rows: int, columns: int) -> Any:
-    """Return cosines, then sines, that turn the tokens of a rectangle, (2, unturned + N, head_dim / 2)."""
+    """Return rotary cosines, then sines, for the tokens of a rectangle, (2, unturned + N, head_dim / 2)."""
     return np.stack(rotary_tables_2d(head_dim, base, unturned, (rows, columns)))
 
 
 def modulate(x: Tensor, shift: Tensor | None, scale: Tensor) -> Tensor:
-    """Scale and, but for ``shift`` None, shift normalised tokens (B, N, D) by per-sample vectors (B, D)."""
+    """Scale and, unless ``shift`` is None, shift normalised tokens (B, N, D) by per-sample vectors (B, D)."""
     if shift is None:
         return x * (1 + scale[:, None])
     return ops.addcmul(shift[:, None], x, 1 + scale[:, None])
@@ -59,8 +59,8 @@ class PatchEmbed(nn.Module):
 
 
 class BottleneckPatchEmbed(nn.Module):
-    """Cut images into patches and embed each through a narrow layer: pixels of large patches lie near few dimensions
-    (JiT).
+    """Cut images into patches and embed each through a narrow layer, since pixels of large patches lie near a
+    low-dimensional subspace (JiT).
     """
 
     def __init__(self, config: DiTConfig, bottleneck_dim: int) -> None:
@@ -77,7 +77,7 @@ class BottleneckPatchEmbed(nn.Module):
 def as_tokens(x: Tensor) -> Tensor:
     """(B, D, h, w) -> (B, N, D), row by row."""
     x = ops.reshape(x, (x.shape[0], x.shape[1], -1))  # (B, D, N)
-    # PyTorch's CPU attention has wrong gradients where the last axis is not contiguous (pytorch/pytorch#187506).
+    # PyTorch's CPU attention has wrong gradients if the last axis is not contiguous (pytorch/pytorch#187506).
     return ops.contiguous(ops.permute(x, (0, 2, 1)))  # (B, N, D)
 
 
@@ -95,12 +95,12 @@ class TimestepEmbedder(nn.Module):
         return self.mlp(ops.cast_like(self.code(t), self.mlp[0].weight))  # (B, D)
 
     def code(self, t: Tensor) -> Tensor:
-        """Return the sinusoids of timesteps (B,), whatever their scale."""
+        """Return the sinusoids of timesteps (B,) of any scale."""
         return timestep_code(t, self.frequencies)  # (B, 256)
 
 
 class LabelEmbedder(nn.Module):
-    """Embed class labels; the last row is the null class. Labels are dropped in the data, not here."""
+    """Embed class labels; the last row is the null class. Label dropout happens in the data, not here."""
 
     def __init__(self, num_embeddings: int, hidden_size: int) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class LabelEmbedder(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention; queries and keys may be normed head by head, and turned by their positions."""
+    """Multi-head self-attention with optional norms of queries and keys per head, and optional rotary positions."""
 
     def __init__(self, config: DiTConfig) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class Attention(nn.Module):
             self.q_norm, self.k_norm = head_norm(config), head_norm(config)
 
     def forward(self, x: Tensor, cos: Tensor | None = None, sin: Tensor | None = None) -> Tensor:
-        """Return tokens (B, N, D); cos, sin: their positions (N, d / 2), if they turn."""
+        """Return tokens (B, N, D); cos, sin: rotary positions (N, d / 2), if used."""
         q, k, v = (split_heads(part, self.num_heads) for part in ops.chunk(self.qkv(x), 3, 2))  # 3 x (B, heads, N, d)
         if self.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
@@ -151,7 +151,7 @@ def token_norm(config: DiTConfig) -> Any:
 
 
 def head_norm(config: DiTConfig) -> Any:
-    """Return a norm over the width of a head; LayerNorm has another eps here than everywhere else, as published."""
+    """Return a norm over the width of a head; here LayerNorm's eps differs from all others, as published."""
     if config.rms_norm:
         return nn.RMSNorm(config.head_dim, eps=1e-6)
     return nn.LayerNorm(config.head_dim, eps=1e-5, elementwise_affine=True)
@@ -177,8 +177,8 @@ class DiTBlock(nn.Module):
     ) -> Tensor:
         """Return tokens (B, N, D).
 
-        c: (B, D); cos, sin: positions (N, d / 2), where queries and keys are turned; text: (B, L, D), embedded, if the
-        tokens look at one, between self-attention and MLP (PixArt-alpha).
+        c: (B, D); cos, sin: rotary positions (N, d / 2), if used; text: embedded text (B, L, D) for cross-attention
+        between self-attention and MLP (PixArt-alpha), if used.
         """
         modulation = ops.chunk(self.adaLN_modulation(c), self.num_modulations, 1)  # 6 or 4 x (B, D)
         if self.num_modulations == 4:
@@ -193,7 +193,7 @@ class DiTBlock(nn.Module):
 
 
 class FinalLayer(nn.Module):
-    """Modulated norm and a linear layer from tokens to patches."""
+    """A modulated norm and a linear layer from tokens to patches."""
 
     def __init__(self, config: DiTConfig) -> None:
         super().__init__()
@@ -214,7 +214,7 @@ def make_projector(config: DiTConfig, width: int) -> Any:
 
 
 class DiT(nn.Module):
-    """The predictor: noised latents, timestep, label and text to prediction (and variance, if learned)."""
+    """The predictor: maps noised latents, timestep, label and text to a prediction (and variance, if learned)."""
 
     def __init__(self, config: DiTConfig) -> None:
         super().__init__()
@@ -248,16 +248,16 @@ class DiT(nn.Module):
     def forward(self, x: Tensor, t: Tensor, *given: Tensor, project: bool = False) -> Any:
         """Predict.
 
-        x: (B, C, H, W) noised latents, of any height and width that patches divide; t: (B,) training timestep, 0 ...
-        T-1, or a real time of flow matching, or (B, 2) the ends of an interval, the later first; given: what
-        ``config.conditions`` names, in its order: labels (B,) int, the null class being ``config.num_classes``; text
-        (B, L, text_dim), all of whose states are looked at; pooled (B, pooled_dim). Returns (B, out_channels, H, W)
-        in the dtype of the weights; to ``project``, also the tokens after block ``encoder_depth`` as each projector
-        has them, a tuple of (B, N, z_dim).
+        x: (B, C, H, W) noised latents, of any height and width that the patch size divides; t: (B,) training timestep,
+        0 ... T-1, or a real time of flow matching, or (B, 2) the ends of an interval, the later first; given: the
+        conditions, in the order of ``config.conditions``: labels (B,) int, the null class being
+        ``config.num_classes``; text (B, L, text_dim), with attention to all states; pooled (B, pooled_dim). Returns
+        (B, out_channels, H, W) in the dtype of the weights. With ``project``, also returns each projector's output for
+        the tokens after block ``encoder_depth``, a tuple of (B, N, z_dim).
         """
         grid = (x.shape[2] // self.config.patch_size, x.shape[3] // self.config.patch_size)
         x = self.x_embedder(x)  # (B, N, D)
-        # (where ranks share a sample, each has its part of the N tokens from here on)
+        # (if ranks share a sample, each has its part of the N tokens from here on)
         x = ops.split_tokens(x + ops.cast_like(self._added(grid), x))  # (B, N, D)
         c: Tensor = self._times(t)  # (B, D)
         label: Tensor = None
@@ -293,13 +293,13 @@ class DiT(nn.Module):
         return self.t_embedder(t)
 
     def _added(self, grid: Grid) -> Tensor:
-        """Return the code of positions that is added to the tokens of a grid, (1, N, D)."""
+        """Return the position embeddings that are added to the tokens of a grid, (1, N, D)."""
         if grid == (self.base, self.base):
             return self.pos_embed
         return added_positions(self.config.hidden_size, self.base, grid[0], grid[1])[None]
 
     def _positions(self, joined: int, grid: Grid) -> tuple[Tensor | None, Tensor | None]:
-        """Return what turns the tokens of the image, and ``joined`` ones before them: (joined + N, d / 2), if any."""
+        """Return rotary positions of ``joined`` in-context tokens, then the image's: (joined + N, d / 2), if used."""
         if not self.config.rope:
             return None, None
         unused = self.config.in_context_len - joined
@@ -309,7 +309,7 @@ class DiT(nn.Module):
         return tables[0], tables[1]
 
     def unpatchify(self, x: Tensor, grid: Grid) -> Tensor:
-        """Lay patches (B, N, P * P * C) of a grid out as an image (B, C, H, W)."""
+        """Arrange the patches (B, N, P * P * C) of a grid as an image (B, C, H, W)."""
         P, C = self.config.patch_size, self.config.out_channels
         h, w = grid
         x = ops.reshape(x, (x.shape[0], h, w, P, P, C))  # (B, h, w, P, P, C)

@@ -1,8 +1,7 @@
-"""Fills a cache: every sample through the autoencoder once, in each of its views, every caption through the encoders,
-once a shard however many samples share it.
+"""Fills a cache: encodes each view of every sample once, and every caption once per shard, even if samples share it.
 
-Each rank encodes every so many-th shard; a shard appears under its name when it is whole, and one that is there is
-not made again. The rank that finds all shards present writes the index.
+The ranks take shards in turn. A shard gets its name only when it is complete, and an existing shard is not made again.
+The rank that finds all shards present writes the index.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class EncodeSettings:
-    """How a cache is filled."""
+    """Settings for filling a cache."""
 
     batch_size: int = 16
     """Samples encoded together."""
     shard_rows: int = 4096
-    """Samples in a file."""
+    """Samples per file."""
     dtype: str = "fp32"
     """Precision on disk: fp32, or fp16 at half the size."""
     num_workers: int = 2
@@ -51,7 +50,7 @@ class EncodeSettings:
 
 @dataclass(frozen=True)
 class _Pixels:
-    """Batches of pixels by row, all views of a row one after another, in the form ``load_batches`` asks for."""
+    """Reads batches of pixels by row, in all views, with the interface of ``load_batches``."""
 
     visuals: Visuals
     views: int
@@ -72,10 +71,10 @@ class CacheWriter:
     """The shards of one cache, on one of ``world_size`` ranks."""
 
     def __init__(self, folder: Path, opened: Opened, settings: EncodeSettings) -> None:
-        """Take samples that are read from their files; raises ConfigError where there is nothing to keep of them."""
+        """``opened``: samples that are read from their files; raises ConfigError if there is nothing to cache."""
         self.folder, self.settings, self._opened, rows = folder, settings, opened, opened.rows
         self._visuals = opened.visuals(rows)
-        assert self._visuals.views is not None, "samples that are other pixels each time are refused by made_by"
+        assert self._visuals.views is not None, "made_by refuses samples whose pixels differ each time"
         sections = opened.model.text_encoders
         self._texts = [condition for condition in opened.model.predictor.conditions if condition.item == "caption"]
         kept = {c.name: _kept_text(c, sections[c.encoder]) for c in self._texts}
@@ -94,8 +93,8 @@ class CacheWriter:
         """Return the shards this rank still has to make.
 
         Raises:
-            ConfigError: a shard that is there was made of other samples, or with other encoders.
-            DataError: it is damaged, or has another layout.
+            ConfigError: an existing shard was made from other samples or with other encoders.
+            DataError: it is damaged, or was made with other settings.
         """
         shards = range(rank, self.index.num_shards, world_size)
         return [shard for shard in shards if not self._is_there(self.index.shard_path(self.folder, shard))]
@@ -107,12 +106,12 @@ class CacheWriter:
         try:
             found = json.loads(metadata["made_by"])
         except (KeyError, ValueError):
-            raise DataError(str(path), "does not say what it was made of", "remove it") from None
+            raise DataError(str(path), "does not record what it was made from", "remove it") from None
         check_same(str(path), found, self.index.made_by)
         for key in ("shard_rows", "dtype"):
             if metadata.get(key) != self._metadata[key]:
                 raise DataError(
-                    str(path), f"was made with {key} {metadata.get(key)}, and {self._metadata[key]} is asked for",
+                    str(path), f"was made with {key} {metadata.get(key)}, and this run asks for {self._metadata[key]}",
                     "use the same settings, or another --output",
                 )  # fmt: skip
         return True
@@ -125,10 +124,10 @@ class CacheWriter:
         teachers: Sequence[Any],
         on_rows: Callable[[int], None],
     ) -> None:
-        """Encode the samples of ``shard`` and write them; ``on_rows`` is called with the samples of each batch.
+        """Encode the samples of ``shard`` and write them; calls ``on_rows`` with the number of samples of each batch.
 
         Raises:
-            DataError: a sample or a caption has numbers that are not finite, or the disk does not take the shard.
+            DataError: the output for a sample or a caption is not finite, or the shard cannot be written.
         """
         parts: dict[str, list[np.ndarray]] = {}
         rows = np.array(self.index.rows_of(shard), np.int64)
@@ -159,12 +158,12 @@ class CacheWriter:
         return found
 
     def _latents(self, autoencoder: Any, pixels: np.ndarray, rows: np.ndarray) -> Arrays:
-        """Return mean and, if it is kept, std of some rows, each (B, views, C, ...)."""
+        """Return mean and, if kept, std of some rows, each (B, views, C, ...)."""
         moments = encode_moments(autoencoder, pixels)
         return self._of_views({name: moments[name] for name in self.index.moments}, rows, "latents are")
 
     def _features(self, teachers: Sequence[Any], pixels: np.ndarray, rows: np.ndarray) -> Arrays:
-        """Return the features of some rows by each teacher, each (B, views, N, width)."""
+        """Return each teacher's features of some rows, each (B, views, N, width)."""
         if not teachers:
             return {}
         images = to_images(ops.tensor(np.ascontiguousarray(pixels)))
@@ -172,7 +171,7 @@ class CacheWriter:
         return self._of_views(dict(zip(self.index.features, arrays)), rows, "features by a teacher are")
 
     def _of_views(self, arrays: Arrays, rows: np.ndarray, what: str) -> Arrays:
-        """Return ``arrays``, which hold all rows in one view after another, as (B, views, ...), rounded."""
+        """Return ``arrays``, which hold all rows of view 0, then of view 1, as (B, views, ...), rounded."""
         found = {name: self._rounded(np.stack(np.split(array, self.index.views), 1)) for name, array in arrays.items()}
         bad = first_not_finite(*found.values())
         if bad is not None:
@@ -184,7 +183,7 @@ class CacheWriter:
         return {} if vectors is None else {"vector": np.asarray(vectors[rows], np.float32)}
 
     def _captions(self, rows: np.ndarray, text_encoders: Sequence[Any]) -> Arrays:
-        """Return what is kept of the captions of ``rows``; one that stands in several is encoded once."""
+        """Return the encoded captions of ``rows``; a caption that several rows share is encoded once."""
         own = [self._opened.rows.captions[row] for row in rows.tolist()]
         captions = [caption for some in own for caption in some]
         places = {caption: place for place, caption in enumerate(dict.fromkeys(captions))}
@@ -196,7 +195,7 @@ class CacheWriter:
         return {"captions": np.array([len(some) for some in own]), **self._repeated(encoded, chosen)}
 
     def _repeated(self, encoded: Arrays, chosen: np.ndarray) -> Arrays:
-        """Return what is kept of the captions ``chosen`` (n,) among those that are ``encoded``."""
+        """Return the arrays of the captions ``chosen`` (n,) from ``encoded``."""
         found: Arrays = {}
         for condition in self._texts:
             name = condition.name
@@ -210,7 +209,7 @@ class CacheWriter:
         return found
 
     def _encoded(self, captions: Sequence[str], text_encoders: Sequence[Any]) -> Arrays:
-        """Return what is kept of each caption for each condition, one caption after another."""
+        """Return the arrays to keep of each caption for each condition, one caption after another."""
         size = self.settings.batch_size
         parts = [self._batch(captions[n : n + size], text_encoders) for n in range(0, len(captions), size)]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -230,20 +229,20 @@ class CacheWriter:
         return found
 
     def _rounded(self, array: np.ndarray) -> np.ndarray:
-        with np.errstate(over="ignore"):  # what fp16 cannot hold is found afterwards
+        with np.errstate(over="ignore"):  # overflow of fp16 is detected afterwards
             return array.astype(DTYPES[self.settings.dtype])
 
     def _not_finite(self, row: int, what: str) -> DataError:
         return DataError(
             self._opened.rows.paths[row],
             f"its {what} not finite (on disk {self.settings.dtype})",
-            "use --dtype fp32 and dtype fp32 of ae and text_encoder; with those the weights are damaged",
+            "use --dtype fp32 and dtype fp32 of ae and text_encoder; if that does not help, the weights are damaged",
         )
 
     def finish(self, text_encoders: Callable[[], Sequence[Any]]) -> bool:
-        """Write the empty caption, the rows and the index if every shard is there; return whether it is.
+        """Write the empty caption, the rows and the index if every shard exists; return whether that is so.
 
-        text_encoders: loads them, where the empty caption is not there yet.
+        text_encoders: loads them, called if the empty caption does not exist yet.
         """
         if not all(self.index.shard_path(self.folder, shard).exists() for shard in range(self.index.num_shards)):
             return False
@@ -270,7 +269,7 @@ class CacheWriter:
 
 
 def _ragged(parts: dict[str, list[np.ndarray]], order: np.ndarray) -> Arrays:
-    """Return arrays (B, views, C, ...) of several shapes as elements, and the shape of each row, in ``order``."""
+    """Flatten and concatenate arrays (B, views, C, ...) of several shapes in ``order``; add the shape of each row."""
     rows = {name: [row for array in arrays for row in array] for name, arrays in parts.items()}
     found = {name: np.concatenate([own[n].reshape(-1) for n in order.tolist()]) for name, own in rows.items()}
     return {**found, "latent_shape": np.array([rows["mean"][n].shape[1:] for n in order.tolist()], np.int64)}
@@ -281,7 +280,7 @@ def _kept_text(condition: Any, section: Any) -> KeptText:
 
 
 def encode_moments(autoencoder: Any, pixels: np.ndarray) -> Arrays:
-    """Return "mean" and, where there is one, "std" (B, C, ...) float32 of the latents of pixels (B, 3 or 1, ...)."""
+    """Return "mean" and, if there is one, "std" (B, C, ...) float32 of the latents of pixels (B, 3 or 1, ...)."""
     with ops.no_grad():
         images = to_images(ops.tensor(np.ascontiguousarray(pixels)))
         moments = zip(("mean", "std"), autoencoder.moments(images))
@@ -289,7 +288,7 @@ def encode_moments(autoencoder: Any, pixels: np.ndarray) -> Arrays:
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Have ``write`` fill a file beside ``path`` and move it there; raises DataError where that fails."""
+    """Have ``write`` fill a file beside ``path``, then move it there; raises DataError if that fails."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         write(aside)

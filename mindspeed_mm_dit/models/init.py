@@ -1,7 +1,7 @@
 """Initial weights as a pure function of (seed, parameter name), drawn with NumPy.
 
-So every rank, every framework and every sharding starts from the same numbers. What each parameter begins as, its
-predictor's config says (``configs/predictor.py``).
+So every rank, framework and sharding starts from the same numbers. The predictor's config declares how each parameter
+is initialized (``configs/predictor.py``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _STREAM = 0x1717  # keeps these draws apart from those of the data
 def initial_weights(parameters: Parameters, seed: int) -> dict[str, np.ndarray]:
     """Return the initial value of each parameter, trained or not, float32, by its name in a checkpoint.
 
-    seed: any whole number of at least 0.
+    seed: a whole number, at least 0.
     """
     return {name: initial_value(name, parameter, seed) for name, parameter in parameters}
 
@@ -46,12 +46,12 @@ def initial_value(name: str, parameter: Parameter, seed: int) -> np.ndarray:
 
 
 def xavier_bound(shape: Shape) -> float:
-    """Return the largest size of a uniform draw (Glorot & Bengio 2010, eq. 16)."""
+    """Return the bound of the uniform distribution (Glorot & Bengio 2010, eq. 16)."""
     return math.sqrt(6 / (math.prod(shape[1:]) + shape[0]))
 
 
 def check_declared(declared: Mapping[str, Shape], built: Mapping[str, Shape], model_id: str) -> None:
-    """Raise ConfigError where a network has not just the parameters that its config says it has."""
+    """Raise ConfigError unless a network has exactly the parameters that its config declares."""
     for name in sorted(declared.keys() | built.keys()):
         if declared.get(name) != built.get(name):
             raise ConfigError(

@@ -10,7 +10,7 @@ Tensor = Any  # a tensor of the active framework
 
 
 def timestep_code(t: Tensor, frequencies: Tensor) -> Tensor:
-    """Return the sinusoids of times (B,), whatever their scale: cosines, then sines, (B, 2 x frequencies) float32."""
+    """Return the sinusoids of times (B,) of any scale: cosines, then sines, (B, 2 x frequencies) float32."""
     angles = ops.to_float32(t)[:, None] * frequencies[None]  # (B, frequencies)
     return ops.cat([ops.cos(angles), ops.sin(angles)], 1)
 
@@ -28,9 +28,9 @@ def merge_heads(x: Tensor) -> Tensor:
 
 
 def among_themselves(q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | None) -> Tensor:
-    """Let the tokens of a sample, which ranks may share, look at each other: q, k, v and the answer (B, heads, N, d).
+    """Self-attention among the tokens of a sample, which ranks may share: q, k, v and the result are (B, heads, N, d).
 
-    cos, sin: positions (all tokens, d / 2), if they turn.
+    cos, sin: rotary positions (all tokens, d / 2), if used.
     """
     q, k, v = ops.tokens_to_heads(q), ops.tokens_to_heads(k), ops.tokens_to_heads(v)
     if cos is not None:
@@ -39,7 +39,7 @@ def among_themselves(q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: T
 
 
 class SwiGLU(nn.Module):
-    """An MLP of which one half gates the other (Shazeer 2020)."""
+    """An MLP whose one half gates the other (Shazeer 2020)."""
 
     def __init__(self, width: int, hidden_size: int) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class TwoLayers(nn.Module):
 
 
 class WholeAttention(nn.Module):
-    """Multi-head attention; queries and keys are normed over the whole width before they are split into heads."""
+    """Multi-head attention that norms queries and keys over the whole width, before splitting them into heads."""
 
     def __init__(self, hidden_size: int, num_heads: int, eps: float) -> None:
         super().__init__()
@@ -80,14 +80,14 @@ class WholeAttention(nn.Module):
         self.norm_k = nn.RMSNorm(hidden_size, eps=eps)
 
     def forward(self, x: Tensor, source: Tensor, cos: Tensor | None = None, sin: Tensor | None = None) -> Tensor:
-        """Look from ``x`` (B, N, D) at ``source`` (B, M, D).
+        """Attend from ``x`` (B, N, D) to ``source`` (B, M, D).
 
-        cos, sin: positions (N, d / 2), where the tokens of a video look at each other; there ranks may share them.
+        cos, sin: rotary positions (N, d / 2) for self-attention of a video, whose tokens ranks may share.
         """
         q = split_heads(self.norm_q(self.to_q(x)), self.num_heads)  # (B, heads, N, d)
         k = split_heads(self.norm_k(self.to_k(source)), self.num_heads)  # (B, heads, M, d)
         v = split_heads(self.to_v(source), self.num_heads)  # (B, heads, M, d)
-        if cos is None:  # each token of the video looks at the text by itself
+        if cos is None:  # cross-attention: each token attends to the text by itself
             x = ops.attention(ops.cast_like(q, v), ops.cast_like(k, v), v)  # (B, heads, N, d)
         else:
             x = among_themselves(q, k, v, cos, sin)  # (B, heads, N, d)

@@ -1,4 +1,4 @@
-"""Adapters of low rank beside linear layers (LoRA; Hu et al. 2021), put into any network of the framework's layers."""
+"""LoRA: low-rank adapters beside linear layers (Hu et al. 2021), for any network built from the framework's layers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Tensor = Any  # a tensor of the active framework
 
 
 class LoraLinear(nn.Module):
-    """A linear layer, which keeps its names, and its adapter: x W^T + b + scale (x A^T) B^T (Hu et al. 2021, eq. 3)."""
+    """A linear layer, whose names stay, with an adapter: x W^T + b + scale (x A^T) B^T (Hu et al. 2021, eq. 3)."""
 
     def __init__(self, layer: Any, beside: Beside) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class LoraLinear(nn.Module):
         self.lora_B = nn.Linear(beside.rank, out_features, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return (..., out) of ``x`` (..., in)."""
+        """(..., in) -> (..., out)."""
         change = self.lora_B(self.lora_A(x))  # (..., out)
         return ops.linear(x, self.weight, self.bias) + self.scale * change  # (..., out)
 
@@ -32,7 +32,7 @@ class LoraLinear(nn.Module):
 def with_adapters(network: Any, adapters: Mapping[str, Beside]) -> Any:
     """Put an adapter beside each layer that ``adapters`` names, in place; the values come later.
 
-    Raises ConfigError for a layer that is none of the framework's linear ones.
+    Raises ConfigError for a layer that is not a linear layer of the framework.
     """
     modules = dict(network.named_modules())
     for name, beside in adapters.items():
@@ -46,7 +46,7 @@ def with_adapters(network: Any, adapters: Mapping[str, Beside]) -> Any:
 
 
 def _put(owner: Any, name: str, module: Any) -> None:
-    if name.isdecimal():  # in a list, or a sequence
+    if name.isdecimal():  # in a ModuleList or Sequential
         owner[int(name)] = module
     else:
         setattr(owner, name, module)

@@ -1,4 +1,4 @@
-"""Pixels and images: uint8 from 0 to 255, and float from -1 to 1."""
+"""Convert between pixels (uint8 from 0 to 255) and images (float from -1 to 1)."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ def to_images(pixels: Tensor) -> Tensor:
 
 
 def to_pixels(images: np.ndarray) -> np.ndarray:
-    """Images (B, C, ...) float, about in [-1, 1] -> pixels of the same shape, uint8; what is outside is clipped."""
+    """Images (B, C, ...) float, about in [-1, 1] -> pixels of the same shape, uint8; values outside are clipped."""
     return np.clip(images * 127.5 + 128.0, 0, 255).astype(np.uint8)

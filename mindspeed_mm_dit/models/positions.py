@@ -1,4 +1,4 @@
-"""Sinusoidal codes of positions and timesteps, in NumPy. No framework."""
+"""Sinusoidal embeddings of positions and timesteps, in NumPy. No framework."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ import numpy as np
 def stretched_grid(height: int, width: int, base: int) -> tuple[np.ndarray, np.ndarray]:
     """Return row and column of each patch of a grid, each (height * width,), row by row.
 
-    Both count from 0 to below ``base``, the side of the square that positions were made for: along a side of another
-    length they lie closer, or further apart (PixArt-alpha, Chen et al. 2023; rotary ones as EVA-02, Fang et al. 2023).
+    Both run from 0 to below ``base``, the side of the square that the positions were made for. Along a side of another
+    length they are spaced more closely or widely (PixArt-alpha, Chen et al. 2023; rotary ones as EVA-02, Fang et al.
+    2023).
     """
     rows, columns = np.divmod(np.arange(height * width), width)
     return rows * (base / height), columns * (base / width)
 
 
 def sincos_positions_2d(width: int, base: int, grid: tuple[int, int] | None = None) -> np.ndarray:
-    """Return the frozen position code of DiT, (tokens, width) float32, of a square of side ``base``, or a ``grid``.
+    """Return DiT's frozen position embedding, (tokens, width) float32, of a square of side ``base`` or a ``grid``.
 
-    The first half of a row codes the column, the second half the row (Peebles & Xie 2023, after MAE);
+    The first half of each vector encodes the column, the second half the row (Peebles & Xie 2023, after MAE);
     each half is sin then cos of position * 10000**(-i / (width / 4)).
     """
     frequencies = 1.0 / 10000 ** (np.arange(width // 4, dtype=np.float64) / (width / 4))
@@ -30,10 +31,10 @@ def sincos_positions_2d(width: int, base: int, grid: tuple[int, int] | None = No
 
 
 def timestep_frequencies(width: int, max_period: float = 10000.0) -> np.ndarray:
-    """Return the angular frequencies of the timestep code, (width / 2,) float32, from 1 down to 1 / max_period.
+    """Return the angular frequencies of the timestep embedding, (width / 2,) float32, from 1 down to 1 / max_period.
 
-    The exponent is rounded to float32 before exp, as in the published model; a timestep of 999 would
-    show the difference.
+    The exponent is rounded to float32 before exp, as in the published model; at a timestep of 999 the difference
+    would show.
     """
     half = width // 2
     exponent = np.float32(-math.log(max_period)) * np.arange(half, dtype=np.float32) / np.float32(half)
@@ -44,10 +45,10 @@ def rotary_tables_2d(
     head_dim: int, base: int, unturned: int = 0, grid: tuple[int, int] | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return cosines and sines of rotary positions, each (unturned + tokens, head_dim / 2) float32, of a square of side
-    ``base``, or a ``grid``.
+    ``base`` or a ``grid``.
 
-    The first half of the pairs turns with the row, the second with the column; pair i of n by position *
-    10000**(-i / n), made in float64. unturned: tokens before those of the grid, which have no position.
+    The first half of the pairs rotates with the row, the second with the column: pair i of n by position *
+    10000**(-i / n), computed in float64. unturned: number of tokens before those of the grid, without a position.
     """
     pairs = head_dim // 4
     frequencies = 10000.0 ** (-np.arange(pairs) / pairs)
@@ -60,8 +61,8 @@ def rotary_tables_2d(
 def rotary_tables(head_dim: int, length: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return cosines and sines of rotary positions for frames, rows and columns, each (length, pairs) float32.
 
-    Rows and columns have head_dim // 6 pairs each, frames the rest. Pair i of n turns by
-    position * 10000**(-i / n), made in float64 (Su et al. 2021, section 3.2.2).
+    Rows and columns have head_dim // 6 pairs each, frames the rest. Pair i of n rotates by
+    position * 10000**(-i / n), computed in float64 (Su et al. 2021, section 3.2.2).
     """
     of_rows = head_dim // 6
     tables = []

@@ -1,4 +1,4 @@
-"""What Hugging Face's ``from_pretrained`` leaves to be done: a look before, silence, and a look at what it found."""
+"""Helpers around Hugging Face's ``from_pretrained``: check files before, silence its logs, check its result."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _WEIGHT_FILES = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
-"""What transformers calls the weights in a folder, in the order in which it looks."""
+"""Names of the weight files in a folder, in the order in which transformers looks for them."""
 
 
 def check_weights(setting: str, folder: Path) -> None:
-    """Raise CheckpointError unless the weights in transformers' ``folder`` are whole; no weight is read."""
+    """Raise CheckpointError unless the weights in a transformers ``folder`` are complete; reads no weights."""
     found = next((folder / name for name in _WEIGHT_FILES if (folder / name).is_file()), None)
     if found is None:
         raise CheckpointError(f"{setting} = {folder}", f"holds none of {', '.join(_WEIGHT_FILES)}", "copy it again")
@@ -40,18 +40,18 @@ def check_weights(setting: str, folder: Path) -> None:
 
 
 def _parts(found: Path, setting: str) -> list[Path]:
-    """Return the files of weights that ``found`` is, or lists."""
+    """Return the weight files: ``found`` itself, or those that it lists."""
     if found.suffix != ".json":
         return [found]
     listed = read_json(found, setting).get("weight_map")
     if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed.values()):
-        raise CheckpointError(f"{setting} = {found}", "lists no files of weights", "copy or download it again")
+        raise CheckpointError(f"{setting} = {found}", "lists no weight files", "copy or download it again")
     return [found.parent / name for name in sorted(set(listed.values()))]
 
 
 @contextmanager
 def quiet(library_logging: ModuleType) -> Iterator[None]:
-    """Keep diffusers or transformers, by its ``utils.logging``, from advising, and from calling a .bin an error."""
+    """Silence diffusers or transformers via its ``utils.logging``: it gives advice, and calls a .bin an error."""
     before = library_logging.get_verbosity()
     library_logging.set_verbosity(logging.CRITICAL)
     try:
@@ -61,12 +61,12 @@ def quiet(library_logging: ModuleType) -> Iterator[None]:
 
 
 def check_complete(what: str, found: Mapping[str, Any], spare: tuple[str, ...] = ()) -> None:
-    """Raise CheckpointError where weights were missing, of another shape or unused: random ones would fill the gaps.
+    """Raise CheckpointError if weights were missing, misshapen or unused: random ones would fill the gaps.
 
-    found: the loading info that comes with ``output_loading_info``; spare: beginnings of names that may be left unused.
+    found: the loading info from ``output_loading_info``; spare: prefixes of names that may remain unused.
     """
     for kind, words in (("missing_keys", "is missing"), ("mismatched_keys", "has another shape than config.json says"),
-                        ("unexpected_keys", "is none of this network")):  # fmt: skip
+                        ("unexpected_keys", "is unknown to this network")):  # fmt: skip
         names = sorted(str(name) for name in found.get(kind) or () if not str(name).startswith(spare))
         if names:
             more = f", and so are {len(names) - 1} more" if len(names) > 1 else ""
@@ -74,9 +74,9 @@ def check_complete(what: str, found: Mapping[str, Any], spare: tuple[str, ...] =
 
 
 def load_diffusers(config: PretrainedAutoencoderConfig) -> Any:
-    """Return the module of diffusers that ``config`` names, with the weights of its folder, all of them.
+    """Return the diffusers module that ``config`` names, with all weights loaded from its folder.
 
-    Raises CheckpointError where they are missing or damaged.
+    Raises CheckpointError if weights are missing or damaged.
     """
     import diffusers
 
@@ -87,7 +87,7 @@ def load_diffusers(config: PretrainedAutoencoderConfig) -> Any:
             module, found = getattr(diffusers, config.diffusers_class).from_pretrained(
                 config.from_pretrained, local_files_only=True, output_loading_info=True
             )
-    except Exception as error:  # (whatever damaged files make of it)
+    except Exception as error:  # (damaged files can raise anything)
         raise CheckpointError(what, f"diffusers cannot load it: {error}", "copy the folder again") from error
     check_complete(what, found)
     return module

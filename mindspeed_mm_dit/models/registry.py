@@ -1,12 +1,12 @@
-"""The tables a model.json chooses from by ``model_id``, under MindSpeed-MM's names.
+"""The tables from which model.json chooses by ``model_id``, under MindSpeed-MM's names.
 
-OBJECTIVES is what it calls DIFFUSION_MODEL_MAPPINGS; AE_MODEL_MAPPINGS has of AUTOENCODERS what builds them.
+MindSpeed-MM calls OBJECTIVES DIFFUSION_MODEL_MAPPINGS; AE_MODEL_MAPPINGS has the builders of AUTOENCODERS.
 
-An entry builds its object from the frozen dataclass of its section. To add one, also from another package by a plugin
-(``configs/plugins.py``): an objective, an autoencoder or a text encoder is one record, for ``register_objective``,
-``register_autoencoder`` and ``register_text_encoder``; a predictor is a config class (``configs/predictor.py``) and a
-module, for ``register(PREDICTOR_MODEL_MAPPINGS, PREDICTOR_CONFIGS, ...)``. No framework is imported before something is
-built.
+An entry builds its object from the frozen dataclass of its section. You can add entries, also from another package
+with a plugin (``configs/plugins.py``). An objective, an autoencoder or a text encoder is one record: pass it to
+``register_objective``, ``register_autoencoder`` or ``register_text_encoder``. A predictor is a config class
+(``configs/predictor.py``) and a module: ``register(PREDICTOR_MODEL_MAPPINGS, PREDICTOR_CONFIGS, ...)``. No framework is
+imported before something is built.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ TEACHERS: dict[str, TeacherKind] = {"dinov2": DINOV2, "siglip": SIGLIP}
 
 
 def build_predictor(config: ModelConfig) -> Any:
-    """Build the network of model.json, with the adapters that stand beside its layers; the values come later."""
+    """Build the network of model.json with the adapters beside its layers; the values come later."""
     network = PREDICTOR_MODEL_MAPPINGS[config.predictor.model_id](config.predictor)
     if adapters := config.adapters():
         from mindspeed_mm_dit.models.lora import with_adapters
@@ -95,9 +95,9 @@ def build_predictor(config: ModelConfig) -> Any:
 
 
 def load_autoencoder(config: AutoencoderConfig, encodes: bool = True) -> Any:
-    """Load the autoencoder of section "ae"; of one that ``encodes`` nothing the weights stay on disk.
+    """Load the autoencoder of section "ae"; without ``encodes`` the weights stay on disk.
 
-    Raises PlatformError where it cannot run on the active framework.
+    Raises PlatformError if it cannot run on the active framework.
     """
     if not encodes:
         return NoAutoencoder(config)
@@ -106,17 +106,17 @@ def load_autoencoder(config: AutoencoderConfig, encodes: bool = True) -> Any:
 
 
 def open_tokenizer(config: TextEncoderConfig) -> Tokenizer:
-    """Return the tokenizer of a section "text_encoder"; raises ConfigError unless it is the encoder's."""
+    """Return the tokenizer of a section "text_encoder"; raises ConfigError unless it belongs to the encoder."""
     return TEXT_ENCODERS[config.model_id].open_tokenizer(config)
 
 
 def load_text_encoder(config: TextEncoderConfig) -> TextEncoder:
-    """Load tokenizer and encoder, once it is known that they belong together.
+    """Check that tokenizer and encoder belong together, and load both.
 
     Raises:
-        ConfigError: they do not.
+        ConfigError: they do not belong together.
         DataError, CheckpointError: one of them is missing or damaged.
-        PlatformError: what reads it is not installed, or it cannot run on the active framework.
+        PlatformError: a package that reads it is not installed, or it cannot run on the active framework.
     """
     tokenizer = open_tokenizer(config)
     check_framework(config)
@@ -126,9 +126,9 @@ def load_text_encoder(config: TextEncoderConfig) -> TextEncoder:
 
 
 def load_teachers(config: ModelConfig) -> tuple[Any, ...]:
-    """Load the teachers of model.json, each of which has a feature for each token of the predictor.
+    """Load the teachers of model.json, each with one feature per token of the predictor.
 
-    Raises a UserError where files are missing or damaged, or the active framework does not run one.
+    Raises a UserError if files are missing or damaged, or a teacher cannot run on the active framework.
     """
     for teacher in config.teachers:
         check_framework(teacher)
@@ -143,9 +143,9 @@ def load_encoders(config: ModelConfig, encodes: bool = True) -> tuple[Any, tuple
 
 
 def check_encoders(config: ModelConfig, teachers: bool = True) -> None:
-    """Raise a UserError unless the encoders' files are as model.json says, and the active framework runs them.
+    """Raise a UserError unless the encoders' files fit model.json and the active framework can run them.
 
-    teachers: look at those too, which images need not.
+    teachers: whether to check the teachers too; sampling does not need them.
     """
     config = config if teachers else config.without_teachers()
     check_framework(config.ae)
@@ -160,7 +160,7 @@ def check_encoders(config: ModelConfig, teachers: bool = True) -> None:
 
 
 def check_framework(config: AutoencoderConfig | TextEncoderConfig | TeacherConfig) -> None:
-    """Raise PlatformError where an encoder cannot run on the active framework."""
+    """Raise PlatformError if an encoder cannot run on the active framework."""
     if active() not in config.frameworks:
         of_images = not isinstance(config, AutoencoderConfig) or 2 in config.pixel_axes
         cached = "latents" if of_images and not isinstance(config, TextEncoderConfig) else "features"
@@ -172,27 +172,27 @@ def check_framework(config: AutoencoderConfig | TextEncoderConfig | TeacherConfi
 
 
 def register_autoencoder(model_id: str, kind: AutoencoderKind) -> None:
-    """Add an autoencoder; its ``model_id`` may then stand in section ``ae``.
+    """Add an autoencoder, so that section ``ae`` can name its ``model_id``.
 
-    Raises ConfigError when another one holds that name.
+    Raises ConfigError if the name is taken.
     """
     _require_free(AUTOENCODERS, model_id, kind)
     AUTOENCODERS[model_id], AE_CONFIGS[model_id], AE_MODEL_MAPPINGS[model_id] = kind, kind.config, kind.build
 
 
 def register_text_encoder(model_id: str, kind: TextEncoderKind) -> None:
-    """Add a text encoder; its ``model_id`` may then stand in section ``text_encoder``.
+    """Add a text encoder, so that section ``text_encoder`` can name its ``model_id``.
 
-    Raises ConfigError when another one holds that name.
+    Raises ConfigError if the name is taken.
     """
     _require_free(TEXT_ENCODERS, model_id, kind)
     TEXT_ENCODERS[model_id], TEXT_ENCODER_CONFIGS[model_id] = kind, kind.config
 
 
 def register_teacher(model_id: str, kind: TeacherKind) -> None:
-    """Add a teacher; its ``model_id`` may then stand in section ``teacher``.
+    """Add a teacher, so that section ``teacher`` can name its ``model_id``.
 
-    Raises ConfigError when another one holds that name.
+    Raises ConfigError if the name is taken.
     """
     _require_free(TEACHERS, model_id, kind)
     TEACHERS[model_id], TEACHER_CONFIGS[model_id] = kind, kind.config
@@ -203,7 +203,7 @@ def register(
 ) -> None:
     """Add ``model_id`` to a table and its config class to the matching table of configs.
 
-    Raises ConfigError when another entry holds that name.
+    Raises ConfigError if the name is taken.
     """
     _require_free(mappings, model_id, build)
     mappings[model_id], configs[model_id] = build, config

@@ -1,4 +1,4 @@
-"""What makes the features of images that a network learns beside them: frozen, and never part of a checkpoint."""
+"""Teachers: frozen networks whose image features a predictor also learns (REPA). Never part of a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ Tensor = Any
 
 @dataclass(frozen=True)
 class TeacherKind:
-    """A kind of teacher, as section ``teacher`` of model.json chooses it by ``model_id``."""
+    """A kind of teacher, selected by ``model_id`` in section ``teacher`` of model.json."""
 
     config: type[TeacherConfig]
     """Frozen dataclass of the section."""
     build: Callable[[Any, int], Callable[[Tensor], Tensor]]
-    """(config, tokens in a row) -> the network, (images (B, 3, H, W) in [-1, 1]) -> features (B, N, width) float32; a
-    framework is imported here, and not before."""
+    """(config, tokens in a row) -> the network, (images (B, 3, H, W) in [-1, 1]) -> features (B, N, width) float32;
+    imports the framework, nothing before does."""
     check_files: Callable[[Any], None] = lambda config: None
-    """(config): raise a UserError where weights are missing or cut short; asked before any device work."""
+    """(config): raise a UserError if weights are missing or cut short; called before any device work."""
 
 
 def _build(config: TransformersTeacherConfig, side: int) -> Any:

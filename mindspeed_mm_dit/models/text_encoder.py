@@ -1,4 +1,4 @@
-"""From captions to states: a tokenizer and a frozen encoder that belong together. Never part of a checkpoint."""
+"""Text encoders: a tokenizer and a frozen network that belong together. Never part of a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from mindspeed_mm_dit.models.pretrained import check_weights
 Tensor = Any
 
 SPARE_ROWS = 128
-"""An encoder's table has as many rows as its tokenizer has ids, or a few more: up to the next multiple of this."""
+"""An encoder's embedding table has as many rows as its tokenizer has ids, or is padded to a multiple of this."""
 
 
 class Encoded(NamedTuple):
-    """What a text encoder says of captions."""
+    """A text encoder's output for captions."""
 
     states: Tensor
-    """(B, L, D) float32: one of each token, and of the padding; L is ``max_length``."""
+    """(B, L, D) float32: one per token, padding included; L is ``max_length``."""
     mask: Tensor
     """(B, L) int64: 1 for a token, 0 for padding."""
     pooled: Tensor | None = None
-    """(B, P) float32: one of each caption, where the encoder has it."""
+    """(B, P) float32: one vector per caption, if the encoder has it."""
 
 
 @dataclass(frozen=True)
 class TextEncoderKind:
-    """A kind of text encoder, as section ``text_encoder`` of model.json chooses it by ``model_id``."""
+    """A kind of text encoder, selected by ``model_id`` in section ``text_encoder`` of model.json."""
 
     config: type[TextEncoderConfig]
-    """Frozen dataclass of the section: what the encoder is on paper."""
+    """Frozen dataclass of the section."""
     open_tokenizer: Callable[[Any], Tokenizer]
-    """(config) -> its tokenizer; raises a UserError where that is another encoder's. No weights are read."""
+    """(config) -> its tokenizer; raises a UserError if it belongs to another encoder. Reads no weights."""
     build: Callable[[Any], Callable[[Tensor, Tensor], Encoded]]
-    """(config) -> the network, (ids (B, L), mask (B, L)) -> Encoded; a framework is imported here, and not before."""
+    """(config) -> the network, (ids (B, L), mask (B, L)) -> Encoded; imports the framework, nothing before does."""
     check_files: Callable[[Any], None] = lambda config: None
-    """(config): raise a UserError where weights are missing or cut short; asked before any device work."""
+    """(config): raise a UserError if weights are missing or cut short; called before any device work."""
 
 
 @dataclass(frozen=True)
@@ -50,40 +50,40 @@ class TextEncoder:
     tokenizer: Tokenizer
     """Captions to ids and mask."""
     network: Callable[[Tensor, Tensor], Encoded]
-    """(ids (B, L), mask (B, L)) int64 -> what it says of them."""
+    """(ids (B, L), mask (B, L)) int64 -> encoded captions."""
 
     def encode(self, captions: Sequence[str]) -> Encoded:
-        """Return what it says of captions (B,)."""
+        """Encode captions (B,)."""
         from mindspeed_mm_dit.framework import ops
 
         tokens = self.tokenizer(captions)
         return self.network(ops.tensor(tokens.ids), ops.tensor(tokens.mask))
 
     def encode_null(self) -> Encoded:
-        """Return the null condition, the empty caption; B is 1."""
+        """Encode the null condition, the empty caption; B is 1."""
         return self.encode([""])
 
 
 def check_captions(tokenizer: Tokenizer, captions: Sequence[str], flag: str) -> None:
-    """Raise ConfigError, of ``flag``, for a caption that the encoder cannot read whole."""
+    """Raise ConfigError naming ``flag`` if a caption is too long for the encoder or has no words."""
     for caption, problem in zip(captions, caption_problems(tokenizer, captions)):
         if problem:
             raise ConfigError(f"{flag} = {shown(caption)}", problem, "write it shorter, in words")
 
 
 def check_files(config: TransformersTextConfig) -> None:
-    """Raise CheckpointError where the weights in transformers' folder are missing, cut short or of another kind."""
+    """Raise CheckpointError if the weights in a transformers folder are missing, cut short or of another kind."""
     check_weights("text_encoder.from_pretrained", config.folder)
 
 
 def own_tokenizer(
     config: TransformersTextConfig, model_type: str, cure: str, ids: Sequence[str], positions: str
 ) -> CaptionTokenizer:
-    """Return the tokenizer of an encoder in transformers' folder, once their config.json say that they belong together.
+    """Return the tokenizer of an encoder in a transformers folder, after checking that both belong together.
 
-    model_type: what config.json must call the encoder; ids: the special ids that both must have alike; positions: what
-    config.json calls the longest text that it can read, if there is such a thing.
-    Raises ConfigError where they do not; no weights are read.
+    model_type: the encoder's required model_type in config.json; ids: the special ids that both must have in common;
+    positions: the key of config.json for the longest text, if there is one.
+    Raises ConfigError if they do not belong together; reads no weights.
     """
     encoder = config.read()
     if encoder.get("model_type") != model_type:

@@ -1,4 +1,4 @@
-"""The text encoders of transformers, a record each: UMT5 and T5, BERT, and the text half of CLIP."""
+"""The text encoders of transformers, one record each: UMT5, T5, BERT, and the text half of CLIP."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mindspeed_mm_dit.configs.text_encoder import (
 from mindspeed_mm_dit.models.text_encoder import TextEncoderKind, check_files, own_tokenizer
 
 _HEADS = ("pooler.", "cls.", "embeddings.position_ids")
-"""Weights of BERT's pre-training, which states do not need, and a table that newer files leave out."""
+"""Prefixes of BERT weights that may be unused: heads of its pre-training, and a table that newer files leave out."""
 
 
 def _kind(config: type[TransformersTextConfig], build: Any, model_type: str, cure: str, *ids: str,
@@ -25,7 +25,7 @@ def _kind(config: type[TransformersTextConfig], build: Any, model_type: str, cur
 
 
 def _build_t5(config: TransformersTextConfig, module: str, *spare: str) -> Any:
-    """Return one whose last hidden states are all that it gives; it has no pooled vector."""
+    """Build an encoder that returns its last hidden states and no pooled vector."""
     from mindspeed_mm_dit.models.transformers_pytorch import TransformersEncoder
 
     def ask(network: Any, ids: Any, mask: Any) -> tuple[Any, None]:
@@ -35,7 +35,7 @@ def _build_t5(config: TransformersTextConfig, module: str, *spare: str) -> Any:
 
 
 def _build_bert(config: BertConfig) -> Any:
-    """Return one with its states, and their mean or the first, pooled as sentence-transformers' files say."""
+    """Build an encoder that returns its states and a pooled vector, pooled as sentence-transformers' files say."""
     from mindspeed_mm_dit.framework import ops
     from mindspeed_mm_dit.models.transformers_pytorch import TransformersEncoder
 
@@ -52,10 +52,9 @@ def _build_bert(config: BertConfig) -> Any:
 
 
 def _build_clip(config: CLIPTextConfig) -> Any:
-    """Return one with states of its last or last but one layer, and the end token's state as the pooled vector.
+    """Build an encoder that returns states of its last or second to last layer, and the end token's state as pooled.
 
-    As in diffusers' pipelines the padding is attended to. Attention is causal, so this changes the padding's states
-    alone.
+    As in diffusers' pipelines, padding is attended to. Attention is causal, so this changes only the padding's states.
     """
     from mindspeed_mm_dit.models.transformers_pytorch import TransformersEncoder
 

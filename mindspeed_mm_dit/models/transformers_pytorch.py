@@ -1,4 +1,4 @@
-"""A text encoder or teacher of transformers on PyTorch, frozen."""
+"""Frozen text encoders and teachers of transformers on PyTorch."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from mindspeed_mm_dit.models.text_encoder import Encoded
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _OTHER_HALF = ("text_model.", "logit_")
-"""Weights beside those of the vision half, where a folder holds both."""
+"""Prefixes of weights outside the vision half, if a folder holds both halves."""
 CUT_TO = 32
-"""Captions are cut to multiples of so many tokens: devices like them, and kernels have few sizes."""
+"""Captions are cut to multiples of this many tokens: devices like these, and kernels see few sizes."""
 Ask = Callable[[Any, Tensor, Tensor], tuple[Tensor, Tensor | None]]
 """(module, ids (B, L), mask (B, L)) -> states (B, L, D), pooled (B, P) or None."""
 
 
 class TransformersEncoder:
-    """(ids, mask) -> states and pooled vector; holds its module outside of whatever is trained.
+    """(ids, mask) -> states and pooled vector; its module is not a submodule of anything trained.
 
-    module: name of its class in transformers; ask: what is wanted of it; spare: beginnings of weights that the files
-    may hold beside those of the module; settings: of its constructor.
+    module: name of its class in transformers; ask: calls the module and picks its outputs; spare: prefixes of weights
+    that the files may have besides the module's; settings: arguments of its constructor.
     """
 
     def __init__(
@@ -39,14 +39,14 @@ class TransformersEncoder:
 
     @property
     def vocabulary_size(self) -> int:
-        """How many ids it can read."""
+        """Number of token ids that it can read."""
         return int(self.module.config.vocab_size)
 
     @torch.no_grad()
     def __call__(self, ids: Tensor, mask: Tensor) -> Encoded:
-        """Ids and mask (B, L) int64 -> what it says of them. What is padded is not attended to."""
+        """Encode ids and mask (B, L) int64. Padding is not attended to, unless ``ask`` ignores the mask."""
         read = self._longest(mask) if self.config.cut_padding else mask.shape[1]
-        with torch.autocast(runtime.device_type(), enabled=False):  # ``dtype`` decides, also inside a bf16 step
+        with torch.autocast(runtime.device_type(), enabled=False):  # ``dtype`` applies inside a bf16 step too
             states, pooled = self._ask(self.module, ids[:, :read], mask[:, :read])
         states = torch.nn.functional.pad(states.float(), (0, 0, 0, mask.shape[1] - read))  # (B, L, D)
         if self.config.zero_padding:
@@ -55,15 +55,15 @@ class TransformersEncoder:
 
     @staticmethod
     def _longest(mask: Tensor) -> int:
-        """Return how many tokens the longest caption of ``mask`` (B, L) has, rounded up to a multiple of CUT_TO."""
+        """Return the length of the longest caption of ``mask`` (B, L), rounded up to a multiple of CUT_TO."""
         last = int(mask.any(0).nonzero().max())
         return min(mask.shape[1], (last // CUT_TO + 1) * CUT_TO)
 
 
 class TransformersTeacher:
-    """(images) -> features of their patches; holds its module outside of whatever is trained.
+    """(images) -> features of their patches; its module is not a submodule of anything trained.
 
-    Images are brought to the size at which it has ``side`` patches in a row (REPA: 16 of 14 pixels).
+    Images are resized so that a row has ``side`` patches (REPA: 16 patches of 14 pixels).
     """
 
     def __init__(self, config: TransformersTeacherConfig, side: int) -> None:
@@ -74,17 +74,17 @@ class TransformersTeacher:
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
-        """Images (B, 3 or 1, H, W) float32 in [-1, 1] -> the last states of its patches, (B, side * side, width)."""
-        with torch.autocast(runtime.device_type(), enabled=False):  # ``dtype`` decides, also inside a bf16 step
+        """Images (B, 3 or 1, H, W) float32 in [-1, 1] -> last states of the patches, (B, side * side, width)."""
+        with torch.autocast(runtime.device_type(), enabled=False):  # ``dtype`` applies inside a bf16 step too
             pixels = ((images.float() + 1) / 2 - self._mean) / self._std  # (B, 3, H, W)
             pixels = torch.nn.functional.interpolate(pixels, (self._size, self._size), mode="bicubic")
             pixels = pixels.to(next(self.module.parameters()).dtype)
-            states = self.module(pixels, **self._interpolated).last_hidden_state  # (B, 1 and registers or none + N, D)
+            states = self.module(pixels, **self._interpolated).last_hidden_state  # (B, N after class and registers, D)
         return states[:, -(self._side**2) :].float()  # (B, N, D)
 
     @property
     def _interpolated(self) -> dict[str, bool]:
-        """Ask for positions of another size than it was trained at, where that is not done unasked."""
+        """Argument that interpolates positions to another size than in training, for models that need to be asked."""
         return {"interpolate_pos_encoding": True} if self.module.config.model_type.startswith("siglip") else {}
 
 
@@ -110,7 +110,7 @@ def _load(
             found: Any = getattr(transformers, module).from_pretrained(
                 config.folder, local_files_only=True, dtype=_DTYPES[config.dtype], output_loading_info=True, **settings
             )
-    except Exception as error:  # (whatever damaged files make of it)
+    except Exception as error:  # (damaged files can raise anything)
         raise CheckpointError(what, f"transformers cannot load it: {error}", "copy the folder again") from error
     check_complete(what, found[1], spare)
     return found[0]

@@ -1,7 +1,7 @@
-"""Wan 2.1 text-to-video (Wan Team 2025), as diffusers' WanTransformer3DModel, whose weights it takes by name; and the
-CustomDiT of MindSpeed-MM's tutorial "develop a new model": Wan's layers in another order of a block.
+"""Wan 2.1 text-to-video (Wan Team 2025), which loads the weights of diffusers' WanTransformer3DModel by name; and the
+CustomDiT of MindSpeed-MM's tutorial "develop a new model": Wan's layers with the blocks wired differently.
 
-A transformer over patches of noised video latents, steered by a timestep and by a text, or a label. Parameters carry
+A transformer over patches of noised video latents, conditioned on a timestep and a text or a label. Parameters have
 diffusers' names. Letters: B batch, C channels, F H W frames, height and width of latents, f h w the same in patches,
 N = f h w tokens, L tokens of text, D width of a token, d of a head.
 """
@@ -24,7 +24,7 @@ Grid = tuple[int, int, int]
 
 
 class PatchEmbedding(nn.Module):
-    """A convolution whose stride is its kernel: patches, then one matrix product."""
+    """A convolution whose stride equals its kernel: cut into patches, then one matrix product."""
 
     def __init__(self, config: VideoTransformerConfig) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class PatchEmbedding(nn.Module):
 
 
 class RotaryPositions(nn.Module):
-    """Cosines and sines of the angles by which a position turns queries and keys, in three axes (Su et al. 2021)."""
+    """Cosines and sines of rotary position embeddings along three axes (Su et al. 2021)."""
 
     def __init__(self, head_dim: int, length: int) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class RotaryPositions(nn.Module):
 
 
 class ConditionEmbedder(nn.Module):
-    """Embed timesteps, and what steers the network beside: class labels, the states of a text encoder."""
+    """Embed timesteps and conditions: class labels, the states of a text encoder."""
 
     def __init__(self, config: VideoTransformerConfig) -> None:
         super().__init__()
@@ -80,9 +80,9 @@ class ConditionEmbedder(nn.Module):
         nn.set_constant(self, "frequencies", timestep_frequencies(config.freq_dim))
 
     def forward(self, t: Tensor, *given: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the embedded time (B, D), what modulates each block (B, 6 D), and the embedded text (B, L, D), if any.
+        """Return the embedded time (B, D), each block's modulation (B, 6 D), and the embedded text (B, L, D), if any.
 
-        given: labels (B,), text (B, L, text_dim), or both; a label joins the time, as in DiT.
+        given: labels (B,), text (B, L, text_dim), or both; the embedded label is added to the time, as in DiT.
         """
         time = self.time_embedder(timestep_code(t, self.frequencies))  # (B, D)
         if self.has_labels:
@@ -94,7 +94,7 @@ class ConditionEmbedder(nn.Module):
 
 
 class Projection(nn.Module):
-    """The linear layer ``proj``, in the place it has among diffusers' names."""
+    """The linear layer ``proj``, a module of its own as in diffusers' names."""
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class Projection(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Two linear layers around a GELU, ``net.0.proj`` and ``net.2``."""
+    """Two linear layers, ``net.0.proj`` and ``net.2``, around a GELU."""
 
     def __init__(self, hidden_size: int, ffn_dim: int) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class FeedForward(nn.Module):
 
 
 class VideoBlock(nn.Module):
-    """Attention to the video, to a text if there is one, MLP; the time sets shift, scale and gate of first and last."""
+    """Self-attention, cross-attention to a text if there is one, MLP; the time modulates self-attention and MLP."""
 
     def __init__(self, config: VideoTransformerConfig, affine: bool) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class VideoBlock(nn.Module):
         """Return tokens (B, N, D); text: (B, L, D) if there is one; time: (B, 6, D); cos, sin: (N, d / 2)."""
         modulation = ops.chunk(self.scale_shift_table + time, 6, 1)  # 6 x (B, 1, D)
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = modulation
-        # Modulation may be of higher precision than the tokens, which stay in theirs, as diffusers' do.
+        # Modulation may have higher precision than the tokens, which keep theirs, as in diffusers.
         normed = ops.cast_like(ops.addcmul(shift, self.norm1(x), 1 + scale), x)  # (B, N, D)
         x = ops.cast_like(ops.addcmul(x, gate, self.attn1(normed, normed, cos, sin)), x)  # (B, N, D)
         if text is not None:
@@ -144,12 +144,12 @@ class VideoBlock(nn.Module):
         return ops.cast_like(ops.addcmul(x, mlp_gate, self.ffn(normed)), x)  # (B, N, D)
 
     def asking(self, x: Tensor, normed: Tensor) -> Tensor:
-        """Return what looks at the text, (B, N, D), of the tokens ``x`` and of what self-attention was given."""
+        """Return the input (B, N, D) of cross-attention, given tokens ``x`` and ``normed``, that of self-attention."""
         raise NotImplementedError
 
 
 class VideoTransformer(nn.Module):
-    """The predictor: noised video latents, timestep and text to prediction. ``block`` builds one of its blocks."""
+    """The predictor: maps noised video latents, timestep and text to a prediction. ``block`` builds one block."""
 
     def __init__(self, config: Any, block: Any) -> None:
         super().__init__()
@@ -166,10 +166,10 @@ class VideoTransformer(nn.Module):
     def forward(self, x: Tensor, t: Tensor, *given: Tensor) -> Tensor:
         """Predict.
 
-        x: (B, C, F, H, W) noised latents that ``config.check_latents`` lets pass; t: (B,) or, one for all, (1,) times
-        from 0 (data) to 1000 (noise), not necessarily whole; given: what ``config.conditions`` names: labels (B,) int;
-        text (B, L, text_dim) or (B, 1, L, text_dim) states of the text encoder, all of which are looked at. Returns
-        (B, out_channels, F, H, W) in the dtype of the weights.
+        x: (B, C, F, H, W) noised latents of a shape that ``config.check_latents`` accepts; t: (B,) or, one for all,
+        (1,) times from 0 (data) to 1000 (noise), not necessarily whole; given: the conditions that
+        ``config.conditions`` names: labels (B,) int; text (B, L, text_dim) or (B, 1, L, text_dim) states of the text
+        encoder, with attention to all states. Returns (B, out_channels, F, H, W) in the dtype of the weights.
         """
         (B, _, F, H, W), (p, q, r) = x.shape, self.config.patch_size
         f, h, w = F // p, H // q, W // r
@@ -178,7 +178,7 @@ class VideoTransformer(nn.Module):
         time, modulation, text = self.condition_embedder(t, *given)  # (B, D), (B, 6 D), (B, L, D)
         modulation = ops.reshape(modulation, (modulation.shape[0], 6, -1))  # (B, 6, D)
         cos, sin = self.rope(f, h, w)  # 2 x (N, d / 2)
-        x = ops.split_tokens(self.patch_embedding(x))  # (B, N, D); N / ranks here where ranks share a sample
+        x = ops.split_tokens(self.patch_embedding(x))  # (B, N, D); N / ranks if ranks share a sample
         for block in self.blocks:
             x = block(x, text, modulation, cos, sin)  # (B, N, D)
         shift, scale = ops.chunk(self.scale_shift_table + time[:, None], 2, 1)  # 2 x (B, 1, D)
@@ -188,7 +188,7 @@ class VideoTransformer(nn.Module):
 
 
 class WanBlock(VideoBlock):
-    """Modulated norms have no weights; the tokens look at the text through a norm of its own that has."""
+    """Modulated norms have no weights; the cross-attention's input has a norm of its own, with weights."""
 
     def __init__(self, config: WanConfig) -> None:
         super().__init__(config, affine=False)
@@ -206,7 +206,7 @@ class Wan(VideoTransformer):
 
 
 class CustomDiTBlock(VideoBlock):
-    """Modulated norms have weights; what self-attention was given looks at the text too."""
+    """Modulated norms have weights; cross-attention has the same input as self-attention."""
 
     def __init__(self, config: CustomDiTConfig) -> None:
         super().__init__(config, affine=True)

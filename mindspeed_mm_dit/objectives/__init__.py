@@ -1,1 +1,1 @@
-"""What a network learns and how its answers are walked back to data: one folder an objective."""
+"""Objectives: what a network learns, and how sampling turns its outputs into data. One folder per objective."""

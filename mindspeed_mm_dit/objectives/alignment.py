@@ -1,4 +1,4 @@
-"""How far the projected tokens of a network are from the features of teachers (REPA; Yu et al. 2024)."""
+"""The loss that aligns a network's projected tokens with the features of teachers (REPA; Yu et al. 2024)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Tensor = Any  # a tensor of the active framework
 
 
 def projection_loss(projected: Sequence[Tensor], features: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """Return minus the cosine of the angle between both, a mean over tokens and teachers, (B,) (Yu et al. 2024, eq. 8).
+    """Return the negative weighted cosine similarity, mean over tokens and teachers, (B,) (Yu et al. 2024, eq. 8).
 
-    projected, features: of each teacher, (B, N, width) float32; weights: of its cosine.
+    projected, features: one (B, N, width) float32 per teacher; weights: one per teacher's cosine.
     """
     assert len(projected) == len(features) == len(weights) > 0
     total = sum(

@@ -1,6 +1,6 @@
-"""Guidance: the prediction is led away from that without the condition, or from a weaker network's.
+"""Guidance: pushes the prediction away from the unconditional one, or from a weaker network's.
 
-The first is classifier-free (Ho & Salimans 2022), the second autoguidance (Karras et al. 2024).
+The first is classifier-free guidance (Ho & Salimans 2022), the second autoguidance (Karras et al. 2024).
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ GuidedChannels = Literal["3", "all"]
 
 @dataclass(frozen=True)
 class Guidance:
-    """How strongly, on which channels and when the condition steers the prediction.
+    """Strength, channels and interval of guidance.
 
-    Raises ConfigError for a scale that is negative, very large or no number, and an interval that is empty.
+    Raises ConfigError if the scale is negative, very large or not a number, or the interval is empty.
     """
 
     scale: float = 1.0
-    """1: no guidance. The guided prediction is without + scale * (with - without the condition); of autoguidance the
-    weaker network's + scale * (the network's - the weaker one's), both with it."""
+    """1: no guidance. The guided prediction is without + scale * (with - without the condition). With autoguidance it
+    is weaker + scale * (network - weaker), both with the condition."""
     channels: GuidedChannels = "all"
     """Channels of the prediction that are guided: the first "3" as in the published DiT, or "all"."""
     interval: tuple[float, float] = (0.0, 1.0)
-    """Part of the chain that is guided, by the share of noise from ``low`` to ``high`` (Kynkaanniemi et al. 2024):
-    t / T of a Gaussian process, 1 - t of a flow."""
+    """Part of the chain that is guided, as noise levels from ``low`` to ``high`` (Kynkaanniemi et al. 2024):
+    t / T for a Gaussian process, 1 - t for a flow."""
 
     def __post_init__(self) -> None:
         check_between("--cfg-scale", self.scale, 0.0, MOST_GUIDANCE)
@@ -46,15 +46,15 @@ class Guidance:
             raise ConfigError(f"--cfg-interval = {low},{high}", "must satisfy 0 <= low <= high <= 1")
 
     def applies_at(self, noise: float) -> bool:
-        """Return whether the prediction is guided where the share of noise, from 0 (data) to 1, is ``noise``."""
+        """Return whether the prediction is guided at the noise level ``noise``, from 0 (data) to 1."""
         low, high = self.interval
         return self.scale != 1.0 and low <= noise <= high
 
     def combine(self, labelled: Tensor, unlabelled: Tensor, prediction_channels: int) -> Tensor:
-        """Guide the first ``channels`` of ``labelled`` (B, C or 2C, H, W); the rest keeps the labelled values.
+        """Guide the first ``channels`` of ``labelled`` (B, C or 2C, H, W); the other channels keep its values.
 
-        unlabelled: of the same shape, what they are led away from.
-        ``prediction_channels``: C, the channels that are prediction and not variance.
+        unlabelled: the prediction to push away from, of the same shape.
+        prediction_channels: C, the number of channels that are prediction and not variance.
         """
         guided = prediction_channels if self.channels == "all" else min(3, prediction_channels)
         with_label, without = labelled[:, :guided], unlabelled[:, :guided]
@@ -68,10 +68,10 @@ def guided_network(
     guidance: Guidance,
     weaker: Network | None = None,
 ) -> Ask:
-    """Return ask(x_t, t, noise): the guided output for ``condition``, both questions to one network in one batch.
+    """Return ask(x_t, t, noise): the guided output for ``condition``; one network runs both halves in one batch.
 
-    condition, null: tensors (B, ...) as the network takes them. ``noise`` is the share of noise in x_t: a number, or an
-    array (B,) where the times of the samples differ. weaker: asked with the condition, in the place of ``null``.
+    condition, null: tensors (B, ...) as the network takes them. ``noise`` is the noise level of x_t: a number, or an
+    array (B,) if the samples' times differ. weaker: a network to call with the condition, instead of using ``null``.
     """
     both = [ops.cat([given, without], 0) for given, without in zip(condition, null)]
 

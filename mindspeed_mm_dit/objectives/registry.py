@@ -29,9 +29,9 @@ OBJECTIVES: dict[str, Objective] = {
 
 
 def register_objective(model_id: str, objective: Objective) -> None:
-    """Add an objective; its ``model_id`` may then stand in section ``diffusion``.
+    """Add an objective, so that section ``diffusion`` can name its ``model_id``.
 
-    Raises ConfigError when another one holds that name.
+    Raises ConfigError if the name is taken.
     """
     if OBJECTIVES.get(model_id, objective) is not objective:
         raise ConfigError(f"model_id = {model_id!r}", "is registered already", "choose another name")
@@ -39,26 +39,26 @@ def register_objective(model_id: str, objective: Objective) -> None:
 
 
 def objective_of(config: Any) -> Objective:
-    """Return the objective that a section ``diffusion`` chooses."""
+    """Return the objective that a section ``diffusion`` names."""
     return OBJECTIVES[config.model_id]
 
 
 def draw_of(config: Any) -> Callable[[int, np.ndarray, tuple[int, ...]], Arrays]:
-    """Return what draws the batches of section ``config``: (seed, positions, shape of a latent) -> arrays by name."""
+    """Return the function that draws training batches: (seed, sample indices, shape of a latent) -> arrays by name."""
     return partial(objective_of(config).draws, config)
 
 
 def validation_draw_of(config: Any) -> Callable[[int, np.ndarray, tuple[int, ...]], Arrays]:
-    """Return what draws the held-out batches of section ``config``, in the form of ``draw_of``.
+    """Return the function that draws held-out batches, with the signature of ``draw_of``.
 
-    Their times cover the way from data to noise evenly, whatever the law of the training times, and each sample's
-    share of noise comes with it as ``NOISE_LEVEL``.
+    Their times cover the way from data to noise evenly, whatever the distribution of training times. Each sample's
+    noise level is in the batch as ``NOISE_LEVEL``.
     """
 
     def draw(seed: int, sample_indices: np.ndarray, shape: tuple[int, ...]) -> Arrays:
         noise_levels = evenly_spread(
             sample_indices - VALIDATION_START + 1
-        )  # (at point 0, the data, weights may be infinite)
+        )  # (skips point 0, the data, where weights may be infinite)
         noise = normals(seed, Stream.NOISE, sample_indices, shape)
         return {
             **objective_of(config).draws_at(config, noise_levels, noise),
@@ -84,7 +84,7 @@ def find_sampler(config: Any, name: str, flag: str = "--sampler") -> Sampler:
 
 
 def sampler_options(config: Any, name: str, given: Mapping[str, Any]) -> Any:
-    """Return the options ``given``, by name, of the sampler ``name``; raises ConfigError for what it does not have."""
+    """Build the options of the sampler ``name`` from those ``given``; raises ConfigError for an unknown one."""
     kind = find_sampler(config, name).options
     known = [field.name for field in dataclasses.fields(kind)]
     for key, value in given.items():
@@ -97,7 +97,7 @@ def sampler_options(config: Any, name: str, given: Mapping[str, Any]) -> Any:
     where = f"sampler {name}"
     try:
         return from_mapping(kind, dict(given), where)
-    except ConfigError as error:  # of a value of the wrong kind it says the key, and here it is a flag
+    except ConfigError as error:  # for a value of the wrong type it names the key, but here it is a flag
         key, mark, value = error.what.removeprefix(f"{where}: ").partition(" = ")
         flag, reason = f"--{key.removeprefix('--').replace('_', '-')}", error.reason.replace(" or null", " or None")
         raise ConfigError(f"{flag}{mark}{value}", reason, error.cure) from None

@@ -1,1 +1,1 @@
-"""How weights are stepped: one file a kind of optimizer, in arithmetic that both frameworks' tensors have."""
+"""Optimizers, one file each, written with operations that tensors of both frameworks have."""

@@ -10,14 +10,14 @@ from mindspeed_mm_dit.optimizers.contract import Optimizer, Parameter, Rule, Ten
 
 @dataclass(frozen=True)
 class AdamConfig:
-    """Settings of ``--optimizer adam``, by Megatron's names and with its defaults."""
+    """Settings of ``--optimizer adam``, with Megatron's names and defaults."""
 
-    adam_beta1: float = flag(0.9, "decay of the mean of the gradients")
-    """Share of the mean of the gradients that a step keeps."""
-    adam_beta2: float = flag(0.999, "decay of the mean of their squares")
-    """The same of the mean of their squares."""
-    adam_eps: float = flag(1e-8, "added to the root of that mean")
-    """Added to the root of that mean."""
+    adam_beta1: float = flag(0.9, "decay beta1 of the running mean of the gradients")
+    """Decay of the running mean of the gradients, in [0, 1)."""
+    adam_beta2: float = flag(0.999, "decay beta2 of the running mean of the squared gradients")
+    """Decay of the running mean of the squared gradients, in [0, 1)."""
+    adam_eps: float = flag(1e-8, "epsilon added to the root of the mean squared gradient")
+    """Epsilon added to the root of the mean squared gradient."""
 
     def __post_init__(self) -> None:
         for name in ("adam_beta1", "adam_beta2"):
@@ -26,8 +26,8 @@ class AdamConfig:
 
 
 def numbers(config: AdamConfig, lr: float, step: int) -> tuple[float, ...]:
-    """Return the step size, the root of the second moment's correction of its bias, and what is new in each moment."""
-    # (1 - 0.999 loses 1e-5 of itself in a graph of float32)
+    """Return step size, root of the bias correction of the second moment, 1 - beta1 and 1 - beta2."""
+    # (computed here because 1 - 0.999 has a relative error of 1e-5 in a float32 graph)
     corrections = lr / (1 - config.adam_beta1**step), (1 - config.adam_beta2**step) ** 0.5
     return (
         *corrections,
@@ -39,7 +39,7 @@ def numbers(config: AdamConfig, lr: float, step: int) -> tuple[float, ...]:
 def change(
     config: AdamConfig, gradient: Tensor, state: tuple[Tensor, ...], numbers: tuple[Any, ...]
 ) -> tuple[Tensor, ...]:
-    """Return what is taken from the weights, and the two moments."""
+    """Return the amount to subtract from the weights, and the two moments."""
     step_size, root_of_correction, newest, newest_square = numbers
     exp_avg = state[0] + newest * (gradient - state[0])
     exp_avg_sq = config.adam_beta2 * state[1] + newest_square * gradient * gradient
@@ -47,7 +47,7 @@ def change(
 
 
 def pytorch(config: AdamConfig) -> tuple[str, dict[str, Any]]:
-    """Return PyTorch's fused AdamW."""
+    """Return name and settings of PyTorch's fused AdamW."""
     return "AdamW", {"betas": (config.adam_beta1, config.adam_beta2), "eps": config.adam_eps, "fused": True}
 
 
@@ -55,7 +55,7 @@ RULE = Rule(("exp_avg", "exp_avg_sq"), change, numbers, pytorch=pytorch)
 
 
 def rule_of(config: AdamConfig, parameter: Parameter) -> Rule:
-    """Return the one rule there is."""
+    """Return AdamW's rule, the same for every parameter."""
     return RULE
 
 

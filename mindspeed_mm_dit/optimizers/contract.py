@@ -1,8 +1,8 @@
-"""What an optimizer offers: its settings, the rule that each parameter goes by, and what a rule keeps. No framework.
+"""The interface of an optimizer: its settings, the update rule of each parameter, and the rule's state. No framework.
 
-A rule is written once, for tensors of PyTorch and of MindSpore, and compiled by the latter: it uses operators
+A rule is written once for tensors of PyTorch and MindSpore, and MindSpore compiles it. So it uses only operators
 (``+ - * / @``) and methods that both have (``sqrt sign abs sum clamp swapaxes``). Weight decay is decoupled
-(Loshchilov & Hutter 2019) and alike for every rule: weights (1 - lr decay) - change, with decay 0 for vectors.
+(Loshchilov & Hutter 2019) and the same for every rule: weights (1 - lr decay) - change, with decay 0 for vectors.
 """
 
 from __future__ import annotations
@@ -17,70 +17,70 @@ Tensor = Any  # a tensor of the active framework
 Shape = tuple[int, ...]
 
 STEP = "step"
-"""Name of the count of steps since the state was zero, which is kept of every parameter."""
+"""Name of the number of steps since the state was zero; every parameter keeps one."""
 
 
 class Parameter(Protocol):
-    """What a predictor's config says of a trained tensor (``configs/predictor.py``)."""
+    """What a predictor's config says about a trained tensor (``configs/predictor.py``)."""
 
     @property
     def shape(self) -> Shape:
-        """Its axes."""
+        """Its shape."""
 
     @property
     def matrices(self) -> int:
-        """How many matrices it is, one below the other; 0: none that is worth being one."""
+        """Number of matrices stacked in it; 0 if it is not treated as a matrix."""
 
 
 def rate_alone(config: Any, lr: float, step: int) -> tuple[float, ...]:
-    """Return the learning rate: the numbers of a rule that needs no others."""
+    """Return only the learning rate, for rules that need no other numbers."""
     return (lr,)
 
 
 class Rule(NamedTuple):
-    """How some parameters are stepped."""
+    """The update rule of some parameters."""
 
     state: tuple[str, ...]
-    """Names of what is kept of a parameter from step to step, each of its shape, float32, zeros at first."""
+    """Names of the tensors kept from step to step; each has the parameter's shape, is float32, and starts at zero."""
     change: Callable[[Any, Tensor, tuple[Tensor, ...], tuple[Any, ...]], tuple[Tensor, ...]]
-    """(config, gradient, state, numbers) -> (what is taken from the weights, *state); element by element."""
+    """(config, gradient, state, numbers) -> (amount to subtract from the weights, *new state); elementwise."""
     numbers: Callable[[Any, float, int], tuple[float, ...]] = rate_alone
-    """(config, lr, number of the step: 1, 2, ...) -> what a step is told, computed on the host in float64."""
+    """(config, lr, number of the step: 1, 2, ...) -> the ``numbers`` of a step, computed on the host in float64."""
     of_matrices: Callable[[Any, Tensor, tuple[Any, ...]], Tensor] | None = None
-    """(config, change (n, rows, columns) of n whole matrices, numbers) -> what is taken from the weights instead."""
+    """(config, change (n, rows, columns) of n whole matrices, numbers) -> amount to subtract from weights instead."""
     pytorch: Callable[[Any], tuple[str, dict[str, Any]]] | None = None
-    """(config) -> name in ``torch.optim`` of PyTorch's own optimizer by this rule, where it has a faster one, and its
-    settings; what it keeps goes by the names of ``state``, and "step"."""
+    """(config) -> name and settings of the optimizer in ``torch.optim`` with this rule, if PyTorch has a faster one.
+    Its state has the names of ``state``, and "step"."""
 
 
 class Optimizer(NamedTuple):
-    """What ``--optimizer`` chooses by name."""
+    """An optimizer, which ``--optimizer`` chooses by name."""
 
     config: type
-    """Frozen dataclass of its settings, made with :func:`flag`: each is the flag of its name."""
+    """Frozen dataclass of its settings, made with :func:`flag`; each is a flag of the same name."""
     rule_of: Callable[[Any, Parameter], Rule]
-    """(config, parameter) -> how it is stepped."""
+    """(config, parameter) -> its update rule."""
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """An optimizer and its settings: what engines, checkpoints and plans ask."""
+    """An optimizer with its settings, as used by engines, checkpoints and plans."""
 
     name: str
     config: Any
     optimizer: Optimizer
 
     def rule_of(self, parameter: Parameter) -> Rule:
-        """Return how ``parameter`` is stepped."""
+        """Return the update rule of ``parameter``."""
         return self.optimizer.rule_of(self.config, parameter)
 
     def state_of(self, parameter: Parameter) -> dict[str, Shape]:
-        """Return name -> shape of what checkpoints keep of it, as ``optimizer.state.PARAMETER.NAME``."""
+        """Return name -> shape of its state; checkpoints save it as ``optimizer.state.PARAMETER.NAME``."""
         return {STEP: (), **dict.fromkeys(self.rule_of(parameter).state, parameter.shape)}
 
 
 def flag(default: Any, words: str, **how: Any) -> Any:
-    """Return a setting, which --help explains by ``words``; ``how``: what else argparse is told, as ``choices``."""
+    """Return a setting with help text ``words``; ``how``: further arguments for argparse, e.g. ``choices``."""
     return field(default=default, metadata={"help": words, "how": how})
 
 

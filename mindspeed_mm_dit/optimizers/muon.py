@@ -1,8 +1,8 @@
-"""Muon (Jordan et al. 2024): the momentum of a matrix, its singular values brought near 1; the rest goes by AdamW.
+"""Muon (Jordan et al. 2024): steps matrices by their orthogonalised momentum; other parameters use AdamW.
 
-Matrices that one layer holds below each other (q, k and v; the modulations of a block) are stepped as matrices of their
-own, as the predictor's config tells them apart. Scale: 0.2 sqrt(max(rows, columns)), so that an entry changes by about
-what AdamW would change it (Liu et al. 2025), and learning rate and decay of AdamW can stay.
+Matrices stacked in one layer (q, k and v; the modulations of a block) are treated as separate matrices; the predictor's
+config says how many there are. The step is scaled by 0.2 sqrt(max(rows, columns)), so that an entry changes about as
+much as with AdamW (Liu et al. 2025) and AdamW's learning rate and weight decay still fit.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from mindspeed_mm_dit.optimizers import adam
 from mindspeed_mm_dit.optimizers.contract import Optimizer, Parameter, Rule, Tensor, flag, require
 
 SMALLEST_NORM = 1e-7
-"""What a matrix is divided by at least."""
+"""Lower bound of the norm that a matrix is divided by."""
 QUINTIC = (3.4445, -4.775, 2.0315)
 """Coefficients of the iteration: steep at 0, and near 1 from about 0.1 on."""
 Scale = Literal["match_rms_adamw", "original"]
-"""What decides the length of a step, by the names that PyTorch has for it."""
+"""How the step is scaled, with PyTorch's names."""
 
-_SCALES = "match_rms_adamw: steps as large as AdamW's; original: as large as the matrix is tall"
+_SCALES = "scale of a step; match_rms_adamw: as large as AdamW's; original: sqrt(max(1, rows / columns)) of the matrix"
 
 
 @dataclass(frozen=True)
 class MuonConfig(adam.AdamConfig):
-    """Settings of ``--optimizer muon``: those of AdamW for what is no matrix, and, by Megatron's names, its own."""
+    """Settings of ``--optimizer muon``: its own, with Megatron's names, and those of AdamW for other parameters."""
 
-    muon_momentum: float = flag(0.95, "decay of the mean of a matrix's gradients")
-    """Share of the mean of the gradients that a step keeps."""
-    muon_nesterov: bool = flag(True, "let the newest gradient count once more")
+    muon_momentum: float = flag(0.95, "momentum, the decay of the running mean of a matrix's gradients")
+    """Decay of the running mean of the gradients, in [0, 1)."""
+    muon_nesterov: bool = flag(True, "Nesterov momentum: mix in the newest gradient a second time")
     """Step by the mean with the newest gradient mixed in a second time (Nesterov)."""
     muon_scale_mode: Literal["match_rms_adamw", "original"] = flag(
         "match_rms_adamw", _SCALES, type=str, choices=("match_rms_adamw", "original")
     )
-    """What decides the length of a step."""
-    muon_num_ns_steps: int = flag(5, "rounds of the iteration that makes a matrix orthogonal")
-    """Rounds of the Newton-Schulz iteration."""
+    """How the step is scaled."""
+    muon_num_ns_steps: int = flag(5, "number of Newton-Schulz iterations that orthogonalise a matrix")
+    """Number of Newton-Schulz iterations, 1 to 100."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -47,7 +47,7 @@ class MuonConfig(adam.AdamConfig):
 def change(
     config: MuonConfig, gradient: Tensor, state: tuple[Tensor, ...], numbers: tuple[Any, ...]
 ) -> tuple[Tensor, ...]:
-    """Return the momentum that is to be made orthogonal, and the one that is kept."""
+    """Return the momentum to orthogonalise, and the momentum to keep."""
     mu = config.muon_momentum
     momentum = mu * state[0] + (1 - mu) * gradient
     return (1 - mu) * gradient + mu * momentum if config.muon_nesterov else momentum, momentum
@@ -56,7 +56,7 @@ def change(
 def orthogonalised(
     x: Tensor, steps: int, quintic: tuple[float, float, float] = QUINTIC, smallest_norm: float = SMALLEST_NORM
 ) -> Tensor:
-    """Bring the singular values of matrices x (n, rows, columns) near 1, in the dtype of x (Newton-Schulz)."""
+    """Return matrices x (n, rows, columns) with singular values brought near 1 (Newton-Schulz), in the dtype of x."""
     a, b, c = quintic
     is_tall = x.shape[-2] > x.shape[-1]
     x = x.swapaxes(-2, -1) if is_tall else x  # (n, m, M), m <= M
@@ -68,12 +68,12 @@ def orthogonalised(
 
 
 def scale_of(mode: Scale, rows: int, columns: int) -> float:
-    """Return what an orthogonal matrix is multiplied by, beside the learning rate."""
+    """Return the factor of an orthogonalised matrix, besides the learning rate."""
     return max(1.0, rows / columns) ** 0.5 if mode == "original" else 0.2 * max(rows, columns) ** 0.5
 
 
 def of_matrices(config: MuonConfig, x: Tensor, numbers: tuple[Any, ...]) -> Tensor:
-    """Return what is taken from matrices whose momentum is x (n, rows, columns)."""
+    """Return the amount to subtract from matrices with momentum x (n, rows, columns)."""
     (lr,) = numbers
     return lr * scale_of(config.muon_scale_mode, *x.shape[-2:]) * orthogonalised(x, config.muon_num_ns_steps)
 
@@ -82,7 +82,7 @@ RULE = Rule(("momentum_buffer",), change, of_matrices=of_matrices)
 
 
 def rule_of(config: MuonConfig, parameter: Parameter) -> Rule:
-    """Return Muon's for matrices, AdamW's for the rest."""
+    """Return Muon's rule for matrices, AdamW's for the rest."""
     return RULE if parameter.matrices else adam.RULE
 
 

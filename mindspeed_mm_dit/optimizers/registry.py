@@ -1,4 +1,5 @@
-"""The optimizers by their names for ``--optimizer``. To add one: a file, a record, ``register_optimizer``."""
+"""The optimizers, by their name for ``--optimizer``. To add one, write a file with an ``Optimizer`` and call
+``register_optimizer``."""
 
 from __future__ import annotations
 
@@ -15,13 +16,13 @@ DEFAULT = "adam"
 OPTIMIZERS: dict[str, Optimizer] = {DEFAULT: ADAM, "muon": MUON}
 
 ADAMW = Chosen(DEFAULT, ADAM.config(), ADAM)
-"""That of a run that says nothing of it."""
+"""The optimizer of a run that does not choose one."""
 
 
 def register_optimizer(name: str, optimizer: Optimizer) -> None:
-    """Add an optimizer; ``--optimizer`` may then choose it.
+    """Add an optimizer that ``--optimizer`` can choose.
 
-    Raises ConfigError when another one holds that name.
+    Raises ConfigError if another one has that name.
     """
     if OPTIMIZERS.get(name, optimizer) is not optimizer:
         raise ConfigError(f"optimizer {name!r}", "is registered already", "choose another name")
@@ -29,7 +30,7 @@ def register_optimizer(name: str, optimizer: Optimizer) -> None:
 
 
 def settings() -> dict[str, tuple[dataclasses.Field[Any], list[str]]]:
-    """Return the settings of all optimizers by name, each with those that have it."""
+    """Return the settings of all optimizers by name, each with the names of the optimizers that have it."""
     found: dict[str, tuple[dataclasses.Field[Any], list[str]]] = {}
     for owner, record in OPTIMIZERS.items():
         for field in dataclasses.fields(record.config):
@@ -38,17 +39,17 @@ def settings() -> dict[str, tuple[dataclasses.Field[Any], list[str]]]:
 
 
 def chosen_by(name: str, given: Mapping[str, Any]) -> Chosen:
-    """Return the optimizer ``name`` with its settings, as flags have ``given`` them.
+    """Return the optimizer ``name`` with its settings from the flags ``given``.
 
     Raises:
-        ConfigError: there is none of that name, or a setting cannot be.
+        ConfigError: there is no optimizer of that name, or a setting is invalid.
     """
     record = _find(name)
     return Chosen(name, record.config(**{setting: given[setting] for setting in _names(record)}), record)
 
 
 def check_flags(name: str, given: Mapping[str, Any]) -> None:
-    """Do what :func:`chosen_by` does, and raise ConfigError for a setting that means nothing to the chosen one."""
+    """Check as :func:`chosen_by` does, and raise ConfigError for a setting that the chosen optimizer does not have."""
     chosen_by(name, given)
     for setting, (field, owners) in settings().items():
         if name not in owners and (value := given[setting]) != field.default:
@@ -57,22 +58,25 @@ def check_flags(name: str, given: Mapping[str, Any]) -> None:
 
 
 def kept_facts(chosen: Chosen) -> dict[str, Any]:
-    """Return what run.json keeps of an optimizer, value by flag."""
+    """Return the flags and values that run.json saves for an optimizer."""
     own = {_flag(name): getattr(chosen.config, name) for name in _names(chosen.optimizer)}
     return {"--optimizer": chosen.name, **own}
 
 
 def chosen_in(settings: Any, path: object) -> Chosen:
-    """Return the optimizer that the settings in the run.json of ``path`` name (what :func:`kept_facts` made, or another
-    program); AdamW where they name none.
+    """Return the optimizer named by ``settings``, from the run.json of ``path``; AdamW if they name none.
+
+    The settings come from :func:`kept_facts` or another program.
 
     Raises:
-        CheckpointError: it belongs to a package that is not installed.
+        CheckpointError: the optimizer belongs to a package that is not installed.
     """
     facts = settings if isinstance(settings, dict) else {}
     name = facts.get("--optimizer", DEFAULT)
     if name not in OPTIMIZERS:
-        raise CheckpointError(str(path), f"was trained by an optimizer {name!r}", "install the package that brings it")
+        raise CheckpointError(
+            str(path), f"was trained with the optimizer {name!r}", "install the package that provides it"
+        )
     record = OPTIMIZERS[name]
     return Chosen(name, record.config(**{n: facts[_flag(n)] for n in _names(record) if _flag(n) in facts}), record)
 

@@ -1,1 +1,2 @@
-"""What a run will cost, in closed form from model.json: parameters, FLOP, bytes, time. No device, no framework."""
+"""Computes what a run will cost from model.json, in closed form: parameters, FLOP, bytes, time. Needs no device and no
+framework."""

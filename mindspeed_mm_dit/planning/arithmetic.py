@@ -1,4 +1,4 @@
-"""Arithmetic of a train step, from what a predictor says of its forward pass, and what share of a peak it is (MFU)."""
+"""FLOP of a training step, from the predictor's count of its forward pass, and model FLOP utilisation (MFU)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from mindspeed_mm_dit.configs.predictor import PredictorConfig
 
 
 def train_flop(predictor: PredictorConfig) -> int:
-    """FLOP of one sample in one train step: forward and twice that in backward, two FLOP a multiply-add."""
+    """Return the FLOP of one sample in one training step: forward, and twice that in backward; 2 per multiply-add."""
     return 6 * predictor.multiply_adds()
 
 
 def recompute_flop(predictor: PredictorConfig) -> int:
-    """FLOP that recomputing the blocks adds to a sample's train step; not counted as useful in MFU."""
+    """Return the FLOP that recomputing the blocks adds per sample and step; they do not count as useful in MFU."""
     return 2 * predictor.multiply_adds()
 
 
@@ -27,11 +27,11 @@ PEAKS: dict[str, dict[str, float]] = {
     "L40S": {"bf16": 362.0, "fp32": 91.6},
     "4090": {"bf16": 165.2, "fp32": 82.6},
 }
-"""Ascend parts and CPUs differ too much under one name to be here: use --peak-tflops."""
+"""Ascend parts and CPUs are not listed, because parts of the same name differ too much: use --peak-tflops."""
 
 
 def peak_tflops(device_name: str, precision: str) -> float | None:
-    """Return the peak of the device whose name contains a known part ("bf16" or "fp32"); None if unknown."""
+    """Return the peak TFLOP/s of a device in ``precision`` "bf16" or "fp32"; None if its name has no known part."""
     for part, peaks in PEAKS.items():
         if part in device_name:
             return peaks[precision]
@@ -39,5 +39,5 @@ def peak_tflops(device_name: str, precision: str) -> float | None:
 
 
 def utilisation(images_per_second: float, flop_per_image: float, peak: float | None, devices: int = 1) -> float | None:
-    """MFU: useful arithmetic over peak of all ``devices``, in [0, 1]; None where the peak is not known."""
+    """Return the MFU: useful arithmetic / peak of all ``devices``, in [0, 1]; None if the peak is unknown."""
     return None if peak is None else images_per_second * flop_per_image / (peak * 1e12 * devices)

@@ -1,4 +1,4 @@
-"""Whether a run can fit where it is about to be started: the plan against the memory there is."""
+"""Checks whether a run fits into the memory of the machine it is about to start on, according to the plan."""
 
 from __future__ import annotations
 
@@ -14,31 +14,32 @@ from mindspeed_mm_dit.planning.memory import Memory, Placement, memory
 
 GIB = 2**30
 BLOCK_BYTES = 36_000
-"""What the objects of one transformer block take beside its weights where it is built (measured on PyTorch 2.13)."""
+"""Bytes that the objects of one transformer block take, without its weights, when it is built (measured on PyTorch
+2.13)."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """A memory that a model has to fit into."""
+    """A memory that a model must fit into."""
 
     name: str
-    """What an error calls it."""
+    """Its name in errors."""
     num_bytes: int
-    """All of it."""
+    """Its size."""
     sharers: int = 1
-    """Ranks that share it."""
+    """Number of ranks that share it."""
 
 
 def check_model_fits(model: ModelConfig, place: Place) -> None:
-    """Raise ConfigError unless the weights alone, float32 and whole on each rank, fit into ``place``."""
+    """Raise ConfigError unless the unsharded float32 weights of all ranks fit into ``place``."""
     need = place.sharers * host_bytes(model.predictor)
     _check(model.predictor, need, "the weights of {} parameters need {}", place)
 
 
 def check_state_fits(model: ModelConfig, placement: Placement, place: Place) -> None:
-    """Raise ConfigError unless weights, gradients, optimizer state and average of a rank fit into ``place``.
+    """Raise ConfigError unless weights, gradients, optimizer state and EMA of all ranks fit into ``place``.
 
-    They are exact in the plan, so what is refused could not have run.
+    The plan is exact about these, so a run that is refused could not have worked.
     """
     need = place.sharers * state_bytes(memory(model, placement))
     _check(model.predictor, need, "weights, gradients, optimizer state and average of {} parameters need {}", place)
@@ -47,7 +48,7 @@ def check_state_fits(model: ModelConfig, placement: Placement, place: Place) -> 
 def tight_step(
     model: ModelConfig, placement: Placement, micro_batch_size: int, online_vae: bool, place: Place
 ) -> str | None:
-    """Return a warning where a whole step is estimated to need more than ``place`` has, or None."""
+    """Return a warning if the plan estimates that a step needs more than ``place`` has, else None."""
     plan = memory(model, placement, online_vae)
     need = place.sharers * plan.total(micro_batch_size)
     if need <= place.num_bytes:
@@ -61,13 +62,13 @@ def tight_step(
 
 
 def host_bytes(predictor: PredictorConfig) -> int:
-    """Return the bytes that a network takes where it is built: weights, and the objects that hold them."""
+    """Return the bytes that a network takes when it is built: weights, and the objects that hold them."""
     parameters = predictor.parameters()
     return 4 * parameters.num_elements() + BLOCK_BYTES * parameters.num_blocks
 
 
 def state_bytes(plan: Memory) -> int:
-    """Return the bytes that stay from step to step."""
+    """Return the bytes that persist from step to step."""
     return plan.weights + plan.gradients + plan.optimizer + plan.ema
 
 
@@ -84,7 +85,7 @@ def _check(predictor: PredictorConfig, need: int, words: str, place: Place) -> N
 
 
 def dominant_setting(predictor: PredictorConfig) -> str:
-    """Return the setting that makes a network large: the one whose ordinary value would make it smallest."""
+    """Return the setting that makes a network large: resetting it to its ordinary value saves the most memory."""
     ordinary = predictor.settings_of_size()
     return min(ordinary, key=lambda name: host_bytes(_replaced(predictor, ordinary[name])), default="model_id")
 

@@ -1,7 +1,7 @@
-"""Memory of one rank by part, and the largest micro-batch that fits.
+"""Computes the memory of one rank, part by part, and the largest micro-batch that fits.
 
-Weights, gradients, the optimizer's state and average are exact. Activations are what autograd keeps between forward and
-backward, counted from the network's code; what a kernel needs for a moment is an estimate of its own.
+Weights, gradients, optimizer state and EMA are exact. Activations are what autograd keeps between forward and backward,
+counted from the network's code. Temporary memory of kernels is a separate estimate.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from mindspeed_mm_dit.optimizers.contract import Chosen
 from mindspeed_mm_dit.optimizers.registry import ADAMW
 
 RESERVE = 0.08
-"""Part of a device's memory kept free for the context, the collectives' buffers and fragmentation."""
+"""Fraction of a device's memory kept free for the context, the buffers of collectives and fragmentation."""
 
 _WHOLE_COPIES = 4
-"""Tensors of the size of a parameter that an optimizer of whole matrices holds while it steps it."""
+"""Tensors of the size of a parameter that an optimizer of whole matrices holds while it updates it."""
 
 _ELEMENT_BYTES = {
-    # way to bfloat16: (into and out of norms, all else of the step's precision); CUDA's autocast has norms in float32
+    # way to bfloat16: (inputs and outputs of norms, all else in the step's precision); CUDA's autocast norms in float32
     None: (4, 4),
     "autocast": (4, 2),
     "fsdp2": (2, 2),
@@ -32,26 +32,26 @@ _ELEMENT_BYTES = {
 
 @dataclass(frozen=True)
 class Placement:
-    """How a run spreads over devices."""
+    """How a run is spread over devices."""
 
     world_size: int = 1
-    """Ranks."""
+    """Number of ranks."""
     shard_ranks: int = 1
-    """Ranks that share one copy of the weights (fsdp2.yaml: sharding_size)."""
+    """Number of ranks that share one copy of the weights (fsdp2.yaml: sharding_size)."""
     precision: Precision = SHARDED_BF16
     """Precision of forward and backward."""
     recompute: bool = False
-    """Whether the blocks' activations are computed again in backward."""
+    """Whether the blocks' activations are recomputed in backward."""
     prefetch: int = 1
-    """Blocks whose weights are gathered ahead."""
+    """Number of blocks whose weights are gathered ahead."""
     reshard_after_forward: bool = True
     """Whether gathered weights are freed between forward and backward."""
     sequence_ranks: int = 1
-    """Ranks that share the tokens of a sample (--context-parallel-size)."""
+    """Number of ranks that share the tokens of a sample (--context-parallel-size)."""
     averages: int = 1
-    """Moving averages of the weights: one, and those of --power-ema-stds."""
+    """Number of EMAs of the weights: the plain one, and those of --power-ema-stds."""
     optimizer: Chosen = ADAMW
-    """What steps the weights."""
+    """The optimizer."""
 
     @classmethod
     def of(
@@ -63,7 +63,7 @@ class Placement:
         averages: int = 1,
         optimizer: Chosen = ADAMW,
     ) -> Placement:
-        """Return the layout of a run; ``fsdp2`` is None where every rank holds all."""
+        """Return the placement of a run; ``fsdp2`` is None if every rank holds all weights."""
         if fsdp2 is None:
             return cls(world_size, 1, precision, False, 1, True, sequence_ranks, averages, optimizer)
         return cls(
@@ -88,31 +88,31 @@ class Memory:
     optimizer: int
     ema: int
     gathered: int
-    """Copies of weights and gradients in the precision and completeness that a block computes with."""
+    """Gathered, or cast, copies of weights and gradients that a block computes with."""
     vae: int
-    """Weights of the autoencoder, and of teachers whose files are there."""
+    """Weights of the autoencoder, and of teachers whose files exist."""
     activations_per_image: int
     """Kept from forward to backward."""
     workspace_per_image: int
-    """Held for a moment: gradients of activations, one recomputed block, the autoencoder's layers."""
+    """Temporary: gradients of activations, one recomputed block, the autoencoder's layers."""
 
     @property
     def fixed(self) -> int:
-        """Bytes whatever the batch."""
+        """Bytes that do not depend on the batch."""
         return self.weights + self.gradients + self.optimizer + self.ema + self.gathered + self.vae
 
     def total(self, micro_batch_size: int) -> int:
-        """Bytes with ``micro_batch_size`` images."""
+        """Return the bytes with ``micro_batch_size`` images."""
         return self.fixed + micro_batch_size * (self.activations_per_image + self.workspace_per_image)
 
     def largest_micro_batch(self, device_bytes: float) -> int:
-        """Images that fit into a device of ``device_bytes``, some kept in reserve; 0 if none does."""
+        """Return how many images fit into a device of ``device_bytes``, minus RESERVE; 0 if none does."""
         free = device_bytes * (1 - RESERVE) - self.fixed
         return max(0, int(free // (self.activations_per_image + self.workspace_per_image)))
 
 
 def memory(model: ModelConfig, placement: Placement, online_vae: bool = True) -> Memory:
-    """Return what a rank holds; ``online_vae``: images are encoded in the step, and not read from a cache."""
+    """Return the memory of a rank; ``online_vae``: images are encoded in the step, not read from a cache."""
     parameters, S = model.parameters(), placement.shard_ranks
     trained, everything = parameters.num_elements(S, trained_only=True), parameters.num_elements(S)
     activations, workspace = activation_bytes(model, placement)
@@ -129,7 +129,7 @@ def memory(model: ModelConfig, placement: Placement, online_vae: bool = True) ->
 
 
 def optimizer_bytes(parameters: Parameters, optimizer: Chosen, shards: int = 1) -> int:
-    """Bytes that the optimizer keeps on the fullest of ``shards`` ranks; its counts of steps aside."""
+    """Return the bytes of optimizer state on the fullest of ``shards`` ranks, without its step counters."""
 
     def kept(p: Parameter) -> int:
         return 4 * len(optimizer.rule_of(p).state) * count([p], shards) if p.trained else 0
@@ -138,21 +138,21 @@ def optimizer_bytes(parameters: Parameters, optimizer: Chosen, shards: int = 1) 
 
 
 def gathered_elements(parameters: Parameters, optimizer: Chosen) -> int:
-    """Elements whose change a step of the optimizer must see whole, where ranks hold shards of them."""
+    """Return the elements whose shards an optimizer step must gather, because it needs their whole change."""
 
     return parameters.total(lambda p: count([p]) if p.trained and optimizer.rule_of(p).of_matrices else 0)
 
 
 def _stepped_bytes(parameters: Parameters, optimizer: Chosen) -> int:
-    """Bytes of the largest parameter that a step computes whole: its change, what is made of it, and products of it."""
+    """Return the bytes for stepping the largest whole matrix: its change, the result, and intermediate products."""
     whole = [p for p in (*parameters.ends, *parameters.block.values()) if optimizer.rule_of(p).of_matrices]
     return 4 * _WHOLE_COPIES * max((count([p]) for p in whole), default=0)
 
 
 def activation_bytes(model: ModelConfig, placement: Placement) -> tuple[int, int]:
-    """Return (kept from forward to backward, held for a moment) of one image, bytes on one rank.
+    """Return the bytes of one image on one rank: (kept from forward to backward, temporary).
 
-    Ranks that share a sample have equal parts of it; what each keeps of the text is not told apart from that.
+    Ranks that share a sample hold equal parts of it; the text is counted as if it were split in the same way.
     """
     predictor, blocks = model.predictor, model.parameters().num_blocks
     element = _ELEMENT_BYTES[placement.precision.way][1]
@@ -166,7 +166,7 @@ def activation_bytes(model: ModelConfig, placement: Placement) -> tuple[int, int
 
 
 def block_activation_bytes(model: ModelConfig, precision: Precision) -> int:
-    """Bytes one transformer block keeps of one image for backward."""
+    """Return the bytes that one transformer block keeps of one image for backward."""
     return _kept_bytes(model.predictor.kept_by_block(), precision)
 
 
@@ -176,7 +176,7 @@ def _kept_bytes(kept: Kept, precision: Precision) -> int:
 
 
 def _loss_bytes(model: ModelConfig) -> int:
-    """Bytes the losses keep, float32 whatever the precision."""
+    """Return the bytes that the loss keeps, always float32."""
     return 4 * model.diffusion.kept_tensors * math.prod(model.latent_shape)
 
 
@@ -190,4 +190,4 @@ def _gathered_bytes(model: ModelConfig, placement: Placement) -> int:
     largest = max(count(parameters.block.values()), count(parameters.ends))
     if not placement.reshard_after_forward:
         return element * (parameters.num_elements() + largest)
-    return element * largest * (2 + placement.prefetch)  # in use and ahead, and the gradient being reduced
+    return element * largest * (2 + placement.prefetch)  # in use, gathered ahead, and the gradient being reduced

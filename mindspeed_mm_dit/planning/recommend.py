@@ -1,4 +1,4 @@
-"""The layout a run should have, and the fsdp2.yaml that says so with a reason on each line."""
+"""Recommends the placement of a run, and writes it as an fsdp2.yaml with a reason for each line."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from mindspeed_mm_dit.planning.memory import Placement, memory
 
 GIB = 2**30
 BUSY_TOKENS = 4096
-"""Tokens of a micro-batch that keep a device busy; more of them save little time."""
+"""Tokens of a micro-batch that keep a device busy; more save little time."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of the plan."""
+    """A request for a plan."""
 
     world_size: int
-    """Devices."""
+    """Number of devices."""
     device_bytes: float
-    """Memory of one."""
+    """Memory of one device."""
     images_per_rank: int
-    """Images of the global batch that fall to each rank."""
+    """Images of the global batch on each rank."""
     micro_batch_size: int | None = None
     """Micro-batch to plan for; None: the largest that fits and divides ``images_per_rank``."""
     node_size: int = 8
-    """Devices joined by the fast link."""
+    """Number of devices of a node, joined by the fast link."""
     online_vae: bool = True
     """Whether images are encoded in the step."""
     precision: Precision = SHARDED_BF16
-    """What a step computes in."""
+    """Precision of a step."""
     sequence_ranks: int = 1
-    """Ranks that share the tokens of a sample."""
+    """Number of ranks that share the tokens of a sample."""
     averages: int = 1
-    """Moving averages of the weights."""
+    """Number of EMAs of the weights."""
     optimizer: Chosen = ADAMW
-    """What steps the weights."""
+    """The optimizer."""
 
     @property
     def global_batch_size(self) -> int:
@@ -51,18 +51,18 @@ class Request:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """A layout, its micro-batch, and why."""
+    """A placement, its micro-batch size, and the reasons."""
 
     placement: Placement
     micro_batch_size: int
     reasons: dict[str, str]
-    """By key of fsdp2.yaml."""
+    """Reason for each key of fsdp2.yaml."""
 
 
 def recommend(model: ModelConfig, request: Request) -> Recommendation:
-    """Choose the cheapest layout whose micro-batch keeps a device busy: least sharding first, recompute last.
+    """Choose the cheapest placement whose micro-batch keeps a device busy: least sharding first, recompute last.
 
-    Raises ConfigError where the wanted micro-batch, or a single image, does not fit.
+    Raises ConfigError if the requested micro-batch, or a single image, does not fit.
     """
     busy = min(request.images_per_rank, -(-BUSY_TOKENS // model.predictor.num_tokens))
     placements = candidates(request)
@@ -89,7 +89,7 @@ def fitting(model: ModelConfig, placement: Placement, request: Request) -> int:
 
 
 def candidates(request: Request) -> list[Placement]:
-    """Return the layouts to try, cheapest first: in one node least sharding, across nodes one copy for each node."""
+    """Return the placements to try, cheapest first: least sharding within one node, one copy per node across nodes."""
     W, node = request.world_size, request.node_size
     sizes = (1, W) if node >= W else (node, W) if W % node == 0 else (W,)
     plain = [
@@ -111,7 +111,7 @@ def candidates(request: Request) -> list[Placement]:
 
 
 def fsdp2_yaml(model: ModelConfig, recommendation: Recommendation, header: str) -> str:
-    """Return fsdp2.yaml, each line with its reason as a comment."""
+    """Return the text of fsdp2.yaml, with the reason for each key as a comment."""
     placement = recommendation.placement
     prefetch = placement.prefetch if placement.shard_ranks > 1 else 0
     parameters = model.parameters()
@@ -147,39 +147,39 @@ def _recommendation(model: ModelConfig, placement: Placement, micro: int, reques
     kept = (plan.weights + plan.gradients + plan.optimizer + plan.ema) / GIB
     without = fitting(model, dataclasses.replace(placement, recompute=False), request)
     sharding = (
-        f"{state:.1f} GiB of weights, gradients, optimizer state and average fit beside the batch: nothing is gathered"
+        f"{state:.1f} GiB of weights, gradients, optimizer state and EMA fit beside the batch: nothing is gathered"
         if placement.shard_ranks == 1
-        else f"{state:.1f} GiB of weights, gradients, optimizer state and average become {kept:.1f} GiB on each rank"
+        else f"{state:.1f} GiB of weights, gradients, optimizer state and EMA become {kept:.1f} GiB on each rank"
         + ("; only gradients of one shard cross between nodes" if placement.shard_ranks < placement.world_size else "")
     )
     recompute = (
-        f"{without} images fit with the activations kept, {micro} without, for a third more arithmetic"
+        f"{without} images fit if activations are kept, {micro} if they are recomputed, for a third more arithmetic"
         if placement.recompute
         else f"the activations of {micro} images fit: {micro * plan.activations_per_image / GIB:.1f} of {limit:.4g} GiB"
     )
     reshard = (
-        "gathered weights are freed after forward and gathered again in backward, for memory"
+        "to save memory, gathered weights are freed after forward and gathered again in backward"
         if placement.reshard_after_forward
         else f"there is room for the gathered {placement.precision.compute} weights between forward and backward: one "
         "gather less"
     )
     travel = (
-        "nothing is gathered, so nothing ahead"
+        "nothing is gathered, so nothing is prefetched"
         if placement.shard_ranks == 1
-        else "the next block's weights travel while this one computes"
+        else "the next block's weights are gathered while this one computes"
     )
     return Recommendation(
         placement,
         micro,
         {
             "sharding_size": sharding,
-            "sub_modules_to_wrap": "one block at a time is whole; the embedders stay with the root",
+            "sub_modules_to_wrap": "one block is gathered at a time; the embedders stay with the root",
             "reshard_after_forward": reshard,
             "param_dtype": "half the traffic, twice the arithmetic rate or more; the weights themselves stay float32"
             if placement.precision.compute == "bf16"
-            else "what the weights are kept in",
-            "reduce_dtype": "sums of many small gradients lose their tail in bf16",
-            "cast_forward_inputs": "latents and noise stay float32; the embedders cast for themselves",
+            else "the precision of the weights",
+            "reduce_dtype": "sums of many small gradients lose their low bits in bf16",
+            "cast_forward_inputs": "latents and noise stay float32; the embedders cast their own inputs",
             "recompute_modules": recompute,
             "use_reentrant": "PyTorch's recommended form of recompute; it also works with torch.compile",
             "num_to_forward_prefetch": travel,

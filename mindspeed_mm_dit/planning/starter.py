@@ -1,4 +1,4 @@
-"""What a first run on somebody's images should be: every setting that has to be chosen, with its reason."""
+"""Chooses the settings of a first run on a user's images, each with its reason."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from mindspeed_mm_dit.planning.memory import memory
 from mindspeed_mm_dit.planning.recommend import GIB, Recommendation, Request, recommend
 
 CPU_MINUTES = 20
-"""A first run without an accelerator takes about so long at most."""
+"""A first run without an accelerator takes at most about this long."""
 CORE_FLOP_PER_SECOND = 2e10
-"""What a core brings to such a run; two cores train the embedded digits at 2.5e10 each."""
+"""FLOP/s of a core in such a run; two cores train the embedded digits at 2.5e10 each."""
 SMALL = {"DiT-S": (12, 384, 6), "6 blocks of width 256": (6, 256, 4), "4 blocks of width 128": (4, 128, 4)}
 """Networks for a CPU, largest first: (num_layers, hidden_size, num_heads)."""
 BLOCKS = {"qk_norm": True, "rms_norm": True, "swiglu": True, "rope": True}
-"""LightningDiT's (Yao & Wang 2025), with which a small network takes a high learning rate."""
+"""Options of LightningDiT (Yao & Wang 2025), with which a small network tolerates a high learning rate."""
 IMAGES_OF_SIZE = {"DiT-XL": 500_000, "DiT-L": 100_000, "DiT-B": 20_000, "DiT-S": 0}
-"""Images from which on a published size is worth its cost: XL was made for 1.28 million, S learns 400 by heart."""
+"""Number of images from which a published size is worth its cost: XL was made for 1.28 million, S memorises 400."""
 PIXELS, CPU_PIXELS = 64, 32
 """Largest images without an autoencoder, on an accelerator and on a CPU."""
 TOKENS, CPU_TOKENS = 256, 64
-"""Tokens of an image, on either; the published models at 256 pixels have 256."""
+"""Most tokens of an image, on an accelerator and on a CPU; the published models at 256 pixels have 256."""
 SEEN_AT, SEEN_GROWTH = (400, 640_000), 0.63
-"""Samples in a whole run: 1,600 times each of 400 images, and of 1.28 million as many as the paper's first 400,000
-steps see, 80 times each; in between a power of their number."""
+"""Samples in a whole run, a power of the number of images: 400 images are seen 1,600 times each; 1.28 million are seen
+80 times each, as in the paper's first 400,000 steps."""
 CPU_STEPS, FEWEST_STEPS = (2_000, 4_000), 500
-"""Steps of a run on a CPU, where there is time for them, and the fewest that are worth it."""
+"""Steps of a run on a CPU, if there is time for them, and the fewest that are worth it."""
 FEWEST_TO_HOLD_OUT, MOST_HELD_OUT = 50, 2_000
 
 
 @dataclass(frozen=True)
 class StarterObjective:
-    """A way from noise to images that can be chosen."""
+    """An objective that can be chosen."""
 
     section: Mapping[str, str]
     """Section diffusion of model.json."""
     learn_sigma: bool
     sampler: str
-    """That of the report, in 25 steps."""
+    """Sampler of the report, in 25 steps."""
     reason: str
 
 
@@ -59,69 +59,69 @@ DIFFUSIONS = {
         {}, learn_sigma=True, sampler="dpm++", reason="as the published DiT; diffusers' DiTPipeline walks it back"
     ),
 }
-"""By their model_id; the first is chosen where none is asked for."""
+"""Objectives by model_id; the first is the default."""
 
 
 @dataclass(frozen=True)
 class ImageFacts:
-    """What there is to learn from."""
+    """Facts about the images to learn from."""
 
     count: int
-    """All of them."""
+    """Number of images."""
     num_classes: int
-    """Their labels are 0 ... num_classes - 1."""
+    """Number of classes; labels are 0 ... num_classes - 1."""
     median_side: int
-    """The middle one of their shorter sides, in pixels."""
+    """Median of their shorter sides, in pixels."""
     all_grey: bool
-    """Whether none has colours."""
+    """Whether all of them are grey."""
 
     @property
     def valid_fraction(self) -> float:
-        """The part that is held out: a tenth, of very many fewer, of few none."""
+        """Fraction to hold out: a tenth; less of very many images, none of very few."""
         return 0.0 if self.count < FEWEST_TO_HOLD_OUT else min(0.1, float(f"{MOST_HELD_OUT / self.count:.1g}"))
 
     @property
     def held_out(self) -> int:
-        """How many that is."""
+        """Number of images to hold out."""
         return round(self.count * self.valid_fraction)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Where it is to be learned."""
+    """The machine to train on."""
 
     name: str
-    """What a reason calls it."""
+    """Its name in reasons."""
     num_bytes: float
     """Memory of an accelerator or, without one, of the machine."""
     accelerators: int
-    """Devices that compute; 0: the CPU does."""
+    """Number of accelerators; 0: train on the CPU."""
     cores: int
-    """Of the CPU."""
+    """Cores of the CPU."""
     has_bf16: bool
     """Whether a step may compute in bfloat16."""
 
     @property
     def ranks(self) -> int:
-        """Processes that pretrain.sh starts."""
+        """Number of processes that pretrain.sh starts."""
         return max(1, self.accelerators)
 
     @property
     def precision(self) -> Precision:
-        """What a step computes in: bfloat16 on accelerators that offer it."""
+        """Precision of a step: bfloat16 on accelerators that support it."""
         if not self.accelerators or not self.has_bf16:
             return FLOAT32
         return AUTOCAST if self.accelerators == 1 else SHARDED_BF16
 
     @property
     def flop(self) -> float:
-        """Arithmetic of a CPU in CPU_MINUTES."""
+        """FLOP that the CPU computes in CPU_MINUTES."""
         return CPU_MINUTES * 60 * self.cores * CORE_FLOP_PER_SECOND
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A setting and why it has this value."""
+    """The value of a setting, and the reason for it."""
 
     value: Any
     reason: str = ""
@@ -129,22 +129,22 @@ class Choice:
 
 @dataclass(frozen=True)
 class Starter:
-    """A run that can be begun."""
+    """All settings of a first run."""
 
     model_json: dict[str, Any]
     """model.json without its note."""
     model: ModelConfig
-    """The same, read."""
+    """The same, parsed."""
     sharding: Recommendation
-    """Its layout over the devices."""
+    """Its placement on the devices."""
     design: dict[str, Choice]
-    """What is chosen in the JSON files."""
+    """Choices in the JSON files."""
     flags: dict[str, Choice]
-    """Flags of train.args in their order; the value None stands for a flag that has none."""
+    """Flags of train.args in order; the value None is for a flag that takes no value."""
 
     @property
     def flop(self) -> float:
-        """Arithmetic of the whole run."""
+        """FLOP of the whole run."""
         samples = self.flags["--train-iters"].value * self.flags["--global-batch-size"].value
         return float(samples * train_flop(self.model.predictor))
 
@@ -156,9 +156,9 @@ def choose(
     image_size: int | None = None,
     diffusion: str = "flow_matching",
 ) -> Starter:
-    """Choose everything else.
+    """Choose all settings of a first run.
 
-    ``ae``: that section of model.json with all its sizes, None: train on pixels; ``diffusion``: one of DIFFUSIONS.
+    ``ae``: section ae of model.json with all its sizes; None: train on pixels. ``diffusion``: one of DIFFUSIONS.
 
     Raises:
         ConfigError: ``image_size`` cannot be cut into patches, or nothing fits into the memory.
@@ -194,7 +194,7 @@ def _with_network(
     diffusion: str,
     part: float = 1.0,
 ) -> Starter:
-    """Choose all the rest; ``part``: of the steps that it should have."""
+    """Choose all other settings for the network ``name``; ``part``: fraction of the usual steps to train for."""
     patch = _patch_size(size.value, machine, ae)
     model_json = _model_json(name, size.value, patch.value, images, ae, diffusion)
     if _has_blocks(machine, diffusion):
@@ -214,7 +214,7 @@ def _with_network(
         "class_dropout_prob": _dropout(images),
         "random_flip": _flip(images),
         "valid_fraction": Choice(
-            images.valid_fraction, f"{images.held_out:,} images to validate on, as large a part of each class"
+            images.valid_fraction, f"{images.held_out:,} images to validate on, the same fraction of each class"
         ),
     }
     flags = {
@@ -289,7 +289,7 @@ def _model_json(
 
 
 def _has_blocks(machine: Machine, diffusion: str) -> bool:
-    """diffusers' DiT has none of them, and on accelerators begins what was published."""
+    """Return whether to use BLOCKS: not on accelerators, which start from published sizes, nor for diffusers' DiT."""
     return not machine.accelerators and diffusion == "flow_matching"
 
 
@@ -370,7 +370,7 @@ def _learning(model: ModelConfig, machine: Machine, steps: int) -> dict[str, Cho
 
 
 def _looking(images: ImageFacts, steps: int, batch: int, sampler: str) -> dict[str, Choice]:
-    """Return what is logged, validated, saved and reported."""
+    """Return the flags for logging, validation, checkpoints and the report."""
     flags = {"--log-interval": Choice(max(1, min(100, steps // 50)))}
     if images.held_out:
         flags["--eval-interval"] = Choice(max(1, steps // 10), "on the images held out")

@@ -1,4 +1,4 @@
-"""The four files of a config folder, as ``starter.choose`` has chosen them, each choice with its reason."""
+"""Writes the choices of ``starter.choose`` as the four files of a config folder, each with its reason."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _OF_MODEL = ("ae", "image_size", "patch_size", "network", "diffusion", "class_dr
 
 
 def files_of(starter: Starter, dataset: Mapping[str, Any], found: str, outputs: str) -> dict[str, str]:
-    """Return the text of each file by its name.
+    """Return the text of each file, by its name.
 
-    ``dataset``: what section dataset_param says beside what was chosen; ``found``: the images in words; ``outputs``:
-    the folder that the run writes to.
+    ``dataset``: further keys of section dataset_param; ``found``: description of the images; ``outputs``: folder that
+    the run writes to.
     """
     return {
         "model.json": _json({"note": _note(starter, _OF_MODEL), **starter.model_json}),
@@ -52,11 +52,11 @@ def _train_args(starter: Starter, found: str, outputs: str) -> str:
             lines.append(f"# {choice.reason}")
         lines.append(flag if choice.value is None else f"{flag} {shown(choice.value)}")
     places = {"--save": "checkpoints", "--load": "checkpoints", "--tensorboard-dir": "tensorboard"}
-    lines.append("# the same command goes on from the last checkpoint")
+    lines.append("# run the same command again to resume from the last checkpoint")
     lines += [f"{flag} {shlex.quote(f'{outputs}/{place}')}" for flag, place in places.items()]
     return "\n".join(lines) + "\n"
 
 
 def shown(value: Any) -> str:
-    """Return a chosen value as its file has it."""
+    """Return a chosen value as written in its file."""
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)

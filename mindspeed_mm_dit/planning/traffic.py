@@ -1,4 +1,4 @@
-"""Bytes a rank sends in one optimizer step, with ring collectives, and the time of a step."""
+"""Computes the bytes that a rank sends in one optimizer step, with ring collectives, and the time of a step."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from mindspeed_mm_dit.planning.arithmetic import recompute_flop, train_flop
 from mindspeed_mm_dit.planning.memory import Placement, gathered_elements
 
 PAPER_STEPS, PAPER_BATCH = 7_000_000, 256
-"""Length of the published training (Peebles & Xie 2023): optimizer steps, and images in each."""
+"""Length of the published training (Peebles & Xie 2023): optimizer steps, and images per step."""
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes one rank sends in one optimizer step."""
+    """Bytes that one rank sends in one optimizer step."""
 
     within_shards: int
-    """Gathering weights, reducing gradients, and gathering what the optimizer sees whole, among the ranks that share
-    one copy."""
+    """Sent among the ranks that share one copy, to gather weights, reduce gradients, and gather what the optimizer
+    needs whole."""
     between_replicas: int
-    """Averaging gradients between copies."""
+    """Sent between copies, to average gradients."""
 
     @property
     def total(self) -> int:
@@ -32,8 +32,8 @@ def traffic(model: ModelConfig, placement: Placement, micro_batches: int = 1) ->
     """Return the traffic of a step of ``micro_batches`` on each rank.
 
     A ring over n ranks sends (n - 1) / n of the tensor to gather or reduce-scatter it, twice that to all-reduce.
-    Gradients are reduced in float32, sharded ones after every micro-batch; what an optimizer must see whole (Muon's
-    matrices) is gathered in float32 once a step.
+    Gradients are reduced in float32, sharded ones after every micro-batch. What an optimizer needs whole (Muon's
+    matrices) is gathered in float32 once per step.
     """
     parameters, S = model.parameters(), placement.shard_ranks
     replicas = placement.world_size // S
@@ -54,11 +54,11 @@ class Links:
     """How fast a rank can send."""
 
     between_nodes_gbps: float
-    """1e9 bits a second to other nodes."""
+    """To other nodes, in 1e9 bits per second."""
     within_node_gbps: float
-    """1e9 bits a second to the devices of its own node."""
+    """To the devices of its own node, in 1e9 bits per second."""
     node_size: int
-    """Devices of a node."""
+    """Number of devices in a node."""
 
     def seconds(self, placement: Placement, sent: Traffic) -> float:
         """Return the time of ``sent``: a ring is as fast as its slowest link."""
@@ -68,6 +68,6 @@ class Links:
 
 
 def step_time(model: ModelConfig, placement: Placement, images_per_rank: int, flop_per_second: float) -> float:
-    """Return the seconds of arithmetic for ``images_per_rank`` images, at ``flop_per_second`` reached, not peak."""
+    """Return the seconds of arithmetic for ``images_per_rank`` images; ``flop_per_second`` is achieved, not peak."""
     flop = train_flop(model.predictor) + (recompute_flop(model.predictor) if placement.recompute else 0)
     return images_per_rank * flop / flop_per_second

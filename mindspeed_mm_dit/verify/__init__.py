@@ -1,1 +1,1 @@
-"""Proofs that two programs compute the same, quantity by quantity: ours and a published one, or two frameworks."""
+"""Checks, quantity by quantity, that two programs compute the same: ours and published code, or two frameworks."""

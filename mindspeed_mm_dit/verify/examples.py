@@ -1,4 +1,4 @@
-"""Weights and samples that need no data, and what a network makes of them."""
+"""Weights and samples that need no data, and a network's results on them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from mindspeed_mm_dit.data.draws import Stream, normals, philox
 Arrays = dict[str, np.ndarray]
 
 NUDGE = 0.05
-"""Standard deviation of what replaces zero-initialised weights, which would hide every error behind them."""
+"""Standard deviation of the values that replace zero-initialised weights, which would hide every error behind them."""
 _PARTS = re.compile(r"|\w+|\w+\.\d+|\w+\.\d+\.\w+")
-"""Modules that are watched: of a list such as ``blocks`` each item and its direct parts, small enough to name and few
-enough for a disk."""
+"""Names of modules that are watched. In a list such as ``blocks``, these are each item and its direct parts: small
+enough to locate an error, and few enough for a disk."""
 
 
 def measure(model: ModelConfig, weights: Path, inputs: Path) -> Arrays:
-    """Return losses and gradients of a network on the samples of an .npz, and what its modules are given and give."""
+    """Return losses and gradients of a network on the samples of an .npz, and its modules' inputs and outputs."""
     from safetensors.numpy import load_file
 
     from mindspeed_mm_dit.framework import ops, runtime
@@ -55,9 +55,9 @@ def measure(model: ModelConfig, weights: Path, inputs: Path) -> Arrays:
 
 
 def draw_inputs(config: ModelConfig, seed: int, count: int) -> Arrays:
-    """Draw ``count`` samples: latents, noise, times from data to noise, and labels.
+    """Draw ``count`` samples, at least 2: latents, noise, times from data to noise, and labels.
 
-    The last label is the null class. ``count`` is at least 2.
+    The last label is the null class.
     """
     from mindspeed_mm_dit.objectives.registry import objective_of
 
@@ -71,7 +71,7 @@ def draw_inputs(config: ModelConfig, seed: int, count: int) -> Arrays:
 
 
 def weights_of(model: ModelConfig, checkpoint: str | None, seed: int) -> Mapping[str, np.ndarray]:
-    """Return the weights of a checkpoint of any format; of none those that a run begins with, none of them zero."""
+    """Return the weights of a checkpoint of any format; without one, a run's initial weights, with no zeros."""
     from mindspeed_mm_dit.checkpoint.adapting import read_source
     from mindspeed_mm_dit.models.init import initial_weights
 
@@ -82,14 +82,14 @@ def weights_of(model: ModelConfig, checkpoint: str | None, seed: int) -> Mapping
 
 
 def write_weights(path: Path, weights: Mapping[str, np.ndarray]) -> None:
-    """Write weights for the processes to begin with."""
+    """Write the initial weights of the processes."""
     from safetensors.numpy import save_file
 
     save_file({name: np.ascontiguousarray(array) for name, array in weights.items()}, path)
 
 
 def nudged(name: str, value: np.ndarray, seed: int) -> np.ndarray:
-    """Return what a parameter begins as; what would begin as zero is drawn, for zeros hide errors behind them."""
+    """Return ``value``, or random values if it is all zero, because zeros would hide errors behind them."""
     if value.any():
         return value
     draw = philox((seed, zlib.crc32(name.encode())))
@@ -108,5 +108,5 @@ def facts() -> dict[str, str]:
 
 
 def told() -> np.ndarray:
-    """Return the same as an array, for a file of arrays."""
+    """Return :func:`facts` as an array, for a file of arrays."""
     return np.array(json.dumps(facts()))

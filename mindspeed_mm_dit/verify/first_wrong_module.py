@@ -1,6 +1,6 @@
-"""Where two computations of a step part: what every module of a network is given, gives, and is given back.
+"""Find the module where two computations of a step diverge, from every module's inputs, outputs and gradients.
 
-On MindSpore modules are looked at operator by operator (``--pynative``): a compiled graph calls none of them.
+On MindSpore modules are watched operator by operator (``--pynative``): a compiled graph does not call them.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ AFTER_BACKWARD = "after backward: every module gives and is given back what it s
 
 
 class Watch:
-    """What goes through each module of ``network`` in its first step, by sample.
+    """Records the inputs, outputs and gradients of each module of ``network`` in its first step, by sample.
 
-    Of the micro-batches of a step the values stand one after the other. A module that is called several times for a
-    micro-batch is watched the first time; recomputation calls it again, with the same result.
+    The values of a step's micro-batches are concatenated. If a module is called several times for a micro-batch, the
+    first call is recorded; recomputation calls it again with the same result.
 
     Args:
-        is_watched: whether a module is, by its name; the network itself, whose name is empty, must be.
+        is_watched: name of a module -> whether to watch it; the network itself, whose name is empty, must be watched.
     """
 
     def __init__(self, network: Any, is_watched: Callable[[str], bool] = lambda name: True) -> None:
@@ -35,18 +35,21 @@ class Watch:
                 self._look_at(name, module)
 
     def next(self) -> None:
-        """Count up the micro-batches."""
+        """Begin the next micro-batch."""
         self._micro_batch += 1
 
     def end(self) -> Mapping[str, np.ndarray]:
-        """Look no longer; return ``input/MODULE/NUMBER``, ``output/MODULE``, ``given/MODULE`` and ``back/MODULE``,
-        gradients of its output and its input, in the order in which they were computed."""
+        """Stop watching and return the values, in the order in which they were computed.
+
+        They are ``input/MODULE/NUMBER``, ``output/MODULE``, and the gradients of output and input, ``given/MODULE`` and
+        ``back/MODULE``.
+        """
         for hook in self._hooks:
             hook.remove()
         return {name: self._joined(list(each.values())) for name, each in self._found.items() if each}
 
     def _joined(self, parts: Sequence[np.ndarray]) -> np.ndarray:
-        """Join the values of micro-batches; a table, which has other rows than samples, is the same in all."""
+        """Join the values of micro-batches; a table, whose rows are not samples, is the same in all of them."""
         samples = {len(x) for name in ("input//0", "output/") for x in self._found.get(name, {}).values()}
         return np.concatenate(parts) if not samples or len(parts[0]) in samples else parts[0]
 
@@ -72,16 +75,17 @@ class Watch:
 
 
 def _first(values: Any) -> Any:
-    """Return the first tensor of what a module gives; None: there is none."""
+    """Return the first tensor in a module's output; None if there is none."""
     listed = values if isinstance(values, (tuple, list)) else [values]
     return next((tensor for tensor in listed if tensor is not None), None)
 
 
 def first_wrong(findings: Sequence[Finding]) -> str:
-    """Return in words where it begins, of findings of MODULES, each kind in the order in which it is computed.
+    """Return in words where the error begins; ``findings``: of MODULES, each kind in the order of computation.
 
-    Wrong is the first module whose inputs are right and whose output is not. Parts finish before the module that holds
-    them, so it is the smallest; where what a module does between its parts is wrong, a part sees that first.
+    The wrong module is the first one whose inputs are right and whose output is not. Submodules finish before their
+    parent, so it is the smallest such module. If a parent's own code between its submodules is wrong, a submodule shows
+    that first.
     """
     inputs, out, given, back = ([f.which for f in findings if not f.good and f.kind == kind] for kind in MODULES)
     fed = [name.rpartition("/")[0] for name in inputs]

@@ -1,6 +1,6 @@
-"""The layouts that a training step is proved in: a record each, in one registry.
+"""The registry of layouts in which a training step is proved.
 
-A layout is *how* a step is computed. Its ``what`` flags change the mathematics, and so the truth that it is held to.
+A layout is *how* a step is computed. Its ``what`` flags change the mathematics, and so the truth it is compared with.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ UNITS = {"float32": 2.0**-24, "bfloat16": 2.0**-8}
 """Unit roundoff of each precision: the largest relative error of one rounding."""
 RECOMPUTED = "recompute_modules"
 WATCHED_BY = {"mindspore": ("--pynative",)}
-"""Flags with which modules can be watched, by framework: a graph calls none of them."""
+"""Flags needed to watch modules, by framework: a compiled graph does not call modules."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Layout:
     name: str
     ranks: int = 1
     flags: tuple[str, ...] = ()
-    """Flags of pretrain_dit.py that change how it is computed."""
+    """Flags of pretrain_dit.py that change how the step is computed."""
     what: tuple[str, ...] = ()
     """Flags that change what is computed: optimizer, clipping."""
     micro_batches: int = 1
@@ -38,7 +38,7 @@ class Layout:
     precision: str = "float32"
     framework: str = "pytorch"
     host: str = "standalone"
-    """In which it takes place: a name of ``--host``."""
+    """Host of the step, a value of ``--host``."""
 
     def __str__(self) -> str:
         ranks = "1 rank" if self.ranks == 1 else f"{self.ranks} ranks"
@@ -46,12 +46,12 @@ class Layout:
 
     @property
     def label(self) -> str:
-        """Its name, with the framework where that is not PyTorch."""
+        """The name, with the framework if that is not PyTorch."""
         return self.name if self.framework == "pytorch" else f"{self.name} ({self.framework})"
 
     @property
     def stem(self) -> str:
-        """Name of its files, and what ``--layouts`` matches."""
+        """Stem of the layout's file names, which ``--layouts`` also matches."""
         return f"{self.framework}-{self.ranks}-{self.name}".replace(" ", "-").replace("/", "-")
 
 
@@ -98,11 +98,11 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout("replicated, graph", 2, micro_batches=2, framework="mindspore"),
     Layout("FSDP2, clipping active, graph", 2, what=_CLIPPED, sharding=_SHARDED, framework="mindspore"),
 )
-"""All of them, in the order in which they are proved."""
+"""All layouts, in the order in which they are proved."""
 
 
 def chosen(patterns: Sequence[str], layouts: Sequence[Layout] = LAYOUTS) -> list[Layout]:
-    """Return the layouts whose name or stem matches one of ``patterns`` (``*`` stands for anything); all without one.
+    """Return the layouts whose name or stem matches one of ``patterns`` (``*`` matches anything); without any, all.
 
     Raises ConfigError for a pattern that matches none.
     """

@@ -1,4 +1,4 @@
-"""What ``mm-dit prove`` and ``compare`` say: lines for the terminal, one HTML page, and the same as JSON."""
+"""The output of ``mm-dit prove`` and ``compare``: lines for the terminal, one HTML page, and the same as JSON."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 def said(verdicts: Sequence[Verdict]) -> str:
-    """Return a line for each layout, and the verdict."""
+    """Return a line for each layout, and the overall verdict."""
     wide = max(len(str(verdict.layout)) for verdict in verdicts)
     return "\n".join([*(f"{str(v.layout).ljust(wide)}  {v.word:10}  {_why(v)}" for v in verdicts), _summary(verdicts)])
 
 
 def write_proof(path: Path, config: Config, verdicts: Sequence[Verdict]) -> None:
-    """Write the page ``path``, and the same as .json beside it."""
+    """Write the HTML page ``path``, and the same as .json beside it."""
     proved = [verdict for verdict in verdicts if not verdict.reason]
     losses = proved[0].of_kind("loss") if proved else []
     about = {**config.about, "samples": str(config.samples), "flags": " ".join(config.flags)}
@@ -52,7 +52,10 @@ def write_proof(path: Path, config: Config, verdicts: Sequence[Verdict]) -> None
 def write_proof_of_run(
     path: Path, run: Published, findings: Sequence[Finding], about: Mapping[str, str], others: Sequence[str]
 ) -> None:
-    """Write the page and the .json of the steps of a published run; about, others: what is said of it, and of here."""
+    """Write the page and the .json about steps of a published run.
+
+    about: facts about the run; others: versions that differ here.
+    """
     from mindspeed_mm_dit.verify.published import LOGGED, row_of  # (imports a framework)
 
     wrong = [finding for finding in findings if not finding.good]
@@ -67,7 +70,7 @@ def write_proof_of_run(
 
 
 def write_comparison(path: Path, c: Comparison) -> None:
-    """Write the page and the .json of two frameworks."""
+    """Write the page and the .json that compare two frameworks."""
     sides = {f"{label}: {name}": fact for label, facts in zip(c.labels, c.facts) for name, fact in facts.items()}
     speeds = {f"{label}: training": f"{speed:.1f} images/s" for label, speed in zip(c.labels, c.speeds)}
     judged = [finding for findings in c.kinds.values() for finding in findings]
@@ -83,7 +86,7 @@ def write_comparison(path: Path, c: Comparison) -> None:
 
 
 def check_rows(c: Comparison) -> list[tuple[str, ...]]:
-    """Return the lines of the verdict: check, error, where, bound, PASS or FAIL."""
+    """Return the rows of the verdict: check, error, where, bound, PASS or FAIL."""
     return [
         (kind, f"{check.error:.2e}", check.name, f"{check.tolerance:.0e}", "PASS" if check.good else "FAIL")
         for kind, check in c.checks.items()
@@ -144,7 +147,7 @@ def _folded(name: str, findings: Sequence[Finding]) -> tuple[str, list[tuple[str
 
 
 def _shares(rows: Mapping[str, Sequence[Finding]]) -> bytes | None:
-    """Draw how much of its bound every quantity takes, a row a layout or a kind."""
+    """Draw every quantity's error as a fraction of its bound, one row per layout or kind; return a PNG."""
     from matplotlib.figure import Figure
 
     if not rows:
@@ -156,7 +159,7 @@ def _shares(rows: Mapping[str, Sequence[Finding]]) -> bytes | None:
         axes.scatter(shares, np.full(len(shares), row), s=9, alpha=0.4, linewidths=0,
                      c=np.where(shares > 1, "tab:red", "tab:blue"))  # fmt: skip
     axes.axvline(1, color="0.3", linestyle="--", linewidth=1)
-    axes.set(xscale="log", xlabel="error, as a share of its bound", xlim=(0.5e-4, max(10.0, axes.get_xlim()[1])))
+    axes.set(xscale="log", xlabel="error, as a fraction of its bound", xlim=(0.5e-4, max(10.0, axes.get_xlim()[1])))
     axes.set_yticks(range(len(rows)), list(rows), fontsize=8)
     axes.invert_yaxis()
     return png_of_figure(figure)

@@ -1,7 +1,7 @@
-"""Every quantity of a file of reference values, recomputed by the active framework and judged.
+"""Recompute every quantity in a file of reference values with the active framework, and judge it.
 
-``float64/<result>`` in a file is what the same program gives in float64. What else may stand there is known to the
-kinds of files, one file of ``reference/`` each.
+``float64/<result>`` in a file is the result of the same program in float64. The kinds of files, one module of
+``reference/`` each, define the other names.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from mindspeed_mm_dit.verify.reference.text_to_video import TEXT_TO_VIDEO
 from mindspeed_mm_dit.verify.table import Finding, NotThere, Quantity, Tolerances, find, judge, relative_error
 
 KINDS = (MUON, LORA, TEXT_TO_VIDEO, MEAN_FLOW, LIGHTNING_DIT, JIT, REPA, SIT, DIT)
-"""A file is of the first kind whose signature one of its names has."""
+"""The kinds of files; a file has the first kind whose signature matches one of its names."""
 
 
 def kind_of(names: Collection[str]) -> Kind:
@@ -38,7 +38,7 @@ def kind_of(names: Collection[str]) -> Kind:
 
 
 Found = tuple[Quantity, tuple[str, ...]]
-"""The row of a name, and what its groups match."""
+"""The row of a name, and the matches of its groups."""
 _FLOAT64 = "float64/"
 
 
@@ -53,11 +53,11 @@ def compare(
     """Recompute and compare every result in ``reference``.
 
     Args:
-        parts: flag -> weights of further parts of a model of text to video.
+        parts: flag -> weights of further parts of a text-to-video model.
         on_left_out: called with each group of results that is not checked, and why.
 
-    Raises CheckpointError for a file without results, or of images without ``config``, with a key that means nothing to
-    us, with inputs that the network cannot be given, or with values that cannot be those of one quantity.
+    Raises CheckpointError for a file without results, a file of images without ``config``, an unknown key, inputs that
+    do not fit the network, or values that cannot belong to one quantity.
     """
     given, asked = read_arrays(reference), Tolerances(tolerance, table_tolerance)
     weights = {**({} if checkpoint is None else {"--checkpoint": checkpoint}), **(parts or {})}
@@ -76,7 +76,7 @@ def compare(
 
 
 def _results(kind: Kind, names: list[str]) -> dict[str, Found]:
-    """Return what is to be recomputed among ``names``; raises CheckpointError for a name that has no row."""
+    """Return the results among ``names`` to recompute; raises CheckpointError for a name that has no row."""
     results = {}
     for name in names:
         if re.fullmatch(kind.inputs, name) or any(re.fullmatch(other, name) for other in kind.not_checked):
@@ -89,7 +89,7 @@ def _results(kind: Kind, names: list[str]) -> dict[str, Found]:
 
 
 def _left_out(kind: Kind, names: list[str], results: Mapping[str, Found], weights: Mapping[str, Any]) -> dict[str, str]:
-    """Return the groups that are not checked, or single results of a group that is, and why."""
+    """Return groups that are not checked, or single results in a group that is, with the reasons."""
     why = {name.partition("/")[0]: kind.not_checked[other] for other in kind.not_checked for name in names
            if re.fullmatch(other, name)}  # fmt: skip
     checked = {name.partition("/")[0] for name, (row, _) in results.items() if row.needs in (None, *weights)}
@@ -110,7 +110,7 @@ def _ours(name: str, found: Found, program: Any) -> np.ndarray:
 
 
 def _judged(name: str, found: Found, program: Any, given: Given, asked: Tolerances) -> Finding:
-    """Judge ours by float64 and what float32 can hold of it, or by the published float32 where there is no more."""
+    """Judge our value against float64, allowing for float32 rounding, or against the only published value."""
     (row, groups), ours = found, _ours(name, found, program)
     published, exact = given.get(name), given.get(_FLOAT64 + name)
     if row.start is not None:
@@ -128,6 +128,6 @@ def _judged(name: str, found: Found, program: Any, given: Given, asked: Toleranc
 
 
 def _from(start: np.ndarray, values: np.ndarray | None) -> Any:
-    """Return ``values`` from where they began; values of another shape stay, and are judged as such."""
+    """Return ``values`` relative to ``start``; values of another shape are returned unchanged, and judged so."""
     fits = values is not None and values.shape[-start.ndim :] == start.shape
     return values - start if values is not None and fits else values

@@ -18,11 +18,11 @@ from mindspeed_mm_dit.verify.task import Task, write_tasks
 ROOT = Path(__file__).resolve().parents[2]
 """Folder of the package and of pretrain_dit.py."""
 OURS, HOSTED = (ROOT / "mindspeed_mm_dit" / "hosts" / name for name in ("prove.py", "prove_hosted.py"))
-"""What the processes run."""
+"""Scripts that the processes run."""
 PACKAGES = {"pytorch": "torch", "mindspore": "mindspore"}
 VENVS = {"pytorch": ".venv", "mindspore": ".venv-mindspore"}
 Pythons = Mapping[str, "str | UserError"]
-"""Of each framework its interpreter, or why there is none; of a host that is not here, why."""
+"""Framework -> its interpreter, or why there is none; host that is not installed -> the reason."""
 _START = (
     "import sys; from mindspeed_mm_dit.training.launch.run import start; sys.exit(start(sys.argv[1], sys.argv[2:]))"
 )
@@ -32,15 +32,15 @@ LEFT_OUT = (
     "--eval-iters", "--log-interval", "--ai-framework", "--host", "--fsdp2-config-path", "--seed", "--mm-model",
     "--mm-data", "--mm-tool", "--report", "--use-torch-fsdp2", "--no-async-save", "--bf16",
 )  # fmt: skip
-"""Flags that are decided here, and those of what a short run from fixed weights must not do."""
+"""Flags that are decided here, and flags for things that a short run from fixed weights must not do."""
 
 
 def run_tasks(
     ranks: int, framework: str, tasks: Sequence[Task], folder: Path, pythons: Pythons, script: Path = OURS
 ) -> str:
-    """Let the launcher of a run start ``ranks`` processes that do ``tasks``; return why they ended before the last.
+    """Do ``tasks`` in ``ranks`` processes, started by the launcher of a run; return why they ended early, if they did.
 
-    All they said is kept in ``folder``, in a .log that is called after the first task.
+    Their output is kept in ``folder``, in a .log named after the first task.
     """
     python = pythons[framework]
     if isinstance(python, UserError):
@@ -50,11 +50,11 @@ def run_tasks(
     path = os.pathsep.join([os.path.dirname(python), os.environ.get("PATH", "")])
     done = run_python(python, ["-c", _START, framework, str(script), str(listed)], listed.with_suffix(".log"),
                       NPUS_PER_NODE=str(ranks), PATH=path)  # fmt: skip
-    return last_words(done) if done.returncode else "its process ended without a word"
+    return last_words(done) if done.returncode else "its process ended without output"
 
 
 def run_python(python: str, arguments: Sequence[str], log: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run an interpreter, which finds this copy of the package, to its end; all it said goes to ``log``."""
+    """Run an interpreter with this copy of the package on its path, and write its output to ``log``."""
     roots = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]  # (where plugins may be)
     environment = {**without_launcher(os.environ), "PYTHONPATH": os.pathsep.join(roots), **variables}
     done = subprocess.run(
@@ -76,8 +76,10 @@ def interpreters(pytorch_python: str | None, mindspore_python: str | None) -> di
 
 
 def find_python(framework: str, given: str | None) -> str:
-    """Return an interpreter that has ``framework``: the one that is given, else this one, else that of .venv or
-    .venv-mindspore in the working directory; raises PlatformError if there is none."""
+    """Return an interpreter that has ``framework``; raises PlatformError if there is none.
+
+    That is the given one, or else this one, or else the one of .venv or .venv-mindspore in the working directory.
+    """
     flag, package = f"--{framework}-python", PACKAGES[framework]
     if given is not None:
         if not _has(given, package):
@@ -95,7 +97,7 @@ def find_python(framework: str, given: str | None) -> str:
 
 
 def own_flags(path: Path, left_out: Collection[str] = LEFT_OUT) -> list[str]:
-    """Return the flags of a train.args without those that are decided here, and their values."""
+    """Return the flags of a train.args, except those that are decided here, with their values."""
     words = [part for word in read_train_args(path, "--train-args") for part in word.split("=", 1)]
     kept, is_kept = list[str](), True
     for word in words:
@@ -113,7 +115,7 @@ def batch_size_of(flags: Sequence[str]) -> int:
 
 
 def last_words(done: subprocess.CompletedProcess[str]) -> str:
-    """Return the reason a process gave: the error it ended with, else its last line."""
+    """Return the reason a process gave: the error it ended with, or else its last line."""
     lines = [line.strip() for line in (done.stdout + "\n" + done.stderr).splitlines() if line.strip()]
     named = [line for line in lines if "Error: " in line]
     return f"exit code {done.returncode}: {(named or lines or ['it said nothing'])[-1]}"

@@ -1,4 +1,4 @@
-"""A whole proof: the config folder that all layouts share, the processes that compute them, and what was found."""
+"""A whole proof: the config that all layouts share, the processes that compute them, and the verdicts."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from mindspeed_mm_dit.verify.prove import DRAWS, ROUNDINGS, Crashed, Truth, Verd
 from mindspeed_mm_dit.verify.task import Taken, Task
 
 SAMPLES = 16
-"""Of the global batch of a proof: each of 4 ranks has 2 micro-batches of 2."""
+"""Global batch of a proof: each of 4 ranks has 2 micro-batches of 2 samples."""
 _DECIDED_HERE = (
     *LEFT_OUT, "--torch-compile", "--pynative", "--tf32", "--context-parallel-size", "--lr-warmup-iters",
     "--lr-decay-style", "--ema-decay", "--micro-batch-size",
 )  # fmt: skip
 SETTINGS = ("--lr-decay-style", "constant", "--ema-decay", "0.5")
-"""What a proof sets: the first step moves weights and average by more than float32 rounds them."""
+"""Flags that a proof sets so that the first step moves weights and EMA by more than float32 rounding."""
 WEIGHTS = "weights.safetensors"
 TRUTH_BYTES = 72
-"""Of each parameter: in float64 the weight, one moved, its gradient and one moved, two moments, the average; and two
-copies of what is written."""
+"""Bytes per parameter of a step in float64: the weight, a perturbed one, its gradient, a perturbed one, two moments and
+the EMA, and two copies of what is written."""
 Say = Callable[[str], None]
 TruthTasks = dict[tuple[str, ...], dict[str, list[Task]]]
-"""By what is computed: the task of its truth (""), and those of its rounding by precision."""
+"""Layout.what -> the task of the truth (key ""), and the tasks that measure rounding (key: precision)."""
 
 
 @dataclass(frozen=True)
@@ -46,22 +46,22 @@ class Config:
     """What all layouts share."""
 
     folder: Path
-    """Holds the model.json that is proved, the weights that all begin with, and what the processes write."""
+    """Holds the model.json that is proved, the initial weights, and the files that the processes write."""
     model: ModelConfig
     data: str
     fsdp2: Mapping[str, Any]
     """Content of fsdp2.yaml."""
     flags: Sequence[str]
-    """The user's."""
+    """The user's flags."""
     samples: int
-    """Of the global batch."""
+    """Global batch size."""
     steps: int
     about: Mapping[str, str]
     """What was proved, for the report."""
 
     @property
     def weights(self) -> Path:
-        """What all layouts begin with."""
+        """The file of initial weights of all layouts."""
         return self.folder / WEIGHTS
 
     def task(self, layout: Layout, name: str, watched: bool = False, **truth: Any) -> Task:
@@ -79,7 +79,7 @@ class Config:
         return Task(tuple(flags), str(self.folder / name), self.steps, watched=watched, **truth)
 
     def _sharding(self, layout: Layout) -> Path:
-        """Write the fsdp2.yaml of a layout: the user's, with what the layout is about."""
+        """Write the fsdp2.yaml of a layout: the user's, with the keys that the layout sets."""
         blocks = f"predictor.{self.model.predictor.parameters().stem}.{{*}}"
         asked = {"param_dtype": "fp32", "reduce_dtype": "fp32", **(layout.sharding or {})}
         recomputed = asked.pop(RECOMPUTED, None)
@@ -90,7 +90,7 @@ class Config:
 
 
 def open_config(given: Path, folder: Path, checkpoint: str | None, is_whole: bool, steps: int) -> Config:
-    """Return what the config folder ``given`` asks for, in files of ``folder``; narrowed unless it ``is_whole``.
+    """Read the config folder ``given`` and write its model, narrowed unless ``is_whole``, and weights into ``folder``.
 
     Raises:
         UserError: the folder lacks a file, or one of them is wrong.
@@ -121,13 +121,13 @@ def open_config(given: Path, folder: Path, checkpoint: str | None, is_whole: boo
 
 
 def _narrowed(model: ModelConfig) -> ModelConfig:
-    """Return a narrowed copy; ``model`` itself where no weight of it would be left out."""
+    """Return a narrower copy of the model; ``model`` itself if the copy would have the same weights."""
     small = replace(model, predictor=model.predictor.narrowed())
     return model if small.predictor.parameters().shapes() == model.predictor.parameters().shapes() else small
 
 
 def _check_memory(model: ModelConfig) -> None:
-    """Raise ConfigError for a model whose step in float64 this machine has no memory for."""
+    """Raise ConfigError if this machine has too little memory for a step of the model in float64."""
     need, there = model.predictor.parameters().num_elements() * TRUTH_BYTES, host_memory_bytes()
     if need > there:
         raise ConfigError(
@@ -137,12 +137,12 @@ def _check_memory(model: ModelConfig) -> None:
 
 
 def prove(config: Config, layouts: Sequence[Layout], pythons: Pythons, say: Say) -> list[Verdict]:
-    """Compute the truths and every layout, and judge it; where one is wrong, once more to find where."""
+    """Compute the truths and every layout, and judge each layout; run wrong ones again to find where they differ."""
     verdicts = [_verdict(*each) for each in _taken(config, layouts, pythons, say)]
     wrong = {verdict.layout.stem: verdict for verdict in verdicts if verdict.wrong}
     if not wrong:
         return verdicts
-    say(f"{len(wrong)} layout(s) are wrong: looking where")
+    say(f"{len(wrong)} layout(s) are wrong: running them again to find where")
     again = _taken(replace(config, steps=1), [each.layout for each in wrong.values()], pythons, say, watched=True)
     located = {layout.stem: _located(wrong[layout.stem], taken, truth) for layout, taken, truth in again}
     return [located.get(verdict.layout.stem, verdict) for verdict in verdicts]
@@ -163,7 +163,7 @@ def _located(verdict: Verdict, taken: Taken | str, truth: Truth | str) -> Verdic
 def _taken(
     config: Config, layouts: Sequence[Layout], pythons: Pythons, say: Say, watched: bool = False
 ) -> list[tuple[Layout, Taken | str, Truth | str]]:
-    """Take the steps of every layout; what was seen of it, or why nothing was, and of its truth."""
+    """Take the steps of every layout; return each with its results and its truth, or the reasons why there are none."""
     asked = truth_tasks(config, layouts, watched)
     truth = Layout("the truth in float64, and its rounding")
     tasks = {task.output: (truth, task) for each in asked.values() for own in each.values() for task in own}
@@ -174,7 +174,7 @@ def _taken(
 
 
 def truth_tasks(config: Config, layouts: Sequence[Layout], watched: bool = False) -> TruthTasks:
-    """Return the tasks of the truth of each thing that the layouts compute, and of its rounding in their precisions."""
+    """Return the tasks that compute the truth of each ``Layout.what``, and its rounding in the layouts' precisions."""
     asked: TruthTasks = {}
     for layout in layouts:
         own, one = asked.setdefault(layout.what, {}), Layout("truth", what=layout.what)
@@ -188,7 +188,7 @@ def truth_tasks(config: Config, layouts: Sequence[Layout], watched: bool = False
 
 
 def truths_of(asked: TruthTasks, found: Mapping[str, Taken | str]) -> dict[tuple[str, ...], Truth | str]:
-    """Return each truth of what its tasks have left, or why there is none."""
+    """Return each truth from the results of its tasks, or the reason why there is none."""
     truths: dict[tuple[str, ...], Truth | str] = {}
     for what, tasks in asked.items():
         taken = {precision: [found[task.output] for task in own] for precision, own in tasks.items()}
@@ -201,7 +201,7 @@ def truths_of(asked: TruthTasks, found: Mapping[str, Taken | str]) -> dict[tuple
 def _compute(
     config: Config, asked: Mapping[str, tuple[Layout, Task]], pythons: Pythons, say: Say
 ) -> dict[str, Taken | str]:
-    """Do tasks, for each number of ranks in the processes of one launch; what was seen, or why nothing was."""
+    """Do the tasks, with one launch for each number of ranks; return the results, or why there are none."""
     found: dict[str, Taken | str] = {}
     for own in _by_processes(asked):
         (one, _), tasks = next(iter(own.values())), {output: task for output, (_, task) in own.items()}
@@ -219,14 +219,14 @@ def _compute(
             found |= done
             if missing and (done or not (is_ours or why.startswith(f"exit code {USER_ERROR}:"))):
                 found[missing[0]] = Crashed(f"its process crashed: {why}")
-            else:  # nor will the others begin
+            else:  # the others would not begin either
                 found |= dict.fromkeys(missing, why)
             tasks = {output: tasks[output] for output in missing[1:]} if done else {}
     return found
 
 
 def _by_processes(asked: Mapping[str, tuple[Layout, Task]]) -> Iterable[dict[str, tuple[Layout, Task]]]:
-    """Return the tasks that the same processes do; those of a host that is not ours begin once."""
+    """Group the tasks by the processes that do them; a host that is not ours needs a launch for each task."""
     groups: dict[object, dict[str, tuple[Layout, Task]]] = {}
     for output, (layout, task) in asked.items():
         key = (layout.framework, layout.ranks) if layout.host == "standalone" else output

@@ -1,8 +1,8 @@
-"""Is a training step right in every layout? The truth in float64, its rounding, and every layout by both.
+"""Judge whether a training step is right in every layout: compare it with the truth, within bounds that are measured.
 
-The truth is the step on one rank in float64. How far rounding may move each quantity is measured there too: the same
-step, with the weights, what every module gives, and every gradient moved at random by ROUNDINGS roundings of the
-precision in question. No layout's own arithmetic is asked, so nothing that a layout does wrong can widen its bound.
+The truth is the step on one rank in float64. How far rounding may move each quantity is measured there too: in the same
+step, the weights, the outputs of every module, and every gradient are perturbed at random by ROUNDINGS roundings of the
+precision in question. A layout's own arithmetic is not used, so an error in a layout cannot widen its bound.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from mindspeed_mm_dit.verify.table import MODULES, STEPS, Bound, Computed, Findi
 from mindspeed_mm_dit.verify.task import Arrays, Taken
 
 ROUNDINGS = 8
-"""By how many roundings a number is moved: a sum of many terms is rounded as often as it has partial sums."""
+"""Perturbation of a number, in roundings: a sum of many terms is rounded once per partial sum."""
 DRAWS = 3
-"""Times that is done; the largest error counts."""
+"""Number of perturbed steps; the largest error counts."""
 UNDECIDED = 0.25
-"""An entry of a gradient that rounding moves by so much of itself may as well have the other sign. An optimizer that
-goes by the sign of single entries, as Adam does, steps it either way: such entries are left out of what is compared of
-steps and averages."""
+"""If rounding moves an entry of a gradient by this fraction of itself, its sign is uncertain. An optimizer that follows
+the sign of single entries, as Adam does, may step either way, so such entries are left out when steps and averages are
+compared."""
 
 UNWATCHED = "only where modules are not watched: in a compiled graph, or not every time"
 _PLACES = {
@@ -34,7 +34,7 @@ _PLACES = {
     "average": "the average: weights are right, their average is not",
     "loss": "after the first step, which is right",
 }
-"""Where a quantity is made, for what goes wrong after backward."""
+"""The place of an error after backward, by kind of quantity."""
 
 MEASURED = Bound(
     f"Measured: twice the largest error of {DRAWS} steps in float64 in which the weights, what every module gives, and "
@@ -43,14 +43,14 @@ MEASURED = Bound(
 
 
 PROVED = dict.fromkeys(STEPS, MEASURED)
-"""What is proved of a layout: the loss of every sample, the norm, every gradient, and where the optimizer moves every
-weight and its average."""
+"""The quantities that are proved of a layout: the loss of every sample, the gradient norm, every gradient, and the
+change of every weight and its EMA by the optimizer step."""
 
 
 def computed(taken: Taken, start: Arrays, counts: Arrays) -> Computed:
-    """Return what ``taken`` has by the names of the table: how far weights and averages have come, not where they are.
+    """Return the quantities of ``taken`` by their names in the table; weights and averages as changes from the start.
 
-    ``start``: the weights that all layouts begin with; ``counts``: of each parameter, the entries that are compared.
+    ``start``: the initial weights of all layouts; ``counts``: for each parameter, a mask of the entries to compare.
     """
     found = dict(taken.quantities)
     for kind, tree in (("step", "model"), ("average", "ema")):
@@ -63,18 +63,18 @@ def computed(taken: Taken, start: Arrays, counts: Arrays) -> Computed:
 
 @dataclass(frozen=True)
 class Truth:
-    """A step in float64, and what rounding makes of it."""
+    """A step in float64, and the same step with rounding."""
 
     taken: Taken
     rounded: Mapping[str, Sequence[Taken]]
-    """By precision."""
+    """The perturbed steps by precision."""
 
     def asked(self, precision: str) -> Tolerances:
-        """Return what passes at least."""
+        """Return the tolerance that is always allowed."""
         return Tolerances(rounding=2 * ROUNDINGS * UNITS[precision])
 
     def judge(self, layout: Layout, taken: Taken) -> list[Finding]:
-        """Judge every quantity of ``taken``, in the order of the table; last those that rounding leaves no entry of."""
+        """Judge every quantity of ``taken``, in the order of the table; those without any certain entry come last."""
         names = [name[9:] for name in self.taken.arrays if name.startswith("gradient/")]
         counts = {name: self._decided(name, layout.precision) for name in names}
         ours, truth, *noisy = (
@@ -84,20 +84,20 @@ class Truth:
         return judge_steps(ours, truth, PROVED, self.asked(layout.precision), noisy) + lost
 
     def _decided(self, name: str, precision: str) -> np.ndarray:
-        """Return which entries of a parameter have a gradient that rounding leaves about what it is."""
+        """Return a mask of the parameter's entries whose gradient rounding moves little (UNDECIDED)."""
         truth, *noisy = (each.arrays[f"gradient/{name}"] for each in (self.taken, *self.rounded[precision]))
         moved = np.max([np.abs(each - truth) for each in noisy], 0)
         usual = math.sqrt(float((moved**2).mean()))
         return np.maximum(moved, usual) < UNDECIDED * np.abs(truth)
 
     def first_wrong(self, verdict: Verdict, taken: Taken) -> str:
-        """Return in words where a layout parts from the truth; ``taken``: its steps again, watched."""
+        """Return in words where a layout departs from the truth; ``taken``: its steps again, watched."""
         layout, samples = verdict.layout, len(self.taken.losses[0])
         there = {
             name: values
             for name, values in self.taken.watched.items()
             if name in taken.watched and (len(values) == samples or values.shape == taken.watched[name].shape)
-        }  # fmt: skip  (not: what is compiled, and tables of positions of which a rank has its part)
+        }  # fmt: skip  (leaves out compiled modules, and tables of positions of which each rank has a part)
         noisy, bounds = [each.watched for each in self.rounded[layout.precision]], dict.fromkeys(MODULES, MEASURED)
         where = first_wrong(judge_steps(taken.watched, there, bounds, self.asked(layout.precision), noisy))
         if where == AFTER_BACKWARD and verdict.named in {f.name for f in self.judge(layout, taken) if f.good}:
@@ -106,19 +106,19 @@ class Truth:
 
 
 class Crashed(str):
-    """The last words of a layout's processes that ended before its steps were taken: no bound was asked for."""
+    """The last words of processes that ended before the layout's steps were taken; no bound was applied."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found of one layout."""
+    """The result of one layout."""
 
     layout: Layout
     findings: Sequence[Finding] = ()
     reason: str = ""
-    """Why it is not proved, where it is not."""
+    """Why it is not proved, if it is not."""
     where: str = ""
-    """Where it parts from the truth, if it does."""
+    """Where it departs from the truth, if it does."""
     taken: Taken | None = None
 
     @property
@@ -134,17 +134,17 @@ class Verdict:
 
     @cached_property
     def telling(self) -> list[Finding]:
-        """What proves something: of the others rounding leaves nothing."""
+        """The findings that prove something; in the others, rounding is larger than the quantity."""
         return [finding for finding in self.findings if finding.tells]
 
     @cached_property
     def wrong(self) -> list[Finding]:
-        """What is past its bound, in the order of the table."""
+        """The findings past their bounds, in the order of the table."""
         return [finding for finding in self.findings if not finding.good]
 
     @property
     def named(self) -> str:
-        """What is furthest past its bound: a gradient; where those are right a step, an average, or a loss."""
+        """Name of the quantity furthest past its bound: a gradient; if those are right, a step, average or loss."""
         for kind in ("gradient", "step", "average", "loss", "gradient norm"):
             if found := [finding for finding in self.of_kind(kind) if not finding.good]:
                 return worst(found).name
@@ -152,5 +152,5 @@ class Verdict:
 
     @property
     def place(self) -> str:
-        """Where it goes wrong, in words; empty where nobody has looked."""
+        """Where it goes wrong, in words; empty if that was not looked for."""
         return _PLACES.get(self.named.partition("/")[0], self.where) if self.where == AFTER_BACKWARD else self.where

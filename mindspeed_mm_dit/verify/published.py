@@ -1,12 +1,12 @@
-"""A run that was published: its folder of checkpoints, or its card.
+"""A published run: its folder of checkpoints, or its card.
 
-A card is what one publishes beside weights so that others can take its steps again:
+A card is published beside weights, so that others can recompute steps of the run:
 
     # Run card of digits
     ...
      iteration       20/     800 | mean of 20 | loss: 6.310045E-01 | grad norm: 1.206 |
 
-A Markdown file. What stands between the lines of ``json`` is the run.json of its last checkpoint.
+It is a Markdown file. Its ``json`` block is the run.json of the last checkpoint.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from mindspeed_mm_dit.verify.prove import ROUNDINGS
 from mindspeed_mm_dit.verify.table import Bound, Finding
 
 NOISY_STEPS = 2
-"""Times the steps are taken with every number moved; the largest error counts."""
+"""Number of times the steps are taken with every number perturbed; the largest error counts."""
 LOGGED = Bound(
     f"Measured: twice the largest error of {NOISY_STEPS} times the same steps in which the weights, what every module "
     f"gives, and every gradient were moved at random by up to {ROUNDINGS} roundings; and the digits that a log prints.",
@@ -40,7 +40,7 @@ LOGGED = Bound(
 )
 NORM = Bound(LOGGED.why, least=lambda reference: 5.1e-4 / max(float(np.abs(reference)), 1e-30))
 RUN = {"loss": LOGGED, "gradient norm": NORM}
-"""What a log says of a step."""
+"""The quantities of a step in a log, with their bounds."""
 PLACES = 10
 _JSON = re.compile(r"^```json\n(.*?)^```$", re.M | re.S)
 Log = Mapping[int, tuple[float, float]]
@@ -49,22 +49,22 @@ Log = Mapping[int, tuple[float, float]]
 
 @dataclass(frozen=True)
 class Published:
-    """A run that was published: a folder of checkpoints, or its card."""
+    """A published run: a folder of checkpoints, or its card."""
 
     facts: Mapping[str, Any]
     """run.json."""
     flags: RunConfig
     log: Log
     past: PastRun | None = None
-    """None: of a card. Its steps are taken from the beginning."""
+    """None for a card; its steps are taken from the beginning."""
     newest: Path | None = None
-    """Its last checkpoint, or the one that was named."""
+    """The last checkpoint, or the one that was named."""
 
     @classmethod
     def open(cls, place: str, log: str | None, changed: Sequence[str]) -> Published:
-        """Return the run at ``place``; ``log``: of a folder, where its log is; None: the --tensorboard-dir of the run.
+        """Return the run at ``place``; ``log``: the log of a folder's run; None: its --tensorboard-dir.
 
-        Raises UserError for what is no run, and where there is no log.
+        Raises UserError if ``place`` is no run, or if there is no log.
         """
         if Path(place).is_file():
             facts, root = _read_card(Path(place)), Path(place).resolve().parent
@@ -80,7 +80,7 @@ class Published:
         return cls(past.facts(newest), flags, read_steps(log), past, newest)
 
     def before(self, place: int) -> Path | None:
-        """Return the checkpoint before the log's interval that ends with step ``place``; None: the beginning."""
+        """Return the checkpoint before the log interval that ends with step ``place``; None: the beginning."""
         return self.past.before(self.first(place)) if self.past else None
 
     def first(self, place: int) -> int:
@@ -88,9 +88,9 @@ class Published:
         return (place - 1) // self.flags.log_interval * self.flags.log_interval + 1
 
     def places(self, asked: Sequence[int]) -> list[int]:
-        """Return those of ``asked``, all logged; of none what is logged first after each checkpoint, ten at most.
+        """Return the iterations ``asked``; if empty, the first logged one after each checkpoint, ten at most.
 
-        Raises ConfigError for one that is not logged.
+        Raises ConfigError for an iteration that is not logged.
         """
         for place in asked:
             if place not in self.log:
@@ -101,7 +101,7 @@ class Published:
 
 
 def _read_card(path: Path) -> Mapping[str, Any]:
-    """Return the run.json in a card; raises DataError for a file that is none."""
+    """Return the run.json in a card; raises DataError if the file is no card."""
     try:
         check_file(path)
         found = _JSON.search(path.read_text(encoding="utf-8"))
@@ -114,9 +114,9 @@ def _read_card(path: Path) -> Mapping[str, Any]:
 
 
 def write_card(path: Path, run: Published, findings: Sequence[Finding], table: Mapping[str, str]) -> None:
-    """Write the card of ``run``: its run.json, ten places of its log, and which were taken again (``findings``).
+    """Write the card of ``run``: its run.json, ten lines of its log, and which were recomputed (``findings``).
 
-    table: what stands at its top, such as the digest of its weights.
+    table: facts for the top of the card, e.g. the digest of the weights.
     """
     again = sorted({int(finding.which) for finding in findings})
     lines = [
@@ -130,7 +130,7 @@ def write_card(path: Path, run: Published, findings: Sequence[Finding], table: M
 
 
 def row_of(finding: Finding) -> tuple[str, str, str, str, str, str]:
-    """Return verdict, iteration, what it is, ours, what the log says, and how they are to each other."""
+    """Return verdict, iteration, kind, our value, the log's value, and how the two compare."""
     digits = ".6E" if finding.kind == "loss" else ".3f"
     ours, logged = format(finding.ours, digits), format(finding.reference, digits)
     how = f"error {finding.error:.1e}, bound {finding.tolerance:.1e}"
@@ -140,13 +140,13 @@ def row_of(finding: Finding) -> tuple[str, str, str, str, str, str]:
 
 
 def line_of(finding: Finding) -> str:
-    """Return the same as a line."""
+    """Return :func:`row_of` as a line of text."""
     word, step, kind, ours, logged, how = row_of(finding)
     return f"{word}  iteration {step:>6}  {kind:13}  {ours} here, {logged} in the log: {how}"
 
 
 def _ten(logged: Sequence[int], wanted: Sequence[int]) -> list[int]:
-    """Return ten places of a log: the first, the last, those ``wanted``, and others evenly between."""
+    """Return ten iterations of a log: the first, the last, those ``wanted``, and others evenly between."""
     rest = [step for step in logged if step not in wanted]
     count = min(PLACES - min(len(wanted), PLACES), len(rest))
     between = [rest[round(n * (len(rest) - 1) / max(count - 1, 1))] for n in range(count)]

@@ -1,4 +1,4 @@
-"""One step of an optimizer: losses, gradients, what becomes of the weights; the rows about it that all files share."""
+"""One optimizer step: losses, gradients and the weights after it, and the rows about it that all files share."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ ZERO = Bound(
 
 
 class Step:
-    """A step of AdamW (eps 1e-8, no decay) on the mean of the losses, taken when it is asked for.
+    """A step of AdamW (eps 1e-8, no decay) on the mean of the losses, taken when a result is first used.
 
-    ``network``: makes a network whose weights this step may change. ``losses``: the network -> (B,).
+    ``network``: makes a network whose weights this step may change. ``losses``: network -> losses (B,).
     """
 
     def __init__(
@@ -91,9 +91,9 @@ class Step:
 
 
 def rows_of_step(step: Callable[[Any], Step], prefix: str = "") -> Rows:
-    """Return the rows of files of reference values that are about one step.
+    """Return the rows about one step, for files of reference values.
 
-    step: the program -> its step. prefix: regular expression of what stands before a parameter's name.
+    step: program -> its step. prefix: regular expression of the text before a parameter's name.
     """
     return (
         Quantity(

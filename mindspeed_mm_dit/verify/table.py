@@ -1,9 +1,9 @@
-"""The table of quantities: what is compared, how a program computes it, how far two right programs may be apart.
+"""The table of quantities: what is compared, how a program computes it, and how far two correct programs may differ.
 
-A quantity has a name, ``KIND/WHICH``. Those of training steps, which ``mm-dit compare``, ``prove`` and ``prove --run``
-share, stand in ``STEPS``: what steps have computed is one mapping of such names. Of a file of reference values, which
-``mm-dit parity`` recomputes, a row stands for all names of one form, such as ``grad_norm/(.+)`` for every parameter.
-An error is the norm of the difference over the norm of the reference.
+A quantity has a name, ``KIND/WHICH``. ``STEPS`` lists the kinds of training steps, which ``mm-dit compare``, ``prove``
+and ``prove --run`` share; the results of steps are a mapping of such names. For a file of reference values, which
+``mm-dit parity`` recomputes, a row covers all names of one form, e.g. ``grad_norm/(.+)`` for every parameter. An error
+is the norm of the difference over the norm of the reference.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 NOISES = 2.0
-"""How many times the error of another right program passes too: two correct float32 programs round differently, and
-neither is nearer to the truth by right."""
+"""An error up to this multiple of another correct program's error passes too: two correct float32 programs round
+differently, and neither need be nearer to the truth."""
 
 
 class Tolerances(NamedTuple):
-    """The largest relative errors that pass, as the user asks for them."""
+    """The largest relative errors that pass, as set by the user."""
 
     rounding: float = 1e-5
-    """Of what is computed in float32."""
+    """For quantities in float32."""
     exact: float = 1e-12
-    """Of what both programs compute in float64."""
+    """For quantities that both programs compute in float64."""
 
 
 ASKED = Tolerances()
@@ -35,13 +35,13 @@ ASKED = Tolerances()
 
 @dataclass(frozen=True)
 class Bound:
-    """How far two right programs may be apart in a quantity."""
+    """How far two correct programs may differ in a quantity, and why."""
 
     why: str
     is_exact: bool = False
     """Whether both compute it in float64."""
     least: Callable[[np.ndarray], float] = lambda reference: 0.0
-    """The reference -> what passes whatever is asked for, because more cannot be had."""
+    """Reference -> error that always passes, because better agreement is impossible."""
 
     def limit(self, reference: np.ndarray, asked: Tolerances) -> float:
         """Return the largest error that passes."""
@@ -66,12 +66,13 @@ TRAINING = Bound(
 
 
 STEPS = ("loss", "gradient norm", "gradient", "step", "average")
-"""Kinds of quantities of training steps, in the order in which they are computed: losses, and the norm of all
-gradients, by step; and by parameter its gradient, and how far the weight and its average have come."""
+"""Kinds of quantities of training steps, in the order in which they are computed: by step, the losses and the norm of
+all gradients; by parameter, its gradient and the change of the weight and of its EMA."""
 MODULES = ("input", "output", "given", "back")
-"""Kinds of what is watched of each module of the network (``where.py``)."""
+"""Kinds of values that are watched in each module of the network (``first_wrong_module.py``)."""
 BOUNDS: Mapping[str, Bound] = {"input": FORWARD, "output": FORWARD, "gradient": GRADIENTS, "loss": TRAINING}
-"""Where two frameworks are compared. What rounding makes of a layout is measured instead (``prove.py``)."""
+"""Bounds for the comparison of two frameworks. For layouts, the effect of rounding is measured instead (``prove.py``).
+"""
 Computed = Mapping[str, np.ndarray]
 """Quantities of training steps by name."""
 _NOT_THERE = np.zeros(0)
@@ -82,21 +83,21 @@ class Quantity:
     """A row of the table."""
 
     names: str
-    """Regular expression of the names it stands for; what its groups match goes to ``compute``."""
+    """Regular expression of the names it covers; the matches of its groups are passed to ``compute``."""
     compute: Callable[..., Any]
     """(program, *groups) -> the values, a tensor or an array."""
     bound: Bound = FORWARD
     needs: str | None = None
-    """Flag of the weights that the program needs for it, where it can do without for other rows."""
+    """Flag of the weights that this row needs, if other rows do not."""
     start: Callable[..., np.ndarray] | None = None
-    """(program, *groups) -> where both begin, where an error counts by how far they have come from there."""
+    """(program, *groups) -> the common start, if an error is relative to the change from there."""
 
 
 Rows = tuple[Quantity, ...]
 
 
 class NotThere(LookupError):
-    """Raised by ``compute`` for a name of the right form of what this program does not have; holds a hint, or ""."""
+    """Raised by ``compute`` if a name has the right form but this program lacks the quantity; holds a hint, or ""."""
 
 
 @dataclass(frozen=True)
@@ -105,15 +106,15 @@ class Finding:
 
     name: str
     error: float
-    """Infinite for another shape, and for numbers that are not finite."""
+    """Relative error; infinite for a different shape, and for numbers that are not finite."""
     tolerance: float
     """Largest error that passes."""
     ours: float = math.nan
     """Norm of our values."""
     reference: float = math.nan
-    """Norm of the reference's."""
+    """Norm of the reference."""
     noise: float | None = None
-    """Error of another right program in the same precision, where it is known."""
+    """Error of another correct program in the same precision, if known."""
 
     @property
     def good(self) -> bool:
@@ -122,23 +123,22 @@ class Finding:
 
     @property
     def tells(self) -> bool:
-        """Whether a good one proves anything: an error of 1 is that of zero, and what rounding moves by more may be
-        anything."""
+        """Whether the finding proves anything: zeros have an error of 1, so a tolerance of 1 or more proves nothing."""
         return not self.good or self.tolerance < 1
 
     @property
     def kind(self) -> str:
-        """What its name begins with."""
+        """First part of the name."""
         return self.name.partition("/")[0]
 
     @property
     def which(self) -> str:
-        """What of its kind it is: a part, a parameter, a step."""
+        """Rest of the name: a part, a parameter, a step."""
         return self.name.partition("/")[2]
 
 
 def find(rows: Rows, name: str) -> tuple[Quantity, tuple[str, ...]] | None:
-    """Return the first row that stands for ``name``, and what its groups match; None if there is none."""
+    """Return the first row that covers ``name``, and the matches of its groups; None if there is none."""
     matches = ((row, re.fullmatch(row.names, name)) for row in rows)
     return next(((row, match.groups()) for row, match in matches if match), None)
 
@@ -151,10 +151,10 @@ def judge_steps(
     noisy: Sequence[Computed] = (),
     exact: Computed | None = None,
 ) -> list[Finding]:
-    """Judge what the reference has of each kind that has a bound, in the order of ``bounds``.
+    """Judge every quantity of the reference whose kind has a bound, in the order of ``bounds``.
 
-    noisy: what a right program computes where all is rounded more than it has to be; exact: where it is not (None: the
-    reference). Twice the largest distance passes.
+    noisy: results of a correct program with extra rounding; exact: its results without (None: the reference). Twice the
+    largest distance between the two passes.
     """
     exact = reference if exact is None else exact
 
@@ -174,18 +174,18 @@ def judge_steps(
 def judge(
     name: str, ours: np.ndarray, reference: np.ndarray, bound: Bound, asked: Tolerances, noise: float | None = None
 ) -> Finding:
-    """Judge ``ours`` by ``reference`` and ``bound``; an error of twice ``noise`` passes too."""
+    """Judge ``ours`` against ``reference`` by ``bound``; an error up to twice ``noise`` passes too."""
     tolerance = max(bound.limit(reference, asked), NOISES * (noise or 0.0))
     return Finding(name, relative_error(ours, reference), tolerance, _norm(ours), _norm(reference), noise)
 
 
 def worst(findings: Iterable[Finding]) -> Finding:
-    """Return the finding that is furthest past its tolerance, or closest to it."""
+    """Return the finding that is furthest past its tolerance, or if none is, closest to it."""
     return max(findings, key=lambda finding: finding.error / finding.tolerance if finding.tolerance else finding.error)
 
 
 def relative_error(ours: np.ndarray, reference: np.ndarray) -> float:
-    """Norm of the difference over norm of the reference; infinite for another shape or numbers that are not finite."""
+    """Norm of the difference over norm of the reference; infinite for other shapes or numbers that are not finite."""
     if ours.shape != reference.shape:
         return math.inf
     wanted = reference.astype(np.float64)

@@ -1,4 +1,4 @@
-"""What a process of ``mm-dit prove`` or ``compare`` is asked to compute, and what it leaves in files."""
+"""The tasks of the processes of ``mm-dit prove`` and ``compare``, and the results that they leave in files."""
 
 from __future__ import annotations
 
@@ -19,48 +19,48 @@ _ALIKE = ("gradient/", "model/", "ema/", "start/")
 
 @dataclass(frozen=True)
 class Task:
-    """The first steps of a run in one layout; it travels as JSON."""
+    """A request for the first steps of a run in one layout; passed to the process as JSON."""
 
     flags: tuple[str, ...]
-    """Of pretrain_dit.py."""
+    """Flags of pretrain_dit.py."""
     output: str
-    """Beginning of the names of its files."""
+    """Prefix of the names of its files."""
     steps: int = 1
     is_truth: bool = False
     """Whether it is computed in float64."""
     rounding: float = 0.0
-    """By how much of themselves the numbers of a truth are moved."""
+    """Relative size of the perturbation of a truth's numbers."""
     kept: float = 0.0
-    """The same of the weights that the optimizer is given."""
+    """The same for the weights that the optimizer is given."""
     draw: int = 0
-    """Decides how they are moved."""
+    """Seed of the perturbation."""
     watched: bool = False
     """Whether the modules are watched."""
     inputs: str = ""
-    """An .npz of samples that the network is given instead of data; it takes no step then."""
+    """An .npz of samples for the network, instead of data; then it takes no step."""
     drawn: bool = True
     """Whether weights that begin as zero are drawn too."""
 
     def value(self, flag: str) -> str:
-        """Return what follows ``flag``."""
+        """Return the value after ``flag``."""
         return self.flags[self.flags.index(flag) + 1]
 
     def write(self, found: Arrays, rank: int) -> None:
-        """Leave what a rank has found; what all ranks have alike rank 0 leaves."""
+        """Write the results of a rank; only rank 0 writes the arrays that are the same on all ranks."""
         own = {n: a for n, a in found.items() if rank == 0 or not n.startswith(_ALIKE)}
         np.savez(f"{self.output}.rank{rank}.npz", **own)  # type: ignore[arg-type]
 
     def refuse(self, error: UserError) -> None:
-        """Leave why there is nothing to be found here."""
+        """Write the reason why there are no results."""
         Path(f"{self.output}.refused").write_text(str(error), encoding="utf-8")
 
 
 def sample_indices_of(
     args: RunConfig, steps: int, rank: int, ranks: int, dealt: Callable[..., Iterator[np.ndarray]] = micro_batches
 ) -> np.ndarray:
-    """Return which samples of a run are a rank's, (steps, samples); ``ranks``: how many have samples of their own.
+    """Return the sample indices of a rank, (steps, samples); ``ranks``: the number that have samples of their own.
 
-    dealt: how a step's micro-batches are (``DataSet.micro_batches``).
+    dealt: how a step's samples are dealt to micro-batches (``DataSet.micro_batches``).
     """
     rounds = args.global_batch_size // (args.micro_batch_size * ranks)
     own = dealt(0, args.micro_batch_size, rank, ranks, rounds)
@@ -73,22 +73,22 @@ def write_tasks(path: Path, tasks: Sequence[Task]) -> None:
 
 
 def read_tasks(path: str | Path) -> list[Task]:
-    """Return what ``write_tasks`` has written."""
+    """Return the tasks that ``write_tasks`` wrote."""
     found = json.loads(Path(path).read_text(encoding="utf-8"))
     return [Task(**{**each, "flags": tuple(each["flags"])}) for each in found]
 
 
 @dataclass(frozen=True)
 class Taken:
-    """Steps that were taken in one layout, by all its ranks."""
+    """The results of steps in one layout, from all its ranks."""
 
     arrays: Arrays
-    """``grad_norm`` and ``seconds``, (steps,); of the first step ``gradient/PARAMETER``, ``model/PARAMETER`` and
-    ``ema/PARAMETER``; of a truth ``start/PARAMETER``, the weights before it. ``facts``: versions, device, as JSON."""
+    """``grad_norm`` and ``seconds``, (steps,); ``gradient/PARAMETER``, ``model/PARAMETER`` and ``ema/PARAMETER`` of the
+    first step; for a truth ``start/PARAMETER``, the weights before it. ``facts``: versions, device, as JSON."""
     losses: Sequence[np.ndarray]
-    """Of each step, (samples,), in the order of the run."""
+    """Losses of each step, (samples,), in the order of the run."""
     watched: Arrays
-    """What the modules were given and gave, by sample, in the order in which it was computed."""
+    """Inputs and outputs of the modules, by sample, in the order in which they were computed."""
 
     @property
     def quantities(self) -> Arrays:
@@ -108,12 +108,12 @@ class Taken:
 
     @property
     def start(self) -> Arrays:
-        """The weights before the first step, of a truth."""
+        """The weights before the first step; only a truth has them."""
         return {name[6:]: array for name, array in self.arrays.items() if name.startswith("start/")}
 
     @classmethod
     def read(cls, task: Task) -> Taken | str:
-        """Return what the processes have left, or the reason that they gave."""
+        """Return the results that the processes wrote, or the reason that they gave."""
         refused = Path(f"{task.output}.refused")
         if refused.is_file():
             return refused.read_text(encoding="utf-8")
@@ -130,18 +130,18 @@ class Taken:
 
 
 def _by_sample_index(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-    """Return values by sample; of those that several ranks have computed, the first rank's."""
+    """Return values in the order of sample indices; if several ranks computed one, take the first rank's."""
     sample_indices, values = (np.concatenate(each) for each in zip(*parts))
     return values[np.unique(sample_indices, return_index=True)[1]]
 
 
 def _joined(sample_indices: Sequence[np.ndarray], values: Sequence[np.ndarray], name: str) -> np.ndarray:
-    """Join what the ranks have of one tensor: samples, or of one sample's tokens each its part.
+    """Join the ranks' parts of one tensor, which are samples, or parts of the tokens of shared samples.
 
-    The gradient of a sample's loss weighs the less the fewer samples a rank has: it is told as of the whole batch.
+    A rank averages gradients over its own samples only; they are rescaled to the mean over the whole batch.
     """
     if any(len(own) != len(value) for own, value in zip(sample_indices, values)):
-        return values[0]  # of no sample
+        return values[0]  # not by sample
     groups: dict[int, list[np.ndarray]] = {}
     for own, value in zip(sample_indices, values):
         groups.setdefault(int(own[0]), []).append(value)

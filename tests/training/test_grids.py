@@ -84,7 +84,7 @@ def test_grids_that_could_not_be_kept_or_drawn_are_refused(tmp_path, model_json)
     from mindspeed_mm_dit.configs.model import model_config_from_mapping
 
     mm = SimpleNamespace(model=model_config_from_mapping(model_json, "model.json"))
-    with pytest.raises(ConfigError, match="--sample-interval = 5: there is nowhere to keep the pictures"):
+    with pytest.raises(ConfigError, match="--sample-interval = 5: there is nowhere to keep the images"):
         check_grids(run_config(sample_interval=5, mm=mm), 1)
     check_grids(run_config(sample_interval=5, save=str(tmp_path), mm=mm), 1)
     model_json["diffusion"]["num_train_timesteps"] = 15

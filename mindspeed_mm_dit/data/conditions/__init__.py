@@ -1,1 +1,1 @@
-"""What steers a prediction, from a sample's items to the arrays of a batch, and from these to what a network takes."""
+"""Conditions: from a sample's items to the arrays of a batch, and from these to the inputs of a network."""

@@ -1,4 +1,4 @@
-"""What a kind of condition offers, as one record; ``registry.py`` finds it by the class of the condition."""
+"""The interface of a kind of condition, as one record; ``registry.py`` finds it by the condition's class."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ Tensor = Any
 
 @dataclass(frozen=True)
 class Fed:
-    """What the arrays of a condition are made from in training."""
+    """The inputs from which a condition's training arrays are made."""
 
     rows: Rows
     seed: int
     coin: int
-    """Number of its coin among those of the predictor's conditions."""
+    """Number of its coin for dropout, among those of the predictor's conditions."""
     caption_dropout_prob: float
-    """Of data.json."""
+    """From data.json."""
     tokenizers: Sequence[Any]
-    """Of each text encoder of model.json; none where a cache has what they read."""
+    """One per text encoder of model.json; empty if a cache has the encoded text."""
     cache: Any = None
     """The cache of the rows; None without one."""
 
     def drops(self, sample_indices: np.ndarray, probability: float) -> np.ndarray:
-        """Return which samples at ``sample_indices`` (B,) lose the condition, (B,) bool."""
+        """Return which of ``sample_indices`` (B,) lose the condition, (B,) bool."""
         return coins(self.seed, Stream.LABEL_DROP, sample_indices, probability, self.coin)
 
 
@@ -40,10 +40,10 @@ class Feed(Protocol):
     """Makes the arrays of a condition for a training batch; called from several threads."""
 
     def arrays(self, rows: np.ndarray, sample_indices: np.ndarray) -> Arrays:
-        """Return them for the samples at ``sample_indices`` (B,) of the run, whose rows are ``rows`` (B,)."""
+        """Return the arrays for ``sample_indices`` (B,), whose rows are ``rows`` (B,)."""
 
     def words(self, rows: np.ndarray, sample_indices: np.ndarray) -> list[tuple[str, bool]]:
-        """Return the condition of each sample in words, and whether it is dropped there."""
+        """Return the condition of each sample in words, and whether it is dropped."""
 
 
 @dataclass(frozen=True)
@@ -51,15 +51,15 @@ class ConditionKind:
     """A kind of condition."""
 
     feed: Callable[[Any, Fed], Feed]
-    """(condition, what it is made from) -> what makes its arrays of a training batch."""
+    """(condition, inputs) -> the feed that makes its arrays of a training batch."""
     asked: Callable[[Any, Any, Sequence[Any]], Arrays]
-    """(condition, a value for each sample, tokenizers) -> the same arrays of samples that are asked for."""
+    """(condition, a value per sample, tokenizers) -> the same arrays for requested samples."""
     null: Callable[[Any, Any, Sequence[Any]], Arrays]
-    """(condition, what to lead away from or None, tokenizers) -> the same arrays of one sample without it."""
+    """(condition, negative prompt or None, tokenizers) -> the same arrays for one unconditional sample."""
     encode: Callable[[Any, Mapping[str, Tensor], Sequence[Any]], tuple[Tensor, ...]]
-    """(condition, tensors of a batch, text encoders) -> what the network takes, in the order of its names."""
+    """(condition, tensors of a batch, text encoders) -> the network's inputs, in the order of its names."""
     kept: Callable[[Any, Any, Any], Mapping[str, np.ndarray]] | None = None
-    """(condition, captions, text encoders) -> what a cache keeps for these; None where nothing is encoded."""
+    """(condition, captions, text encoders) -> the arrays a cache keeps for them; None if nothing is encoded."""
 
 
 __all__ = ["Arrays", "Condition", "ConditionKind", "Fed", "Feed"]

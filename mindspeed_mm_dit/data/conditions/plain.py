@@ -1,4 +1,4 @@
-"""Conditions that nobody encodes, in a batch: class labels, and vectors that come with the samples."""
+"""Conditions that need no encoder: class labels, and vectors that come with the samples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mindspeed_mm_dit.errors import ConfigError, DataError
 
 
 class PlainFeed:
-    """The values of rows, some of them replaced by the null value."""
+    """Feeds the values of rows, some of them replaced by the null value."""
 
     dtype: type = np.int64
 
@@ -34,9 +34,9 @@ class PlainFeed:
 
 
 class VectorFeed(PlainFeed):
-    """The same of vectors.
+    """The same for vectors.
 
-    Raises DataError where they have another width than the predictor takes, or one is not finite.
+    Raises ConfigError if their width is not the one the predictor takes, DataError if one is not finite.
     """
 
     dtype = np.float32

@@ -1,4 +1,4 @@
-"""The kinds of condition, by the class that a predictor's config answers with; conditions of all kinds at once."""
+"""The kinds of condition by class, and functions that handle all conditions of a predictor at once."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ CONDITIONS: dict[type, ConditionKind] = {ClassLabel: LABEL, TextStates: TEXT, Po
 
 
 def register_condition(condition: type[Condition], kind: ConditionKind) -> None:
-    """Add a kind of condition; raises ConfigError where its class is another one's."""
+    """Add a kind of condition; raises ConfigError if its class is already registered with another kind."""
     if CONDITIONS.get(condition, kind) is not kind:
         raise ConfigError(f"condition {condition.__name__}", "is registered already", "choose another class")
     CONDITIONS[condition] = kind
 
 
 def kind_of(condition: Condition) -> ConditionKind:
-    """Return the record of a condition."""
+    """Return the kind of a condition."""
     return CONDITIONS[type(condition)]
 
 
 def arrays_asked(conditions: Conditions, values: Mapping[str, Any], tokenizers: Sequence[Any]) -> Arrays:
-    """Return the arrays of samples that are asked for; ``values``: by item, one for each sample."""
+    """Return the arrays for requested samples; ``values``: by item, one per sample."""
     return {
         name: array
         for condition in conditions
@@ -36,7 +36,7 @@ def arrays_asked(conditions: Conditions, values: Mapping[str, Any], tokenizers: 
 
 
 def null_arrays(conditions: Conditions, instead: Mapping[str, Any], tokenizers: Sequence[Any]) -> Arrays:
-    """Return the arrays of one sample without conditions; ``instead``: what guidance leads away from, by item."""
+    """Return the arrays for one unconditional sample; ``instead``: negative prompts of guidance, by item."""
     return {
         name: array
         for condition in conditions
@@ -45,5 +45,5 @@ def null_arrays(conditions: Conditions, instead: Mapping[str, Any], tokenizers: 
 
 
 def encoded(conditions: Conditions, batch: Mapping[str, Any], encoders: Sequence[Any]) -> tuple[Any, ...]:
-    """Return what the network takes, in the order of ``conditions.names``, from the tensors of a batch."""
+    """Return the network's inputs from the tensors of a batch, in the order of ``conditions.names``."""
     return tuple(tensor for condition in conditions for tensor in kind_of(condition).encode(condition, batch, encoders))

@@ -1,4 +1,4 @@
-"""Captions in a batch: as tokens that a text encoder reads on the device, or as what a cache kept of its answer."""
+"""Captions in a batch: tokens that a text encoder reads on the device, or its cached output."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from mindspeed_mm_dit.data.conditions.contract import Arrays, ConditionKind, Fed
 from mindspeed_mm_dit.data.draws import Stream, uniforms
 
 NO_CAPTION = -1
-"""In the place of a caption's number: the empty one."""
+"""Stands for the empty caption in place of a caption's number."""
 
 
 class CaptionFeed:
-    """Of each row one of its captions, drawn anew each time; some are replaced by the empty one.
+    """Feeds one caption of each row, drawn anew each time; some are replaced by the empty caption.
 
-    All that reads captions reads the same one of a sample.
+    All text conditions of a sample get the same caption.
     """
 
     def __init__(self, condition: TextCondition, fed: Fed) -> None:
@@ -26,7 +26,7 @@ class CaptionFeed:
         self._offered = np.array([len(captions) for captions in fed.rows.captions], np.int64)
 
     def arrays(self, rows: np.ndarray, sample_indices: np.ndarray) -> Arrays:
-        """Return ids and mask (B, L) int64 of the captions, or from a cache what the encoder made of them."""
+        """Return ids and mask (B, L) int64 of the captions, or the encoder's cached output for them."""
         numbers, cached = self._numbers(rows, sample_indices), self._fed.rows.cached
         if self._fed.cache is not None and cached is not None:
             return self._fed.cache.read_text(self._condition.name, cached[rows], numbers)
@@ -35,13 +35,13 @@ class CaptionFeed:
         return _asked(self._condition, captions, self._fed.tokenizers)
 
     def words(self, rows: np.ndarray, sample_indices: np.ndarray) -> list[tuple[str, bool]]:
-        """Return the captions; where one is dropped, the first that could have stood there."""
+        """Return the captions; for a dropped one, the first caption of its row."""
         offered = (self._fed.rows.captions[row] for row in rows.tolist())
         numbers = self._numbers(rows, sample_indices).tolist()
         return [(some[max(number, 0)], number == NO_CAPTION) for some, number in zip(offered, numbers)]
 
     def _numbers(self, rows: np.ndarray, sample_indices: np.ndarray) -> np.ndarray:
-        """Return which caption of its row each of ``sample_indices`` has, (B,) int64; NO_CAPTION where dropped."""
+        """Return which caption of its row each sample index gets, (B,) int64; NO_CAPTION if it is dropped."""
         dropped = self._fed.drops(sample_indices, self._fed.caption_dropout_prob)
         chosen = uniforms(self._fed.seed, Stream.CAPTION, sample_indices) * self._offered[rows]
         return np.where(dropped, NO_CAPTION, chosen.astype(np.int64))

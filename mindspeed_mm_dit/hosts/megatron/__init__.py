@@ -1,4 +1,4 @@
-"""The attachment to the real MindSpeed-MM: our composite, batches and state inside its ``pretrain``.
+"""The host on MindSpeed-MM's old route, Megatron: our composite, batches and state inside its ``pretrain``.
 
-Nothing outside this room imports it before it is chosen, except ``kind``, its record.
+Before this host is chosen, code outside this package imports only ``record``.
 """

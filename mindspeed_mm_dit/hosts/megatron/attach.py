@@ -1,4 +1,4 @@
-"""Bring the real MindSpeed-MM up, in the order it asks for."""
+"""Start MindSpeed-MM, with its imports in the order it requires."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ ROOM = "mindspeed_mm_dit.hosts.megatron"
 def attach(argv: Sequence[str]) -> Host:
     """Import MindSpeed-MM and return the host on top of it.
 
-    The command line is checked and completed first: the host reads it while it is imported.
+    Checks and completes the command line first, because the host reads it while it is imported.
 
     Raises:
         UserError: the command line or a config file cannot be used.
-        PlatformError: the host is installed and broken, or not what we rely on; the cause is named.
+        PlatformError: the host is installed but broken, or lacks what we rely on; the cause is named.
     """
     check_before_import(argv)
     words = list(argv)
     sys.argv[1:] = complete(spelled_out(argv))
-    if "MS_WORKER_NUM" not in os.environ:  # (msrun sets names of its own)
+    if "MS_WORKER_NUM" not in os.environ:  # (msrun sets its own variables)
         launched_alone()
     for name in import_order(wants_mindspore(argv)):
         try:
@@ -49,7 +49,7 @@ def attach(argv: Sequence[str]) -> Host:
 
 
 def _broken(name: str, error: Exception) -> PlatformError:
-    """Return what to say where the import of ``name`` ended with ``error``."""
+    """Return the error to report if the import of ``name`` failed with ``error``."""
     torch = getattr(sys.modules.get("torch"), "__version__", "none")
     return PlatformError(
         "--host = mindspeed-mm",

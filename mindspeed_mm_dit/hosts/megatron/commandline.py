@@ -1,6 +1,6 @@
-"""The command line of a run in the host: what our scripts may leave out is added, what it would misread is said.
+"""The command line of a run in MindSpeed-MM: add the flags that our scripts may leave out, and report what it ignores.
 
-The host reads ``sys.argv`` itself, so that is where this happens.
+The host reads ``sys.argv`` itself, so the completed command line goes there.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from mindspeed_mm_dit.configs.run import RunConfig, rows
 from mindspeed_mm_dit.training.flags import given_in_vain, own_flags
 
 ALWAYS = ("--no-gradient-accumulation-fusion", "--untie-embeddings-and-output-weights", "--no-load-rng")
-"""What Megatron asks of a model without a vocabulary and without its fused kernels. Nothing here draws from the
-generators Megatron saves, and a checkpoint of the standalone host has none."""
+"""Flags that Megatron requires for a model without a vocabulary and without its fused kernels. Nothing here draws from
+the generators that Megatron saves, and a checkpoint of the standalone host has none."""
 
 OVERRIDE, KEEP = "--override-opt_param-scheduler", "--use-checkpoint-opt_param-scheduler"
-"""On a resume the flags, or the checkpoint, say what the learning rate schedule is; here the flags do."""
+"""On a resume, either the flags or the checkpoint set the learning rate schedule; here the flags do."""
 
 OUR_DEFAULTS = {"--log-interval": "1", "--weight-decay-exclude-modules": ".bias"}
-"""The host's flags whose default differs from what the standalone host does."""
+"""Flags whose default in the host differs from the standalone host, with our values."""
 
 CHECKED = frozenset(
     ("mm_model", "mm_data", "mm_tool", "ai_framework", "micro_batch_size", "global_batch_size", "context_parallel_size",
      "train_iters", "seed", "optimizer", "bf16", "use_torch_fsdp2", "fsdp2_config_path", "save", "load",
      "save_interval", "eval_interval")
 )  # fmt: skip
-"""Megatron's flags that are looked at before the host reads all of them."""
+"""Megatron's flags that we check before the host reads all of them."""
 
 
 def parse(argv: Sequence[str]) -> RunConfig:
-    """Read the flags of ``CHECKED``, and this project's own; of others the defaults are not known yet."""
+    """Read the flags of ``CHECKED`` and this project's own; the defaults of others are not known yet."""
     parser = Parser(add_help=False, allow_abbrev=False)
     own_flags(parser)
     for row in rows():
@@ -44,22 +44,22 @@ def parse(argv: Sequence[str]) -> RunConfig:
 
 
 def without_effect(argv: Sequence[str]) -> list[str]:
-    """Return the flags given that change nothing here."""
+    """Return the given flags that have no effect here."""
     return given_in_vain(parse(argv), "megatron", lambda tracker: not tracker.in_megatron)
 
 
 def wants_mindspore(argv: Sequence[str]) -> bool:
-    """Return whether the host is to compute on MindSpore (``torch`` is MSAdapter then)."""
+    """Return whether the host will compute on MindSpore (``torch`` is MSAdapter then)."""
     return bool(parse(argv).ai_framework == "mindspore")
 
 
 def complete(argv: Sequence[str]) -> list[str]:
     """Return ``argv`` for the host, so that one train.args serves both hosts and both frameworks.
 
-    Added unless given: flags every DiT run needs there, and defaults of ours. Left out: with FSDP2 ``--bf16``
-    (the host would keep the weights themselves in bfloat16, while ``param_dtype: bf16`` of fsdp2.yaml computes
-    in it and keeps float32 weights, as the flag means here), and without FSDP2 the path of fsdp2.yaml. On
-    MindSpore the host has no FSDP2: there its distributed optimizer takes the place.
+    Adds, unless given, the flags that every DiT run needs there, and our defaults. With FSDP2 it leaves out ``--bf16``:
+    the host would keep the weights themselves in bfloat16, while ``param_dtype: bf16`` of fsdp2.yaml computes in
+    bfloat16 and keeps float32 weights, which is what the flag means here. Without FSDP2 it leaves out the path of
+    fsdp2.yaml. On MindSpore the host has no FSDP2; there its distributed optimizer is used instead.
     """
     flags = parse(argv)
     fsdp2 = flags.use_torch_fsdp2 and flags.ai_framework != "mindspore"
@@ -86,13 +86,13 @@ def complete(argv: Sequence[str]) -> list[str]:
 
 
 def launched_as() -> tuple[int, int]:
-    """Return (rank, number of processes) as torchrun or msrun says, or those of a single process."""
+    """Return (rank, number of processes) as set by torchrun or msrun; (0, 1) without a launcher."""
     rank = os.environ.get("RANK", os.environ.get("RANK_ID", "0"))
     return int(rank), int(os.environ.get("WORLD_SIZE", os.environ.get("MS_WORKER_NUM", "1")))
 
 
 def _without(argv: Sequence[str], flag: str) -> list[str]:
-    """Drop ``flag`` and, if it is one, the value after it."""
+    """Drop ``flag``, and the value after it if there is one."""
     kept, skip = [], False
     for word in argv:
         if word == flag:

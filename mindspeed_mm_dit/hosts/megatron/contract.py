@@ -1,6 +1,6 @@
-"""What this room relies on in the host, as one list, and whether the host has it.
+"""The list of everything this package relies on in MindSpeed-MM, and the check that the host has it.
 
-The list is looked at whenever the host is attached; tests/contract compares it with our imports.
+The list is checked whenever the host is attached; tests/contract compares it with our imports.
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ IN_THEIR_SCRIPTS = (
     "mindspeed_mm.models.diffusion.diffusion_model",
     "mindspeed_mm.models.predictor.predict_model",
 )
-"""What only our models in the host's own scripts need (``run``), ..."""
+"""Needed only by our models in the host's own scripts (``run``), ..."""
 CONVERTING = ("checkpoint.common.converter", "checkpoint.convert_cli")
-"""... only the converter, ..."""
+"""... only by the converter, ..."""
 ON_MINDSPORE = ("mindspeed_mm.mindspore.mindspore_adaptor",)
-"""... and only --ai-framework mindspore."""
+"""... and only by --ai-framework mindspore."""
 
 
 def check_host(mindspore: bool, in_their_scripts: bool = False) -> None:
-    """Check, before the host is imported, that it is the one this room relies on.
+    """Check, before the host is imported, that it has what this package relies on.
 
-    mindspore: it is to compute on MindSpore; in_their_scripts: a script of its own is run, not pretrain_dit.py.
+    mindspore: it will compute on MindSpore; in_their_scripts: it runs a script of its own, not pretrain_dit.py.
 
     Raises:
-        ConfigError: the shell asks it to go without Megatron.
-        PlatformError: something is missing in it; what it is.
+        ConfigError: NON_MEGATRON=true asks it to run without Megatron.
+        PlatformError: something is missing in it; the error names it.
     """
-    if os.environ.get("NON_MEGATRON") == "true":  # (MindSpeed-MM passes over any other value)
+    if os.environ.get("NON_MEGATRON") == "true":  # (MindSpeed-MM ignores any other value)
         raise ConfigError(
             "NON_MEGATRON = true",
             "with it MindSpeed-MM starts its native engine, without Megatron; this run trains in Megatron",

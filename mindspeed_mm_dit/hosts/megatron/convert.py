@@ -1,8 +1,8 @@
-"""A converter for MindSpeed-MM's ``mm-convert``: published and diffusers DiT weights to the host's format and back.
+"""Convert published and diffusers DiT weights to MindSpeed-MM's format and back, as a converter of its ``mm-convert``.
 
     python -m mindspeed_mm_dit.hosts.megatron.convert DiTConverter pt_to_mm --source DiT-XL-2-256x256.pt ...
 
-That is ``mm-convert`` itself with one class more; the host has no other way to learn of a converter.
+This runs ``mm-convert`` itself with one more class; the host has no other way to register a converter.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class DiTConverter(Commandable):  # type: ignore[misc]
 
     @staticmethod
     def hf_to_dcp(hf_dir: Path, dcp_dir: Path) -> None:
-        """Convert weights of any form that mm-dit convert reads to a release that the native engine's load begins with.
+        """Convert weights in any format that mm-dit convert reads to a release that the native engine can load.
 
         Args:
             hf_dir: a diffusers folder, a file, or a checkpoint
@@ -66,18 +66,18 @@ class DiTConverter(Commandable):  # type: ignore[misc]
         Args:
             load_dir: folder of one checkpoint, e.g. iter_0001000
             save_dir: folder to write
-            ema: the moving average rather than the weights
+            ema: the EMA rather than the weights
             model_json: model.json of the run; not needed where the checkpoint remembers it
         """
         DiTConverter.mm_to_hf(load_dir, save_dir, ema, model_json)
 
     @staticmethod
     def merge_lora_to_base(source: Path, lora: Path, target: Path, strength: float = 1.0) -> None:
-        """Write full weights: those of a base with adapters, of any form, merged into them.
+        """Merge adapters into the weights of a base, both in any format, and write the result.
 
         Args:
             source: the base
-            lora: adapters, of a run or a file
+            lora: adapters, of a run or from a file
             target: file to write, .pt or .safetensors
             strength: what the adapters are multiplied by
         """
@@ -90,7 +90,7 @@ class DiTConverter(Commandable):  # type: ignore[misc]
         Args:
             source: folder of one checkpoint, e.g. iter_0001000
             target: file to write
-            ema: the moving average rather than the weights, where there is one
+            ema: the EMA rather than the weights, if there is one
         """
         weights = {name: torch.from_numpy(value) for name, value in read_weights(source, ema).items()}
         torch.save(weights, target)
@@ -102,7 +102,7 @@ class DiTConverter(Commandable):  # type: ignore[misc]
         Args:
             source: folder of one checkpoint, e.g. iter_0001000
             save_dir: folder to write
-            ema: the moving average rather than the weights, where there is one
+            ema: the EMA rather than the weights, if there is one
             model_json: model.json of the run; not needed where the checkpoint remembers it
         """
         facts = {"model": read_json(model_json, "--model_json")} if model_json else read_facts(source)
@@ -111,7 +111,7 @@ class DiTConverter(Commandable):  # type: ignore[misc]
 
 
 def read_source(path: Path) -> Arrays:
-    """Return the weights, by their published names, of any format; the moving average where there is one."""
+    """Return weights of any format by their published names; the EMA if there is one."""
     place = find_checkpoint(path) if path.is_dir() else path
     kind = FORMATS[of_source(place)]
     return read_weights(place) if kind.room is Room.TRAINING else kind.read(place).weights

@@ -1,12 +1,12 @@
-"""Features as files, which MindSpeed-MM's own pretrain_sora.py trains on, from a model.json and a data.json of ours.
+"""Write features as files for MindSpeed-MM's own pretrain_sora.py, from our model.json and data.json.
 
     python -m mindspeed_mm_dit.hosts.megatron.features --mm-model model.json --mm-data data.json \\
         --samples 32000 --save-dir features
 
-Sample ``p`` of a run becomes ``<p>.pt``: ``video`` (pixels, or scaled latents where data.json names a cache),
-``prompt_ids`` (the class label, or the null class), ``prompt_mask``, and ``drawn_*``, what the objective draws.
-``model.json``, ``data.json`` and ``index.json`` beside them are those to give the host: its steps are then the steps
-of pretrain_dit.py with the same seed, as many samples as there are. Needs neither the host nor PyTorch.
+Sample ``p`` of a run becomes ``<p>.pt``: ``video`` (pixels, or scaled latents if data.json names a cache),
+``prompt_ids`` (the class label, or the null class), ``prompt_mask``, and ``drawn_*``, the objective's random numbers.
+Give the host the ``model.json``, ``data.json`` and ``index.json`` beside them: its steps are then the steps of
+pretrain_dit.py with the same seed, for that number of samples. Needs neither the host nor PyTorch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from mindspeed_mm_dit.objectives.registry import draw_of
 
 SAMPLES_AT_ONCE = 64
 IMAGE = ("pixels", "latent_mean", "latent_std", "posterior_noise", "labels")
-"""What a batch holds besides the draws of the objective."""
+"""Arrays of a batch that are not random numbers of the objective."""
 
 
 def main() -> None:
@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--mm-data", required=True, metavar="JSON", help="data.json of pretrain_dit.py")
     parser.add_argument("--samples", required=True, type=int, help="steps of the run times its global batch size")
     parser.add_argument("--save-dir", required=True, metavar="DIR", help="folder to write")
-    parser.add_argument("--seed", type=int, default=1234, help="that of the run (default 1234)")
+    parser.add_argument("--seed", type=int, default=1234, help="seed of the run (default 1234)")
     args = parser.parse_args()
     try:
         write_features(args.mm_model, args.mm_data, args.samples, args.save_dir, args.seed)
@@ -74,7 +74,7 @@ def write_features(model_json: str, data_json: str, count: int, folder: str, see
 
 
 def open_samples(model: ModelConfig, data: DataConfig, seed: int) -> Samples:
-    """Return the samples of a run, by position; the images that data.json holds out are left out."""
+    """Return the samples of a run, by sample index, without the images that data.json holds out."""
     model.require_labelled_images("--mm-model")
     if data.dataset_param.buckets is not None:
         raise ConfigError("dataset_param.buckets", "their script trains on samples of one shape", "use image_size")
@@ -84,7 +84,7 @@ def open_samples(model: ModelConfig, data: DataConfig, seed: int) -> Samples:
 
 
 def feature(batch: Batch, row: int, ae: AutoencoderConfig) -> dict[str, np.ndarray]:
-    """Return one sample of a batch under the host's names."""
+    """Return one sample of a batch, with the host's names."""
     drawn = {f"drawn_{name}": np.asarray(array[row]) for name, array in batch.items() if name not in IMAGE}
     return {
         "video": video(batch, row, ae),
@@ -105,7 +105,7 @@ def video(batch: Batch, row: int, ae: AutoencoderConfig) -> np.ndarray:
 
 
 def their_configs(model_json: dict[str, Any], data: DataConfig, count: int, folder: str) -> dict[str, Any]:
-    """Return what the host reads: name of the file -> content."""
+    """Return the config files for the host: file name -> content."""
     latents = data.dataset_param.cache is not None
     basic = {"data_path": f"{folder}/index.json", "data_folder": str(folder)}
     param = {"dataset_type": "feature", "basic_parameters": basic, "preprocess_parameters": {}}

@@ -1,4 +1,4 @@
-"""MindSpeed-MM as pretrain_dit.py sees it."""
+"""MindSpeed-MM's old route, wrapped as a host for pretrain_dit.py."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from mindspeed_mm_dit.training.run_command import command
 
 
 def note_facts(args: RunConfig, words: Sequence[str]) -> None:
-    """Write run.json into every checkpoint of this run that has none; called once the training is over.
+    """Write run.json into every checkpoint of this run that has none; called once training is over.
 
     words: the command line of pretrain_dit.py, before it was completed for the host.
-    A checkpoint without it (the run was killed) can be resumed all the same.
+    A checkpoint without run.json (the run was killed) can still be resumed.
     """
     if args.save is None or runtime.rank() != 0:
         return
@@ -60,24 +60,24 @@ def _facts(args: RunConfig, iteration: int) -> dict[str, object]:
 
 
 class MindSpeedMM:
-    """The old route as ``contract.Host``."""
+    """The old route, an implementation of ``contract.Host``."""
 
     name = "MindSpeed-MM"
     ModelType = ModelType
 
     def __init__(self, words: Sequence[str]) -> None:
         self._words = tuple(words)
-        """Of the command line, before it was completed for the host."""
+        """The command line, before it was completed for the host."""
         self._mm: MultiModalArguments | None = None
         self._begun_at: int | None = None
 
     def get_args(self) -> RunConfig:
-        """Return the host's flags as they stand now, with our checked configs as ``args.mm``."""
+        """Return the host's current flags, with our checked configs as ``args.mm``."""
         if self._mm is None:
             self._mm = read_configs(parse(sys.argv[1:]))
         args = vars(get_host_args())
         report = args.get("report") if args["ckpt_format"] == "torch_dcp" else None
-        if self._begun_at is None:  # (the host says it once it has loaded, and counts on from there)
+        if self._begun_at is None:  # (the host sets it when it has loaded, and counts on from there)
             self._begun_at = args.get("iteration")
         return RunConfig.of(args, mm=self._mm, report=report, begun_at=self._begun_at or 0)
 
@@ -85,7 +85,7 @@ class MindSpeedMM:
         print_rank_0(message)
 
     def load_encoders(self) -> tuple[Any, Any]:
-        """Load what encodes for this run, in real memory even while the host builds a model without any."""
+        """Load the encoders of this run, in real memory even while the host builds a model on the meta device."""
         mm = self.get_args().mm
         with real_memory():
             return registry.load_encoders(mm.model, mm.encodes)
@@ -103,7 +103,7 @@ class MindSpeedMM:
         extra_args_provider: FlagsProvider | None = None,
         args_defaults: dict[str, Any] | None = None,
     ) -> None:
-        """Train in MindSpeed-MM's ``pretrain``; the arguments are its own."""
+        """Train with MindSpeed-MM's ``pretrain``, which has the same arguments."""
         state = RunState()
         hosted: list[HostedDiT] = []
         meeting = ExitStack()

@@ -1,4 +1,4 @@
-"""What can be checked before the host is imported: it finds these late, in other words, or never."""
+"""Checks before MindSpeed-MM is imported: it would find these errors late, report them less clearly, or miss them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def check_before_import(argv: Sequence[str]) -> None:
 
 
 def spelled_out(argv: Sequence[str]) -> list[str]:
-    """Return ``argv`` with a model.json that leaves nothing to be looked up: the host reads the sizes itself."""
+    """Return ``argv`` with a model.json that spells out all sizes, because the host reads them from it."""
     path = parse(argv).mm_model
     content = read_json(path, "--mm-model") if path else {}
     whole = looked_up(content, path)
@@ -80,7 +80,7 @@ def _check_tool(flags: RunConfig) -> None:
 
 
 def tools_json() -> Path:
-    """Return where the installed host has its tools.json."""
+    """Return the path of the installed host's tools.json."""
     return (where("mindspeed_mm") or Path("mindspeed_mm")) / "tools" / "tools.json"
 
 
@@ -115,18 +115,18 @@ def _check_wrapped(flags: RunConfig, mm: MultiModalArguments) -> None:
 
 
 def _say_without_effect(argv: Sequence[str], with_fsdp2: bool) -> None:
-    """Name flags that MindSpeed-MM accepts from us and does not act on."""
+    """Print a note for each flag that MindSpeed-MM accepts from us and ignores."""
     for flag in without_effect(argv):
         print(f"note: {flag} is a flag of the standalone host; MindSpeed-MM does not know it", file=sys.stderr)
     if parse(argv).report and not with_fsdp2:
         print(
-            "note: --report draws nothing without --use-torch-fsdp2: the host alone reads what it saves so",
+            "note: --report draws nothing without --use-torch-fsdp2: only the host can read that checkpoint format",
             file=sys.stderr,
         )
 
 
 def read_configs(flags: RunConfig) -> MultiModalArguments:
-    """Do what ``check_configs`` says, with what is known of MindSpeed-MM before it is imported."""
+    """Call ``check_configs`` with what is known about MindSpeed-MM before it is imported."""
     rank, world_size = launched_as()
     as_fsdp2_yaml_says: tuple[Way, ...] = ("fsdp2",)  # the host has no autocast
     host = HostFacts(
@@ -143,6 +143,6 @@ def read_configs(flags: RunConfig) -> MultiModalArguments:
 
 def _check_sharding(mm: MultiModalArguments) -> None:
     if mm.fsdp2 is not None:
-        from mindspeed_mm_dit.training.pytorch.engine import check_sharding  # (FSDP2 is PyTorch's alone)
+        from mindspeed_mm_dit.training.pytorch.engine import check_sharding  # (only PyTorch has FSDP2)
 
         check_sharding(mm)

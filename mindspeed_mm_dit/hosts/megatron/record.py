@@ -1,4 +1,4 @@
-"""MindSpeed-MM's old route, on Megatron: when it is taken and what it needs. Nothing of it is imported here."""
+"""The record of MindSpeed-MM's old route, Megatron: when it is taken and what it needs. Imports nothing of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def missing_packages() -> list[str]:
 
 
 def recognised() -> Recognised:
-    """Take it where all of it is installed; say so where the native engine is there as well, or only a part of it."""
+    """Take the host if all of it is installed; add a note if the native engine is there too, or a part is missing."""
     missing = missing_packages()
     here = [name for name in PACKAGES if name not in missing]
     if missing:
@@ -31,7 +31,7 @@ def recognised() -> Recognised:
 
 
 def needs(argv: Sequence[str]) -> None:
-    """Raise PlatformError where a part of it is missing, or is not what this room relies on."""
+    """Raise PlatformError if a part of it is missing, or lacks what this package relies on."""
     if missing := missing_packages():
         raise PlatformError(
             f"--host = {NAME}",

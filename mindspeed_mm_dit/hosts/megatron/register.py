@@ -1,9 +1,9 @@
-"""Our models in MindSpeed-MM's own tables, for its own entry scripts.
+"""Register our models in MindSpeed-MM's own tables, for its own entry scripts.
 
     from mindspeed_mm_dit.hosts.megatron.register import register
     register()
 
-After it, a model.json of the host may name our ``model_id``s. ``run`` does that and starts a script.
+Afterwards a model.json of the host may name our ``model_id``s. ``run`` registers them and starts a script.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from mindspeed_mm_dit.models.registry import AUTOENCODERS
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES
 
 _OUR_OBJECTIVES = [name for name in OBJECTIVES if name != "wan_flow_match_scheduler"]
-"""Those that the host does not have itself."""
+"""Objectives that the host does not have itself."""
 _OUR_AUTOENCODERS = [name for name, kind in AUTOENCODERS.items() if 2 in kind.config.pixel_axes]
-"""Those of images."""
+"""Autoencoders of images."""
 
 OURS: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
     ("PREDICTOR_MODEL_MAPPINGS", PREDICTOR_MODEL_MAPPINGS, {"dit": SoRADiT, "custom_dit": SoRACustomDiT}),
@@ -33,10 +33,10 @@ OURS: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
 
 
 def register() -> None:
-    """Add our entries to the host's tables; again and again is fine.
+    """Add our entries to the host's tables; may be called repeatedly.
 
     Raises:
-        ConfigError: another plugin or the host holds one of the names; nothing has been added then.
+        ConfigError: another plugin or the host has taken one of the names; then nothing has been added.
     """
     for name, table, entries in OURS:
         for model_id, ours in entries.items():

@@ -17,7 +17,7 @@ from mindspeed_mm_dit.hosts.megatron.contract import check_host
 
 
 def main() -> None:
-    """Register our models and become the script ``sys.argv[1]``."""
+    """Register our models and run the script ``sys.argv[1]`` in this process."""
     if len(sys.argv) < 2:
         sys.exit(f"usage: python -m {__spec__.name} SCRIPT [flags of the script]")
     activate("pytorch")

@@ -1,8 +1,7 @@
-"""Our predictors, diffusion and autoencoders with the signatures MindSpeed-MM's SoRAModel calls.
+"""Our predictors, objectives and autoencoders with the signatures that MindSpeed-MM's SoRAModel calls.
 
-Labels, or the states of a text, travel as ``prompt``. A batch that carries ``drawn_timesteps``, ``drawn_noise`` and so
-on decides them, as everywhere here (the plain names are taken in SoRAModel); for one without any of them the diffusion
-draws.
+Labels, or the states of a text, are passed as ``prompt``. A batch may carry its random numbers as ``drawn_timesteps``,
+``drawn_noise`` and so on (SoRAModel uses the plain names itself); for a batch without them the diffusion draws them.
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ def _config(cls: type, section: Mapping[str, Any], name: str, host_keys: tuple[s
 
 
 class SoRAPredictor(torch.nn.Module):
-    """What a predictor of ours learns in order to be called as SoRAModel calls one; a class is this and its own."""
+    """Mixin that gives a predictor of ours the interface that SoRAModel calls."""
 
     config_class: type
-    """Of its section of model.json."""
+    """Config class of its section of model.json."""
 
     def __init__(self, **section: Any) -> None:
         super().__init__(_config(self.config_class, section, "predictor"))
@@ -53,10 +52,10 @@ class SoRAPredictor(torch.nn.Module):
             self._fill()
 
     def set_input_tensor(self, input_tensor: Any) -> None:
-        """Accept the output of an earlier pipeline stage, of which there is none."""
+        """Do nothing: there is no earlier pipeline stage."""
 
     def smart_apply(self, initialise: Callable[..., Any]) -> SoRAPredictor:
-        """Fill a model that was built without memory; the host would draw everything at random."""
+        """Fill a model that was built on the meta device; the host would draw everything at random."""
         self._fill()
         restore(self, self._constants)
         return self
@@ -66,28 +65,28 @@ class SoRAPredictor(torch.nn.Module):
 
 
 class SoRADiT(SoRAPredictor, DiT):
-    """DiT, called as SoRAModel calls a predictor."""
+    """DiT with SoRAModel's interface of a predictor."""
 
     config_class = DiTConfig
 
     def forward(self, x: Tensor, timestep: Tensor, prompt: Tensor, **_: Any) -> Tensor:  # type: ignore[override]
-        """Predict at (x, timestep) for the class labels ``prompt`` (B,); masks and shapes mean nothing to a DiT."""
+        """Predict at (x, timestep) for the class labels ``prompt`` (B,); a DiT ignores masks and shapes."""
         return DiT.forward(self, x, timestep, prompt.reshape(-1)).float()
 
 
 class SoRACustomDiT(SoRAPredictor, CustomDiT):
-    """The tutorial's CustomDiT, called as SoRAModel calls a predictor."""
+    """The tutorial's CustomDiT with SoRAModel's interface of a predictor."""
 
     config_class = CustomDiTConfig
 
     def forward(self, x: Tensor, timestep: Tensor, prompt: Any, **_: Any) -> Tensor:  # type: ignore[override]
-        """Predict at (x, timestep) for the states ``prompt`` (B, 1, L, D) or (B, L, D), those of the first encoder."""
+        """Predict at (x, timestep) for the states ``prompt`` of the first encoder, (B, 1, L, D) or (B, L, D)."""
         text = prompt[0] if isinstance(prompt, (list, tuple)) else prompt
         return CustomDiT.forward(self, x, timestep, text).float()
 
 
 class SoRADiffusion:
-    """An objective, called as SoRAModel calls a diffusion."""
+    """An objective with SoRAModel's interface of a diffusion."""
 
     def __init__(self, **section: Any) -> None:
         self.objective = OBJECTIVES[section["model_id"]]
@@ -101,7 +100,7 @@ class SoRADiffusion:
         """Return (noised latents, noise, timesteps) for latents (B, C, ...)."""
         names, given = self.process.draw_names, model_kwargs or {}
         draws = {name: given[f"drawn_{name}"] for name in names if given.get(f"drawn_{name}") is not None}
-        if 0 < len(draws) < len(names):  # the rest would be drawn for other times
+        if 0 < len(draws) < len(names):  # the missing ones would be drawn for other times
             missing = ", ".join(f"drawn_{name}" for name in names if name not in draws)
             raise DataError(f"batch with {', '.join(f'drawn_{name}' for name in draws)}", f"lacks {missing}",
                             "let the features carry all that the objective draws, or none of it")  # fmt: skip
@@ -111,18 +110,18 @@ class SoRADiffusion:
             draws = {name: torch.from_numpy(array) for name, array in drawn.items()}
         t, noise, *rest = (draws[name].to(x_start.device) for name in names)
         self._draws = (t.reshape(-1), noise, *rest)
-        self.process.to(x_start.device)  # not a module of SoRAModel's, which would cast or empty its tables
+        self.process.to(x_start.device)  # not a submodule of SoRAModel, which would cast or empty its tables
         return self.process.noised(x_start, *self._draws), noise, self._draws[0]
 
     def training_losses(
         self, model_output: Tensor, x_start: Tensor, x_t: Tensor, noise: Tensor, t: Tensor, **_: Any
     ) -> Tensor:
-        """Return the loss of each sample, (B,), of the batch noised last."""
+        """Return the loss of each sample, (B,), in the batch that was noised last."""
         return self.process.loss(model_output, x_start, x_t, *self._draws)
 
 
 class SoRAAutoencoder:
-    """One of our autoencoders, called as the host's AEModel calls one; its weights stay out of the model's."""
+    """One of our autoencoders with the interface of the host's AEModel; its weights are no part of the model's."""
 
     def __init__(self, **section: Any) -> None:
         self.config = _config(AE_CONFIGS[section["model_id"]], section, "ae", host_keys=("dtype",))
@@ -130,7 +129,7 @@ class SoRAAutoencoder:
             self.autoencoder = AE_MODEL_MAPPINGS[self.config.model_id](self.config)
 
     def encode(self, x: Tensor) -> Tensor:
-        """Images (B, 3 or 1, H, W), uint8 or in [-1, 1], to scaled latents; a posterior is drawn from."""
+        """Encode images (B, 3 or 1, H, W), uint8 or in [-1, 1], to scaled latents; a posterior is sampled."""
         images = x if x.is_floating_point() else to_images(x)
         noise = None
         if self.config.samples_posterior:
@@ -138,5 +137,5 @@ class SoRAAutoencoder:
         return self.autoencoder.encode(images, noise)
 
     def decode(self, x: Tensor) -> Tensor:
-        """Scaled latents to images, about in [-1, 1]."""
+        """Decode scaled latents to images, about in [-1, 1]."""
         return self.autoencoder.decode(x)

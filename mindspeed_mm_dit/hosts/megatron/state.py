@@ -1,8 +1,8 @@
-"""What the host does not keep of a run: the moving average, and the state in which Adam takes its first step.
+"""The state of a run that MindSpeed-MM does not keep: the EMA, and Adam's state before its first step.
 
-The host has no moving average for predictors. With torch_dcp an older MindSpeed loads an optimizer whose state is still
-empty, so the moments stay on disk; a newer one takes a step to fill it, which nothing takes back where no moments are
-loaded then. Here the first step starts from the checkpoint's moments, or from none, through PyTorch's own hooks.
+The host has no EMA for predictors. With torch_dcp, an older MindSpeed loads into an optimizer whose state is still
+empty, so the moments stay on disk. A newer one takes a step to fill the state, and does not undo that step if it then
+loads no moments. Here PyTorch's own hooks make the first step start from the checkpoint's moments, or from none.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ MAY_BE_PICKLED = (
     "megatron.core.rerun_state_machine.RerunState", "megatron.core.transformer.enums.AttnBackend",
     "mindspeed_mm.configs.config.ConfigReader", "mindspeed_mm.configs.config.MMConfig",
 )  # fmt: skip
-"""What the host puts into the pickles of its checkpoints (flags, configs, states of generators), and we into ours."""
+"""Types in the pickles of the host's checkpoints (flags, configs, states of generators) and of ours."""
 
 
 def check_pickles_of(load: str | None) -> None:
-    """Raise CheckpointError where a checkpoint under --load could run code: the host unpickles whatever it finds.
+    """Raise CheckpointError if a checkpoint under --load could run code: the host unpickles whatever it finds.
 
-    Called on the first rank before the host starts; the others wait for it there.
+    Called on the first rank before the host starts; the other ranks wait for it in the host.
     """
     if load is not None and Path(load).is_dir():
         from mindspeed_mm_dit.checkpoint.torch_pickles import check_pickles
@@ -52,10 +52,10 @@ def check_pickles_of(load: str | None) -> None:
 
 
 def check_checkpoint(args: RunConfig) -> None:
-    """Raise CheckpointError if --load is damaged, or holds another architecture or other classes; what is named.
+    """Raise CheckpointError if --load is damaged, or has another architecture or other classes.
 
-    The host would leave tensors that it does not find at their initial values. What else has changed since is printed.
-    Each rank reads its share of the files.
+    The host would leave tensors that it does not find at their initial values. Other changes since the run are printed.
+    Each rank reads its part of the files.
     """
     if args.load is None or not (Path(args.load) / TRACKER).is_file():
         return
@@ -73,7 +73,7 @@ def check_checkpoint(args: RunConfig) -> None:
 
 
 class RunState:
-    """The average and the moments of one run; empty until :meth:`start`."""
+    """The EMA and the moments of one run; empty until :meth:`start`."""
 
     def __init__(self) -> None:
         self.average: HostedEma | None = None
@@ -81,22 +81,22 @@ class RunState:
         self._before_first_step: Callable[[torch.optim.Optimizer], None] | None = None
 
     def start(self, model: HostedDiT, args: Namespace) -> None:
-        """Begin with ``model`` as the host has sharded and loaded it.
+        """Start from ``model`` after the host has sharded and loaded it.
 
-        ``args``: the host's; ``args.iteration`` > 0 says that it resumed from ``args.load``.
+        ``args``: the host's flags; ``args.iteration`` > 0 means that it resumed from ``args.load``.
         """
         model.restore_constants()
         self._parameters = model.predictor.state_dict(keep_vars=True)
         self.average = HostedEma(self._parameters, args.ema_decay)
         self.average.averages.update(model.loaded_averages)
-        if args.ckpt_format == "torch_dcp":  # (of the other formats the host loads all of the state, and takes no step)
+        if args.ckpt_format == "torch_dcp":  # (with other formats the host loads the whole state, and takes no step)
             self._before_first_step = _undo_steps_while_loading
             if args.load is not None and args.iteration > 0 and not args.finetune:
                 self._read(CheckpointStore(args.load).path(args.iteration), with_moments=not args.no_load_optim)
         self._hook_into_the_optimizer()
 
     def averages(self) -> Mapping[str, Tensor]:
-        """Return the moving average, up to date, by the name of the weight."""
+        """Bring the EMA up to date and return it, by the name of the weight."""
         if self.average is None:
             return {}
         self.average.catch_up()
@@ -123,7 +123,7 @@ class RunState:
             self._before_first_step = partial(self._read_moments, path)
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Put the optimizer into the state that its first step starts from."""
+        """Set the optimizer's state before its first step."""
         if self._before_first_step is not None and _steps(optimizer, self._parameters):
             prepare, self._before_first_step = self._before_first_step, None
             prepare(optimizer)
@@ -145,9 +145,9 @@ class RunState:
 
 
 class HostedEma(MovingAverage):
-    """A moving average that is moved when the next step begins or a checkpoint is written.
+    """An EMA that is updated when the next step begins or a checkpoint is written.
 
-    In the optimizer's step Megatron may not yet have copied its float32 weights to the model.
+    During the optimizer's step, Megatron may not yet have copied its float32 weights to the model.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], decay: float) -> None:
@@ -155,14 +155,14 @@ class HostedEma(MovingAverage):
         self.is_due = False
 
     def catch_up(self) -> None:
-        """Move the averages if the optimizer has stepped since the last call."""
+        """Update the averages if the optimizer has stepped since the last call."""
         if self.is_due:
             self.is_due = False
             self.update()
 
 
 def _undo_steps_while_loading(optimizer: torch.optim.Optimizer) -> None:
-    """Empty the state of an optimizer that loads no moments, and say so if it was stepped all the same."""
+    """Empty the state of an optimizer that loads no moments; print a note if the host stepped it."""
     counts = [group.pop("step", None) for group in optimizer.param_groups]
     if optimizer.state or any(count is not None for count in counts):
         optimizer.state.clear()
@@ -183,7 +183,7 @@ def _steps(optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor]) -
 
 
 def _set_step(optimizer: torch.optim.Optimizer, p: Tensor, step: Tensor) -> None:
-    """Set the step counter where the optimizer keeps it: PyTorch's by parameter, MindSpeed's by group."""
+    """Set the optimizer's step counter: PyTorch keeps one per parameter, MindSpeed one per group."""
     if isinstance(optimizer, torch.optim.Adam):
         optimizer.state[p]["step"] = step
         return

@@ -1,4 +1,4 @@
-"""The host's validation: the same batches every time, and the loss by share of noise beside the mean that it prints."""
+"""Validation in the host: the same batches every time, and the loss by noise level beside the mean that it prints."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def validation_forever(batches: Iterable[Any] | None, args: Namespace) -> Iterat
 
 
 def held_out_step(forward_step: Callable[..., Any], batches: Iterator[Any], model: Any) -> tuple[Tensor, Any]:
-    """Run ``forward_step`` on the next held-out micro-batch, and report the loss by share of noise too."""
+    """Run ``forward_step`` on the next held-out micro-batch, and report the loss by noise level too."""
     batch = next(batches)
     losses, loss_func = forward_step(iter([batch]), model)
 
@@ -37,7 +37,7 @@ def held_out_step(forward_step: Callable[..., Any], batches: Iterator[Any], mode
 
 
 def _by_quarter(losses: np.ndarray, noise_levels: np.ndarray) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return the sum and the number of ``losses`` in each quarter: Megatron adds such pairs up, and then divides."""
+    """Return sum and number of ``losses`` in each quarter of the noise level; Megatron adds these up, then divides."""
     sums = sums_by_quarter(losses, noise_levels).astype(np.float32)
     means = runtime.mean_over_ranks([ops.tensor(value) for value in sums.reshape(-1, 1)])
     return {name_of(quarter): (loss, count) for quarter, loss, count in zip(QUARTERS, means[:4], means[4:])}

@@ -1,6 +1,6 @@
-"""Which MindSpeed-MM and which MindSpeed are here, told by what they have, and which go together as tested.
+"""Recognise the installed releases of MindSpeed-MM and MindSpeed by their modules; the tested pairs.
 
-Version strings do not tell: every MindSpeed-MM here calls itself 0.1, and every MindSpeed 0.12.1. Nothing is imported.
+Version strings do not help: each of these MindSpeed-MM calls itself 0.1, and each MindSpeed 0.12.1. Imports nothing.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from mindspeed_mm_dit.hosts.installed import source_of
 
 @dataclass(frozen=True)
 class Mark:
-    """What a release has that the one before it has not."""
+    """A module that a release has and the one before it has not."""
 
     name: str
-    """The release, as git knows it."""
+    """Name of the release in git."""
     module: str
     """A module that came with it."""
 
@@ -31,10 +31,10 @@ MINDSPEED = (
     Mark("26.1.0_core_r0.12.1", "mindspeed.core.optimizer.utils"),
     Mark("master (028de58c)", "mindspeed.core.distill.config"),
 )
-"""Oldest first. A tree is the last of them whose module it has; one that is newer than all of them looks like the last.
+"""Oldest first. A tree counts as the last release whose module it has; a newer tree looks like the last one.
 
-The second brought a torch_dcp loader of MindSpeed's own (checkpoint/mindspeed_mm.py and state.py say what follows from
-it), the third counts the steps of its AdamW in a plain number.
+The second release brought MindSpeed's own torch_dcp loader (checkpoint/mindspeed_mm.py and state.py explain the
+consequences); the third counts the steps of its AdamW in a plain number.
 """
 
 TESTED = (
@@ -47,11 +47,11 @@ TESTED = (
 
 MEGATRON = "core_v0.12.1"
 TORCH = "2.7.1"
-"""What upstream names for each of them."""
+"""Versions that upstream names for each of the pairs."""
 
 
 def recognise(marks: tuple[Mark, ...]) -> str | None:
-    """Return the name of the last of ``marks`` whose module is here; None for a tree older than all of them."""
+    """Return the name of the last of ``marks`` whose module is installed; None for a tree older than all of them."""
     here = [mark.name for mark in marks if source_of(mark.module) is not None]
     return here[-1] if here else None
 
@@ -62,7 +62,7 @@ def in_words() -> str:
 
 
 def warnings(megatron: str) -> list[str]:
-    """Return a line for what nobody has run this project with: the pair, or ``megatron``, the version of its core."""
+    """Return a line for each untested version: of the pair, and of ``megatron``, the version of its core."""
     found = (recognise(MINDSPEED_MM), recognise(MINDSPEED))
     lines = []
     if found not in TESTED:

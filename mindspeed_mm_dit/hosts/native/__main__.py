@@ -1,4 +1,5 @@
-"""Run upstream's trainer, unmodified, on a yaml of one's own; what it says in its own words, or never, is said first.
+"""Run upstream's trainer, unmodified, on a yaml of your own, after our checks: it would report errors less clearly, or
+miss them.
 
 torchrun ... -m mindspeed_mm_dit.hosts.native CONFIG.yaml
 """
@@ -16,7 +17,7 @@ COMMAND = "mindspeed_mm_dit.hosts.native"
 
 
 def main() -> None:
-    """Check the engine and the yaml ``sys.argv[1]``, and become the trainer."""
+    """Check the engine and the yaml ``sys.argv[1]``, then run the trainer in this process."""
     if len(sys.argv) < 2:
         print(f"usage: python -m {COMMAND} CONFIG.yaml", file=sys.stderr)
         sys.exit(USER_ERROR)

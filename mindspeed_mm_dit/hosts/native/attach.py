@@ -1,6 +1,6 @@
-"""What happens when the engine imports this package: check the run, register model and data, hang in the hooks.
+"""Attach to the engine when it imports this package: check the run, register model and data, install the hooks.
 
-The engine imports the modules of a plugin in the order of their names, before it makes a process group or a model.
+The engine imports the modules of a plugin in the order of their names, before it creates a process group or a model.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mindspeed_mm_dit.hosts.native.settings import PLUGIN
 
 
 def attach() -> None:
-    """Make the running engine ours; what is wrong is said by one rank, and ends this process with code 2."""
+    """Attach to the running engine; an error is printed by one rank, and ends this process with code 2."""
     activate("pytorch")
     from mindspeed_mm_dit.hosts.early_exit import end
 

@@ -1,7 +1,7 @@
-"""The functions of the engine's checkpointers that are replaced: a run saves, and goes on, as in the standalone host.
+"""Replacements for functions of the engine's checkpointers: a run saves and resumes as in the standalone host.
 
-So a save is whole or not there, has checksums, and is written by the only run that the folder belongs to. A full disk
-costs that save alone, a damaged checkpoint is passed over for the one before, and either host reads the other's.
+A save is complete or absent, has checksums, and only the run that owns the folder writes there. A full disk costs only
+that save. A damaged checkpoint is skipped for the one before it. Either host reads the other's checkpoints.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from mindspeed_mm_dit.training.lr import LearningRate
 
 
 def replace() -> None:
-    """Put our functions in place of the engine's (``contract.REPLACED``).
+    """Replace the engine's functions with ours (``contract.REPLACED``).
 
     Raises:
-        PlatformError: the engine's are not those we know.
+        PlatformError: the engine's functions are not the ones we know.
     """
     for checkpointer in (DistributedCheckpointer, HuggingFaceCheckpointer):
         check_replaced(checkpointer)
@@ -37,7 +37,7 @@ def replace() -> None:
 def save(
     path: str, state: dict[str, Any], iteration: int, save_ckpt_dtype: torch.dtype | None = None, **_: Any
 ) -> None:
-    """Save this iteration; at the last one wait until it is on disk, for at its end a run saves once more."""
+    """Save this iteration. At the last one, wait until it is on disk: a run saves once more at its end."""
     run = current()
     run.trained.dtype = save_ckpt_dtype
     try:
@@ -52,10 +52,10 @@ def save(
 
 
 def load(path: str, state: dict[str, Any], **_: Any) -> bool:
-    """Go on where the run stopped; return whether it begins, since ``path`` holds no checkpoint yet."""
+    """Resume where the run stopped; return True if the run is new, with no checkpoint in ``path`` yet."""
     run = current()
     if run.start is None:
-        run.model.init_weights()  # (a model built without memory has none until now)
+        run.model.init_weights()  # (a model built on the meta device has no weights until now)
         return True
     try:
         progress = run.progress
@@ -64,13 +64,13 @@ def load(path: str, state: dict[str, Any], **_: Any) -> bool:
     state["extra_state"] = {
         "iteration": progress.iteration,
         "consumed_train_samples": progress.consumed_samples,
-        "train_dataloader": {},  # it begins where Run.consumed_samples says
+        "train_dataloader": {},  # it begins at Run.consumed_samples
         "lr_scheduler": _schedule_at(progress.iteration),
     }
     return False
 
 
 def _schedule_at(iteration: int) -> dict[str, Any]:
-    """Return what the engine's scheduler is after ``iteration`` steps: what its log says of the next one."""
+    """Return the state of the engine's scheduler after ``iteration`` steps; its log takes the next rate from it."""
     rate = LearningRate.of(current().flags).at(iteration)
     return {"last_epoch": iteration, "_last_lr": [rate], "lr_lambdas": [None]}

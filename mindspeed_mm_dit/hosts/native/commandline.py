@@ -1,4 +1,4 @@
-"""The command line of every host, and the yaml of the engine that means the same. No framework."""
+"""Translate the command line of every host to the equivalent yaml of the engine. Needs no framework."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def parse(argv: Sequence[str], world_size: int) -> RunConfig:
 
 
 def without_effect(flags: RunConfig) -> list[str]:
-    """Return the flags given that change nothing here."""
+    """Return the given flags that have no effect here."""
     return given_in_vain(flags, "native", lambda tracker: tracker is not tensorboard.KIND)
 
 
@@ -45,7 +45,7 @@ def yaml_of_config(folder: str | Path, world_size: int) -> str:
     """Return the engine's yaml for a folder with model.json, data.json, fsdp2.yaml and train.args."""
     folder = Path(folder)
     files = ("--mm-model", "model.json"), ("--mm-data", "data.json"), ("--fsdp2-config-path", "fsdp2.yaml")
-    for _, name in files[:2]:  # of which the yaml only holds the names
+    for _, name in files[:2]:  # (the yaml holds only their names)
         read_json(folder / name, "--write-native")
     named = [word for flag, name in files for word in (flag, str(folder / name))]
     flags = parse([*named, *read_train_args(folder / "train.args")], world_size)
@@ -53,5 +53,5 @@ def yaml_of_config(folder: str | Path, world_size: int) -> str:
 
 
 def as_text(content: dict[str, Any]) -> str:
-    """Return a yaml as it is written to a file."""
+    """Return the text of a yaml file."""
     return yaml.safe_dump(content, sort_keys=False, width=110)

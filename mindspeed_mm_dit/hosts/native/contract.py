@@ -1,6 +1,6 @@
-"""What this room relies on in the engine, and what it replaces there, as checked lists.
+"""The lists of everything this package relies on in the engine and replaces there, and checks of both.
 
-tests/contract compares the lists with our imports, and with an unpacked tree where there is one.
+tests/contract compares the lists with our imports, and with an unpacked tree if there is one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NAME = "mindspeed-mm-native"
 """Value of --host."""
 KNOWN_MINDSPEED_MM = ("v26.1.0", "master (57069cd5)")
 KNOWN_TORCH = ("2.7.1", "2.9.0")
-"""The engine replaces private parts of FSDP2, and looks at the version before it does."""
+"""Versions of PyTorch that the engine accepts, because it replaces private parts of FSDP2."""
 TRAINER = "fsdp/train/trainer.py"
 
 RELIED_ON: ReliedOn = {
@@ -36,25 +36,25 @@ REPLACED: Mapping[str, tuple[str, ...]] = {
     "save": ("path", "state", "iteration", "save_ckpt_dtype"),
     "load": ("path", "state"),
 }
-"""Functions of the engine's checkpointers that ours stand in for (``checkpoints``), with the parameters that these take
-by name; nothing else of the engine is replaced."""
+"""Functions of the engine's checkpointers that ``checkpoints`` replaces, with the parameters that ours take by name;
+nothing else of the engine is replaced."""
 
 
 def check_replaced(checkpointer: type) -> None:
-    """Raise PlatformError unless the engine's ``checkpointer`` has the functions that are replaced, as we know them."""
+    """Raise PlatformError unless the engine's ``checkpointer`` has the functions that we replace, as we know them."""
     for name, parameters in REPLACED.items():
         function = getattr(checkpointer, name, None)
         found = tuple(inspect.signature(function).parameters) if function else ()
         if missing := [parameter for parameter in parameters if parameter not in found]:
             raise PlatformError(
                 f"mindspeed_mm {checkpointer.__name__}.{name}",
-                f"has the parameters {found}, and not {', '.join(missing)}, which ours takes from it",
+                f"has the parameters {found}, and lacks {', '.join(missing)}, which our replacement needs",
                 f"use MindSpeed-MM {KNOWN_MINDSPEED_MM[0]} (docs/mindspeed_mm.md)",
             )
 
 
 def check_engine(what: str = f"--host = {NAME}") -> None:
-    """Raise PlatformError where the engine, which ``what`` asks for, is not here or cannot run; it is not imported."""
+    """Raise PlatformError if the engine, which ``what`` requires, is missing or cannot run; does not import it."""
     import torch
 
     mindspeed = where("mindspeed")
@@ -76,7 +76,7 @@ def check_engine(what: str = f"--host = {NAME}") -> None:
             f"what is installed lacks {', '.join(lacking)}, which this project relies on",
             f"use MindSpeed-MM {' or '.join(KNOWN_MINDSPEED_MM)} with its MindSpeed (docs/mindspeed_mm.md)",
         )
-    if not torch.__version__.startswith(KNOWN_TORCH):  # (2.7.1.post4 is one of them, as for the engine)
+    if not torch.__version__.startswith(KNOWN_TORCH):  # (2.7.1.post4 counts, as in the engine)
         raise PlatformError(
             what,
             f"the engine takes PyTorch {' or '.join(KNOWN_TORCH)}, this is {torch.__version__.partition('+')[0]}",

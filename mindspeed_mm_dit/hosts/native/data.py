@@ -1,6 +1,6 @@
-"""The batches of a run as the engine's data loader wants them; positions, draws and threads are every host's.
+"""The batches of a run in the form of the engine's data loader; order, random numbers and threads are as in every host.
 
-The engine casts floats to ``param_dtype`` on their way, so they travel as the integers of their bits.
+The engine casts floats to ``param_dtype`` on their way, so they are passed as integers with the same bits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FLOATS = {torch.int32: torch.float32, torch.int64: torch.float64}
 
 
 def packed(batch: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
-    """Return a batch as tensors; a float (...) of 32 or 64 bits becomes an integer, its name begins with PREFIX."""
+    """Return a batch as tensors; floats of 32 or 64 bits become integers of the same bits, with PREFIX in the name."""
     tensors = {}
     for name, array in batch.items():
         is_float = array.dtype.kind == "f"
@@ -36,7 +36,7 @@ def packed(batch: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
 
 
 def unpacked(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the batch that :func:`packed` was given, wherever it is now."""
+    """Invert :func:`packed`, on the device where the batch is now."""
     return {
         name.removeprefix(PREFIX): value.view(_FLOATS[value.dtype]) if name.startswith(PREFIX) else value
         for name, value in batch.items()
@@ -44,26 +44,28 @@ def unpacked(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class Batches(IterableDataset):
-    """``count`` micro-batches of ``size`` samples in all, or (None) as many as are asked for; ``iter`` begins again."""
+    """``count`` micro-batches (None: no end) of a data set of ``size`` samples; ``iter`` starts again."""
 
     def __init__(self, stream: BatchStream, size: int, count: int | None) -> None:
         self._stream, self._size, self._count = stream, size, count
 
     def __len__(self) -> int:
-        """Return how many samples there are: what an epoch is counted by (``training.train_epochs``)."""
+        """Return the number of samples, by which the engine counts epochs (``training.train_epochs``)."""
         return self._size
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        """Yield batches, floats as bits."""
+        """Yield batches, with floats as integers (:func:`packed`)."""
         batches = iter(self._stream)
         if self._count is None:
-            atexit.register(batches.close)  # (the engine keeps what is endless until Python has taken modules apart)
+            atexit.register(batches.close)  # (the engine keeps the endless stream until Python unloads modules)
         return map(packed, itertools.islice(batches, self._count))
 
 
 def datasets(dataset_param: Mapping[str, Any], **_: Any) -> tuple[Batches, Batches | None]:
-    """Return what to train on and what to validate on (the engine's data builder); of ``data.val_dataset_param``, which
-    the engine asks for after them, the latter comes first."""
+    """Return the batches to train on and to validate on, as the engine's data builder.
+
+    The engine then calls it for ``data.val_dataset_param``; for that the validation batches come first.
+    """
     flags = replace(current().flags, consumed_train_samples=current().consumed_samples)
     data, (train, valid) = open_data_set(flags.mm, flags.seed), train_valid_streams(flags)
     training = Batches(train, data.num_train, None)
@@ -75,12 +77,12 @@ def datasets(dataset_param: Mapping[str, Any], **_: Any) -> tuple[Batches, Batch
 
 
 class OneBatch:
-    """The engine's collator for a data set that makes whole batches."""
+    """A collator for the engine: the data set already makes whole batches."""
 
     def __init__(self, **_: Any) -> None:
-        """Take what the engine tells a collator; there is nothing to be set."""
+        """Ignore the engine's settings of a collator."""
 
     def __call__(self, batches: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Return the only one."""
+        """Return the only batch."""
         (batch,) = batches
         return batch

@@ -1,4 +1,4 @@
-"""What the engine lacks, hung into the hooks that it and PyTorch have; its curves are read off the lines it logs."""
+"""Add what the engine lacks through its hooks and PyTorch's; loss curves are read from the lines that it logs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mindspeed_mm_dit.hosts.native.run import current
 from mindspeed_mm_dit.training.trackers.tensorboard import Scalars
 
 LOGGER = "mindspeed_mm.fsdp.train.train_engine"
-"""Which of the engine's loggers says how a run goes, on its first rank."""
+"""The engine's logger of training progress, on its first rank."""
 
 _NUMBER = r"(\S+) \|"
 _STEP = re.compile(rf"iteration +(\d+)/.*learning rate: {_NUMBER}.* loss: {_NUMBER}(?:.* grad norm: {_NUMBER})?")
@@ -24,7 +24,7 @@ _VALIDATION = re.compile(rf"validation after iteration (\d+) .*validation loss: 
 
 
 class Curves(logging.Handler):
-    """Writes each logged step and validation to the event files in ``folder``; begins with the first of them."""
+    """Writes each logged step and validation to event files in ``folder``, which begin with the first of them."""
 
     def __init__(self, folder: str) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Curves(logging.Handler):
         self._scalars: Scalars | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Take the numbers out of a line."""
+        """Extract the numbers from a line, and write them."""
         found = numbers_of(record.getMessage())
         if found is None:
             return
@@ -43,7 +43,7 @@ class Curves(logging.Handler):
 
 
 def numbers_of(line: str) -> tuple[int, dict[str, float]] | None:
-    """Return the iteration of a logged line, and the scalars in it by the names of every host; None for other lines."""
+    """Return the iteration of a logged line, and its scalars by the names that all hosts use; None for other lines."""
     if step := _STEP.search(line):
         values = {"train/learning_rate": step[2], "train/loss": step[3], "train/grad_norm": step[4]}
         return int(step[1]), {name: float(value) for name, value in values.items() if value is not None}
@@ -53,7 +53,7 @@ def numbers_of(line: str) -> tuple[int, dict[str, float]] | None:
 
 
 def hang_in() -> None:
-    """Take every step of the optimizer, and follow what is logged of them."""
+    """Install the hooks: take over every step of the optimizer, and follow the log."""
     register_optimizer_step_pre_hook(_step)
     folder = current().flags.parts["tensorboard_dir"]
     if folder is not None and runtime.rank() == 0:
@@ -61,8 +61,8 @@ def hang_in() -> None:
 
 
 def _step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Step by every host's optimizer, which then leaves no gradient that the engine's own could step by."""
-    if optimizer not in current().trained.optimizer.optimizers:  # (whose steps are met here too)
+    """Step with the optimizer of every host, which then leaves no gradients for the engine's own."""
+    if optimizer not in current().trained.optimizer.optimizers:  # (our own optimizers call this hook too)
         try:
             current().step()
         except UserError as error:

@@ -1,4 +1,4 @@
-"""The native engine as pretrain_dit.py sees it: a host whose ``pretrain`` becomes upstream's trainer.py."""
+"""The native engine wrapped as a host for pretrain_dit.py: its ``pretrain`` runs upstream's trainer.py."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from mindspeed_mm_dit.training.resume import print_rank_0
 
 
 class NativeEngine:
-    """The engine as ``contract.Host``.
+    """The engine, an implementation of ``contract.Host``.
 
-    Model and data come from the plugin, which the yaml names, not from the providers that other hosts are given.
+    Model and data come from the plugin that the yaml names, not from the providers that other hosts are given.
     """
 
     name = NAME
@@ -50,7 +50,7 @@ class NativeEngine:
         print_rank_0(message)
 
     def load_encoders(self) -> tuple[Any, Any]:
-        """Load what encodes for this run, in real memory even while the engine builds a model without any."""
+        """Load the encoders of this run, in real memory even while the engine builds a model on the meta device."""
         from mindspeed_mm_dit.hosts.native.model import load_encoders
 
         return load_encoders(self.get_args().mm)
@@ -60,7 +60,7 @@ class NativeEngine:
         return losses
 
     def pretrain(self, *providers: Any, **others: Any) -> None:
-        """Write the yaml that the command line means and run upstream's trainer on it; it names model and data."""
+        """Write the yaml for the command line, which names model and data, and run upstream's trainer on it."""
         try:
             self._args = _reportable(commandline.parse(sys.argv[1:], runtime.world_size()))
             path = _written(self._args)
@@ -70,15 +70,15 @@ class NativeEngine:
 
 
 def attach() -> NativeEngine:
-    """Return the host, once the environment is as the engine wants it."""
-    os.environ["NON_MEGATRON"] = "true"  # MindSpeed-MM looks at it while it is imported
+    """Set the environment that the engine needs, and return the host."""
+    os.environ["NON_MEGATRON"] = "true"  # (MindSpeed-MM reads it while it is imported)
     launched_alone()
     raise_when_interrupted()  # what MindSpeed-MM does then is its own business
     return NativeEngine()
 
 
 def become_trainer(argv: Sequence[str]) -> None:
-    """Run upstream's trainer with ``argv``, a yaml."""
+    """Run upstream's trainer in this process with ``argv``, a yaml."""
     trainer = str(trainer_script())
     print_rank_0(f"mindspeed_mm_dit {__version__}, host: {NAME}, {trainer} {argv[0]}")
     sys.argv[:] = [trainer, *argv]
@@ -86,7 +86,7 @@ def become_trainer(argv: Sequence[str]) -> None:
 
 
 def _reportable(args: RunConfig) -> RunConfig:
-    """Return ``args`` with what their report needs."""
+    """Return ``args`` with the settings that their report needs."""
     from mindspeed_mm_dit.configs.model import model_config_from_mapping
     from mindspeed_mm_dit.configs.strict import read_json
 
@@ -94,7 +94,7 @@ def _reportable(args: RunConfig) -> RunConfig:
 
 
 def _written(args: RunConfig) -> Path:
-    """Write the yaml of this run to a new place and return its path; flags without effect are said."""
+    """Write the yaml of this run to a new file and return its path; print a note for flags without effect."""
     content = commandline.yaml_for(args, runtime.world_size())
     for flag in commandline.without_effect(args) if runtime.rank() == 0 else ():
         print(f"note: {flag} is a flag of the standalone host; the native engine does not know it", file=sys.stderr)

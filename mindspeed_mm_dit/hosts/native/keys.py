@@ -1,6 +1,6 @@
-"""What is wrong with the engine's yaml, found before the engine reads it: it takes any key without a word.
+"""Find errors in the engine's yaml before the engine reads it, because it silently accepts any key.
 
-Values are held to what the flags of the same meaning take; the engine looks at few of them.
+Values must be valid for the flag of the same meaning; the engine checks few of them.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from mindspeed_mm_dit.training.flags import whole_parser
 
 SHARDS = "parallel.fully_shard_parallel_size"
 NOT_DECLARED = ("features.recompute", "inference")
-"""Keys that the engine reads and does not declare."""
+"""Keys that the engine reads but does not declare."""
 OPEN = ("parallel.tp_plan", "parallel.ep_plan", "data.dataset_param.attr", "inference", "training.quantization_plan")
-"""Sections that are not looked into: a DiT has no use for them."""
+"""Sections that are not checked: a DiT has no use for them."""
 _IDS = {
     "model.model_id": MODEL_ID,
     "data.dataset_param.dataset_type": DATA_ID,
     "data.dataloader_param.collate_param.collator_id": COLLATOR_ID,
     "training.plugin": PLUGIN,
 }
-"""Names by which the engine finds us; the last stands in a list."""
+"""Key -> name by which the engine finds us; the last one is in a list."""
 
 
 def check_keys(path: str) -> None:
-    """Raise ConfigError for a key that nobody reads, one that is needed and missing, or a wrong number of ranks."""
+    """Raise ConfigError for a key that nothing reads, a required key that is missing, or a wrong number of ranks."""
     from mindspeed_mm.fsdp.params.argument import Arguments
 
     content = read_yaml(path, "CONFIG")
@@ -79,7 +79,7 @@ def _check_section(content: dict[str, Any], section: Any, prefix: str, path: str
 
 
 def _check_ranks(size: Any, ranks: int, path: str) -> None:
-    """Raise ConfigError unless ``ranks`` can be shared out over copies of the weights of ``size`` ranks each."""
+    """Raise ConfigError unless ``ranks`` can be divided into copies of the weights on ``size`` ranks each."""
     if size is None or size == "auto":
         return
     what, cure = f"{path}: {SHARDS} = {shown(size)}", "write auto, or a divisor of the number of ranks"
@@ -91,7 +91,7 @@ def _check_ranks(size: Any, ranks: int, path: str) -> None:
 
 
 def refused(path: str, error: BaseException) -> ConfigError:
-    """Return what the engine says of a yaml whose keys are right: a value that it does not take."""
+    """Return our error for the engine's ``error`` about a yaml with valid keys: a value that it does not accept."""
     from pydantic import ValidationError
 
     if not isinstance(error, ValidationError):
@@ -108,21 +108,21 @@ def refused(path: str, error: BaseException) -> ConfigError:
 
 
 def _key(parts: Sequence[str | int]) -> str:
-    """Return a key as the yaml has it: where a key may be of several types, pydantic names the type after it."""
+    """Return a key as it is in the yaml: if a key may have several types, pydantic adds the type after it."""
     kinds = {"str", "int", "float", "bool"}
     return ".".join(str(part) for part in parts if part not in kinds)
 
 
 def written(value: Any) -> str:
-    """Return a value as it stands in a yaml."""
+    """Return a value as it is written in a yaml."""
     return {"None": "null", "True": "true", "False": "false"}.get(text := shown(value), text)
 
 
 def checked_values(values: Mapping[str, Any], path: str, world_size: int) -> RunConfig:
-    """Return the run whose flags have ``values``, those of the yaml ``path``, with the types of the command line's.
+    """Return the run whose flags have ``values``, from the yaml ``path``, converted to the types of the command line.
 
     Raises:
-        ConfigError: the flag of the same meaning would not be taken; the key is named.
+        ConfigError: the flag of the same meaning would not accept the value; the key is named.
     """
     actions = {action.dest: action for action in whole_parser()._actions}
     taken = {flag: _taken(f"{path}: {key}", values[flag], actions[flag]) for key, flag in FLAGS.items()}
@@ -138,12 +138,12 @@ def checked_values(values: Mapping[str, Any], path: str, world_size: int) -> Run
 
 
 def _taken(setting: str, value: Any, action: argparse.Action) -> Any:
-    """Return ``value`` as the command line would have read it."""
+    """Return ``value`` as the command line would read it."""
     if value is None and action.default in (None, ()):
         return action.default
     if action.nargs == "+":
         good = isinstance(value, list | tuple) and all(isinstance(part, str) for part in value)
-        wish = "is no list of texts"
+        wish = "is not a list of strings"
     elif action.nargs == 0:
         good, wish = isinstance(value, bool), "is not true or false"
     elif action.choices is not None:
@@ -171,6 +171,6 @@ def _given(text: str) -> Any:
 
 
 def _key_of_flag(what: str) -> str:
-    """Return the key that means what the flag in ``what`` ("--min-lr = 2") does."""
+    """Return the key that means the same as the flag in ``what``, e.g. "--min-lr = 2"."""
     flag = what.partition(" ")[0].removeprefix("--").replace("-", "_")
     return next((key for key, name in {**FLAGS, **COUNTED}.items() if name == flag), flag)

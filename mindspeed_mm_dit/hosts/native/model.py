@@ -1,7 +1,7 @@
-"""The predictor as the engine wants a model: given a whole batch it answers with the loss.
+"""The predictor in the form of the engine's models: given a whole batch, it returns the loss.
 
-The tree of modules begins at the predictor, so that its tensors have the published names in every checkpoint. Adapters
-are those of every host: where the engine asks peft for some, it finds ours.
+The module tree begins at the predictor, so its tensors have the published names in every checkpoint. Adapters are the
+same as in every host: when the engine asks peft for adapters, it gets ours.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from mindspeed_mm_dit.training.pytorch.real_memory import real_memory
 
 
 class NativeModel(BaseModel):
-    """What the engine is given under our model id; it builds the model that yaml and model.json describe."""
+    """The class registered under our model id; it builds the model that yaml and model.json describe."""
 
     @classmethod
     def _from_config(cls, config: Any) -> nn.Module:
-        """Return the model without its weights, which :meth:`TrainedPredictor.init_weights` or a checkpoint bring."""
+        """Return the model without weights; :meth:`TrainedPredictor.init_weights` or a checkpoint supplies them."""
         try:
             current().meet()
             return build(current())
@@ -41,7 +41,7 @@ class NativeModel(BaseModel):
 
     @classmethod
     def from_pretrained(cls, config: Any) -> nn.Module:
-        """Return the model with its first weights."""
+        """Return the model with its initial weights."""
         model = cls._from_config(config)
         model.init_weights()
         return model
@@ -49,50 +49,50 @@ class NativeModel(BaseModel):
 
 @dataclass
 class Scored(ModelOutput):
-    """What a forward pass answers."""
+    """The output of a forward pass."""
 
     loss: Tensor | None = None
     """Mean over the micro-batch."""
 
 
 class TrainedPredictor(nn.Module):
-    """A predictor that answers with its loss: it has the predictor's own parameters and modules, by the same names."""
+    """A predictor that returns its loss; it has the predictor's own parameters and modules, under the same names."""
 
     def __init__(self, composite: DiTModel, run: Run) -> None:
         super().__init__()
         predictor = composite.predictor
-        del composite.predictor  # what encodes is neither trained nor saved: it stays outside of the tree
+        del composite.predictor  # encoders are neither trained nor saved: they stay outside of the tree
         composite.predictor = predictor.forward
         for tree in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             self.__dict__[tree] = predictor.__dict__[tree]
         self.composite, self.run = (composite,), run
 
     def forward(self, use_cache: bool = False, **batch: Tensor) -> Scored:
-        """Return the mean loss of a micro-batch, its floats given as bits (``bits``); ``use_cache`` means nothing."""
+        """Return the mean loss of a micro-batch that was packed by ``data.packed``; ``use_cache`` has no effect."""
         with torch.autocast(next(iter(batch.values())).device.type, torch.bfloat16, enabled=self.run.autocast):
             losses = self.composite[0](**unpacked(batch))  # (B,)
         return Scored(loss=losses.mean())
 
     def init_weights(self) -> None:
-        """Fill the model, sharded or not (the engine calls this for one that it built without memory)."""
+        """Fill the model, sharded or not (the engine calls this for a model that it built on the meta device)."""
         weights = self.run.first.weights
         runtime.load_arrays(
             self, self.composite[0].initial_weights(self.run.flags.seed) if weights is None else weights
         )
 
     def averages(self) -> Mapping[str, Tensor]:
-        """Return the average of each weight that is trained, by its name."""
+        """Return the EMA of each trained weight, by its name."""
         return self.run.trained.ema.averages
 
     def choose_trained(self) -> None:
-        """Train what model.json and the flags say; the rest is frozen."""
+        """Train the parameters that model.json and the flags name, and freeze the rest."""
         declared = self.composite[0].declared
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(declared[name].trained)
 
 
 def build(run: Run) -> nn.Module:
-    """Return the predictor of ``run``, taught to answer with its loss; on the meta device if the engine says so."""
+    """Return the predictor of ``run`` as a model that returns its loss; on the meta device if the engine says so."""
     mm = run.flags.mm
     composite = DiTModel(mm.model, *load_encoders(mm))
     model = TrainedPredictor(composite, run)
@@ -105,13 +105,13 @@ def build(run: Run) -> nn.Module:
 
 
 def load_encoders(mm: MultiModalArguments) -> tuple[Any, Any]:
-    """Load what encodes for a run, in real memory even while the engine builds a model without any."""
+    """Load the encoders of a run, in real memory even while the engine builds a model on the meta device."""
     with real_memory():
         return registry.load_encoders(mm.model, mm.encodes)
 
 
 def _without_cache(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``forward`` for the engine's recomputation, which hands every module a cache of keys and values."""
+    """Return ``forward`` for the engine's recomputation, which passes every module a cache of keys and values."""
 
     def answer(*args: Any, past_key_values: None = None, **named: Any) -> Any:
         return forward(*args, **named)
@@ -120,10 +120,10 @@ def _without_cache(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def keep_our_adapters() -> None:
-    """Let the engine find our adapters where it asks peft for some.
+    """Let the engine get our adapters when it asks peft for adapters.
 
     Raises:
-        PlatformError: there is no peft, which the engine imports.
+        PlatformError: peft, which the engine imports, is not installed.
     """
     try:
         import peft

@@ -1,4 +1,4 @@
-"""What can be checked before the engine builds anything."""
+"""Checks before the engine builds anything."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TAKEN: Mapping[str, tuple[Collection[Any], str, str]] = {
     "training.lora.init_lora_weights": ((True,), "every host draws them as peft does by default", "drop it"),
     "training.lora.pretrained_lora_path": (
         (None,),
-        "adapters go on with their moments and average: from a checkpoint",
+        "adapters resume with their moments and EMA, so from a checkpoint",
         "write training.load; or begin with merged weights (mm-dit convert BASE NEW --merge-lora FILE)",
     ),
     "features.loss_cfg.router_aux_loss_coef": ((0.0,), _NO_EXPERTS, "drop it"),
@@ -52,7 +52,7 @@ TAKEN: Mapping[str, tuple[Collection[Any], str, str]] = {
     ),
     "training.quantization_plan.recipe_name": (
         (None,),
-        "it replaces layers of PyTorch's, and those of a DiT here are our own: nobody has run it",
+        "it replaces PyTorch's layers, but a DiT here has layers of its own: this was never tested",
         "drop it; parallel.fsdp_plan.param_dtype: bf16 computes in bfloat16",
     ),
     "training.no_decay_modules": (([],), _UNREAD, "drop it: in every host matrices decay, and vectors do not"),
@@ -70,11 +70,11 @@ TAKEN: Mapping[str, tuple[Collection[Any], str, str]] = {
     ),
     "training.matched_adamw_rms": ((0.2,), "is the scale of every host's Muon", "drop it"),
 }
-"""What the engine offers and would not do to a DiT as it says: key, the values that are taken, the reason, the cure."""
+"""Settings of the engine that would not do to a DiT what they say: key -> (values allowed, reason, cure)."""
 
 
 def check(read: Any, flags: RunConfig, fsdp2: Fsdp2Config | None) -> MultiModalArguments:
-    """Check the engine's arguments ``read``, our ``flags`` made of them, and the config files; return the configs.
+    """Check the engine's arguments ``read``, the ``flags`` made from them, and the config files; return the configs.
 
     Raises:
         UserError: whatever is wrong, with setting, value, reason and cure.
@@ -89,7 +89,7 @@ def check(read: Any, flags: RunConfig, fsdp2: Fsdp2Config | None) -> MultiModalA
         mm_model="model.mm_model",
         mm_data="data.dataset_param.mm_data",
     )
-    bf16 = flags.bf16 and fsdp2 is None  # (of FSDP2 the yaml's param_dtype says it)
+    bf16 = flags.bf16 and fsdp2 is None  # (with FSDP2 the yaml's param_dtype decides)
     mm = check_configs(dataclasses.replace(flags, bf16=bf16), host, fsdp2, tuning_of_run(flags, flags.init_from))
     if read.training.save_format == HF and mm.model.predictor.model_id != "dit" and not mm.model.adapters():
         reason = f"diffusers' form of {mm.model.predictor.model_id} is read here, and not written"
@@ -110,7 +110,7 @@ def check(read: Any, flags: RunConfig, fsdp2: Fsdp2Config | None) -> MultiModalA
 
 
 def check_offered(read: Any) -> None:
-    """Refuse what the engine offers and would do to a DiT something else than it says."""
+    """Refuse settings that the engine offers but that would not do what they say to a DiT."""
     parallel, training, loader = read.parallel, read.training, read.data.dataloader_param
     for key, (taken, reason, cure) in TAKEN.items():
         if (value := lookup(read, key)) not in taken:
@@ -129,7 +129,7 @@ def check_offered(read: Any) -> None:
     if loader.dataloader_mode != "base" or loader.num_workers:
         raise ConfigError(
             f"data.dataloader_param: dataloader_mode = {loader.dataloader_mode}, num_workers = {loader.num_workers}",
-            "positions, and so the draws, are kept by our data set, which has threads of its own",
+            "our data set decides the order and the random numbers, and has threads of its own",
             "write base and 0; the threads are data.dataset_param.num_workers",
         )
     if training.train_epochs is not None and not loader.drop_last:
@@ -148,13 +148,13 @@ def check_offered(read: Any) -> None:
     if parallel.fsdp_plan.ignored_modules and parallel.world_size > 1:
         raise ConfigError(
             f"parallel.fsdp_plan.ignored_modules = {parallel.fsdp_plan.ignored_modules}",
-            "the engine does not average their gradients over the ranks, so that these would train apart",
+            "the engine does not average their gradients over the ranks, so the ranks would diverge",
             "drop it, or use --host standalone, which averages them",
         )
 
 
 def _check_patterns(read: Any, mm: MultiModalArguments) -> None:
-    """Raise ConfigError for a pattern of modules that matches none: the engine checks them together only."""
+    """Raise ConfigError for a pattern that matches no module: the engine only checks all patterns together."""
     import torch
     from mindspeed.fsdp.utils.str_match import module_name_match
     from mindspeed_mm.fsdp.utils.lora_utils import match_target_modules
@@ -184,5 +184,5 @@ def _check_patterns(read: Any, mm: MultiModalArguments) -> None:
         raise ConfigError(
             f"training.lora.target_modules = {targets}",
             "the engine finds no module by it: it knows no numbers in braces there",
-            f"name one layer of them in full too: {next(iter(mm.model.adapters()))}",
+            f"also name one of the layers in full: {next(iter(mm.model.adapters()))}",
         )

@@ -1,4 +1,4 @@
-"""MindSpeed-MM's native FSDP2 engine: when it is taken and what it needs. Nothing of it is imported here."""
+"""The record of MindSpeed-MM's native FSDP2 engine: when it is taken and what it needs. Imports nothing of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mindspeed_mm_dit.hosts.native.contract import KNOWN_TORCH, NAME, check_engi
 
 
 def recognised() -> Recognised:
-    """Take it where the shell asks for it, or where the old route lacks something and PyTorch is one it takes."""
+    """Take the engine if NON_MEGATRON is true, or if Megatron is missing and the engine accepts this PyTorch."""
     if not has_engine():
         return Recognised(False)
     if os.environ.get("NON_MEGATRON") == "true":
@@ -24,12 +24,12 @@ def recognised() -> Recognised:
 
 
 def has_engine() -> bool:
-    """Return whether the folders of the engine are there; to import a parent would be to start it."""
+    """Return whether the folders of the engine exist; importing their parent would start the engine."""
     return all(any((place / "fsdp").is_dir() for place in folders(name)) for name in ("mindspeed", "mindspeed_mm"))
 
 
 def torch_version() -> str:
-    """Return the version of PyTorch that is installed, without what follows a plus sign."""
+    """Return the version of the installed PyTorch, without the part after a plus sign; empty if there is none."""
     try:
         return importlib.metadata.version("torch").partition("+")[0]
     except importlib.metadata.PackageNotFoundError:

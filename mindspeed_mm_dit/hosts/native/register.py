@@ -1,4 +1,4 @@
-"""Our entries in the engine's tables, and our hooks."""
+"""Register our model, data and collator with the engine, and install our hooks."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from mindspeed_mm_dit.hosts.native.settings import COLLATOR_ID, DATA_ID, MODEL_I
 
 
 def register() -> None:
-    """Add model, data and collator to the engine's tables, and hang in the hooks.
+    """Add model, data and collator to the engine's tables, and install the hooks.
 
     Raises:
-        ConfigError: another plugin holds one of the names; nothing has been added then.
+        ConfigError: another plugin has taken one of the names; then nothing has been added.
     """
     for name, taken in (
         (f"model.model_id = {MODEL_ID}", model_register._registry.get(MODEL_ID)),

@@ -1,4 +1,4 @@
-"""The run that the engine is about to do, read from its yaml and checked before anything is built."""
+"""The run that the engine will do, read from its yaml and checked before anything is built."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from mindspeed_mm_dit.training.signals import Stop, StopRequest
 
 
 class SavedAs(Trained):
-    """What is trained, its weights in checkpoints of another type where that is set."""
+    """The trained state, with an optional dtype for the weights in checkpoints."""
 
     dtype: torch.dtype | None = None
 
     def state(self, with_optimizer: bool = True) -> torch_dcp.State:
-        """Return what a resumed run needs: the live tensors, but for weights of another type."""
+        """Return what a resumed run needs: the live tensors, with weights cast to ``dtype`` if it is set."""
         state = super().state(with_optimizer)
         if self.dtype is None:
             return state
@@ -46,25 +46,25 @@ class SavedAs(Trained):
 
 
 class Run:
-    """One run: what the yaml says in the words of our flags (``flags.mm``: the config files), and how far it is."""
+    """One run: its yaml translated to our flags (``flags.mm``: the config files), and its progress."""
 
     def __init__(self, flags: RunConfig, recomputed: Sequence[str], lr_plan: Sequence[Any], exports: bool) -> None:
         self.flags, self.recomputed, self._lr_plan, self.exports = flags, recomputed, lr_plan, exports
         self.model: Any = None
         """The ``TrainedPredictor``, once it is built."""
         self.start: Start | None = None
-        """The checkpoint that it goes on from, once the ranks have met."""
+        """The checkpoint from which it resumes, known once the ranks have met."""
         self.first = First(None)
-        """What it begins with."""
+        """The initial weights."""
         self.meeting = contextlib.ExitStack()
-        """What holds until the ranks have met."""
+        """Contexts that end when the ranks have met."""
         self._whole = contextlib.ExitStack()
 
     def meet(self) -> None:
-        """Let the ranks meet, claim the folder of the checkpoints, and find where the run begins, and with what.
+        """Let the ranks meet, claim the folder of checkpoints, and find where the run begins and with which weights.
 
         Raises:
-            UserError: a checkpoint, weights or the folder are not this run's.
+            UserError: a checkpoint, weights or the folder do not belong to this run.
         """
         self.meeting.close()
         flags = self.flags
@@ -77,30 +77,30 @@ class Run:
 
     @property
     def consumed_samples(self) -> int:
-        """Position that training begins at."""
+        """Number of samples consumed when training begins."""
         if self.start is None:
             return 0
         return int(self.start.facts.get("consumed_samples", self.start.iteration * self.flags.global_batch_size))
 
     @functools.cached_property
     def trained(self) -> SavedAs:
-        """What is trained, kept and stepped; first asked for once the model is spread over the ranks."""
+        """The trained state; first used once the model is sharded over the ranks."""
         declared = self.model.composite[0].declared
         return SavedAs(self.model, declared, self.flags, {name: self._scale_of(name) for name in declared})
 
     def _scale_of(self, name: str) -> float:
-        """Return what the learning rate of a parameter is multiplied by: the first that matches (lr_scaling_plan)."""
+        """Return the factor of a parameter's learning rate: the first match in lr_scaling_plan."""
         return next((float(part.scale) for part in self._lr_plan if re.match(part.match, name)), 1.0)
 
     @functools.cached_property
     def progress(self) -> Progress:
-        """How far the run is, and its way to disk and back; every rank asks for it first at the same time."""
+        """The run's progress, and saving and loading it; all ranks must use it for the first time together."""
         progress = open_progress(self.flags, self.trained, torch_dcp, self._claim, self.start)
         progress.words = words_of(self.flags)
         return progress
 
     def step(self) -> None:
-        """Step by the gradients there are, with the learning rate of every host."""
+        """Take an optimizer step with the current gradients, at the learning rate that every host uses."""
         self.trained.optimizer.step(LearningRate.of(self.flags).at(self.progress.iteration))
         self.trained.ema.update()
         self.progress.advance()
@@ -108,7 +108,7 @@ class Run:
             self._end(ended)
 
     def _end(self, ended: Stop) -> NoReturn:
-        """Save this step and end: the run was asked to stop."""
+        """Save this step and exit, because the run was asked to stop."""
         saved = "saving it" if self.flags.save else "nothing is saved without training.save"
         print_rank_0(f"{ended.reason} at iteration {self.progress.iteration}: {saved}")
         self.progress.finish()
@@ -132,7 +132,7 @@ def current() -> Run:
 
 
 def begin(argv: Sequence[str]) -> None:
-    """Read and check the run that ``argv``, the engine's command line, asks for.
+    """Read and check the run that ``argv``, the engine's command line, describes.
 
     Raises:
         UserError: whatever is wrong, with setting, value, reason and cure.
@@ -164,7 +164,7 @@ def _flags(read: Any, path: str) -> RunConfig:
 
 
 def _weights_in(load: str | None, load_format: str) -> str | None:
-    """Return the weights without a run that ``training.load`` names: of another format, or what a converter made."""
+    """Return the weights without a run that ``training.load`` names: another format, or a converter's output."""
     if load is None or load_format == HF:
         return load
     tracker = Path(load) / TRACKER
@@ -173,7 +173,7 @@ def _weights_in(load: str | None, load_format: str) -> str | None:
 
 
 def engine_arguments(argv: Sequence[str]) -> Any:
-    """Return the engine's own reading of its command line and the yaml there, whose keys are checked before.
+    """Check the keys of the yaml in the command line, and return the engine's own parse of both.
 
     Raises:
         ConfigError: naming the key.
@@ -188,7 +188,7 @@ def engine_arguments(argv: Sequence[str]) -> Any:
         raise ConfigError("command line", "names no yaml", "trainer.py CONFIG.yaml")
     check_keys(argv[1])
     try:
-        with contextlib.redirect_stdout(io.StringIO()):  # (it prints the whole of it, and the trainer does so too)
+        with contextlib.redirect_stdout(io.StringIO()):  # (it prints all of it, and so does the trainer)
             return ConfigManager(config_class=Arguments).load_and_parse()
     except ConfigValidationError as error:
         raise refused(argv[1], error.__cause__ or error) from None

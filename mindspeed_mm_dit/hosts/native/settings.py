@@ -1,6 +1,6 @@
-"""The keys of the engine's yaml that say what flags and files of every host say, both ways. No framework.
+"""Translate the flags and files of every host to keys of the engine's yaml, and back. Needs no framework.
 
-Sections ``parallel``, ``training``, ``features`` and ``tools`` are the engine's; of ``model`` and ``data`` we add keys.
+Sections ``parallel``, ``training``, ``features`` and ``tools`` are the engine's; we add keys to ``model`` and ``data``.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from mindspeed_mm_dit.optimizers.registry import settings as optimizer_settings
 MODEL_ID = DATA_ID = COLLATOR_ID = "mindspeed_mm_dit"
 PLUGIN = "mindspeed_mm_dit.hosts.native"
 HF = "hf"
-"""What the engine calls a folder of Hugging Face's; of a DiT it is diffusers'."""
+"""The engine's name for Hugging Face's format; for a DiT that is a diffusers folder."""
 NO_CONFIG = "./none"
-"""Where the engine is told to look for a configuration of transformers; a plain name it would ask the network for."""
+"""Where the engine looks for a configuration of transformers; it would look up a plain name on the network."""
 
 _KNOWN = {name: f"training.{name}" for name in ("adam_beta1", "adam_beta2", "adam_eps", "muon_momentum")}
 _KNOWN["muon_num_ns_steps"] = "training.ns_steps"
-"""Setting of an optimizer -> the engine's key of the same meaning; of others we add the key."""
+"""Setting of an optimizer -> the engine's key of the same meaning; for other settings we add a key."""
 _ADDED = {name: f"training.{name}" for name in optimizer_settings() if name not in _KNOWN}
 
 FLAGS = {
@@ -38,17 +38,17 @@ FLAGS = {
 """Key of the yaml -> flag that means the same."""
 
 CALLED = {"training.optimizer": {"adam": "adamw"}}
-"""Key -> value of the flag -> what the engine calls it, where that is something else."""
+"""Key -> value of the flag -> the engine's name for the value, if it differs."""
 
 _PATTERNS = ("model.freeze", "training.lora.target_modules")
 
 COUNTED = {row.native_counts: row.name for row in rows() if row.native_counts}
-"""Key of the yaml -> flag that follows from it in other units."""
+"""Key of the yaml -> flag that is computed from it in other units."""
 
 OURS = {
     **{row.native: row.default for row in rows() if row.added_key},
     **{key: optimizer_settings()[name][0].default for name, key in _ADDED.items()},
-    "training.keep_last": None,  # all of them, as in the engine
+    "training.keep_last": None,  # keep all, as the engine does
     "tools.tensorboard_dir": None,
 }
 """Keys that the engine does not know, with their defaults."""
@@ -81,7 +81,7 @@ THEIRS = {
     "training.ns_steps": 5,
     "parallel.ulysses_parallel_size": 1,
 }
-"""Defaults of the engine; a yaml that we write leaves them out."""
+"""Defaults of the engine; we leave them out of a yaml that we write."""
 
 REQUIRED = ("model.mm_model", "data.dataset_param.mm_data")
 
@@ -98,11 +98,11 @@ SHARDING = {
 """Key of parallel.fsdp_plan -> key of fsdp2.yaml that means the same."""
 
 ROOT = "predictor."
-"""What paths of fsdp2.yaml begin with: the engine's model is the predictor itself."""
+"""Prefix of paths in fsdp2.yaml; the engine's model is the predictor itself."""
 
 
 def flags_of(read: Any, lookup: Any) -> dict[str, Any]:
-    """Return the flags, by name, that the engine's arguments ``read`` stand for; ``lookup(read, key)`` reads one."""
+    """Return the flags, by name, that mean the same as the engine's arguments; ``lookup(read, key)`` reads one key."""
     training = read.training
     unsaid = {} if training.lora.enable else {row.name: row.default for row in rows_of(FineTuning)}
     keys = {key: flag for key, flag in FLAGS.items() if not (unsaid and key.startswith("training.lora."))}
@@ -119,15 +119,15 @@ def flags_of(read: Any, lookup: Any) -> dict[str, Any]:
 
 
 def _as_flag(key: str, value: Any) -> Any:
-    """Return a value of the yaml as the flag of the same meaning has it."""
+    """Return a value of the yaml as the value of the flag with the same meaning."""
     return next((flag for flag, called in CALLED.get(key, {}).items() if called == value), value)
 
 
 def yaml_of(flags: RunConfig, fsdp2: Fsdp2Config | None, world_size: int) -> dict[str, Any]:
-    """Return the engine's yaml for a command line: ``flags`` and what fsdp2.yaml says (None: every rank holds all).
+    """Return the engine's yaml for ``flags`` and fsdp2.yaml (None: every rank holds all weights).
 
     Raises:
-        ConfigError: the engine cannot do what a flag asks for.
+        ConfigError: the engine does not support the value of a flag.
     """
     check_schedule(flags)
     refuse(flags, "native", resumes=flags.load is not None)
@@ -146,9 +146,9 @@ def yaml_of(flags: RunConfig, fsdp2: Fsdp2Config | None, world_size: int) -> dic
     for key, flag in FLAGS.items():
         value = CALLED[key].get(values[flag], values[flag]) if key in CALLED else values[flag]
         value = without_lists(value) if key in _PATTERNS else value
-        if value not in (None, (), []) and (key != "model.bf16" or fsdp2 is None):  # (fsdp2.yaml has said it)
+        if value not in (None, (), []) and (key != "model.bf16" or fsdp2 is None):  # (fsdp2.yaml has set it)
             put(content, key, value)
-    groups = world_size // flags.context_parallel_size  # that have samples of their own
+    groups = world_size // flags.context_parallel_size  # groups of ranks with samples of their own
     micro_batches = flags.global_batch_size // flags.micro_batch_size // groups
     put(content, "training.gradient_accumulation_steps", micro_batches)
     if flags.lora_target_modules:
@@ -162,7 +162,7 @@ def yaml_of(flags: RunConfig, fsdp2: Fsdp2Config | None, world_size: int) -> dic
 
 
 def check_schedule(flags: RunConfig) -> None:
-    """Raise ConfigError for a schedule of the learning rate that the engine does not have."""
+    """Raise ConfigError for a learning rate schedule that the engine does not have."""
     if flags.lr_decay_style == "inverse-square-root":
         raise ConfigError(
             "--lr-decay-style = inverse-square-root",
@@ -178,12 +178,12 @@ def check_schedule(flags: RunConfig) -> None:
 
 
 def _share(steps: int, of: int) -> float:
-    """Return a ratio from which ``int(of * ratio)`` gives ``steps`` back, and 0 and 1 as such."""
+    """Return a ratio such that ``int(of * ratio)`` gives ``steps``; 0 and 1 are returned exactly."""
     return steps / of if steps in (0, of) else (steps + 0.5) / of
 
 
 def _shard(content: dict[str, Any], fsdp2: Fsdp2Config | None, world_size: int) -> None:
-    """Say in the engine's words what fsdp2.yaml says; None: every rank holds all (the engine's DDP)."""
+    """Write the engine's keys for the settings of fsdp2.yaml; None: every rank holds all (the engine's DDP)."""
     put(content, "parallel.fully_shard_parallel_size", (fsdp2.sharding_size or 1) if fsdp2 else 1)
     if fsdp2 is None:
         return
@@ -204,11 +204,11 @@ def _shard(content: dict[str, Any], fsdp2: Fsdp2Config | None, world_size: int) 
         put(content, "features.recompute_plan.apply_modules", patterns(fsdp2.recompute_modules))
         put(content, "features.recompute_plan.use_reentrant", fsdp2.use_reentrant)
     if fsdp2.shard_ranks(world_size) == 1 and fsdp2.param_dtype not in (None, "fp32"):
-        put(content, "training.init_model_with_meta_device", True)  # else the weights themselves are of that type
+        put(content, "training.init_model_with_meta_device", True)  # (otherwise the weights themselves get that dtype)
 
 
 def fsdp2_of(read: Any) -> Fsdp2Config | None:
-    """Return what the engine's arguments say of sharding in the words of fsdp2.yaml; None for its DDP."""
+    """Return the engine's sharding arguments as the settings of fsdp2.yaml; None for its DDP."""
     parallel, plan = read.parallel, read.parallel.fsdp_plan
     if parallel.fully_shard_parallel_size == 1 and not read.training.init_model_with_meta_device:
         return None
@@ -219,18 +219,18 @@ def fsdp2_of(read: Any) -> Fsdp2Config | None:
 
 
 def recomputed(read: Any) -> list[str]:
-    """Return the patterns of the modules whose activations are computed again."""
+    """Return the patterns of the modules whose activations are recomputed."""
     return list(read.features.recompute_plan.apply_modules) if getattr(read.features, "recompute", False) else []
 
 
 def patterns(paths: Iterable[str]) -> list[str]:
-    """Return paths of fsdp2.yaml as the engine has them: from the predictor down, without lists in braces."""
-    # (the predictor as a whole is the root, which is always wrapped)
+    """Return paths of fsdp2.yaml in the engine's form: relative to the predictor, without lists in braces."""
+    # (the whole predictor is the root, which is always wrapped)
     return [path.removeprefix(ROOT) for path in without_lists(paths) if path.startswith(ROOT)]
 
 
 def put(content: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key of nested mappings, unless it is set without it."""
+    """Set a dotted key of nested mappings, unless ``value`` is its default."""
     if {**OURS, **THEIRS}.get(key, put) == value:
         return
     *path, leaf = key.split(".")
@@ -240,7 +240,7 @@ def put(content: dict[str, Any], key: str, value: Any) -> None:
 
 
 def get(content: Mapping[str, Any], key: str) -> Any:
-    """Return the value of a dotted key of nested mappings, None where there is none."""
+    """Return the value of a dotted key of nested mappings; None if there is none."""
     value: Any = content
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
@@ -248,7 +248,7 @@ def get(content: Mapping[str, Any], key: str) -> Any:
 
 
 def lookup(read: Any, key: str) -> Any:
-    """Return the value of a dotted key of the engine's arguments; of a key of ours, its default if it is not there."""
+    """Return the value of a dotted key of the engine's arguments; for a key of ours that is absent, its default."""
     *path, leaf = key.split(".")
     for part in path:
         read = getattr(read, part)

@@ -1,1 +1,1 @@
-"""AutoencoderKL, the autoencoder of latent diffusion: on PyTorch diffusers' module, else ours."""
+"""AutoencoderKL, the autoencoder of latent diffusion: diffusers' module on PyTorch, ours on other frameworks."""

@@ -1,4 +1,4 @@
-"""The files of an AutoencoderKL as diffusers saves it: config.json and the weights beside it, as arrays."""
+"""Reads an AutoencoderKL in diffusers' format: config.json, and the weights beside it as arrays."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _OLD_NAMES = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_
 
 @dataclass(frozen=True)
 class KLArchitecture:
-    """The keys of diffusers' config.json that decide the network, with diffusers' defaults."""
+    """The keys of diffusers' config.json that define the network, with diffusers' defaults."""
 
     in_channels: int = 3
     """Channels of an image."""
     out_channels: int = 3
     """Channels of a decoded image."""
     down_block_types: tuple[str, ...] = ("DownEncoderBlock2D",)
-    """Kind of each level of the encoder; only this kind is known."""
+    """Kind of each level of the encoder; only this kind is supported."""
     up_block_types: tuple[str, ...] = ("UpDecoderBlock2D",)
-    """Kind of each level of the decoder; only this kind is known."""
+    """Kind of each level of the decoder; only this kind is supported."""
     block_out_channels: tuple[int, ...] = (64,)
     """Width of each level, from full resolution down; each further level halves height and width."""
     layers_per_block: int = 1
-    """Residual blocks of a level of the encoder; the decoder has one more."""
+    """Residual blocks per level of the encoder; the decoder has one more."""
     act_fn: str = "silu"
-    """Activation; only silu is known."""
+    """Activation; only silu is supported."""
     latent_channels: int = 4
     """Channels of a latent."""
     norm_num_groups: int = 32
@@ -49,7 +49,7 @@ class KLArchitecture:
     use_post_quant_conv: bool = True
     """Whether a 1 x 1 convolution precedes the decoder."""
     mid_block_add_attention: bool = True
-    """Whether pixels attend to each other between encoder and decoder levels."""
+    """Whether the middle blocks of encoder and decoder have self-attention over all pixels."""
 
     @property
     def downsample_factor(self) -> int:
@@ -58,10 +58,10 @@ class KLArchitecture:
 
 
 def read_autoencoder_kl(config: AutoencoderKLConfig) -> tuple[KLArchitecture, dict[str, np.ndarray]]:
-    """Read architecture and weights (by diffusers' names) of the folder or weight file ``from_pretrained``.
+    """Read architecture and weights (by diffusers' names) from the folder or weight file ``from_pretrained``.
 
     Raises:
-        CheckpointError: a file is missing or damaged, or the network is another than model.json says.
+        CheckpointError: a file is missing or damaged, or the network differs from model.json.
     """
     weights = config.weight_file()
     architecture = read_architecture(config_file(config.from_pretrained))
@@ -69,7 +69,7 @@ def read_autoencoder_kl(config: AutoencoderKLConfig) -> tuple[KLArchitecture, di
 
 
 def read_architecture(path: Path) -> KLArchitecture:
-    """Read a diffusers config.json; raises CheckpointError for a kind of network that is not known here."""
+    """Read a diffusers config.json; raises CheckpointError for an unsupported kind of network."""
     if not path.is_file():
         raise CheckpointError(f"ae: {path}", "no such file", "put diffusers' config.json beside the weights")
     content = read_json(path, "ae")
@@ -110,7 +110,7 @@ def _read_weights(path: Path) -> dict[str, np.ndarray]:
 
 
 def with_new_names(weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Rename the attention's weights of files from before diffusers 0.18 (2023): query is to_q now."""
+    """Rename the attention weights of files from before diffusers 0.18 (2023): query is now to_q."""
     return {_new_name(name): array for name, array in weights.items()}
 
 

@@ -1,4 +1,4 @@
-"""AutoencoderKL on MindSpore: ours, which runs on every framework."""
+"""AutoencoderKL on MindSpore: our implementation, which runs on every framework."""
 
 from mindspeed_mm_dit.models.autoencoder_kl.network import AutoencoderKL
 

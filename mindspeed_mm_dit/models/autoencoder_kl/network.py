@@ -18,7 +18,7 @@ Tensor = Any  # a tensor of the active framework
 
 
 class ResnetBlock(nn.Module):
-    """Two normed convolutions beside a shortcut."""
+    """Two convolutions, each after a norm and an activation, with a shortcut."""
 
     def __init__(self, in_channels: int, out_channels: int, groups: int) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class ResnetBlock(nn.Module):
 
 
 class AttentionBlock(nn.Module):
-    """Self-attention with one head over all pixels, as a residual."""
+    """Residual self-attention with one head over all pixels."""
 
     def __init__(self, channels: int, groups: int) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class MidBlock(nn.Module):
 
 
 class Downsample(nn.Module):
-    """Halve height and width by a strided convolution, padded below and on the right only."""
+    """Halve height and width with a strided convolution, padded only at the bottom and on the right."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Upsample(nn.Module):
 
 
 class DownBlock(nn.Module):
-    """Residual blocks and, but at the last level, a downsampling."""
+    """Residual blocks and, except at the last level, a downsampling."""
 
     def __init__(self, in_channels: int, out_channels: int, layers: int, groups: int, resample: bool) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class DownBlock(nn.Module):
 
 
 class UpBlock(nn.Module):
-    """Residual blocks and, but at the last level, an upsampling."""
+    """Residual blocks and, except at the last level, an upsampling."""
 
     def __init__(self, in_channels: int, out_channels: int, layers: int, groups: int, resample: bool) -> None:
         super().__init__()

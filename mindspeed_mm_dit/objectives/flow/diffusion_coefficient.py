@@ -1,4 +1,4 @@
-"""How much noise a chain of the SDE adds and takes away, and how it ends (Ma et al. 2024, section 3.3)."""
+"""The diffusion coefficient of the SDE, and its last step (Ma et al. 2024, section 3.3)."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ DIFFUSIONS: dict[str, Callable[[np.ndarray, PathPoint], np.ndarray]] = {
     "sigma": lambda t, point: point.sigma,
     "linear": lambda t, point: 1 - t,
 }
-"""Published forms of D(t) that grow with their norm alone."""
+"""Published forms of D(t) that are proportional to their norm."""
 
 
 _MOST_NORM = 1000.0
-"""Scale of D; published ones are about 1."""
+"""Largest scale of D; published ones are about 1."""
 
 
 @dataclass(frozen=True)
 class DiffusionCoefficient:
-    """How much noise a chain adds and takes away on its way, and how it ends."""
+    """How much noise a chain adds and removes along the way, and how it ends."""
 
     form: Literal["constant", "SBDM", "sigma", "linear", "decreasing", "increasing-decreasing"] = option(
         "sigma", "diffusion over time: constant, SBDM, sigma, linear, decreasing, increasing-decreasing"
     )
-    """D(t): score-based diffusion's own (SBDM), or one chosen at sampling (Ma et al. 2024, section 3.3)."""
+    """D(t): that of score-based diffusion (SBDM), or another form chosen at sampling (Ma et al. 2024, section 3.3)."""
     norm: float = option(1.0, "scale of the diffusion")
     last_step: Literal["Mean", "Tweedie", "Euler"] | None = option(
-        "Mean", "what follows the even steps without noise: Mean, Tweedie, Euler, or None"
+        "Mean", "last step, without noise, after the even ones: Mean, Tweedie, Euler, or None"
     )
-    """The SDE's drift, Tweedie's estimate, or the ODE's velocity."""
-    last_step_size: float = option(0.04, "length of that step")
+    """Mean: the SDE's drift; Tweedie: Tweedie's estimate; Euler: the ODE's velocity."""
+    last_step_size: float = option(0.04, "length of the last step")
 
     def __post_init__(self) -> None:
         check_between("--norm", self.norm, 0.0, _MOST_NORM)
@@ -48,7 +48,7 @@ class DiffusionCoefficient:
             raise ConfigError(f"--last-step-size = {self.last_step_size}", "must lie between 0 and 1")
 
     def at(self, t: np.ndarray, point: PathPoint) -> np.ndarray:
-        """Return D(t), float64 in the shape of ``t``; ``point``: the path there."""
+        """Return D(t), float64 in the shape of ``t``; ``point``: the path at ``t``."""
         if self.form == "decreasing":
             return 0.25 * (self.norm * np.cos(math.pi * t) + 1) ** 2
         if self.form == "increasing-decreasing":

@@ -1,4 +1,4 @@
-"""What is drawn for a training batch of flow matching: times, noise, and what of the path the loss needs there."""
+"""The draws for a training batch of flow matching: times, noise, and the path's coefficients for the loss."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from mindspeed_mm_dit.objectives.flow.timesteps import least_rest, told, trainin
 
 
 def draws(config: FlowMatchingConfig, seed: int, sample_indices: np.ndarray, shape: tuple[int, ...]) -> Arrays:
-    """Return timesteps (B,) as the network is told them, noise (B, *shape), and coefficients (B, 5), each float32."""
+    """Return timesteps (B,) as the network takes them, noise (B, *shape), and coefficients (B, 5), each float32."""
     times = training_times(config, seed, sample_indices, shape)
     return _batch(config, times, normals(seed, Stream.NOISE, sample_indices, shape))
 
 
 def draws_at(config: FlowMatchingConfig, noise_levels: np.ndarray, noise: np.ndarray) -> Arrays:
-    """Return the same for times that are ``noise_levels`` (B,) of the way from data to noise."""
+    """Return the same for times at ``noise_levels`` (B,), the fraction of the way from data to noise."""
     first, last = config.train_interval()
     return _batch(config, (last + (first - last) * noise_levels).astype(np.float32), noise)
 
@@ -35,9 +35,9 @@ def _batch(config: FlowMatchingConfig, t: np.ndarray, noise: np.ndarray) -> Arra
 
 
 def _loss_weight(config: FlowMatchingConfig, point: PathPoint, t: np.ndarray) -> np.ndarray:
-    """The published weights: with "velocity" the loss is that of a velocity network, up to the path's ratio.
+    """Return the published weights: "velocity" makes the loss that of a velocity network, up to the path's ratio.
 
-    Of predicted data the loss is that of the velocity (data - x_t) / max(1 - t, t_eps).
+    For predicted data the loss is that of the velocity (data - x_t) / max(1 - t, t_eps).
     """
     if config.prediction_type == "data":
         return least_rest(config, t) ** -2

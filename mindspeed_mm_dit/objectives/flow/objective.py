@@ -16,10 +16,10 @@ from mindspeed_mm_dit.objectives.flow.timesteps import check_heun_end, sde_times
 
 @dataclass(frozen=True)
 class Tolerances:
-    """Options of dopri5; --steps is the number of states it passes on, whatever it takes between them."""
+    """Options of dopri5; --steps is the number of states it yields, however many steps it takes in between."""
 
-    rtol: float = option(1e-3, "error of a step relative to the state")
-    atol: float = option(1e-6, "error of a step that is let pass whatever the state")
+    rtol: float = option(1e-3, "tolerated error of a step, relative to the state")
+    atol: float = option(1e-6, "tolerated error of a step, absolute")
 
     def __post_init__(self) -> None:
         for name in ("rtol", "atol"):

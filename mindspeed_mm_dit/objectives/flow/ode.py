@@ -1,6 +1,6 @@
-"""Solvers of dx/dt = v(x, t) as generators of states; on a fixed grid, or with steps chosen for each sample.
+"""Solvers of dx/dt = v(x, t) as generators of states: on a fixed grid, or with step sizes chosen per sample.
 
-A velocity is asked for a whole batch with the time of each of its samples, so that nothing depends on the batch size.
+A velocity takes a whole batch with a time for each sample, so no result depends on the batch size.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Velocity = Callable[[Tensor, np.ndarray], Tensor]
 
 
 def euler(velocity: Velocity, x: Tensor, t: np.ndarray, h: float) -> Tensor:
-    """One step of first order: x + h v(x, t)."""
+    """Take one step of first order: x + h v(x, t)."""
     return x + h * velocity(x, t)
 
 
 def heun(velocity: Velocity, x: Tensor, t: np.ndarray, h: float) -> Tensor:
-    """One step of second order: the mean of the slopes at both ends (Ascher & Petzold 1998, section 4.2)."""
+    """Take one step of second order: the mean of the slopes at both ends (Ascher & Petzold 1998, section 4.2)."""
     here = velocity(x, t)
     there = velocity(x + h * here, t + h)
     return x + 0.5 * h * (here + there)
@@ -36,7 +36,7 @@ Step = Callable[[Velocity, Tensor, np.ndarray, float], Tensor]
 def walk(step: Step, velocity: Velocity, x: Tensor, times: np.ndarray, last: Step | None = None) -> Iterator[Tensor]:
     """Yield the state after each step of the grid ``times``, which may rise or fall.
 
-    last: the kind of the last step, where it is another.
+    last: the kind of the last step, if it differs.
     """
     for number, (t, h) in enumerate(zip(times, np.diff(times))):
         if last is not None and number == len(times) - 2:
@@ -57,18 +57,18 @@ _STAGES = (
 )
 _ERROR = (71 / 57600, 0.0, -71 / 16695, 71 / 1920, -17253 / 339200, 22 / 525, -1 / 40)
 _SHRINK, _GROW, _SAFETY = 0.2, 5.0, 0.9
-"""Bounds of the change of a step, and the caution in it (Hairer, Norsett & Wanner 1993, II.4)."""
+"""Bounds on the change of the step size, and its safety factor (Hairer, Norsett & Wanner 1993, II.4)."""
 FIRST_STEP = 0.02
-"""Of the whole way; the error decides from then on."""
+"""First step as a fraction of the whole interval; afterwards the error decides."""
 
 
 def dopri5(
     velocity: Velocity, x: Tensor, times: np.ndarray, rtol: float = 1e-3, atol: float = 1e-6
 ) -> Iterator[Tensor]:
-    """Yield the state at each of the rising ``times`` but the first, by steps of fifth order (Dormand & Prince 1980).
+    """Yield the state at each of the rising ``times`` but the first, with steps of fifth order (Dormand & Prince 1980).
 
-    Each sample has steps of its own: the difference from fourth order, as root mean square over the sample, stays below
-    atol + rtol * that of the state.
+    Each sample has its own step sizes: the difference from fourth order, as root mean square over the sample, stays
+    below atol + rtol * that of the state.
     """
     t = np.full(x.shape[0], times[0])
     h = np.full(x.shape[0], FIRST_STEP * (times[-1] - times[0]))
@@ -82,12 +82,12 @@ def dopri5(
             x, slope = _chosen(good, reached, x), _chosen(good, slopes[-1], slope)
             t = np.where(good, np.where(step == end - t, end, t + step), t)
             wanted = step * np.clip(_SAFETY * np.maximum(error, 1e-10) ** -0.2, _SHRINK, _GROW)
-            h = np.where(good & (step < h), np.maximum(h, wanted), wanted)  # a step cut short by ``end`` says little
+            h = np.where(good & (step < h), np.maximum(h, wanted), wanted)  # a step cut short by ``end`` tells little
         yield x
 
 
 def _stages(velocity: Velocity, x: Tensor, t: np.ndarray, h: np.ndarray, slope: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Return the state a step of ``h`` (B,) on, and the slopes met on the way; the last is the slope there."""
+    """Return the state after a step of ``h`` (B,), and the slopes of all stages; the last is the slope there."""
     slopes, reached = [slope], x
     for node, weights in zip(_NODES, _STAGES):
         reached = x + as_factor(h, x) * _combined(weights, slopes)

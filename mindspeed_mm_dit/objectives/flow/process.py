@@ -15,14 +15,14 @@ from mindspeed_mm_dit.objectives.flow.timesteps import least_rest
 Tensor = Any  # a tensor of the active framework
 
 ALPHA, SIGMA, D_ALPHA, D_SIGMA, WEIGHT = range(5)
-"""Columns of the coefficients that travel with a training batch."""
+"""Columns of the coefficients in a training batch."""
 
 
 class FlowMatching(nn.Module):
-    """A path, what the network predicts along it, and how its error is weighted.
+    """A path, the quantity that the network predicts along it, and the weight of its error.
 
-    Tensors named x, noise or output are (B, C, ...) with any axes after the channels; an output may have more
-    channels, of which the first C count (SiT keeps the DiT's learned variance without using it).
+    Tensors named x, noise or output are (B, C, ...) with any axes after the channels. An output may have more
+    channels, of which only the first C are used (SiT keeps the DiT's learned variance without using it).
     """
 
     draw_names = ("timesteps", "noise", "coefficients")
@@ -33,7 +33,7 @@ class FlowMatching(nn.Module):
         self.prediction_type = config.prediction_type
 
     def coefficients(self, t: np.ndarray) -> np.ndarray:
-        """Return what of the path a training batch at times ``t`` (B,) needs, (B, 5) float32."""
+        """Return the path's coefficients for a training batch at times ``t`` (B,), (B, 5) float32."""
         return coefficients(self.config, t)
 
     def noised(self, x: Tensor, timesteps: Tensor, noise: Tensor, coefficients: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ class FlowMatching(nn.Module):
         return column(coefficients, D_ALPHA, x) * x + column(coefficients, D_SIGMA, x) * noise
 
     def predicted(self, output: Tensor, x: Tensor) -> Tensor:
-        """Return the channels of ``output`` that count, (B, C, ...); a velocity points towards data."""
+        """Return the predicted quantity in ``output``, (B, C, ...); a velocity points towards data."""
         channels = output[:, : x.shape[1]]
         points_to_noise = self.prediction_type == "velocity" and self.config.data_time == 0
         return -channels if points_to_noise else channels
@@ -53,9 +53,9 @@ class FlowMatching(nn.Module):
     def loss(
         self, output: Tensor, x: Tensor, noised: Tensor, timesteps: Tensor, noise: Tensor, coefficients: Tensor
     ) -> Tensor:
-        """Mean squared error of the predicted quantity, weighted, (B,) (Ma et al. 2024, eqs. 5 and 7).
+        """Return the weighted mean squared error of the predicted quantity, (B,) (Ma et al. 2024, eqs. 5 and 7).
 
-        output: the network at ``noised`` and ``timesteps`` (B,), told of the times of ``coefficients`` (B, 5), float32.
+        output: the network at ``noised`` and ``timesteps`` (B,), the times of ``coefficients`` (B, 5); float32.
         """
         predicted = self.predicted(output, x)
         if self.prediction_type == "velocity":
@@ -74,7 +74,7 @@ class FlowMatching(nn.Module):
         return ops.mean_per_sample(1 - ops.cosine_similarity(predicted, self.target(x, noise, coefficients), 1))
 
     def velocity(self, output: Tensor, x: Tensor, t: np.ndarray) -> Tensor:
-        """Return dx/dt of the path at ``x`` and times ``t`` (B,) as ``output`` has it."""
+        """Return dx/dt of the path at ``x`` and times ``t`` (B,), from the network's ``output``."""
         predicted = self.predicted(output, x)
         if self.prediction_type == "velocity":
             return predicted
@@ -84,7 +84,7 @@ class FlowMatching(nn.Module):
         return as_factor(point.alpha_ratio, x) * x + as_factor(point.score_gain, x) * self.score(output, x, t)
 
     def score(self, output: Tensor, x: Tensor, t: np.ndarray) -> Tensor:
-        """Return the gradient of the log-density of x_t at ``x`` and times ``t`` (B,) as ``output`` has it."""
+        """Return the gradient of x_t's log-density at ``x`` and times ``t`` (B,), from the network's ``output``."""
         predicted = self.predicted(output, x)
         if self.prediction_type == "score":
             return predicted

@@ -1,4 +1,4 @@
-"""From noise to latents along the flow: the ODE by Euler, Heun or dopri5, the SDE by Euler-Maruyama or Heun."""
+"""Samplers of flow matching: the ODE with Euler, Heun or dopri5, the SDE with Euler-Maruyama or Heun."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SDE_STEPS = {"sde-euler": sde.euler_maruyama, "sde-heun": sde.heun}
 
 
 def ode_chain(name: str, process: FlowMatching, ask: Ask, start: Tensor, steps: int) -> Iterator[Tensor]:
-    """Walk ``steps`` steps of a fixed grid, shifted as the config says; of predicted data the last is Euler's (JiT)."""
+    """Take ``steps`` steps on a fixed grid with the config's shift; for predicted data the last is Euler's (JiT)."""
     times = sampling_times(process.config, steps, start.shape[1:])
     last = ode.euler if process.prediction_type == "data" else None
     return ode.walk(_ODE_STEPS[name], _velocity(process, ask), _scaled(process, start), times, last)
@@ -28,7 +28,7 @@ def ode_chain(name: str, process: FlowMatching, ask: Ask, start: Tensor, steps: 
 def dopri5_chain(
     process: FlowMatching, ask: Ask, start: Tensor, steps: int, rtol: float, atol: float
 ) -> Iterator[Tensor]:
-    """Walk with steps chosen for each sample; yields at ``steps`` even times."""
+    """Take steps of sizes chosen per sample; yield the state at ``steps`` even times."""
     times = sampling_times(process.config, steps, start.shape[1:])
     return ode.dopri5(_velocity(process, ask), _scaled(process, start), times, rtol, atol)
 
@@ -42,7 +42,7 @@ def sde_chain(
     steps: int,
     diffusion: DiffusionCoefficient,
 ) -> Iterator[Tensor]:
-    """Walk ``steps`` steps, the last of them as ``diffusion`` says."""
+    """Take ``steps`` steps, the last of the kind that ``diffusion`` names."""
     times = sde_times(process.config, steps, diffusion, start.shape[1:])
 
     def fields(x: Tensor, t: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -54,7 +54,7 @@ def sde_chain(
 
 
 def _scaled(process: FlowMatching, start: Tensor) -> Tensor:
-    """Return standard normal noise as the noise of the path."""
+    """Scale standard normal noise to the noise of the path."""
     scale = process.config.noise_scale
     return start if scale == 1 else scale * start
 

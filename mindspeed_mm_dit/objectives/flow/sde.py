@@ -1,4 +1,4 @@
-"""Solvers of dx = (v + D score) dt + sqrt(2 D) dB, whose densities are the path's for any D (Ma et al. 2024, eq. 9)."""
+"""Solvers of dx = (v + D score) dt + sqrt(2 D) dB, which has the path's densities for any D (Ma et al. 2024, eq. 9)."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Path = Callable[[np.ndarray], PathPoint]
 
 @dataclass(frozen=True)
 class Sde:
-    """The equation: a network's fields, the path they belong to, and the diffusion."""
+    """The SDE: a network's fields, their path, and the diffusion."""
 
     fields: Fields
-    """Velocity and score by the network."""
+    """Velocity and score from the network."""
     path: Path
-    """Of the objective."""
+    """The objective's path."""
     diffusion: DiffusionCoefficient
     """D and the last step."""
 
@@ -37,7 +37,7 @@ class Sde:
         return velocity + as_factor(self.diffusion.at(t, self.path(t)), x) * score
 
     def jump(self, x: Tensor, t: np.ndarray, h: float, noise: Tensor) -> Tensor:
-        """Return ``x`` after the noise of a step of length ``h`` from times ``t`` (B,)."""
+        """Return ``x`` plus the noise of a step of length ``h`` from times ``t`` (B,)."""
         return x + as_factor(np.sqrt(2 * self.diffusion.at(t, self.path(t)) * h), x) * noise
 
     def last(self, x: Tensor, t: np.ndarray) -> Tensor:
@@ -53,12 +53,12 @@ class Sde:
 
 
 def euler_maruyama(sde: Sde, x: Tensor, t: np.ndarray, h: float, noise: Tensor) -> Tensor:
-    """One step of first order."""
+    """Take one step of first order."""
     return sde.jump(x + h * sde.drift(x, t), t, h, noise)
 
 
 def heun(sde: Sde, x: Tensor, t: np.ndarray, h: float, noise: Tensor) -> Tensor:
-    """The noise first, then the mean of the drifts at both ends (Karras et al. 2022, algorithm 2)."""
+    """Take one step: add noise, then follow the mean of the drifts at both ends (Karras et al. 2022, algorithm 2)."""
     x = sde.jump(x, t, h, noise)
     here = sde.drift(x, t)
     there = sde.drift(x + h * here, t + h)

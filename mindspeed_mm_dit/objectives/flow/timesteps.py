@@ -1,4 +1,4 @@
-"""Laws of the training times, and the shift of any time towards noise. No framework. t = 0 is noise, t = 1 data."""
+"""Distributions of training times, grids of sampling times, and their shift; t = 0 is noise, 1 data. No framework."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from mindspeed_mm_dit.objectives.flow.diffusion_coefficient import DiffusionCoef
 from mindspeed_mm_dit.objectives.flow.path import point_at
 
 _LARGEST_GAIN = 1e6
-"""Of a velocity in the drift, beyond which float32 holds nothing of the state beside it."""
+"""Largest gain of a velocity in the drift; beyond it, float32 loses the state beside it."""
 
 
 def shifted(t: np.ndarray, shift: float) -> np.ndarray:
-    """Move times towards noise by ``shift`` > 1, towards data by less (Esser et al. 2024, eq. 23); 0 and 1 stay.
+    """Move times towards noise with ``shift`` > 1, towards data with less (Esser et al. 2024, eq. 23); 0 and 1 stay.
 
     The paper's t is 1 - t here.
     """
@@ -29,21 +29,21 @@ def logit_normal(z: np.ndarray, mean: float, std: float) -> np.ndarray:
 
 
 def least_rest(config: FlowMatchingConfig, t: np.ndarray) -> np.ndarray:
-    """Return max(1 - t, t_eps), by which predicted data is divided to be a velocity, float64."""
+    """Return max(1 - t, t_eps), the divisor that turns predicted data minus x_t into a velocity, float64."""
     return np.maximum(1 - t.astype(np.float64), config.t_eps)
 
 
 def told(config: FlowMatchingConfig, t: np.ndarray) -> np.ndarray:
-    """Return what the network is told of times ``t``, float32."""
+    """Return the network's time input for times ``t``, float32."""
     return (t if config.data_time else 1 - t).astype(np.float32)
 
 
 def training_times(
     config: FlowMatchingConfig, seed: int, sample_indices: np.ndarray, shape: tuple[int, ...] = ()
 ) -> np.ndarray:
-    """Return the time of the samples at ``sample_indices`` (B,), float32 in the interval of training.
+    """Return the times for ``sample_indices`` (B,), float32 in the training interval.
 
-    shape: of a latent, (C, ...).
+    shape: that of a latent, (C, ...).
     """
     draws = [generator(seed, Stream.TIMESTEP, sample_index) for sample_index in sample_indices.tolist()]
     if config.timestep_sampling == "uniform":
@@ -58,9 +58,9 @@ def training_times(
 def sampling_times(
     config: FlowMatchingConfig, steps: int, shape: tuple[int, ...] = (), last_step: float = 0.0
 ) -> np.ndarray:
-    """Return the ``steps`` + 1 times of a chain of even steps, before any shift, float64.
+    """Return the ``steps`` + 1 times of a chain, float64: an even grid, then shifted.
 
-    shape: of a latent, (C, ...); the first and the last time do not depend on it.
+    shape: that of a latent, (C, ...); the first and the last time do not depend on it.
     """
     first, last = config.sample_interval(last_step)
     shift = config.shift_of(shape, sampling=True)
@@ -70,9 +70,9 @@ def sampling_times(
 def sde_times(
     config: FlowMatchingConfig, steps: int, diffusion: DiffusionCoefficient, shape: tuple[int, ...] = ()
 ) -> np.ndarray:
-    """Return the times of the even steps of a chain of the SDE, which has ``steps`` with the last one.
+    """Return the times of the even steps of an SDE chain, which has ``steps`` steps including the last one.
 
-    shape: of a latent, (C, ...); the first and the last time do not depend on it.
+    shape: that of a latent, (C, ...); the first and the last time do not depend on it.
 
     Raises:
         ConfigError: there is no even step, there are too many, or the diffusion is infinite where the chain begins.
@@ -92,7 +92,7 @@ def sde_times(
 
 
 def check_heun_end(config: FlowMatchingConfig, times: np.ndarray, diffusion: DiffusionCoefficient) -> None:
-    """Raise ConfigError where Heun's last step reads a score that is infinite, of a velocity at the end of the path."""
+    """Raise ConfigError if Heun's last step would need an infinite score, from a velocity at the end of the path."""
     end = times[-1:]
     point = point_at(config, end)
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -21,7 +21,7 @@ _STRIDED = ("ddim",)
 
 @dataclass(frozen=True)
 class Clip:
-    """Options of every sampler here."""
+    """Options of all Gaussian samplers."""
 
     clip: float | None = option(None, "bound on the predicted clean latents; 1 suits pixel models")
 
@@ -45,7 +45,7 @@ def _draws(config: GaussianDiffusionConfig, seed: int, sample_indices: np.ndarra
 
 def _draws_at(config: GaussianDiffusionConfig, noise_levels: np.ndarray, noise: np.ndarray) -> Arrays:
     count = config.num_train_timesteps
-    steps = np.floor(noise_levels * count + 1e-9).astype(np.int64)  # (each of them for an equal part of the shares)
+    steps = np.floor(noise_levels * count + 1e-9).astype(np.int64)  # (each timestep covers an equal range of levels)
     return {"timesteps": np.minimum(steps, count - 1), "noise": noise}
 
 

@@ -1,4 +1,4 @@
-"""The Gaussian diffusion process: noising, reading a network's output, the training loss."""
+"""The Gaussian diffusion process: noising, interpreting a network's output, and the training loss."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Tensor = Any  # a tensor of the active framework
 
 
 class Prediction(NamedTuple):
-    """What a network's output says about p(x_{t-1} | x_t); each (B, C, ...)."""
+    """The distribution p(x_{t-1} | x_t) predicted by a network; each field is (B, C, ...)."""
 
     mean: Tensor
     """Mean of x_{t-1}."""
     log_variance: Tensor
     """Logarithm of its variance."""
     x_start: Tensor
-    """The clean latents x_0 it stands for."""
+    """The predicted clean latents x_0."""
 
 
 TABLES = (
@@ -46,7 +46,7 @@ PAGE_CUBIC = 0.044715
 
 
 class GaussianDiffusion(nn.Module):
-    """A schedule, what the network predicts, and how its variance is set (Ho et al. 2020; Nichol & Dhariwal 2021).
+    """A schedule, the quantity that the network predicts, and its variance (Ho et al. 2020; Nichol & Dhariwal 2021).
 
     Timesteps ``t`` are indices into the schedule's S steps, (B,) int. Tensors named x, noise or output are (B, C, ...)
     with any axes after the channels. All arithmetic is float32.
@@ -69,7 +69,7 @@ class GaussianDiffusion(nn.Module):
         return cls(schedule, config.prediction_type, config.variance_type)
 
     def respaced(self, steps: Any) -> GaussianDiffusion:
-        """Return the same process over the timesteps ``steps`` only, on the runtime's device."""
+        """Return the same process over only the timesteps ``steps``, on the runtime's device."""
         process = GaussianDiffusion(self.schedule.respaced(steps), self.prediction_type, self.variance_type)
         return runtime.to_runtime_device(process)
 
@@ -86,12 +86,12 @@ class GaussianDiffusion(nn.Module):
         return signal * x_start + share * noise
 
     def velocity(self, x_start: Tensor, t: Tensor, noise: Tensor) -> Tensor:
-        """v = sqrt(alpha-bar) noise - sqrt(1 - alpha-bar) x_0 (Salimans & Ho 2022, appendix D)."""
+        """Return v = sqrt(alpha-bar) noise - sqrt(1 - alpha-bar) x_0 (Salimans & Ho 2022, appendix D)."""
         signal, share = self._mix(t, x_start)
         return signal * noise - share * x_start
 
     def _mix(self, t: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return how much of x_t is data, and how much noise: sqrt(alpha-bar) and sqrt(1 - alpha-bar)."""
+        """Return the coefficients of data and noise in x_t: sqrt(alpha-bar) and sqrt(1 - alpha-bar)."""
         return self.at("sqrt_alphas_cumprod", t, x), self.at("sqrt_one_minus_alphas_cumprod", t, x)
 
     def x_start_from_epsilon(self, x_t: Tensor, t: Tensor, epsilon: Tensor) -> Tensor:
@@ -108,7 +108,7 @@ class GaussianDiffusion(nn.Module):
         return self.at("sqrt_recip_alphas_cumprod", t, x), self.at("sqrt_recipm1_alphas_cumprod", t, x)
 
     def posterior_mean(self, x_start: Tensor, x_t: Tensor, t: Tensor) -> Tensor:
-        """Mean of q(x_{t-1} | x_t, x_0) (Ho et al. 2020, eq. 7)."""
+        """Return the mean of q(x_{t-1} | x_t, x_0) (Ho et al. 2020, eq. 7)."""
         return self.at("posterior_mean_coef1", t, x_t) * x_start + self.at("posterior_mean_coef2", t, x_t) * x_t
 
     def split_output(self, output: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -119,9 +119,9 @@ class GaussianDiffusion(nn.Module):
         return prediction, fraction
 
     def predict(self, output: Tensor, x_t: Tensor, t: Tensor, clip: float | None = None) -> Prediction:
-        """Read a network's output at x_t.
+        """Return the prediction of a network's output at x_t.
 
-        output: (B, C or 2C, ...) float32; ``clip``: bound on |x_0|, None for none (as published).
+        output: (B, C or 2C, ...) float32; ``clip``: bound on |x_0|, None for no bound (as published).
         """
         prediction, fraction = self.split_output(output)
         x_start = self._x_start(prediction, x_t, t)
@@ -148,13 +148,13 @@ class GaussianDiffusion(nn.Module):
         largest, smallest = self.at("log_betas", t, x_t), self.at("posterior_log_variance_clipped", t, x_t)
         return weight * largest + (1 - weight) * smallest
 
-    # The losses return plain tensors: MindSpore's compiler hands a named tuple to the interpreter, without gradient.
+    # The losses return plain tensors: MindSpore's compiler leaves named tuples to the interpreter, without gradients.
 
     def loss(self, output: Tensor, x_start: Tensor, x_t: Tensor, t: Tensor, noise: Tensor) -> Tensor:
-        """What is minimised, (B,): the simple loss and, with a learned variance, the variational bound.
+        """Return the training loss, (B,): the simple loss plus, with a learned variance, the variational bound.
 
-        Ho et al. 2020, eq. 14, plus Nichol & Dhariwal 2021, eq. 16 with the weight of the published DiT: 1.
-        output: (B, C or 2C, ...) float32, the network at (x_t, t).
+        Ho et al. 2020, eq. 14, plus Nichol & Dhariwal 2021, eq. 16, with the published DiT's weight of 1.
+        output: (B, C or 2C, ...) float32, the network's output at (x_t, t).
         """
         mse = self.simple_loss(output, x_start, t, noise)
         if self.variance_type != "learned_range":
@@ -162,20 +162,20 @@ class GaussianDiffusion(nn.Module):
         return mse + self.variational_bound(output, x_start, x_t, t, noise)
 
     def simple_loss(self, output: Tensor, x_start: Tensor, t: Tensor, noise: Tensor) -> Tensor:
-        """Mean squared error of the predicted quantity, (B,) (Ho et al. 2020, eq. 14)."""
+        """Return the mean squared error of the predicted quantity, (B,) (Ho et al. 2020, eq. 14)."""
         error = self._error(output, x_start, t, noise)
         return ops.mean_per_sample(error * error)
 
     def variational_bound(self, output: Tensor, x_start: Tensor, x_t: Tensor, t: Tensor, noise: Tensor) -> Tensor:
-        """One term of the variational bound, (B,) bits per dimension (Ho et al. 2020, eqs. 5 and 13).
+        """Return one term of the variational bound, (B,) bits per dimension (Ho et al. 2020, eqs. 5 and 13).
 
-        It trains the variance alone: no gradient reaches the mean (Nichol & Dhariwal 2021, section 3.1).
+        It trains only the variance: no gradient reaches the mean (Nichol & Dhariwal 2021, section 3.1).
         """
         _, fraction = self.split_output(output)
         predicted_log_variance = self._log_variance(fraction, x_t, t)
         true_log_variance = self.at("posterior_log_variance_clipped", t, x_t)
-        # At t = 0 the deviation is about 1e-2 of the means, whose float32 difference would keep five digits of it:
-        # it is made from the error instead. The true mean there is x_0 itself.
+        # At t = 0 the deviation is about 1e-2 of the means, and their difference in float32 would keep only five
+        # digits of it. So compute it from the error. The true mean there is x_0 itself.
         error = ops.stop_gradient(self._error(output, x_start, t, noise))
         deviation = self.at("posterior_mean_coef1", t, x_t) * self._x_start_error(error, t)
         divergence = gaussian_kl(deviation, true_log_variance, predicted_log_variance)
@@ -183,11 +183,11 @@ class GaussianDiffusion(nn.Module):
         return BITS_PER_NAT * ops.where(t == 0, -ops.mean_per_sample(likelihood), ops.mean_per_sample(divergence))
 
     def _error(self, output: Tensor, x_start: Tensor, t: Tensor, noise: Tensor) -> Tensor:
-        """The predicted quantity as it should be, minus the prediction; (B, C, ...)."""
+        """Return the target minus the prediction, (B, C, ...)."""
         return self._target(x_start, t, noise) - self.split_output(output)[0]
 
     def _x_start_error(self, error: Tensor, t: Tensor) -> Tensor:
-        """What ``error`` of the predicted quantity means for x_0: true minus predicted."""
+        """Convert the ``error`` of the predicted quantity to the error of x_0: true minus predicted."""
         if self.prediction_type == "sample":
             return error
         if self.prediction_type == "epsilon":
@@ -203,19 +203,19 @@ class GaussianDiffusion(nn.Module):
 
 
 def gaussian_kl(difference: Tensor, log_variance1: Tensor, log_variance2: Tensor) -> Tensor:
-    """KL divergence of two diagonal Gaussians whose means differ by ``difference``, elementwise, in nats."""
+    """Return the KL divergence of two diagonal Gaussians whose means differ by ``difference``, elementwise, in nats."""
     log_ratio = log_variance1 - log_variance2
     return 0.5 * (ops.expm1(log_ratio) - log_ratio + difference * difference * ops.exp(-log_variance2))
 
 
 def discretized_gaussian_log_likelihood(x: Tensor, deviation: Tensor, log_scale: Tensor) -> Tensor:
-    """Log-likelihood of 8-bit values x in [-1, 1] under a Gaussian cut into 256 bins (Ho et al. 2020, eq. 13).
+    """Return the log-likelihood of 8-bit values x in [-1, 1] for a Gaussian cut into 256 bins (Ho et al. 2020, eq. 13).
 
-    Elementwise, in nats; ``deviation`` is x minus the Gaussian's mean. The two outer bins reach to infinity; less than
-    1e-12 counts as 1e-12.
+    Elementwise, in nats; ``deviation`` is x minus the Gaussian's mean. The two outer bins reach to infinity. A
+    likelihood below 1e-12 counts as 1e-12.
 
-    The normal distribution function is a sigmoid (Page 1977), and what lies between two edges, sigmoid(b) - sigmoid(a),
-    is sigmoid(b) sigmoid(-a) (1 - exp(a - b)), in which no close numbers are subtracted.
+    A sigmoid approximates the normal distribution function (Page 1977). The probability between two edges, sigmoid(b) -
+    sigmoid(a), is computed as sigmoid(b) sigmoid(-a) (1 - exp(a - b)), which avoids subtracting close numbers.
     """
     inverse_scale = ops.exp(-log_scale)
     middle, half_width = inverse_scale * deviation, inverse_scale / 255.0
@@ -229,5 +229,5 @@ def discretized_gaussian_log_likelihood(x: Tensor, deviation: Tensor, log_scale:
 
 
 def _cdf_logit(z: Tensor) -> Tensor:
-    """The number whose sigmoid is the normal distribution function at ``z``, in Page's approximation."""
+    """Return the logit of the normal distribution function at ``z``, in Page's approximation."""
     return 2.0 * SQRT_2_OVER_PI * z * (1.0 + PAGE_CUBIC * z * z)

@@ -1,6 +1,6 @@
-"""From noise to latents, as generators of states: DDPM (Ho et al. 2020), DDIM (Song et al. 2021), DPM-Solver++ (2022).
+"""Samplers as generators of states: DDPM (Ho et al. 2020), DDIM (Song et al. 2021), DPM-Solver++ (Lu et al. 2022).
 
-To add a sampler, write a function of the same form, and name it in ``SAMPLERS`` and in ``objective``.
+To add a sampler, write a function with the same signature, and name it in ``SAMPLERS`` and in ``objective``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mindspeed_mm_dit.objectives.gaussian.process import GaussianDiffusion
 
 Tensor = Any
 Predict = Callable[[Tensor, Tensor, int], Tensor]
-"""(x_t (B, C, ...), training timestep (B,), the same as a number) -> output (B, C or 2C, ...) float32."""
+"""(x_t (B, C, ...), training timestep (B,), the same as an int) -> output (B, C or 2C, ...) float32."""
 NoiseAt = Callable[[int], Tensor]
 """Step of the chain, counted from the start of sampling -> (B, C, ...) standard normal."""
 
@@ -36,7 +36,7 @@ def ddpm(
 def ddim(
     diffusion: GaussianDiffusion, predict: Predict, x: Tensor, noise_at: NoiseAt, clip: float | None = None
 ) -> Iterator[Tensor]:
-    """Deterministic sampling (Song et al. 2021, eq. 12 with sigma = 0); ``noise_at`` is not asked."""
+    """Deterministic sampling (Song et al. 2021, eq. 12 with sigma = 0); ``noise_at`` is not used."""
     for index in reversed(range(len(diffusion.schedule))):
         t, output = _ask(diffusion, predict, x, index)
         x_start = diffusion.predict(output, x, t, clip).x_start
@@ -49,10 +49,10 @@ def ddim(
 def dpm_solver_pp(
     diffusion: GaussianDiffusion, predict: Predict, x: Tensor, noise_at: NoiseAt, clip: float | None = None
 ) -> Iterator[Tensor]:
-    """Deterministic, second order with one question a step: DPM-Solver++(2M) (Lu et al. 2022, algorithm 2).
+    """Deterministic, second order, one network call per step: DPM-Solver++(2M) (Lu et al. 2022, algorithm 2).
 
-    The first step has no step before it and the last ends without noise, where the half log-SNR is infinite;
-    both are of first order. ``noise_at`` is not asked.
+    The first and the last step are of first order: the first has no step before it, and the last ends without
+    noise, where the half log-SNR is infinite. ``noise_at`` is not used.
     """
     x_before: Tensor = None
     h_before = 0.0

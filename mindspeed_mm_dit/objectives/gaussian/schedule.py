@@ -34,15 +34,15 @@ def make_betas(noise_schedule: str, num_train_timesteps: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A chain of S diffusion steps and what follows from it; every table is (S,) float64.
+    """A chain of S diffusion steps and the tables derived from it; every table is (S,) float64.
 
-    A chain over all T training steps has ``timestep_map`` 0 ... T-1; :meth:`respaced` gives shorter ones.
+    A chain over all T training steps has ``timestep_map`` 0 ... T-1; :meth:`respaced` makes shorter ones.
     """
 
     betas: np.ndarray
     """Variance added in each step."""
     timestep_map: np.ndarray
-    """(S,) int64: the training timestep that the network is told at each step."""
+    """(S,) int64: the training timestep given to the network at each step."""
 
     @classmethod
     def create(cls, noise_schedule: str, num_train_timesteps: int) -> Schedule:
@@ -105,7 +105,7 @@ class Schedule:
 
     @cached_property
     def posterior_log_variance_clipped(self) -> np.ndarray:
-        """Its logarithm; the first entry, which would be log 0, is the second's."""
+        """Logarithm of the posterior variance; the first entry, which would be log 0, repeats the second."""
         variance = self.posterior_variance
         return np.log(np.append(variance[1], variance[1:]) if len(variance) > 1 else self.betas)
 
@@ -116,7 +116,7 @@ class Schedule:
 
     @cached_property
     def fixed_large_log_variance(self) -> np.ndarray:
-        """Logarithm of beta with the posterior's first entry, for the fixed variance beta."""
+        """Logarithm of the fixed variance beta, with the posterior's second entry in place of the first."""
         variance = np.append(self.posterior_variance[1], self.betas[1:]) if len(self) > 1 else self.betas
         return np.log(variance)
 
@@ -127,7 +127,7 @@ class Schedule:
 
     @cached_property
     def posterior_mean_coef2(self) -> np.ndarray:
-        """Weight of x_t in that mean."""
+        """Weight of x_t in the same mean."""
         return (1.0 - self.alphas_cumprod_prev) * np.sqrt(1.0 - self.betas) / (1.0 - self.alphas_cumprod)
 
     def solution_weights(self, index: int) -> tuple[float, float, float]:
@@ -147,10 +147,10 @@ class Schedule:
 def respaced_steps(num_train_timesteps: int, respacing: str) -> np.ndarray:
     """Choose the timesteps of a shorter chain, ascending, (S,) int64.
 
-    respacing: "ddim50" for every k-th timestep from the first, with the whole number k that gives 50 (Song et
-    al. 2021); "250" for 250 evenly from first to last, or "10,20,30" for so many in each of as many equal
-    sections of the chain (Nichol & Dhariwal 2021, section 4).
-    Raises ConfigError where no such chain exists.
+    respacing: "ddim50" takes every k-th timestep from the first, with the whole number k that gives 50 (Song et
+    al. 2021). "250" takes 250 evenly spaced ones from first to last. "10,20,30" cuts the chain into three equal
+    sections and takes 10, 20 and 30 of them (Nichol & Dhariwal 2021, section 4).
+    Raises ConfigError if no such chain exists.
     """
     counts = respacing.removeprefix("ddim").split(",")
     if not all(count.isdigit() and int(count) > 0 for count in counts):
@@ -183,7 +183,7 @@ def _evenly(section: np.ndarray, steps: int) -> np.ndarray:
     _check_at_most(len(section), steps)
     stride = (len(section) - 1) / (steps - 1) if steps > 1 else 1.0
     positions, position = [], 0.0
-    for _ in range(steps):  # summed, not multiplied: the published rounding
+    for _ in range(steps):  # summed, not multiplied, to round as published
         positions.append(round(position))
         position += stride
     return section[positions]

@@ -1,4 +1,4 @@
-"""What is drawn for a training batch of MeanFlow: an interval of times, and noise."""
+"""The draws for a training batch of MeanFlow: an interval of times, and noise."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ def draws(config: MeanFlowConfig, seed: int, sample_indices: np.ndarray, shape: 
 
 
 def draws_at(config: MeanFlowConfig, noise_levels: np.ndarray, noise: np.ndarray) -> Arrays:
-    """Return the same at the times ``noise_levels`` (B,), of held-out samples: r = t, and an error without a weight."""
+    """Return the same for held-out samples at the times ``noise_levels`` (B,): r = t, and an unweighted error."""
     return _batch(np.stack([noise_levels, noise_levels], 1), noise, held_out=1.0)
 
 
 def interval(config: MeanFlowConfig, z: np.ndarray) -> np.ndarray:
-    """Return times (B, 2), the later first, of standard normal draws (2, B)."""
+    """Turn standard normal draws (2, B) into times (B, 2), the later first."""
     times = 1 / (1 + np.exp(-(config.logit_mean + config.logit_std * z)))
     return np.stack([times.max(0), times.min(0)], 1)
 
 
 def with_equal(times: np.ndarray, alike: np.ndarray) -> np.ndarray:
-    """Return ``times`` (B, 2) with r = t where ``alike`` (B,)."""
+    """Return ``times`` (B, 2) with r = t where ``alike`` (B,) is true."""
     return np.stack([times[:, 0], np.where(alike, times[:, 0], times[:, 1])], 1)
 
 

@@ -1,4 +1,4 @@
-"""MeanFlow as an objective, and its sampler: one step or a few from noise to data."""
+"""MeanFlow as an objective, and its sampler, which takes one or a few steps from noise to data."""
 
 from __future__ import annotations
 

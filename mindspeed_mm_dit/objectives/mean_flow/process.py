@@ -1,4 +1,4 @@
-"""MeanFlow on tensors (Geng et al. 2025): its target holds a derivative of the network along the path.
+"""MeanFlow on tensors (Geng et al. 2025). Its target contains a derivative of the network along the path.
 
 Tensors named x, noise, z or v are (B, C, ...); times are (B, 2): t, and r <= t.
 """
@@ -33,18 +33,18 @@ class MeanFlow(nn.Module):
         return (1 - t) * x + t * noise
 
     def loss(self, *given: Tensor) -> Tensor:
-        """Raise ConfigError: one answer of the network is not enough."""
+        """Raise ConfigError: one output of the network is not enough."""
         raise ConfigError(
-            "diffusion.model_id = 'mean_flow'", "asks the network several times for a loss, and here it is asked once",
+            "diffusion.model_id = 'mean_flow'", "needs several calls of the network for a loss, and here there is one",
             "train with pretrain_dit.py, on its own or inside Megatron",
         )  # fmt: skip
 
     def losses(
         self, network: Network, null: int, x: Tensor, labels: Tensor, times: Tensor, noise: Tensor, held_out: Tensor
     ) -> Tensor:
-        """Return the loss of each sample, (B,): |u - u_target|^2 / (the same + c)^p (eqs. 10 and 22).
+        """Return the loss of each sample, (B,): |u - u_target|^2 / (|u - u_target|^2 + c)^p (eqs. 10 and 22).
 
-        null: label of the null class. held_out (B,): where 1, the mean squared error of the velocity instead.
+        null: label of the null class. held_out (B,): 1 for the mean squared error of the velocity instead.
         """
         z, v = self.noised(x, times, noise, held_out), noise - x
         target = self.target(network, z, v, times, labels, null)
@@ -54,7 +54,7 @@ class MeanFlow(nn.Module):
         return ops.where(held_out > 0, ops.mean_per_sample((u - v) * (u - v)), weighted)
 
     def target(self, network: Network, z: Tensor, v: Tensor, times: Tensor, labels: Tensor, null: int) -> Tensor:
-        """Return u_target = v_g - (t - r) du/dt, through which no gradient flows (eq. 10)."""
+        """Return u_target = v_g - (t - r) du/dt, without gradient (eq. 10)."""
         guided = self.guided(network, z, v, times, labels, null)
         rate = self.derivative(network, z, guided, times, labels)
         return ops.stop_gradient(guided - over_samples(times[:, 0] - times[:, 1], z) * rate)
@@ -62,7 +62,7 @@ class MeanFlow(nn.Module):
     def guided(self, network: Network, z: Tensor, v: Tensor, times: Tensor, labels: Tensor, null: int) -> Tensor:
         """Return v_g = omega v + (1 - omega - kappa) u(z, t, t, null) + kappa u(z, t, t, label) (eq. 19).
 
-        Outside of the guided times, and of samples whose label is dropped, it is v.
+        Outside the guided times, and for samples whose label is dropped, it is v.
         """
         config = self.config
         if not config.is_guided:
@@ -77,7 +77,7 @@ class MeanFlow(nn.Module):
         return ops.where(applies > 0, v_g, v)
 
     def derivative(self, network: Network, z: Tensor, v: Tensor, times: Tensor, labels: Tensor) -> Tensor:
-        """Return du/dt along the path, (B, C, ...): z changes by ``v``, t by 1, r not at all (eq. 8)."""
+        """Return du/dt along the path, (B, C, ...): z changes at the rate ``v``, t at 1, r not at all (eq. 8)."""
         one = times[:, :1] * 0 + 1
         tangents = (v, ops.cat([one, one * 0], 1))
 
@@ -91,7 +91,7 @@ class MeanFlow(nn.Module):
         return ops.mean_per_sample(error * error) * math.prod(error.shape[1:])
 
     def denominator(self, error: Tensor) -> Tensor:
-        """Return (error + c)^p of squared errors (B,), through which no gradient flows (eq. 22)."""
+        """Return (error + c)^p for squared errors (B,), without gradient (eq. 22)."""
         p, shifted = self.config.norm_p, ops.stop_gradient(error) + self.config.norm_eps
         return shifted if p == 1 else ops.exp(p * ops.log(shifted))
 

@@ -1,1 +1,1 @@
-"""Flow matching as MindSpeed-MM and diffusers have it for Wan: a table of times, and weights that favour its middle."""
+"""Flow matching as in MindSpeed-MM and diffusers for Wan: a table of times, with weights that favour its middle."""

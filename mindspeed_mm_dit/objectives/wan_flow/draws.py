@@ -1,4 +1,4 @@
-"""What is drawn for a training batch: rows of the table of times, and noise. No framework."""
+"""The draws for a training batch: rows of the table of times, and noise. No framework."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mindspeed_mm_dit.objectives.wan_flow.schedule import training_table
 def draws(config: WanFlowConfig, seed: int, sample_indices: np.ndarray, shape: tuple[int, ...]) -> Arrays:
     """Return timesteps (B,) in (0, T], noise (B, *shape), and coefficients (B, 2), each float32.
 
-    ``sample_indices`` (B,) are those of one micro-batch, of which the first decides where all share one time.
+    ``sample_indices`` (B,) are those of one micro-batch; the first decides if all samples share one time.
     """
     first, end = config.trained_rows
     deciding = sample_indices if config.timestep_per == "sample" else np.repeat(sample_indices[:1], len(sample_indices))
@@ -22,13 +22,13 @@ def draws(config: WanFlowConfig, seed: int, sample_indices: np.ndarray, shape: t
 
 
 def draws_at(config: WanFlowConfig, noise_levels: np.ndarray, noise: np.ndarray) -> Arrays:
-    """Return the same for the trained rows that are ``noise_levels`` (B,) of the way from data to noise."""
+    """Return the same for the trained rows at ``noise_levels`` (B,), the fraction of the way from data to noise."""
     first, end = config.trained_rows
     return batch(config, np.rint(end - 1 - noise_levels * (end - 1 - first)).astype(np.int64), noise)
 
 
 def batch(config: WanFlowConfig, rows: np.ndarray, noise: np.ndarray) -> Arrays:
-    """Return what a training batch holds at ``rows`` (B,) of the table: coefficients are sigma and weight."""
+    """Return the arrays of a training batch at ``rows`` (B,) of the table; coefficients are sigma and weight."""
     table = training_table(config)
     sigmas = table.sigmas[rows]
     return {

@@ -1,4 +1,4 @@
-"""Noising and the training loss on tensors."""
+"""Wan's flow matching on tensors: noising and the training loss."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from mindspeed_mm_dit.objectives.flow.process import column
 Tensor = Any  # a tensor of the active framework
 
 SIGMA, WEIGHT = range(2)
-"""Columns of the coefficients that travel with a training batch."""
+"""Columns of the coefficients in a training batch."""
 
 
 class WanFlow(nn.Module):
-    """A straight path between data and noise, whose velocity towards noise the network predicts (Liu et al. 2023).
+    """A straight path between data and noise; the network predicts its velocity towards noise (Liu et al. 2023).
 
     Tensors named x, noise or output are (B, C, ...) with any axes after the channels.
     """
@@ -38,9 +38,9 @@ class WanFlow(nn.Module):
     def loss(
         self, output: Tensor, x: Tensor, noised: Tensor, timesteps: Tensor, noise: Tensor, coefficients: Tensor
     ) -> Tensor:
-        """Mean squared error of the velocity, weighted by its row of the table, (B,).
+        """Return the mean squared error of the velocity, weighted by its row of the table, (B,).
 
-        output: the network at ``noised`` and ``timesteps`` (B,), float32; coefficients: (B, 2).
+        output: the network's output at ``noised`` and ``timesteps`` (B,), float32; coefficients: (B, 2).
         """
         error = output - self.target(x, noise)
         return coefficients[:, WEIGHT] * ops.mean_per_sample(error * error)

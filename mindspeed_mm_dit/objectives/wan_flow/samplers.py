@@ -1,4 +1,4 @@
-"""From noise to latents: Euler as MindSpeed-MM walks, UniPC as diffusers' Wan pipeline does."""
+"""Samplers of Wan's flow matching: Euler as in MindSpeed-MM, UniPC as in diffusers' Wan pipeline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mindspeed_mm_dit.objectives.wan_flow.unipc import unipc
 
 
 def euler_chain(process: WanFlow, ask: Ask, start: Tensor, steps: int) -> Iterator[Tensor]:
-    """Walk the host's table."""
+    """Take Euler steps along MindSpeed-MM's table."""
 
     def velocity(x: Tensor, sigmas: np.ndarray) -> Tensor:
         return _ask(process, ask, x, sigmas)
@@ -24,7 +24,7 @@ def euler_chain(process: WanFlow, ask: Ask, start: Tensor, steps: int) -> Iterat
 
 
 def unipc_chain(process: WanFlow, ask: Ask, start: Tensor, steps: int) -> Iterator[Tensor]:
-    """Walk the pipeline's table; the network is told times as they are, where the pipeline cuts them to whole ones."""
+    """Take UniPC steps along the pipeline's table; the network gets exact times, which the pipeline truncates."""
 
     def data_at(x: Tensor, sigma: float) -> Tensor:
         return x - sigma * _ask(process, ask, x, np.full(x.shape[0], sigma))

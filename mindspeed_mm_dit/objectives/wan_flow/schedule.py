@@ -11,16 +11,16 @@ from mindspeed_mm_dit.configs.wan_flow import WanFlowConfig
 
 
 class TrainingTable(NamedTuple):
-    """What a training sample may be drawn from, each (T,) float64, from noise to data."""
+    """The times that training draws from, each (T,) float64, from noise to data."""
 
     sigmas: np.ndarray
-    """Share of noise."""
+    """Noise levels."""
     weights: np.ndarray
-    """Weight of the loss: a bell around sigma = 1/2, lowered to end in 0 and scaled to a mean of 1."""
+    """Weights of the loss: a bell around sigma = 1/2, lowered to a minimum of 0 and scaled to a mean of 1."""
 
 
 def shifted(sigmas: np.ndarray, shift: float) -> np.ndarray:
-    """Move sigmas towards noise by ``shift`` > 1 (Esser et al. 2024, eq. 23); 0 and 1 stay."""
+    """Move sigmas towards noise with ``shift`` > 1 (Esser et al. 2024, eq. 23); 0 and 1 stay."""
     return shift * sigmas / (1 + (shift - 1) * sigmas)
 
 
@@ -34,17 +34,17 @@ def training_table(config: WanFlowConfig) -> TrainingTable:
 
 
 def table_sigmas(config: WanFlowConfig, rows: int) -> np.ndarray:
-    """Return MindSpeed-MM's table of ``rows`` even sigmas, shifted, (rows,)."""
+    """Return MindSpeed-MM's table of ``rows`` sigmas, even before the shift, (rows,)."""
     even = np.linspace(config.sigma_max, config.sigma_min, rows + config.extra_one_step)[:rows]
     return shifted(even, config.shift)
 
 
 def euler_sigmas(config: WanFlowConfig, steps: int) -> np.ndarray:
-    """Return where the host's chain of ``steps`` steps stops, (steps + 1,): its table, then data."""
+    """Return the sigmas of MindSpeed-MM's chain of ``steps`` steps, (steps + 1,): its table, then data."""
     return np.append(table_sigmas(config, steps), 0.0)
 
 
 def multistep_sigmas(config: WanFlowConfig, steps: int) -> np.ndarray:
-    """Return where diffusers' Wan pipeline stops, (steps + 1,): from one training time below pure noise, whose
+    """Return the sigmas of diffusers' Wan pipeline, (steps + 1,): from one training time below pure noise, whose
     log-SNR is infinite, to data."""
     return shifted(np.linspace(1 - 1 / config.num_train_timesteps, 0.0, steps + 1), config.shift)

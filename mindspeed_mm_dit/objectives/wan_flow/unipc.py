@@ -1,6 +1,6 @@
-"""UniPC of second order for a straight path: a multistep solver whose steps are corrected by the next question.
+"""UniPC of second order for a straight path: a multistep solver that corrects each step with the next network output.
 
-Zhao et al. 2023, algorithms 1 and 2 with B(h) = exp(h) - 1 and prediction of data, as diffusers' Wan pipeline walks.
+Zhao et al. 2023, algorithms 1 and 2 with B(h) = exp(h) - 1 and prediction of data, as in diffusers' Wan pipeline.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 Tensor = Any
 DataAt = Callable[[Tensor, float], Tensor]
-"""(x (B, ...), sigma) -> the data (B, ...) that the network sees in x."""
+"""(x (B, ...), sigma) -> the data (B, ...) that the network predicts from x."""
 
 
 class Visited(NamedTuple):
@@ -23,7 +23,7 @@ class Visited(NamedTuple):
     x: Tensor
     """The state, corrected."""
     data: Tensor
-    """The data seen there, before the state was corrected."""
+    """The data predicted there, before the state was corrected."""
     half_log_snr: float
     """lambda = log((1 - sigma) / sigma)."""
 
@@ -31,7 +31,7 @@ class Visited(NamedTuple):
 def unipc(data_at: DataAt, x: Tensor, sigmas: np.ndarray) -> Iterator[Tensor]:
     """Yield the state at each of the falling ``sigmas`` (steps + 1,) but the first; the last is 0, the first below 1.
 
-    One question a step. The first and the last step are of first order.
+    One network call per step. The first and the last step are of first order.
     """
     last = len(sigmas) - 2
     seen: list[Visited] = []
@@ -45,7 +45,7 @@ def unipc(data_at: DataAt, x: Tensor, sigmas: np.ndarray) -> Iterator[Tensor]:
 
 
 def _predicted(seen: list[Visited], sigma: float, following: float) -> Tensor:
-    """Walk from the last point that was ``seen``, at ``sigma``, to ``following`` (algorithm 2)."""
+    """Step from the last point of ``seen``, at ``sigma``, to ``following`` (algorithm 2)."""
     here = seen[-1]
     h = _half_log_snr(following) - here.half_log_snr
     towards = here.data
@@ -55,7 +55,7 @@ def _predicted(seen: list[Visited], sigma: float, following: float) -> Tensor:
 
 
 def _corrected(seen: list[Visited], data: Tensor, sigma: float, reached: float) -> Tensor:
-    """Walk the last step anew, knowing the ``data`` seen where it ended (algorithm 1)."""
+    """Redo the last step with the ``data`` predicted at its end (algorithm 1)."""
     here = seen[-1]
     h = _half_log_snr(reached) - here.half_log_snr
     if len(seen) == 1:
@@ -66,12 +66,12 @@ def _corrected(seen: list[Visited], data: Tensor, sigma: float, reached: float) 
 
 
 def _walked(x: Tensor, data: Tensor, h: float, sigma: float, reached: float) -> Tensor:
-    """Solve from ``sigma`` to ``reached`` for data that stay the same (eq. 3)."""
+    """Solve from ``sigma`` to ``reached`` for constant data (eq. 3)."""
     return reached / sigma * x - (1 - reached) * math.expm1(-h) * data
 
 
 def _slope(seen: list[Visited], h: float) -> Tensor:
-    """Change of the data over a step of ``h``, by the two points that were ``seen`` last."""
+    """Return the change of the data over a step of ``h``, from the last two points ``seen``."""
     before, here = seen
     return h / (before.half_log_snr - here.half_log_snr) * (before.data - here.data)
 

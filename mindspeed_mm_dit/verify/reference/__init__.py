@@ -1,1 +1,1 @@
-"""Files of reference values: one file here for each kind of them."""
+"""The kinds of files of reference values, one module each."""

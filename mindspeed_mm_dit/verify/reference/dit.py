@@ -1,6 +1,6 @@
 """Files of reference values of the published DiT (Peebles & Xie 2023), which learns its variance.
 
-A chain is a number of DDPM steps or ``ddim<steps>``. docs/parity.md has the format.
+A chain is a number of DDPM steps or ``ddim<steps>``. docs/parity.md describes the format.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class PublishedDiT(LabelledImages):
 
     @cached_property
     def output(self) -> Tensor:
-        """The network there, (B, 2C, H, W)."""
+        """The network's output there, (B, 2C, H, W)."""
         return self.at.output(self.network)
 
     def guided(self, scale: str, channels: str) -> Tensor:
@@ -63,7 +63,7 @@ class PublishedDiT(LabelledImages):
         return self.guided_halves(self.at.x_t, self.at.draws[0], self.given["y"], float(scale), int(channels))
 
     def sample(self, chain: str) -> Tensor:
-        """Return the end of a chain; the null class among the labels stands for the last real one."""
+        """Return the last state of a chain; the null class among the labels is replaced by the last real class."""
         labels = np.minimum(self.given["y"], self.config.num_classes - 1)
 
         def ask(x: Tensor, t: Tensor, timestep: int) -> Tensor:

@@ -1,8 +1,7 @@
-"""A file of reference values: its arrays, what is asked of its inputs, networks with the weights beside it, and what a
-kind of such files is.
+"""A file of reference values: its arrays, checks of its inputs, networks with its weights, and the record of a kind.
 
-To add a kind: a file beside this one with a program, which takes (arrays, weights by flag) and has what its rows ask
-for, and its ``Kind``; and the kind's line in ``parity.KINDS``.
+To add a kind, write a module beside this one with a ``Kind`` and its program, which takes (arrays, weights by flag) and
+computes the quantities of the rows. Then add the kind to ``parity.KINDS``.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ FORMAT = "see docs/parity.md for the format"
 
 
 class Given(dict[str, np.ndarray]):
-    """The arrays of a file of reference values by name; one that is asked for and missing is a CheckpointError."""
+    """The arrays of a file of reference values by name; looking up a missing one raises CheckpointError."""
 
     def __missing__(self, name: str) -> np.ndarray:
         raise CheckpointError(f"--reference: {name}", "is missing, and other values of the file need it", FORMAT)
 
     def tensor(self, name: str) -> Tensor:
-        """Return an array as a tensor, in the kind of number that networks take."""
+        """Return an array as a tensor of int64 or float32, as networks take it."""
         return ops.tensor(self[name].astype(np.int64 if self[name].dtype.kind in "iub" else np.float32))
 
     def check_shape(self, name: str, wanted: tuple[int | None, ...]) -> None:
@@ -58,7 +57,7 @@ class Given(dict[str, np.ndarray]):
             raise CheckpointError(f"--reference: {name}", f"must hold {words} numbers from 0 to {most}{why}", FORMAT)
 
     def sizes(self, names: tuple[str, ...]) -> dict[str, int]:
-        """Return the numbers of ``config``, whole ones, by ``names``."""
+        """Return the whole numbers in ``config`` by ``names``."""
         numbers = self["config"]
         if numbers.shape != (len(names),) or numbers.dtype.kind not in "iu":
             what = f"--reference: config = {shown(numbers.tolist())}"
@@ -67,7 +66,7 @@ class Given(dict[str, np.ndarray]):
 
 
 def read_arrays(path: str | Path) -> Given:
-    """Read the arrays of an .npz; raises CheckpointError for what is none, and for arrays that are no numbers."""
+    """Read the arrays of an .npz; raises CheckpointError if it is no .npz, or an array does not hold real numbers."""
     try:
         check_file(path)
         if not zipfile.is_zipfile(path):
@@ -88,14 +87,14 @@ def read_arrays(path: str | Path) -> Given:
 
 
 def unknown_quantity(name: str, hint: str = "") -> CheckpointError:
-    """Return the error of a key that means nothing to us."""
+    """Return the error for an unknown key."""
     return CheckpointError(f"--reference: {name}", "is no quantity this command knows", hint or FORMAT)
 
 
 def config_of(kind: type, sizes: Mapping[str, Any], what: str) -> Any:
-    """Return the config of a network of ``sizes``.
+    """Return the config of a network with these ``sizes``; ``what`` names their source in errors.
 
-    Raises CheckpointError, naming ``what`` claims them, for sizes that no network has or this machine cannot hold.
+    Raises CheckpointError for sizes that no network has or that this machine cannot hold.
     """
     try:
         config: Any = from_mapping(kind, sizes, what)
@@ -106,7 +105,7 @@ def config_of(kind: type, sizes: Mapping[str, Any], what: str) -> Any:
 
 
 def loaded(network: Callable[[Any], Any], config: Any, weights: Mapping[str, np.ndarray], flag: str) -> Any:
-    """Return a network with the ``weights`` of ``flag``, ready to be asked; CheckpointError for another's."""
+    """Return a network with the ``weights`` of ``flag``, ready to use; CheckpointError for weights that do not fit."""
     check_names(
         config.parameters().shapes(),
         {name: array.shape for name, array in weights.items()},
@@ -120,24 +119,24 @@ def loaded(network: Callable[[Any], Any], config: Any, weights: Mapping[str, np.
 
 
 def answer(network: Any, *inputs: Tensor) -> Tensor:
-    """Return what ``network`` says of ``inputs``; nothing is kept for gradients."""
+    """Return the output of ``network`` for ``inputs``, without gradients."""
     with ops.no_grad():
         return network(*inputs)
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of files; what is a name here is a regular expression of it."""
+    """A kind of files of reference values; names are given as regular expressions."""
 
     signature: str
-    """Names that no file of a kind further down in the registry has."""
+    """Names that appear in no file of a later kind in the registry."""
     inputs: str
-    """Names that are given, or kept for information."""
+    """Names that are inputs, or for information."""
     program: Callable[[Given, Weights], Any]
-    """Recomputes a file, each quantity when it is asked for."""
+    """Recomputes a file, each quantity on demand."""
     rows: Rows
     """Every quantity that such a file may hold."""
     has_network: bool = True
     """Whether the values are those of a network, whose weights ``--checkpoint`` names."""
     not_checked: Mapping[str, str] = field(default_factory=dict)
-    """Names that nothing here recomputes, and why."""
+    """Names that are not recomputed here -> the reason."""

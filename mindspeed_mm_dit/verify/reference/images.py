@@ -1,5 +1,5 @@
-"""Files of reference values of image models with labels: their inputs, DiTs with the weights beside them, and what
-both make of samples at a time. Of later recipes a ``.pt`` says how they were made."""
+"""Base classes for files of reference values of labelled-image models: inputs, DiTs with their weights, and results at
+one time. For later recipes, a ``.pt`` holds the settings with which the values were made."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from mindspeed_mm_dit.verify.table import FORWARD, Bound, Quantity
 Arrays = Mapping[str, np.ndarray]
 _LATENTS = ("x0", "x1", "noise", "x", "e")
 _OF_SAMPLES = (*_LATENTS, "t", "r", "y", "drop_u", "z_normal", "time_u", "time_z")
-"""Inputs that have a value a sample."""
+"""Inputs with one value per sample."""
 
 
 class Point:
-    """Samples between data and noise: what ``process`` makes of them, and a network says there.
+    """Samples between data and noise, with the results of ``process`` and of a network there.
 
-    x: (B, C, H, W) data; draws: times and noise, as ``process`` takes them; condition: what steers the network.
+    x: (B, C, H, W) data; draws: times and noise, as ``process`` takes them; condition: inputs that steer the network.
     """
 
     def __init__(self, process: Any, x: Tensor, draws: Sequence[Tensor], *condition: Tensor) -> None:
@@ -57,7 +57,7 @@ class Point:
         return self.process.target(self.x, *self.draws[1:])
 
     def output(self, network: Any) -> Tensor:
-        """Return what ``network`` says, (B, C or 2C, H, W); nothing is kept for gradients."""
+        """Return the output of ``network``, (B, C or 2C, H, W), without gradients."""
         return answer(network, self.x_t, self.draws[0], *self.condition)
 
     def losses(self, network: Any) -> Tensor:
@@ -65,23 +65,23 @@ class Point:
         return self.loss_of(network(self.x_t, self.draws[0], *self.condition))
 
     def loss_of(self, output: Tensor) -> Tensor:
-        """Return the loss of what a network says, (B,)."""
+        """Return the loss of a network's output, (B,)."""
         return self.process.loss(output, self.x, self.x_t, *self.draws)
 
 
 class LabelledImages:
-    """The arrays of a file and its networks. Each kind of files inherits it and computes its quantities.
+    """The arrays of a file and its networks. Each kind of files derives from it and computes its quantities.
 
     Raises CheckpointError for a file without ``config``, for sizes that no network has or this machine cannot hold, for
-    weights of another network, and for inputs that the network cannot be given.
+    weights of another network, and for inputs that do not fit the network.
     """
 
     sizes: tuple[str, ...] = (
         "hidden_size", "num_layers", "num_heads", "patch_size", "input_size", "in_channels", "num_classes",
     )  # fmt: skip
-    """What the numbers of ``config`` are, as settings of a section ``predictor``."""
+    """Settings of the section ``predictor`` that the numbers in ``config`` stand for."""
     num_timesteps: int | None = None
-    """Times are whole numbers below it; None: real ones from 0 to 1."""
+    """Times are whole numbers below this; None: real numbers from 0 to 1."""
 
     def __init__(self, given: Given, weights: Weights) -> None:
         if "config" not in given:
@@ -93,12 +93,12 @@ class LabelledImages:
 
     @property
     def flags(self) -> Mapping[str, Any]:
-        """Settings of the network beside its sizes."""
+        """Settings of the network other than its sizes."""
         return {}
 
     @property
     def shapes(self) -> Mapping[str, tuple[int | None, ...]]:
-        """Shape of each input that some kind has; None is any size."""
+        """Shape of each input that any kind has; None is any size."""
         given, latent = self.given, self.config.latent_shape
         named = [name for name in _OF_SAMPLES if name in given and given[name].ndim]
         B = len(given[named[0]]) if named else 0
@@ -116,42 +116,44 @@ class LabelledImages:
         return read_weights(find_checkpoint(self._path), use_ema=False)
 
     def network_of(self, flags: Mapping[str, Any]) -> DiTConfig:
-        """Return the network of ``config`` with ``flags``."""
+        """Return the config of the network in ``config``, with ``flags``."""
         what = f"--reference: config = {shown(self.given['config'].tolist())}"
         config: DiTConfig = config_of(DiTConfig, {**self.given.sizes(self.sizes), **flags}, what)
         return config
 
     def fresh_network(self, config: DiTConfig | None = None, weights: Arrays | None = None) -> DiT:
-        """Return the network with the weights of the file, or another one with others."""
+        """Return a new network: by default that of the file, with its weights."""
         weights = self.weights if weights is None else weights
         network: DiT = loaded(DiT, config or self.config, weights, self._checkpoint)
         return network
 
     @cached_property
     def network(self) -> DiT:
-        """The network that is asked; its weights never change."""
+        """The network of the file; its weights never change."""
         return self.fresh_network()
 
     def ask(self, x: Tensor, t: Tensor, labels: np.ndarray) -> Tensor:
-        """Return what the network says of ``x`` (B, C, H, W) at times ``t`` (B,)."""
+        """Return the network's output for ``x`` (B, C, H, W) at times ``t`` (B,)."""
         return answer(self.network, x, t, ops.tensor(labels.astype(np.int64)))
 
     def null(self, count: int) -> np.ndarray:
-        """Return the labels of ``count`` samples without one."""
+        """Return ``count`` null labels."""
         return self.config.conditions.null(count)["labels"]
 
     def asked(self, guidance: Guidance) -> Ask:
-        """Return the network, guided, for the labels of the chains: (x, t, share of noise) -> output."""
+        """Return the guided network for the labels of the chains: (x, t, noise level) -> output."""
         labels, null = self.given.tensor("sample/y"), ops.tensor(self.null(len(self.given["sample/y"])))
         return guided_network(self.network, [labels], [null], guidance)
 
     def velocity(self, process: FlowMatching, ask: Ask) -> Callable[[Tensor, np.ndarray], Tensor]:
-        """Return the field of a flow's chains: (x, times (B,)) -> dx/dt."""
+        """Return the vector field of a flow's chains: (x, times (B,)) -> dx/dt."""
         return lambda x, t: process.velocity(ask(x, ops.tensor(told(process.config, t)), 1 - t), x, t)
 
     def guided_halves(self, x: Tensor, t: Tensor, labels: np.ndarray, scale: float, channels: int) -> Tensor:
-        """Return the published batch (2B, ...) of two halves, the second asked without labels: the first ``channels``
-        of both are guided alike, the others stay what each half's own network said."""
+        """Return the published batch (2B, ...) of two halves, the second without labels.
+
+        The first ``channels`` of both halves are the same guided values; the others are each half's own output.
+        """
         halves = [self.ask(x, t, each) for each in (labels, self.null(len(labels)))]
         guided = min(channels, self.config.in_channels)
         labelled, unlabelled = (half[:, :guided] for half in halves)
@@ -172,8 +174,10 @@ class LabelledImages:
 
 
 class RecipeFile(LabelledImages):
-    """One whose numbers of ``config`` are sizes alone: flags, learning rate and constants stand in the ``.pt``, as the
-    recipe's own code saves them. Raises CheckpointError for a ``.pt`` that lacks what the values were made with."""
+    """A file whose ``config`` holds only sizes; flags, learning rate and constants are in the ``.pt``.
+
+    The recipe's own code saves the ``.pt``. Raises CheckpointError if it lacks a setting that the values need.
+    """
 
     def __init__(self, given: Given, weights: Weights) -> None:
         content = read_torch_file(weights["--checkpoint"])
@@ -188,7 +192,7 @@ class RecipeFile(LabelledImages):
         return super().fresh_network(config, None if weights is None else plain(weights))
 
     def said(self, *keys: str) -> Any:
-        """Return the entry at ``keys`` of the nested ``.pt``; raises CheckpointError where there is none."""
+        """Return the entry at ``keys`` of the nested ``.pt``; raises CheckpointError if there is none."""
         found: Any = self._content
         for key in keys:
             if not isinstance(found, Mapping) or key not in found:
@@ -207,7 +211,7 @@ class RecipeFile(LabelledImages):
 
 
 def rows_of_chain(names: str, bound: Bound = FORWARD) -> tuple[Quantity, Quantity]:
-    """Return the rows of the last state of chains ``names``, and of the norms of all states (``file.states``)."""
+    """Return the rows for the last state of the chains ``names``, and for the norms of all states (``file.states``)."""
     return (
         Quantity(f"{names}/result", lambda file, *chain: file.states(*chain)[-1], bound),
         Quantity(f"{names}/norms", lambda file, *chain: np.array(list(map(norm, file.states(*chain)))), bound),

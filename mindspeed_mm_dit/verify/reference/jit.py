@@ -21,7 +21,7 @@ from mindspeed_mm_dit.verify.table import Quantity
 
 _ALWAYS = ("qk_norm", "rms_norm", "swiglu", "rope")
 FIRST_TIME = 0.25
-"""Time of ``first_velocity``, which is asked for the noise that a chain begins with."""
+"""Time of ``first_velocity``, at the noise that a chain begins with."""
 
 
 class JiT(RecipeFile):
@@ -40,7 +40,7 @@ class JiT(RecipeFile):
         return {**dict.fromkeys(_ALWAYS, True), "learn_sigma": False, "in_channels": channels[0] if channels else 0}
 
     def process(self, other_noise: bool = False) -> FlowMatching:
-        """Return what is learned, with noise of the size of the file or of the other one that it tries."""
+        """Return the objective, with the noise scale of the file or with the other one that it tries."""
         noise_scale = float(self.given["noise_scale"])
         return FlowMatching(
             FlowMatchingConfig(
@@ -63,7 +63,7 @@ class JiT(RecipeFile):
         return Point.of_flow(process, self.given.tensor("x"), self.given.tensor("e"), self.times(), labels)
 
     def loss_mean(self, variant: str | None) -> np.ndarray:
-        """Return the mean loss: as it is, with the other noise, with labels dropped, or after the optimizer step."""
+        """Return the mean loss: plain, with the other noise scale, with labels dropped, or after the optimizer step."""
         process = self.process()
         network = self.step.network_after if variant == "after_one_adamw_step" else self.network
         labels = self.given["y"].astype(np.int64)
@@ -92,7 +92,7 @@ class JiT(RecipeFile):
             return process.velocity(self._ask("cfg")(x, ops.tensor(t.astype(np.float32)), 1 - t), x, t)
 
     def _ask(self, name: str) -> Callable[[Tensor, Tensor, Any], Tensor]:
-        """Return the network, guided where the published code does it: low < t < high, as float32 compares them."""
+        """Return the network, guided where the published code guides: low < t < high, compared in float32."""
         scale, low, high = self.given["sample/cfg"].tolist()
         if name.startswith("cfg_interval_"):
             low, high = map(float, name.removeprefix("cfg_interval_").split("_"))

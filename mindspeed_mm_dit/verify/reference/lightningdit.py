@@ -22,9 +22,9 @@ from mindspeed_mm_dit.verify.table import NotThere, Quantity
 
 _FLAGS = {"use_qknorm": "qk_norm", "use_swiglu": "swiglu", "use_rope": "rope", "use_rmsnorm": "rms_norm",
           "wo_shift": "wo_shift", "learn_sigma": "learn_sigma"}  # fmt: skip
-"""Their names of the network's options -> ours."""
+"""Option of the network in LightningDiT -> its name here."""
 STEPS = 7
-"""Of a chain whose file does not tell."""
+"""Steps of a chain, if the file does not tell."""
 
 
 class LightningDiT(RecipeFile):
@@ -42,18 +42,18 @@ class LightningDiT(RecipeFile):
 
     @cached_property
     def at(self) -> dict[str, Point]:
-        """The samples, and what is learned there by the squared error alone, and with the angle."""
+        """The samples, with the squared error alone (``loss``), and with the cosine loss (``both``)."""
         x, noise, y = map(self.given.tensor, ("x1", "x0", "y"))
         processes = {name: FlowMatching(FlowMatchingConfig(cosine_loss=name == "both")) for name in ("loss", "both")}
         return {name: Point.of_flow(each, x, noise, self.given["t"], y) for name, each in processes.items()}
 
     def losses(self, network: DiT) -> Tensor:
-        """Return the loss of each sample, with the angle where the run had it."""
+        """Return the loss of each sample, with the cosine loss if the run had it."""
         with_angle = self.said("config", "transport", "use_cosine_loss")
         return self.at["both" if with_angle else "loss"].losses(network)
 
     def option(self, name: str) -> Tensor:
-        """Return what the network with the options ``name`` says at x_t, its first C channels."""
+        """Return the first C channels of the output at x_t, from the network with the options ``name``."""
         options = self.said("options")
         if name not in options:
             raise NotThere(f"--checkpoint has the options {', '.join(options)}")
@@ -86,7 +86,7 @@ class LightningDiT(RecipeFile):
 
 
 def _options(flags: Mapping[str, Any]) -> dict[str, bool]:
-    """Return what the flags of a file say of our network's options."""
+    """Return our network's options for the flags in a file."""
     return {"learn_sigma": False, **{ours: bool(flags[theirs]) for theirs, ours in _FLAGS.items() if theirs in flags}}
 
 

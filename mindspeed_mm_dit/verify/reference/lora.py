@@ -1,7 +1,7 @@
-"""Files of reference values of adapters (LoRA) beside a Wan and beside diffusers' DiT, with the folder that has them.
+"""Files of reference values of adapters (LoRA) on Wan and on diffusers' DiT, with the folder of the adapters.
 
 ``wan_lora/output`` is Wan with the adapters of ``wan_lora/`` in the folder of --lora; ``loaded/kohya`` is Wan after
-another program has loaded ``kohya.safetensors``. Names that begin with ``dit`` are of the DiT in ``dit/``.
+another program has loaded ``kohya.safetensors``. Names that begin with ``dit`` belong to the DiT in ``dit/``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mindspeed_mm_dit.verify.step import Step, norm
 from mindspeed_mm_dit.verify.table import FORWARD, GRADIENTS, Bound, NotThere, Quantity
 
 ADAMW_LR = 1e-3
-"""Learning rate of the step, which A and B take alone."""
+"""Learning rate of the step; only A and B take it."""
 LORA_GRADIENTS = Bound(
     f"{GRADIENTS.why} Those of A and B pass through the other one besides; where queries and keys are small, as in the "
     "embedded files, two right programs were measured at 1.3e-5.",
@@ -40,9 +40,10 @@ NO_CHANGE = Bound("B begins at zero: nothing may change at all.", is_exact=True)
 
 
 class DiffusersDiT(nn.Module):
-    """DiT as diffusers builds it, of our parts: each block embeds time and label by itself, the last layer as block 0.
+    """DiT as diffusers builds it, from our parts: each block has its own embedding of time and label.
 
-    Its frequencies are spaced by 1/127, and the norm before a feed-forward has an eps of its own.
+    The last layer uses the embedding of block 0. Frequencies are spaced by 1/127, and the norm before a feed-forward
+    has an eps of its own.
     """
 
     def __init__(self, config: DiTConfig, norm_eps: float) -> None:
@@ -70,7 +71,7 @@ _TIME, _LABEL = "t_embedder.", "y_embedder."
 
 
 def _of_diffusers(arrays: dict[str, np.ndarray], config: DiTConfig) -> dict[str, np.ndarray]:
-    """Return the values of a :class:`DiffusersDiT` of a file of diffusers'."""
+    """Return the values of a :class:`DiffusersDiT` from a file of diffusers."""
     found: dict[str, np.ndarray] = {}
     for name, theirs, transform in rules.for_model(config.num_layers):
         parts = [arrays[own] for own in theirs]
@@ -83,7 +84,7 @@ def _of_diffusers(arrays: dict[str, np.ndarray], config: DiTConfig) -> dict[str,
 
 
 class Base:
-    """A network without adapters, what it is asked, and copies of it with some; ``prefix``: of our names in it."""
+    """A network without adapters, its inputs, and copies with adapters; ``prefix`` stands before our names in it."""
 
     prefix = ""
 
@@ -99,7 +100,7 @@ class Base:
         return self.given[f"{self.group}/{name}"].ndim
 
     def fresh(self) -> Any:
-        """Return the network with its own weights, which may change."""
+        """Return a new network with its own weights, which may change."""
         raise NotImplementedError
 
     @cached_property
@@ -110,15 +111,15 @@ class Base:
 
     @cached_property
     def layers(self) -> list[str]:
-        """Names of the linear layers here."""
+        """Names of the linear layers."""
         return [n.removesuffix(".weight") for n, a in self.weights.items() if n.endswith(".weight") and a.ndim == 2]
 
     def ask(self, network: Any) -> Tensor:
-        """Return what ``network`` says of the inputs of the file."""
+        """Return the output of ``network`` for the inputs of the file."""
         return network(*(self.given.tensor(f"{self.group}/{name}") for name in ("x", "t", *self.conditions)))
 
     def adapted(self, adapter: Adapter) -> Any:
-        """Return the network with ``adapter`` beside its layers; A and B alone are trained."""
+        """Return the network with ``adapter`` beside its layers; only A and B are trained."""
         network = self.fresh()
         for _, parameter in network.named_parameters():
             parameter.requires_grad = False
@@ -129,7 +130,7 @@ class Base:
         return runtime.compiled(runtime.to_runtime_device(network))
 
     def merged(self, adapter: Adapter, strength: float) -> Any:
-        """Return the network with ``adapter`` in its weights."""
+        """Return the network with ``adapter`` merged into its weights."""
         network = self.fresh()
         values = adapter.merged(self.weights, strength)
         runtime.load_arrays(network, {f"{self.prefix}{name}": array for name, array in values.items()})
@@ -137,7 +138,7 @@ class Base:
 
 
 class WanBase(Base):
-    """Wan, of --checkpoint."""
+    """Wan, from --checkpoint."""
 
     conditions = ("text",)
 
@@ -148,7 +149,7 @@ class WanBase(Base):
 
 
 class DiTBase(Base):
-    """diffusers' DiT, of the folder ``dit/`` beside the adapters."""
+    """diffusers' DiT, from the folder ``dit/`` beside the adapters."""
 
     conditions, prefix = ("y",), "dit."
 
@@ -161,7 +162,9 @@ class DiTBase(Base):
         except KeyError as missing:
             raise CheckpointError(str(folder), f"lacks {missing}", "copy the folder again") from None
         own = {name: ops.numpy(p) for name, p in network.named_parameters()}
-        runtime.load_arrays(network, own | values)  # (the positions, and the embedders that nobody asks, stay)
+        runtime.load_arrays(
+            network, own | values
+        )  # (positional embeddings, and embedders that are not used, keep their values)
         return runtime.compiled(runtime.to_runtime_device(network))
 
 
@@ -170,7 +173,7 @@ _SIZES = {
     "patch_size": "patch_size", "num_heads": "num_attention_heads", "head_dim": "attention_head_dim",
     "num_layers": "num_layers",
 }  # fmt: skip
-"""Keys of a section predictor -> of diffusers' config.json."""
+"""Key of the section ``predictor`` -> key of diffusers' config.json."""
 
 
 def _described(said: dict[str, Any], what: str) -> tuple[DiTConfig, float]:
@@ -220,28 +223,28 @@ class LoraValues:
         return Step(lambda: base.adapted(self.adapter(name)), losses, ADAMW_LR)
 
     def without(self, name: str) -> Tensor:
-        """Return what the base says."""
+        """Return the output of the base."""
         base = self.base(name)
         return answer(base.ask, runtime.compiled(base.fresh()))
 
     def output(self, name: str) -> Tensor:
-        """Return what the base says with the adapters beside it."""
+        """Return the output of the base with the adapters beside its layers."""
         return answer(self.base(name).ask, self.adapted(name))
 
     def merged(self, name: str, strength: str | None = None) -> Tensor:
-        """Return what it says with them in its weights, ``strength`` times."""
+        """Return the output of the base with the adapters merged into its weights, ``strength`` times."""
         base = self.base(name)
         return answer(base.ask, base.merged(self.adapter(name), float(strength or 1)))
 
     def change_at_first(self, name: str) -> np.ndarray:
-        """Return the largest change of an answer by adapters that begin: B is zero."""
+        """Return the largest change of the output by untrained adapters, whose B is zero."""
         base, adapter = self.base(name), self.adapter(name)
         begun = {layer: own._replace(up=np.zeros_like(own.up)) for layer, own in adapter.layers.items()}
         there = ops.numpy(answer(base.ask, base.adapted(Adapter(begun))))
         return np.abs(there - ops.numpy(self.without(name))).max()
 
     def gradient(self, name: str, parameter: str) -> np.ndarray:
-        """Return the norm of the gradient of an A or B, by its name in the file, whose layer may be a part of ours."""
+        """Return the norm of the gradient of an A or B by its name in the file; its layer may be a part of ours."""
         layer, _, matrix = parameter.removesuffix(".weight").rpartition(".")
         base, adapter = self.base(name), self.adapter(name)
         blocks = len({n.split(".")[1] for n in base.layers if n.startswith("blocks.")})
@@ -254,7 +257,7 @@ class LoraValues:
 
 
 def _part(gradient: np.ndarray, up: np.ndarray, matrix: str, number: int, count: int) -> np.ndarray:
-    """Return what of a gradient belongs to one of ``count`` matrices that a layer is: the columns its B looks at."""
+    """Return the part of a gradient for one of the ``count`` matrices in a layer: the columns that its B uses."""
     used = np.split(up, count)[number].any(axis=0)
     return gradient[used] if matrix == "lora_A" else np.split(gradient, count)[number][:, used]
 

@@ -43,7 +43,7 @@ class MeanFlowFile(RecipeFile):
         return {**super().shapes, "time/z": (2, None)}
 
     def process(self, case: str) -> MeanFlow:
-        """Return what is learned in a case."""
+        """Return the objective of a case."""
         settings = {"omega": 1.0, "kappa": 0.0}
         if found := re.match(_GUIDED, case):
             names = ("omega", "kappa", "t_start", "t_end")
@@ -54,7 +54,7 @@ class MeanFlowFile(RecipeFile):
         return MeanFlow(MeanFlowConfig(**settings))  # type: ignore[arg-type]
 
     def labels(self) -> Tensor:
-        """Return the labels, as many of the first dropped as ``drop_u`` says, which the published code counts."""
+        """Return the labels; as in the published code, ``drop_u`` only sets how many of the first are dropped."""
         labels, null = self.given["y"].astype(np.int64), self.config.num_classes
         dropped = int((self.given["drop_u"] < self.number("args", "class_dropout_prob")).sum())
         return ops.tensor(np.where(np.arange(len(labels)) < dropped, null, labels))
@@ -84,7 +84,7 @@ class MeanFlowFile(RecipeFile):
 
 
 class Case:
-    """What is learned in a case, at the samples of a file."""
+    """The objective of one case, at the samples of a file."""
 
     def __init__(self, file: MeanFlowFile, name: str) -> None:
         x, e = map(file.given.tensor, "xe")
@@ -96,7 +96,7 @@ class Case:
 
     @cached_property
     def labels(self) -> Tensor:
-        """Those of the file, some of them dropped."""
+        """Labels of the file, some of them dropped."""
         return self._file.labels()
 
     @property
@@ -119,7 +119,7 @@ class Case:
 
     @cached_property
     def guided(self) -> Tensor:
-        """The velocity that the target begins with."""
+        """The velocity term of the target."""
         with ops.no_grad():
             return self.process.guided(*self._at)
 
@@ -129,11 +129,11 @@ class Case:
 
     @cached_property
     def target(self) -> Tensor:
-        """What the average velocity is to be."""
+        """The target of the average velocity."""
         return self.process.target(*self._at)
 
     def denominator(self) -> Tensor:
-        """Return what the squared errors are divided by, (B,)."""
+        """Return the divisors of the squared errors, (B,)."""
         return self.process.denominator(self.process.squared(self.u - self.target))
 
     def gradient(self, parameter: str) -> np.ndarray:

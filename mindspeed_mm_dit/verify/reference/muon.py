@@ -1,6 +1,6 @@
-"""Files of steps of Muon: matrices and their gradients, and no network. docs/parity.md has the format.
+"""Files of reference values of Muon's steps: matrices and their gradients, no network. docs/parity.md has the format.
 
-Beside a result stands what the program gives in float64, and what it gives with its iteration in bfloat16.
+Beside a result, a file has the same in float64, and with the iteration in bfloat16.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Muon:
         )
 
     def _matrix(self, matrix: str, parts: str | None) -> tuple[np.ndarray, np.ndarray]:
-        """Return a matrix and its gradients; raises CheckpointError where these do not fit, or it has no such parts."""
+        """Return a matrix and its gradients; raises CheckpointError if they do not fit, or it cannot be split so."""
         self.given.check_shape(f"param/{matrix}", (None, None))
         param = self.given[f"param/{matrix}"]
         self.given.check_shape(f"grad/{matrix}", (None, *param.shape))

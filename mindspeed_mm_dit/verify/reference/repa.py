@@ -1,6 +1,6 @@
-"""Files of reference values of REPA (Yu et al. 2024): projectors, their loss, its time and chains.
+"""Files of reference values of REPA (Yu et al. 2024): projectors and their loss, times and chains.
 
-t = 0 is data and t = 1 noise in the file, as the network is told them; here it is 1 - t.
+In the file and for the network, t = 0 is data and t = 1 noise; here it is 1 - t.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from mindspeed_mm_dit.verify.table import GRADIENTS, NotThere, Quantity
 _PATHS = {"linear": "linear", "cosine": "gvp"}
 _STEPS = {"euler": ode.euler, "heun": ode.heun}
 _LOW_INTERVAL = (0.25, 1.0)
-"""Of ``cfg_interval_low``."""
+"""Guidance interval of ``cfg_interval_low``."""
 STEPS = 8
-"""Of a chain, the last one among them, where the file has no noise for them that tells."""
+"""Steps of a chain, the last one included, if the file has no noise that tells their number."""
 
 
 class Repa(RecipeFile):
@@ -61,7 +61,7 @@ class Repa(RecipeFile):
     # --- one evaluation ----------------------------------------------------------------------------------------------
 
     def times(self, path: str, law: str) -> np.ndarray:
-        """Return the times of the samples, (B,) float64, as the file counts them."""
+        """Return the times of the samples, (B,) float64, with the direction of the file."""
         if law == "uniform":
             return self.given["time_u"].astype(np.float64)
         z = self.given["time_z"].astype(np.float64)
@@ -82,7 +82,7 @@ class Repa(RecipeFile):
         return asked
 
     def projected(self, path: str, law: str, number: str) -> Tensor:
-        """Return the tokens as a projector has them."""
+        """Return the tokens after a projector."""
         if int(number) >= len(self.config.z_dims):
             raise NotThere(f"z_dims tells of {len(self.config.z_dims)} projectors")
         with ops.no_grad():
@@ -91,7 +91,7 @@ class Repa(RecipeFile):
     # --- losses ------------------------------------------------------------------------------------------------------
 
     def _both(self, network: DiT, path: str = "linear", law: str = "uniform") -> tuple[Tensor, Tensor]:
-        """Return the loss of the velocity and that of the projections, a value a sample each."""
+        """Return the loss of the velocity and the loss of the projections, each (B,)."""
         output, projected = self._asked(network, path, law)
         features = [self.given.tensor(f"zs{number}") for number in range(len(projected))]
         return self.at(path, law).loss_of(output), projection_loss(projected, features, [1.0] * len(features))
@@ -101,7 +101,7 @@ class Repa(RecipeFile):
         return denoising + float(self.given["proj_coeff"]) * projection
 
     def loss(self, *case: str, network: DiT | None = None) -> np.ndarray:
-        """Return the loss of the velocity (B,), or the mean one of the projections."""
+        """Return the loss of the velocity (B,), or the mean loss of the projections."""
         *place, name = case
         with ops.no_grad():
             denoising, projection = map(ops.numpy, self._both(network or self.network, *place))
@@ -131,7 +131,7 @@ class Repa(RecipeFile):
             return last
 
     def _ode(self, method: str, x: Tensor, guidance: Guidance) -> Tensor:
-        """Return the end of a chain whose every step is guided, or not, as it is where the step begins."""
+        """Return the last state of a chain in which each step is guided or not according to the time it begins at."""
         process, ask = self._processes["linear"], self.asked(guidance)
         for t, following in pairwise(np.linspace(1.0, 0.0, self.steps + 1).tolist()):
             step = ode.euler if following == 0 else _STEPS[method]

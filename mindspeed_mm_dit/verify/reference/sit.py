@@ -1,6 +1,6 @@
 """Files of reference values of flow matching as published in SiT (Ma et al. 2024).
 
-Names in the file: P is Linear, GVP or VP; Q velocity, noise or score. docs/parity.md has the format.
+Names in the file: P is Linear, GVP or VP; Q velocity, noise or score. docs/parity.md describes the format.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from mindspeed_mm_dit.verify.table import EXACT, Bound, Quantity
 _PATHS = {"Linear": "linear", "GVP": "gvp", "VP": "vp"}
 _TABLES = {name: name for name in ("alpha", "d_alpha", "sigma", "d_sigma", "alpha_ratio")} | {"drift_var": "score_gain"}
 _TOLERANCES = {"dopri5": (1e-3, 1e-6), "dopri5_tight": (1e-6, 1e-7)}
-"""Relative and absolute, as the file's chains were run."""
+"""Relative and absolute tolerance with which the file's chains were run."""
 STEPS = 7
-"""Even steps of a chain, where the file has no noise for them that tells."""
+"""Even steps of a chain, if the file has no noise that tells their number."""
 LAST_STEP = 0.04
 
 
@@ -94,7 +94,7 @@ class SiT(LabelledImages):
 def _config(
     path: str, prediction: str = "velocity", weight: str = "None", sample_eps: float | None = None
 ) -> FlowMatchingConfig:
-    """Return the section of model.json that the file's names stand for."""
+    """Return the config of the objective that the file's names stand for."""
     chosen = None if weight == "None" else weight
     return FlowMatchingConfig(_PATHS[path], prediction, chosen, sample_eps=sample_eps)  # type: ignore[arg-type]
 

@@ -1,7 +1,7 @@
 """Files of reference values of MindSpeed-MM's text-to-video tutorial and of Wan 2.1, group by group.
 
-The networks' groups ``dit/`` and ``wan/`` stand here, one evaluation, its parts and gradients; and ``sched/`` and
-``sample/``: tables of times, noising, loss, steps, chains.
+Here are the networks' groups ``dit/`` and ``wan/``, with one evaluation, its parts and gradients; and the groups
+``sched/`` and ``sample/``, with tables of times, noising, loss, steps and chains.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from mindspeed_mm_dit.verify.step import Step, rows_of_step
 from mindspeed_mm_dit.verify.table import NotThere, Quantity, Rows
 
 SAMPLE_SHIFT, SAMPLE_STEPS = 5.0, 10
-"""Of the chains, where a file does not say ``sample/shift`` and ``sample/steps``."""
+"""Defaults of the chains, if a file has no ``sample/shift`` and ``sample/steps``."""
 _N = r"\d+(?:\.\d+)?"
 
 
 class Times:
-    """What the objective of the tutorial computes; without weights."""
+    """Quantities of the tutorial's objective, which need no weights."""
 
     def __init__(self, file: TextToVideo) -> None:
         self.given = file.given
 
     def target(self) -> Tensor:
-        """Return what the network is to say."""
+        """Return the network's target."""
         self._check()
         return tutorial_flow(1.0).target(*map(self.given.tensor, ("sched/x0", "sched/noise")))
 
@@ -75,7 +75,7 @@ class Times:
         return np.stack([ops.numpy(end) for end in ends])
 
     def _process(self, shift: str) -> WanFlow:
-        """The objective with as many times as the training tables of the file have rows."""
+        """Return the objective with the number of times in the file's training tables."""
         names = (f"sched/shift{shift}/{table}" for table in ("sigmas", "timesteps", "weights"))
         rows = next((self.given[name].size for name in names if name in self.given), NUM_TRAIN_TIMESTEPS)
         return tutorial_flow(float(shift), rows)
@@ -131,7 +131,7 @@ TIMES = (
 
 
 class Network:
-    """One of NETWORKS on the inputs of ``dit/``."""
+    """Quantities of one of NETWORKS on the inputs of ``dit/``."""
 
     def __init__(self, file: TextToVideo, kind: str) -> None:
         self.given, self.network = file.given, file.asked_network(kind)
@@ -150,7 +150,7 @@ class Network:
 
     @cached_property
     def condition(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Code of the time, its projection, and the text as the blocks take it."""
+        """Embedding of the time, its projection, and the text as the blocks take it."""
         return answer(self.network.condition_embedder, *map(self.given.tensor, ("dit/t", "dit/text")))
 
     @property
@@ -175,7 +175,7 @@ class Network:
         return rearrange(ops.numpy(self._tokens()), "b (f h w) d -> b d f h w", f=F, h=H, w=W)
 
     def after_block(self, number: str) -> Tensor:
-        """Return the tokens (B, N, D) behind a block."""
+        """Return the tokens (B, N, D) after a block."""
         if int(number) >= len(self.network.blocks):
             raise NotThere("")
         _, modulation, text = self.condition

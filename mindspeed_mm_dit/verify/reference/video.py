@@ -1,6 +1,7 @@
-"""Files of reference values of text to video: their networks, and the rows of a group of names that begin alike.
+"""Files of reference values of text-to-video models: their networks, and the rows of a group of names.
 
-``dit/output`` is of the group ``dit``; each group is one class, made when the first of its names is asked for.
+The first part of a name is its group: ``dit/output`` is in the group ``dit``. Each group is one class, created when its
+first quantity is computed.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ NETWORKS: dict[str, tuple[str, type, Callable[[Any], Any]]] = {
 }
 """Group -> flag of its weights, config, network."""
 NUM_TRAIN_TIMESTEPS = 1000
-"""Rows of the training tables, where a file has none."""
+"""Number of rows in the training tables, if a file has none."""
 _PATCH = ("frames", "height", "width")
 _SIZES = ("num_layers", "num_heads", "head_dim", *(f"patch_size ({side})" for side in _PATCH), "in_channels",
           "out_channels", "text_dim", "freq_dim", "ffn_dim", "rope_max_seq_len")  # fmt: skip
 _DIFFUSERS = {"num_heads": "num_attention_heads", "head_dim": "attention_head_dim"}
-"""What the keys of ``dit`` are called for ``wan``."""
+"""Key of ``dit`` -> the same key of ``wan``."""
 
 
 class TextToVideo:
@@ -52,7 +53,7 @@ class TextToVideo:
 
     @cached_property
     def autoencoder(self) -> Any:
-        """Wan's, of --vae, with the sizes that its own config.json has."""
+        """Wan's autoencoder, from --vae, with the sizes in its own config.json."""
         from mindspeed_mm_dit.configs.autoencoder_kl_wan import WanVAEConfig
         from mindspeed_mm_dit.models.diffusers_autoencoders import AutoencoderKLWan
 
@@ -62,7 +63,7 @@ class TextToVideo:
 
     @cached_property
     def text_encoder(self) -> Any:
-        """UMT5, of --text-encoder, in float32."""
+        """UMT5, from --text-encoder, in float32."""
         from mindspeed_mm_dit.configs.text_encoder import UMT5Config
         from mindspeed_mm_dit.models.text_encoders import UMT5
 
@@ -70,38 +71,38 @@ class TextToVideo:
             return UMT5.build(UMT5Config(str(self.weights["--text-encoder"]), dtype="fp32"))
 
     def fresh_network(self, kind: str) -> Any:
-        """Return a network of NETWORKS, its config as ``.config``; :attr:`network` has one whose weights never change.
+        """Return a new network of NETWORKS, with its config as ``.config``; the one in :attr:`network` never changes.
 
-        Raises CheckpointError for sizes that no network has, and weights of another.
+        Raises CheckpointError for sizes that no network has, and for weights of another network.
         """
         flag, config_class, network = NETWORKS[kind]
         with _named(flag):
             weights, own = _read(find_checkpoint(self.weights[flag], flag))
         sizes, what = own or self._sizes(kind), f"{flag}: config" if own else "--reference: config"
-        # (as if latents were one patch: those of the file are checked by who asks the network)
+        # (latents of one patch stand in here: the caller checks the file's latents)
         config = config_of(config_class, {**sizes, "latent_size": sizes.get("patch_size")}, what)
         return loaded(network, config, weights, flag)
 
     def asked_network(self, kind: str) -> Any:
-        """Return a network that is to be given the inputs ``dit/`` and ``sample/`` of the file.
+        """Return a network, and check the inputs ``dit/`` and ``sample/`` of the file against it.
 
-        Raises CheckpointError, naming the array, for inputs that it cannot be given together.
+        Raises CheckpointError, naming the array, for inputs that do not fit the network or each other.
         """
         network = self.network(kind)
         _check_inputs(self.given, network.config)
         return network
 
     def _sizes(self, kind: str) -> dict[str, Any]:
-        """Return the sizes in ``config`` of the file by the keys of a section ``predictor``."""
+        """Return the sizes in the file's ``config`` by the keys of the section ``predictor``."""
         sizes: dict[str, Any] = self.given.sizes(_SIZES)
         sizes["patch_size"] = [sizes.pop(f"patch_size ({side})") for side in _PATCH]
         return {_DIFFUSERS.get(key, key): value for key, value in sizes.items()} if kind == "wan" else sizes
 
 
 def rows_of_group(prefix: str, group: Callable[[TextToVideo], Any], needs: str | None, *rows: Quantity) -> Rows:
-    """Return the rows of names that begin with ``prefix``, computed by one ``group`` of the file.
+    """Return rows whose names begin with ``prefix``, computed by one ``group`` of the file.
 
-    needs: flag of the weights of those rows that do not say it themselves.
+    needs: flag of the weights, for rows that do not name their own.
     """
 
     def of_file(row: Quantity) -> Quantity:
@@ -114,19 +115,19 @@ def rows_of_group(prefix: str, group: Callable[[TextToVideo], Any], needs: str |
 
 
 def tutorial_flow(shift: float, rows: int = NUM_TRAIN_TIMESTEPS) -> WanFlow:
-    """Return the objective with the constants of the tutorial."""
+    """Return the objective with the tutorial's constants."""
     config = WanFlowConfig(num_train_timesteps=rows, shift=shift, sigma_min=0.0, extra_one_step=True)
     return WanFlow(config)
 
 
 def draws_at(process: WanFlow, row: int, noise: np.ndarray) -> list[Tensor]:
-    """Return what a batch draws where all its samples stand at ``row`` of the table of times."""
+    """Return the draws of a batch whose samples are all at ``row`` of the table of times."""
     drawn = batch(process.config, np.full(len(noise), row), noise)
     return [ops.tensor(drawn[name]) for name in process.draw_names]
 
 
 def check_latents(config: Any, name: str, shape: tuple[int, ...]) -> None:
-    """Raise CheckpointError, naming the array, for latents (B, C, F, H, W) that a network cannot be given."""
+    """Raise CheckpointError, naming the array, for latents (B, C, F, H, W) that do not fit a network."""
     try:
         config.check_latents(shape[1:])
     except ConfigError as error:
@@ -151,7 +152,7 @@ def _check_inputs(given: Given, config: Any) -> None:
 
 @contextmanager
 def _named(flag: str) -> Iterator[None]:
-    """Let errors of a part, which knows its file alone, name the flag that gave it."""
+    """Add the flag that named a part to its errors, because the part only knows its file."""
     try:
         yield
     except UserError as error:
@@ -161,7 +162,7 @@ def _named(flag: str) -> Iterator[None]:
 
 
 def _read(path: Path) -> tuple[Mapping[str, np.ndarray], dict[str, Any]]:
-    """Return weights, and the ``config`` beside them in a .pt; keys with an underscore are diffusers' own."""
+    """Return weights and, from a .pt, the ``config`` beside them without diffusers' own keys (leading underscore)."""
     if path.suffix not in (".pt", ".pth", ".bin"):
         return read_weights(path, use_ema=False), {}
     content = read_torch_file(path)

@@ -1,7 +1,7 @@
-"""Groups ``step/``, ``vae/``, ``umt5/`` and ``prep/`` of a file of text to video.
+"""Groups ``step/``, ``vae/``, ``umt5/`` and ``prep/`` of a text-to-video file.
 
-A step of training from video and tokens, all samples at one time, and what makes latents, states and frames. Where the
-parts that make latents and states are not given, the step takes the file's.
+They cover a training step from video and tokens, with all samples at one time, and the parts that make latents, states
+and frames. If the autoencoder or the text encoder is not given, the step takes the file's latents or states.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ ONE_LEVEL = Bound(
 
 
 def states_of(file: TextToVideo, ids: str, mask: str) -> Tensor:
-    """Return the states (B, L, D) of the tokens ``ids`` and ``mask`` of a file, (B, L) or (B, 1, L) each.
+    """Return the states (B, L, D) of the tokens ``ids`` and ``mask`` in a file, each (B, L) or (B, 1, L).
 
-    Raises CheckpointError for tokens that the text encoder does not have.
+    Raises CheckpointError for tokens that are not in the text encoder's vocabulary.
     """
     given, encoder = file.given, file.text_encoder
     given.check_shape(mask, given[ids].shape)
@@ -51,7 +51,7 @@ def states_of(file: TextToVideo, ids: str, mask: str) -> Tensor:
 
 
 class Autoencoder:
-    """Posterior, normalised latents, and the mean decoded."""
+    """Posterior, normalised latents, and the decoded mean."""
 
     def __init__(self, file: TextToVideo) -> None:
         file.given.check_shape("vae/video", VIDEO)
@@ -63,11 +63,11 @@ class Autoencoder:
         return answer(self.autoencoder.moments, self.video)
 
     def latents(self) -> Tensor:
-        """Return the mean, normalised."""
+        """Return the normalised mean."""
         return answer(self.autoencoder.scaled, self.moments[0])
 
     def decoded(self) -> Tensor:
-        """Return images of the mean."""
+        """Return the decoded mean."""
         return answer(self.autoencoder.decode, self.latents())
 
 
@@ -80,7 +80,7 @@ class Text:
 
 
 class Frames:
-    """``resized`` from ``frames``, and ``output``, which the network gets, from ``resized``."""
+    """Compute ``resized`` from ``frames``, and ``output``, the network's input, from ``resized``."""
 
     def __init__(self, file: TextToVideo) -> None:
         self.given = file.given
@@ -101,7 +101,7 @@ class Frames:
 
 
 class VideoStep:
-    """One step of training of the tutorial's network."""
+    """One training step of the tutorial's network."""
 
     def __init__(self, file: TextToVideo) -> None:
         self.file, self.given = file, file.given
@@ -113,7 +113,7 @@ class VideoStep:
 
     @cached_property
     def latents(self) -> Tensor:
-        """(B, C, f, h, w), of the autoencoder or the file's."""
+        """Latents (B, C, f, h, w), from the autoencoder or from the file."""
         if "--vae" not in self.file.weights:
             latents = self.given.tensor("step/latents")
         else:
@@ -125,7 +125,7 @@ class VideoStep:
 
     @cached_property
     def text(self) -> Tensor:
-        """States (B, L, D), of the text encoder or the file's."""
+        """States (B, L, D), from the text encoder or from the file."""
         B, width = int(self.latents.shape[0]), self._config.text_dim
         if "--text-encoder" not in self.file.weights:
             self.given.check_shape("step/prompt_embeds", (B, 1, None, width))
@@ -149,7 +149,7 @@ class VideoStep:
         return self._process.noised(self.latents, *self._draws)
 
     def output(self) -> Tensor:
-        """Return the network before the step."""
+        """Return the network's output before the step."""
         return answer(self.file.network("dit"), self.x_t, self._draws[0], self.text)
 
     def _losses(self, network: CustomDiT) -> Tensor:
