@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 
 class UserError(Exception):
@@ -68,6 +69,12 @@ def named_step(what: str) -> Iterator[None]:
             f"failed, and what it left is not saved: {type(error).__name__}: {error}",
             "the last checkpoint stands; resume from it",
         ) from error
+
+
+def check_free(table: Mapping[Any, Any], name: Any, record: Any, what: str) -> None:
+    """Raise ConfigError if ``table`` holds another record than ``record`` as ``name``; ``what``: "optimizer 'lion'"."""
+    if table.get(name, record) is not record:
+        raise ConfigError(what, "is registered already", "choose another name, or uninstall one of the plugins")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

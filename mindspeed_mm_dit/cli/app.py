@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from mindspeed_mm_dit.cli.request_flags import add_framework
 from mindspeed_mm_dit.cli.sample import add_model
 from mindspeed_mm_dit.configs.limits import check_between
 
@@ -21,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the command."""
     add_model(parser, required=True)
     parser.add_argument("--port", type=int, default=7860, metavar="N", help="port of the page (default 7860)")
-    parser.add_argument("--ai-framework", choices=("pytorch", "mindspore"), default="pytorch")
+    add_framework(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mindspeed_mm_dit.cli.request_flags import add_framework
 from mindspeed_mm_dit.configs.limits import LARGEST, MOST_THREADS, check_between
 from mindspeed_mm_dit.errors import ConfigError
 
@@ -52,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--num-workers", type=int, default=2, metavar="N", help="threads that decode samples (default 2)"
     )
-    parser.add_argument("--ai-framework", choices=("pytorch", "mindspore"), default="pytorch")
+    add_framework(parser)
 
 
 def run(args: argparse.Namespace) -> int:

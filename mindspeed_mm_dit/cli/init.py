@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mindspeed_mm_dit.cli.request_flags import add_framework
 from mindspeed_mm_dit.configs.limits import check_between, check_path
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.planning.starter import DIFFUSIONS
@@ -66,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device-memory-gib", type=float, metavar="M", help="memory to plan for (default: what is found)"
     )
-    parser.add_argument("--ai-framework", choices=("pytorch", "mindspore"), default="pytorch")
+    add_framework(parser)
     parser.add_argument("--overwrite", action="store_true", help="replace config files that are in --output already")
 
 

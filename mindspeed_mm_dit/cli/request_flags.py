@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.framework import FRAMEWORKS
 
 if TYPE_CHECKING:
     from mindspeed_mm_dit.configs.model import ModelConfig
@@ -19,7 +20,14 @@ MOST_IMAGES, MOST_VIDEOS = 1_000_000, 10_000
 _WORDS = {"label": "classes", "caption": "texts", "vector": "vectors"}
 
 
-def add_asking(parser: argparse.ArgumentParser) -> None:
+def add_framework(parser: argparse.ArgumentParser) -> None:
+    """Declare the framework that computes."""
+    parser.add_argument(
+        "--ai-framework", choices=FRAMEWORKS, default=FRAMEWORKS[0], help=f"framework to use (default {FRAMEWORKS[0]})"
+    )
+
+
+def add_request(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of a request."""
     parser.add_argument(
         "--classes",

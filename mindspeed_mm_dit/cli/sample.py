@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mindspeed_mm_dit.checkpoint.relative_paths import without_places
 from mindspeed_mm_dit.cli.ranks import found_by_all
-from mindspeed_mm_dit.cli.request_flags import add_asking, asked_of
+from mindspeed_mm_dit.cli.request_flags import add_framework, add_request, asked_of
 from mindspeed_mm_dit.cli.sampler_flags import OPTIONS, add_sampler, add_sampler_options
 from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.errors import ConfigError
@@ -51,7 +51,7 @@ settings, not on --batch-size or the number of ranks."""
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the command."""
     add_model(parser, required=True)
-    add_asking(parser)
+    add_request(parser)
     add_chain(parser)
     add_drawing(parser)
     parser.add_argument(
@@ -102,7 +102,7 @@ def add_drawing(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--torch-compile", action="store_true", help="compile each block: a minute at the start, then faster steps"
     )
-    parser.add_argument("--ai-framework", choices=("pytorch", "mindspore"), default="pytorch")
+    add_framework(parser)
 
 
 def add_chain(parser: argparse.ArgumentParser, cfg_scale: float = 4.0) -> None:

@@ -20,6 +20,16 @@ from mindspeed_mm_dit.errors import ConfigError, nearest
 from mindspeed_mm_dit.optimizers.registry import check_flags
 
 
+class Defaults(argparse.ArgumentDefaultsHelpFormatter):
+    """Adds to the help of a flag that it is required, or its default unless that is nothing or the help names it."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.required:
+            return f"{action.help} (required)"
+        is_nothing = any(action.default is nothing for nothing in (None, False, ()))
+        return action.help if is_nothing or "default" in (action.help or "") else super()._get_help_string(action)
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser that raises ConfigError and suggests the nearest flag."""
 
@@ -53,7 +63,7 @@ def build_parser(prog: str = "pretrain_dit.py") -> Parser:
     parser = Parser(
         prog=prog,
         allow_abbrev=False,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=Defaults,
         description="Train a diffusion transformer on images or videos, conditioned on classes or text. --mm-model "
         "describes the model, --mm-data the data; --train-iters, --lr and a batch size are required too. The groups "
         "below are Megatron's flags with Megatron's meaning; the last one, DiT, is this project's own.",

@@ -126,7 +126,7 @@ class Optimization:
     lr: float = flag("peak learning rate", takes=_needed(type=positive_float), native="training.lr", compared="setting")
     min_lr: float = flag("learning rate at the end of the decay", 0.0, _of(float), native="training.lr_min")
     lr_decay_style: str = flag(
-        None,
+        "how the learning rate falls from --lr to --min-lr",
         "linear",
         _one_of("constant", "linear", "cosine", "inverse-square-root"),
         native="training.lr_decay_style",
@@ -202,7 +202,7 @@ class Keeping:
         native="training.load",
         when_quiet=False,
     )
-    ckpt_format: str = flag(None, "torch_dcp", _one_of("torch_dcp"))
+    ckpt_format: str = flag("format of the checkpoints", "torch_dcp", _one_of("torch_dcp"))
     save_interval: int | None = flag(
         "steps between checkpoints; default: save only at the end",
         takes=_of(positive_int, "N"),

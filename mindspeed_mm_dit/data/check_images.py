@@ -106,7 +106,7 @@ def notes_on(
     """
     wanted = np.full((len(looks), 2), image_size) if shapes is None else shapes
     what = "their buckets" if shapes is not None else f"image_size {image_size}"
-    notes = _note_of_small(paths, looks, enlargements(looks, wanted), what) + _note_of_huge(paths, looks)
+    notes = _note_of_small(paths, looks, enlargements(_sizes(looks), wanted), what) + _note_of_huge(paths, looks)
     notes += _note_of_lost(paths, [look.moves for look in looks], "move or have pages, and the first frame is learned")
     notes += _note_of_lost(
         paths,
@@ -116,15 +116,21 @@ def notes_on(
     return notes + (_note_of_long(paths, looks) if (wanted[:, 0] == wanted[:, 1]).all() else ())
 
 
-def enlargements(looks: Sequence[Look], shapes: np.ndarray) -> np.ndarray:
-    """Return the factor by which each image is enlarged to cover its shape (N, 2), (N,) float64."""
-    sizes = np.array([(look.height, look.width) for look in looks], np.float64).reshape(-1, 2)
-    return (shapes / sizes).max(1)
+def enlargements(sizes: np.ndarray, shapes: np.ndarray) -> np.ndarray:
+    """Return the factor by which each sample is enlarged to cover its shape, (N,) float64.
+
+    sizes, shapes: (N, 2) height and width, or (N, 3) with frames before them, which are not enlarged.
+    """
+    return (shapes / sizes)[:, -2:].max(1)
 
 
-def _note_of_small(paths: Sequence[str], looks: Sequence[Look], growth: np.ndarray, what: str) -> tuple[str, ...]:
+def _sizes(looks: Sequence[Look]) -> np.ndarray:
+    return np.array([(look.height, look.width) for look in looks], np.float64).reshape(-1, 2)
+
+
+def _note_of_small(paths: Sequence[str], looks: Sequence[Look], times: np.ndarray, what: str) -> tuple[str, ...]:
     """Return a note on images far smaller than their target size, if any."""
-    small = np.flatnonzero(growth > LARGEST_ENLARGEMENT).tolist()
+    small = np.flatnonzero(times > LARGEST_ENLARGEMENT).tolist()
     if not small:
         return ()
     smallest = min(small, key=lambda n: looks[n].shorter_side)

@@ -15,7 +15,7 @@ from mindspeed_mm_dit.configs.buckets import Size, size_words
 from mindspeed_mm_dit.configs.data import DataConfig
 from mindspeed_mm_dit.configs.source import SourceParam
 from mindspeed_mm_dit.data.buckets import part_kept
-from mindspeed_mm_dit.data.check_images import Look, look_at
+from mindspeed_mm_dit.data.check_images import Look, enlargements, look_at
 from mindspeed_mm_dit.data.mixed import order_of
 from mindspeed_mm_dit.data.rows import Rows
 from mindspeed_mm_dit.data.shards import ShardRows
@@ -76,16 +76,16 @@ def bucket_table(train: Rows, valid: Rows, param: SourceParam) -> list[str]:
     shapes, sizes = (
         np.concatenate(pair) for pair in zip(_shapes_and_sizes(train, param), _shapes_and_sizes(valid, param))
     )
-    kept, growth, held_out = part_kept(sizes, shapes), _growth(sizes, shapes), np.arange(len(sizes)) >= len(train)
+    kept, times, held_out = part_kept(sizes, shapes), enlargements(sizes, shapes), np.arange(len(sizes)) >= len(train)
     group = 1 if train.shapes is None else param.bucket_group
     lines = [f"{'bucket':>16}  to train on  left out  held out  cut off: mean   most  enlarged, at most"]
     for shape in np.unique(shapes, axis=0):
         own = (shapes == shape).all(1)
-        count, most = int((own & ~held_out).sum()), growth[own].max()
+        count, most = int((own & ~held_out).sum()), times[own].max()
         lines.append(
             f"{size_words([shape]):>16}  {count:>11,}  {count % group:>8,}  "
             f"{int((own & held_out).sum()):>8,}  {1 - kept[own].mean():>13.1%}  {1 - kept[own].min():>5.1%}  "
-            f"{int((growth[own] > 1).sum()):>8,}" + (f", {most:.1f} times" if most > 1 else "")
+            f"{int((times[own] > 1).sum()):>8,}" + (f", {most:.1f} times" if most > 1 else "")
         )
     rectangles, square = sizes[:, -2:], (sizes[:, -2:].min(1) / sizes[:, -2:].max(1)).mean()
     area, noun = part_kept(rectangles, shapes[:, -2:]).mean(), "image" if sizes.shape[1] == 2 else "frame"
@@ -99,21 +99,16 @@ def _shapes_and_sizes(rows: Rows, param: SourceParam) -> tuple[np.ndarray, np.nd
     return np.broadcast_to(param.sample_size, rows.sizes.shape) if rows.shapes is None else rows.shapes, rows.sizes
 
 
-def _growth(sizes: np.ndarray, shapes: np.ndarray) -> np.ndarray:
-    """Return the factor by which each sample is enlarged to cover its shape, (N,) float64."""
-    return (shapes / sizes)[:, -2:].max(1)
-
-
 def note_of_enlarged(rows: Rows, param: SourceParam) -> str | None:
     """Return a warning about samples smaller than their bucket, or None."""
     shapes, sizes = _shapes_and_sizes(rows, param)
-    growth = _growth(sizes, shapes)
-    if growth.max() <= 1:
+    times = enlargements(sizes, shapes)
+    if times.max() <= 1:
         return None
-    largest = rows.paths[int(growth.argmax())]
+    largest = rows.paths[int(times.argmax())]
     return (
-        f"warning: {int((growth > 1).sum()):,} of {len(rows):,} {param.noun}s are enlarged to their bucket, {largest} "
-        f"{growth.max():.1f} times: a smaller budget or smaller shapes would avoid this"
+        f"warning: {int((times > 1).sum()):,} of {len(rows):,} {param.noun}s are enlarged to their bucket, {largest} "
+        f"{times.max():.1f} times: a smaller budget or smaller shapes would avoid this"
     )
 
 

@@ -17,7 +17,7 @@ from mindspeed_mm_dit.data.images import ImageReader
 from mindspeed_mm_dit.data.mixed import MixedReader, joined, parts_of
 from mindspeed_mm_dit.data.rows import Rows, Visuals, Wanted
 from mindspeed_mm_dit.data.shards import KINDS
-from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.errors import check_free
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,7 @@ SOURCES: dict[str, Source] = {
 
 def register_source(dataset_type: str, source: Source) -> None:
     """Add a kind of data set; raises ConfigError if another one has its name."""
-    if SOURCES.get(dataset_type, source) is not source:
-        raise ConfigError(f"dataset_type = {dataset_type!r}", "is registered already", "choose another name")
+    check_free(SOURCES, dataset_type, source, f"dataset_type = {dataset_type!r}")
     SOURCES[dataset_type], SOURCE_CONFIGS[dataset_type] = source, source.config
 
 

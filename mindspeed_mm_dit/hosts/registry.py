@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from mindspeed_mm_dit.configs.plugins import load_plugins
-from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.errors import check_free
 from mindspeed_mm_dit.framework import FRAMEWORKS
 from mindspeed_mm_dit.hosts.contract import Host, HostKind, Recognised
 from mindspeed_mm_dit.hosts.megatron.record import KIND as MEGATRON
@@ -40,9 +40,9 @@ def register_host(kind: HostKind) -> None:
     Raises:
         ConfigError: another host has this name.
     """
-    is_ours = kind.name in ("auto", NATIVE.name, MEGATRON.name, STANDALONE.name)
-    if is_ours or OUTSIDE.setdefault(kind.name, kind) is not kind:
-        raise ConfigError(f"host {kind.name}", "is registered already", "uninstall one of the plugins, or rename it")
+    ours = {"auto": None, **{each.name: each for each in (NATIVE, MEGATRON, STANDALONE)}}
+    check_free({**ours, **OUTSIDE}, kind.name, kind, f"host {kind.name}")
+    OUTSIDE[kind.name] = kind
 
 
 def hosts() -> list[HostKind]:

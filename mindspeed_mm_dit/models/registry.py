@@ -25,7 +25,7 @@ from mindspeed_mm_dit.configs.model import (
 from mindspeed_mm_dit.configs.teacher import TeacherConfig, side_of
 from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig
 from mindspeed_mm_dit.data.captions import Tokenizer
-from mindspeed_mm_dit.errors import ConfigError, PlatformError
+from mindspeed_mm_dit.errors import PlatformError, check_free
 from mindspeed_mm_dit.framework import active, own
 from mindspeed_mm_dit.models.autoencoder import AutoencoderKind, NoAutoencoder, PixelAutoencoder
 from mindspeed_mm_dit.models.teacher import DINOV2, SIGLIP, TeacherKind
@@ -176,7 +176,7 @@ def register_autoencoder(model_id: str, kind: AutoencoderKind) -> None:
 
     Raises ConfigError if the name is taken.
     """
-    _require_free(AUTOENCODERS, model_id, kind)
+    check_free(AUTOENCODERS, model_id, kind, f"model_id = {model_id!r}")
     AUTOENCODERS[model_id], AE_CONFIGS[model_id], AE_MODEL_MAPPINGS[model_id] = kind, kind.config, kind.build
 
 
@@ -185,7 +185,7 @@ def register_text_encoder(model_id: str, kind: TextEncoderKind) -> None:
 
     Raises ConfigError if the name is taken.
     """
-    _require_free(TEXT_ENCODERS, model_id, kind)
+    check_free(TEXT_ENCODERS, model_id, kind, f"model_id = {model_id!r}")
     TEXT_ENCODERS[model_id], TEXT_ENCODER_CONFIGS[model_id] = kind, kind.config
 
 
@@ -194,7 +194,7 @@ def register_teacher(model_id: str, kind: TeacherKind) -> None:
 
     Raises ConfigError if the name is taken.
     """
-    _require_free(TEACHERS, model_id, kind)
+    check_free(TEACHERS, model_id, kind, f"model_id = {model_id!r}")
     TEACHERS[model_id], TEACHER_CONFIGS[model_id] = kind, kind.config
 
 
@@ -205,13 +205,8 @@ def register(
 
     Raises ConfigError if the name is taken.
     """
-    _require_free(mappings, model_id, build)
+    check_free(mappings, model_id, build, f"model_id = {model_id!r}")
     mappings[model_id], configs[model_id] = build, config
-
-
-def _require_free(table: dict[str, Any], model_id: str, entry: Any) -> None:
-    if table.get(model_id, entry) is not entry:
-        raise ConfigError(f"model_id = {model_id!r}", "is registered already", "choose another name")
 
 
 __all__ = [

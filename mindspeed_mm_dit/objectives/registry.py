@@ -13,7 +13,7 @@ from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.configs.model import DIFFUSION_CONFIGS
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.data.draws import VALIDATION_START, Stream, evenly_spread, normals
-from mindspeed_mm_dit.errors import ConfigError, nearest
+from mindspeed_mm_dit.errors import ConfigError, check_free, nearest
 from mindspeed_mm_dit.objectives.contract import NOISE_LEVEL, Arrays, Objective, Sampler
 from mindspeed_mm_dit.objectives.flow.objective import FLOW_MATCHING
 from mindspeed_mm_dit.objectives.gaussian.objective import GAUSSIAN_DIFFUSION
@@ -33,8 +33,7 @@ def register_objective(model_id: str, objective: Objective) -> None:
 
     Raises ConfigError if the name is taken.
     """
-    if OBJECTIVES.get(model_id, objective) is not objective:
-        raise ConfigError(f"model_id = {model_id!r}", "is registered already", "choose another name")
+    check_free(OBJECTIVES, model_id, objective, f"model_id = {model_id!r}")
     OBJECTIVES[model_id], DIFFUSION_CONFIGS[model_id] = objective, objective.config
 
 

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from mindspeed_mm_dit.errors import CheckpointError, ConfigError, nearest
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError, check_free, nearest
 from mindspeed_mm_dit.optimizers.adam import ADAM
 from mindspeed_mm_dit.optimizers.contract import Chosen, Optimizer
 from mindspeed_mm_dit.optimizers.muon import MUON
@@ -24,8 +24,7 @@ def register_optimizer(name: str, optimizer: Optimizer) -> None:
 
     Raises ConfigError if another one has that name.
     """
-    if OPTIMIZERS.get(name, optimizer) is not optimizer:
-        raise ConfigError(f"optimizer {name!r}", "is registered already", "choose another name")
+    check_free(OPTIMIZERS, name, optimizer, f"optimizer {name!r}")
     OPTIMIZERS[name] = optimizer
 
 

@@ -58,8 +58,6 @@ class ConditionKind:
     """(condition, negative prompt or None, tokenizers) -> the same arrays for one unconditional sample."""
     encode: Callable[[Any, Mapping[str, Tensor], Sequence[Any]], tuple[Tensor, ...]]
     """(condition, tensors of a batch, text encoders) -> the network's inputs, in the order of its names."""
-    kept: Callable[[Any, Any, Any], Mapping[str, np.ndarray]] | None = None
-    """(condition, captions, text encoders) -> the arrays a cache keeps for them; None if nothing is encoded."""
 
 
 __all__ = ["Arrays", "Condition", "ConditionKind", "Fed", "Feed"]

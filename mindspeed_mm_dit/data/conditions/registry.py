@@ -9,15 +9,14 @@ from mindspeed_mm_dit.configs.condition import ClassLabel, Condition, Conditions
 from mindspeed_mm_dit.data.conditions.contract import Arrays, ConditionKind
 from mindspeed_mm_dit.data.conditions.plain import LABEL, VECTOR
 from mindspeed_mm_dit.data.conditions.text import TEXT
-from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.errors import check_free
 
 CONDITIONS: dict[type, ConditionKind] = {ClassLabel: LABEL, TextStates: TEXT, PooledText: TEXT, Vector: VECTOR}
 
 
 def register_condition(condition: type[Condition], kind: ConditionKind) -> None:
     """Add a kind of condition; raises ConfigError if its class is already registered with another kind."""
-    if CONDITIONS.get(condition, kind) is not kind:
-        raise ConfigError(f"condition {condition.__name__}", "is registered already", "choose another class")
+    check_free(CONDITIONS, condition, kind, f"condition {condition.__name__}")
     CONDITIONS[condition] = kind
 
 

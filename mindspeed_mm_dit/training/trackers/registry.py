@@ -15,7 +15,7 @@ from mindspeed_mm_dit.configs.flag_combinations import alone
 from mindspeed_mm_dit.configs.outputs import check_output_folder
 from mindspeed_mm_dit.configs.plugins import load_plugins
 from mindspeed_mm_dit.configs.run import RunConfig
-from mindspeed_mm_dit.errors import ConfigError, PlatformError
+from mindspeed_mm_dit.errors import ConfigError, PlatformError, check_free
 from mindspeed_mm_dit.training.trackers import swanlab_board, tensorboard, weights_and_biases
 from mindspeed_mm_dit.training.trackers.contract import Opening, Tracker, TrackerKind
 
@@ -65,9 +65,8 @@ def register_tracker(kind: TrackerKind) -> None:
     Raises:
         ConfigError: there is another one of this name.
     """
-    is_ours = any(kind.name == ours.name for ours in OURS)
-    if is_ours or OUTSIDE.setdefault(kind.name, kind) is not kind:
-        raise ConfigError(f"tracker {kind.name}", "is registered already", "uninstall one of the plugins, or rename it")
+    check_free({**{ours.name: ours for ours in OURS}, **OUTSIDE}, kind.name, kind, f"tracker {kind.name}")
+    OUTSIDE[kind.name] = kind
 
 
 def trackers() -> list[TrackerKind]:

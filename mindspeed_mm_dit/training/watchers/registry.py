@@ -8,7 +8,7 @@ from pathlib import Path
 from mindspeed_mm_dit.configs.outputs import check_output_folder
 from mindspeed_mm_dit.configs.plugins import load_plugins
 from mindspeed_mm_dit.configs.run import RunConfig
-from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.errors import check_free
 from mindspeed_mm_dit.training.watchers.contract import Run, Watcher, WatcherKind
 
 OUTSIDE: dict[str, WatcherKind] = {}
@@ -21,8 +21,8 @@ def register_watcher(kind: WatcherKind) -> None:
     Raises:
         ConfigError: there is another one of this name.
     """
-    if OUTSIDE.setdefault(kind.name, kind) is not kind:
-        raise ConfigError(f"watcher {kind.name}", "is registered twice", "uninstall one of the two plugins")
+    check_free(OUTSIDE, kind.name, kind, f"watcher {kind.name}")
+    OUTSIDE[kind.name] = kind
 
 
 def outside() -> list[WatcherKind]:
