@@ -1,4 +1,4 @@
-"""What a network begins as where weights of another one of its kind are given (--init-from)."""
+"""Fine-tune from existing weights (--init-from): find the initial value of every parameter of a network."""
 
 from __future__ import annotations
 
@@ -25,47 +25,47 @@ from mindspeed_mm_dit.errors import CheckpointError, UserError
 from mindspeed_mm_dit.models.init import initial_value
 
 _HEADS = ("num_heads", "num_attention_heads")
-"""Keys of the number of heads; ``Source.num_heads`` says it, where anything does."""
+"""Keys of the number of heads, which is compared by ``GivenWeights.num_heads`` if it is known."""
 
 
 @dataclass(frozen=True)
 class GivenWeights:
-    """Weights to begin with, and what is known of them."""
+    """Existing weights to start from, and what is known about them."""
 
     path: Path
     format: str
     weights: Arrays
-    """By their published names: the moving average where there is one."""
+    """By their published names: the EMA if there is one."""
     predictor: PredictorConfig
     num_heads: int | None
-    """None where nothing says it: it shows in no tensor."""
+    """None if unknown: it shows in the shape of no tensor."""
     facts: Mapping[str, Any]
     """Content of run.json; may be empty."""
     names: Mapping[str, int]
-    """Label by the name of the class; empty where names are not known."""
+    """Label of each class by its name; empty if names are not known."""
 
     @property
     def what(self) -> str:
-        """How an error calls it."""
+        """The name used in errors."""
         return f"--init-from = {self.path}"
 
 
 class Beginning(NamedTuple):
-    """What one parameter begins as."""
+    """The initial value of one parameter."""
 
     name: str
     value: np.ndarray
     """float32."""
     how: str
-    """What was done to the tensor of the source; empty where it was taken as it is."""
+    """How the tensor of the source was changed; empty if it is unchanged."""
 
 
 def read_source(given: str | Path, here: PredictorConfig) -> GivenWeights:
-    """Read weights of any format, known to be whole and of the kind of ``here``.
+    """Read weights of any format; check that they are complete and of the same kind of network as ``here``.
 
     Raises:
-        CheckpointError: there are no weights, they are not whole, or of another kind of network.
-        PlatformError: a framework that is needed to read them is not installed.
+        CheckpointError: there are no weights, they are incomplete, or they are of another kind of network.
+        PlatformError: reading them needs a framework that is not installed.
     """
     check_path("--init-from", str(given))
     try:
@@ -73,7 +73,7 @@ def read_source(given: str | Path, here: PredictorConfig) -> GivenWeights:
         kind = of_source(path)
         state = _read(path, kind)
         source = _source(path, kind, state, here)
-    except UserError as error:  # which convert and sample share, and call SOURCE
+    except UserError as error:  # (from code shared with convert and sample, which says SOURCE)
         if error.what.partition(" ")[0] in ("SOURCE", "SOURCE:", "--checkpoint"):
             raise type(error)(f"--init-from = {given}", error.reason, error.cure) from None
         raise
@@ -89,14 +89,14 @@ def read_source(given: str | Path, here: PredictorConfig) -> GivenWeights:
 
 
 def _place(path: Path) -> Path:
-    """Return the newest checkpoint of a folder, or the folder of diffusers that a file of weights lies in."""
+    """Return the newest checkpoint of a folder, or the diffusers folder that contains a file of weights."""
     if path.is_file() and path.stem == diffusers.WEIGHTS and diffusers.fits(path.parent):
         return path.parent
     return find_checkpoint(path) if path.is_dir() else path
 
 
 def _read(path: Path, kind: str) -> State:
-    """Read one set of weights: of a training checkpoint, which holds the moments too, no more than that."""
+    """Read one set of weights, and nothing else of a training checkpoint, which holds the optimizer's moments too."""
     if FORMATS[kind].room is Room.TRAINING:
         return State({"model": read_weights(path)}, read_facts(path))
     state = FORMATS[kind].read(path)
@@ -118,7 +118,7 @@ def _source(path: Path, kind: str, state: State, here: PredictorConfig) -> Given
 
 
 def _told_by(shapes: Shapes, here: PredictorConfig) -> PredictorConfig:
-    """Return what network the shapes of a file tell."""
+    """Infer the network from the shapes in a file."""
     if shapes == here.parameters().shapes():
         return here
     try:
@@ -128,23 +128,23 @@ def _told_by(shapes: Shapes, here: PredictorConfig) -> PredictorConfig:
 
 
 def _names(path: Path, kind: str, facts: Mapping[str, Any]) -> dict[str, int]:
-    """Return the label of each class by its name; empty where names are not known."""
+    """Return the label of each class by its name; empty if names are not known."""
     return diffusers.labels_of(path) if kind == "pipeline" else by_name(facts.get("classes") or ())
 
 
 def by_name(classes: Sequence[str]) -> dict[str, int]:
-    """Return label by name; empty where every class is called by its number alone."""
+    """Return the label of each class by its name; empty if every name is just the number of its class."""
     labels = {name: label for label, name in enumerate(classes)}
     return labels if any(name != str(label) for name, label in labels.items()) else {}
 
 
 def begin(source: GivenWeights, here: PredictorConfig, classes: Sequence[str], seed: int) -> list[Beginning]:
-    """Return what each parameter of ``here`` begins as, trained or not, in the order of the network.
+    """Return the initial value of each parameter of ``here``, trained or not, in the order of the network.
 
-    classes: name of each label of this run. seed: decides what is drawn anew, as it does without a source.
+    classes: name of each label of this run. seed: decides the values that are drawn anew, as it does without a source.
 
     Raises:
-        CheckpointError: the source is of a size that cannot be adapted; settings and tensors are named.
+        CheckpointError: the sizes of the source cannot be adapted; the error names settings and tensors.
     """
     labels = same_labels(source, here, classes)
     found = {name: _begun(source, here, name, wanted, labels, seed) for name, wanted in here.parameters()}
@@ -161,7 +161,7 @@ def begin(source: GivenWeights, here: PredictorConfig, classes: Sequence[str], s
 
 
 def digest_of_base(weights: Mapping[str, np.ndarray]) -> str:
-    """Return a digest of weights by name, float32: the same whatever file, format or framework they come from."""
+    """Return a digest of weights by name, float32: the same for every file, format and framework they come from."""
     found = hashlib.sha256()
     for name in sorted(weights):
         found.update(f"{name} {weights[name].shape} ".encode())
@@ -174,13 +174,13 @@ def _begun(
 ) -> Begun | None:
     draw = lambda: initial_value(name, wanted, seed)  # noqa: E731
     if name not in source.weights:
-        return Begun(draw(), "drawn anew: the weights given have none") if here.may_lack(name) else None
+        return Begun(draw(), "drawn anew: the given weights have none") if here.may_lack(name) else None
     begun = here.begun_from(name, Offer(source.weights[name], source.predictor, wanted.shape, labels, draw))
     return begun if begun is not None and begun.value.shape == wanted.shape else None
 
 
 def same_labels(source: GivenWeights, here: PredictorConfig, classes: Sequence[str]) -> dict[int, int]:
-    """Return label here -> label there: by name where both sides have names, by number where there are as many."""
+    """Map labels here to labels there: by name if both have names, else by number if both have as many classes."""
     ours, theirs = here.conditions.label, source.predictor.conditions.label
     if ours is None or theirs is None:
         return {}
@@ -194,12 +194,12 @@ def same_labels(source: GivenWeights, here: PredictorConfig, classes: Sequence[s
 
 
 def _decides(source: GivenWeights, differ: Mapping[str, str]) -> bool:
-    """Return whether settings that differ make another network of the same tensors; those guessed by shapes do not."""
+    """Return whether differing settings alone make it another network; those guessed from shapes do not count."""
     return bool(differ) if "model" in source.facts else "num_heads" in differ
 
 
 def _differences(source: GivenWeights, here: PredictorConfig) -> dict[str, str]:
-    """Return what is said of each setting that differs and cannot be adapted."""
+    """Describe each setting that differs and cannot be adapted, by its name."""
     there, passed_over = vars(source.predictor), (*_HEADS, *here.adaptable)
     differ = {
         name: f"{name} is {there.get(name)} there and {value} here"

@@ -1,4 +1,4 @@
-"""The average of a run's weights over a width that it did not keep, out of the checkpoints that are there."""
+"""Post-hoc EMA: make the EMA of a run's weights for a width it did not keep, from the checkpoints it left."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mindspeed_mm_dit.errors import CheckpointError
 
 
 class Kept(NamedTuple):
-    """One average in one checkpoint."""
+    """One power-function EMA in one checkpoint."""
 
     path: Path
     tree: str
@@ -31,10 +31,10 @@ class Made(NamedTuple):
     """What was written."""
 
     kept: list[Kept]
-    """The averages that were there."""
+    """The EMAs found in the checkpoints."""
     wanted: Profile
     error: float
-    """How far what the steps count is from what they should (see ``power_ema.combination``)."""
+    """Error of the averaging profile, as ``power_ema.combination`` defines it."""
     num_tensors: int
     num_bytes: int
     notes: list[str]
@@ -48,21 +48,21 @@ def make(
     overwrite: bool = False,
     progress: Callable[[Sequence[Any]], Iterable[Any]] = iter,
 ) -> Made:
-    """Write the average of width ``std`` as ``target``.
+    """Make the EMA of width ``std`` and write it as ``target``.
 
     Args:
-        source: a folder of checkpoints (the average is of the newest's iteration) or one of them (of its own; the ones
-            before it help).
-        std: width as a share of the run, 0.001 to 0.288.
+        source: a folder of checkpoints, for the EMA at its newest iteration; or one checkpoint, for the EMA at its
+            iteration (earlier ones beside it are used too).
+        std: width as a fraction of the run, 0.001 to 0.288.
         target: a new file or folder.
-        to: format of the target; by default what its ending says.
+        to: format of the target; by default the one of its ending.
         overwrite: replace an existing checkpoint.
-        progress: wraps the checkpoints that are read, one after another.
+        progress: wraps the sequence of checkpoints while they are read.
 
     Raises:
-        CheckpointError: there are no power-function averages, a checkpoint is damaged, or the target exists.
+        CheckpointError: there are no power-function EMAs, a checkpoint is damaged, or the target exists.
         ConfigError: no format fits, or nothing can be written there.
-        PlatformError: a framework that is needed is not installed.
+        PlatformError: a required framework is not installed.
     """
     newest, target, target_format = find_checkpoint(source), Path(target), of_target(Path(target), to)
     kept, facts = averages_up_to(newest), read_facts(newest)
@@ -83,7 +83,7 @@ def make(
 
 
 def averages_up_to(newest: Path) -> list[Kept]:
-    """Return the averages of ``newest`` and of the checkpoints of its run before it, ascending by step.
+    """Return the EMAs in ``newest`` and in the earlier checkpoints of its run, ascending by step.
 
     Raises:
         CheckpointError: there are none.
@@ -104,7 +104,7 @@ def averages_up_to(newest: Path) -> list[Kept]:
 
 
 def _sum(used: Iterable[tuple[Path, Mapping[str, float]]]) -> Arrays:
-    """Add up the averages of each checkpoint times their factors in float64; return float32."""
+    """Sum the EMAs of all checkpoints times their factors in float64; return float32."""
     total: Arrays = {}
     for path, factors in used:
         for tree, arrays in read_trees(path, list(factors)).items():

@@ -1,9 +1,9 @@
-"""Checksums of a checkpoint's files, taken while they are written and compared before they are read. No framework.
+"""Checksums of a checkpoint's files, computed while they are written and compared before they are read.
 
     checksums.json    {"__0_0.distcp": {"bytes": 1048576, "crc32": "8d6f2c10"}, "run.json": ...}
 
-CRC-32 finds every flipped bit and every damaged run of up to 32 bits. It is no seal: who changes a file on purpose can
-change its checksum too.
+CRC-32 finds every flipped bit and every damaged run of up to 32 bits. It is no protection against intent: whoever
+changes a file on purpose can change its checksum too. Needs no framework.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ _CHUNK_BYTES = 256 << 10
 
 
 class Checksum(NamedTuple):
-    """What identifies the content of a file."""
+    """Size and CRC-32 of a file."""
 
     bytes: int
     crc32: str
 
 
 class SummedFile:
-    """A file open for writing, from its start to its end, and the checksum of what has passed so far."""
+    """A file open for sequential writing that sums the bytes written so far."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._bytes = self._crc = 0
 
     def write(self, data: Any) -> int:
-        """Write ``data``, any buffer; a piece at a time, so that it is summed and written out of the cache."""
+        """Write ``data``, any buffer, in pieces that are summed and written while they are in the cache."""
         view = memoryview(data).cast("B")
         for start in range(0, len(view), _CHUNK_BYTES):
             self._add(view[start : start + _CHUNK_BYTES])
@@ -53,12 +53,12 @@ class SummedFile:
 
     @property
     def checksum(self) -> Checksum:
-        """Return the checksum of all that was written."""
+        """Return the checksum of everything written."""
         return Checksum(self._bytes, f"{self._crc:08x}")
 
 
 class SummedBeside(SummedFile):
-    """The same, summed in a thread while the disk works; what is written must not change before :meth:`join`."""
+    """A :class:`SummedFile` that sums in a thread while the disk works; data must not change before :meth:`join`."""
 
     def __init__(self, file: BinaryIO) -> None:
         super().__init__(file)
@@ -75,16 +75,16 @@ class SummedBeside(SummedFile):
             self._add(data)
 
     def join(self) -> None:
-        """Wait until all is summed."""
+        """Wait until everything is summed."""
         self._waiting.put(None)
         self._thread.join()
 
 
 @contextmanager
 def summed_file(path: Path, sums: dict[str, Checksum]) -> Iterator[SummedFile]:
-    """Open ``path`` for writing; once its last byte is on the disk its checksum is in ``sums``.
+    """Open ``path`` for writing; when its last byte is on the disk, put its checksum into ``sums``.
 
-    What is written must stay as it is until then.
+    Data passed to ``write`` must not change until then.
     """
     with open(path, "wb") as file:
         summed = SummedBeside(file)
@@ -98,7 +98,7 @@ def summed_file(path: Path, sums: dict[str, Checksum]) -> Iterator[SummedFile]:
 
 
 def write_durably(path: Path, text: str) -> Checksum:
-    """Replace ``path`` by ``text`` in one step that survives a crash."""
+    """Replace the content of ``path`` by ``text`` atomically and durably, so that it survives a crash."""
     sums: dict[str, Checksum] = {}
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     with summed_file(aside, sums) as file:
@@ -108,7 +108,7 @@ def write_durably(path: Path, text: str) -> Checksum:
 
 
 def record(folder: Path, sums: Mapping[str, Checksum]) -> None:
-    """Add the checksums of files in ``folder`` to those that stand there."""
+    """Add the checksums of files in ``folder`` to those recorded there."""
     known = read(folder) | dict(sums)
     entries = {name: known[name]._asdict() for name in sorted(known)}
     write_durably(folder / FILE, json.dumps(entries, indent=1) + "\n")
@@ -120,10 +120,10 @@ def are_in(folder: Path) -> bool:
 
 
 def read(folder: Path) -> dict[str, Checksum]:
-    """Return the checksums of the files in ``folder``, none where nothing recorded them.
+    """Return the recorded checksums of the files in ``folder``; empty if there are none.
 
     Raises:
-        ValueError: they are damaged themselves.
+        ValueError: the checksums themselves are damaged.
     """
     if not are_in(folder):
         return {}
@@ -135,7 +135,7 @@ def read(folder: Path) -> dict[str, Checksum]:
 
 
 def problem_of(folder: Path, rank: int = 0, world_size: int = 1) -> str | None:
-    """Return which file of ``folder`` is not what was written, or None.
+    """Return what is wrong with the first damaged file of ``folder``, or None.
 
     ``rank`` of ``world_size`` reads every ``world_size``-th file, so that the ranks of a run share the reading.
     """
@@ -148,7 +148,7 @@ def problem_of(folder: Path, rank: int = 0, world_size: int = 1) -> str | None:
 
 
 def problem_of_file(path: Path) -> str | None:
-    """Return why the file ``path`` of a checkpoint is not what was written, or None."""
+    """Return how the file ``path`` of a checkpoint is damaged, or None."""
     try:
         wanted = read(path.parent).get(path.name)
     except (OSError, ValueError) as error:

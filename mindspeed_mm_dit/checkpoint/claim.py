@@ -1,9 +1,9 @@
-"""A folder of checkpoints belongs to one run at a time: the one whose claim lies in it. No framework.
+"""A lock on a folder of checkpoints: one run at a time may save into it. Needs no framework.
 
     .claim    who saves here: user, host, process, start; touched every HEARTBEAT_SECONDS
 
-On the owner's own machine a claim ends with its process. From another machine only its age can be seen: a claim that
-has not been touched for SILENCE_SECONDS is taken over. Times are compared by the clock of the disk.
+On the owner's machine a claim ends with its process. Other machines see only its age, and take over a claim that has
+not been touched for SILENCE_SECONDS. Ages are measured by the clock of the disk.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mindspeed_mm_dit.errors import ConfigError
 NAME = ".claim"
 HEARTBEAT_SECONDS = 15.0
 SILENCE_SECONDS = 300.0
-"""Longer than a process that lives can be kept from touching its claim: by a compiler, or a disk that hangs."""
+"""Longer than anything, such as a compiler or a hanging disk, keeps a live process from touching its claim."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class Owner:
     pid: int
     """The first rank's process."""
     process_started: str
-    """When that process started, in the kernel's own count; empty where it cannot be known."""
+    """When that process started, as the kernel counts time; empty if unknown."""
     machine: str
-    """Which boot of which machine, and whose count of processes; empty where it cannot be known."""
+    """Host name, boot and PID namespace; empty if unknown."""
     started: float
     """When it claimed the folder, in seconds since 1970."""
 
@@ -56,10 +56,10 @@ class Owner:
         return cls(user, socket.gethostname(), os.getpid(), _started(os.getpid()), _machine(), time.time())
 
     def is_dead(self, silence: float) -> bool:
-        """Return whether nothing will be written by it any more; ``silence``: seconds since it touched its claim."""
+        """Return whether this owner will write no more; ``silence``: seconds since it touched its claim."""
         if self.machine and self.machine == _machine():
             if self.pid == os.getpid():
-                return True  # an earlier process of this number, or a claim that was not released
+                return True  # an earlier process with this PID, or a claim that was not released
             return _started(self.pid) != self.process_started and not _is_hidden(self.pid)
         return silence > SILENCE_SECONDS
 
@@ -77,10 +77,10 @@ class Claim:
         self._ended = threading.Event()
 
     def take(self) -> None:
-        """Take the folder, which is made if it is missing.
+        """Claim the folder; create it if it is missing.
 
         Raises:
-            ConfigError: it belongs to a run that lives, or nothing can be written there.
+            ConfigError: it belongs to a live run, or cannot be written to.
         """
         self._content = json.dumps(asdict(Owner.here()), indent=1).encode()
         try:
@@ -89,31 +89,31 @@ class Claim:
                 self._remove_the_dead()
         except OSError as error:
             raise ConfigError(
-                f"--save = {self._folder}", f"nothing can be written there: {error}", "choose another --save"
+                f"--save = {self._folder}", f"cannot be written to: {error}", "choose another --save"
             ) from None
         atexit.register(self.release)
         threading.Thread(target=self._beat, name="claim", daemon=True).start()
 
     def keep(self) -> None:
-        """Make sure that the folder is still this run's; where someone has removed the claim, renew it.
+        """Check that the folder still belongs to this run; renew the claim if someone has removed it.
 
         Raises:
             ConfigError: another run took it over, as this one was silent for too long.
-            OSError: nothing can be written there.
+            OSError: the folder cannot be written to.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         if not self._create() and self._read() != self._content:
             raise self._refusal(_owner(self._read()))
 
     def release(self) -> None:
-        """Leave the folder to others."""
+        """Release the folder to others."""
         self._ended.set()
         with suppress(OSError):
             if self.is_ours():
                 self._path.unlink()
 
     def is_ours(self) -> bool:
-        """Return whether the folder is this run's; raises OSError where that cannot be seen."""
+        """Return whether the folder is claimed by this run; raises OSError if the claim cannot be read."""
         return bool(self._content) and self._read() == self._content
 
     def _beat(self) -> None:
@@ -123,9 +123,9 @@ class Claim:
                     os.utime(self._path)
 
     def _create(self) -> bool:
-        """Write the claim unless there is one."""
+        """Write the claim; return False if there already is one."""
         try:
-            file = open(self._path, "xb")  # noqa: SIM115 (what is made and cannot be written goes again)
+            file = open(self._path, "xb")  # noqa: SIM115 (closed below; removed if it cannot be written)
         except FileExistsError:
             return False
         try:
@@ -144,8 +144,8 @@ class Claim:
             if not (owner.is_dead(silence) if owner else silence > SILENCE_SECONDS):
                 raise self._refusal(owner, silence)
             aside = self._path.with_name(f"{NAME}.{uuid.uuid4().hex}")
-            os.rename(self._path, aside)  # one of several runs succeeds
-            if aside.read_bytes() != found:  # and may have caught the claim of one that was faster
+            os.rename(self._path, aside)  # only one of several runs succeeds
+            if aside.read_bytes() != found:  # it moved the new claim of a faster run: put it back
                 os.rename(aside, self._path)
             else:
                 aside.unlink()
@@ -179,7 +179,7 @@ def _words(minutes: float) -> str:
 
 
 def _started(pid: int) -> str:
-    """Return when a process started, empty if it has ended (one that nobody has waited for counts as ended)."""
+    """Return when a process started; empty if it has ended (a zombie counts as ended)."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
             state, *fields = file.read().rpartition(")")[2].split()
@@ -189,7 +189,7 @@ def _started(pid: int) -> str:
 
 
 def _is_hidden(pid: int) -> bool:
-    """Return whether a process lives whose /proc this user may not see."""
+    """Return whether a process is alive, but its /proc entry is hidden from this user."""
     try:
         os.kill(pid, 0)
     except PermissionError:
@@ -200,7 +200,7 @@ def _is_hidden(pid: int) -> bool:
 
 
 def _machine() -> str:
-    """Return what two processes share that can see each other by their numbers."""
+    """Return a value that is equal for two processes that see each other's PIDs; empty if unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"

@@ -1,4 +1,4 @@
-"""Whether what a checkpoint holds is whole, and what a network wants."""
+"""Checks that a checkpoint is complete and fits the network."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mindspeed_mm_dit.errors import CheckpointError
 
 
 def check_whole(path: Path, problem_of: Callable[[Path], str | None]) -> None:
-    """Raise CheckpointError, naming the file, where the checkpoint folder ``path`` is not what was written."""
+    """Raise CheckpointError, naming the file, if the checkpoint folder ``path`` is damaged."""
     problem = problem_of(path)
     if problem is not None:
         raise CheckpointError(str(path), f"is damaged: {problem}", DAMAGED_CURE)

@@ -1,4 +1,4 @@
-"""From a checkpoint in one format to the same in another; every tensor is accounted for."""
+"""Convert a checkpoint from one format to another; every tensor is accounted for."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ DIFFUSERS_CAVEAT = (
     "every module's downscale_freq_shift is 0"
 )
 PIPELINE_CAVEAT = (
-    "DiTPipeline draws what mm-dit sample --sampler ddim --cfg-channels all draws from the same noise, in 50 steps "
-    "(which it takes where it is told none), 25, 10 and 5: for them the layer of the timestep code is changed, as "
-    "diffusers spaces its frequencies otherwise; in other numbers of steps, and with other schedulers, images differ. "
-    "Reading the folder here undoes the change, to rounding. A learned variance is not used there"
+    "DiTPipeline generates what mm-dit sample --sampler ddim --cfg-channels all generates from the same noise, in 50 "
+    "steps (its default), 25, 10 and 5: for these, the layer of the timestep code is changed, as diffusers spaces its "
+    "frequencies differently; with other numbers of steps, or other schedulers, images differ. Reading the folder here "
+    "undoes the change, up to rounding. DiTPipeline does not use a learned variance"
 )
 
 
@@ -55,17 +55,17 @@ def convert(
     Args:
         source: a file, a checkpoint folder, or a folder of those (the newest is taken).
         target: a new file or folder.
-        to: format of the target; by default what its ending says.
-        weights: "model" or "ema": only these; by default all that the target has room for.
+        to: format of the target; by default the one of its ending.
+        weights: "model" or "ema": only these; by default everything the target can store.
         description: content of model.json or, for a VAE, of diffusers' config.json.
         overwrite: replace an existing checkpoint.
         say: called with a line before each long step.
-        loras: adapters to be merged into the weights, FILE or FILE:STRENGTH each.
+        loras: adapters to merge into the weights, each FILE or FILE:STRENGTH.
 
     Raises:
         CheckpointError: tensors are unknown, missing or misshapen, or the target exists.
-        ConfigError: no format fits, or nothing can be written there.
-        PlatformError: a framework that is needed is not installed.
+        ConfigError: no format fits, or the target cannot be written.
+        PlatformError: a required framework is not installed.
     """
     source, target = Path(source) if Path(source).is_file() else find_checkpoint(source, "SOURCE"), Path(target)
     if is_adapter(source) and not (of_run(source) and to in _OF_RUNS):
@@ -89,7 +89,7 @@ def convert(
     state, differences = fit(state, FORMATS[target_format].room, weights)
     notes += [*merging, *differences]
     if FORMATS[source_format].room is Room.TRAINING and not checksums.are_in(source):
-        notes.append("SOURCE has no checksums: whether it is what was written is not known")
+        notes.append("SOURCE has no checksums, so it could not be checked for damage")
     notes += _caveats(state, (source_format, target_format))
     if state.is_autoencoder:
         state, assumed = _with_config(state, target_format)
@@ -101,7 +101,7 @@ def convert(
 
 
 def _caveats(state: State, formats: tuple[str, str]) -> list[str]:
-    """Return what else one has to know of weights that come from, or go to, diffusers."""
+    """Return notes on weights that come from, or go to, diffusers."""
     notes = []
     if frequencies.LAYER in state.weights and "diffusers" in formats:
         notes.append(DIFFUSERS_CAVEAT)
@@ -111,11 +111,11 @@ def _caveats(state: State, formats: tuple[str, str]) -> list[str]:
 
 
 def _with_config(state: State, target_format: str) -> tuple[State, list[str]]:
-    """Return an autoencoder with the config.json that its target has room for, and what is assumed or left out."""
+    """Return the autoencoder with the config.json its target can store, and notes on what is assumed or left out."""
     if target_format == "diffusers":
         return with_vae_config(state)
     if state.config and target_format != "safetensors":
-        where = "put a copy beside it, where it is looked for"
+        where = "put a copy beside it, where readers look for it"
         return state, [f"a {target_format} file has no room for config.json: {where}"]
     return state, []
 
@@ -124,26 +124,26 @@ _OF_RUNS = tuple(name for name, known in FORMATS.items() if known.room is Room.T
 
 
 def _with(state: State, loras: Sequence[str]) -> tuple[State, list[str]]:
-    """Return ``state`` with adapters in its weights and averages, and a sentence for what that costs."""
+    """Return ``state`` with adapters merged into its weights and EMAs, and notes on what that costs."""
     if not loras:
         return state, []
     adapters = read_all(loras, _shapes(state.weights), "--merge-lora")
     trees = {name: merged(arrays, adapters) for name, arrays in state.trees.items() if name != "optimizer"}
     notes = [note for adapter, _ in adapters for note in adapter.notes]
     if "optimizer" in state.trees:
-        notes.append("the optimizer's state is left out: it is of the weights without the adapters")
+        notes.append("the optimizer's state is left out: it belongs to the weights without the adapters")
     return state.with_trees(trees), notes
 
 
 def _without_projectors(state: State) -> tuple[State, list[str]]:
-    """Return ``state`` without projectors to the features of a teacher, and a sentence where there were some."""
+    """Return ``state`` without the projectors to a teacher's features, and a note if there were any."""
     kept = state.with_trees({name: without_projectors(arrays) for name, arrays in state.trees.items()})
     left = len(state.weights) - len(kept.weights)
     return kept, [f"left out: {left} tensors of projectors (REPA), which no sample needs"] if left else []
 
 
 def _described(state: State, description: dict[str, Any]) -> State:
-    if state.is_autoencoder and "ae" in description:  # a model.json; of config.json it knows two keys
+    if state.is_autoencoder and "ae" in description:  # a model.json; it has only the scale of a config.json
         section = description["ae"] if isinstance(description["ae"], dict) else {}
         scale = {key: section[key] for key in SCALE if key in section}
         return replace(state, config=state.config | scale)
@@ -163,7 +163,7 @@ def _described(state: State, description: dict[str, Any]) -> State:
 
 
 def check(state: State, what: str) -> None:
-    """Raise CheckpointError, naming the tensors, unless every tree is that of one and the same network."""
+    """Raise CheckpointError, naming the tensors, unless all trees belong to the same network."""
     shapes = {tree: _shapes(arrays) for tree, arrays in state.trees.items()}
     first = shapes[next(iter(shapes))]
     if state.is_autoencoder:
@@ -184,7 +184,7 @@ def _shapes(arrays: Arrays) -> Shapes:
 
 
 def _parameters(shapes: Shapes, state: State) -> tuple[Parameters, str]:
-    """Return what a checkpoint was trained by, and the kind of its network."""
+    """Return the parameters that a checkpoint was trained with, and the kind of its network."""
     predictor = predictor_of(shapes, state.facts)
     settings = state.facts.get(SETTINGS)
     tuning = tuning_in(state.facts.get(ADAPTERS) or (settings if isinstance(settings, dict) else {}))
@@ -203,7 +203,7 @@ def _optimizer_shapes(parameters: Parameters, state: State, what: str) -> Shapes
 
 
 def fit(state: State, room: Room, weights: str | None) -> tuple[State, list[str]]:
-    """Return what of ``state`` the target has room for, and a sentence for each difference."""
+    """Return the part of ``state`` that the target can store, and a note for each difference."""
     trees, notes = dict(state.trees), []
     if room is Room.TRAINING:
         return _for_training(state, weights)
@@ -217,13 +217,13 @@ def fit(state: State, room: Room, weights: str | None) -> tuple[State, list[str]
     left = [name for name in trees if name not in kept]
     if left:
         notes.append(f"left out: {', '.join(left)}" + (f"; kept: {', '.join(kept)}" if len(kept) == 1 else ""))
-    if len(kept) == 1:  # one set of weights has no need to say which it is
+    if len(kept) == 1:  # a single set of weights need not say which it is
         kept = {"model": next(iter(kept.values()))}
     return state.with_trees(kept), notes
 
 
 def _for_training(state: State, weights: str | None) -> tuple[State, list[str]]:
-    """Give --load what it needs: both sets of weights."""
+    """Return ``state`` with what --load needs, both sets of weights, and a note for each difference."""
     trees, notes = dict(state.trees), []
     if state.is_autoencoder:
         raise CheckpointError("SOURCE", "is an autoencoder: no run trains it", "convert to a file or to diffusers")
@@ -232,7 +232,7 @@ def _for_training(state: State, weights: str | None) -> tuple[State, list[str]]:
     for name, other in (("ema", "model"), ("model", "ema")):
         if name not in trees:
             trees[name] = trees[other]
-            notes.append(f"{name} is a copy of {other}, the only weights there are")
+            notes.append(f"{name} is a copy of {other}, the only weights in SOURCE")
     if "optimizer" not in trees:
         notes.append("no optimizer state: start the run with --no-load-optim")
     first = [name for name in ("model", "ema") if name in trees]
@@ -240,9 +240,9 @@ def _for_training(state: State, weights: str | None) -> tuple[State, list[str]]:
 
 
 def write(target: Path, target_format: str, state: State) -> None:
-    """Write beside ``target``, then move into its place; of the facts no folder of this machine stays.
+    """Write beside ``target``, then move it into place. Folders of this machine are removed from the facts.
 
-    (A pipeline keeps none, and has yet to find the autoencoder.)
+    (A pipeline stores no facts, and still needs the path of its autoencoder.)
     """
     known = FORMATS[target_format]
     if target_format != "pipeline":
@@ -255,6 +255,6 @@ def write(target: Path, target_format: str, state: State) -> None:
         store, iteration = CheckpointStore(aside), int(state.facts.get("iteration", 0))
         known.write(store.begin(iteration), state)
         facts = {"iteration": iteration} | state.facts
-        store.commit(iteration, facts)  # (no samples told: those of the iterations)
+        store.commit(iteration, facts)  # (without consumed_samples: those of the iterations)
 
     written(target, make, is_folder=not known.endings)

@@ -1,9 +1,9 @@
-"""The timestep code of diffusers' DiT and of the published one, and a layer that makes the one serve for the other.
+"""Fit a DiT to diffusers' timestep code, which differs from the published one, by changing the layer that takes it.
 
 Both are cosines and sines of 128 angles, timestep times frequency. The published frequencies are 10000^(-i / 128),
-those of diffusers 10000^(-i / 127) (``downscale_freq_shift``), so that the first layer of the timestep embedder sees
-other numbers there. At no more than some 50 timesteps a linear map of these gives the right ones: the smallest change
-of the layer that does is made here. At other timesteps the layer is about as wrong as without.
+those of diffusers 10000^(-i / 127) (``downscale_freq_shift``), so the first layer of the timestep embedder gets other
+inputs there. For up to about 50 timesteps, a linear map turns diffusers' code into the published one. Here the layer is
+changed by the smallest such map. At other timesteps it is about as wrong as the unchanged layer.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.positions import timestep_frequencies
 
 LAYER = "t_embedder.mlp.0.weight"
-"""Published name of the layer that sees the code, (D, 256)."""
+"""Published name of the layer that takes the code, (D, 256)."""
 STEPS = 50
-"""Of DiTPipeline where it is told none; its chains of 25, 10, 5, 2 and 1 steps visit some of the same timesteps."""
+"""Default of DiTPipeline; its chains of 25, 10, 5, 2 and 1 steps visit some of the same timesteps."""
 _SMALLEST = 1e-3
-"""Singular value of the codes of the timesteps, below which they are too alike to be told apart in float32."""
+"""If the smallest singular value of the codes is below this, float32 cannot tell the timesteps apart."""
 
 
 def visited(num_train_timesteps: int, steps: int = STEPS) -> np.ndarray:
-    """Return the timesteps of a chain of DDIM as diffusers spaces it ("leading"), ascending, (steps,) int64."""
+    """Return the timesteps of a DDIM chain with diffusers' "leading" spacing, ascending, (steps,) int64."""
     return np.arange(steps) * (num_train_timesteps // steps)
 
 
@@ -37,19 +37,19 @@ def diffusers_frequencies() -> np.ndarray:
 
 
 def code(timesteps: np.ndarray, frequencies: np.ndarray) -> np.ndarray:
-    """Return cosines, then sines, of the angles of ``timesteps`` (N,): (N, 256) float64."""
+    """Return the code of ``timesteps`` (N,), cosines and then sines of the angles: (N, 256) float64."""
     angles = np.outer(timesteps, frequencies.astype(np.float64))
     return np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
 
 
 def map_for(timesteps: np.ndarray) -> np.ndarray:
-    """Return K (256, 256) float64: the weights W K^T make of diffusers' code what W makes of the published one.
+    """Return K (256, 256) float64: the weights W K^T give for diffusers' code what W gives for the published one.
 
-    With the codes X there and Y here, X K = Y at ``timesteps`` (N,), and K - 1 is the smallest that does:
-    K = 1 + X^+ (Y - X).
+    With diffusers' codes X and the published codes Y, X K = Y at ``timesteps`` (N,). Of all such maps, the one with the
+    smallest K - 1 is K = 1 + X^+ (Y - X).
 
     Raises:
-        ConfigError: these timesteps are too many, or too near to each other, for one map to serve them all.
+        ConfigError: the timesteps are too many, or too close to each other, for one map.
     """
     theirs = code(timesteps, diffusers_frequencies())
     if np.linalg.svd(theirs, compute_uv=False)[-1] < _SMALLEST:
@@ -63,10 +63,10 @@ def map_for(timesteps: np.ndarray) -> np.ndarray:
 
 
 def for_diffusers(weight: np.ndarray, timesteps: np.ndarray) -> np.ndarray:
-    """Return the layer (D, 256) that diffusers needs to be right at ``timesteps``, in the dtype of ``weight``."""
+    """Return the layer (D, 256) that makes diffusers right at ``timesteps``, in the dtype of ``weight``."""
     return (weight.astype(np.float64) @ map_for(timesteps).T).astype(weight.dtype)
 
 
 def from_diffusers(weight: np.ndarray, timesteps: np.ndarray) -> np.ndarray:
-    """Undo :func:`for_diffusers`, but for the rounding."""
+    """Undo :func:`for_diffusers`, up to rounding."""
     return np.linalg.solve(map_for(timesteps), weight.astype(np.float64).T).T.astype(weight.dtype)

@@ -1,4 +1,4 @@
-"""What MindSpeed-MM calls the tensors of a checkpoint, and what it wants to find in one. No framework.
+"""How MindSpeed-MM names the tensors of a checkpoint, and what it needs to find in one. Needs no framework.
 
 here                              there
 model.<name>                      model.<name>
@@ -7,9 +7,9 @@ optimizer.state.<name>.exp_avg    optimizer.state.<owner>.exp_avg     (exp_avg_s
 optimizer.state.<name>.step       optimizer.state.<owner>.step, or optimizer.param_groups.<group>.step
 -                                 args, iteration, opt_param_scheduler.*, ... (pickled)
 
-<owner> is the parameter's name in the composite, predictor.<name>, or its number in the optimizer: which of the two
-depends on the MindSpeed that wrote the checkpoint (docs/mindspeed_mm.md). The native engine has the averages there too,
-and the optimizer under our names.
+<owner> is the parameter's name in the composite, predictor.<name>, or its number in the optimizer, depending on the
+MindSpeed version that wrote the checkpoint (docs/mindspeed_mm.md). The native engine also stores the EMA under the
+names there, and the optimizer under ours.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from mindspeed_mm_dit.optimizers import adam
 EMA = "model.ema."
 STATE, GROUPS, MOMENT = "optimizer.state.", "optimizer.param_groups.", f".{adam.RULE.state[0]}"
 PREDICTOR = "predictor."
-"""Where the composite holds the network: what their names of parameters begin with."""
+"""Where the composite holds the network: the prefix of their parameter names."""
 NO_DECAY = ".bias"
-"""Names with this ending are in the second group of AdamW, which does not decay."""
+"""Parameters with this ending are in AdamW's second group, which does not decay."""
 
 
 def is_theirs(stored: Collection[str]) -> bool:
@@ -36,15 +36,15 @@ def is_theirs(stored: Collection[str]) -> bool:
 
 
 def our_name(stored: str) -> str:
-    """Return our name of a weight or average of either layout; other names stay."""
+    """Return our name of a weight or EMA, given theirs or ours; other names stay."""
     return f"ema.{stored[len(EMA) :]}" if stored.startswith(EMA) else stored
 
 
 def their_names(ours: Collection[str], stored: Collection[str]) -> dict[str, str]:
-    """Return our name -> their name for the tensors ``ours`` of a checkpoint of theirs.
+    """Map our names of the tensors ``ours`` to their names in a checkpoint of MindSpeed-MM.
 
     ``stored``: every name in the checkpoint.
-    Raises CheckpointError when the optimizer there has other parameters.
+    Raises CheckpointError if the optimizer there has other parameters.
     """
     optimized = _optimized(ours)
     named = _has_names_of_ours(optimized, stored)
@@ -66,12 +66,12 @@ def their_names(ours: Collection[str], stored: Collection[str]) -> dict[str, str
 
 
 def _optimized(names: Collection[str]) -> list[str]:
-    """Return whose moments ``names`` are, in their order: parameters of ours, or owners of theirs."""
+    """Return whose moments are among ``names``, in their order: our parameters, or their owners."""
     return [name[len(STATE) : -len(MOMENT)] for name in names if name.startswith(STATE) and name.endswith(MOMENT)]
 
 
 def _has_names_of_ours(parameters: list[str], stored: Collection[str]) -> bool:
-    """Return whether the optimizer's tensors go by the names of the weights, as in the native engine."""
+    """Return whether the optimizer's tensors are named after the weights, as in the native engine."""
     return all(f"{STATE}{name}{MOMENT}" in stored for name in parameters)
 
 
@@ -99,7 +99,7 @@ def _other_optimizer(reason: str) -> CheckpointError:
 
 
 def entries_for_mindspeed_mm(facts: Mapping[str, Any], predictor: PredictorConfig) -> dict[str, Any]:
-    """Return what MindSpeed-MM must find beside the tensors to resume from a checkpoint of ours.
+    """Return the entries beside the tensors that MindSpeed-MM needs to resume from one of our checkpoints.
 
     ``facts``: the run's facts; ``predictor``: its config. Megatron compares the sizes in ``args`` with the
     run's, and counts its schedule in samples.

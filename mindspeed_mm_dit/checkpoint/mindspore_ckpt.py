@@ -28,7 +28,7 @@ Arrays = dict[str, np.ndarray]
 
 FILE = "state.ckpt"
 SIZE = "state.ckpt.bytes"
-"""Written before there were checksums: the size of FILE."""
+"""Holds the size of FILE in checkpoints from before there were checksums."""
 
 
 class Writer(BackgroundWriter):
@@ -39,9 +39,9 @@ class Writer(BackgroundWriter):
     def write(self, state: Arrays, path: Path, when_complete: Callable[[], object]) -> None:
         """Write ``state`` to the folder ``path``; then, on rank 0, call ``when_complete``.
 
-        The write before must have been waited for. An error shows in :meth:`wait`.
+        Call :meth:`wait` for the previous write first. It also returns any error.
         """
-        from mindspeed_mm_dit.framework.mindspore import runtime  # (what reads the files needs no MindSpore)
+        from mindspeed_mm_dit.framework.mindspore import runtime  # (reading the files needs no MindSpore)
 
         if runtime.rank() != 0:
             return
@@ -90,7 +90,7 @@ def problem_of(path: Path, rank: int = 0, world_size: int = 1) -> str | None:
 
 
 def _problem_by_size(path: Path) -> str | None:
-    """Return why a checkpoint of before there were checksums is incomplete, or None."""
+    """Return why a checkpoint from before there were checksums is incomplete, or None."""
     try:
         is_whole = (path / FILE).stat().st_size == int((path / SIZE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -116,7 +116,7 @@ def read_state(path: Path, wanted: Mapping[str, tuple[int, ...]], with_optimizer
     """Read the state of a run.
 
     Raises:
-        CheckpointError: under "model." it does not hold exactly ``wanted`` (the tensors are named), or it has no
+        CheckpointError: the tensors under "model." are not exactly ``wanted`` (the error names them), or there is no
             optimizer's state.
     """
     state = read(path)
@@ -128,5 +128,5 @@ def read_state(path: Path, wanted: Mapping[str, tuple[int, ...]], with_optimizer
 
 
 def entries_for_mindspeed_mm(facts: Mapping[str, Any], predictor: Any) -> Arrays:
-    """Nothing: MindSpeed-MM does not read this format."""
+    """Return nothing: MindSpeed-MM does not read this format."""
     return {}

@@ -1,9 +1,9 @@
-"""Power-function averages of the weights, and any width of them from those that were kept.
+"""Power-function EMAs of the weights, and post-hoc EMA: any width from those that were kept.
 
 Karras et al. 2024, "Analyzing and Improving the Training Dynamics of Diffusion Models", section 3.1 and appendix C.
-After step t a moment s of the run counts (gamma + 1) s^gamma / t^(gamma + 1): the same share of a run of any length.
-Averages of two widths, kept at some steps, span a space in which that of any other width is found by least squares. The
-factors are held to a sum of one, which the paper leaves to the fit, so that what no longer moves comes out as it is.
+After step t, the weights at step s count (gamma + 1) s^gamma / t^(gamma + 1): a profile that scales with the run.
+EMAs of two widths, kept at some steps, span a space in which the EMA of any other width is found by least squares. The
+factors are constrained to sum to one, which the paper leaves to the fit, so that constant weights stay as they are.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ import numpy as np
 from mindspeed_mm_dit.errors import ConfigError
 
 TREE = "power_ema_"
-"""With 1, 2, ...: names of these averages in a checkpoint, in the order of STDS of its facts."""
+"""Prefix of the EMAs' names in a checkpoint, before 1, 2, ..., in the order of STDS in its facts."""
 STDS = "power_ema_stds"
 """Key of run.json: the widths."""
 MOST_PARTS = 10_000
-"""Of a run, in which steps are told apart; a longer run is looked at in parts of several steps."""
+"""Most parts that a run is divided into; in a longer run a part is several steps."""
 SMALLEST_STD = 0.001
 LARGEST_STD = 1 / math.sqrt(12)
-"""Of the plain mean of all steps, gamma = 0."""
+"""Width of the plain mean of all steps, gamma = 0."""
 
 
 class Profile(NamedTuple):
-    """What the steps count in an average."""
+    """The profile of an EMA: how much each step counts."""
 
     step: int
     """Steps of the run so far."""
     std: float
-    """Width: standard deviation of the steps so counted, as a share of ``step``."""
+    """Width: standard deviation of the profile, as a fraction of ``step``."""
 
 
 def are_stds(value: object) -> bool:
-    """Return whether ``value`` is a list of widths, as run.json has it."""
+    """Return whether ``value`` is a list of widths, as run.json stores it."""
     return isinstance(value, list) and all(
         type(std) in (int, float) and SMALLEST_STD <= std <= LARGEST_STD for std in value
     )
 
 
 def trees(count: int) -> list[str]:
-    """Return the names of ``count`` averages in a checkpoint."""
+    """Return the names of ``count`` EMAs in a checkpoint."""
     return [f"{TREE}{number}" for number in range(1, count + 1)]
 
 
@@ -52,7 +52,7 @@ def exponent(std: float) -> float:
     """Return gamma of the width: std^2 = (gamma + 1) / ((gamma + 2)^2 (gamma + 3)).
 
     Raises:
-        ValueError: there is no average of that width here.
+        ValueError: the width is out of range.
     """
     if not SMALLEST_STD <= std <= LARGEST_STD:
         raise ValueError(f"a width is from {SMALLEST_STD} to {LARGEST_STD:.4f}, the plain mean of all steps")
@@ -61,15 +61,15 @@ def exponent(std: float) -> float:
 
 
 def share(step: int, gamma: float) -> float:
-    """Return how far an average moves to the weights after step 1, 2, ...: 1 - (1 - 1 / step)^(gamma + 1)."""
+    """Return how far the EMA moves to the weights after step 1, 2, ...: 1 - (1 - 1 / step)^(gamma + 1)."""
     return 1.0 if step == 1 else -math.expm1((gamma + 1) * math.log1p(-1 / step))
 
 
 def combination(kept: Sequence[Profile], wanted: Profile) -> tuple[np.ndarray, float]:
-    """Return the factors of the averages ``kept`` whose sum is closest to ``wanted``, and how close it is.
+    """Return the factors with which the EMAs ``kept`` sum up closest to ``wanted``, and the error of that sum.
 
-    The factors, float64, add up to one. Closeness: the root mean square error of what the steps count, relative to what
-    they count in ``wanted``; 0 where one of ``kept`` is it, and close to 0 where every step was kept.
+    The factors, float64, add up to one. The error is the root mean square error of the profile, relative to that of
+    ``wanted``: 0 if ``wanted`` is one of ``kept``, close to 0 if every step was kept.
     """
     if wanted in kept:
         return np.array([float(profile == wanted) for profile in kept]), 0.0
@@ -79,30 +79,30 @@ def combination(kept: Sequence[Profile], wanted: Profile) -> tuple[np.ndarray, f
     towards = _counted(wanted, edges) / scale
     if not basis:
         return np.ones(1), float(np.linalg.norm(last - towards) / np.linalg.norm(towards))
-    differences = np.stack([column - last for column in basis], 1)  # the last takes what is left of one
+    differences = np.stack([column - last for column in basis], 1)  # the last factor makes the sum one
     factors = np.linalg.lstsq(differences, towards - last, rcond=None)[0]
     error = np.linalg.norm(differences @ factors + last - towards) / np.linalg.norm(towards)
     return np.append(factors, 1 - factors.sum()), float(error)
 
 
 def _edges(steps: Sequence[int]) -> np.ndarray:
-    """Return ends of single steps, from 0 to the last of ``steps``, or of a few steps each where there are many."""
+    """Return the edges of parts from 0 to the last of ``steps``: one step each, or several if there are many."""
     even = np.linspace(0, steps[-1], min(steps[-1], MOST_PARTS) + 1).round()
     return np.union1d(even, [float(step) for step in steps])
 
 
 def _counted(profile: Profile, edges: np.ndarray) -> np.ndarray:
-    """Return what the steps between two edges count in an average; all together one."""
+    """Return how much the steps between two edges count in the EMA; all together one."""
     return np.diff(np.minimum(edges / profile.step, 1.0) ** (exponent(profile.std) + 1))
 
 
 def check_stds(stds: Sequence[float], kept: Sequence[float], where: str) -> None:
-    """Raise ConfigError where a checkpoint has averages of widths other than ``stds``; none there is good."""
+    """Raise ConfigError if a checkpoint has EMAs of other widths than ``stds``; having none is fine."""
     if stds and kept and list(stds) != list(kept):
         raise ConfigError(
             f"--power-ema-stds = {_shown(stds)}",
             f"{where} has the averages of {_shown(kept)}",
-            f"go on with --power-ema-stds {_shown(kept)}; mm-dit ema makes any other width of them",
+            f"go on with --power-ema-stds {_shown(kept)}; mm-dit ema makes any other width from them",
         )
 
 

@@ -1,4 +1,4 @@
-"""Weights in files of other programs, under the names and without the extras that their authors' code gives them."""
+"""Bring weights from files of other programs to the published names: drop prefixes, tables and other extras."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from mindspeed_mm_dit.models.positions import rotary_tables_2d
 Arrays = dict[str, np.ndarray]
 
 _TREES = {"model": ("model",), "ema": ("ema", "model_ema1")}
-"""Our name of a set of weights -> keys in a file. JiT keeps two averages, and draws its samples with the first."""
+"""Our name of a set of weights -> keys in a file. JiT keeps two EMAs, and samples with the first."""
 _PREFIX = "net."
-"""Before each name where the network is part of a larger module (JiT)."""
+"""Prefix of each name if the network is part of a larger module (JiT)."""
 _TABLES = {"feat_rope.freqs_cos": 0, "feat_rope.freqs_sin": 1}
-"""Tables of rotary positions (LightningDiT), which are computed here -> which of ``rotary_tables_2d``."""
+"""Tables of rotary embeddings in LightningDiT's files, which are computed here -> index in ``rotary_tables_2d``."""
 _TABLE_ERROR = 1e-2
-"""Largest difference of a table from ours: what bfloat16 leaves, and far less than other positions make."""
+"""Largest allowed difference from our table: the rounding of bfloat16, far less than that of other positions."""
 
 
 def trees_of(content: Mapping[Any, Any]) -> dict[str, Arrays]:
-    """Return the sets of weights in a training checkpoint, by our names of them; none for a bare state dict."""
+    """Return the sets of weights in a training checkpoint, by our names; empty for a bare state dict."""
     return {
         name: plain(content[key]) for name, keys in _TREES.items() for key in keys if isinstance(content.get(key), dict)
     }
 
 
 def plain(weights: Mapping[str, np.ndarray]) -> Arrays:
-    """Return the parameters of a state dict under the names that they have here.
+    """Return the parameters of a state dict under the names used here.
 
-    Raises CheckpointError where a table that is computed here holds other positions.
+    Raises CheckpointError if a table that is computed here holds other positions.
     """
     if weights and all(name.startswith(_PREFIX) for name in weights):
         weights = {name.removeprefix(_PREFIX): array for name, array in weights.items()}
@@ -42,13 +42,13 @@ def plain(weights: Mapping[str, np.ndarray]) -> Arrays:
 
 
 def without_projectors(weights: Mapping[str, np.ndarray]) -> Arrays:
-    """Return ``weights``, or a state of an optimizer, without what took tokens to the features of a teacher (REPA)."""
+    """Return ``weights``, or an optimizer's state, without the projectors to a teacher's features (REPA)."""
     named = ("projectors.", "state.projectors.")
     return {name: array for name, array in weights.items() if not name.startswith(named)}
 
 
 def _check_table(name: str, table: np.ndarray) -> None:
-    """Raise CheckpointError unless ``table`` (N, head_dim / 2 twice) is that of patches counted from 0."""
+    """Raise CheckpointError unless ``table`` (N, head_dim / 2 twice) is that of a square of patches counted from 0."""
     side = round(len(table) ** 0.5) if table.ndim == 2 else 0
     ours = rotary_tables_2d(table.shape[-1], side)[_TABLES[name]].repeat(2, axis=1) if side else np.zeros(0)
     if ours.shape != table.shape or np.abs(ours - table).max() > _TABLE_ERROR:

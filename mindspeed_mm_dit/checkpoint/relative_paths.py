@@ -1,4 +1,4 @@
-"""Facts of a run without the folders of its machine, for files that leave it: absolute paths are cut to their names."""
+"""Remove a machine's folders from the facts of a run, for files that leave it: absolute paths become bare names."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _FOLDER = "folder"
 
 
 def without_places(value: Any) -> Any:
-    """Return facts as JSON has them, with the last name of each absolute path in its place.
+    """Return facts as JSON has them, with each absolute path replaced by its last name.
 
-    Of the folder that a command was started in not even that stays: it may be a user's own.
+    The folder that a command was started in loses even that: it may be a user's own.
     """
     if isinstance(value, dict):
         facts = {key: without_places(item) for key, item in value.items()}
@@ -26,7 +26,7 @@ def without_places(value: Any) -> Any:
 
 
 def below(word: str, folder: str) -> str:
-    """Return a word of a command line with a path inside ``folder`` relative to it."""
+    """Return a word of a command line; a path inside ``folder`` becomes relative to it."""
     flag, mark, path = _parts(word)
     inside = os.path.isabs(path) and os.path.commonpath([path, folder]) == folder
     return f"{flag}{mark}{os.path.relpath(path, folder)}" if inside else word
@@ -38,6 +38,6 @@ def _name(word: str) -> str:
 
 
 def _parts(word: str) -> tuple[str, str, str]:
-    """Return ("--flag", "=", value), or ("", "", word) of a word that is no flag with its value."""
+    """Return ("--flag", "=", value), or ("", "", word) if the word is no flag with a value."""
     flag, mark, value = word.partition("=") if word.startswith("--") else ("", "", word)
     return flag, mark + value[: len(value) - len(value.lstrip())], value.lstrip()

@@ -1,8 +1,8 @@
-"""How diffusers' DiTTransformer2DModel names and cuts the published tensors: a table of invertible rules.
+"""How diffusers' DiTTransformer2DModel names and splits the published tensors: a table of invertible rules.
 
-diffusers keeps the timestep and label embedding in every block, and query, key and value apart; it computes
-the position code itself, so that is not in its files. The tensors are the same, the network is not quite: it
-spaces the timestep's 128 frequencies by 1/127 (``downscale_freq_shift``), the published one by 1/128.
+diffusers repeats the timestep and label embedders in every block, and has separate query, key and value. It computes
+the positional embedding, so its files have none. The tensors are the same, but not quite the network: diffusers spaces
+the timestep's 128 frequencies by 1/127 (``downscale_freq_shift``), the published DiT by 1/128.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Arrays = dict[str, np.ndarray]
 
 
 class Transform(NamedTuple):
-    """One published tensor as ``n`` of diffusers', and back."""
+    """Splits one published tensor into ``n`` of diffusers', and joins them again."""
 
     split: Callable[[np.ndarray, int], list[np.ndarray]]
     join: Callable[[list[np.ndarray]], np.ndarray]
@@ -40,7 +40,7 @@ STACKED = Transform(lambda array, n: np.split(array, n), np.concatenate)
 
 
 class Rule(NamedTuple):
-    """``*`` is a block's number: on both sides the same one, on diffusers' side alone every one."""
+    """``*`` is a block's number: the same one on both sides, or every one if it is on diffusers' side alone."""
 
     published: str
     diffusers: tuple[str, ...]
@@ -62,7 +62,7 @@ LAYERS = (
     Rule("final_layer.adaLN_modulation.1", ("proj_out_1",), RENAMED),
     Rule("final_layer.linear", ("proj_out_2",), RENAMED),
 )
-"""Layers of a weight and a bias."""
+"""Layers with a weight and a bias."""
 
 RULES = (
     *(Rule(f"{r.published}.{p}", tuple(f"{d}.{p}" for d in r.diffusers), r.transform)
@@ -85,7 +85,7 @@ def for_model(num_layers: int) -> Iterator[Rule]:
 
 
 def to_diffusers(arrays: Mapping[str, np.ndarray], config: DiTConfig) -> Arrays:
-    """Rename and cut the tensors of a DiT, which must be all there (and no others)."""
+    """Rename and split the tensors of a DiT; all of them must be there, and no others."""
     _check_positions(arrays["pos_embed"], config)
     return _split(arrays, config.num_layers)
 
@@ -99,7 +99,7 @@ def _split(arrays: Mapping[str, np.ndarray], num_layers: int) -> Arrays:
 
 def from_diffusers(arrays: Mapping[str, np.ndarray], config: DiTConfig, what: str) -> Arrays:
     """Undo :func:`to_diffusers`; raises CheckpointError for unknown, missing and misshapen tensors of ``what``."""
-    arrays = {name: array for name, array in arrays.items() if name != "pos_embed.pos_embed"}  # of before 2024
+    arrays = {name: array for name, array in arrays.items() if name != "pos_embed.pos_embed"}  # before 2024
     check_names(
         diffusers_shapes(config), {name: array.shape for name, array in arrays.items()}, what,
         "is not the network of its config.json", "copy or download the folder again",

@@ -1,4 +1,4 @@
-"""The architecture that the shapes of a file tell; name and shape of every tensor of an AutoencoderKL."""
+"""Infer a network from the shapes of its tensors; name and shape of every tensor of an AutoencoderKL."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from mindspeed_mm_dit.planning.fit import GIB, host_bytes
 Shapes = dict[str, Shape]
 
 _POSITION_BYTES = 24
-"""What one element of the position code takes beside its weight while it is made: sines and cosines in float64."""
+"""Extra bytes per element while the positional embedding is computed: sines and cosines in float64."""
 
 
 def check_claimed_sizes(config: DiTConfig | VideoTransformerConfig, what: str) -> None:
-    """Raise CheckpointError where this machine could not hold a network of the sizes that the file ``what`` claims."""
+    """Raise CheckpointError if this machine cannot hold a network of the sizes that the file ``what`` claims."""
     need = host_bytes(config) + _POSITION_BYTES * config.num_tokens * config.hidden_size
     if need > host_memory_bytes():
         raise CheckpointError(
@@ -33,10 +33,10 @@ def check_claimed_sizes(config: DiTConfig | VideoTransformerConfig, what: str) -
 def predictor_of(shapes: Mapping[str, Shape], facts: Mapping[str, Any]) -> PredictorConfig:
     """Return the architecture of the predictor whose tensors have ``shapes``.
 
-    facts: content of run.json, which tells it where the tensors cannot; may be empty.
+    facts: content of run.json, used if the tensors do not tell; may be empty.
 
     Raises:
-        CheckpointError: it is not known what network this is, or a tensor is missing that decides its sizes.
+        CheckpointError: the network is unknown, or a tensor that decides its sizes is missing.
     """
     for config in PREDICTOR_CONFIGS.values():
         if (found := config.of_shapes(shapes)) is not None:
@@ -77,7 +77,7 @@ def vae_shapes(config: KLArchitecture) -> Shapes:
 
 
 def vae_config(shapes: Mapping[str, tuple[int, ...]], norm_num_groups: int = 32) -> KLArchitecture:
-    """Return the architecture that ``shapes`` tell; the number of groups shows in none of them."""
+    """Infer the architecture from ``shapes``, in which the number of norm groups does not show."""
     levels = count_of(shapes, "encoder.down_blocks")
     widths = [shape_of(shapes, f"encoder.down_blocks.{i}.resnets.0.conv1.weight", 4)[0] for i in range(levels)]
     return KLArchitecture(

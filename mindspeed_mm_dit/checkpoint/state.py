@@ -1,4 +1,4 @@
-"""What stands in a checkpoint of any format, by the published names, and whether it is an autoencoder."""
+"""The content of a checkpoint of any format, by the published names."""
 
 from __future__ import annotations
 
@@ -14,30 +14,29 @@ from mindspeed_mm_dit.errors import CheckpointError
 Arrays = dict[str, np.ndarray]
 
 TREES = ("model", "ema", "optimizer")
-"""Weights, their moving average, and the optimizer's ``state.NAME.step`` and what else its rule keeps of ``NAME``, as
-AdamW's ``state.NAME.exp_avg``. A run's checkpoint
-may have power-function averages besides, ``power_ema_1`` and so on."""
+"""Weights, their EMA, and the optimizer's state: ``state.NAME.step``, and what else its rule keeps of ``NAME``, such as
+AdamW's ``state.NAME.exp_avg``. A run's checkpoint may also have power-function EMAs, ``power_ema_1`` and so on."""
 
 
 def is_tree(name: str) -> bool:
-    """Return whether ``name`` is that of a tree."""
+    """Return whether ``name`` is the name of a tree."""
     return name in TREES or name.startswith(power_ema.TREE)
 
 
 @dataclass(frozen=True)
 class State:
-    """Trees of arrays, and what is known of the run and of the network."""
+    """Trees of arrays, and what is known about the run and the network."""
 
     trees: dict[str, Arrays]
-    """By names that ``is_tree``; a file that holds one set of weights without saying which has "model"."""
+    """By names that ``is_tree`` accepts; a single set of weights without a name is "model"."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """The content of run.json, empty where there is none."""
+    """The content of run.json; empty if there is none."""
     config: dict[str, Any] = field(default_factory=dict)
-    """The content of diffusers' config.json, empty where there is none."""
+    """The content of diffusers' config.json; empty if there is none."""
 
     @property
     def is_autoencoder(self) -> bool:
-        """Return whether it is an AutoencoderKL and no predictor, told by a name that each of them always has."""
+        """Return whether it is an AutoencoderKL and no predictor, by a name that every AutoencoderKL has."""
         return any(name.startswith("decoder.conv_in.") for name in self.weights)
 
     @property
@@ -56,7 +55,7 @@ class State:
         return sum(array.nbytes for tree in self.trees.values() for array in tree.values())
 
     def with_trees(self, trees: dict[str, Arrays]) -> State:
-        """Return the same with other arrays."""
+        """Return the same state with other arrays."""
         return replace(self, trees=trees)
 
 
@@ -66,7 +65,7 @@ def flatten(trees: Mapping[str, Arrays]) -> Arrays:
 
 
 def unflatten(arrays: Arrays) -> dict[str, Arrays]:
-    """Undo :func:`flatten`; names without a tree are those of one set of weights."""
+    """Undo :func:`flatten`; names without a tree are a single set of weights."""
     if not any(name.startswith("model.") for name in arrays):
         return {"model": arrays}
     trees: dict[str, Arrays] = {}

@@ -1,4 +1,4 @@
-"""A folder of checkpoints, of which every one under its final name is complete. No framework.
+"""A folder of checkpoints; each one under its final name is complete. Needs no framework.
 
     iter_0000500/                         complete: renamed into place after the last byte was written
     iter_0000500/checksums.json           of every file in it, taken while they were written
@@ -6,7 +6,7 @@
     latest_checkpointed_iteration.txt     Megatron's tracker; moves after the rename
     best_checkpointed_iteration.txt       of the checkpoint with the smallest validation loss, under --keep-best
 
-What else stands inside a checkpoint is its backend's business, except ``run.json``, the facts of the run.
+Each backend decides what else is in a checkpoint, except for ``run.json``, the facts of the run.
 """
 
 from __future__ import annotations
@@ -30,29 +30,32 @@ from mindspeed_mm_dit.errors import CheckpointError
 TRACKER = "latest_checkpointed_iteration.txt"
 BEST_TRACKER = "best_checkpointed_iteration.txt"
 SETTINGS = "settings"
-"""Key of run.json: value by name, of all that is compared on a resume and has no key of its own."""
+"""Key of run.json: the settings, by name, that a resume compares and that have no key of their own."""
 ADAPTERS, BASE, BASE_FROM = "adapters", "base", "base_from"
-"""Key of run.json of a run that trains adapters: how they were made. And in it: the digest of the weights that they
-stand beside, and where these were read."""
+"""Key of run.json if the run trains adapters: how they were made. Keys inside it: the digest of the base weights, and
+where these were read from."""
 RUN_FACTS = "run.json"
 BEST = "best"
-"""Key of run.json: iteration and validation loss of the best checkpoint so far. And what stands for it in a path:
+"""Key of run.json: iteration and validation loss of the best checkpoint so far. Also its name in a path:
 ``FOLDER/best``."""
 DAMAGED_CURE = "restore it from a copy, or name the checkpoint before it"
 _NAME = re.compile(r"iter_(\d{7,})")
 _BEFORE = ".old.partial"
-"""Ending of a checkpoint that is set aside while another one takes its place."""
+"""Suffix of a checkpoint that is set aside while another one takes its place."""
 
 
 class CheckpointStore:
-    """Names, order and life cycle of the checkpoints under ``root``: the newest ``keep_last`` are kept (None: all),
-    those of every ``retain_interval``-th iteration, and the best by the facts of the newest."""
+    """Names, order and life cycle of the checkpoints under ``root``.
+
+    It keeps the newest ``keep_last`` (None: all), those of every ``retain_interval``-th iteration, and the best one
+    according to the facts of the newest.
+    """
 
     def __init__(self, root: str | Path, keep_last: int | None = 2, retain_interval: int | None = None) -> None:
         self.root, self.keep_last, self.retain_interval = Path(root), keep_last, retain_interval
 
     def path(self, iteration: int) -> Path:
-        """Return where the complete checkpoint of ``iteration`` stands."""
+        """Return the path of the complete checkpoint of ``iteration``."""
         return self.root / f"iter_{iteration:07d}"
 
     def begin(self, iteration: int) -> Path:
@@ -63,11 +66,11 @@ class CheckpointStore:
         return aside
 
     def partial_path(self, iteration: int) -> Path:
-        """Return where ``iteration`` is being written."""
+        """Return the path at which ``iteration`` is being written."""
         return self.root / f".iter_{iteration:07d}.partial"
 
     def commit(self, iteration: int, facts: dict[str, Any]) -> Path:
-        """Make the checkpoint that :meth:`begin` started visible, move the tracker, drop the oldest."""
+        """Rename the checkpoint that :meth:`begin` started into place, move the tracker, delete the oldest."""
         aside, final = self.partial_path(iteration), self.path(iteration)
         checksums.record(aside, {RUN_FACTS: write_durably(aside / RUN_FACTS, json.dumps(facts, indent=1) + "\n")})
         for name in checksums.read(aside):
@@ -78,7 +81,7 @@ class CheckpointStore:
         best = facts.get(BEST, {}).get("iteration")
         if best is not None and self.path(best).is_dir():
             write_durably(self.root / BEST_TRACKER, f"{best}")
-        # Later ones are left by a run that was resumed from further back; what was just written is never dropped.
+        # Later ones are from before the run was resumed from further back; what was just written is never deleted.
         before = [i for i in self.iterations() if i <= iteration]
         for old in before[: -self.keep_last] if self.keep_last else ():
             if old != best and (not self.retain_interval or old % self.retain_interval):
@@ -86,7 +89,7 @@ class CheckpointStore:
         return final
 
     def _replace(self, final: Path, aside: Path) -> None:
-        """Rename ``aside`` to ``final``, which a run that was then resumed from further back may have written."""
+        """Rename ``aside`` to ``final``, which may exist from before the run was resumed from further back."""
         before = aside.with_suffix(_BEFORE)
         if final.exists():
             os.rename(final, before)
@@ -99,9 +102,9 @@ class CheckpointStore:
         shutil.rmtree(before, ignore_errors=True)
 
     def remove_unfinished(self) -> None:
-        """Drop what killed runs and failed saves left half written; called on one rank while nothing is written.
+        """Delete what killed runs and failed saves left half written; called on one rank while nothing is written.
 
-        A checkpoint that was set aside for another one of its iteration, which never took its place, comes back.
+        A checkpoint that was set aside for another one of its iteration is restored if that never took its place.
         """
         for before in self.root.glob(f".iter_*{_BEFORE}"):
             final = self.root / before.name[1:].removesuffix(_BEFORE)
@@ -124,7 +127,7 @@ class CheckpointStore:
             problem_of: returns why a checkpoint cannot be read, or None.
 
         Returns:
-            Its iteration (None: there is none) and a line for each newer one that had to be passed over.
+            Its iteration (None: there is none) and a line for each newer one that was skipped.
 
         Raises:
             CheckpointError: ``root`` is not a folder of checkpoints, or none of them can be read; starting anew would
@@ -160,9 +163,9 @@ class CheckpointStore:
 
 
 class BackgroundWriter(ABC):
-    """What writes one checkpoint at a time beside the training. A failure is said at once, and ends nothing.
+    """Writes one checkpoint at a time while training goes on. A failure is reported at once and does not end the run.
 
-    when_failed: called with the reason as soon as a write has failed, on every rank that knows of it; the first does.
+    when_failed: called with the reason as soon as a write fails, on every rank that knows of it; the first always does.
     """
 
     def __init__(self, in_background: bool, when_failed: Callable[[CheckpointError], object] | None = None) -> None:
@@ -175,7 +178,7 @@ class BackgroundWriter(ABC):
         """Wait for the write under way, if there is one."""
 
     def _finish(self, work: Callable[[], object], path: Path) -> None:
-        """Do the rest of the write of ``path``, in whatever thread this is called."""
+        """Finish the write of ``path`` in the calling thread, and keep its error for :meth:`wait`."""
         try:
             work()
         except KeyboardInterrupt:
@@ -186,7 +189,7 @@ class BackgroundWriter(ABC):
                 self._when_failed(self._problem)
 
     def wait(self) -> CheckpointError | None:
-        """Wait for the checkpoint being written; return why it could not be, as far as this rank knows."""
+        """Wait for the checkpoint being written; return why it failed, as far as this rank knows, or None."""
         self._join()
         problem, self._problem = self._problem, None
         return problem
@@ -201,7 +204,7 @@ def iteration_of(path: Path) -> int | None:
 def read_facts(path: Path) -> dict[str, Any]:
     """Return the facts of the run that wrote the checkpoint ``path``; empty if another program wrote it.
 
-    Raises CheckpointError where they are not what was written, or cannot be facts of a run.
+    Raises CheckpointError if they are damaged, or cannot be the facts of a run.
     """
     problem = checksums.problem_of_file(path / RUN_FACTS)
     if problem is not None:
@@ -215,7 +218,7 @@ def read_facts(path: Path) -> dict[str, Any]:
     for key, is_good in _FACTS.items():
         if key in facts and not is_good(facts[key]):
             raise CheckpointError(
-                f"{path / RUN_FACTS}: {key} = {shown(facts[key])}", "is nothing that a run keeps there", DAMAGED_CURE
+                f"{path / RUN_FACTS}: {key} = {shown(facts[key])}", "is no value that a run writes there", DAMAGED_CURE
             )
     named = iteration_of(path)
     if named is not None and facts.get("iteration", named) != named:
@@ -242,11 +245,11 @@ _FACTS: dict[str, Callable[[Any], bool]] = {
     power_ema.STDS: power_ema.are_stds,
     ADAPTERS: lambda value: isinstance(value, dict) and isinstance(value.get(BASE), str),
 }
-"""What run.json may say under the keys that a run goes on from."""
+"""Checks of the values in run.json that a resume reads."""
 
 
 def check_is_no_checkpoint(setting: str, folder: str | Path) -> None:
-    """Raise CheckpointError where a run would save into a checkpoint, or into a folder of one."""
+    """Raise CheckpointError if a run would save into a checkpoint, or into a folder inside one."""
     for place in (Path(folder), *Path(folder).parents):
         if _NAME.fullmatch(place.name) or (place / RUN_FACTS).is_file():
             raise CheckpointError(
@@ -257,8 +260,8 @@ def check_is_no_checkpoint(setting: str, folder: str | Path) -> None:
 def find_checkpoint(path: str | Path, flag: str = "--checkpoint") -> Path:
     """Return the newest checkpoint in the folder ``path``, which ``flag`` named, or ``path`` itself if it is one.
 
-    ``FOLDER`` with a folder of checkpoints in it, as a run leaves it, means these.
-    ``FOLDER/best`` is the one with the smallest validation loss, of a run with --keep-best.
+    If ``FOLDER/checkpoints`` holds checkpoints, as a run leaves them, ``FOLDER`` means these.
+    ``FOLDER/best`` is the checkpoint with the smallest validation loss, of a run with --keep-best.
     """
     path = Path(path)
     if path.name == BEST and CheckpointStore(path.parent).iterations():
@@ -293,12 +296,12 @@ def unwritten(problem: BaseException, folder: Path) -> CheckpointError:
     return CheckpointError(
         "--save",
         f"the last checkpoint could not be written: {_root_cause(problem)}{free}",
-        "free space on the disk, or give the folder back; checkpoints before it are still good",
+        "free space on the disk, or restore the folder; checkpoints before it are still good",
     )
 
 
 def without_optimizer(path: Path) -> CheckpointError:
-    """Return the error of a run that wants the optimizer's state of a checkpoint that has none."""
+    """Return the error for a run that needs the optimizer's state of a checkpoint without one."""
     return CheckpointError(f"--load = {path}", "holds no optimizer's state", "pass --no-load-optim to start it anew")
 
 
@@ -307,16 +310,16 @@ def unreadable(problem: BaseException, path: Path) -> CheckpointError:
     return CheckpointError(
         f"the checkpoint {path}",
         f"cannot be read: {_root_cause(problem)}",
-        "restore it from a copy; where it is moved away, the checkpoint before it is used",
+        "restore it from a copy, or move it away to use the checkpoint before it",
     )
 
 
 _TORN = "enforce fail at inline_container"
-"""In what PyTorch says where the end of a file is not where it has written to."""
+"""Part of PyTorch's message if a file does not end where PyTorch has written to."""
 
 
 def _root_cause(error: BaseException) -> str:
-    """Return what went wrong first, preferring the operating system's words to those of the file format."""
+    """Return what went wrong first, preferring an error of the operating system to one of the file format."""
     failures = getattr(error, "failures", None)  # DCP's CheckpointException keeps one per rank
     if failures:
         error = next(iter(failures.values()))[0]
@@ -325,6 +328,6 @@ def _root_cause(error: BaseException) -> str:
         if isinstance(deeper, OSError):
             first = deeper
         deeper = deeper.__cause__ or deeper.__context__
-    if _TORN in str(first):  # of another rank, whose error came without the operating system's
-        return "a file on the disk is shorter than what was written to it, as on a disk that is full"
+    if _TORN in str(first):  # from another rank, without the operating system's error
+        return "a file on the disk is shorter than what was written to it, as if the disk were full"
     return f"{type(first).__name__}: {first}".splitlines()[0]

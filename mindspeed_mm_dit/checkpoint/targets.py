@@ -1,4 +1,4 @@
-"""Where a conversion writes: what may be replaced, and how a target appears at once or not at all."""
+"""The target of a conversion: what it may replace, and how it appears atomically."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Summary(NamedTuple):
 def check_target(
     source: Path, target: Path, overwrite: bool, is_ours: Callable[[Path], bool] = lambda path: False
 ) -> None:
-    """Refuse to replace anything but a checkpoint, or what ``is_ours`` knows, and that only when asked to."""
+    """Refuse to replace anything but a checkpoint, or what ``is_ours`` accepts, and that only with ``overwrite``."""
     here, there = source.resolve(), target.resolve()
     if here == there or there in here.parents or here in there.parents:
         raise CheckpointError(f"TARGET = {target}", "overlaps with SOURCE", "choose another place")
@@ -44,9 +44,9 @@ def check_target(
 
 
 def written(target: Path, make: Callable[[Path], object], is_folder: bool) -> None:
-    """Let ``make`` write a file, or into an empty folder, beside ``target``, and move it into its place.
+    """Let ``make`` write a file, or fill an empty folder, beside ``target``; then move it into place.
 
-    Raises CheckpointError where the disk does not take it.
+    Raises CheckpointError if it cannot be written.
     """
     aside = target.with_name(f".{target.name}.partial")
     _remove(aside)
@@ -65,7 +65,7 @@ def written(target: Path, make: Callable[[Path], object], is_folder: bool) -> No
 
 
 def _move(aside: Path, target: Path) -> None:
-    """Put ``aside`` into the place of ``target`` once all of it is on the disk."""
+    """Replace ``target`` by ``aside`` once all of it is on the disk."""
     for file in [aside] if aside.is_file() else [path for path in aside.rglob("*") if path.is_file()]:
         with open(file, "rb") as opened:
             os.fsync(opened.fileno())

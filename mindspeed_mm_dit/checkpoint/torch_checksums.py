@@ -1,4 +1,4 @@
-"""Checksums of what PyTorch's distributed checkpoint (DCP) writes, taken on every rank on the way to the disk."""
+"""Checksums of the files of PyTorch's distributed checkpoint (DCP), computed on every rank while it writes them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from mindspeed_mm_dit.checkpoint.checksums import Checksum, SummedFile
 
 
 class SummingWriter(dcp.FileSystemWriter):
-    """DCP's writer of a folder, which leaves the checksums of all ranks' files there.
+    """DCP's folder writer, which also writes the checksums of all ranks' files.
 
-    They travel to the first rank with what DCP gathers there for its index.
+    They reach the first rank along with what DCP gathers for its index.
     """
 
     def __init__(self, path: Path) -> None:
@@ -30,7 +30,7 @@ class SummingWriter(dcp.FileSystemWriter):
         self.fs: _SummingFileSystem = _SummingFileSystem()
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[Any]:
-        """Write the files of this rank; return DCP's account of them and their checksums."""
+        """Write the files of this rank; return DCP's results and the checksums."""
         both: Future[Any] = Future()
         with _without_sums_of_records():
             both.set_result((super().write_data(plan, planner).wait(), self.fs.sums))
@@ -46,7 +46,7 @@ class SummingWriter(dcp.FileSystemWriter):
 
 @contextmanager
 def _without_sums_of_records() -> Iterator[None]:
-    """Keep PyTorch from summing each record too, which costs as much and which it never looks at."""
+    """Turn off PyTorch's own checksums of records, which cost as much and are never compared."""
     before = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
     try:
@@ -56,7 +56,7 @@ def _without_sums_of_records() -> Iterator[None]:
 
 
 class _SummingFileSystem(FileSystem):
-    """DCP's access to files, which keeps the checksums of those it has written."""
+    """DCP's file system, which keeps the checksums of the files it has written."""
 
     def __init__(self) -> None:
         super().__init__()

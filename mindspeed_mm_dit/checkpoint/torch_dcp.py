@@ -1,4 +1,4 @@
-"""Checkpoints as PyTorch distributed checkpoints (DCP): sharded, asynchronous, readable on any rank count.
+"""Checkpoints as PyTorch distributed checkpoints (DCP): sharded, asynchronous, readable on any number of ranks.
 
 A state is a nested dict of tensors with string keys; DCP flattens it to names such as
 ``model.blocks.0.attn.qkv.weight``.
@@ -64,8 +64,8 @@ class Writer(BackgroundWriter):
     def write(self, state: State, path: Path, when_complete: Callable[[], object]) -> None:
         """Write ``state`` to the folder ``path``; then, on rank 0, call ``when_complete``.
 
-        The write before must have been waited for. The tensors may change as soon as this returns. An error, on
-        whichever rank, is known to all of them; it shows in :meth:`wait`.
+        Call :meth:`wait` for the previous write first. The tensors may change as soon as this returns. An error on any
+        rank is known to all of them; :meth:`wait` returns it.
         """
         state = _part_of_this_rank(state, dist.get_rank(), dist.get_world_size())
         to_disk = {"storage_writer": torch_checksums.SummingWriter(path), "process_group": self._group}
@@ -100,9 +100,9 @@ class Writer(BackgroundWriter):
 
 
 def _part_of_this_rank(state: State, rank: int, world_size: int) -> State:
-    """Leave every tensor that all ranks hold whole to one of them, in turn: DCP copies all that it is given.
+    """Leave each tensor that all ranks hold whole to one of them, in turn, as DCP copies everything it is given.
 
-    Sharded tensors and what is no tensor stay.
+    Sharded tensors and values that are no tensors stay.
     """
     turns = itertools.count()
 
@@ -120,7 +120,7 @@ def _part_of_this_rank(state: State, rank: int, world_size: int) -> State:
 
 
 def _snapshot(state: State) -> State:
-    """Copy tensors that live in CPU memory, which DCP's staging would hand on as they are."""
+    """Copy tensors in CPU memory, which DCP's staging would pass on without a copy."""
 
     def copied(value: Any) -> Any:
         if isinstance(value, dict):
@@ -131,9 +131,9 @@ def _snapshot(state: State) -> State:
 
 
 def read(state: State, path: Path, partial: bool = False) -> None:
-    """Fill the tensors of ``state`` in place from the checkpoint ``path``, whatever ranks wrote it.
+    """Fill the tensors of ``state`` in place from the checkpoint ``path``, whichever ranks wrote it.
 
-    ``partial``: names that the checkpoint lacks keep their values.
+    ``partial``: tensors that the checkpoint lacks keep their values.
     """
     stored = torch_pickles.read_metadata(path).state_dict_metadata
     if not mindspeed_mm.is_theirs(stored.keys()):
@@ -179,7 +179,7 @@ def _flatten(state: State, prefix: str = "") -> dict[str, torch.Tensor]:
 
 
 def shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Return name -> shape of every tensor in the checkpoint ``path``; averages are under "ema.", whoever wrote it."""
+    """Return name -> shape of every tensor in the checkpoint ``path``; the EMA is under "ema.", whoever wrote it."""
     entries = torch_pickles.read_metadata(path).state_dict_metadata
     return {
         mindspeed_mm.our_name(name): tuple(entry.size)
@@ -210,9 +210,9 @@ def is_theirs(path: Path) -> bool:
 
 
 def read_theirs(path: Path, trained: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
-    """Read a checkpoint of MindSpeed-MM into CPU memory, by our names: weights, averages, and the optimizer's state.
+    """Read a checkpoint of MindSpeed-MM into CPU memory, by our names: weights, EMA, and the optimizer's state.
 
-    ``trained``: name -> shape of the weights that the optimizer steps. What else stands there is left out.
+    ``trained``: name -> shape of the weights that the optimizer updates. Everything else is left out.
     """
     wanted = {name: shape for name, shape in shapes(path).items() if name.startswith(("model.", "ema."))}
     if has_optimizer(path):
@@ -237,7 +237,7 @@ def as_tensor(array: np.ndarray) -> torch.Tensor:
 def problem_of(path: Path, rank: int = 0, world_size: int = 1) -> str | None:
     """Return why the checkpoint ``path`` is damaged, or None; the ranks share the reading.
 
-    Each file must be what was written, and every byte its index names must be there.
+    Each file must match its checksum, and every byte that the index names must be there.
     """
     if (path / "state.ckpt").is_file():
         raise CheckpointError(
@@ -249,7 +249,7 @@ def problem_of(path: Path, rank: int = 0, world_size: int = 1) -> str | None:
 
 
 def _problem_by_index(path: Path) -> str | None:
-    """Return what the index says is not there, on every rank alike: each checks the index itself before it reads it."""
+    """Return what is missing by the index, on every rank alike; each checks the index before reading it."""
     if problem := checksums.problem_of_file(path / ".metadata"):
         return problem
     try:

@@ -1,7 +1,7 @@
-"""The pickles in PyTorch's checkpoints, read so that none of them can run code.
+"""Read the pickles in PyTorch's checkpoints so that none of them can run code.
 
-A pickle may name any function to be called. In a folder of torch.distributed.checkpoint (DCP) there is one in
-``.metadata``, the index, and one for each entry that is no tensor; DCP itself loads both without a look.
+A pickle may name any function to be called. A folder of torch.distributed.checkpoint (DCP) has one in ``.metadata``,
+the index, and one for each entry that is no tensor. DCP itself loads both unchecked.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ _CLASSES = (
 """What PyTorch 2.0 to 2.13 puts into ``.metadata``, besides dtypes, the layout and the path it was written to."""
 
 _MEMBER = "builtins.getattr"
-"""How Python 3.11.0 to 3.11.3 (Debian 12's) pickle the member of an enum: ``getattr(cls, name)``."""
+"""How Python 3.11.0 to 3.11.3 (Debian 12's) pickle a member of an enum: ``getattr(cls, name)``."""
 
 
 def read_metadata(path: Path) -> metadata.Metadata:
     """Return the index of the checkpoint folder ``path``.
 
     Raises:
-        CheckpointError: it asks for anything but PyTorch's own classes of an index (which is never executed), or for
-            a file outside of the folder.
+        CheckpointError: it names anything but PyTorch's own classes of an index (which is never executed), or a file
+            outside the folder.
         Exception: whatever a damaged pickle raises.
     """
     with open(path / INDEX, "rb") as file:
@@ -74,7 +74,7 @@ class _IndexUnpickler(pickle.Unpickler):
 
 
 def _makers() -> dict[str, Callable[..., Any]]:
-    """Return what makes the objects of an index, by name; new each time, as a pickle can set attributes on it."""
+    """Return constructors for an index's objects by name; new each time, as a pickle can set attributes on them."""
     makers = {cls: _maker(cls) for cls in _CLASSES}
     known: dict[str, Callable[..., Any]] = {f"{cls.__module__}.{cls.__name__}": maker for cls, maker in makers.items()}
     known[_MEMBER] = lambda maker, name: _member(next((cls for cls in makers if makers[cls] is maker), None), name)
@@ -105,7 +105,7 @@ def read_number(path: Path, name: str) -> float:
     """Return the entry ``name`` of the checkpoint folder ``path``, a pickled number (a step counter of Adam).
 
     Raises:
-        CheckpointError: it is anything else, which is not loaded.
+        CheckpointError: the entry is anything else, which is not loaded.
     """
     for entry, file, content in _byte_entries(path):
         if entry == name:
@@ -117,32 +117,32 @@ def read_number(path: Path, name: str) -> float:
 
 
 class SafeReader(dcp.FileSystemReader):
-    """DCP's reader of a folder, its index read by :func:`read_metadata`."""
+    """DCP's folder reader, which reads the index by :func:`read_metadata`."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> metadata.Metadata:
-        """Return the index, marked with this load as DCP does it."""
+        """Return the index, marked with the id of this load as DCP does."""
         found = read_metadata(Path(self.path))
         found.storage_meta = metadata.StorageMeta(load_id=self.load_id)
         return found
 
 
 class TensorsOnly(DefaultLoadPlanner):
-    """A plan of a load in which an entry that is no tensor is refused: DCP would unpickle it."""
+    """A load planner that refuses entries that are no tensors, which DCP would unpickle."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Refuse."""
+        """Refuse the entry."""
         name = read_item.dest_index.fqn
         raise CheckpointError(name, "is a pickled object where a tensor belongs, and is not loaded", _CURE)
 
 
 def check_pickles(folder: Path, known: Iterable[str]) -> None:
-    """Look at every pickle below ``folder`` before a program loads them that does not look itself.
+    """Check every pickle below ``folder`` before a program loads them that does not check them itself.
 
-    known: names of classes, besides PyTorch's own harmless ones, that may stand in ``.pt`` files and in entries that
-        are no tensors; those not installed here are passed over.
+    known: names of classes, besides PyTorch's own harmless ones, that are allowed in ``.pt`` files and in entries that
+        are no tensors; those not installed here are skipped.
 
     Raises:
-        CheckpointError: a pickle names anything else; file and name are said.
+        CheckpointError: a pickle names anything else; the error tells file and name.
     """
     safe = [found for name in known if (found := _found(name)) is not None]
     with torch.serialization.safe_globals([(_member, _MEMBER), *safe]):
@@ -154,7 +154,7 @@ def check_pickles(folder: Path, known: Iterable[str]) -> None:
 
 
 def check_entries(path: Path, prefixes: tuple[str, ...]) -> None:
-    """Look at those entries of the checkpoint ``path`` that are no tensors and whose names begin with ``prefixes``.
+    """Check the entries of the checkpoint ``path`` that are no tensors and whose names begin with ``prefixes``.
 
     Raises:
         CheckpointError: its index, or one of them, names anything but plain values.
@@ -175,7 +175,7 @@ def _byte_entries(path: Path) -> Iterable[tuple[str, str, io.BytesIO]]:
 
 
 def _harmless(what: str, content: Path | io.BytesIO) -> Any:
-    """Return what a pickle holds that names none but known classes; of any other raise CheckpointError."""
+    """Return the content of a pickle; raise CheckpointError if it names anything but known classes."""
     try:
         return torch.load(content, map_location="cpu", weights_only=True, mmap=isinstance(content, Path))
     except Exception as error:  # (a damaged file raises anything)

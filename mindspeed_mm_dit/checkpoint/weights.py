@@ -1,4 +1,4 @@
-"""The weights of a predictor out of a checkpoint of any known format, as arrays by their published names."""
+"""Read a predictor's weights from a checkpoint of any known format, as arrays by their published names."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Arrays = dict[str, np.ndarray]
 
 
 def read_weights(path: str | Path, use_ema: bool = True) -> Arrays:
-    """Return the predictor's weights in the checkpoint ``path``, float32 where they were of lower precision.
+    """Return the predictor's weights in the checkpoint ``path``, float32 if they were of lower precision.
 
     path: a checkpoint folder of either framework (``iter_0001000``), a ``.pt`` as facebookresearch/DiT writes or
-    publishes it, a ``.safetensors``, or a MindSpore ``.ckpt``. ``use_ema`` prefers the moving
-    average where the file holds both. Projectors to the features of a teacher are left out.
+    publishes it, a ``.safetensors``, or a MindSpore ``.ckpt``. ``use_ema`` prefers the EMA if the file holds both.
+    Projectors to a teacher's features are left out.
     """
     return without_projectors(_read(Path(path), use_ema))
 
@@ -56,7 +56,7 @@ def choose_tree(content: Mapping[str, Any], use_ema: bool, path: Path) -> Arrays
 
 
 def read_trees(path: Path, trees: Sequence[str]) -> dict[str, Arrays]:
-    """Return trees ("power_ema_1") of a checkpoint folder of either framework, which is looked at once for damage."""
+    """Return trees (e.g. "power_ema_1") of a checkpoint folder of either framework; check it for damage once."""
     if (path / "state.ckpt").is_file():
         from mindspeed_mm_dit.checkpoint import mindspore_ckpt
 
@@ -80,7 +80,7 @@ def _read_ckpt(path: Path, use_ema: bool) -> Arrays:
 
 
 def _below(tree: str, content: Mapping[str, np.ndarray]) -> Arrays:
-    """Return the arrays of one tree of a checkpoint, without its name before theirs."""
+    """Return the arrays of one tree of a checkpoint; their names lose that of the tree."""
     return {name[len(tree) + 1 :]: array for name, array in content.items() if name.startswith(f"{tree}.")}
 
 
@@ -115,6 +115,6 @@ def reader_of_pytorch_folder(path: Path) -> ModuleType:
 
 
 def _array(tensor: Any) -> np.ndarray:
-    """A torch tensor as an array; low-precision floats become float32."""
+    """Return a torch tensor as an array; low-precision floats become float32."""
     low = tensor.is_floating_point() and tensor.dtype.itemsize < 4
     return (tensor.float() if low else tensor).numpy(force=True)

@@ -1,4 +1,4 @@
-"""What is drawn and scored of a model that learned built-in data, by its ``source`` and by what steers the model."""
+"""What to sample and how to score it for models of built-in data, by ``source`` and condition."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Values = Mapping[str, Sequence[Any]]
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """A data set whose samples are recognised by a program."""
+    """A data set whose samples a program can recognise."""
 
     asked: Values
-    """What to draw, by item, a value for each sample."""
+    """What to sample: for each condition, its value for every sample."""
     shown: slice
-    """Which of the samples an image shows."""
+    """Which of the samples the picture shows."""
     score: Callable[[np.ndarray, Values], str]
-    """(samples, what was asked for) -> a line that says how many are as asked."""
+    """(samples, what was asked for) -> a line that tells how many show it."""
 
 
 _TWENTY_EACH = {"label": np.repeat(np.arange(10), 20).tolist()}

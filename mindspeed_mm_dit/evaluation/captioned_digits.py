@@ -1,4 +1,4 @@
-"""Scores of digits that were asked for in words: read as asked, in phrasings of the training set and in others."""
+"""Score digits sampled from captions: how many are read as asked, in phrasings of the training set and in others."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ ASKED = tuple(
     for digit in range(10)
     for caption in islice(cycle(captions_of(digit, patterns)), 5 * digit, 5 * digit + EACH)
 )
-"""What is asked for: each digit in every phrasing of UNSEEN, and in some of SEEN, others for each."""
+"""The captions: each digit in every phrasing of UNSEEN, and in some of SEEN, which differ from digit to digit."""
 _SEEN = frozenset(caption for digit in range(10) for caption in captions_of(digit, SEEN))
 
 
 @dataclass(frozen=True)
 class CaptionedDigitsScores:
-    """Shares of drawn images that a classifier of real digits reads as the digit that was asked for, in [0, 1]."""
+    """Fractions of samples that a classifier of real digits reads as the digit asked for, in [0, 1]."""
 
     seen: float
     """In phrasings of the training set."""
     unseen: float
     """In others."""
     images: int
-    """Images that were scored."""
+    """Number of images scored."""
 
     @property
     def line(self) -> str:
-        """Return what a run ends with."""
+        """Return the last line of a run."""
         return (
             f"captioned digits score: of {self.images} images {self.seen:.1%} are read as asked in phrasings seen in "
             f"training, {self.unseen:.1%} in phrasings never seen"
@@ -45,7 +45,7 @@ class CaptionedDigitsScores:
 
 
 def score_captioned_digits(images: np.ndarray, captions: Sequence[str]) -> CaptionedDigitsScores:
-    """Score ``images`` (N, 8, 8, 1) uint8 drawn for ``captions`` (N,), of both kinds.
+    """Score ``images`` (N, 8, 8, 1) uint8 sampled for ``captions`` (N,), of both kinds of phrasings.
 
     Raises:
         DataError: a caption is no phrasing of the embedded digits.

@@ -1,4 +1,4 @@
-"""What makes scores say something else than they seem to, said where it is met."""
+"""Cautions about scores that are easily misread."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import numpy as np
 from mindspeed_mm_dit.evaluation.image_set import ImageSet
 
 FEW_IMAGES = 10_000
-"""Of fewer than these a score says little beside a published one."""
+"""With fewer images, a score can hardly be compared with published ones."""
 
 
 def cautions(samples: ImageSet, reference: ImageSet | None = None) -> list[str]:
-    """Return what makes scores of ``samples`` against ``reference`` say something else than they seem to."""
+    """Return what makes scores of ``samples`` against ``reference`` easy to misread, a note each."""
     found = []
     if samples.count < FEW_IMAGES:
         found.append(
@@ -21,8 +21,8 @@ def cautions(samples: ImageSet, reference: ImageSet | None = None) -> list[str]:
     counts = np.unique(samples.labels, return_counts=True)[1] if samples.labels is not None else np.zeros(0)
     if len(set(counts.tolist())) > 1:
         found.append(
-            f"unequal labels: {counts.min():,} to {counts.max():,} images of a class; sets with as many of each have "
-            "other distances, so compare only with those drawn by the same rule"
+            f"unequal labels: {counts.min():,} to {counts.max():,} images of a class; balanced sets have other "
+            "distances, so compare only with sets whose labels were chosen by the same rule"
         )
     for images in (samples, reference):
         found += _of_files(images) if images else []
@@ -37,8 +37,8 @@ def cautions(samples: ImageSet, reference: ImageSet | None = None) -> list[str]:
         found.append(f"the reference has {reference.count:,} images: distances to it are too large")
     if reference.statistics and "spatial" not in reference.statistics:
         found.append(
-            f"{reference.what} holds mu and sigma without mu_s: nothing in it says whose Inception made them. Those of "
-            "JAX evaluations are of another network and image scaling: a distance to them means nothing here"
+            f"{reference.what} holds mu and sigma without mu_s: nothing in it tells which Inception made them. "
+            "Those of JAX evaluations are of another network and image scaling: a distance to them means nothing here"
         )
     if reference.statistics and not reference.count:
         found.append(f"{reference.what} holds no images: precision and recall are left out")
@@ -59,8 +59,8 @@ def _of_files(images: ImageSet) -> list[str]:
     if images.resized:
         found.append(
             f"{images.what}: {images.resized:,} image(s) were scaled or cut to {images.shape[0]} x "
-            f"{images.shape[1]}: how they are scaled moves FID by more than models differ"
+            f"{images.shape[1]}: the way of scaling changes FID by more than models differ"
         )
     if images.jpegs:
-        found.append(f"{images.what}: {images.jpegs:,} image(s) are JPEGs, whose compression moves FID")
+        found.append(f"{images.what}: {images.jpegs:,} image(s) are JPEGs, whose compression changes FID")
     return found

@@ -1,8 +1,8 @@
-"""Scores of drawn digits against scikit-learn's 1,797 real ones: read as asked, as varied, and no copies.
+"""Score generated digits against scikit-learn's 1,797 real ones: read as asked, as varied, and no copies.
 
 The feature space is fixed: the principal components of the real digits that hold 95 % of their variance (29 of 64), in
-grey levels of 0 to 16. The classifier is scikit-learn's example for its digits, SVC(gamma=0.001), fitted on the first
-1,200 real ones; on the other 597 it is right 97 times in 100.
+grey levels of 0 to 16. The classifier is that of scikit-learn's example for its digits, SVC(gamma=0.001), fitted on the
+first 1,200 real ones; on the other 597 it is right 97 times in 100.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FITTED_ON = 1200
 
 
 def score_line(images: np.ndarray, labels: np.ndarray) -> str:
-    """Return what a run ends with, of ``images`` (N, 8, 8, 1) uint8 drawn for ``labels`` (N,)."""
+    """Return the last line of a run: the scores of ``images`` (N, 8, 8, 1) uint8 sampled for ``labels`` (N,)."""
     found = score_digits(images, labels)
     return (
         f"digits score: {found.accuracy:.1%} of {len(images)} samples are read as the digit that was asked for, "
@@ -27,26 +27,26 @@ def score_line(images: np.ndarray, labels: np.ndarray) -> str:
 
 
 def cut_out(images: np.ndarray) -> np.ndarray:
-    """Return the 8 x 8 pixels with most ink of images (N, H, W, 1) uint8, of those where a digit may stand."""
+    """Return the 8 x 8 pixels with most ink of images (N, H, W, 1) uint8, among the places a digit may have."""
     squares = np.lib.stride_tricks.sliding_window_view(images, (1, 8, 8, 1))[:, ::PLACE, ::PLACE]
     squares = squares.reshape(len(images), -1, 8, 8, 1)
     return squares[np.arange(len(images)), squares.sum((2, 3, 4), dtype=np.int64).argmax(1)]
 
 
 def digits_accuracy(images: np.ndarray, labels: np.ndarray) -> float:
-    """Return the share of ``images`` (N, 8, 8, 1) uint8 that the classifier labels as ``labels`` (N,), in [0, 1]."""
+    """Return the fraction of ``images`` (N, 8, 8, 1) uint8 that the classifier labels as ``labels`` (N,)."""
     reads = real_digits().reads
     assert reads is not None
     return float(np.mean(reads(pixels_of(images)) == labels))
 
 
 def score_digits(images: np.ndarray, labels: np.ndarray) -> Scores:
-    """Score ``images`` (N, 8, 8, 1) uint8 drawn for ``labels`` (N,); N at least FEWEST_IMAGES."""
+    """Score ``images`` (N, 8, 8, 1) uint8 sampled for ``labels`` (N,); N at least FEWEST_IMAGES."""
     return real_digits().score(pixels_of(images), labels)
 
 
 def scores_of_real_digits(count: int) -> Scores:
-    """Return the scores of ``count`` real digits (of all where there are fewer): what drawn ones can be held against.
+    """Return the scores of ``count`` real digits, or of all if there are fewer: a yardstick for generated ones.
 
     They are chosen evenly over the set. Each of them is a copy, of course, and precision is 1 for the same reason.
     """
@@ -68,5 +68,5 @@ def real_digits() -> RealImages:
 
 
 def pixels_of(images: np.ndarray) -> np.ndarray:
-    """Images (N, 8, 8, 1) uint8 -> (N, 64) float64 in the digits' own grey levels, [0, 16]."""
+    """Return images (N, 8, 8, 1) uint8 as (N, 64) float64 in the digits' own grey levels, [0, 16]."""
     return images.reshape(len(images), -1).astype(np.float64) * (16 / 255)

@@ -1,4 +1,4 @@
-"""The judge of drawn digits: ``--reference digits``."""
+"""The judge of generated digits: ``--reference digits``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mindspeed_mm_dit.evaluation.image_set import ImageSet
 from mindspeed_mm_dit.evaluation.images_judge import check_count, judgement_of
 
 DIGITS = "digits"
-"""The reference of this name is the built-in one; a folder of that name is ./digits."""
+"""Name of the built-in reference; a folder of that name is given as ./digits."""
 _SHAPE = (8, 8, 1)
 _CLASSES = 10
 

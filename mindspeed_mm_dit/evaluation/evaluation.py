@@ -1,4 +1,4 @@
-"""What an evaluation found, with every setting that moves it: report.json, and one page."""
+"""The result of an evaluation, with every setting that affects it: report.json and report.html."""
 
 from __future__ import annotations
 
@@ -21,52 +21,52 @@ _NAMES = {
 }  # fmt: skip
 _MEANINGS = {
     "fid": "Distance between Inception features of samples and real images. Lower is better.",
-    "sfid": "The same of features that keep where things are in the image. Lower is better.",
+    "sfid": "The same, with features that keep where things are in the image. Lower is better.",
     "inception_score": "How clear and how varied the samples look to Inception. Higher is better.",
-    "precision": "Share of samples that look like real images. Higher is better.",
-    "recall": "Share of real images that the samples reach. Higher is better.",
-    "accuracy": "Share of samples that a classifier of real images reads as the class asked for. Higher is better.",
+    "precision": "Fraction of samples that look like real images. Higher is better.",
+    "recall": "Fraction of real images that the samples reach. Higher is better.",
+    "accuracy": "Fraction of samples that a classifier of real images reads as the class asked for. Higher is better.",
     "frechet": "Distance between a classifier's features of samples and real images. Lower is better.",
-    "variety": "Spread of the samples within a class, as a share of the real images' spread. 100 % is as varied.",
+    "variety": "Spread of the samples within a class, as a fraction of the real images' spread. 100 % is as varied.",
     "copies": "Samples that are nearly a training image. 0 is best.",
 }
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a judge says of a set of images, and what of the judge decides it."""
+    """A judge's scores of a set of images, and all of the judge's settings that affect them."""
 
     scores: Mapping[str, float | None]
-    """By name; None is one that the reference does not allow."""
+    """By name; None if the reference does not allow the score."""
     yardstick: Mapping[str, float | None]
-    """The same scores of as many real images, or of all there are; empty where they are not known."""
+    """The same scores of as many real images, or of all there are; empty if unknown."""
     reference: Mapping[str, Any]
     """What the images were compared with."""
     features: Mapping[str, Any]
-    """What they were seen through."""
+    """The feature space in which they were compared."""
     notes: Sequence[str]
-    """What makes the scores say something else than they seem to."""
+    """What makes the scores easy to misread."""
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """Images to be scored, which need not be there yet."""
+    """Images to be scored, which need not exist yet."""
 
     what: str
-    """The flag and its value that names them."""
+    """The flag that names them, with its value."""
     shape: tuple[int, int, int]
     """Height, width, channels of each."""
     count: int
     counted_by: str
-    """The flag and its value that says how many."""
+    """The flag that sets their number, with its value."""
     num_labels: int
     """Each label is below this; 0 where there are none."""
     classes: tuple[str, ...] = ()
-    """Name of each label, where they are known."""
+    """Name of each label, if known."""
 
 
 class Judge(Protocol):
-    """Scores images by a reference that it holds."""
+    """Scores images against its reference."""
 
     def check(self, images: Candidates) -> None:
         """Raise ConfigError unless such images can be scored."""
@@ -77,16 +77,16 @@ class Judge(Protocol):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A judgement, and all that decided the images it is of."""
+    """A judgement, and everything that decided the images."""
 
     images: Mapping[str, Any]
-    """Where the images come from: the drawing, or file and hash."""
+    """Where the images come from: how they were sampled, or file and hash."""
     judgement: Judgement
     reference_sha256: str
     """Of the file, or of the files of the folder."""
     versions: Mapping[str, str]
     computed: Mapping[str, Any]
-    """What moves the images by rounding alone: ranks, batch size, device."""
+    """What changes the images by rounding alone: ranks, batch size, device."""
 
     def lines(self) -> list[str]:
         """Return the scores, then the notes, for the terminal."""
@@ -99,7 +99,7 @@ class Evaluation:
         return rows + [f"note: {note}" for note in found.notes]
 
     def write(self, folder: Path, grid_png: bytes) -> None:
-        """Write report.json and report.html, with an image of samples, into ``folder``."""
+        """Write report.json and report.html, with a picture of samples, into ``folder``."""
         content = without_places(_finite(asdict(self)))
         text = json.dumps(content, indent=1, allow_nan=False) + "\n"
         (folder / REPORT).write_text(text, encoding="utf-8")
@@ -117,7 +117,7 @@ class Evaluation:
 
 
 def shown_score(name: str, value: float | None) -> str:
-    """Return a score as it is read: shares of one in percent, where there is none a dash."""
+    """Format a score: fractions in percent, and a dash if there is none."""
     if value is None or not math.isfinite(value):
         return "-"
     if name in ("accuracy", "variety"):
@@ -126,7 +126,7 @@ def shown_score(name: str, value: float | None) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """Replace numbers that JSON does not have by null."""
+    """Replace numbers that JSON lacks by null."""
     if isinstance(value, Mapping):
         return {name: _finite(each) for name, each in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Sets of images to score, from ADM's ``.npz`` or a folder: checked by their headers, then read some at a time."""
+"""Sets of images to score, from ADM's ``.npz`` or a folder: headers are checked first, pixels read in batches."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ INCEPTION = (
     "download https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/"
     "weights-inception-2015-12-05-6726825d.pth, and name it with --inception"
 )
-"""What to do where the Inception's weights are missing."""
+"""What to do if the Inception's weights are missing."""
 POOL, SPATIAL = 2048, 17 * 17 * 7
-"""Features of an image that the Inception makes: of the last pooling, and 7 channels of ``mixed_6/conv``."""
+"""Number of Inception features per image: of the last pooling, and of 7 channels of ``mixed_6/conv``."""
 IMAGES, LABELS = "arr_0", "arr_1"
-"""Names in an npz: images, and their labels, which are not in every file."""
+"""Names in an npz: the images, and their labels, which are optional."""
 MADE_BY, MADE_OF = "inception_sha256", "scaled_and_jpegs"
-"""Beside statistics of ours: the weights that made them, and how many of their images were scaled, and were JPEGs."""
+"""Names beside our statistics: the weights that made them; how many of their images were scaled, and were JPEGs."""
 STATISTICS = {"pool": ("mu", "sigma"), "spatial": ("mu_s", "sigma_s")}
 """Names of mean and covariance of the features of a reference."""
 WIDTHS = {"mu": POOL, "mu_s": SPATIAL}
 _JPEG = (".jpg", ".jpeg", ".jpe", ".jfif")
 _UNREADABLE = (ValueError, OSError, EOFError, zlib.error, zipfile.BadZipFile)
-"""What reading a damaged npz raises."""
+"""Errors that reading a damaged npz raises."""
 Batches = Callable[[int], Iterator[np.ndarray]]
 
 
@@ -48,39 +48,39 @@ class ImageSet:
     """Images of one size, or the statistics of their features, or both."""
 
     what: str
-    """The flag and its value, as errors name it."""
+    """The flag and its value, as named in errors."""
     count: int
-    """Images; 0 where there are statistics alone."""
+    """Number of images; 0 if there are statistics only."""
     shape: tuple[int, int, int]
     """Height, width, channels (1 or 3) of each."""
     batches: Batches
-    """Images of a batch -> all images in order, (B, H, W, C) uint8."""
+    """Batch size -> all images in order, (B, H, W, C) uint8."""
     labels: np.ndarray | None = None
-    """(count,) int64, where they are known."""
+    """(count,) int64, if they are known."""
     classes: tuple[str, ...] = ()
-    """Name of each label; empty where they are not known."""
+    """Name of each label; empty if they are not known."""
     statistics: dict[str, Gaussian] | None = None
-    """Of "pool" features and perhaps "spatial" ones, over the set that the images are some of."""
+    """Of "pool" features and perhaps "spatial" ones, over a set of which the images may be a part."""
     made_by: str = ""
-    """SHA-256 of the Inception's weights that the statistics were made with, where it is known."""
+    """SHA-256 of the Inception's weights that the statistics were made with; empty if unknown."""
     resized: int = 0
-    """Images that were scaled or cut; of statistics, those that these were made of."""
+    """Number of images that were scaled or cut; for statistics, of the images that they were made from."""
     jpegs: int = 0
-    """Images that come from a JPEG, likewise."""
+    """Number of images that come from a JPEG, likewise."""
     grey: int = 0
-    """Images without colours, by their kind."""
+    """Number of images in grey, by their format."""
     left_out: int = 0
-    """Images beside the folders of the classes, or in hidden ones."""
+    """Number of images beside the folders of the classes, or in hidden folders, which are not read."""
 
 
 def open_image_set(flag: str, path: str | Path, image_size: int | Size | None = None) -> ImageSet:
-    """Look at an npz or a folder of images; none of them is decoded yet.
+    """Open an npz or a folder of images; no image is decoded yet.
 
-    image_size: (H, W), or the side of a square, that images of a folder are brought to, as DiT prepares ImageNet;
-    None where all have one.
+    image_size: (H, W), or the side of a square, to which images of a folder are brought, as DiT prepares ImageNet;
+    None if all have the same size.
 
     Raises:
-        ConfigError, DataError: nothing is there, or it cannot be scored: named with what is wrong.
+        ConfigError, DataError: nothing is there, or it cannot be scored; the error tells what is wrong.
     """
     check_path(flag, str(path))
     what, path = f"{flag} = {path}", Path(path)
@@ -100,7 +100,7 @@ def open_image_set(flag: str, path: str | Path, image_size: int | Size | None = 
 
 
 class _Npz:
-    """An npz whose big array is read as it is needed; objects in it, which could run code, are never unpickled."""
+    """An npz whose images are read as they are needed; objects in it, which could run code, are never unpickled."""
 
     def __init__(self, what: str, path: Path) -> None:
         self._what, self._path = what, path
@@ -108,7 +108,7 @@ class _Npz:
             self._names = {name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")}
 
     def images(self) -> ImageSet:
-        """Return what the file holds."""
+        """Return the content of the file."""
         statistics = self._statistics()
         if IMAGES not in self._names:
             if statistics:
@@ -140,7 +140,7 @@ class _Npz:
         return shape  # type: ignore[return-value]
 
     def _check_whole(self) -> None:
-        """Read all images once, which compares their checksum: far faster than an Inception that meets it later."""
+        """Read all images once to compare their checksum: an Inception would meet the damage far later."""
         try:
             with zipfile.ZipFile(self._path) as archive, archive.open(f"{IMAGES}.npy") as member:
                 while member.read(1 << 24):
@@ -222,7 +222,7 @@ def _read_header(member: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype]:
 
 
 def _open_folder(what: str, folder: Path, image_size: int | Size | None) -> ImageSet:
-    """Return the images below ``folder``, in the order of their names; folders in it are classes, as in training."""
+    """Return the images below ``folder``, sorted by name; folders in it are classes, as in training."""
     images = (path for path in folder.rglob("*") if path.suffix.lower() in readable_formats())
     found = sorted(path for path in images if not path.name.startswith("."))
     paths = [path for path in found if not any(map(is_hidden, path.relative_to(folder).parts[:-1]))]
@@ -269,7 +269,7 @@ def _pixels(path: Path, size: Size) -> np.ndarray:
 
 
 def _labels_of(folder: Path, paths: list[Path]) -> tuple[np.ndarray | None, tuple[str, ...]]:
-    """Return the class of each image and their names, by the folder it lies in; None where all lie in one."""
+    """Return the class of each image and their names, by the folder it lies in; None if all lie in one."""
     classes = composed(path.relative_to(folder).parts[0] if path.parent != folder else "" for path in paths)
     names = tuple(sorted(set(classes)))
     return (np.array([names.index(name) for name in classes], np.int64), names) if len(names) > 1 else (None, ())

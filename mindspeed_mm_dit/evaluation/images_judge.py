@@ -1,4 +1,4 @@
-"""The judge of images of your own: a reference without ``--inception``."""
+"""The judge of your own images: ``--reference`` without ``--inception``."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from mindspeed_mm_dit.evaluation.real_images import (
 )
 
 SIDE = 32
-"""Larger images are averaged down to about so many pixels."""
+"""Larger images are averaged down to about this side in pixels."""
 MOST_IMAGES = 5_000
-"""Of a reference; of more, so many are chosen evenly."""
+"""Most images of a reference that are used; of more, this many are chosen evenly."""
 
 
 class ImagesJudge:
     """Scores of images against real ones of the same size; needs no network and no framework."""
 
     def __init__(self, reference: ImageSet) -> None:
-        """Raise ConfigError for a reference of which there are statistics alone, or too few images."""
+        """Raise ConfigError for a reference with statistics only, or with too few images."""
         if not reference.count:
             words = "is needed: the reference holds statistics of the Inception's features, and no images"
             raise ConfigError("--inception", words, INCEPTION)
         if reference.count < FEWEST_IMAGES:
-            words = f"{reference.count} image(s): scores without --inception want at least {FEWEST_IMAGES}"
+            words = f"{reference.count} image(s): scores without --inception need at least {FEWEST_IMAGES}"
             raise ConfigError(reference.what, words, "use more")
         self._reference = reference
         self._names: tuple[str, ...] = ()
@@ -69,7 +69,7 @@ class ImagesJudge:
         )  # fmt: skip
 
     def _numbers(self) -> np.ndarray | None:
-        """Return the reference's number of each class of the samples, where both know names."""
+        """Return the reference's number of each class of the samples, if both have names."""
         there = self._reference.classes
         return np.array([there.index(name) for name in self._names]) if self._names and there else None
 
@@ -77,7 +77,7 @@ class ImagesJudge:
 def judgement_of(
     found: Scores, yardstick: Mapping[str, Any], real: RealImages, reference: Mapping[str, Any], notes: list[str]
 ) -> Judgement:
-    """Return what is said of images that were scored against ``real`` ones."""
+    """Return the judgement of images that were scored against ``real`` ones."""
     space = f"principal components with {VARIANCE_KEPT:.0%} of the variance of the reference"
     return Judgement(
         scores=asdict(found), yardstick=yardstick, reference={**reference, "scikit-learn": version("scikit-learn")},
@@ -106,18 +106,18 @@ def _check_classes(reference: ImageSet, images: Candidates) -> None:
 
 def _notes(reference: ImageSet, held_out: int) -> list[str]:
     notes = [
-        f"the scores of real images are those of {held_out:,} that were held out, every {HELD_OUT}rd of a class: no "
-        "samples can be expected to be read better than these; of few images some are near to each other by chance"
+        f"the scores of real images are those of {held_out:,} that were held out, every {HELD_OUT}rd of a class: "
+        "samples cannot be expected to be read better than these; of few images, some are near to each other by chance"
     ]
     if reference.count > MOST_IMAGES:
         notes.append(
-            f"{MOST_IMAGES:,} of {reference.count:,} real images were looked at: a copy of another is not seen"
+            f"{MOST_IMAGES:,} of {reference.count:,} real images were used: a copy of another one is not found"
         )
     return notes
 
 
 def _pixels(images: ImageSet, grey: bool) -> np.ndarray:
-    """Return (N, D) float64 in [0, 1], of images averaged down; without colours where ``grey``."""
+    """Return (N, D) float64 in [0, 1], of images averaged down; without colours if ``grey``."""
     times = -(-max(images.shape[:2]) // SIDE)
     height, width = (side // times * times for side in images.shape[:2])
     into = "n h w" if grey else "n h w c"

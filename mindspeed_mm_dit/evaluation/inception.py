@@ -1,4 +1,4 @@
-"""The Inception of TensorFlow 1 whose features the published scores are made of: torch-fidelity's network, PyTorch."""
+"""The Inception of TensorFlow 1, on whose features published scores are based: torch-fidelity's PyTorch network."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PACKAGE = "torch_fidelity"
 
 @dataclass(frozen=True)
 class Features:
-    """What the Inception sees in a set of images."""
+    """The Inception's features of a set of images."""
 
     pool: np.ndarray
     """(N, 2048) float32."""
@@ -47,7 +47,7 @@ class Inception:
 
         Raises:
             PlatformError: torch-fidelity is not installed.
-            CheckpointError: the file is none of this network's weights; code that it may hold is not run.
+            CheckpointError: the file does not hold weights of this network; code in it is not run.
         """
         what = f"--inception = {path}"
         build = _network_class()
@@ -60,11 +60,11 @@ class Inception:
     def features(
         self, images: ImageSet, batch_size: int, on_images: Callable[[int], object] = lambda count: None
     ) -> Features:
-        """Return the features of all ``images``; ``on_images`` is called with the images of each batch.
+        """Return the features of all ``images``; ``on_images`` is called with the number of images in each batch.
 
-        Raises CheckpointError where they are not finite: the weights are damaged.
+        Raises CheckpointError if they are not finite: the weights are damaged.
         """
-        runtime.allow_tf32(False)  # not before: samples are drawn as mm-dit sample draws them
+        runtime.allow_tf32(False)  # not before: samples are generated as by mm-dit sample
         pool, spatial = (np.empty((images.count, width), np.float32) for width in (POOL, SPATIAL))
         done = 0
         for batch in images.batches(batch_size):
@@ -89,7 +89,7 @@ class Inception:
 
 
 def _network_class() -> type:
-    """Return torch-fidelity's Inception; its package would also import torchvision, of which nothing is needed."""
+    """Return torch-fidelity's Inception without importing its package, which would need torchvision for nothing."""
     spec = importlib.util.find_spec(_PACKAGE)
     if spec is None:
         raise PlatformError(
@@ -98,7 +98,7 @@ def _network_class() -> type:
         )  # fmt: skip
     if _PACKAGE in sys.modules:
         return importlib.import_module(f"{_PACKAGE}.feature_extractor_inceptionv3").FeatureExtractorInceptionV3
-    sys.modules[_PACKAGE] = importlib.util.module_from_spec(spec)  # known, and not executed
+    sys.modules[_PACKAGE] = importlib.util.module_from_spec(spec)  # registered, and not executed
     try:
         return importlib.import_module(f"{_PACKAGE}.feature_extractor_inceptionv3").FeatureExtractorInceptionV3
     finally:
@@ -107,7 +107,7 @@ def _network_class() -> type:
 
 
 def _read_weights(what: str, path: str | Path) -> dict[str, torch.Tensor]:
-    """Read a state dict of either of PyTorch's formats: weights of that age may be in the one before PyTorch 1.6."""
+    """Read a state dict in either of PyTorch's formats: weights of that age may be from before PyTorch 1.6."""
     check_path("--inception", str(path))
     try:
         check_file(path)
@@ -126,7 +126,7 @@ def _read_weights(what: str, path: str | Path) -> dict[str, torch.Tensor]:
 
 
 def _reason(error: Exception) -> str:
-    """Return what PyTorch says, but for its advice to read the file in a way that runs what stands in it."""
+    """Return PyTorch's reason, without its advice to read the file in a way that runs code in it."""
     said = str(error)
     if isinstance(error, LookupError):
         return "it is no file of PyTorch"
@@ -136,11 +136,11 @@ def _reason(error: Exception) -> str:
 
 
 def _built(build: type, weights: dict[str, torch.Tensor], what: str) -> Any:
-    """Return the network with ``weights``. Its constructor unpickles a file: it is given one that holds only these."""
+    """Return the network with ``weights``. Its constructor unpickles a file, so it gets one with only these."""
     head = weights.get("fc.weight")
     if head is not None and tuple(head.shape) == (1000, POOL):
         raise CheckpointError(
-            what, "is torchvision's Inception, of 1,000 classes: published scores are made of another's features",
+            what, "is torchvision's Inception, of 1,000 classes: published scores use the features of another network",
             INCEPTION,
         )  # fmt: skip
     held = io.BytesIO()

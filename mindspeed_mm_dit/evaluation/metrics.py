@@ -1,6 +1,6 @@
-"""How far one set of images is from another, seen through features: arithmetic alone, in float64, with NumPy.
+"""Distances between two sets of images by their features: arithmetic only, in float64, with NumPy.
 
-The definitions are those of ADM's evaluator (Dhariwal & Nichol 2021). Features are rows: (N, D), an image each.
+The definitions are those of ADM's evaluator (Dhariwal & Nichol 2021). Features are (N, D), one row per image.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 
 SPLIT_IMAGES = 5000
-"""Images of a split of the Inception Score."""
+"""Number of images in a split of the Inception Score."""
 NEIGHBOURS = 3
-"""A ball round a feature reaches to its so many-th neighbour."""
+"""A ball around a feature reaches to its k-th neighbour, where k is this number."""
 BLOCK_ROWS = 2048
-"""Rows that are compared at a time: a block of distances takes 32 MiB."""
+"""Rows compared at a time: a block of distances takes 32 MiB."""
 _SAME_POINT = 1e-12
-"""Squared distances below this share of the squared norms are rounding: the points are one."""
+"""Squared distances below this fraction of the squared norms are rounding: the points are equal."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Gaussian:
     covariance: np.ndarray
     """(D, D) float64, over N - 1."""
     features: np.ndarray | None = None
-    """(N, D), the set itself where N is below D: no eigenvectors are needed then."""
+    """(N, D), the set itself if N is below D: no eigenvectors are needed then."""
 
     @property
     def factor(self) -> np.ndarray:
@@ -46,9 +46,9 @@ class PrecisionRecall:
     """Improved precision and recall (Kynkaanniemi et al. 2019), both in [0, 1]."""
 
     precision: float
-    """Share of the samples that lie in a ball of the reference."""
+    """Fraction of the samples that lie in a ball of the reference."""
     recall: float
-    """Share of the reference that lies in a ball of the samples."""
+    """Fraction of the reference that lies in a ball of the samples."""
 
 
 def gaussian_of(features: np.ndarray) -> Gaussian:
@@ -64,8 +64,8 @@ def gaussian_of(features: np.ndarray) -> Gaussian:
 def frechet_distance(a: Gaussian, b: Gaussian) -> float:
     """Return the squared 2-Wasserstein distance of two Gaussians, the "FID" of Heusel et al. 2017 (eq. 6).
 
-    With A = F F^T and B = G G^T the trace of (A B)^(1/2) is the sum of the singular values of F^T G. No root of a
-    matrix is taken, which some builds of LAPACK get wrong where it is singular.
+    With A = F F^T and B = G G^T the trace of (A B)^(1/2) is the sum of the singular values of F^T G. This avoids
+    the root of a matrix, which some builds of LAPACK get wrong if the matrix is singular.
     """
     cross = np.linalg.svd(a.factor.T @ b.factor, compute_uv=False).sum()
     apart = a.mean - b.mean
@@ -75,14 +75,14 @@ def frechet_distance(a: Gaussian, b: Gaussian) -> float:
 def inception_score(logits: np.ndarray, split_images: int = SPLIT_IMAGES) -> float:
     """Return the Inception Score (Salimans et al. 2016) of ``logits`` (N, classes): the mean over the splits.
 
-    Each split is ``split_images`` images in their order, the last what remains, as in ADM's evaluator.
+    A split is ``split_images`` images in order, the last one the rest, as in ADM's evaluator.
     """
     splits = [logits[start : start + split_images] for start in range(0, len(logits), split_images)]
     return float(np.mean([_score_of_split(split.astype(np.float64)) for split in splits]))
 
 
 def precision_recall(samples: np.ndarray, reference: np.ndarray, neighbours: int = NEIGHBOURS) -> PrecisionRecall:
-    """Compare ``samples`` (N, D) with ``reference`` (M, D), N and M more than ``neighbours``; blocks at a time."""
+    """Compare ``samples`` (N, D) with ``reference`` (M, D), block by block; N and M must exceed ``neighbours``."""
     return PrecisionRecall(
         precision=float(_inside(samples, reference, _radii(reference, neighbours)).mean()),
         recall=float(_inside(reference, samples, _radii(samples, neighbours)).mean()),
@@ -104,7 +104,7 @@ def _score_of_split(logits: np.ndarray) -> float:
     log_p = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
     p = np.exp(log_p)
     marginal = p.mean(axis=0)
-    log_marginal = np.log(np.where(marginal > 0, marginal, 1.0))  # (a class that nothing has adds nothing)
+    log_marginal = np.log(np.where(marginal > 0, marginal, 1.0))  # (a class without probability adds nothing)
     return float(np.exp((p * (log_p - log_marginal)).sum(axis=1).mean()))
 
 
@@ -121,7 +121,7 @@ def _radii(features: np.ndarray, neighbours: int) -> np.ndarray:
 
 
 def _inside(points: np.ndarray, centres: np.ndarray, radii: np.ndarray) -> np.ndarray:
-    """Return whether each of ``points`` (N, D) lies in a ball of ``radii`` (M,), squared, round ``centres`` (M, D)."""
+    """Return whether each of ``points`` (N, D) lies in a ball of ``radii`` (M,), squared, around ``centres`` (M, D)."""
     found = []
     for rows in _blocks(points):
         hit = np.zeros(len(rows), bool)

@@ -1,6 +1,6 @@
-"""Scores of drawn clips of moving digits: is each read as the digit that was asked for, and does it move as asked?
+"""Score generated clips of moving digits: is each read as the digit asked for, and does it move as asked?
 
-The judge is a classifier of scikit-learn's digits that is fitted in a second, the same everywhere.
+The judge is a classifier of scikit-learn's digits. It is fitted in a second, and is the same everywhere.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.evaluation.digits import FITTED_ON, real_digits
 
 DARK = 64
-"""Levels below this are no ink: what is left of noise has no place and no weight."""
+"""Levels below this are no ink, so that leftover noise has no place and no weight."""
 DIGIT, SIDE = 8, CANVAS // ZOOM
-"""Rows and columns of a digit as scikit-learn has it, and of a clip that shows it so."""
+"""Rows and columns of a digit in scikit-learn, and of a clip at that scale."""
 SMALL = tuple(sorted({(height // ZOOM, width // ZOOM) for _, height, width in SHAPES}))
 """(H, W) of all embedded clips at that scale."""
 
 
 @dataclass(frozen=True)
 class MovingDigitsScores:
-    """How many of the drawn clips show what was asked for; each share in [0, 1]."""
+    """Fractions of the generated clips that show what was asked for, each in [0, 1]."""
 
     digit: float
-    """Share that a classifier of real digits reads as the digit that was asked for."""
+    """Fraction that a classifier of real digits reads as the digit asked for."""
     direction: float
-    """Share whose ink moves in the direction that was asked for, by at least half of a real clip's way."""
+    """Fraction whose ink moves in the direction asked for, by at least half of a real clip's distance."""
     both: float
-    """Share of which both is true; by chance 1 in 40."""
+    """Fraction for which both is true; 1 in 40 by chance."""
     both_held_out: float | None
-    """The same of the captions that no clip of the training set has; None where none of them was asked for."""
+    """The same for captions that no clip of the training set has; None if none of them was asked for."""
     clips: int
-    """Clips that were scored."""
+    """Number of clips scored."""
 
     @property
     def line(self) -> str:
-        """Return what a run ends with."""
+        """Return the last line of a run."""
         words = (
             f"moving digits score: {self.both:.1%} of {self.clips} clips show the digit that was asked for moving as "
             f"asked (digit {self.digit:.1%}, direction {self.direction:.1%})"
@@ -65,7 +65,7 @@ class MovingDigitsScores:
 
 
 def score_moving_digits(clips: np.ndarray, captions: Sequence[str]) -> MovingDigitsScores:
-    """Score ``clips`` (N, F, H, W) uint8, grey, drawn for ``captions`` (N,); H and W are multiples of one of SMALL.
+    """Score ``clips`` (N, F, H, W) uint8, grey, sampled for ``captions`` (N,); H and W are multiples of one of SMALL.
 
     Raises:
         DataError: clips are of another size, or a caption is none of CAPTIONS.
@@ -88,7 +88,7 @@ def score_moving_digits(clips: np.ndarray, captions: Sequence[str]) -> MovingDig
 
 
 def digits_line(clips: np.ndarray, labels: Sequence[int]) -> str:
-    """Return what a run ends with whose clips (N, F, H, W) uint8 were drawn for the digits ``labels`` (N,) alone."""
+    """Return the last line of a run with clips (N, F, H, W) uint8 sampled for the digits ``labels`` (N,) alone."""
     share = float((read_digits(clips) == labels).mean())
     moves = sum(direction is not None for direction in read_directions(clips)) / len(clips)
     return f"moving digits score: {share:.1%} of {len(clips)} clips show the digit that was asked for; {moves:.1%} move"
@@ -100,15 +100,15 @@ def read_digits(clips: np.ndarray) -> np.ndarray:
 
 
 def read_directions(clips: np.ndarray) -> list[str | None]:
-    """Return the direction that the ink of each of ``clips`` (N, F, H, W) uint8 moves in, or None where it rests."""
+    """Return the direction that the ink of each of ``clips`` (N, F, H, W) uint8 moves in, or None if it rests."""
     first, last = _shrunk(clips[:, [0, -1]]).transpose(1, 0, 2, 3)  # 2 x (N, 12, 12)
     moved = _centres(last) - _centres(first)  # (N, 2)
     return [_direction(rows, columns) for rows, columns in moved.tolist()]
 
 
 def _direction(rows: float, columns: float) -> str | None:
-    """Return the direction of a way; the greater of its two parts decides."""
-    if not max(abs(rows), abs(columns)) >= (SIDE - DIGIT) / 2:  # (no ink: the way is no number)
+    """Return the direction of a movement, by the larger of its two parts; None if it is too small."""
+    if not max(abs(rows), abs(columns)) >= (SIDE - DIGIT) / 2:  # (without ink it is nan)
         return None
     vertical = abs(rows) > abs(columns)
     step = (int(np.sign(rows)), 0) if vertical else (0, int(np.sign(columns)))
@@ -116,7 +116,7 @@ def _direction(rows: float, columns: float) -> str | None:
 
 
 def _centres(frames: np.ndarray) -> np.ndarray:
-    """Return row and column of the centre of mass of the ink of ``frames`` (N, H, W), (N, 2); nan without ink."""
+    """Return row and column of the centre of mass of the ink of ``frames`` (N, H, W), as (N, 2); nan without ink."""
     ink = _ink(frames)
     with np.errstate(invalid="ignore"):
         shares = ink / ink.sum((1, 2), keepdims=True)
@@ -124,7 +124,7 @@ def _centres(frames: np.ndarray) -> np.ndarray:
 
 
 def _stilled(clips: np.ndarray) -> np.ndarray:
-    """Return the mean over the frames of the 8 x 8 pixels of each with most ink, (N, 64) in [0, 16]."""
+    """Return each clip's mean over its frames of the 8 x 8 pixels with most ink, (N, 64) in [0, 16]."""
     squares = np.lib.stride_tricks.sliding_window_view(clips, (1, 1, DIGIT, DIGIT))  # (N, F, h, w, 1, 1, 8, 8)
     N, F, h, w = squares.shape[:4]
     fullest = _most_ink(clips).reshape(N, F, h * w).argmax(2)
@@ -133,7 +133,7 @@ def _stilled(clips: np.ndarray) -> np.ndarray:
 
 
 def _small_of(clips: np.ndarray) -> tuple[int, int]:
-    """Return which of SMALL clips (N, F, H, W) are as large as, or a multiple of; raises DataError."""
+    """Return the size in SMALL of which clips (N, F, H, W) are a multiple; raises DataError if there is none."""
     height, width = clips.shape[2:]
     for high, wide in SMALL:
         if height * wide == width * high and height % high == 0:
@@ -145,7 +145,7 @@ def _small_of(clips: np.ndarray) -> tuple[int, int]:
 
 
 def _shrunk(clips: np.ndarray) -> np.ndarray:
-    """Return ``clips`` (N, F, H, W) scaled as those of a data set are, (N, F, 12, 12) uint8 or of another of SMALL."""
+    """Return ``clips`` (N, F, H, W) scaled as those of a data set, (N, F, 12, 12) uint8 or another size in SMALL."""
     size = _small_of(clips)
     if clips.shape[2:] == size:
         return clips
@@ -154,7 +154,7 @@ def _shrunk(clips: np.ndarray) -> np.ndarray:
 
 
 def _most_ink(clips: np.ndarray) -> np.ndarray:
-    """Return the ink in the 8 x 8 pixels that begin at each row and column, (N, F, H - 7, W - 7)."""
+    """Return the ink in the 8 x 8 pixels that start at each row and column, (N, F, H - 7, W - 7)."""
     sums = np.pad(_ink(clips).cumsum(2).cumsum(3), ((0, 0), (0, 0), (1, 0), (1, 0)))
     rows = sums[:, :, DIGIT:] - sums[:, :, :-DIGIT]
     return rows[..., DIGIT:] - rows[..., :-DIGIT]
@@ -166,7 +166,7 @@ def _ink(levels: np.ndarray) -> np.ndarray:
 
 @lru_cache(maxsize=1)
 def _classifier() -> Any:
-    """Return an SVM fitted on clips of the first 1,200 real digits; of the other 597 it reads 96 in 100."""
+    """Return an SVM fitted on clips of the first 1,200 real digits; it reads 96 in 100 of the other 597."""
     from sklearn.svm import SVC
 
     real = real_digits()

@@ -1,6 +1,6 @@
-"""Scores of images against real ones, without a published network: read as asked, as varied, and no copies.
+"""Score images against real ones without a published network: read as asked, as varied, and no copies.
 
-What an image is seen through is made of the real images alone: their principal components, and a classifier of theirs.
+The feature space is made of the real images alone: their principal components, and a classifier fitted on them.
 """
 
 from __future__ import annotations
@@ -15,52 +15,52 @@ from mindspeed_mm_dit.evaluation.metrics import frechet_distance, gaussian_of, p
 
 VARIANCE_KEPT = 0.95
 NEAREST_SHARE = 0.01
-"""A sample is a copy where it is nearer to a real image than this share of the real ones is to any other."""
+"""A sample is a copy if it is nearer to a real image than this fraction of the real images is to any other."""
 FEWEST_IMAGES = 20
-"""Two of a class, if the classes are equal: variety is between images of one class."""
+"""Two of each class if classes are equal: variety is measured between images of one class."""
 HELD_OUT = 3
-"""Every so many-th image of a class is kept from the classifier, to say how well it reads."""
+"""Every n-th image of a class, where n is this number, is kept from the classifier, to tell how well it reads."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """How good drawn images are."""
+    """How good generated images are."""
 
     accuracy: float | None
-    """Share that a classifier of real images reads as what was asked for; None of images of one class."""
+    """Fraction that a classifier of real images reads as the class asked for; None if there is one class."""
     frechet: float
-    """Frechet distance to the real images in the feature space, in squared grey levels; it falls with the number of
-    images, so it compares only with that of as many."""
+    """Frechet distance to the real images in the feature space, in squared grey levels. It falls with the number of
+    images, so compare only sets of equal size."""
     precision: float
-    """Share of the samples among the real images."""
+    """Fraction of the samples among the real images."""
     recall: float
-    """Share of the real images among the samples."""
+    """Fraction of the real images among the samples."""
     variety: float
-    """Mean distance of two samples of a class over that of two real ones of it, mean over the classes."""
+    """Mean distance of two samples of a class, divided by that of two real images of it; mean over the classes."""
     copies: int
-    """Samples that are a real image, or nearly."""
+    """Number of samples that are a real image, or nearly."""
 
 
 @dataclass(frozen=True)
 class RealImages:
-    """Real images, and what any other is seen through."""
+    """Real images, with the feature space and the classifier that other images are scored by."""
 
     pixels: np.ndarray
     """(N, D) float64."""
     labels: np.ndarray
     """(N,) int64."""
     reference: np.ndarray
-    """(N,) bool: those that samples are held against; the others are held out."""
+    """(N,) bool: those that samples are compared with; the others are held out."""
     space: Any
     """scikit-learn's principal components of the reference."""
     reads: Callable[[np.ndarray], np.ndarray] | None
-    """The classifier: pixels (n, D) -> labels (n,); None where there is one class."""
+    """The classifier: pixels (n, D) -> labels (n,); None if there is one class."""
     copy_distance: float
-    """Distance of pixels below which a sample is a copy."""
+    """Distance in pixel space below which a sample is a copy."""
 
     @classmethod
     def of(cls, pixels: np.ndarray, labels: np.ndarray) -> RealImages:
-        """Hold out every third image of each class, and make the rest of the others."""
+        """Hold out every third image of each class; fit components and classifier on the others."""
         from sklearn.svm import SVC
 
         reference = ~held_out(labels)
@@ -75,7 +75,7 @@ class RealImages:
     def seen_through(
         cls, pixels: np.ndarray, labels: np.ndarray, reference: np.ndarray, reads: Callable[[Any], Any] | None
     ) -> RealImages:
-        """Find the components, and how near to each other real images are."""
+        """Find the principal components, and how near real images are to each other."""
         from sklearn.decomposition import PCA
 
         space = PCA(VARIANCE_KEPT, svd_solver="covariance_eigh").fit(pixels[reference])
@@ -94,11 +94,11 @@ class RealImages:
         return self.space.transform(pixels)
 
     def score(self, pixels: np.ndarray, labels: np.ndarray) -> Scores:
-        """Score ``pixels`` (n, D) of images drawn for ``labels`` (n,), n at least FEWEST_IMAGES."""
+        """Score ``pixels`` (n, D) of images sampled for ``labels`` (n,), n at least FEWEST_IMAGES."""
         return self._score(pixels, labels, self.pixels)
 
     def score_held_out(self) -> Scores:
-        """Score the real images that were held out, beside the others: what drawn ones can be held against."""
+        """Score the held-out real images against the others: a yardstick for generated ones."""
         return self._score(self.pixels[~self.reference], self.labels[~self.reference], self.pixels[self.reference])
 
     def _score(self, pixels: np.ndarray, labels: np.ndarray, originals: np.ndarray) -> Scores:

@@ -27,12 +27,12 @@ from mindspeed_mm_dit.evaluation.metrics import (
 )
 
 KEPT_IMAGES = 10_000
-"""Images of a reference that are kept beside its statistics, for precision and recall; ADM keeps as many."""
+"""Images of a reference kept beside its statistics, for precision and recall; ADM keeps as many."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """ADM's five scores; None is one that the reference does not allow."""
+    """ADM's five scores; None if the reference does not allow one."""
 
     fid: float
     sfid: float | None
@@ -42,7 +42,7 @@ class Scores:
 
 
 class InceptionJudge:
-    """ADM's five scores, of images seen through the Inception."""
+    """Gives ADM's five scores, from the Inception's features."""
 
     def __init__(self, reference: ImageSet, network: Inception, batch_size: int) -> None:
         self._reference, self._network, self._batch_size = reference, network, batch_size
@@ -90,7 +90,7 @@ def check_enough(what: str, count: int) -> None:
 
 
 def _scores(samples: Features, reference: ImageSet, seen: Features | None) -> Scores:
-    """Score ``samples``; ``seen`` are the features of the reference's images, where it holds any."""
+    """Score ``samples``; ``seen``: features of the reference's images, if it holds any."""
     statistics = reference.statistics or _statistics(seen)
     balls = precision_recall(samples.pool, seen.pool) if seen is not None and len(seen.pool) > NEIGHBOURS else None
     return Scores(

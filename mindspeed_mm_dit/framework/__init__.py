@@ -1,12 +1,12 @@
-"""How a framework does it: the one seam between this project and PyTorch or MindSpore.
+"""The one interface between this project and PyTorch or MindSpore.
 
-Networks, diffusion maths and samplers are written once against the names of this room::
+Networks, diffusion maths and samplers are written once, against the names of this package::
 
     from mindspeed_mm_dit.framework import nn, ops, optim, runtime
 
 ``nn`` holds layers, ``ops`` functions of tensors, ``runtime`` devices, ranks and the transport of
-tensors, ``optim`` gradients and AdamW. ``activate`` chooses whose they are, once, before any of them is
-used; without a call the first use activates PyTorch. ``contract`` lists what each of them must offer.
+tensors, ``optim`` gradients and AdamW. ``activate`` chooses the framework, once, before any of them is
+used; without a call, the first use activates PyTorch. ``contract`` lists what each of them must provide.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _active: str | None = None
 
 
 def activate(name: str) -> None:
-    """Choose the framework ("pytorch" or "mindspore"), once in the life of a process.
+    """Choose the framework ("pytorch" or "mindspore"), once per process.
 
     Raises:
         PlatformError: the framework is not installed, too old, or another one is active already.
@@ -92,7 +92,7 @@ def active() -> str:
 
 
 def own(package: str) -> ModuleType:
-    """Return what ``package`` has for the active framework: its module of that name."""
+    """Return the module of ``package`` that is named after the active framework."""
     return importlib.import_module(f"{package}.{active()}")
 
 

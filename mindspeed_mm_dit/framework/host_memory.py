@@ -1,4 +1,4 @@
-"""Memory of the machine this process runs on. No framework."""
+"""Memory of the machine this process runs on. Needs no framework."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""Where a container's limit stands: control groups of version 2 and 1."""
+"""Files with a container's limit: of control groups version 2, and version 1."""
 
 
 def host_memory_bytes() -> int:

@@ -1,8 +1,7 @@
-"""Ctrl-C before a run has anything to keep: the process ends at once, whatever it is in.
+"""Ctrl-C before a run has anything to save: the process ends at once, whatever it is doing.
 
-Python's own way is to raise KeyboardInterrupt, and that is lost where a library swallows it (PyTorch does while it
-imports NumPy) and late where one waits in code of its own (for other ranks): a rank that goes on waits for those that
-have ended.
+Python itself raises KeyboardInterrupt. That is lost if a library swallows it (PyTorch does while it imports NumPy), and
+late if a library waits in its own code (for other ranks): a rank that goes on waits for those that have ended.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from mindspeed_mm_dit.framework.temporary_files import leave
 
 
 def end_at_once_when_interrupted() -> None:
-    """From here on let Ctrl-C end this process with code 130, and with one line if it speaks for all."""
+    """From now on, let Ctrl-C end this process with code 130, and print a line if it reports for all ranks."""
     _on_ctrl_c(_end)
 
 
 def raise_when_interrupted() -> None:
-    """From here on let Ctrl-C raise KeyboardInterrupt, as Python does."""
+    """From now on, let Ctrl-C raise KeyboardInterrupt, as Python does."""
     _on_ctrl_c(signal.default_int_handler)
 
 
@@ -44,9 +43,9 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def ended_by_ctrl_c() -> Iterator[None]:
-    """While entered, Ctrl-C ends this process without a word, in code that no handler of Python's interrupts too.
+    """In this context Ctrl-C ends the process silently, even in native code that no Python handler interrupts.
 
-    Outside the main thread, which alone may say what a signal does, nothing changes; nor where Ctrl-C is ignored.
+    Nothing changes outside the main thread, which alone may set signal handlers, or if Ctrl-C is ignored.
     """
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or before in (signal.SIG_IGN, None):

@@ -1,4 +1,4 @@
-"""A process and the launcher that started it, torchrun or msrun: what it was told, and that it ends with it."""
+"""The launcher that started this process, torchrun or msrun: its variables, and how the process ends with it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from mindspeed_mm_dit.errors import ConfigError
 
 @dataclass(frozen=True)
 class LaunchVariables:
-    """Names of the variables a process of one framework learns its place from."""
+    """Names of the environment variables that tell a process its rank, for one framework."""
 
     rank: str
-    """Number of this process."""
+    """Rank of this process."""
     world_size: str
     """Number of processes."""
     of_several: tuple[str, ...]
-    """What each process needs to know as well where there are several."""
+    """What each process needs too if there are several."""
 
 
 LAUNCH_VARIABLES = {
@@ -45,27 +45,27 @@ _PREFIXES = (
 
 
 def launched_alone() -> None:
-    """Say what torchrun says, where no launcher has: this process is the only one."""
+    """Set torchrun's variables for a single process, unless a launcher has set them."""
     alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     for name, value in alone.items():
         os.environ.setdefault(name, value)
 
 
 def says_it() -> bool:
-    """Return whether this process says what all of them find: the first of each node, or of all under msrun."""
+    """Return whether this process reports what all of them find: the first of each node, or of all under msrun."""
     return os.environ.get("LOCAL_RANK", os.environ.get("RANK", os.environ.get("RANK_ID", "0"))) == "0"
 
 
 def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without what torchrun and msrun tell their processes."""
+    """Return the environment without the variables of torchrun and msrun."""
     return {name: value for name, value in environment.items() if not name.startswith(_PREFIXES)}
 
 
 def check_launched(environment: Mapping[str, str], framework: str) -> None:
-    """Check that a launcher has said everything: a process that knows a part waits for others that are not there.
+    """Check that a launcher's variables are complete: with some of them, a process waits for others that never come.
 
     Raises:
-        ConfigError: naming the variable that is missing, or that contradicts another.
+        ConfigError: a variable is missing, or contradicts another; the error names it.
     """
     names = LAUNCH_VARIABLES[framework]
     world_size = whole_number(environment, names.world_size, 1, 1)
@@ -87,22 +87,22 @@ def check_launched(environment: Mapping[str, str], framework: str) -> None:
 
 
 def end_with_launcher(environment: Mapping[str, str]) -> None:
-    """Ask the kernel for SIGTERM when the launcher dies, killed perhaps: no rank trains on alone.
+    """Ask the kernel for SIGTERM when the launcher dies, even if it is killed: no rank trains on alone.
 
-    That is for launchers that wait for their processes: torchrun, and msrun with --join. A process that was started
-    otherwise may outlive who started it.
+    This applies to launchers that wait for their processes: torchrun, and msrun with --join. A process that was started
+    otherwise may outlive its parent.
     """
     launcher = os.getppid()
     under_msrun = environment.get("MS_ROLE") == "MS_WORKER" and _joins(launcher)
     if not under_msrun and "TORCHELASTIC_RUN_ID" not in environment:
         return
     follow_to_death(signal.SIGTERM)
-    if os.getppid() != launcher:  # it died before it could be watched
+    if os.getppid() != launcher:  # it died before this process asked
         signal.raise_signal(signal.SIGTERM)
 
 
 def follow_to_death(number: signal.Signals) -> None:
-    """Ask the kernel, where it is Linux, to send this process ``number`` when its parent dies."""
+    """On Linux, ask the kernel to send this process ``number`` when its parent dies."""
     library = ctypes.CDLL(None)
     if hasattr(library, "prctl"):
         library.prctl(_PR_SET_PDEATHSIG, number.value)

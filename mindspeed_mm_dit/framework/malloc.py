@@ -1,8 +1,8 @@
-"""Let the C library keep the memory that tensors on a CPU give back.
+"""Let the C library keep the memory that tensors on a CPU free.
 
 glibc returns each large block to the system and asks for it anew; the system then clears every page again. A training
-step allocates gigabytes, so that was 8 to 10 % of its time (benchmarks/results/2026-11-21-freed_memory.md). What is
-kept is what the step needed anyway: the largest size of the process stays the same.
+step allocates gigabytes, so this took 8 to 10 % of its time (benchmarks/results/2026-11-21-freed_memory.md). The memory
+kept is what a step needs anyway: the peak size of the process stays the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NEVER_TRIM, _NO_MAPPED_BLOCKS = -1, 0  # mallopt(3)
 def keep_freed_memory() -> bool:
     """Tell glibc to keep freed memory for the next allocation; return whether it does.
 
-    Nothing happens where the C library is another one, or where the user has tuned it by MALLOC_... variables.
+    Do nothing if the C library is another one, or if the user has tuned it by MALLOC_... variables.
     """
     if platform.libc_ver()[0] != "glibc" or any(name.startswith("MALLOC_") for name in os.environ):
         return False

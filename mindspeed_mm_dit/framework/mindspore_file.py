@@ -37,7 +37,7 @@ class Writable(Protocol):
 
 
 def read_mindspore_file(path: str | Path) -> dict[str, np.ndarray]:
-    """Read every array of what ``mindspore.save_checkpoint`` wrote; strings in it are passed over.
+    """Read every array of what ``mindspore.save_checkpoint`` wrote; strings in it are skipped.
 
     Arrays are views of the file; writing to one leaves the file as it is. bfloat16 comes as float32.
 
@@ -57,7 +57,7 @@ _Entry = tuple[tuple[int, ...], str, np.ndarray]
 
 
 def _read(path: str | Path, make: Callable[[list[_Entry]], T]) -> dict[str, T]:
-    """Return what ``make`` makes of the entries of each name."""
+    """Return the result of ``make`` on the entries of each name."""
     try:
         parts: dict[str, list[_Entry]] = {}
         for _, entry in _fields(np.memmap(path, np.uint8, "c").view(np.ndarray)):
@@ -70,7 +70,7 @@ def _read(path: str | Path, make: Callable[[list[_Entry]], T]) -> dict[str, T]:
 
 
 def _fields(data: np.ndarray) -> Iterator[tuple[int, Any]]:
-    """Yield (field number, bytes or whole number) of one protobuf message."""
+    """Yield (field number, bytes or integer) of one protobuf message."""
     at = 0
     while at < len(data) and data[at : at + 7].tobytes() != _CHECKSUM:
         key, at = _varint(data, at)
@@ -85,7 +85,7 @@ def _fields(data: np.ndarray) -> Iterator[tuple[int, Any]]:
 
 
 def _varint(data: np.ndarray, at: int) -> tuple[int, int]:
-    """Return (whole number at byte ``at``, the byte behind it)."""
+    """Return (integer at byte ``at``, position of the byte behind it)."""
     value, shift = 0, 0
     while True:
         byte = int(data[at])

@@ -1,6 +1,6 @@
 """``.safetensors`` files as dicts of arrays, read without any framework; bfloat16, which NumPy lacks, too.
 
-The file is the length of a JSON header (8 bytes), the header (name -> dtype, shape, place), and the numbers.
+The file holds the length of a JSON header (8 bytes), the header (name -> dtype, shape, offsets), and the numbers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files that a process writes for itself alone, and an end at once that leaves none of them."""
+"""Temporary files of this process, which even an immediate exit removes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 own_files = ExitStack()
-"""Closed, it removes what was written; that is done at the end of the process, and may be done before."""
+"""Closing it removes the files; that is done at the end of the process, and may be done before."""
 atexit.register(own_files.close)
 
 
@@ -23,6 +23,6 @@ def written(name: str, text: str) -> Path:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process at once, whatever its threads are at."""
+    """End this process at once, whatever its threads are doing."""
     own_files.close()
     os._exit(code)

@@ -129,7 +129,7 @@ class _Attributes:
 
 
 def _harmless_classes() -> dict[str, Callable[..., Any]]:
-    """Return what a pickle may name; new objects for each file, as a pickle can set attributes on them."""
+    """Return what a pickle may name; new objects for each file, since a pickle can set attributes on them."""
 
     def rebuild_tensor(storage: Any, offset: int, size: Any, stride: Any, *_: Any) -> np.ndarray:
         return _as_array(storage, offset, size, stride)
@@ -147,9 +147,9 @@ def _harmless_classes() -> dict[str, Callable[..., Any]]:
 
 
 def check_torch_file(path: str | Path) -> None:
-    """Raise CheckpointError unless ``path`` is a file of PyTorch with tensors by name; no tensor is read.
+    """Raise CheckpointError unless ``path`` is a PyTorch file with tensors by name; no tensor is read.
 
-    One from before PyTorch 1.6, which is no zip archive, passes unseen.
+    A file from before PyTorch 1.6, which is no zip archive, passes unchecked.
     """
     with open(path, "rb") as file:
         is_old = file.read(2) == b"\x80\x02"
@@ -173,7 +173,7 @@ _TENSOR = object()
 
 
 class _NameUnpickler(_TensorUnpickler):
-    """One that builds no arrays."""
+    """A :class:`_TensorUnpickler` that builds no arrays."""
 
     def find_class(self, module: str, name: str) -> Any:
         found = super().find_class(module, name)
@@ -184,7 +184,7 @@ class _NameUnpickler(_TensorUnpickler):
 
 
 def _as_array(storage: _Storage, offset: int, size: tuple[int, ...], stride: tuple[int, ...]) -> np.ndarray:
-    """View ``storage`` as an array of shape ``size``; offset and strides count elements."""
+    """View ``storage`` as an array of shape ``size``; offset and strides are in elements."""
     values, is_bfloat16 = storage
     last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     if min((offset, *size, *stride)) < 0 or (0 not in size and last >= len(values)):

@@ -74,10 +74,10 @@ def test_a_contradiction_is_an_error_that_names_both(read, section, message):
         ({"shift_factor": "much"}, "config.json: shift_factor = 'much'"),
         ({"block_out_channels": "wide"}, "config.json: block_out_channels = 'wide'"),
         ({"latent_channels": 10**30}, "is too large a number"),
-        ({"latents_mean": [0.0, 1.0]}, "ae.latents_mean: has 2 numbers, and a latent 4 channels"),
+        ({"latents_mean": [0.0, 1.0]}, "ae.latents_mean: has 2 numbers, and a latent has 4 channels"),
         (
             {"latents_std": [1.0, 0.0, 1.0, 1.0]},
-            "ae.latents_std = [1.0, 0.0, 1.0, 1.0]: must be numbers, and deviations",
+            "ae.latents_std = [1.0, 0.0, 1.0, 1.0]: must be finite numbers, and standard deviations",
         ),
         ({"latents_mean": [1.0] * 4, "shift_factor": 0.5}, "ae.latents_mean, shift_factor: both would be taken away"),
         ([], "expected a JSON object"),

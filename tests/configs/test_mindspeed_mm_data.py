@@ -102,7 +102,7 @@ def test_samplers_that_only_say_an_order_are_one(tmp_path, sampler):
         ("dataset_param", "dataset_type", "feature", "its features are pickles of its own extraction"),
         ("dataset_param", "preprocess_parameters.speed_factor", 2.0, "videos are not sped up here"),
         ("dataset_param", "preprocess_parameters.drop_short_ratio", 0.5, "leaves clips out by chance"),
-        ("dataset_param", "preprocess_parameters.frame_interval", 2, "frame_interval = 2: frames are left out down to"),
+        ("dataset_param", "preprocess_parameters.frame_interval", 2, "frame_interval = 2: frames are dropped only to"),
         ("dataset_param", "preprocess_parameters.force_resolution", True, "clips of several lengths and one size"),
         ("dataset_param", "preprocess_parameters.max_hxw", None, "max_hxw: is missing"),
         ("dataset_param", "preprocess_parameters.min_num_frames", 82, "= 82: must be a number of at most 81"),

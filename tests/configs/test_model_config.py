@@ -65,7 +65,7 @@ def test_a_wrong_setting_is_named_with_its_reason(model_json, section, key, valu
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"scaling_factor": 0.0}, "scaling_factor = 0.0: must be a number other than 0"),
+        ({"scaling_factor": 0.0}, "scaling_factor = 0.0: must not be 0"),
         ({"downsample_factor": 0}, "ae.downsample_factor = 0: must be a positive"),
         ({"latent_channels": -4}, "ae.latent_channels = -4"),
         ({"dtype": "fp16"}, "expected 'fp32' or 'bf16'"),

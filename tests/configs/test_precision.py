@@ -37,7 +37,7 @@ def test_flag_and_file_decide_together(bf16, fsdp2, decided):
         (True, {}, HOST, "whose param_dtype is null"),
         (True, None, MINDSPORE, "--bf16: mindspore on npu does not train in bfloat16"),
         (False, {"param_dtype": "bf16"}, MINDSPORE, "fsdp2.yaml: param_dtype = 'bf16': mindspore on npu does not"),
-        (False, {"param_dtype": "fp16"}, PYTORCH, "param_dtype = 'fp16': float16 needs a loss that is scaled up"),
+        (False, {"param_dtype": "fp16"}, PYTORCH, "param_dtype = 'fp16': float16 needs loss scaling"),
         (False, {"reduce_dtype": "fp16"}, PYTORCH, "reduce_dtype = 'fp16'"),
         (False, {"output_dtype": "fp16"}, PYTORCH, "output_dtype = 'fp16'"),
     ],

@@ -36,7 +36,7 @@ def test_an_engine_with_other_functions_is_refused_by_name() -> None:
         @classmethod
         def load(cls, folder: str, state: dict) -> None: ...
 
-    with pytest.raises(Exception, match=r"load: has the parameters \('folder', 'state'\), and not path"):
+    with pytest.raises(Exception, match=r"load: has the parameters \('folder', 'state'\), and lacks path"):
         check_replaced(DistributedCheckpointer)
 
 

@@ -292,7 +292,7 @@ def test_a_shard_with_elements_missing_is_refused(encoded, tmp_path):
             "data.json: dataset_param.buckets: 8 x 10: .*makes no whole number of patches",
         ),
         ({"buckets": {"area": 64, "multiple_of": 2}}, "makes no whole number of patches"),
-        ({"buckets": {"area": 15, "multiple_of": 4}}, "buckets.area = 15: has no room for one shape"),
+        ({"buckets": {"area": 15, "multiple_of": 4}}, "buckets.area = 15: is too small for any shape"),
         ({"buckets": {"area": 64}}, "buckets: multiple_of: this key is required and missing"),
         ({"buckets": {"area": 64, "multiple_of": 4, "aspect": 2}}, "buckets: aspect = 2: unknown key"),
         ({"buckets": [[4 * n, 4] for n in range(1, 60)]}, "59 shapes: are more than the 51 samples"),

@@ -100,7 +100,7 @@ def test_a_number_of_frames_that_no_clip_comes_to_is_said(tmp_path, clips):
         ({"buckets": [[5, 8, 12], [9, 12, 8]]}, "still-0.png has one frame, and no bucket is of one"),
         ({"buckets": [*VIDEO_SHAPES, [9, 8, 80]]}, r"buckets: \[9, 8, 80\]: no sample is nearest to this shape"),
         ({"buckets": [[8, 12]]}, r"buckets\[0\] = \[8, 12\]: is no \[frames, height, width\]"),
-        ({"buckets": {"area": 100, "multiple_of": 4}}, r"buckets.frames = \[\]: must name numbers of frames"),
+        ({"buckets": {"area": 100, "multiple_of": 4}}, r"buckets.frames = \[\]: must list different numbers of frames"),
         ({"buckets": [[9, 8, 14]]}, "9 x 8 x 14: .*do not fit predictor.patch_size"),
         ({"max_width": 8}, "dataset_param.max_width = 8: contradicts buckets"),
         ({"buckets": None, "max_width": 8, "max_height": 8}, "dataset_param.num_frames: this key is required"),

@@ -63,7 +63,7 @@ def test_a_link_is_judged_by_where_it_leads(tmp_path):
 
 def test_train_args_are_a_text_of_some_lines(tmp_path):
     (tmp_path / "train.args").write_bytes(b"--lr 1\n--seed\0 2\n")
-    with pytest.raises(ConfigError, match=r"train\.args, line 2: holds a NUL byte"):
+    with pytest.raises(ConfigError, match=r"train\.args, line 2: contains a NUL byte"):
         read_train_args(tmp_path / "train.args")
     (tmp_path / "train.args").write_bytes(b"\0" * (2 << 20))
     with pytest.raises(ConfigError, match=r"is no config file: it has 2\.0 MiB"):

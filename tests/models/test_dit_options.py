@@ -47,7 +47,7 @@ def test_a_swiglu_is_two_thirds_as_wide_cut_off_and_not_rounded_up(width, hidden
 
 def test_ranks_do_not_share_what_meanflow_derives():
     PLAIN.check_context_parallel(4)
-    with pytest.raises(ConfigError, match=r"--context-parallel-size = 2: a network that is told intervals"):
+    with pytest.raises(ConfigError, match=r"--context-parallel-size = 2: MeanFlow differentiates the network"):
         dataclasses.replace(PLAIN, h_embedder=True).check_context_parallel(2)
     with pytest.raises(ConfigError, match=r"does not divide tokens of an image and in context: 21 % 4 = 1"):
         ALL.check_context_parallel(4)
@@ -127,7 +127,7 @@ def test_a_model_json_that_asks_for_projectors_without_a_teacher_is_refused():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"in_context_len": 2, "in_context_start": 3}, "in_context_start = 3: is no block of this network"),
+        ({"in_context_len": 2, "in_context_start": 3}, "in_context_start = 3: is not a block of this network"),
         ({"in_context_start": 1}, "has no effect where in_context_len is 0"),
         ({"in_context_len": -1}, "in_context_len = -1: must be at least 0"),
         ({"bottleneck_dim": 0}, "bottleneck_dim = 0: must be a positive whole number"),

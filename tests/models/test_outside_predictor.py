@@ -195,4 +195,7 @@ class Wide(predictor.ResidualConfig):
 def test_a_plugin_that_fails_is_named(configs, tmp_path, framework):
     broken = plugin.install(tmp_path / "site", "tests.conftest:nothing")
     outcome = configs.run(f"{FLAGS} --train-iters 1 --ai-framework {framework.active()}", PYTHONPATH=broken)
-    assert outcome.code == 2 and "plugin outside (tests.conftest:nothing): fails: AttributeError" in outcome.output
+    assert (
+        outcome.code == 2
+        and "plugin outside (tests.conftest:nothing): failed to load: AttributeError" in outcome.output
+    )

@@ -97,7 +97,7 @@ def test_cut_padding_reads_the_longest_caption_alone_and_says_the_same(framework
 
 
 def test_padding_that_the_network_attends_to_is_not_cut(text):
-    with pytest.raises(ConfigError, match="cut_padding = true: and zero_padding = false: the network attends"):
+    with pytest.raises(ConfigError, match="cut_padding = true: needs zero_padding"):
         config(text, cut_padding=True)
 
 

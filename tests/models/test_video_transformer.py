@@ -163,7 +163,7 @@ def test_rotary_positions_turn_by_frame_row_and_column():
 
 def test_sizes_that_no_network_has_are_refused():
     for wrong, words in (
-        ({"head_dim": 9}, "predictor.head_dim = 9: rotary positions turn pairs"),
+        ({"head_dim": 9}, "predictor.head_dim = 9: must be even, and at least 6"),
         ({"head_dim": 4}, "predictor.head_dim = 4"),
         ({"patch_size": [1, 2]}, r"predictor.patch_size = \[1, 2\]: must be three"),
         ({"patch_size": [1, 0, 2]}, r"predictor.patch_size = \[1, 0, 2\]"),
@@ -229,5 +229,7 @@ def test_a_label_joins_the_time_and_may_take_the_place_of_the_text(framework):
     changed = output(framework, model, text=np.array([0, 3]))
     np.testing.assert_array_equal(found[0], changed[0])
     assert relative_error(changed[1], found[1]) > 1e-3
-    with pytest.raises(ConfigError, match=r"predictor.num_classes = 0: and text_dim is null: nothing steers"):
+    with pytest.raises(
+        ConfigError, match=r"predictor.num_classes = 0: and text_dim is null: the network would have no condition"
+    ):
         dataclasses.replace(alone, num_classes=0)

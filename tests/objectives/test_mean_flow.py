@@ -88,7 +88,10 @@ def model_json(diffusion, **predictor):
         (model_json("mean_flow"), "is told one time, and MeanFlow asks for an interval"),
         (model_json("flow_matching", h_embedder=True), "asks for an interval of them"),
         (model_json("mean_flow", h_embedder=True, class_dropout_prob=0.0), "the null class, which this one does not"),
-        (model_json("mean_flow", h_embedder=True, learn_sigma=True), "learns a velocity of each of the 1 channels"),
+        (
+            model_json("mean_flow", h_embedder=True, learn_sigma=True),
+            "learns only a velocity for each of the 1",
+        ),
     ],
 )
 def test_networks_that_mean_flow_cannot_teach_are_named(content, message):

@@ -123,7 +123,7 @@ def test_the_native_engine_is_told_of_it_and_the_old_route_refuses_it(tmp_path):
     tools.write_text("{}")
     with pytest.raises(
         ConfigError,
-        match=r"--init-from = w\.pt: is not acted on in this host: MindSpeed-MM begins with weights of the seed",
+        match=r"--init-from = w\.pt: is not acted on in this host: MindSpeed-MM can only start from random weights",
     ):
         check_before_import([*words, "--mm-tool", str(tools)])
 

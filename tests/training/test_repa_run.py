@@ -153,7 +153,7 @@ def test_features_are_those_that_transformers_gives_of_the_image_at_the_size_of_
         ({"predictor": {"z_dims": [16, 20]}}, "z_dims[1] = 20: the teacher's features have width 24"),
         ({"teacher": [{"model_id": "dino"}] * 2}, "teacher[0].model_id = 'dino': unknown model_id"),
         ({"teacher": [{"model_id": "dinov2", "from_pretrained": "nowhere"}] * 2}, "nowhere"),
-        ({"diffusion": {"model_id": "mean_flow"}, "predictor": {"h_embedder": True}}, "not with mean_flow"),
+        ({"diffusion": {"model_id": "mean_flow"}, "predictor": {"h_embedder": True}}, "not for mean_flow"),
     ],
 )
 def test_what_does_not_fit_is_named_before_a_step(repa, tmp_path, sections, message):

@@ -1,4 +1,4 @@
-"""The formats of checkpoints, one file each: how a path is known to be of it, how it is read and written."""
+"""The checkpoint formats, one module each: how to recognise, read and write one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def of_source(path: Path) -> str:
 
 
 def of_target(path: Path, to: str | None) -> str:
-    """Return the name of the format that ``path`` will be in: ``to``, or what its ending says."""
+    """Return the name of the format that ``path`` will be in: ``to``, or the one of its ending."""
     by_ending = next((name for name, known in FORMATS.items() if path.suffix in known.endings), None)
     folders = [name for name, known in FORMATS.items() if not known.endings]
     if by_ending is None and to is None:

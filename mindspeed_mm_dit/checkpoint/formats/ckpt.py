@@ -19,7 +19,7 @@ def fits(path: Path) -> bool:
 
 
 def read(path: Path) -> State:
-    """Read all arrays; a count of steps, (1,) under MindSpore, becomes () as it is elsewhere."""
+    """Read all arrays; a step counter, (1,) under MindSpore, becomes () as elsewhere."""
     arrays = read_mindspore_file(path)
     return State(unflatten({n: a.reshape(()) if _STEP.fullmatch(n) and a.size == 1 else a for n, a in arrays.items()}))
 

@@ -1,4 +1,4 @@
-"""What a format offers."""
+"""The interface of a checkpoint format."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from mindspeed_mm_dit.checkpoint.state import State
 
 
 class Room(Enum):
-    """What a format has room for."""
+    """What a format can store."""
 
     ONE_TREE = "one set of weights"
-    WEIGHTS = "weights, their moving average, or both"
-    ANYTHING = "weights, their moving average, the optimizer, or any of them"
-    TRAINING = "all that --load needs: weights and their moving average, and the optimizer if there is one"
+    WEIGHTS = "weights, their EMA, or both"
+    ANYTHING = "weights, their EMA, the optimizer, or any of them"
+    TRAINING = "all that --load needs: weights and their EMA, and the optimizer if there is one"
 
 
 class Format(NamedTuple):
     """One way to store a :class:`State`."""
 
     fits: Callable[[Path], bool]
-    """Whether an existing path is in this format."""
+    """Return whether an existing path is in this format."""
     read: Callable[[Path], State]
     """Read all of it; raises CheckpointError."""
     write: Callable[[Path, State], None]
-    """Write a new file, or into an empty folder."""
+    """Write a new file, or fill an empty folder."""
     room: Room
-    """What it can hold."""
+    """What it can store."""
     endings: tuple[str, ...] = ()
-    """Endings of its files; none: it is a folder."""
+    """Endings of its files; empty if it is a folder."""

@@ -30,24 +30,24 @@ PARTS = f"{WEIGHTS}.safetensors.index.json"
 INDEX = "model_index.json"
 CHANGES = "changed_for_diffusers.json"
 TABLE = "y_embedder.embedding_table.weight"
-"""Published name of the table of the classes, (classes + 1, D); its last row is the null class."""
+"""Published name of the class embedding table, (classes + 1, D); its last row is the null class."""
 _DIT, _VAE = "DiTTransformer2DModel", "AutoencoderKL"
 _WAN = "WanTransformer3DModel"
 _OLD_DIT = "Transformer2DModel"  # as the published pipelines of 2022 call it
 
 NULL_CLASS = 1000
-"""That DiTPipeline asks for without a class, whatever the network's own is."""
+"""The null class that DiTPipeline asks for, whatever the network's own is."""
 
 _FIXED = {
     "activation_fn": "gelu-approximate", "attention_bias": True, "norm_type": "ada_norm_zero",
     "norm_elementwise_affine": False,
 }  # fmt: skip
-"""Keys of a DiT's config.json with the one value that is the published network."""
+"""Keys of a DiT's config.json, with their only value in the published network."""
 
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Keys of a DiT's config.json that are whole numbers, as diffusers calls them."""
+    """The whole numbers in a DiT's config.json, by diffusers' keys."""
 
     sample_size: int
     num_embeds_ada_norm: int
@@ -60,12 +60,12 @@ class _Sizes:
 
 @dataclass(frozen=True)
 class Changes:
-    """Keys of changed_for_diffusers.json: what of a network is otherwise in a pipeline written here."""
+    """Keys of changed_for_diffusers.json: how the network in a pipeline written here differs from the original."""
 
     right_at: tuple[int, ...]
-    """The timesteps for which its layer of the timestep code is changed."""
+    """Timesteps at which its changed layer of the timestep code is right."""
     num_classes: int
-    """Its own classes: the rows of the table from there on are all the null class."""
+    """Its own number of classes; all rows of the table from there on are the null class."""
 
     def __post_init__(self) -> None:
         check_between("num_classes", self.num_classes, 1, NULL_CLASS)
@@ -87,7 +87,7 @@ def read(path: Path) -> State:
     arrays = _read_weights(folder)
     if config.get("_class_name") == _VAE:
         return State({"model": with_new_names(arrays)}, config=config)
-    if config.get("_class_name") == _WAN:  # (whose names are ours)
+    if config.get("_class_name") == _WAN:  # (its names are ours)
         return State({"model": arrays})
     if config.get("_class_name") not in (_DIT, _OLD_DIT):
         raise CheckpointError(
@@ -104,7 +104,7 @@ def read(path: Path) -> State:
 
 
 def changed(weights: Arrays, changes: Changes) -> Arrays:
-    """Return what DiTPipeline makes of what ``weights`` are here: its timestep code, its number of the null class."""
+    """Adapt ``weights`` to DiTPipeline: to its timestep code, and to its number of the null class."""
     *classes, null = weights[TABLE]
     return weights | {
         frequencies.LAYER: frequencies.for_diffusers(weights[frequencies.LAYER], np.array(changes.right_at)),
@@ -113,7 +113,7 @@ def changed(weights: Arrays, changes: Changes) -> Arrays:
 
 
 def undone(weights: Arrays, changes: Changes) -> Arrays:
-    """Undo :func:`changed`: the layer of the timestep code to rounding, the table bit for bit."""
+    """Undo :func:`changed`: the layer of the timestep code up to rounding, the table bit for bit."""
     table = weights[TABLE]
     return weights | {
         frequencies.LAYER: frequencies.from_diffusers(weights[frequencies.LAYER], np.array(changes.right_at)),
@@ -122,7 +122,7 @@ def undone(weights: Arrays, changes: Changes) -> Arrays:
 
 
 def labels_of(path: Path) -> dict[str, int]:
-    """Return the label of each name of a class in a pipeline's model_index.json; several names may share one."""
+    """Return the label of each class name in a pipeline's model_index.json; several names may share one."""
     if not (path / INDEX).is_file():
         return {}
     known = read_json(path / INDEX, "SOURCE").get("id2label")
@@ -147,7 +147,7 @@ def _read_weights(folder: Path) -> Arrays:
 
 
 def _read_parts(folder: Path) -> Arrays:
-    """Read the weights of a large network, several files that an index names."""
+    """Read the weights of a large network from the several files that an index names."""
     names = read_json(folder / PARTS, "SOURCE").get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(file, str) for file in names.values()):
         raise CheckpointError(f"{folder}/{PARTS}", "has no weight_map of files", "copy or download the folder again")
@@ -180,7 +180,7 @@ def _dit(config: dict[str, Any], folder: Path) -> DiTConfig:
 
 
 def _check_claims(network: DiTConfig, arrays: Arrays, folder: Path) -> None:
-    """Refuse sizes of config.json that would be counted to, or made, before the weights contradict them."""
+    """Refuse wrong sizes in config.json before anything is counted or allocated by them."""
     blocks = count_of({name: array.shape for name, array in arrays.items()}, "transformer_blocks")
     if network.num_layers != blocks:
         raise CheckpointError(
@@ -204,9 +204,9 @@ def write(path: Path, state: State) -> None:
 
 
 def with_vae_config(state: State) -> tuple[State, list[str]]:
-    """Return an autoencoder with a config.json, and a sentence for what had to be assumed.
+    """Return the autoencoder with a config.json, and a note on what was assumed for it.
 
-    Raises ConfigError where nothing can be: the weights do not tell the number of groups of the norms.
+    Raises ConfigError if nothing can be assumed: the weights do not tell the number of norm groups.
     """
     if "_class_name" in state.config:
         return state, []
@@ -221,7 +221,7 @@ def with_vae_config(state: State) -> tuple[State, list[str]]:
     if "scaling_factor" not in state.config:
         note += "; scaling_factor is not known and left out"
     config = {"_class_name": _VAE, **dataclasses.asdict(guess), **state.config}
-    return replace(state, config=config), [f"{note} (--model CONFIG_JSON tells)"]
+    return replace(state, config=config), [f"{note} (--model CONFIG_JSON sets both)"]
 
 
 def _dit_json(network: DiTConfig) -> dict[str, Any]:
@@ -238,10 +238,10 @@ def _dit_json(network: DiTConfig) -> dict[str, Any]:
 def _published(predictor: PredictorConfig, state: State) -> DiTConfig:
     """Return the DiT with its number of heads; raises ConfigError for a predictor that diffusers does not have."""
     if not isinstance(predictor, DiTConfig):
-        raise ConfigError(f"predictor {predictor.model_id!r}", "has no form among diffusers' models here",
+        raise ConfigError(f"predictor {predictor.model_id!r}", "has no counterpart among diffusers' models here",
                           "convert to safetensors, .pt or .ckpt")  # fmt: skip
     check_options(predictor)
-    if "model" in state.facts:  # (which says what shows in no shape)
+    if "model" in state.facts:  # (it has settings that show in no shape)
         check_options(model_config_from_mapping(state.facts["model"], "model.json").predictor)
     return dataclasses.replace(predictor, num_heads=_num_heads(predictor, state))
 
@@ -256,7 +256,7 @@ def check_options(network: DiTConfig) -> None:
 
 
 def _num_heads(found: DiTConfig, state: State) -> int:
-    """Return the number of heads: of config.json, of model.json, or of the published model of these sizes."""
+    """Return the number of heads, from config.json, model.json or the published model of these sizes."""
     if state.config:
         return int(state.config["num_attention_heads"])
     if "model" in state.facts:

@@ -2,8 +2,8 @@
 
 model_index.json                         what is in it, and id2label
 transformer/                             the network, as formats/diffusers.py writes it
-transformer/changed_for_diffusers.json   what is otherwise in it: a layer, for the timestep code (frequencies.py), and
-                                         the table of classes, which the null class fills up to row 1000
+transformer/changed_for_diffusers.json   what was changed in it: a layer, for the timestep code (frequencies.py), and
+                                         the class table, which the null class fills up to row 1000
 vae/                                     the autoencoder of model.json
 scheduler/                               DDIM over the noise schedule of model.json
 """
@@ -36,7 +36,7 @@ def fits(path: Path) -> bool:
 
 
 def read(path: Path) -> State:
-    """Read the network; the autoencoder is read from ``vae/`` where it is wanted."""
+    """Read the network; the autoencoder is read from ``vae/`` when it is needed."""
     return diffusers.read(path)
 
 
@@ -44,7 +44,7 @@ def write(path: Path, state: State) -> None:
     """Write all parts.
 
     Raises:
-        ConfigError: model.json is needed, or describes what DiTPipeline would not draw.
+        ConfigError: there is no model.json, or it describes a model that DiTPipeline cannot sample.
         CheckpointError: the autoencoder of model.json cannot be read.
     """
     model = _model(state)
@@ -75,7 +75,7 @@ def _model(state: State) -> ModelConfig:
 
 
 def _check(model: ModelConfig) -> None:
-    """Raise ConfigError for a model of which DiTPipeline would draw something else."""
+    """Raise ConfigError for a model that DiTPipeline would not sample as here."""
     if not isinstance(model.predictor, DiTConfig):
         raise ConfigError(f"predictor.model_id = {model.predictor.model_id!r}", "has no pipeline here",
                           "convert to safetensors, .pt or .ckpt")  # fmt: skip
@@ -83,8 +83,8 @@ def _check(model: ModelConfig) -> None:
     if not isinstance(model.diffusion, GaussianDiffusionConfig):
         raise ConfigError(
             f"diffusion.model_id = {model.diffusion.model_id!r}",
-            "diffusers' DiTPipeline walks a Gaussian diffusion back: of flow matching it would draw noise",
-            "convert the network alone (--to diffusers); mm-dit init --diffusion gaussian_diffusion begins one for it",
+            "diffusers' DiTPipeline walks a Gaussian diffusion back: with flow matching it would generate noise",
+            "convert the network alone (--to diffusers); mm-dit init --diffusion gaussian_diffusion makes one for it",
         )
     if model.ae.diffusers_class != _PARTS["vae"]:
         raise ConfigError(f"ae.model_id = {model.ae.model_id!r}", "diffusers' DiTPipeline decodes latents, by a VAE",
@@ -113,7 +113,7 @@ def _autoencoder(ae: Any) -> State:
 
 
 def _scheduler(diffusion: GaussianDiffusionConfig) -> dict[str, Any]:
-    """Return scheduler_config.json: the chain that ``--sampler ddim`` walks here."""
+    """Return scheduler_config.json for the chain that ``--sampler ddim`` takes here."""
     scale = 1000 / diffusion.num_train_timesteps  # (as objectives/gaussian/schedule.py: make_betas)
     return {
         "_class_name": _PARTS["scheduler"], "num_train_timesteps": diffusion.num_train_timesteps,

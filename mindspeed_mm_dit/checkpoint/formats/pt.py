@@ -1,4 +1,4 @@
-"""PyTorch files as facebookresearch/DiT publishes (a bare state dict) and trains ({"model", "ema", "opt", "args"})."""
+"""PyTorch files of facebookresearch/DiT: published (a bare state dict), trained ({"model", "ema", "opt", "args"})."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def fits(path: Path) -> bool:
 
 
 def read(path: Path) -> State:
-    """Read weights and average; the optimizer, whose tensors have no names there, stays behind."""
+    """Read weights and EMA; the optimizer's state is skipped, as its tensors have no names there."""
     content = read_torch_file(path)
     if not isinstance(content, Mapping):
         raise CheckpointError(str(path), f"holds a {type(content).__name__}, not a dict")
@@ -37,7 +37,7 @@ def read(path: Path) -> State:
 
 
 def write(path: Path, state: State) -> None:
-    """Write a bare state dict where there is one set of weights, else both and the facts of the run as "args"."""
+    """Write a bare state dict if there is one set of weights, else both sets and the facts of the run as "args"."""
     if len(state.trees) == 1:
         write_torch_file(path, state.weights)
         return

@@ -23,13 +23,13 @@ def fits(path: Path) -> bool:
 
 
 def read(path: Path) -> State:
-    """Read all tensors, of a checkpoint of MindSpeed-MM those that are ours too, and the facts of the run."""
+    """Read all tensors and the facts of the run; of a checkpoint of MindSpeed-MM, only tensors that we have too."""
     dcp = reader_of_pytorch_folder(path)
     check_whole(path, dcp.problem_of)
     facts = read_facts(path)
     if dcp.is_theirs(path):
         tensors = dcp.read_theirs(path, _trained(dcp, path, facts))
-        facts = {"iteration": iteration_of(path) or 0} | facts  # (a run that was killed there has left none)
+        facts = {"iteration": iteration_of(path) or 0} | facts  # (a run that was killed there left no facts)
     else:
         tensors = dcp.read_tree(path)
     return State(unflatten({name: dcp.as_array(tensor) for name, tensor in tensors.items()}), facts)
@@ -51,7 +51,7 @@ def write(path: Path, state: State) -> None:
 
 
 def _by_parameter(arrays: Arrays) -> dict[str, Arrays]:
-    """``state.NAME.KIND`` -> array as NAME -> KIND -> array."""
+    """Return ``state.NAME.KIND`` -> array as NAME -> KIND -> array."""
     nested: dict[str, Arrays] = {}
     for name, array in arrays.items():
         parameter, _, kind = name.removeprefix("state.").rpartition(".")

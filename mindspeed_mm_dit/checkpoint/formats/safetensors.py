@@ -1,4 +1,4 @@
-"""One set of weights as ``.safetensors``; facts of the run and diffusers' config travel in its header."""
+"""One set of weights as ``.safetensors``; its header holds the facts of the run and diffusers' config."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def read(path: Path) -> State:
 
 
 def _object(text: str, path: Path, key: str) -> dict[str, Any]:
-    """Return what the header says under ``key``: an object in JSON, as ``write`` left it."""
+    """Return the JSON object that ``write`` stored under ``key`` of the header."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -43,7 +43,7 @@ def write(path: Path, state: State) -> None:
 
 
 def write_arrays(path: Path, arrays: Arrays, metadata: dict[str, str]) -> None:
-    """Write a file as PyTorch's libraries expect it; raises OSError where the disk does not take it."""
+    """Write a file as PyTorch's libraries expect it; raises OSError if the disk does not take it."""
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 

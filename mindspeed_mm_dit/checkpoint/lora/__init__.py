@@ -1,1 +1,1 @@
-"""Adapters (LoRA) in files: what they hold, what programs call their layers, and how they become full weights."""
+"""LoRA adapters in files: their content, how programs name their layers, and how they are merged into weights."""

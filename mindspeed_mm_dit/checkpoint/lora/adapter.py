@@ -1,4 +1,4 @@
-"""Adapters of low rank as arrays: what they add to the weights of a network."""
+"""Low-rank adapters (LoRA) as arrays: what they add to the weights of a network."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Arrays = dict[str, np.ndarray]
 
 
 class LowRank(NamedTuple):
-    """What one layer's weight W (out, in) becomes: W + alpha / r B A (Hu et al. 2021, eq. 3)."""
+    """The adapter of one layer, whose weight W (out, in) becomes W + alpha / r B A (Hu et al. 2021, eq. 3)."""
 
     down: np.ndarray
     """A, (r, in)."""
@@ -26,12 +26,12 @@ class LowRank(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """Width r."""
+        """The rank r."""
         return int(self.down.shape[0])
 
     @property
     def scale(self) -> float:
-        """What B A is multiplied by."""
+        """The factor of B A: alpha / r."""
         return self.alpha / self.rank
 
     def change(self, strength: float = 1.0) -> np.ndarray:
@@ -39,35 +39,35 @@ class LowRank(NamedTuple):
         return np.float32(strength * self.scale) * (self.up.astype(np.float32) @ self.down.astype(np.float32))
 
     def folded(self) -> LowRank:
-        """Return the same change with alpha = r: the root of the scale goes into A and into B."""
+        """Return an equal adapter with alpha = r: A and B are each multiplied by the square root of the scale."""
         root = np.float32(self.scale**0.5)
         return self if self.scale == 1 else LowRank(self.down * root, self.up * root, float(self.rank))
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """Adapters of some layers of a network."""
+    """The adapters of some layers of a network."""
 
     layers: Mapping[str, LowRank]
     """By our name of the layer."""
     where: str = "the adapter"
-    """How an error calls it."""
+    """The name used in errors."""
     notes: tuple[str, ...] = field(default=())
-    """What had to be taken for granted when it was read, a sentence each."""
+    """What was assumed when it was read, a sentence each."""
 
     def beside(self) -> dict[str, Beside]:
-        """Return rank and scale of each layer's adapter, as a network is built with them."""
+        """Return rank and scale of each layer's adapter, as needed to build the network with them."""
         return {name: Beside(own.rank, own.scale) for name, own in self.layers.items()}
 
     def arrays(self) -> Arrays:
-        """Return the values of A and B by the names that they have in a network."""
+        """Return A and B of all layers by their names in a network."""
         named = {f"{name}.{DOWN}.weight": own.down for name, own in self.layers.items()}
         return named | {f"{name}.{UP}.weight": own.up for name, own in self.layers.items()}
 
     def merged(self, weights: Mapping[str, np.ndarray], strength: float = 1.0) -> Arrays:
-        """Return ``weights`` with this adapter in them, ``strength`` times, in their own dtypes.
+        """Return ``weights`` with ``strength`` times this adapter merged in, in their own dtypes.
 
-        Raises CheckpointError, naming the layer, where these are the weights of another network.
+        Raises CheckpointError, naming the layer, if these are the weights of another network.
         """
         self.check_fits({name: array.shape for name, array in weights.items()})
         return dict(weights) | {
@@ -76,7 +76,7 @@ class Adapter:
         }  # fmt: skip
 
     def check_fits(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Raise CheckpointError, naming the layer, unless every layer stands in a network of ``shapes``."""
+        """Raise CheckpointError, naming the layer, unless a network of ``shapes`` has every layer."""
         for layer, own in self.layers.items():
             found = shapes.get(f"{layer}.weight")
             wanted = (own.up.shape[0], own.down.shape[1])
@@ -90,7 +90,7 @@ class Adapter:
 
 
 def of_arrays(arrays: Mapping[str, np.ndarray], alpha: float, where: str) -> Adapter:
-    """Return the adapter of arrays by the names that they have in a network (what :meth:`Adapter.arrays` gives)."""
+    """Return the adapter of arrays named as in a network (the inverse of :meth:`Adapter.arrays`)."""
     layers = [name.removesuffix(f".{DOWN}.weight") for name in arrays if name.endswith(f".{DOWN}.weight")]
     found = {n: LowRank(arrays[f"{n}.{DOWN}.weight"], arrays[f"{n}.{UP}.weight"], alpha) for n in layers}
     return Adapter(found, where)
@@ -100,9 +100,9 @@ def of_arrays(arrays: Mapping[str, np.ndarray], alpha: float, where: str) -> Ada
 
 
 def joined(parts: Sequence[LowRank | None], heights: Sequence[int]) -> LowRank:
-    """Return what the adapters of matrices that stand one below the other do to all of them; None: one has none.
+    """Return one adapter for matrices stacked on top of each other, given the adapter of each (None: it has none).
 
-    Where all share A it stays as it is; else their A stand one below the other too, and B has a block for each.
+    If all share A, A stays as it is. Otherwise the A are stacked as well, and B has a block for each.
     """
     there = [part for part in parts if part is not None]
     first = there[0]
@@ -126,7 +126,7 @@ def joined(parts: Sequence[LowRank | None], heights: Sequence[int]) -> LowRank:
 
 
 def cut(whole: LowRank, count: int) -> list[LowRank | None]:
-    """Undo :func:`joined` for ``count`` matrices of one height: of A each keeps what its rows of B look at."""
+    """Undo :func:`joined` for ``count`` matrices of equal height: each keeps the rows of A that its part of B uses."""
     if count == 1:
         return [whole]
     found: list[LowRank | None] = []
@@ -141,6 +141,6 @@ def cut(whole: LowRank, count: int) -> list[LowRank | None]:
 
 
 def blocks_in(names: Iterable[str]) -> int:
-    """Return how many blocks names speak of: one more than the largest number of one."""
+    """Return the number of blocks in ``names``: one more than the largest block number."""
     numbers = [int(number) for name in names for number in re.findall(r"blocks[._](\d+)[._]", name)]
     return max(numbers, default=-1) + 1

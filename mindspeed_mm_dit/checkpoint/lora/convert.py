@@ -1,4 +1,4 @@
-"""Adapters from one program's form to another's."""
+"""Convert adapters (LoRA) from one program's format to another's."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def convert_adapter(
     overwrite: bool,
     say: Callable[[str], object],
 ) -> Summary:
-    """Write the adapters in ``source`` as ``target``, in a form that other programs read.
+    """Write the adapters in ``source`` as ``target``, in a format that other programs read.
 
-    description: content of the model.json of their base, which a run's checkpoint remembers; may be None.
+    description: content of the base's model.json; may be None, and is not needed for a run's checkpoint, which has it.
 
-    Raises a UserError where there is no such form, or the adapters are not of that base.
+    Raises a UserError if there is no such format, or the adapters do not fit that base.
     """
     form = _form(target, to)
     check_target(source, target, overwrite, files.fits)
@@ -54,8 +54,8 @@ def _form(target: Path, to: str | None) -> str:
         raise ConfigError(
             "--to" if to is None else f"--to = {to}",
             f"{'is needed' if to is None else 'is no form of adapters'}: SOURCE holds adapters (LoRA)",
-            f"{nearest(to or '', LORA_FORMATS)}Forms are: {', '.join(LORA_FORMATS)}; or name the weights of their base "
-            "as SOURCE, and them by --merge-lora",
+            f"{nearest(to or '', LORA_FORMATS)}Forms are: {', '.join(LORA_FORMATS)}; or name the weights of their "
+            "base as SOURCE, and the adapters by --merge-lora",
         )  # fmt: skip
     if LORA_FORMATS[to].is_folder == (target.suffix == ".safetensors"):
         cure = "name a folder" if LORA_FORMATS[to].is_folder else "end it in .safetensors"
@@ -64,6 +64,6 @@ def _form(target: Path, to: str | None) -> str:
 
 
 def _shapes(source: Path, description: dict[str, Any] | None) -> Shapes:
-    """Return the shapes of the base's weights; {} where nothing says them."""
+    """Return the shapes of the base's weights; {} if unknown."""
     content = description or (read_facts(source).get("model") if of_run(source) else None)
     return model_config_from_mapping(content, "--model").parameters().shapes() if content else {}

@@ -3,7 +3,7 @@
 diffusers    pytorch_lora_weights.safetensors: transformer.LAYER.lora_A.weight, alpha in the metadata alone
 peft         adapter_model.safetensors: base_model.model.LAYER.lora_A.weight, alpha in adapter_config.json
 kohya        FILE.safetensors: lora_unet_LAYER.lora_down.weight, .lora_up.weight, .alpha
-native       FILE.safetensors: diffusion_model.LAYER.lora_A.weight, no alpha: its root is in A and in B
+native       FILE.safetensors: diffusion_model.LAYER.lora_A.weight, no alpha: A and B each hold the root of the scale
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from mindspeed_mm_dit.framework.torch_file import read_torch_file
 Arrays = Mapping[str, np.ndarray]
 Shapes = Mapping[str, tuple[int, ...]]
 Settings = Mapping[str, Any]
-"""What peft's LoraConfig says, by its names; empty where nothing does."""
+"""The settings of peft's LoraConfig, by its names; empty if there are none."""
 
 DIFFUSERS, PEFT, PEFT_CONFIG = "pytorch_lora_weights", "adapter_model", "adapter_config.json"
 METADATA = "lora_adapter_metadata"
 _ENDINGS = (".safetensors", ".pt", ".pth", ".bin")
 _KEY = re.compile(r"(.+?)[._](?:(lora_A|lora_down|lora\.down)|(lora_B|lora_up|lora\.up))(?:\.[\w-]+)??(?:\.weight)?")
 _NO_ALPHA = (
-    "the file says no alpha, which is taken to be the rank, as diffusers, ComfyUI and musubi-tuner do: if it was "
+    "the file has no alpha, which is assumed to be the rank, as diffusers, ComfyUI and musubi-tuner do: if it was "
     "trained with twice that, its full strength is --lora FILE:2"
 )
 
@@ -43,7 +43,7 @@ _NO_ALPHA = (
 
 
 def fits(path: Path) -> bool:
-    """Return whether ``path`` holds adapters: a folder of diffusers or peft, or a file whose tensors say so."""
+    """Return whether ``path``, a file or a folder of diffusers or peft, has tensors named as those of adapters."""
     try:
         file = _file(path)
         return file.suffix == ".safetensors" and any(_KEY.fullmatch(name) for name in read_safetensors_file(file)[0])
@@ -54,10 +54,10 @@ def fits(path: Path) -> bool:
 def read(path: Path, layers: Iterable[str] | None = None) -> Adapter:
     """Read adapters of any program.
 
-    layers: names of the network's linear layers, where it is known.
+    layers: names of the network's linear layers, if it is known.
 
     Raises:
-        CheckpointError: there are none, they are not whole, of another network, or do more than LoRA does.
+        CheckpointError: there are none, they are incomplete, they are of another network, or they are no plain LoRA.
     """
     file = _file(path)
     arrays, metadata = _read(file)
@@ -90,7 +90,7 @@ def _read(file: Path) -> tuple[Arrays, Mapping[str, str]]:
 
 
 def _settings(file: Path, metadata: Mapping[str, str]) -> Settings:
-    """Return what is said of rank and alpha: in diffusers' metadata, or in the adapter_config.json beside it."""
+    """Return the settings of rank and alpha, from diffusers' metadata or the adapter_config.json beside the file."""
     if METADATA in metadata:
         try:
             found = json.loads(metadata[METADATA])
@@ -103,14 +103,14 @@ def _settings(file: Path, metadata: Mapping[str, str]) -> Settings:
 
 
 def _check_plain(settings: Settings, file: Path) -> None:
-    """Raise CheckpointError for what changes a network otherwise than LoRA."""
+    """Raise CheckpointError for settings that are not plain LoRA."""
     for key, plain in (("use_dora", False), ("lora_bias", False), ("fan_in_fan_out", False), ("bias", "none")):
         if settings.get(key, plain) != plain:
-            raise CheckpointError(f"{file}: {key} = {settings[key]}", "is not known here", "name adapters without it")
+            raise CheckpointError(f"{file}: {key} = {settings[key]}", "is not supported", "name adapters without it")
 
 
 def _layers(arrays: Arrays, settings: Settings, file: Path) -> tuple[dict[str, LowRank], tuple[str, ...]]:
-    """Return adapters by the names of the file."""
+    """Return the adapters by the layer names in the file, and notes."""
     downs: dict[str, np.ndarray] = {}
     ups: dict[str, np.ndarray] = {}
     alphas: dict[str, float] = {}
@@ -121,7 +121,7 @@ def _layers(arrays: Arrays, settings: Settings, file: Path) -> tuple[dict[str, L
             (downs if match[2] else ups)[match[1]] = array.astype(np.float32, copy=False)
         else:
             raise CheckpointError(f"{file}: {name} {array.shape}", "is no part of a LoRA of linear layers",
-                                  "name adapters of this kind; LoHa, LoKr, DoRA and others are not known")  # fmt: skip
+                                  "name LoRA adapters; LoHa, LoKr, DoRA and others are not supported")  # fmt: skip
     for layer in downs.keys() ^ ups.keys() | (alphas.keys() - downs.keys()):
         raise CheckpointError(f"{file}: {layer}", "lacks one of its two matrices", "copy or download it again")
     if not downs:
@@ -137,7 +137,7 @@ def _layers(arrays: Arrays, settings: Settings, file: Path) -> tuple[dict[str, L
 
 
 def _alpha(layer: str, rank: int, settings: Settings) -> float:
-    """Return alpha of a layer as peft has it: that of the pattern that its name ends in, or of all."""
+    """Return alpha of a layer as peft does: of the first pattern matching the end of its name, or the common one."""
     patterns = settings.get("alpha_pattern") or {}
     alpha = next((value for p, value in patterns.items() if re.fullmatch(rf"(.*\.)?({p})", layer)), None)
     alpha = settings.get("lora_alpha", rank) if alpha is None else alpha
@@ -145,7 +145,7 @@ def _alpha(layer: str, rank: int, settings: Settings) -> float:
 
 
 def _without_zeros(found: dict[str, LowRank]) -> dict[str, LowRank]:
-    """Undo :func:`_of_one_rank` and :func:`_complete`: leave out what is zero in A and in B."""
+    """Undo :func:`_of_one_rank` and :func:`_complete`: leave out ranks that are zero in both A and B."""
     used = {name: own.down.any(axis=1) | own.up.any(axis=0) for name, own in found.items()}
     if not any(part.any() for part in used.values()):
         return found
@@ -180,7 +180,7 @@ def _named(layers: Mapping[str, LowRank], prefix: str) -> dict[str, np.ndarray]:
 
 
 def _lora_config(layers: Mapping[str, LowRank]) -> dict[str, Any]:
-    """Return peft's LoraConfig of adapters: the rank and alpha of the first, and of each layer that has others."""
+    """Return peft's LoraConfig of adapters: rank and alpha of the first, and those of each layer that differs."""
     first = next(iter(layers.values()))
     ranks = {_exactly(n): own.rank for n, own in layers.items() if own.rank != first.rank}
     alphas = {_exactly(n): _number(own.alpha) for n, own in layers.items() if own.alpha != first.alpha}
@@ -192,7 +192,7 @@ def _lora_config(layers: Mapping[str, LowRank]) -> dict[str, Any]:
 
 
 def _exactly(name: str) -> str:
-    """Return ``name`` as a pattern of peft's, which are regular expressions."""
+    """Return ``name`` as a regular expression, which is what peft takes for patterns."""
     return re.escape(name).replace("\\_", "_")
 
 
@@ -214,8 +214,11 @@ def _kohya(path: Path, adapter: Adapter, shapes: Shapes) -> tuple[str, ...]:
 
 
 def _of_one_rank(layers: Mapping[str, LowRank]) -> dict[str, LowRank]:
-    """Return the same adapters with zeros up to the largest rank: diffusers takes one alpha for all layers of a file
-    without metadata, their commonest rank, and would change the strength of those of another."""
+    """Pad all adapters with zeros to the largest rank.
+
+    In a file without metadata diffusers takes the most common rank as the alpha of all layers, which would change the
+    strength of layers of another rank.
+    """
     largest = max(own.rank for own in layers.values())
     return {name: own if own.rank == largest else _padded(own, largest) for name, own in layers.items()}
 
@@ -226,7 +229,7 @@ def _padded(own: LowRank, rank: int) -> LowRank:
 
 
 def _complete(adapter: Adapter, shapes: Shapes) -> tuple[Mapping[str, LowRank], tuple[str, ...]]:
-    """Return adapters for all layers of Wan's blocks: of a kohya file of Wan diffusers reads all of them, or none."""
+    """Add zeros for missing layers of Wan's blocks: diffusers reads a kohya file of Wan only if it has all of them."""
     every = range(blocks_in([name for name in shapes or adapter.layers if name.startswith("blocks.")]))
     wanted = [f"blocks.{i}.{part}" for i in every for part in WAN_BLOCK]
     missing = [name for name in wanted if name not in adapter.layers]
@@ -235,7 +238,7 @@ def _complete(adapter: Adapter, shapes: Shapes) -> tuple[Mapping[str, LowRank], 
     if not shapes:
         return adapter.layers, (
             f"diffusers cannot read this file, which has no {missing[0]}; ComfyUI and musubi-tuner can. With --model "
-            "the layers that are missing are written as zeros, and diffusers can too",
+            "the missing layers are written as zeros, and diffusers can read it too",
         )
     zeros = {name: shapes[f"{name}.weight"] for name in missing}
     fillers = {
@@ -243,7 +246,7 @@ def _complete(adapter: Adapter, shapes: Shapes) -> tuple[Mapping[str, LowRank], 
         for name, (rows, columns) in zeros.items()
     }
     return {**adapter.layers, **fillers}, (
-        f"{len(missing)} layers without an adapter are written as zeros: diffusers asks for every one of them",
+        f"{len(missing)} layers without an adapter are written as zeros: diffusers needs every one of them",
     )
 
 
@@ -254,10 +257,10 @@ def _native(path: Path, adapter: Adapter, shapes: Shapes) -> tuple[str, ...]:
 
 
 class LoraFormat(NamedTuple):
-    """A form in which other programs read adapters."""
+    """A format of adapters that other programs read."""
 
     write: Callable[[Path, Adapter, Shapes], tuple[str, ...]]
-    """(new file or empty folder, adapter, shapes of the network's weights or {}) -> what there is to say of it."""
+    """(new file or empty folder, adapter, shapes of the network's weights or {}) -> notes."""
     is_folder: bool
 
 

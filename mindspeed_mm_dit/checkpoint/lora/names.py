@@ -1,12 +1,12 @@
-"""What other programs call the layers that have adapters.
+"""How other programs name the layers that have adapters.
 
     here, Wan         blocks.0.attn1.to_q             here, DiT            blocks.0.attn.qkv
     diffusers         blocks.0.attn1.to_q             diffusers, peft      transformer_blocks.0.attn1.to_q, to_k, to_v
     Wan's own code    blocks.0.self_attn.q            facebookresearch     blocks.0.attn.qkv
     MindSpeed-MM      blocks.0.self_attn.proj_q
 
-Before them stands a prefix that says whose names they are; kohya's sd-scripts and musubi-tuner write all dots as
-underscores. The names of Wan's own code are those that ComfyUI and musubi-tuner know.
+A prefix before them tells whose names they are. kohya's sd-scripts and musubi-tuner write all dots as underscores.
+ComfyUI and musubi-tuner know the names of Wan's own code.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ MOST_BLOCKS = 10_000
 
 
 class Place(NamedTuple):
-    """A layer here that a file speaks of."""
+    """The layer here, or the part of one, that a name in a file stands for."""
 
     layer: str
     part: int = 0
     of: int = 1
-    """Where a layer is several matrices there: which of them it is, and of how many."""
+    """If the layer is several matrices there: which of them it is, and of how many."""
 
 
 def native_name(layer: str) -> str:
-    """Return what the code of a network's authors calls a layer."""
+    """Return the name of a layer in the code of the network's authors."""
     number = re.match(r"blocks\.\d+\.", layer)
     stem = number[0] if number else ""
     rest = layer.removeprefix(stem)
@@ -60,12 +60,12 @@ def native_name(layer: str) -> str:
 
 
 def diffusers_names(layer: str, blocks: int) -> tuple[str, ...]:
-    """Return what diffusers calls a layer of a network of ``blocks`` blocks: a name, or one for each matrix in it."""
+    """Return diffusers' name of a layer in a network of ``blocks`` blocks, or one name for each matrix in it."""
     return _of_dit(blocks).get(layer, (layer,))
 
 
 def _of_dit(blocks: int) -> dict[str, tuple[str, ...]]:
-    """Return DiT's layers as diffusers calls them; what it has in every block is one layer here, and left out."""
+    """Map DiT's layers to diffusers' names; those that diffusers repeats in every block are left out."""
     found: dict[str, tuple[str, ...]] = {}
     for rule in rules.LAYERS:
         numbers = range(blocks) if "*" in rule.published else range(1)
@@ -78,17 +78,17 @@ def _of_dit(blocks: int) -> dict[str, tuple[str, ...]]:
 
 
 class Names:
-    """The layers that a file may speak of, by every name that one of them has.
+    """Finds the layer that a name in a file stands for, in any program's naming.
 
-    layers: those of the network, where it is known; else every layer of a DiT and of a Wan of as many blocks as the
-    names of the file (``spoken``) count.
+    layers: those of the network, if it is known; else every layer of a DiT and of a Wan with as many blocks as the
+    names in the file (``spoken``) have.
     """
 
     def __init__(self, spoken: Iterable[str], layers: Iterable[str] | None) -> None:
         spoken = list(spoken)
         self.blocks = blocks_in(spoken if layers is None else (layers := list(layers)))
         if self.blocks > MOST_BLOCKS:
-            raise CheckpointError("the adapter", f"speaks of {self.blocks:,} blocks", "copy or download it again")
+            raise CheckpointError("the adapter", f"names {self.blocks:,} blocks", "copy or download it again")
         self._dotted: dict[str, Place] = {}
         known = self._usual() if layers is None else layers
         for layer in known:
@@ -104,9 +104,9 @@ class Names:
         return [*blocks, *WAN_ENDS, *_of_dit(self.blocks)]
 
     def place(self, name: str, where: str) -> Place:
-        """Return which layer ``name``, with any of the prefixes, is.
+        """Return the layer that ``name``, with any of the prefixes, stands for.
 
-        Raises CheckpointError for a layer that the network does not have.
+        Raises CheckpointError if the network has no such layer.
         """
         for prefix in PREFIXES:
             if name.startswith(prefix):
@@ -127,7 +127,7 @@ def _mindspeed_mm(native: str) -> str:
 
 
 def to_ours(theirs: Mapping[str, LowRank], layers: Iterable[str] | None, where: str) -> dict[str, LowRank]:
-    """Return adapters by our names, of names of any program; see :class:`Names` for ``layers``."""
+    """Rename adapters from the names of any program to ours; see :class:`Names` for ``layers``."""
     names = Names(theirs, layers)
     found: dict[str, dict[Place, LowRank]] = {}
     for name, own in theirs.items():
@@ -144,7 +144,7 @@ def _joined(parts: Mapping[Place, LowRank]) -> LowRank:
 
 
 def to_diffusers(ours: Mapping[str, LowRank]) -> dict[str, LowRank]:
-    """Return adapters by diffusers' names; what is one matrix here and several there is cut."""
+    """Rename adapters to diffusers' names; a matrix that is several there is split."""
     found: dict[str, LowRank] = {}
     blocks = blocks_in(ours)
     for layer, own in ours.items():
@@ -154,5 +154,5 @@ def to_diffusers(ours: Mapping[str, LowRank]) -> dict[str, LowRank]:
 
 
 def to_native(ours: Mapping[str, LowRank]) -> dict[str, LowRank]:
-    """Return adapters by the names of the networks' own code."""
+    """Rename adapters to the names in the code of the networks' authors."""
     return {native_name(layer): own for layer, own in ours.items()}

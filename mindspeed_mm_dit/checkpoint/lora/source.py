@@ -1,4 +1,4 @@
-"""Adapters as a command names them: a file, a folder, or the checkpoints of a run, and how strong they are to be."""
+"""Read the adapters that a command names: a file, a folder or the checkpoints of a run, and their strength."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STRONGEST = 1000.0
 
 
 class Strong(NamedTuple):
-    """Adapters, and how many times they are added."""
+    """Adapters, and the factor with which they are added."""
 
     adapter: Adapter
     strength: float
@@ -29,7 +29,7 @@ class Strong(NamedTuple):
 def read_all(given: Sequence[str], shapes: Shapes, flag: str) -> list[Strong]:
     """Read each of ``given``, FILE or FILE:STRENGTH, for a network of ``shapes``.
 
-    Raises a UserError, of ``flag``, for adapters that cannot be read, or are those of another network.
+    Raises a UserError about ``flag`` if adapters cannot be read, or are those of another network.
     """
     found = []
     for text in given:
@@ -41,7 +41,7 @@ def read_all(given: Sequence[str], shapes: Shapes, flag: str) -> list[Strong]:
 
 
 def parse(text: str, flag: str) -> tuple[Path, float]:
-    """Read FILE or FILE:STRENGTH."""
+    """Split FILE or FILE:STRENGTH into the file and its strength, by default 1."""
     check_path(flag, text)
     name, colon, last = text.rpartition(":")
     if not colon or Path(text).exists():
@@ -56,20 +56,20 @@ def parse(text: str, flag: str) -> tuple[Path, float]:
 
 
 def is_adapter(path: Path) -> bool:
-    """Return whether ``path`` holds adapters: of a run, or a file or folder of another program."""
+    """Return whether ``path`` holds adapters, of a run or of another program."""
     return bool(of_run(path)) or files.fits(path)
 
 
 def of_run(path: Path) -> dict[str, Any]:
-    """Return what run.json says of the adapters in a checkpoint folder; {} where it holds none."""
+    """Return what run.json says about the adapters in a checkpoint folder; {} if it holds none."""
     found: dict[str, Any] = read_facts(path).get(ADAPTERS, {}) if path.is_dir() else {}
     return found
 
 
 def read(path: Path, layers: Iterable[str] | None = None, use_ema: bool = True) -> Adapter:
-    """Read adapters of a run, its average unless ``use_ema`` is false, or of any other program.
+    """Read adapters of a run (their EMA unless ``use_ema`` is false), or of any other program.
 
-    layers: names of the network's linear layers, where it is known.
+    layers: names of the network's linear layers, if it is known.
     """
     path = find_checkpoint(path, "adapters") if path.is_dir() else path
     if how := of_run(path):
@@ -85,12 +85,12 @@ def layers_of(shapes: Shapes) -> list[str]:
 
 
 def named(adapter: Adapter, what: str) -> Adapter:
-    """Return ``adapter`` as errors are to call it."""
+    """Return ``adapter`` with the name ``what`` for errors."""
     return replace(adapter, where=what)
 
 
 def merged(weights: Any, adapters: Sequence[Strong]) -> Any:
-    """Return ``weights`` with all ``adapters`` in them."""
+    """Return ``weights`` with all ``adapters`` merged in."""
     for adapter, strength in adapters:
         weights = adapter.merged(weights, strength)
     return weights

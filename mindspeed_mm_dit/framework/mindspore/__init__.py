@@ -1,4 +1,4 @@
-"""MindSpore's side of the seam."""
+"""MindSpore's side of the framework interface."""
 
 import importlib.util
 import os
@@ -11,14 +11,14 @@ from mindspeed_mm_dit.errors import PlatformError
 
 
 def check_numpy(version: str) -> None:
-    """Refuse NumPy 2, beside which MindSpore imports but cannot execute (its metadata admits it)."""
+    """Refuse NumPy 2: MindSpore imports with it (its metadata allows it) but cannot execute."""
     if int(version.split(".")[0]) >= 2:
         raise PlatformError("--ai-framework = mindspore", f"does not run with NumPy {version}",
                             "pip install 'numpy<2'")  # fmt: skip
 
 
 def note_msadapter() -> None:
-    """Say which of the two is used where MSAdapter, which lets `torch` mean MindSpore, is installed as well."""
+    """Print a note if MSAdapter, which lets `torch` mean MindSpore, is installed as well: it is not used."""
     if importlib.util.find_spec("msadapter") is not None and os.environ.get("RANK_ID", "0") == "0":
         print("note: MSAdapter is installed too; the standalone host uses MindSpore directly", file=sys.stderr)
 

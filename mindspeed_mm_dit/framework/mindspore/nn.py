@@ -36,7 +36,7 @@ class Module(msnn.Cell):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "forward" in cls.__dict__:
-            cls.construct = cls.__dict__["forward"]  # the very function: ms.jit compiles its source
+            cls.construct = cls.__dict__["forward"]  # the same function: ms.jit compiles its source
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
         """Yield (state-dict name, parameter), frozen ones included."""
@@ -84,7 +84,7 @@ class Conv2d(Module):
 
 
 def _conv2d_by_product(x: Any, weight: Any, stride: int, padding: int) -> Any:
-    """Convolution as unfolding and one matrix product: tens of times the speed of the CPU's own kernel."""
+    """Compute a convolution by unfolding and one matrix product: tens of times as fast as the CPU's own kernel."""
     (B, C, H, W), (out_channels, _, K, _) = x.shape, weight.shape
     h, w = (H + 2 * padding - K) // stride + 1, (W + 2 * padding - K) // stride + 1
     columns = msops.unfold(x, K, 1, padding, stride).reshape((B, C * K * K, h * w))
@@ -112,7 +112,7 @@ class LayerNorm(Module):
         gain, shift = np.ones(width, np.float32), np.zeros(width, np.float32)
         if elementwise_affine:
             self.weight, self.bias = Parameter(Tensor(gain)), Parameter(Tensor(shift))
-        else:  # the operator wants both
+        else:  # the operator needs both
             self.weight, self.bias = Tensor(gain), Tensor(shift)
 
     def forward(self, x: Any) -> Any:
@@ -166,7 +166,7 @@ class GELU(Module):
 
 
 def _gelu_by_sigmoid(x: Any) -> Any:
-    """x * (1 + tanh u) / 2 as x * sigmoid(2 u) (Hendrycks & Gimpel 2016): 7 times the speed of the CPU's own kernel."""
+    """x * (1 + tanh u) / 2 as x * sigmoid(2 u) (Hendrycks & Gimpel 2016): 7 times as fast as the CPU's own kernel."""
     return x * msops.sigmoid(x * (GELU_LINEAR + GELU_CUBIC * x * x))
 
 

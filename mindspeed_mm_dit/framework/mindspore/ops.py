@@ -1,4 +1,4 @@
-"""Functions of tensors: MindSpore's under the names of the contract, in the forms that CPU kernels exist for."""
+"""Functions of tensors: MindSpore's, under the names of the contract, in forms that have CPU kernels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mindspeed_mm_dit.framework.mindspore import runtime
 from mindspeed_mm_dit.framework.mindspore.runtime import ON_CPU
 
 MASKED = -1e30
-"""Score of what a mask hides: its exponential is 0, and no difference of two of them is undefined."""
+"""Score of masked keys: its exponential is 0, and the difference of two of them is defined."""
 
 __all__ = [
     "addcmul", "attention", "broadcast_to", "cast_like", "cat", "chunk", "clamp", "contiguous", "cos",
@@ -27,7 +27,7 @@ __all__ = [
 
 
 def _exact(x: Tensor) -> Tensor:
-    """``x`` in float64 on a CPU, whose float32 exp, log and their kin are approximations."""
+    """Return ``x`` in float64 on a CPU, whose float32 exp, log and the like are approximations."""
     return x.astype(float64) if ON_CPU else x
 
 
@@ -44,7 +44,7 @@ def exp(x: Tensor) -> Tensor:
 
 
 def expm1(x: Tensor) -> Tensor:
-    """e to the power ``x``, minus 1, with its digits near 0."""
+    """e to the power ``x``, minus 1, accurate near 0."""
     return msops.expm1(_exact(x)).astype(x.dtype)
 
 
@@ -54,7 +54,7 @@ def log(x: Tensor) -> Tensor:
 
 
 def sigmoid(x: Tensor) -> Tensor:
-    """1 / (1 + exp(-``x``)), with its digits near 0."""
+    """1 / (1 + exp(-``x``)), accurate near 0."""
     return msops.sigmoid(_exact(x)).astype(x.dtype)
 
 
@@ -79,7 +79,7 @@ def cosine_similarity(x: Tensor, y: Tensor, dim: int) -> Tensor:
 
 
 def contiguous(x: Tensor) -> Tensor:
-    """``x``: MindSpore's operators lay their results out in the order of the axes."""
+    """Return ``x``: MindSpore's operators lay their results out in the order of the axes."""
     return x
 
 
@@ -103,7 +103,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Te
         not ON_CPU and mask is None and q.dtype in (mindspore.float16, mindspore.bfloat16)
     ):  # Ascend's fused form; untested
         return msops.flash_attention_score(q, k, v, q.shape[1], scalar_value=q.shape[-1] ** -0.5, input_layout="BNSD")
-    # MindSpore 2.10 differentiates matmul three times slower, and not at all of one sample, one head and one key.
+    # MindSpore 2.10 differentiates matmul three times slower, and not at all with one sample, one head and one key.
     scores = msops.BatchMatMul(transpose_b=True)(q * q.shape[-1] ** -0.5, k)  # (B, heads, N, M)
     if mask is not None:
         scores = msops.where(mask, scores, MASKED)
@@ -117,7 +117,7 @@ def without_gradient(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor
 def derivative_along(
     function: Callable[..., Tensor], inputs: tuple[Tensor, ...], tangents: tuple[Tensor, ...]
 ) -> Tensor:
-    """Derivative of ``function`` where ``inputs`` change by ``tangents``; no gradient flows through it."""
+    """Derivative of ``function`` as ``inputs`` change along ``tangents``; no gradient flows through it."""
     return stop_gradient(mindspore.jvp(function, inputs, tangents)[1])
 
 
@@ -136,7 +136,7 @@ def tensor(array: np.ndarray) -> Tensor:
 
 
 def from_host(make: Callable[..., np.ndarray]) -> Callable[..., Tensor]:
-    """``make``, of whole numbers, with a tensor for its array; where a graph is compiled, it is called then."""
+    """Let ``make``, a function of integers, return a tensor; a graph calls it when it is compiled."""
 
     @msops.constexpr
     def made(*numbers: int) -> Tensor:
@@ -150,7 +150,7 @@ def numpy(x: Tensor) -> np.ndarray:
 
 
 def split_tokens(x: Tensor) -> Tensor:
-    """``x``: every rank has samples of its own (``runtime.SHARES_SEQUENCES``)."""
+    """Return ``x``: every rank has samples of its own (``runtime.SHARES_SEQUENCES``)."""
     return x
 
 

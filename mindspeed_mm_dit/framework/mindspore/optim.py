@@ -1,4 +1,4 @@
-"""Gradients and a step of AdamW, as the parity check uses them, and what is trained."""
+"""Gradients and a step of AdamW for the parity check, and the list of trained parameters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def adamw_step(
 ) -> None:
     """Take one AdamW step (eps 1e-8, no decay) on the mean of the losses.
 
-    Operator by operator: a graph would be compiled for this step alone, which takes seconds.
+    It runs operator by operator: to compile a graph for this one step would take seconds.
     """
     _, parameters = trained(module)
     config = adam.AdamConfig(*betas)
@@ -35,7 +35,7 @@ def adamw_step(
 
 
 def trained(module: mindspore.nn.Cell) -> tuple[list[str], list[Parameter]]:
-    """Return names and parameters of what is trained."""
+    """Return the names of the trained parameters, and the parameters."""
     found = [(name, p) for name, p in module.parameters_and_names() if p.requires_grad]
     return [name for name, _ in found], [p for _, p in found]
 

@@ -23,22 +23,22 @@ _DEVICES = {"gloo": "cpu", "nccl": "cuda", "hccl": "npu"}
 _NAMES = {"CPU": "cpu", "GPU": "cuda", "Ascend": "npu"}
 
 ON_CPU = mindspore.get_context("device_target") == "CPU"
-"""Whether this process computes on a CPU; a constant, so that ms.jit compiles one branch of a choice by it."""
+"""Whether this process computes on a CPU; a constant, so that ms.jit compiles only the branch that is taken."""
 
-if ON_CPU:  # else its threads spin between one operator and the next: 25 times the CPU where operators are small
+if ON_CPU:  # else its threads spin between operators: 25 times the CPU time if operators are small
     mindspore.runtime.launch_blocking()
 
 
 SAMPLES_IN_BF16 = False
-"""Whether ``low_precision`` and ``bf16_products`` do what they are asked."""
+"""Whether ``low_precision`` and ``bf16_products`` are supported."""
 WAYS_TO_BF16: tuple[Way, ...] = ()
-"""How a training step may compute in bfloat16: not at all yet."""
+"""Ways in which a training step may compute in bfloat16: none yet."""
 SHARES_SEQUENCES = False
 """Whether several ranks can share the tokens of a sample: not yet."""
 
 
 class _Job:
-    """The group this process has joined, and how many micro-batches make a step in it."""
+    """The group that this process has joined, and its micro-batches per step."""
 
     joined = False
     num_microbatches = 1
@@ -62,7 +62,7 @@ def check_backend(backend: str | None) -> str:
 
 
 def initialize(backend: str | None, micro_batch_size: int, global_batch_size: int, sequence_ranks: int = 1) -> None:
-    """Join the group msrun describes (a group of one without it); ``sequence_ranks`` must be 1."""
+    """Join the group that msrun describes (without msrun, a group of one); ``sequence_ranks`` must be 1."""
     check_backend(backend)
     assert sequence_ranks == 1, "SHARES_SEQUENCES"
     if world_size() > 1 and not _Job.joined:
@@ -100,7 +100,7 @@ def device_name() -> str:
 
 
 def device_memory_bytes() -> int | None:
-    """Return the bytes of the machine on a CPU; None on an accelerator, of which it is not asked here."""
+    """Return the bytes of the machine on a CPU; None on an accelerator, which is not queried."""
     return host_memory_bytes() if device_type() == "cpu" else None
 
 
@@ -110,7 +110,7 @@ def to_device(batch: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
 
 
 def to_host(x: Tensor) -> np.ndarray:
-    """``x`` as an array; low-precision floats come as float32."""
+    """Return ``x`` as an array; low-precision floats come as float32."""
     return (x.astype(mindspore.float32) if x.dtype in (mindspore.float16, mindspore.bfloat16) else x).asnumpy()
 
 
@@ -133,13 +133,13 @@ def mean_vector_over_ranks(vector: Tensor) -> Tensor:
 
 
 class PendingRead:
-    """Scalars that are computed, or on their way: MindSpore waits for a tensor only where it is read."""
+    """Scalars that may still be on their way: MindSpore waits for a tensor only when it is read."""
 
     def __init__(self, values: list[Tensor]) -> None:
         self._values = values
 
     def is_there(self) -> bool:
-        """Return whether ``wait`` would return at once: on a CPU, where the step was waited for."""
+        """Return whether ``wait`` would return at once: true on a CPU, where the step has been waited for."""
         return ON_CPU
 
     def wait(self) -> list[float]:
@@ -180,7 +180,7 @@ def shapes(module: mindspore.nn.Cell) -> dict[str, tuple[int, ...]]:
 
 
 def shapes_alone() -> None:
-    """Return None: MindSpore has no tensors without numbers."""
+    """Return None: MindSpore has no tensors without values."""
 
 
 def to_runtime_device(module: mindspore.nn.Cell) -> mindspore.nn.Cell:
@@ -189,7 +189,7 @@ def to_runtime_device(module: mindspore.nn.Cell) -> mindspore.nn.Cell:
 
 
 def low_precision(bf16: bool) -> contextlib.AbstractContextManager[None]:
-    """Return a context that changes nothing; raises PlatformError where ``bf16`` is asked for."""
+    """Return a context that changes nothing; raises PlatformError if ``bf16``."""
     if bf16:
         raise PlatformError("--bf16", "sampling in bfloat16 is not offered on MindSpore", "leave the flag out")
     return contextlib.nullcontext()
@@ -202,7 +202,7 @@ def bf16_products(module: mindspore.nn.Cell) -> mindspore.nn.Cell:
 
 
 def free_memory() -> None:
-    """Give back the memory that nothing uses any more."""
+    """Release unused memory."""
     gc.collect()
 
 
@@ -226,11 +226,11 @@ class Profile:
 
 
 def report_failure(error: BaseException) -> None:
-    """Do nothing: msrun keeps what a worker prints, and looks at its exit code."""
+    """Do nothing: msrun keeps a worker's output, and checks its exit code."""
 
 
 def freeze(module: mindspore.nn.Cell, dtype: str = "fp32") -> mindspore.nn.Cell:
-    """Return ``module`` in precision "fp32" or "bf16", no longer trained; raises PlatformError for bf16 on CPU."""
+    """Return ``module`` frozen, in precision "fp32" or "bf16"; raises PlatformError for bf16 on a CPU."""
     if dtype == "bf16" and device_type() == "cpu":
         raise PlatformError("dtype = bf16", "MindSpore has no bfloat16 products on a CPU", "use fp32")
     for parameter in module.get_parameters():
@@ -251,7 +251,7 @@ def compile_blocks(blocks: Iterable[mindspore.nn.Cell], shapes: int = 1) -> NoRe
 
 
 def allow_tf32(allowed: bool) -> None:
-    """Refuse --tf32 where it is asked for."""
+    """Refuse --tf32 if ``allowed``."""
     if allowed:
         raise PlatformError("--tf32", "is for NVIDIA GPUs under PyTorch", "leave it out")
 

@@ -1,4 +1,4 @@
-"""PyTorch's side of the seam."""
+"""PyTorch's side of the framework interface."""
 
 import torch  # activation must fail here, by name, when it is not installed
 

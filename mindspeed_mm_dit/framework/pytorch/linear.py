@@ -1,7 +1,7 @@
-"""Linear layers in float32 on a CPU of AMD's: through oneDNN, about twice as fast as through MKL.
+"""Float32 linear layers on AMD CPUs: oneDNN is about twice as fast there as MKL.
 
-On x86 PyTorch multiplies float32 matrices with Intel's MKL, which leaves AVX-512 unused on CPUs of others. oneDNN does
-not; PyTorch carries it too, and multiplies bfloat16 with it. Results of the two differ by rounding, some 3e-7.
+On x86 PyTorch multiplies float32 matrices with Intel's MKL, which leaves AVX-512 unused on CPUs of other makers. oneDNN
+uses it; PyTorch includes oneDNN too, for bfloat16. The results of the two differ by rounding, some 3e-7.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class Linear(torch.nn.Linear):
-    """PyTorch's linear layer, by the faster of its libraries."""
+    """PyTorch's linear layer, computed by the faster of its libraries."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x W^T + b, (..., out_features), of x (..., in_features)."""
@@ -25,7 +25,7 @@ class Linear(torch.nn.Linear):
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x W^T + b, (..., out); x: (..., in), weight: (out, in), bias: (out,)."""
-    if torch.compiler.is_compiling():  # (first: the compiler would break its graph at what is asked below)
+    if torch.compiler.is_compiling():  # (first: the checks below would break the compiler's graph)
         return torch.nn.functional.linear(x, weight, bias)
     if onednn_is_faster() and _plain_float32(x, weight):
         return _OneDNN.apply(x, weight, bias)
@@ -34,7 +34,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 @functools.cache
 def onednn_is_faster() -> bool:
-    """Say whether this is a CPU whose AVX-512 MKL leaves unused; known on Linux alone."""
+    """Return whether this is a CPU whose AVX-512 MKL leaves unused; known on Linux only."""
     cpu = Path("/proc/cpuinfo")
     return (
         platform.machine() == "x86_64"
@@ -47,7 +47,7 @@ def onednn_is_faster() -> bool:
 
 
 def _plain_float32(x: Tensor, weight: Tensor) -> bool:
-    """Whether the product is one of ordinary float32 tensors on the CPU, run eagerly and in full precision."""
+    """Return whether both are ordinary float32 tensors on the CPU, multiplied eagerly and in full precision."""
     return (
         x.dtype == weight.dtype == torch.float32
         and x.device.type == weight.device.type == "cpu"
@@ -59,7 +59,7 @@ def _plain_float32(x: Tensor, weight: Tensor) -> bool:
 
 
 class _OneDNN(torch.autograd.Function):
-    """x W^T + b and its gradients."""
+    """x W^T + b by oneDNN, with its gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -69,7 +69,7 @@ class _OneDNN(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, x: Tensor | None, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        """Return the derivative along tangents of the inputs, None for those that stay."""
+        """Return the derivative along tangents of the inputs; None for inputs that stay constant."""
         given, factor = ctx.saved_tensors
         parts = [] if x is None else [_product(x, factor)]
         parts += [] if weight is None else [_product(given, weight)]

@@ -1,4 +1,4 @@
-"""Layers: PyTorch's own, or of its classes, so that torch.compile, FSDP2 and hooks see ordinary modules."""
+"""Layers: PyTorch's own or subclasses of them, so that torch.compile, FSDP2 and hooks see ordinary modules."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ from mindspeed_mm_dit.framework.pytorch.linear import Linear
 
 
 class LayerNorm(torch.nn.LayerNorm):
-    """PyTorch's. Autocast lets it compute in float32 on a GPU, but not on a CPU, whose kernel then adds the gradients
-    of its weights up in bfloat16: where many cancel, a quarter of the sum is lost."""
+    """PyTorch's LayerNorm, in float32 under autocast on a CPU as well.
+
+    On a GPU autocast itself lets it compute in float32. On a CPU it does not, and the kernel adds up the gradients of
+    the weights in bfloat16: where many cancel, a quarter of the sum is lost.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         """Norm ``input`` over its last axis."""

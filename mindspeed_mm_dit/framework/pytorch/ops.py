@@ -1,4 +1,4 @@
-"""Functions of tensors: PyTorch's own under the names of the contract."""
+"""Functions of tensors: PyTorch's own, under the names of the contract."""
 
 from __future__ import annotations
 
@@ -49,41 +49,41 @@ __all__ = [
 
 
 def mean_per_sample(x: Tensor) -> Tensor:
-    """Mean over every axis but the first: (B, ...) -> (B,)."""
+    """Return the mean over every axis but the first: (B, ...) -> (B,)."""
     return x.flatten(1).mean(1)
 
 
 def contiguous(x: Tensor) -> Tensor:
-    """``x`` laid out in the order of its axes."""
+    """Return ``x`` laid out in the order of its axes."""
     return x.contiguous()
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn neighbours of the last axis as pairs (Su et al. 2021): x (B, heads, N, d), cos and sin (N, d / 2)."""
+    """Rotate pairs of neighbours on the last axis (Su et al. 2021): x (B, heads, N, d), cos and sin (N, d / 2)."""
     pairs = x.unflatten(-1, (-1, 2))  # (B, heads, N, d / 2, 2)
-    if x.device.type == "cpu" and not compiler.is_compiling():  # one product of complex numbers: the same, in a fifth
+    if x.device.type == "cpu" and not compiler.is_compiling():  # one complex product: a fifth of the time
         return view_as_real(view_as_complex(pairs.to(cos.dtype)) * complex(cos, sin)).flatten(-2)
     a, b = pairs[..., 0], pairs[..., 1]
     return stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
 
 
 def take(table: Tensor, index: Tensor) -> Tensor:
-    """Rows ``index`` of the 1-D ``table``."""
+    """Return the rows ``index`` of the 1-D ``table``."""
     return table[index]
 
 
 def upsample_nearest_2x(x: Tensor) -> Tensor:
-    """Each pixel four times: (B, C, H, W) -> (B, C, 2H, 2W)."""
+    """Repeat each pixel four times: (B, C, H, W) -> (B, C, 2H, 2W)."""
     return interpolate(x, scale_factor=2.0, mode="nearest")
 
 
 def stop_gradient(x: Tensor) -> Tensor:
-    """The same values, through which no gradient flows."""
+    """Return the same values, through which no gradient flows."""
     return x.detach()
 
 
 def without_gradient(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-    """What ``function`` gives of ``inputs``, through which no gradient flows."""
+    """Return the result of ``function`` on ``inputs``, through which no gradient flows."""
     with no_grad():
         return function(*inputs)
 
@@ -91,9 +91,9 @@ def without_gradient(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor
 def derivative_along(
     function: Callable[..., Tensor], inputs: tuple[Tensor, ...], tangents: tuple[Tensor, ...]
 ) -> Tensor:
-    """Derivative of ``function`` where ``inputs`` change by ``tangents``, forward mode; no gradient flows through it.
+    """Return the derivative of ``function`` along ``tangents``, in forward mode; no gradient flows through it.
 
-    Fused attention has no such derivative, and is left to its plain form meanwhile.
+    Fused attention has no such derivative, so its plain form is used meanwhile.
     """
     with no_grad(), forward_ad.dual_level(), sdpa_kernel(SDPBackend.MATH):
         result = function(*(forward_ad.make_dual(x, tangent) for x, tangent in zip(inputs, tangents)))
@@ -101,27 +101,27 @@ def derivative_along(
 
 
 def to_float32(x: Tensor) -> Tensor:
-    """``x`` in float32; what is computed in float64 stays so (``mm-dit prove``)."""
+    """Return ``x`` in float32; float64 stays float64 (``mm-dit prove``)."""
     return x if x.dtype == float64 else x.float()
 
 
 def cast_like(x: Tensor, y: Tensor) -> Tensor:
-    """``x`` in the dtype of ``y``."""
+    """Return ``x`` in the dtype of ``y``."""
     return x.to(y.dtype)
 
 
 def tensor(array: np.ndarray) -> Tensor:
-    """``array`` as a tensor on the runtime's device, which is not waited for."""
+    """Return ``array`` as a tensor on the runtime's device, without waiting for the copy."""
     return runtime.to_device({"array": array})["array"]
 
 
 def from_host(make: Callable[..., np.ndarray]) -> Callable[..., Tensor]:
-    """``make``, of whole numbers, with a tensor for its array."""
+    """Let ``make``, a function of integers, return a tensor."""
     made = lru_cache(maxsize=64)(make)
     return lambda *numbers: tensor(made(*numbers))
 
 
 def numpy(x: Tensor) -> np.ndarray:
-    """``x`` as an array on the host; low-precision floats come as float32."""
+    """Return ``x`` as an array on the host; low-precision floats come as float32."""
     x = x.detach().cpu()
     return (x.float() if x.is_floating_point() and x.dtype.itemsize < 4 else x).numpy()

@@ -1,4 +1,4 @@
-"""Gradients and steps, as training and the parity check both use them."""
+"""Gradients and optimizer steps, for training and the parity check."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mindspeed_mm_dit.optimizers.contract import Rule
 
 
 def split_by_kind(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
-    """Return sharded and ordinary tensors apart: PyTorch's operations on lists want one kind at a time."""
+    """Separate sharded from ordinary tensors: PyTorch's operations on lists take one kind at a time."""
     tensors = list(tensors)
     sharded = [x for x in tensors if is_sharded(x)]
     ordinary = [x for x in tensors if not is_sharded(x)]
@@ -38,7 +38,7 @@ def groups(parameters: Iterable[Tensor], weight_decay: float) -> list[dict[str, 
 
 
 def own_optimizer(rule: Rule, config: Any, groups: list[dict[str, Any]]) -> Optimizer:
-    """Return PyTorch's own optimizer by ``rule`` over ``groups``."""
+    """Return PyTorch's own optimizer for ``rule`` over ``groups``."""
     assert rule.pytorch is not None
     name, settings = rule.pytorch(config)
     return uncompiled(getattr(torch.optim, name))(groups, lr=0.0, **settings)

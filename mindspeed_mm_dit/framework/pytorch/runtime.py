@@ -27,9 +27,9 @@ from mindspeed_mm_dit.framework.pytorch.thread_waiting import wait_as_the_machin
 
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
 SAMPLES_IN_BF16 = True
-"""Whether ``low_precision`` and ``bf16_products`` do what they are asked."""
+"""Whether ``low_precision`` and ``bf16_products`` are supported."""
 WAYS_TO_BF16: tuple[Way, ...] = ("autocast", "fsdp2")
-"""How a training step may compute in bfloat16."""
+"""Ways in which a training step may compute in bfloat16."""
 SHARES_SEQUENCES = True
 """Whether several ranks can share the tokens of a sample (``sequence``)."""
 _sequence_ranks = 1
@@ -41,12 +41,12 @@ def device_type() -> str:
     """Return "cuda", "npu" or "cpu": the best device of this machine."""
     if torch.cuda.is_available():
         return "cuda"
-    npu = getattr(torch, "npu", None)  # there once torch_npu is imported
+    npu = getattr(torch, "npu", None)  # exists once torch_npu is imported
     return "npu" if npu is not None and npu.is_available() else "cpu"
 
 
 def shapes_alone() -> torch.device:
-    """Return a context in which tensors have shapes and no numbers."""
+    """Return a context in which tensors have shapes and no values."""
     return torch.device("meta")
 
 
@@ -74,14 +74,14 @@ def check_backend(backend: str | None) -> str:
 
 
 def initialize(backend: str | None, micro_batch_size: int, global_batch_size: int, sequence_ranks: int = 1) -> None:
-    """Join the process group torchrun describes (a group of one without it) and choose the device.
+    """Join the process group that torchrun describes (without torchrun, a group of one) and choose the device.
 
-    sequence_ranks: ranks in a row that share the tokens of their samples.
+    sequence_ranks: number of consecutive ranks that share the tokens of their samples.
     """
     backend = check_backend(backend)
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0")):
         os.environ.setdefault(name, value)
-    # A group of one needs no port for others to find it, and listens on none.
+    # A group of one needs no port for others to find it, so it opens none.
     alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if os.environ["WORLD_SIZE"] == "1" else {}
     if device_type() == "cpu":
         _settle_on_cpu()
@@ -89,14 +89,14 @@ def initialize(backend: str | None, micro_batch_size: int, global_batch_size: in
         _choose_accelerator(int(os.environ["LOCAL_RANK"]))
     with ended_by_ctrl_c():
         if not dist.is_initialized():
-            # A CPU backend stays at hand for asynchronous checkpoints and for flags, whatever the device.
+            # Asynchronous checkpoints and flags need a CPU backend, whatever the device.
             backends = backend if backend == "gloo" else f"cpu:gloo,{device_type()}:{backend}"
             dist.init_process_group(backends, **alone)
         share_out(micro_batch_size, global_batch_size, sequence_ranks)
 
 
 def share_out(micro_batch_size: int, global_batch_size: int, sequence_ranks: int = 1) -> None:
-    """Say which samples are whose, among ranks that have met; arguments as of :func:`initialize`."""
+    """Divide the samples among ranks that have joined; arguments as in :func:`initialize`."""
     global _flags_group, _num_microbatches, _sequence_ranks
     _flags_group = dist.new_group(backend="gloo")
     sequence_group = dist.new_subgroups(sequence_ranks)[0] if sequence_ranks > 1 else None
@@ -122,7 +122,8 @@ def _choose_accelerator(number: int) -> None:
 def shutdown() -> None:
     """Leave the process group.
 
-    The error of a save that failed holds a group in a circle; met while Python ends, its threads would abort it.
+    The error of a failed save holds a group in a reference cycle. If it were collected only while Python exits, the
+    group's threads would abort the process.
     """
     gc.collect()
     if dist.is_initialized():
@@ -130,7 +131,7 @@ def shutdown() -> None:
 
 
 def num_microbatches() -> int:
-    """Return how many micro-batches make one optimizer step on this rank."""
+    """Return the number of micro-batches per optimizer step on this rank."""
     return _num_microbatches
 
 
@@ -150,12 +151,12 @@ def data_rank() -> int:
 
 
 def data_world_size() -> int:
-    """Return how many ranks, or groups of ranks that share samples, have samples of their own."""
+    """Return the number of ranks, or of groups of ranks that share samples, with samples of their own."""
     return world_size() // _sequence_ranks
 
 
 def device_name() -> str:
-    """Return words for the log: what this process computes on."""
+    """Return a description of this process's device for the log."""
     kind = device_type()
     if kind == "cpu":
         return f"CPU ({platform.processor() or platform.machine()}, {torch.get_num_threads()} threads)"
@@ -163,7 +164,7 @@ def device_name() -> str:
 
 
 def device_memory_bytes() -> int | None:
-    """Return the bytes of this process's device, of the machine on a CPU; None where there is no such device."""
+    """Return the bytes of this process's device, of the machine on a CPU; None if there is no such device."""
     target = device()
     if target.type == "cpu":
         return host_memory_bytes()
@@ -177,7 +178,7 @@ def to_device(batch: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
     """Move a batch of arrays to the device; the copy overlaps with computation on accelerators."""
     target = device()
     tensors = {name: torch.as_tensor(array) for name, array in batch.items()}
-    if target.type in ("cpu", "meta"):  # (on meta they were made there)
+    if target.type in ("cpu", "meta"):  # (on meta they were created there)
         return tensors
     return {name: x.pin_memory().to(target, non_blocking=True) for name, x in tensors.items()}
 
@@ -192,7 +193,7 @@ def mean_over_ranks(values: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 class PendingRead:
-    """Scalars on their way to the host; work that is queued on the device after them is not waited for."""
+    """Scalars on their way to the host; reading them does not wait for work queued on the device later."""
 
     def __init__(self, values: list[torch.Tensor]) -> None:
         stacked = torch.stack([value.detach().float().reshape(()) for value in values])
@@ -214,12 +215,12 @@ class PendingRead:
 
 
 def read_later(values: list[torch.Tensor]) -> PendingRead:
-    """Start to copy scalars to the host; reading them later waits only for what was queued before."""
+    """Start copying scalars to the host; reading them later waits only for what was queued before."""
     return PendingRead(values)
 
 
 def any_rank(flag: bool) -> bool:
-    """Return whether ``flag`` is true on any rank; on CPU, so the device is not waited for."""
+    """Return whether ``flag`` is true on any rank; on the CPU, without waiting for the device."""
     return each_on_any_rank([flag])[0]
 
 
@@ -239,8 +240,8 @@ def barrier() -> None:
 
 
 def load_arrays(module: torch.nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write ``arrays`` into the parameters of ``module``, which each rank may have a part of; all must be there."""
-    parameters: dict[str, Any] = module.state_dict(keep_vars=True)  # (a checkpoint's names, whatever is wrapped)
+    """Write ``arrays`` into the parameters of ``module``, of which each rank may hold a part; all must exist."""
+    parameters: dict[str, Any] = module.state_dict(keep_vars=True)  # (a checkpoint's names, whatever wraps them)
     with torch.no_grad():
         for name, array in arrays.items():
             own, value = parameters[name], torch.as_tensor(array)
@@ -273,8 +274,10 @@ def low_precision(bf16: bool) -> torch.autocast:
 
 
 def bf16_products(module: torch.nn.Module) -> torch.nn.Module:
-    """Keep the weights of linear and convolutional layers in bfloat16, as ``low_precision`` would cast them anew
-    for every call; results stay the same, to the bit."""
+    """Keep the weights of linear and convolutional layers in bfloat16; ``low_precision`` would cast them in every call.
+
+    Results stay the same, to the bit.
+    """
     for layer in module.modules():
         if isinstance(layer, (torch.nn.Linear, torch.nn.Conv2d)):
             layer.to(torch.bfloat16)
@@ -282,7 +285,7 @@ def bf16_products(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def free_memory() -> None:
-    """Give back the accelerator's memory that nothing uses any more, for another process."""
+    """Release the accelerator's unused memory to other processes."""
     gc.collect()
     if device_type() != "cpu":
         getattr(torch, device_type()).empty_cache()  # (torch.accelerator has it from 2.9 on)
@@ -302,23 +305,23 @@ class Profile:
     def stop(self) -> Path:
         """Write the trace, and return its file."""
         if device_type() != "cpu":
-            torch.accelerator.synchronize()  # what the steps have queued belongs to them
+            torch.accelerator.synchronize()  # work that the steps have queued belongs to them
         self._profile.stop()
         self._file.parent.mkdir(parents=True, exist_ok=True)
         self._profile.export_chrome_trace(str(self._file))
-        if not self._file.is_file():  # (the exporter says nothing)
+        if not self._file.is_file():  # (the exporter reports no error)
             raise OSError(f"{self._file} was not written")
         return self._file
 
 
 def report_failure(error: BaseException) -> None:
-    """Leave ``error`` where torchrun looks for it, so that its summary names the reason."""
+    """Store ``error`` where torchrun looks for it, so that its summary names the reason."""
     if "TORCHELASTIC_ERROR_FILE" in os.environ:
         ErrorHandler().record_exception(error)
 
 
 def freeze(module: torch.nn.Module, dtype: str = "fp32") -> torch.nn.Module:
-    """Return ``module`` on the device, in precision "fp32" or "bf16", no longer trained."""
+    """Return ``module`` frozen on the device, in precision "fp32" or "bf16"."""
     if device_type() == "cpu":
         _settle_on_cpu()
     return module.to(device(), {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]).eval().requires_grad_(False)
@@ -332,12 +335,12 @@ def compiled(module: torch.nn.Module) -> torch.nn.Module:
 def compile_blocks(blocks: Iterable[torch.nn.Module], shapes: int = 1) -> None:
     """Compile the forward of each transformer block in place (--torch-compile); equal blocks share a compilation.
 
-    shapes: how many there are of samples; up to MOST_GRAPHS have a graph each, or one for those of as many tokens, and
-    more have one that leaves sizes open. Recompute and the hooks of FSDP2, which come later, stay outside of what is
-    compiled.
+    shapes: the number of shapes that samples have. Up to MOST_GRAPHS shapes have a graph each, or one for those with as
+    many tokens; more have one graph with dynamic sizes. Recompute and the hooks of FSDP2, which come later, stay
+    outside of the compiled code.
 
     Raises:
-        PlatformError: on a CPU without a C++ compiler, which the compiled code is built with.
+        PlatformError: on a CPU without a C++ compiler, which is needed to build the code.
     """
     if device_type() == "cpu" and not any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++"))):
         raise PlatformError(
@@ -345,7 +348,7 @@ def compile_blocks(blocks: Iterable[torch.nn.Module], shapes: int = 1) -> None:
             "needs a C++ compiler on a CPU: there is no g++ or clang++",
             "install one, or drop the flag",
         )
-    torch._dynamo.config.optimize_ddp = False  # it would cut a block's graph where DDP's buckets end
+    torch._dynamo.config.optimize_ddp = False  # it would split a block's graph where DDP's buckets end
     torch._dynamo.config.recompile_limit = max(8, 4 * MOST_GRAPHS)  # (validation and samples have graphs of their own)
     dynamic = None if shapes == 1 else shapes > MOST_GRAPHS
     for block in blocks:

@@ -1,11 +1,11 @@
 """Sequence parallelism (DeepSpeed-Ulysses, Jacobs et al. 2023): ranks share the tokens of a sample.
 
-Each rank of a group holds a part of the tokens. Where tokens look at each other the ranks exchange them for heads, so
-that each has all tokens of some heads, and back. All ranks of a group compute the same loss, of whole samples.
+Each rank of a group holds a part of the tokens. For attention the ranks exchange tokens for heads, so that each has all
+tokens of some heads, and then exchange them back. All ranks of a group compute the same loss, of whole samples.
 
-Gradients are averaged over all ranks. Of what works on a part of the tokens, each rank finds its part of the gradient:
-``gather`` makes it as many times larger as ranks share, so that the average is the sum. ``split`` takes that back for
-what works on whole samples before it, of which each rank finds all.
+Gradients are averaged over all ranks. Layers that work on a part of the tokens get a part of their gradient on each
+rank: ``gather`` multiplies it by the number of ranks that share, so that the average is the sum. ``split`` divides it
+again for the layers before it, which work on whole samples and get their whole gradient on each rank.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _mesh: DeviceMesh | None = None
 
 
 def share(group: dist.ProcessGroup | None, device_type: str) -> None:
-    """Let the ranks of ``group`` share their samples' tokens from now on; None: every rank has its own samples."""
+    """Let the ranks of ``group`` share their samples' tokens from now on; None: every rank has samples of its own."""
     global _mesh
     _mesh = None if group is None else DeviceMesh.from_group(group, device_type)
 
 
 def split_tokens(x: Tensor) -> Tensor:
-    """Whole samples (B, N, D), alike on every rank of the group -> this rank's part of the tokens (B, N / ranks, D)."""
+    """Whole samples (B, N, D), equal on every rank of the group -> this rank's part of the tokens (B, N / ranks, D)."""
     if _mesh is None:
         return x
     if x.requires_grad:
@@ -58,9 +58,9 @@ def heads_to_tokens(x: Tensor) -> Tensor:
 
 
 def _moved(x: Tensor, mesh: DeviceMesh, there: int | None, here: int | None) -> Tensor:
-    """Return this rank's part of a tensor that was shared along axis ``there`` and shall be along ``here``.
+    """Reshard a tensor from axis ``there`` to axis ``here``; return this rank's part.
 
-    None: every rank has it whole. Gradients go the way back.
+    None: every rank has it whole. Gradients go the reverse way.
     """
     from torch.distributed.tensor import DTensor, Replicate, Shard
 

@@ -1,4 +1,4 @@
-"""Whether a tensor or a module is sharded, told without importing what shards: half of the time of PyTorch itself."""
+"""Tell whether a tensor or module is sharded, without the import of what shards: half of the time of PyTorch itself."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def is_sharded(x: Any) -> bool:
-    """Return whether ``x`` is a DTensor; where nobody has imported them there is none."""
+    """Return whether ``x`` is a DTensor; false as long as nobody has imported them."""
     tensors = sys.modules.get("torch.distributed.tensor")
     return tensors is not None and isinstance(x, tensors.DTensor)
 

@@ -1,9 +1,9 @@
-"""Threads of a CPU that wait for each other spin while the cores are theirs, and sleep while others want the cores.
+"""Let OpenMP's threads spin while they wait on a quiet machine, and sleep while other processes want the cores.
 
-OpenMP's threads meet hundreds of times a step. To spin until the others come is fastest on a quiet machine; beside a
-busy process it keeps from a core those that are waited for, and a step takes four times as long. GNU's OpenMP reads how
-to wait when it is loaded, but where it has more threads than there are cores it hardly spins (its manual on
-GOMP_SPINCOUNT). So while others want the cores, some threads are held that do nothing. Results are the same to the bit.
+OpenMP's threads meet hundreds of times a step. Spinning until the others arrive is fastest on a quiet machine. Beside a
+busy process it takes the cores from the very threads that are waited for, and a step takes four times as long. GNU's
+OpenMP reads how to wait when it is loaded, but hardly spins if it has more threads than there are cores (its manual on
+GOMP_SPINCOUNT). So while others want the cores, some idle threads are held. Results are the same to the bit.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import torch
 
 LOOK_SECONDS = 1.0
 SPARE_CORES = 0.3
-"""So much of the cores may others use before a thread of ours has to wait for one."""
+"""Others may use this many cores before one of our threads has to wait for a core."""
 _STAT = Path("/proc/stat")
 _TICKS = os.sysconf("SC_CLK_TCK")
 _watch: threading.Thread | None = None
 
 
 def wait_as_the_machine_allows() -> None:
-    """Look once a second, from now on, whether other processes want the cores.
+    """From now on, check once a second whether other processes want the cores.
 
-    Nothing is done where a variable says how threads wait, where there is one thread, and where there is no /proc.
+    Do nothing if a variable says how threads wait, if there is only one thread, or if there is no /proc.
     """
     global _watch
     is_told = not os.environ.keys().isdisjoint(("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"))
@@ -51,7 +51,7 @@ def _look_on() -> None:
 
 
 class Used(NamedTuple):
-    """Seconds that the cores of this process have worked, for all processes and for this one, at a moment."""
+    """Seconds that this process's cores have worked up to a moment, for all processes and for this one."""
 
     moment: float
     by_all: float
@@ -59,7 +59,7 @@ class Used(NamedTuple):
 
     @classmethod
     def now(cls) -> Used:
-        """Read them."""
+        """Read them from /proc/stat and the clocks."""
         cores, worked = {f"cpu{n}" for n in os.sched_getaffinity(0)}, 0
         for name, *ticks in map(str.split, _STAT.read_text().splitlines()):
             if name in cores:
@@ -69,20 +69,20 @@ class Used(NamedTuple):
 
 
 def are_wanted(before: Used, now: Used, threads: int) -> bool:
-    """Return whether other processes used so much of the cores that ``threads`` do not find one each."""
+    """Return whether other processes used too much of the cores for ``threads`` to have one each."""
     others = (now.by_all - before.by_all) - (now.by_us - before.by_us)
     return others / (now.moment - before.moment) > len(os.sched_getaffinity(0)) - threads + SPARE_CORES
 
 
 class IdleThreads:
-    """Threads that OpenMP counts and that do nothing, more than there are cores together with those that compute."""
+    """Idle threads that OpenMP counts: with those that compute, they are more than there are cores."""
 
     def __init__(self) -> None:
         self._end = threading.Event()
         self._held: list[threading.Thread] = []
 
     def hold(self) -> None:
-        """Begin them, unless they are there."""
+        """Start the threads, unless they are running."""
         if self._held:
             return
         self._end.clear()
@@ -93,12 +93,12 @@ class IdleThreads:
             thread.start()
 
     def release(self) -> None:
-        """End them."""
+        """End the threads."""
         self._end.set()
         for thread in self._held:
             thread.join()
         self._held = []
 
     def _be_a_team(self) -> None:
-        torch.zeros(1 << 20).add_(1)  # large enough to be shared out to a team, which then stays with this thread
+        torch.zeros(1 << 20).add_(1)  # large enough for a team of threads, which then stays with this one
         self._end.wait()

@@ -103,7 +103,10 @@ def test_heun_ends_where_a_velocity_tells_the_score_and_noise_or_score_tell_it_a
         ({"logit_std": 1e300}, "diffusion.logit_std = 1e"),
         ({"path": "vp", "train_eps": 0.0}, "diffusion.train_eps = 0: the loss is infinite"),
         ({"prediction_type": "noise", "loss_weight": "velocity", "train_eps": 1e-9}, "diffusion.train_eps = 1e-09"),
-        ({"prediction_type": "noise", "sample_eps": 0.0}, "diffusion.sample_eps = 0: the velocity that is read off"),
+        (
+            {"prediction_type": "noise", "sample_eps": 0.0},
+            "diffusion.sample_eps = 0: the velocity computed from",
+        ),
         ({"path": "gvp", "prediction_type": "score", "sample_eps": 0.0}, "diffusion.sample_eps = 0: the velocity"),
     ],
 )
