@@ -188,7 +188,7 @@ class PretrainedAutoencoderConfig(AutoencoderConfig):
             raise CheckpointError(f"ae.from_pretrained = {file}", str(problem), "copy or download it again") from None
         if not any(name.endswith(self.weight_name) for name in names):
             raise CheckpointError(
-                f"ae.from_pretrained = {file}", f"is not a {self.diffusers_class}: it has no weight {self.weight_name}",
+                f"ae.from_pretrained = {file}", f"holds no {self.diffusers_class}: it has no weight {self.weight_name}",
                 f"name one, e.g. {self.example}",
             )  # fmt: skip
 

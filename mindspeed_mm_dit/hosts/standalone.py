@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 import time
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from mindspeed_mm_dit.hosts.contract import DatasetsProvider, FlagsProvider, Mod
 from mindspeed_mm_dit.hosts.early_exit import end, leave_for_launcher, say
 from mindspeed_mm_dit.hosts.standalone_preflight import preflight
 from mindspeed_mm_dit.models import registry
-from mindspeed_mm_dit.training.contract import Engine, EngineModule
+from mindspeed_mm_dit.training.contract import Engine, EngineModule, engine_module
 from mindspeed_mm_dit.training.dry_run import plan_of_run
 from mindspeed_mm_dit.training.flags import parse, standalone_parser
 from mindspeed_mm_dit.training.initial_weights import First, first_weights
@@ -114,14 +113,14 @@ class Standalone:
         claim: Claim | None,
     ) -> Stop | None:
         args, started = self.get_args(), time.monotonic()
-        engine_module: EngineModule = importlib.import_module(f"mindspeed_mm_dit.training.{active()}.engine")
+        own = engine_module()
         _announce(args)
-        start = find_start(args, engine_module.checkpoints)
+        start = find_start(args, own.checkpoints)
         first = first_weights(args, start)
         args = with_base(args, first)
-        engine = build_engine(args, engine_module, model_provider, first)
+        engine = build_engine(args, own, model_provider, first)
         print_rank_0(f"predictor: {engine.num_parameters():,} parameters; ready in {time.monotonic() - started:.1f} s")
-        progress = open_progress(args, engine, engine_module.checkpoints, claim, start)
+        progress = open_progress(args, engine, own.checkpoints, claim, start)
         self._args = replace(args, consumed_train_samples=progress.consumed_samples, begun_at=progress.iteration)
         train_batches, valid_batches, _ = dataset_provider([args.train_iters * args.global_batch_size, 0, 0])
         try:
@@ -145,10 +144,9 @@ def _say_what_would_run(args: RunConfig) -> None:
     Raises:
         UserError: whatever is wrong with --load, --save or --init-from.
     """
-    engine_module: EngineModule = importlib.import_module(f"mindspeed_mm_dit.training.{active()}.engine")
     runtime.initialize(args.distributed_backend, args.micro_batch_size, args.global_batch_size)
     _announce(args)
-    start = find_start(args, engine_module.checkpoints)
+    start = find_start(args, engine_module().checkpoints)
     first_weights(args, start)
     consumed = start.facts.get("consumed_samples", start.iteration * args.global_batch_size) if start else 0
     print_rank_0(plan_of_run(args, runtime.world_size(), start.iteration if start else 0, consumed))
@@ -162,12 +160,10 @@ def with_base(args: RunConfig, first: First) -> RunConfig:
     return replace(args, mm=replace(args.mm, base=first.base))
 
 
-def build_engine(
-    args: RunConfig, engine_module: EngineModule, model_provider: Callable[..., Any], first: First
-) -> Engine:
+def build_engine(args: RunConfig, own: EngineModule, model_provider: Callable[..., Any], first: First) -> Engine:
     """Return the engine of a run, with the weights ``first``; a checkpoint may be loaded later."""
     assert args.mm.precision is not None  # (None only inside MindSpeed-MM)
-    return engine_module.Engine(model_provider(), args, args.mm.fsdp2, args.mm.precision, first.weights)
+    return own.Engine(model_provider(), args, args.mm.fsdp2, args.mm.precision, first.weights)
 
 
 def _announce(args: RunConfig) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from dataclasses import replace
@@ -22,6 +21,7 @@ from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
 from mindspeed_mm_dit.hosts.preflight import HostFacts, check_configs, fsdp2_of, say_data_set
 from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of
 from mindspeed_mm_dit.planning.fit import Place
+from mindspeed_mm_dit.training.contract import engine_module
 from mindspeed_mm_dit.training.trackers.registry import check_trackers
 from mindspeed_mm_dit.training.watchers.registry import check_places, check_watchers
 
@@ -61,7 +61,7 @@ def host_facts() -> HostFacts:
         device=machine if runtime.device_type() == "cpu" else device,
         ways_to_bf16=runtime.WAYS_TO_BF16,
         shares_sequences=runtime.SHARES_SEQUENCES,
-        check_sharding=importlib.import_module(f"mindspeed_mm_dit.training.{active()}.engine").check_sharding,
+        check_sharding=engine_module().check_sharding,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +9,13 @@ from typing import Any, NamedTuple
 
 from mindspeed_mm_dit.checkpoint.store import read_facts
 from mindspeed_mm_dit.configs.run import RunConfig
-from mindspeed_mm_dit.framework import active, runtime
+from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.hosts.standalone import build_engine
 from mindspeed_mm_dit.hosts.standalone_preflight import preflight
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.registry import load_encoders
 from mindspeed_mm_dit.training.batches import train_valid_batches
-from mindspeed_mm_dit.training.contract import EngineModule, ForwardStep
+from mindspeed_mm_dit.training.contract import ForwardStep, engine_module
 from mindspeed_mm_dit.training.initial_weights import First, first_weights
 from mindspeed_mm_dit.training.lr import LearningRate
 from mindspeed_mm_dit.training.resume import Start, check_fits
@@ -58,15 +57,10 @@ def begin(
     def provided() -> Any:
         return made(DiTModel(args.mm.model, *load_encoders(args.mm.model, args.mm.encodes)))
 
-    engine = build_engine(args, _engine_module(), provided, first or first_weights(args, start))
+    engine = build_engine(args, engine_module(), provided, first or first_weights(args, start))
     if start is not None:
         engine.load(start.path, with_optimizer=not args.no_load_optim)
     return engine
-
-
-def _engine_module() -> EngineModule:
-    found: EngineModule = importlib.import_module(f"mindspeed_mm_dit.training.{active()}.engine")
-    return found
 
 
 def starting(args: RunConfig, checkpoint: Path | None) -> Start | None:
@@ -74,7 +68,7 @@ def starting(args: RunConfig, checkpoint: Path | None) -> Start | None:
     if checkpoint is None:
         return None
     start = Start(checkpoint, int(checkpoint.name[5:]), read_facts(checkpoint))
-    check_fits(args, start, _engine_module().checkpoints)
+    check_fits(args, start, engine_module().checkpoints)
     return start
 
 

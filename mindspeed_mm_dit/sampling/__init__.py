@@ -1,1 +1,1 @@
-"""From a trained model and a list of labels to images."""
+"""Generate images and videos with a trained model."""

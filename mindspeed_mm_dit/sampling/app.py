@@ -1,4 +1,4 @@
-"""A page in a browser to draw from a model and to see the way from noise, as ``Pipeline.sample`` draws."""
+"""A browser page that samples a model with ``Pipeline.sample`` and shows the path from noise."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from mindspeed_mm_dit.sampling.video_files import draw_strips
 
 LOOPBACK = "127.0.0.1"
 POINTS = 8
-"""States that the way from noise shows."""
+"""States shown on the path from noise."""
 MOST_STEPS, MOST_SCALE, MOST_EACH = 250, 10, 8
 
 
 def gradio() -> Any:
-    """Import Gradio, without its counting of users; raises PlatformError where it is not installed."""
+    """Import Gradio, with its analytics off; raises PlatformError if it is not installed."""
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
     try:
         import gradio
     except ImportError as error:
         raise PlatformError(
-            "mm-dit app", f"the page is Gradio's, which cannot be used here: {error}",
+            "mm-dit app", f"the page needs Gradio, which cannot be imported here: {error}",
             "pip install 'gradio<6.18' 'pandas<3'",
         ) from None  # fmt: skip
     return gradio
@@ -48,17 +48,17 @@ def serve(pipe: Pipeline, title: str, port: int) -> None:
 
 
 def page_of(pipe: Pipeline, title: str) -> Any:
-    """Return the page, which is not served yet."""
+    """Return the page, not served yet."""
     gr, conditions, objective = gradio(), pipe.config.predictor.conditions, objective_of(pipe.config.diffusion)
     if "vector" in conditions.items:
-        raise ConfigError("mm-dit app", "this model is steered by vectors, which a page cannot ask for",
-                          "draw from Python: docs/python.md")  # fmt: skip
+        raise ConfigError("mm-dit app", "this model is steered by vectors, for which the page has no input",
+                          "sample it from Python: docs/python.md")  # fmt: skip
     is_video = len(pipe.config.sample_size) == 3
     with gr.Blocks(title=title) as page, gr.Row():
         with gr.Column():
             classes = _classes(pipe)
-            prompts = gr.Textbox(label="Prompts, one a line", lines=3, visible="caption" in conditions.items)
-            num = gr.Slider(1, MOST_EACH, 1 if is_video else 4, step=1, label="Samples of each")
+            prompts = gr.Textbox(label="Prompts, one per line", lines=3, visible="caption" in conditions.items)
+            num = gr.Slider(1, MOST_EACH, 1 if is_video else 4, step=1, label="Samples per class or prompt")
             scale = gr.Slider(1, MOST_SCALE, 2 if conditions.has_null else 1, step=0.1, label="Guidance scale",
                               visible=conditions.has_null)  # fmt: skip
             steps = gr.Slider(1, MOST_STEPS, 25, step=1, label="Steps")
@@ -68,7 +68,7 @@ def page_of(pipe: Pipeline, title: str) -> Any:
         with gr.Column(scale=2):
             gr.Markdown("### Samples")
             samples = gr.Gallery(show_label=False, object_fit="contain") if is_video else _picture()
-            gr.Markdown("### The way from noise")
+            gr.Markdown("### The path from noise")
             path = _picture()
         asked = [classes, prompts, num, scale, steps, sampler, seed]
         button.click(lambda *values: _drawn(pipe, *values), asked, [samples, path], api_name="draw")
@@ -90,7 +90,7 @@ def _classes(pipe: Pipeline) -> Any:
 def _drawn(
     pipe: Pipeline, classes: list[int], prompts: str, num: float, scale: float, steps: float, sampler: str, seed: float
 ) -> tuple[Any, Image.Image]:
-    """Return what the page shows: the samples, and their way; what cannot be drawn is said on the page."""
+    """Return what the page shows: the samples, and their paths from noise; the page also shows errors."""
     items = pipe.config.predictor.conditions.items
     try:
         samples = pipe.sample(
@@ -104,7 +104,7 @@ def _drawn(
 
 
 def _shown(samples: Samples) -> Any:
-    """Return a grid of images; of videos an animation each."""
+    """Return a grid of images, or an animation per video."""
     if samples.arrays.ndim == 4:
         return samples.grid()
     folder = Path(tempfile.mkdtemp())
@@ -113,7 +113,7 @@ def _shown(samples: Samples) -> Any:
 
 
 def _way(samples: Samples) -> Image.Image:
-    """Return a strip for each sample: the states of an image are frames; of a video the middle frame of each is."""
+    """Return a strip per sample: the states of an image, or the middle frame of each state of a video."""
     path = samples.path
     assert path is not None
     return draw_strips(path if path.ndim == 5 else path[:, :, path.shape[2] // 2], samples.titles)

@@ -1,4 +1,4 @@
-"""A font that has the letters of a name, whatever its script: Pillow's own, matplotlib's, or one of this system."""
+"""Find a font that has the letters of a name, in any script: Pillow's, matplotlib's, or one of this system."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from PIL import ImageFont
 
 POINTS = 13
 _OF_BOXES = ("lastresort", "adobeblank", "adobenotdef")
-"""Fonts that have every letter, and draw a box for it."""
+"""Fonts that have every letter, but draw a box for each."""
 
 
 def drawable(text: str) -> tuple[str, Any]:
-    """Return ``text`` and a font that has its letters; where none here has all, the one that has the most of them.
+    """Return ``text`` and a font that has its letters, or if there is none, the font that has the most of them.
 
-    Question marks stand for the letters that it lacks, which is said once.
+    Question marks replace the letters that it lacks, and a note is printed once.
     """
     if text.isascii():
         return _plain(text)
@@ -31,13 +31,13 @@ def drawable(text: str) -> tuple[str, Any]:
 
 
 def _plain(text: str) -> tuple[str, Any]:
-    """Return ``text`` of plain letters, and Pillow's own font."""
+    """Return ``text``, which has plain letters only, and Pillow's own font."""
     return text, ImageFont.load_default(size=POINTS + 1)
 
 
 @cache
 def _fonts() -> tuple[str, ...]:
-    """Return the font files to look into: matplotlib's, then upright ones of the system, then the rest."""
+    """Return the font files to search: matplotlib's, then upright ones of the system, then the rest."""
     import matplotlib
 
     found = (path for path in _system_fonts() if not any(name in path.lower() for name in _OF_BOXES))
@@ -53,13 +53,13 @@ def _system_fonts() -> list[str]:
 
 @cache
 def _letters_of(path: str) -> frozenset[int]:
-    """Return the letters that a font file has; none of one that cannot be read."""
+    """Return the letters in a font file; none if it cannot be read."""
     from matplotlib.ft2font import FT2Font
 
     try:
         ImageFont.truetype(path, POINTS)
         return frozenset(FT2Font(path).get_charmap())
-    except (OSError, RuntimeError):  # of bitmaps alone, damaged, gone
+    except (OSError, RuntimeError):  # only bitmaps, damaged, or gone
         return frozenset()
 
 
@@ -67,6 +67,6 @@ def _letters_of(path: str) -> frozenset[int]:
 def _say_missing(text: str) -> None:
     print(
         f"note: no font here has all letters of {text}, so a number or question marks stand in the picture: install "
-        "one that has, such as Debian's package fonts-noto-cjk, or put its file into ~/.local/share/fonts",
+        "one that has, e.g. Debian's package fonts-noto-cjk, or put its file into ~/.local/share/fonts",
         file=sys.stderr,
     )

@@ -1,4 +1,4 @@
-"""Draw images or videos. The noise of one depends on (seed, its number), not on the batch size."""
+"""Generate images or videos. The noise of a sample depends on (seed, its number), not on the batch size."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from mindspeed_mm_dit.sampling.request import Asked, check_asked
 
 Arrays = Mapping[str, np.ndarray]
 DECODED_PIXELS = 8 * 512**2
-"""Pixels decoded at a time; the autoencoder of Stable Diffusion takes some 6 GiB for them in float32."""
+"""Pixels decoded at a time; the autoencoder of Stable Diffusion needs some 6 GiB for them in float32."""
 
 
 @dataclass(frozen=True)
 class SampleSettings:
-    """How samples are drawn."""
+    """How samples are generated."""
 
     sampler: str = "ddpm"
     """A sampler of the model's objective."""
@@ -38,9 +38,9 @@ class SampleSettings:
     seed: int = 0
     """Decides all noise."""
     batch_size: int = 64
-    """Samples drawn together; changes memory and speed, not the samples (up to rounding)."""
+    """Samples generated together; changes memory and speed, not the samples (up to rounding)."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """What else the sampler can be told, by name."""
+    """Further options of the sampler, by name."""
     bf16: bool = False
     """Run the network's matrix products in bfloat16; the chain itself stays in float32."""
     weaker: Callable[[], Any] | None = None
@@ -48,7 +48,7 @@ class SampleSettings:
 
     @property
     def words(self) -> str:
-        """What decides the samples, for a line above them."""
+        """The settings that decide the samples, as a line of text above them."""
         return f"{self.sampler}, {self.steps} steps, guidance {self.guidance.scale:g}, seed {self.seed}"
 
     def __post_init__(self) -> None:
@@ -73,11 +73,11 @@ def settings_for(
     bf16: bool = False,
     weaker: Callable[[], Any] | None = None,
 ) -> SampleSettings:
-    """Return how a model of ``config`` is drawn from; what is None, the model decides.
+    """Return the settings to sample a model of ``config``; the model decides those that are None.
 
     Raises:
-        ConfigError: there is no such sampler, it does not take these steps or options, or the guidance cannot be.
-        PlatformError: ``bf16`` where the framework does not offer it.
+        ConfigError: there is no such sampler, it does not take these steps or options, or the guidance is impossible.
+        PlatformError: the framework does not support ``bf16`` here.
     """
     if channels == "3" and config.predictor.in_channels < 3:
         reason = f"the latents of this model have {config.predictor.in_channels}"
@@ -93,7 +93,7 @@ def settings_for(
         bf16=bf16,
         weaker=weaker,
     )
-    runtime.low_precision(bf16)  # refuses what it cannot do
+    runtime.low_precision(bf16)  # raises if it cannot do that
     own = sampler_options(config.diffusion, settings.sampler, settings.options)
     find_sampler(config.diffusion, settings.sampler).check(config.diffusion, settings.steps, own)
     check_guidance(settings, config)
@@ -107,14 +107,14 @@ def generate(
     settings: SampleSettings,
     on_step: Callable[[int], None] = lambda samples: None,
 ) -> np.ndarray:
-    """Draw what is asked for.
+    """Generate the samples that are asked for.
 
     Args:
         model: the composite (ae, text_encoders, diffusion, predictor).
         on_step: called after every sampling step with the number of samples it worked on.
 
     Returns:
-        Images (N, H, W, 3 or 1) or videos (N, F, H, W, 3 or 1), uint8, of the size that ``config`` has.
+        Images (N, H, W, 3 or 1) or videos (N, F, H, W, 3 or 1), uint8, of the size in ``config``.
     """
     return generate_path(model, config, asked, settings, 1, on_step)[:, -1]
 
@@ -127,9 +127,9 @@ def generate_path(
     points: int,
     on_step: Callable[[int], None] = lambda samples: None,
 ) -> np.ndarray:
-    """Draw what is asked for, and what it looks like on its way from noise, at ``points`` states of the chain.
+    """Generate the samples that are asked for, with ``points`` states of the chain on their path from noise.
 
-    Returns what ``generate`` does with an axis more, (N, points, ...): the last of them are the samples.
+    Returns what ``generate`` does with one more axis, (N, points, ...); the last states are the samples.
     """
     check_asked(asked, config)
     check_guidance(settings, config)
@@ -147,7 +147,7 @@ def _tokenizers(model: Any) -> list[Any]:
 
 
 def _given(model: Any, config: ModelConfig, arrays: Arrays) -> Arrays:
-    """Return the conditions (B, ...) as the network takes them, by name."""
+    """Return the conditions (B, ...) in the form that the network takes, by name."""
     tensors = {name: ops.tensor(array) for name, array in arrays.items()}
     conditions = config.predictor.conditions
     found = encoded(conditions, tensors, model.text_encoders)
@@ -155,12 +155,12 @@ def _given(model: Any, config: ModelConfig, arrays: Arrays) -> Arrays:
 
 
 def batches_of(count: int, batch_size: int) -> list[np.ndarray]:
-    """Return the samples 0 ... count - 1 in batches of about the same size, none of them larger than ``batch_size``."""
+    """Return the numbers 0 ... count - 1 in batches of about the same size, none larger than ``batch_size``."""
     return np.array_split(np.arange(count), max(1, -(-count // batch_size)))
 
 
 def check_guidance(settings: SampleSettings, config: ModelConfig) -> None:
-    """Raise ConfigError for guidance of a model that knows no null class, and by no weaker network either."""
+    """Raise ConfigError for guidance if the model has no null class and there is no weaker network."""
     guidance = settings.guidance
     if guidance.scale != 1.0 and settings.weaker is None and not config.predictor.conditions.has_null:
         raise ConfigError(
@@ -179,7 +179,7 @@ def _generate_batch(
     points: int,
     on_step: Callable[[int], None],
 ) -> np.ndarray:
-    """Return samples, and ``points`` - 1 states on their way, (B, points, C, ...) uint8."""
+    """Return samples, after ``points`` - 1 states on their path, (B, points, C, ...) uint8."""
     numbers = asked.first_number + np.arange(len(asked))
     given = _given(model, config, arrays_asked(config.predictor.conditions, asked.values, _tokenizers(model)))
     without = {name: np.repeat(row, len(asked), 0) for name, row in null.items()}
@@ -193,7 +193,7 @@ def _generate_batch(
         raise ConvergenceError(
             f"samples with --cfg-scale {settings.guidance.scale:g}",
             "are not finite numbers",
-            "use a smaller --cfg-scale, or --clip if the sampler has it; or the weights are of a run that diverged",
+            "use a smaller --cfg-scale, or --clip if the sampler has it; the weights may be of a run that diverged",
         )
     return to_pixels(images)
 
@@ -201,7 +201,7 @@ def _generate_batch(
 def decode(autoencoder: Any, latents: Any, pixels: int) -> np.ndarray:
     """Return the images or videos (N, C, ...) float32 of scaled latents (N, c, ...), some at a time.
 
-    pixels: of one of them; decoders want memory.
+    pixels: number in one image or video; the decoder's memory grows with it.
     """
     some = max(1, DECODED_PIXELS // pixels)
     parts = [latents[start : start + some] for start in range(0, latents.shape[0], some)]
@@ -216,9 +216,9 @@ def states(
     settings: SampleSettings,
     null: Arrays | None = None,
 ) -> Iterator[Any]:
-    """Walk down the chain for the samples ``numbers``, of which ``condition`` has a row each.
+    """Yield the states of the chain for the samples ``numbers``; ``condition`` has a row for each.
 
-    null: what guidance leads away from; None asks the predictor's config. The last state is their scaled latents.
+    null: what guidance leads away from; None: the predictor's config decides. The last state is the scaled latents.
     """
     sampler = find_sampler(config.diffusion, settings.sampler)
     options = sampler_options(config.diffusion, settings.sampler, settings.options)

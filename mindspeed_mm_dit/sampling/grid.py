@@ -1,4 +1,4 @@
-"""A picture of samples: a row for each class or caption, which stands in front."""
+"""A picture of samples: a row for each class or caption, with its name in front."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ CELL_PIXELS = 48
 GAP_PIXELS = 2
 BORDER_PIXELS, CAPTION_PIXELS = 8, 22
 LINE = 20
-"""Samples of a title side by side; more continue on a line below."""
+"""Samples of a title side by side; more continue on the line below."""
 TITLE_LETTERS = 40
 """Longer titles are cut."""
 
 PICTURES = (".png", ".jpg", ".jpeg")
 ENDINGS = (".npz", *PICTURES)
-"""Of the files that images are written to, in small or capital letters."""
+"""Endings of the files that images are written to, in upper or lower case."""
 _JPEG_PIXELS = 65_500
 
 
 def draw_grid(images: np.ndarray, titles: Sequence[str], per_title: int | None = None) -> Image.Image:
-    """Lay out images (N, H, W, 3 or 1) uint8 by what they show, at most ``per_title`` of each.
+    """Lay out images (N, H, W, 3 or 1) uint8 by title, at most ``per_title`` of each.
 
-    The rows stand in the order in which their titles come first. Where a title cannot be drawn its number stands.
+    Rows are in the order in which titles first appear. A title that cannot be drawn is replaced by its number.
     """
     high, wide = _cell(*images.shape[1:3])
     numbers = _numbers_of(titles)
@@ -53,7 +53,7 @@ def draw_grid(images: np.ndarray, titles: Sequence[str], per_title: int | None =
 
 
 def captioned(picture: Image.Image, caption: str) -> Image.Image:
-    """Return ``picture`` with a border, below a line that says what made it."""
+    """Return ``picture`` with a border, below a line that says how it was made."""
     text, font = drawable(caption)
     width = max(picture.width, math.ceil(font.getlength(text))) + 2 * BORDER_PIXELS
     whole = Image.new("RGB", (width, picture.height + CAPTION_PIXELS + 2 * BORDER_PIXELS), "white")
@@ -71,15 +71,15 @@ def stacked(pictures: Sequence[Image.Image]) -> Image.Image:
 
 
 def _numbers_of(titles: Sequence[str]) -> np.ndarray:
-    """Return the number of each title among those that differ, in the order in which they come first, (N,) int64."""
+    """Number the distinct titles in the order in which they first appear; return the number of each, (N,) int64."""
     numbers = {title: number for number, title in enumerate(dict.fromkeys(titles))}
     return np.array([numbers[title] for title in titles], np.int64)
 
 
 def memory_bytes(path: Path, num_images: int, size: Sequence[int]) -> int:
-    """Return the bytes that images take until they are written to ``path``.
+    """Return the bytes of memory that images take until they are written to ``path``.
 
-    In colour: as they were drawn, joined to one array and, unless they are kept as numbers, laid out in a picture.
+    In colour: as generated, joined into one array and, unless they are written as numbers, laid out in a picture.
     """
     high, wide = (0, 0) if path.suffix.lower() == ".npz" else (side + GAP_PIXELS for side in _cell(*size))
     return num_images * 3 * (2 * size[0] * size[1] + high * wide)
@@ -105,7 +105,7 @@ def _lines(numbers: np.ndarray, per_title: int | None) -> int:
 
 
 def _texts(titles: Sequence[str]) -> list[tuple[str, Any]]:
-    """Return what stands before each row, and a font that has its letters."""
+    """Return the text in front of each row, and a font that has its letters."""
     texts = []
     for number, title in enumerate(titles):
         title = title if len(title) <= TITLE_LETTERS else title[: TITLE_LETTERS - 3] + "..."

@@ -1,4 +1,4 @@
-"""Samples as pictures: one of all, one of each, or an HTML page of all that needs no other file."""
+"""Save samples as one picture of all, as one file each, or as an HTML page that needs no other file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mindspeed_mm_dit.sampling.video_files import draw_strips
 
 
 def draw_samples(samples: np.ndarray, titles: Sequence[str], per_title: int | None = None) -> Image.Image:
-    """Lay out images (N, H, W, C) in rows of a title, or videos (N, F, H, W, C) as strips of their frames; uint8."""
+    """Lay out images (N, H, W, C) in rows by title, or videos (N, F, H, W, C) as strips of their frames; uint8."""
     return draw_grid(samples, titles, per_title) if samples.ndim == 4 else draw_strips(samples, titles)
 
 
@@ -29,7 +29,7 @@ def png_of(image: np.ndarray) -> bytes:
 def save_each(folder: Path, images: np.ndarray, labels: np.ndarray | None, titles: Sequence[str]) -> None:
     """Write images (N, H, W, 3 or 1) uint8 as ``NUMBER_LABEL.png``: 000012_7.png is image 12, of class 7.
 
-    Without labels as ``NUMBER.png``, with what it shows in ``NUMBER.txt``.
+    Without labels, an image is ``NUMBER.png``, and its title is in ``NUMBER.txt``.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for number, (image, title) in enumerate(zip(images, titles)):
@@ -40,9 +40,9 @@ def save_each(folder: Path, images: np.ndarray, labels: np.ndarray | None, title
 
 
 MOST_PICTURES = 2000
-"""On one page; of 256 x 256 pixels they are some 300 MB."""
+"""Most images on one page; at 256 x 256 pixels they take some 300 MB."""
 SIDE_PIXELS = 96
-"""Smaller pictures are shown enlarged to at least this."""
+"""Smaller images are shown enlarged to at least this."""
 
 
 def write_gallery(
@@ -53,9 +53,9 @@ def write_gallery(
     seed: int,
     settings: Mapping[str, str],
 ) -> None:
-    """Write pictures, PNGs of ``size`` (H, W) that were drawn in this order, those of a class together.
+    """Write a page of images: PNGs of ``size`` (H, W), in the order in which they were generated, grouped by class.
 
-    classes: what each picture shows, in words. settings: what else decides the pictures, by name.
+    classes: what each image shows, in words. settings: what else decides the images, by name.
     """
     groups: dict[str, list[tuple[int, bytes]]] = {}
     for number, (png, shown) in enumerate(zip(pngs, classes)):

@@ -1,4 +1,4 @@
-"""A trained model from a checkpoint of any format, ready to draw samples."""
+"""Load a trained model from a checkpoint of any format, ready to generate samples."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ class Described(NamedTuple):
     """What is known of a checkpoint before its weights are read."""
 
     path: Path
-    """The checkpoint itself, the newest of its folder."""
+    """The checkpoint itself: the newest one of its folder."""
     config: ModelConfig
     """model.json."""
     classes: tuple[str, ...]
-    """Name of each label; empty where they are not known."""
+    """Name of each label; empty if unknown."""
 
 
 def describe(checkpoint: str | Path, model_json: str | Path | None) -> Described:
-    """Return what is known of ``checkpoint``; ``model_json`` may be None for one that remembers its own.
+    """Return what is known of ``checkpoint``; ``model_json`` may be None if it has its own.
 
     Raises:
-        CheckpointError: there is nothing that weights could be read from.
-        ConfigError: model.json is needed, or wrong, or of a model that this machine cannot hold.
+        CheckpointError: there are no weights to read.
+        ConfigError: model.json is missing or wrong, or the model does not fit this machine.
     """
     check_path("--checkpoint", str(checkpoint))
     path = find_checkpoint(checkpoint)
@@ -63,14 +63,14 @@ _LEARNED = {
     "predictor": ("model_id", "num_heads", "num_attention_heads"),
     "diffusion": ("model_id", "prediction_type", "noise_schedule", "num_train_timesteps", "path"),
 }
-"""Settings that show in no tensor, and without which weights mean nothing."""
+"""Settings that no tensor shows, and without which weights mean nothing."""
 
 
 def _check_learned(what: str, config: ModelConfig, path: Path, facts: Mapping[str, Any]) -> None:
-    """Raise ConfigError where a model.json, ``what``, says that the weights learned something else than they did."""
+    """Raise ConfigError if a model.json, ``what``, contradicts the settings that the weights were trained with."""
     try:
         own = model_config_from_mapping(facts["model"], str(path))
-    except (KeyError, UserError):  # none is known, or none that can be read: --model is there for that
+    except (KeyError, UserError):  # unknown or unreadable: that is what --model is for
         return
     for section, names in _LEARNED.items():
         here, there = vars(getattr(config, section)), vars(getattr(own, section))
@@ -79,12 +79,12 @@ def _check_learned(what: str, config: ModelConfig, path: Path, facts: Mapping[st
                 raise ConfigError(
                     f"{what}: {section}.{name} = {here.get(name)!r}",
                     f"{path} was trained with {there.get(name)!r}",
-                    "leave --model out: the checkpoint remembers its own",
+                    "leave out --model: the checkpoint has its own",
                 )
 
 
 def load_adapters(given: Sequence[str], config: ModelConfig) -> list[Strong]:
-    """Read the adapters that --lora names, FILE or FILE:STRENGTH each, known to fit a model of ``config``."""
+    """Read the adapters that --lora names, FILE or FILE:STRENGTH each, and check that they fit ``config``."""
     return read_all(given, config.parameters().shapes(), "--lora") if given else []
 
 
@@ -100,8 +100,8 @@ def load_model(
 ) -> tuple[Any, ModelConfig]:
     """Return (composite on the device, its config).
 
-    ``model_json`` may be None for a checkpoint of ours, which remembers its model.json. ``adapters`` are added to the
-    weights. ``bf16``: for samples drawn in bfloat16 only. ``torch_compile``: compile the blocks when they are first
+    ``model_json`` may be None for a checkpoint of ours, which has its model.json. ``adapters`` are added to the
+    weights. ``bf16``: only to generate samples in bfloat16. ``torch_compile``: compile the blocks when they are first
     called. ``encodes``: with autoencoder and text encoders.
     """
     path, config, classes = describe(checkpoint, model_json)
@@ -122,9 +122,9 @@ def load_model(
 def weaker_network(
     checkpoint: str, config: ModelConfig, use_ema: bool, bf16: bool, torch_compile: bool
 ) -> Callable[[], Any]:
-    """Return what loads the network of --guidance-checkpoint, once; it is known to fit a model of ``config``.
+    """Return a function that loads the network of --guidance-checkpoint, once, after checking that it fits ``config``.
 
-    Raises a UserError where it cannot guide that model: both are given the same, and answer the same question.
+    Raises a UserError if it cannot guide that model: both must take the same inputs and have learned the same task.
     """
     flag = f"--guidance-checkpoint = {checkpoint}"
     path = find_checkpoint(checkpoint, "--guidance-checkpoint")
@@ -157,9 +157,9 @@ def _is_of_diffusers(path: Path) -> bool:
 
 
 def _weights(path: Path, config: ModelConfig, classes: Sequence[str], use_ema: bool) -> dict[str, np.ndarray]:
-    """Return the weights of a checkpoint; of one of adapters those of its base, with them in it.
+    """Return the weights of a checkpoint; if it holds adapters, their base with the adapters merged in.
 
-    Raises CheckpointError where the base is no longer where the run has read it.
+    Raises CheckpointError if the base is no longer where the run read it.
     """
     how = of_run(path)
     if not how:
@@ -181,7 +181,7 @@ def _weights(path: Path, config: ModelConfig, classes: Sequence[str], use_ema: b
 
 
 def _facts(path: Path) -> dict[str, Any]:
-    """Return the facts of the run that a checkpoint keeps: in run.json, or in the file itself."""
+    """Return the facts of the run that a checkpoint keeps, from run.json or from the file itself."""
     if path.is_dir():
         _check_folder(path)
         return read_facts(path)
@@ -190,7 +190,7 @@ def _facts(path: Path) -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def _facts_in(file: Path, changed: int) -> dict[str, Any]:
-    """Read the facts in a file of weights once, for all of it has to be read."""
+    """Read the facts in a file of weights; cached, since the whole file has to be read."""
     for known in (pt, safetensors):
         if known.fits(file):
             return known.read(file).facts
@@ -207,5 +207,5 @@ def _check_folder(path: Path) -> None:
         f"--checkpoint = {path}",
         f"holds no checkpoint: found {found}; expected iter_0001000 and the like, or the files of one "
         "(.metadata of PyTorch, state.ckpt of MindSpore)",
-        "name the folder that was --save of the run, or a .pt, .safetensors or .ckpt file",
+        "name the --save folder of the run, or a .pt, .safetensors or .ckpt file",
     )

@@ -1,4 +1,4 @@
-"""Where samples go: numbers, one picture, a page, videos, or a folder of single pictures, by the output's name."""
+"""Write samples as numbers, one picture, a page, videos, or a folder of images, by the output's name."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ PAGE = ".html"
 
 @dataclass(frozen=True)
 class Output:
-    """What --output names."""
+    """The output that --output names."""
 
     name: str
-    """As it was given."""
+    """The value of --output."""
     fps: float
-    """Frames a second of videos."""
+    """Frames per second of videos."""
 
     @property
     def path(self) -> Path:
@@ -36,11 +36,11 @@ class Output:
 
     @property
     def ending(self) -> str:
-        """Of the file, in small letters; "/" for a folder."""
+        """Ending of the file, in lower case; "/" for a folder."""
         return "/" if self.name.endswith(("/", os.sep)) else self.path.suffix.lower()
 
     def check(self, titles: Sequence[str], size: tuple[int, ...]) -> None:
-        """Refuse what could not be written, before the time is spent.
+        """Refuse an output that could not be written, before time is spent on samples.
 
         titles: of all samples; size: (H, W) of an image or (F, H, W) of a video.
         """
@@ -83,7 +83,7 @@ class Output:
     ) -> str:
         """Write images (N, H, W, C) or videos (N, F, H, W, C), uint8, and return the names of the files.
 
-        labels: (N,), where classes were asked for. seed, settings: what decides the samples, for a page.
+        labels: (N,), if classes were asked for. seed, settings: what decides the samples, to show on a page.
         """
         import numpy as np
 
@@ -109,13 +109,13 @@ class Output:
 
 
 def _check_page(output: str, num_images: int) -> None:
-    """Raise ConfigError for more pictures than a browser shows on one page."""
+    """Raise ConfigError for more images than a browser can show on one page."""
     from mindspeed_mm_dit.sampling.image_files import MOST_PICTURES
 
     if num_images > MOST_PICTURES:
         raise ConfigError(
             f"--output = {output}", f"{num_images:,} pictures are too many for one page: it takes {MOST_PICTURES:,}",
-            "draw fewer, or name a folder, ending in /, for single pictures",
+            "ask for fewer, or name a folder, ending in /, for one file per image",
         )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""A model in Python: drawn from as ``mm-dit sample`` draws, and trained on batches of your own.
+"""A model in Python: sample it as ``mm-dit sample`` does, and train it on your own batches.
 
 ``mindspeed_mm_dit.load`` and ``mindspeed_mm_dit.create`` return a :class:`Pipeline`.
 """
@@ -32,24 +32,24 @@ from mindspeed_mm_dit.sampling.video_files import FPS
 
 Tensor = Any
 CAPTION_DROPOUT = 0.1
-"""Of a training batch whose captions no data.json belongs to."""
+"""Fraction of captions that ``Pipeline.loss`` drops, as it has no data.json that says how many."""
 
 
 @dataclass(frozen=True, repr=False)
 class Samples(Sequence[Any]):
-    """What was drawn: a sequence of PIL images, or, of a model of videos, of lists of their frames."""
+    """Generated samples: a sequence of PIL images or, from a video model, of lists of frames."""
 
     arrays: np.ndarray
-    """(N, H, W, 3 or 1) uint8, of videos (N, F, H, W, 3 or 1)."""
+    """(N, H, W, 3 or 1) uint8, or for videos (N, F, H, W, 3 or 1)."""
     titles: tuple[str, ...]
-    """What each of them is to show: the name of its class, or its prompt."""
+    """What each sample should show: the name of its class, or its prompt."""
     labels: np.ndarray | None
-    """(N,) int64; None where no classes were asked for."""
+    """(N,) int64; None if no classes were asked for."""
     seed: int
-    """That they were drawn with."""
+    """The seed that they were generated with."""
     path: np.ndarray | None = None
-    """(N, points, H, W, 3 or 1) uint8, of videos (N, points, F, ...): states on the way from noise, the last of which
-    are the samples; None where ``path`` was not asked for."""
+    """(N, points, H, W, 3 or 1) uint8, or for videos (N, points, F, ...): states on the path from noise, the last of
+    which are the samples; None if ``path`` was not asked for."""
 
     def __len__(self) -> int:
         return len(self.arrays)
@@ -65,13 +65,13 @@ class Samples(Sequence[Any]):
         return (self[number] for number in range(len(self)))
 
     def grid(self) -> Image.Image:
-        """Return one picture of all of them: a row for each class or prompt, or a strip of frames for each video."""
+        """Return one picture of all samples: a row for each class or prompt, or a strip of frames for each video."""
         return draw_samples(self.arrays, self.titles)
 
     def save(self, path: str | Path, fps: float = FPS) -> str:
-        """Write them as ``mm-dit sample --output PATH`` does, and return the names of the files.
+        """Write the samples as ``mm-dit sample --output PATH`` does, and return the names of the files.
 
-        path: ``.png``, ``.jpg``, ``.npz``, ``.html``, or ``FOLDER/``; of videos ``.mp4``, ``.gif``, ``.png``, ``.npz``.
+        path: ``.png``, ``.jpg``, ``.npz``, ``.html``, or ``FOLDER/``; videos: ``.mp4``, ``.gif``, ``.png``, ``.npz``.
         """
         output = Output(str(path), fps)
         output.check(self.titles, self.arrays.shape[1:-1])
@@ -82,7 +82,7 @@ class Samples(Sequence[Any]):
         return f"<{len(self)} samples of {' x '.join(map(str, self.arrays.shape[1:-1]))}, seed {self.seed}: {titles}>"
 
     def _repr_png_(self) -> bytes:
-        """Return what a notebook shows."""
+        """Return the picture that a notebook shows."""
         return png_of(np.asarray(self.grid()))
 
 
@@ -91,13 +91,13 @@ def _image(pixels: np.ndarray) -> Image.Image:
 
 
 def _listed(asked: Any) -> Any:
-    """Return what is asked for as a list; a single name, number or prompt stands for itself."""
-    own = asked.tolist() if hasattr(asked, "tolist") else asked  # (of NumPy or a framework)
+    """Return what is asked for as a list; a single name, number or prompt becomes a list of one."""
+    own = asked.tolist() if hasattr(asked, "tolist") else asked  # (an array or tensor)
     return [own] if isinstance(own, (str, int)) else own
 
 
 def _written(size: Any) -> str:
-    """Return (H, W) as the flag --size has it."""
+    """Return (H, W) in the form of the flag --size."""
     if not isinstance(size, Sequence) or len(size) != 2:
         raise ConfigError(f"size = {shown(size)}", "is not height and width", 'write (480, 832), or "480x832"')
     return f"{size[0]}x{size[1]}"
@@ -105,20 +105,20 @@ def _written(size: Any) -> str:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A model with all that it takes to draw from it and to train it."""
+    """A model with all that is needed to sample it and to train it."""
 
     model: Any
     """The composite: ``ae``, ``text_encoders``, ``diffusion`` and ``predictor``."""
     config: ModelConfig
     """Its model.json."""
     classes: tuple[str, ...] = ()
-    """Name of each label; empty where they are not known."""
+    """Name of each label; empty if unknown."""
 
     @classmethod
     def of_checkpoint(
         cls, checkpoint: str | Path, model_json: str | Path | None, use_ema: bool, bf16: bool, loras: Sequence[str] = ()
     ) -> Pipeline:
-        """Read a checkpoint of any format; raises CheckpointError or ConfigError where that cannot be."""
+        """Load a checkpoint of any format; raises CheckpointError or ConfigError if that fails."""
         _, config, classes = describe(checkpoint, model_json)
         adapters = load_adapters(loras, config)
         return cls(*load_model(checkpoint, model_json, use_ema, adapters, bf16=bf16), classes)
@@ -156,16 +156,16 @@ class Pipeline:
         options: Mapping[str, Any] | None = None,
         path: int = 1,
     ) -> Samples:
-        """Draw ``num`` samples of each class, prompt or vector (P,): those of ``mm-dit sample``, to the bit.
+        """Generate ``num`` samples of each class, prompt or vector (P,), bit for bit those of ``mm-dit sample``.
 
-        classes: labels, or names that the checkpoint knows; a single one, as a single prompt, may stand alone. steps,
-        sampler: None for the defaults of the objective. guidance: 1 is none, larger is closer to what is asked for;
-        ``channels`` and ``interval`` limit it. frames, size (H, W) or "HxW": of videos and images of another size.
-        options: what else the sampler takes, by name. path: states on the way from noise to keep, 8 for instance; 1
-        keeps the samples alone.
+        classes: labels, or names that the checkpoint knows; a single class or prompt needs no list. steps, sampler:
+        None for the objective's defaults. guidance: 1 is none, larger follows the condition more closely; ``channels``
+        and ``interval`` limit it. frames, size (H, W) or "HxW": generate videos or images of another size. options:
+        further options of the sampler, by name. path: number of states on the path from noise to keep, e.g. 8; 1 keeps
+        only the samples.
 
         Raises:
-            ConfigError: the model cannot draw this; it says why in the words of the flags of ``mm-dit sample``.
+            ConfigError: the model cannot generate this; the message names the flags of ``mm-dit sample``.
         """
         config = resized(self.config, frames, size if size is None or isinstance(size, str) else _written(size))
         settings = settings_for(
@@ -195,12 +195,11 @@ class Pipeline:
     ) -> Tensor:
         """Return the training loss of each sample, (B,) float32, to call ``.mean().backward()`` on.
 
-        pixels: (B, C, H, W) uint8, of videos (B, C, F, H, W), of any size that the model takes. Noise, times and
-        dropped conditions are functions of ``seed`` and of the sample's place in the run, ``step`` * B + its number in
-        the batch.
+        pixels: (B, C, H, W) uint8, or for videos (B, C, F, H, W), of any size that the model takes. Noise, times and
+        dropped conditions depend only on ``seed`` and the sample index, ``step`` * B + the number in the batch.
 
         Raises:
-            ConfigError: the model cannot learn from these pixels, or not each of them has its class, prompt or vector.
+            ConfigError: the model cannot learn from these pixels, or a sample has no class, prompt or vector.
         """
         pixels, shape = self._checked(np.asarray(pixels))
         check_between("step", step, 0, LARGEST // len(pixels) - 1)
@@ -220,11 +219,11 @@ class Pipeline:
         return self.model(**runtime.to_device(batch))
 
     def _checked(self, pixels: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
-        """Return a training batch and the shape of its latents; raises ConfigError for what is none."""
+        """Return a training batch and the shape of its latents; raises ConfigError if it is not a batch."""
         axes, what = len(self.config.latent_shape), f"pixels: {pixels.dtype} of shape {shown(pixels.shape)}"
         if pixels.dtype != np.uint8 or pixels.ndim != 1 + axes or not pixels.size:
             letters = "(B, C, H, W)" if axes == 3 else "(B, C, F, H, W)"
-            raise ConfigError(what, f"are no {letters} of uint8", "write 0 ... 255")
+            raise ConfigError(what, f"are not {letters} of uint8", "pass values from 0 to 255")
         if pixels.shape[1] != self.config.ae.channels:
             raise ConfigError(what, f"have {pixels.shape[1]} channels, and the model {self.config.ae.channels}")
         shape = self.config.ae.latent_shape(pixels.shape[2:])
@@ -242,7 +241,7 @@ class Pipeline:
         return given
 
     def _values(self, classes: Any, prompts: Any, vectors: Any) -> dict[str, list[Any]]:
-        """Return what is asked for by item; raises ConfigError for what the model is not steered by."""
+        """Return the conditions asked for, by item; raises ConfigError if they do not steer the model."""
         conditions = self.config.predictor.conditions
         values: dict[str, list[Any]] = {}
         for item, name, own in (

@@ -1,4 +1,4 @@
-"""What samples are asked for: a value of each item that steers the model, for each of them."""
+"""A request for samples: one value of each condition per sample."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ FLAGS = {
     "caption": ("--prompt", "--prompts", "--num-per-prompt", "--negative-prompt"),
     "vector": ("--vectors",),
 }
-"""Of mm-dit sample, by the item of a sample that they ask for."""
+"""Flags of mm-dit sample, by the condition that they give."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """Some samples, numbered from ``first_number`` on; the noise of a sample depends on its number."""
+    """A request for samples, numbered from ``first_number`` on; the noise of a sample depends on its number."""
 
     values: Mapping[str, Sequence[Any]]
-    """By item, one for each sample: "label" whole numbers, "caption" strings, "vector" (P,) each."""
+    """By item, one value per sample: "label" whole numbers, "caption" strings, "vector" (P,) each."""
     instead: Mapping[str, Any] = field(default_factory=dict)
-    """What guidance leads away from, by item; where there is none, from the null condition."""
+    """What guidance leads away from, by item; the null condition if there is none."""
     first_number: int = 0
 
     def __post_init__(self) -> None:
@@ -40,21 +40,21 @@ class Asked:
         return len(next(iter(self.values.values())))
 
     def at(self, numbers: np.ndarray) -> Asked:
-        """Return the samples ``numbers`` (n,) in a row of this one's."""
+        """Return a request for the samples ``numbers`` (n,) of this one, numbered in a row from the first."""
         values = {item: [own[number] for number in numbers.tolist()] for item, own in self.values.items()}
         return dataclasses.replace(self, values=values, first_number=self.first_number + int(numbers[0]))
 
     def each(self, times: int) -> Asked:
-        """Return ``times`` samples of each value."""
+        """Return a request for ``times`` samples of each value."""
         return self.at(np.repeat(np.arange(len(self)), times)) if times > 1 else self
 
     @property
     def labels(self) -> np.ndarray | None:
-        """(N,) int64; None where no labels are asked for."""
+        """(N,) int64; None if no labels are asked for."""
         return np.array(self.values["label"], np.int64) if "label" in self.values else None
 
     def titles(self, classes: Sequence[str] = ()) -> list[str]:
-        """Return what each sample is to show, in words; ``classes``: name of each label, where they are known."""
+        """Return what each sample should show, in words; ``classes``: name of each label, if known."""
         words = []
         if "label" in self.values:
             words.append([classes[n] if n < len(classes) else str(n) for n in self.values["label"]])
@@ -64,7 +64,7 @@ class Asked:
 
 
 def check_asked(asked: Asked, config: ModelConfig) -> None:
-    """Raise ConfigError for a label that is no class of the model, or an item that nobody asked for."""
+    """Raise ConfigError for a label that is no class of the model, or a condition that is missing."""
     conditions: Conditions = config.predictor.conditions
     missing = [item for item in conditions.items if item not in asked.values]
     if missing:
@@ -80,7 +80,7 @@ def check_asked(asked: Asked, config: ModelConfig) -> None:
 
 
 def together(values: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """Return values of the same number: one value of an item goes with all of another."""
+    """Return the same number of values for each item: a single value is repeated for all values of another."""
     longest = max(values, key=lambda item: len(values[item]))
     most = len(values[longest])
     for item, own in values.items():
@@ -129,7 +129,7 @@ def _refuse_class(asked: Sequence[str], part: str, names: Sequence[str]) -> NoRe
 
 
 def resized(config: ModelConfig, frames: int | None, size: str | None) -> ModelConfig:
-    """Return ``config`` with latents of samples of other ``frames`` or ``size`` ("HxW"); no weight depends on them."""
+    """Return ``config`` for samples with other ``frames`` or ``size`` ("HxW"); no weight depends on them."""
     if frames is None and size is None:
         return config
     own = config.sample_size

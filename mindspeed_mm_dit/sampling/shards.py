@@ -1,10 +1,10 @@
-"""Many images drawn into one folder by several ranks, in files of so many each; what is there is not drawn again.
+"""Generate many images on several ranks, into files of one folder; files that exist are not generated again.
 
-    drawing.json         what decides the images: a folder is gone on with where it is the same
-    images/000000.npy    images 0 ... 249, (250, H, W, C) uint8; a file appears under its name when it is whole
-    samples.npz          all of them and their labels, once they are there; the files are then removed
+    drawing.json         what decides the images: a folder is continued only if it is the same
+    images/000000.npy    images 0 ... 249, (250, H, W, C) uint8; a file gets its name when it is complete
+    samples.npz          all images and their labels, once all exist; the files are then removed
 
-Image n depends on the drawing and n alone, so it does not matter which rank draws it, or when.
+Image n depends only on the drawing and n, so it does not matter which rank generates it, or when.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
 from mindspeed_mm_dit.sampling.request import Asked
 
 SHARD_IMAGES = 250
-"""Images of a file, and so what a kill costs a rank at most."""
+"""Images per file, and so the most that a rank loses when it is killed."""
 DRAWING, PARTS, JOINED = "drawing.json", "images", "samples.npz"
 _MAY_BE_EMPTY = ("prompts_sha256", "adapters", "weaker_sha256")
-"""Keys of drawing.json that are left out where they say nothing."""
+"""Keys of drawing.json that are left out if they are empty."""
 LabelRule = Literal["equal", "random"]
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """What decides the images of an evaluation: two drawings that are equal are the same images, up to rounding."""
+    """What decides the images of an evaluation: equal drawings give the same images, up to rounding."""
 
     num: int
-    """Images."""
+    """Number of images."""
     labels: LabelRule
     """Image n has label n modulo the classes ("equal"), or one drawn uniformly for n ("random", as DiT's samples)."""
     seed: int
@@ -48,37 +48,37 @@ class Drawing:
     sampler: str
     steps: int
     options: dict[str, Any]
-    """What else the sampler was told."""
+    """Further options of the sampler."""
     cfg_scale: float
     cfg_channels: str
     cfg_interval: list[float]
-    """Guided part, by the share of noise."""
+    """The noise levels that are guided, from and to."""
     weights: str
-    """"ema", the average, or "model"."""
+    """Which weights: "ema" or "model"."""
     checkpoint_sha256: str
-    """Of the file, or of the facts and checksums in a checkpoint folder."""
+    """Digest of the file, or of the facts and checksums in a checkpoint folder."""
     autoencoder_sha256: str
-    """Of its files; empty where images are drawn as pixels."""
+    """Digest of its files; empty if the model generates pixels."""
     model: dict[str, Any]
     """model.json, every key spelled out."""
     bf16: bool
     ai_framework: str
     adapters: list[str] = field(default_factory=list)
-    """Digest and strength of each (LoRA) that was added to the weights; not written where there are none."""
+    """Digest and strength of each (LoRA) that was added to the weights; not written if there are none."""
     images_per_file: int = SHARD_IMAGES
     weaker_sha256: str = ""
-    """Of the checkpoint that guidance leads away from; empty, and not written, where that is the null condition."""
+    """Digest of the checkpoint that guidance leads away from; empty and not written for the null condition."""
     prompts_sha256: str = ""
-    """Of the file of prompts; empty, and not written, where classes are asked for."""
+    """Digest of the file of prompts; empty and not written if classes are asked for."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as JSON has it: tuples are lists."""
+        """Return it in JSON's types: tuples become lists."""
         content = without_places(json.loads(json.dumps(asdict(self))))
         return {name: value for name, value in content.items() if value or name not in _MAY_BE_EMPTY}
 
 
 def draw_labels(rule: LabelRule, num: int, num_classes: int, seed: int) -> np.ndarray:
-    """Return the label of each of ``num`` images, (num,) int64; the first of them do not depend on ``num``."""
+    """Return the label of each of ``num`` images, (num,) int64; the label of an image does not depend on ``num``."""
     if rule == "equal":
         return np.arange(num, dtype=np.int64) % num_classes
     return np.array([generator(seed, Stream.SAMPLE_LABEL, n).integers(num_classes) for n in range(num)], np.int64)
@@ -88,7 +88,7 @@ class Shards:
     """The folder of one drawing."""
 
     def __init__(self, folder: Path, drawing: Drawing) -> None:
-        """Look at ``folder``, which may be new, empty, or of the same drawing.
+        """Open ``folder``, which may be new, empty, or of the same drawing.
 
         Raises:
             ConfigError: it holds the images of another drawing; the settings that differ are named.
@@ -97,25 +97,25 @@ class Shards:
         there, here, what = without_places(read_drawing(folder)), drawing.as_json(), f"--output = {folder}"
         if there is None:
             if self.joined.exists() or any(folder.glob(f"{PARTS}/*.npy")):
-                raise ConfigError(what, f"holds images and no {DRAWING} that says which", "name another folder")
+                raise ConfigError(what, f"holds images, but no {DRAWING} that describes them", "name another folder")
         elif there != here:
             differ = [name for name in sorted({*there, *here}) if there.get(name) != here.get(name)]
             words = [f"{name} was {there.get(name)!r}, is {here.get(name)!r}" for name in differ if name != "model"]
             raise ConfigError(
                 what, f"holds images of another evaluation: {'; '.join(words) or 'model.json or --size is another'}",
-                "name another folder, or repeat its settings to go on with it",
+                "name another folder, or repeat its settings to continue it",
             )  # fmt: skip
 
     def begin(self) -> None:
-        """Make the folder and say in it what is drawn; for one rank."""
+        """Make the folder and write drawing.json; for one rank only."""
         (self.folder / PARTS).mkdir(parents=True, exist_ok=True)
-        for left in [*self.folder.glob(f".{JOINED}.*"), *self.folder.glob(f"{PARTS}/.*.npy.*")]:  # by a kill
+        for left in [*self.folder.glob(f".{JOINED}.*"), *self.folder.glob(f"{PARTS}/.*.npy.*")]:  # by a killed run
             left.unlink()
         content = json.dumps(self.drawing.as_json(), indent=1) + "\n"
         _replace(self.folder / DRAWING, lambda aside: aside.write_text(content, encoding="utf-8"))
 
     def missing(self) -> list[int]:
-        """Return the numbers of the files that are still to be drawn."""
+        """Return the numbers of the files that are still missing."""
         return [] if self.joined.exists() else [shard for shard in self._all() if not self._path(shard).exists()]
 
     def _all(self) -> range:
@@ -127,7 +127,7 @@ class Shards:
         return np.arange(start, min(start + self.drawing.images_per_file, self.drawing.num))
 
     def write(self, shard: int, images: np.ndarray) -> None:
-        """Write the images (N, H, W, C) uint8 of a file; raises DataError where the disk does not take it."""
+        """Write the images (N, H, W, C) uint8 of a file; raises DataError if that fails."""
         assert len(images) == len(self.numbers(shard))
 
         def save(aside: Path) -> None:
@@ -137,9 +137,9 @@ class Shards:
         _replace(self._path(shard), save)
 
     def join(self, labels: np.ndarray) -> None:
-        """Write all images and ``labels`` (num,) as ADM's npz, a file at a time, and remove the files; for one rank.
+        """Write all images and ``labels`` (num,) as ADM's npz, a file at a time, and remove the files; one rank only.
 
-        Equal images are equal bytes: no time stands in it. Raises DataError where a file is missing, or not whole.
+        Equal images give equal bytes: no time is stored. Raises DataError if a file is missing or incomplete.
         """
         if missing := self.missing():
             raise DataError(
@@ -179,7 +179,7 @@ class Shards:
 
 
 def read_drawing(folder: Path) -> dict[str, Any] | None:
-    """Return what drawing.json in ``folder`` says, or None where there is none, or none that can be read."""
+    """Return the content of drawing.json in ``folder``, or None if it is missing or unreadable."""
     try:
         content = json.loads((folder / DRAWING).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -188,7 +188,7 @@ def read_drawing(folder: Path) -> dict[str, Any] | None:
 
 
 def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    """Have ``write`` fill a file beside ``path`` and move it there; raises DataError where that fails."""
+    """Let ``write`` fill a file beside ``path``, and move it there; raises DataError if that fails."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         write(aside)
@@ -198,7 +198,7 @@ def _replace(path: Path, write: Callable[[Path], object]) -> None:
         raise
     except OSError as error:
         aside.unlink(missing_ok=True)
-        cure = "make room and run again: images that are there are kept"
+        cure = "make room and run again: finished images are kept"
         raise DataError(str(path), f"cannot be written: {error.strerror or error}", cure) from None
 
 
@@ -211,9 +211,9 @@ def draw_missing(
     on_step: Callable[[int], None] = lambda images: None,
     prompts: Sequence[str] = (),
 ) -> None:
-    """Draw ``files`` of ``shards`` one after another.
+    """Generate ``files`` of ``shards``, one after another.
 
-    labels: (num,), those of all images; prompts: what each label stands for, of a model of captions.
+    labels: (num,), those of all images; prompts: for a model of captions, what each label stands for.
     """
     for shard in files:
         numbers = shards.numbers(shard)

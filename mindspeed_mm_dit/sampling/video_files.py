@@ -1,4 +1,4 @@
-"""Clips as files: videos, animations, strips of frames, and numbers."""
+"""Save videos as video files, animations, strips of frames, or numbers."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.sampling.fonts import drawable
 
 FPS = 16.0
-"""Frames a second of what is written: Wan's."""
+"""Frames per second of written videos: Wan's."""
 MOST_FPS = {".gif": 50}
-"""A GIF counts hundredths of a second, and what lasts less than two of them is shown ten times as long."""
+"""A GIF counts in hundredths of a second, and frames shorter than two of them are shown ten times as long."""
 ANIMATIONS = (".mp4", ".gif")
 ENDINGS = (*ANIMATIONS, ".png", ".npz")
-"""Of the files that ``save_clips`` writes, in small or capital letters."""
+"""Endings of the files that ``save_clips`` writes, in upper or lower case."""
 GAP_PIXELS, CELL_PIXELS, CAPTION_PIXELS = 2, 48, 18
 ANIMATION_PIXELS = 192
 """Smaller animations are enlarged, pixel by pixel, to at least this height."""
 MOST_PIXELS = 1 << 28
-"""Of a strip."""
+"""Most pixels in a picture of strips."""
 
 
 def check_clips_file(path: Path, count: int, size: tuple[int, int, int]) -> None:
-    """Raise ConfigError for a file that ``count`` clips of ``size`` (F, H, W) could not be written to.
+    """Raise ConfigError if ``count`` videos of ``size`` (F, H, W) cannot be written to ``path``.
 
-    PlatformError where PyAV is needed and missing.
+    Raises PlatformError if PyAV is needed and missing.
     """
     ending, (frames, height, width) = path.suffix.lower(), size
     if ending not in ENDINGS:
@@ -38,17 +38,17 @@ def check_clips_file(path: Path, count: int, size: tuple[int, int, int]) -> None
     if ending == ".mp4":
         pyav()
         if height % 2 or width % 2:
-            reason = f"MPEG-4 wants even height and width, and a frame is {height} x {width}"
+            reason = f"MPEG-4 needs even height and width, and a frame is {height} x {width}"
             raise ConfigError(f"--output = {path}", reason, "use .gif, .png or .npz")
     if ending == ".png" and count * frames * height * width > MOST_PIXELS:
-        raise ConfigError(f"--output = {path}", f"{count} clips make too large a picture", "use .mp4, .gif or .npz")
+        raise ConfigError(f"--output = {path}", f"{count} videos make too large a picture", "use .mp4, .gif or .npz")
 
 
 def save_clips(path: Path, clips: np.ndarray, titles: Sequence[str], fps: float) -> list[Path]:
-    """Write clips (N, F, H, W, 3 or 1) uint8 and return the files.
+    """Write videos (N, F, H, W, 3 or 1) uint8 and return the files.
 
-    ``.npz``: arr_0 the clips, arr_1 their titles. ``.png``: a row of frames for each, below its title. ``.mp4`` and
-    ``.gif``: one file a clip, numbered where there are several.
+    ``.npz``: arr_0 is the videos, arr_1 their titles. ``.png``: a row of frames for each, below its title. ``.mp4`` and
+    ``.gif``: one file per video, numbered if there are several.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     ending = path.suffix.lower()
@@ -66,13 +66,13 @@ def save_clips(path: Path, clips: np.ndarray, titles: Sequence[str], fps: float)
 
 
 def _enlarged(clip: np.ndarray) -> np.ndarray:
-    """Return the frames (F, H, W, 3) of a clip (F, H, W, 3 or 1), large enough to be looked at."""
+    """Return the frames (F, H, W, 3) of a video (F, H, W, 3 or 1), enlarged enough to be looked at."""
     scale = max(1, -(-ANIMATION_PIXELS // clip.shape[1]))
     return np.broadcast_to(clip, (*clip.shape[:3], 3)).repeat(scale, 1).repeat(scale, 2)
 
 
 def draw_strips(clips: np.ndarray, titles: Sequence[str]) -> Image.Image:
-    """Lay out clips (N, F, H, W, 3 or 1) uint8: the frames of each side by side, below its title."""
+    """Lay out videos (N, F, H, W, 3 or 1) uint8: the frames of each side by side, below its title."""
     _, frames, height, width = clips.shape[:4]
     scale = max(1, -(-CELL_PIXELS // height))
     step_x, step_y = width * scale + GAP_PIXELS, height * scale + GAP_PIXELS + CAPTION_PIXELS
@@ -89,7 +89,7 @@ def draw_strips(clips: np.ndarray, titles: Sequence[str]) -> Image.Image:
 
 
 def _text_of(caption: str, width: int) -> tuple[str, Any]:
-    """Return ``caption``, cut to ``width`` pixels, and a font; question marks for letters that no font here has."""
+    """Return ``caption``, cut to ``width`` pixels, and a font; question marks replace letters that no font here has."""
     text, font = drawable(caption)
     if font.getlength(text) <= width - 4:
         return text, font

@@ -1,1 +1,1 @@
-"""The run: train step, sharding, moving average, learning rate, log."""
+"""Training runs: train step, sharding, EMA, learning rate and log."""

@@ -1,4 +1,4 @@
-"""The batches of a run on this rank: a stream to train on, and the same batches again for every validation."""
+"""The batches of this rank: a stream to train on, and held-out batches that every validation repeats."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ from mindspeed_mm_dit.training.signals import StopRequest
 
 
 def next_batches(batches: Iterator[Any], stop: StopRequest) -> list[Any]:
-    """Return this rank's micro-batches of one optimizer step.
+    """Return this rank's micro-batches for one optimizer step.
 
-    They are all made before the step, so that an error of the reader, which is noted, finds the weights as they were.
+    All are made before the step, so an error while reading leaves the weights unchanged. ``stop`` notes the error.
     """
     count, own = runtime.num_microbatches(), []
     try:
         own = list(itertools.islice(batches, count))
         if len(own) < count:
             raise DataError("the batches of this run", "have come to an end")
-    except Exception as error:  # (a reader's, whatever its kind)
+    except Exception as error:  # (a reader may raise any kind)
         stop.note(error)
     return own
 
 
 class WeighedByToken:
-    """Samples of a run whose losses count by their tokens: a batch carries ``loss_weights`` (B,), 1 in the mean of a
-    step. So the mean over a step's samples is one over its tokens, however ranks and micro-batches cut the step.
+    """Samples whose losses are weighted by their tokens: each batch has ``loss_weights`` (B,), with mean 1 over a step.
 
-    tokens: (N,) of each sample to train on; start: a position where a step begins; size: samples of a step.
+    So the mean over a step's samples is a mean over its tokens, however ranks and micro-batches split the step.
+
+    tokens: (N,), of each training sample; start: a sample index at which a step begins; size: samples per step.
     """
 
     def __init__(self, samples: Samples, tokens: np.ndarray, start: int, size: int) -> None:
@@ -46,7 +47,7 @@ class WeighedByToken:
         self.order = samples.order
 
     def batch(self, sample_indices: np.ndarray) -> Batch:
-        """Return the samples at ``sample_indices`` (B,) int64, of one step."""
+        """Return the samples at ``sample_indices`` (B,) int64, all of one step."""
         first = sample_indices[0] - (sample_indices[0] - self._start) % self._size
         step = self._tokens[self.order.images(np.arange(first, first + self._size))]
         own = self._tokens[self.order.images(sample_indices)]
@@ -54,7 +55,7 @@ class WeighedByToken:
 
 
 class BatchStream:
-    """Micro-batches of this rank from one position of the run on; every ``iter`` starts there again."""
+    """This rank's micro-batches from one sample index on; every ``iter`` starts there again."""
 
     def __init__(self, args: RunConfig, samples: Samples | WeighedByToken, start: int, num_workers: int) -> None:
         self._args, self._samples, self._start, self._num_workers = args, samples, start, num_workers
@@ -63,19 +64,19 @@ class BatchStream:
         rank, ranks, size = runtime.data_rank(), runtime.data_world_size(), self._args.micro_batch_size
         rounds = self._args.global_batch_size // (size * ranks)
         sample_indices = self._samples.order.micro_batches(self._start, size, rank, ranks, rounds)
-        # A step takes all its micro-batches at once: as many are made while the step before is computed.
+        # A step takes all its micro-batches at once, so that many are prefetched during the step before.
         prefetch = max(self._args.mm.data.dataloader_param.prefetch_batches, rounds)
         return load_batches(self._samples, sample_indices, self._num_workers, prefetch)
 
 
 def train_valid_batches(args: RunConfig) -> tuple[Iterator[Batch], BatchStream | None]:
-    """Return the micro-batches to train on, from ``args.consumed_train_samples`` on, and those held out."""
+    """Return the training micro-batches, from ``args.consumed_train_samples`` on, and the held-out ones."""
     training, held_out = train_valid_streams(args)
     return iter(training), held_out
 
 
 def train_valid_streams(args: RunConfig) -> tuple[BatchStream, BatchStream | None]:
-    """Return the same, neither begun."""
+    """Return the same two as streams that have not started."""
     data, diffusion = open_data_set(args.mm, args.seed), args.mm.model.diffusion
     plain = data.samples(draw_of(diffusion))
     samples: Samples | WeighedByToken = plain
@@ -85,6 +86,6 @@ def train_valid_streams(args: RunConfig) -> tuple[BatchStream, BatchStream | Non
     training = BatchStream(args, samples, args.consumed_train_samples, args.num_workers)
     if not data.num_valid:
         return training, None
-    # Validation repeats its samples if they are few: a batch may be larger than the held-out part.
+    # Validation repeats its samples if there are few: a batch may be larger than the held-out part.
     held_out = data.samples(validation_draw_of(diffusion), held_out=True)
     return training, BatchStream(args, held_out, VALIDATION_START, 0)

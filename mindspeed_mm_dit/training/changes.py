@@ -1,4 +1,4 @@
-"""The facts of a run that its checkpoints keep (run.json), and what of them has changed where a run is resumed."""
+"""The facts of a run that its checkpoints keep (run.json), and which of them changed when a run resumes."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _PREDICTOR_SETTINGS = ("class_dropout_prob",)
 _AE_SETTINGS = (*SCALE, "sample_posterior", "do_sample", "dtype")
 _TEACHER_SETTINGS = ("model_id", "weight", "dtype")
 _TEXT_SETTINGS = ("max_length", "truncate", "zero_padding", "dtype")
-"""Fields of sections; of each section those are compared that its config has."""
+"""Fields of config sections that are compared; a section is compared by those that its config has."""
 
 
 class Change(NamedTuple):
-    """Something that a checkpoint was written with and the run that resumes from it has otherwise."""
+    """A fact that differs between a checkpoint and the run that resumes from it."""
 
     what: str
     there: str
@@ -34,7 +34,7 @@ class Change(NamedTuple):
 
 
 def run_facts(args: RunConfig, iteration: int, consumed_samples: int) -> dict[str, Any]:
-    """Return what run.json says of a run with the flags ``args`` (and its configs, ``args.mm``) at ``iteration``."""
+    """Return run.json of a run with the flags ``args`` (and the configs in ``args.mm``) at ``iteration``."""
     return {
         "iteration": iteration,
         "consumed_samples": consumed_samples,
@@ -50,14 +50,14 @@ def run_facts(args: RunConfig, iteration: int, consumed_samples: int) -> dict[st
 
 
 def _adapters(args: RunConfig) -> dict[str, Any]:
-    """Return what run.json says of adapters: how they were made, and which weights they stand beside."""
+    """Return the facts about adapters: how they were made, and which base weights they belong to."""
     if not args.mm.model.adapters():
         return {}
     return {ADAPTERS: {**args.mm.model.tuned_by(), BASE: args.mm.base, BASE_FROM: args.init_from}}
 
 
 def changes(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[Change]:
-    """Compare the facts of a checkpoint with those of this run; what either does not know has not changed."""
+    """Compare the facts of a checkpoint with those of this run; a fact missing from either counts as unchanged."""
     before, now = _compared(there), _compared(here)
     return [
         Change(name, str(before[name]), str(value))
@@ -67,7 +67,7 @@ def changes(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[Change]:
 
 
 def table_of(found: list[Change]) -> str:
-    """Return changes as a table with a heading; empty where there are none."""
+    """Return changes as a table with a heading; empty if there are none."""
     if not found:
         return ""
     rows = [Change("what", "there", "here"), *found]
@@ -106,6 +106,6 @@ def _settings(args: RunConfig) -> dict[str, Any]:
 
 
 def _of(config: Any, section: str, names: Sequence[str]) -> dict[str, Any]:
-    """Return the values of those of ``names`` that are fields of ``config``, by their names in the files."""
+    """Return the values of those ``names`` that are fields of ``config``, keyed by their names in the files."""
     there = {field.name for field in dataclasses.fields(config)}
     return {f"{section}.{name}": getattr(config, name) for name in names if name in there}

@@ -1,4 +1,4 @@
-"""What a run learns from, said at its start; the names of its classes, compared when it is resumed."""
+"""Print what a run learns from when it starts; compare the names of its classes when it resumes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COPIES_SHOWN = 3
 
 
 def say_notes(rows: Rows, noun: str = "image") -> None:
-    """Print what reading the rows brought up: files left out and skipped, and the like."""
+    """Print the notes from reading the rows, e.g. about files left out or skipped."""
     for note in rows.notes:
         print(note, file=sys.stderr)
     if rows.skipped:
@@ -31,13 +31,13 @@ def say_notes(rows: Rows, noun: str = "image") -> None:
 
 
 def say_copies_among(rows: Rows) -> None:
-    """Warn of images that are the same byte for byte, of as many as are looked at whole before a run."""
+    """Warn of identical images, in data sets small enough that every file is read before a run."""
     if len(rows) <= DECODE_CHECK_LIMIT:
         say_copies(rows.paths, rows.labels, rows.classes)
 
 
 def say_copies(paths: Sequence[str], labels: np.ndarray, classes: Sequence[str]) -> None:
-    """Warn of images that are the same byte for byte: of two under two labels one is wrong."""
+    """Warn of images that are identical byte for byte: if two have different labels, one label is wrong."""
     copies = find_copies(paths)
     same = [labels[copy.image] == labels[copy.earlier] for copy in copies]
     for kind, words, found in (
@@ -53,7 +53,7 @@ def say_copies(paths: Sequence[str], labels: np.ndarray, classes: Sequence[str])
 
 
 def say_classes(train: Rows, valid: Rows, num_classes: int, noun: str = "image") -> None:
-    """Print what a run learns from, and warn where classes of the model have no images."""
+    """Print what a run learns from, and warn if classes of the model have no images."""
     labels, counts = np.unique(np.concatenate([train.labels, valid.labels]), return_counts=True)
     shown = [f"{_named(label, train.classes)} ({count})" for label, count in zip(labels.tolist(), counts.tolist())]
     if len(shown) > CLASSES_SHOWN:
@@ -73,9 +73,9 @@ def say_classes(train: Rows, valid: Rows, num_classes: int, noun: str = "image")
 
 
 def check_classes(facts: Mapping[str, Any], classes: Sequence[str], path: Path) -> None:
-    """Raise CheckpointError if a label of the checkpoint ``path`` had another name than it has in ``classes``.
+    """Raise CheckpointError if a label had another name in the checkpoint ``path`` than in ``classes``.
 
-    ``facts``: its run.json; one without names is accepted, and so are classes that came or went at the end.
+    ``facts``: its run.json. One without names is accepted, and so are classes added or removed at the end.
     """
     before = facts.get("classes") or ()
     renamed = [label for label, (was, name) in enumerate(zip(before, classes)) if was != name]
@@ -85,7 +85,7 @@ def check_classes(facts: Mapping[str, Any], classes: Sequence[str], path: Path) 
             f"--load: {path}",
             f"label {label} was {before[label]!r} there and is {classes[label]!r} now "
             f"(classes there: {_short(before)}; now: {_short(classes)})",
-            "name the folders or labels as they were, or leave --load out to start anew with another --save",
+            "restore the names of the folders or labels, or leave out --load and start over with another --save",
         )
 
 
@@ -103,7 +103,7 @@ def _short(names: Sequence[str]) -> str:
 
 
 def _print(text: str) -> None:
-    """Print ``text``; letters that the terminal cannot show are spelled out."""
+    """Print ``text``; letters that the terminal cannot show are escaped."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # (a closed stream is None)
-    with suppress(OSError):  # nobody reads it any more
+    with suppress(OSError):  # the reader is gone
         print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)

@@ -1,11 +1,12 @@
-"""What a run asks of an engine and of its checkpoints, whatever the framework.
+"""The interface of an engine and its checkpoints, for either framework.
 
-``training/<framework>/engine.py`` is a module with these names (:class:`EngineModule`). Its engine differentiates what
-the training script computes: forward step and loss function decide the loss, in either framework.
+``training/<framework>/engine.py`` has the names of :class:`EngineModule`. Its engine differentiates what the training
+script computes: in either framework, the forward step and the loss function decide the loss.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -15,6 +16,7 @@ from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.configs.mm_args import MultiModalArguments
 from mindspeed_mm_dit.configs.precision import Precision
 from mindspeed_mm_dit.configs.run import RunConfig
+from mindspeed_mm_dit.framework import active
 
 Tensor = Any  # a tensor of the active framework
 
@@ -25,7 +27,7 @@ ForwardStep = Callable[[Iterator[Any], Any], tuple[Tensor, LossFunc]]
 
 
 class StepResult(NamedTuple):
-    """Scalars on the device; reading them waits for it."""
+    """Scalars on the device; reading them waits for the device."""
 
     loss: Tensor
     """Mean loss over the global batch."""
@@ -34,18 +36,18 @@ class StepResult(NamedTuple):
 
 
 class AveragedModel(NamedTuple):
-    """A composite whose predictor answers by the moving average, for ``sampling.generate``."""
+    """A composite whose predictor uses the EMA weights, for ``sampling.generate``."""
 
     ae: Any
     diffusion: Any
     predictor: Callable[..., Tensor]
     """(x_t, t, *condition) -> output, float32, in the precision of a step."""
     text_encoders: tuple[Any, ...]
-    """What reads captions; none where labels steer the model."""
+    """Encoders of captions; empty if labels steer the model."""
 
 
 class Kept(Protocol):
-    """What a checkpoint holds of a run."""
+    """The state of a run that a checkpoint stores."""
 
     def state(self, with_optimizer: bool = True) -> dict[str, Any]:
         """Return all that a resumed run needs, for ``Checkpoints.Writer``; every rank must call this."""
@@ -55,22 +57,22 @@ class Kept(Protocol):
 
 
 class Engine(Kept, Protocol):
-    """The composite spread over the ranks, its optimizer and its moving average."""
+    """The composite spread over the ranks, its optimizer and its EMA."""
 
     def train_step(self, forward_step: ForwardStep, batches: Iterator[Any], lr: float) -> StepResult:
-        """Accumulate the gradients of a global batch, clip, step, and update the moving average."""
+        """Accumulate the gradients of a global batch, clip, step, and update the EMA."""
 
     def move_power_emas(self, shares: Sequence[float]) -> None:
-        """Move the average of each of --power-ema-stds this share of the way to the weights."""
+        """Move each EMA of --power-ema-stds towards the weights, by its fraction in ``shares``."""
 
     def eval_step(self, forward_step: ForwardStep, batches: Iterator[Any]) -> Tensor:
-        """Return the loss of each sample of this rank's part of a global batch, (B,)."""
+        """Return the loss of each sample in this rank's part of a global batch, (B,)."""
 
     def averaged(self, wanted: bool) -> AbstractContextManager[AveragedModel | None]:
-        """While entered, the averages stand in for the weights; no bit of either has changed afterwards.
+        """While entered, the EMA replaces the weights; afterwards both are bit for bit what they were.
 
-        Every rank must enter it, and give what it is given the same to do: a model, where it is ``wanted`` or
-        where ranks hold shards of one; or None.
+        Every rank must enter it. It yields a model if ``wanted``, or if ranks hold shards of one, else None. Every
+        rank with a model must make the same calls.
         """
 
     def num_parameters(self) -> int:
@@ -84,7 +86,7 @@ class Writer(Protocol):
         """Write ``state`` into the folder ``path``; every rank must call this."""
 
     def wait(self) -> Any:
-        """Wait for the write under way; return what went wrong with it on this rank, or None."""
+        """Wait for the write under way; return its error on this rank, or None."""
 
 
 class Checkpoints(Protocol):
@@ -92,11 +94,11 @@ class Checkpoints(Protocol):
 
     @property
     def Writer(self) -> Callable[[bool, Callable[[Any], object]], Writer]:
-        """(in background, what is called with an error) -> writer."""
+        """(in background, callback for an error) -> writer."""
 
     @property
     def problem_of(self) -> Callable[..., str | None]:
-        """(path, rank=0, world_size=1) -> what is wrong with a checkpoint, as far as this rank reads it."""
+        """(path, rank=0, world_size=1) -> what is wrong with the part of a checkpoint that this rank reads, or None."""
 
     @property
     def has_optimizer(self) -> Callable[[Path], bool]:
@@ -108,7 +110,7 @@ class Checkpoints(Protocol):
 
     @property
     def entries_for_mindspeed_mm(self) -> Callable[[Mapping[str, Any], Any], Mapping[str, Any]]:
-        """(facts of the run, the predictor's config) -> what MindSpeed-MM wants to find beside the state."""
+        """(facts of the run, the predictor's config) -> what MindSpeed-MM expects beside the state."""
 
 
 class EngineModule(Protocol):
@@ -118,7 +120,7 @@ class EngineModule(Protocol):
     def Engine(self) -> Callable[[Any, RunConfig, Fsdp2Config | None, Precision, Any], Engine]:
         """(composite, flags, fsdp2.yaml or None, precision, weights) -> engine.
 
-        weights: what each parameter begins as, an array by its name; None: what the composite draws from --seed.
+        weights: the initial value of each parameter, by its name; None: the composite draws them from --seed.
         """
 
     @property
@@ -127,4 +129,10 @@ class EngineModule(Protocol):
 
     @property
     def check_sharding(self) -> Callable[[MultiModalArguments], None]:
-        """Raise ConfigError for what in fsdp2.yaml does not fit the model, or is not offered."""
+        """Raise ConfigError for a setting of fsdp2.yaml that does not fit the model or is not supported."""
+
+
+def engine_module() -> EngineModule:
+    """Return the engine module of the active framework."""
+    found: EngineModule = importlib.import_module(f"mindspeed_mm_dit.training.{active()}.engine")
+    return found

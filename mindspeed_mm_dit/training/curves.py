@@ -1,4 +1,4 @@
-"""Loss curves as pictures."""
+"""Draw loss curves."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 from mindspeed_mm_dit.training.read_logs import Curve
 
 _HELD_OUT: dict[str, Any] = {"color": "tab:orange", "marker": "o", "markersize": 3}
-_LAWS = "Held-out images are judged at even noise levels, training at those it draws:\ncompare each curve with itself."
+_LAWS = "Validation covers the noise levels evenly, training draws them at random:\ncompare each curve with itself."
 
 
 def smooth(values: np.ndarray, span: int) -> np.ndarray:
-    """Running mean over the last ``span`` values (fewer at the start)."""
+    """Return the running mean over the last ``span`` values (fewer at the start)."""
     sums = np.cumsum(np.insert(values, 0, 0.0))
     ends = np.arange(1, len(values) + 1)
     starts = np.maximum(ends - span, 0)
@@ -23,9 +23,9 @@ def smooth(values: np.ndarray, span: int) -> np.ndarray:
 
 
 def draw_loss(path: Path, training: Curve, validation: Sequence[Curve], span: int | None = None) -> None:
-    """Draw the losses of a run: every value in grey, the running mean and the mean of each validation over it.
+    """Draw the losses of a run: every value in grey, and over it the running mean and the mean of each validation.
 
-    Where a validation has quarters they stand beside that, on the same scale. span: as in ``draw_losses``.
+    If validations have quarters, these are drawn beside it on the same scale. span: as in ``draw_losses``.
     """
     from matplotlib.figure import Figure
 
@@ -55,12 +55,12 @@ def _draw_quarters(axes: Any, quarters: Sequence[Curve]) -> None:
     for number, quarter in enumerate(quarters):
         color = colormaps["viridis"](number / len(quarters))
         axes.plot(quarter.steps, quarter.losses, color=color, marker="o", markersize=3, label=quarter.label)
-    axes.set(title="held-out images by share of noise", ylabel="")
+    axes.set(title="held-out images by noise level", ylabel="")
     axes.legend()
 
 
 def _finish(axes: Any, curves: Sequence[Curve]) -> None:
-    """Name the axes; losses that are all above 0 stand on a logarithmic one, whose numbers are written out."""
+    """Label the axes; if all losses are above 0, use a logarithmic axis with its numbers written out."""
     from matplotlib.ticker import LogLocator
 
     axes.set(xlabel="step", ylabel="loss")
@@ -80,11 +80,12 @@ def _span(curve: Curve) -> int:
 def draw_losses(
     path: Path, curves: Sequence[Curve], validations: Sequence[Sequence[Curve]], span: int | None = None
 ) -> None:
-    """Draw the losses of several runs over each other: every value faintly, the smoothed curve and, dashed, the mean of
-    each validation over it.
+    """Draw the losses of several runs in one plot.
 
-    validations: of each run, as ``read_validation`` has them; span: log lines in the running mean; 1 is none, None a
-    fortieth of each curve.
+    Every value is drawn faintly, and over it the smoothed curve and, dashed, the mean of each validation.
+
+    validations: for each run, what ``read_validation`` returns; span: log lines in the running mean; 1 does not smooth,
+    None takes a fortieth of each curve.
     """
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""What a run learns from: opened once a process, checked against model.json, and split by the seed alone."""
+"""The data of a run: opened once per process, checked against model.json, and split by the seed alone."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from mindspeed_mm_dit.planning.arithmetic import train_flop
 from mindspeed_mm_dit.training.classes import say_classes, say_copies_among, say_notes
 
 CAPTIONS_SHOWN = 8
-"""Captions that a report draws."""
+"""Most captions that a report samples."""
 CLASSES_SHOWN = 10
-"""Classes that a report draws."""
+"""Most classes that a report samples."""
 
 
 class Sample(NamedTuple):
-    """One sample of a step."""
+    """One sample of a training step."""
 
     sample_index: int
-    """In the run."""
+    """Its number in the run, over all ranks."""
     path: str
     """File of its image."""
     label: str
@@ -42,7 +42,7 @@ class Sample(NamedTuple):
 
 
 class DataSet:
-    """The samples of a run, a part of them held out."""
+    """The samples of a run, some of them held out."""
 
     def __init__(self, mm: MultiModalArguments, seed: int) -> None:
         self._opened, self._shuffle, self._seed = (
@@ -61,11 +61,11 @@ class DataSet:
 
     @property
     def noun(self) -> str:
-        """What a sample is."""
+        """What a sample is called: image, clip or sample."""
         return self._param.noun
 
     def check(self, global_batch_size: int, micro_batch_size: int | None = None) -> None:
-        """Raise DataError for a batch of more samples than there are, or that buckets do not go with."""
+        """Raise DataError if a batch is larger than the data set, or does not fit the buckets."""
         order = self._opened.order(self._train, self._seed, self._shuffle)
         if micro_batch_size:
             order.check(micro_batch_size)
@@ -81,25 +81,25 @@ class DataSet:
             )
 
     def samples(self, draw: Draw, held_out: bool = False) -> Samples:
-        """Return the samples to train on, or those held out, by position; ``draw``: the objective's."""
+        """Return the training samples, or the held-out ones, by sample index; ``draw``: the objective's draws."""
         opened, rows = (self._held_out, self._valid) if held_out else (self._opened, self._train)
         return opened.samples(rows, self._seed, self._shuffle, draw, held_out)
 
     def micro_batches(self, start: int, size: int, rank: int, ranks: int, rounds: int) -> Iterator[np.ndarray]:
-        """Yield the positions of one rank's micro-batches to train on, ``rounds`` of them in a step."""
+        """Yield the sample indices of one rank's training micro-batches, ``rounds`` of them per step."""
         order = self._opened.order(self._train, self._seed, self._shuffle)
         return order.micro_batches(start, size, rank, ranks, rounds)
 
     def flop_of_a_sample(self) -> float:
-        """Return the FLOP of a training step for one sample; where they have several shapes, the mean."""
+        """Return the FLOP of a training step for one sample; the mean if samples have several shapes."""
         return float(self._of_each(train_flop).mean())
 
     def tokens(self) -> np.ndarray:
-        """Return how many tokens each sample to train on has, (N,)."""
+        """Return the number of tokens of each training sample, (N,)."""
         return self._of_each(lambda predictor: predictor.num_tokens)
 
     def _of_each(self, fact: Callable[[PredictorConfig], float]) -> np.ndarray:
-        """Return a fact of the predictor at the shape of each sample to train on, (N,)."""
+        """Return ``fact`` of the predictor at the shape of each training sample, (N,)."""
         if self._train.shapes is None:
             return np.full(self.num_train, fact(self._model.predictor))
         shapes, which = np.unique(self._train.shapes, axis=0, return_inverse=True)
@@ -107,11 +107,11 @@ class DataSet:
         return each[which.reshape(-1)]
 
     def facts(self) -> dict[str, Any]:
-        """Return what every checkpoint keeps of the data, as fields of MultiModalArguments."""
+        """Return the facts of the data that every checkpoint keeps, as fields of MultiModalArguments."""
         return {"classes": self._train.classes, "data_digest": self._train.digest}
 
     def examples(self) -> dict[str, list[Any]]:
-        """Return, by item, some values to draw samples of: the first classes, the first captions that differ."""
+        """Return, by item, some conditions to sample: the first classes, the first distinct captions."""
         conditions, rows = self._model.predictor.conditions, self._opened.rows
         given: dict[str, list[Any]] = {}
         if conditions.label:
@@ -123,12 +123,12 @@ class DataSet:
         return {item: [values[n % len(values)] for n in range(most)] for item, values in found.items()}
 
     def shapes(self) -> list[Shape]:
-        """Return the shapes of samples to train on, that of most samples first; none without buckets."""
+        """Return the shapes of training samples, the most frequent first; empty without buckets."""
         found = [] if self._train.shapes is None else counted(self._train.shapes)
         return [shape for shape, _ in sorted(found, key=lambda own: -own[1])]
 
     def named(self, sample_indices: np.ndarray) -> list[Sample]:
-        """Return which samples to train on stand at ``sample_indices`` (B,), with their conditions in words."""
+        """Return the training samples at ``sample_indices`` (B,), with their conditions in words."""
         samples = self.samples(lambda *_: {})
         paths = [self._train.paths[row] for row in samples.order.images(sample_indices).tolist()]
         words = samples.words(sample_indices)
@@ -138,7 +138,7 @@ class DataSet:
         ]
 
     def say(self) -> None:
-        """Print what the run learns from, what is left out of it, and what in it looks like a mistake."""
+        """Print what the run learns from, what is left out, and what looks like a mistake."""
         label, rows = self._model.predictor.conditions.label, self._opened.rows
         if label is not None:
             say_classes(self._train, self._valid, label.num_classes, self.noun)
@@ -162,24 +162,24 @@ class DataSet:
 
 
 def _check_beside(mm: MultiModalArguments, train: Rows, valid: Rows) -> None:
-    """Raise ConfigError where samples to validate on are not of the kind of those that are trained on."""
+    """Raise ConfigError if the validation data does not match the training data."""
     assert mm.valid_data is not None
     ours, theirs = mm.data.dataset_param, mm.valid_data.dataset_param
     what = f"--mm-valid-data: {theirs.where}"
     if ours.valid_fraction:
-        reason = f"and valid_fraction = {ours.valid_fraction} of --mm-data both say what to validate on"
+        reason = f"and valid_fraction = {ours.valid_fraction} of --mm-data both choose the validation data"
         raise ConfigError(what, reason, "use one of the two")
     if (ours.cache is None) != (theirs.cache is None):
-        raise ConfigError(what, "one of the two is a cache, and the other is not", "make a cache of both, or of none")
+        raise ConfigError(what, "one of the two is a cache, and the other is not", "cache both, or neither")
     if valid.classes != train.classes:
         raise ConfigError(
-            what, f"has the classes {', '.join(valid.classes[:10])}", "use those of --mm-data, all of them"
+            what, f"has the classes {', '.join(valid.classes[:10])}", "use exactly the classes of --mm-data"
         )
 
 
 @lru_cache(maxsize=2)
 def _open(model: ModelConfig, param: Any) -> Opened:
-    """Open the data once a process: checking every sample takes a while."""
+    """Open the data once per process, since checking every sample takes a while."""
     return open_data(model, param)
 
 

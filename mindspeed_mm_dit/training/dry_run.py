@@ -1,9 +1,9 @@
-"""What --dry-run says: the run that every check has let pass, and whose first step was tried; it is not begun.
+"""--dry-run: describe a run that passed every check, and try its first step; the run is not started.
 
-What predictor, objective and micro-batch do not agree on ends in that step. A small one is taken as it is, in
-milliseconds. A large one is taken on PyTorch's meta device, where tensors have shapes and no numbers: no memory, but a
-second of CPU time, most of it to import what knows the shapes. MindSpore has no such device: there a narrowed copy of
-the network is asked, on smaller latents.
+If predictor, objective and micro-batch do not fit each other, that step fails. A small step is computed as it is, in
+milliseconds. A large one is computed on PyTorch's meta device, where tensors have shapes and no numbers: it needs no
+memory, but a second of CPU time, most of it to import the code that knows the shapes. MindSpore has no such device:
+there a narrowed copy of the network is tried, on smaller latents.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from mindspeed_mm_dit.objectives.registry import draw_of
 from mindspeed_mm_dit.training.data_set import open_data_set
 
 SMALL_MULTIPLY_ADDS = 1e9
-"""Of a step, forward and backward: half a second of one CPU core."""
+"""Most multiply-adds of a small step, forward and backward: half a second of one CPU core."""
 SMALL_ELEMENTS = 4_000_000
-"""Weights of a network that is small: 16 MB."""
+"""Most weights of a small network: 16 MB."""
 
 
 def rehearse(config: ModelConfig, micro_batch_size: int) -> None:
-    """Take the loss of one micro-batch, from its latents on, and on PyTorch its gradient.
+    """Compute the loss of one micro-batch, from its latents on, and on PyTorch its gradient.
 
-    More samples than one are as many as channels, and one more: an axis that is taken for another then shows. On
-    MindSpore with an accelerator nothing is tried: it computes there alone.
+    A micro-batch of several samples is tried with one more than there are channels, so that mixed-up axes show. With an
+    accelerator, MindSpore tries nothing, since it can compute only there.
 
     Raises:
-        ConfigError: the first step would end in this error.
+        ConfigError: the first step would fail with this error.
     """
     on_shapes, on_cpu = runtime.shapes_alone(), runtime.device_type() == "cpu"
     if on_shapes is None and not on_cpu:
@@ -51,15 +51,15 @@ def rehearse(config: ModelConfig, micro_batch_size: int) -> None:
     except UserError:
         raise
     except Exception as error:
-        if "meta tensor" in str(error):  # a network of another package that looks at numbers
+        if "meta tensor" in str(error):  # a network of another package that reads numbers
             return
         raise _refused(config, samples, f"{type(error).__name__}: {error}") from error
     if tuple(losses.shape) != (samples,):
-        raise _refused(config, samples, f"losses of shape {tuple(losses.shape)}, not one of each sample")
+        raise _refused(config, samples, f"losses of shape {tuple(losses.shape)}, not one per sample")
 
 
 def example(model: DiTModel, config: ModelConfig, samples: int) -> tuple[Any, ...]:
-    """Return what ``model.losses`` is given for a micro-batch of ``config``: latents of zeros, conditions, draws."""
+    """Return the arguments of ``model.losses`` for a micro-batch of ``config``: latents of zeros, conditions, draws."""
     given = config.predictor.conditions.examples(samples)
     given |= draw_of(config.diffusion)(0, np.arange(samples), config.latent_shape)
     given |= {name: np.ones((samples, *shape), np.float32) for name, shape in config.feature_shapes.items()}
@@ -82,7 +82,7 @@ def _is_small(config: ModelConfig, samples: int) -> bool:
 
 
 def _smaller(config: ModelConfig, samples: int) -> ModelConfig:
-    """Return the same with a narrowed network, on latents halved until its step is small, or as far as it goes."""
+    """Return ``config`` with a narrowed network and latents halved until its step is small, or as far as possible."""
     config = replace(config, predictor=config.predictor.narrowed())
     while not _is_small(config, samples):
         channels, *sizes = config.latent_shape
@@ -100,15 +100,15 @@ def _refused(config: ModelConfig, samples: int, reason: str) -> ConfigError:
     return ConfigError(
         f"model.json: predictor {config.predictor.model_id!r} with diffusion {config.diffusion.model_id!r}",
         f"the first step, of {samples} samples, ends with {' '.join(reason.split())[:300]}",
-        "the two do not fit each other; choose another of them, or mend the one that is yours",
+        "the two do not fit each other; choose another one, or fix the one that is yours",
     )
 
 
 def plan_of_run(args: RunConfig, world_size: int, iteration: int | None, consumed_samples: int = 0) -> str:
-    """Return the lines that describe a run; ``iteration``: where it starts, None where that is not known yet.
+    """Return the lines that describe a run; ``iteration``: where it starts, or None if not known yet.
 
-    ``args``: its flags with ``args.mm``, of which one batch size and --train-iters may be None.
-    Raises ConfigError where the first step could not be taken.
+    ``args``: its flags with ``args.mm``; one batch size and --train-iters may be None.
+    Raises ConfigError if the first step would fail.
     """
     rehearse(
         dearest(args.mm.model, args.mm.data.dataset_param),

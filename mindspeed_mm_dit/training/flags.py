@@ -1,4 +1,4 @@
-"""The flags of a run: Megatron's, this project's own, and those of trackers and watchers, of other packages too."""
+"""The flags of a run: Megatron's, this project's, and those of trackers and watchers, including other packages'."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mindspeed_mm_dit.training.watchers.registry import outside
 
 
 def standalone_parser(prog: str = "pretrain_dit.py") -> Parser:
-    """Return the parser of Megatron's flags that the standalone host understands."""
+    """Return a parser of the Megatron flags that the standalone host understands."""
     parser = build_parser(prog)
     group = parser.add_argument_group("trackers")
     for kind in trackers():
@@ -31,31 +31,31 @@ def own_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Add all flags that Megatron does not have (an ``extra_args_provider`` in Megatron's sense).
 
     Raises:
-        ConfigError: two parts of a run want the same flag.
+        ConfigError: two parts of a run define the same flag.
     """
     try:
         return dit_flags(parser, *_of_parts(lambda kind: not kind.in_megatron))
     except argparse.ArgumentError as error:
-        raise ConfigError("plugin", f"wants a flag that there is already: {error}", "uninstall it") from None
+        raise ConfigError("plugin", f"defines a flag that exists already: {error}", "uninstall it") from None
 
 
 def whole_parser(prog: str = "pretrain_dit.py") -> Parser:
-    """Return the parser of all flags of pretrain_dit.py in the standalone host."""
+    """Return a parser of all flags of pretrain_dit.py in the standalone host."""
     parser = standalone_parser(prog)
     own_flags(parser)
     return parser
 
 
 def parse(argv: Sequence[str], parser: Parser | None = None) -> RunConfig:
-    """Return the run that the words ``argv`` ask of the standalone host; raises ConfigError for what it does not know.
+    """Return the run that ``argv`` asks of the standalone host; raises ConfigError for flags that it does not know.
 
-    parser: made for it, with flags of a training script; None: :func:`whole_parser`.
+    parser: one that also knows the flags of a training script; None: :func:`whole_parser`.
     """
     return RunConfig.of(vars((parser or whole_parser()).parse_strictly(argv)))
 
 
 def words_of(run: RunConfig) -> list[str]:
-    """Return a command line of the standalone host that asks for ``run``: the flags that are not at their defaults."""
+    """Return a command line of the standalone host for ``run``: the flags that differ from their defaults."""
     given, words = run.flags(), dict[str, list[str]]()
     for action in whole_parser()._actions:
         value = given.get(action.dest, action.default)
@@ -66,14 +66,16 @@ def words_of(run: RunConfig) -> list[str]:
 
 
 def quiet(args: RunConfig) -> RunConfig:
-    """Return the run that leaves nothing behind: none of its trackers is asked for."""
+    """Return the run without its trackers and other outputs, so that it leaves nothing behind."""
     unused = {row.name: row.default for row in rows() if not row.when_quiet}
     return replace(args, parts={**args.parts, **dict.fromkeys(map(asking, trackers()))}, **unused)
 
 
 def given_in_vain(args: RunConfig, host: Host, is_meant: Callable[[TrackerKind], bool]) -> list[str]:
-    """Return the flags given that ``host`` does nothing with: those of the table, of the trackers that are meant, and
-    of all watchers of other packages."""
+    """Return the flags given that ``host`` ignores.
+
+    They are looked for in the table, in the trackers that ``is_meant`` selects, and in all watchers of other packages.
+    """
     parser = argparse.ArgumentParser(add_help=False)
     adds: list[AddFlags] = [row for row in rows() if host in row.idle_in]
     for add in [*adds, *_of_parts(is_meant)]:

@@ -1,6 +1,7 @@
-"""The weights that a run begins with, where --init-from names some; what was taken of them, and what is new.
+"""The initial weights of a run with --init-from, and a report of which were taken and which are new.
 
-Of a run that trains adapters they are the base: read by every process anew, and held to the digest in its checkpoints.
+If the run trains adapters, they are the base: every process reads them anew and checks them against the digest in the
+run's checkpoints.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ from mindspeed_mm_dit.training.resume import Start, differences, print_rank_0
 
 
 class First(NamedTuple):
-    """What a run begins with."""
+    """The initial weights of a run."""
 
     weights: dict[str, np.ndarray] | None
-    """What each parameter begins as, float32; None where the seed or a checkpoint decides."""
+    """Initial value of each parameter, float32; None if the seed or a checkpoint decides."""
     base: str = ""
-    """Digest of the weights that adapters stand beside; empty without adapters."""
+    """Digest of the base weights of adapters; empty without adapters."""
 
 
 def first_weights(args: RunConfig, start: Start | None) -> First:
-    """Return what a run begins with, by --init-from.
+    """Return the initial weights of a run, as --init-from decides.
 
     Every rank must call this: they read a checkpoint folder together. No model is needed.
 
     Raises:
-        UserError: --init-from cannot be read, not be adapted to this model, or is not the base of the adapters in
+        UserError: --init-from cannot be read, cannot be adapted to this model, or is not the base of the adapters in
             ``start``.
     """
     model: ModelConfig = args.mm.model
@@ -64,12 +65,12 @@ def _check_base(given: str, base: str, start: Start) -> None:
         raise CheckpointError(
             f"--init-from = {given}",
             f"is not the base of the adapters in {start.path}: its digest is {base[:12]}, theirs {there[:12]}",
-            "name the weights that the run began beside",
+            "name the weights that the run started from",
         )
 
 
 def _said(source: GivenWeights, begun: Sequence[Beginning], model: ModelConfig, every_tensor: bool) -> Iterator[str]:
-    """Yield the lines that say what was taken and what is new."""
+    """Yield the lines that report what was taken and what is new."""
     taken = sum(not how for _, _, how in begun)
     yield f"initial weights: {source.path} ({source.format}): {taken} of {len(begun)} tensors as they are"
     for name, value, how in begun:

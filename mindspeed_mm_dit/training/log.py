@@ -1,4 +1,4 @@
-"""What a run says while it trains: MindSpeed-MM's log line, a progress bar, and what trackers keep."""
+"""The output of a run while it trains: MindSpeed-MM's log line, a progress bar, and scalars for trackers."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class StepRecord:
 def format_line(record: StepRecord, now: datetime) -> str:
     """Return the log line of Megatron and MindSpeed-MM, to the letter.
 
-    The loss scale is 1 without fp16, nothing is ever skipped, and zeros are counted by a flag of
-    Megatron's that defaults to off; the fields stay for the programs that parse the line.
+    The loss scale is 1 without fp16, no step is ever skipped, and zeros are counted only with a flag of Megatron's
+    that defaults to off. The fields stay for the programs that parse the line.
     """
     return (
         f" [{now:%Y-%m-%d %H:%M:%S}] iteration {record.iteration:8d}/{record.train_iters:8d} |"
@@ -62,7 +62,7 @@ def format_line(record: StepRecord, now: datetime) -> str:
 
 
 def format_row(record: StepRecord, smoothed: float) -> str:
-    """Return what a person at a terminal wants of the same: no column that is constant, and the time that is left."""
+    """Return a shorter line for a terminal: without the constant columns, and with the time that is left."""
     wide = len(str(record.train_iters))
     nan = f"  {record.nan_iterations} not finite" if record.nan_iterations else ""
     return (
@@ -73,20 +73,20 @@ def format_row(record: StepRecord, smoothed: float) -> str:
 
 
 def time_left(record: StepRecord) -> str:
-    """Return how long the rest of the run takes at the pace of the last interval: 0:12:30, or "2 days, 1:00:00"."""
+    """Return the time that is left at the pace of the last interval, e.g. 0:12:30 or "2 days, 1:00:00"."""
     return str(timedelta(seconds=round((record.train_iters - record.iteration) * record.ms_per_iteration / 1000)))
 
 
 SMOOTHING = 0.9
-"""Weight of the rows before in the smoothed loss of a terminal."""
+"""Weight of the earlier rows in the smoothed loss on a terminal."""
 SECONDS_BETWEEN_ESTIMATES = 60
-"""Of the lines of a log file that say when the run will be done."""
+"""Between the lines of a log file that say how much time is left."""
 
 
 class RunLog:
     """Writes records to standard output, to a progress bar on a terminal, and to trackers.
 
-    A terminal gets short rows; a file or pipe gets Megatron's lines and, every minute, how long the rest will take.
+    A terminal gets short rows; a file or pipe gets Megatron's lines and, every minute, the time that is left.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class RunLog:
         self._bar.update()
 
     def record(self, record: StepRecord) -> None:
-        """Say what the last interval was like."""
+        """Report a log interval."""
         if not self.prints:
             return
         if self._is_read_by_a_person:
@@ -139,17 +139,17 @@ class RunLog:
         self._scalars(record.iteration, scalars if mfu is None else {**scalars, "train/mfu": mfu})
 
     def validation(self, iteration: int, loss: ValidationLoss) -> None:
-        """Say the loss on the images that are held out."""
+        """Report the loss on the held-out images."""
         self.say(loss.line(iteration))
         self._scalars(iteration, loss.scalars())
 
     def picture(self, iteration: int, name: str, pixels: np.ndarray) -> None:
-        """Keep a picture (H, W, 3) uint8."""
+        """Pass a picture (H, W, 3) uint8 to the trackers."""
         for tracker in self._trackers:
             tracker.add_picture(iteration, name, pixels)
 
     def say(self, text: str) -> None:
-        """Print a line without breaking the progress bar; a run that nobody reads any more goes on."""
+        """Print a line without breaking the progress bar; if the reader is gone, the run goes on."""
         if not self.prints:
             return
         try:
@@ -175,8 +175,8 @@ class RunLog:
 
 
 def open_log(args: RunConfig, iteration: int) -> RunLog:
-    """Return the log of a run that starts after ``iteration``; the last rank prints, and has the trackers."""
-    from mindspeed_mm_dit.framework import runtime  # (a launcher, which needs none, imports this file too)
+    """Return the log of a run that starts after ``iteration``; the last rank prints and has the trackers."""
+    from mindspeed_mm_dit.framework import runtime  # (launchers import this file too, and need none)
     from mindspeed_mm_dit.training.trackers.registry import open_trackers
     from mindspeed_mm_dit.training.utilisation import meter
 
@@ -186,7 +186,7 @@ def open_log(args: RunConfig, iteration: int) -> RunLog:
 
 
 def print_nowhere(*streams: int) -> None:
-    """Send to nowhere what is printed to the file descriptors ``streams`` from now on."""
+    """Discard what is printed to the file descriptors ``streams`` from now on."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in streams:
         os.dup2(nowhere, stream)

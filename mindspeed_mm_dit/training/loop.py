@@ -1,7 +1,7 @@
-"""The training loop: batches, step, save, until the last step or until the ranks agree to end.
+"""The training loop: batches, step, save, until the last step or until the ranks agree to stop.
 
-What watches it, the log line, validations, pictures and so on, stands in ``watchers``, and is called at the moments
-that ``watchers/contract.py`` lists.
+Log lines, validations, pictures and so on are the work of ``watchers``. The loop calls them at the moments that
+``watchers/contract.py`` lists.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def train(
     progress: Progress,
     stop: StopRequest,
 ) -> Stop | None:
-    """Run optimizer steps until --train-iters or until the ranks agree to end, save, and return why they ended.
+    """Run optimizer steps until --train-iters or until the ranks agree to stop; save, and return why they stopped.
 
-    ``valid_batches`` is iterated anew for every validation; its batches hold arrays by name, one of them NOISE_SHARE.
+    ``valid_batches`` is iterated anew for every validation; its batches hold arrays by name, one of them NOISE_LEVEL.
 
     Raises:
-        StepError: a step failed, or a validation of several ranks; nothing was saved after it.
-        ConvergenceError: the numbers are no longer finite, and are not saved.
+        StepError: a step failed, or a validation on several ranks; nothing was saved after it.
+        ConvergenceError: loss or gradient are no longer finite; nothing is saved.
     """
     with closing(open_log(args, progress.iteration)) as log:
         run = Run(args, engine, forward_step, valid_batches, progress, stop, log)
@@ -68,7 +68,7 @@ def _train(run: Run, train_batches: Iterator[Any]) -> Stop | None:
 
 
 def _end(run: Run) -> Stop | None:
-    """Save the last state, and return why it is the last; None where --train-iters is reached."""
+    """Save the last state, and return why it is the last; None if --train-iters is reached."""
     run.tell(lambda watcher: watcher.at_end(run))
     ended = run.stop.agree()
     run.catch_up()

@@ -33,7 +33,7 @@ class LearningRate:
         )
 
     def at(self, step: int) -> float:
-        """Return the learning rate of the step after ``step`` finished ones."""
+        """Return the learning rate of the step that follows ``step`` finished ones."""
         if self.warmup_steps > 0 and step <= self.warmup_steps:
             return self.init + (self.peak - self.init) * step / self.warmup_steps
         if self.style == "constant":

@@ -1,4 +1,4 @@
-"""A run that has been, as its folder of checkpoints knows it: its command, and where its steps can be taken from."""
+"""A past run, as its folder of checkpoints records it: its command, and where its steps can be repeated from."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class PastRun:
 
     root: Path
     checkpoint: Path | None
-    """The one that was named, if one was."""
+    """The checkpoint that was named, if any."""
     left: Mapping[str, Any]
-    """What a step that was not finite has left."""
+    """The record of a step that was not finite."""
     flag: str
-    """Which flag of a command named it."""
+    """The flag that named it."""
 
     @classmethod
     def open(cls, flag: str, place: str) -> PastRun:
-        """Return the run whose folder, or a checkpoint in it, ``flag`` has named; raises CheckpointError for others."""
+        """Return the run whose folder, or a checkpoint in it, ``flag`` names; raises CheckpointError for others."""
         given = Path(os.path.realpath(place))
         if not given.is_dir():
             raise CheckpointError(f"{flag} = {given}", "there is no such folder", "name the folder of --save")
@@ -46,9 +46,9 @@ class PastRun:
         return CheckpointStore(self.root).iterations()
 
     def before(self, iteration: int) -> Path | None:
-        """Return the checkpoint that the steps up to ``iteration`` are taken from; None for the beginning of the run.
+        """Return the checkpoint to repeat the steps up to ``iteration`` from; None for the beginning of the run.
 
-        Raises ConfigError for an iteration that none is, and for one that does not come after the checkpoint named.
+        Raises ConfigError if ``iteration`` is below 1, or does not come after the checkpoint that was named.
         """
         if iteration < 1:
             raise ConfigError(f"--iteration = {iteration}", "steps are numbered from 1")
@@ -63,20 +63,20 @@ class PastRun:
         return self.checkpoint
 
     def facts(self, checkpoint: Path | None) -> dict[str, Any]:
-        """Return run.json of ``checkpoint``; of the first that there is, where it is None."""
+        """Return run.json of ``checkpoint``, or of the first checkpoint if it is None."""
         known = [checkpoint] if checkpoint else [CheckpointStore(self.root).path(n) for n in self.iterations[:1]]
         return read_facts(known[0]) if known else {}
 
     def flags(self, checkpoint: Path | None, changed: Sequence[str]) -> RunConfig:
-        """Return the flags that ``checkpoint`` comes from, with those that have ``changed`` since, in their folder."""
+        """Return the flags of the run that wrote ``checkpoint``, with those ``changed`` since; go to its folder."""
         command = self.facts(checkpoint).get(COMMAND) or self.left.get(COMMAND)
         return flags_of(command, changed, self.root, f"{self.flag} = {self.root}")
 
 
 def flags_of(command: Any, changed: Sequence[str], root: Path, what: str) -> RunConfig:
-    """Return the flags of a run's ``command``, and go to the folder that it was started in, told from ``root``.
+    """Return the flags of a run's ``command``, and go to the folder that it was started in, as seen from ``root``.
 
-    Raises CheckpointError for what is no command of a run; ``what`` says where it stood.
+    Raises CheckpointError if ``command`` is not the command of a run; ``what`` says where it was read.
     """
     if not is_command(command):
         raise CheckpointError(
@@ -86,5 +86,5 @@ def flags_of(command: Any, changed: Sequence[str], root: Path, what: str) -> Run
     flags = parse([*command["arguments"], *changed])
     begun_in = root / command["folder"]
     if (begun_in / flags.mm_model).is_file():
-        os.chdir(begun_in)  # where the paths of its flags begin; of a checkpoint that has moved alone, here
+        os.chdir(begun_in)  # its flags' paths start there; here, if only the checkpoint was moved
     return flags

@@ -1,4 +1,4 @@
-"""How far a run is, and its way to disk and back."""
+"""The progress of a run, and saving and restoring it."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from mindspeed_mm_dit.training.run_command import command
 class Progress:
     """Counts steps and samples; saves and restores them with the state of the engine.
 
-    A save that fails is said at once, by the first rank, and costs nothing but itself; all ranks go on alike.
+    If a save fails, the first rank reports it at once and only that save is lost; all ranks go on alike.
     """
 
     def __init__(self, args: RunConfig, engine: Kept, checkpoints: Checkpoints, claim: Claim | None) -> None:
         self.iteration = 0
         self.consumed_samples = 0
         self.words: Sequence[str] | None = None
-        """Flags of the run, where those of this process are a host's."""
+        """Flags of the run, if those of this process are a host's."""
         self._args, self._engine, self._checkpoints = args, engine, checkpoints
         self._saved_iteration: int | None = None
         self._problem: UserError | None = None
@@ -37,7 +37,7 @@ class Progress:
         self._best_before: dict[str, Any] | None = None
         if claim is not None:
             self._claim = claim
-            assert args.save is not None, "which is claimed"
+            assert args.save is not None, "a claim is on --save"
             self._store = CheckpointStore(args.save, args.keep_last, args.save_retain_interval)
             self._writer = checkpoints.Writer(not args.no_async_save, self._give_up_save)
 
@@ -57,7 +57,7 @@ class Progress:
         print_rank_0(f"resumed from {path}: iteration {iteration}, {self.consumed_samples} samples consumed")
 
     def try_save(self) -> None:
-        """Start writing a checkpoint of this iteration, unless there is one already; what goes wrong is said."""
+        """Start writing a checkpoint of this iteration, unless there is one already; a failure is reported."""
         if not self._args.save:
             return
         self._settle()
@@ -72,7 +72,7 @@ class Progress:
         self._saved_iteration = iteration
 
     def keep_if_best(self, loss: float) -> None:
-        """Save this iteration if ``loss``, of its validation, is smaller than all before; it stays until one is."""
+        """Save this iteration if ``loss``, of its validation, is the smallest so far; it stays until a smaller one."""
         if not math.isfinite(loss) or (self._best is not None and loss >= self._best["loss"]):
             return
         self._settle()
@@ -86,7 +86,7 @@ class Progress:
         self._store.commit(iteration, facts)
 
     def let_the_write_end(self) -> None:
-        """Wait for the write under way, whatever becomes of it: the state it holds is a good one."""
+        """Wait for the write under way, since its state is good; ignore whether it fails."""
         if self._args.save:
             self._writer.wait()
 
@@ -104,7 +104,7 @@ class Progress:
             raise _shared(self._problem)
 
     def _settle(self) -> None:
-        """Wait for the write under way; all ranks learn whether it failed."""
+        """Wait for the write under way, and let all ranks know whether it failed."""
         problem = self._writer.wait()
         if runtime.any_rank(problem is not None):
             if self._best is not None and self._best["iteration"] == self._saved_iteration:
@@ -112,14 +112,14 @@ class Progress:
             self._saved_iteration, self._problem = None, problem
 
     def _begin(self) -> bool:
-        """Make an empty folder to write into, on the first rank; return, on all of them, whether that worked."""
+        """Make an empty folder to write into, on the first rank; return on every rank whether that worked."""
         problem: UserError | None = None
         if runtime.rank() == 0:
             try:
                 self._claim.keep()
                 self._store.remove_unfinished()
                 self._store.begin(self.iteration)
-            except ConfigError as error:  # the folder, and what is unfinished in it, is another run's by now
+            except ConfigError as error:  # another run has taken the folder and what is unfinished in it
                 self._problem = problem = error
                 print_rank_0(f"warning: {error}")
             except OSError as error:
@@ -128,7 +128,7 @@ class Progress:
         return not runtime.any_rank(problem is not None)
 
     def _give_up_save(self, problem: CheckpointError) -> None:
-        """Say why the save under way has failed, and give the disk back what it took; called in any thread."""
+        """Report why the save under way failed, and free its disk space; called in any thread."""
         print_rank_0(f"warning: {problem}")
         if runtime.rank() == 0:
             with suppress(OSError):  # a folder that is gone
@@ -141,7 +141,7 @@ def claimed_save(args: RunConfig) -> Iterator[Claim | None]:
     """Hold the --save folder for this run, on the first rank; None without --save.
 
     Raises:
-        ConfigError: it belongs to a run that lives; on every rank.
+        ConfigError: it belongs to a run that is still alive; on every rank.
     """
     if not args.save:
         print_rank_0("warning: without --save nothing of this run is kept")
@@ -157,7 +157,7 @@ def claimed_save(args: RunConfig) -> Iterator[Claim | None]:
         raise _shared(refused)
     try:
         yield claim
-    except KeyboardInterrupt:  # at once, while a write may be under way: released when the process ends
+    except KeyboardInterrupt:  # ends at once, maybe during a write: released when the process ends
         raise
     except BaseException:
         claim.release()
@@ -178,7 +178,7 @@ def open_progress(
 
 
 def _shared(error: UserError | None) -> UserError:
-    """Return the error of the first rank, or what stands for it on the others, as one that all ranks raise."""
-    shared = error or CheckpointError("--save", "the first rank says what is wrong with it")
+    """Return the error of the first rank, or a stand-in on the others, marked as one that all ranks raise."""
+    shared = error or CheckpointError("--save", "the first rank reports what is wrong with it")
     shared.is_shared = True
     return shared

@@ -1,4 +1,4 @@
-"""Training logs of this project and its relatives, read as loss curves."""
+"""Read loss curves from the logs of this project and related ones."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ VALIDATION_SCALARS = {
     HELD_OUT: ("valid/loss", "lm loss validation", "loss validation"),
     **{name_of(quarter): (scalar_of(quarter), f"{name_of(quarter)} validation") for quarter in QUARTERS},
 }
-"""What is read of a validation, and its names in TensorBoard: ours, and Megatron's of ours."""
+"""Curves of a validation, and their names in TensorBoard: ours, and what Megatron makes of ours."""
 
 KNOWN_FORMATS = (
     "this project's and MindSpeed-MM's ('iteration 20/ 800 | ... | loss: 1.0E+00 |')",
@@ -52,7 +52,7 @@ class Curve:
     """Losses by step."""
 
     label: str
-    """What they are called in a picture."""
+    """Their name in a picture."""
     steps: np.ndarray
     """(N,) int64, ascending."""
     losses: np.ndarray
@@ -60,10 +60,10 @@ class Curve:
 
 
 def read_curve(path: str | Path) -> Curve:
-    """Read the losses of a run from its log file or TensorBoard folder; of a step logged twice, the later value.
+    """Read the losses of a run from its log file or TensorBoard folder; if a step was logged twice, the later value.
 
     Raises:
-        DataError: the log cannot be read, or holds no loss in a known format, or a step or loss that is no number.
+        DataError: the log cannot be read, holds no loss in a known format, or holds a step or loss that is no number.
     """
     path = _place(path)
     found = _first(_read_folder(path), TRAINING_SCALARS) if is_folder(path) else _read_text(path, parse_losses)
@@ -73,7 +73,7 @@ def read_curve(path: str | Path) -> Curve:
 
 
 def read_steps(path: str | Path) -> dict[int, tuple[float, float]]:
-    """Read loss and gradient norm by step, of this project's and MindSpeed-MM's log or TensorBoard folder.
+    """Read loss and gradient norm by step from a log or TensorBoard folder of this project or MindSpeed-MM.
 
     Raises:
         DataError: the log cannot be read, or holds none.
@@ -94,9 +94,9 @@ def _parse_grad_norms(lines: Iterable[str]) -> dict[int, float]:
 
 
 def read_validation(path: str | Path) -> list[Curve]:
-    """Read what a run said of held-out images, in the places of ``read_curve``: the mean, then each quarter of the way.
+    """Read the validation losses of a run, from the places of ``read_curve``: the mean, then each quarter.
 
-    Logs of before the quarters have the mean alone; where nothing was validated, the list is empty.
+    Logs from before the quarters have only the mean; if nothing was validated, the list is empty.
     """
     path = _place(path)
     if is_folder(path):
@@ -108,7 +108,7 @@ def read_validation(path: str | Path) -> list[Curve]:
 
 
 def _place(path: str | Path) -> Path:
-    """Return ``path``, or the TensorBoard folder in it where it is the folder of a run."""
+    """Return the TensorBoard folder in ``path`` if it is the folder of a run, else ``path``."""
     below = Path(path) / "tensorboard"
     return below if is_folder(below) else Path(path)
 
@@ -119,9 +119,9 @@ def _curve(label: str, losses: dict[int, float]) -> Curve:
 
 
 def parse_losses(lines: Iterable[str]) -> dict[int, float]:
-    """Return step -> loss of a log's lines in whichever known format they have; empty if in none.
+    """Return step -> loss from the lines of a log in any known format; empty if the format is unknown.
 
-    Raises ValueError for a step or loss that is no number that a run can have.
+    Raises ValueError for a step or loss that is no number, or a step that no run can have.
     """
     lines = list(lines)
     for pattern in (_MEGATRON, _PUBLISHED_DIT):
@@ -132,7 +132,7 @@ def parse_losses(lines: Iterable[str]) -> dict[int, float]:
 
 
 def parse_validation(lines: Iterable[str]) -> dict[str, dict[int, float]]:
-    """Return step -> loss of held-out images by name, of this project's lines and Megatron's.
+    """Return step -> loss on held-out images, by name, from this project's lines and Megatron's.
 
     Raises ValueError as ``parse_losses`` does.
     """
@@ -157,7 +157,7 @@ def _read_text(path: Path, parse: Callable[[Iterable[str]], Found]) -> Found:
 
 
 def _check_regular(path: Path) -> None:
-    """Raise DataError for a pipe or a device, which would be read for ever; what is not there is for the reader."""
+    """Raise DataError for a pipe or a device, which would be read forever; the reader reports a missing file."""
     try:
         if os.path.lexists(path):
             check_file(path)
@@ -166,14 +166,14 @@ def _check_regular(path: Path) -> None:
 
 
 def _step(text: str) -> int:
-    """Return a step; raises ValueError for one that is no whole number up to 2**63 - 1."""
+    """Return a step; raises ValueError unless it is a whole number up to 2**63 - 1."""
     if not text.isdecimal() or len(text) > 30 or int(text) > LARGEST:
         raise ValueError(f"holds a step that no run reaches: {shown(text)}")
     return int(text)
 
 
 def _loss(text: str) -> float:
-    """Return a loss; raises ValueError, with words for a user, for what is no number."""
+    """Return a loss; raises ValueError, with a message for users, unless it is a number."""
     try:
         return float(text)
     except ValueError:
@@ -187,12 +187,12 @@ def _read_folder(path: Path) -> dict[str, dict[int, float]]:
 
 
 def _first(scalars: dict[str, dict[int, float]], names: Iterable[str]) -> dict[int, float]:
-    """Return step -> value of the first of ``names`` that is there."""
+    """Return step -> value of the first of ``names`` that exists."""
     return next((scalars[name] for name in names if scalars.get(name)), {})
 
 
 def _mindspore_losses(lines: list[str]) -> dict[int, float]:
-    """Read lines that count epochs and, unless they give the global step, steps within one."""
+    """Read lines that give the global step, or else the epoch and the step in it."""
     matches = [(m, _GLOBAL_STEP.search(m.string)) for m in map(_MINDSPORE.search, lines) if m]
     places = [(_step(m[1]), _step(m[2])) for m, _ in matches]
     first_epoch = min((epoch for epoch, _ in places), default=0)
@@ -204,14 +204,14 @@ def _mindspore_losses(lines: list[str]) -> dict[int, float]:
 
 
 def _steps_per_epoch(places: list[tuple[int, int]]) -> int:
-    """Return the largest step seen, or 0 where steps go on counting from one epoch to the next."""
+    """Return the largest step seen, or 0 if steps keep counting from one epoch to the next."""
     steps = [step for _, step in places]
     starts_again = any(b[0] > a[0] and b[1] <= a[1] for a, b in pairwise(places))
     return max(steps) if starts_again else 0
 
 
 def _table_losses(lines: list[str]) -> dict[int, float]:
-    """Read a table between tabs with the columns step and loss."""
+    """Read a tab-separated table with the columns step and loss."""
     heads = lines[0].split("\t") if lines else []
     if not {"step", "loss"} <= set(heads):
         return {}
@@ -222,7 +222,7 @@ def _table_losses(lines: list[str]) -> dict[int, float]:
 
 
 def read_scalar(folder: str | Path, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return (steps, values) of a scalar in a TensorBoard folder; of a step written twice, the later value."""
+    """Return (steps, values) of a scalar in a TensorBoard folder; if a step was written twice, the later value."""
     by_step = read_scalars(folder).get(name, {})
     return np.array(list(by_step), int), np.array(list(by_step.values()), float)
 

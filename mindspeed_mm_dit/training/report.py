@@ -1,4 +1,4 @@
-"""What a finished run leaves to look at: loss curve, sample grid, score, and where everything is."""
+"""The report of a finished run: loss curve, sample grid, score, and where everything is."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mindspeed_mm_dit.training.exit_codes import USER_ERROR
 
 @dataclass(frozen=True)
 class ReportJob:
-    """What the drawing process has to know; it travels as JSON."""
+    """What the process that draws needs to know; it is passed as JSON."""
 
     save: str
     tensorboard_dir: str | None
@@ -35,38 +35,38 @@ class ReportJob:
     seed: int
     bf16: bool
     source: str | None
-    """Which built-in data it learned, which samples can be scored by."""
+    """The built-in data that it learned, by which samples can be scored."""
     examples: dict[str, list[Any]]
-    """What to draw, by item."""
+    """The conditions to sample, by item."""
     shapes: list[Sequence[int]]
-    """In which shapes; empty: in the model's own."""
+    """The shapes of the samples; empty: the model's own."""
 
 
 def _plain(examples: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """Return ``examples`` as JSON has them: vectors are lists."""
+    """Return ``examples`` in JSON's types: vectors become lists."""
     return {
         item: [own.tolist() if isinstance(own, np.ndarray) else own for own in some] for item, some in examples.items()
     }
 
 
 SHAPES_SHOWN = 6
-"""Buckets in which samples are drawn."""
+"""Most buckets that are sampled."""
 SAMPLES = 200
-"""At most so many are drawn."""
+"""Most samples of a report."""
 
 
 def _computes_in_bf16(args: RunConfig) -> bool:
     precision: Precision | None = args.mm.precision
-    return bool(args.bf16) if precision is None else precision.compute == "bf16"  # (None: the host goes by the flag)
+    return bool(args.bf16) if precision is None else precision.compute == "bf16"  # (None: the host uses the flag)
 
 
 def report(args: RunConfig) -> None:
     """Draw and print what --report asks for, on the first rank, once training has reached --train-iters.
 
-    ``args.begun_at``: the iteration that this process started from. Nothing is drawn of a run that was complete by
-    then, nor, unless it is asked for, where drawing takes longer than the training took. What is drawn is drawn in a
-    process of its own: this one has left its job, and MindSpore computes nothing after that. A report that cannot be
-    drawn ends this one with code 2.
+    ``args.begun_at``: the iteration that this process started from. Nothing is drawn if the run was complete by then,
+    or if drawing would take longer than the training took, unless --report asks for it. A separate process draws,
+    since this one has left its job, and MindSpore computes nothing after that. If drawing fails, this process exits
+    with code 2.
     """
     if not args.report or not args.save or runtime.rank() != 0:
         return
@@ -106,10 +106,10 @@ def report(args: RunConfig) -> None:
 
 
 def _why_nothing(args: RunConfig) -> str:
-    """Return why nothing is drawn, "" where something is.
+    """Return why nothing is drawn, or "" if something is.
 
-    A training step takes the network three times as long as an answer (forward, and twice that backward), a sample at
-    most two answers a step, with guidance.
+    A training step costs three forward passes (one forward, two's worth backward). A sample costs at most two per
+    step, with guidance.
     """
     trained = (args.train_iters - args.begun_at) * args.global_batch_size
     if trained <= 0:
@@ -120,7 +120,7 @@ def _why_nothing(args: RunConfig) -> str:
 
 
 def how_to_resume(args: RunConfig, iteration: int) -> str:
-    """Return the line that a run stopped at ``iteration`` ends with."""
+    """Return the last line of a run that stopped at ``iteration``."""
     if not args.save:
         return f"stopped at iteration {iteration} of {args.train_iters}"
     how = "the same command" if args.load == args.save else f"--load {args.save}"

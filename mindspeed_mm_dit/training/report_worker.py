@@ -1,4 +1,4 @@
-"""The process that draws a report: ``python -m mindspeed_mm_dit.training.report_worker JOB``, JOB being JSON."""
+"""The process that draws a report: ``python -m mindspeed_mm_dit.training.report_worker JOB``, with JOB in JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.framework.launched import follow_to_death
 
-follow_to_death(signal.SIGTERM)  # a run that is ended leaves nothing behind
+follow_to_death(signal.SIGTERM)  # a run that is killed leaves no process behind
 JOB = json.loads(sys.argv[1])
 activate(JOB["ai_framework"])  # before anything that needs a framework
 
@@ -32,11 +32,11 @@ from mindspeed_mm_dit.training.read_logs import Curve, read_scalar, read_validat
 from mindspeed_mm_dit.training.report import ReportJob
 
 SAMPLES_PER_CLASS, SAMPLES_SHOWN = 20, 10
-"""Drawn of each class, and shown of these."""
+"""Samples per class, and how many of them are shown."""
 
 
 def draw(job: ReportJob) -> None:
-    """Draw loss curve and sample grid, score them, and say where everything is."""
+    """Draw loss curve and sample grid, score the samples, and print where everything is."""
     folder = Path(job.save).parent
     lines = [("checkpoints", job.save)]
     if job.tensorboard_dir:
@@ -61,14 +61,14 @@ def draw(job: ReportJob) -> None:
 
 
 def _next_command(job: ReportJob) -> str:
-    """Return the command that draws more samples, by the sampler of the report."""
+    """Return the command that draws more samples, with the sampler of the report."""
     asked = ["--prompt", job.examples["caption"][0]] if job.examples.get("caption") else []
     how = ["--sampler", job.sampler, "--steps", str(job.steps), "--output", f"{Path(job.save).parent}/more.png"]
     return shlex.join(["mm-dit", "sample", "--checkpoint", job.save, *asked, *how])
 
 
 def _draw_samples(job: ReportJob, picture: Path) -> str:
-    """Draw the picture of samples, and return their score; or, where the text encoder cannot run, what to do."""
+    """Draw the picture of samples, and return their score, or what to do if the text encoder cannot run."""
     _, config, names = describe(job.save, None)
     conditions = config.predictor.conditions
     built_in = BUILT_IN.get((job.source or "", *conditions.items))

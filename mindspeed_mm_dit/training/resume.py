@@ -1,4 +1,4 @@
-"""Where a run starts: the checkpoint of --load that is whole and fits this run, or the beginning."""
+"""Find where a run starts: at a checkpoint of --load that is complete and fits this run, or at the beginning."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from mindspeed_mm_dit.training.contract import Checkpoints
 
 
 class Start(NamedTuple):
-    """The checkpoint that a run goes on from."""
+    """The checkpoint that a run resumes from."""
 
     path: Path
     iteration: int
     facts: dict[str, Any]
-    """Its run.json; empty where another program wrote it."""
+    """Its run.json; empty if another program wrote the checkpoint."""
 
 
 def find_start(args: RunConfig, checkpoints: Checkpoints) -> Start | None:
-    """Return the newest undamaged checkpoint of --load, known to fit this run; None starts anew.
+    """Return the newest undamaged checkpoint of --load, after checking that it fits this run; None starts anew.
 
-    Every rank must call this: they share the reading. No model is needed. ``checkpoints``: the module that reads the
-    framework's.
+    Every rank must call this: they share the reading. No model is needed. ``checkpoints``: the framework's module of
+    checkpoints.
 
     Raises:
         CheckpointError: --load cannot be resumed from, or belongs to another model.
-        ConfigError: --save holds the checkpoints of another run, which this one would mix with its own.
+        ConfigError: --save holds checkpoints of another run, which would get mixed with those of this one.
     """
     try:
         start = _newest(args.load, args.save, checkpoints) if args.load else None
@@ -63,33 +63,33 @@ def _newest(load: str, save: str | None, checkpoints: Checkpoints) -> Start | No
     if iteration is not None:
         path = store.path(iteration)
         if not checksums.are_in(path):
-            print_rank_0(f"note: {path} has no checksums, so whether it is what was written is not known")
+            print_rank_0(f"note: {path} has no checksums, so it cannot be checked for damage")
         return Start(path, iteration, read_facts(path))
     content = _content(load)
     if content and not same_folder(load, save):
         raise CheckpointError(
             f"--load = {load}",
             f"holds no checkpoint of a run (iter_0001000 and the like): it holds {content}",
-            "name the folder that --save named; mm-dit convert makes one of weights in another format",
+            "name the folder that --save named; mm-dit convert makes one from weights in another format",
         )
     print_rank_0(f"no checkpoint in {load}{f' (it holds {content})' if content else ''}: starting anew")
     return None
 
 
 def _problem_on_any_rank(problem_of: Callable[..., str | None], path: Path) -> str | None:
-    """Return what is wrong with the checkpoint ``path``, on every rank alike; they share the reading."""
+    """Return what is wrong with the checkpoint ``path``, the same on every rank; they share the reading."""
     problem = problem_of(path, runtime.rank(), runtime.world_size())
     if not runtime.any_rank(problem is not None):
         return None
-    if runtime.rank() == 0:  # which says it
+    if runtime.rank() == 0:  # which reports it
         problem = problem or problem_of(path)
     return problem or "another rank finds it damaged"
 
 
 def check_fits(args: RunConfig, start: Start, checkpoints: Checkpoints) -> None:
-    """Raise CheckpointError for a checkpoint of another model, of another optimizer or without its state.
+    """Raise CheckpointError if the checkpoint is of another model or optimizer, or lacks the optimizer's state.
 
-    What else has changed since is printed.
+    Other changes since then are printed.
     """
     path, _, facts = start
     check_classes(facts, args.mm.classes, path)
@@ -109,8 +109,7 @@ def check_fits(args: RunConfig, start: Start, checkpoints: Checkpoints) -> None:
 
 
 def _check_adapters(here: Mapping[str, Any] | None, there: Mapping[str, Any] | None, path: Path) -> None:
-    """Raise CheckpointError for adapters that were made otherwise than this run's; who the base is shows once it is
-    read."""
+    """Raise CheckpointError if the adapters differ in kind from this run's; their base is checked once it is read."""
     if (here is None) != (there is None):
         reason = (
             "holds adapters (LoRA), and this run trains" if here is None else "holds no adapters, and this run trains"
@@ -118,18 +117,18 @@ def _check_adapters(here: Mapping[str, Any] | None, there: Mapping[str, Any] | N
         raise CheckpointError(
             f"--load = {path}", f"{reason} {'the whole network' if here is None else 'some'}",
             "pass --lora-target-modules and --init-from as that run did" if here is None
-            else "begin beside it: --init-from instead of --load",
+            else "start from its weights: --init-from instead of --load",
         )  # fmt: skip
     for flag in (name for name in here or () if name.startswith("--")):
         if here and there and _plain(here[flag]) != _plain(there.get(flag)):
             raise CheckpointError(
                 f"{flag} = {_shown(here[flag])}", f"{path} holds adapters made with {_shown(there.get(flag))}",
-                "go on with that one, or choose another --load and --save",
+                "use that value, or choose another --load and --save",
             )  # fmt: skip
 
 
 def _plain(value: Any) -> Any:
-    """Return patterns as every host writes them; another value as it is."""
+    """Return patterns in the form that all hosts share; other values as they are."""
     return without_lists(map(str, value)) if isinstance(value, list) else value
 
 
@@ -138,7 +137,7 @@ def _shown(value: Any) -> str:
 
 
 def _check_frozen(here: str, kept: Any, path: Path) -> None:
-    """Raise CheckpointError where the optimizer has left no state of what this run trains."""
+    """Raise CheckpointError if the optimizer's state is of a run with other frozen parameters."""
     there = kept.get("--freeze", "") if isinstance(kept, dict) else ""
     if _plain(here.split()) != _plain(there.split()):
         raise CheckpointError(
@@ -148,21 +147,23 @@ def _check_frozen(here: str, kept: Any, path: Path) -> None:
 
 
 def _check_power_ema(stds: Sequence[float], kept: Sequence[float], path: Path) -> None:
-    """Raise ConfigError where the run keeps averages of other widths than the checkpoint; say which begin and end."""
+    """Raise ConfigError if the run keeps EMAs of other widths than the checkpoint; print if they begin or end here."""
     power_ema.check_stds(stds, kept, str(path))
     if stds and not kept:
-        print_rank_0(f"note: {path} has no power-function averages; they begin with its weights, as if never others")
+        print_rank_0(
+            f"note: {path} has no power-function averages; they begin with its weights, as if these had never changed"
+        )
     if kept and not stds:
         print_rank_0(f"note: the power-function averages of {path} end here: --power-ema-stds is not given")
 
 
 def _check_optimizer(name: str, there: str, path: Path) -> None:
-    """Raise CheckpointError where another optimizer has left its state."""
+    """Raise CheckpointError if the checkpoint holds the state of another optimizer."""
     if name != there:
         raise CheckpointError(
             f"--load = {path}",
             f"holds the state of --optimizer {there}, and this run steps by {name}",
-            "use that one, or pass --no-load-optim to start anew",
+            "use that one, or pass --no-load-optim to start the state anew",
         )
 
 
@@ -172,7 +173,7 @@ def same_folder(load: str | None, save: str | None) -> bool:
 
 
 def check_is_free(store: CheckpointStore, iteration: int) -> None:
-    """Raise ConfigError where the folder to save to holds later checkpoints than ``iteration``, of another run."""
+    """Raise ConfigError if the --save folder holds checkpoints of another run, later than ``iteration``."""
     there = store.iterations()
     if there and there[-1] > iteration:
         raise ConfigError(
@@ -183,7 +184,7 @@ def check_is_free(store: CheckpointStore, iteration: int) -> None:
 
 
 def _check_model(model: ModelConfig, kept: Mapping[str, Any], path: Path) -> None:
-    """Raise CheckpointError where predictor or diffusion are not those the checkpoint was trained with."""
+    """Raise CheckpointError if predictor or diffusion are not those that the checkpoint was trained with."""
     there = model_config_from_mapping(kept, f"{path}/run.json: model")
     changed = differences(there, model, ("predictor", "diffusion"))
     if changed:
@@ -195,7 +196,7 @@ def _check_model(model: ModelConfig, kept: Mapping[str, Any], path: Path) -> Non
 
 
 def differences(there: ModelConfig, here: ModelConfig, sections: Sequence[str]) -> list[str]:
-    """Return, in words, what ``sections`` of two model.json say otherwise; how often labels are dropped may differ."""
+    """Return, in words, how ``sections`` of two model.json differ; the dropout of labels may differ."""
     return [
         f"{section}.{name} is {value!r} there and {other!r} here"
         for section in sections
@@ -205,7 +206,7 @@ def differences(there: ModelConfig, here: ModelConfig, sections: Sequence[str]) 
 
 
 def _pairs(there: Any, here: Any) -> list[tuple[str, Any, Any]]:
-    """Return (field, value there, value here) of a section; of sections of different kinds that which says so."""
+    """Return (field, value there, value here) of a section; only ``model_id`` if their kinds differ."""
     names = [field.name for field in dataclasses.fields(there)] if type(there) is type(here) else ["model_id"]
     return [(name, getattr(there, name), getattr(here, name)) for name in names]
 
@@ -217,7 +218,7 @@ def _content(folder: str) -> str:
 
 def say_on_this_rank(text: str) -> None:
     """Print on whichever rank this is."""
-    with suppress(OSError):  # nobody reads it any more
+    with suppress(OSError):  # the reader is gone
         print(text, flush=True)
 
 

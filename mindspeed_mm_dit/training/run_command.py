@@ -1,4 +1,4 @@
-"""What a run leaves so that one of its steps can be computed again: its command, and which step was not finite."""
+"""What a run records so that a step can be computed again: its command, and which step was not finite."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from mindspeed_mm_dit.checkpoint.relative_paths import COMMAND, below
 from mindspeed_mm_dit.errors import CheckpointError
 
 NOT_FINITE = "not_finite.json"
-"""Beside the checkpoints: the step that was not finite, with the command of its run."""
+"""File beside the checkpoints: the step that was not finite, with the command of its run."""
 
 
 def command(save: str, words: Sequence[str] | None = None) -> dict[str, Any]:
-    """Return the command of this run: paths inside the folder that it was started in begin there.
+    """Return the command of this run, with paths inside the folder that it was started in relative to that folder.
 
-    words: its flags, where those of this process are a host's.
-    That folder is told from ``save``, the --save folder, where this is inside it: both may move, and name no machine.
+    words: its flags, if those of this process are a host's.
+    If ``save``, the --save folder, is inside that folder, the folder is recorded relative to it: then both may move,
+    and no machine is named.
     """
     here, there = os.getcwd(), os.path.realpath(save)
     is_inside = os.path.commonpath([here, there]) == here
@@ -32,8 +33,8 @@ def command(save: str, words: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def leave(save: str | None, iteration: int, loss: float, grad_norm: float) -> None:
-    """Keep which step was not finite, on the first rank; a disk that fails keeps nothing."""
-    from mindspeed_mm_dit.framework import runtime  # (who looks for it may not know yet which framework the run's is)
+    """Record which step was not finite, on the first rank; if the disk fails, nothing is recorded."""
+    from mindspeed_mm_dit.framework import runtime  # (a reader may not know the run's framework yet)
 
     if not save or runtime.rank() != 0:
         return
@@ -43,9 +44,9 @@ def leave(save: str | None, iteration: int, loss: float, grad_norm: float) -> No
 
 
 def found(folder: Path) -> dict[str, Any]:
-    """Return what ``leave`` has left in a folder of checkpoints, {} where no step was not finite.
+    """Return the record that ``leave`` made in a folder of checkpoints, or {} if all steps were finite.
 
-    Raises CheckpointError where it is something else.
+    Raises CheckpointError if the file is something else.
     """
     try:
         facts = json.loads((folder / NOT_FINITE).read_text(encoding="utf-8"))
@@ -59,7 +60,7 @@ def found(folder: Path) -> dict[str, Any]:
 
 
 def is_command(value: Any) -> bool:
-    """Return whether ``value`` is a command as ``command`` gives it."""
+    """Return whether ``value`` has the form that ``command`` returns."""
     return (
         isinstance(value, dict)
         and isinstance(value.get("folder"), str)

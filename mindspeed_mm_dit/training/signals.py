@@ -1,4 +1,4 @@
-"""What asks a run to end before its last step, and how all ranks hear of it: a signal, time, an error, a watcher."""
+"""Requests to end a run early (a signal, the time, an error, a watcher), and how all ranks learn of them."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from mindspeed_mm_dit.training.exit_codes import SIGNALS, USER_ERROR
 from mindspeed_mm_dit.training.log import print_nowhere
 
 LAUNCHER_SECONDS = 1.0
-"""torchrun passes on a Ctrl-C that the terminal has sent to every process already: so soon after, it is the same."""
+"""The terminal sends Ctrl-C to every process, and torchrun passes it on again: within this time it is the same one."""
 
 
 @dataclass(frozen=True)
 class Stop:
-    """Why a run ends before its last step; the same on every rank, but for ``error``."""
+    """Why a run ends before its last step; the same on every rank, except ``error``."""
 
     reason: str
     """In words for the log."""
     code: int
-    """Exit code of every rank: 128 and the signal's number, 0 when its time is over, or 2 after an error."""
+    """Exit code of every rank: 128 + the signal's number, 0 when its time is over, or 2 after an error."""
     error: UserError | None = None
     """What went wrong on this rank."""
 
@@ -35,7 +35,7 @@ class Stop:
 class StopRequest:
     """While entered, notes SIGTERM, SIGHUP, SIGQUIT and the first SIGINT; the ranks agree on them before each step.
 
-    ``minutes``: after which the run is to end as well, counted from now; None: it has all the time there is.
+    ``minutes``: time limit of the run, counted from now; None: no limit.
     """
 
     def __init__(self, minutes: int | None = None) -> None:
@@ -51,14 +51,14 @@ class StopRequest:
     def __enter__(self) -> StopRequest:
         for number in SIGNALS:
             if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
-                continue  # nohup: the run is to outlive its shell
+                continue  # nohup: the run outlives its shell
             self._before[number] = signal.signal(number, self._note_signal)
         return self
 
     def _note_signal(self, number: int, frame: FrameType | None) -> None:
         self._signals.add(signal.Signals(number))
         if number == signal.SIGHUP:
-            print_nowhere(*(s for s in (1, 2) if stat.S_ISCHR(os.fstat(s).st_mode)))  # a terminal, and gone
+            print_nowhere(*(s for s in (1, 2) if stat.S_ISCHR(os.fstat(s).st_mode)))  # a terminal that is gone
         if number != signal.SIGINT:
             return
         if self._interrupted_at is None:
@@ -70,15 +70,15 @@ class StopRequest:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         if isinstance(error, RuntimeError) and self._interrupted_at is not None and not self._have_agreed:
-            raise KeyboardInterrupt from error  # it had ended another rank, which was not here yet
+            raise KeyboardInterrupt from error  # Ctrl-C ended another rank, which had not got here yet
 
     def note(self, error: Exception) -> None:
-        """Keep an error that has left the weights as they were, until the ranks agree to end."""
+        """Keep an error that left the weights unchanged, until the ranks agree to stop."""
         if self._error is None:
             self._error = error if isinstance(error, UserError) else _named(error)
 
     def ask(self, reason: str) -> None:
-        """Ask for an end in good order, with code 0; every rank must ask, with the same words."""
+        """Ask for an orderly end, with code 0; every rank must ask, with the same words."""
         self._asked = reason
 
     @property
@@ -87,7 +87,7 @@ class StopRequest:
         return self._error
 
     def agree(self) -> Stop | None:
-        """Return why every rank is to end now, None to go on; every rank must call this equally often."""
+        """Return why every rank must stop now, or None to go on; every rank must call this equally often."""
         is_over = time.monotonic() >= self._over_at
         asked = runtime.each_on_any_rank(
             [self._error is not None, is_over, *(number in self._signals for number in SIGNALS)]
@@ -105,7 +105,7 @@ class StopRequest:
 
 
 def _named(error: Exception) -> UserError:
-    """Return an error of the operating system or of a library as one that a user can meet."""
+    """Return an error of the operating system or of a library as a UserError."""
     named = DataError("a batch", f"could not be made: {type(error).__name__}: {error}")
     named.__cause__ = error
     return named

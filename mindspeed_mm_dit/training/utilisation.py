@@ -1,4 +1,4 @@
-"""How much of the hardware a run uses: images per second as a share of the peak."""
+"""How much of the hardware a run uses: its MFU, as a fraction of the peak."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mindspeed_mm_dit.training.data_set import open_data_set
 
 
 def meter(args: RunConfig) -> Callable[[float], float | None]:
-    """Return MFU as a function of the images per second of all ranks; None where the peak is unknown."""
+    """Return MFU as a function of the images per second of all ranks; it gives None if the peak is unknown."""
     precision = args.mm.precision
     assert precision is not None
     peak = args.peak_tflops or peak_tflops(runtime.device_name(), precision.compute)

@@ -317,7 +317,7 @@ def test_a_model_that_the_weights_did_not_learn_is_refused(trained, tmp_path, ca
     flags = ["--model", f"{tmp_path}/model.json", "--output", f"{tmp_path}/o.npz"]
     assert sample("--checkpoint", f"{trained}/checkpoints", *flags) == 2
     said = capsys.readouterr().err
-    assert message in said and "was trained with" in said and "leave --model out" in said
+    assert message in said and "was trained with" in said and "leave out --model" in said
 
 
 def test_lists_of_classes():

@@ -47,7 +47,7 @@ def test_it_is_trained_and_sampled(framework, config):
 
 
 def test_it_is_validated(framework, config, monkeypatch):
-    """Nothing is learned yet: a network that says 0 misses the pixels by as much at every share of noise."""
+    """Nothing is learned yet: a network that says 0 misses the pixels by as much at every noise level."""
     from mindspeed_mm_dit.framework import runtime
     from mindspeed_mm_dit.models.composite import DiTModel
     from mindspeed_mm_dit.training.signals import StopRequest

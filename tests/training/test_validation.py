@@ -1,4 +1,4 @@
-"""The loss of a validation by share of noise: its arithmetic, its log line, and the line read back."""
+"""The loss of a validation by noise level: its arithmetic, its log line, and the line read back."""
 
 from __future__ import annotations
 

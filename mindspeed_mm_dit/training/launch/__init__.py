@@ -1,1 +1,1 @@
-"""How a run starts its processes: alone, by torchrun or by msrun. No framework."""
+"""Start the processes of a run: one alone, or several with torchrun or msrun. No framework."""

@@ -1,6 +1,7 @@
-"""Start a run of a config folder, as ``mm-dit train`` and through it examples/dit/pretrain.sh do.
+"""Start a run of a config folder, as ``mm-dit train`` does, and through it examples/dit/pretrain.sh.
 
-The variables AI_FRAMEWORK, NPUS_PER_NODE, NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT and MM_TOOL say how.
+The environment variables AI_FRAMEWORK, NPUS_PER_NODE, NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT and MM_TOOL
+configure it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def train(config: str, flags: Sequence[str]) -> int:
 
     config: a folder, or the name of an embedded one. flags: override those of its train.args.
     """
-    end_at_once_when_interrupted()  # until a launcher takes it, which then passes it on
+    end_at_once_when_interrupted()  # until a launcher handles the signal and passes it on
     framework = os.environ.get("AI_FRAMEWORK") or FRAMEWORKS[0]
     if framework not in FRAMEWORKS:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The variables of examples/dit/pretrain.sh: how many processes on how many nodes, and where they meet."""
+"""The environment variables of examples/dit/pretrain.sh: how many processes and nodes, and where they meet."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ LOOPBACK = "127.0.0.1"
 
 
 def free_port() -> int:
-    """Return a port of the loopback address that nobody listens on."""
+    """Return a free port of the loopback address."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         return int(probe.getsockname()[1])
 
 
 def check_port(address: str, port: int, cure: str) -> None:
-    """Raise ConfigError where nobody could listen on ``port`` of ``address`` ("" for all of this machine's)."""
+    """Raise ConfigError if ``port`` of ``address`` ("" for all of this machine's) cannot be listened on."""
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that was used until just now is free
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port used until just now counts as free
         try:
             probe.bind((address, port))
             probe.listen()
@@ -33,7 +33,7 @@ def check_port(address: str, port: int, cure: str) -> None:
 
 
 DEFAULT_PORT = 6000
-"""Of several nodes, which have to name the same; a single node takes a free one."""
+"""Port for several nodes, which must all name the same one; a single node takes a free one."""
 MAX_NODES = 16384
 MAX_THREADS_A_CORE = 16
 PROCESS_BYTES = 200 * 2**20
@@ -44,12 +44,12 @@ WAIT_SECONDS = 600
 
 @dataclass(frozen=True)
 class Launch:
-    """What a launcher has to start on this node."""
+    """What a launcher starts on this node."""
 
     processes: int
     """Processes on this node."""
     nodes: int
-    """Nodes, each with as many processes."""
+    """Nodes, each with this number of processes."""
     node_rank: int
     """Number of this node."""
     address: str
@@ -64,7 +64,7 @@ class Launch:
 
 
 def read_launch(environment: Mapping[str, str], default_processes: Callable[[], int]) -> Launch:
-    """Return what the variables ask for; ``default_processes`` is asked where NPUS_PER_NODE is not set.
+    """Return what the variables ask for; ``default_processes`` is called if NPUS_PER_NODE is not set.
 
     Raises:
         ConfigError: naming the variable, its value and the reason.
@@ -86,7 +86,7 @@ def read_launch(environment: Mapping[str, str], default_processes: Callable[[], 
 
 
 def say_whom_it_waits_for(launch: Launch) -> None:
-    """Say that this node waits for others, where there are any."""
+    """Print that this node waits for others, if there are any."""
     if launch.nodes > 1:
         print(
             f"node {launch.node_rank} of {launch.nodes}: waiting up to {WAIT_SECONDS // 60} minutes for "
@@ -97,7 +97,7 @@ def say_whom_it_waits_for(launch: Launch) -> None:
 
 
 def threads_of(processes: int) -> int:
-    """Return the threads of a process: they share the cores; more than cores would get in each other's way."""
+    """Return the threads per process: processes share the cores, and more threads than cores slow each other down."""
     return max(_cores() // processes, 1)
 
 
@@ -106,8 +106,8 @@ def _check_processes(processes: int) -> None:
     if processes * PROCESS_BYTES > memory:
         raise ConfigError(
             f"NPUS_PER_NODE = {processes}",
-            f"so many processes take {processes * PROCESS_BYTES / 2**30:,.0f} GiB before they train anything, and this "
-            f"machine has {memory / 2**30:,.0f} GiB",
+            f"this many processes take {processes * PROCESS_BYTES / 2**30:,.0f} GiB before they train anything, and "
+            f"this machine has {memory / 2**30:,.0f} GiB",
         )
     if processes > _cores():
         print(

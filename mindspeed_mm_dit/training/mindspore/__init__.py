@@ -1,1 +1,1 @@
-"""The train step on MindSpore: compiled gradients, a flat AdamW sharded over the workers, moving average."""
+"""The train step on MindSpore: compiled gradients, a flat optimizer sharded over the workers, EMA."""

@@ -1,4 +1,4 @@
-"""One optimizer step on MindSpore, and the state it leaves behind."""
+"""One optimizer step on MindSpore, and the state for checkpoints."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["Engine", "StepResult", "check_sharding", "checkpoints"]
 
 
 class Engine:
-    """The composite on every worker, the flat optimizer, and the moving average."""
+    """The composite on every worker, the flat optimizer, and the EMA."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Engine:
         runtime.load_arrays(self.predictor, weights or model.initial_weights(args.seed))
         names, parameters = trained(self.predictor)
         self.parts = parts_of(dict(zip(names, parameters)), model.declared, args, sharding.Shards.create(fsdp2))
-        """The trained parameters by the rules that step them."""
+        """The trained parameters, grouped by the rules that step them."""
         self._of_base = {name for name, p in model.declared.items() if not p.saved}
         self._loss = (
             InterpretedLoss(model, parameters)
@@ -59,7 +59,7 @@ class Engine:
             else CompiledLoss(model, parameters, args.micro_batch_size)
         )
         if isinstance(self._loss, CompiledLoss) and args.mm is not None and runtime.world_size() > 1:
-            # Workers wait 30 s for each other on a CPU, and the first of a shape compiles it: each compiles all now.
+            # On a CPU, workers wait 30 s for each other, and the first step of a shape compiles: compile all now.
             for shape in open_data_set(args.mm, args.seed).shapes():
                 self._loss.compile(example(model, sized(args.mm.model, shape), args.micro_batch_size))
 
@@ -91,7 +91,7 @@ class Engine:
 
     @contextlib.contextmanager
     def averaged(self, wanted: bool) -> Iterator[AveragedModel | None]:
-        """Let the averages stand in for the weights where it is ``wanted``; every worker hands in its slice."""
+        """Let the EMA replace the weights, and yield a model if ``wanted``; every worker contributes its slice."""
         self._hold("average")
         try:
             model = AveragedModel(self.model.ae, self.model.diffusion, self._predict, self.model.text_encoders)
@@ -104,7 +104,7 @@ class Engine:
         return self.model.predict if self.args.pynative else mindspore.jit(self.model.predict)
 
     def _hold(self, which: str) -> None:
-        """Let the parameters hold the weights, or their average."""
+        """Let the parameters hold the weights, or their EMA."""
         for part in self.parts:
             part.hold(getattr(part.optimizer, which))
 
@@ -139,6 +139,6 @@ class Engine:
 
 
 def check_sharding(mm: MultiModalArguments) -> None:
-    """Raise ConfigError for a key of fsdp2.yaml that this backend cannot honour."""
+    """Raise ConfigError for a key of fsdp2.yaml that this backend does not support."""
     if mm.fsdp2 is not None:
         sharding.check(mm.fsdp2)

@@ -1,4 +1,4 @@
-"""A rule of the optimizer and the moving averages on one vector, compiled."""
+"""One rule of the optimizer and the EMAs, applied to a vector and compiled."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from mindspeed_mm_dit.optimizers.contract import Rule
 
 
 class FlatOptimizer(nn.Cell):
-    """Steps the parameters of one rule by it, then moves their averages.
+    """Steps the parameters of one rule, then moves their EMAs.
 
     Args:
         config: settings of the optimizer.
         weights: (n,) float32, this worker's slice of the weights.
         decay: (n,) float32, the weight decay of each element; vectors and biases have 0.
-        of_matrices: (change of this worker (n,), numbers of the rule) -> (n,); None: the rule needs no whole matrices.
-        power_averages: how many averages there are over a share of the run (``checkpoint/power_ema.py``).
+        of_matrices: (this worker's change (n,), numbers of the rule) -> (n,); None: the rule needs no whole matrices.
+        power_emas: number of power-function EMAs (``checkpoint/power_ema.py``).
     """
 
     def __init__(
@@ -36,9 +36,9 @@ class FlatOptimizer(nn.Cell):
     ) -> None:
         super().__init__()
         self.config, self._numbers, self._rule_of_change = config, rule.numbers, rule.change
-        self._ema_rate = 1 - ema_decay  # (in a graph of float32, 1 - 0.9999 would lose 1e-4 of itself)
+        self._ema_rate = 1 - ema_decay  # (in a float32 graph, 1 - 0.9999 would be off by 1e-4 of itself)
         self.steps = 0
-        """Since the rule's state was zero."""
+        """Steps since the rule's state was zero."""
         self.decay = Tensor(decay)
         self.weights = Parameter(Tensor(weights), name="weights")
         self.average = Parameter(Tensor(weights), name="average")
@@ -46,7 +46,7 @@ class FlatOptimizer(nn.Cell):
         self.power_emas = mindspore.ParameterTuple([Parameter(Tensor(weights), name=name) for name in names])
         zeros = np.zeros_like(weights)
         self.kept = mindspore.ParameterTuple([Parameter(Tensor(zeros), name=name) for name in rule.state])
-        """What the rule keeps, by its names."""
+        """The state of the rule, by the rule's names."""
         self._of_matrices = of_matrices
         self._compiled = mindspore.jit(self._step)
         self._compiled_change = mindspore.jit(self._change)
@@ -64,7 +64,7 @@ class FlatOptimizer(nn.Cell):
         return self._compiled_take(self._of_matrices(change, numbers), rate)
 
     def move_power_emas(self, shares: Sequence[float]) -> None:
-        """Move each of the power averages this share of the way to the weights."""
+        """Move each power-function EMA towards the weights, by its fraction in ``shares``."""
         self._compiled_move(*(Tensor(np.float32(share)) for share in shares))
 
     def _move(self, *shares: Any) -> None:
@@ -88,10 +88,10 @@ class FlatOptimizer(nn.Cell):
 
 
 class EachMatrix(nn.Cell):
-    """What a rule makes of the matrices in a vector, compiled; matrices of one shape are computed together.
+    """Applies a rule to each matrix in a vector, compiled; matrices of one shape are computed together.
 
     Args:
-        alike: (n, rows, columns) of the matrices of one shape, in the order of the vector; what follows is padding.
+        alike: (n, rows, columns) for the matrices of each shape, in the order of the vector; the rest is padding.
     """
 
     def __init__(self, rule: Rule, config: Any, alike: Sequence[tuple[int, int, int]]) -> None:
@@ -101,7 +101,7 @@ class EachMatrix(nn.Cell):
         self._compiled = mindspore.jit(self._make)
 
     def make(self, change: Any, numbers: tuple[Any, ...]) -> Any:
-        """Return what is taken from the weights, (n,), from the whole change (n,)."""
+        """Return what is subtracted from the weights, (n,), given the whole ``change`` (n,)."""
         return self._compiled(change, numbers)
 
     def _make(self, change: Any, numbers: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The processes of one msrun: whether they live, and the signals that its workers are sent past it."""
+"""The processes of one msrun: whether they are alive, and signals sent to its workers directly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import psutil  # MindSpore brings it
 from mindspeed_mm_dit.training.exit_codes import SIGNALS
 
 AGAIN_SECONDS = 1.0
-"""A signal that comes so long after the first is a second one, and ends the workers at once."""
+"""A signal this long after the first counts as a second one, and kills the workers at once."""
 
 LAST_SECONDS = 10
 """How long msrun and its scheduler may live once every worker has ended."""
@@ -26,7 +26,7 @@ class Job:
     def __init__(self, msrun: subprocess.Popen[bytes]) -> None:
         self.asked: signal.Signals | None = None
         self._asked_at = 0.0
-        # Whatever was asked: a worker that waits for others in MindSpore would not hear of a Ctrl-C.
+        # SIGTERM for any signal: a worker that waits for others in MindSpore would not notice a Ctrl-C.
         self._pass_on = signal.SIGTERM
         self._msrun = msrun
         self._scheduler: psutil.Process | None = None
@@ -36,7 +36,7 @@ class Job:
 
     @contextlib.contextmanager
     def noting_signals(self) -> Iterator[None]:
-        """While entered, a signal to this process is kept for the workers."""
+        """While entered, a signal to this process is kept and passed to the workers."""
         before = {number: signal.getsignal(number) for number in SIGNALS}
         for number, handler in before.items():
             if handler != signal.SIG_IGN:  # nohup
@@ -55,9 +55,9 @@ class Job:
             self._told.clear()
 
     def lives(self) -> bool:
-        """Pass on what was asked, and return whether msrun or a worker is still there.
+        """Pass on a signal that arrived, and return whether msrun or a worker is still alive.
 
-        Workers that msrun has left are waited for: they save. A scheduler without workers is ended.
+        Workers that msrun has abandoned are waited for, since they save. A scheduler without workers is killed.
         """
         self._find()
         living = [worker for worker in self._workers if _lives(worker)]
@@ -70,7 +70,7 @@ class Job:
         return msrun_lives or bool(living)
 
     def _find(self) -> None:
-        """Learn of the processes that msrun has started since the last call."""
+        """Find the processes that msrun has started since the last call."""
         known = {*self._workers, self._scheduler}
         with contextlib.suppress(psutil.Error):
             for child in psutil.Process(self._msrun.pid).children():

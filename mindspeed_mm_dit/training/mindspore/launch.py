@@ -1,7 +1,7 @@
-"""msrun, with workers that save when they are asked to stop, and that nothing outlives.
+"""Run msrun so that its workers save when they are asked to stop, and no process outlives the run.
 
-msrun itself answers Ctrl-C by killing its workers and SIGTERM by leaving them. So it runs in a session of its own,
-where no signal reaches it; the workers are told directly.
+msrun itself answers Ctrl-C by killing its workers, and SIGTERM by abandoning them. So it runs in a session of its own,
+where no signal reaches it, and the workers get signals directly.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from mindspeed_mm_dit.training.launch.variables import WAIT_SECONDS, Launch
 from mindspeed_mm_dit.training.log import print_nowhere
 
 CPU_PROCESSES = 2
-"""Processes of a node without an accelerator."""
+"""Processes on a node without an accelerator."""
 
 VARIABLES = {"OMP_WAIT_POLICY": "passive"}
-"""What the processes find set, unless the user says otherwise: threads that spin keep a busy machine from working."""
+"""Environment variables of the processes, unless the user sets them: spinning threads slow a busy machine down."""
 
 LOGS = "msrun_log"
-"""Folder of the logs, one folder in it for each run."""
+"""Folder of the logs, with one folder per run."""
 
 POLL_SECONDS = 0.2
 _NOISE = "[INFO] DISTRIBUTED("
@@ -38,7 +38,7 @@ _NOISE = "[INFO] DISTRIBUTED("
 
 
 def count_accelerators() -> int:
-    """Return the NPUs of this machine that may be used, 0 where there are none."""
+    """Return the number of NPUs of this machine that may be used."""
     if visible := os.environ.get("ASCEND_RT_VISIBLE_DEVICES"):
         return len([device for device in visible.split(",") if device])
     if not shutil.which("npu-smi"):
@@ -50,7 +50,7 @@ def count_accelerators() -> int:
 def start(launch: Launch, command: Sequence[str]) -> int:
     """Run ``command`` in every worker of this node; return the exit code of the run."""
     msrun = _find_msrun()
-    from mindspeed_mm_dit.training.mindspore.job import Job  # needs what MindSpore brings
+    from mindspeed_mm_dit.training.mindspore.job import Job  # needs psutil, which MindSpore installs
 
     logs = _make_log_folder()
     first = launch.node_rank * launch.processes
@@ -71,13 +71,13 @@ def start(launch: Launch, command: Sequence[str]) -> int:
 
 
 class _NewLines:
-    """Prints what the workers append to their logs, whole lines of one worker after the other."""
+    """Prints what the workers append to their logs: whole lines, one worker after the other."""
 
     def __init__(self, logs: Sequence[Path]) -> None:
         self._read = dict.fromkeys(logs, 0)
 
     def print(self) -> None:
-        """Print the lines that are new."""
+        """Print the new lines."""
         for log, start in self._read.items():
             if not log.exists():
                 continue
@@ -92,12 +92,12 @@ class _NewLines:
     def _say(self, line: str) -> None:
         try:
             print(line, flush=True)
-        except OSError:  # a terminal that is closed; the workers are to be waited for all the same
+        except OSError:  # a terminal that is closed; keep waiting for the workers
             print_nowhere(1, 2)
 
 
 def _search_path() -> str:
-    """Return PATH, with the folder of this interpreter first where it has an msrun: mm-dit may be named by its path."""
+    """Return PATH, with this interpreter's folder first if it has an msrun: mm-dit may be called by its full path."""
     beside, path = os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)
     return os.pathsep.join((beside, path)) if shutil.which("msrun", path=beside) else path
 
@@ -130,7 +130,7 @@ def _make_log_folder() -> Path:
 
 
 def _arguments(launch: Launch, logs: Path) -> list[str]:
-    """Return msrun's own; no core is bound, for another run on this machine would be bound to the same ones."""
+    """Return msrun's arguments; cores are not bound, since another run here would be bound to the same ones."""
     return [
         *("--local_worker_num", str(launch.processes), "--worker_num", str(launch.processes * launch.nodes)),
         *("--node_rank", str(launch.node_rank), "--master_addr", launch.address, "--master_port", str(launch.port)),

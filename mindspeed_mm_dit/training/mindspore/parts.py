@@ -1,6 +1,6 @@
-"""The trained parameters, by the rule that steps them: of each rule one vector, and a slice of it for every worker.
+"""The trained parameters, grouped by the rule that steps them: one vector per rule, and a slice of it per worker.
 
-A vector takes one reduction a step. It is padded with zeros so that it divides into equal slices; zeros stay zeros
+A vector needs one reduction per step. It is padded with zeros so that it divides into equal slices; zeros stay zeros
 under AdamW.
 """
 
@@ -34,7 +34,7 @@ class FlatLayout:
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     shards: int
-    """Slices the vector divides into."""
+    """Number of slices that the vector divides into."""
 
     @property
     def sizes(self) -> list[int]:
@@ -52,13 +52,13 @@ class FlatLayout:
         return self.length // self.shards
 
     def vector(self, tensors: Sequence[Any]) -> Tensor:
-        """Join tensors, in the order of the names, to a vector (length,) float32."""
+        """Join tensors, in the order of the names, into a vector (length,) float32."""
         padding = ops.zeros(self.length - sum(self.sizes))
         return ops.cat([*(tensor.reshape((-1,)) for tensor in tensors), padding], 0)
 
     def assign(self, parameters: Sequence[Parameter], vector: Tensor) -> None:
         """Write a vector into the parameters, in place: a compiled graph keeps the memory it was compiled with."""
-        parts = map(Tensor, self.cut(vector.asnumpy())) if ON_CPU else self.cut(vector)  # slicing there costs 10 times
+        parts = map(Tensor, self.cut(vector.asnumpy())) if ON_CPU else self.cut(vector)  # slicing there is 10 x slower
         for parameter, part in zip(parameters, parts):
             ops.assign(parameter, part)
 
@@ -74,7 +74,7 @@ class FlatLayout:
         return dict(zip(self.names, self.cut(vector)))
 
     def from_arrays(self, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Join arrays by name to a vector on the host."""
+        """Join arrays by name into a vector on the host."""
         joined = np.concatenate([np.asarray(arrays[name], np.float32).ravel() for name in self.names])
         return np.pad(joined, (0, self.length - len(joined)))
 
@@ -82,7 +82,7 @@ class FlatLayout:
 def parts_of(
     parameters: Mapping[str, Parameter], declared: Mapping[str, Declared], args: RunConfig, shards: Shards
 ) -> list[Part]:
-    """Return ``parameters``, as the predictor's config declares them, by the rules of the chosen optimizer."""
+    """Return ``parameters``, as the predictor's config declares them, grouped by rule of the chosen optimizer."""
     chosen = args.chosen_optimizer()
     rules = {name: chosen.rule_of(declared[name]) for name in parameters}
     return [
@@ -119,7 +119,7 @@ class Part:
         )  # fmt: skip
 
     def vector(self, gradients: Sequence[Any]) -> Tensor:
-        """Join this part's of the gradients of all parameters."""
+        """Join the gradients of this part, out of those of all parameters."""
         return self._layout.vector([gradients[number] for number in self._numbers])
 
     def step(self, gradient: Any, lr: float) -> None:
@@ -132,20 +132,20 @@ class Part:
         self._layout.assign(self._parameters, self._shards.whole(vector.value()))
 
     def _of_matrices(self, change: Any, numbers: tuple[Any, ...]) -> Any:
-        """Return what the rule makes of this worker's slice: the change is gathered, and each computes all of it."""
+        """Return the rule's result for this worker's slice: the change is gathered, and every worker computes all."""
         assert self._matrices is not None
         return self._shards.own(self._matrices.make(self._shards.whole(change), numbers))
 
     # --- state -------------------------------------------------------------------------------------------
 
     def trees(self) -> dict[str, Any]:
-        """Return the weights and their averages, this worker's slice of each, by the trees of a checkpoint."""
+        """Return this worker's slice of the weights and of each EMA, by the trees of a checkpoint."""
         averages = self.optimizer.power_emas
         named = dict(zip(power_ema.trees(len(averages)), averages))
         return {"model": self.optimizer.weights, "ema": self.optimizer.average, **named}
 
     def arrays(self, vector: Any) -> Arrays:
-        """Return a vector of which this worker has a slice as arrays by parameter; every worker must call this."""
+        """Return a vector, of which this worker has a slice, as arrays by parameter; every worker must call this."""
         return self.named(runtime.to_host(self._shards.whole(vector)))
 
     def named(self, vector: np.ndarray) -> Arrays:
@@ -157,25 +157,25 @@ class Part:
         ops.assign(vector, Tensor(self._shards.own(self._layout.from_arrays(arrays))))
 
     def kept(self) -> Arrays:
-        """Return what the rule keeps, as ``PARAMETER.NAME``; every worker must call this."""
+        """Return the state of the rule, as ``PARAMETER.NAME``; every worker must call this."""
         found = {f"{name}.{STEP}": np.array(self.optimizer.steps, np.float32) for name in self.names}
         for kind, vector in zip(self._rule.state, self.optimizer.kept):
             found |= {f"{name}.{kind}": array for name, array in self.arrays(vector).items()}
         return found
 
     def load_kept(self, arrays: Arrays) -> None:
-        """Take what :meth:`kept` has returned."""
+        """Load what :meth:`kept` returned."""
         for kind, vector in zip(self._rule.state, self.optimizer.kept):
             self.set(vector, {name: arrays[f"{name}.{kind}"] for name in self.names})
         self.optimizer.steps = int(arrays[f"{self.names[0]}.{STEP}"])
 
 
 def _matrices(declared: Declared) -> tuple[int, int, int]:
-    """Return (n, rows, columns) of the matrices that a parameter is."""
+    """Return (n, rows, columns) of the matrices in a parameter."""
     return (declared.matrices, declared.shape[0] // declared.matrices, declared.shape[1])
 
 
 def _counted(matrices: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Join neighbours of one shape."""
+    """Merge neighbours of the same shape, adding up their numbers."""
     by_shape = itertools.groupby(matrices, key=lambda one: one[1:])
     return [(sum(count for count, *_ in group), *shape) for shape, group in by_shape]

@@ -1,12 +1,13 @@
 """The gradient of the loss that a training script computes, with the network compiled to one graph.
 
-Graphs are compiled from the networks, not from scripts. A script makes its loss L of the losses l_i of the samples, so
+Only the network is compiled, not the script. The script computes its loss L from the losses l_i of the samples, so
 
     dL/dw = sum_i a_i dl_i/dw    with    a_i = dL/dl_i.
 
-One graph gives all l_i and that sum for weights a that go in. The script is run as it is written, and differentiated by
-the l_i there: the a of the last micro-batch (at first those of a mean) go in, and where others come out of the script,
-the graph is run once more with these. A loss that is linear in the l_i, such as their mean, never needs that.
+One graph computes all l_i, and that sum for given weights a. The script runs as it is written, and is differentiated
+with respect to the l_i. The graph first gets the a of the last micro-batch (at the start, those of a mean); if the
+script yields others, the graph runs once more with these. A loss that is linear in the l_i, such as their mean, never
+needs that.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from mindspeed_mm_dit.training.contract import ForwardStep
 
 
 class InterpretedLoss:
-    """The loss of a micro-batch, and its gradient, as a script computes it: all of it operator by operator.
+    """The loss of a micro-batch and its gradient, as a script computes them, operator by operator.
 
-    model: the composite; parameters: those that the gradient is taken by.
+    model: the composite; parameters: what the gradient is taken with respect to.
     """
 
     def __init__(self, model: Any, parameters: Sequence[Parameter]) -> None:
@@ -37,7 +38,7 @@ class InterpretedLoss:
         return forward_step(batches, self._losses)[0]
 
     def gradient(self, forward_step: ForwardStep, batches: Iterator[Any]) -> tuple[Tensor, Sequence[Tensor]]:
-        """Return the loss that the script reports of the next micro-batch, and the gradient of the one it minimises."""
+        """Return the loss that the script reports for the next micro-batch, and the gradient of the one minimised."""
 
         def loss() -> tuple[Tensor, Tensor]:
             return self._of_script(forward_step, batches)
@@ -59,7 +60,7 @@ class InterpretedLoss:
 
 
 class CompiledLoss(InterpretedLoss):
-    """The same with the network compiled; ``micro_batch_size``: the samples of a micro-batch, B."""
+    """The same with the network compiled; ``micro_batch_size``: samples in a micro-batch, B."""
 
     def __init__(self, model: Any, parameters: Sequence[Parameter], micro_batch_size: int) -> None:
         super().__init__(model, parameters)
@@ -79,9 +80,9 @@ class CompiledLoss(InterpretedLoss):
             ConfigError: the script does not call the model once with a whole micro-batch.
         """
         calls: list[tuple[tuple[Tensor, ...], Sequence[Tensor]]] = []
-        own = np.ones_like(self._weights)  # by which the batch multiplies each l_i
+        own = np.ones_like(self._weights)  # factors of the batch for each l_i
 
-        def loss(shift: Tensor) -> tuple[Tensor, Tensor]:  # by which each l_i is more than it is: zeros
+        def loss(shift: Tensor) -> tuple[Tensor, Tensor]:  # added to the l_i: zeros
             def model(**batch: Tensor) -> Tensor:
                 with no_grad():
                     inputs = self._inputs(batch)

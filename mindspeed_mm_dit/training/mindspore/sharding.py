@@ -1,6 +1,6 @@
-"""fsdp2.yaml on MindSpore: the optimizer's state sharded over the workers (ZeRO-1; Rajbhandari et al. 2020).
+"""fsdp2.yaml on MindSpore: the optimizer's state is sharded over the workers (ZeRO-1; Rajbhandari et al. 2020).
 
-Weights and gradients stay whole on every worker. What that cannot do is refused by name.
+Weights and gradients stay whole on every worker. Keys that this does not support raise an error that names them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _REASON = "MindSpore shards the optimizer's state only, the weights stay whole o
 
 
 def check(config: Fsdp2Config) -> None:
-    """Raise ConfigError for a key of fsdp2.yaml that this backend cannot honour."""
+    """Raise ConfigError for a key of fsdp2.yaml that this backend does not support."""
     refused: dict[str, bool] = {
         "offload_to_cpu": config.offload_to_cpu,
         "recompute_modules": bool(config.recompute_modules),
@@ -40,7 +40,7 @@ def check(config: Fsdp2Config) -> None:
 
 @dataclass(frozen=True)
 class Shards:
-    """Which slice of the flat state this worker holds, and how slices become whole again."""
+    """The slice of the flat state that this worker holds, and how slices are joined."""
 
     count: int
     """Workers that share one copy of the state."""

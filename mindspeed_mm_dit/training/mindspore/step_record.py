@@ -1,4 +1,4 @@
-"""What a step of an engine did: the gradients that the optimizer was given, the weights and their average after it."""
+"""A record of an engine's step: the gradients that the optimizer got, and the weights and EMA after it."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from mindspeed_mm_dit.training.mindspore.parts import Part
 
 Arrays = dict[str, np.ndarray]
 IS_DIVIDED_AFTER = True
-"""Whether what goes back through modules is divided by the number of micro-batches afterwards."""
+"""Whether gradients are divided by the number of micro-batches only after they went back through the modules."""
 
 
 class Seen:
-    """Looks at ``engine`` from outside. Every worker must ask for the same, and gets whole arrays."""
+    """Observes ``engine`` from outside. Every worker must make the same calls, and gets whole arrays."""
 
     def __init__(self, engine: Engine) -> None:
         self.gradients: Arrays = {}
-        """Of the first step, by parameter, as the optimizer was given them: reduced and clipped."""
+        """Gradients of the first step, by parameter, as the optimizer got them: reduced and clipped."""
         self._engine = engine
         for part in engine.parts:
             part.step = partial(self._step, part, part.step)  # type: ignore[method-assign]
 
     def tree(self, name: str) -> Arrays:
-        """Return "model", the weights, or "ema", their average, by parameter."""
+        """Return the weights ("model") or their EMA ("ema"), by parameter."""
         state = self._engine.state(False)
         return {key[len(name) + 1 :]: array for key, array in state.items() if key.startswith(f"{name}.")}
 
@@ -43,4 +43,4 @@ def whole(tensor: Any) -> np.ndarray:
 
 
 def forget() -> None:
-    """Nothing of one layout is kept for the next."""
+    """Do nothing, as nothing is kept from one layout to the next."""

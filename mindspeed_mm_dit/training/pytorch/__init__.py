@@ -1,1 +1,1 @@
-"""The train step on PyTorch: parallelism, optimizer, moving average, checkpoint state."""
+"""The train step on PyTorch: parallelism, optimizer, EMA, checkpoint state."""

@@ -1,4 +1,4 @@
-"""Moving averages of the weights, sharded like the model: the one samples are drawn from, and power-function ones."""
+"""EMAs of the weights, sharded like the model: the one that samples are generated with, and power-function EMAs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mindspeed_mm_dit.framework.pytorch.optim import split_by_kind
 
 
 class MovingAverage:
-    """average <- decay * average + (1 - decay) * weights, after every optimizer step; in float32."""
+    """EMA in float32: average <- decay * average + (1 - decay) * weights, after every optimizer step."""
 
     def __init__(self, parameters: Mapping[str, Tensor], decay: float) -> None:
         self.decay = decay
@@ -22,7 +22,7 @@ class MovingAverage:
 
     @contextlib.contextmanager
     def in_place_of_the_weights(self) -> Iterator[None]:
-        """While entered, the parameters hold the averages; afterwards both are what they were, to the bit."""
+        """While entered, the parameters hold the EMA; afterwards both are bit for bit what they were."""
         kept = {name: p.detach().clone() for name, p in self._parameters.items()}
         self._set(self.averages)
         try:
@@ -36,12 +36,12 @@ class MovingAverage:
             parameter.copy_(values[name])
 
     def update(self) -> None:
-        """Take in the present weights."""
+        """Take in the present weights, by 1 - decay."""
         self.move(1 - self.decay)
 
     @torch.no_grad()
     def move(self, share: float) -> None:
-        """Go this share of the way to the present weights: 1 is all of it."""
+        """Move by the fraction ``share`` of the way to the present weights; 1 is all of it."""
         weights = map(_full, self._parameters.values())
         kinds = (split_by_kind(tensors) for tensors in (self.averages.values(), weights))
         for averages, weights in zip(*kinds):
@@ -49,27 +49,27 @@ class MovingAverage:
 
 
 def _full(tensor: Tensor) -> Tensor:
-    """Return a tensor in float32; what is computed in float64 stays so."""
+    """Return a tensor in float32; float64 stays float64."""
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
 class PowerEmas:
-    """``count`` averages over a share of the run (``checkpoint/power_ema.py``)."""
+    """``count`` power-function EMAs (``checkpoint/power_ema.py``)."""
 
     def __init__(self, parameters: Mapping[str, Tensor], count: int) -> None:
         self._averages = [MovingAverage(parameters, decay=0.0) for _ in range(count)]
 
     def move(self, shares: Sequence[float]) -> None:
-        """Move each this share of the way to the present weights."""
+        """Move each EMA towards the present weights, by its fraction in ``shares``."""
         for average, share in zip(self._averages, shares):
             average.move(share)
 
     def begin(self) -> None:
-        """Take the present weights for those of all steps so far."""
+        """Start from the present weights, as if all steps so far had had them."""
         for average in self._averages:
             average.move(1.0)
 
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """Return the averages, by the names of the checkpoint; they are the live ones."""
+        """Return the EMAs, by their names in the checkpoint; the tensors are the live ones."""
         names = power_ema.trees(len(self._averages))
         return {name: dict(average.averages) for name, average in zip(names, self._averages)}

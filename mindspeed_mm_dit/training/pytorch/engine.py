@@ -36,7 +36,7 @@ __all__ = ["Engine", "StepResult", "check_sharding", "checkpoints"]
 
 
 class Engine(Trained):
-    """The composite spread over the ranks, its optimizer and its moving average."""
+    """The composite spread over the ranks, its optimizer and its EMA."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Engine(Trained):
     ) -> None:
         self.args = args
         runtime.allow_tf32(args.tf32)
-        runtime.load_arrays(model.predictor, weights or model.initial_weights(args.seed))  # alike on every rank
+        runtime.load_arrays(model.predictor, weights or model.initial_weights(args.seed))  # the same on every rank
         if args.torch_compile:
             runtime.compile_blocks(model.blocks, len(args.mm.data.dataset_param.sizes) if args.mm else 1)
         self.model = shard(model, fsdp2) if fsdp2 else replicate(model)
@@ -83,7 +83,7 @@ class Engine(Trained):
 
     @contextlib.contextmanager
     def averaged(self, wanted: bool) -> Iterator[AveragedModel | None]:
-        """Let the averages stand in for the weights where it is ``wanted``, and where others need this rank for it."""
+        """Let the EMA replace the weights if it is ``wanted``, or if other ranks need this one for it."""
         is_needed = is_fsdp(self.model) or runtime.data_world_size() < runtime.world_size()
         if not (wanted or is_needed):
             yield None
@@ -94,7 +94,7 @@ class Engine(Trained):
             with self._precision():
                 return composite.predict(*inputs)
 
-        reshard(self.model)  # what a validation has left gathered is of the weights
+        reshard(self.model)  # a validation may have left the weights gathered
         with self.ema.in_place_of_the_weights():
             yield AveragedModel(composite.ae, composite.diffusion, predict, composite.text_encoders)
             reshard(self.model)
@@ -103,7 +103,7 @@ class Engine(Trained):
         return torch.autocast(runtime.device_type(), torch.bfloat16, enabled=self._autocast)
 
     def _gradient_sync(self, is_last: bool) -> contextlib.AbstractContextManager[Any]:
-        """Average gradients over copies of the model once a step; among shards they are reduced as they come."""
+        """Average gradients over copies of the model once per step; between shards they are reduced as they come."""
         if isinstance(self.model, DistributedDataParallel) and not is_last:
             return self.model.no_sync()
         if is_fsdp(self.model):
@@ -126,7 +126,7 @@ def _whole(norm: Tensor) -> Tensor:
 
 
 def check_sharding(mm: MultiModalArguments) -> None:
-    """Raise ConfigError where fsdp2.yaml does not fit the model; no memory is used for it."""
+    """Raise ConfigError if fsdp2.yaml does not fit the model; the check allocates no weights."""
     if mm.fsdp2 is not None:
         with torch.device("meta"):
             predictor = build_predictor(mm.model)

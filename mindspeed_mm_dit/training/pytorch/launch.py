@@ -1,4 +1,4 @@
-"""torchrun, without a traceback of its own where a rank has said what is wrong."""
+"""Run torchrun, without a traceback of its own if a rank has reported what is wrong."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from mindspeed_mm_dit.training.exit_codes import SAID
 from mindspeed_mm_dit.training.launch.variables import WAIT_SECONDS, Launch
 
 CPU_PROCESSES = 1
-"""Processes of a node without an accelerator: one, which uses every core."""
+"""Processes on a node without an accelerator: one, which uses every core."""
 
 VARIABLES: dict[str, str] = {}
-"""What the processes find set, unless the user says otherwise; threads see for themselves how to wait."""
+"""Environment variables of the processes, unless the user sets them: none, since threads decide how to wait."""
 
 SAVING_SECONDS = 3600
-"""How long ranks that were asked to stop may save before torchrun kills them; its own default is 30."""
+"""How long ranks that were asked to stop may save before torchrun kills them; torchrun's default is 30."""
 
 
 def count_accelerators() -> int:
-    """Return the accelerators that PyTorch sees, 0 where there are none."""
+    """Return the number of accelerators that PyTorch sees."""
     if not shutil.which("npu-smi") and not shutil.which("nvidia-smi"):
-        return 0  # nor has PyTorch to be imported to see it
+        return 0  # without importing PyTorch
     import torch
 
     return torch.accelerator.device_count() if torch.accelerator.is_available() else 0
@@ -35,13 +35,13 @@ def count_accelerators() -> int:
 
 def start(launch: Launch, command: Sequence[str]) -> int:
     """Run ``command`` in every process of this node; return the exit code of the run."""
-    level = os.environ.setdefault("LOGLEVEL", "CRITICAL")  # of torchrun: what there is to say, the ranks say
+    level = os.environ.setdefault("LOGLEVEL", "CRITICAL")  # torchrun's own: the ranks report what there is
     logging.getLogger("torch.distributed.elastic").setLevel(level)
     given = dict(os.environ)
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # no C++ frames of nodes that do not meet: a line says it
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # no C++ frames if nodes do not meet: a line reports it
     activate("pytorch")  # reads the level
     os.environ.clear()
-    os.environ.update(given)  # the ranks speak as they are told to
+    os.environ.update(given)  # the ranks keep the levels that the user set
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -78,7 +78,7 @@ def _on_one_node(launch: Launch) -> list[str]:
 
 
 def _on_several_nodes(launch: Launch) -> list[str]:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the waiting, in which no handler of Python's is called
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # so Ctrl-C ends the wait, during which Python calls no handler
     return [
         *("--nnodes", str(launch.nodes), "--node_rank", str(launch.node_rank)),
         *("--master_addr", launch.address, "--master_port", str(launch.port)),
@@ -87,6 +87,6 @@ def _on_several_nodes(launch: Launch) -> list[str]:
 
 
 def _signals() -> list[str]:
-    """Return the flag that leaves SIGHUP ignored where it is: nohup wants the run to outlive its shell."""
+    """Return the flag that keeps SIGHUP ignored if it is: with nohup, the run outlives its shell."""
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return ["--signals_to_handle", "SIGTERM,SIGINT,SIGQUIT"] if ignored else []

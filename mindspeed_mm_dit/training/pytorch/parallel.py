@@ -1,4 +1,4 @@
-"""Spread a model over the ranks: recompute, then FSDP2 by fsdp2.yaml, or plain data parallelism."""
+"""Spread a model over the ranks: recompute, then FSDP2 as fsdp2.yaml says, or plain data parallelism."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def replicate(model: nn.Module) -> nn.Module:
     model = model.to(runtime.device())
     if runtime.world_size() == 1:
         return model
-    with warnings.catch_warnings():  # its new name would still send the buffers, which are constants, once
+    with warnings.catch_warnings():  # its new name would still broadcast the buffers, which are constants, once
         warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated", category=FutureWarning)
         return DistributedDataParallel(model, gradient_as_bucket_view=True, broadcast_buffers=False)
 
@@ -72,14 +72,14 @@ def shard(model: nn.Module, config: Fsdp2Config) -> nn.Module:
 
 
 def reshard(model: nn.Module) -> None:
-    """Drop the gathered weights of a sharded model; they are gathered anew when they are next asked for."""
+    """Drop the gathered weights of a sharded model; they are gathered again when they are next needed."""
     for module in model.modules():
         if is_fsdp(module):
             module.reshard()
 
 
 def check_averages(mesh: DeviceMesh) -> None:
-    """Raise PlatformError where the ranks' gradients would be added up instead of averaged, as gloo once did."""
+    """Raise PlatformError if the ranks' gradients would be added up instead of averaged, as gloo once did."""
     if runtime.device_type() != "cpu":
         return
     reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)  # (its new name, its old)
@@ -98,7 +98,7 @@ def check_averages(mesh: DeviceMesh) -> None:
 
 
 def _offload(config: Fsdp2Config) -> OffloadPolicy:
-    """Return what fsdp2.yaml asks for; on a CPU there is nothing that memory would be pinned for."""
+    """Return the offload policy of fsdp2.yaml; on a CPU, pinning memory is useless and left out."""
     from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 
     if not config.offload_to_cpu:
@@ -107,7 +107,7 @@ def _offload(config: Fsdp2Config) -> OffloadPolicy:
 
 
 def average_ignored(model: nn.Module) -> None:
-    """Average the gradients that FSDP leaves alone: those of modules named in ``ignored_modules``."""
+    """Average the gradients that FSDP ignores: those of modules named in ``ignored_modules``."""
     if is_fsdp(model) and runtime.world_size() > 1:
         for parameter in model.parameters():
             if parameter.grad is not None and not is_sharded(parameter):
@@ -124,7 +124,7 @@ def recompute(model: nn.Module, config: Fsdp2Config) -> None:
 
 
 def check_paths(config: Fsdp2Config, modules: Mapping[str, nn.Module]) -> None:
-    """Raise ConfigError where a path of fsdp2.yaml names no module, or a list of them that is never called itself."""
+    """Raise ConfigError if a path of fsdp2.yaml names no module, or a list of modules, which is never called itself."""
     paths = {"sub_modules_to_wrap": config.sub_modules_to_wrap, "recompute_modules": config.recompute_modules}
     for setting, named in {**paths, "ignored_modules": config.ignored}.items():
         for name in resolve_paths(named or (), modules, setting):
@@ -137,13 +137,13 @@ def check_paths(config: Fsdp2Config, modules: Mapping[str, nn.Module]) -> None:
 
 
 def check_recompute(config: Fsdp2Config, parameters: Parameters) -> None:
-    """Raise ConfigError for the recompute that gives no gradient to a module whose inputs have none."""
+    """Raise ConfigError for the kind of recompute that gives no gradient to a module whose inputs have none."""
     if config.recompute_modules and config.use_reentrant and any(not p.trained for p in parameters.before.values()):
         frozen = [name for name, p in parameters.before.items() if not p.trained]
         if len(frozen) == len(parameters.before):
             raise ConfigError(
                 "fsdp2.yaml: use_reentrant = true", "what comes before the first block is frozen, and blocks that are "
-                "recomputed so would have no gradient", "write use_reentrant: false",
+                "recomputed this way would get no gradient", "write use_reentrant: false",
             )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Watches a network while it takes a step: the first tensor that is not finite, and how large activations are."""
+"""Watch a network during a step: find the first tensor that is not finite, and how large activations are."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ INPUTS = ("x_t", "t", "condition")
 
 
 class NotFinite(NamedTuple):
-    """Where in a step the first tensor with a nan or an infinity stands."""
+    """Where in a step the first tensor with a nan or an infinity occurs."""
 
     module: str
-    """Of the predictor, as its parameters name it; empty for the predictor itself."""
+    """Module of the predictor, named as in its parameters; empty for the predictor itself."""
     tensor: str
     """"output", "gradient of output", "parameter weight", "gradient of parameter weight", "input x_t", "loss"."""
     micro_batch: int
-    """Of this rank, from 0; -1: before the first."""
+    """Micro-batch of this rank, from 0; -1: before the first."""
     rows: tuple[int, ...]
-    """Samples of the micro-batch with such a value; none where the tensor is of no sample."""
+    """Samples of the micro-batch with such a value; empty if the tensor does not belong to samples."""
 
 
 class Probe:
-    """Hooks on every module of ``network``, which change no number.
+    """Hooks on every module of ``network``, which change no numbers.
 
-    Tensors are looked at in the order in which they are computed: parameters before the step, the network's inputs,
+    Tensors are checked in the order in which they are computed: parameters before the step, the network's inputs,
     each module's output, the losses, the gradients of outputs and parameters.
     """
 
     def __init__(self, network: nn.Module) -> None:
         self.largest: dict[str, float] = {}
-        """Module -> largest absolute value in its outputs, since ``begin``; infinite or nan where one of them is."""
+        """Module -> largest absolute value in its outputs, since ``begin``; infinite or nan if one of them is."""
         self.not_finite: NotFinite | None = None
         """The first tensor that is not finite, since ``begin``."""
         self.micro_batch = -1
-        """Number of the one under way."""
+        """Number of the micro-batch under way."""
         self._network = network
         network.register_forward_pre_hook(self._inputs)
         for name, module in network.named_modules():
@@ -51,7 +51,7 @@ class Probe:
                 parameter.register_hook(partial(self._look, *_owner(name), "gradient of"))
 
     def begin(self) -> None:
-        """Forget the step before, and look at the parameters that this one starts from."""
+        """Forget the step before, and check the parameters that this one starts from."""
         self.largest, self.not_finite, self.micro_batch = {}, None, -1
         for name, parameter in self._network.named_parameters():
             shard = parameter.to_local() if is_sharded(parameter) else parameter
@@ -62,7 +62,7 @@ class Probe:
         self.micro_batch += 1
 
     def loss(self, losses: Tensor) -> None:
-        """Look at the losses (B,) of the micro-batch under way."""
+        """Check the losses (B,) of the micro-batch under way."""
         self._look("", "loss", "", losses.detach(), by_sample=True)
 
     def _inputs(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -80,7 +80,7 @@ class Probe:
                 tensor.register_hook(partial(self._look, name, "output", "gradient of", by_sample=True))
 
     def _look(self, module: str, tensor: str, prefix: str, values: Any, by_sample: bool = False) -> None:
-        """Keep where ``values`` stand if they are the first that are not finite."""
+        """Record where ``values`` occur if they are the first that are not finite."""
         if self.not_finite is not None or not isinstance(values, Tensor) or not values.is_floating_point():
             return
         finite = torch.isfinite(values)
@@ -90,6 +90,6 @@ class Probe:
 
 
 def _owner(parameter: str) -> tuple[str, str]:
-    """Return the module of a parameter, and what it is called there."""
+    """Return the module of a parameter, and the parameter's name in it."""
     module, _, name = parameter.rpartition(".")
     return module, f"parameter {name}"

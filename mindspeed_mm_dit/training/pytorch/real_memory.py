@@ -1,4 +1,4 @@
-"""Modules with memory, while a host builds its model without any (on the meta device): those that are loaded."""
+"""Give memory to modules that load weights, while a host builds its model without any (on the meta device)."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ STORE_SECONDS = 60
 
 
 class LoopbackRendezvous(RendezvousHandler):
-    """torchrun's agent alone, with a store on the loopback address (its own listen on every address).
+    """A rendezvous of torchrun's agent alone, with a store on the loopback address (torchrun's own listens on all).
 
     endpoint: "127.0.0.1:PORT".
     """
@@ -27,7 +27,7 @@ class LoopbackRendezvous(RendezvousHandler):
         address, port = parameters.endpoint.split(":")
         self._info = RendezvousStoreInfo(address, int(port))
         self._listening = socket.create_server((address, int(port)), backlog=1024)
-        # PyTorch 2.7's libuv takes no socket that listens already.
+        # In PyTorch 2.7, libuv does not accept a socket that already listens.
         self._store = TCPStore(
             address, int(port), 1, True, timedelta(seconds=STORE_SECONDS),
             multi_tenant=True, master_listen_fd=self._listening.detach(), use_libuv=False,

@@ -1,4 +1,4 @@
-"""What a step of an engine did: the gradients that the optimizer was given, the weights and their average after it."""
+"""A record of an engine's step: the gradients that the optimizer got, and the weights and EMA after it."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from mindspeed_mm_dit.training.pytorch.engine import Engine
 
 Arrays = dict[str, np.ndarray]
 IS_DIVIDED_AFTER = False
-"""Whether what goes back through modules is divided by the number of micro-batches afterwards."""
+"""Whether gradients are divided by the number of micro-batches only after they went back through the modules."""
 
 
 class Seen:
-    """Looks at ``engine`` from outside. Every rank must ask for the same, and gets whole arrays."""
+    """Observes ``engine`` from outside. Every rank must make the same calls, and gets whole arrays."""
 
     def __init__(self, engine: Engine) -> None:
         self.gradients: Arrays = {}
-        """Of the first step, by parameter, as the optimizer was given them: reduced and clipped."""
+        """Gradients of the first step, by parameter, as the optimizer got them: reduced and clipped."""
         self._engine = engine
         self._names = {parameter: name for name, parameter in engine.predictor.named_parameters()}
         for optimizer in engine.optimizer.optimizers:
             optimizer.register_step_pre_hook(self._note)
 
     def tree(self, name: str) -> Arrays:
-        """Return "model", the weights, or "ema", their average, by parameter."""
+        """Return the weights ("model") or their EMA ("ema"), by parameter."""
         return {parameter: whole(tensor) for parameter, tensor in self._engine.state(False)[name].items()}
 
     def _note(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -43,11 +43,11 @@ class Seen:
 
 
 class Roundings:
-    """Moves what every module gives, each gradient that comes back to it, and the weights and their gradients by up to
-    ``size`` of itself, at random: what rounding does, as much larger as is asked for (Parker 1997).
+    """Perturbs a step at random, as rounding does but by a chosen ``size`` (Parker 1997).
 
-    Constants, and the weights that the optimizer is given, are moved by ``kept`` alone: they are kept in float32
-    whatever is computed in. (An error of an angle's frequency grows with the time, to thousands of roundings.)
+    It changes every module's output, each gradient that comes back to it, and the weights and their gradients by up to
+    ``size`` of themselves. Constants, and the weights that the optimizer gets, change by ``kept`` only, since they are
+    float32 in every precision. (An error of an angle's frequency grows with the time, to thousands of roundings.)
     """
 
     def __init__(self, engine: Engine, size: float, kept: float, seed: int) -> None:
@@ -63,7 +63,7 @@ class Roundings:
 
     @torch.no_grad()
     def begin(self) -> None:
-        """Move the weights, for the step that begins."""
+        """Perturb the weights, for the step that begins."""
         for parameter in self._parameters:
             self._own[parameter] = parameter.clone()
             parameter.copy_(self._moved(parameter, self._size))
@@ -89,26 +89,26 @@ class Roundings:
 
 
 def look_everywhere(before: Any, after: Any, step: Any) -> None:
-    """Call ``before`` and ``after`` with every forward pass of every module, and ``step`` before optimizers step."""
+    """Call ``before`` and ``after`` around every module's forward pass, and ``step`` before optimizers step."""
     register_module_forward_pre_hook(before)
     register_module_forward_hook(after)
     register_optimizer_step_pre_hook(step)
 
 
 def weights(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters of a model by the names that its checkpoints have."""
+    """Return the parameters of a model by their names in its checkpoints."""
     return {n: p for n, p in model.state_dict(keep_vars=True).items() if isinstance(p, nn.Parameter)}
 
 
 def tensors(output: Any) -> Iterator[Tensor]:
-    """Yield the tensors of numbers in what a module gives."""
+    """Yield the floating-point tensors in a module's output."""
     for tensor in output if isinstance(output, (tuple, list)) else (output,):
         if isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.numel():
             yield tensor
 
 
 def whole(tensor: Any) -> np.ndarray:
-    """Return a tensor, sharded or not, as an array; what has less than 32 bits comes as float32."""
+    """Return a tensor, sharded or not, as an array; floats of fewer than 32 bits become float32."""
     full = tensor.detach()
     full = full.full_tensor() if is_sharded(full) else full
     if full.is_floating_point() and full.dtype.itemsize < 4:
@@ -117,7 +117,7 @@ def whole(tensor: Any) -> np.ndarray:
 
 
 def in_float64(model: nn.Module) -> nn.Module:
-    """Let a composite compute in float64; what is frozen makes the data that it is given, and stays."""
+    """Make a composite compute in float64; frozen modules, which make its inputs, stay as they are."""
     return model.double()
 
 
@@ -128,6 +128,6 @@ def losses_in_float64(model: Any, batch: Any) -> Tensor:
 
 
 def forget() -> None:
-    """Let what was compiled for one layout be compiled anew for the next."""
+    """Drop what was compiled for one layout, so that the next compiles anew."""
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()

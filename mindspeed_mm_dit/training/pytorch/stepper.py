@@ -1,4 +1,4 @@
-"""Steps the trained parameters, each by the rule that the chosen optimizer has for it."""
+"""Step the trained parameters, each by the rule that the chosen optimizer has for it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from mindspeed_mm_dit.optimizers.contract import STEP, Chosen, Parameter, Rule
 
 
 class Stepper:
-    """The optimizer of a run: PyTorch's own for each rule that has one, else the rule.
+    """The optimizer of a run: PyTorch's own for each rule that has one, else the rule itself.
 
     Args:
         module: the network; its tensors may be sharded.
-        declared: what its config says of each parameter, by name.
-        lr_scales: what the learning rate of some of them is multiplied by.
+        declared: the config's declaration of each parameter, by name.
+        lr_scales: factors of the learning rate, for some parameters.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Stepper:
         self._trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._rules = {name: chosen.rule_of(declared[name]) for name in self._trained}
         self.optimizers: list[torch.optim.Optimizer] = []
-        """One of each rule, and of each scale of the learning rate."""
+        """One for each rule and factor of the learning rate."""
         self._scales: list[float] = []
         self._owners: dict[str, torch.optim.Optimizer] = {}
         kinds = {name: (rule, lr_scales.get(name, 1.0)) for name, rule in self._rules.items()}
@@ -52,7 +52,7 @@ class Stepper:
             self._owners |= dict.fromkeys(own, optimizer)
 
     def step(self, lr: float) -> None:
-        """Step by the gradients there are, and forget them."""
+        """Step by the present gradients, and drop them."""
         for optimizer, scale in zip(self.optimizers, self._scales):
             for group in optimizer.param_groups:
                 group["lr"] = lr * scale
@@ -60,9 +60,9 @@ class Stepper:
             optimizer.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """Return what is kept of each parameter, by the names of the checkpoint; the tensors are the live ones.
+        """Return the state of each parameter, by the names of the checkpoint; the tensors are the live ones.
 
-        What an optimizer would only make in its first step is made now, of zeros, so that it can be loaded into.
+        State that an optimizer would only create in its first step is created now, as zeros, to be loaded into.
         """
         kept = {}
         for name, p in self._trained.items():
@@ -74,14 +74,14 @@ class Stepper:
 
 
 class ByRule(torch.optim.Optimizer):
-    """One rule, as its file says it.
+    """Applies one rule, as its file defines it.
 
-    Of a sharded parameter a rule sees this rank's elements. One of whole matrices has their change gathered, each
-    matrix when its turn comes, so that every rank computes the same and keeps its part: a rank sends (n - 1) / n of
-    4 bytes for each element among n ranks.
+    If a parameter is sharded, the rule sees this rank's elements. For a rule of whole matrices the change is gathered,
+    each matrix when its turn comes; every rank computes the same and keeps its part. Among n ranks, a rank sends
+    (n - 1) / n of 4 bytes for each element.
 
     Args:
-        matrices: how many matrices stand in each parameter.
+        matrices: number of matrices in each parameter.
     """
 
     def __init__(self, config: Any, rule: Rule, groups: list[dict[str, Any]], matrices: Mapping[Tensor, int]) -> None:
@@ -114,7 +114,7 @@ class ByRule(torch.optim.Optimizer):
 
 
 def zero_state(p: Tensor, rule: Rule) -> dict[str, Tensor]:
-    """Return what is kept of a parameter before its first step; PyTorch's fused optimizers count on the device."""
+    """Return a parameter's state before its first step; PyTorch's fused optimizers count steps on the device."""
     step = torch.zeros((), dtype=torch.float32, device=p.device if rule.pytorch else "cpu")
     return {STEP: step, **{name: torch.zeros_like(p) for name in rule.state}}
 
@@ -125,7 +125,7 @@ def _own(tensor: Any) -> Tensor:
 
 
 def _whole(own: Tensor, p: Any) -> Tensor:
-    """Gather what has the elements ``own`` here and is sharded like ``p``, on the device that the ranks send from."""
+    """Gather the tensor with elements ``own`` here, sharded like ``p``, on the device that the ranks send from."""
     if not is_sharded(p):
         return own
     from torch.distributed.tensor import DTensor
@@ -135,7 +135,7 @@ def _whole(own: Tensor, p: Any) -> Tensor:
 
 
 def _part(whole: Tensor, p: Any) -> Tensor:
-    """Return this rank's elements of what is whole on every rank; nothing is sent."""
+    """Return this rank's elements of a tensor that is whole on every rank; nothing is sent."""
     if not is_sharded(p):
         return whole
     from torch.distributed.tensor import DTensor, Replicate

@@ -1,4 +1,4 @@
-"""What of a network is trained: its weights, their averages and their optimizer, as a checkpoint keeps them."""
+"""The trained part of a network: its weights, their EMAs and their optimizer, as a checkpoint stores them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from mindspeed_mm_dit.training.pytorch.stepper import Stepper
 
 
 class Trained:
-    """A predictor spread over the ranks, its optimizer and its moving averages, which begin with its weights.
+    """A predictor spread over the ranks, its optimizer and its EMAs, which begin with its weights.
 
-    declared: what its config says of each parameter. lr_scales: what the learning rate of some is multiplied by.
+    declared: the config's declaration of each parameter. lr_scales: factors of the learning rate, for some parameters.
     """
 
     def __init__(
@@ -37,12 +37,12 @@ class Trained:
         self._of_base = {name for name, p in declared.items() if not p.saved}
 
     def state(self, with_optimizer: bool = True) -> checkpoints.State:
-        """Return every tensor a resumed run needs, under the names of the checkpoint; they are the live ones."""
+        """Return every tensor a resumed run needs, by its name in the checkpoint; the tensors are the live ones."""
         weights = {name: p.detach() for name, p in self._saved()}
         averages = {"ema": self.ema.averages, **self.power_ema.state()}
         state: checkpoints.State = {
             "model": weights,
-            **{tree: {**weights, **moved} for tree, moved in averages.items()},  # what is frozen is its own average
+            **{tree: {**weights, **moved} for tree, moved in averages.items()},  # what is frozen is its own EMA
         }
         if with_optimizer:
             state["optimizer"] = {"state": self.optimizer.state()}

@@ -1,1 +1,1 @@
-"""Where the curves and pictures of a run go: TensorBoard, Weights & Biases, SwanLab, by one contract."""
+"""Trackers, which keep the curves and pictures of a run: TensorBoard, Weights & Biases, SwanLab."""

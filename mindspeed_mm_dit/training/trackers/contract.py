@@ -1,7 +1,7 @@
-"""What keeps the curves and pictures of a run, and how it is made known.
+"""The interface of a tracker, which keeps the curves and pictures of a run.
 
-A tracker is one file: a config, whose fields are its flags, a class with the names of :class:`Tracker`, and a record,
-``TrackerKind``. Ours stand in ``registry.trackers``; a plugin of another package calls ``registry.register_tracker``.
+A tracker is one file: a config, whose fields are its flags, a class with the methods of :class:`Tracker`, and a
+``TrackerKind``. ``registry.trackers`` lists ours; a plugin of another package calls ``registry.register_tracker``.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import numpy as np
 
 
 class Tracker(Protocol):
-    """Keeps what a run says in numbers and pictures; it lives on the rank that logs."""
+    """Keeps the numbers and pictures of a run, on the rank that logs."""
 
     def add(self, iteration: int, values: Mapping[str, float]) -> None:
-        """Keep values by name; iterations never go down."""
+        """Keep values by name; iterations never decrease."""
 
     def add_picture(self, iteration: int, name: str, pixels: np.ndarray) -> None:
         """Keep a picture (H, W, 3) uint8."""
 
     def close(self) -> None:
-        """Have all of it on disk."""
+        """Finish writing everything to disk."""
 
 
 class Board:
-    """A tracker that is a run of a ``package`` with pictures of its own, ``Image``."""
+    """A tracker over the ``run`` of a ``package`` that has its own type of pictures, ``Image``."""
 
     def __init__(self, package: Any, run: Any) -> None:
         self._package, self._run = package, run
@@ -45,12 +45,12 @@ class Board:
 
 @dataclass(frozen=True)
 class Opening:
-    """What a tracker is told of the run that it is opened for."""
+    """What a tracker gets to know of the run that it is opened for."""
 
     iteration: int
-    """Steps before it."""
+    """Steps taken before it is opened."""
     folder: str
-    """Where the tracker writes; empty for one that has no place."""
+    """Where the tracker writes; empty if it has no place."""
     settings: Mapping[str, Any]
     """Flags of the run whose values are numbers, texts, true or false."""
 
@@ -60,22 +60,22 @@ class TrackerKind:
     """A tracker as the registry knows it."""
 
     name: str
-    """What its flags begin with: --NAME-FIELD."""
+    """Prefix of its flags: --NAME-FIELD."""
     config: type
     """Frozen dataclass; each field, made with :func:`flag`, is a flag, and the first asks for the tracker."""
     open: Callable[[Any, Opening], Tracker]
-    """(config, Opening) -> tracker. Whatever it raises, then or later, is said once and is the end of its curves."""
+    """(config, Opening) -> tracker. Its first error, now or later, is reported and ends its curves."""
     place: Callable[[Any, Path | None], Path | None] | None = None
-    """(config, folder that --save lies in, or None) -> where it writes; None: there is nowhere. The flag that names the
-    place is the last of the config's. A tracker without ``place`` writes no files."""
+    """(config, folder that --save lies in, or None) -> where it writes; None: there is nowhere. The last flag of the
+    config names the place. A tracker without ``place`` writes no files."""
     packages: tuple[str, ...] = ()
-    """What has to be importable for it."""
+    """Packages that it imports."""
     install: str = ""
     """What pip installs for it."""
     in_megatron: bool = False
-    """Whether its flags, and what they do, are Megatron's as well."""
+    """Whether Megatron has the same flags, with the same effect."""
 
 
 def flag(metavar: str, words: str) -> Any:
-    """Return a field of a tracker's config: a flag that --help explains by ``words``; None where it is not given."""
+    """Return a field of a tracker's config: a flag with the help text ``words``, None if it is not given."""
     return field(default=None, metadata={"metavar": metavar, "help": words})

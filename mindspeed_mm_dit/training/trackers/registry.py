@@ -1,4 +1,4 @@
-"""Which trackers there are, their flags, and those a run asks for: one that fails costs its curves, not the run."""
+"""All trackers, their flags, and those that a run asks for. If one fails, its curves end and the run goes on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mindspeed_mm_dit.training.trackers.contract import Opening, Tracker, Tracke
 
 
 class Guarded:
-    """A tracker whose first failure, whatever it is, is said and is the end of its curves."""
+    """A tracker whose first error of any kind is reported and ends its curves."""
 
     def __init__(self, kind: TrackerKind, config: Any, opening: Opening) -> None:
         self._name = kind.name
@@ -60,10 +60,10 @@ OUTSIDE: dict[str, TrackerKind] = {}
 
 
 def register_tracker(kind: TrackerKind) -> None:
-    """Make a tracker known; its file imports no framework.
+    """Register a tracker; its file must import no framework.
 
     Raises:
-        ConfigError: there is another one of this name.
+        ConfigError: another tracker has this name.
     """
     check_free({**{ours.name: ours for ours in OURS}, **OUTSIDE}, kind.name, kind, f"tracker {kind.name}")
     OUTSIDE[kind.name] = kind
@@ -82,7 +82,7 @@ def add_flags(group: Any, kind: TrackerKind) -> None:
 
 
 def asking(kind: TrackerKind) -> str:
-    """Return the flag that asks for a tracker, as args has it."""
+    """Return the name in args of the flag that asks for a tracker."""
     return f"{kind.name}_{dataclasses.fields(kind.config)[0].name}"
 
 
@@ -106,9 +106,9 @@ def open_trackers(args: RunConfig, iteration: int) -> list[Tracker]:
 
 
 def check_trackers(args: RunConfig, kinds: Sequence[TrackerKind] | None = None) -> None:
-    """Raise a UserError for a tracker, of ``kinds`` or of all, that is not installed, or that has nowhere to write.
+    """Raise a UserError if a tracker, of ``kinds`` or of all, is not installed or has nowhere to write.
 
-    A flag of a tracker that is not asked for is an error too.
+    A flag of a tracker that the run does not ask for is an error too.
     """
     for kind in trackers() if kinds is None else kinds:
         first, *rest = dataclasses.fields(kind.config)

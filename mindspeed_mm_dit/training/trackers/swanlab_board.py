@@ -1,6 +1,6 @@
 """--swanlab-project: a run for SwanLab's local dashboard, which needs no account: ``swanlab watch FOLDER``.
 
-SWANLAB_MODE may say where else it goes.
+SWANLAB_MODE may send it elsewhere.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""--tensorboard-dir: scalars and pictures of a run for TensorBoard; a disk that fails costs the curve, not the run.
+"""--tensorboard-dir: scalars and pictures of a run for TensorBoard; if the disk fails, the curves end, not the run.
 
-tensorboardX's own writer hands its events to a thread: where that dies of a full disk, the next ones wait for ever.
+tensorboardX's own writer passes its events to a thread: if that dies of a full disk, the next events wait forever.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mindspeed_mm_dit.training.trackers.contract import Opening, TrackerKind, fl
 
 @dataclass(frozen=True)
 class TensorBoardConfig:
-    """An event file, by Megatron's flag."""
+    """The folder of the event file, with Megatron's flag."""
 
     dir: str | None = flag("DIR", "folder of the TensorBoard events")
 
@@ -28,7 +28,7 @@ class TensorBoardConfig:
 class Scalars:
     """An event file in ``folder``, written and flushed at once; steps after ``iteration`` in older files are hidden.
 
-    They are those of a run that did not get to save them.
+    Those belong to a run that ended before it saved them.
     """
 
     def __init__(self, folder: str, iteration: int) -> None:
@@ -44,7 +44,7 @@ class Scalars:
             self._give_up(error)
 
     def add(self, iteration: int, values: Mapping[str, float]) -> None:
-        """Write values by name; the first failure is said, and is the end of the file."""
+        """Write values by name; the first error is reported and ends the file."""
         from tensorboardX.summary import scalar
 
         self._add(iteration, (scalar(name, value) for name, value in values.items()))

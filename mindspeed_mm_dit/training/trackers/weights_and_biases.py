@@ -1,4 +1,4 @@
-"""--wandb-project: a run for Weights & Biases: on disk, offline, unless WANDB_MODE says otherwise.
+"""--wandb-project: a run for Weights & Biases, kept offline on disk unless WANDB_MODE says otherwise.
 
 ``wandb sync`` uploads it later.
 """
@@ -13,20 +13,20 @@ from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.training.trackers.contract import Board, Opening, TrackerKind, flag
 
 MOST_LETTERS, REFUSED = 128, "/\\#?%:"
-"""Length of a project's name, and what it may not hold: those of wandb's Settings (0.28)."""
+"""Greatest length of a project's name, and letters that it must not contain: as in wandb's Settings (0.28)."""
 
 
 @dataclass(frozen=True)
 class WandbConfig:
-    """A run of a project, by Megatron's flags."""
+    """A run of a project, with Megatron's flags."""
 
     project: str | None = flag("NAME", "keep a run of this project for Weights & Biases, offline")
-    entity: str | None = flag("NAME", "who the project belongs to, where it is uploaded")
+    entity: str | None = flag("NAME", "owner of the project, if it is uploaded")
     exp_name: str | None = flag("NAME", "name of the run; default: one that wandb makes up")
     save_dir: str | None = flag("DIR", "where it is kept; default: beside the --save folder")
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for a name that wandb refuses, which it does once the run has begun."""
+        """Raise ConfigError for a name that wandb would refuse only once the run has begun."""
         name = self.project or ""
         if len(name) > MOST_LETTERS or set(name) & set(REFUSED):
             raise ConfigError(
@@ -46,7 +46,7 @@ def _open(config: WandbConfig, opening: Opening) -> Board:
         name=config.exp_name,
         config=dict(opening.settings),
         mode=os.environ.get("WANDB_MODE", "offline"),
-        settings=wandb.Settings(console="off"),  # what the run prints stays where it prints it
+        settings=wandb.Settings(console="off"),  # leave what the run prints where it is
     )
     return Board(wandb, run)
 

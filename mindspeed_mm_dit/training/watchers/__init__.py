@@ -1,1 +1,1 @@
-"""What watches a run while it trains: the loop calls a list of them and knows none."""
+"""Watchers of a run while it trains: the loop calls a list of them and knows none by name."""

@@ -1,4 +1,4 @@
-"""--keep-best: the checkpoint of the smallest validation loss so far stays."""
+"""--keep-best: keep the checkpoint with the smallest validation loss so far."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mindspeed_mm_dit.training.watchers.contract import Run, Watcher, WatcherKin
 
 
 class Best(Watcher):
-    """Saves whenever a validation finds a smaller loss than all before."""
+    """Saves whenever a validation loss is smaller than all before."""
 
     def after_validation(self, run: Run, loss: ValidationLoss) -> None:
         """Save if ``loss`` is the smallest."""
@@ -18,7 +18,7 @@ class Best(Watcher):
 
 
 def check_best(args: RunConfig, world_size: int) -> None:
-    """Raise ConfigError for --keep-best of a run that saves or validates nothing."""
+    """Raise ConfigError for --keep-best if the run saves or validates nothing."""
     missing = {
         "--save DIR": not args.save,
         "--eval-interval N": not args.eval_interval,

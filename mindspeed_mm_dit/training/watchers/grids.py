@@ -1,4 +1,4 @@
-"""Pictures of a run while it learns: every so many steps the same noise and classes, by the moving average."""
+"""--sample-interval: sample grids while a run trains, always of the same noise and classes, with the EMA."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SAMPLES_PER_CLASS = 4
 class SampleGrids(Watcher):
     """Draws a grid and keeps it as ``samples/iter_0000500.png`` beside the --save folder, and in TensorBoard.
 
-    The noise of an image is a function of the seed and its number, so that nothing of the run's own draws moves, and
+    The noise of an image depends only on the seed and its number, so the random numbers of the run stay the same, and
     pictures of one run can be compared.
     """
 
@@ -47,7 +47,7 @@ class SampleGrids(Watcher):
         self._configs = [sized(config, shape) for shape in data.shapes()[:SHAPES_SHOWN]] or [config]
 
     def after_step(self, run: Run, step: Step) -> None:
-        """Draw where it is due."""
+        """Draw if it is due."""
         iteration = run.progress.iteration
         if run.is_due(run.args.sample_interval):
             run.catch_up()
@@ -77,12 +77,12 @@ class SampleGrids(Watcher):
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             grid.save(self._folder / f"iter_{iteration:07d}.png")
-        except OSError as error:  # a full disk costs the picture, not the run
+        except OSError as error:  # with a full disk the picture is lost, and the run goes on
             self._log.say(f"warning: --sample-interval: {self._folder} cannot be written: {error}; the run goes on")
 
 
 def folder_of(args: RunConfig) -> Path | None:
-    """Return where the pictures of a run are kept as files; None without --save."""
+    """Return the folder for the pictures of a run; None without --save."""
     return Path(args.save).parent / "samples" if args.save else None
 
 
@@ -96,12 +96,12 @@ def settings_of(args: RunConfig) -> SampleSettings:
         steps=STEPS,
         guidance=Guidance(scale, channels="3" if conditions.items == ("label",) else "all"),
         seed=args.seed,
-        batch_size=args.micro_batch_size,  # what fits with a gradient fits without, and guided too
+        batch_size=args.micro_batch_size,  # what fits with a gradient fits without, even with guidance
     )
 
 
 def check_grids(args: RunConfig, world_size: int) -> None:
-    """Raise a UserError for --sample-interval where there is nowhere to draw to, or nothing to draw with."""
+    """Raise a UserError for --sample-interval if there is nowhere to draw to, or nothing to draw with."""
     if not args.sample_interval:
         return
     model: ModelConfig = args.mm.model
@@ -115,7 +115,7 @@ def check_grids(args: RunConfig, world_size: int) -> None:
         sampler.check(model.diffusion, STEPS, sampler.options())
     except ConfigError as error:
         raise ConfigError(what, f"{STEPS} steps of {name}: {error.reason}", "leave the flag out") from None
-    check_encoders(model, teachers=False)  # latents may be cached, and pictures are decoded all the same
+    check_encoders(model, teachers=False)  # even with cached latents, pictures are decoded
 
 
 def _writes(args: RunConfig) -> tuple[str, Path] | None:

@@ -1,4 +1,4 @@
-"""--log-interval: the log line, without keeping the device waiting; and a step that is not finite is not saved."""
+"""--log-interval: the log line, without making the device wait; a step that is not finite is not saved."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from mindspeed_mm_dit.training.watchers.contract import Run, Step, Watcher, Watc
 class Lines(Watcher):
     """Turns the results of steps into log records.
 
-    Results stay on the device until an interval is closed; then they travel, and are read when they have arrived
-    or, at the latest, when the next step is under way.
+    Results stay on the device until an interval ends; then they are copied, and read when they have arrived or, at the
+    latest, when the next step is under way.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Lines(Watcher):
         self._started = time.perf_counter()
 
     def after_step(self, run: Run, step: Step) -> None:
-        """Keep the result of the step, and close the interval where it is the last of one."""
+        """Keep the result of the step, and end the interval if it is the last of one."""
         self._results.append(step.result)
         self._last = step.result
         run.log.step()
@@ -37,7 +37,7 @@ class Lines(Watcher):
             self._close_interval(run, step.lr)
 
     def _close_interval(self, run: Run, lr: float) -> None:
-        """End the interval with the step just taken, and say what it was like if that is known already."""
+        """End the interval with the step just taken, and log it if its numbers have arrived already."""
         values = runtime.read_later([*(result.loss for result in self._results), self._last.grad_norm])
         self._unread = _Closed(values, run.progress.iteration, run.progress.consumed_samples, lr)
         self._results = []
@@ -45,7 +45,7 @@ class Lines(Watcher):
             self.catch_up(run)
 
     def catch_up(self, run: Run) -> None:
-        """Log the interval that was closed last, unless that is done.
+        """Log the last interval that ended, unless that is done.
 
         Raises:
             ConvergenceError: no step of it had a finite loss.
@@ -55,10 +55,10 @@ class Lines(Watcher):
             run.log.record(self._record(run, closed))
 
     def check(self, run: Run) -> None:
-        """Look at the last step before its state is saved over a good one.
+        """Check the last step before its state is saved over a good one.
 
         Raises:
-            ConvergenceError: its loss or gradient is not finite, so the weights are not.
+            ConvergenceError: its loss or gradient is not finite, so the weights are not either.
         """
         if self._last is not None:
             values = runtime.read_later([self._last.loss, self._last.grad_norm]).wait()
@@ -97,7 +97,7 @@ def _check_finite(loss_and_norm: Sequence[float], iteration: int, save: str | No
 
 
 class _Closed(NamedTuple):
-    """An interval whose results are on their way."""
+    """An interval that ended and whose results are being copied."""
 
     values: Any
     """PendingRead of the loss of each step and the last gradient norm."""

@@ -1,6 +1,6 @@
-"""--power-ema-stds: averages over a share of the run; the engine keeps them, sharded and saved as the weights are.
+"""--power-ema-stds: power-function EMAs; the engine keeps them, sharded and saved like the weights.
 
-How far each of them moves after a step is ``checkpoint/power_ema.py``.
+``checkpoint/power_ema.py`` computes how far each of them moves after a step.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from mindspeed_mm_dit.training.watchers.contract import Run, Step, Watcher, Watc
 
 
 class PowerEmas(Watcher):
-    """Has the engine take the weights of each step into each average."""
+    """Has the engine update each EMA after each step."""
 
     def __init__(self, stds: Sequence[float]) -> None:
         self._gammas = [power_ema.exponent(std) for std in stds]
 
     def after_step(self, run: Run, step: Step) -> None:
-        """Take in the weights."""
+        """Update the EMAs."""
         run.engine.move_power_emas([power_ema.share(run.progress.iteration, gamma) for gamma in self._gammas])
 
 

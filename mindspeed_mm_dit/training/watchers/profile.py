@@ -1,4 +1,4 @@
-"""--profile: a trace of some steps of some ranks, as the framework's own profiler writes it."""
+"""--profile: trace some steps of some ranks with the framework's own profiler."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Profiling(Watcher):
         self._recording: runtime.Profile | None = None
 
     def before_step(self, run: Run) -> None:
-        """Begin where the first of the steps comes next; a run resumed in the middle records the rest."""
+        """Begin if the first of the steps comes next; a run resumed in the middle records the rest."""
         iteration = run.progress.iteration
         if self._is_on and self._place and self._recording is None and self._first <= iteration < self._last:
             self._recording = runtime.Profile(self._place)
 
     def after_step(self, run: Run, step: Step) -> None:
-        """End after the last of the steps, and say where the trace is."""
+        """End after the last of the steps, and print where the trace is."""
         if self._recording is not None and run.progress.iteration >= self._last:
             self._write()
 
@@ -37,7 +37,7 @@ class Profiling(Watcher):
         self._write()
 
     def _write(self) -> None:
-        """Write what is being recorded; a disk that fails costs the trace, not the run."""
+        """Write the recording; if the disk fails, the trace is lost and the run goes on."""
         if self._recording is None:
             return
         recording, self._recording = self._recording, None
@@ -48,7 +48,7 @@ class Profiling(Watcher):
 
 
 def folder_of(args: RunConfig) -> Path | None:
-    """Return where traces are kept: beside the --save folder, or in that of TensorBoard; None without either."""
+    """Return where traces are kept: beside the --save folder, or in the TensorBoard folder; None without either."""
     if args.save:
         return Path(args.save).parent / "profile"
     board = args.parts["tensorboard_dir"]
@@ -56,7 +56,7 @@ def folder_of(args: RunConfig) -> Path | None:
 
 
 def check_profile(args: RunConfig, world_size: int) -> None:
-    """Raise ConfigError for --profile with steps that are none, ranks that are not there, or nowhere to write to."""
+    """Raise ConfigError for --profile with no steps to record, ranks that do not exist, or nowhere to write to."""
     if not args.profile:
         return
     start, end = args.profile_step_start, args.profile_step_end

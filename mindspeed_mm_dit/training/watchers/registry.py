@@ -1,4 +1,4 @@
-"""Which watchers there are, and in which order they are called; other packages add theirs with ``register_watcher``."""
+"""All watchers, in the order in which they are called; other packages add theirs with ``register_watcher``."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ OUTSIDE: dict[str, WatcherKind] = {}
 
 
 def register_watcher(kind: WatcherKind) -> None:
-    """Make a watcher known; its file imports no framework before it is opened.
+    """Register a watcher; its file must import no framework before it is opened.
 
     Raises:
-        ConfigError: there is another one of this name.
+        ConfigError: another watcher has this name.
     """
     check_free(OUTSIDE, kind.name, kind, f"watcher {kind.name}")
     OUTSIDE[kind.name] = kind
@@ -40,18 +40,18 @@ def kinds() -> list[WatcherKind]:
 
 
 def open_watchers(run: Run) -> list[Watcher]:
-    """Return those that the flags of ``run`` ask for."""
+    """Return the watchers that the flags of ``run`` ask for."""
     return [watcher for kind in kinds() if (watcher := kind.open(run)) is not None]
 
 
 def check_watchers(args: RunConfig, world_size: int) -> None:
-    """Raise a UserError for flags that a watcher cannot act on; every rank finds the same."""
+    """Raise a UserError for flags that a watcher cannot act on; the result is the same on every rank."""
     for kind in kinds():
         kind.check(args, world_size)
 
 
 def check_places(args: RunConfig) -> None:
-    """Raise ConfigError for a folder that a watcher could not write to."""
+    """Raise ConfigError if a watcher could not write to its folder."""
     for flag, folder in _places(args):
         check_output_folder(flag, folder, make=False)
 

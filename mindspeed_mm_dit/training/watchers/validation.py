@@ -1,4 +1,4 @@
-"""--eval-interval: the loss on samples that are held out, over --eval-iters global batches."""
+"""--eval-interval: the loss on held-out samples, over --eval-iters global batches."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from mindspeed_mm_dit.training.watchers.contract import Run, Step, Watcher, Watc
 
 
 class Validation(Watcher):
-    """Takes a validation every so many steps, says its loss, and hands it to the other watchers."""
+    """Validates every --eval-interval steps, logs the loss, and passes it to the other watchers."""
 
     def after_step(self, run: Run, step: Step) -> None:
-        """Validate where it is due."""
+        """Validate if it is due."""
         if run.is_due(run.args.eval_interval):
             run.catch_up()
             loss = validate(run)
@@ -26,7 +26,7 @@ class Validation(Watcher):
 
 
 def validate(run: Run) -> ValidationLoss | None:
-    """Return the loss over --eval-iters global batches, None where something asks the run to end.
+    """Return the loss over --eval-iters global batches, or None if something asks the run to end.
 
     Raises:
         StepError: it failed on one of several ranks; the others may be in the middle of it.
@@ -51,7 +51,7 @@ def validate(run: Run) -> ValidationLoss | None:
 
 
 def _mean_over_ranks(values: np.ndarray) -> np.ndarray:
-    """Return the mean of each of ``values`` over all ranks, as float32 has it."""
+    """Return the mean of each of ``values`` over all ranks, computed in float32."""
     means = runtime.mean_over_ranks([ops.tensor(value) for value in values.astype(np.float32).reshape(-1, 1)])
     return np.array([float(mean) for mean in means]).reshape(values.shape)
 

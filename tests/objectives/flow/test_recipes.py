@@ -150,7 +150,7 @@ def test_a_network_that_is_told_1_minus_t_and_answers_towards_noise_learns_and_d
         return torch.tanh(x) * (1 + t)[:, None, None, None]
 
     def ask_there(x, t, noise):
-        np.testing.assert_allclose(t.numpy(), noise, atol=1e-6)  # the share of noise is what guidance goes by
+        np.testing.assert_allclose(t.numpy(), noise, atol=1e-6)  # guidance goes by the noise level
         return sign * ask(x, 1 - t, noise)
 
     def sde(each, by):
