@@ -5,9 +5,9 @@
 #   CONFIG=DIR              folder with model.json, data.json, train.args, or an embedded name (default: this one, digits)
 #   AI_FRAMEWORK=NAME       pytorch (default, launched by torchrun) or mindspore (launched by msrun)
 #   NPUS_PER_NODE=N         processes on this node (default: one per accelerator; on a CPU 1, or 2 with mindspore)
-#   MM_TOOL=FILE            tools.json of MindSpeed-MM, which its host wants (docs/mindspeed_mm.md)
+#   MM_TOOL=FILE            tools.json of MindSpeed-MM, required by --host mindspeed-mm (docs/mindspeed_mm.md)
 #   NNODES NODE_RANK MASTER_ADDR MASTER_PORT    several nodes; run the script on each
-#   OMP_NUM_THREADS=N       threads of a process (default: they share the cores)
+#   OMP_NUM_THREADS=N       threads of each process (default: the processes share the cores)
 #   OMP_WAIT_POLICY=KIND    passive: waiting threads sleep; active: they spin (default: they sleep beside other work)
 #
 # Running it again resumes from the last checkpoint. Paths are relative to the working directory. A single node listens
