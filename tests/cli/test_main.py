@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 
@@ -54,3 +56,35 @@ def test_what_cannot_be_done_is_said_before_the_work(capsys, argv, message):
     }
     assert main([places.get(word, word) for word in argv.split()]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (OSError(28, "No space left on device", "a.png"), 2, "PlatformError: a.png: No space left on device\n"),
+        (OSError("odd"), 2, "PlatformError: a file: odd\n"),
+    ],
+)
+def test_an_error_of_the_system_is_one_line(monkeypatch, capsys, error, code, said):
+    def failing(args):
+        raise error
+
+    monkeypatch.setattr(plot, "run", failing)
+    assert (main(["plot", "x.log"]), capsys.readouterr().err) == (code, said)
+
+
+def test_a_command_whose_reader_has_ended_says_nothing_and_has_the_code_of_the_signal():
+    read, write = os.pipe()
+    os.close(read)
+    code = "import sys; from mindspeed_mm_dit.cli.main import main; sys.exit(main(['prove', '--list']))"
+    environment = {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, stdout=write, stderr=subprocess.PIPE, text=True
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
+def test_the_layouts_of_prove_are_listed_without_a_config(capsys):
+    assert main(["prove", "--list"]) == 0
+    assert {"1 rank, FSDP2", "2 ranks, FSDP2"} & set(capsys.readouterr().out.splitlines())

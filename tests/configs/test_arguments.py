@@ -10,7 +10,7 @@ from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.training.flags import parse as parse_flags
 from mindspeed_mm_dit.training.flags import whole_parser
-from tests.conftest import ROOT
+from tests.conftest import ROOT, run_config
 
 NEEDED = "--mm-model m.json --mm-data d.json --micro-batch-size 4 --train-iters 10 --lr 1e-4 "
 
@@ -92,3 +92,9 @@ def test_a_wrong_setting_of_data_json_is_named(tmp_path, section, message):
     with pytest.raises(ConfigError) as caught:
         load_data_config(tmp_path / "data.json")
     assert message in str(caught.value)
+
+
+def test_a_width_that_is_listed_twice_is_named():
+    args = run_config(global_batch_size=8, train_iters=2, lr=1e-3, power_ema_stds=(0.05, 0.05))
+    with pytest.raises(ConfigError, match=r"--power-ema-stds = 0\.05 0\.05: lists a width twice"):
+        checked(args, 1)

@@ -170,3 +170,27 @@ def test_statistics_without_images_or_without_spatial_features_are_said(tmp_path
         cautions(samples, scaled)
     )
     assert cautions(samples, whole) == [] and set(whole.statistics) == {"pool", "spatial"}
+
+
+def test_an_array_that_is_damaged_is_named(tmp_path):
+    path = saved(tmp_path, **STATISTICS, **SPATIAL)
+    content = bytearray(path.read_bytes())
+    start = content.index(b"\x93NUMPY")
+    content[start : start + 6] = b"broken"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"--reference = .*set.npz: mu: cannot be read"):
+        open_image_set("--reference", path)
+
+
+def test_the_first_image_of_a_folder_must_be_a_square_unless_a_size_is_given(tmp_path):
+    Image.fromarray(IMAGES[0][:4]).save(tmp_path / "a.png")
+    with pytest.raises(DataError, match=r"--samples = .*: a.png is 6 x 4, no square"):
+        open_image_set("--samples", tmp_path)
+
+
+def test_an_image_that_vanishes_while_the_set_is_read_is_named(tmp_path):
+    Image.fromarray(IMAGES[0]).save(tmp_path / "a.png")
+    images = open_image_set("--samples", tmp_path)
+    (tmp_path / "a.png").unlink()
+    with pytest.raises(DataError, match=r"a.png: is listed but missing"):
+        next(iter(images.batches(1)))

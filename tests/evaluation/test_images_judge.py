@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from mindspeed_mm_dit.cli.main import main
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.evaluation import images_judge
+from mindspeed_mm_dit.evaluation.evaluation import Candidates
+from mindspeed_mm_dit.evaluation.image_set import open_image_set
+from mindspeed_mm_dit.evaluation.images_judge import ImagesJudge
 from mindspeed_mm_dit.evaluation.real_images import RealImages, held_out
 
 NAMES = ("disc", "frame", "ramp")
@@ -116,3 +122,26 @@ def test_the_classifier_has_not_seen_what_is_held_out():
     noise = RealImages.of(rng.normal(size=(300, 20)), np.arange(300) % 2)  # nothing tells these classes apart
     assert noise.score_held_out().accuracy == pytest.approx(0.5, abs=0.15)
     assert noise.score(noise.pixels[noise.reference], noise.labels[noise.reference]).accuracy > 0.9
+
+
+def test_too_few_real_images_are_refused(tmp_path, capsys):
+    few, new = (write(tmp_path / name, {"disc": drawn("disc", n, seed=3)}) for name, n in (("real", 3), ("new", 24)))
+    flags = ["--samples", str(new), "--reference", str(few), "--output", str(tmp_path / "r")]
+    assert main(["evaluate", *flags]) == 2
+    assert "3 image(s): scores without --inception need at least 20" in capsys.readouterr().err
+
+
+def test_another_size_and_more_classes_than_the_reference_has_are_refused_though_none_has_a_name(tmp_path):
+    np.savez(tmp_path / "real.npz", drawn("disc", 24, seed=4), np.arange(24) % 2)
+    reference = open_image_set("--reference", tmp_path / "real.npz")
+    samples = Candidates("--checkpoint = c", (24, 24, 3), 24, "--num-samples = 24", num_labels=3)
+    with pytest.raises(ConfigError, match=r"--checkpoint = c: has 3 classes, and .* has 2"):
+        ImagesJudge(reference).check(samples)
+    with pytest.raises(ConfigError, match=r"real.npz: has images of 24 x 24, and --checkpoint = c of 16 x 24"):
+        ImagesJudge(reference).check(replace(samples, shape=(16, 24, 3)))
+
+
+def test_that_not_all_of_a_large_reference_was_used_is_said(real, tmp_path, monkeypatch):
+    monkeypatch.setattr(images_judge, "MOST_IMAGES", 90)
+    samples = write(tmp_path / "new", {name: drawn(name, 12, seed=5) for name in NAMES})
+    assert "90 of 180 real images were used" in " ".join(judgement(samples, real, tmp_path / "r")["notes"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 from pathlib import Path
 from types import ModuleType
@@ -38,3 +39,24 @@ def test_a_run_imports_no_megatron_and_none_of_pytorchs_compiler(tmp_path: Path,
     imported = outcome.output.partition("imported:")[2].split()
     assert outcome.code == 0 and "torch" in imported, outcome.output
     assert not {"megatron.core", "torch._inductor.compile_fx", "tensorboard", "diffusers"} & set(imported)
+
+
+def test_a_second_framework_in_a_process_and_one_that_there_is_not_are_refused(framework: ModuleType) -> None:
+    other = {"pytorch": "mindspore", "mindspore": "pytorch"}[framework.active()]
+    with pytest.raises(PlatformError, match=rf"--ai-framework = {other}: {framework.active()} is already active"):
+        activate(other)
+
+
+def test_a_framework_that_there_is_not_or_that_is_not_here_is_named(
+    framework: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(framework, "_active", None)
+    with pytest.raises(PlatformError, match="--ai-framework = jax: must be one of pytorch, mindspore"):
+        activate("jax")
+
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError("No module named 'mindspore'")
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(PlatformError, match="--ai-framework = mindspore: cannot be used here: No module"):
+        activate("mindspore")

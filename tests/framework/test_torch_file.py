@@ -158,3 +158,23 @@ def test_a_value_that_cannot_be_written_is_refused_by_type(tmp_path):
         write_torch_file(tmp_path / "a.pt", {"x": {1, 2}})
     with pytest.raises(CheckpointError, match="uint32"):
         write_torch_file(tmp_path / "a.pt", {"x": np.zeros(1, np.uint32)})
+
+
+def test_a_file_without_one_of_its_tensors_and_one_of_a_big_endian_machine_are_refused(tmp_path):
+    write_torch_file(tmp_path / "whole.pt", {"a": np.ones(3, np.float32)})
+    for name, lost, added, reason in (
+        ("lost", "data/0", {}, "has no data/0"),
+        ("turned", "byteorder", {"byteorder": b"big"}, "was written on a big-endian machine"),
+    ):
+        with (
+            zipfile.ZipFile(tmp_path / "whole.pt") as whole,
+            zipfile.ZipFile(tmp_path / f"{name}.pt", "w") as other,
+        ):
+            for member in whole.namelist():
+                if not member.endswith(f"/{lost}"):
+                    other.writestr(member, whole.read(member))
+            folder = whole.namelist()[0].partition("/")[0]
+            for member, content in added.items():
+                other.writestr(f"{folder}/{member}", content)
+        with pytest.raises(CheckpointError, match=reason):
+            read_torch_file(tmp_path / f"{name}.pt")

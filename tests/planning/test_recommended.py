@@ -172,3 +172,21 @@ def test_muons_state_and_what_it_gathers_are_planned(preset):
     assert sent[0] - sent[1] == pytest.approx(7 / 8 * 4 * matrices, abs=2)
     alike = [traffic(model, Placement(8, 1, optimizer=one)) for one in (chosen, ADAMW)]
     assert alike[0] == alike[1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--world-size", "6"), "--model: is required"),
+        (("--world-size", "6", "--model", "x.json"), "--device-memory-gib: is required"),
+        ((*PLAN[1:], "--world-size", "6", "--context-parallel-size", "4"), "--context-parallel-size = 4"),
+    ],
+)
+def test_a_flag_that_is_missing_or_does_not_divide_is_named(capsys, flags, message):
+    assert main(["plan", *flags]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_that_the_exchange_of_ranks_that_share_a_sample_is_not_counted_is_said(capsys):
+    assert main([*PLAN, "--world-size", "4", "--context-parallel-size", "2"]) == 0
+    assert "2 ranks share a sample; what they exchange for it is not counted" in capsys.readouterr().out

@@ -97,7 +97,7 @@ def test_another_drawing_is_refused_by_what_differs(tmp_path, change, words):
 def test_images_that_nothing_says_the_settings_of_are_refused(tmp_path):
     filled(tmp_path, 0)
     (tmp_path / "drawing.json").unlink()
-    with pytest.raises(ConfigError, match="holds images, but no drawing.json"):
+    with pytest.raises(ConfigError, match=r"holds images, but no drawing\.json"):
         Shards(tmp_path, DRAWING)
     assert json.dumps(DRAWING.as_json())  # (what is written is JSON)
 

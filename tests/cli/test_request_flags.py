@@ -1,0 +1,44 @@
+"""Vectors that a model is conditioned on, from a file that the command line names."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+import numpy as np
+import pytest
+
+from mindspeed_mm_dit.cli.request_flags import _positive, _vectors
+from mindspeed_mm_dit.errors import ConfigError
+
+
+def test_each_row_of_the_file_is_a_vector_in_float32(tmp_path):
+    vectors = np.random.default_rng(0).standard_normal((3, 5))
+    np.save(tmp_path / "v.npy", vectors)
+    found = _vectors(Namespace(vectors=str(tmp_path / "v.npy")))
+    np.testing.assert_array_equal(np.stack(found), vectors.astype(np.float32))
+    assert found[0].dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "--vectors: is missing"),
+        (b"text", r"--vectors = .*v.npy: cannot be read"),
+        (np.ones(4), r"holds \(4,\), not finite vectors"),
+        (np.array([[1.0, np.nan]]), r"holds \(1, 2\), not finite vectors"),
+        (np.array([[{}]]), r"--vectors = .*v.npy: cannot be read"),
+    ],
+)
+def test_what_is_no_file_of_vectors_is_named(tmp_path, content, message):
+    path = tmp_path / "v.npy"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        np.save(path, content)
+    with pytest.raises(ConfigError, match=message):
+        _vectors(Namespace(vectors=None if content is None else str(path)))
+
+
+def test_less_than_one_sample_is_refused():
+    with pytest.raises(ConfigError, match="--num-per-class = 0: must be at least 1"):
+        _positive("--num-per-class", 0)

@@ -1,0 +1,58 @@
+"""Conditions and predictors on paper: what their defaults say, and what a plugin may not declare."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from mindspeed_mm_dit.configs import optimizer_flags
+from mindspeed_mm_dit.configs.condition import TextStates, Vector
+from mindspeed_mm_dit.configs.predictor import PredictorConfig, shape_of
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError
+
+
+def test_the_null_of_a_text_is_a_text_encoders_to_compute():
+    with pytest.raises(ConfigError, match="predictor: its text: has a null value that only a text encoder"):
+        TextStates(length=3, width=4).null(2)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_the_last_example_of_a_vector_is_its_null_where_it_is_ever_dropped(dropout):
+    vector = Vector(width=4, dropout=dropout)
+    examples = vector.examples(3)["vector"]
+    assert examples.shape == (3, 4) and examples.dtype == np.float32 and examples[:-1].all()
+    assert examples[-1].any() != vector.has_null
+    assert not vector.null(2)["vector"].any()
+
+
+def test_a_predictor_shares_samples_refuses_other_ranks_and_lacks_nothing_unless_it_says_so():
+    plain = SimpleNamespace()
+    PredictorConfig.check_context_parallel(plain, 1)
+    with pytest.raises(ConfigError, match="--context-parallel-size = 2: this predictor cannot split a sample"):
+        PredictorConfig.check_context_parallel(plain, 2)
+    assert not PredictorConfig.may_lack(plain, "a.weight") and PredictorConfig.settings_of_size(plain) == {}
+
+
+def test_a_tensor_that_is_missing_or_of_other_dimensions_is_named():
+    assert shape_of({"a": (2, 3)}, "a", 2) == (2, 3)
+    with pytest.raises(CheckpointError, match=r"SOURCE: a is \(2, 3\), expected 4 dimensions"):
+        shape_of({"a": (2, 3)}, "a", 4)
+    with pytest.raises(CheckpointError, match="SOURCE: b is missing"):
+        shape_of({"a": (2, 3)}, "b", 2)
+
+
+def test_a_setting_of_an_optimizer_that_is_a_flag_already_is_named(monkeypatch):
+    @dataclasses.dataclass
+    class Config:
+        lr: float = dataclasses.field(default=1.0, metadata={"help": "a rate of its own", "how": {}})
+
+    monkeypatch.setattr(optimizer_flags, "settings", lambda: {"lr": (dataclasses.fields(Config)[0], ["sophia"])})
+    monkeypatch.setitem(optimizer_flags.OPTIMIZERS, "sophia", SimpleNamespace(config=Config))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--lr")
+    with pytest.raises(ConfigError, match="setting 'lr' of the optimizer 'sophia': is a flag of this command already"):
+        optimizer_flags.optimizer_settings(parser)

@@ -1,0 +1,34 @@
+"""Files a user names: what cannot be reached or read is an error with the name, whatever the system says of it."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from mindspeed_mm_dit.configs.files import UnusableFile, add_content, digest_of_files, is_folder, read_bytes
+from mindspeed_mm_dit.errors import DataError
+
+
+def test_a_name_too_long_for_a_folder_is_none():
+    assert not is_folder(Path("x" * 300)) and is_folder(Path("/"))
+
+
+@pytest.mark.parametrize("read", [read_bytes, lambda path: add_content(hashlib.blake2b(), path)])
+def test_a_disk_that_fails_is_the_reason_that_a_file_is_unusable(tmp_path, monkeypatch, read):
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"content")
+
+    def failing(*given, **settings):
+        raise OSError(5, "Input/output error", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", failing)
+    monkeypatch.setattr("builtins.open", failing)
+    with pytest.raises(UnusableFile, match="cannot be read: Input/output error"):
+        read(path)
+
+
+def test_a_digest_of_nothing_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"ae.from_pretrained = .*/vae: there is no such file or folder"):
+        digest_of_files(str(tmp_path / "vae"))
