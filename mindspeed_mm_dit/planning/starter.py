@@ -56,7 +56,7 @@ DIFFUSIONS = {
         reason="it samples well in 25 steps; straight paths, times about the middle (SiT)",
     ),
     "gaussian_diffusion": StarterObjective(
-        {}, learn_sigma=True, sampler="dpm++", reason="as the published DiT; diffusers' DiTPipeline walks it back"
+        {}, learn_sigma=True, sampler="dpm++", reason="as the published DiT; diffusers' DiTPipeline can sample it"
     ),
 }
 """Objectives by model_id; the first is the default."""
@@ -214,7 +214,10 @@ def _with_network(
         "class_dropout_prob": _dropout(images),
         "random_flip": _flip(images),
         "valid_fraction": Choice(
-            images.valid_fraction, f"{images.held_out:,} images to validate on, the same fraction of each class"
+            images.valid_fraction,
+            f"{images.held_out:,} images to validate on, the same fraction of each class"
+            if images.held_out
+            else f"nothing is held out of fewer than {FEWEST_TO_HOLD_OUT} images",
         ),
     }
     flags = {

@@ -307,3 +307,34 @@ def test_row_groups_are_kept_up_to_a_number_of_bytes(tmp_path, monkeypatch):
     assert np.array_equal(read(again), expected)
     reader = again.paths._reader
     assert len(reader._groups) == 1 and reader._kept_bytes == next(iter(reader._groups.values())).nbytes
+
+
+def test_the_digest_of_shards_knows_their_names_sizes_and_labels(tmp_path):
+    def digest(folder, rename=None, label=lambda number: str(number % 2), longer=b""):
+        write_tars(tmp_path / folder, label)
+        first = tmp_path / folder / "train-00000.tar"
+        first.write_bytes(first.read_bytes() + longer)
+        if rename:
+            first.rename(first.with_name(rename))
+        rows, found = open_rows(DatasetParam(str(tmp_path / folder), dataset_type="webdataset", image_size=8)), None
+        found = rows.digest
+        assert found.startswith("24 images, ") and len(found) == len("24 images, ") + 12
+        return found
+
+    one = digest("a")
+    others = [
+        digest("c", rename="train-0000.tar"), digest("d", label=lambda number: "0"), digest("e", longer=bytes(1024)),
+    ]  # fmt: skip
+    assert digest("b") == one and len({one, *others}) == 4
+
+
+def test_hidden_shards_are_left_out_and_a_split_that_no_shard_has_is_named(tmp_path):
+    write_tars(tmp_path)
+    (tmp_path / ".train-00009.tar").write_bytes(b"not read")
+    param = DatasetParam(str(tmp_path), dataset_type="webdataset", image_size=8)
+    assert len(open_rows(param)) == ROWS
+    with pytest.raises(DataError, match=r"\.tar, and whose names begin with 'valid'"):
+        open_rows(dataclasses.replace(param, split="valid"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"\.tar(?!, and)"):
+        open_rows(dataclasses.replace(param, data_folder=str(tmp_path / "empty")))

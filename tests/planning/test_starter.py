@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from mindspeed_mm_dit.errors import ConfigError
@@ -179,3 +182,28 @@ def test_how_often_each_image_is_seen_is_said_of_the_steps():
     steps, batch = (starter.flags[name].value for name in ("--train-iters", "--global-batch-size"))
     times = round(steps * batch / PETS.count)
     assert times > 1 and starter.flags["--train-iters"].reason == f"each of {PETS.count:,} images some {times:,} times"
+
+
+BEGINNINGS = {
+    "400 images of two classes on a CPU": (PETS, cpu()),
+    "the same with an autoencoder": (PETS, cpu(), VAE),
+    "the same on an accelerator": (PETS, gpus()),
+    "40 grey images of one class on a CPU": (ImageFacts(40, 1, 28, all_grey=True), cpu()),
+    "6,000 images on two accelerators without bf16, gaussian": (
+        ImageFacts(6_000, 10, 300, all_grey=False), gpus(2, 40, has_bf16=False), VAE, None, "gaussian_diffusion",
+    ),
+    "ImageNet on eight accelerators": (IMAGENET, gpus(8, 80), VAE),
+}  # fmt: skip
+
+
+def described(starter):
+    """Every choice with its reason, and the shape of the network."""
+    choices = {**starter.design, **starter.flags}
+    lines = [f"{name} = {choice.value}: {choice.reason}" for name, choice in choices.items()]
+    return [*lines, f"blocks, width, patch = {sizes(starter)}"]
+
+
+def test_every_value_and_reason_of_six_beginnings_is_the_one_that_was_agreed_on():
+    """A change here is seen by whoever runs ``mm-dit init``: look at it, then write it into beginnings.json."""
+    agreed = json.loads(Path(__file__).with_name("beginnings.json").read_text())
+    assert {name: described(choose(*given)) for name, given in BEGINNINGS.items()} == agreed
