@@ -13,6 +13,7 @@ from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.data import draws
 from mindspeed_mm_dit.data.draws import Stream
 from mindspeed_mm_dit.data.order import SampleOrder
+from tests.captions_fixtures import captioned_configs
 from tests.conftest import ROOT
 
 
@@ -89,6 +90,13 @@ def test_that_captions_are_measured_by_a_run_alone_is_said(pets, capsys):
     assert main(["data", "."]) == 0 and "captions are not measured here" in capsys.readouterr().err
 
 
+def test_of_images_without_classes_it_is_said_how_many_there_are(tmp_path, capsys):
+    (tmp_path / "bert").mkdir()  # (whose files are not read)
+    captioned_configs(tmp_path, valid_fraction=0.25)
+    assert main(["data", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.startswith("9 images to train on, 3 held out\nshorter side 8 to 8 pixels")
+
+
 def test_what_a_run_would_stop_at_is_named_and_the_code_is_1(pets, capsys):
     (pets / "pets/cat/03.png").write_bytes(b"no image")
     assert main(["data", "."]) == 1
@@ -106,6 +114,17 @@ def test_of_a_mix_the_source_that_a_run_would_stop_at_is_named(pets, capsys):
         (pets / "data.json").write_text(json.dumps({"dataset_param": {"sources": sources, "weights": [1, 1]}}))
         assert main(["data", "."]) == code
         assert ("or set dataset_param.sources[1].skip_bad_images to true" in capsys.readouterr().out) == bool(code)
+
+
+def test_of_a_mix_each_source_is_said_with_its_buckets_if_it_has_some(pets, capsys):
+    own = {"data_folder": "pets", "bucket_group": 1}
+    sources = [{**own, "image_size": 16}, {**own, "buckets": [[16, 16]]}]
+    (pets / "data.json").write_text(json.dumps({"dataset_param": {"sources": sources, "weights": [1, 1]}}))
+    assert main(["data", "."]) == 0
+    first, second = capsys.readouterr().out.split("dataset_param.sources[0]\n")[1].split("dataset_param.sources[1]\n")
+    assert "shorter side 8 to 32 pixels" in first and "bucket" not in first
+    [bucket] = [line.split() for line in second.splitlines() if "16 x 16" in line]
+    assert bucket[3:6] == ["13", "0", "0"] and "of each image's area is kept" in second
 
 
 @pytest.mark.parametrize(

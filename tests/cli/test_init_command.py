@@ -147,6 +147,20 @@ def test_with_a_vae_a_cpu_encodes_the_images_once(here, capsys, images):
     assert done.code == 0 and "dry run: every check passed" in done.output, done.output
 
 
+def test_with_a_vae_and_an_accelerator_encoding_once_is_a_choice(here, capsys, monkeypatch):
+    activate("pytorch")
+    monkeypatch.setattr("mindspeed_mm_dit.training.pytorch.launch.count_accelerators", lambda: 1)
+    monkeypatch.setattr("mindspeed_mm_dit.framework.pytorch.runtime.device_memory_bytes", lambda: 8 * 2**30)
+    monkeypatch.setattr("mindspeed_mm_dit.framework.pytorch.runtime.device_name", lambda: "an accelerator")
+    write_folder(here / "vae", SMALL, our_shapes(SMALL))
+    assert init("images", "--output", "config", "--vae", "vae", "--image-size", "32") == 0
+    said = capsys.readouterr().out
+    assert "latents" not in dataset(here / "config") and "encode once and train" not in said
+    assert "encode once:           mm-dit cache-latents --model config/model.json" in said
+    assert '(optional, faster: then add "latents": "config/latents" to dataset_param)' in said
+    assert "train:                 mm-dit train config\n" in said
+
+
 def test_damaged_images_are_named_and_left_out_of_the_run(here, capsys):
     (here / "images/china/03.png").write_bytes(b"no image")
     (here / "images/china/a.heic").write_bytes(b"")

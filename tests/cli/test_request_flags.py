@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.cli.request_flags import _positive, _vectors
+from mindspeed_mm_dit.cli.request_flags import _positive, _vectors, add_request, asked_of
+from mindspeed_mm_dit.configs.arguments import Parser
+from mindspeed_mm_dit.configs.condition import Conditions, Vector
 from mindspeed_mm_dit.errors import ConfigError
 
 
@@ -42,3 +45,17 @@ def test_what_is_no_file_of_vectors_is_named(tmp_path, content, message):
 def test_less_than_one_sample_is_refused():
     with pytest.raises(ConfigError, match="--num-per-class = 0: must be at least 1"):
         _positive("--num-per-class", 0)
+
+
+def test_a_model_of_vectors_is_asked_for_one_sample_of_each(tmp_path):
+    vectors = np.arange(15, dtype=np.float32).reshape(3, 5)
+    np.save(tmp_path / "v.npy", vectors)
+    parser = Parser()
+    add_request(parser)
+    args = parser.parse_args(["--vectors", f"{tmp_path}/v.npy"])
+    args.output = f"{tmp_path}/samples.png"
+    conditions = Conditions(Vector(5, 0.1))
+    config = SimpleNamespace(predictor=SimpleNamespace(conditions=conditions), sample_size=(8, 8), text_encoders=())
+    asked = asked_of(args, config, ())
+    assert len(asked) == 3
+    np.testing.assert_array_equal(asked.values["vector"], vectors)
