@@ -138,6 +138,24 @@ def test_what_cannot_be_replayed_is_named(tmp_path, capsys, flags, message):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("iteration", "changed", "message"),
+    [
+        (9, "", "--iteration = 9: the run has --train-iters 5"),
+        (4, "-- --train-iters 3", "--iteration = 4: the run has --train-iters 3"),
+        (5, "-- --ai-framework mindspore", "--ai-framework = mindspore: steps are replayed on PyTorch"),
+    ],
+)
+def test_a_step_that_the_run_does_not_have_or_of_another_framework_is_named(
+    tmp_path, capsys, iteration, changed, message
+):
+    words = "--mm-model m.json --mm-data d.json --micro-batch-size 4 --train-iters 5 --lr 1e-3"
+    facts = {"iteration": iteration, "command": {"arguments": words.split(), "folder": "."}}
+    (tmp_path / NOT_FINITE).write_text(json.dumps(facts))
+    assert main(["replay", "--checkpoint", str(tmp_path), *changed.split()]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_a_folder_of_no_run_is_named(tmp_path, capsys):
     for iteration in ([], ["--iteration", "3"]):
         assert main(["replay", "--checkpoint", str(tmp_path), *iteration]) == 2
