@@ -108,6 +108,10 @@ def test_samplers_that_only_say_an_order_are_one(tmp_path, sampler):
         ("dataset_param", "preprocess_parameters.min_num_frames", 82, "= 82: must be a number of at most 81"),
         ("dataset_param", "preprocess_parameters.video_processor_type", "VACEVideoProcessor",
          "video_processor_type = 'VACEVideoProcessor': expected 'OpensoraplanVideoProcessor'"),
+        ("dataset_param", "preprocess_parameters.vae_scale_factor", [0, 8, 8], "vae_scale_factor = (0, 8, 8): must be"),
+        ("dataset_param", "preprocess_parameters.vae_scale_factor", [], "vae_scale_factor = (): must be positive"),
+        ("dataset_param", "basic_parameters.data_path", "/none/data.txt",
+         "dataset_param.basic_parameters.data_path = /none/data.txt: is listed but missing"),
         ("dataset_param", "use_img_num", 4, "use_img_num = 4: unknown key"),
     ],
 )  # fmt: skip
