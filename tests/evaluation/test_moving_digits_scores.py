@@ -7,7 +7,7 @@ from mindspeed_mm_dit.data.frames import fit_frames
 from mindspeed_mm_dit.data.moving_digits import CAPTIONS, DIRECTIONS, HELD_OUT, NAMES, PLACES, moving
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.evaluation.digits import FITTED_ON, real_digits
-from mindspeed_mm_dit.evaluation.moving_digits import read_digits, read_directions, score_moving_digits
+from mindspeed_mm_dit.evaluation.moving_digits import digits_line, read_digits, read_directions, score_moving_digits
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +90,13 @@ def test_what_was_never_trained_on_is_scored_apart():
         "moving digits score: 50.0% of 2 clips show the digit that was asked for moving as asked (digit 50.0%, "
         "direction 100.0%); of captions never trained on 100.0%"
     )
+
+
+def test_of_digits_asked_for_alone_it_is_said_how_many_are_read_and_how_many_move():
+    clip = moving(real_digits().pixels[0].reshape(8, 8), "left", 4)[None, ..., 0]  # a zero
+    still = np.repeat(clip[:, :1], clip.shape[1], 1)
+    line = "moving digits score: 66.7% of 3 clips show the digit that was asked for; 33.3% move"
+    assert digits_line(np.concatenate([clip, still, still]), [0, 1, 0]) == line
 
 
 def test_a_caption_that_is_none_of_them_is_named():
