@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 pytest.importorskip("torch")
@@ -7,10 +9,11 @@ pytest.importorskip("av", reason="requirements/video.txt")
 pytest.importorskip("transformers", reason="requirements/video.txt")
 
 from mindspeed_mm_dit.configs.clips import ClipsParam
+from mindspeed_mm_dit.configs.condition import PooledText
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.data import moving_digits
 from mindspeed_mm_dit.errors import ConfigError, DataError
-from mindspeed_mm_dit.models.data import open_data
+from mindspeed_mm_dit.models.data import _check_kept, open_data
 from tests.conftest import GOLDEN
 
 
@@ -65,3 +68,20 @@ def test_captions_that_are_too_long_are_named_with_the_clips_that_are_short(fold
     assert "4 of 4 clips cannot be used" in str(raised.value) and "is short: it has 9 frames" in str(raised.value)
     with pytest.raises(DataError, match=r"line 2 has a caption of 5 tokens, and text_encoder\.max_length is 4"):
         open_all(folder, max_length=4)
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "message"),
+    [
+        ("text", 6, "latents = cache: keeps no pooled, which the predictor is steered by"),
+        ("pooled", 5, "latents = cache: holds pooled of width 5, and the predictor takes 6"),
+        ("pooled", 6, None),
+    ],
+)
+def test_texts_that_a_cache_does_not_keep_or_of_another_width_are_named(name, width, message):
+    cache = SimpleNamespace(index=SimpleNamespace(texts={name: None}), widths=lambda name: {width})
+    if message is None:
+        _check_kept("latents = cache", cache, PooledText(6))
+        return
+    with pytest.raises(ConfigError, match=message):
+        _check_kept("latents = cache", cache, PooledText(6))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 
+from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.configs.model import TEACHER_CONFIGS, model_config_from_mapping
-from mindspeed_mm_dit.configs.teacher import TeacherConfig
+from mindspeed_mm_dit.configs.teacher import Dinov2Config, TeacherConfig
+from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.composite import DiTModel
+from mindspeed_mm_dit.models.data import check_sizes
 from mindspeed_mm_dit.models.registry import TEACHERS, register_teacher
 from mindspeed_mm_dit.models.teacher import TeacherKind
 from mindspeed_mm_dit.objectives.registry import draw_of
@@ -60,3 +64,25 @@ def test_its_part_in_the_loss_has_its_weight_and_trains_the_network(config):
     torch.testing.assert_close(losses[2] - losses[0], 2 * (losses[1] - losses[0]))
     assert (losses[2] != losses[0]).any() and not torch.equal(gradients[0], gradients[2])
     assert config(0.5).without_teachers().predictor.z_dims == ()
+
+
+def test_images_of_several_shapes_are_refused_beside_a_teacher(config):
+    param = DatasetParam("images", buckets=((8, 8), (8, 12)), bucket_group=1)
+    with pytest.raises(ConfigError, match=r"buckets: make latents of several shapes, but a teacher's features have"):
+        check_sizes(config(0.5), param)
+    check_sizes(config(0.5).without_teachers(), param)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"model_type": "vit", "hidden_size": 16}, "is no dinov2: its config.json says 'vit'"),
+        ({"model_type": "dinov2", "hidden_size": "16"}, "config.json has hidden_size = 16"),
+        ({"model_type": "dinov2", "hidden_size": 0}, "config.json has hidden_size = 0"),
+        ({"model_type": "dinov2"}, "config.json has hidden_size = None"),
+    ],
+)
+def test_a_folder_whose_config_says_no_width_is_named(tmp_path, content, message):
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=f"teacher.from_pretrained = {tmp_path}: {message}"):
+        Dinov2Config(from_pretrained=str(tmp_path)).width()

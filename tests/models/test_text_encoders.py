@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 
 import numpy as np
 import pytest
@@ -56,6 +57,22 @@ def test_a_way_of_pooling_that_is_not_known_is_named(tmp_path):
     config = BertConfig(str(write_bert(tmp_path / "bert", {"pooling_mode_max_tokens": True})), max_length=8)
     with pytest.raises(ConfigError, match=r"modules\.json: pools in an unknown way: \['max_tokens'\]"):
         config.pooling()
+
+
+@pytest.mark.parametrize(
+    "content", ['{"type": "Pooling"}', '["Pooling"]', "no json", pytest.param("[" * 100_000, id="deep")]
+)
+def test_a_list_of_modules_that_is_none_is_named(tmp_path, content):
+    (tmp_path / "modules.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"text_encoder.from_pretrained = .*modules\.json: is not a list of modules"):
+        BertConfig(str(tmp_path)).pooling()
+
+
+@pytest.mark.parametrize("width", [None, "16", 0, True])
+def test_a_config_that_says_no_width_of_the_states_is_named(tmp_path, width):
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": width}))
+    with pytest.raises(ConfigError, match=rf"config\.json: has hidden_size = {width}, not a size of an encoder"):
+        BertConfig(str(tmp_path)).states_width()
 
 
 def test_t5_answers_the_states_of_its_encoder(framework, tmp_path):
