@@ -209,6 +209,23 @@ def test_changed_images_are_noticed_and_absent_ones_are_not_needed(home, made):
     assert len(index) == NUM_IMAGES and index.classes == ("even", "odd")
 
 
+def test_of_images_that_are_absent_the_classes_are_said_and_none_is_drawn(home, made, tmp_path, capsys):
+    param = data_json(home, latents=str(made), image_size=16)["dataset_param"] | {"data_folder": f"{home}/gone"}
+    (tmp_path / "data.json").write_text(json.dumps({"dataset_param": param}))
+    sheet = tmp_path / "sheet.png"
+    assert main(["data", f"{tmp_path}/data.json", "--output", str(sheet)]) == 0
+    said = capsys.readouterr().out
+    assert f"{sheet}: not drawn, the cache {made} holds no images" in said and not sheet.exists()
+    assert [line.split() for line in said.splitlines()[1:3]] == [["0", "even", "6", "0"], ["1", "odd", "5", "0"]]
+
+
+def test_latents_of_a_shape_that_the_model_does_not_make_are_refused(home, made, monkeypatch):
+    monkeypatch.setattr(Cache, "latent_shapes", {(4, 8, 8), (4, 9, 9)})
+    model, data = load(home, made)
+    with pytest.raises(ConfigError, match=r"holds latents of \(4, 9, 9\), and model.json makes \(4, 8, 8\)"):
+        open_data(model, data.dataset_param)
+
+
 def test_a_cache_without_its_list_of_images_is_no_cache(home, made, tmp_path):
     (copy_of(made, tmp_path) / "rows.jsonl").unlink()
     _, data = load(home, tmp_path)
