@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,10 +14,14 @@ from mindspeed_mm_dit.checkpoint.store import (
     TRACKER,
     BackgroundWriter,
     CheckpointStore,
+    check_is_no_checkpoint,
     find_checkpoint,
+    iteration_of,
     read_facts,
     unreadable,
+    unwritten,
 )
+from mindspeed_mm_dit.configs.limits import MOST_SAMPLES
 from mindspeed_mm_dit.errors import CheckpointError
 
 
@@ -211,3 +218,74 @@ def test_the_reason_of_a_bad_checkpoint_is_the_systems_or_the_first_line_of_the_
     for problem, words in ((of_format, "FileNotFoundError: [Errno 2]"), (collected, "FileNotFoundError: [Errno 2]"),
                            (plain, "cannot be read: ValueError: bad header\n")):  # fmt: skip
         assert words in str(unreadable(problem, tmp_path)) and "frames" not in str(unreadable(problem, tmp_path))
+
+
+def test_a_folder_has_the_iteration_of_its_name_and_facts_of_another_are_refused(tmp_path):
+    assert iteration_of(Path("a/iter_0000020")) == 20
+    assert iteration_of(Path("a/other")) is None and iteration_of(Path("iter_0000020/a")) is None
+    store = CheckpointStore(tmp_path)
+    write(store, 20)
+    store.path(20).rename(tmp_path / "iter_0000030")
+    with pytest.raises(CheckpointError, match=r"iteration = 20: is not that of iter_0000030"):
+        read_facts(tmp_path / "iter_0000030")
+    (tmp_path / "iter_0000030").rename(tmp_path / "copy")
+    assert read_facts(tmp_path / "copy") == {"iteration": 20}  # another name says nothing
+
+
+def test_facts_are_written_for_people_to_read(tmp_path):
+    store = CheckpointStore(tmp_path)
+    write(store, 3)
+    assert (store.path(3) / RUN_FACTS).read_text() == '{\n "iteration": 3\n}\n'
+
+
+@pytest.mark.parametrize(
+    ("consumed", "is_good"),
+    [(0, True), (MOST_SAMPLES, True), (MOST_SAMPLES + 1, False), (-1, False), (True, False), (1.0, False)],
+)
+def test_samples_are_counted_from_none_to_the_most_that_a_run_can_consume(tmp_path, consumed, is_good):
+    store = CheckpointStore(tmp_path)
+    store.begin(1)
+    store.commit(1, {"consumed_samples": consumed})
+    if is_good:
+        assert read_facts(store.path(1))["consumed_samples"] == consumed
+    else:
+        with pytest.raises(CheckpointError, match=r"consumed_samples = .*: is no value that a run writes there"):
+            read_facts(store.path(1))
+
+
+def test_a_run_saves_into_no_checkpoint_and_nowhere_inside_of_one(tmp_path):
+    (tmp_path / "run/facts").mkdir(parents=True)
+    check_is_no_checkpoint("--save", tmp_path / "run")
+    for name in ("iter_0000001", "iter_0000001/deeper"):  # by its name, though nothing is there yet
+        with pytest.raises(CheckpointError, match=r"--save = .*/iter_0000001 is one checkpoint"):
+            check_is_no_checkpoint("--save", tmp_path / name)
+    (tmp_path / "run" / RUN_FACTS).write_text("{}")
+    for name in ("run", "run/facts"):  # by what is there, whatever its name
+        with pytest.raises(CheckpointError, match=r"/run is one checkpoint"):
+            check_is_no_checkpoint("--save", tmp_path / name)
+
+
+def test_a_folder_means_its_folder_of_checkpoints_and_what_is_not_there_is_named(tmp_path):
+    write(CheckpointStore(tmp_path / "run/checkpoints"), 7)
+    newest = tmp_path / "run/checkpoints/iter_0000007"
+    assert find_checkpoint(tmp_path / "run") == find_checkpoint(tmp_path / "run/checkpoints") == newest
+    assert find_checkpoint(newest) == newest
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    for name, words in (("link", "is a link to nothing"), ("gone", "there is no such file or folder")):
+        with pytest.raises(CheckpointError) as error:
+            find_checkpoint(tmp_path / name)
+        assert str(error.value) == f"CheckpointError: --checkpoint = {tmp_path / name}: {words}"
+    with pytest.raises(CheckpointError, match=r"^CheckpointError: --load = .*/best: its run has kept no best"):
+        find_checkpoint(newest.parent / BEST, "--load")
+
+
+def test_a_save_that_failed_says_how_much_is_free(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=3 * 2**29))
+    problem = OSError(28, "No space left on device")
+    assert "No space left on device (1.50 GiB are free on that disk)\n" in str(unwritten(problem, tmp_path))
+
+    def gone(folder):
+        raise FileNotFoundError(folder)
+
+    monkeypatch.setattr(shutil, "disk_usage", gone)
+    assert "No space left on device\n" in str(unwritten(problem, tmp_path))
