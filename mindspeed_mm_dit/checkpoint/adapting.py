@@ -152,7 +152,7 @@ def begin(source: GivenWeights, here: PredictorConfig, classes: Sequence[str], s
     misfits += [name for name in source.weights if name not in found and not here.may_lack(name)]
     differ = _differences(source, here)
     if misfits or _decides(source, differ):
-        more = f"tensors without a counterpart: {', '.join(misfits[:3])}{', ...' if len(misfits) > 3 else ''}"
+        more = f"tensors that cannot be adapted: {', '.join(misfits[:3])}{', ...' if len(misfits) > 3 else ''}"
         raise CheckpointError(
             source.what, f"does not fit this model: {'; '.join([*differ.values(), *([more] if misfits else [])])}",
             f"only {', '.join(here.adaptable)} may differ",

@@ -153,8 +153,7 @@ class CheckpointStore:
             raise CheckpointError(
                 f"--load = {self.root}",
                 "is a file; a run is resumed from the folder that --save named",
-                "to start from published weights: mm-dit convert FILE NEW_FOLDER --to pytorch, then --load NEW_FOLDER "
-                "--no-load-optim",
+                f"to start from published weights: --init-from {self.root}",
             )
         if (self.root / RUN_FACTS).exists() or _NAME.fullmatch(self.root.name):
             raise CheckpointError(

@@ -350,8 +350,8 @@ class Own:
         idle_in=("megatron",),
     )  # fmt: skip
     keep_best: bool = flag(
-        "save whenever a validation reaches a new lowest loss, and keep the latest of these checkpoints in DIR/best "
-        "(--save DIR)",
+        "save whenever a validation reaches a new lowest loss, and keep that checkpoint; "
+        "mm-dit finds it as DIR/best (--save DIR)",
         False,
         idle_in=BOTH,
         when_quiet=False,

@@ -72,9 +72,10 @@ def recommend(model: ModelConfig, request: Request) -> Recommendation:
             micro = request.micro_batch_size or _divisor_up_to(request.images_per_rank, largest)
             if enough <= micro <= largest:
                 return _recommendation(model, placement, micro, request)
-    best = max(placements, key=lambda placement: fitting(model, placement, request))
     wanted = request.micro_batch_size or 1
-    need = memory(model, best, request.online_vae).total(wanted)
+    needs = [memory(model, placement, request.online_vae).total(wanted) for placement in placements]
+    need = min(needs)
+    best = placements[needs.index(need)]
     raise ConfigError(
         f"--device-memory-gib = {request.device_bytes / GIB:g} with --world-size {request.world_size}",
         f"{wanted} image(s) need {need / GIB:.1f} GiB even sharded over {best.shard_ranks} ranks "

@@ -115,7 +115,7 @@ def _why_nothing(args: RunConfig) -> str:
     if trained <= 0:
         return f"iteration {args.begun_at} of {args.train_iters}: the run is complete; a larger --train-iters goes on"
     if args.report != "always" and 3 * trained < 2 * args.report_steps * SAMPLES:
-        return "nothing is drawn: it would take longer than the training (--report always draws)"
+        return "nothing is drawn: it would take longer than the training (add '--report always' to draw all the same)"
     return ""
 
 

@@ -233,11 +233,11 @@ def test_latents_of_another_autoencoder_are_embedded_anew(begun):
     [
         (
             {"hidden_size": 32},
-            "hidden_size is 16 there and 32 here; tensors without a counterpart: pos_embed, x_embedder.proj.weight, "
+            "hidden_size is 16 there and 32 here; tensors that cannot be adapted: pos_embed, x_embedder.proj.weight, "
             "x_embedder.proj.bias, ...\n",
         ),
-        ({"num_layers": 1}, "num_layers is 2 there and 1 here; tensors without a counterpart: blocks.1."),
-        ({"num_layers": 3}, "num_layers is 2 there and 3 here; tensors without a counterpart: blocks.2."),
+        ({"num_layers": 1}, "num_layers is 2 there and 1 here; tensors that cannot be adapted: blocks.1."),
+        ({"num_layers": 3}, "num_layers is 2 there and 3 here; tensors that cannot be adapted: blocks.2."),
         ({"num_heads": 4}, "num_heads is 2 there and 4 here"),
         ({"mlp_ratio": 2.0}, "mlp_ratio is 4.0 there and 2.0 here"),
     ],

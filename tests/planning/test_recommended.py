@@ -190,3 +190,8 @@ def test_a_flag_that_is_missing_or_does_not_divide_is_named(capsys, flags, messa
 def test_that_the_exchange_of_ranks_that_share_a_sample_is_not_counted_is_said(capsys):
     assert main([*PLAN, "--world-size", "4", "--context-parallel-size", "2"]) == 0
     assert "2 ranks share a sample; what they exchange for it is not counted" in capsys.readouterr().out
+
+
+def test_what_needs_least_is_said_where_nothing_fits(capsys):
+    assert main(["plan", *PLAN[1:3], "--world-size", "8", "--device-memory-gib", "2"]) == 2
+    assert "even sharded over 8 ranks with recompute; 0 fit" in capsys.readouterr().err

@@ -40,7 +40,9 @@ def of_target(path: Path, to: str | None) -> str:
     folders = [name for name, known in FORMATS.items() if not known.endings]
     if by_ending is None and to is None:
         raise ConfigError(
-            f"TARGET = {path}", "its ending names no format", f"give --to {'|'.join(folders)} for a folder"
+            f"TARGET = {path}",
+            "its ending names no format",
+            f"end it in .pt, .safetensors or .ckpt, or give --to {'|'.join(folders)} for a folder",
         )
     name = to or by_ending
     if name not in FORMATS:
