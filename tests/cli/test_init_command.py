@@ -202,7 +202,8 @@ def test_a_folder_with_config_files_is_replaced_only_when_asked(here, capsys):
         ("images --output c --vae wan", "--vae = wan: its AutoencoderKLWan encodes videos, not images"),
         (
             "images --output c --vae others",
-            "others/diffusion_pytorch_model.safetensors: holds no AutoencoderKL: it has no weight decoder",
+            "others/diffusion_pytorch_model.safetensors: holds no AutoencoderKL: "
+            "it has no weight decoder.conv_in.weight",
         ),
     ],
 )

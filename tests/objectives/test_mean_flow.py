@@ -90,7 +90,7 @@ def model_json(diffusion, **predictor):
         (model_json("mean_flow", h_embedder=True, class_dropout_prob=0.0), "the null class, which this one does not"),
         (
             model_json("mean_flow", h_embedder=True, learn_sigma=True),
-            "learns only a velocity for each of the 1",
+            "learns only a velocity for each of the 1 channels",
         ),
     ],
 )

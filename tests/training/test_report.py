@@ -36,7 +36,12 @@ def test_a_report_that_fails_ends_with_code_2_and_says_how_to_draw_again(tmp_pat
     ("begun_at", "iterations", "asked", "said"),
     [
         (5, 5, "always", "iteration 5 of 5: the run is complete; a larger --train-iters goes on; mm-dit sample"),
-        (0, 104, "short", "nothing is drawn: it would take longer than the training"),
+        (
+            0,
+            104,
+            "short",
+            "nothing is drawn: it would take longer than the training (add '--report always' to draw all the same)",
+        ),
         (200, 304, "short", "nothing is drawn"),
     ],
 )

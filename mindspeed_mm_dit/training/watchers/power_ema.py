@@ -26,4 +26,4 @@ def _open(run: Run) -> Watcher | None:
     return PowerEmas(run.args.power_ema_stds) if run.args.power_ema_stds else None
 
 
-KIND = WatcherKind("power_averages", _open)
+KIND = WatcherKind("power_ema", _open)

@@ -105,7 +105,7 @@ def test_heun_ends_where_a_velocity_tells_the_score_and_noise_or_score_tell_it_a
         ({"prediction_type": "noise", "loss_weight": "velocity", "train_eps": 1e-9}, "diffusion.train_eps = 1e-09"),
         (
             {"prediction_type": "noise", "sample_eps": 0.0},
-            "diffusion.sample_eps = 0: the velocity computed from",
+            "diffusion.sample_eps = 0: the velocity computed from the network's output",
         ),
         ({"path": "gvp", "prediction_type": "score", "sample_eps": 0.0}, "diffusion.sample_eps = 0: the velocity"),
     ],
