@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
 from mindspeed_mm_dit.configs.files import UnusableFile, check_safetensors, digest_of_files
+from mindspeed_mm_dit.configs.foreign_code import check_names_no_code
 from mindspeed_mm_dit.configs.limits import check_between, check_path, shown
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
@@ -165,7 +166,7 @@ class PretrainedAutoencoderConfig(AutoencoderConfig):
 
         Raises:
             CheckpointError: the path does not exist, or has no weights of this kind of autoencoder.
-            ConfigError: config.json contradicts model.json (``spelled_out``).
+            ConfigError: config.json contradicts model.json (``spelled_out``), or names code.
         """
         path = Path(self.from_pretrained)
         if not path.exists():
@@ -173,6 +174,8 @@ class PretrainedAutoencoderConfig(AutoencoderConfig):
                 f"ae.from_pretrained = {path}", "no such file or folder; nothing is downloaded",
                 f"put a diffusers {self.diffusers_class} there, e.g. {self.example}, or correct the path",
             )  # fmt: skip
+        if path.is_dir():
+            check_names_no_code("ae.from_pretrained", path)
         self.spelled_out(dataclasses.asdict(self))  # type: ignore[call-overload]
         file = next((path / name for name in WEIGHT_FILES if (path / name).is_file()), None) if path.is_dir() else path
         if file is None:

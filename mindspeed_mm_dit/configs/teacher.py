@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from mindspeed_mm_dit.configs.files import digest_of_files
 from mindspeed_mm_dit.configs.limits import check_between, check_path
@@ -61,10 +62,8 @@ class TransformersTeacherConfig(TeacherConfig):
     dtype: Literal["fp32", "bf16"] = "fp32"
     """Precision in which it runs."""
 
-    module: ClassVar[str]
-    """Its class in transformers."""
-    kinds: ClassVar[tuple[str, ...]]
-    """Values of ``model_type`` in config.json that it accepts."""
+    kinds: ClassVar[Mapping[str, str]]
+    """Values of ``model_type`` in config.json that it accepts, each with its class in transformers."""
     pixels: ClassVar[tuple[tuple[float, ...], tuple[float, ...]]]
     """Mean and standard deviation of each of 3 channels in [0, 1]; its inputs are normalised by them."""
 
@@ -77,19 +76,28 @@ class TransformersTeacherConfig(TeacherConfig):
         """Its folder; raises ConfigError if it is in a package that is not installed."""
         return folder_of("teacher.from_pretrained", self.from_pretrained)
 
+    @property
+    def module(self) -> str:
+        """Its class in transformers."""
+        return self.kinds[self._read()["model_type"]]
+
     def number(self, key: str) -> int:
         """Return ``key`` of config.json, a positive whole number; raises ConfigError for another kind of network."""
-        content, what = read_json(self.folder / "config.json", "teacher.from_pretrained"), self.from_pretrained
-        content = content.get("vision_config", content) if content.get("model_type") not in self.kinds else content
-        if content.get("model_type") not in self.kinds:
-            raise ConfigError(
-                f"teacher.from_pretrained = {what}", f"is no {self.kinds[0]}: its config.json says "
-                f"{content.get('model_type')!r}", "name a folder of that kind, or another model_id",
-            )  # fmt: skip
-        value = content.get(key)
+        value, what = self._read().get(key), f"teacher.from_pretrained = {self.from_pretrained}"
         if type(value) is not int or value < 1:
-            raise ConfigError(f"teacher.from_pretrained = {what}", f"config.json has {key} = {value}", "copy it again")
+            raise ConfigError(what, f"config.json has {key} = {value}", "copy it again")
         return value
+
+    def _read(self) -> dict[str, Any]:
+        """Return config.json, or its part about the vision half; raises ConfigError for another kind of network."""
+        content = read_json(self.folder / "config.json", "teacher.from_pretrained")
+        for part in (content, content.get("vision_config")):
+            if isinstance(part, dict) and part.get("model_type") in [*self.kinds]:
+                return part
+        raise ConfigError(
+            f"teacher.from_pretrained = {self.from_pretrained}", f"is no {next(iter(self.kinds))}: its config.json says"
+            f" {content.get('model_type')!r}", "name a folder of that kind, or another model_id",
+        )  # fmt: skip
 
     def width(self) -> int:
         return self.number("hidden_size")
@@ -109,7 +117,8 @@ class Dinov2Config(TransformersTeacherConfig):
     model_id: Literal["dinov2"] = "dinov2"
     """Kind of teacher."""
 
-    module, kinds, pixels = "AutoModel", ("dinov2", "dinov2_with_registers"), _IMAGENET
+    kinds: ClassVar = {"dinov2": "Dinov2Model", "dinov2_with_registers": "Dinov2WithRegistersModel"}
+    pixels = _IMAGENET
 
 
 @dataclass(frozen=True)
@@ -119,7 +128,8 @@ class SiglipConfig(TransformersTeacherConfig):
     model_id: Literal["siglip"] = "siglip"
     """Kind of teacher."""
 
-    module, kinds, pixels = "SiglipVisionModel", ("siglip_vision_model",), _HALVES
+    kinds: ClassVar = {"siglip_vision_model": "SiglipVisionModel"}
+    pixels = _HALVES
 
 
 def feature_names(count: int) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from mindspeed_mm_dit.configs.foreign_code import check_names_no_code
 from mindspeed_mm_dit.configs.limits import LARGEST, shown
 from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig, TransformersTextConfig
 from mindspeed_mm_dit.errors import DataError, PlatformError
@@ -130,13 +131,14 @@ def _load(config: TransformersTextConfig) -> Any:
             f"text_encoder.tokenizer = {folder}", "there is no such folder; nothing is downloaded",
             "name the folder of the encoder's tokenizer",
         )  # fmt: skip
+    check_names_no_code("text_encoder.tokenizer", folder)
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
         reason = f"is read with transformers, which cannot be used here: {error}"
         raise PlatformError(f"text_encoder.tokenizer = {folder}", reason, NEEDED) from None
     try:
-        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # (a damaged file can raise anything)
         raise DataError(
             f"text_encoder.tokenizer = {folder}", f"is no tokenizer that transformers can load: {error}",

@@ -69,7 +69,7 @@ class AutoencoderKL(DiffusersAutoencoder):
         try:
             with quiet(diffusers.utils.logging):
                 if path.is_dir():
-                    return diffusers.AutoencoderKL.from_pretrained(path, local_files_only=True)
+                    return diffusers.AutoencoderKL.from_pretrained(path, local_files_only=True, trust_remote_code=False)
                 return diffusers.AutoencoderKL.from_single_file(
                     str(path), config=str(path.parent), local_files_only=True
                 )

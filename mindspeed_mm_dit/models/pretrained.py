@@ -11,6 +11,7 @@ from typing import Any
 
 from mindspeed_mm_dit.configs.autoencoder import PretrainedAutoencoderConfig
 from mindspeed_mm_dit.configs.files import UnusableFile, check_safetensors
+from mindspeed_mm_dit.configs.foreign_code import check_names_no_code
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.torch_file import check_torch_file
@@ -25,7 +26,11 @@ _WEIGHT_FILES = (
 
 
 def check_weights(setting: str, folder: Path) -> None:
-    """Raise CheckpointError unless the weights in a transformers ``folder`` are complete; reads no weights."""
+    """Raise CheckpointError unless the weights in a transformers ``folder`` are complete; reads no weights.
+
+    Raises ConfigError if its files name code.
+    """
+    check_names_no_code(setting, folder)
     found = next((folder / name for name in _WEIGHT_FILES if (folder / name).is_file()), None)
     if found is None:
         raise CheckpointError(f"{setting} = {folder}", f"holds none of {', '.join(_WEIGHT_FILES)}", "copy it again")
@@ -85,7 +90,7 @@ def load_diffusers(config: PretrainedAutoencoderConfig) -> Any:
     try:
         with quiet(diffusers.utils.logging):
             module, found = getattr(diffusers, config.diffusers_class).from_pretrained(
-                config.from_pretrained, local_files_only=True, output_loading_info=True
+                config.from_pretrained, local_files_only=True, trust_remote_code=False, output_loading_info=True
             )
     except Exception as error:  # (damaged files can raise anything)
         raise CheckpointError(what, f"diffusers cannot load it: {error}", "copy the folder again") from error

@@ -107,9 +107,11 @@ def _load(
         ) from None  # fmt: skip
     try:
         with quiet(transformers.utils.logging):
-            found: Any = getattr(transformers, module).from_pretrained(
-                config.folder, local_files_only=True, dtype=_DTYPES[config.dtype], output_loading_info=True, **settings
-            )
+            kind: Any = getattr(transformers, module)
+            found: Any = kind.from_pretrained(
+                config.folder, local_files_only=True, trust_remote_code=False, output_loading_info=True,
+                attn_implementation="sdpa" if kind._supports_sdpa else "eager", dtype=_DTYPES[config.dtype], **settings,
+            )  # fmt: skip
     except Exception as error:  # (damaged files can raise anything)
         raise CheckpointError(what, f"transformers cannot load it: {error}", "copy the folder again") from error
     check_complete(what, found[1], spare)

@@ -1,0 +1,40 @@
+"""Folders that other libraries read: nothing in them may name code, which would be run or fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mindspeed_mm_dit.configs.limits import shown
+from mindspeed_mm_dit.configs.strict import read_json
+from mindspeed_mm_dit.errors import ConfigError
+
+_NAMES_CODE = (
+    *("auto_map", "trust_remote_code", "custom_pipelines", "quantization_config", "base_model_name_or_path"),
+    *("attn_implementation", "_attn_implementation", "_attn_implementation_internal", "use_kernels"),
+)
+"""Keys of config files with which transformers, diffusers or peft run other code, fetch kernels, or read another model
+than the folder's."""
+_OWN = ("eager", "sdpa")
+"""Implementations of attention that come with PyTorch."""
+
+
+def check_names_no_code(setting: str, folder: Path) -> None:
+    """Raise ConfigError if a config file in ``folder``, which ``setting`` named, names code to run or to fetch."""
+    for file in sorted(folder.glob("*config.json")):
+        for key, value in _pairs(read_json(file, setting)):
+            if key in _NAMES_CODE and value and value not in _OWN:
+                raise ConfigError(
+                    f"{setting} = {file}: {key} = {shown(value)}", "names code, and none is run or fetched",
+                    "remove the key if the folder works without it, or name another folder",
+                )  # fmt: skip
+
+
+def _pairs(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the keys and values of an object of JSON, and of those inside it."""
+    for key, inside in value.items() if isinstance(value, dict) else ():
+        yield key, inside
+        yield from _pairs(inside)
+    for entry in value if isinstance(value, list) else ():
+        yield from _pairs(entry)
