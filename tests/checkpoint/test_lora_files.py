@@ -147,13 +147,60 @@ def test_a_strength_that_the_file_does_not_say_is_said():
 def test_alpha_and_rank_of_single_layers_are_peft_s_patterns(tmp_path):
     shutil.copytree(FOLDER / "dit_lora", tmp_path / "peft")
     config = json.loads((tmp_path / "peft/adapter_config.json").read_text())
-    config["alpha_pattern"] = {"attn1.to_out.0": 2, "transformer_blocks.1.attn1.to_out.0": 4}
-    (tmp_path / "peft/adapter_config.json").write_text(json.dumps(config))
-    layers = files.read(tmp_path / "peft").layers
-    assert [layers[f"blocks.{i}.attn.proj"].alpha for i in (0, 1)] == [2, 2]
+    for patterns, alphas in (
+        ({"attn1.to_out.0": 2, "transformer_blocks.1.attn1.to_out.0": 4}, [2, 2]),
+        ({r"^transformer_blocks\.1\..*": 4, "attn1.to_out.0": 2}, [2, 4]),
+    ):
+        config["alpha_pattern"] = patterns
+        (tmp_path / "peft/adapter_config.json").write_text(json.dumps(config))
+        layers = files.read(tmp_path / "peft").layers
+        assert [layers[f"blocks.{i}.attn.proj"].alpha for i in (0, 1)] == alphas
+    config["alpha_pattern"] = {"attn1.to_out.0": 2}
     assert layers["blocks.0.attn.qkv"].scale == 2
     (tmp_path / "peft/adapter_config.json").write_text(json.dumps(config | {"use_rslora": True}))
     assert files.read(tmp_path / "peft").layers["blocks.0.attn.proj"].scale == pytest.approx(2 / 4**0.5)
+
+
+SETTINGS = {
+    "pissa": ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights = 'pissa_niter_4': changes what the adapters"),
+    "loftq": ({"init_lora_weights": "loftq"}, "init_lora_weights = 'loftq': changes"),
+    "dora": ({"use_dora": True}, "use_dora = True: changes"),
+    "modules": ({"modules_to_save": ["proj_out"]}, r"modules_to_save = \['proj_out'\]: changes"),
+    "of tomorrow": ({"use_xora": 0.5}, "use_xora = 0.5: changes"),
+    "another kind": ({"peft_type": "LOHA"}, "peft_type = 'LOHA': changes"),
+    "blocks": ({"layers_to_transform": [0]}, r"layers_to_transform = \[0\]: changes"),
+    "rank": ({"r": 3}, "r = 3: the matrices of transformer_blocks.0.attn1.to_k have rank 4"),
+    "ranks": ({"rank_pattern": {"to_v": 8}}, "r = 8: the matrices of transformer_blocks.0.attn1.to_v have rank 4"),
+    "layers": ({"target_modules": ["to_q"]}, "target_modules: does not name transformer_blocks.0.attn1.to_k"),
+    "not these": ({"exclude_modules": r".*to_k"}, "exclude_modules: names transformer_blocks.0.attn1.to_k"),
+    "text": ({"lora_alpha": "8"}, "lora_alpha = '8': expected a number"),
+    "huge": ({"lora_alpha": 10**400}, "lora_alpha = about 10\\*\\*"),
+    "a list": ({"alpha_pattern": {"to_k": [8]}}, r"alpha_pattern = \[8\]: is no number of at most 1e\+06"),
+    "no pattern": ({"alpha_pattern": {"to_k(": 8}}, r"alpha_pattern: 'to_k\(': is no regular expression"),
+    "for ever": ({"alpha_pattern": {"(a|t|o|_)*!": 8}}, "alpha_pattern: .*: could take for ever to match"),
+    "for long": ({"alpha_pattern": {".*.*.*.*!": 8}}, "alpha_pattern: .*: could take for ever to match"),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_of_peft_that_gives_the_matrices_another_meaning_is_refused_by_name(name, tmp_path):
+    change, words = SETTINGS[name]
+    shutil.copytree(FOLDER / "dit_lora", tmp_path / "peft")
+    file = tmp_path / "peft/adapter_config.json"
+    config = json.loads(file.read_text())
+    file.write_text(
+        json.dumps(config | {"loftq_config": {"bits": 4}, "use_xora": None, "init_lora_weights": "gaussian"})
+    )
+    assert files.read(tmp_path / "peft").layers  # (which have no effect)
+    file.write_text(json.dumps(config | change))
+    with pytest.raises(CheckpointError, match=words):
+        files.read(tmp_path / "peft")
+
+
+def test_a_negative_alpha_takes_away_in_every_form(tmp_path):
+    adapter, shapes = drawn(WAN, TARGETS["wan"], alpha=-5.0), WAN.parameters().shapes()
+    for form in files.LORA_FORMATS:
+        assert_same(files.read(written(form, tmp_path, adapter, shapes)[0]), adapter, exactly=False)
 
 
 def test_a_kohya_file_names_every_layer_that_diffusers_asks_for(tmp_path):
@@ -297,7 +344,7 @@ def test_what_diffusers_and_peft_write_of_wan_is_read_here(peers, values, tmp_pa
     model = their_wan(peers)
     config = peft.LoraConfig(
         r=4, lora_alpha=6, target_modules=["to_k", "ffn.net.0.proj"], init_lora_weights=False,
-        rank_pattern={"attn2.to_k": 2}, alpha_pattern={"blocks.1.attn1.to_k": 9}, use_rslora=True,
+        rank_pattern={"attn2.to_k": 2}, alpha_pattern={"^blocks.1.attn1.to_k": 9}, use_rslora=True,
     )  # fmt: skip
     model.add_adapter(config)
     theirs = their_output(model, values, "wan", encoder_hidden_states="wan/text")

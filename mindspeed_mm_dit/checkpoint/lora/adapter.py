@@ -39,9 +39,10 @@ class LowRank(NamedTuple):
         return np.float32(strength * self.scale) * (self.up.astype(np.float32) @ self.down.astype(np.float32))
 
     def folded(self) -> LowRank:
-        """Return an equal adapter with alpha = r: A and B are each multiplied by the square root of the scale."""
-        root = np.float32(self.scale**0.5)
-        return self if self.scale == 1 else LowRank(self.down * root, self.up * root, float(self.rank))
+        """Return an equal adapter with alpha = r: A and B each hold the root of the scale, and B its sign."""
+        root = np.float32(abs(self.scale) ** 0.5)
+        signed = root * np.float32(np.sign(self.scale))
+        return self if self.scale == 1 else LowRank(self.down * root, self.up * signed, float(self.rank))
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ import numpy as np
 from mindspeed_mm_dit.checkpoint.formats.safetensors import write_arrays
 from mindspeed_mm_dit.checkpoint.lora.adapter import Adapter, LowRank, blocks_in
 from mindspeed_mm_dit.checkpoint.lora.names import WAN_BLOCK, to_diffusers, to_native, to_ours
+from mindspeed_mm_dit.checkpoint.lora.settings import Settings, checked_alpha, settings_of
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
@@ -26,13 +27,12 @@ from mindspeed_mm_dit.framework.torch_file import read_torch_file
 
 Arrays = Mapping[str, np.ndarray]
 Shapes = Mapping[str, tuple[int, ...]]
-Settings = Mapping[str, Any]
-"""The settings of peft's LoraConfig, by its names; empty if there are none."""
 
 DIFFUSERS, PEFT, PEFT_CONFIG = "pytorch_lora_weights", "adapter_model", "adapter_config.json"
 METADATA = "lora_adapter_metadata"
 _ENDINGS = (".safetensors", ".pt", ".pth", ".bin")
 _KEY = re.compile(r"(.+?)[._](?:(lora_A|lora_down|lora\.down)|(lora_B|lora_up|lora\.up))(?:\.[\w-]+)??(?:\.weight)?")
+_LONGEST = 150
 _NO_ALPHA = (
     "the file has no alpha, which is assumed to be the rank, as diffusers, ComfyUI and musubi-tuner do: if it was "
     "trained with twice that, its full strength is --lora FILE:2"
@@ -46,7 +46,7 @@ def fits(path: Path) -> bool:
     """Return whether ``path``, a file or a folder of diffusers or peft, has tensors named as those of adapters."""
     try:
         file = _file(path)
-        return file.suffix == ".safetensors" and any(_KEY.fullmatch(name) for name in read_safetensors_file(file)[0])
+        return file.suffix == ".safetensors" and any(map(_match, read_safetensors_file(file)[0]))
     except CheckpointError:
         return False
 
@@ -62,9 +62,13 @@ def read(path: Path, layers: Iterable[str] | None = None) -> Adapter:
     file = _file(path)
     arrays, metadata = _read(file)
     settings = _settings(file, metadata)
-    _check_plain(settings, file)
     theirs, notes = _layers(arrays, settings, file)
     return Adapter(to_ours(theirs, layers, str(file)), str(file), notes)
+
+
+def _match(name: str) -> re.Match[str] | None:
+    """Match the name of a matrix of an adapter; a longer name than any network's is none, and takes no time."""
+    return _KEY.fullmatch(name) if len(name) <= _LONGEST else None
 
 
 def _file(path: Path) -> Path:
@@ -91,22 +95,15 @@ def _read(file: Path) -> tuple[Arrays, Mapping[str, str]]:
 
 def _settings(file: Path, metadata: Mapping[str, str]) -> Settings:
     """Return the settings of rank and alpha, from diffusers' metadata or the adapter_config.json beside the file."""
-    if METADATA in metadata:
-        try:
-            found = json.loads(metadata[METADATA])
-        except (ValueError, RecursionError) as error:
-            raise CheckpointError(f"{file}: {METADATA}", f"is not JSON: {error}", "copy it again") from None
-        said = found if isinstance(found, dict) else {}
-        return {key.removeprefix("transformer."): value for key, value in said.items()}
     beside = file.parent / PEFT_CONFIG
-    return read_json(beside, "adapter") if beside.is_file() else {}
-
-
-def _check_plain(settings: Settings, file: Path) -> None:
-    """Raise CheckpointError for settings that are not plain LoRA."""
-    for key, plain in (("use_dora", False), ("lora_bias", False), ("fan_in_fan_out", False), ("bias", "none")):
-        if settings.get(key, plain) != plain:
-            raise CheckpointError(f"{file}: {key} = {settings[key]}", "is not supported", "name adapters without it")
+    if METADATA not in metadata:
+        return settings_of(read_json(beside, "adapter"), str(beside)) if beside.is_file() else Settings()
+    try:
+        found = json.loads(metadata[METADATA])
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file}: {METADATA}", f"is not JSON: {error}", "copy it again") from None
+    said = found if isinstance(found, dict) else {}
+    return settings_of({key.removeprefix("transformer."): value for key, value in said.items()}, f"{file}: {METADATA}")
 
 
 def _layers(arrays: Arrays, settings: Settings, file: Path) -> tuple[dict[str, LowRank], tuple[str, ...]]:
@@ -116,8 +113,8 @@ def _layers(arrays: Arrays, settings: Settings, file: Path) -> tuple[dict[str, L
     alphas: dict[str, float] = {}
     for name, array in arrays.items():
         if name.endswith(".alpha") and array.size == 1:
-            alphas[name.removesuffix(".alpha")] = float(array.reshape(()))
-        elif (match := _KEY.fullmatch(name)) and array.ndim == 2:
+            alphas[name.removesuffix(".alpha")] = checked_alpha(array.item(), f"{file}: {name}")
+        elif (match := _match(name)) and array.ndim == 2:
             (downs if match[2] else ups)[match[1]] = array.astype(np.float32, copy=False)
         else:
             raise CheckpointError(f"{file}: {name} {array.shape}", "is no part of a LoRA of linear layers",
@@ -131,17 +128,13 @@ def _layers(arrays: Arrays, settings: Settings, file: Path) -> tuple[dict[str, L
             reason = f"is {ups[layer].shape} times {down.shape}: the ranks differ"
             raise CheckpointError(f"{file}: {layer}", reason, "copy or download it again")
     folds_it = all(layer.startswith("diffusion_model.") for layer in downs)
-    notes = () if alphas or "lora_alpha" in settings or folds_it else (_NO_ALPHA,)
-    found = {n: LowRank(down, ups[n], alphas.get(n, _alpha(n, len(down), settings))) for n, down in downs.items()}
+    notes = () if alphas or settings.lora_alpha is not None or folds_it else (_NO_ALPHA,)
+    try:
+        said = {name: settings.alpha(name, len(down)) for name, down in downs.items()}
+    except CheckpointError as error:
+        raise CheckpointError(f"{file}: {error.what}", error.reason, "use the file with its own settings") from None
+    found = {name: LowRank(down, ups[name], alphas.get(name, said[name])) for name, down in downs.items()}
     return _without_zeros(found), notes
-
-
-def _alpha(layer: str, rank: int, settings: Settings) -> float:
-    """Return alpha of a layer as peft does: of the first pattern matching the end of its name, or the common one."""
-    patterns = settings.get("alpha_pattern") or {}
-    alpha = next((value for p, value in patterns.items() if re.fullmatch(rf"(.*\.)?({p})", layer)), None)
-    alpha = settings.get("lora_alpha", rank) if alpha is None else alpha
-    return float(alpha) * (rank**0.5 if settings.get("use_rslora") else 1.0)
 
 
 def _without_zeros(found: dict[str, LowRank]) -> dict[str, LowRank]:
