@@ -7,7 +7,7 @@ from typing import Literal
 
 from mindspeed_mm_dit.configs.buckets import Budget
 from mindspeed_mm_dit.configs.limits import MOST_FRAMES, MOST_PIXELS, check_between
-from mindspeed_mm_dit.configs.source import SourceParam
+from mindspeed_mm_dit.configs.source import ColorProfiles, SourceParam
 from mindspeed_mm_dit.errors import ConfigError
 
 
@@ -53,6 +53,8 @@ class ClipsParam(SourceParam):
     it is long enough for. An image goes to a shape of one frame. Or a budget from which the shapes are made."""
     bucket_group: int = 16
     """Number of clips of one shape in a row in the sample order; must be a multiple of --micro-batch-size."""
+    color_profiles: ColorProfiles = "convert"
+    """Convert images to sRGB by the colour profile in their file, as viewers do, or "ignore" it."""
     dataset_type: Literal["clips"] = "clips"
     """Kind of data set."""
 
@@ -115,4 +117,4 @@ class ClipsParam(SourceParam):
         rate = "all" if self.train_fps is None else f"{self.train_fps:g}"
         least = f" with {self.bucket_group} clips or more" if isinstance(self.buckets, Budget) else ""
         sizes = " or ".join(f"{frames} of {height} x {width}" for frames, height, width in self.sizes)
-        return f"{sizes}{least}, fps {rate}, crop {self.crop}"
+        return f"{sizes}{least}, fps {rate}, crop {self.crop}{self.profiles_words}"

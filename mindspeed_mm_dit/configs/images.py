@@ -7,7 +7,7 @@ from typing import Literal
 
 from mindspeed_mm_dit.configs.buckets import Budget, size_words
 from mindspeed_mm_dit.configs.limits import shown
-from mindspeed_mm_dit.configs.source import SourceParam
+from mindspeed_mm_dit.configs.source import ColorProfiles, SourceParam
 from mindspeed_mm_dit.errors import ConfigError
 
 CROP = "upright by EXIF, 16 bits scaled to 8, halve by box, scale bicubically, cut the centre"
@@ -63,6 +63,9 @@ class DatasetParam(SourceParam):
     budget from which the shapes are made."""
     bucket_group: int = 16
     """Number of images of one shape in a row in the sample order; must be a multiple of --micro-batch-size."""
+
+    color_profiles: ColorProfiles = "convert"
+    """Convert images to sRGB by the colour profile in their file, as viewers do, or "ignore" it."""
 
     noun, cache_key = "image", "dataset_param.latents"
     skip_key = "dataset_param.skip_bad_images"
@@ -138,4 +141,4 @@ class DatasetParam(SourceParam):
 
     def pixels_made_by(self) -> str:
         least = f" with {self.bucket_group} images or more" if isinstance(self.buckets, Budget) else ""
-        return f"{size_words(self.sizes)}{least}, {CROP}"
+        return f"{size_words(self.sizes)}{least}, {CROP}{self.profiles_words}"

@@ -255,7 +255,10 @@ def in_our_words(content: Mapping[str, Any], where: str) -> dict[str, Any]:
     return found
 
 
-OURS = ("features", "bucket_group", "clip_start", "valid_fraction", "skip_bad_clips", "crop", "buckets")
+OURS = (
+    *("features", "bucket_group", "clip_start", "valid_fraction", "skip_bad_clips", "crop", "buckets"),
+    *("color_profiles", "display"),
+)
 """Our own keys, which may be added to MindSpeed-MM's."""
 
 

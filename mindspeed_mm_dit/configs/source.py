@@ -6,7 +6,7 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from mindspeed_mm_dit.configs.buckets import Buckets, Budget, Shape, check_buckets, size_words
 from mindspeed_mm_dit.configs.limits import MOST_SAMPLES, check_between, check_path
@@ -14,6 +14,10 @@ from mindspeed_mm_dit.errors import ConfigError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+ColorProfiles = Literal["convert", "ignore"]
+"""What is done with the colour profile in an image file: see ``SourceParam.color_profiles``."""
 
 
 class SourceParam(ABC):
@@ -41,6 +45,9 @@ class SourceParam(ABC):
     """Whether samples that cannot be used are skipped and counted, instead of stopping."""
     skip_key: ClassVar[str] = "dataset_param.skip_bad"
     """Key of ``skip_bad`` in data.json."""
+
+    color_profiles: ColorProfiles = "convert"
+    """Whether the pixels of an image are converted to sRGB if an embedded profile says that they are not."""
 
     @property
     @abstractmethod
@@ -73,6 +80,11 @@ class SourceParam(ABC):
     def bucket_words(self) -> str:
         """The shapes and the group size, as text; empty without buckets."""
         return "" if self.buckets is None else f"{size_words(self.sizes)}, {self.bucket_group} in a row"
+
+    @property
+    def profiles_words(self) -> str:
+        """What becomes of colour profiles, as text for a cache; empty for conversion: older caches say nothing."""
+        return "" if self.color_profiles == "convert" else ", colour profiles ignored"
 
     @property
     def has_listed_shapes(self) -> bool:

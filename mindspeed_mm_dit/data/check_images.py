@@ -14,6 +14,9 @@ from tqdm import tqdm
 
 from mindspeed_mm_dit.configs.buckets import Size
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file
+from mindspeed_mm_dit.configs.images import DatasetParam
+from mindspeed_mm_dit.configs.source import ColorProfiles
+from mindspeed_mm_dit.data.colours import Colours, colours_of, is_grey
 from mindspeed_mm_dit.data.threads import in_threads
 from mindspeed_mm_dit.data.transforms import open_image, upright_size
 
@@ -28,9 +31,6 @@ LONG = 2.0
 
 HUGE_PIXELS = 89_478_485
 """Pixels of an image from which on Pillow warns; it refuses images of twice as many."""
-
-_GREY = ("1", "L", "I")
-"""Prefixes of Pillow's modes without colour."""
 
 _OPAQUE = 255
 """Alpha of an opaque pixel."""
@@ -49,6 +49,8 @@ class Look(NamedTuple):
     """Width of the upright image, in pixels."""
     is_grey: bool = False
     """Whether its mode has no colour."""
+    colours: Colours = Colours.SRGB
+    """What its header says about its colours."""
     moves: bool = False
     """Whether it has frames or pages after the first."""
     shows_through: bool = False
@@ -75,11 +77,13 @@ def _look(file: ImageFile, image_size: int | Size, decode: bool) -> Look:
     try:
         found = file() if callable(file) else file
         with open_image(found, image_size) as image:
+            colours = colours_of(image)
             if decode:
                 image.load()
             num_bytes = len(found) if isinstance(found, bytes) else check_file(found)
             moves, shows_through = _moves(image), decode and _shows_through(image)
-            return Look(None, num_bytes, *upright_size(image), image.mode.startswith(_GREY), moves, shows_through)
+            size = upright_size(image)
+            return Look(None, num_bytes, *size, is_grey(image.mode), colours, moves, shows_through)
     except UnusableFile as problem:
         return Look(str(problem))
 
@@ -98,14 +102,14 @@ def _shows_through(image: Image.Image) -> bool:
 
 
 def notes_on(
-    paths: Sequence[str], looks: Sequence[Look], image_size: int | None, shapes: np.ndarray | None = None
+    paths: Sequence[str], looks: Sequence[Look], param: DatasetParam, shapes: np.ndarray | None = None
 ) -> tuple[str, ...]:
-    """Return notes on images that are far smaller than their target size, and on what others lose.
+    """Return notes on images that are far smaller than their target size, on what others lose, and on colours.
 
-    shapes: (N, 2) target size of each image, if it is not ``image_size``.
+    shapes: (N, 2) target size of each image, if it is not ``param.image_size``.
     """
-    wanted = np.full((len(looks), 2), image_size) if shapes is None else shapes
-    what = "their buckets" if shapes is not None else f"image_size {image_size}"
+    wanted = np.full((len(looks), 2), param.image_size) if shapes is None else shapes
+    what = "their buckets" if shapes is not None else f"image_size {param.image_size}"
     notes = _note_of_small(paths, looks, enlargements(_sizes(looks), wanted), what) + _note_of_huge(paths, looks)
     notes += _note_of_lost(paths, [look.moves for look in looks], "move or have pages, and the first frame is learned")
     notes += _note_of_lost(
@@ -113,7 +117,18 @@ def notes_on(
         [look.shows_through for look in looks],
         "have transparent parts, and the colours behind these are learned",
     )
+    notes += notes_on_colours(paths, [look.colours for look in looks], param.color_profiles)
     return notes + (_note_of_long(paths, looks) if (wanted[:, 0] == wanted[:, 1]).all() else ())
+
+
+def notes_on_colours(paths: Sequence[str], found: Sequence[Colours], color_profiles: ColorProfiles) -> tuple[str, ...]:
+    """Return notes that count the images whose files do not say, or imply, that they are in sRGB."""
+    converted = ", and are learned as a viewer shows them"
+    ignored = ', which dataset_param.color_profiles = "ignore" leaves alone'
+    profiles = Colours.PROFILE.value + (converted if color_profiles == "convert" else ignored)
+    words = {Colours.PROFILE: profiles, Colours.BROKEN: Colours.BROKEN.value, Colours.UNCLEAR: Colours.UNCLEAR.value}
+    notes = (_note_of_lost(paths, [own is kind for own in found], said) for kind, said in words.items())
+    return tuple(note for own in notes for note in own)
 
 
 def enlargements(sizes: np.ndarray, shapes: np.ndarray) -> np.ndarray:

@@ -71,7 +71,7 @@ class ClipReader:
     def _frames(self, path: Path, clip: Clip, num_frames: int, start: float) -> np.ndarray:
         """Return frames (F, h, w, 3) uint8 at the size of the file."""
         if is_still(path):
-            return load_still(path, max(self._param.frame))[None]
+            return load_still(path, max(self._param.frame), self._param.color_profiles)[None]
         first = int(start * (clip.spare(num_frames) + 1))
         return read_frames(path, frame_numbers(num_frames, clip.step, first))
 

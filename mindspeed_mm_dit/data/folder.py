@@ -61,7 +61,7 @@ def open_folder(param: DatasetParam, wanted: Wanted) -> Rows:
         (classes or _numbers_of(rows)) if labelled else (),
         len(bad),
         problems,
-        notes + notes_on(paths, looks, param.image_size, shapes),
+        notes + notes_on(paths, looks, param, shapes),
         _digest_of(rows, [look.size for look in looks], told),
         shapes=shapes,
         sizes=sizes,
@@ -120,7 +120,7 @@ def open_shards(param: DatasetParam, wanted: Wanted) -> Rows:
     index = index.subset(np.array(good))
     looks = [looks[number] for number in good] if looks else []
     sizes, shapes = _shapes(looks, param)
-    notes = index.notes + (notes_on(index.paths, looks, param.image_size, shapes) if looks else ())
+    notes = index.notes + (notes_on(index.paths, looks, param, shapes) if looks else ())
     return dataclasses.replace(index, skipped=len(wrong), problems=problems, notes=notes, shapes=shapes, sizes=sizes)
 
 

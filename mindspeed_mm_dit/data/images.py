@@ -9,6 +9,7 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.buckets import Size
 from mindspeed_mm_dit.configs.files import UnusableFile
+from mindspeed_mm_dit.configs.source import ColorProfiles
 from mindspeed_mm_dit.data.draws import Stream, coins
 from mindspeed_mm_dit.data.rows import Read, Rows
 from mindspeed_mm_dit.data.shards import ShardRows
@@ -32,11 +33,17 @@ class ImageReader:
     views = 2
 
     def __init__(
-        self, rows: Rows, size: int | Size, channels: int, skip_bad: bool = False, flip_prob: float = 0.0
+        self,
+        rows: Rows,
+        size: int | Size,
+        channels: int,
+        skip_bad: bool = False,
+        flip_prob: float = 0.0,
+        color_profiles: ColorProfiles = "convert",
     ) -> None:
         """``size``: (H, W) or the side of a square, for rows without shapes of their own."""
         self.channels, self.skip_bad = channels, skip_bad
-        self._rows, self._flip_prob = rows, flip_prob
+        self._rows, self._flip_prob, self._color_profiles = rows, flip_prob, color_profiles
         self._shapes = np.broadcast_to(size, (len(rows), 2)) if rows.shapes is None else rows.shapes
         keep = channels * self._shapes.prod(1).sum() <= CACHE_BYTES
         self._decoded: dict[tuple[int, Size], np.ndarray] | None = {} if keep else None
@@ -86,7 +93,7 @@ class ImageReader:
         if image in self._bad:
             return None
         try:
-            pixels = load_pixels(content_of(self._rows, image), size, self.channels)
+            pixels = load_pixels(content_of(self._rows, image), size, self.channels, self._color_profiles)
         except UnusableFile as problem:
             self._note_bad(image, str(problem))
             return None

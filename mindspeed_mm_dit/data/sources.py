@@ -37,7 +37,8 @@ class Source:
 
 
 def _images(rows: Rows, param: DatasetParam, channels: int) -> ImageReader:
-    return ImageReader(rows, param.sample_size, channels, param.skip_bad_images, 0.5 if param.random_flip else 0.0)
+    flip_prob = 0.5 if param.random_flip else 0.0
+    return ImageReader(rows, param.sample_size, channels, param.skip_bad_images, flip_prob, param.color_profiles)
 
 
 def _open_mixed(param: MixedParam, wanted: Wanted) -> Rows:

@@ -15,6 +15,8 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from mindspeed_mm_dit.configs.buckets import Size
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file, reason_of
+from mindspeed_mm_dit.configs.source import ColorProfiles
+from mindspeed_mm_dit.data.colours import in_srgb
 
 _MODES = {1: "L", 3: "RGB"}
 
@@ -104,18 +106,21 @@ def center_crop(image: Image.Image, size: int | Size) -> Image.Image:
     return image.crop((left, top, left + width, top + height))
 
 
-def load_pixels(path: str | bytes, size: int | Size, channels: int) -> np.ndarray:
+def load_pixels(
+    path: str | bytes, size: int | Size, channels: int, color_profiles: ColorProfiles = "convert"
+) -> np.ndarray:
     """Read an image file, or its content, as pixels, (channels, H, W) uint8; channels is 1 (grey) or 3 (RGB).
 
-    size: (H, W), or the side of a square. The EXIF orientation is applied; 16-bit grey is scaled to 8 bits.
+    size: (H, W), or the side of a square. The EXIF orientation is applied, and an embedded colour profile unless
+    ``color_profiles`` is "ignore"; 16-bit grey is scaled to 8 bits.
     Raises UnusableFile.
     """
     with open_image(path, size) as image:
-        pixels = np.asarray(center_crop(_plain(image, channels), size))
+        pixels = np.asarray(center_crop(_plain(image, channels, color_profiles), size))
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
 
 
-def load_still(path: str | Path, size: int) -> np.ndarray:
+def load_still(path: str | Path, size: int, color_profiles: ColorProfiles = "convert") -> np.ndarray:
     """Read an image file at its own size, (h, w, 3) uint8 RGB, to be scaled to ``size``; else like ``load_pixels``.
 
     Raises UnusableFile.
@@ -125,12 +130,13 @@ def load_still(path: str | Path, size: int) -> np.ndarray:
             raise UnusableFile(
                 f"is a moving {image.format}, of which only a frame could be read: save it as .mp4 or .gif"
             )
-        return np.asarray(_plain(image, 3))
+        return np.asarray(_plain(image, 3, color_profiles))
 
 
-def _plain(image: Image.Image, channels: int) -> Image.Image:
-    """Return an image upright, with 8 bits a pixel, in grey (1 channel) or RGB (3)."""
-    return _upright(_of_8_bits(image)).convert(_MODES[channels])
+def _plain(image: Image.Image, channels: int, color_profiles: ColorProfiles) -> Image.Image:
+    """Return an image upright, with 8 bits a channel, in grey (1 channel) or RGB (3)."""
+    image = _upright(_of_8_bits(image))
+    return (in_srgb(image) if color_profiles == "convert" else image).convert(_MODES[channels])
 
 
 def _is_of_16_bits(image: Image.Image) -> bool:
@@ -142,7 +148,7 @@ def _of_8_bits(image: Image.Image) -> Image.Image:
     if not _is_of_16_bits(image):
         return image
     scaled = Image.fromarray(((np.asarray(image).astype(np.uint32) + 128) // 257).astype(np.uint8))
-    scaled.info = image.info  # with the EXIF data
+    scaled.info = image.info  # with the EXIF data and the profile
     return scaled
 
 

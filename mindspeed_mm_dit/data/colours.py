@@ -1,0 +1,136 @@
+"""Brings an image to sRGB: what its file says about its colours, and the conversion that a profile asks for."""
+
+from __future__ import annotations
+
+import io
+import struct
+from enum import Enum
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from PIL import ExifTags, Image, ImageCms
+
+INTENT = ImageCms.Intent.PERCEPTUAL
+"""Rendering intent of conversions; it only matters for profiles with tables, as CMYK's are."""
+
+SAME = 2
+"""A profile that moves no colour by more than this, in levels of 255, is sRGB written otherwise: pixels stay."""
+
+SRGB_CHROMATICITY = (0.3127, 0.329, 0.64, 0.33, 0.3, 0.6, 0.15, 0.06)
+"""x and y of sRGB's white, red, green and blue."""
+
+HEAD = 1 << 16
+"""Bytes of a file among which its codes of colours are looked for."""
+
+_MODES = {"RGB": "RGB", "GRAY": "L", "CMYK": "CMYK"}
+"""Mode of the pixels that a profile speaks of, by its own name of the colour space."""
+
+
+class Colours(Enum):
+    """What the file of an image says about its colours. The value follows "N of M images ..."."""
+
+    SRGB = ""
+    """That they are sRGB's, or nothing."""
+    PROFILE = "have a colour profile other than sRGB's"
+    BROKEN = "have a colour profile that cannot be used, and are learned as they stand"
+    UNCLEAR = "are not in sRGB (by EXIF, gAMA, cHRM, cICP or CMYK) but have no profile, and are learned as they stand"
+
+
+def is_grey(mode: str) -> bool:
+    """Return whether one of Pillow's modes has no colour."""
+    return mode.startswith(("1", "L", "I")) and mode != "LAB"
+
+
+def in_srgb(image: Image.Image) -> Image.Image:
+    """Return an image of 8 bits a channel as an embedded profile says it looks, in RGB; itself if none does."""
+    try:
+        found = _converter_for(image)
+    except ImageCms.PyCMSError:
+        return image
+    return found.apply(image.convert(found.input_mode)) if found else image
+
+
+def colours_of(image: Image.Image) -> Colours:
+    """Return what the header of an image says about its colours; nothing is decoded."""
+    try:
+        if _converter_for(image) is not None:
+            return Colours.PROFILE
+    except ImageCms.PyCMSError:
+        return Colours.BROKEN
+    return Colours.UNCLEAR if "icc_profile" not in image.info and _says_otherwise(image) else Colours.SRGB
+
+
+def _converter_for(image: Image.Image) -> Any:
+    """Return the transform of an image to sRGB; None if none is needed. Raises PyCMSError for an unusable profile."""
+    if "icc_profile" not in image.info or image.mode == "LAB":  # (what Lab means needs no profile: Pillow converts it)
+        return None
+    mode = "L" if is_grey(image.mode) else "CMYK" if image.mode == "CMYK" else "RGB"
+    return _converter(image.info["icc_profile"], mode)
+
+
+@lru_cache(maxsize=64)
+def _converter(profile: bytes | None, mode: str) -> Any:
+    """Return the transform of pixels of ``mode`` to sRGB; None if it moves no colour. Raises PyCMSError.
+
+    profile: its content; None if Pillow could not read it. The transform may be used by several threads (NOCACHE).
+    """
+    try:
+        source = ImageCms.ImageCmsProfile(io.BytesIO(profile or b""))
+    except (OSError, TypeError) as error:
+        raise ImageCms.PyCMSError(error) from error
+    own = _MODES.get(source.profile.xcolor_space.strip(), "")
+    if own != mode and (own, mode) != ("RGB", "L"):  # (what turned photographs grey often left their profile)
+        raise ImageCms.PyCMSError(f"a profile of {own} for pixels of {mode}")
+    srgb = ImageCms.createProfile("sRGB")
+    found = ImageCms.buildTransform(source, srgb, own, "RGB", INTENT, ImageCms.Flags.NOCACHE)
+    return found if own == "CMYK" or _moves(found) else None
+
+
+def _moves(transform: Any) -> bool:
+    """Return whether a transform of grey or RGB changes a colour visibly, of 4,096 spread over all."""
+    levels = np.arange(0, 256, 17, np.uint8)
+    spread = np.stack(np.meshgrid(levels, levels, levels), -1).reshape(64, 64, 3)
+    before = Image.fromarray(spread).convert(transform.input_mode)
+    after = np.asarray(transform.apply(before), np.int16)
+    return bool((np.abs(after - np.asarray(before.convert("RGB"))) > SAME).any())
+
+
+def _says_otherwise(image: Image.Image) -> bool:
+    """Return whether an image without a profile says by other means that it is not in sRGB."""
+    if image.mode == "CMYK":
+        return True
+    if (codes := _code_points(image)) is not None:
+        return codes[0] not in (1, 2) or codes[1] not in (1, 2, 6, 13)  # as BT.709 or sRGB; 2 says nothing
+    if "srgb" in image.info:
+        return False
+    if "gamma" in image.info or "chromaticity" in image.info:
+        white_and_primaries = image.info.get("chromaticity", SRGB_CHROMATICITY)
+        return not (
+            np.allclose(image.info.get("gamma", 1 / 2.2), 1 / 2.2, atol=0.02)
+            and np.allclose(white_and_primaries, SRGB_CHROMATICITY, atol=0.01)
+        )
+    return _exif_says_otherwise(image)
+
+
+def _code_points(image: Image.Image) -> tuple[int, int] | None:
+    """Return primaries and transfer function by ITU-T H.273, as a PNG (cICP) or AVIF (nclx) may have them."""
+    mark, codes = {"PNG": (b"cICP", ">BB"), "AVIF": (b"colrnclx", ">HH")}.get(image.format or "", (b"", ""))
+    if not mark or image.fp is None:
+        return None
+    place = image.fp.tell()
+    image.fp.seek(0)
+    head = image.fp.read(HEAD).partition(b"IDAT")[0]
+    image.fp.seek(place)
+    _, found, rest = head.partition(mark)
+    return struct.unpack_from(codes, rest) if len(rest) >= struct.calcsize(codes) and found else None  # type: ignore[return-value]
+
+
+def _exif_says_otherwise(image: Image.Image) -> bool:
+    try:
+        exif = Image.Image.getexif(image)  # (a PNG's own would decode it)
+        own = exif.get_ifd(ExifTags.IFD.Exif)
+        names = exif.get_ifd(ExifTags.IFD.Interop) if ExifTags.IFD.Interop in own else {}
+        return own.get(ExifTags.Base.ColorSpace, 1) != 1 or names.get(ExifTags.Interop.InteropIndex) == "R03"
+    except Exception:  # damaged EXIF data can raise anything
+        return False
