@@ -26,7 +26,7 @@ SEAM_TESTS := tests/framework/test_framework_contract.py tests/objectives/gaussi
   tests/mindspore/test_step.py tests/training/test_rehearsal.py tests/sampling/test_autoguidance.py \
   tests/models/test_dit_shapes.py
 # Rooms whose tests run in the process of the tests.
-FAST_TESTS := $(addprefix tests/,configs data evaluation framework models objectives planning sampling golden)
+FAST_TESTS := $(addprefix tests/,configs data framework models objectives planning sampling golden wings/advice wings/scores)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install
 
 # Tests start some hundred processes: what they import is compiled once.

@@ -24,7 +24,6 @@ from common import CLOCKS, Apart, Report, interleave, ratio, reference_checkout
 from train_throughput import NUM_CLASSES, model_config
 
 from mindspeed_mm_dit.configs.presets import PRESETS
-from mindspeed_mm_dit.evaluation.digits import digits_accuracy
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
 from mindspeed_mm_dit.models.composite import DiTModel
@@ -32,6 +31,7 @@ from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.sampling.generate import SampleSettings, generate, states
 from mindspeed_mm_dit.sampling.load import load_model
 from mindspeed_mm_dit.sampling.request import Asked
+from mindspeed_mm_dit.wings.scores.digits import digits_accuracy
 
 LONG, SHORT, SCALE = 250, 20, 4.0
 

@@ -28,11 +28,11 @@ from mindspeed_mm_dit.configs.autoencoder_of_images import AutoencoderKLConfig
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
 from mindspeed_mm_dit.configs.model import ModelConfig
-from mindspeed_mm_dit.verify.compare import Side, Sides, judge_pair, measuring
-from mindspeed_mm_dit.verify.examples import draw_inputs, write_weights
-from mindspeed_mm_dit.verify.processes import find_python
-from mindspeed_mm_dit.verify.table import ASKED, FORWARD, Finding, judge, worst
-from mindspeed_mm_dit.verify.task import Taken, Task
+from mindspeed_mm_dit.wings.lab.compare import Side, Sides, judge_pair, measuring
+from mindspeed_mm_dit.wings.lab.examples import draw_inputs, write_weights
+from mindspeed_mm_dit.wings.lab.processes import find_python
+from mindspeed_mm_dit.wings.lab.table import ASKED, FORWARD, Finding, judge, worst
+from mindspeed_mm_dit.wings.lab.task import Taken, Task
 
 RESULT = Path(__file__).parent / "results" / f"{date.today()}-sweep.md"
 

@@ -34,12 +34,12 @@ from common import Report, engine_flags, interleave, reference_checkout
 
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.data.builtin import read_digits
-from mindspeed_mm_dit.evaluation.digits import real_digits
-from mindspeed_mm_dit.evaluation.real_images import RealImages
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.optimizers.muon import MuonConfig
 from mindspeed_mm_dit.sampling.pipeline import Pipeline
 from mindspeed_mm_dit.training.pytorch.engine import Engine
+from mindspeed_mm_dit.wings.scores.digits import real_digits
+from mindspeed_mm_dit.wings.scores.real_images import RealImages
 
 FASHION = Path("/usr/share/datasets/fashion-mnist")  # Debian's package dataset-fashion-mnist
 BATCH, AVERAGED = 64, 7  # images of a step; the average is over the last seventh of the steps

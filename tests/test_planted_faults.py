@@ -106,8 +106,8 @@ FAULTS = {
         "data/shards.py", 'row, side="right"', 'row, side="left"', "tests/data/test_sharded.py -k in_their_order",
     ),
     "contact sheet": Fault(
-        "data/overview.py", "reader.views_at(seed, chosen)", "reader.views_at(seed, images[chosen])",
-        "tests/cli/test_data.py -k first_epoch",
+        "wings/advice/overview.py", "reader.views_at(seed, chosen)", "reader.views_at(seed, images[chosen])",
+        "tests/wings/advice/test_data.py -k first_epoch",
     ),
     "conversion": Fault(
         "checkpoint/rules.py", "lambda array, n: np.split(array, n), np.concatenate",
@@ -115,8 +115,8 @@ FAULTS = {
         "tests/checkpoint/test_rules.py -k outputs_equal",
     ),
     "scores": Fault(
-        "evaluation/metrics.py", "covariance / (len(features) - 1)", "covariance / len(features)",
-        "tests/evaluation/test_metrics.py -k torch_fidelity",
+        "wings/scores/metrics.py", "covariance / (len(features) - 1)", "covariance / len(features)",
+        "tests/wings/scores/test_metrics.py -k torch_fidelity",
     ),
     "gathered averages": Fault(
         "training/pytorch/engine.py", "            reshard(self.model)\n", "",
@@ -126,12 +126,12 @@ FAULTS = {
         "checkpoint/store.py", "old != best and", "", "tests/checkpoint/test_store.py -k the_best_is_kept",
     ),
     "first of all": Fault(
-        "training/pytorch/probe.py", "self.not_finite is not None or ", "",
-        "tests/training/test_probe.py -k overflows",
+        "wings/lab/pytorch/probe.py", "self.not_finite is not None or ", "",
+        "tests/wings/lab/test_probe.py -k overflows",
     ),
     "evaluated images": Fault(
-        "sampling/shards.py", "first_number=int(numbers[0])", "first_number=0",
-        "tests/cli/test_evaluate.py -k of_their_numbers",
+        "wings/scores/shards.py", "first_number=int(numbers[0])", "first_number=0",
+        "tests/wings/scores/test_evaluate.py -k of_their_numbers",
     ),
     "kept classes": Fault(
         "configs/dit_adapting.py", "table[label] = offer.value[other]", "table[label] = offer.value[label]",

@@ -10,27 +10,10 @@ import sys
 from collections.abc import Sequence
 
 from mindspeed_mm_dit import __version__
+from mindspeed_mm_dit.cli.commands import COMMANDS
 from mindspeed_mm_dit.configs.arguments import Parser
+from mindspeed_mm_dit.configs.plugins import load_plugins
 from mindspeed_mm_dit.errors import ConfigError, PlatformError, UserError, nearest
-
-COMMANDS = {
-    "train": "train the model that a config folder describes",
-    "init": "look at your images and write a config folder that trains on them",
-    "data": "show what a run would see of its data, and draw a contact sheet",
-    "sample": "generate images or videos with a trained model",
-    "app": "generate images or videos on a page in your browser",
-    "evaluate": "score a model on many samples: FID, Inception Score, precision and recall",
-    "plan": "estimate what a run will need: memory, largest micro-batch, traffic, time",
-    "cache-latents": "encode a data set once, so that no training step has to",
-    "parity": "check this implementation against a file of reference values",
-    "convert": "write a checkpoint in another format",
-    "ema": "make an EMA of another width after a run has ended (post-hoc EMA)",
-    "compare": "train and run a model on PyTorch and on MindSpore, and report every difference",
-    "prove": "check a training step against float64 in every layout: ranks, sharding, precision",
-    "replay": "recompute one step of a run, and find what in it was not finite",
-    "plot": "draw the loss curves of one run or several in one picture",
-}
-
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as in a shell: 128 + SIGINT."""
@@ -69,13 +52,15 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--version", action="version", version=f"mm-dit {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     chosen = argv[0] if argv else None
+    if chosen not in COMMANDS:
+        load_plugins()
     if chosen and chosen not in COMMANDS and not chosen.startswith("-"):
         raise ConfigError(
             f"mm-dit {chosen[:100]}", "is no command", f"{nearest(chosen, COMMANDS)}mm-dit lists them all"
         )
-    for name, summary in COMMANDS.items():
+    for name, command in COMMANDS.items():
         if name != chosen:
-            commands.add_parser(name, help=summary, add_help=False)
+            commands.add_parser(name, help=command.summary, add_help=False)
             continue
         _add_command(commands, name)
     if not argv:
@@ -85,13 +70,14 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def _add_command(commands: argparse._SubParsersAction, name: str) -> argparse.ArgumentParser:
     """Import the module of a command, add its parser, and return the parser."""
-    module = importlib.import_module(f"mindspeed_mm_dit.cli.{name.replace('-', '_')}")
-    command: argparse.ArgumentParser = commands.add_parser(
-        name, help=COMMANDS[name], description=module.DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    summary, place = COMMANDS[name]
+    module = importlib.import_module(place)
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=summary, description=module.DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    module.add_arguments(command)
-    command.set_defaults(run=module.run)
-    return command
+    module.add_arguments(parser)
+    parser.set_defaults(run=module.run)
+    return parser
 
 
 def parser_of(name: str) -> argparse.ArgumentParser:

@@ -15,6 +15,7 @@ from functools import lru_cache
 from importlib.metadata import entry_points
 
 from mindspeed_mm_dit.errors import PlatformError, UserError
+from mindspeed_mm_dit.registry import load_wings
 
 GROUP = "mindspeed_mm_dit.plugins"
 
@@ -27,6 +28,7 @@ def load_plugins() -> tuple[str, ...]:
         ConfigError: two plugins register the same name.
         PlatformError: a plugin cannot be imported, or fails.
     """
+    load_wings()
     found = sorted(entry_points(group=GROUP))
     for point in found:
         try:

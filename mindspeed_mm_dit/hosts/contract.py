@@ -86,3 +86,9 @@ class HostKind:
     """Returns the framework to activate for a command line."""
     parser: Callable[[], ArgumentParser] | None = None
     """Builds the parser of its flags without a framework, for --help; None: the program that it starts prints help."""
+    flags_needed: Callable[[RunConfig], list[str]] = lambda flags: []
+    """Returns what a run with ``flags`` needs beside them, in words of a command line."""
+    logs_steps: str = ""
+    """"module:function" that logs a step, with an argument ``grad_norm``: ``mm-dit prove`` reads the norm there."""
+    config_of: Callable[[str, int], str] | None = None
+    """(config folder, ranks) -> the text of the host's own config file for such a run; None: it has none."""

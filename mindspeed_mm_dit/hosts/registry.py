@@ -6,11 +6,10 @@ import argparse
 from collections.abc import Sequence
 
 from mindspeed_mm_dit.configs.plugins import load_plugins
-from mindspeed_mm_dit.errors import check_free
+from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import FRAMEWORKS
 from mindspeed_mm_dit.hosts.contract import Host, HostKind, Recognised
-from mindspeed_mm_dit.hosts.megatron.record import KIND as MEGATRON
-from mindspeed_mm_dit.hosts.native.record import KIND as NATIVE
+from mindspeed_mm_dit.registry import Joined, join
 from mindspeed_mm_dit.training.flags import standalone_parser
 
 
@@ -30,8 +29,8 @@ def wanted_framework(argv: Sequence[str]) -> str:
 STANDALONE = HostKind(
     "standalone", _standalone, lambda: Recognised(True), framework=wanted_framework, parser=standalone_parser
 )
-OUTSIDE: dict[str, HostKind] = {}
-"""Hosts of other packages."""
+HOSTS = Joined[HostKind]("host")
+join("host", "standalone", STANDALONE)
 
 
 def register_host(kind: HostKind) -> None:
@@ -40,12 +39,12 @@ def register_host(kind: HostKind) -> None:
     Raises:
         ConfigError: another host has this name.
     """
-    ours = {"auto": None, **{each.name: each for each in (NATIVE, MEGATRON, STANDALONE)}}
-    check_free({**ours, **OUTSIDE}, kind.name, kind, f"host {kind.name}")
-    OUTSIDE[kind.name] = kind
+    if kind.name == "auto":
+        raise ConfigError("host auto", "means the first host that is recognised", "choose another name")
+    join("host", kind.name, kind)
 
 
 def hosts() -> list[HostKind]:
-    """Return all hosts, in the order in which --host auto tries them."""
+    """Return all hosts, in the order in which --host auto tries them: the last that joined first, and ours at last."""
     load_plugins()
-    return [*OUTSIDE.values(), NATIVE, MEGATRON, STANDALONE]
+    return sorted([*HOSTS.values()][::-1], key=lambda kind: kind is STANDALONE)

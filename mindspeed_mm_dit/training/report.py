@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,6 +20,20 @@ from mindspeed_mm_dit.framework.launched import without_launcher
 from mindspeed_mm_dit.objectives.registry import objective_of
 from mindspeed_mm_dit.training.data_set import open_data_set
 from mindspeed_mm_dit.training.exit_codes import USER_ERROR
+
+Values = Mapping[str, Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Recognises samples of a built-in data set."""
+
+    asked: Values
+    """What to sample: for each condition, its value for every sample."""
+    shown: slice
+    """Which of the samples the picture shows."""
+    score: Callable[[np.ndarray, Values], str]
+    """(samples, what was asked for) -> a line that tells how many show it."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import json
 import shlex
 import signal
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mindspeed_mm_dit.framework import activate
@@ -18,21 +19,23 @@ activate(JOB["ai_framework"])  # before anything that needs a framework
 from mindspeed_mm_dit.checkpoint.store import BEST, BEST_TRACKER
 from mindspeed_mm_dit.configs.buckets import size_words
 from mindspeed_mm_dit.errors import PlatformError
-from mindspeed_mm_dit.evaluation.built_in import BUILT_IN
 from mindspeed_mm_dit.models.data import sized
 from mindspeed_mm_dit.objectives.guidance import Guidance
+from mindspeed_mm_dit.registry import Joined
 from mindspeed_mm_dit.sampling.generate import SampleSettings
 from mindspeed_mm_dit.sampling.grid import captioned, stacked
 from mindspeed_mm_dit.sampling.image_files import draw_samples
 from mindspeed_mm_dit.sampling.load import describe, load_model
 from mindspeed_mm_dit.sampling.ranks import generate_spread
 from mindspeed_mm_dit.sampling.request import Asked
-from mindspeed_mm_dit.training.curves import draw_loss
-from mindspeed_mm_dit.training.read_logs import Curve, read_scalar, read_validation
-from mindspeed_mm_dit.training.report import ReportJob
+from mindspeed_mm_dit.training.report import Judge, ReportJob
 
 SAMPLES_PER_CLASS, SAMPLES_SHOWN = 20, 10
 """Samples per class, and how many of them are shown."""
+PICTURES = Joined[Callable[[Path, str], Path]]("picture of a report")
+"""Name -> (folder of the run, its TensorBoard folder) -> the picture that was drawn there."""
+JUDGES = Joined[Callable[[str, Sequence[str]], Judge | None]]("judge of a report")
+"""Name -> (source of the data, items of the conditions) -> what recognises their samples."""
 
 
 def draw(job: ReportJob) -> None:
@@ -41,9 +44,7 @@ def draw(job: ReportJob) -> None:
     lines = [("checkpoints", job.save)]
     if job.tensorboard_dir:
         lines.append(("TensorBoard", job.tensorboard_dir))
-        training = Curve("training", *read_scalar(job.tensorboard_dir, "train/loss"))
-        draw_loss(folder / "loss.png", training, read_validation(job.tensorboard_dir))
-        lines.append(("loss curve", str(folder / "loss.png")))
+        lines += [(name, str(draw(folder, job.tensorboard_dir))) for name, draw in PICTURES.items()]
     picture = folder / "samples.png"
     last = _draw_samples(job, picture)
     if picture.exists():
@@ -71,27 +72,27 @@ def _draw_samples(job: ReportJob, picture: Path) -> str:
     """Draw the picture of samples, and return their score, or what to do if the text encoder cannot run."""
     _, config, names = describe(job.save, None)
     conditions = config.predictor.conditions
-    built_in = BUILT_IN.get((job.source or "", *conditions.items))
+    judge = next(filter(None, (find(job.source or "", conditions.items) for find in JUDGES.values())), None)
     try:
         model, _ = load_model(job.save, None, bf16=job.bf16)
     except PlatformError as error:
         return f"no samples are drawn: {error.what} {error.reason}; mm-dit sample draws them on PyTorch"
-    if built_in:
-        asked = Asked(built_in.asked)
+    if judge:
+        asked = Asked(judge.asked)
     else:
         asked = Asked(job.examples).each(SAMPLES_PER_CLASS if conditions.items == ("label",) else 1)
     guidance = Guidance(
         job.cfg_scale if conditions.has_null else 1.0, channels="3" if conditions.items == ("label",) else "all"
     )
     settings = SampleSettings(job.sampler, job.steps, guidance, job.seed, bf16=job.bf16)
-    shown = built_in.shown if built_in else slice(None)
+    shown = judge.shown if judge else slice(None)
     grids, lines = [], []
     for own in [sized(config, tuple(shape)) for shape in job.shapes] or [config]:
         samples = generate_spread(picture, (model, own), asked, settings)
         assert samples is not None, "the one process of a report has the samples"
         grids.append(draw_samples(samples[shown], asked.titles(names)[shown], SAMPLES_SHOWN))
         prefix = f"{size_words([own.sample_size])}: " if job.shapes else ""
-        lines += [prefix + built_in.score(samples, asked.values)] if built_in else []
+        lines += [prefix + judge.score(samples, asked.values)] if judge else []
     picture.parent.mkdir(parents=True, exist_ok=True)
     captioned(stacked(grids), settings.words).save(picture)
     return "\n".join(lines)

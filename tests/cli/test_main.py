@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from mindspeed_mm_dit.cli import plot
 from mindspeed_mm_dit.cli.main import main
+from mindspeed_mm_dit.wings.view.cli import plot
 from tests.conftest import GOLDEN, ROOT
 
 

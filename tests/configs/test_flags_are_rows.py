@@ -31,11 +31,11 @@ run = sys.modules[found.name] = importlib.util.module_from_spec(found)
 exec(compile(source.replace(OWN, ROWS + OWN), found.origin, "exec"), vars(run))
 
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.hosts.megatron import commandline as megatron
-from mindspeed_mm_dit.hosts.native import commandline as native
+from mindspeed_mm_dit.wings.mindspeed_mm.megatron import commandline as megatron
+from mindspeed_mm_dit.wings.mindspeed_mm.native import commandline as native
 from mindspeed_mm_dit.training.changes import changes
 from mindspeed_mm_dit.training.flags import parse, quiet, whole_parser
-from mindspeed_mm_dit.training.past_run import flags_of
+from mindspeed_mm_dit.wings.lab.past_run import flags_of
 
 RUN = "--mm-model m.json --mm-data d.json --train-iters 4 --lr 1e-4 --global-batch-size 8".split()
 

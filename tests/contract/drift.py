@@ -57,9 +57,9 @@ def changed(old: Path, new: Path, modules: list[str]) -> Iterator[str]:
 
 def page(old: Path, new: Path) -> Iterator[str]:
     """Yield the lines of the page; the trees of ``new`` must be what Python finds."""
-    from mindspeed_mm_dit.hosts.installed import lacks
-    from mindspeed_mm_dit.hosts.megatron import contract as megatron
-    from mindspeed_mm_dit.hosts.native import contract as native
+    from mindspeed_mm_dit.wings.mindspeed_mm.installed import lacks
+    from mindspeed_mm_dit.wings.mindspeed_mm.megatron import contract as megatron
+    from mindspeed_mm_dit.wings.mindspeed_mm.native import contract as native
 
     yield f"# From {old.name} to {new.name}"
     for tree in TREES:

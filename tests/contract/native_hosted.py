@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from mindspeed_mm_dit.checkpoint.store import TRACKER
-from mindspeed_mm_dit.hosts.native.__main__ import COMMAND
-from mindspeed_mm_dit.hosts.native.commandline import as_text, parse, yaml_for
-from mindspeed_mm_dit.hosts.native.contract import KNOWN_TORCH, RELIED_ON, TRAINER
 from mindspeed_mm_dit.training.launch.variables import free_port
+from mindspeed_mm_dit.wings.mindspeed_mm.native.commandline import as_text, parse, yaml_for
+from mindspeed_mm_dit.wings.mindspeed_mm.native.contract import KNOWN_TORCH, RELIED_ON, TRAINER
+from mindspeed_mm_dit.wings.mindspeed_mm.native.launch import COMMAND
 from tests.conftest import ROOT
 from tests.contract.hosted import TwoHosts, forked
 from tests.training.launch import Outcome, place_of
@@ -76,7 +76,7 @@ from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import activate
 activate("pytorch")
 from mindspeed_mm_dit.checkpoint import torch_dcp
-from mindspeed_mm_dit.hosts.native import run
+from mindspeed_mm_dit.wings.mindspeed_mm.native import run
 from mindspeed_mm_dit.training.resume import find_start
 for path in sys.argv[1:]:
     sys.argv[:] = ["trainer.py", path]

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
-from mindspeed_mm_dit.hosts.installed import lacks
-from mindspeed_mm_dit.hosts.megatron import versions
-from mindspeed_mm_dit.hosts.megatron.contract import RELIED_ON, check_host
+from mindspeed_mm_dit.wings.mindspeed_mm.installed import lacks
+from mindspeed_mm_dit.wings.mindspeed_mm.megatron import versions
+from mindspeed_mm_dit.wings.mindspeed_mm.megatron.contract import RELIED_ON, check_host
 from tests.conftest import ROOT
 from tests.contract.hosted import TREES, needs_trees, tree
 
-ROOM = ROOT / "mindspeed_mm_dit/hosts/megatron"
+ROOM = ROOT / "mindspeed_mm_dit/wings/mindspeed_mm/megatron"
 HOST = ("megatron", "mindspeed", "mindspeed_mm", "checkpoint")
 
 
@@ -163,7 +163,7 @@ def test_a_tree_older_than_any_tested_is_said_to_be_one(tmp_path: Path, monkeypa
 
 
 def test_what_the_old_route_may_unpickle_is_named_with_its_module() -> None:
-    body = ast.parse((ROOT / "mindspeed_mm_dit/hosts/megatron/state.py").read_text()).body
+    body = ast.parse((ROOT / "mindspeed_mm_dit/wings/mindspeed_mm/megatron/state.py").read_text()).body
     (names,) = [ast.literal_eval(n.value) for n in body if isinstance(n, ast.Assign)
                 and isinstance(n.targets[0], ast.Name) and n.targets[0].id == "MAY_BE_PICKLED"]  # fmt: skip
     assert "argparse.Namespace" in names and [name for name in names if "." not in name] == []

@@ -15,7 +15,7 @@ from mindspeed_mm_dit.checkpoint import checksums, claim
 from mindspeed_mm_dit.checkpoint.claim import Owner, _started
 from mindspeed_mm_dit.checkpoint.store import TRACKER
 from mindspeed_mm_dit.checkpoint.weights import read_weights
-from mindspeed_mm_dit.hosts.native.__main__ import COMMAND
+from mindspeed_mm_dit.wings.mindspeed_mm.native.launch import COMMAND
 from tests.contract.native_hosted import NativeAndStandalone, needs_engine, run_python
 from tests.data import test_cache_of_images
 from tests.data.test_cache_of_images import cache, data_json, model_json

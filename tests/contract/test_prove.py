@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed_mm_dit.verify import proof
-from mindspeed_mm_dit.verify.layouts import chosen
-from mindspeed_mm_dit.verify.proof import open_config, prove
+from mindspeed_mm_dit.wings.lab import proof
+from mindspeed_mm_dit.wings.lab.layouts import chosen
+from mindspeed_mm_dit.wings.lab.proof import open_config, prove
 from tests.conftest import ROOT
 from tests.contract import hosted, native_hosted
 from tests.training.launch import Configs
-from tests.verify.campaign import config_folder
+from tests.wings.lab.campaign import config_folder
 
 ROUTES = [
     pytest.param("MindSpeed-MM, old route", hosted, marks=hosted.needs_trees),

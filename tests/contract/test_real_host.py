@@ -240,7 +240,7 @@ def test_features_with_some_of_the_draws_are_refused_by_name(tmp_path: Path) -> 
     code = (
         "import torch, torch_npu, mindspeed.megatron_adaptor\n"
         "from mindspeed_mm_dit.errors import DataError\n"
-        "from mindspeed_mm_dit.hosts.megatron.sora import SoRADiffusion\n"
+        "from mindspeed_mm_dit.wings.mindspeed_mm.megatron.sora import SoRADiffusion\n"
         "diffusion = SoRADiffusion(model_id='flow_matching')\n"
         "try:\n    diffusion.q_sample(torch.zeros(2, 1, 4, 4), {'drawn_timesteps': torch.ones(2)})\n"
         "except DataError as error:\n    print(error)\n"
@@ -252,7 +252,7 @@ def test_registration_is_idempotent_and_refuses_a_foreign_entry(tmp_path: Path) 
     code = (
         "import torch, torch_npu, mindspeed.megatron_adaptor\n"
         "from mindspeed_mm_dit.errors import ConfigError\n"
-        "from mindspeed_mm_dit.hosts.megatron.register import OURS, register\n"
+        "from mindspeed_mm_dit.wings.mindspeed_mm.megatron.register import OURS, register\n"
         "register(); register()\n"
         "assert all(entries.items() <= table.items() for _, table, entries in OURS)\n"
         "foreign = type('Foreign', (), {})\n"

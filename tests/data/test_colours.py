@@ -179,6 +179,6 @@ def test_a_run_counts_images_by_what_becomes_of_their_colours(folder, setting, s
 
 
 def test_lab_is_colour(folder):
-    from mindspeed_mm_dit.data.overview import sizes_of
+    from mindspeed_mm_dit.wings.advice.overview import sizes_of
 
     assert sizes_of(opened(folder)[1], 8).num_grey == 0

@@ -13,9 +13,9 @@ from mindspeed_mm_dit.data import moving_digits
 from mindspeed_mm_dit.data.buckets import counted, part_kept
 from mindspeed_mm_dit.data.builtin import BUILTIN_SOURCES, read_digits
 from mindspeed_mm_dit.data.images import ImageReader
-from mindspeed_mm_dit.evaluation.digits import cut_out
 from mindspeed_mm_dit.models.data import open_data, sized
 from mindspeed_mm_dit.planning.arithmetic import train_flop
+from mindspeed_mm_dit.wings.scores.digits import cut_out
 from tests.conftest import ROOT
 
 

@@ -9,7 +9,7 @@ from PIL import Image
 
 from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.data.builtin import BUILTIN_SOURCES, read_digits
-from mindspeed_mm_dit.evaluation.built_in import BUILT_IN
+from mindspeed_mm_dit.wings.scores.built_in import BUILT_IN
 from tests.conftest import ROOT
 
 

@@ -23,7 +23,7 @@ from mindspeed_mm_dit.data.moving_digits import (
     write_moving_digits,
 )
 from mindspeed_mm_dit.errors import DataError
-from mindspeed_mm_dit.evaluation.moving_digits import DARK
+from mindspeed_mm_dit.wings.scores.moving_digits import DARK
 from tests.data_fixtures import open_rows
 
 

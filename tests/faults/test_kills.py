@@ -25,7 +25,7 @@ import pytest
 from mindspeed_mm_dit.checkpoint import mindspore_ckpt, torch_dcp
 from mindspeed_mm_dit.checkpoint.store import TRACKER, CheckpointStore
 from mindspeed_mm_dit.errors import CheckpointError
-from mindspeed_mm_dit.hosts.tracker import newest
+from mindspeed_mm_dit.wings.mindspeed_mm.tracker import newest
 from tests.contract import hosted, native_hosted
 from tests.faults.launched import MINDSPORE_PYTHON, PATIENCE_SECONDS, Ranks, Run, config_folder
 from tests.training.launch import Configs

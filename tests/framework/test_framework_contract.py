@@ -8,7 +8,7 @@ import pytest
 
 from mindspeed_mm_dit.errors import PlatformError
 from mindspeed_mm_dit.framework import contract
-from mindspeed_mm_dit.verify.table import relative_error
+from mindspeed_mm_dit.wings.lab.table import relative_error
 from tests.conftest import ROOT, gradient
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}  # float32 sums of some tens of terms

@@ -33,7 +33,7 @@ long_on_mindspore = pytest.mark.campaign if ON_MINDSPORE else lambda test: test
 @pytest.fixture
 def compare(framework):
     """The comparison, on the framework of this test run."""
-    from mindspeed_mm_dit.verify.parity import compare
+    from mindspeed_mm_dit.wings.lab.parity import compare
 
     return compare
 
@@ -263,8 +263,8 @@ def test_guidance_on_the_first_channels_leaves_the_others_to_each_half(compare, 
 
 def test_dopri5_walks_between_other_times_too(compare, tmp_path):
     """Held to the exact flow of the tight tolerance, of which both are within theirs."""
-    from mindspeed_mm_dit.verify.reference.file import read_arrays
-    from mindspeed_mm_dit.verify.reference.sit import SiT
+    from mindspeed_mm_dit.wings.lab.reference.file import read_arrays
+    from mindspeed_mm_dit.wings.lab.reference.sit import SiT
 
     flow_file(tmp_path / "a.npz", "sample/brownian")
     program = SiT(read_arrays(tmp_path / "a.npz"), {"--checkpoint": GOLDEN / "sit_tiny_p2.pt"})

@@ -17,7 +17,7 @@ FILE = FOLDER / "lora_values.npz"
 @pytest.fixture
 def compare(framework):
     """The comparison, on the framework of this test run."""
-    from mindspeed_mm_dit.verify.parity import compare
+    from mindspeed_mm_dit.wings.lab.parity import compare
 
     return compare
 

@@ -22,7 +22,7 @@ about_the_report = pytest.mark.skipif(FRAMEWORK != "pytorch", reason="the same w
 @pytest.fixture
 def compare(framework):
     """The comparison, on the framework of this test run."""
-    from mindspeed_mm_dit.verify.parity import compare
+    from mindspeed_mm_dit.wings.lab.parity import compare
 
     return compare
 

@@ -20,8 +20,8 @@ from mindspeed_mm_dit.models.registry import PREDICTOR_MODEL_MAPPINGS, register
 from mindspeed_mm_dit.objectives.contract import Sampler
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES, draw_of
 from mindspeed_mm_dit.optimizers.registry import OPTIMIZERS
-from mindspeed_mm_dit.verify.compare import Side, training_flags
-from mindspeed_mm_dit.verify.task import Task
+from mindspeed_mm_dit.wings.lab.compare import Side, training_flags
+from mindspeed_mm_dit.wings.lab.task import Task
 from tests.outside import plugin, predictor
 from tests.training import launch
 from tests.training.launch import Configs

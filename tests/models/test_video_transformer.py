@@ -15,7 +15,7 @@ from mindspeed_mm_dit.configs.wan import WanConfig
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.positions import rotary_tables
-from mindspeed_mm_dit.verify.table import relative_error
+from mindspeed_mm_dit.wings.lab.table import relative_error
 from tests.conftest import FRAMEWORK
 
 CUSTOM = CustomDiTConfig(

@@ -16,13 +16,13 @@ from tests.conftest import GOLDEN
 @pytest.fixture
 def room(framework):
     """The module that recomputes such a file; it is imported once a framework is active."""
-    from mindspeed_mm_dit.verify.reference import muon as module
+    from mindspeed_mm_dit.wings.lab.reference import muon as module
 
     return module
 
 
 def compare(*given):
-    from mindspeed_mm_dit.verify import parity
+    from mindspeed_mm_dit.wings.lab import parity
 
     return parity.compare(*given)
 

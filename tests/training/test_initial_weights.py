@@ -19,8 +19,8 @@ from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.hosts.megatron.preflight import check_before_import
-from mindspeed_mm_dit.hosts.native.commandline import parse, yaml_for
+from mindspeed_mm_dit.wings.mindspeed_mm.megatron.preflight import check_before_import
+from mindspeed_mm_dit.wings.mindspeed_mm.native.commandline import parse, yaml_for
 from tests.autoencoder_kl_fixtures import SMALL, our_shapes, write_folder
 from tests.checkpoint_fixtures import random_arrays
 from tests.conftest import ROOT

@@ -13,9 +13,9 @@ from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
-from mindspeed_mm_dit.hosts.megatron.preflight import check_before_import
-from mindspeed_mm_dit.hosts.native.commandline import parse, yaml_for
 from mindspeed_mm_dit.planning.memory import Placement, memory
+from mindspeed_mm_dit.wings.mindspeed_mm.megatron.preflight import check_before_import
+from mindspeed_mm_dit.wings.mindspeed_mm.native.commandline import parse, yaml_for
 from tests.training.launch import Configs
 
 pytestmark = pytest.mark.ranks

@@ -1,4 +1,1 @@
-"""The host on MindSpeed-MM's old route, Megatron: our composite, batches and state inside its ``pretrain``.
-
-Before this host is chosen, code outside this package imports only ``record``.
-"""
+"""The names of commands for the users of MindSpeed-MM's old route; they are in ``wings/mindspeed_mm/megatron``."""

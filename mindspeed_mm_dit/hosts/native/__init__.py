@@ -1,5 +1,4 @@
-"""The host on MindSpeed-MM's native FSDP2 engine, ``mindspeed_mm/fsdp``, as a plugin of that engine.
+"""The name that yamls of MindSpeed-MM's native engine give to our plugin; it is in ``wings/mindspeed_mm/native``.
 
-A yaml with ``training.plugin: [mindspeed_mm_dit.hosts.native]`` makes the engine import every module of this package;
-The first one, ``attach``, checks the run and registers model and data.
+A yaml with ``training.plugin: [mindspeed_mm_dit.hosts.native]`` makes the engine import the modules of this package.
 """

@@ -1,37 +1,6 @@
-"""Run upstream's trainer, unmodified, on a yaml of your own, after our checks: it would report errors less clearly, or
-miss them.
+"""``python -m mindspeed_mm_dit.hosts.native CONFIG.yaml``."""
 
-torchrun ... -m mindspeed_mm_dit.hosts.native CONFIG.yaml
-"""
-
-from __future__ import annotations
-
-import sys
-
-from mindspeed_mm_dit.errors import UserError
-from mindspeed_mm_dit.framework import activate
-from mindspeed_mm_dit.hosts.early_exit import end
-from mindspeed_mm_dit.training.exit_codes import USER_ERROR
-
-COMMAND = "mindspeed_mm_dit.hosts.native"
-
-
-def main() -> None:
-    """Check the engine and the yaml ``sys.argv[1]``, then run the trainer in this process."""
-    if len(sys.argv) < 2:
-        print(f"usage: python -m {COMMAND} CONFIG.yaml", file=sys.stderr)
-        sys.exit(USER_ERROR)
-    activate("pytorch")
-    from mindspeed_mm_dit.hosts.native import contract, host, run
-
-    try:
-        contract.check_engine(f"-m {COMMAND}")
-        host.attach()
-        run.engine_arguments(sys.argv)
-    except UserError as error:
-        end(error, found_by_all=True)
-    host.become_trainer(sys.argv[1:])
-
+from mindspeed_mm_dit.wings.mindspeed_mm.native.launch import main
 
 if __name__ == "__main__":
     main()

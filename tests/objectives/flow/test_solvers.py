@@ -7,7 +7,7 @@ import pytest
 
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.objectives.flow.path import PATHS
-from mindspeed_mm_dit.verify.table import relative_error
+from mindspeed_mm_dit.wings.lab.table import relative_error
 
 START = np.random.default_rng(0).standard_normal((4, 2, 3, 3)).astype(np.float32)
 

@@ -13,7 +13,7 @@ from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.objectives.registry import draw_of, objective_of, sampler_options
 from mindspeed_mm_dit.objectives.wan_flow.draws import batch, draws, draws_at
 from mindspeed_mm_dit.objectives.wan_flow.schedule import euler_sigmas, multistep_sigmas, training_table
-from mindspeed_mm_dit.verify.table import relative_error
+from mindspeed_mm_dit.wings.lab.table import relative_error
 from tests.conftest import FRAMEWORK
 
 TUTORIAL = WanFlowConfig(shift=5.0, sigma_min=0.0, extra_one_step=True)

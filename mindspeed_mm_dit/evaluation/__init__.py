@@ -1,1 +1,0 @@
-"""How good images and videos are: scores against real ones, and pages that show them."""

@@ -1,0 +1,249 @@
+"""``mm-dit init``."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mindspeed_mm_dit.cli.request_flags import add_framework
+from mindspeed_mm_dit.configs.limits import check_between, check_path
+from mindspeed_mm_dit.errors import ConfigError, DataError
+from mindspeed_mm_dit.wings.advice.starter import DIFFUSIONS
+
+if TYPE_CHECKING:
+    from mindspeed_mm_dit.configs.images import DatasetParam
+    from mindspeed_mm_dit.data.rows import Rows
+    from mindspeed_mm_dit.wings.advice.starter import ImageFacts, Machine, Starter
+
+DESCRIPTION = """\
+Look at your images and write a config folder that trains on them: model.json, data.json, fsdp2.yaml and train.args,
+with the reason for each choice beside it. Nothing is downloaded, and the images stay as they are.
+
+  mm-dit init my_images --output my_config
+  mm-dit init my_images --output my_config --vae weights/sd-vae-ft-ema
+
+IMAGES is one of:
+  a folder with one folder per class
+  a folder with labels.csv (image_path,label), or such a csv itself
+  a folder of Parquet or webdataset shards
+  a folder of images of one kind
+Without --vae the model learns small images, 32 pixels on a CPU; with --vae it learns latents of images of 256 pixels.
+The network, the batch size and the length of training follow from the number of images and from this machine."""
+
+EXPECT_ON_A_CPU = """\
+what to expect:        of 4 classes of 60 photographs 97 % of the samples were read as asked by shape alone after
+                       2,000 steps (9 minutes of one core), real photographs 94 %; after 600 steps 83 %"""
+"""From benchmarks/results/2026-11-23-time_to_quality.md."""
+EXPECT_LESS = """\
+                       Expect less here: {}. Shapes come late; what helps is more of them, or an accelerator"""
+ENOUGH_STEPS, ENOUGH_IMAGES = 2_000, 60
+SUPPOSED_GIB = 32.0
+"""Memory that an accelerator is assumed to have if it cannot be queried."""
+NAMES_IN_COMMAND = 4
+CURE_OF_EMPTY = "name a folder that has images: one folder of them for each class, or an index with image_path,label"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of the command."""
+    parser.add_argument("images", metavar="IMAGES", help="folder of the images, or a csv in it")
+    parser.add_argument("--output", required=True, metavar="DIR", help="config folder to write")
+    parser.add_argument("--vae", metavar="DIR", help="diffusers folder of an AutoencoderKL, e.g. sd-vae-ft-ema")
+    parser.add_argument(
+        "--image-size", type=int, metavar="N", help="pixels (default: chosen by images, --vae and machine)"
+    )
+    parser.add_argument(
+        "--diffusion",
+        choices=tuple(DIFFUSIONS),
+        default="flow_matching",
+        help="objective (default flow_matching); gaussian_diffusion with --vae also suits diffusers' DiTPipeline",
+    )
+    parser.add_argument(
+        "--device-memory-gib", type=float, metavar="M", help="memory to plan for (default: what is found)"
+    )
+    add_framework(parser)
+    parser.add_argument("--overwrite", action="store_true", help="replace config files that are in --output already")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read the images, choose settings, write the files and print the commands to run next."""
+    from mindspeed_mm_dit.training.classes import say_classes, say_copies_among, say_notes
+    from mindspeed_mm_dit.wings.advice.starter import choose
+    from mindspeed_mm_dit.wings.advice.starter_files import files_of
+
+    _check_flags(args)
+    ae = _autoencoder(args.vae)
+    param, index, reason = _look(args)
+    _check_output(args, param.data_folder)
+    say_classes(index, index.subset(index.labels[:0]), len(index.classes))
+    say_notes(index)
+    say_copies_among(index)
+    machine = _machine(args)
+    starter = choose(_pictures(index, param), machine, ae, args.image_size, args.diffusion)
+    dataset = _dataset(param, index)
+    if args.vae and not machine.accelerators:
+        dataset["latents"] = _latents(args)
+    classes = f"{len(index.classes):,} {'class' if len(index.classes) == 1 else 'classes'}"
+    found = f"{len(index):,} images in {classes} of {param.data_folder}: {reason}"
+    name = Path(os.path.abspath(args.output)).name
+    for file, text in files_of(starter, dataset, found, f"outputs/{name}").items():
+        Path(args.output, file).write_text(text, encoding="utf-8")
+    _print_choices(starter, reason)
+    _print_commands(args, starter, machine, index, name)
+    return 0
+
+
+def _check_flags(args: argparse.Namespace) -> None:
+    check_path("IMAGES", args.images)
+    if args.image_size is not None:
+        check_between("--image-size", args.image_size, 2, 4096)
+    if args.device_memory_gib is not None:
+        check_between("--device-memory-gib", args.device_memory_gib, 1e-3, 1e9)
+
+
+def _check_output(args: argparse.Namespace, data_folder: str) -> None:
+    from mindspeed_mm_dit.configs.outputs import check_output_folder
+
+    output = Path(os.path.realpath(args.output))
+    if output.is_relative_to(os.path.realpath(data_folder)):
+        raise ConfigError(f"--output = {args.output}", "lies among the images", "name a folder elsewhere")
+    check_output_folder("--output", args.output)
+    there = [name for name in ("model.json", "data.json", "fsdp2.yaml", "train.args") if (output / name).exists()]
+    if there and not args.overwrite:
+        raise ConfigError(
+            f"--output = {args.output}", f"holds {', '.join(there)} already", "name a new folder, or add --overwrite"
+        )
+
+
+def _autoencoder(folder: str | None) -> dict[str, Any] | None:
+    """Return the ae section, with all sizes, of an autoencoder whose files are there; None without --vae."""
+    if folder is None:
+        return None
+    from mindspeed_mm_dit.configs.model import autoencoder_in
+
+    config = autoencoder_in(folder, "--vae")
+    if 2 not in config.pixel_axes:
+        raise ConfigError(f"--vae = {folder}", f"its {config.diffusers_class} encodes videos, not images",
+                          "name an autoencoder of images")  # fmt: skip
+    section = {name: getattr(config, name) for name in ("model_id", "from_pretrained", *config.looked_up)}
+    return {name: value for name, value in section.items() if value}  # (a shift of 0 can be left out)
+
+
+def _look(args: argparse.Namespace) -> tuple[DatasetParam, Rows, str]:
+    """Return the settings of the images, the images that can be used, and how their layout was recognized."""
+    from mindspeed_mm_dit.configs.images import DatasetParam
+    from mindspeed_mm_dit.data.rows import Wanted
+    from mindspeed_mm_dit.data.sources import source_of
+    from mindspeed_mm_dit.wings.advice.folder_classes import classes_of_folder
+
+    layout = classes_of_folder(args.images)
+    size = args.image_size or 32
+    param = DatasetParam(layout.data_folder, size, layout.index, layout.single_class, skip_bad_images=True,
+                         dataset_type=layout.dataset_type, split=layout.split)  # fmt: skip
+    try:
+        return param, source_of(param).open(param, Wanted(param.items)), layout.reason
+    except DataError as error:
+        if error.what.startswith("dataset_param.data_folder"):  # names a setting in a file that is not written yet
+            raise DataError(f"IMAGES = {args.images}", error.reason, CURE_OF_EMPTY) from None
+        raise
+
+
+def _pictures(index: Rows, param: DatasetParam) -> ImageFacts:
+    from mindspeed_mm_dit.wings.advice.overview import sizes_of
+    from mindspeed_mm_dit.wings.advice.starter import ImageFacts
+
+    sizes = sizes_of(index, param.sample_size)
+    return ImageFacts(len(index), len(index.classes), sizes.median, sizes.num_grey == len(sizes.shorter))
+
+
+def _machine(args: argparse.Namespace) -> Machine:
+    """Return the accelerators and memory that pretrain.sh will find here, as the framework reports them."""
+    from mindspeed_mm_dit.framework import activate
+    from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
+    from mindspeed_mm_dit.wings.advice.starter import Machine
+
+    activate(args.ai_framework)
+    from mindspeed_mm_dit.framework import runtime
+
+    accelerators = importlib.import_module(f"mindspeed_mm_dit.training.{args.ai_framework}.launch").count_accelerators()
+    found = runtime.device_memory_bytes() if accelerators else host_memory_bytes()
+    name = runtime.device_name() if accelerators else "this machine"
+    num_bytes = float(found or 0)
+    if args.device_memory_gib or not found:
+        num_bytes = (args.device_memory_gib or SUPPOSED_GIB) * 2**30
+        name += " (as --device-memory-gib says)" if args.device_memory_gib else " (supposed: --device-memory-gib)"
+    return Machine(name, num_bytes, accelerators, len(os.sched_getaffinity(0)), bool(runtime.WAYS_TO_BF16))
+
+
+def _dataset(param: DatasetParam, index: Rows) -> dict[str, Any]:
+    """Return the part of dataset_param that names the images."""
+    told = dataclasses.asdict(dataclasses.replace(param, skip_bad_images=index.skipped > 0))
+    usual = {field.name: field.default for field in dataclasses.fields(param)}
+    names = ("dataset_type", "data_folder", "index", "single_class", "split", "skip_bad_images")
+    return {name: told[name] for name in names if told[name] != usual[name]}
+
+
+def _print_choices(starter: Starter, reason: str) -> None:
+    from mindspeed_mm_dit.wings.advice.starter_files import shown
+
+    sys.stdout.flush()
+    print(f"  {'classes':<20} {'':<22} {reason}")
+    for name, choice in {**starter.design, **starter.flags}.items():
+        value = "" if choice.value is None else shown(choice.value)
+        print(f"  {name:<20} {value:<22} {choice.reason}".rstrip())
+
+
+def _latents(args: argparse.Namespace) -> str:
+    """Return the folder of the encoded images; a CPU would take longer to encode an image than to learn from it."""
+    return f"{args.output}/latents"
+
+
+def _print_commands(args: argparse.Namespace, starter: Starter, machine: Machine, index: Rows, name: str) -> None:
+    output, framework = shlex.quote(args.output), "" if args.ai_framework == "pytorch" else "AI_FRAMEWORK=mindspore "
+    classes = ",".join(index.classes[:NAMES_IN_COMMAND]) if all("," not in name for name in index.classes) else "0"
+    sampler, scale = starter.flags["--report-sampler"].value, starter.flags["--report-cfg-scale"].value
+    mm_dit = _mm_dit()
+    print(f"\n{args.output}: model.json, data.json, fsdp2.yaml, train.args; {starter.flop / 1e12:,.4g} TFLOP to train")
+    if not machine.accelerators and not args.vae:
+        _print_expectation(starter.flags["--train-iters"].value, len(index) // len(index.classes))
+    print(f"see what it will see:  {mm_dit} data {output} --output sheet.png")
+    train = f"{framework}{mm_dit} train {output}"
+    if args.vae and machine.accelerators:
+        print(f"encode once:           {_encode(args)}")
+        print(f'                       (optional, faster: then add "latents": "{_latents(args)}" to dataset_param)')
+    if args.vae and not machine.accelerators:
+        print(f"encode once and train: {_encode(args)} && \\\n                           {train}")
+    else:
+        print(f"train:                 {train}")
+    print(
+        f"draw samples:          {mm_dit} sample --checkpoint {shlex.quote(f'outputs/{name}/checkpoints')} "
+        f"--classes {shlex.quote(classes)} \\\n"
+        f"                           --sampler {sampler} --steps 25 --cfg-scale {scale} --output samples.png"
+    )
+
+
+def _print_expectation(steps: int, images: int) -> None:
+    """Print what to expect on a CPU from this number of steps and of ``images`` per class."""
+    print(EXPECT_ON_A_CPU)
+    few = [f"{steps:,} steps (--train-iters)"] if steps < ENOUGH_STEPS else []
+    few += [f"{images:,} images a class"] if images < ENOUGH_IMAGES else []
+    if few:
+        print(EXPECT_LESS.format(" and ".join(few)))
+
+
+def _encode(args: argparse.Namespace) -> str:
+    """Return the command that encodes the images; it does nothing if they are encoded already."""
+    words = ["cache-latents", "--model", f"{args.output}/model.json", "--data", f"{args.output}/data.json"]
+    framework = [] if args.ai_framework == "pytorch" else ["--ai-framework", args.ai_framework]
+    return f"{_mm_dit()} {shlex.join([*words, '--output', _latents(args), *framework])}"
+
+
+def _mm_dit() -> str:
+    """Return how this shell calls mm-dit: by name if it is on the path, otherwise through this Python."""
+    return "mm-dit" if shutil.which("mm-dit") else f"{shlex.quote(sys.executable)} -m mindspeed_mm_dit"

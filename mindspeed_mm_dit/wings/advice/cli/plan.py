@@ -1,0 +1,293 @@
+"""``mm-dit plan``."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mindspeed_mm_dit.configs.flag import rows_of
+from mindspeed_mm_dit.configs.flag_types import std
+from mindspeed_mm_dit.configs.limits import shown
+from mindspeed_mm_dit.configs.optimizer_flags import optimizer_settings
+from mindspeed_mm_dit.configs.run import RunConfig, rows
+from mindspeed_mm_dit.configs.tuning_flags import FineTuning, tuning_of
+from mindspeed_mm_dit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mindspeed_mm_dit.configs.model import ModelConfig
+    from mindspeed_mm_dit.planning.memory import Placement
+    from mindspeed_mm_dit.wings.advice.recommend import Recommendation, Request
+
+DESCRIPTION = """\
+Estimate what a run will need before you start it: parameters, arithmetic, memory by part, the largest micro-batch,
+bytes sent, and time, for PyTorch. The numbers come from formulas: no device and no framework is needed.
+
+  mm-dit plan --model examples/dit/imagenet256/model.json --world-size 8 --device-memory-gib 80
+  mm-dit plan --model model.json --world-size 64 --device-memory-gib 64 --link-gbps 200 --peak-tflops 376 \\
+      --write-fsdp2 fsdp2.yaml
+  mm-dit plan --model wan14b.json --world-size 8 --device-memory-gib 64 --lora-target-modules to_q to_k to_v to_out.0
+  mm-dit plan --write-native examples/dit/imagenet256 --world-size 8"""
+
+MOST = 10**9
+"""Upper limit of every quantity in a plan: devices, images, GiB, gigabits and TFLOP a second."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of the command."""
+    parser.add_argument("--model", metavar="JSON", help="model.json; needed for a plan")
+    parser.add_argument("--world-size", type=int, required=True, metavar="N", help="devices")
+    parser.add_argument("--device-memory-gib", type=float, metavar="M", help="GiB of each device; needed for a plan")
+    parser.add_argument("--global-batch-size", type=int, default=256, metavar="N", help="images per step (default 256)")
+    parser.add_argument(
+        "--micro-batch-size", type=int, metavar="N", help="images per micro-batch (default: the largest that fits)"
+    )
+    parser.add_argument("--node-size", type=int, default=8, metavar="N", help="devices per node (default 8)")
+    parser.add_argument(
+        "--context-parallel-size",
+        type=int,
+        default=1,
+        metavar="N",
+        help="ranks that share the tokens of a sample (default 1)",
+    )
+    parser.add_argument(
+        "--power-ema-stds",
+        type=std,
+        nargs="+",
+        default=(),
+        metavar="STD",
+        help="power-function EMAs kept beside the plain EMA",
+    )
+    optimizer = next(row for row in rows() if row.name == "optimizer")
+    for title, adds in (("optimizer", (optimizer, optimizer_settings)), ("fine-tuning", rows_of(FineTuning))):
+        group = parser.add_argument_group(title)
+        for add in adds:
+            add(group)
+    parser.add_argument("--data", metavar="JSON", help="data.json; the plan is for its most expensive bucket")
+    parser.add_argument("--latents", action="store_true", help="images come from a latent cache, not through the VAE")
+    parser.add_argument(
+        "--link-gbps", type=float, metavar="G", help="gigabits per second that a rank can send; adds times to the plan"
+    )
+    parser.add_argument("--node-link-gbps", type=float, metavar="G", help="the same inside a node (default: equal)")
+    parser.add_argument("--peak-tflops", type=float, default=989.0, help="bf16 peak of a device (default 989, an H100)")
+    parser.add_argument("--mfu", type=float, default=0.4, help="fraction of the peak that is reached (default 0.4)")
+    parser.add_argument("--write-fsdp2", metavar="YAML", help="write the recommended fsdp2.yaml, with its reasons")
+    parser.add_argument(
+        "--write-native", metavar="DIR", help="instead of a plan, print the yaml that makes MindSpeed-MM's native "
+        "FSDP2 engine run the model.json, data.json, fsdp2.yaml and train.args of a folder",
+    )  # fmt: skip
+    parser.add_argument("--overwrite", action="store_true", help="let --write-fsdp2 replace a file")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the plan."""
+    from mindspeed_mm_dit.configs.model import load_model_config
+    from mindspeed_mm_dit.configs.tuning import tuned
+    from mindspeed_mm_dit.optimizers.registry import check_flags
+    from mindspeed_mm_dit.wings.advice.recommend import GIB, Request, fsdp2_yaml, recommend
+
+    check_arguments(args)
+    run = RunConfig.of(vars(args))
+    check_flags(run.optimizer, run.parts)
+    if args.write_native:
+        return write_native(args)
+    model = tuned(load_model_config(args.model), tuning_of(run))
+    if args.data:
+        model = dearest_of_data(model, args.data)
+    request = Request(
+        world_size=args.world_size,
+        device_bytes=args.device_memory_gib * GIB,
+        images_per_rank=max(1, args.global_batch_size * args.context_parallel_size // args.world_size),
+        micro_batch_size=args.micro_batch_size,
+        node_size=args.node_size,
+        online_vae=not args.latents,
+        sequence_ranks=args.context_parallel_size,
+        averages=1 + len(args.power_ema_stds),
+        optimizer=run.chosen_optimizer(),
+    )
+    check_sequence_ranks(model, request)
+    check_batch(request)
+    chosen = recommend(model, request)
+    if request.global_batch_size != args.global_batch_size:
+        print(
+            f"note: {args.global_batch_size} images cannot be shared equally by {args.world_size} ranks, and training "
+            f"refuses them. This plan is for --global-batch-size {request.global_batch_size}, "
+            f"{request.images_per_rank} a rank.\n"
+        )
+    print_model(model)
+    print_memory(model, request, chosen)
+    print_fits(model, request)
+    print_traffic(model, request, chosen, args)
+    if args.write_fsdp2:
+        header = (
+            f"Written by mm-dit plan for {args.model} on {args.world_size} devices of {args.device_memory_gib:g} GiB:\n"
+            f"--micro-batch-size {chosen.micro_batch_size} --global-batch-size {request.global_batch_size} "
+            "--use-torch-fsdp2 --bf16"
+        )
+        Path(args.write_fsdp2).write_text(fsdp2_yaml(model, chosen, header), encoding="utf-8")
+        print(f"\n{args.write_fsdp2}: written")
+    return 0
+
+
+def write_native(args: argparse.Namespace) -> int:
+    """Print the native engine's yaml for a config folder."""
+    from mindspeed_mm_dit.hosts.choose import named
+
+    write = named("mindspeed-mm-native").config_of
+    assert write is not None, "the native engine reads a yaml"
+    print(write(args.write_native, args.world_size), end="")
+    return 0
+
+
+def check_arguments(args: argparse.Namespace) -> None:
+    """Refuse flags that cannot be planned for, and files that cannot be written."""
+    from mindspeed_mm_dit.configs.outputs import check_output_file
+
+    for flag in () if args.write_native else ("model", "device_memory_gib"):
+        if getattr(args, flag) is None:
+            raise ConfigError(f"--{flag.replace('_', '-')}", "is required", "mm-dit plan --help explains every flag")
+    for flag in ("world_size", "context_parallel_size", "device_memory_gib", "global_batch_size", "micro_batch_size",
+                 "node_size", "link_gbps", "node_link_gbps", "mfu", "peak_tflops"):  # fmt: skip
+        value = getattr(args, flag)
+        if value is not None and not 0 < value <= MOST:
+            raise ConfigError(f"--{flag.replace('_', '-')} = {shown(value)}", f"must be positive, and at most {MOST:,}")
+    if args.mfu > 1:
+        raise ConfigError(f"--mfu = {args.mfu}", "is a fraction of the peak, at most 1", "write 0.4 for 40 %")
+    if args.node_link_gbps is not None and args.link_gbps is None:
+        raise ConfigError(f"--node-link-gbps = {args.node_link_gbps:g}", "has no effect without --link-gbps",
+                          "give --link-gbps, the rate to other nodes, too")  # fmt: skip
+    if args.write_fsdp2:
+        check_output_file("--write-fsdp2", args.write_fsdp2)
+        if Path(args.write_fsdp2).exists() and not args.overwrite:
+            raise ConfigError(
+                f"--write-fsdp2 = {args.write_fsdp2}", "exists", "choose another name, or add --overwrite"
+            )
+
+
+def dearest_of_data(model: ModelConfig, path: str) -> ModelConfig:
+    """Return ``model`` for the most expensive of the shapes in a data.json."""
+    from mindspeed_mm_dit.configs.data import load_data_config
+    from mindspeed_mm_dit.models.data import check_sizes, dearest
+
+    param = load_data_config(path, "--data").dataset_param
+    check_sizes(model, param)
+    found = dearest(model, param)
+    if param.buckets is not None:
+        print(f"planned for      {' x '.join(map(str, found.sample_size))}, the dearest of {len(param.sizes)} buckets")
+    return found
+
+
+def check_sequence_ranks(model: ModelConfig, request: Request) -> None:
+    """Refuse a number of ranks that cannot share a sample."""
+    ranks = request.sequence_ranks
+    if request.world_size % ranks:
+        raise ConfigError(
+            f"--context-parallel-size = {ranks}", f"does not divide --world-size {request.world_size}", "use a divisor"
+        )
+    model.predictor.check_context_parallel(ranks)
+
+
+def check_batch(request: Request) -> None:
+    """Refuse a micro-batch that does not divide the images of a rank."""
+    if request.images_per_rank % (request.micro_batch_size or 1):
+        raise ConfigError(
+            f"--micro-batch-size = {request.micro_batch_size}",
+            f"does not divide the {request.images_per_rank} images of a step that each of {request.world_size} ranks "
+            f"has of --global-batch-size {request.global_batch_size}",
+            "use a divisor of them, or change --global-batch-size",
+        )
+
+
+def print_model(model: ModelConfig) -> None:
+    """Print parameters and arithmetic."""
+    from mindspeed_mm_dit.configs.predictor import count
+    from mindspeed_mm_dit.planning.arithmetic import train_flop
+
+    parameters, each = model.parameters(), "a clip" if _learns_videos(model) else "an image"
+    in_block = count(parameters.block.values())
+    print(f"parameters       {parameters.num_elements():,} ({in_block:,} in each of {parameters.num_blocks} blocks)")
+    if (trained := parameters.num_elements(trained_only=True)) < parameters.num_elements():
+        print(f"trained          {trained:,} of them")
+    print(f"forward          {model.predictor.multiply_adds() / 1e9:,.2f} G multiply-adds {each}")
+    print(f"train step       {train_flop(model.predictor) / 1e12:,.3f} TFLOP {each}")
+
+
+def print_memory(model: ModelConfig, request: Request, chosen: Recommendation) -> None:
+    """Print the memory of the recommended placement, part by part."""
+    from mindspeed_mm_dit.planning.memory import memory
+    from mindspeed_mm_dit.wings.advice.recommend import GIB
+
+    micro, placement = chosen.micro_batch_size, chosen.placement
+    recompute = "on" if placement.recompute else "off"
+    plan = memory(model, placement, request.online_vae)
+    print(
+        f"\nrecommended      {placement.world_size} rank(s), weights shared by {placement.shard_ranks}, "
+        f"micro-batch {micro} x {request.images_per_rank // micro} a step, recompute {recompute}, bf16"
+    )
+    if (ranks := placement.sequence_ranks) > 1:
+        print(f"                 {ranks} ranks share a sample; what they exchange for it is not counted below")
+    if _learns_videos(model) and request.online_vae:
+        print("                 from features; from files autoencoder and text encoder come on top")
+    units = "clips" if _learns_videos(model) else "images"
+    for name in ("weights", "gradients", "optimizer", "ema", "gathered", *([] if _learns_videos(model) else ["vae"])):
+        print(f"  {name:<14} {getattr(plan, name) / GIB:8.2f} GiB")
+    print(f"  {'activations':<14} {micro * plan.activations_per_image / GIB:8.2f} GiB of {micro} {units}")
+    print(f"  {'workspace':<14} {micro * plan.workspace_per_image / GIB:8.2f} GiB (estimate)")
+    print(f"  {'total':<14} {plan.total(micro) / GIB:8.2f} of {request.device_bytes / GIB:g} GiB")
+
+
+def print_fits(model: ModelConfig, request: Request) -> None:
+    """Print the largest micro-batch of every kind of sharding, with and without recompute."""
+    from mindspeed_mm_dit.wings.advice.recommend import fitting
+
+    print(f"\n{'largest micro-batch':<24} {'kept':>8} {'recompute':>10}")
+    for name, placement in kinds(request).items():
+        largest = [fitting(model, dataclasses.replace(placement, recompute=again), request) for again in (False, True)]
+        print(f"  {name:<22} {largest[0]:>8} {largest[1]:>10}")
+
+
+def print_traffic(model: ModelConfig, request: Request, chosen: Recommendation, args: argparse.Namespace) -> None:
+    """Print bytes sent and, with --link-gbps, times."""
+    from mindspeed_mm_dit.wings.advice.traffic import PAPER_BATCH, PAPER_STEPS, Links, step_time, traffic
+
+    rounds = request.images_per_rank // chosen.micro_batch_size
+    print(f"\n{'sent a step and rank':<24} {'in shards':>12} {'between copies':>15}", end="")
+    print(f" {'step, overlapped':>17} {'in turn':>9} {'paper run':>11}" if args.link_gbps else "")
+    for name, placement in kinds(request).items():
+        placement = dataclasses.replace(placement, recompute=chosen.placement.recompute)
+        sent = traffic(model, placement, rounds)
+        print(f"  {name:<22} {sent.within_shards / 1e9:9.3f} GB {sent.between_replicas / 1e9:12.3f} GB", end="")
+        if args.link_gbps:
+            links = Links(args.link_gbps, args.node_link_gbps or args.link_gbps, request.node_size)
+            images = chosen.micro_batch_size * rounds
+            compute = step_time(model, placement, images, args.peak_tflops * 1e12 * args.mfu)
+            travel = links.seconds(placement, sent)
+            days = PAPER_STEPS * PAPER_BATCH / request.global_batch_size * max(compute, travel) / 86400
+            print(f" {max(compute, travel) * 1e3:14.1f} ms {(compute + travel) * 1e3:6.1f} ms {days:6.2f} days", end="")
+        print()
+    if args.link_gbps:
+        print(
+            f"  overlapped: the longer of arithmetic and sending; in turn: their sum. Paper run:\n"
+            f"  {PAPER_STEPS:,} steps of {PAPER_BATCH} images, overlapped. Arithmetic at {args.mfu:.0%} of "
+            f"{args.peak_tflops:g} TFLOP/s."
+        )
+
+
+def kinds(request: Request) -> dict[str, Placement]:
+    """Return the placements to compare: a whole copy on every rank, one copy for all, one copy for each node."""
+    from mindspeed_mm_dit.configs.precision import AUTOCAST
+    from mindspeed_mm_dit.planning.memory import Placement
+
+    W = request.world_size
+    found = {"replicated": Placement(W, 1, AUTOCAST)}
+    if W > 1:
+        found[f"sharded over {W}"] = Placement(W, W)
+    if request.node_size < W and W % request.node_size == 0:
+        found[f"hybrid, {request.node_size} a copy"] = Placement(W, request.node_size)
+    same: dict[str, Any] = {name: getattr(request, name) for name in ("sequence_ranks", "averages", "optimizer")}
+    return {name: dataclasses.replace(placement, **same) for name, placement in found.items()}
+
+
+def _learns_videos(model: ModelConfig) -> bool:
+    return len(model.latent_shape) == 4

@@ -1,0 +1,398 @@
+"""Chooses the settings of a first run on a user's images, each with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mapping
+from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32, SHARDED_BF16, Precision
+from mindspeed_mm_dit.configs.presets import PRESETS
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.planning.arithmetic import train_flop
+from mindspeed_mm_dit.planning.memory import memory
+from mindspeed_mm_dit.wings.advice.recommend import GIB, Recommendation, Request, recommend
+
+CPU_MINUTES = 20
+"""A first run without an accelerator takes at most about this long."""
+CORE_FLOP_PER_SECOND = 2e10
+"""FLOP/s of a core in such a run; two cores train the embedded digits at 2.5e10 each."""
+SMALL = {"DiT-S": (12, 384, 6), "6 blocks of width 256": (6, 256, 4), "4 blocks of width 128": (4, 128, 4)}
+"""Networks for a CPU, largest first: (num_layers, hidden_size, num_heads)."""
+BLOCKS = {"qk_norm": True, "rms_norm": True, "swiglu": True, "rope": True}
+"""Options of LightningDiT (Yao & Wang 2025), with which a small network tolerates a high learning rate."""
+IMAGES_OF_SIZE = {"DiT-XL": 500_000, "DiT-L": 100_000, "DiT-B": 20_000, "DiT-S": 0}
+"""Number of images from which a published size is worth its cost: XL was made for 1.28 million, S memorises 400."""
+PIXELS, CPU_PIXELS = 64, 32
+"""Largest images without an autoencoder, on an accelerator and on a CPU."""
+TOKENS, CPU_TOKENS = 256, 64
+"""Most tokens of an image, on an accelerator and on a CPU; the published models at 256 pixels have 256."""
+SEEN_AT, SEEN_GROWTH = (400, 640_000), 0.63
+"""Samples in a whole run, a power of the number of images: 400 images are seen 1,600 times each; 1.28 million are seen
+80 times each, as in the paper's first 400,000 steps."""
+CPU_STEPS, FEWEST_STEPS = (2_000, 4_000), 500
+"""Steps of a run on a CPU, if there is time for them, and the fewest that are worth it."""
+FEWEST_TO_HOLD_OUT, MOST_HELD_OUT = 50, 2_000
+
+
+@dataclass(frozen=True)
+class StarterObjective:
+    """An objective that can be chosen."""
+
+    section: Mapping[str, str]
+    """Section diffusion of model.json."""
+    learn_sigma: bool
+    sampler: str
+    """Sampler of the report, in 25 steps."""
+    reason: str
+
+
+DIFFUSIONS = {
+    "flow_matching": StarterObjective(
+        {"path": "linear", "prediction_type": "velocity", "timestep_sampling": "logit_normal"},
+        learn_sigma=False,
+        sampler="heun",
+        reason="it samples well in 25 steps; straight paths, times about the middle (SiT)",
+    ),
+    "gaussian_diffusion": StarterObjective(
+        {}, learn_sigma=True, sampler="dpm++", reason="as the published DiT; diffusers' DiTPipeline can sample it"
+    ),
+}
+"""Objectives by model_id; the first is the default."""
+
+
+@dataclass(frozen=True)
+class ImageFacts:
+    """Facts about the images to learn from."""
+
+    count: int
+    """Number of images."""
+    num_classes: int
+    """Number of classes; labels are 0 ... num_classes - 1."""
+    median_side: int
+    """Median of their shorter sides, in pixels."""
+    all_grey: bool
+    """Whether all of them are grey."""
+
+    @property
+    def valid_fraction(self) -> float:
+        """Fraction to hold out: a tenth; less of very many images, none of very few."""
+        return 0.0 if self.count < FEWEST_TO_HOLD_OUT else min(0.1, float(f"{MOST_HELD_OUT / self.count:.1g}"))
+
+    @property
+    def held_out(self) -> int:
+        """Number of images to hold out."""
+        return round(self.count * self.valid_fraction)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The machine to train on."""
+
+    name: str
+    """Its name in reasons."""
+    num_bytes: float
+    """Memory of an accelerator or, without one, of the machine."""
+    accelerators: int
+    """Number of accelerators; 0: train on the CPU."""
+    cores: int
+    """Cores of the CPU."""
+    has_bf16: bool
+    """Whether a step may compute in bfloat16."""
+
+    @property
+    def ranks(self) -> int:
+        """Number of processes that pretrain.sh starts."""
+        return max(1, self.accelerators)
+
+    @property
+    def precision(self) -> Precision:
+        """Precision of a step: bfloat16 on accelerators that support it."""
+        if not self.accelerators or not self.has_bf16:
+            return FLOAT32
+        return AUTOCAST if self.accelerators == 1 else SHARDED_BF16
+
+    @property
+    def flop(self) -> float:
+        """FLOP that the CPU computes in CPU_MINUTES."""
+        return CPU_MINUTES * 60 * self.cores * CORE_FLOP_PER_SECOND
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The value of a setting, and the reason for it."""
+
+    value: Any
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Starter:
+    """All settings of a first run."""
+
+    model_json: dict[str, Any]
+    """model.json without its note."""
+    model: ModelConfig
+    """The same, parsed."""
+    sharding: Recommendation
+    """Its placement on the devices."""
+    design: dict[str, Choice]
+    """Choices in the JSON files."""
+    flags: dict[str, Choice]
+    """Flags of train.args in order; the value None is for a flag that takes no value."""
+
+    @property
+    def flop(self) -> float:
+        """FLOP of the whole run."""
+        samples = self.flags["--train-iters"].value * self.flags["--global-batch-size"].value
+        return float(samples * train_flop(self.model.predictor))
+
+
+def choose(
+    images: ImageFacts,
+    machine: Machine,
+    ae: Mapping[str, Any] | None = None,
+    image_size: int | None = None,
+    diffusion: str = "flow_matching",
+) -> Starter:
+    """Choose all settings of a first run.
+
+    ``ae``: section ae of model.json with all its sizes; None: train on pixels. ``diffusion``: one of DIFFUSIONS.
+
+    Raises:
+        ConfigError: ``image_size`` cannot be cut into patches, or nothing fits into the memory.
+    """
+    size = _image_size(images, machine, ae, image_size)
+    *larger, smallest = _networks(images, machine)
+    for name in larger:
+        try:
+            starter = _with_network(name, size, images, machine, ae, diffusion)
+        except ConfigError:  # it does not fit
+            continue
+        if machine.accelerators or starter.flop <= machine.flop:
+            return starter
+    starter = _with_network(smallest, size, images, machine, ae, diffusion)
+    if machine.accelerators or starter.flop <= machine.flop:
+        return starter
+    return _with_network(smallest, size, images, machine, ae, diffusion, part=machine.flop / starter.flop)
+
+
+def _networks(images: ImageFacts, machine: Machine) -> list[str]:
+    """Return the networks to try, largest first."""
+    if not machine.accelerators:
+        return list(SMALL)
+    return [name for name, count in IMAGES_OF_SIZE.items() if images.count >= count]
+
+
+def _with_network(
+    name: str,
+    size: Choice,
+    images: ImageFacts,
+    machine: Machine,
+    ae: Mapping[str, Any] | None,
+    diffusion: str,
+    part: float = 1.0,
+) -> Starter:
+    """Choose all other settings for the network ``name``; ``part``: fraction of the usual steps to train for."""
+    patch = _patch_size(size.value, machine, ae)
+    model_json = _model_json(name, size.value, patch.value, images, ae, diffusion)
+    if _has_blocks(machine, diffusion):
+        model_json["predictor"] |= BLOCKS
+    model = model_config_from_mapping(model_json, "model.json")
+    batch = _batch(images, machine)
+    steps = _steps(images, machine, batch.value, part)
+    request = Request(machine.ranks, machine.num_bytes, batch.value // machine.ranks, online_vae=ae is not None,
+                      precision=machine.precision)  # fmt: skip
+    sharding = recommend(model, request)
+    design = {
+        "ae": _way(ae),
+        "image_size": size,
+        "patch_size": patch,
+        "network": _network(name, images, machine, diffusion),
+        "diffusion": Choice(diffusion, DIFFUSIONS[diffusion].reason),
+        "class_dropout_prob": _dropout(images),
+        "random_flip": _flip(images),
+        "valid_fraction": Choice(
+            images.valid_fraction,
+            f"{images.held_out:,} images to validate on, the same fraction of each class"
+            if images.held_out
+            else f"nothing is held out of fewer than {FEWEST_TO_HOLD_OUT} images",
+        ),
+    }
+    flags = {
+        "--train-iters": steps,
+        "--global-batch-size": batch,
+        "--micro-batch-size": _micro_batch(model, machine, sharding, ae is not None),
+        **_learning(model, machine, steps.value),
+        **_looking(images, steps.value, batch.value, DIFFUSIONS[diffusion].sampler),
+        **_precision_and_sharding(machine, sharding),
+    }
+    return Starter(model_json, model, sharding, design, flags)
+
+
+def _way(ae: Mapping[str, Any] | None) -> Choice:
+    if ae is None:
+        return Choice("pixel", "no --vae is named, so the images themselves are learned, at a small size")
+    return Choice(ae["model_id"], f"its latents are {ae['downsample_factor']} times smaller in height and width")
+
+
+def _image_size(images: ImageFacts, machine: Machine, ae: Mapping[str, Any] | None, wanted: int | None) -> Choice:
+    side = f"the middle image's shorter side has {images.median_side} pixels"
+    if wanted is not None:
+        return Choice(wanted, f"as --image-size says; {side}")
+    if ae is not None:
+        if not machine.accelerators:
+            return Choice(128, f"256 costs a CPU four times as much (--image-size 256); {side}")
+        return Choice(256 if images.median_side >= 192 else 128, f"the published models have 256; {side}")
+    most = PIXELS if machine.accelerators else CPU_PIXELS
+    if images.median_side < most:
+        return Choice(max(8, images.median_side // 4 * 4), side)
+    return Choice(
+        most, f"what {'an accelerator' if machine.accelerators else 'a CPU'} learns soon without --vae; {side}"
+    )
+
+
+def _patch_size(image_size: int, machine: Machine, ae: Mapping[str, Any] | None) -> Choice:
+    factor, most = ae["downsample_factor"] if ae else 1, TOKENS if machine.accelerators else CPU_TOKENS
+    fitting = [patch for patch in (2, 4, 8) if image_size % (factor * patch) == 0]
+    if not fitting:
+        raise ConfigError(
+            f"--image-size = {image_size}",
+            f"is no multiple of {2 * factor}, so it cannot be cut into patches",
+            f"use {max(1, round(image_size / (2 * factor))) * 2 * factor}",
+        )
+    tokens = {patch: (image_size // factor // patch) ** 2 for patch in fitting}
+    patch = next((patch for patch in fitting if tokens[patch] <= most), fitting[-1])
+    return Choice(patch, f"{tokens[patch]} tokens an image; smaller patches show more detail and cost much more")
+
+
+def _model_json(
+    name: str, image_size: int, patch: int, images: ImageFacts, ae: Mapping[str, Any] | None, diffusion: str
+) -> dict[str, Any]:
+    section: dict[str, Any] = {"model_id": "pixel", "channels": 1 if images.all_grey else 3} if ae is None else dict(ae)
+    preset = f"{name}/{patch}"
+    if preset in PRESETS:
+        sizes: dict[str, Any] = {"preset": preset}
+    else:
+        sizes = {"patch_size": patch, **dict(zip(("num_layers", "hidden_size", "num_heads"), SMALL[name]))}
+    return {
+        "ae": section,
+        "diffusion": {"model_id": diffusion, **DIFFUSIONS[diffusion].section},
+        "predictor": {
+            "model_id": "dit",
+            "input_size": image_size // section.get("downsample_factor", 1),
+            "in_channels": section["channels"] if ae is None else section["latent_channels"],
+            **sizes,
+            "num_classes": images.num_classes,
+            "class_dropout_prob": _dropout(images).value,
+            "learn_sigma": DIFFUSIONS[diffusion].learn_sigma,
+        },
+    }
+
+
+def _has_blocks(machine: Machine, diffusion: str) -> bool:
+    """Return whether to use BLOCKS: not on accelerators, which start from published sizes, nor for diffusers' DiT."""
+    return not machine.accelerators and diffusion == "flow_matching"
+
+
+def _network(name: str, images: ImageFacts, machine: Machine, diffusion: str) -> Choice:
+    if machine.accelerators:
+        return Choice(name, f"the published size for {images.count:,} images that fits {machine.name}")
+    blocks = ", with LightningDiT's blocks" if _has_blocks(machine, diffusion) else ""
+    return Choice(
+        name, f"the largest that {machine.cores} core(s) train in about {CPU_MINUTES} minutes (estimate){blocks}"
+    )
+
+
+def _dropout(images: ImageFacts) -> Choice:
+    if images.num_classes == 1:
+        return Choice(0.0, "one class: there is nothing to guide towards")
+    return Choice(0.1, "labels left out, as published, so that samples can be guided")
+
+
+def _flip(images: ImageFacts) -> Choice:
+    if images.all_grey:
+        return Choice(False, "grey images are often letters, digits or scans, which mirroring spoils")
+    return Choice(True, "twice the images; set it to false where left and right matter (letters, signs)")
+
+
+def _batch(images: ImageFacts, machine: Machine) -> Choice:
+    wanted = 256 if images.count >= 50_000 else 64 if images.count >= 5_000 else 32
+    training = images.count - images.held_out
+    batch = min(wanted, training) // machine.ranks * machine.ranks
+    if not batch:
+        raise ConfigError("IMAGES", f"has {training} to train on, fewer than the {machine.ranks} devices", "add images")
+    if batch < wanted:
+        return Choice(batch, f"there are {training} images to train on, and {machine.ranks} rank(s)")
+    return Choice(batch, "as published" if wanted == 256 else "few images: rather more steps than larger ones")
+
+
+def _steps(images: ImageFacts, machine: Machine, batch: int, part: float) -> Choice:
+    if machine.accelerators:
+        seen = SEEN_AT[1] * (max(images.count, 100) / SEEN_AT[0]) ** SEEN_GROWTH
+        wanted = seen / batch
+    else:
+        fewest, most = CPU_STEPS
+        wanted = min(most, max(fewest, 100 * images.count / batch))
+    if part < 1:
+        steps = max(FEWEST_STEPS, _two_digits(wanted * part))
+        return Choice(steps, f"what {machine.cores} core(s) compute in about {CPU_MINUTES} minutes")
+    steps = _two_digits(wanted)
+    times = max(1, round(steps * batch / images.count))
+    return Choice(steps, f"each of {images.count:,} images some {times:,} times")
+
+
+def _two_digits(number: float) -> int:
+    scale = 10 ** max(0, len(str(int(number))) - 2)
+    return max(1, int(number // scale * scale))
+
+
+def _micro_batch(model: ModelConfig, machine: Machine, sharding: Recommendation, online_vae: bool) -> Choice:
+    size = sharding.micro_batch_size
+    need = memory(model, sharding.placement, online_vae).total(size) / GIB
+    return Choice(size, f"by the plan {need:.1f} of the {machine.num_bytes / GIB:.0f} GiB of {machine.name}")
+
+
+def _learning(model: ModelConfig, machine: Machine, steps: int) -> dict[str, Choice]:
+    rate = {128: 3e-3, 256: 1e-3}.get(model.predictor.hidden_size, 5e-4)
+    decays = ((0.9999, 100_000), (0.999, 10_000), (0.99, 1_000), (0.98, 0))
+    decay = next(decay for decay, least in decays if steps >= least)
+    second = {} if machine.accelerators else {"--adam-beta2": Choice(0.95, "as LightningDiT; forgets sooner")}
+    return {
+        "--lr": Choice(1e-4, "as published")
+        if machine.accelerators
+        else Choice(rate, "a small network and a short run take more than the published 1e-4"),
+        **second,
+        "--lr-decay-style": Choice("constant", "as published; the run can be prolonged")
+        if machine.accelerators
+        else Choice("cosine", "down to 0 at the end"),
+        "--weight-decay": Choice(0, "as published"),
+        "--ema-decay": Choice(decay, f"samples are drawn from an average over some {1 / (1 - decay):,.0f} steps"),
+    }
+
+
+def _looking(images: ImageFacts, steps: int, batch: int, sampler: str) -> dict[str, Choice]:
+    """Return the flags for logging, validation, checkpoints and the report."""
+    flags = {"--log-interval": Choice(max(1, min(100, steps // 50)))}
+    if images.held_out:
+        flags["--eval-interval"] = Choice(max(1, steps // 10), "on the images held out")
+        flags["--eval-iters"] = Choice(min(8, max(1, images.held_out // batch)), "batches of them")
+    guidance = Choice(2, "of the samples") if images.num_classes > 1 else Choice(1, "none: there is one class")
+    return {
+        **flags,
+        "--save-interval": Choice(max(1, steps // 5)),
+        "--report": Choice(None, "samples.png and loss.png at the end"),
+        "--report-sampler": Choice(sampler),
+        "--report-steps": Choice(25),
+        "--report-cfg-scale": guidance,
+    }
+
+
+def _precision_and_sharding(machine: Machine, sharding: Recommendation) -> dict[str, Choice]:
+    flags = {}
+    if machine.precision.compute == "bf16":
+        flags["--bf16"] = Choice(None, "twice the rate or more; the weights stay float32")
+    if machine.precision.way == "fsdp2" or sharding.placement.recompute:
+        flags["--use-torch-fsdp2"] = Choice(None, "as fsdp2.yaml says")
+    return flags

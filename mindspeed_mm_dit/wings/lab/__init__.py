@@ -1,0 +1,17 @@
+"""Proofs, quantity by quantity: published values, framework against framework, layouts, and a step taken again."""
+
+from __future__ import annotations
+
+
+def join() -> None:
+    """Make the commands known."""
+    from mindspeed_mm_dit.cli.commands import Command
+    from mindspeed_mm_dit.registry import join
+
+    for name, summary in {
+        "parity": "check this implementation against a file of reference values",
+        "compare": "train and run a model on PyTorch and on MindSpore, and report every difference",
+        "prove": "check a training step against float64 in every layout: ranks, sharding, precision",
+        "replay": "recompute one step of a run, and find what in it was not finite",
+    }.items():
+        join("command", name, Command(summary, f"{__name__}.cli.{name}"))

@@ -1,0 +1,58 @@
+"""The record of MindSpeed-MM's native FSDP2 engine: when it is taken and what it needs. Imports nothing of it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from collections.abc import Sequence
+
+from mindspeed_mm_dit.hosts.contract import Host, HostKind, Recognised
+from mindspeed_mm_dit.wings.mindspeed_mm.installed import folders, is_installed
+from mindspeed_mm_dit.wings.mindspeed_mm.native.contract import KNOWN_TORCH, NAME, check_engine
+
+
+def recognised() -> Recognised:
+    """Take the engine if NON_MEGATRON is true, or if Megatron is missing and the engine accepts this PyTorch."""
+    if not has_engine():
+        return Recognised(False)
+    if os.environ.get("NON_MEGATRON") == "true":
+        return Recognised(True, f"--host auto takes {NAME}: NON_MEGATRON is true")
+    if not is_installed("megatron.training") and torch_version() in KNOWN_TORCH:
+        reason = "megatron.training cannot be found, which the old route needs"
+        return Recognised(True, f"--host auto takes {NAME}: {reason}")
+    return Recognised(False)
+
+
+def has_engine() -> bool:
+    """Return whether the folders of the engine exist; importing their parent would start the engine."""
+    return all(any((place / "fsdp").is_dir() for place in folders(name)) for name in ("mindspeed", "mindspeed_mm"))
+
+
+def torch_version() -> str:
+    """Return the version of the installed PyTorch, without the part after a plus sign; empty if there is none."""
+    try:
+        return importlib.metadata.version("torch").partition("+")[0]
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _attach(argv: Sequence[str]) -> Host:
+    from mindspeed_mm_dit.wings.mindspeed_mm.native.host import attach
+
+    return attach()
+
+
+def _config_of(folder: str, world_size: int) -> str:
+    from mindspeed_mm_dit.wings.mindspeed_mm.native.commandline import yaml_of_config
+
+    return yaml_of_config(folder, world_size)
+
+
+KIND = HostKind(
+    NAME,
+    _attach,
+    recognised,
+    lambda argv: check_engine(),
+    logs_steps="mindspeed_mm.fsdp.train.train_engine:TrainEngine.training_log",
+    config_of=_config_of,
+)

@@ -1,0 +1,16 @@
+"""To look at: loss curves, and a page in the browser that draws samples."""
+
+from __future__ import annotations
+
+
+def join() -> None:
+    """Make the commands known, and the picture of a report."""
+    from mindspeed_mm_dit.cli.commands import Command
+    from mindspeed_mm_dit.registry import join
+
+    for name, summary in {
+        "app": "generate images or videos on a page in your browser",
+        "plot": "draw the loss curves of one run or several in one picture",
+    }.items():
+        join("command", name, Command(summary, f"{__name__}.cli.{name}"))
+    join("picture of a report", "loss curve", f"{__name__}.curves:draw_loss_of_run")

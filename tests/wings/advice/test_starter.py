@@ -1,0 +1,209 @@
+"""What is chosen for a first run, by the images and by the machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.wings.advice.starter import ImageFacts, Machine, choose
+
+PETS = ImageFacts(count=400, num_classes=2, median_side=480, all_grey=False)
+IMAGENET = ImageFacts(count=1_281_167, num_classes=1000, median_side=375, all_grey=False)
+VAE = {
+    "model_id": "autoencoder_kl",
+    "from_pretrained": "vae",
+    "scaling_factor": 0.18215,
+    "latent_channels": 4,
+    "downsample_factor": 8,
+}
+
+
+def cpu(cores=2, gib=16):
+    return Machine("this machine", gib * 2**30, 0, cores, has_bf16=True)
+
+
+def gpus(number=1, gib=24, has_bf16=True):
+    return Machine("a device", gib * 2**30, number, 16, has_bf16)
+
+
+def sizes(starter):
+    predictor = starter.model.predictor
+    return predictor.num_layers, predictor.hidden_size, predictor.patch_size
+
+
+def values(choices):
+    return {name: choice.value for name, choice in choices.items()}
+
+
+def test_every_setting_of_a_first_run_on_a_cpu_and_of_the_published_one():
+    small, published = choose(PETS, cpu()), choose(IMAGENET, gpus(8, 80), VAE)
+    alike = {"--weight-decay": 0, "--report": None, "--report-sampler": "heun", "--report-steps": 25,
+             "--report-cfg-scale": 2}  # fmt: skip
+    assert values(small.flags) == alike | {
+        "--train-iters": 2_000, "--global-batch-size": 32, "--micro-batch-size": 32, "--lr": 3e-3,
+        "--adam-beta2": 0.95, "--lr-decay-style": "cosine", "--ema-decay": 0.99, "--log-interval": 40,
+        "--eval-interval": 200, "--eval-iters": 1, "--save-interval": 400,
+    }  # fmt: skip
+    assert values(published.flags) == alike | {
+        "--train-iters": 400_000, "--global-batch-size": 256, "--micro-batch-size": 32, "--lr": 1e-4,
+        "--lr-decay-style": "constant", "--ema-decay": 0.9999, "--log-interval": 100, "--eval-interval": 40_000,
+        "--eval-iters": 8, "--save-interval": 80_000, "--bf16": None, "--use-torch-fsdp2": None,
+    }  # fmt: skip
+    assert values(small.design) == {
+        "ae": "pixel", "image_size": 32, "patch_size": 4, "network": "4 blocks of width 128",
+        "diffusion": "flow_matching", "class_dropout_prob": 0.1, "random_flip": True, "valid_fraction": 0.1,
+    }  # fmt: skip
+    assert values(published.design) == {
+        "ae": "autoencoder_kl", "image_size": 256, "patch_size": 2, "network": "DiT-XL",
+        "diffusion": "flow_matching", "class_dropout_prob": 0.1, "random_flip": True, "valid_fraction": 0.002,
+    }  # fmt: skip
+
+
+def test_every_choice_of_the_configs_has_its_reason():
+    for diffusion in ("flow_matching", "gaussian_diffusion"):
+        small, published = choose(PETS, cpu(), diffusion=diffusion), choose(IMAGENET, gpus(8, 80), VAE, None, diffusion)
+        assert all(choice.reason for starter in (small, published) for choice in starter.design.values())
+        assert ("with LightningDiT's blocks" in small.design["network"].reason) == (diffusion == "flow_matching")
+        assert published.design["network"].reason.endswith("1,281,167 images that fits a device")
+
+
+@pytest.mark.parametrize(("cores", "expected"), [(2, (4, 128, 4)), (8, (6, 256, 4)), (48, (12, 384, 4))])
+def test_without_an_accelerator_the_network_is_what_the_cores_train_in_20_minutes(cores, expected):
+    starter = choose(PETS, cpu(cores))
+    assert sizes(starter) == expected and starter.model.sample_size[-1] == 32
+    assert starter.flop <= 20 * 60 * cores * 2e10
+    assert starter.flags["--train-iters"].value == 2_000 and "--bf16" not in starter.flags
+
+
+def test_flow_matching_on_a_cpu_has_the_blocks_that_a_high_learning_rate_wants_and_diffusers_dit_has_none():
+    flow, gaussian = choose(PETS, cpu()), choose(PETS, cpu(), diffusion="gaussian_diffusion")
+    assert flow.model.predictor.qk_norm and flow.model.predictor.rope and flow.flags["--lr"].value == 3e-3
+    assert not gaussian.model.predictor.qk_norm and not choose(PETS, gpus()).model.predictor.qk_norm
+
+
+@pytest.mark.parametrize(("count", "steps"), [(60, 2_000), (1_000, 3_100), (1_500, 4_000)])
+def test_on_a_cpu_images_are_seen_100_times_in_2000_to_4000_steps(count, steps):
+    assert choose(ImageFacts(count, 2, 480, False), cpu(4)).flags["--train-iters"].value == steps
+
+
+def test_where_even_the_smallest_takes_longer_the_run_is_shorter():
+    starter = choose(ImageFacts(20_000, 2, 480, False), cpu(1))
+    assert sizes(starter) == (4, 128, 4) and 500 <= starter.flags["--train-iters"].value < 4_000
+    assert starter.flop <= 20 * 60 * 2e10
+    assert "1 core(s) compute in about 20 minutes" in starter.flags["--train-iters"].reason
+
+
+def test_the_lengths_are_those_of_the_example_and_of_the_papers_first_milestone():
+    few, many = choose(PETS, gpus(), VAE), choose(IMAGENET, gpus(8, 80), VAE)
+    assert few.flags["--train-iters"].value == 20_000 and few.flags["--global-batch-size"].value == 32
+    assert many.flags["--train-iters"].value == 400_000 and many.flags["--global-batch-size"].value == 256
+
+
+@pytest.mark.parametrize(
+    ("images", "machine", "network"),
+    [(PETS, gpus(), "DiT-S"), (IMAGENET, gpus(8, 80), "DiT-XL"), (IMAGENET, gpus(8, 2), "DiT-L")],
+)
+def test_on_accelerators_the_published_size_follows_from_the_images_and_the_memory(images, machine, network):
+    starter = choose(images, machine, VAE)
+    assert starter.design["network"].value == network and starter.model.sample_size[-1] == 256
+    assert starter.model_json["predictor"]["preset"] == f"{network}/2"
+    assert ("--use-torch-fsdp2" in starter.flags) == (machine.accelerators > 1) and "--bf16" in starter.flags
+
+
+def test_a_framework_without_bf16_is_planned_for_in_float32():
+    starter = choose(PETS, gpus(has_bf16=False), VAE)
+    assert "--bf16" not in starter.flags and starter.sharding.placement.precision.compute == "fp32"
+
+
+@pytest.mark.parametrize(
+    ("side", "machine", "ae", "size", "patch"),
+    [
+        (8, cpu(), None, 8, 2),
+        (28, cpu(), None, 28, 4),
+        (28, gpus(), None, 28, 2),
+        (480, cpu(), None, 32, 4),
+        (480, gpus(), None, 64, 4),
+        (3, cpu(), None, 8, 2),
+        (480, cpu(), VAE, 128, 2),
+        (160, gpus(), VAE, 128, 2),
+    ],
+)
+def test_sizes_and_patches_follow_from_the_images(side, machine, ae, size, patch):
+    starter = choose(ImageFacts(400, 2, side, False), machine, ae)
+    assert (starter.model.sample_size[-1], starter.model.predictor.patch_size) == (size, patch)
+
+
+def test_gaussian_diffusion_is_as_published_with_a_sampler_of_its_own():
+    starter = choose(PETS, cpu(), VAE, diffusion="gaussian_diffusion")
+    assert starter.model.diffusion.model_id == "gaussian_diffusion" and starter.model.predictor.learn_sigma
+    assert starter.flags["--report-sampler"].value == "dpm++"
+
+
+def test_one_class_is_not_guided_and_grey_images_are_not_mirrored():
+    starter = choose(ImageFacts(60, 1, 28, all_grey=True), cpu())
+    assert not starter.model.predictor.conditions.has_null and starter.flags["--report-cfg-scale"].value == 1
+    assert starter.model.ae.channels == 1 and starter.design["random_flip"].value is False
+
+
+@pytest.mark.parametrize(("count", "batch", "held_out"), [(1, 1, 0), (20, 20, 0), (49, 32, 0), (50, 32, 5)])
+def test_few_images_make_a_smaller_batch_and_none_are_held_out(count, batch, held_out):
+    images = ImageFacts(count, 1, 64, False)
+    starter = choose(images, cpu())
+    assert starter.flags["--global-batch-size"].value == batch and images.held_out == held_out
+    assert ("--eval-interval" in starter.flags) == (held_out > 0)
+
+
+def test_batches_are_shared_equally_and_what_does_not_fit_is_accumulated():
+    starter = choose(PETS, gpus(6, 24), VAE)
+    batch, micro = (starter.flags[flag].value for flag in ("--global-batch-size", "--micro-batch-size"))
+    assert batch == 30 and batch % (6 * micro) == 0
+    assert choose(IMAGENET, gpus(8, 12), VAE).flags["--micro-batch-size"].value < 32
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((PETS, cpu(), None, 33), "--image-size = 33: is no multiple of 2"),
+        ((PETS, gpus(), VAE, 100), "--image-size = 100: is no multiple of 16"),
+        ((ImageFacts(3, 1, 64, False), gpus(4)), "has 3 to train on, fewer than the 4 devices"),
+        ((PETS, gpus(1, 0.1), VAE), "--device-memory-gib = 0.1"),
+    ],
+)
+def test_what_cannot_be_is_named(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        choose(*arguments)
+
+
+def test_how_often_each_image_is_seen_is_said_of_the_steps():
+    starter = choose(PETS, gpus(), VAE)
+    steps, batch = (starter.flags[name].value for name in ("--train-iters", "--global-batch-size"))
+    times = round(steps * batch / PETS.count)
+    assert times > 1 and starter.flags["--train-iters"].reason == f"each of {PETS.count:,} images some {times:,} times"
+
+
+BEGINNINGS = {
+    "400 images of two classes on a CPU": (PETS, cpu()),
+    "the same with an autoencoder": (PETS, cpu(), VAE),
+    "the same on an accelerator": (PETS, gpus()),
+    "40 grey images of one class on a CPU": (ImageFacts(40, 1, 28, all_grey=True), cpu()),
+    "6,000 images on two accelerators without bf16, gaussian": (
+        ImageFacts(6_000, 10, 300, all_grey=False), gpus(2, 40, has_bf16=False), VAE, None, "gaussian_diffusion",
+    ),
+    "ImageNet on eight accelerators": (IMAGENET, gpus(8, 80), VAE),
+}  # fmt: skip
+
+
+def described(starter):
+    """Every choice with its reason, and the shape of the network."""
+    choices = {**starter.design, **starter.flags}
+    lines = [f"{name} = {choice.value}: {choice.reason}" for name, choice in choices.items()]
+    return [*lines, f"blocks, width, patch = {sizes(starter)}"]
+
+
+def test_every_value_and_reason_of_six_beginnings_is_the_one_that_was_agreed_on():
+    """A change here is seen by whoever runs ``mm-dit init``: look at it, then write it into beginnings.json."""
+    agreed = json.loads(Path(__file__).with_name("beginnings.json").read_text())
+    assert {name: described(choose(*given)) for name, given in BEGINNINGS.items()} == agreed

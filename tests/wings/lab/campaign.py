@@ -1,0 +1,218 @@
+"""Small architectures that have little in common, each proved in layouts drawn for it: none may be called wrong.
+
+python -m tests.wings.lab.campaign 50 RESULT.md
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+
+from mindspeed_mm_dit.errors import PlatformError
+from mindspeed_mm_dit.wings.lab.layouts import LAYOUTS, Layout
+from mindspeed_mm_dit.wings.lab.proof import open_config, truth_tasks, truths_of
+from mindspeed_mm_dit.wings.lab.prove import Truth
+from mindspeed_mm_dit.wings.lab.table import Finding, worst
+from mindspeed_mm_dit.wings.lab.task import Taken
+from tests.clips_fixtures import clip_configs
+from tests.training.launch import Configs
+from tests.wings.lab.forked_tasks import run_tasks
+
+PYTHONS = {"pytorch": sys.executable, "mindspore": PlatformError("mindspore", "is not asked for")}
+ARGS = "--lr 1e-3 --weight-decay 0.01 --num-workers 0 --train-iters 10 --global-batch-size 16\n"
+PREDICTORS = ("dit", "dit", "dit", "custom_dit", "wan")
+"""Of every five architectures."""
+STEPS = 2
+
+
+@dataclass(frozen=True)
+class Proved:
+    """One architecture in one layout."""
+
+    seed: int
+    what: str
+    """Predictor, objective and optimizer."""
+    layout: Layout
+    findings: Sequence[Finding]
+
+    @property
+    def wrong(self) -> list[Finding]:
+        """What is past its bound."""
+        return [finding for finding in self.findings if not finding.good]
+
+
+def config_folder(configs: Configs, flags: str = "") -> Path:
+    """Write the train.args of a config folder, and return it."""
+    (configs.folder / "train.args").write_text(ARGS + flags)
+    return configs.folder
+
+
+def truths_here(config, layouts, watched=False) -> dict:
+    """Compute the truths in this process, which knows the framework already."""
+    from mindspeed_mm_dit.framework import activate, runtime
+
+    activate("pytorch")
+    from mindspeed_mm_dit.wings.lab.prove_worker import take
+
+    asked = truth_tasks(config, layouts, watched)
+    tasks = [task for each in asked.values() for own in each.values() for task in own]
+    with patch.dict(os.environ, {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}):
+        for task in tasks:
+            take(task)
+        runtime.shutdown()
+    return truths_of(asked, {task.output: Taken.read(task) for task in tasks})
+
+
+def prove_all(seeds: Iterable[int], place: Path, digits: Path, clips: Path | None) -> Iterator[Proved]:
+    """Prove each random architecture in three layouts drawn for it, over one, two and four ranks."""
+    asked = []
+    for seed in seeds:
+        folder = place / f"proof{seed}"
+        folder.mkdir()
+        given, what = random_config(seed, place / f"config{seed}", digits, clips)
+        config = open_config(given, folder, None, True, steps=STEPS)
+        layouts = drawn_layouts(seed, has_video=not what.startswith("dit,"))
+        truths = truths_here(config, layouts)
+        asked += [(seed, what, each, truths[each.what], config.task(each, each.stem)) for each in layouts]
+    said = {}
+    for ranks in sorted({layout.ranks for _, _, layout, _, _ in asked}):
+        tasks = [task for _, _, layout, _, task in asked if layout.ranks == ranks]
+        said[ranks] = run_tasks(ranks, "pytorch", tasks, config.folder, PYTHONS)
+    for seed, what, layout, truth, task in asked:
+        taken = Taken.read(task)
+        assert isinstance(taken, Taken) and isinstance(truth, Truth), (seed, layout, taken, truth, said[layout.ranks])
+        yield Proved(seed, what, layout, truth.judge(layout, taken))
+
+
+def drawn_layouts(seed: int, has_video: bool) -> list[Layout]:
+    """Return one layout of each number of ranks; of images alone none in which ranks share a sample."""
+    draw = np.random.default_rng(seed)
+    ours = [each for each in LAYOUTS if (each.framework, each.host) == ("pytorch", "standalone")]
+    fit = [each for each in ours if has_video or each.sharing == 1]
+    by_ranks = ([each for each in fit if each.ranks == ranks] for ranks in (1, 2, 4))
+    return [own[int(draw.integers(len(own)))] for own in by_ranks]
+
+
+def random_config(seed: int, place: Path, digits: Path, clips: Path | None) -> tuple[Path, str]:
+    """Write the configs of a small model whose options, objective and optimizer are drawn; return what it is too."""
+    draw = np.random.default_rng(seed)
+    kind = PREDICTORS[seed % len(PREDICTORS)]
+    configs = _images(draw, place, digits) if kind == "dit" else _videos(draw, place, clips, kind)
+    model = json.loads((place / "model.json").read_text())
+    model["diffusion"] = _objective(draw, model)
+    (place / "model.json").write_text(json.dumps(model))
+    optimizer = "muon" if draw.random() < 0.3 else "adam"
+    words = f"--seed {seed} --optimizer {optimizer} --lr {draw.choice([1e-4, 2e-3])}"
+    words += f" --adam-beta2 {draw.choice([0.95, 0.999])}" if optimizer == "adam" else ""
+    return config_folder(configs, words + "\n"), f"{kind}, {model['diffusion']['model_id']}, {optimizer}"
+
+
+def _images(draw: np.random.Generator, place: Path, digits: Path) -> Configs:
+    heads, head_dim = int(draw.integers(1, 4)), 4 * int(draw.integers(1, 5))
+    options = {name: bool(draw.random() < 0.4) for name in ("qk_norm", "rms_norm", "swiglu", "rope", "wo_shift")}
+    sizes = {
+        "hidden_size": heads * head_dim, "num_heads": heads, "num_layers": int(draw.integers(1, 4)),
+        "patch_size": int(draw.choice([1, 2, 4])), "mlp_ratio": float(draw.choice([1.0, 2.5, 4.0])),
+        "bottleneck_dim": int(draw.integers(2, 9)) if draw.random() < 0.3 else None,
+    }  # fmt: skip
+    return Configs.create(place, digits, **sizes, **options)
+
+
+def _videos(draw: np.random.Generator, place: Path, clips: Path | None, kind: str) -> Configs:
+    assert clips is not None, "a predictor of clips is proved on clips"
+    configs = clip_configs(place, clips, kind)
+    model = json.loads((place / "model.json").read_text())
+    heads, head_dim = (
+        ("num_heads", "head_dim") if kind == "custom_dit" else ("num_attention_heads", "attention_head_dim")
+    )
+    model["predictor"] |= {
+        heads: 2 * int(draw.integers(1, 3)), head_dim: 2 * int(draw.integers(3, 8)),
+        "num_layers": int(draw.integers(1, 4)), "ffn_dim": 4 * int(draw.integers(2, 16)),
+        "patch_size": [int(draw.choice([1, 3])), *[int(draw.choice([8, 16]))] * 2],
+    }  # fmt: skip
+    (place / "model.json").write_text(json.dumps(model))
+    return configs
+
+
+def _objective(draw: np.random.Generator, model: dict) -> dict:
+    """Return a section ``diffusion``: what is learned of clips, or a chain or flow of images."""
+    flow = {"model_id": "flow_matching", "path": str(draw.choice(["linear", "gvp"]))}
+    if "text_encoder" in model:
+        return model["diffusion"] if draw.random() < 0.5 else flow
+    if draw.random() < 0.5:
+        return flow
+    return {**model["diffusion"], "prediction_type": str(draw.choice(["epsilon", "sample", "v_prediction"]))}
+
+
+def report(found: Sequence[Proved]) -> str:
+    """Return the dated result of a campaign."""
+    groups: dict[str, list[Proved]] = defaultdict(list)
+    for each in found:
+        groups[each.what].append(each)
+    rows = [
+        f"| {what} | {len({each.seed for each in own})} | {len(own)} | {sum(len(each.findings) for each in own):,} |"
+        f" {sum(bool(each.wrong) for each in own)} | {_nearest(own)} |"
+        for what, own in sorted(groups.items())
+    ]
+    taken = Counter(str(each.layout) for each in found)
+    layouts = "; ".join(f"{name} ({count})" for name, count in taken.items())
+    wrong = [f"- seed {each.seed}, {each.what}, {each.layout}: {worst(each.wrong)}" for each in found if each.wrong]
+    import torch
+
+    newline = "\n"  # (no f-string of Python 3.11 may hold one)
+    seeds, quantities = {each.seed for each in found}, sum(len(each.findings) for each in found)
+    return (
+        f"""# No false alarm of `mm-dit prove`
+
+    python -m tests.wings.lab.campaign {len(seeds)} RESULT.md
+
+{date.today()}, CPU, torch {torch.__version__}. Architectures, objectives and optimizers are drawn from their number.
+Each takes {STEPS} steps in three layouts drawn for it, on 1, 2 and 4 ranks: {len(found)} proofs of
+{quantities:,} quantities, {sum(bool(each.wrong) for each in found)} called wrong.
+
+| model | architectures | proofs | quantities | called wrong | nearest to its bound |
+|---|---|---|---|---|---|
+{newline.join(rows)}
+
+Layouts: {layouts}.
+{newline.join(wrong)}
+""".rstrip()
+        + "\n"
+    )
+
+
+def _nearest(found: Sequence[Proved]) -> str:
+    finding = worst(finding for each in found for finding in each.findings)
+    return f"{finding.error / finding.tolerance:.2f} of it: {finding.name}"
+
+
+def main(count: str, output: str) -> int:
+    """Prove ``count`` architectures, ten at a time, and write the result; 1 if one is called wrong."""
+    from mindspeed_mm_dit.data.builtin import write_digits
+    from tests.clips_fixtures import write_clips
+
+    found: list[Proved] = []
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        digits, clips = place / "digits", write_clips(place)
+        write_digits(digits)
+        for first in range(0, int(count), 10):
+            found += prove_all(range(first, min(first + 10, int(count))), place, digits, clips)
+            Path(output).write_text(report(found), encoding="utf-8")
+            print(f"{len(found)} proofs, {sum(bool(each.wrong) for each in found)} called wrong", flush=True)
+    return int(any(each.wrong for each in found))
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,210 @@
+"""``mm-dit prove`` finds every planted fault of parallel training, names where it is, and calls nothing right wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mindspeed_mm_dit.cli.main import main
+from mindspeed_mm_dit.configs.model import load_model_config
+from mindspeed_mm_dit.wings.lab import proof
+from mindspeed_mm_dit.wings.lab.layouts import LAYOUTS
+from mindspeed_mm_dit.wings.lab.proof import open_config
+from mindspeed_mm_dit.wings.lab.prove import Verdict
+from mindspeed_mm_dit.wings.lab.task import Taken
+from tests.clips_fixtures import clip_configs, write_clips
+from tests.conftest import ROOT
+from tests.outside import plugin
+from tests.outside.source import write_turned
+from tests.training.launch import Configs, mm_dit
+from tests.wings.lab.campaign import PYTHONS, config_folder, prove_all, truths_here
+from tests.wings.lab.forked_tasks import run_tasks
+from tests.wings.lab.plants import FAULTS, ULYSSES
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory, digits_folder):
+    """A config of the first 64 pictures: each layout begins with a look at all of them."""
+    folder = tmp_path_factory.mktemp("digits_config")
+    rows = (digits_folder / "labels.csv").read_text().splitlines()[:65]
+    for picture in [row.split(",")[0] for row in rows[1:]]:
+        (folder / "few" / picture).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(digits_folder / picture, folder / "few" / picture)
+    (folder / "few/labels.csv").write_text("\n".join(rows))
+    return config_folder(Configs.create(folder, folder / "few", hidden_size=32, num_layers=2, num_heads=2))
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory):
+    pytest.importorskip("av", reason="requirements/video.txt")
+    pytest.importorskip("transformers", reason="requirements/video.txt")
+    return config_folder(
+        clip_configs(tmp_path_factory.mktemp("clips_config"), write_clips(tmp_path_factory.mktemp("c")))
+    )
+
+
+def judged(given: Path, folder: Path, names: list, pythons: dict = PYTHONS) -> dict:
+    """Take steps with each of the faults ``names`` planted; return what is found wrong, and where."""
+    config, faults = open_config(given, folder, None, True, steps=2), {name: FAULTS[name] for name in names}
+    truths = truths_here(config, [fault.layout for fault in faults.values()], watched=True)
+    tasks = {name: config.task(fault.layout, name.replace(" ", "_"), watched=True) for name, fault in faults.items()}
+    for ranks, framework in {(fault.layout.ranks, fault.layout.framework) for fault in faults.values()}:
+        own = [tasks[name] for name, fault in faults.items() if fault.layout.ranks == ranks]
+        run_tasks(ranks, framework, own, folder, pythons, ROOT / "tests/wings/lab/plants.py")
+    found = {}
+    for name, fault in faults.items():
+        taken = Taken.read(tasks[name])
+        assert isinstance(taken, Taken), (name, taken, *(each.read_text()[-3000:] for each in folder.glob("*.log")))
+        truth = truths[fault.layout.what]
+        verdict = Verdict(fault.layout, truth.judge(fault.layout, taken))
+        found[name] = replace(verdict, where=truth.first_wrong(verdict, taken))
+    return found
+
+
+def faults_of(*, is_mindspore: bool = False) -> list[str]:
+    return [
+        name for name, fault in FAULTS.items()
+        if fault.layout is not ULYSSES and (fault.layout.framework == "mindspore") == is_mindspore
+    ]  # fmt: skip
+
+
+@pytest.mark.ranks
+def test_a_fault_of_ranks_that_share_a_sample_is_found_and_named(clips, tmp_path):
+    name = "RoPE's offset on the second rank"
+    found = judged(clips, tmp_path, [name])[name]
+    assert found.named.startswith(FAULTS[name].named) and found.place.startswith(FAULTS[name].where)
+
+
+@pytest.fixture(scope="module")
+def of_digits(digits, tmp_path_factory):
+    return judged(digits, tmp_path_factory.mktemp("proved"), faults_of())
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", faults_of())
+def test_a_fault_of_a_layout_is_found_and_named(of_digits, name):
+    found = of_digits[name]
+    assert (found.word, found.named.startswith(FAULTS[name].named)) == ("FAIL", True), found.named
+    assert found.place.startswith(FAULTS[name].where)
+
+
+@pytest.mark.ranks
+def test_on_mindspore_the_first_wrong_module_is_named_forward_and_backward(digits, tmp_path):
+    python = os.environ.get("MM_DIT_MINDSPORE_PYTHON")
+    if python is None:
+        pytest.skip("MM_DIT_MINDSPORE_PYTHON names no interpreter")
+    for name, found in judged(digits, tmp_path, faults_of(is_mindspore=True), {"mindspore": python}).items():
+        assert found.named.startswith(FAULTS[name].named) and found.place.startswith(FAULTS[name].where), found.place
+
+
+@pytest.mark.ranks
+def test_a_right_step_passes_everywhere_and_what_cannot_be_proved_here_is_said(digits, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(proof, "run_tasks", run_tasks)
+    page = tmp_path / "proof.html"
+    names = ["autocast", "recompute", "Muon", "pytorch-2-replicated", "FSDP2, bf16", "Ulysses"]
+    layouts = ["--layouts", *names, "MindSpeed-MM, native*", "--steps", "2"]
+    assert main(["prove", str(digits), "--output", str(page), *layouts]) == 0, capsys.readouterr()
+    said, found = capsys.readouterr().out, json.loads(page.with_suffix(".json").read_text())
+    verdicts = {each["layout"]: each for each in found["layouts"]}
+    assert [each["verdict"] for each in verdicts.values()].count("PASS") == 6
+    absent = verdicts["2 ranks, MindSpeed-MM, native engine"]
+    assert absent["verdict"] == "not proved" and "cannot be found" in absent["reason"]
+    assert "6 of 7 layouts are right, 1 not proved" in said and "Not proved" in page.read_text()
+    names = {quantity["name"] for quantity in verdicts["2 ranks, replicated"]["quantities"]}
+    kinds = ("loss/2", "gradient norm/2", "gradient/blocks.0.attn.qkv.bias", "step/final_layer.linear.weight")
+    assert names.issuperset(kinds) and "average/y_embedder.embedding_table.weight" in names
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["nowhere"], "CONFIG = nowhere: is no folder"),
+        (["examples/dit", "--layouts", "FSPD2"], "--layouts FSPD2: is none"),
+        (["examples/dit", "--steps", "0"], "--steps = 0: must be at least 1"),
+        (["examples/dit", "--output", "proof.pdf"], "--output = proof.pdf: is not a .html"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_any_work(flags, reason, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert main(["prove", *flags]) == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_data_that_is_not_there_and_too_little_memory_are_said_before_any_work(digits, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(digits, "mine")
+    data = json.loads(Path("mine/data.json").read_text())
+    data["dataset_param"]["data_folder"] = "gone"
+    Path("mine/data.json").write_text(json.dumps(data))
+    assert main(["prove", "mine"]) == 2
+    assert "gone" in capsys.readouterr().err
+    monkeypatch.setattr(proof, "host_memory_bytes", lambda: 2**20)
+    assert main(["prove", "mine", "--full"]) == 2
+    said = capsys.readouterr().err
+    assert "a step in float64 needs 0.0 GiB, and this machine has 0.0 GiB" in said and "leave --full" in said
+
+
+def test_a_narrowed_copy_has_the_kinds_of_the_whole():
+    whole = load_model_config(str(ROOT / "examples/dit/imagenet256/model.json")).predictor
+    small = whole.narrowed()
+    assert small.parameters().num_elements() < whole.parameters().num_elements() / 50
+    assert small.parameters().block.keys() == whole.parameters().block.keys()
+    assert small.head_dim == whole.head_dim and small.latent_shape == whole.latent_shape
+
+
+def test_a_model_that_is_small_already_is_proved_whole(tmp_path):
+    assert open_config(ROOT / "examples/dit", tmp_path, None, False, 1).about["model"].startswith("whole: 1,275,920")
+
+
+def called_wrong(seeds, place: Path, digits: Path, clips: Path | None = None) -> dict:
+    return {(each.seed, str(each.layout)): each.wrong for each in prove_all(seeds, place, digits, clips) if each.wrong}
+
+
+@pytest.mark.ranks
+def test_no_right_layout_of_a_random_architecture_is_called_wrong(digits_folder, tmp_path):
+    assert called_wrong(range(3), tmp_path, digits_folder) == {}
+
+
+@pytest.mark.campaign
+@pytest.mark.ranks
+@pytest.mark.parametrize("first", range(0, 50, 10))
+def test_no_right_layout_of_fifty_random_architectures_is_called_wrong(first, digits_folder, tmp_path):
+    assert called_wrong(range(first, first + 10), tmp_path, digits_folder, write_clips(tmp_path)) == {}
+
+
+def test_a_layout_that_crashes_is_wrong_and_those_behind_it_are_taken_all_the_same(digits, tmp_path, monkeypatch):
+    def run_until_the_second(ranks, framework, tasks, folder, pythons, script=None):
+        for task in tasks:
+            if "replicated,-micro" in task.output:
+                return "exit code 1: RuntimeError: bang"
+            Path(f"{task.output}.refused").write_text("not here")
+        return ""
+
+    monkeypatch.setattr(proof, "run_tasks", run_until_the_second)
+    layouts = [each for each in LAYOUTS if each.ranks == 2 and each.framework == "pytorch"][:3]
+    config = open_config(digits, tmp_path, None, False, steps=1)
+    verdicts = proof.prove(config, layouts, PYTHONS, lambda text: None)
+    assert [each.word for each in verdicts] == ["not proved", "FAIL", "not proved"]
+    assert verdicts[1].reason == "its process crashed: exit code 1: RuntimeError: bang"
+
+
+@pytest.mark.ranks
+def test_source_condition_predictor_objective_and_optimizer_of_another_package_are_proved_unasked(
+    tmp_path, digits_folder
+):
+    configs = Configs.create(tmp_path / "configs", digits_folder)
+    model = json.loads((configs.folder / "model.json").read_text())
+    model["predictor"] = {"model_id": "turned", "side": 8, "classes": 3, "in_channels": 1}
+    model["diffusion"] = {"model_id": "denoise", "strength": 0.25}
+    (configs.folder / "model.json").write_text(json.dumps(model))
+    data = {"dataset_param": write_turned(tmp_path, 24, 8)}
+    (configs.folder / "data.json").write_text(json.dumps(data))
+    words = ["prove", str(config_folder(configs, "--optimizer lion\n")), "--output", str(tmp_path / "p.html")]
+    path = os.pathsep.join([plugin.install(tmp_path / "site", "tests.outside.plugin:join_turned"), str(ROOT)])
+    done = mm_dit(*words, "--layouts", "FSDP2, micro-batches, recompute", PYTHONPATH=path)
+    assert done.code == 0 and "1 of 1 layouts are right" in done.output, done.output

@@ -1,0 +1,188 @@
+"""A step of a run is computed again, to the digit, and what overflows in it is named."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from mindspeed_mm_dit.checkpoint import torch_dcp
+from mindspeed_mm_dit.checkpoint.store import CheckpointStore, read_facts
+from mindspeed_mm_dit.cli.main import main
+from mindspeed_mm_dit.errors import CheckpointError
+from mindspeed_mm_dit.training.data_set import Sample
+from mindspeed_mm_dit.training.run_command import NOT_FINITE, found, leave
+from mindspeed_mm_dit.wings.lab.pytorch.probe import NotFinite
+from mindspeed_mm_dit.wings.lab.replay import StepReport
+from tests.conftest import ROOT
+from tests.training.launch import Configs, mm_dit
+
+FLAGS = "--global-batch-size 8 --micro-batch-size 4 --num-workers 0 --lr-decay-style constant "
+SHARDED = (
+    "sub_modules_to_wrap: ['predictor.blocks.{*}']\nrecompute_modules: ['predictor.blocks.{*}']\nsharding_size: auto\n"
+)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory, few_digits):
+    return Configs.create(tmp_path_factory.mktemp("tiny"), few_digits, hidden_size=32, num_layers=2, num_heads=2)
+
+
+def replay(folder: Path, flags: str, ranks: int = 1, cwd: Path = ROOT) -> tuple[int, str]:
+    done = mm_dit("replay", "--checkpoint", folder, *flags.split(), ranks=ranks, folder=cwd)
+    return done.code, done.output
+
+
+def head(iteration, line):
+    """What is printed of a step whose line in the log says (learning rate, loss, gradient norm)."""
+    return f"iteration {iteration} | loss: {line[1]} | grad norm: {line[2]} |"
+
+
+@pytest.fixture(scope="module")
+def trained(tiny, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained") / "ck"
+    outcome = tiny.run(FLAGS + f"--train-iters 5 --lr 1e-3 --save-interval 3 --save {folder}")
+    assert outcome.code == 0, outcome.output
+    return outcome, folder
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("iteration", "origin"), [(2, "the beginning"), (5, "iter_0000003")])
+def test_a_step_is_computed_again_to_the_printed_digit(trained, iteration, origin):
+    outcome, folder = trained
+    code, said = replay(folder, f"--iteration {iteration}")
+    assert code == 0 and head(iteration, outcome.lines[iteration]) in said, said
+    assert origin in said and "every tensor of the network is finite" in said and f"  {8 * iteration - 1}  " in said
+
+
+@pytest.mark.ranks
+def test_a_step_of_two_sharded_ranks_with_recompute_too(tiny, tmp_path):
+    (tmp_path / "fsdp2.yaml").write_text(SHARDED)
+    flags = (
+        f"--train-iters 2 --lr 1e-3 --use-torch-fsdp2 --fsdp2-config-path {tmp_path}/fsdp2.yaml --save {tmp_path}/ck"
+    )
+    outcome = tiny.run(FLAGS + flags, 2)
+    code, said = replay(tmp_path / "ck", "--iteration 2", 2)
+    assert code == 0 and head(2, outcome.lines[2]) in said, said
+    assert said.index("rank 0:") < said.index("rank 1:") and "  8  " in said and "  15  " in said
+
+
+@pytest.mark.ranks
+def test_a_run_whose_folder_has_moved_is_replayed_and_names_no_machine(tiny, tmp_path):
+    home = tmp_path / "alice"
+    shutil.copytree(tiny.folder, home)
+    outcome = Configs(home).run(FLAGS + "--train-iters 3 --lr 1e-3 --save-interval 2 --save out/ck")
+    assert outcome.code == 0, outcome.output
+    written = read_facts(CheckpointStore(home / "out/ck").path(2))
+    assert "alice" not in json.dumps(written) and written["command"]["folder"] == "../.."
+    home.rename(tmp_path / "bob")
+    code, said = replay(tmp_path / "bob/out/ck", "--iteration 3")
+    assert code == 0 and head(3, outcome.lines[3]) in said, said
+    (tmp_path / "bob/out/ck").rename(tmp_path / "ck")  # the checkpoints alone, replayed where the configs are
+    code, said = replay(tmp_path / "ck", "--iteration 3", cwd=tmp_path / "bob")
+    assert code == 0 and head(3, outcome.lines[3]) in said, said
+
+
+@pytest.mark.ranks
+def test_a_planted_overflow_is_named_with_its_module(trained, tmp_path):
+    _, folder = trained
+    origin, store = CheckpointStore(folder).path(3), CheckpointStore(tmp_path)
+    state = torch_dcp.read_tree(origin)
+    state["model.blocks.1.attn.qkv.weight"].fill_(1e30)
+    torch_dcp.write(state, store.begin(3))
+    store.commit(3, read_facts(origin))
+    code, said = replay(tmp_path, "--iteration 5")
+    assert code == 1 and "iteration 4 | loss: NAN | grad norm: nan |" in said, said
+    assert "first not finite: output of blocks.1.attn.proj" in said and said.count("<- not finite") == 4
+
+
+@pytest.mark.ranks
+def test_a_run_that_diverges_says_how_to_find_out_why_and_that_finds_it(tiny, tmp_path):
+    outcome = tiny.run(FLAGS + f"--train-iters 5 --lr 1e20 --save {tmp_path}/ck")
+    assert outcome.code == 2 and f"what overflowed: mm-dit replay --checkpoint {tmp_path}/ck" in outcome.output
+    code, said = replay(tmp_path / "ck", "")
+    assert code == 1 and "first not finite: " in said and "from the beginning" in said, said
+
+
+def test_the_position_is_left_once_and_what_is_no_position_is_refused(tmp_path):
+    assert found(tmp_path) == {}
+    leave(str(tmp_path), 7, math.nan, 2.0)
+    assert found(tmp_path)["iteration"] == 7 and found(tmp_path)["command"]["arguments"] == sys.argv[1:]
+    leave(None, 8, 0.0, 0.0)
+    leave(str(tmp_path / "missing"), 8, 0.0, 0.0)
+    for text in ("[1]", "{", '{"iteration": "7"}', '{"iteration": 7, "command": {"folder": 1}}'):
+        (tmp_path / NOT_FINITE).write_text(text)
+        with pytest.raises(CheckpointError, match="is not what a run leaves there"):
+            found(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("", "--iteration: is needed: "),
+        ("--iteration 0", "--iteration = 0: steps are numbered from 1"),
+        ("--iteration 9", "does not say what command it comes from"),
+        ("--iteration 4 --checkpoint {}/iter_0000004", "--iteration = 4: must come after iter_0000004"),
+        ("--iteration 4 --checkpoint {}/nowhere", "there is no such folder"),
+    ],
+)
+def test_what_cannot_be_replayed_is_named(tmp_path, capsys, flags, message):
+    store = CheckpointStore(tmp_path)
+    store.begin(4)
+    store.commit(4, {"iteration": 4})
+    assert main(["replay", "--checkpoint", str(tmp_path), *flags.format(tmp_path).split()]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("iteration", "changed", "message"),
+    [
+        (9, "", "--iteration = 9: the run has --train-iters 5"),
+        (4, "-- --train-iters 3", "--iteration = 4: the run has --train-iters 3"),
+        (5, "-- --ai-framework mindspore", "--ai-framework = mindspore: steps are replayed on PyTorch"),
+    ],
+)
+def test_a_step_that_the_run_does_not_have_or_of_another_framework_is_named(
+    tmp_path, capsys, iteration, changed, message
+):
+    words = "--mm-model m.json --mm-data d.json --micro-batch-size 4 --train-iters 5 --lr 1e-3"
+    facts = {"iteration": iteration, "command": {"arguments": words.split(), "folder": "."}}
+    (tmp_path / NOT_FINITE).write_text(json.dumps(facts))
+    assert main(["replay", "--checkpoint", str(tmp_path), *changed.split()]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_folder_of_no_run_is_named(tmp_path, capsys):
+    for iteration in ([], ["--iteration", "3"]):
+        assert main(["replay", "--checkpoint", str(tmp_path), *iteration]) == 2
+        assert f"--checkpoint = {tmp_path}: holds no checkpoint of a run" in capsys.readouterr().err
+
+
+def test_a_report_names_the_samples_that_are_not_finite_first_and_the_largest_of_each_block():
+    samples = [[Sample(n, f"{n}.png", "cat", n == 1) for n in range(first, first + 10)] for first in (0, 10)]
+    largest = {
+        "x_embedder": 1.0,
+        "blocks.0.attn": 5.0,
+        "blocks.0": 2.0,
+        "blocks.1.mlp": math.nan,
+        "blocks.1": math.inf,
+        "": 9.0,
+    }
+    report = StepReport(3, math.nan, 1.0, NotFinite("blocks.1.mlp", "output", 1, (4,)), samples, largest, "blocks")
+    lines = report.lines()
+    assert lines[:3] == [
+        "first not finite: output of blocks.1.mlp",
+        "samples (index, file, class):",
+        "  14  14.png  cat  <- not finite",
+    ]  # fmt: skip
+    assert lines[4] == "  1  1.png  cat (dropped)" and lines[18] == "  and 4 more"
+    assert [line.split() for line in lines[20:]] == [
+        ["x_embedder", "1", "x_embedder"],
+        ["blocks.0", "5", "blocks.0.attn"],
+        ["blocks.1", "nan", "blocks.1.mlp"],
+    ]
+    assert not report.is_finite and report.head() == "iteration 3 | loss: NAN | grad norm: 1.000 |"

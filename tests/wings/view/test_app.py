@@ -1,0 +1,124 @@
+"""mm-dit app: a page of a real browser draws what mm-dit sample draws, from this machine alone."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import shutil
+import urllib.parse
+import urllib.request
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import mindspeed_mm_dit as dit
+from mindspeed_mm_dit.cli.main import main
+from mindspeed_mm_dit.errors import ConfigError
+from tests.clips_fixtures import clip_configs, write_clips
+from tests.conftest import FRAMEWORK
+
+client = pytest.importorskip("gradio_client")
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("gradio") is None, reason="of requirements/app.txt")
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+@contextlib.contextmanager
+def serving(pipe):
+    """The address of a model's page."""
+    from mindspeed_mm_dit.wings.view.app import LOOPBACK, page_of
+
+    page = page_of(pipe, "some model")
+    _, address, _ = page.launch(server_name=LOOPBACK, prevent_thread_lock=True, quiet=True, ssr_mode=False)
+    yield address
+    page.close()
+
+
+@pytest.fixture(scope="module")
+def served():
+    """An untrained model of digits, and the address of its page."""
+    pipe = dit.create("digits", framework=FRAMEWORK)
+    with serving(pipe) as address:
+        yield pipe, address
+
+
+def pixels_of(address_or_path: str) -> np.ndarray:
+    opener = urllib.request.urlopen if address_or_path.startswith("http") else open_file
+    with opener(address_or_path) as file:
+        return np.asarray(Image.open(io.BytesIO(file.read())).convert("RGB"))
+
+
+def open_file(path: str):
+    return open(path, "rb")
+
+
+def test_the_page_answers_with_the_samples_of_the_pipeline_and_their_way(served, tmp_path):
+    pipe, address = served
+    assert address.startswith("http://127.0.0.1:")
+    asked = client.Client(address, verbose=False, download_files=str(tmp_path))
+    grid, way = asked.predict([3, 7], "", 2, 2.0, 4, "ddim", 5, api_name="/draw")
+    samples = pipe.sample([3, 7], num=2, guidance=2.0, steps=4, sampler="ddim", seed=5)
+    np.testing.assert_array_equal(pixels_of(grid), np.asarray(samples.grid()))
+    assert pixels_of(way).shape[1] > 8 * 48
+
+
+def test_prompts_draw_an_animation_each_and_the_way_of_their_middle_frames(tmp_path):
+    pytest.importorskip("av", reason="of requirements/video.txt")
+    pipe = dit.create(clip_configs(tmp_path / "c", write_clips(tmp_path)).folder, framework=FRAMEWORK)
+    with serving(pipe) as address:
+        asked = client.Client(address, verbose=False, download_files=str(tmp_path))
+        videos, way = asked.predict([], "a 7 moves left\n\na 3 moves up", 1, 2.0, 2, "unipc", 5, api_name="/draw")
+    assert [one["caption"] for one in videos] == ["a 7 moves left", "a 3 moves up"]
+    assert pixels_of(way).shape[1] > 8 * 32
+
+
+def test_what_cannot_be_drawn_is_said_on_the_page(served):
+    _, address = served
+    asked = client.Client(address, verbose=False)
+    with pytest.raises(client.exceptions.AppError, match="ConfigError: classes: is empty"):
+        asked.predict([], "", 1, 2.0, 4, "ddim", 5, api_name="/draw")
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs a Chromium of this system")
+def test_a_browser_draws_without_an_error_and_without_asking_another_machine(served):
+    sync_api = pytest.importorskip("playwright.sync_api")
+    with sync_api.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 360, "height": 800})
+        page.set_default_timeout(180_000)
+        errors, asked = [], []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(served[1])
+        page.get_by_role("button", name="Draw").click()
+        page.locator("img[src*='/file=']").nth(1).wait_for()
+        overflow = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+        browser.close()
+    assert errors == [] and overflow <= 0
+    assert [url for url in asked if not url.startswith((served[1], "data:", "blob:"))] == []
+
+
+def test_videos_are_animations_and_their_way_a_frame_of_each_state(tmp_path, monkeypatch):
+    from mindspeed_mm_dit.wings.view import app
+
+    monkeypatch.setattr(app.tempfile, "mkdtemp", lambda: str(tmp_path))
+    pipe = dit.create("moving_digits_labels", framework=FRAMEWORK)
+    assert app.page_of(pipe, "clips").title == "clips"
+    shown, way = app._drawn(pipe, [1, 0], "", 1, 1.0, 1, "euler", 0)
+    assert [title for _, title in shown] == ["1", "0"] and Image.open(shown[1][0]).n_frames > 1
+    assert way.size[0] >= 8 * 48
+
+
+def test_a_port_that_is_taken_is_named(served):
+    from mindspeed_mm_dit.wings.view.app import serve
+
+    pipe, address = served
+    port = urllib.parse.urlsplit(address).port
+    with pytest.raises(ConfigError, match=f"--port = {port}: cannot be listened on"):
+        serve(pipe, "digits", port)
+
+
+def test_the_command_says_what_it_needs_before_it_reads_weights(capsys):
+    assert main(["app", "--checkpoint", "nowhere", "--port", "0"]) == 2
+    assert "--port = 0" in capsys.readouterr().err
