@@ -58,5 +58,5 @@ setup(
         "video": ["av>=16", "ftfy>=6.1", "sentencepiece", "tokenizers>=0.22", "transformers>=4.57,<5"],
     },
     cmdclass={"build_py": BuildWithConfigs},
-    entry_points={"console_scripts": ["mm-dit = mindspeed_mm_dit.cli.main:main"]},
+    entry_points={"console_scripts": ["mm-dit = mindspeed_mm_dit.__main__:main"]},
 )

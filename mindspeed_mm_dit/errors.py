@@ -11,6 +11,8 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from mindspeed_mm_dit.terminal import plain
+
 
 class UserError(Exception):
     """A mistake outside our code: a setting, a file, an environment.
@@ -26,7 +28,7 @@ class UserError(Exception):
 
     def __init__(self, what: str, reason: str, cure: str = "") -> None:
         self.what, self.reason, self.cure = what, reason, cure
-        super().__init__(f"{what}: {reason}" + (f"\n    Cure: {cure}" if cure else ""))
+        super().__init__(plain(f"{what}: {reason}" + (f"\n    Cure: {cure}" if cure else "")))
 
     def __str__(self) -> str:
         return f"{type(self).__name__}: {self.args[0]}"

@@ -9,6 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mindspeed_mm_dit.terminal import plain
+
 if TYPE_CHECKING:
     from jinja2 import Environment
     from matplotlib.figure import Figure
@@ -25,6 +27,7 @@ def _environment() -> Environment:
         autoescape=lambda name: not str(name).endswith(".md"),
         keep_trailing_newline=True,
         undefined=StrictUndefined,
+        finalize=lambda value: plain(value) if isinstance(value, str) else value,
         trim_blocks=True,
         lstrip_blocks=True,
     )

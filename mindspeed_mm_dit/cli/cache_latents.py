@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from mindspeed_mm_dit.cli.request_flags import add_framework
 from mindspeed_mm_dit.configs.limits import LARGEST, MOST_THREADS, check_between
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.terminal import say
 
 if TYPE_CHECKING:
     from mindspeed_mm_dit.configs.model import ModelConfig
@@ -92,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
             writer.write(shard, *encoders(), bar.update)
     complete = writer.finish(lambda: encoders()[1])
     seconds = time.perf_counter() - started
-    print(
+    say(
         f"{args.output}: {count} of {len(opened.rows)} {opened.param.noun}s encoded in {seconds:.1f} s, "
         f"{count / seconds:.2f} a second; " + ("complete" if complete else "other ranks are still at work")
     )

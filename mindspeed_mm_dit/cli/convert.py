@@ -6,6 +6,8 @@ import argparse
 import sys
 import time
 
+from mindspeed_mm_dit.terminal import say
+
 DESCRIPTION = """\
 Write a checkpoint in another format, bit for bit: to move a run between PyTorch and MindSpore, to convert published
 weights, or to use yours in other programs.
@@ -62,11 +64,11 @@ def run(args: argparse.Namespace) -> int:
     description = read_json(args.model, "--model") if args.model else None
     done = convert(
         args.source, args.target, args.to, args.weights, description, args.overwrite,
-        say=lambda line: print(line, file=sys.stderr, flush=True), loras=args.merge_lora,
+        say=lambda line: say(line, file=sys.stderr), loras=args.merge_lora,
     )  # fmt: skip
     for note in done.notes:
-        print(f"note: {note}")
-    print(
+        say(f"note: {note}")
+    say(
         f"{done.source} ({done.source_format}) -> {done.target} ({done.target_format}): {', '.join(done.trees)}; "
         f"{done.num_tensors} tensors, {done.num_bytes / 1e6:.1f} MB in {time.perf_counter() - started:.1f} s"
     )

@@ -7,6 +7,7 @@ import sys
 
 from mindspeed_mm_dit.checkpoint import power_ema
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.terminal import say
 
 DESCRIPTION = """\
 Make an EMA (moving average of the weights) of a width that the run did not keep: post-hoc EMA, Karras et al. 2024. So
@@ -51,14 +52,14 @@ def run(args: argparse.Namespace) -> int:
         progress=lambda used: tqdm(used, unit="checkpoint", file=sys.stderr, disable=not sys.stderr.isatty()),
     )  # fmt: skip
     for note in made.notes:
-        print(f"note: {note}")
+        say(f"note: {note}")
     steps = sorted({one.profile.step for one in made.kept})
-    print(
+    say(
         f"width {args.std:g} at iteration {made.wanted.step}, of {len(made.kept)} averages at iterations "
         f"{', '.join(map(str, steps[:3]))}{f' ... {steps[-1]}' if len(steps) > 3 else ''}: what the steps count is met "
         f"to {made.error:.2%}"
     )
     if made.error > 0.05:
-        print("note: more checkpoints would come closer; --save-retain-interval N keeps those of every N-th iteration")
-    print(f"{args.output}: {made.num_tensors} tensors, {made.num_bytes / 1e6:.1f} MB")
+        say("note: more checkpoints would come closer; --save-retain-interval N keeps those of every N-th iteration")
+    say(f"{args.output}: {made.num_tensors} tensors, {made.num_bytes / 1e6:.1f} MB")
     return 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -14,6 +13,8 @@ from mindspeed_mm_dit.cli.commands import COMMANDS
 from mindspeed_mm_dit.configs.arguments import Parser
 from mindspeed_mm_dit.configs.plugins import load_plugins
 from mindspeed_mm_dit.errors import ConfigError, PlatformError, UserError, nearest
+from mindspeed_mm_dit.framework.interrupt import raise_outside_imports
+from mindspeed_mm_dit.terminal import open_streams, print_nowhere, say
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as in a shell: 128 + SIGINT."""
@@ -21,19 +22,20 @@ INTERRUPTED = 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code: 0 good, 1 a negative verdict, 2 a mistake in the input, 130 Ctrl-C."""
+    open_streams()
     try:
         return _run_command(argv)
     except UserError as error:
-        print(f"{error}", file=sys.stderr)
+        say(f"{error}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # the program that read our output has ended
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print_nowhere(sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except OSError as error:  # a full disk, a file that went away: whatever could be checked earlier was
-        print(f"{PlatformError(error.filename or 'a file', error.strerror or str(error))}", file=sys.stderr)
+        say(f"{PlatformError(error.filename or 'a file', error.strerror or str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted", file=sys.__stderr__)  # (torch swaps sys.stderr while it is imported)
+        say("interrupted", file=sys.__stderr__)  # (torch swaps sys.stderr while it is imported)
         return INTERRUPTED
 
 
@@ -86,4 +88,5 @@ def parser_of(name: str) -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    raise_outside_imports()
     sys.exit(main())

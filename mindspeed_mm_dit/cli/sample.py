@@ -17,6 +17,7 @@ from mindspeed_mm_dit.cli.request_flags import add_framework, add_request, asked
 from mindspeed_mm_dit.cli.sampler_flags import OPTIONS, add_sampler, add_sampler_options
 from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.terminal import say
 
 if TYPE_CHECKING:
     import numpy as np
@@ -157,7 +158,7 @@ def run(args: argparse.Namespace) -> int:
     size = " x ".join(map(str, work.config.sample_size))
     noun = "images" if samples.ndim == 4 else "videos"
     rate = f"{len(samples) / seconds:.2f} {noun}/s"
-    print(f"{written}: {len(samples)} {noun} of {size} in {seconds:.1f} s, {rate}{ranks}")
+    say(f"{written}: {len(samples)} {noun} of {size} in {seconds:.1f} s, {rate}{ranks}")
     return 0
 
 
@@ -189,7 +190,7 @@ class _Work:
         output.check(titles, config.sample_size)
         adapters = load_adapters(args.lora, config)
         for note in (note for adapter, _ in adapters for note in adapter.notes):
-            print(f"note: {note}", file=sys.stderr)
+            say(f"note: {note}", file=sys.stderr)
         return cls(config, settings, asked, titles, output, runtime.world_size(), adapters)
 
 

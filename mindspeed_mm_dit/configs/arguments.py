@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
+import unicodedata
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from mindspeed_mm_dit.configs.flag import AddFlags, rows_of, spelled
 from mindspeed_mm_dit.configs.flag_combinations import check_given
 from mindspeed_mm_dit.configs.host_flags import HOST_ONLY
-from mindspeed_mm_dit.configs.limits import FLOAT32, MOST_SAMPLES, check_path
+from mindspeed_mm_dit.configs.limits import FLOAT32, MOST_SAMPLES, check_path, shown
 from mindspeed_mm_dit.configs.run import MEGATRON, Own, RunConfig
 from mindspeed_mm_dit.errors import ConfigError, nearest
 from mindspeed_mm_dit.optimizers.registry import check_flags
+
+_TYPED = re.compile(r"[-\u2010-\u2015\u2212\ufe58\ufe63\uff0d]+([a-z][a-z0-9-]*)($|=|[^\S ])")
+"""A word that was meant as a flag: dashes of any kind, its name, and what follows: nothing, "=", or an odd space."""
 
 
 class Defaults(argparse.ArgumentDefaultsHelpFormatter):
@@ -37,6 +42,17 @@ class Parser(argparse.ArgumentParser):
         """Raise ConfigError with ``message``; the middle of a very long one is cut out."""
         short = message if len(message) < 500 else f"{message[:240]} ... {message[-240:]}"
         raise ConfigError("command line", short, f"{self.prog} --help explains every flag")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Parse as argparse does; raise ConfigError for a flag with other dashes or spaces, as pasted from a page."""
+        for word in args or ():
+            typed = _TYPED.match(word)
+            flag = f"--{typed[1]}" if typed else ""
+            if typed and flag in self._option_string_actions and typed[0] not in (flag, f"{flag}="):
+                odd = ", ".join(unicodedata.name(letter, "") for letter in dict.fromkeys(word) if not letter.isascii())
+                cure = f"write {flag}, and an ordinary space after it"
+                raise ConfigError(f"command line: {shown(word)}", f"is not how a flag is written: {odd or word}", cure)
+        return super().parse_known_args(args, namespace)
 
     def parse_strictly(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse ``argv``; raise ConfigError for an unknown flag, suggesting the nearest known one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from mindspeed_mm_dit.errors import ConfigError
 def read_train_args(path: str | Path, setting: str = "train.args") -> list[str]:
     """Return the flags and values in the file ``path``; ``setting`` is the option that named it.
 
-    Quotes group words within a line; "#" at the start of a word begins a comment.
+    Quotes group words within a line; "#" at the start of a word begins a comment. A backslash at the end of a line, as
+    in a shell script, changes nothing: words go on in the next line in any case.
 
     Raises:
         ConfigError: the file cannot be read, or a quote is not closed; names the line.
@@ -25,10 +27,14 @@ def read_train_args(path: str | Path, setting: str = "train.args") -> list[str]:
                 f"{path}, line {number}", "contains a NUL byte: this is not a text file", "write the file again"
             )
         try:
-            words += _Words(line)
+            words += _Words(_CONTINUED.sub(r"\1", line))
         except ValueError as error:  # "No closing quotation", "No escaped character"
             raise ConfigError(f"{path}, line {number}", f"{error}: {line.strip()}") from None
     return words
+
+
+_CONTINUED = re.compile(r"(?<!\\)((?:\\\\)*)\\\s*$")
+"""A backslash that ends a line, itself not after one."""
 
 
 class _Words(shlex.shlex):

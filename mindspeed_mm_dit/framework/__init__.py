@@ -12,7 +12,6 @@ used; without a call, the first use activates PyTorch. ``contract`` lists what e
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import re
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -66,6 +65,8 @@ def activate(name: str) -> None:
 
 
 def _check_version(distribution: str, oldest: str, name: str) -> None:
+    import importlib.metadata  # (slow, and this package is imported before Ctrl-C is handled)
+
     try:
         found = importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:  # not here, or a torch that is MSAdapter

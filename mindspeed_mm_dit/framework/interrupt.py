@@ -28,9 +28,29 @@ def raise_when_interrupted() -> None:
     _on_ctrl_c(signal.default_int_handler)
 
 
+def raise_outside_imports() -> None:
+    """From now on, let Ctrl-C raise KeyboardInterrupt, or end this process at once while it imports a module."""
+    _on_ctrl_c(_end_imports)
+
+
+def hold_ctrl_c() -> None:
+    """Let Ctrl-C wait, also in the program that this process becomes, until a function above says what it does."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+
 def _on_ctrl_c(handler: Callable[[int, FrameType | None], object]) -> None:
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # a job in the background: a shell's Ctrl-C is not for it
         signal.signal(signal.SIGINT, handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def _end_imports(number: int, frame: FrameType | None) -> None:
+    at = frame
+    while at is not None:
+        if at.f_code.co_filename == "<frozen importlib._bootstrap>":
+            _end(number, frame)
+        at = at.f_back
+    raise KeyboardInterrupt
 
 
 def _end(number: int, frame: FrameType | None) -> None:

@@ -16,6 +16,7 @@ from mindspeed_mm_dit.framework.launched import check_launched, end_with_launche
 from mindspeed_mm_dit.hosts.contract import Host, HostKind
 from mindspeed_mm_dit.hosts.early_exit import end, end_in_a_line_when_interrupted
 from mindspeed_mm_dit.hosts.registry import hosts, wanted_framework
+from mindspeed_mm_dit.terminal import open_streams, tell
 
 AddFlags = Callable[[argparse.ArgumentParser], argparse.ArgumentParser]
 
@@ -28,6 +29,7 @@ def choose_host(argv: Sequence[str], add_flags: AddFlags | None = None) -> Host:
     Ctrl-C that nothing else handles ends it with one line and code 130; in MindSpeed-MM it raises KeyboardInterrupt
     again.
     """
+    open_streams()
     end_in_a_line_when_interrupted()
     end_with_launcher(os.environ)
     try:
@@ -74,7 +76,7 @@ def _recognised() -> HostKind:
     for kind in hosts():
         is_taken, note = kind.recognised()
         if note and says_it():
-            print(f"note: {note}", file=sys.stderr)
+            tell(f"note: {note}", file=sys.stderr)
         if is_taken:
             return kind
     raise AssertionError("the standalone host is always taken")

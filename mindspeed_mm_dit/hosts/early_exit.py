@@ -14,7 +14,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import NoReturn
 
-from mindspeed_mm_dit import framework
+from mindspeed_mm_dit import framework, terminal
 from mindspeed_mm_dit.errors import StepError, UserError
 from mindspeed_mm_dit.framework.launched import says_it
 from mindspeed_mm_dit.framework.temporary_files import leave
@@ -44,7 +44,7 @@ def say(error: UserError) -> None:
     """Print ``error``; if the fault may be ours, with the traceback of its cause."""
     if isinstance(error, StepError):
         traceback.print_exception(error.__cause__)
-    print(f"\n{error}", file=sys.stderr, flush=True)
+    terminal.tell(f"\n{error}", file=sys.stderr)
 
 
 def leave_for_launcher(error: UserError) -> None:
@@ -65,5 +65,5 @@ def _without_traceback_of_an_interrupt(
         sys.__excepthook__(kind, error, trace)
         return
     if says_it():
-        print("interrupted", file=sys.__stderr__, flush=True)  # (torch swaps sys.stderr while it is imported)
+        terminal.tell("interrupted", file=sys.__stderr__)  # (torch swaps sys.stderr while it is imported)
     sys.exit(128 + signal.SIGINT)

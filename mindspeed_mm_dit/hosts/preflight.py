@@ -21,6 +21,7 @@ from mindspeed_mm_dit.models.data import check_sizes, dearest, models_of
 from mindspeed_mm_dit.models.registry import check_encoders
 from mindspeed_mm_dit.planning.fit import Place, check_model_fits, check_state_fits, tight_step
 from mindspeed_mm_dit.planning.memory import Placement
+from mindspeed_mm_dit.terminal import tell
 from mindspeed_mm_dit.training.data_set import open_data_set
 
 
@@ -89,9 +90,9 @@ def say_data_set(args: RunConfig, mm: MultiModalArguments) -> None:
     shapes = len(mm.data.dataset_param.sizes)
     if args.torch_compile and shapes > 1:
         graphs = "a graph for each of" if shapes <= MOST_GRAPHS else "one graph, with open sizes, for all of"
-        print(f"compiled  {graphs} up to {shapes} shapes", flush=True)
+        tell(f"compiled  {graphs} up to {shapes} shapes")
     if args.eval_interval and not data.num_valid:
-        print(
+        tell(
             f"warning: --eval-interval = {args.eval_interval}: no {data.noun} is held out "
             f"(dataset_param.valid_fraction = {mm.data.dataset_param.valid_fraction}), so nothing is validated",
             file=sys.stderr,
@@ -132,4 +133,4 @@ def _check_memory(args: RunConfig, mm: MultiModalArguments, host: HostFacts) -> 
         dearest(mm.model, mm.data.dataset_param), placement, args.micro_batch_size, mm.encodes, host.device
     )
     if warning and host.rank == 0:
-        print(warning, file=sys.stderr)
+        tell(warning, file=sys.stderr)

@@ -21,6 +21,7 @@ from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
 from mindspeed_mm_dit.hosts.preflight import HostFacts, check_configs, fsdp2_of, say_data_set
 from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of
 from mindspeed_mm_dit.planning.fit import Place
+from mindspeed_mm_dit.terminal import tell
 from mindspeed_mm_dit.training.contract import engine_module
 from mindspeed_mm_dit.training.trackers.registry import check_trackers
 from mindspeed_mm_dit.training.watchers.registry import check_places, check_watchers
@@ -44,7 +45,7 @@ def preflight(args: RunConfig) -> RunConfig:
         check_trackers(args)
         say_data_set(args, args.mm)
         for note in without_effect(args, active(), runtime.device_type()):
-            print(note, file=sys.stderr)
+            tell(note, file=sys.stderr)
     return args
 
 
@@ -97,7 +98,7 @@ def check_outputs(args: RunConfig) -> None:
         if args.report:
             check_output_file("--report", Path(args.save).parent / "samples.png", make=False)
             if not args.parts["tensorboard_dir"]:
-                print(
+                tell(
                     "note: --report draws no loss.png without --tensorboard-dir, which keeps the losses",
                     file=sys.stderr,
                 )

@@ -8,6 +8,8 @@ from typing import Any
 
 from PIL import ImageFont
 
+from mindspeed_mm_dit.terminal import tell
+
 POINTS = 13
 _OF_BOXES = ("lastresort", "adobeblank", "adobenotdef")
 """Fonts that have every letter, but draw a box for each."""
@@ -65,7 +67,7 @@ def _letters_of(path: str) -> frozenset[int]:
 
 @cache
 def _say_missing(text: str) -> None:
-    print(
+    tell(
         f"note: no font here has all letters of {text}, so a number or question marks stand in the picture: install "
         "one that has, e.g. Debian's package fonts-noto-cjk, or put its file into ~/.local/share/fonts",
         file=sys.stderr,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from mindspeed_mm_dit.data.duplicates import find_copies
 from mindspeed_mm_dit.data.folder import DECODE_CHECK_LIMIT
 from mindspeed_mm_dit.data.rows import PROBLEMS_SHOWN, Rows
 from mindspeed_mm_dit.errors import CheckpointError
+from mindspeed_mm_dit.terminal import tell
 
 CLASSES_SHOWN = 10
 COPIES_SHOWN = 3
@@ -22,12 +22,12 @@ COPIES_SHOWN = 3
 def say_notes(rows: Rows, noun: str = "image") -> None:
     """Print the notes from reading the rows, e.g. about files left out or skipped."""
     for note in rows.notes:
-        print(note, file=sys.stderr)
+        tell(note, file=sys.stderr)
     if rows.skipped:
         shown = rows.problems[:PROBLEMS_SHOWN]
         more = [f"and {rows.skipped - len(shown)} more"] if shown and rows.skipped > len(shown) else []
         named = ":" + "".join(f"\n    {line}" for line in (*shown, *more)) if shown else ""
-        print(f"warning: {rows.skipped} {noun}(s) cannot be used and are skipped{named}", file=sys.stderr)
+        tell(f"warning: {rows.skipped} {noun}(s) cannot be used and are skipped{named}", file=sys.stderr)
 
 
 def say_copies_among(rows: Rows) -> None:
@@ -49,7 +49,7 @@ def say_copies(paths: Sequence[str], labels: np.ndarray, classes: Sequence[str])
             for copy in found[:COPIES_SHOWN]:
                 here, there = (f"{paths[image]} ({_named(labels[image], classes)})" for image in copy)
                 line += f"\n    {here} and {there}"
-            print(line, file=sys.stderr)
+            tell(line, file=sys.stderr)
 
 
 def say_classes(train: Rows, valid: Rows, num_classes: int, noun: str = "image") -> None:
@@ -60,12 +60,12 @@ def say_classes(train: Rows, valid: Rows, num_classes: int, noun: str = "image")
         shown = [*shown[: CLASSES_SHOWN - 2], "...", shown[-1]]
     held_out = f", {len(valid)} held out" if len(valid) else ""
     line = f"{_count(len(labels), 'class', 'classes')}, {_count(len(train), noun, f'{noun}s')} to train on{held_out}: "
-    _print(line + ", ".join(shown))
+    tell(line + ", ".join(shown))
     if len(labels) < num_classes:
         without = num_classes - len(labels)
         empty = [name for label, name in enumerate(train.classes) if label not in labels and name != str(label)]
         named = f" ({_short(empty)})" if empty else ""
-        print(
+        tell(
             f"warning: predictor.num_classes = {num_classes}, and {_count(without, 'class has', 'classes have')} no "
             f"{noun}s{named}: nothing is learned of them",
             file=sys.stderr,
@@ -100,10 +100,3 @@ def _count(number: int, one: str, many: str) -> str:
 
 def _short(names: Sequence[str]) -> str:
     return ", ".join(names[:CLASSES_SHOWN]) + (", ..." if len(names) > CLASSES_SHOWN else "")
-
-
-def _print(text: str) -> None:
-    """Print ``text``; letters that the terminal cannot show are escaped."""
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # (a closed stream is None)
-    with suppress(OSError):  # the reader is gone
-        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)

@@ -20,6 +20,7 @@ from mindspeed_mm_dit.data.samples import Draw, Opened, Samples
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.models.data import open_data, sized
 from mindspeed_mm_dit.planning.arithmetic import train_flop
+from mindspeed_mm_dit.terminal import tell
 from mindspeed_mm_dit.training.classes import say_classes, say_copies_among, say_notes
 
 CAPTIONS_SHOWN = 8
@@ -143,7 +144,7 @@ class DataSet:
         if label is not None:
             say_classes(self._train, self._valid, label.num_classes, self.noun)
         if self._train.shapes is not None:
-            print("\n".join(mixed_lines(self._train, self._param)), flush=True)
+            tell("\n".join(mixed_lines(self._train, self._param)))
         if "caption" in self._model.predictor.conditions.items:
             self._say_captions(rows)
         say_notes(rows, self.noun)
@@ -158,7 +159,7 @@ class DataSet:
         frames, (height, width) = self._param.sample_size[:-2], self._param.sample_size[-2:]
         size = f"{frames[0]} frames of {height} x {width}" if frames else f"{height} x {width}"
         size = size if rows.shapes is None else f"{len(np.unique(rows.shapes, axis=0))} shapes"
-        print(f"{self.num_train:,} {self.noun}s to train on{held_out}, {size}, from {source}{captions}", flush=True)
+        tell(f"{self.num_train:,} {self.noun}s to train on{held_out}, {size}, from {source}{captions}")
 
 
 def _check_beside(mm: MultiModalArguments, train: Rows, valid: Rows) -> None:

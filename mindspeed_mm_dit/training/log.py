@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ import numpy as np
 from tqdm import tqdm
 
 from mindspeed_mm_dit.configs.run import RunConfig
+from mindspeed_mm_dit.terminal import plain, print_nowhere
 from mindspeed_mm_dit.training.trackers.contract import Tracker
 from mindspeed_mm_dit.training.validation import ValidationLoss
 
@@ -153,7 +153,7 @@ class RunLog:
         if not self.prints:
             return
         try:
-            tqdm.write(text, file=sys.stdout)
+            tqdm.write(plain(text), file=sys.stdout)
             sys.stdout.flush()
         except OSError:  # a pipe whose reader has ended, a terminal that is closed
             print_nowhere(sys.stdout.fileno())
@@ -183,11 +183,3 @@ def open_log(args: RunConfig, iteration: int) -> RunLog:
     prints = runtime.rank() == runtime.world_size() - 1
     trackers = open_trackers(args, iteration) if prints else ()
     return RunLog(prints=prints, train_iters=args.train_iters, iteration=iteration, trackers=trackers, mfu=meter(args))
-
-
-def print_nowhere(*streams: int) -> None:
-    """Discard what is printed to the file descriptors ``streams`` from now on."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in streams:
-        os.dup2(nowhere, stream)
-    os.close(nowhere)

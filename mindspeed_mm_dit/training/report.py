@@ -18,6 +18,7 @@ from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.framework import active, runtime
 from mindspeed_mm_dit.framework.launched import without_launcher
 from mindspeed_mm_dit.objectives.registry import objective_of
+from mindspeed_mm_dit.terminal import tell
 from mindspeed_mm_dit.training.data_set import open_data_set
 from mindspeed_mm_dit.training.exit_codes import USER_ERROR
 
@@ -86,10 +87,10 @@ def report(args: RunConfig) -> None:
         return
     saved = CheckpointStore(args.save).iterations()
     if not saved or saved[-1] < args.train_iters:
-        print(how_to_resume(args, saved[-1] if saved else 0))
+        tell(how_to_resume(args, saved[-1] if saved else 0))
         return
     if why := _why_nothing(args):
-        print(f"{why}; mm-dit sample --checkpoint {args.save} --output samples.png draws samples")
+        tell(f"{why}; mm-dit sample --checkpoint {args.save} --output samples.png draws samples")
         return
     data = open_data_set(args.mm, args.seed)
     job = ReportJob(
@@ -110,11 +111,10 @@ def report(args: RunConfig) -> None:
     runtime.free_memory()  # the drawing process computes on the same device
     ended = subprocess.run(command, env=without_launcher(os.environ), check=False)
     if ended.returncode:
-        print(
+        tell(
             f"--report: could not be drawn (exit code {ended.returncode}, the reason is above). The training is "
             f"complete and saved; draw samples with: mm-dit sample --checkpoint {args.save} --output samples.png",
             file=sys.stderr,
-            flush=True,
         )
         sys.exit(USER_ERROR)
 

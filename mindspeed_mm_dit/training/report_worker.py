@@ -10,8 +10,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mindspeed_mm_dit.framework import activate
+from mindspeed_mm_dit.framework.interrupt import end_at_once_when_interrupted
 from mindspeed_mm_dit.framework.launched import follow_to_death
 
+end_at_once_when_interrupted()
 follow_to_death(signal.SIGTERM)  # a run that is killed leaves no process behind
 JOB = json.loads(sys.argv[1])
 activate(JOB["ai_framework"])  # before anything that needs a framework
@@ -28,6 +30,7 @@ from mindspeed_mm_dit.sampling.image_files import draw_samples
 from mindspeed_mm_dit.sampling.load import describe, load_model
 from mindspeed_mm_dit.sampling.ranks import generate_spread
 from mindspeed_mm_dit.sampling.request import Asked
+from mindspeed_mm_dit.terminal import tell
 from mindspeed_mm_dit.training.report import Judge, ReportJob
 
 SAMPLES_PER_CLASS, SAMPLES_SHOWN = 20, 10
@@ -56,9 +59,9 @@ def draw(job: ReportJob) -> None:
     if "vector" not in job.examples:
         lines.append(("draw more", _next_command(job)))
     for name, place in lines:
-        print(f"{name + ':':<14} {place}")
+        tell(f"{name + ':':<14} {place}")
     if last:
-        print(last, flush=True)
+        tell(last)
 
 
 def _next_command(job: ReportJob) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ from mindspeed_mm_dit.configs.tuning import without_lists
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.optimizers.registry import chosen_in
+from mindspeed_mm_dit.terminal import tell
 from mindspeed_mm_dit.training.changes import changes, run_facts, table_of
 from mindspeed_mm_dit.training.classes import check_classes
 from mindspeed_mm_dit.training.contract import Checkpoints
@@ -216,13 +216,7 @@ def _content(folder: str) -> str:
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
-def say_on_this_rank(text: str) -> None:
-    """Print on whichever rank this is."""
-    with suppress(OSError):  # the reader is gone
-        print(text, flush=True)
-
-
 def print_rank_0(text: str) -> None:
     """Print on the first rank."""
     if runtime.rank() == 0:
-        say_on_this_rank(text)
+        tell(text)

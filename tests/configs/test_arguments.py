@@ -94,6 +94,12 @@ def test_a_wrong_setting_of_data_json_is_named(tmp_path, section, message):
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize("word", ["\u2013lr", "\u2014lr=1", "\u2212\u2212lr", "--lr\u00a01e-3", "--lr\u202f=1", "-lr"])
+def test_a_flag_that_was_typeset_is_named_as_it_is_written(word):
+    with pytest.raises(ConfigError, match=r"is not how a flag is written: .*\n.*write --lr, and an ordinary space"):
+        parse_flags(["--train-iters", "3", word, "1"])
+
+
 def test_a_width_that_is_listed_twice_is_named():
     args = run_config(global_batch_size=8, train_iters=2, lr=1e-3, power_ema_stds=(0.05, 0.05))
     with pytest.raises(ConfigError, match=r"--power-ema-stds = 0\.05 0\.05: lists a width twice"):

@@ -65,6 +65,10 @@ def test_train_args_are_a_text_of_some_lines(tmp_path):
     (tmp_path / "train.args").write_bytes(b"--lr 1\n--seed\0 2\n")
     with pytest.raises(ConfigError, match=r"train\.args, line 2: contains a NUL byte"):
         read_train_args(tmp_path / "train.args")
+    (tmp_path / "train.args").write_bytes(
+        b"\xef\xbb\xbf--lr 1 \\\r\n --seed 2 \\ \n# all \\\n--save 'a b'\\\n--exp c\\\\\n\\\n"
+    )
+    assert read_train_args(tmp_path / "train.args") == ["--lr", "1", "--seed", "2", "--save", "a b", "--exp", "c\\"]
     (tmp_path / "train.args").write_bytes(b"\0" * (2 << 20))
     with pytest.raises(ConfigError, match=r"is no config file: it has 2\.0 MiB"):
         read_train_args(tmp_path / "train.args")

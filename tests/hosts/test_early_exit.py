@@ -16,7 +16,8 @@ CODE = """
 import signal, sys, time
 from mindspeed_mm_dit.errors import ConfigError, StepError
 from mindspeed_mm_dit.framework import activate
-from mindspeed_mm_dit.framework.interrupt import end_at_once_when_interrupted
+from mindspeed_mm_dit.framework.interrupt import (
+    end_at_once_when_interrupted, hold_ctrl_c, raise_outside_imports)
 from mindspeed_mm_dit.hosts.early_exit import end, end_in_a_line_when_interrupted
 print("said before")
 {}
@@ -93,3 +94,19 @@ def test_an_interrupt_ends_a_run_that_has_nothing_to_keep_though_a_library_would
                     "try:\n    signal.raise_signal(signal.SIGINT)\n    time.sleep(60)\n"
                     "except KeyboardInterrupt: print('went on')")  # fmt: skip
     assert (process.returncode, process.stdout, process.stderr) == (130, "said before\n", "interrupted\n")
+
+
+def test_an_interrupt_during_an_import_ends_at_once_and_is_raised_elsewhere(tmp_path):
+    (tmp_path / "swallows.py").write_text("import signal\ntry: signal.raise_signal(signal.SIGINT)\n"
+                                          "except KeyboardInterrupt: print('went on')")  # fmt: skip
+    code = "raise_outside_imports()\ntry: signal.raise_signal(signal.SIGINT)\nexcept KeyboardInterrupt: import swallows"
+    process = ended(code, PYTHONPATH=f"{ROOT}:{tmp_path}")
+    assert (process.returncode, process.stdout, process.stderr) == (130, "said before\n", "interrupted\n")
+
+
+def test_an_interrupt_waits_for_the_program_that_a_process_becomes_and_its_first_lines():
+    process = ended("import os\nhold_ctrl_c()\nsignal.raise_signal(signal.SIGINT)\nsys.stdout.flush()\n"
+                    "again = ['from mindspeed_mm_dit.framework.interrupt import end_at_once_when_interrupted as end']\n"
+                    "again += ['print(1, flush=True)', 'end()', 'print(2)']\n"
+                    "os.execv(sys.executable, [sys.executable, '-c', chr(10).join(again)])")  # fmt: skip
+    assert (process.returncode, process.stdout, process.stderr) == (130, "said before\n1\n", "interrupted\n")

@@ -17,7 +17,7 @@ from mindspeed_mm_dit.configs.flag_combinations import check_tool
 from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.errors import ConfigError, nearest
 from mindspeed_mm_dit.framework import FRAMEWORKS
-from mindspeed_mm_dit.framework.interrupt import end_at_once_when_interrupted
+from mindspeed_mm_dit.framework.interrupt import end_at_once_when_interrupted, hold_ctrl_c
 from mindspeed_mm_dit.training.launch.variables import read_launch, say_whom_it_waits_for, threads_of
 
 
@@ -44,6 +44,7 @@ def start(framework: str, command: Sequence[str]) -> int:
         os.environ.setdefault(name, value)
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "2")  # FSDP2 in MindSpeed-MM refuses 1
     if launch.is_alone:
+        hold_ctrl_c()  # the script handles it from its first lines on
         os.execv(sys.executable, [sys.executable, *command])
     say_whom_it_waits_for(launch)
     return int(launcher.start(launch, command))

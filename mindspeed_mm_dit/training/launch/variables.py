@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from mindspeed_mm_dit.configs.environment import whole_number
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.terminal import tell
 
 LOOPBACK = "127.0.0.1"
 
@@ -88,11 +89,10 @@ def read_launch(environment: Mapping[str, str], default_processes: Callable[[], 
 def say_whom_it_waits_for(launch: Launch) -> None:
     """Print that this node waits for others, if there are any."""
     if launch.nodes > 1:
-        print(
+        tell(
             f"node {launch.node_rank} of {launch.nodes}: waiting up to {WAIT_SECONDS // 60} minutes for "
             f"{launch.nodes - 1} other node(s) at MASTER_ADDR:MASTER_PORT = {launch.address}:{launch.port}",
             file=sys.stderr,
-            flush=True,
         )
 
 
@@ -110,7 +110,7 @@ def _check_processes(processes: int) -> None:
             f"this machine has {memory / 2**30:,.0f} GiB",
         )
     if processes > _cores():
-        print(
+        tell(
             f"warning: NPUS_PER_NODE = {processes}: they share {_cores()} core(s), and will be slow",
             file=sys.stderr,
         )

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from mindspeed_mm_dit.errors import PlatformError
 from mindspeed_mm_dit.framework.launched import follow_to_death, without_launcher
+from mindspeed_mm_dit.terminal import tell
 from mindspeed_mm_dit.training.exit_codes import SAID
 from mindspeed_mm_dit.training.launch.variables import WAIT_SECONDS, Launch
-from mindspeed_mm_dit.training.log import print_nowhere
 
 CPU_PROCESSES = 2
 """Processes on a node without an accelerator."""
@@ -87,13 +87,7 @@ class _NewLines:
             self._read[log] = start + len(whole + newline)
             for line in whole.decode("utf-8", "replace").splitlines():
                 if not line.startswith(_NOISE):
-                    self._say(line)
-
-    def _say(self, line: str) -> None:
-        try:
-            print(line, flush=True)
-        except OSError:  # a terminal that is closed; keep waiting for the workers
-            print_nowhere(1, 2)
+                    tell(line)
 
 
 def _search_path() -> str:
@@ -153,5 +147,5 @@ def _exit_code(asked: signal.Signals | None, code: int, logs: Path) -> int:
     if told := [code for code in SAID if code in codes]:
         return told[0]
     why = f"msrun was ended by {signal.Signals(-code).name}" if code < 0 else "a worker failed"
-    print(f"{why}; all logs are in {logs}", file=sys.stderr)
+    tell(f"{why}; all logs are in {logs}", file=sys.stderr)
     return 1

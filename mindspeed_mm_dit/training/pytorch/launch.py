@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from mindspeed_mm_dit.framework import activate
+from mindspeed_mm_dit.terminal import tell
 from mindspeed_mm_dit.training.exit_codes import SAID
 from mindspeed_mm_dit.training.launch.variables import WAIT_SECONDS, Launch
 
@@ -54,13 +55,13 @@ def start(launch: Launch, command: Sequence[str]) -> int:
     except SignalException as error:  # passed on to the ranks, which have ended by now
         return 128 + error.sigval
     except DistError as error:
-        print(f"the nodes did not meet: {str(error).splitlines()[0]}", file=sys.stderr)
+        tell(f"the nodes did not meet: {str(error).splitlines()[0]}", file=sys.stderr)
         return 1
     except ChildFailedError as error:
         codes = {failure.exitcode for failure in error.failures.values()}
         if said := [code for code in SAID if code in codes]:
             return said[0]
-        print(error, file=sys.stderr)
+        tell(error, file=sys.stderr)
         return 1
     return 0
 

@@ -16,6 +16,7 @@ from mindspeed_mm_dit.configs.outputs import check_output_folder
 from mindspeed_mm_dit.configs.plugins import load_plugins
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import ConfigError, PlatformError, check_free
+from mindspeed_mm_dit.terminal import tell
 from mindspeed_mm_dit.training.trackers import swanlab_board, tensorboard, weights_and_biases
 from mindspeed_mm_dit.training.trackers.contract import Opening, Tracker, TrackerKind
 
@@ -51,7 +52,7 @@ class Guarded:
 
     def _give_up(self, error: Exception) -> None:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        print(f"warning: {self._name}: keeps no more curves: {reason}; the run goes on", file=sys.stderr, flush=True)
+        tell(f"warning: {self._name}: keeps no more curves: {reason}; the run goes on", file=sys.stderr)
 
 
 OURS = (tensorboard.KIND, weights_and_biases.KIND, swanlab_board.KIND)

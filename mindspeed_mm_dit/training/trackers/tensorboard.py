@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from mindspeed_mm_dit.terminal import tell
 from mindspeed_mm_dit.training.trackers.contract import Opening, TrackerKind, flag
 
 
@@ -78,10 +79,9 @@ class Scalars:
     def _give_up(self, error: OSError) -> None:
         self.close()
         self._file = None
-        print(
+        tell(
             f"warning: --tensorboard-dir = {self._folder}: cannot be written any more: {error}; the run goes on",
             file=sys.stderr,
-            flush=True,
         )
 
 

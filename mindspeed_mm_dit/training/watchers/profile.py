@@ -7,7 +7,7 @@ from pathlib import Path
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import runtime
-from mindspeed_mm_dit.training.resume import say_on_this_rank
+from mindspeed_mm_dit.terminal import tell
 from mindspeed_mm_dit.training.watchers.contract import Run, Step, Watcher, WatcherKind
 
 
@@ -42,9 +42,9 @@ class Profiling(Watcher):
             return
         recording, self._recording = self._recording, None
         try:
-            say_on_this_rank(f"profile of rank {runtime.rank()}: {recording.stop()}")
+            tell(f"profile of rank {runtime.rank()}: {recording.stop()}")
         except OSError as error:
-            say_on_this_rank(f"warning: --profile: {self._place} cannot be written: {error}; the run goes on")
+            tell(f"warning: --profile: {self._place} cannot be written: {error}; the run goes on")
 
 
 def folder_of(args: RunConfig) -> Path | None:

@@ -18,6 +18,7 @@ from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.objectives.registry import objective_of
 from mindspeed_mm_dit.sampling.grid import draw_grid
+from mindspeed_mm_dit.terminal import say
 from mindspeed_mm_dit.wings.lab.examples import draw_inputs, weights_of, write_weights
 from mindspeed_mm_dit.wings.lab.first_wrong_module import first_wrong
 from mindspeed_mm_dit.wings.lab.processes import OURS, batch_size_of, last_words, own_flags, run_python, run_tasks
@@ -231,4 +232,4 @@ def _png(images: np.ndarray) -> bytes:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    say(text, file=sys.stderr)

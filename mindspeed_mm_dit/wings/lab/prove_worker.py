@@ -24,6 +24,7 @@ from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import activate
+from mindspeed_mm_dit.framework.interrupt import end_at_once_when_interrupted
 from mindspeed_mm_dit.framework.launched import end_with_launcher
 from mindspeed_mm_dit.training.flags import parse, quiet
 from mindspeed_mm_dit.wings.lab.first_wrong_module import Watch
@@ -32,6 +33,7 @@ from mindspeed_mm_dit.wings.lab.task import Task, read_tasks, sample_indices_of
 
 def main(argv: Sequence[str]) -> int:
     """Do the tasks in the file that ``argv`` ends with; return 0, or 2 if the ranks could not meet."""
+    end_at_once_when_interrupted()
     end_with_launcher(os.environ)
     tasks = read_tasks(argv[-1])
     activate(tasks[0].value("--ai-framework"))

@@ -14,9 +14,10 @@ from pathlib import Path
 
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.terminal import tell
 from mindspeed_mm_dit.training.data_set import Sample, open_data_set
 from mindspeed_mm_dit.training.pytorch.engine import Engine
-from mindspeed_mm_dit.training.resume import Start, print_rank_0, say_on_this_rank
+from mindspeed_mm_dit.training.resume import Start, print_rank_0
 from mindspeed_mm_dit.wings.lab.pytorch.probe import NotFinite, Probe
 from mindspeed_mm_dit.wings.lab.steps import begin, join, script, starting, steps_after
 
@@ -111,7 +112,7 @@ def replay(args: RunConfig, checkpoint: Path | None, iteration: int) -> bool:
     for rank in range(runtime.world_size()):
         if rank == runtime.rank():
             own = [f"rank {rank}:"] if runtime.world_size() > 1 else []
-            say_on_this_rank("\n".join([*own, *report.lines()]))
+            tell("\n".join([*own, *report.lines()]))
         runtime.barrier()
     runtime.shutdown()
     return report.is_finite

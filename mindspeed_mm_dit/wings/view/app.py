@@ -14,6 +14,7 @@ from mindspeed_mm_dit.objectives.registry import objective_of
 from mindspeed_mm_dit.sampling.pipeline import Pipeline, Samples
 from mindspeed_mm_dit.sampling.request import Asked
 from mindspeed_mm_dit.sampling.video_files import draw_strips
+from mindspeed_mm_dit.terminal import say
 
 LOOPBACK = "127.0.0.1"
 POINTS = 8
@@ -43,7 +44,7 @@ def serve(pipe: Pipeline, title: str, port: int) -> None:
         )
     except OSError as error:
         raise ConfigError(f"--port = {port}", f"cannot be listened on: {error}", "use another") from None
-    print(f"open {address} in your browser; Ctrl-C ends it", flush=True)
+    say(f"open {address} in your browser; Ctrl-C ends it")
     page.block_thread()
 
 

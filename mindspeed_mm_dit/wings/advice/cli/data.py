@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from mindspeed_mm_dit.configs.limits import LARGEST, check_between
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.terminal import say
 
 if TYPE_CHECKING:
     from mindspeed_mm_dit.configs.data import DataConfig
@@ -71,12 +72,12 @@ def run(args: argparse.Namespace) -> int:
         _print_sizes_of_each(rows, train, valid, param)
     _say_doubtful(rows, param.noun, label and label.num_classes)
     if "caption" in items and not from_cache:
-        print("note: captions are not measured here; a run checks whether each fits the text encoder: --dry-run",
+        say("note: captions are not measured here; a run checks whether each fits the text encoder: --dry-run",
               file=sys.stderr)  # fmt: skip
     if args.output:
         _draw(args, dataclasses.replace(data, dataset_param=param), train, model.ae.channels if model else 3)
     if needed := stopping(rows, data.dataset_param):
-        print(f"a run would stop there: repair or remove them, or set {' and '.join(needed)} to true")
+        say(f"a run would stop there: repair or remove them, or set {' and '.join(needed)} to true")
         return 1
     return 0
 
@@ -114,14 +115,14 @@ def _print_classes(train: Rows, valid: Rows) -> None:
 
     rows = list(zip(train.classes, counts_of(train).tolist(), counts_of(valid).tolist()))
     width = max(4, *(len(name) for name, _, _ in rows))
-    print(f"label  {'name':<{width}}  {'to train on':>11}  {'held out':>8}")
+    say(f"label  {'name':<{width}}  {'to train on':>11}  {'held out':>8}")
     for label, (name, count, held_out) in enumerate(rows):
-        print(f"{label:>5}  {name:<{width}}  {count:>11,}  {held_out:>8,}")
-    print(f"{'':>5}  {'all':<{width}}  {len(train):>11,}  {len(valid):>8,}")
+        say(f"{label:>5}  {name:<{width}}  {count:>11,}  {held_out:>8,}")
+    say(f"{'':>5}  {'all':<{width}}  {len(train):>11,}  {len(valid):>8,}")
 
 
 def _print_counts(train: Rows, valid: Rows, noun: str) -> None:
-    print(f"{len(train):,} {noun}s to train on, {len(valid):,} held out")
+    say(f"{len(train):,} {noun}s to train on, {len(valid):,} held out")
 
 
 def _print_sizes_of_each(rows: Rows, train: Rows, valid: Rows, param: SourceParam) -> None:
@@ -132,7 +133,7 @@ def _print_sizes_of_each(rows: Rows, train: Rows, valid: Rows, param: SourcePara
     found = sections(param)
     for (where, source), own, of_train, of_valid in zip(found, parts_of(rows), parts_of(train), parts_of(valid)):
         if len(found) > 1:
-            print(where)
+            say(where)
         if own.sizes is None:
             _print_sizes(own, source.sample_size[0])
             check_filled(of_train.shapes, source.bucket_group)
@@ -145,7 +146,7 @@ def _print_sizes(rows: Rows, image_size: int) -> None:
 
     sizes = sizes_of(rows, image_size)
     num = len(sizes.shorter)
-    print(
+    say(
         f"shorter side {sizes.shorter[0]:,} to {sizes.shorter[-1]:,} pixels, middle {sizes.median:,}; "
         f"image_size {image_size} enlarges {sizes.enlarged(image_size):,} of {num:,}, and its square cuts "
         f"{sizes.part_cut:.0%} off the middle image; {num - sizes.num_grey:,} in colour, {sizes.num_grey:,} grey"
@@ -157,9 +158,9 @@ def _print_buckets(train: Rows, valid: Rows, param: SourceParam) -> None:
     from mindspeed_mm_dit.data.mixed import parts_of
     from mindspeed_mm_dit.wings.advice.overview import bucket_table, note_of_enlarged
 
-    print("\n".join(bucket_table(train, valid, param)), flush=True)
+    say("\n".join(bucket_table(train, valid, param)))
     if note := note_of_enlarged(train, param):
-        print(note, file=sys.stderr)
+        say(note, file=sys.stderr)
     if train.shapes is not None:
         for part in parts_of(train):
             check_filled(part.shapes, param.bucket_group)
@@ -176,12 +177,12 @@ def _say_doubtful(rows: Rows, noun: str, num_classes: int | None) -> None:
     if "label" not in rows.items:
         return
     if uneven := note_of_uneven(rows, noun):
-        print(uneven, file=sys.stderr)
+        say(uneven, file=sys.stderr)
     if rows.cached is None and noun == "image":
         say_copies_among(rows)
     without = (num_classes or len(rows.classes)) - len(np.unique(rows.labels))
     if without:
-        print(f"warning: {without:,} class(es) have no {noun}s: nothing is learned of them", file=sys.stderr)
+        say(f"warning: {without:,} class(es) have no {noun}s: nothing is learned of them", file=sys.stderr)
 
 
 def _draw(args: argparse.Namespace, data: DataConfig, train: Rows, channels: int) -> None:
@@ -190,10 +191,10 @@ def _draw(args: argparse.Namespace, data: DataConfig, train: Rows, channels: int
     from mindspeed_mm_dit.wings.advice.overview import first_of_each_class
 
     if train.cached is not None:
-        print(f"{args.output}: not drawn, the cache {data.dataset_param.cache} holds no images")
+        say(f"{args.output}: not drawn, the cache {data.dataset_param.cache} holds no images")
         return
     pixels, labels = first_of_each_class(data, train, channels, args.seed, PER_CLASS, CLASSES_SHOWN)
     titles = Asked({"label": labels.tolist()}).titles(train.classes)
     Path(args.output).parent.mkdir(parents=True, exist_ok=True)
     draw_grid(pixels, titles).save(args.output)
-    print(f"{args.output}: {len(pixels)} images as a run with --seed {args.seed} first takes them")
+    say(f"{args.output}: {len(pixels)} images as a run with --seed {args.seed} first takes them")

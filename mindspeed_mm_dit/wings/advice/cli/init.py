@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from mindspeed_mm_dit.cli.request_flags import add_framework
 from mindspeed_mm_dit.configs.limits import check_between, check_path
 from mindspeed_mm_dit.errors import ConfigError, DataError
+from mindspeed_mm_dit.terminal import say
 from mindspeed_mm_dit.wings.advice.starter import DIFFUSIONS
 
 if TYPE_CHECKING:
@@ -193,10 +194,10 @@ def _print_choices(starter: Starter, reason: str) -> None:
     from mindspeed_mm_dit.wings.advice.starter_files import shown
 
     sys.stdout.flush()
-    print(f"  {'classes':<20} {'':<22} {reason}")
+    say(f"  {'classes':<20} {'':<22} {reason}")
     for name, choice in {**starter.design, **starter.flags}.items():
         value = "" if choice.value is None else shown(choice.value)
-        print(f"  {name:<20} {value:<22} {choice.reason}".rstrip())
+        say(f"  {name:<20} {value:<22} {choice.reason}".rstrip())
 
 
 def _latents(args: argparse.Namespace) -> str:
@@ -209,19 +210,19 @@ def _print_commands(args: argparse.Namespace, starter: Starter, machine: Machine
     classes = ",".join(index.classes[:NAMES_IN_COMMAND]) if all("," not in name for name in index.classes) else "0"
     sampler, scale = starter.flags["--report-sampler"].value, starter.flags["--report-cfg-scale"].value
     mm_dit = _mm_dit()
-    print(f"\n{args.output}: model.json, data.json, fsdp2.yaml, train.args; {starter.flop / 1e12:,.4g} TFLOP to train")
+    say(f"\n{args.output}: model.json, data.json, fsdp2.yaml, train.args; {starter.flop / 1e12:,.4g} TFLOP to train")
     if not machine.accelerators and not args.vae:
         _print_expectation(starter.flags["--train-iters"].value, len(index) // len(index.classes))
-    print(f"see what it will see:  {mm_dit} data {output} --output sheet.png")
+    say(f"see what it will see:  {mm_dit} data {output} --output sheet.png")
     train = f"{framework}{mm_dit} train {output}"
     if args.vae and machine.accelerators:
-        print(f"encode once:           {_encode(args)}")
-        print(f'                       (optional, faster: then add "latents": "{_latents(args)}" to dataset_param)')
+        say(f"encode once:           {_encode(args)}")
+        say(f'                       (optional, faster: then add "latents": "{_latents(args)}" to dataset_param)')
     if args.vae and not machine.accelerators:
-        print(f"encode once and train: {_encode(args)} && \\\n                           {train}")
+        say(f"encode once and train: {_encode(args)} && \\\n                           {train}")
     else:
-        print(f"train:                 {train}")
-    print(
+        say(f"train:                 {train}")
+    say(
         f"draw samples:          {mm_dit} sample --checkpoint {shlex.quote(f'outputs/{name}/checkpoints')} "
         f"--classes {shlex.quote(classes)} \\\n"
         f"                           --sampler {sampler} --steps 25 --cfg-scale {scale} --output samples.png"
@@ -230,11 +231,11 @@ def _print_commands(args: argparse.Namespace, starter: Starter, machine: Machine
 
 def _print_expectation(steps: int, images: int) -> None:
     """Print what to expect on a CPU from this number of steps and of ``images`` per class."""
-    print(EXPECT_ON_A_CPU)
+    say(EXPECT_ON_A_CPU)
     few = [f"{steps:,} steps (--train-iters)"] if steps < ENOUGH_STEPS else []
     few += [f"{images:,} images a class"] if images < ENOUGH_IMAGES else []
     if few:
-        print(EXPECT_LESS.format(" and ".join(few)))
+        say(EXPECT_LESS.format(" and ".join(few)))
 
 
 def _encode(args: argparse.Namespace) -> str:

@@ -14,6 +14,7 @@ from mindspeed_mm_dit.configs.optimizer_flags import optimizer_settings
 from mindspeed_mm_dit.configs.run import RunConfig, rows
 from mindspeed_mm_dit.configs.tuning_flags import FineTuning, tuning_of
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.terminal import say
 
 if TYPE_CHECKING:
     from mindspeed_mm_dit.configs.model import ModelConfig
@@ -110,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
     check_batch(request)
     chosen = recommend(model, request)
     if request.global_batch_size != args.global_batch_size:
-        print(
+        say(
             f"note: {args.global_batch_size} images cannot be shared equally by {args.world_size} ranks, and training "
             f"refuses them. This plan is for --global-batch-size {request.global_batch_size}, "
             f"{request.images_per_rank} a rank.\n"
@@ -126,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
             "--use-torch-fsdp2 --bf16"
         )
         Path(args.write_fsdp2).write_text(fsdp2_yaml(model, chosen, header), encoding="utf-8")
-        print(f"\n{args.write_fsdp2}: written")
+        say(f"\n{args.write_fsdp2}: written")
     return 0
 
 
@@ -136,7 +137,7 @@ def write_native(args: argparse.Namespace) -> int:
 
     write = named("mindspeed-mm-native").config_of
     assert write is not None, "the native engine reads a yaml"
-    print(write(args.write_native, args.world_size), end="")
+    say(write(args.write_native, args.world_size), end="")
     return 0
 
 
@@ -174,7 +175,7 @@ def dearest_of_data(model: ModelConfig, path: str) -> ModelConfig:
     check_sizes(model, param)
     found = dearest(model, param)
     if param.buckets is not None:
-        print(f"planned for      {' x '.join(map(str, found.sample_size))}, the dearest of {len(param.sizes)} buckets")
+        say(f"planned for      {' x '.join(map(str, found.sample_size))}, the dearest of {len(param.sizes)} buckets")
     return found
 
 
@@ -206,11 +207,11 @@ def print_model(model: ModelConfig) -> None:
 
     parameters, each = model.parameters(), "a clip" if _learns_videos(model) else "an image"
     in_block = count(parameters.block.values())
-    print(f"parameters       {parameters.num_elements():,} ({in_block:,} in each of {parameters.num_blocks} blocks)")
+    say(f"parameters       {parameters.num_elements():,} ({in_block:,} in each of {parameters.num_blocks} blocks)")
     if (trained := parameters.num_elements(trained_only=True)) < parameters.num_elements():
-        print(f"trained          {trained:,} of them")
-    print(f"forward          {model.predictor.multiply_adds() / 1e9:,.2f} G multiply-adds {each}")
-    print(f"train step       {train_flop(model.predictor) / 1e12:,.3f} TFLOP {each}")
+        say(f"trained          {trained:,} of them")
+    say(f"forward          {model.predictor.multiply_adds() / 1e9:,.2f} G multiply-adds {each}")
+    say(f"train step       {train_flop(model.predictor) / 1e12:,.3f} TFLOP {each}")
 
 
 def print_memory(model: ModelConfig, request: Request, chosen: Recommendation) -> None:
@@ -221,30 +222,30 @@ def print_memory(model: ModelConfig, request: Request, chosen: Recommendation) -
     micro, placement = chosen.micro_batch_size, chosen.placement
     recompute = "on" if placement.recompute else "off"
     plan = memory(model, placement, request.online_vae)
-    print(
+    say(
         f"\nrecommended      {placement.world_size} rank(s), weights shared by {placement.shard_ranks}, "
         f"micro-batch {micro} x {request.images_per_rank // micro} a step, recompute {recompute}, bf16"
     )
     if (ranks := placement.sequence_ranks) > 1:
-        print(f"                 {ranks} ranks share a sample; what they exchange for it is not counted below")
+        say(f"                 {ranks} ranks share a sample; what they exchange for it is not counted below")
     if _learns_videos(model) and request.online_vae:
-        print("                 from features; from files autoencoder and text encoder come on top")
+        say("                 from features; from files autoencoder and text encoder come on top")
     units = "clips" if _learns_videos(model) else "images"
     for name in ("weights", "gradients", "optimizer", "ema", "gathered", *([] if _learns_videos(model) else ["vae"])):
-        print(f"  {name:<14} {getattr(plan, name) / GIB:8.2f} GiB")
-    print(f"  {'activations':<14} {micro * plan.activations_per_image / GIB:8.2f} GiB of {micro} {units}")
-    print(f"  {'workspace':<14} {micro * plan.workspace_per_image / GIB:8.2f} GiB (estimate)")
-    print(f"  {'total':<14} {plan.total(micro) / GIB:8.2f} of {request.device_bytes / GIB:g} GiB")
+        say(f"  {name:<14} {getattr(plan, name) / GIB:8.2f} GiB")
+    say(f"  {'activations':<14} {micro * plan.activations_per_image / GIB:8.2f} GiB of {micro} {units}")
+    say(f"  {'workspace':<14} {micro * plan.workspace_per_image / GIB:8.2f} GiB (estimate)")
+    say(f"  {'total':<14} {plan.total(micro) / GIB:8.2f} of {request.device_bytes / GIB:g} GiB")
 
 
 def print_fits(model: ModelConfig, request: Request) -> None:
     """Print the largest micro-batch of every kind of sharding, with and without recompute."""
     from mindspeed_mm_dit.wings.advice.recommend import fitting
 
-    print(f"\n{'largest micro-batch':<24} {'kept':>8} {'recompute':>10}")
+    say(f"\n{'largest micro-batch':<24} {'kept':>8} {'recompute':>10}")
     for name, placement in kinds(request).items():
         largest = [fitting(model, dataclasses.replace(placement, recompute=again), request) for again in (False, True)]
-        print(f"  {name:<22} {largest[0]:>8} {largest[1]:>10}")
+        say(f"  {name:<22} {largest[0]:>8} {largest[1]:>10}")
 
 
 def print_traffic(model: ModelConfig, request: Request, chosen: Recommendation, args: argparse.Namespace) -> None:
@@ -252,22 +253,22 @@ def print_traffic(model: ModelConfig, request: Request, chosen: Recommendation, 
     from mindspeed_mm_dit.wings.advice.traffic import PAPER_BATCH, PAPER_STEPS, Links, step_time, traffic
 
     rounds = request.images_per_rank // chosen.micro_batch_size
-    print(f"\n{'sent a step and rank':<24} {'in shards':>12} {'between copies':>15}", end="")
-    print(f" {'step, overlapped':>17} {'in turn':>9} {'paper run':>11}" if args.link_gbps else "")
+    say(f"\n{'sent a step and rank':<24} {'in shards':>12} {'between copies':>15}", end="")
+    say(f" {'step, overlapped':>17} {'in turn':>9} {'paper run':>11}" if args.link_gbps else "")
     for name, placement in kinds(request).items():
         placement = dataclasses.replace(placement, recompute=chosen.placement.recompute)
         sent = traffic(model, placement, rounds)
-        print(f"  {name:<22} {sent.within_shards / 1e9:9.3f} GB {sent.between_replicas / 1e9:12.3f} GB", end="")
+        say(f"  {name:<22} {sent.within_shards / 1e9:9.3f} GB {sent.between_replicas / 1e9:12.3f} GB", end="")
         if args.link_gbps:
             links = Links(args.link_gbps, args.node_link_gbps or args.link_gbps, request.node_size)
             images = chosen.micro_batch_size * rounds
             compute = step_time(model, placement, images, args.peak_tflops * 1e12 * args.mfu)
             travel = links.seconds(placement, sent)
             days = PAPER_STEPS * PAPER_BATCH / request.global_batch_size * max(compute, travel) / 86400
-            print(f" {max(compute, travel) * 1e3:14.1f} ms {(compute + travel) * 1e3:6.1f} ms {days:6.2f} days", end="")
-        print()
+            say(f" {max(compute, travel) * 1e3:14.1f} ms {(compute + travel) * 1e3:6.1f} ms {days:6.2f} days", end="")
+        say()
     if args.link_gbps:
-        print(
+        say(
             f"  overlapped: the longer of arithmetic and sending; in turn: their sum. Paper run:\n"
             f"  {PAPER_STEPS:,} steps of {PAPER_BATCH} images, overlapped. Arithmetic at {args.mfu:.0%} of "
             f"{args.peak_tflops:g} TFLOP/s."

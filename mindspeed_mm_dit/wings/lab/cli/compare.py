@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.terminal import say
 
 if TYPE_CHECKING:
     from mindspeed_mm_dit.configs.model import ModelConfig
@@ -78,7 +79,7 @@ def run_sides(args: argparse.Namespace, sides: Sides) -> int:
         raise
     write_comparison(Path(args.output), comparison)
     _print(comparison)
-    print(f"report: {args.output}")
+    say(f"report: {args.output}")
     shutil.rmtree(folder)  # (kept if a side fails, for its log)
     return 0 if comparison.good else 1
 
@@ -132,17 +133,17 @@ def _print(comparison: Comparison) -> None:
     from mindspeed_mm_dit.wings.lab.page import check_rows
 
     for check, error, where, bound, word in check_rows(comparison):
-        print(f"{word}  {check:9} error {error}, bound {bound}: {where}")
+        say(f"{word}  {check:9} error {error}, bound {bound}: {where}")
     if comparison.where:
-        print(f"it parts at: {comparison.where}")
+        say(f"it parts at: {comparison.where}")
     if comparison.note:
-        print(f"note: {comparison.note}")
+        say(f"note: {comparison.note}")
     if comparison.speeds:
         speeds = zip(comparison.labels, comparison.speeds)
-        print("training: " + ", ".join(f"{label} {speed:.1f} images/s" for label, speed in speeds))
+        say("training: " + ", ".join(f"{label} {speed:.1f} images/s" for label, speed in speeds))
     if comparison.samples is not None:
-        print(f"samples: largest difference of a pixel {comparison.samples.largest_difference} of 255")
-    print(f"verdict: {'PASS' if comparison.good else 'FAIL'}")
+        say(f"samples: largest difference of a pixel {comparison.samples.largest_difference} of 255")
+    say(f"verdict: {'PASS' if comparison.good else 'FAIL'}")
 
 
 def _data(args: argparse.Namespace) -> Path:

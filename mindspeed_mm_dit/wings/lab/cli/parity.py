@@ -7,6 +7,7 @@ import sys
 
 from mindspeed_mm_dit.cli.request_flags import add_framework
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.terminal import say
 
 DESCRIPTION = """\
 Check this implementation against reference values, for example of the published code: recompute every quantity in a
@@ -84,10 +85,10 @@ def run(args: argparse.Namespace) -> int:
     Console(width=None if sys.stdout.isatty() else 140).print(table)
     bad = [f for f in findings if not f.good]
     worst = max(findings, key=lambda f: f.error / f.tolerance)
-    print(
+    say(
         f"{len(findings) - len(bad)} of {len(findings)} quantities within tolerance; "
         f"closest to its bound: {worst.name}, {worst.error:.2e} of {worst.tolerance:.1e}"
     )
     if left_out:
-        print(f"not checked: {'; '.join(f'{group}/ ({why})' for group, why in left_out.items())}")
+        say(f"not checked: {'; '.join(f'{group}/ ({why})' for group, why in left_out.items())}")
     return 1 if bad else 0

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindspeed_mm_dit.errors import ConfigError, UserError
+from mindspeed_mm_dit.terminal import say
 
 if TYPE_CHECKING:
     from mindspeed_mm_dit.wings.lab.layouts import Layout
@@ -72,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
     layouts = chosen(args.layouts)
     if args.list:
-        print("\n".join(map(str, layouts)))
+        say("\n".join(map(str, layouts)))
         return 0
     check_arguments(args)
     if args.past:
@@ -90,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
         write_proof(Path(args.output), config, verdicts)
     finally:
         shutil.rmtree(folder)
-    print(said(verdicts))
+    say(said(verdicts))
     _say_page(Path(args.output))
     return 1 if any(verdict.word == "FAIL" for verdict in verdicts) else 0
 
@@ -114,7 +115,7 @@ def _run_again(args: argparse.Namespace) -> int:
         _say_page(page)
         if card:
             write_card(card, run, findings, about)
-            print(f"card: {card}")
+            say(f"card: {card}")
     runtime.shutdown()
     return 0 if all(finding.good for finding in findings) else 1
 
@@ -172,8 +173,8 @@ def _places(text: str) -> list[int]:
 
 
 def _say_page(path: Path) -> None:
-    print(f"page: {path}, the same as JSON: {path.with_suffix('.json')}")
+    say(f"page: {path}, the same as JSON: {path.with_suffix('.json')}")
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    say(text, file=sys.stderr)

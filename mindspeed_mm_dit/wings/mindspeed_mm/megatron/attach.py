@@ -12,6 +12,7 @@ from mindspeed_mm_dit.errors import PlatformError, UserError
 from mindspeed_mm_dit.framework.interrupt import raise_when_interrupted
 from mindspeed_mm_dit.framework.launched import launched_alone
 from mindspeed_mm_dit.hosts.contract import Host
+from mindspeed_mm_dit.terminal import tell
 from mindspeed_mm_dit.wings.mindspeed_mm.installed import where
 from mindspeed_mm_dit.wings.mindspeed_mm.megatron import versions
 from mindspeed_mm_dit.wings.mindspeed_mm.megatron.commandline import complete, launched_as, wants_mindspore
@@ -61,11 +62,11 @@ def _broken(name: str, error: Exception) -> PlatformError:
 
 def _announce() -> None:
     if launched_as()[0] == 0:
-        print(f"mindspeed_mm_dit {__version__}, host: MindSpeed-MM in {where('mindspeed_mm')}", flush=True)
+        tell(f"mindspeed_mm_dit {__version__}, host: MindSpeed-MM in {where('mindspeed_mm')}")
         from megatron.core.package_info import __version__ as megatron
 
         for line in versions.warnings(str(megatron)):
-            print(line, file=sys.stderr)
+            tell(line, file=sys.stderr)
 
 
 def import_order(mindspore: bool) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from mindspeed_mm_dit.framework.temporary_files import written
 from mindspeed_mm_dit.hosts.preflight import HostFacts, check_configs, fsdp2_of, say_data_set
 from mindspeed_mm_dit.hosts.standalone_preflight import with_report
 from mindspeed_mm_dit.planning.fit import Place
+from mindspeed_mm_dit.terminal import tell
 from mindspeed_mm_dit.training.dry_run import plan_of_run
 from mindspeed_mm_dit.wings.mindspeed_mm.installed import tools_json
 from mindspeed_mm_dit.wings.mindspeed_mm.megatron.commandline import launched_as, parse, without_effect
@@ -56,8 +57,8 @@ def check_before_import(argv: Sequence[str]) -> None:
         say_data_set(flags, mm)
     if flags.dry_run:
         if rank == 0:
-            print(plan_of_run(flags, world_size, iteration=None))
-            print("  not looked at: --load, and the flags that MindSpeed-MM alone reads", flush=True)
+            tell(plan_of_run(flags, world_size, iteration=None))
+            tell("  not looked at: --load, and the flags that MindSpeed-MM alone reads")
         sys.exit(0)
 
 
@@ -112,9 +113,9 @@ def _check_wrapped(flags: RunConfig, mm: MultiModalArguments) -> None:
 def _say_without_effect(argv: Sequence[str], with_fsdp2: bool) -> None:
     """Print a note for each flag that MindSpeed-MM accepts from us and ignores."""
     for flag in without_effect(argv):
-        print(f"note: {flag} is a flag of the standalone host; MindSpeed-MM does not know it", file=sys.stderr)
+        tell(f"note: {flag} is a flag of the standalone host; MindSpeed-MM does not know it", file=sys.stderr)
     if parse(argv).report and not with_fsdp2:
-        print(
+        tell(
             "note: --report draws nothing without --use-torch-fsdp2: only the host can read that checkpoint format",
             file=sys.stderr,
         )

@@ -17,6 +17,7 @@ from mindspeed_mm_dit.checkpoint.convert import convert
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.hosts.early_exit import end
+from mindspeed_mm_dit.terminal import tell
 from mindspeed_mm_dit.training.lr import LearningRate
 from mindspeed_mm_dit.wings.mindspeed_mm.native.contract import check_replaced
 from mindspeed_mm_dit.wings.mindspeed_mm.native.run import current
@@ -46,7 +47,7 @@ def save(
             return
         run.progress.finish()
         if run.exports and runtime.rank() == 0:  # (the engine waits for the first rank)
-            convert(path, Path(path) / HF, "diffusers", overwrite=True, say=print)
+            convert(path, Path(path) / HF, "diffusers", overwrite=True, say=tell)
     except UserError as error:
         end(error)
 

@@ -20,6 +20,7 @@ from mindspeed_mm_dit.framework.temporary_files import written
 from mindspeed_mm_dit.hosts.contract import ModelType
 from mindspeed_mm_dit.hosts.early_exit import end
 from mindspeed_mm_dit.hosts.standalone_preflight import with_report
+from mindspeed_mm_dit.terminal import tell
 from mindspeed_mm_dit.training.resume import print_rank_0
 from mindspeed_mm_dit.wings.mindspeed_mm.native import commandline
 from mindspeed_mm_dit.wings.mindspeed_mm.native.contract import NAME, trainer_script
@@ -97,5 +98,5 @@ def _written(args: RunConfig) -> Path:
     """Write the yaml of this run to a new file and return its path; print a note for flags without effect."""
     content = commandline.yaml_for(args, runtime.world_size())
     for flag in commandline.without_effect(args) if runtime.rank() == 0 else ():
-        print(f"note: {flag} is a flag of the standalone host; the native engine does not know it", file=sys.stderr)
+        tell(f"note: {flag} is a flag of the standalone host; the native engine does not know it", file=sys.stderr)
     return written("native.yaml", commandline.as_text(content))

@@ -11,6 +11,7 @@ import sys
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.hosts.early_exit import end
+from mindspeed_mm_dit.terminal import open_streams, tell
 from mindspeed_mm_dit.training.exit_codes import USER_ERROR
 
 COMMAND = "mindspeed_mm_dit.hosts.native"
@@ -18,8 +19,9 @@ COMMAND = "mindspeed_mm_dit.hosts.native"
 
 def main() -> None:
     """Check the engine and the yaml ``sys.argv[1]``, then run the trainer in this process."""
+    open_streams()
     if len(sys.argv) < 2:
-        print(f"usage: python -m {COMMAND} CONFIG.yaml", file=sys.stderr)
+        tell(f"usage: python -m {COMMAND} CONFIG.yaml", file=sys.stderr)
         sys.exit(USER_ERROR)
     activate("pytorch")
     from mindspeed_mm_dit.wings.mindspeed_mm.native import contract, host, run

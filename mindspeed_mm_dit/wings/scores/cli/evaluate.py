@@ -15,6 +15,7 @@ from mindspeed_mm_dit.cli.sampler_flags import add_sampler_options
 from mindspeed_mm_dit.configs.limits import check_between
 from mindspeed_mm_dit.configs.outputs import check_output_file, check_output_folder
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.terminal import say
 from mindspeed_mm_dit.wings.scores.cli.evaluate_drawing import Work, draw, drawn_samples, shape_of
 
 if TYPE_CHECKING:
@@ -147,9 +148,9 @@ def _make_statistics(args: argparse.Namespace) -> int:
     check_enough(images.what, images.count)
     network = Inception(args.inception)
     write_statistics(Path(args.output), images, network.features(images, args.batch_size), network)
-    print(f"{args.output}: statistics of {images.count:,} images of {images.shape[0]} x {images.shape[1]}")
+    say(f"{args.output}: statistics of {images.count:,} images of {images.shape[0]} x {images.shape[1]}")
     for note in cautions(images):
-        print(f"note: {note}")
+        say(f"note: {note}")
     return 0
 
 
@@ -220,8 +221,8 @@ def _report(args: argparse.Namespace, judge: Judge, samples: ImageSet, work: Wor
     )
     folder.mkdir(parents=True, exist_ok=True)
     evaluation.write(folder, _grid(samples, work.classes if work else ()))
-    print("\n".join(evaluation.lines()))
-    print(f"{folder / PAGE}  {folder / REPORT}" + (f"  {work.shards.joined}" if work else ""))
+    say("\n".join(evaluation.lines()))
+    say(f"{folder / PAGE}  {folder / REPORT}" + (f"  {work.shards.joined}" if work else ""))
 
 
 def _grid(samples: ImageSet, classes: tuple[str, ...]) -> bytes:

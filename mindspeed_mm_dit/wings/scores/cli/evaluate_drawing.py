@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from mindspeed_mm_dit.cli.sample import load_asked, settings_of
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.terminal import say
 
 if TYPE_CHECKING:
     import numpy as np
@@ -165,7 +166,7 @@ def draw(args: argparse.Namespace, work: Work) -> None:
     if rank == 0:
         work.shards.join(work.labels)
         seconds = time.perf_counter() - started
-        print(f"{args.output}: {images:,} of {args.num:,} images drawn now, on {ranks} rank(s), in {seconds:.1f} s")
+        say(f"{args.output}: {images:,} of {args.num:,} images drawn now, on {ranks} rank(s), in {seconds:.1f} s")
     if ranks > 1:
         runtime.shutdown()
 

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.terminal import say
 
 DESCRIPTION = """\
 Draw the loss curves of one run or several in one picture: on training data, and on held-out data if there is any.
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         draw_losses(Path(args.output), curves, validations, args.smooth)
     for curve in curves:
-        print(f"{curve.label}: {len(curve.steps)} losses, step {curve.steps[0]} to {curve.steps[-1]}, "
+        say(f"{curve.label}: {len(curve.steps)} losses, step {curve.steps[0]} to {curve.steps[-1]}, "
               f"last {curve.losses[-1]:.6g}")  # fmt: skip
-    print(args.output)
+    say(args.output)
     return 0

@@ -1,0 +1,62 @@
+"""What our processes print: names that strangers gave are shown, not obeyed, and closed streams take everything."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, TextIO, TypeVar
+
+Text = TypeVar("Text", bound=str)
+
+_CODES = [*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
+"""What moves a cursor, changes colours, or turns the direction of a text around."""
+_SHOWN = {code: repr(chr(code))[1:-1] for code in _CODES if chr(code) not in "\n\t"}
+
+
+def plain(text: Text) -> Text:
+    """Return ``text`` with codes that a terminal would obey written out, e.g. ``\\x1b``."""
+    return text.translate(_SHOWN)  # type: ignore[return-value]  # (a Markup stays one)
+
+
+def say(text: Any = "", file: TextIO | None = None, end: str = "\n") -> None:
+    """Print ``text`` at once, to standard output or ``file``; what a terminal would obey, or lacks, is written out."""
+    shown, stream = plain(str(text)), file or sys.stdout
+    try:
+        print(shown, file=stream, end=end, flush=True)
+    except UnicodeEncodeError:
+        print(
+            shown.encode(stream.encoding, "backslashreplace").decode(stream.encoding), file=stream, end=end, flush=True
+        )
+
+
+def tell(text: Any, file: TextIO | None = None) -> None:
+    """Print as ``say`` does; if the reader is gone, as of a pipe or a terminal, print nowhere and go on."""
+    try:
+        say(text, file)
+    except OSError:
+        print_nowhere((file or sys.stdout).fileno())
+
+
+def print_nowhere(*streams: int) -> None:
+    """Discard what is printed to the file descriptors ``streams`` from now on."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in streams:
+        os.dup2(nowhere, stream)
+    os.close(nowhere)
+
+
+def open_streams() -> None:
+    """Make standard input, output and error usable, whatever started this process.
+
+    A closed one is opened to nowhere: the next file would get its number, and what is printed.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            assert os.open(os.devnull, os.O_RDWR) == number, "the lowest number that is free"
+            os.set_inheritable(number, True)
+        if getattr(sys, name) is None:
+            stream = open(number, mode, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
